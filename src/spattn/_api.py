@@ -1,0 +1,193 @@
+"""The face: check the arguments, find the plan, call the backend."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from . import _arrays, _backends
+from .patterns import Mask, Pattern, get
+from .plan import Plan, validate
+
+_NAMES = "q k v".split()
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: Pattern | Plan | str | Any = "causal",
+    *,
+    scale: float | None = None,
+    backend: str = "auto",
+    return_lse: bool = False,
+) -> Any:
+    r"""Softmax attention over the (query, key) pairs that a pattern allows.
+
+    Parameters
+    ----------
+    q : (batch, heads_q, q_len, head_dim) array of float32 | float64 | float16 | bfloat16
+        Queries: a NumPy, PyTorch, CuPy or JAX array of any strides. bfloat16 is ``ml_dtypes.bfloat16`` in NumPy.
+    k : (batch, heads_kv, kv_len, head_dim) array
+        Keys, same kind, dtype and device as `q`; ``heads_q % heads_kv == 0`` (grouped-query attention).
+    v : (batch, heads_kv, kv_len, head_dim_v) array
+        Values.
+    pattern : Pattern, str, Plan or bool array, optional
+        What is allowed: a pattern, its registered name, a plan made by :func:`spattn.plan`, or a boolean array
+        (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len).
+    scale : float, optional
+        Factor of the logits; default ``1 / sqrt(head_dim)``.
+    backend : {"auto", "cpu", "cuda", "reference"}, optional
+        "auto" goes where the arrays are. A backend asked for by name never gives way to another one.
+    return_lse : bool, optional
+        Also return the log-sum-exp of each row's logits.
+
+    Returns
+    -------
+    out : (batch, heads_q, q_len, head_dim_v) array
+        Same kind, dtype and device as `q`.
+    lse : (batch, heads_q, q_len) array of float32 (float64 for float64 inputs), only with `return_lse`
+        Natural logarithm; −inf for a row that may attend to nothing.
+
+    Raises
+    ------
+    TypeError
+        If an argument is not an array of a supported dtype, the kinds or dtypes differ, or `pattern` is none of the above.
+    ValueError
+        If shapes, devices, `scale` or the pattern do not fit.
+    BackendUnavailable
+        If the backend asked for cannot run here.
+
+    Notes
+    -----
+    ``out[i] = Σ_j softmax_j(scale · q[i]·k[j]) v[j]`` over the allowed keys j of query i. Query row i stands at position
+    ``i + kv_len - q_len``. A row with no allowed key gives 0. Values at keys that are not allowed have no influence, NaN
+    included. Time is O(tiles · head_dim) where ``plan.efficiency`` relates tiles to allowed pairs; extra memory is
+    O(batch · heads · q_len · head_dim).
+
+    Examples
+    --------
+    >>> import numpy as np, spattn
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 1, 2, 100, 16), dtype=np.float32)
+    >>> out = spattn.attention(q, k, v, spattn.patterns.SlidingWindow(8))
+    >>> out.shape, out.dtype
+    ((1, 2, 100, 16), dtype('float32'))
+    """
+    _check_arrays(q, k, v)
+    _check_shapes(q, k, v)
+    scale = _check_scale(scale, q.shape[3])
+    module = _backends.load(_resolve_backend(backend, q))
+    if any(map(_arrays.wants_gradient, (q, k, v))):
+        raise RuntimeError(
+            "q, k, v: require a gradient, which attention() does not record; call it under torch.no_grad() or detach them"
+        )
+    if not module.HOST_ARRAYS:
+        plan = find_plan(module, pattern, q, k, v)
+        out, lse = module.forward(q, k, v, plan, scale)
+    else:
+        arrays = [_host_array(name, x, module) for name, x in zip(_NAMES, (q, k, v), strict=True)]
+        plan = find_plan(module, pattern, *arrays)
+        out, lse = (_arrays.from_numpy(x, q) for x in module.forward(*arrays, plan, scale))
+    return (out, lse) if return_lse else out
+
+
+def find_plan(module, pattern, q, k, v) -> Plan:
+    """The plan of `pattern` that a backend wants for these arrays."""
+    lengths = q.shape[2], k.shape[2]
+    if isinstance(pattern, Plan):
+        if (pattern.q_len, pattern.kv_len) != lengths:
+            raise ValueError(
+                f"pattern: expected a plan for lengths {lengths[0]} × {lengths[1]}, "
+                f"got one for {pattern.q_len} × {pattern.kv_len}"
+            )
+        validate(pattern)
+        pattern = _plan_or_pattern(pattern, module, q, k, v)
+        if isinstance(pattern, Plan):
+            return pattern
+    return module.plan_for(as_pattern(pattern, q.shape), q, k, v)
+
+
+def _plan_or_pattern(plan: Plan, module, q, k, v) -> Plan | Pattern:
+    """The plan itself where its tiles suit the backend, otherwise its pattern, to be planned (and cached) again."""
+    index = plan.variant
+    if index.shape[0] not in (1, q.shape[0]) or index.shape[1] not in (1, q.shape[1]):
+        raise ValueError(
+            f"pattern: expected a plan for {q.shape[0]} batch entries and {q.shape[1]} heads, "
+            f"got one for {index.shape[0]} and {index.shape[1]}"
+        )
+    if module.accepts(plan, q, k, v):
+        return plan
+    if plan.pattern is None:
+        raise ValueError(f"pattern: expected a plan with tiles that the backend has kernels for, got {plan.tile}")
+    return plan.pattern
+
+
+def as_pattern(pattern, q_shape) -> Pattern:
+    """A pattern from anything that attention() takes as one."""
+    if isinstance(pattern, Pattern):
+        return pattern
+    if isinstance(pattern, str):
+        return get(pattern)
+    if _arrays.kind(pattern) is not None and _arrays.dtype_name(pattern) == "bool":
+        host = pattern if _arrays.device_of(pattern) == "cpu" else pattern.get() if hasattr(pattern, "get") else pattern.cpu()
+        return Mask(_arrays.to_numpy(host))
+    what = type(pattern).__name__
+    if _arrays.kind(pattern) is not None:
+        what = f"an array of {_arrays.dtype_name(pattern)}"
+    raise TypeError(f"pattern: expected a Pattern, a registered name, a Plan or a bool array, got {what}")
+
+
+def _check_arrays(*arrays) -> None:
+    first = None
+    for name, x in zip(_NAMES, arrays, strict=True):
+        kind = _arrays.kind(x)
+        if kind is None:
+            raise TypeError(f"{name}: expected a NumPy, PyTorch, CuPy or JAX array, got {type(x).__name__}")
+        if _arrays.dtype_name(x) not in _arrays.DTYPES:
+            raise TypeError(f"{name}: expected one of {', '.join(_arrays.DTYPES)}, got {_arrays.dtype_name(x)}")
+        if x.ndim != 4:
+            raise ValueError(f"{name}: expected 4 dimensions (batch, heads, length, head_dim), got shape {tuple(x.shape)}")
+        own = kind, _arrays.dtype_name(x), _arrays.device_of(x)
+        first = first or own
+        for what, a, b in zip(("a", "dtype", "device"), own, first, strict=True):
+            if a != b:
+                error = ValueError if what == "device" else TypeError
+                raise error(f"{name}: expected {what} {b} {'array ' if what == 'a' else ''}like q, got {a}")
+
+
+def _check_shapes(q, k, v) -> None:
+    batch, heads_q, _, head_dim = q.shape
+    heads_kv, kv_len = k.shape[1:3]
+    if tuple(k.shape) != (batch, heads_kv, kv_len, head_dim):
+        raise ValueError(f"k: expected shape {(batch, heads_kv, kv_len, head_dim)}, got {tuple(k.shape)}")
+    if tuple(v.shape[:3]) != (batch, heads_kv, kv_len):
+        raise ValueError(f"v: expected shape {(batch, heads_kv, kv_len, v.shape[3])}, got {tuple(v.shape)}")
+    if heads_q % heads_kv if heads_kv else heads_q:
+        raise ValueError(f"k: expected a number of heads that divides q's {heads_q}, got {heads_kv}")
+    if not 1 <= head_dim <= 256 or not 1 <= v.shape[3] <= 256:
+        raise ValueError(f"head_dim: expected 1 … 256 for q, k and v, got {head_dim} and {v.shape[3]}")
+
+
+def _check_scale(scale: float | None, head_dim: int) -> float:
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim)
+    if isinstance(scale, bool) or not isinstance(scale, (int, float, np.integer, np.floating)):
+        raise TypeError(f"scale: expected a number, got {type(scale).__name__}")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale: expected a finite number, got {scale}")
+    return float(scale)
+
+
+def _resolve_backend(backend: str, q) -> str:
+    if backend != "auto":
+        return backend
+    return "cpu" if _arrays.device_of(q) == "cpu" else "cuda"
+
+
+def _host_array(name: str, x, module) -> np.ndarray:
+    if _arrays.device_of(x) != "cpu":
+        raise ValueError(f"{name}: expected host arrays for {module.__name__}, got one on {_arrays.device_of(x)}")
+    return _arrays.to_numpy(x)

@@ -1,0 +1,46 @@
+// Which instruction sets this machine (CPU and operating system) can run. Compiled without any instruction-set flag.
+#include "kernels.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace spattn {
+namespace {
+
+#if defined(SPATTN_HAVE_AVX2) || defined(SPATTN_HAVE_AVX512)
+bool has_f16c() noexcept {  // __builtin_cpu_supports does not know the name in clang 14
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+
+bool has_avx2() noexcept {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
+}
+#endif
+
+#if defined(SPATTN_HAVE_AVX512)
+bool has_avx512() noexcept {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
+
+}  // namespace
+
+int usable_tables(const KernelTable* (&tables)[kMaxTables]) noexcept {
+  int count = 0;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+#endif
+#if defined(SPATTN_HAVE_AVX512)
+  if (has_avx512()) tables[count++] = &avx512::table;
+#endif
+#if defined(SPATTN_HAVE_AVX2)
+  if (has_avx2()) tables[count++] = &avx2::table;
+#endif
+  tables[count++] = &baseline::table;
+  return count;
+}
+
+}  // namespace spattn

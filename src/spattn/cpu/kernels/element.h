@@ -1,0 +1,105 @@
+// The four element types: how a value is read as, and written from, the type that the kernels compute in.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+#include "vec.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+template <class To, class From> SPATTN_INLINE To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From), "same size");
+  To to;
+  memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+struct Float32 {
+  using Storage = float;
+  using Compute = float;
+  static SPATTN_INLINE float decode(float x) { return x; }
+  static SPATTN_INLINE float encode(float x) { return x; }
+};
+
+struct Float64 {
+  using Storage = double;
+  using Compute = double;
+  static SPATTN_INLINE double decode(double x) { return x; }
+  static SPATTN_INLINE double encode(double x) { return x; }
+};
+
+struct Bfloat16 {
+  using Storage = uint16_t;
+  using Compute = float;
+  static SPATTN_INLINE float decode(uint16_t x) { return bit_cast<float>(uint32_t(x) << 16); }
+  static SPATTN_INLINE uint16_t encode(float x) {
+    const uint32_t bits = bit_cast<uint32_t>(x);
+    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // to nearest, ties to even
+    return uint16_t(x == x ? rounded : (bits >> 16 | 0x40));            // a NaN must not round up to infinity
+  }
+};
+
+struct Float16 {
+  using Storage = uint16_t;
+  using Compute = float;
+  static SPATTN_INLINE float decode(uint16_t x) {
+    const uint32_t magnitude = x & 0x7fff, sign = uint32_t(x & 0x8000) << 16;
+    const uint32_t special = magnitude >= 0x7c00 ? 0x38000000u : 0;  // infinity and NaN: exponent 31 becomes 255
+    const uint32_t normal = (magnitude << 13) + 0x38000000u + special;
+    const uint32_t subnormal = bit_cast<uint32_t>(float(int32_t(magnitude)) * 0x1p-24f);
+    return bit_cast<float>((magnitude < 0x400 ? subnormal : normal) | sign);
+  }
+  static SPATTN_INLINE uint16_t encode(float x) {
+    const uint32_t bits = bit_cast<uint32_t>(x), magnitude = bits & 0x7fffffff;
+    const uint16_t sign = uint16_t(bits >> 16 & 0x8000);
+    if (magnitude > 0x7f800000) return sign | 0x7e00;   // NaN
+    if (magnitude >= 0x477ff000) return sign | 0x7c00;  // rounds to 65536 or more
+    if (magnitude < 0x38800000) {                       // subnormal: let an addition round to multiples of 2^-24
+      return sign | uint16_t(bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000);
+    }
+    return sign | uint16_t((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13);
+  }
+};
+
+// out[i] = the element at from + i * stride, 0 <= i < count; stride in bytes, any alignment.
+template <class E>
+SPATTN_INLINE void read_strided(const char* from, int64_t stride, int64_t count, typename E::Compute* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    typename E::Storage x;
+    memcpy(&x, from + i * stride, sizeof x);
+    out[i] = E::decode(x);
+  }
+}
+
+template <class E> inline void read_row(const char* from, int64_t stride, int64_t count, typename E::Compute* out) {
+  if (stride == int64_t(sizeof(typename E::Storage))) {
+    read_strided<E>(from, sizeof(typename E::Storage), count, out);  // a constant stride: vectorises
+  } else {
+    read_strided<E>(from, stride, count, out);
+  }
+}
+
+#if defined(__F16C__)
+template <> inline void read_row<Float16>(const char* from, int64_t stride, int64_t count, float* out) {
+  if (stride == 2) {
+    for (; count >= 8; count -= 8, from += 16, out += 8) {
+      _mm256_storeu_ps(out, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+    }
+  }
+  read_strided<Float16>(from, stride, count, out);
+}
+#endif
+
+template <class E> inline void write_row(char* to, int64_t stride, int64_t count, const typename E::Compute* from) {
+  for (int64_t i = 0; i < count; ++i) {
+    const typename E::Storage x = E::encode(from[i]);
+    memcpy(to + i * stride, &x, sizeof x);
+  }
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

@@ -1,0 +1,71 @@
+// What the Cython core, the dispatcher and every instruction set's kernels share: plain data and function pointers.
+//
+// Nothing here may be an inline function: each instruction set compiles this header with its own flags, and an inline
+// function emitted with AVX-512 instructions could be the copy that the linker keeps for all of them.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+namespace spattn {
+
+enum Dtype { kFloat32, kFloat64, kFloat16, kBfloat16, kDtypes };
+
+// The records of spattn/plan/_types.py, whose text defines them.
+struct View {
+  int64_t offset, stride[3];
+  int32_t extent[3], box[3], grid[3], tiles;
+};
+struct Component {
+  int32_t query_view, key_view, first_row, query_tiles, variant;
+};
+struct Work {
+  int32_t component, query_tile, begin, end, slot;
+};
+
+struct Plan {
+  const View* views;
+  const Component* components;
+  const int32_t *indptr, *indices, *key_view, *mask;
+  const uint64_t* masks;
+  const Work* work;
+  const int32_t *merge_rows, *merge_indptr, *merge_sources;
+  int64_t block_q, block_kv, slots;
+};
+
+// A four-dimensional array (batch, head, position, feature); strides in bytes, of any sign.
+struct Array {
+  char* data;
+  int64_t stride[4];
+};
+
+struct Call {
+  Plan plan;
+  Array q, k, v, out, lse;
+  int64_t heads_q, group;  // query heads; query heads per key-value head
+  int64_t head_dim, head_dim_v;
+  double scale;
+  char* slots;  // see slot_row() in output.h
+};
+
+// Computes one work item for one head, in `scratch` (scratch_bytes() bytes, 64-byte aligned, one per thread).
+using ItemFunction = void (*)(const Call&, int64_t batch, int64_t head, const Work&, char* scratch) noexcept;
+// Combines the partial results of the merges [begin, end) of the plan.
+using MergeFunction = void (*)(const Call&, int64_t batch, int64_t head, int64_t begin, int64_t end,
+                               char* scratch) noexcept;
+
+struct KernelTable {
+  const char* name;
+  size_t (*scratch_bytes[kDtypes])(const Call&) noexcept;
+  ItemFunction forward[kDtypes];
+  MergeFunction merge[kDtypes];
+};
+
+namespace baseline { extern const KernelTable table; }
+namespace avx2 { extern const KernelTable table; }
+namespace avx512 { extern const KernelTable table; }
+
+// Tables that this build has and this machine can run, best first; returns how many.
+constexpr int kMaxTables = 3;
+int usable_tables(const KernelTable* (&tables)[kMaxTables]) noexcept;
+
+}  // namespace spattn

@@ -1,0 +1,71 @@
+// A thread's working memory for one item, and the register blocking that its layout follows.
+//
+// Scores are kept transposed, one row per key: the keys of a tile then enter S' = K Q' as scalars and need no packing,
+// the softmax statistics of neighbouring queries lie side by side in one vector, so that no reduction crosses lanes,
+// and P' is at once the packed left operand of O += P V.
+#pragma once
+#include "kernels.h"
+#include "vec.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// Accumulators fill the register file, leaving room for one row of the right operand and a broadcast scalar.
+#if defined(__AVX512F__) || defined(__aarch64__)  // 32 vector registers
+constexpr int kKeyRows = 8, kQueryVectors = 3;    // S': 8 keys by 3 vectors of queries
+constexpr int kOutputRows = 6, kOutputVectors = 4;
+#else                                             // 16
+constexpr int kKeyRows = 4, kQueryVectors = 3;
+constexpr int kOutputRows = 6, kOutputVectors = 2;
+#endif
+
+template <class T> struct Scratch {
+  int64_t ld_query;  // queries of a tile, rounded up to whole vectors
+  int64_t ld_key;    // head_dim, likewise
+  int64_t ld_value;  // head_dim_v, likewise
+  T* query;          // (head_dim, ld_query): Q', scaled by scale * log2(e)
+  T* scores;         // (block_kv, ld_query): S', then P'
+  T* output;         // (ld_query, ld_value): O, not yet divided by row_sum
+  T* keys;           // (block_kv, ld_key): keys that cannot be read in place
+  T* values;         // (block_kv, ld_value)
+  T *row_max, *row_sum, *tile_max, *rescale;  // (ld_query)
+  Word<T>* allowed;        // (block_kv / bits of a word, ld_query): the tile's bitmask, one word per query lane
+  int64_t* query_position;  // (block_q)
+  int64_t* key_position;    // (block_kv)
+  double* exact;            // (head_dim_v)
+  size_t bytes;
+
+  Scratch(const Call& call, char* memory) : bytes(0) {
+    const int64_t lanes = kLanes<T>, block_q = call.plan.block_q, block_kv = call.plan.block_kv;
+    ld_query = round_up(block_q, lanes);
+    ld_key = round_up(call.head_dim, lanes);
+    ld_value = round_up(call.head_dim_v, lanes);
+    carve(memory, query, call.head_dim * ld_query);
+    carve(memory, scores, block_kv * ld_query);
+    carve(memory, output, ld_query * ld_value);
+    carve(memory, keys, (block_kv < lanes ? lanes : block_kv) * ld_key);
+    carve(memory, values, block_kv * ld_value);
+    carve(memory, row_max, ld_query);
+    carve(memory, row_sum, ld_query);
+    carve(memory, tile_max, ld_query);
+    carve(memory, rescale, ld_query);
+    carve(memory, allowed, block_kv / int64_t(8 * sizeof(T)) * ld_query);
+    carve(memory, query_position, block_q);
+    carve(memory, key_position, block_kv);
+    carve(memory, exact, call.head_dim_v);
+  }
+
+ private:
+  template <class U> void carve(char* memory, U*& array, int64_t count) {
+    array = reinterpret_cast<U*>(memory + bytes);
+    bytes += size_t(round_up(count * int64_t(sizeof(U)), 64));
+  }
+};
+
+template <class T> size_t scratch_bytes(const Call& call) noexcept {
+  alignas(64) char none[1];
+  return Scratch<T>(call, none).bytes;
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

@@ -1,0 +1,90 @@
+// Vectors of the instruction set being compiled, written with the vector extensions that gcc and clang share, so that
+// one text serves SSE2, AVX2, AVX-512 and NEON.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define SPATTN_VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define SPATTN_VECTOR_BYTES 32
+#else
+#define SPATTN_VECTOR_BYTES 16
+#endif
+
+#if defined(__clang__)
+#define SPATTN_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define SPATTN_UNROLL _Pragma("GCC unroll 64")
+#endif
+#define SPATTN_INLINE inline __attribute__((always_inline))
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+constexpr int kVectorBytes = SPATTN_VECTOR_BYTES;
+
+template <class T> struct VectorOf;
+template <> struct VectorOf<float> {
+  typedef float Vec __attribute__((vector_size(SPATTN_VECTOR_BYTES)));
+  typedef int32_t Int __attribute__((vector_size(SPATTN_VECTOR_BYTES)));
+  typedef uint32_t Bits __attribute__((vector_size(SPATTN_VECTOR_BYTES)));
+  using Word = uint32_t;
+};
+template <> struct VectorOf<double> {
+  typedef double Vec __attribute__((vector_size(SPATTN_VECTOR_BYTES)));
+  typedef int64_t Int __attribute__((vector_size(SPATTN_VECTOR_BYTES)));
+  typedef uint64_t Bits __attribute__((vector_size(SPATTN_VECTOR_BYTES)));
+  using Word = uint64_t;
+};
+template <class T> using Vec = typename VectorOf<T>::Vec;
+template <class T> using IntVec = typename VectorOf<T>::Int;
+template <class T> using BitsVec = typename VectorOf<T>::Bits;
+template <class T> using Word = typename VectorOf<T>::Word;  // an unsigned integer as wide as a lane
+
+template <class T> constexpr int kLanes = kVectorBytes / int(sizeof(T));
+template <class T> constexpr T kInfinity = T(__builtin_inf());
+
+template <class V, class T> SPATTN_INLINE V load(const T* p) {
+  V v;
+  memcpy(&v, p, sizeof v);  // one unaligned load instruction
+  return v;
+}
+template <class V, class T> SPATTN_INLINE void store(T* p, V v) { memcpy(p, &v, sizeof v); }
+
+template <class T> SPATTN_INLINE Vec<T> splat(T x) { return Vec<T>{} + x; }
+template <class T> SPATTN_INLINE BitsVec<T> splat_bits(Word<T> x) { return BitsVec<T>{} + x; }
+
+constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Lanes of `a` and `b` interleaved: the first half of the result pairs, then the second.
+template <int... I> struct Lane {};
+template <int N, int... I> struct MakeLanes : MakeLanes<N - 1, N - 1, I...> {};
+template <int... I> struct MakeLanes<0, I...> { using type = Lane<I...>; };
+
+template <int L, class V, int... I> SPATTN_INLINE V zip_low(V a, V b, Lane<I...>) {
+  return __builtin_shufflevector(a, b, (I / 2 + I % 2 * L)...);
+}
+template <int L, class V, int... I> SPATTN_INLINE V zip_high(V a, V b, Lane<I...>) {
+  return __builtin_shufflevector(a, b, (I / 2 + I % 2 * L + L / 2)...);
+}
+
+// rows[i][j] becomes rows[j][i]: log2(L) rounds of the perfect shuffle.
+template <class T> SPATTN_INLINE void transpose(Vec<T> (&rows)[kLanes<T>]) {
+  constexpr int L = kLanes<T>;
+  using All = typename MakeLanes<L>::type;
+  SPATTN_UNROLL
+  for (int round = 1; round < L; round *= 2) {
+    Vec<T> zipped[L];
+    SPATTN_UNROLL
+    for (int i = 0; i < L / 2; ++i) {
+      zipped[2 * i] = zip_low<L>(rows[i], rows[i + L / 2], All{});
+      zipped[2 * i + 1] = zip_high<L>(rows[i], rows[i + L / 2], All{});
+    }
+    SPATTN_UNROLL
+    for (int i = 0; i < L; ++i) rows[i] = zipped[i];
+  }
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

@@ -1,0 +1,270 @@
+"""A predicate evaluated on whole tiles at once.
+
+``pattern.allows(q, k)`` is called with symbolic positions. What depends on one side only is computed concretely for every
+cell of that side (O(q_len) work); where both sides meet, two things are tracked for every tile pair:
+
+- an interval ``[lo, hi]`` (with a step: every value is ``lo`` modulo ``step``), so that a comparison can be *never* or
+  *always* true on a tile, and
+- a key, such that tile pairs with equal keys have equal values in every cell; a translation-invariant predicate has a
+  handful of keys at any length. Only one tile pair of each key is ever evaluated cell by cell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+
+@dataclass(frozen=True, eq=False)
+class Boxes:
+    """Positions of the boxes of one view: (boxes, cells) int64, padding repeating a real cell."""
+
+    positions: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class TilePairs:
+    """The tile pairs under consideration: pair n joins query box ``query_box[n]`` and key box ``key_box[n]``."""
+
+    query: Boxes
+    key: Boxes
+    query_box: np.ndarray
+    key_box: np.ndarray
+    with_keys: bool
+
+    def evaluate(self, pattern) -> Pair:
+        """The predicate on these pairs; raises TypeError where it uses an operation that tiles do not have."""
+        q = OneSide(self, self.query_box, self.query.positions)
+        k = OneSide(self, self.key_box, self.key.positions)
+        return _pair(self, pattern.allows(q, k))
+
+
+class Symbolic(NDArrayOperatorsMixin):
+    """Routes NumPy operators and ufuncs to the rules below."""
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        symbols = [x for x in inputs if isinstance(x, Symbolic)]
+        if method != "__call__" or kwargs or not all(isinstance(x, Symbolic) or np.ndim(x) == 0 for x in inputs):
+            return NotImplemented
+        first = symbols[0]
+        if all(isinstance(x, OneSide) and x.box is first.box for x in symbols):
+            return OneSide(first.pairs, first.box, ufunc(*(x.values if isinstance(x, OneSide) else x for x in inputs)))
+        rule = _RULES.get(ufunc)
+        return rule(first.pairs, *inputs) if rule is not None else NotImplemented
+
+    def contains(self, table, a, b) -> Pair:
+        """Two-sided look-up in a BlockTable."""
+        pairs = self.pairs
+        if isinstance(a, OneSide) and isinstance(b, OneSide) and a.box is b.box:
+            return OneSide(pairs, a.box, table.contains(a.values, b.values))
+        a, b = _pair(pairs, a), _pair(pairs, b)
+        lo, hi = table.all_in(a.lo, a.hi, b.lo, b.hi), table.any_in(a.lo, a.hi, b.lo, b.hi)
+        return _boolean(pairs, lo, hi, _combine(a.key, b.key))
+
+    def __bool__(self):
+        raise TypeError("allows(): positions have no single truth value; use &, | and ~")
+
+
+@dataclass(frozen=True, eq=False)
+class OneSide(Symbolic):
+    """A value that depends on the query or on the key alone: known in every cell."""
+
+    pairs: TilePairs
+    box: np.ndarray
+    values: np.ndarray
+
+    def map(self, function) -> OneSide:
+        """`function` of every cell."""
+        return OneSide(self.pairs, self.box, function(self.values))
+
+    def member(self, table: np.ndarray) -> OneSide:
+        """Whether each cell is in the sorted `table`."""
+        return self.map(lambda x: np.isin(x, table))
+
+    @cached_property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Smallest and largest value of each box."""
+        return self.values.min(axis=1).astype(np.int64), self.values.max(axis=1).astype(np.int64)
+
+    @cached_property
+    def step(self) -> int:
+        """All values of a box are equal modulo this (0: they are equal)."""
+        integers = self.values.astype(np.int64)
+        return int(np.gcd.reduce(np.diff(integers, axis=1), axis=None)) if integers.shape[1] > 1 else 0
+
+    @cached_property
+    def shape_and_base(self) -> tuple[np.ndarray, np.ndarray]:
+        """Each box as (number of its shape, first value): boxes of one shape differ by a constant."""
+        integers = self.values.astype(np.int64)
+        base = integers[:, 0]
+        return unique_rows(integers - base[:, None])[1], base
+
+
+@dataclass(frozen=True, eq=False)
+class Pair(Symbolic):
+    """A value that depends on both sides: known as an interval and a key for every tile pair."""
+
+    pairs: TilePairs
+    lo: np.ndarray
+    hi: np.ndarray
+    step: int
+    key: np.ndarray | None
+
+    def map(self, function):
+        raise TypeError("apply(): expected positions of one side, got a value that depends on query and key")
+
+    def member(self, table: np.ndarray) -> Pair:
+        """Whether each cell is in the sorted `table`: decided by how many members the interval holds."""
+        inside = np.searchsorted(table, self.hi, side="right") - np.searchsorted(table, self.lo, side="left")
+        return _boolean(self.pairs, inside == self.hi - self.lo + 1, inside > 0, self.key)
+
+
+def unique_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(index of one row of each kind, kind of each row), whole rows compared as bytes."""
+    rows = np.ascontiguousarray(rows)
+    if rows.shape[1] == 0 or rows.shape[0] == 0:
+        return np.zeros(min(1, rows.shape[0]), np.int64), np.zeros(rows.shape[0], np.int64)
+    opaque = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).reshape(-1)
+    _, first, kind = np.unique(opaque, return_index=True, return_inverse=True)
+    return first, kind.reshape(-1)
+
+
+def _combine(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+    """A key that is equal where both keys are."""
+    if a is None or b is None:
+        return None
+    low = b.min(initial=0)
+    return np.unique(a * (b.max(initial=0) - low + 1) + (b - low), return_inverse=True)[1].reshape(-1)
+
+
+def _pair(pairs: TilePairs, x) -> Pair:
+    """Any operand as a Pair."""
+    if isinstance(x, Pair):
+        return x
+    count = len(pairs.query_box)
+    if not isinstance(x, OneSide):
+        value = np.full(count, int(x), dtype=np.int64)
+        return Pair(pairs, value, value, 0, np.zeros(count, dtype=np.int64) if pairs.with_keys else None)
+    lo, hi = (bound[x.box] for bound in x.bounds)
+    key = None
+    if pairs.with_keys:
+        shape, base = x.shape_and_base
+        key = _combine(shape[x.box], base[x.box])
+    return Pair(pairs, lo, hi, x.step, key)
+
+
+def _boolean(pairs: TilePairs, always, never_not, key) -> Pair:
+    """A truth value; tiles on which it is decided share two keys."""
+    lo, hi = always.astype(np.int64), never_not.astype(np.int64)
+    if key is not None:
+        key = np.where(lo == hi, lo, key + 2)
+    return Pair(pairs, lo, hi, 1, key)
+
+
+def _sum(sign: int):
+    def rule(pairs, a, b) -> Pair:
+        x, y = _pair(pairs, a), _pair(pairs, b)
+        lo, hi = (x.lo + y.lo, x.hi + y.hi) if sign > 0 else (x.lo - y.hi, x.hi - y.lo)
+        if pairs.with_keys and isinstance(a, OneSide) and isinstance(b, OneSide):
+            (shape_a, base_a), (shape_b, base_b) = a.shape_and_base, b.shape_and_base
+            # The two constants matter through their sum only: this is what makes a window's tiles equal everywhere.
+            key = _combine(_combine(shape_a[a.box], shape_b[b.box]), base_a[a.box] + sign * base_b[b.box])
+        else:
+            key = _combine(x.key, y.key)
+        return Pair(pairs, lo, hi, int(np.gcd(x.step, y.step)), key)
+
+    return rule
+
+
+_subtract = _sum(-1)
+
+
+def _compare(decide):
+    def rule(pairs, a, b) -> Pair:
+        difference = _subtract(pairs, a, b)
+        return _boolean(pairs, *decide(difference), difference.key)
+
+    return rule
+
+
+def _equal(d: Pair):
+    possible = (d.lo <= 0) & (d.hi >= 0) & (d.lo % d.step == 0 if d.step else d.lo == 0)
+    return (d.lo == 0) & (d.hi == 0), possible
+
+
+def _not_equal(d: Pair):
+    always, possible = _equal(d)
+    return ~possible, ~always
+
+
+def _remainder(pairs, a, m) -> Pair:
+    x = _constant_operand(pairs, a, m)
+    if x.step % m == 0:
+        return Pair(pairs, x.lo % m, x.lo % m, 0, x.key)
+    wraps = x.lo // m != x.hi // m
+    return Pair(pairs, np.where(wraps, 0, x.lo % m), np.where(wraps, m - 1, x.hi % m), 1, x.key)
+
+
+def _floor_divide(pairs, a, m) -> Pair:
+    x = _constant_operand(pairs, a, m)
+    return Pair(pairs, x.lo // m, x.hi // m, 1, x.key)
+
+
+def _constant_operand(pairs, a, m) -> Pair:
+    if isinstance(m, Symbolic) or m <= 0:
+        raise TypeError("allows(): // and % of a value that depends on query and key need a positive constant")
+    return _pair(pairs, a)
+
+
+def _absolute(pairs, a) -> Pair:
+    x = _pair(pairs, a)
+    lo = np.where((x.lo <= 0) & (x.hi >= 0), 0, np.minimum(np.abs(x.lo), np.abs(x.hi)))
+    return Pair(pairs, lo, np.maximum(np.abs(x.lo), np.abs(x.hi)), 1, x.key)
+
+
+def _extreme(pick):
+    def rule(pairs, a, b) -> Pair:
+        x, y = _pair(pairs, a), _pair(pairs, b)
+        return Pair(pairs, pick(x.lo, y.lo), pick(x.hi, y.hi), 1, _combine(x.key, y.key))
+
+    return rule
+
+
+def _logical(operation):
+    def rule(pairs, a, b) -> Pair:
+        x, y = _pair(pairs, a), _pair(pairs, b)
+        return _boolean(pairs, operation(x.lo, y.lo), operation(x.hi, y.hi), _combine(x.key, y.key))
+
+    return rule
+
+
+def _invert(pairs, a) -> Pair:
+    x = _pair(pairs, a)
+    return _boolean(pairs, 1 - x.hi, 1 - x.lo, x.key)
+
+
+_RULES = {
+    np.add: _sum(1),
+    np.subtract: _subtract,
+    np.negative: lambda pairs, a: _subtract(pairs, 0, a),
+    np.less_equal: _compare(lambda d: (d.hi <= 0, d.lo <= 0)),
+    np.less: _compare(lambda d: (d.hi < 0, d.lo < 0)),
+    np.greater_equal: _compare(lambda d: (d.lo >= 0, d.hi >= 0)),
+    np.greater: _compare(lambda d: (d.lo > 0, d.hi > 0)),
+    np.equal: _compare(_equal),
+    np.not_equal: _compare(_not_equal),
+    np.remainder: _remainder,
+    np.floor_divide: _floor_divide,
+    np.absolute: _absolute,
+    np.minimum: _extreme(np.minimum),
+    np.maximum: _extreme(np.maximum),
+    np.bitwise_and: _logical(np.minimum),
+    np.bitwise_or: _logical(np.maximum),
+    np.logical_and: _logical(np.minimum),
+    np.logical_or: _logical(np.maximum),
+    np.invert: _invert,
+    np.logical_not: _invert,
+}

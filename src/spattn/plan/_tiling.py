@@ -1,0 +1,236 @@
+"""From one pattern piece and two views to a list of tiles with deduplicated bitmasks."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+
+from ..patterns import Lattice, Pattern
+from ._symbolic import Boxes, TilePairs, unique_rows
+from ._types import AXES, VIEW, grid_of, positions
+
+_PAIRS_AT_ONCE = 1 << 15  # tile pairs of the coarsest level of the search
+_TILES_AT_ONCE = 64  # tiles evaluated cell by cell at once
+_COARSER = 4  # boxes joined along each axis from one level of the search to the next
+
+
+class Tiles(NamedTuple):
+    """Tiles of one (query view, key view) pair, in no particular order; `mask` is -1 for full tiles."""
+
+    query_tile: np.ndarray
+    key_tile: np.ndarray
+    mask: np.ndarray
+    nnz: int
+
+
+class Masks:
+    """The deduplicated bitmasks of a plan."""
+
+    def __init__(self, block_q: int, block_kv: int):
+        self.shape = (block_q, block_kv // 64)
+        self._number: dict[bytes, int] = {}
+        self._array: list[np.ndarray] = []
+
+    def add(self, mask: np.ndarray) -> int:
+        """Number of `mask`, (block_q, words) uint64."""
+        number = self._number.setdefault(mask.tobytes(), len(self._array))
+        if number == len(self._array):
+            self._array.append(mask)
+        return number
+
+    def find(self, mask: np.ndarray, rows: np.ndarray) -> int | None:
+        """A known mask that equals `mask` in these rows."""
+        if self._array and not rows.all():
+            same = (self.array()[:, rows] == mask[rows]).all(axis=(1, 2))
+            return int(same.argmax()) if same.any() else None
+        return None
+
+    def array(self) -> np.ndarray:
+        """All of them, (n, block_q, words) uint64."""
+        return np.stack(self._array) if self._array else np.zeros((0, *self.shape), dtype=np.uint64)
+
+
+def make_view(lattice: Lattice, block: int) -> np.void:
+    """The VIEW record of a lattice cut into boxes of `block` cells."""
+    return _view(lattice.offset, lattice.strides, lattice.extents, choose_box(lattice.extents, block))
+
+
+def _view(offset, strides, extents, box) -> np.void:
+    missing = AXES - len(extents)
+    if missing < 0:
+        raise ValueError(f"parts(): expected lattices of at most {AXES} axes, got {len(extents)}")
+    view = np.zeros((), dtype=VIEW)
+    view["offset"] = offset
+    view["stride"] = (0,) * missing + tuple(strides)
+    view["extent"] = (1,) * missing + tuple(extents)
+    view["box"] = (1,) * missing + tuple(box)
+    view["grid"] = grid_of(view["extent"], view["box"])
+    view["tiles"] = np.prod(view["grid"], dtype=np.int64)
+    return view
+
+
+def choose_box(extents: tuple[int, ...], block: int) -> tuple[int, ...]:
+    """The most cubic box of `block` cells among those that need (almost) the fewest boxes; a tie favours the last axis."""
+
+    def boxes(box):
+        return math.prod(grid_of(extents, box))
+
+    candidates = [box for box in _factorisations(block, len(extents))]
+    fewest = min(map(boxes, candidates))
+    near = [box for box in candidates if boxes(box) <= 1.1 * fewest]
+    return min(near, key=lambda box: (sum(box), box))
+
+
+def _factorisations(number: int, factors: int):
+    if factors == 1:
+        return [(number,)]
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    return [(d, *rest) for d in divisors for rest in _factorisations(number // d, factors - 1)]
+
+
+def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks: Masks) -> Tiles:
+    """All tiles of `pattern` on a pair of views that hold an allowed pair.
+
+    Parameters
+    ----------
+    shift : int
+        kv_len − q_len: what turns a row of the query view into a position.
+    """
+    q_positions, q_valid = positions(query, np.arange(query["tiles"]))
+    k_positions, k_valid = positions(key, np.arange(key["tiles"]))
+    q_positions = q_positions + shift
+    try:
+        q_box, k_box, full = _search(pattern, query, key, shift)
+    except TypeError as error:
+        warnings.warn(
+            f"{pattern!r}: allows() cannot be evaluated on whole tiles ({error}); planning evaluates every cell",
+            stacklevel=2,
+        )
+        q_box, k_box = (a.reshape(-1) for a in np.indices((int(query["tiles"]), int(key["tiles"]))))
+        full = np.zeros(len(q_box), dtype=bool)
+        kinds = first = np.arange(len(q_box))
+    else:
+        full &= k_valid.all(axis=1)[k_box]
+        open_pairs = np.nonzero(~full)[0]
+        first, kinds = _kinds(pattern, q_positions, k_positions, q_valid, k_valid, q_box[~full], k_box[~full])
+        first = open_pairs[first]
+    mask = np.full(len(q_box), -1, dtype=np.int32)
+    numbers = _evaluate(pattern, (q_positions, q_valid), (k_positions, k_valid), q_box[first], k_box[first], masks)
+    mask[~full] = numbers[kinds]
+    keep = mask > _EMPTY
+    q_box, k_box, mask = q_box[keep], k_box[keep], mask[keep]
+    return Tiles(q_box, k_box, mask, _count(mask, q_box, q_valid, masks))
+
+
+_EMPTY = -2
+
+
+def _search(pattern: Pattern, query: np.void, key: np.void, shift: int):
+    """Tile pairs that may hold an allowed pair: (query box, key box, whether every cell is allowed).
+
+    Starts with coarse boxes and refines only what is undecided, so the cost follows the number of tiles found.
+    """
+    levels = [(query, key)]
+    while int(levels[-1][0]["tiles"]) * int(levels[-1][1]["tiles"]) > _PAIRS_AT_ONCE:
+        coarser = tuple(_coarse(view) for view in levels[-1])
+        if all(a["tiles"] == b["tiles"] for a, b in zip(coarser, levels[-1], strict=True)):
+            break
+        levels.append(coarser)
+    top_q, top_k = levels[-1]
+    q_box, k_box = (a.reshape(-1) for a in np.indices((int(top_q["tiles"]), int(top_k["tiles"]))))
+    always = np.zeros(len(q_box), dtype=bool)
+    for level in range(len(levels) - 1, -1, -1):
+        q_view, k_view = levels[level]
+        q_boxes = Boxes(positions(q_view, np.arange(q_view["tiles"]))[0] + shift)
+        k_boxes = Boxes(positions(k_view, np.arange(k_view["tiles"]))[0])
+        unknown = np.nonzero(~always)[0]
+        result = TilePairs(q_boxes, k_boxes, q_box[unknown], k_box[unknown], with_keys=False).evaluate(pattern)
+        always[unknown] = result.lo > 0
+        alive = always.copy()
+        alive[unknown] |= result.hi > 0
+        q_box, k_box, always = q_box[alive], k_box[alive], always[alive]
+        if level:
+            q_box, k_box, always = _refine(q_box, k_box, always, *levels[level], *levels[level - 1])
+    return q_box, k_box, always
+
+
+def _coarse(view: np.void) -> np.void:
+    box = [int(b) * (_COARSER if g > 1 else 1) for b, g in zip(view["box"], view["grid"], strict=True)]
+    return _view(view["offset"], view["stride"], view["extent"], box)
+
+
+def _refine(q_box, k_box, always, q_coarse, k_coarse, q_fine, k_fine):
+    """Replaces every pair of coarse boxes by the pairs of fine boxes inside it."""
+    q_children, q_count = _children(q_coarse, q_fine)
+    k_children, k_count = _children(k_coarse, k_fine)
+    pairs = q_count[q_box] * k_count[k_box]
+    parent = np.repeat(np.arange(len(q_box)), pairs)
+    within = np.arange(len(parent)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
+    q_number, k_number = np.divmod(within, k_count[k_box[parent]])
+    return q_children[q_box[parent], q_number], k_children[k_box[parent], k_number], always[parent]
+
+
+def _children(coarse: np.void, fine: np.void) -> tuple[np.ndarray, np.ndarray]:
+    """Fine boxes inside each coarse box: (boxes, most) numbers with the real ones first, and how many are real."""
+    fine_at = np.stack(np.unravel_index(np.arange(fine["tiles"]), tuple(fine["grid"])))
+    ratio = (coarse["box"] // fine["box"])[:, None]
+    parent = np.ravel_multi_index(tuple(fine_at // ratio), tuple(coarse["grid"]))
+    order = np.argsort(parent, kind="stable")
+    count = np.bincount(parent, minlength=int(coarse["tiles"]))
+    children = np.zeros((int(coarse["tiles"]), int(count.max())), dtype=np.int64)
+    children[np.arange(children.shape[1]) < count[:, None]] = order
+    return children, count
+
+
+def _kinds(pattern, q_positions, k_positions, q_valid, k_valid, q_box, k_box):
+    """Groups tile pairs whose bitmasks are equal: (one pair of each group, group of each pair)."""
+    if not len(q_box):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    used_q, q_at = np.unique(q_box, return_inverse=True)
+    used_k, k_at = np.unique(k_box, return_inverse=True)
+    pairs = TilePairs(Boxes(q_positions[used_q]), Boxes(k_positions[used_k]), q_at, k_at, with_keys=True)
+    q_padding, k_padding = (unique_rows(v)[1] for v in (q_valid[used_q], k_valid[used_k]))
+    key = np.stack([pairs.evaluate(pattern).key, q_padding[q_at], k_padding[k_at]], axis=1)
+    return unique_rows(key)
+
+
+def _evaluate(pattern, query, key, q_box, k_box, masks: Masks) -> np.ndarray:
+    """Number of the bitmask of each tile pair; -1 when full, `_EMPTY` when nothing is allowed."""
+    (q_positions, q_valid), (k_positions, k_valid) = query, key
+    block_q, words = masks.shape
+    numbers = np.zeros(len(q_box), dtype=np.int32)
+    # Tiles without padding rows first: a padded tile reuses their masks where its real rows agree.
+    order = np.argsort(~q_valid[q_box].all(axis=1), kind="stable")
+    for part in np.array_split(order, max(1, math.ceil(len(order) / _TILES_AT_ONCE))):
+        q, k = q_box[part], k_box[part]
+        allowed = pattern.allows(q_positions[q][:, :, None], k_positions[k][:, None, :])
+        allowed = np.broadcast_to(allowed, (len(part), block_q, words * 64)) & k_valid[k][:, None, :]
+        packed = np.packbits(allowed, axis=2, bitorder="little").view("<u8").astype(np.uint64)
+        real = allowed & q_valid[q][:, :, None]
+        whole = allowed.all(axis=(1, 2)) | (real.all(axis=2) | ~q_valid[q]).all(axis=1)
+        for n, bits, rows, any_, all_ in zip(part, packed, q_valid[q], real.any(axis=(1, 2)), whole, strict=True):
+            if not any_ or all_:
+                numbers[n] = -1 if all_ else _EMPTY
+            else:
+                found = masks.find(bits, rows)
+                numbers[n] = masks.add(bits) if found is None else found
+    return numbers
+
+
+def _count(mask: np.ndarray, q_box: np.ndarray, q_valid: np.ndarray, masks: Masks) -> int:
+    """Allowed pairs of these tiles; padding rows do not count."""
+    rows_bits = np.bitwise_count(masks.array()).sum(axis=2, dtype=np.int64)  # (masks, block_q)
+    block_kv = masks.shape[1] * 64
+    real_rows = q_valid.sum(axis=1)[q_box]
+    full = mask < 0
+    nnz = int((real_rows[full] * block_kv).sum())
+    plain = ~full & (real_rows == q_valid.shape[1])
+    nnz += int(rows_bits.sum(axis=1)[mask[plain]].sum())
+    for n in np.nonzero(~full & ~plain)[0]:
+        nnz += int(rows_bits[mask[n]][q_valid[q_box[n]]].sum())
+    return nnz
+
+

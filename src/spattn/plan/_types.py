@@ -1,0 +1,162 @@
+"""The plan: what every backend executes. A data contract, nothing else.
+
+A plan knows positions, tiles and bitmasks; it does not know patterns. A kernel needs only this page:
+
+view
+    An affine lattice of sequence positions over three axes. The lattice point with coordinates ``(c0, c1, c2)``,
+    ``0 <= c_a < extent[a]``, is the position ``offset + sum_a stride[a] * c_a``. Unused axes have extent 1, box 1 and
+    stride 0 and come first, so a plain sequence is ``extent = (1, 1, n)``, ``stride = (0, 0, 1)``.
+tile
+    The lattice is cut into boxes of ``box[0] * box[1] * box[2] == block`` cells (``block_q`` for a query view,
+    ``block_kv`` for a key view). There are ``grid[a] = ceil(extent[a] / box[a])`` boxes along axis a; tile ``t`` is the
+    box with row-major number ``t`` in ``grid``. Cell ``c`` of a tile is the row-major number in ``box``. A cell whose
+    coordinate reaches ``extent`` is padding: it is never read and never written.
+component
+    One query view with, for each of its query tiles, a list of key tiles: CSR row ``first_row + query_tile`` of
+    ``indptr``. Entry ``e`` of the list is key tile ``indices[e]`` of view ``component.key_view + key_view[e]``, with the
+    bitmask ``mask[e]`` (-1: every pair of the tile is allowed and no key of it is padding).
+    Components of one family share their CSR rows; they differ only in where their views start.
+bitmask
+    ``masks[m, r, w]``: bit ``b`` (1 << b) is set when query cell ``r`` may attend to key cell ``64 * w + b``. Bits of
+    padding keys are never set in a row that is not padding; rows that are padding hold anything.
+work item
+    A contiguous piece ``[begin, end)`` of one list: computes softmax attention of the tile's rows over those keys.
+    ``slot == -1``: nobody else writes these rows, so the item writes ``out`` and ``lse`` itself. Otherwise it writes its
+    normalised float32 rows (float64 for float64 inputs) and their natural-log lse to ``slot`` of the workspace.
+    Items of a variant are sorted by falling cost.
+merge
+    Row ``merge_rows[m]`` is the log-sum-exp combination, in this order, of the workspace rows
+    ``merge_sources[merge_indptr[m]:merge_indptr[m + 1]]``, each ``slot * block_q + query cell``. No source: the row may
+    attend to nothing (``out = 0``, ``lse = -inf``).
+variant
+    Heads and batch entries with different patterns have different components. ``variant[b, h]`` (broadcast over axes
+    of size 1) says which variant they use; variant v owns the items ``work_indptr[v]:work_indptr[v + 1]`` and the
+    merges ``merge_variants[v]:merge_variants[v + 1]``; its slots count from 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+AXES = 3
+
+VIEW = np.dtype(
+    [("offset", "i8"), ("stride", "i8", AXES), ("extent", "i4", AXES), ("box", "i4", AXES), ("grid", "i4", AXES),
+     ("tiles", "i4")],
+    align=True,
+)
+COMPONENT = np.dtype(
+    [("query_view", "i4"), ("key_view", "i4"), ("first_row", "i4"), ("query_tiles", "i4"), ("variant", "i4")]
+)
+WORK = np.dtype([("component", "i4"), ("query_tile", "i4"), ("begin", "i4"), ("end", "i4"), ("slot", "i4")])
+
+
+def positions(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of the cells of `tiles` of a view and which of them are real.
+
+    Returns
+    -------
+    position : (len(tiles), block) int64 array
+        Padding cells repeat the nearest real cell, so every value is a valid position of the view.
+    valid : (len(tiles), block) bool array
+    """
+    position = np.full((len(tiles), 1), int(view["offset"]), dtype=np.int64)
+    valid = np.ones((len(tiles), 1), dtype=bool)
+    for axis, number in enumerate(np.unravel_index(tiles, tuple(view["grid"]))):
+        box, extent = int(view["box"][axis]), int(view["extent"][axis])
+        coordinate = (number * box)[:, None] + np.arange(box)
+        inside = coordinate < extent
+        step = np.minimum(coordinate, extent - 1) * int(view["stride"][axis])
+        position = (position[:, :, None] + step[:, None, :]).reshape(len(tiles), -1)
+        valid = (valid[:, :, None] & inside[:, None, :]).reshape(len(tiles), -1)
+    return position, valid
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """An executable description of a pattern at given lengths. Made by :func:`spattn.plan`; see the module's text.
+
+    Attributes
+    ----------
+    pattern : Pattern
+        What was planned.
+    q_len, kv_len : int
+        Lengths in tokens.
+    block_q, block_kv : int
+        Tile shape in tokens; `block_kv` is a multiple of 64.
+    nnz : int
+        Allowed (query, key) pairs, summed over variants.
+    """
+
+    pattern: object
+    q_len: int
+    kv_len: int
+    block_q: int
+    block_kv: int
+    views: np.ndarray
+    components: np.ndarray
+    indptr: np.ndarray  # (rows + 1,) int32
+    indices: np.ndarray  # (entries,) int32
+    key_view: np.ndarray  # (entries,) int32
+    mask: np.ndarray  # (entries,) int32
+    masks: np.ndarray  # (n, block_q, block_kv // 64) uint64
+    work: np.ndarray  # (items,) WORK
+    work_indptr: np.ndarray  # (variants + 1,) int32
+    slots: int  # the largest number of slots of a variant
+    merge_rows: np.ndarray  # (m,) int32
+    merge_indptr: np.ndarray  # (m + 1,) int32
+    merge_sources: np.ndarray  # (sources,) int32
+    merge_variants: np.ndarray  # (variants + 1,) int32
+    variant: np.ndarray  # (batch or 1, heads or 1) int32
+    nnz: int
+    cache: dict = field(init=False, default_factory=dict)  # what backends derive from the plan (device copies, ...)
+
+    @property
+    def variants(self) -> int:
+        """How many different patterns the heads and batch entries have."""
+        return len(self.work_indptr) - 1
+
+    @cached_property
+    def tiles(self) -> int:
+        """Key tiles visited, summed over query tiles, components and variants."""
+        lengths = np.diff(self.indptr)
+        return int(sum(lengths[c["first_row"]: c["first_row"] + c["query_tiles"]].sum() for c in self.components))
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """(block_q, block_kv)."""
+        return self.block_q, self.block_kv
+
+    @property
+    def efficiency(self) -> float:
+        """nnz / (tiles × tile area): the useful share of the arithmetic, between 0 and 1."""
+        return self.nnz / (self.tiles * self.block_q * self.block_kv) if self.tiles else 1.0
+
+    @property
+    def density(self) -> float:
+        """nnz / (q_len × kv_len), averaged over variants."""
+        cells = self.q_len * self.kv_len * self.variants
+        return self.nnz / cells if cells else 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(a.nbytes for a in self.__dict__.values() if isinstance(a, np.ndarray))
+
+    def __repr__(self) -> str:
+        partial = int((self.mask >= 0).sum())
+        return (
+            f"Plan({self.pattern!r}, {self.q_len} × {self.kv_len} tokens: {self.nnz} pairs ({100 * self.density:.3g} %) "
+            f"in {self.tiles} tiles of {self.block_q} × {self.block_kv}, efficiency {self.efficiency:.2f}; "
+            f"{len(self.components)} components, {len(self.masks)} bitmasks for {partial} partial tiles, "
+            f"{len(self.work)} work items, {self.slots} slots, {self.nbytes / 1024:.0f} KiB)"
+        )
+
+
+def grid_of(extent: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, ...]:
+    """Boxes along each axis."""
+    return tuple(math.ceil(n / b) for n, b in zip(extent, box, strict=True))

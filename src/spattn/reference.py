@@ -1,0 +1,151 @@
+"""The float64 oracle: the formula and nothing clever, forward and backward.
+
+It executes a pattern's own index set, row by row, and never looks at a plan's tiles, so that it can judge them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .index_set import AffineRows
+
+__all__ = ["attend", "backward", "forward", "gradients"]
+
+_ELEMENTS_AT_ONCE = 1 << 23  # gathered float64 elements of K and V held at a time (64 MiB)
+
+
+def attend(q, k, v, pattern, scale=None):
+    """Softmax attention over a pattern's pairs, everything in float64.
+
+    Parameters
+    ----------
+    q : (batch, heads_q, q_len, head_dim) array
+    k : (batch, heads_kv, kv_len, head_dim) array
+    v : (batch, heads_kv, kv_len, head_dim_v) array
+    pattern : Pattern or bool array
+        What is allowed. An array has shape (q_len, kv_len), (heads_q, q_len, kv_len) or (batch, heads_q, q_len, kv_len).
+    scale : float, optional
+        Factor of the logits, by default ``1 / sqrt(head_dim)``.
+
+    Returns
+    -------
+    out : (batch, heads_q, q_len, head_dim_v) float64 array
+        ``out[i] = Σ_j exp(s[i, j] - lse[i]) v[j]`` over the allowed keys j, with ``s[i, j] = scale · q[i] · k[j]``.
+        0 where no key is allowed or every allowed logit is -inf.
+    lse : (batch, heads_q, q_len) float64 array
+        ``log Σ_j exp(s[i, j])``, natural logarithm; -inf where ``out`` is 0 for the reasons above.
+
+    Notes
+    -----
+    O(nnz · (head_dim + head_dim_v)) time. Keys that are not allowed are never read.
+    """
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    out = np.zeros((*q.shape[:3], v.shape[-1]))
+    lse = np.full(q.shape[:3], -np.inf)
+    for b, h, i, keys in _rows(pattern, q, k, v):
+        kv = h // (q.shape[1] // k.shape[1])
+        with np.errstate(invalid="ignore", over="ignore"):
+            p, lse[b, h, i] = _softmax(_logits(q[b, h, i], _gather(k, b, kv, keys), scale))
+            live = lse[b, h, i] != -np.inf
+            out[b[live], h[live], i] = np.einsum("nm,nmd->nd", p[live], _gather(v, b[live], kv[live], keys))
+    return out, lse
+
+
+def gradients(dout, q, k, v, pattern, scale=None):
+    """Gradients of ``Σ dout · out`` with respect to q, k and v, everything in float64.
+
+    Parameters
+    ----------
+    dout : (batch, heads_q, q_len, head_dim_v) array
+    q, k, v, pattern, scale
+        As for :func:`attend`.
+
+    Returns
+    -------
+    dq, dk, dv : float64 arrays, shaped as q, k and v
+
+    Notes
+    -----
+    With P the attention weights: ``dv = Pᵀ dout``, ``dP = dout vᵀ``, ``δ[i] = Σ_j P[i, j] dP[i, j]``,
+    ``dS = P ∘ (dP - δ)``, ``dq = scale · dS k``, ``dk = scale · dSᵀ q``. A row without a finite logit contributes nothing.
+    """
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    dq, dk, dv = (np.zeros(a.shape) for a in (q, k, v))
+    for b, h, i, keys in _rows(pattern, q, k, v):
+        with np.errstate(invalid="ignore", over="ignore"):
+            p, lse = _softmax(_logits(q[b, h, i], _gather(k, b, h // (q.shape[1] // k.shape[1]), keys), scale))
+            live = lse != -np.inf
+            b, h, p = b[live], h[live], p[live]
+            kv = h // (q.shape[1] // k.shape[1])
+            do, qi = dout[b, h, i].astype(np.float64), q[b, h, i].astype(np.float64)
+            dp = np.einsum("nd,nmd->nm", do, _gather(v, b, kv, keys))
+            ds = p * (dp - (p * dp).sum(axis=1, keepdims=True)) * scale
+            dq[b, h, i] = np.einsum("nm,nmd->nd", ds, _gather(k, b, kv, keys))
+            at = b[:, None], kv[:, None], keys
+            np.add.at(dk, at, ds[:, :, None] * qi[:, None, :])
+            np.add.at(dv, at, p[:, :, None] * do[:, None, :])
+    return dq, dk, dv
+
+
+def forward(q, k, v, plan, scale):
+    """The backend interface over :func:`attend`: ``out`` in q's dtype, ``lse`` float32 (float64 for float64)."""
+    out, lse = attend(q, k, v, plan.pattern, scale)
+    with np.errstate(over="ignore"):
+        return out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32))
+
+
+def backward(dout, q, k, v, out, lse, plan, scale):
+    """The backend interface over :func:`gradients`, in the dtypes of q, k and v.
+
+    `out` and `lse` belong to the interface; the oracle computes both afresh, so that the rounding of a forward pass
+    does not enter its gradients.
+    """
+    with np.errstate(over="ignore"):
+        dq, dk, dv = gradients(dout, q, k, v, plan.pattern, scale)
+        return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
+
+
+def _rows(pattern, q, k, v):
+    """Yields (batch entries, query heads, row, allowed keys): heads of equal index sets together, empty rows left out."""
+    q_len, kv_len = q.shape[2], k.shape[2]
+    together = max(1, _ELEMENTS_AT_ONCE // max(1, kv_len * (k.shape[-1] + v.shape[-1])))
+    sets, index = _index_sets(pattern, *q.shape[:2], q_len, kv_len)
+    for number, index_set in enumerate(sets):
+        batch, head = np.nonzero(np.broadcast_to(index, q.shape[:2]) == number)
+        for first in range(0, len(batch), together):
+            b, h = batch[first : first + together], head[first : first + together]
+            for i in range(q_len):
+                keys = index_set.row(i)
+                if len(keys):
+                    yield b, h, i, keys
+
+
+def _index_sets(pattern, batch: int, heads: int, q_len: int, kv_len: int):
+    """The different index sets and which one each (batch entry, head) has."""
+    if isinstance(pattern, np.ndarray):
+        masks = pattern.reshape((1,) * (4 - pattern.ndim) + pattern.shape)
+        index = np.arange(masks.shape[0] * masks.shape[1]).reshape(masks.shape[:2])
+        return [AffineRows.from_dense(m) for m in masks.reshape(-1, q_len, kv_len)], index
+    patterns, index = pattern.variants(batch, heads)
+    return [p.index_set(q_len, kv_len) for p in patterns], index
+
+
+def _gather(x, b, kv, keys):
+    """Rows `keys` of the chosen batch entries and heads: (n, keys, d) float64."""
+    return x[b[:, None], kv[:, None], keys].astype(np.float64)
+
+
+def _logits(qi, kk, scale):
+    return np.einsum("nd,nmd->nm", qi.astype(np.float64), kk) * scale
+
+
+def _softmax(s):
+    """(P, lse) of rows of logits; P is 0 and lse -inf where every logit is -inf."""
+    row_max = s.max(axis=1)
+    shift = np.where(row_max == -np.inf, 0, row_max)
+    p = np.exp(s - shift[:, None])
+    row_sum = p.sum(axis=1)
+    with np.errstate(divide="ignore"):
+        return p / np.where(row_sum == 0, 1, row_sum)[:, None], np.log(row_sum) + shift

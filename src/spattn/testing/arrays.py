@@ -1,0 +1,134 @@
+"""Inputs in every shape of memory that a caller may bring."""
+
+from __future__ import annotations
+
+import math
+
+import ml_dtypes
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+__all__ = ["DTYPES", "LAYOUTS", "eps", "inputs", "random"]
+
+DTYPES = {
+    "float32": np.dtype(np.float32),
+    "float64": np.dtype(np.float64),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+
+
+def eps(dtype) -> float:
+    """Distance from 1 to the next number of `dtype`."""
+    return float(ml_dtypes.finfo(dtype).eps)
+
+
+def inputs(
+    batch=1, heads_q=1, heads_kv=None, q_len=64, kv_len=None, head_dim=32, head_dim_v=None, *,
+    dtype="float32", layout="contiguous", seed=0,
+):
+    """Random normal ``q, k, v`` for :func:`spattn.attention`.
+
+    Parameters
+    ----------
+    batch, heads_q, heads_kv, q_len, kv_len, head_dim, head_dim_v : int
+        Shapes; ``heads_kv``, ``kv_len`` and ``head_dim_v`` default to their partners.
+    dtype : str or dtype
+        One of :data:`DTYPES`.
+    layout : str or tuple of three
+        Names in :data:`LAYOUTS`, one for all or one each for q, k and v.
+    seed : int
+        Equal seeds give equal arrays.
+
+    Examples
+    --------
+    >>> q, k, v = inputs(2, 4, 2, q_len=5, kv_len=7, head_dim=8, dtype="float16", layout="bshd")
+    >>> q.shape, k.shape, k.dtype
+    ((2, 4, 5, 8), (2, 2, 7, 8), dtype('float16'))
+    >>> k.flags.c_contiguous
+    False
+    """
+    heads_kv = heads_q if heads_kv is None else heads_kv
+    kv_len = q_len if kv_len is None else kv_len
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    layouts = (layout,) * 3 if isinstance(layout, str) else layout
+    shapes = (batch, heads_q, q_len, head_dim), (batch, heads_kv, kv_len, head_dim), (batch, heads_kv, kv_len, head_dim_v)
+    return tuple(
+        random(shape, dtype, layout=name, seed=(seed, n))
+        for n, (shape, name) in enumerate(zip(shapes, layouts, strict=True))
+    )
+
+
+def random(shape, dtype="float32", *, layout="contiguous", seed=0) -> np.ndarray:
+    """A random normal array (batch, heads, tokens, features) of one dtype and layout."""
+    rng = np.random.default_rng(seed)
+    dtype = DTYPES[dtype] if isinstance(dtype, str) else np.dtype(dtype)
+
+    def draw(*shape):
+        return rng.standard_normal(shape, dtype=np.float32).astype(dtype)
+
+    return LAYOUTS[layout](draw, *shape)
+
+
+def _offset_copy(array: np.ndarray, nbytes: int) -> np.ndarray:
+    """A copy that starts `nbytes` after a 64-byte boundary."""
+    store = np.zeros(array.nbytes + 64 + nbytes, dtype=np.uint8)
+    first = -store.ctypes.data % 64 + nbytes
+    copy = store[first : first + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+def _overlapping(draw, b, h, t, f):
+    """Token i starts one element after token i - 1, so neighbouring rows share all but one value."""
+    heads = draw(b, h, max(t + f, 1))
+    return as_strided(heads, (b, h, t, f), (*heads.strides[:2], heads.itemsize, heads.itemsize), writeable=False)
+
+
+LAYOUTS = {
+    "contiguous": lambda draw, *shape: draw(*shape),
+    # (batch, tokens, heads, features) in memory, as most model code has it
+    "bshd": lambda draw, b, h, t, f: draw(b, t, h, f).transpose(0, 2, 1, 3),
+    "fortran": lambda draw, *shape: np.asfortranarray(draw(*shape)),
+    "gapped": lambda draw, b, h, t, f: draw(b, h, 2 * t, 3 * f)[:, :, ::2, ::3],
+    "negative": lambda draw, *shape: draw(*shape)[::-1, ::-1, ::-1, ::-1],
+    "broadcast_heads": lambda draw, b, h, t, f: np.broadcast_to(draw(b, 1, t, f), (b, h, t, f)),
+    "broadcast_tokens": lambda draw, b, h, t, f: np.broadcast_to(draw(b, h, 1, f), (b, h, t, f)),
+    "overlapping": _overlapping,
+    # one element past an aligned address, as x[1:] is
+    "misaligned": lambda draw, *shape: _offset_copy(a := draw(*shape), a.itemsize),
+    # not even a multiple of the element size, as a field of a packed record is
+    "unaligned": lambda draw, *shape: _offset_copy(draw(*shape), 1),
+    "read_only": lambda draw, *shape: _read_only(draw(*shape)),
+}
+"""Name → maker of an array (batch, heads, tokens, features) out of a source of random values."""
+
+
+def at_protected_page(array: np.ndarray) -> np.ndarray:
+    """A copy whose last byte is the last byte before memory that nobody may touch: an over-read ends the process.
+
+    Linux only. The pages stay mapped for the life of the process.
+    """
+    import ctypes
+    import mmap
+
+    page = mmap.PAGESIZE
+    room = math.ceil(max(array.nbytes, 1) / page) * page
+    pages = mmap.mmap(-1, room + page)
+    _KEPT.append(pages)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(address + room), ctypes.c_size_t(page), 0) != 0:
+        raise OSError(ctypes.get_errno(), "mprotect failed")
+    store = np.frombuffer(pages, np.uint8, count=array.nbytes, offset=room - array.nbytes)
+    copy = store.view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+_KEPT: list = []

@@ -1,0 +1,137 @@
+"""How large an error may be: computed from what the naive formula loses, never tuned by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..plan._types import Plan
+from .arrays import eps
+
+__all__ = ["assert_within_budget", "dense_mask", "error_budget", "naive", "naive_gradients"]
+
+
+def dense_mask(pattern, batch: int, heads: int, q_len: int, kv_len: int) -> np.ndarray:
+    """The pattern's predicate as booleans (batch, heads, q_len, kv_len), evaluated cell by cell."""
+    pattern = pattern.pattern if isinstance(pattern, Plan) else pattern
+    q, k = np.arange(kv_len - q_len, kv_len)[:, None], np.arange(kv_len)[None, :]
+    patterns, index = pattern.variants(batch, heads)
+    masks = np.zeros((max(len(patterns), 1), q_len, kv_len), dtype=bool)
+    for mask, own in zip(masks, patterns, strict=False):
+        mask[...] = own.bind(q_len, kv_len).allows(q, k)
+    return masks[np.broadcast_to(index, (batch, heads))]
+
+
+def naive(q, k, v, mask, scale=None, dtype=None):
+    """Attention as one would write it in a low precision: every step's result is rounded to `dtype`.
+
+    Parameters
+    ----------
+    q, k, v : arrays as for :func:`spattn.attention`
+    mask : bool array that broadcasts to (batch, heads_q, q_len, kv_len)
+    scale : float, optional
+    dtype : dtype, optional
+        Precision of the steps, by default q's.
+
+    Returns
+    -------
+    out, lse
+        ``out`` in `dtype`, ``lse`` float32 (float64 when `dtype` is float64).
+    """
+    s, p, lse, wide, scale, dtype = _weights(q, k, mask, scale, dtype)
+    return (p.astype(wide) @ _per_query_head(v, q, wide)).astype(dtype), lse
+
+
+def naive_gradients(dout, q, k, v, mask, scale=None, dtype=None):
+    """Gradients as one would write them in a low precision, every step rounded to `dtype`."""
+    _, p, _, wide, scale, dtype = _weights(q, k, mask, scale, dtype)
+    group = q.shape[1] // k.shape[1] if k.shape[1] else 1
+    p, do, kk, vv = p.astype(wide), dout.astype(wide), _per_query_head(k, q, wide), _per_query_head(v, q, wide)
+    dp = (do @ _swap(vv)).astype(dtype).astype(wide)
+    delta = (p * dp).sum(axis=-1, keepdims=True).astype(dtype).astype(wide)
+    ds = (p * (dp - delta) * wide.type(scale)).astype(dtype).astype(wide)
+
+    def over_group(x):
+        return x.reshape(*k.shape[:2], group, *x.shape[2:]).sum(axis=2).astype(dtype)
+
+    return (ds @ kk).astype(dtype), over_group(_swap(ds) @ q.astype(wide)), over_group(_swap(p) @ do)
+
+
+def _weights(q, k, mask, scale, dtype):
+    dtype = q.dtype if dtype is None else np.dtype(dtype)
+    wide = np.promote_types(dtype, np.float32)  # a matrix product accumulates in float32 and rounds once, as hardware does
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    s = (q.astype(wide) @ _swap(_per_query_head(k, q, wide))).astype(dtype)
+    s = (s.astype(wide) * wide.type(scale)).astype(dtype).astype(wide)
+    s = np.where(mask, s, -np.inf).astype(wide)
+    shift = s.max(axis=-1, keepdims=True, initial=-np.inf)
+    shift = np.where(shift == -np.inf, 0, shift)
+    p = np.exp(s - shift)
+    total = p.sum(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = (np.log(total) + shift)[..., 0]
+    return s, (p / np.where(total == 0, 1, total)).astype(dtype), lse, wide, scale, dtype
+
+
+def _per_query_head(x, q, wide):
+    return np.repeat(x.astype(wide), q.shape[1] // x.shape[1], axis=1)
+
+
+def _swap(x):
+    return np.swapaxes(x, -1, -2)
+
+
+def error_budget(reference64, naive_lowprec, dtype) -> float:
+    """``2 · max|naive_lowprec - reference64| + eps(dtype) · max|reference64|`` over the finite reference values.
+
+    Parameters
+    ----------
+    reference64 : float64 array
+        From :func:`spattn.reference.attend` or :func:`~spattn.reference.gradients`.
+    naive_lowprec : array
+        From :func:`naive` or :func:`naive_gradients`.
+    dtype : dtype
+        Of the inputs under test.
+
+    Raises
+    ------
+    ValueError
+        If the naive result is not finite where the reference is: it says nothing about errors then.
+    """
+    finite = np.isfinite(reference64)
+    ref, low = reference64[finite], np.asarray(naive_lowprec).astype(np.float64)[finite]
+    if not np.isfinite(low).all():
+        raise ValueError("naive_lowprec: expected finite values where the reference is finite; use a wider dtype")
+    if not ref.size:
+        return 0.0
+    return float(2 * np.abs(low - ref).max() + eps(dtype) * np.abs(ref).max())
+
+
+def assert_within_budget(actual, reference64, naive_lowprec, dtype=None, what: str = "out") -> None:
+    """AssertionError unless `actual` is within :func:`error_budget` and has the reference's NaN and infinities.
+
+    Parameters
+    ----------
+    actual, reference64, naive_lowprec : arrays of one shape
+    dtype : dtype, optional
+        Of the inputs, by default `actual`'s.
+    what : str
+        Name for the message.
+    """
+    actual = np.asarray(actual)
+    dtype = actual.dtype if dtype is None else dtype
+    assert actual.shape == reference64.shape, f"{what}: expected shape {reference64.shape}, got {actual.shape}"
+    wide, finite = actual.astype(np.float64), np.isfinite(reference64)
+    same = np.where(finite, np.isfinite(wide), (wide == reference64) | (np.isnan(wide) & np.isnan(reference64)))
+    assert same.all(), f"{what}: {_first(~same, wide, reference64)}"
+    budget = error_budget(reference64, naive_lowprec, dtype)
+    error = np.abs(np.where(finite, wide, 0) - np.where(finite, reference64, 0))
+    assert error.max(initial=0) <= budget, (
+        f"{what}: error {error.max():.3g} exceeds the budget {budget:.3g}; {_first(error == error.max(), wide, reference64)}"
+    )
+
+
+def _first(wrong, actual, reference):
+    where = tuple(int(n) for n in np.argwhere(wrong)[0])
+    return f"at {where}: expected {reference[where]!r}, got {actual[where]!r} ({int(wrong.sum())} such of {wrong.size})"
