@@ -62,11 +62,10 @@ def build(args: argparse.Namespace, workspace: Path) -> None:
         python, "configure.py",
         f"--cuda-root={args.cuda_root}", f"--cuda-inc-dir={args.cuda_root / 'include'}",
         "--no-cuda-enable-curand", f"--cudadrv-lib-dir={library}",
-        # Distributions whose linker drops libraries that resolve no symbol would drop the empty one.
-        "--ldflags=-Wl,--no-as-needed",
         cwd=source,
     )
-    env = dict(os.environ, CPATH=str(args.cuda_root / "include"))
+    # Some linkers drop a library that resolves no symbol, and so would drop the empty one.
+    env = dict(os.environ, CPATH=str(args.cuda_root / "include"), LDFLAGS="-Wl,--no-as-needed")
     run(python, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", args.dest, source, env=env)
     if args.needs:
         run(python, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", args.dest, *NEEDS)

@@ -10,8 +10,11 @@ import math
 import numpy as np
 
 from .index_set import AffineRows
+from .plan import Plan, plan
 
-__all__ = ["attend", "backward", "forward", "gradients"]
+__all__ = ["HOST_ARRAYS", "accepts", "attend", "backward", "forward", "gradients", "info", "plan_for", "unavailable"]
+
+HOST_ARRAYS = True
 
 _ELEMENTS_AT_ONCE = 1 << 23  # gathered float64 elements of K and V held at a time (64 MiB)
 
@@ -87,6 +90,26 @@ def gradients(dout, q, k, v, pattern, scale=None):
             np.add.at(dk, at, ds[:, :, None] * qi[:, None, :])
             np.add.at(dv, at, p[:, :, None] * do[:, None, :])
     return dq, dk, dv
+
+
+def unavailable() -> str | None:
+    """None: NumPy is all it needs."""
+    return None
+
+
+def info() -> dict[str, object]:
+    """Facts for :func:`spattn.show_versions`."""
+    return {"precision": "float64"}
+
+
+def plan_for(pattern, q, k, v) -> Plan:
+    """A plan of the default tile shape; only its pattern matters here."""
+    return plan(pattern, q.shape[2], k.shape[2], batch=q.shape[0], heads=q.shape[1])
+
+
+def accepts(made: Plan, q, k, v) -> bool:
+    """Whether :func:`forward` can execute a plan: any that knows its pattern."""
+    return made.pattern is not None
 
 
 def forward(q, k, v, plan, scale):

@@ -298,7 +298,8 @@ class Not(_Composite):
     symbol = "~"
 
     def allows(self, q, k):
-        return ~self.operand.allows(q, k)
+        allowed = self.operand.allows(q, k)
+        return (not allowed) if isinstance(allowed, bool) else ~allowed  # Python integers compare to Python's bool
 
     def __repr__(self):
         return f"~{self.operand!r}"

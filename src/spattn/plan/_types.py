@@ -71,8 +71,9 @@ def positions(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]
         coordinate = (number * box)[:, None] + np.arange(box)
         inside = coordinate < extent
         step = np.minimum(coordinate, extent - 1) * int(view["stride"][axis])
-        position = (position[:, :, None] + step[:, None, :]).reshape(len(tiles), -1)
-        valid = (valid[:, :, None] & inside[:, None, :]).reshape(len(tiles), -1)
+        cells = position.shape[1] * box
+        position = (position[:, :, None] + step[:, None, :]).reshape(len(tiles), cells)
+        valid = (valid[:, :, None] & inside[:, None, :]).reshape(len(tiles), cells)
     return position, valid
 
 

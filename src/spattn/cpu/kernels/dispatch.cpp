@@ -28,7 +28,7 @@ bool has_avx512() noexcept {
 
 }  // namespace
 
-int usable_tables(const KernelTable* (&tables)[kMaxTables]) noexcept {
+int usable_tables(const KernelTable** tables) noexcept {
   int count = 0;
 #if defined(__x86_64__)
   __builtin_cpu_init();

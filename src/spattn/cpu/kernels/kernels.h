@@ -25,7 +25,7 @@ struct Work {
 struct Plan {
   const View* views;
   const Component* components;
-  const int32_t *indptr, *indices, *key_view, *mask;
+  const int32_t *indices, *key_view, *mask;
   const uint64_t* masks;
   const Work* work;
   const int32_t *merge_rows, *merge_indptr, *merge_sources;
@@ -53,9 +53,11 @@ using ItemFunction = void (*)(const Call&, int64_t batch, int64_t head, const Wo
 using MergeFunction = void (*)(const Call&, int64_t batch, int64_t head, int64_t begin, int64_t end,
                                char* scratch) noexcept;
 
+using ScratchFunction = size_t (*)(const Call&) noexcept;
+
 struct KernelTable {
   const char* name;
-  size_t (*scratch_bytes[kDtypes])(const Call&) noexcept;
+  ScratchFunction scratch_bytes[kDtypes];
   ItemFunction forward[kDtypes];
   MergeFunction merge[kDtypes];
 };
@@ -64,8 +66,8 @@ namespace baseline { extern const KernelTable table; }
 namespace avx2 { extern const KernelTable table; }
 namespace avx512 { extern const KernelTable table; }
 
-// Tables that this build has and this machine can run, best first; returns how many.
+// Writes the tables that this build has and this machine can run, best first, at most kMaxTables; returns how many.
 constexpr int kMaxTables = 3;
-int usable_tables(const KernelTable* (&tables)[kMaxTables]) noexcept;
+int usable_tables(const KernelTable** tables) noexcept;
 
 }  // namespace spattn

@@ -10,7 +10,7 @@ namespace SPATTN_ISA {
 // kKeyRows rows of S' by N vectors of queries. Pairs that are not allowed become -inf; `tile_max` keeps the maximum.
 template <class T, int N, bool kMasked>
 SPATTN_INLINE void score_block(const T* keys, int64_t ld_key, const T* query, int64_t ld_query, int64_t depth,
-                               const Word<T>* allowed, int first_bit, T* scores, Vec<T> (&tile_max)[N]) {
+                               const Word<T>* allowed, int first_bit, T* scores, T* tile_max) {
   constexpr int L = kLanes<T>;
   Vec<T> sum[kKeyRows][N] = {};
   for (int64_t d = 0; d < depth; ++d) {
@@ -25,17 +25,19 @@ SPATTN_INLINE void score_block(const T* keys, int64_t ld_key, const T* query, in
     }
   }
   SPATTN_UNROLL
-  for (int i = 0; i < kKeyRows; ++i) {
+  for (int j = 0; j < N; ++j) {
+    Vec<T> largest = load<Vec<T>>(tile_max + j * L);  // in memory: the products above need every register
     SPATTN_UNROLL
-    for (int j = 0; j < N; ++j) {
+    for (int i = 0; i < kKeyRows; ++i) {
       Vec<T> score = sum[i][j];
       if (kMasked) {
         const BitsVec<T> bit = load<BitsVec<T>>(allowed + j * L) & splat_bits<T>(Word<T>(1) << (first_bit + i));
         score = bit != 0 ? score : splat(-kInfinity<T>);
       }
-      tile_max[j] = score > tile_max[j] ? score : tile_max[j];
+      largest = score > largest ? score : largest;
       store(scores + i * ld_query + j * L, score);
     }
+    store(tile_max + j * L, largest);
   }
 }
 
@@ -43,14 +45,13 @@ SPATTN_INLINE void score_block(const T* keys, int64_t ld_key, const T* query, in
 template <class T, int N, bool kMasked>
 void score_panel(Operand<T> keys, int64_t rows, int64_t depth, int64_t column, Scratch<T>& s) {
   constexpr int kBits = 8 * sizeof(T);
-  Vec<T> tile_max[N];
-  for (int j = 0; j < N; ++j) tile_max[j] = splat(-kInfinity<T>);
+  T* tile_max = s.tile_max + column;
+  for (int j = 0; j < N; ++j) store(tile_max + j * kLanes<T>, splat(-kInfinity<T>));
   for (int64_t key = 0; key < rows; key += kKeyRows) {
     score_block<T, N, kMasked>(keys.data + key * keys.ld, keys.ld, s.query + column, s.ld_query, depth,
                                s.allowed + key / kBits * s.ld_query + column, int(key % kBits),
                                s.scores + key * s.ld_query + column, tile_max);
   }
-  for (int j = 0; j < N; ++j) store(s.tile_max + column + j * kLanes<T>, tile_max[j]);
 }
 
 // s.scores = S' and s.tile_max = the largest allowed score of each query, for the first `vectors` vectors of queries.

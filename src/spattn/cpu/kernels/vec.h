@@ -52,8 +52,9 @@ template <class V, class T> SPATTN_INLINE V load(const T* p) {
 }
 template <class V, class T> SPATTN_INLINE void store(T* p, V v) { memcpy(p, &v, sizeof v); }
 
-template <class T> SPATTN_INLINE Vec<T> splat(T x) { return Vec<T>{} + x; }
-template <class T> SPATTN_INLINE BitsVec<T> splat_bits(Word<T> x) { return BitsVec<T>{} + x; }
+// x - 0 is x for every x, -0 included, so that nothing but the broadcast remains.
+template <class T> SPATTN_INLINE Vec<T> splat(T x) { return x - Vec<T>{}; }
+template <class T> SPATTN_INLINE BitsVec<T> splat_bits(Word<T> x) { return x - BitsVec<T>{}; }
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 

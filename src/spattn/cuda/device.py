@@ -1,0 +1,159 @@
+"""Devices and their primary contexts, shared with PyTorch, CuPy and JAX.
+
+Nothing here runs at import. PyCUDA pushes a context for the length of a ``with device:`` block and pops it whatever
+happens: a thread that ends with a pushed PyCUDA context aborts the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from functools import cached_property
+from typing import Any
+
+from .errors import CudaError, check
+
+OLDEST_ARCHITECTURE = (8, 0)  # cp.async, ldmatrix and mma.sync on bfloat16
+
+_devices: dict[int, Device] = {}
+_lock = threading.Lock()
+_owner: int | None = None  # the process that initialised CUDA
+
+
+class Device:
+    """One GPU. As a context manager it makes the GPU's primary context current.
+
+    Attributes
+    ----------
+    ordinal : int
+        CUDA's number of the GPU.
+    """
+
+    def __init__(self, ordinal: int):
+        from pycuda import driver
+
+        self.ordinal = ordinal
+        self._pop = driver.Context.pop
+        self._device = driver.Device(ordinal)
+        self._attribute = driver.device_attribute
+        self._context = None
+
+    @cached_property
+    def name(self) -> str:
+        """As the driver calls it."""
+        return self._device.name()
+
+    @cached_property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability (major, minor)."""
+        return self._device.compute_capability()
+
+    @cached_property
+    def units(self) -> int:
+        """Number of multiprocessors."""
+        return self._device.get_attribute(self._attribute.MULTIPROCESSOR_COUNT)
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        """Shared memory that one block may have, in bytes."""
+        return self._device.get_attribute(self._attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
+
+    def __enter__(self) -> Device:
+        require_owner()
+        if self._context is None:
+            with _lock:
+                self._context = self._context or self._device.retain_primary_context()
+        self._context.push()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pop()
+
+    def load(self, image: bytes) -> Any:
+        """Load a cubin into this device's context, which must be current; it stays loaded for the life of the process.
+
+        PyCUDA's modules give no handle out, and only a handle can be launched on another library's stream.
+        """
+        from cuda.bindings import driver
+
+        return check(driver.cuModuleLoadData(image), "cuModuleLoadData")
+
+    def free_bytes(self) -> int:
+        """Free device memory in bytes; the context must be current."""
+        from pycuda import driver
+
+        return driver.mem_get_info()[0]
+
+    def close(self) -> None:
+        """Give the primary context back."""
+        if self._context is not None:
+            self._context.detach()
+            self._context = None
+
+
+def initialise() -> None:
+    """Start the CUDA driver interface in this process (no context).
+
+    Raises
+    ------
+    RuntimeError
+        In a process that was forked after CUDA was initialised.
+    CudaError
+        If the driver does not start.
+    """
+    global _owner
+    require_owner()
+    if _owner is None:
+        from pycuda import driver
+
+        try:
+            driver.init()
+        except driver.Error as error:
+            raise CudaError("cuInit", 0, str(error)) from error
+        _owner = os.getpid()
+        atexit.register(_close_all)
+
+
+def require_owner() -> None:
+    """Raise RuntimeError in a process that was forked after spattn initialised CUDA."""
+    if _owner is not None and _owner != os.getpid():
+        raise RuntimeError(
+            "CUDA was initialised before this process was forked and does not work in it; "
+            "start processes with the multiprocessing method 'spawn'"
+        )
+
+
+def count() -> int:
+    """How many GPUs this process sees."""
+    initialise()
+    from pycuda import driver
+
+    return driver.Device.count()
+
+
+def get(ordinal: int | None = None) -> Device:
+    """The device with this number; None means the one that is current in this thread, else the first."""
+    if ordinal is None:
+        ordinal = current()
+    found = _devices.get(ordinal)
+    if found is None:
+        initialise()
+        with _lock:
+            found = _devices.setdefault(ordinal, Device(ordinal))
+    return found
+
+
+def current() -> int:
+    """Number of the device whose context is current in this thread, 0 when none is."""
+    initialise()
+    from cuda.bindings import driver
+
+    status, device = driver.cuCtxGetDevice()
+    return 0 if int(status) else int(device)
+
+
+def _close_all() -> None:
+    if _owner == os.getpid():
+        for device in _devices.values():
+            device.close()

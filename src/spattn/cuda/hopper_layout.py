@@ -1,0 +1,221 @@
+"""The plan in the form that ``kernels/attention_sm90.cu`` reads: NumPy only, no GPU.
+
+The dtypes match the structs of ``kernels/sm90_params.cuh`` field for field.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..plan._types import AXES, Plan
+
+PANEL = 64  # elements of a 128-byte swizzled row
+L2_SHARE = 24 << 20  # bytes of keys and values that heads running side by side may occupy of the 50-60 MB of L2
+
+VIEW = np.dtype(
+    [("map", "i4"), ("shift_y", "i4"), ("shift_z", "i4"), ("unused", "i4"), ("half", "i4", 4), ("offset", "i8"),
+     ("stride", "i8", AXES), ("extent", "i4", AXES), ("box", "i4", AXES)]
+)  # fmt: skip
+ITEM = np.dtype([(name, "i4") for name in ("query_view", "x", "y", "z", "begin", "end", "key_view", "slot")])
+UNIT = np.dtype([(name, "i4") for name in ("item", "batch", "head_q", "head_kv")])
+STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "token")])
+
+
+@dataclass(frozen=True)
+class MapSpec:
+    """A tensor map of one or several views, in tokens; axis 2 first, as TMA wants it."""
+
+    offset: int
+    extents: tuple[int, int, int]
+    strides: tuple[int, int, int]
+    box: tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Device arrays of a plan and the tensor maps they refer to.
+
+    Spec number ``s`` is maps ``2 s`` (q or k) and ``2 s + 1`` (out or v) of a batch entry; query specs come first.
+    """
+
+    query_specs: tuple[MapSpec, ...]
+    key_specs: tuple[MapSpec, ...]
+    query_views: np.ndarray
+    key_views: np.ndarray
+    items: np.ndarray
+    entries: np.ndarray  # (entries, 4) int32: x, y, z, view relative to the item's key_view
+    entry_masks: np.ndarray
+    masks: np.ndarray  # accumulator order, see fragment_masks
+
+    @property
+    def maps(self) -> int:
+        """Tensor maps of one batch entry."""
+        return 2 * (len(self.query_specs) + len(self.key_specs))
+
+
+def make_layout(plan: Plan) -> Layout:
+    """Lays a plan out for the Hopper kernel."""
+    query_ids, key_ids, row_component = _roles(plan)
+    query_specs, query_views = _map_views(plan.views, query_ids, 0)
+    query_specs, query_views = _halve(query_specs, query_views, plan.block_q // PANEL)
+    key_specs, key_views = _map_views(plan.views, key_ids, len(query_specs))
+    work, components = plan.work, plan.components[plan.work["component"]]
+    if (work["begin"] >= work["end"]).any():
+        raise ValueError("plan: expected work items of at least one tile")
+    items = np.zeros(len(work), dtype=ITEM)
+    items["query_view"], items["key_view"] = components["query_view"], components["key_view"]
+    for name in ("begin", "end", "slot"):
+        items[name] = work[name]
+    corner = first_coordinates(plan.views[components["query_view"]], work["query_tile"])
+    items["x"], items["y"], items["z"] = corner.T
+    entries = np.zeros((len(plan.indices), 4), dtype=np.int32)
+    lengths = np.diff(plan.indptr)
+    owner = plan.components[np.repeat(row_component, lengths)]
+    entries[:, :3] = first_coordinates(plan.views[owner["key_view"] + plan.key_view], plan.indices)
+    entries[:, 3] = plan.key_view
+    return Layout(
+        query_specs, key_specs, query_views, key_views, items, entries, plan.mask.astype(np.int32),
+        fragment_masks(plan.masks),
+    )  # fmt: skip
+
+
+def first_coordinates(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
+    """(n, 3) int32: the first lattice coordinates of tiles (tile i of view i), axis 2 first."""
+    grid, box = views["grid"].astype(np.int64), views["box"]
+    tiles = tiles.astype(np.int64)
+    numbers = (tiles % grid[:, 2], tiles // grid[:, 2] % grid[:, 1], tiles // (grid[:, 2] * grid[:, 1]))
+    return np.stack([number * box[:, 2 - i] for i, number in enumerate(numbers)], axis=1).astype(np.int32)
+
+
+def fragment_masks(masks: np.ndarray) -> np.ndarray:
+    """Bitmasks in the order of WGMMA accumulators: (n, warpgroups, 128 threads) of uint64 (128 keys) or uint32 (64).
+
+    Bit ``4 i + 2 h + b`` of lane ``4 g + t`` in warp ``w`` is row ``16 w + 8 h + g``, column ``8 i + 2 t + b``.
+    """
+    count, block_q, words = masks.shape
+    columns = words * 64
+    little = np.ascontiguousarray(masks).astype("<u8").view(np.uint8)
+    bits = np.unpackbits(little, bitorder="little").reshape(count, block_q // 64, 4, 2, 8, columns // 8, 4, 2)
+    bits = bits.transpose(0, 1, 2, 4, 6, 5, 3, 7)  # n, warpgroup, w, g, t, i, h, b
+    packed = np.packbits(np.ascontiguousarray(bits).reshape(count, block_q // 64, 128, columns // 2), -1, "little")
+    return packed.view({64: np.uint32, 128: np.uint64}[columns]).reshape(count, block_q // 64, 128)
+
+
+def _roles(plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Views used for queries, views used for keys, and a component that owns each CSR row."""
+    row_component = np.zeros(len(plan.indptr) - 1, dtype=np.int64)
+    keys = []
+    for number, component in enumerate(plan.components):
+        rows = slice(component["first_row"], component["first_row"] + component["query_tiles"])
+        row_component[rows] = number
+        used = plan.key_view[plan.indptr[rows.start] : plan.indptr[rows.stop]]
+        keys.append(component["key_view"] + np.arange(used.max(initial=-1) + 1))
+    key_ids = np.unique(np.concatenate(keys)) if keys else np.zeros(0, np.int64)
+    return np.unique(plan.components["query_view"]), key_ids, row_component
+
+
+def _map_views(views: np.ndarray, ids: np.ndarray, first: int) -> tuple[tuple[MapSpec, ...], np.ndarray]:
+    """Tensor maps for the views `ids`, as few as there can be, and the device records of all views.
+
+    Views that differ by their offset alone share a map when the offsets are an arithmetic progression and an axis is
+    free to hold its number: the residue classes of a dilated or strided pattern are one map.
+    """
+    records = np.zeros(len(views), dtype=VIEW)
+    for name in ("offset", "stride", "extent", "box"):
+        records[name] = views[name]
+    classes: dict[tuple, list[int]] = {}
+    for number in ids:
+        view = views[number]
+        key = tuple(tuple(int(n) for n in view[name]) for name in ("stride", "extent", "box"))
+        classes.setdefault(key, []).append(int(number))
+    specs: list[MapSpec] = []
+    for (stride, extent, box), members in classes.items():
+        free = next((axis for axis in (1, 0) if extent[axis] == 1 and box[axis] == 1), None)
+        for start, step, numbers in _progressions(views["offset"][members], members, free is not None):
+            extents, strides = list(extent), list(stride)
+            if len(numbers) > 1:
+                extents[free], strides[free] = (numbers[-1][0] - start) // step + 1, step
+            for offset, number in numbers:
+                shift = (offset - start) // step
+                records["map"][number] = 2 * (first + len(specs))
+                records["shift_y"][number] = shift if free == 1 else 0
+                records["shift_z"][number] = shift if free == 0 else 0
+            specs.append(MapSpec(start, tuple(extents[::-1]), tuple(strides[::-1]), tuple(box[::-1])))
+    return tuple(specs), records
+
+
+def _progressions(offsets: np.ndarray, members: list[int], join: bool):
+    """Cuts views into arithmetic progressions of offsets: (start, step, [(offset, view), ...])."""
+    order = np.argsort(offsets, kind="stable")
+    pending = [(int(offsets[i]), members[i]) for i in order]
+    while pending:
+        later = [o for o, _ in pending if o > pending[0][0]]
+        step = later[0] - pending[0][0] if later and join else 0
+        taken, expected = [], pending[0][0]
+        for offset, number in pending:
+            if step and offset == expected + step:
+                expected += step
+            if offset == expected:
+                taken.append((offset, number))
+        chosen = {number for _, number in taken}
+        yield pending[0][0], max(step, 1), taken
+        pending = [pair for pair in pending if pair[1] not in chosen]
+
+
+def _halve(specs, views, parts):
+    """Gives each warpgroup its own box: the query box cut in `parts` along its first axis that can be."""
+    halved = []
+    axes = []
+    for spec in specs:
+        axis = next((a for a in (2, 1, 0) if spec.box[a] % parts == 0), None)  # axis 0 of the lattice is last here
+        if axis is None:
+            raise ValueError(f"plan: cannot cut a query box {spec.box[::-1]} in {parts} parts")
+        box = list(spec.box)
+        box[axis] //= parts
+        axes.append((axis, box[axis]))
+        halved.append(MapSpec(spec.offset, spec.extents, spec.strides, tuple(box)))
+    views = views.copy()
+    for number in range(len(views)):
+        if specs:
+            axis, size = axes[views["map"][number] // 2]
+            views["half"][number, 2 - axis] = size
+    return tuple(halved), views
+
+
+def make_units(plan: Plan, batch: int, heads_q: int, heads_kv: int, kv_bytes: int) -> np.ndarray:
+    """The order of (item, batch, head): heads in groups whose keys and values fit L2, the longest items of a group first.
+
+    Parameters
+    ----------
+    kv_bytes : int
+        Bytes of the keys and values of one head.
+    """
+    group = heads_q // heads_kv
+    together = max(1, L2_SHARE // max(kv_bytes, 1)) * group
+    variant = np.broadcast_to(plan.variant, (batch, heads_q))
+    places = list(itertools.product(range(batch), range(heads_q)))
+    length = plan.work["end"] - plan.work["begin"]
+    pieces = []
+    for start in range(0, len(places), together):
+        chosen = []
+        for b, h in places[start : start + together]:
+            items = np.arange(*plan.work_indptr[[variant[b, h], variant[b, h] + 1]])
+            unit = np.zeros(len(items), dtype=UNIT)
+            unit["item"], unit["batch"], unit["head_q"], unit["head_kv"] = items, b, h, h // group
+            chosen.append(unit)
+        unit = np.concatenate(chosen)
+        # Heads take turns item by item, so that equal items of neighbouring tiles run side by side.
+        rank = np.concatenate([np.arange(len(u)) for u in chosen])
+        pieces.append(unit[np.lexsort((rank, -length[unit["item"]]))])
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=UNIT)
+
+
+def make_merge_heads(plan: Plan, batch: int, heads_q: int) -> np.ndarray:
+    """(batch · heads_q, 4) int32: first and last merge of each head's variant, batch entry, head."""
+    variant = np.broadcast_to(plan.variant, (batch, heads_q)).ravel()
+    place = np.arange(batch * heads_q)
+    columns = (plan.merge_variants[variant], plan.merge_variants[variant + 1], place // heads_q, place % heads_q)
+    return np.stack(columns, axis=1).astype(np.int32)

@@ -1,0 +1,62 @@
+// Online softmax of the rows that a thread holds as mma.m16n8k16 accumulators: rows g and g + 8 of a 16-row atom,
+// g = lane / 4, columns 8 n + 2 (lane % 4) + {0, 1}; the four lanes of a quad share a row.
+#pragma once
+#include "element.cuh"
+
+namespace spattn {
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// One row's statistics. `row_max` is of the raw dot products: the scale is positive and folds into the exponent's FFMA.
+struct RowState {
+  float row_max = -infinity<float>();
+  float row_sum = 0.f;  // of this lane's columns; the quad's sum is taken once, in finish()
+};
+
+// Replaces the raw dot products of row half `half` of an atom by exp2((s − row_max) · scale_log2), and returns the factor
+// that what was summed before must be multiplied with. A row that has seen no key keeps a maximum of −inf, for which
+// exp2 is taken relative to 0: all its terms are exp2(−inf) = 0, not NaN.
+template <int kAtoms8>
+__device__ __forceinline__ float update(RowState& state, float (&s)[kAtoms8][4], int half, float scale_log2) {
+  float next = state.row_max;
+#pragma unroll
+  for (int n = 0; n < kAtoms8; ++n) next = fmaxf(next, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+  next = quad_max(next);
+  const float shift = next == -infinity<float>() ? 0.f : next * scale_log2;
+  const float rescale = power_of_two(fmaf(state.row_max, scale_log2, -shift));
+  float sum = 0.f;
+#pragma unroll
+  for (int n = 0; n < kAtoms8; ++n) {
+#pragma unroll
+    for (int i = 2 * half; i < 2 * half + 2; ++i) {
+      s[n][i] = power_of_two(fmaf(s[n][i], scale_log2, -shift));
+      sum += s[n][i];
+    }
+  }
+  state.row_sum = state.row_sum * rescale + sum;
+  state.row_max = next;
+  return rescale;
+}
+
+// Sets the dot products of row half `half` whose bit is clear to −inf. `bits` is the row's word of the tile's bitmask.
+template <int kAtoms8>
+__device__ __forceinline__ void apply_mask(float (&s)[kAtoms8][4], int half, unsigned long long bits) {
+  const int shift = 2 * (threadIdx.x % 4);
+  const unsigned words[2] = {static_cast<unsigned>(bits) >> shift, static_cast<unsigned>(bits >> 32) >> shift};
+#pragma unroll
+  for (int n = 0; n < kAtoms8; ++n) {
+    const unsigned word = words[n / 4];
+    if (!(word & (1u << (8 * (n % 4))))) s[n][2 * half] = -infinity<float>();
+    if (!(word & (2u << (8 * (n % 4))))) s[n][2 * half + 1] = -infinity<float>();
+  }
+}
+
+}  // namespace spattn

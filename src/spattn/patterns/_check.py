@@ -1,0 +1,72 @@
+"""Checks of parameters; every message has the form ``name: expected ..., got ...``."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+__all__ = ["assign", "choice", "flag", "integer", "integers", "per_axis"]
+
+
+def assign(pattern, **fields) -> None:
+    """Sets the fields of a frozen dataclass from within its ``__post_init__``."""
+    for name, value in fields.items():
+        object.__setattr__(pattern, name, value)
+
+
+def integer(name: str, value, least: int | None = None, most: int | None = None) -> int:
+    """`value` as an int in ``[least, most]``.
+
+    Raises
+    ------
+    TypeError
+        If `value` is not an integer; a bool is not one.
+    ValueError
+        If it is out of range.
+    """
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name}: expected an integer, got {value!r}")
+    if (least is not None and value < least) or (most is not None and value > most):
+        limits = f">= {least}" if most is None else f"in [{least}, {most}]"
+        raise ValueError(f"{name}: expected an integer {limits}, got {value}")
+    return int(value)
+
+
+def integers(name: str, value, least: int | None = None, most: int | None = None) -> tuple[int, ...]:
+    """`value` as a tuple of ints, each in ``[least, most]``."""
+    if isinstance(value, (str, bytes, dict, set)) or not hasattr(value, "__iter__"):
+        raise TypeError(f"{name}: expected a sequence of integers, got {value!r}")
+    return tuple(integer(name, v, least, most) for v in value)
+
+
+def flag(name: str, value) -> bool:
+    """`value` as a bool, TypeError if it is something else."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}: expected True or False, got {value!r}")
+    return bool(value)
+
+
+def choice(name: str, value, allowed: tuple[str, ...]) -> str:
+    """`value`, ValueError unless it is one of `allowed`."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: expected a string, got {value!r}")
+    if value not in allowed:
+        raise ValueError(f"{name}: expected one of {', '.join(map(repr, allowed))}; got {value!r}")
+    return value
+
+
+def per_axis(name: str, value, axes: int, check=integer, **limits) -> tuple:
+    """`value`, a scalar or one per axis, as a tuple with one entry per axis."""
+    if isinstance(value, (tuple, list, np.ndarray)):
+        if len(value) != axes:
+            raise ValueError(f"{name}: expected one value or {axes} (one per axis), got {len(value)}")
+        return tuple(check(name, v, **limits) for v in value)
+    return (check(name, value, **limits),) * axes
+
+
+def check_grid(grid: tuple[int, ...], kv_len: int) -> None:
+    """ValueError unless `kv_len` tokens fill the grid exactly."""
+    if kv_len != math.prod(grid):
+        shape = " × ".join(map(str, grid))
+        raise ValueError(f"kv_len: expected {math.prod(grid)} (a grid of {shape} tokens), got {kv_len}")

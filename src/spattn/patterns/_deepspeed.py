@@ -1,0 +1,80 @@
+"""What DeepSpeed's configurations share: a layout of blocks, made for a sequence length."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._base import Pattern
+from ._check import assign, choice, integer, integers
+from ._random import draw_ranks
+from .arrays import BlockLayout
+
+__all__ = ["LayoutPattern", "check_ranges", "global_ranges", "random_layout", "window_layout"]
+
+
+class LayoutPattern(Pattern):
+    """Shared by the configurations: a boolean layout over blocks once the sequence length is known."""
+
+    block: int
+    head: int | None = None
+
+    def layout(self, n: int) -> np.ndarray:
+        """The layout of `n` blocks, an (n, n) bool array."""
+        raise NotImplementedError
+
+    def bind(self, q_len, kv_len):
+        if kv_len % self.block:
+            raise ValueError(f"kv_len: expected a multiple of {self.block} (tokens of a block), got {kv_len}")
+        return self if self.sizes()[1] == 0 else BlockLayout(self.layout(kv_len // self.block), self.block)
+
+    def allows(self, q, k):
+        missing = ".bind(q_len, kv_len)" if self.sizes()[1] else ".at(batch, head)"
+        raise ValueError(f"deepspeed.{type(self).__name__}: its layout depends on the lengths; use {missing}")
+
+    def _checked(self, **fields) -> None:
+        """Sets the fields that configurations have in common, and `fields`."""
+        if hasattr(self, "attention"):
+            fields["attention"] = choice("attention", self.attention, ("bidirectional", "unidirectional"))
+        if hasattr(self, "seed"):
+            fields["seed"] = integer("seed", self.seed, 0, 2**64 - 1)
+        if self.head is not None:
+            fields["head"] = integer("head", self.head, 0)
+        assign(self, block=integer("block", self.block, 1), **fields)
+
+    def _earlier(self, layout: np.ndarray) -> np.ndarray:
+        """The layout, cut to the query's own and earlier blocks when unidirectional."""
+        return np.tril(layout) if self.attention == "unidirectional" else layout
+
+
+def window_layout(n: int, side: int) -> np.ndarray:
+    """Blocks at most `side` apart."""
+    r, c = np.ogrid[:n, :n]
+    return abs(r - c) <= side
+
+
+def random_layout(seed: int, head: int, candidates: np.ndarray, count: int) -> np.ndarray:
+    """`count` different blocks below each row's number of candidates."""
+    n = len(candidates)
+    layout = np.zeros((n, n), dtype=bool)
+    ranks = draw_ranks(seed, head, np.arange(n), candidates, count)
+    row, slot = np.nonzero(ranks >= 0)
+    layout[row, ranks[row, slot]] = True
+    return layout
+
+
+def global_ranges(first: tuple[int, ...], end: tuple[int, ...] | None) -> list[tuple[int, int]]:
+    """Ranges [start, end) of global blocks."""
+    return list(zip(first, end or (g + 1 for g in first), strict=True))
+
+
+def check_ranges(first, end) -> dict:
+    first = integers("global_block_indices", first, 0)
+    if end is None:
+        return {"global_block_indices": first}
+    end = integers("global_block_end_indices", end, 0)
+    if len(end) != len(first):
+        raise ValueError(f"global_block_end_indices: expected {len(first)} (one per global block), got {len(end)}")
+    for a, b in zip(first, end, strict=True):
+        if a >= b:
+            raise ValueError(f"global_block_end_indices: expected an end beyond {a}, got {b}")
+    return {"global_block_indices": first, "global_block_end_indices": end}

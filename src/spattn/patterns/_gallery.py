@@ -1,0 +1,76 @@
+"""Compositions that people know by name, and a small example of every pattern."""
+
+from __future__ import annotations
+
+from ._base import Pattern, pattern_class
+from ._check import integer, integers
+from .basic import BlockLocal, Causal, Sinks, SlidingWindow
+from .documents import Documents
+from .tokens import GlobalTokens
+
+__all__ = ["a_shape", "chunked_causal", "example", "gallery", "shared_prefix", "tri_shape"]
+
+
+def chunked_causal(chunk: int) -> Pattern:
+    """Causal attention inside chunks of `chunk` tokens (Llama 4's local layers)."""
+    return Causal() & BlockLocal(chunk)
+
+
+def a_shape(sinks: int, window: int) -> Pattern:
+    """The first `sinks` keys and the last `window` ones, the query's own included, causal.
+
+    StreamingLLM's mask (arXiv:2309.17453), the A-shape of MInference (arXiv:2407.02490).
+    """
+    return Causal() & (Sinks(sinks) | SlidingWindow(integer("window", window, 1) - 1, 0))
+
+
+def tri_shape(sinks: int, window: int, last: int, length: int) -> Pattern:
+    """The A-shape, and causal attention for the last `last` of `length` queries (SCBench, arXiv:2412.10319)."""
+    first = integer("length", length, 0) - integer("last", last, 0, length)
+    return a_shape(sinks, window) | Causal() & GlobalTokens(tuple(range(first, length)), keys=False)
+
+
+def shared_prefix(prefix: int, lengths: tuple[int, ...]) -> Pattern:
+    """A prefix of `prefix` tokens that every one of the documents after it continues, causal."""
+    return Causal() & (Sinks(prefix) | Documents((integer("prefix", prefix, 0), *integers("lengths", lengths, 0))))
+
+
+def gallery() -> dict[str, tuple[Pattern, int]]:
+    """Known compositions by name: a small pattern and a length to show it at.
+
+    Examples
+    --------
+    >>> pattern, length = gallery()["streaming LLM"]
+    >>> pattern.index_set(length, length).row(20)
+    array([ 0,  1,  2,  3, 16, 17, 18, 19, 20])
+    """
+    return {
+        "chunked causal": (chunked_causal(8), 32),
+        "A-shape": (a_shape(2, 6), 32),
+        "tri-shape": (tri_shape(2, 6, 6, 32), 32),
+        "streaming LLM": (a_shape(4, 5), 32),
+        "shared prefix": (shared_prefix(6, (10, 8, 8)), 32),
+        "causal documents": (Causal() & Documents((10, 14, 8)), 32),
+        "FlashAttention window_size=(6, 2)": (SlidingWindow(6, 2), 32),
+        "Mistral sliding_window=6": (SlidingWindow(6 - 1, 0), 32),
+        "attention-gym sliding window 6": (SlidingWindow(6, 0), 32),
+    }
+
+
+def example(name: str) -> tuple[Pattern, int, int] | None:
+    """A small instance of a registered pattern and lengths that suit it.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`names`.
+
+    Returns
+    -------
+    (pattern, q_len, kv_len), or None when the class has no ``example()`` classmethod that returns (pattern, length).
+    """
+    make = getattr(pattern_class(name), "example", None)
+    if make is None:
+        return None
+    pattern, length = make()
+    return pattern, length, length

@@ -1,0 +1,45 @@
+"""Views that several patterns share: residue classes and periodic columns."""
+
+from __future__ import annotations
+
+from ._base import Lattice, Part, Pattern
+
+__all__ = ["column_lattices", "residue_parts"]
+
+
+def residue_parts(pattern: Pattern, stride: int, offset: int, q_len: int, kv_len: int) -> tuple[Part, ...]:
+    """Pairs each residue class of queries modulo `stride` with the class of keys that lies `offset` before it.
+
+    Classes with equal extents and equal distance between their first query and first key share their shifts: a pattern
+    of differences looks the same in all of them. There are at most four such groups.
+    """
+    groups: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    for first in range(min(stride, q_len)):
+        query = kv_len - q_len + first
+        key = (query - offset) % stride
+        queries, keys = -((first - q_len) // stride), -((key - kv_len) // stride)
+        if keys > 0:
+            groups.setdefault((queries, keys, query - key), []).append((query, key))
+    return tuple(
+        Part(
+            pattern,
+            Lattice(first[0][0], (stride,), (queries,)),
+            Lattice(first[0][1], (stride,), (keys,)),
+            tuple((query - first[0][0], key - first[0][1]) for query, key in first),
+        )
+        for (queries, keys, _), first in groups.items()
+    )
+
+
+def column_lattices(period: int, start: int, stop: int, kv_len: int) -> tuple[Lattice, ...]:
+    """The keys j < kv_len with ``start <= j % period < stop``: the complete periods, then what the last one has left."""
+    complete = max((kv_len - stop) // period + 1, 0)
+    lattices = []
+    if complete and stop - start == 1:
+        lattices.append(Lattice(start, (period,), (complete,)))
+    elif complete:
+        lattices.append(Lattice(start, (period, 1), (complete, stop - start)))
+    rest = complete * period + start
+    if rest < kv_len:
+        lattices.append(Lattice(rest, (1,), (kv_len - rest,)))
+    return tuple(lattices)

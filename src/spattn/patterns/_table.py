@@ -1,0 +1,145 @@
+"""Look-ups by query and key at once, and patterns whose fields are arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from functools import cached_property
+
+import numpy as np
+
+__all__ = ["BlockTable", "ByContent", "frozen_array"]
+
+_EXACT_CELLS = 1 << 24  # the integral images of larger tables are made of coarser cells
+_COARSE = 64
+
+
+def frozen_array(name: str, value, dtype, ndims: tuple[int, ...]) -> np.ndarray:
+    """A read-only copy of an array, C-contiguous.
+
+    Raises
+    ------
+    TypeError
+        If `value` has another kind of dtype: bool for `dtype` bool, integers otherwise.
+    ValueError
+        If its number of axes is not among `ndims`.
+    """
+    array = np.asarray(value)
+    wanted = "bool" if dtype is bool else "integer"
+    if (array.dtype != bool) if dtype is bool else (array.dtype.kind not in "iu"):
+        raise TypeError(f"{name}: expected an array of dtype {wanted}, got {array.dtype}")
+    if array.ndim not in ndims:
+        raise ValueError(f"{name}: expected {' or '.join(f'{n}-D' for n in ndims)}, got shape {array.shape}")
+    array = np.array(array, dtype=dtype, order="C")
+    array.flags.writeable = False
+    return array
+
+
+class ByContent:
+    """Equality, hash and repr of dataclasses with array fields (``@dataclass(frozen=True, eq=False, repr=False)``)."""
+
+    @cached_property
+    def _digest(self) -> bytes:
+        digest = hashlib.blake2b(digest_size=16)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                digest.update(f"{field.name}:{value.dtype.str}{value.shape}".encode())
+                digest.update(value.data if value.size else b"")
+            else:
+                digest.update(f"{field.name}={value!r};".encode())
+        return digest.digest()
+
+    def __eq__(self, other):
+        return self._digest == other._digest if type(other) is type(self) else NotImplemented
+
+    def __hash__(self):
+        return hash((type(self).__qualname__, self._digest))
+
+    def __repr__(self):
+        def show(value):
+            return f"<{value.dtype} {value.shape}>" if isinstance(value, np.ndarray) else repr(value)
+
+        return f"{type(self).__name__}({', '.join(f'{f.name}={show(getattr(self, f.name))}' for f in dataclasses.fields(self))})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class BlockTable(ByContent):
+    """A read-only boolean table over (rows, columns), False outside, that also answers for whole rectangles.
+
+    Parameters
+    ----------
+    cells : (rows, columns) bool array
+        Copied.
+    """
+
+    cells: np.ndarray
+
+    def __post_init__(self):
+        object.__setattr__(self, "cells", frozen_array("cells", self.cells, bool, (2,)))
+
+    def contains(self, a, b):
+        """``cells[a, b]``; False out of range. `a` and `b` may be the planner's symbolic positions."""
+        for side in (a, b):
+            dispatch = getattr(side, "contains", None)
+            if dispatch is not None:
+                return dispatch(self, a, b)
+        a, b = np.broadcast_arrays(a, b)
+        rows, columns = self.cells.shape
+        inside = (0 <= a) & (a < rows) & (0 <= b) & (b < columns)
+        if not self.cells.size:
+            return inside
+        return inside & self.cells[np.clip(a, 0, rows - 1), np.clip(b, 0, columns - 1)]
+
+    def any_in(self, a_lo, a_hi, b_lo, b_hi) -> np.ndarray:
+        """Whether a cell of each rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` (inclusive) may be set.
+
+        Exact up to 2^24 cells; larger tables are asked by coarse cells and may say True too often.
+        """
+        rows, columns = self.cells.shape
+        a_lo, b_lo = np.maximum(a_lo, 0), np.maximum(b_lo, 0)
+        a_hi, b_hi = np.minimum(a_hi, rows - 1), np.minimum(b_hi, columns - 1)
+        return _rectangle(self._images[0], self._coarse, a_lo, a_hi, b_lo, b_hi) > 0
+
+    def all_in(self, a_lo, a_hi, b_lo, b_hi) -> np.ndarray:
+        """Whether every cell of each rectangle (inclusive) is known to be set; cells out of range are not.
+
+        Exact up to 2^24 cells; larger tables are asked by coarse cells and may say False too often.
+        """
+        rows, columns = self.cells.shape
+        inside = (0 <= np.asarray(a_lo)) & (np.asarray(a_hi) < rows) & (0 <= np.asarray(b_lo)) & (np.asarray(b_hi) < columns)
+        empty = (np.asarray(a_lo) > a_hi) | (np.asarray(b_lo) > b_hi)
+        missing = _rectangle(self._images[1], self._coarse, *np.broadcast_arrays(a_lo, a_hi, b_lo, b_hi))
+        return empty | (inside & (missing == 0))
+
+    @property
+    def _coarse(self) -> int:
+        return _COARSE if self.cells.size > _EXACT_CELLS else 1
+
+    @cached_property
+    def _images(self) -> tuple[np.ndarray, np.ndarray]:
+        """Integral images of the cells with a set entry, and of those with one missing."""
+        if self._coarse == 1:
+            return _integral(self.cells), _integral(~self.cells)
+        return _integral(_coarsened(self.cells)), _integral(_coarsened(~self.cells))
+
+
+def _coarsened(cells: np.ndarray) -> np.ndarray:
+    """Whether any entry of each square of 64 × 64 is set."""
+    by_row = np.logical_or.reduceat(cells, np.arange(0, cells.shape[0], _COARSE), axis=0)
+    return np.logical_or.reduceat(by_row, np.arange(0, cells.shape[1], _COARSE), axis=1)
+
+
+def _integral(cells: np.ndarray) -> np.ndarray:
+    image = np.zeros((cells.shape[0] + 1, cells.shape[1] + 1), dtype=np.int32)
+    np.cumsum(np.cumsum(cells, axis=0, dtype=np.int32), axis=1, out=image[1:, 1:])
+    return image
+
+
+def _rectangle(image: np.ndarray, coarse: int, a_lo, a_hi, b_lo, b_hi) -> np.ndarray:
+    """Number of set (coarse) cells that each inclusive rectangle touches; 0 where it is empty."""
+    rows, columns = image.shape
+    top, bottom = np.clip(a_lo // coarse, 0, rows - 1), np.clip(a_hi // coarse + 1, 0, rows - 1)
+    left, right = np.clip(b_lo // coarse, 0, columns - 1), np.clip(b_hi // coarse + 1, 0, columns - 1)
+    count = image[bottom, right] - image[top, right] - image[bottom, left] + image[top, left]
+    return np.where((a_lo > a_hi) | (b_lo > b_hi), 0, count)

@@ -1,0 +1,273 @@
+"""Patterns given as arrays, over tokens or over blocks of tokens; leading axes tell batch entries and heads apart."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from ..index_set import Runs
+from ._base import Pattern, apply, register
+from ._check import assign, flag, integer
+from ._table import BlockTable, ByContent, frozen_array
+
+__all__ = ["BlockLayout", "ColumnIntervals", "KeyBlocks", "Mask"]
+
+
+class _ArrayPattern(ByContent, Pattern):
+    """Shared by the patterns whose array fields have the axes ``([[batch,] heads,] *own)``."""
+
+    own_axes: ClassVar[int] = 2
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        fields = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
+        return {name: value for name, value in fields if isinstance(value, np.ndarray)}
+
+    def sizes(self):
+        shape = next(iter(self._arrays().values())).shape
+        return (1, 1, *shape)[-self.own_axes - 2 : -self.own_axes]
+
+    def at(self, batch, head):
+        sizes = self.sizes()
+        where = tuple(
+            integer(name, number, 0, size - 1) if size != 1 else 0
+            for name, number, size in zip(("batch", "head"), (batch, head), sizes, strict=True)
+        )
+        own = {name: self._one(array, where) for name, array in self._arrays().items()}
+        return self if all(own[n] is a for n, a in self._arrays().items()) else dataclasses.replace(self, **own)
+
+    def _one(self, array: np.ndarray, where=(0, 0)) -> np.ndarray:
+        """The array of one batch entry and one head."""
+        leading = array.ndim - self.own_axes
+        return array[where[2 - leading :]] if leading else array
+
+    def _only(self, array: np.ndarray) -> np.ndarray:
+        if self.sizes() != (1, 1):
+            batch, heads = self.sizes()
+            raise ValueError(
+                f"{type(self).__name__}: expected the pattern of one batch entry and head, got {batch} batch entries and "
+                f"{heads} heads; use .at(batch, head)"
+            )
+        return self._one(array)
+
+
+@register("mask")
+@dataclass(frozen=True, eq=False, repr=False)
+class Mask(_ArrayPattern):
+    """The pairs that a boolean array allows.
+
+    Parameters
+    ----------
+    mask : bool array (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len)
+        True where query row i may attend to key j; copied.
+    """
+
+    mask: np.ndarray
+
+    def __post_init__(self):
+        assign(self, mask=frozen_array("mask", self.mask, bool, (2, 3, 4)))
+
+    def bind(self, q_len, kv_len):
+        if self.mask.shape[-2:] != (q_len, kv_len):
+            raise ValueError(f"mask: expected shape (..., {q_len}, {kv_len}), got {self.mask.shape}")
+        return self
+
+    @cached_property
+    def _table(self) -> BlockTable:
+        return BlockTable(self._only(self.mask))
+
+    def allows(self, q, k):
+        q_len, kv_len = self.mask.shape[-2:]
+        return self._table.contains(q - (kv_len - q_len), k)
+
+    @classmethod
+    def example(cls):
+        i, j = np.ogrid[:32, :32]
+        return cls((i * i + j * j) % 7 < 3), 32
+
+
+def check_blocks(name: str, what: str, got: int, length: int, block: int) -> None:
+    """ValueError unless `got` blocks cover `length` tokens with none to spare."""
+    if got != -(-length // block):
+        raise ValueError(f"{name}: expected {-(-length // block)} {what} ({length} tokens of {block}), got {got}")
+
+
+def block_runs(table: np.ndarray, a: np.ndarray, block: int, kv_len: int) -> Runs:
+    """Runs of the keys in the blocks that row `a` of a boolean table sets; neighbouring blocks make one run."""
+    rows, columns = table.shape
+    edge = np.diff(np.pad(table, ((0, 1), (1, 1))).astype(np.int8), axis=1)  # one more row: nothing, for a out of range
+    (row, first), (_, last) = np.nonzero(edge == 1), np.nonzero(edge == -1)
+    per_row = np.bincount(row, minlength=rows + 1)
+    slot = np.arange(len(row)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
+    start, stop = np.zeros((2, rows + 1, per_row.max(initial=0)), dtype=np.int64)
+    start[row, slot], stop[row, slot] = first * block, np.minimum(last * block, kv_len)
+    pick = np.where((a < 0) | (a >= rows), rows, a)
+    start, stop = start[pick], stop[pick]
+    return Runs(start, np.ones_like(start), np.maximum(stop - start, 0))
+
+
+@register("block_layout")
+@dataclass(frozen=True, eq=False, repr=False)
+class BlockLayout(_ArrayPattern):
+    """The pairs whose blocks are set in a layout: ``layout[p // block, j // block]``.
+
+    Parameters
+    ----------
+    layout : bool array (blocks, blocks), (heads, blocks, blocks) or (batch, heads, blocks, blocks)
+        Copied. ``blocks`` is ``ceil(kv_len / block)``.
+    block : int
+        Tokens of a block.
+    """
+
+    layout: np.ndarray
+    block: int
+
+    def __post_init__(self):
+        assign(self, layout=frozen_array("layout", self.layout, bool, (2, 3, 4)), block=integer("block", self.block, 1))
+        rows, columns = self.layout.shape[-2:]
+        if rows != columns:
+            raise ValueError(f"layout: expected as many rows as columns, got shape {self.layout.shape}")
+
+    def bind(self, q_len, kv_len):
+        check_blocks("layout", "blocks", self.layout.shape[-1], kv_len, self.block)
+        return self
+
+    @cached_property
+    def _table(self) -> BlockTable:
+        return BlockTable(self._only(self.layout))
+
+    def allows(self, q, k):
+        return self._table.contains(q // self.block, k // self.block)
+
+    def runs(self, q, kv_len):
+        return block_runs(self._only(self.layout), q // self.block, self.block, kv_len)
+
+    @classmethod
+    def example(cls):
+        a, b = np.ogrid[:8, :8]
+        return cls((a + 2 * b) % 5 < 2, 4), 32
+
+
+@register("key_blocks")
+@dataclass(frozen=True, eq=False, repr=False)
+class KeyBlocks(_ArrayPattern):
+    """Lists of key blocks for each block of queries, as top-k selection makes them.
+
+    Parameters
+    ----------
+    blocks : int array (batch, heads_kv, query blocks, n)
+        Numbers of key blocks, -1 = none, in any order; copied. The leading axes may be left out. A query's row is
+        ``p // block_q``, so there are ``ceil(kv_len / block_q)`` rows.
+    block_q, block_kv : int
+        Tokens of a query block and of a key block.
+
+    References
+    ----------
+    Yuan et al. Native Sparse Attention. arXiv:2502.11089.
+    """
+
+    blocks: np.ndarray
+    block_q: int
+    block_kv: int
+
+    def __post_init__(self):
+        assign(
+            self, blocks=frozen_array("blocks", self.blocks, np.int32, (2, 3, 4)),
+            block_q=integer("block_q", self.block_q, 1), block_kv=integer("block_kv", self.block_kv, 1),
+        )
+        if self.blocks.min(initial=0) < -1:
+            raise ValueError(f"blocks: expected numbers of key blocks or -1, got {self.blocks.min()}")
+
+    def bind(self, q_len, kv_len):
+        check_blocks("blocks", "query blocks", self.blocks.shape[-2], kv_len, self.block_q)
+        key_blocks = -(-kv_len // self.block_kv)
+        if self.blocks.max(initial=-1) >= key_blocks:
+            raise ValueError(f"blocks: expected numbers below {key_blocks} (key blocks), got {self.blocks.max()}")
+        return self
+
+    @cached_property
+    def _table(self) -> BlockTable:
+        blocks = self._only(self.blocks)
+        cells = np.zeros((len(blocks), blocks.max(initial=-1) + 1), dtype=bool)
+        row, slot = np.nonzero(blocks >= 0)
+        cells[row, blocks[row, slot]] = True
+        return BlockTable(cells)
+
+    def allows(self, q, k):
+        return self._table.contains(q // self.block_q, k // self.block_kv)
+
+    def runs(self, q, kv_len):
+        blocks = np.sort(self._only(self.blocks).astype(np.int64), axis=1)
+        blocks[:, 1:][blocks[:, 1:] == blocks[:, :-1]] = -1
+        blocks = np.vstack([blocks, np.full_like(blocks[:1], -1, shape=(1, blocks.shape[1]))])
+        a = q // self.block_q
+        listed = blocks[np.where((a < 0) | (a >= len(blocks) - 1), len(blocks) - 1, a)]
+        start = np.maximum(listed, 0) * self.block_kv
+        stop = np.where(listed < 0, 0, np.minimum(start + self.block_kv, kv_len))
+        return Runs(start, np.ones_like(start), np.maximum(stop - start, 0))
+
+    @classmethod
+    def example(cls):
+        return cls(np.array([[0, -1], [1, 0], [2, 0], [1, 3]]), 8, 8), 32
+
+
+@register("column_intervals")
+@dataclass(frozen=True, eq=False, repr=False)
+class ColumnIntervals(_ArrayPattern):
+    """Every query but one or two intervals of them for each key.
+
+    Parameters
+    ----------
+    start, stop : int arrays (kv_len,), (heads, kv_len) or (batch, heads, kv_len)
+        Query positions ``start[j] <= p < stop[j]`` do not attend to key j; copied.
+    start2, stop2 : int arrays of the same shape, optional
+        A second interval.
+    causal : bool, optional
+        Whether only keys up to the query's are allowed.
+
+    References
+    ----------
+    Wang et al. FlashMask. arXiv:2410.01359.
+    """
+
+    start: np.ndarray
+    stop: np.ndarray
+    start2: np.ndarray | None = None
+    stop2: np.ndarray | None = None
+    causal: bool = False
+    own_axes = 1
+
+    def __post_init__(self):
+        if (self.start2 is None) != (self.stop2 is None):
+            raise ValueError("start2, stop2: expected both or neither, got one of them")
+        for name in ("start", "stop") if self.start2 is None else ("start", "stop", "start2", "stop2"):
+            assign(self, **{name: frozen_array(name, getattr(self, name), np.int64, (1, 2, 3))})
+            if getattr(self, name).shape != self.start.shape:
+                raise ValueError(f"{name}: expected shape {self.start.shape}, got {getattr(self, name).shape}")
+        assign(self, causal=flag("causal", self.causal))
+
+    def bind(self, q_len, kv_len):
+        if self.start.shape[-1] != kv_len:
+            raise ValueError(f"start: expected shape (..., {kv_len}), got {self.start.shape}")
+        return self
+
+    def _masked(self, start: np.ndarray, stop: np.ndarray, q, k):
+        def of(bounds):
+            bounds = self._only(bounds)
+            return apply(lambda j: bounds[np.clip(j, 0, len(bounds) - 1)], k)
+
+        return (of(start) <= q) & (q < of(stop))
+
+    def allows(self, q, k):
+        allowed = ~self._masked(self.start, self.stop, q, k)
+        if self.start2 is not None:
+            allowed = allowed & ~self._masked(self.start2, self.stop2, q, k)
+        return allowed & (k <= q) if self.causal else allowed
+
+    @classmethod
+    def example(cls):
+        key = np.arange(32)
+        return cls((key // 8 + 1) * 8, np.where(key % 8 == 0, 0, 32), causal=True), 32

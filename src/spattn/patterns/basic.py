@@ -1,0 +1,279 @@
+"""The elementary patterns; most others are compositions of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ..index_set import Runs
+from ._base import Part, Pattern, register
+from ._check import assign, integer
+from ._lattices import column_lattices, residue_parts
+
+__all__ = ["BlockLocal", "Causal", "Columns", "DilatedWindow", "Full", "Sinks", "SlidingWindow", "Stride"]
+
+
+def always(positions):
+    """True at every position: gives a predicate of one side the shape of both."""
+    return 0 * positions == 0
+
+
+@register("full")
+@dataclass(frozen=True)
+class Full(Pattern):
+    """Every key: dense attention."""
+
+    translation_invariant = True
+
+    def allows(self, q, k):
+        return always(q) & always(k)
+
+    def runs(self, q, kv_len):
+        return Runs.span(np.zeros_like(q), kv_len, kv_len)
+
+    @classmethod
+    def example(cls):
+        return cls(), 32
+
+
+@register("causal")
+@dataclass(frozen=True)
+class Causal(Pattern):
+    """The query's own key and every key before it."""
+
+    translation_invariant = True
+
+    def allows(self, q, k):
+        return k <= q
+
+    def runs(self, q, kv_len):
+        return Runs.span(np.zeros_like(q), q + 1, kv_len)
+
+    @classmethod
+    def example(cls):
+        return cls(), 32
+
+
+@register("sliding_window")
+@dataclass(frozen=True)
+class SlidingWindow(Pattern):
+    """Keys at most `left` tokens before and at most `right` tokens after the query.
+
+    Parameters
+    ----------
+    left : int or None
+        Tokens before the query; None = unbounded.
+    right : int or None, optional
+        Tokens after the query; None = unbounded. As many as `left` when left out.
+
+    Notes
+    -----
+    A window of `left` tokens back has ``left + 1`` keys, the query's own included: Mistral's ``sliding_window=W`` is
+    ``SlidingWindow(W - 1, 0)``, FlashAttention's ``window_size=(l, r)`` is ``SlidingWindow(l, r)``. At the ends of the
+    sequence the window is cut off; :class:`Neighborhood` shifts it instead.
+
+    References
+    ----------
+    Beltagy, Peters, Cohan. Longformer. arXiv:2004.05150, §3.1.
+
+    Examples
+    --------
+    >>> SlidingWindow(2, 0).index_set(4, 4).to_dense().astype(int)
+    array([[1, 0, 0, 0],
+           [1, 1, 0, 0],
+           [1, 1, 1, 0],
+           [0, 1, 1, 1]])
+    """
+
+    left: int | None
+    right: int | None | Literal["left"] = "left"
+    translation_invariant = True
+
+    def __post_init__(self):
+        left = None if self.left is None else integer("left", self.left, 0)
+        right = left if self.right == "left" else self.right
+        assign(self, left=left, right=None if right is None else integer("right", right, 0))
+
+    def allows(self, q, k):
+        if self.left is None and self.right is None:
+            return always(q) & always(k)
+        after = always(q) if self.left is None else q - self.left <= k
+        before = always(k) if self.right is None else k <= q + self.right
+        return after & before
+
+    def runs(self, q, kv_len):
+        start = np.zeros_like(q) if self.left is None else q - self.left
+        return Runs.span(start, kv_len if self.right is None else q + self.right + 1, kv_len)
+
+    @classmethod
+    def example(cls):
+        return cls(4), 32
+
+
+@register("dilated_window")
+@dataclass(frozen=True)
+class DilatedWindow(Pattern):
+    """Every `dilation`-th key around the query: ``j = p + dilation * t, -left <= t <= right``.
+
+    Parameters
+    ----------
+    left : int
+        Keys before the query.
+    right : int, optional
+        Keys after the query; as many as `left` when left out.
+    dilation : int, optional
+        Distance of neighbouring keys in tokens.
+
+    References
+    ----------
+    Beltagy, Peters, Cohan. Longformer. arXiv:2004.05150, §3.1.
+    """
+
+    left: int
+    right: int | Literal["left"] = "left"
+    dilation: int = 1
+    translation_invariant = True
+
+    def __post_init__(self):
+        left = integer("left", self.left, 0)
+        right = left if self.right == "left" else integer("right", self.right, 0)
+        assign(self, left=left, right=right, dilation=integer("dilation", self.dilation, 1))
+
+    def allows(self, q, k):
+        d = self.dilation
+        return (q % d == k % d) & (q - self.left * d <= k) & (k <= q + self.right * d)
+
+    def runs(self, q, kv_len):
+        d = self.dilation
+        return Runs.stepped(q - self.left * d, q + self.right * d + 1, d, kv_len)
+
+    def parts(self, q_len, kv_len):
+        return (Part(self),) if self.dilation == 1 else residue_parts(self, self.dilation, 0, q_len, kv_len)
+
+    @classmethod
+    def example(cls):
+        return cls(3, dilation=3), 32
+
+
+@register("block_local")
+@dataclass(frozen=True)
+class BlockLocal(Pattern):
+    """Keys of the query's own block of `block` tokens."""
+
+    block: int
+
+    def __post_init__(self):
+        assign(self, block=integer("block", self.block, 1))
+
+    def allows(self, q, k):
+        return q // self.block == k // self.block
+
+    def runs(self, q, kv_len):
+        first = q // self.block * self.block
+        return Runs.span(first, first + self.block, kv_len)
+
+    @classmethod
+    def example(cls):
+        return cls(8), 32
+
+
+@register("sinks")
+@dataclass(frozen=True)
+class Sinks(Pattern):
+    """The first `count` keys.
+
+    Notes
+    -----
+    StreamingLLM's mask is ``(Sinks(4) | SlidingWindow(w, 0)) & Causal()``.
+
+    References
+    ----------
+    Xiao, Tian, Chen, Han, Lewis. Efficient Streaming Language Models with Attention Sinks. arXiv:2309.17453.
+    """
+
+    count: int
+
+    def __post_init__(self):
+        assign(self, count=integer("count", self.count, 0))
+
+    def allows(self, q, k):
+        return always(q) & (k < self.count)
+
+    def runs(self, q, kv_len):
+        return Runs.span(np.zeros_like(q), self.count, kv_len)
+
+    @classmethod
+    def example(cls):
+        return cls(4), 32
+
+
+@register("stride")
+@dataclass(frozen=True)
+class Stride(Pattern):
+    """Keys at a distance of `offset` modulo `stride`: ``(p - j) % stride == offset``."""
+
+    stride: int
+    offset: int = 0
+    translation_invariant = True
+
+    def __post_init__(self):
+        stride = integer("stride", self.stride, 1)
+        assign(self, stride=stride, offset=integer("offset", self.offset, 0, stride - 1))
+
+    def allows(self, q, k):
+        # One side each: on a residue class both are constant, which interval arithmetic on p - j would not see.
+        return (q - self.offset) % self.stride == k % self.stride
+
+    def runs(self, q, kv_len):
+        return Runs.stepped((q - self.offset) % self.stride, kv_len, self.stride, kv_len)
+
+    def parts(self, q_len, kv_len):
+        return (Part(self),) if self.stride == 1 else residue_parts(self, self.stride, self.offset, q_len, kv_len)
+
+    @classmethod
+    def example(cls):
+        return cls(4), 32
+
+
+@register("columns")
+@dataclass(frozen=True)
+class Columns(Pattern):
+    """Keys in the columns ``[start, stop)`` of every `period` keys: ``start <= j % period < stop``."""
+
+    period: int
+    start: int
+    stop: int
+
+    def __post_init__(self):
+        period = integer("period", self.period, 1)
+        start = integer("start", self.start, 0, period - 1)
+        assign(self, period=period, start=start, stop=integer("stop", self.stop, start + 1, period))
+
+    def allows(self, q, k):
+        column = k % self.period
+        return always(q) & (self.start <= column) & (column < self.stop)
+
+    def runs(self, q, kv_len):
+        return column_runs(self.period, self.start, self.stop, np.full_like(q, kv_len), kv_len)
+
+    def parts(self, q_len, kv_len):
+        return tuple(Part(self, None, keys) for keys in column_lattices(self.period, self.start, self.stop, kv_len))
+
+    @classmethod
+    def example(cls):
+        return cls(8, 5, 8), 32
+
+
+def column_runs(period: int, start: int, stop: int, end: np.ndarray, kv_len: int) -> Runs:
+    """The keys ``start <= j % period < stop`` below `end` (one bound a row), by column or by period: whichever is fewer."""
+    periods = -(-kv_len // period)
+    if stop - start <= periods:
+        first, step = np.arange(start, stop), period
+        last = np.broadcast_to(end[:, None], (len(end), len(first)))
+    else:
+        first, step = np.arange(periods) * period + start, 1
+        last = np.minimum(end[:, None], first + (stop - start))
+    count = np.maximum(-((first - np.minimum(last, kv_len)) // step), 0)
+    return Runs(np.broadcast_to(first, count.shape), np.full_like(count, step), count)

@@ -1,0 +1,166 @@
+"""BigBird."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ..index_set import Runs
+from ._base import Pattern, register
+from ._check import assign, flag, integer
+from ._random import draw_ranks
+from ._table import BlockTable
+
+__all__ = ["BigBird"]
+
+
+@register("bigbird")
+@dataclass(frozen=True)
+class BigBird(Pattern):
+    """Window, global and random blocks (the paper's internal transformer construction).
+
+    Parameters
+    ----------
+    block : int
+        Tokens of a block.
+    window_blocks : int, optional
+        Blocks of the window, the query's own included; ``window_blocks // 2`` on either side.
+    global_blocks : int, optional
+        The first so many blocks attend to all blocks and all blocks attend to them.
+    random_blocks : int, optional
+        Blocks drawn for each row of blocks and each head among those that the row does not have yet.
+    seed : int, optional
+        Key of the generator, ``0 <= seed < 2**64``.
+    causal : bool, optional
+        Whether only keys up to the query's are allowed; random blocks are then drawn from the earlier ones.
+    head : int or None, optional
+        The head whose random blocks these are; :meth:`at` fixes it.
+
+    Notes
+    -----
+    Row a of head h draws from ``numpy.random.Philox(key=seed, counter=[0, 0, h, a])`` alone.
+
+    References
+    ----------
+    Zaheer et al. Big Bird: Transformers for Longer Sequences. arXiv:2007.14062.
+    """
+
+    block: int
+    window_blocks: int = 3
+    global_blocks: int = 1
+    random_blocks: int = 3
+    seed: int = 0
+    causal: bool = False
+    head: int | None = None
+
+    def __post_init__(self):
+        assign(
+            self, block=integer("block", self.block, 1), window_blocks=integer("window_blocks", self.window_blocks, 1),
+            global_blocks=integer("global_blocks", self.global_blocks, 0),
+            random_blocks=integer("random_blocks", self.random_blocks, 0),
+            seed=integer("seed", self.seed, 0, 2**64 - 1), causal=flag("causal", self.causal),
+            head=None if self.head is None else integer("head", self.head, 0),
+        )
+
+    def sizes(self):
+        return 1, 0 if self.random_blocks and self.head is None else 1
+
+    def at(self, batch, head):
+        return self if self.sizes()[1] else replace(self, head=head)
+
+    def bind(self, q_len, kv_len):
+        return _Bound(self, kv_len) if self.random_blocks and self.head is not None else self
+
+    def allows(self, q, k):
+        if self.random_blocks:
+            missing = ".at(batch, head)" if self.head is None else ".bind(q_len, kv_len)"
+            raise ValueError(f"BigBird: its random blocks depend on the head and on kv_len; use {missing}")
+        return self.cut(self.regular(q, k), q, k)
+
+    def runs(self, q, kv_len):
+        return None if self.random_blocks else self.block_runs(q, kv_len, np.zeros((len(q), 0), dtype=np.int64))
+
+    # -- shared with the bound pattern -------------------------------------------------------------------------------
+
+    def regular(self, q, k):
+        """Window and global blocks."""
+        a, b, side = q // self.block, k // self.block, self.window_blocks // 2
+        near = (a - side <= b) & (b <= a + side)
+        return near | (a < self.global_blocks) | (b < self.global_blocks)
+
+    def cut(self, allowed, q, k):
+        """Without the keys after the query when causal."""
+        return allowed & (k <= q) if self.causal else allowed
+
+    def draw(self, rows: np.ndarray, blocks: int) -> np.ndarray:
+        """Random blocks of block rows `rows` of a sequence of `blocks` blocks, (rows, random_blocks); -1 = none."""
+        first, side = self.global_blocks, self.window_blocks // 2
+        below = np.maximum(rows - side - first, 0)  # candidates between the global blocks and the window
+        above_start = np.maximum(rows + side + 1, first)
+        above = np.zeros_like(rows) if self.causal else np.maximum(blocks - above_start, 0)
+        candidates = np.where(rows < first, 0, below + above)
+        rank = draw_ranks(self.seed, self.head, rows, candidates, self.random_blocks)
+        drawn = np.where(rank < below[:, None], first + rank, (above_start - below)[:, None] + rank)
+        return np.where(rank < 0, -1, drawn)
+
+    def block_runs(self, q, kv_len: int, random: np.ndarray) -> Runs:
+        """Closed form, given each query's random blocks (len(q), n)."""
+        a, side, block = q // self.block, self.window_blocks // 2, self.block
+        end = np.minimum(q + 1, kv_len) if self.causal else np.full_like(q, kv_len)
+        everything = a < self.global_blocks
+        first = self.global_blocks * block
+        columns = np.where(everything, end, np.minimum(first, end))
+        window = np.where(everything, 0, np.minimum((a + side + 1) * block, end))
+        drawn = np.maximum(random, 0) * block
+        stop = np.where(random < 0, 0, np.minimum(drawn + block, kv_len))
+        return (
+            Runs.span(np.zeros_like(q), columns, kv_len)
+            | Runs.span(np.maximum((a - side) * block, first), window, kv_len)
+            | Runs(drawn, np.ones_like(drawn), np.maximum(stop - drawn, 0))
+        )
+
+    @classmethod
+    def example(cls):
+        return cls(4, random_blocks=2), 64
+
+
+@dataclass(frozen=True)
+class _Bound(Pattern):
+    """A BigBird pattern with the random blocks of a sequence of `kv_len` tokens."""
+
+    pattern: BigBird
+    kv_len: int
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.kv_len // self.pattern.block)
+
+    @cached_property
+    def random(self) -> np.ndarray:
+        return self.pattern.draw(np.arange(self.blocks), self.blocks)
+
+    @cached_property
+    def table(self) -> BlockTable:
+        cells = np.zeros((self.blocks, self.blocks), dtype=bool)
+        row, slot = np.nonzero(self.random >= 0)
+        cells[row, self.random[row, slot]] = True
+        return BlockTable(cells)
+
+    def bind(self, q_len, kv_len):
+        return self if kv_len == self.kv_len else self.pattern.bind(q_len, kv_len)
+
+    def allows(self, q, k):
+        pattern = self.pattern
+        random = self.table.contains(q // pattern.block, k // pattern.block)
+        return pattern.cut(pattern.regular(q, k) | random, q, k)
+
+    def runs(self, q, kv_len):
+        a = q // self.pattern.block
+        none = np.full((1, self.pattern.random_blocks), -1, dtype=np.int64)
+        rows = np.concatenate([self.random, none])
+        return self.pattern.block_runs(q, kv_len, rows[np.where((a < 0) | (a >= self.blocks), self.blocks, a)])
+
+    def to_dict(self):
+        return self.pattern.to_dict()

@@ -1,0 +1,113 @@
+"""The sparse transformer's factorised patterns (Child, Gray, Radford, Sutskever, arXiv:1904.10509 §4.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..index_set import Runs
+from ._base import Lattice, Part, Pattern, register
+from ._check import assign, integer
+from ._lattices import residue_parts
+from .basic import BlockLocal, Causal, Columns, SlidingWindow, Stride, column_runs
+
+__all__ = ["Fixed", "Strided"]
+
+
+@register("strided")
+@dataclass(frozen=True)
+class Strided(Pattern):
+    """The last `stride` keys and every `stride`-th key before them.
+
+    Parameters
+    ----------
+    stride : int
+        Length of the local window and distance of the column keys, in tokens.
+
+    Notes
+    -----
+    ``j <= p and (p - j < stride or (p - j) % stride == 0)``; about ``stride + p / stride`` keys a row.
+
+    References
+    ----------
+    Child, Gray, Radford, Sutskever. Generating Long Sequences with Sparse Transformers. arXiv:1904.10509, §4.2.
+    """
+
+    stride: int
+    translation_invariant = True
+
+    def __post_init__(self):
+        assign(self, stride=integer("stride", self.stride, 1))
+
+    def allows(self, q, k):
+        s = self.stride
+        return (k <= q) & ((q - s < k) | (q % s == k % s))
+
+    def runs(self, q, kv_len):
+        s = self.stride
+        return Runs.span(q - s + 1, q + 1, kv_len) | Runs.stepped(q % s, q - s + 1, s, kv_len)
+
+    def parts(self, q_len, kv_len):
+        if self.stride == 1:
+            return (Part(Causal()),)
+        local = SlidingWindow(self.stride - 1, 0)
+        far = Causal() & (Stride(self.stride) - local)
+        return (Part(Causal() & local), *residue_parts(far, self.stride, 0, q_len, kv_len))
+
+    @classmethod
+    def example(cls):
+        return cls(6), 36
+
+
+@register("fixed")
+@dataclass(frozen=True)
+class Fixed(Pattern):
+    """The query's own block and the last `summary` keys of every block before it.
+
+    Parameters
+    ----------
+    block : int
+        Tokens of a block (the paper's stride).
+    summary : int
+        Tokens at the end of each block that later blocks attend to (the paper's c).
+
+    Notes
+    -----
+    ``j <= p and (j // block == p // block or j % block >= block - summary)``.
+
+    References
+    ----------
+    Child, Gray, Radford, Sutskever. Generating Long Sequences with Sparse Transformers. arXiv:1904.10509, §4.2.
+    """
+
+    block: int
+    summary: int
+
+    def __post_init__(self):
+        block = integer("block", self.block, 1)
+        assign(self, block=block, summary=integer("summary", self.summary, 1, block))
+
+    def allows(self, q, k):
+        own = q // self.block == k // self.block
+        return (k <= q) & (own | (k % self.block >= self.block - self.summary))
+
+    def runs(self, q, kv_len):
+        first = q // self.block * self.block
+        before = column_runs(self.block, self.block - self.summary, self.block, first, kv_len)
+        return Runs.span(first, q + 1, kv_len) | before
+
+    def parts(self, q_len, kv_len):
+        own = BlockLocal(self.block)
+        local = Part(Causal() & own)
+        before = -(-kv_len // self.block) - 1  # blocks that a later one can see
+        if before <= 0:
+            return (local,)
+        start = self.block - self.summary
+        if self.summary == 1:
+            keys = Lattice(start, (self.block,), (before,))
+        else:
+            keys = Lattice(start, (self.block, 1), (before, self.summary))
+        return local, Part(Causal() & (Columns(self.block, start, self.block) - own), None, keys)
+
+    @classmethod
+    def example(cls):
+        return cls(8, 2), 32

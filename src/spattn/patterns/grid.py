@@ -1,0 +1,157 @@
+"""Patterns of a grid of tokens: along one axis, and in windows. :mod:`.neighborhood` has the third."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..index_set import Runs
+from ._base import Lattice, Part, Pattern, register
+from ._boxes import box_runs, coordinates, row_major
+from ._check import assign, check_grid, integer, integers, per_axis
+
+__all__ = ["Axial", "Windowed"]
+
+
+def grid_shape(grid) -> tuple[int, ...]:
+    """The tokens along each axis, at least one axis."""
+    shape = integers("grid", grid, 1) if hasattr(grid, "__iter__") else (integer("grid", grid, 1),)
+    if not shape:
+        raise ValueError("grid: expected at least one axis, got ()")
+    return shape
+
+
+@register("axial")
+@dataclass(frozen=True)
+class Axial(Pattern):
+    """Keys that share every coordinate but one with the query.
+
+    Parameters
+    ----------
+    grid : tuple of int
+        Tokens along each axis; token numbers are row-major.
+    axis : int
+        The axis along which a query attends; negative counts from the last.
+
+    References
+    ----------
+    Ho, Kalchbrenner, Weissenborn, Salimans. Axial Attention in Multidimensional Transformers. arXiv:1912.12180.
+    """
+
+    grid: tuple[int, ...]
+    axis: int
+
+    def __post_init__(self):
+        grid = grid_shape(self.grid)
+        axis = integer("axis", self.axis, -len(grid), len(grid) - 1)
+        assign(self, grid=grid, axis=axis % len(grid))
+
+    def bind(self, q_len, kv_len):
+        check_grid(self.grid, kv_len)
+        return self
+
+    def _steps(self) -> tuple[int, int]:
+        """Distance of neighbours along the axis, and of neighbours along the next outer one."""
+        step = row_major(self.grid)[self.axis]
+        return step, step * self.grid[self.axis]
+
+    def allows(self, q, k):
+        step, outer = self._steps()
+        line = q % step == k % step
+        return line & (q // outer == k // outer) if self.axis else line
+
+    def runs(self, q, kv_len):
+        step, outer = self._steps()
+        first = q % step + (q // outer * outer if self.axis else 0)
+        return Runs.stepped(first, first + outer, step, kv_len)
+
+    def parts(self, q_len, kv_len):
+        step, outer = self._steps()
+        if q_len != kv_len or step == 1:
+            return (Part(self),)
+        line = Lattice(0, (step,), (self.grid[self.axis],))
+        first = [block * outer + c for block in range(math.prod(self.grid[: self.axis])) for c in range(step)]
+        return (Part(self, line, line, tuple((f, f) for f in first)),)
+
+    @classmethod
+    def example(cls):
+        return cls((6, 6), 0), 36
+
+
+@register("windowed")
+@dataclass(frozen=True)
+class Windowed(Pattern):
+    """Keys of the query's own window of a grid, after a cyclic shift of the windows.
+
+    Parameters
+    ----------
+    grid : tuple of int
+        Tokens along each axis; token numbers are row-major.
+    window : int or tuple of int
+        Tokens of a window along each axis.
+    shift : int or tuple of int, optional
+        By how much the windows are shifted along each axis, less than `window`. Tokens that the shift brings together
+        from opposite edges of the grid do not attend to each other.
+
+    References
+    ----------
+    Liu et al. Swin Transformer. arXiv:2103.14030, §3.2.
+    """
+
+    grid: tuple[int, ...]
+    window: tuple[int, ...]
+    shift: tuple[int, ...] = 0
+
+    def __post_init__(self):
+        grid = grid_shape(self.grid)
+        window = per_axis("window", self.window, len(grid), least=1)
+        shift = per_axis("shift", self.shift, len(grid), least=0)
+        for length, w, s in zip(grid, window, shift, strict=True):
+            if w > length:
+                raise ValueError(f"window: expected at most {length} (tokens of the axis), got {w}")
+            if s >= w:
+                raise ValueError(f"shift: expected less than the window of the axis ({w}), got {s}")
+        assign(self, grid=grid, window=window, shift=shift)
+
+    def bind(self, q_len, kv_len):
+        check_grid(self.grid, kv_len)
+        return self
+
+    def _window(self, axis: int, x):
+        """Number of the window of coordinate `x`, and whether the shift moved it to the other edge."""
+        shifted = x - self.shift[axis]
+        return shifted % self.grid[axis] // self.window[axis], shifted < 0
+
+    def allows(self, q, k):
+        allowed = None
+        for axis, (x, y) in enumerate(zip(coordinates(q, self.grid), coordinates(k, self.grid), strict=True)):
+            (window_q, moved_q), (window_k, moved_k) = self._window(axis, x), self._window(axis, y)
+            same = (window_q == window_k) & (1 * moved_q == 1 * moved_k)
+            allowed = same if allowed is None else allowed & same
+        return allowed
+
+    def runs(self, q, kv_len):
+        bounds = [self._span(axis, x) for axis, x in enumerate(coordinates(q, self.grid))]
+        start, count = zip(*bounds, strict=True)
+        return box_runs(start, count, (1,) * len(self.grid), self.window, self.grid, kv_len)
+
+    def _span(self, axis: int, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """First coordinate and number of coordinates of the window of coordinate `x`."""
+        length, w, s = self.grid[axis], self.window[axis], self.shift[axis]
+        window, moved = self._window(axis, x)
+        back = np.where(moved, length - s, -s)  # from shifted coordinates to the grid's
+        first = np.maximum(window * w - back, np.where(moved, 0, s))
+        stop = np.minimum((window + 1) * w - back, np.where(moved, s, length))
+        return first, np.maximum(stop - first, 0)
+
+    def parts(self, q_len, kv_len):
+        if q_len != kv_len or not 2 <= len(self.grid) <= 3:
+            return (Part(self),)
+        whole = Lattice(0, row_major(self.grid), self.grid)
+        return (Part(self, whole, whole),)
+
+    @classmethod
+    def example(cls):
+        return cls((8, 8), 4, 2), 64

@@ -1,0 +1,74 @@
+"""Longformer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..index_set import Runs
+from ._base import Pattern, register
+from ._check import assign, integer
+from .basic import DilatedWindow
+from .tokens import GlobalTokens, token_groups, token_set
+
+__all__ = ["Longformer"]
+
+
+@register("longformer")
+@dataclass(frozen=True)
+class Longformer(Pattern):
+    """A (dilated) window around each query and global tokens.
+
+    Parameters
+    ----------
+    window : int
+        Keys of the window on both sides together, even, as in the paper and as Hugging Face's ``attention_window``: each
+        query has ``window // 2`` keys on either side and its own.
+    dilation : int, optional
+        Distance of neighbouring keys of the window in tokens.
+    global_tokens : int or tuple of int, optional
+        The first so many tokens, or these positions, attend to all keys and all queries attend to them.
+
+    References
+    ----------
+    Beltagy, Peters, Cohan. Longformer: The Long-Document Transformer. arXiv:2004.05150.
+    """
+
+    window: int
+    dilation: int = 1
+    global_tokens: int | tuple[int, ...] = ()
+
+    def __post_init__(self):
+        window = integer("window", self.window)
+        if window < 2 or window % 2:
+            raise ValueError(f"window: expected an even number >= 2, got {window}")
+        assign(
+            self, window=window, dilation=integer("dilation", self.dilation, 1),
+            global_tokens=token_set("global_tokens", self.global_tokens),
+        )
+
+    def _composition(self) -> Pattern:
+        window = DilatedWindow(self.window // 2, self.window // 2, self.dilation)
+        return window | GlobalTokens(self.global_tokens) if self.global_tokens else window
+
+    def allows(self, q, k):
+        return self._composition().allows(q, k)
+
+    def runs(self, q, kv_len):
+        tokens = GlobalTokens(self.global_tokens)
+        starts, stops = token_groups(self.global_tokens, kv_len)
+        d, side = self.dilation, self.window // 2 * self.dilation
+        # The window falls into what lies before, between and after the groups of global tokens.
+        first, last = np.append(0, stops), np.append(starts, kv_len)
+        low, high = (q - side)[:, None], np.where(tokens.among(q), 0, q + side + 1)[:, None]
+        start = np.maximum(first + (low - first) % d, low)
+        count = np.maximum(-((start - np.minimum(high, last)) // d), 0)
+        return tokens.runs(q, kv_len) | Runs(start, np.full_like(start, d), count)
+
+    def parts(self, q_len, kv_len):
+        return self._composition().parts(q_len, kv_len)
+
+    @classmethod
+    def example(cls):
+        return cls(8, global_tokens=(0, 1)), 32

@@ -1,0 +1,124 @@
+"""Neighbourhood attention on grids of one to three axes."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from ._base import Lattice, Part, Pattern, register
+from ._boxes import box_runs, coordinates, row_major
+from ._check import assign, check_grid, flag, integer, integers, per_axis
+
+__all__ = ["Neighborhood"]
+
+
+@register("neighborhood")
+@dataclass(frozen=True)
+class Neighborhood(Pattern):
+    """The `kernel` nearest keys on each axis of a grid of tokens; the window shifts at the edges.
+
+    Parameters
+    ----------
+    grid : int or tuple of int
+        Tokens along each of one to three axes; token numbers are row-major.
+    kernel : int or tuple of int
+        Keys along each axis.
+    dilation : int or tuple of int, optional
+        Distance of neighbouring keys along each axis.
+    stride : int or tuple of int, optional
+        Queries along each axis that share one neighbourhood, that of their leader.
+    causal : bool or tuple of bool, optional
+        Whether only coordinates up to the query's are allowed, by axis.
+
+    Notes
+    -----
+    A query that is not causal has exactly ``kernel`` keys on each axis. :class:`SlidingWindow` cuts the window off at the
+    edges, this pattern moves it.
+
+    References
+    ----------
+    Hassani et al. Neighborhood Attention Transformer. arXiv:2204.07143. Hassani, Shi. Dilated NAT. arXiv:2209.15001.
+    Hassani et al. Faster Neighborhood Attention. arXiv:2403.04690. Hassani et al. Generalized Neighborhood Attention.
+    arXiv:2504.16922.
+    """
+
+    grid: tuple[int, ...]
+    kernel: tuple[int, ...]
+    dilation: tuple[int, ...] = 1
+    stride: tuple[int, ...] = 1
+    causal: tuple[bool, ...] = False
+
+    def __post_init__(self):
+        grid = integers("grid", self.grid, 1) if hasattr(self.grid, "__iter__") else (integer("grid", self.grid, 1),)
+        if not 1 <= len(grid) <= 3:
+            raise ValueError(f"grid: expected one to three axes, got {len(grid)}")
+        kernel = per_axis("kernel", self.kernel, len(grid), least=1)
+        dilation = per_axis("dilation", self.dilation, len(grid), least=1)
+        stride = per_axis("stride", self.stride, len(grid), least=1)
+        causal = per_axis("causal", self.causal, len(grid), check=flag)
+        for length, w, d, s in zip(grid, kernel, dilation, stride, strict=True):
+            if w * d > length:
+                raise ValueError(f"kernel: expected kernel * dilation <= {length} (tokens of the axis), got {w} * {d}")
+            if s > w:
+                raise ValueError(f"stride: expected at most the kernel of the axis ({w}), got {s}")
+        assign(self, grid=grid, kernel=kernel, dilation=dilation, stride=stride, causal=causal)
+
+    def bind(self, q_len, kv_len):
+        check_grid(self.grid, kv_len)
+        return self
+
+    def _span(self, axis: int, x):
+        """First and last key of query coordinate `x` among those of its dilation group (keys ``g, g + d, ...``)."""
+        length, w, d, s = self.grid[axis], self.kernel[axis], self.dilation[axis], self.stride[axis]
+        u = x // d
+        in_group = length // d + 1 * (x % d < length % d)
+        if self.causal[axis]:
+            leader = np.minimum(u // s * s + s - 1, in_group - 1)
+            return leader - w + 1, u
+        leader = np.minimum(u // s * s + s // 2, in_group - 1)
+        after = w // 2 + w % 2 - 1
+        centre = np.minimum(np.maximum(leader, w // 2), in_group - 1 - after)
+        return centre - w // 2, centre + after
+
+    def allows(self, q, k):
+        allowed = None
+        for axis, (x, y) in enumerate(zip(coordinates(q, self.grid), coordinates(k, self.grid), strict=True)):
+            d = self.dilation[axis]
+            first, last = self._span(axis, x)
+            near = (first <= y // d) & (y // d <= last)
+            near = near & (x % d == y % d) if d > 1 else near
+            allowed = near if allowed is None else allowed & near
+        return allowed
+
+    def runs(self, q, kv_len):
+        start, count = [], []
+        for axis, x in enumerate(coordinates(q, self.grid)):
+            first, last = self._span(axis, x)
+            first = np.maximum(first, 0)
+            start.append(first * self.dilation[axis] + x % self.dilation[axis])
+            count.append(np.maximum(last + 1 - first, 0))
+        return box_runs(start, count, self.dilation, self.kernel, self.grid, kv_len)
+
+    def parts(self, q_len, kv_len):
+        if q_len != kv_len or (len(self.grid) == 1 and self.dilation == (1,)):
+            return (Part(self),)
+        stride = row_major(self.grid)
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for residue in itertools.product(*(range(d) for d in self.dilation)):
+            axes = zip(self.grid, residue, self.dilation, strict=True)
+            extents = tuple(-((r - length) // d) for length, r, d in axes)
+            groups.setdefault(extents, []).append(sum(r * s for r, s in zip(residue, stride, strict=True)))
+        strides = tuple(s * d for s, d in zip(stride, self.dilation, strict=True))
+        return tuple(
+            Part(
+                self, Lattice(first[0], strides, extents), Lattice(first[0], strides, extents),
+                tuple((f - first[0], f - first[0]) for f in first),
+            )
+            for extents, first in groups.items()
+        )
+
+    @classmethod
+    def example(cls):
+        return cls((8, 8), 5), 64

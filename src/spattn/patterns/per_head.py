@@ -1,0 +1,72 @@
+"""A pattern of its own for each query head."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ._base import Pattern, register
+from ._check import assign, integer
+
+__all__ = ["PerHead"]
+
+
+@register("per_head")
+@dataclass(frozen=True)
+class PerHead(Pattern):
+    """Head h attends as the h-th pattern says.
+
+    Parameters
+    ----------
+    patterns : tuple of Pattern
+        One for each query head; fewer, when their number divides the number of heads, serve groups of
+        neighbouring heads.
+    """
+
+    patterns: tuple[Pattern, ...]
+
+    def __post_init__(self):
+        if isinstance(self.patterns, Pattern) or not hasattr(self.patterns, "__iter__"):
+            raise TypeError(f"patterns: expected a sequence of patterns, got {self.patterns!r}")
+        patterns = tuple(self.patterns)
+        for pattern in patterns:
+            if not isinstance(pattern, Pattern):
+                raise TypeError(f"patterns: expected patterns, got {pattern!r}")
+            if pattern.sizes()[1] not in (0, 1, len(patterns)):
+                heads = pattern.sizes()[1]
+                raise ValueError(f"patterns: expected patterns of one head or {len(patterns)}, got one of {heads}")
+        if not patterns:
+            raise ValueError("patterns: expected at least one pattern, got none")
+        assign(self, patterns=patterns)
+
+    def bind(self, q_len, kv_len):
+        return PerHead(tuple(p.bind(q_len, kv_len) for p in self.patterns))
+
+    def sizes(self):
+        batch = {p.sizes()[0] for p in self.patterns} - {1}
+        if len(batch - {0}) > 1:
+            raise ValueError(f"patterns: expected patterns for one number of batch entries, got {sorted(batch)}")
+        return max(batch, default=1), len(self.patterns)
+
+    def at(self, batch, head):
+        number = integer("head", head, 0, len(self.patterns) - 1) if len(self.patterns) > 1 else 0
+        return self.patterns[number].at(batch, number if len(self.patterns) > 1 else head)
+
+    def _only(self) -> Pattern:
+        if len(self.patterns) > 1:
+            raise ValueError(f"PerHead: expected the pattern of one head, got {len(self.patterns)}; use .at(batch, head)")
+        return self.patterns[0]
+
+    def allows(self, q, k):
+        return self._only().allows(q, k)
+
+    def runs(self, q, kv_len):
+        return self._only().runs(q, kv_len)
+
+    def parts(self, q_len, kv_len):
+        return self._only().parts(q_len, kv_len)
+
+    @classmethod
+    def example(cls):
+        from .basic import Causal, SlidingWindow
+
+        return cls((Causal(), SlidingWindow(4, 0))), 32

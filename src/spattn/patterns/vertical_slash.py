@@ -1,0 +1,61 @@
+"""Chosen columns and diagonals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..index_set import Runs
+from ._base import Pattern, member, register
+from ._check import assign, integers
+
+__all__ = ["VerticalSlash"]
+
+_MOST_RUNS = 1 << 23
+
+
+@register("vertical_slash")
+@dataclass(frozen=True)
+class VerticalSlash(Pattern):
+    """Chosen key columns and chosen diagonals, causal: ``(j in columns or p - j in diagonals) and j <= p``.
+
+    Parameters
+    ----------
+    columns : tuple of int
+        Key positions.
+    diagonals : tuple of int
+        Distances ``p - j >= 0`` in tokens.
+
+    References
+    ----------
+    Jiang et al. MInference 1.0. arXiv:2407.02490.
+    """
+
+    columns: tuple[int, ...]
+    diagonals: tuple[int, ...]
+
+    def __post_init__(self):
+        for name in ("columns", "diagonals"):
+            assign(self, **{name: tuple(sorted(set(integers(name, getattr(self, name), 0))))})
+
+    def allows(self, q, k):
+        columns, diagonals = (np.array(table, dtype=np.int64) for table in (self.columns, self.diagonals))
+        return (member(columns, k) | member(diagonals, q - k)) & (k <= q)
+
+    def runs(self, q, kv_len):
+        columns, diagonals = (np.array(table, dtype=np.int64) for table in (self.columns, self.diagonals))
+        if len(q) * (len(columns) + len(diagonals)) > _MOST_RUNS:
+            return None  # too many for one array; the index set then asks strip by strip
+        new = np.diff(diagonals, prepend=-2) > 1  # diagonals next to each other make one run
+        near, far = diagonals[new], diagonals[np.append(new[1:], True)[: len(diagonals)]]
+        row = q[:, None]
+        start = np.maximum(row - far, 0)
+        bands = Runs(start, np.ones_like(start), np.maximum(np.minimum(row - near + 1, kv_len) - start, 0))
+        alone = (columns <= row) & (columns < kv_len) & ~np.isin(row - columns, diagonals)
+        start = np.broadcast_to(columns, alone.shape)
+        return bands | Runs(start, np.ones_like(start), alone.astype(np.int64))
+
+    @classmethod
+    def example(cls):
+        return cls((0, 1, 9), (0, 1, 2, 12)), 32

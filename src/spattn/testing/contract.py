@@ -1,0 +1,203 @@
+"""The plan contract in slow, plain NumPy: which pairs a plan visits and how its pieces come together.
+
+This is the text of :mod:`spattn.plan._types` as a program, written from that text and not from the planner or a kernel.
+It serves as the specification that kernels are compared with, and finds a plan's own faults.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+__all__ = ["check_plan", "execute", "plan_pairs"]
+
+
+def plan_pairs(plan, variant: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """All (query row, key) pairs that the work items of a variant visit, repeats included, sorted by row and key.
+
+    Parameters
+    ----------
+    plan : Plan
+    variant : int, optional
+        Number of the variant.
+
+    Returns
+    -------
+    rows, keys : int64 arrays of equal length
+
+    Examples
+    --------
+    >>> import spattn
+    >>> rows, keys = plan_pairs(spattn.plan(spattn.patterns.Causal(), 3))
+    >>> list(zip(rows.tolist(), keys.tolist()))
+    [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)]
+    """
+    rows, keys = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for item in _items(plan, variant):
+        for query, key, allowed in _tiles(plan, item):
+            r, c = np.nonzero(allowed)
+            rows.append(query[r])
+            keys.append(key[c])
+    rows, keys = np.concatenate(rows), np.concatenate(keys)
+    order = np.lexsort((keys, rows))
+    return rows[order], keys[order]
+
+
+def check_plan(plan, index_sets) -> None:
+    """AssertionError unless a plan visits exactly the pairs of the index sets, each once, and writes every row once.
+
+    Parameters
+    ----------
+    plan : Plan
+    index_sets : sequence of AffineRows
+        One for each variant.
+    """
+    assert len(index_sets) == plan.variants, f"expected {len(index_sets)} variants, got {plan.variants}"
+    for variant, index_set in enumerate(index_sets):
+        rows, keys = plan_pairs(plan, variant)
+        code, count = np.unique(rows * max(plan.kv_len, 1) + keys, return_counts=True)
+        assert (count == 1).all(), f"variant {variant}: {(count > 1).sum()} pairs are visited more than once"
+        indptr, indices = index_set.to_csr()
+        expected = np.repeat(np.arange(plan.q_len), np.diff(indptr)) * max(plan.kv_len, 1) + indices
+        missing, extra = np.setdiff1d(expected, code), np.setdiff1d(code, expected)
+        assert not len(missing), f"variant {variant}: misses pair {divmod(int(missing[0]), plan.kv_len)}, {len(missing)} in all"
+        assert not len(extra), f"variant {variant}: visits pair {divmod(int(extra[0]), plan.kv_len)}, {len(extra)} in all"
+        _check_lists(plan, variant)
+        _check_writers(plan, variant)
+    assert plan.nnz == sum(s.nnz for s in index_sets), "nnz differs from the index sets'"
+
+
+def execute(plan, q, k, v, scale) -> tuple[np.ndarray, np.ndarray]:
+    """Runs a plan as a kernel would, in float64: work items into slots or outputs, then the merges in their order.
+
+    Parameters
+    ----------
+    plan : Plan
+    q, k, v, scale
+        As for a backend's ``forward``.
+
+    Returns
+    -------
+    out, lse : float64 arrays
+        NaN in rows that nobody wrote.
+    """
+    out = np.full((*q.shape[:3], v.shape[-1]), np.nan)
+    lse = np.full(q.shape[:3], np.nan)
+    variants = np.broadcast_to(plan.variant, q.shape[:2])
+    for b, h in np.ndindex(q.shape[:2]):
+        kv = h // (q.shape[1] // k.shape[1])
+        one = [x.astype(np.float64) for x in (q[b, h], k[b, kv], v[b, kv])]
+        _execute_head(plan, int(variants[b, h]), *one, scale, out[b, h], lse[b, h])
+    return out, lse
+
+
+def _execute_head(plan, variant, q, k, v, scale, out, lse) -> None:
+    slot_out = np.full((plan.slots * plan.block_q, v.shape[-1]), np.nan)
+    slot_lse = np.full(plan.slots * plan.block_q, np.nan)
+    for item in _items(plan, variant):
+        row, valid = _query_cells(plan, item)
+        own_out, own_lse = _attend(plan, item, q, k, v, scale)
+        first = int(item["slot"]) * plan.block_q
+        target_out, target_lse, at = (
+            (out, lse, row[valid]) if item["slot"] < 0 else (slot_out, slot_lse, first + np.nonzero(valid)[0])
+        )
+        target_out[at], target_lse[at] = own_out[valid], own_lse[valid]
+    for m in range(plan.merge_variants[variant], plan.merge_variants[variant + 1]):
+        sources = plan.merge_sources[plan.merge_indptr[m] : plan.merge_indptr[m + 1]]
+        row = plan.merge_rows[m]
+        out[row], lse[row] = _weighted(slot_lse[sources], slot_out[sources])
+
+
+def _attend(plan, item, q, k, v, scale):
+    """Softmax attention of the item's query cells over the keys of its tiles."""
+    row, valid = _query_cells(plan, item)
+    tiles = list(_tiles(plan, item))
+    key = np.concatenate([key for _, key, _ in tiles])
+    allowed = np.concatenate([allowed for _, _, allowed in tiles], axis=1)
+    out, lse = np.zeros((len(row), v.shape[-1])), np.full(len(row), -np.inf)
+    for cell in np.nonzero(valid)[0]:
+        keys = key[allowed[cell]]
+        with np.errstate(invalid="ignore", over="ignore"):
+            out[cell], lse[cell] = _weighted((k[keys] @ q[row[cell]]) * scale, v[keys])
+    return out, lse
+
+
+def _weighted(logits, values):
+    """(softmax(logits) @ values, log Σ exp(logits)); (0, -inf) when no logit is above -inf."""
+    row_max = logits.max(initial=-np.inf)
+    if row_max == -np.inf:
+        return np.zeros(values.shape[-1]), -np.inf
+    p = np.exp(logits - row_max)
+    return (p / p.sum()) @ values, np.log(p.sum()) + row_max
+
+
+def _items(plan, variant: int):
+    return plan.work[plan.work_indptr[variant] : plan.work_indptr[variant + 1]]
+
+
+def _cells(view, tile: int) -> tuple[np.ndarray, np.ndarray]:
+    """(position, is real) of each cell of one tile: the contract's *view* and *tile* paragraphs, word for word."""
+    place = np.unravel_index(tile, tuple(view["grid"]))
+    coordinate = np.indices(tuple(view["box"])).reshape(3, -1) + (np.array(place) * view["box"])[:, None]
+    real = (coordinate < view["extent"][:, None]).all(axis=0)
+    return view["offset"] + (coordinate * view["stride"][:, None]).sum(axis=0), real
+
+
+def _query_cells(plan, item):
+    component = plan.components[item["component"]]
+    assert component["variant"] >= 0
+    return _cells(plan.views[component["query_view"]], int(item["query_tile"]))
+
+
+def _tiles(plan, item):
+    """Yields (row of each query cell, key of each key cell, which pairs are allowed) for each tile of a work item."""
+    component = plan.components[item["component"]]
+    row, row_real = _query_cells(plan, item)
+    for e in range(item["begin"], item["end"]):
+        key, key_real = _cells(plan.views[component["key_view"] + plan.key_view[e]], int(plan.indices[e]))
+        if plan.mask[e] < 0:
+            assert key_real.all(), f"entry {e} is a full tile with padding keys"
+            allowed = np.ones((plan.block_q, plan.block_kv), dtype=bool)
+        else:
+            words = plan.masks[plan.mask[e]].astype("<u8").view(np.uint8).reshape(plan.block_q, -1)
+            allowed = np.unpackbits(words, axis=1, bitorder="little").astype(bool)
+            assert not allowed[row_real][:, ~key_real].any(), f"entry {e} allows padding keys"
+        yield row, key, allowed & row_real[:, None]
+
+
+def _check_lists(plan, variant: int) -> None:
+    """Every entry of every list of the variant belongs to exactly one work item, and to a component of the variant."""
+    visited = Counter()
+    for item in _items(plan, variant):
+        assert plan.components[item["component"]]["variant"] == variant, "a work item of another variant's component"
+        assert item["begin"] < item["end"], "an empty work item"
+        visited.update((int(item["component"]), e) for e in range(item["begin"], item["end"]))
+    for number in np.nonzero(plan.components["variant"] == variant)[0]:
+        component = plan.components[number]
+        rows = component["first_row"], component["first_row"] + component["query_tiles"]
+        for e in range(plan.indptr[rows[0]], plan.indptr[rows[1]]):
+            assert visited.pop((int(number), e), 0) == 1, f"entry {e} of component {number} is not in exactly one work item"
+    assert not visited, "work items reach beyond their lists"
+
+
+def _check_writers(plan, variant: int) -> None:
+    """Each row is written once, each slot by one item; merges read what items wrote, all of it, each source once."""
+    written, filled, slots = Counter(), Counter(), Counter()
+    for item in _items(plan, variant):
+        row, valid = _query_cells(plan, item)
+        if item["slot"] < 0:
+            written.update(row[valid].tolist())
+        else:
+            slots[int(item["slot"])] += 1
+            filled.update((int(item["slot"]) * plan.block_q + np.nonzero(valid)[0]).tolist())
+    assert not slots or max(slots.values()) == 1, "two work items share a slot"
+    merges = range(plan.merge_variants[variant], plan.merge_variants[variant + 1])
+    written.update(int(plan.merge_rows[m]) for m in merges)
+    if merges:
+        sources = plan.merge_sources[plan.merge_indptr[merges[0]] : plan.merge_indptr[merges[-1] + 1]]
+        filled.subtract(sources.tolist())
+    assert all(n == 1 for n in written.values()) and len(written) == plan.q_len, "a row is not written exactly once"
+    assert not any(filled.values()), "a workspace row is not merged exactly once"
+    costs = (_items(plan, variant)["end"] - _items(plan, variant)["begin"]).tolist()
+    assert costs == sorted(costs, reverse=True), "work items are not sorted by falling cost"

@@ -1,0 +1,120 @@
+"""Hypothesis strategies: every registered pattern with parameters and lengths that fit, compositions, shapes, layouts.
+
+Needs ``hypothesis`` (the extra ``spattn[test]``).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+
+from .. import patterns
+from ..patterns._base import pattern_class
+from . import _deepspeed_patterns  # noqa: F401 - registers its makers
+from ._patterns import MAKERS, Sizes, composition
+from .arrays import DTYPES, LAYOUTS
+
+__all__ = ["Case", "Problem", "cases", "compositions", "dtypes", "layouts", "problems", "sizes"]
+
+
+class Case(NamedTuple):
+    """A pattern and the numbers it fits."""
+
+    pattern: patterns.Pattern
+    sizes: Sizes
+
+
+class Problem(NamedTuple):
+    """A case with everything that makes inputs of it: ``inputs(*problem.shape, ...)``."""
+
+    case: Case
+    head_dim: int
+    head_dim_v: int
+    dtype: str
+    layout: tuple[str, str, str]
+    seed: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """batch, heads_q, heads_kv, q_len, kv_len, head_dim, head_dim_v."""
+        s = self.case.sizes
+        return s.batch, s.heads_q, s.heads_kv, s.q_len, s.kv_len, self.head_dim, self.head_dim_v
+
+
+@st.composite
+def sizes(draw, max_len: int = 160, max_batch: int = 2, max_heads: int = 4) -> Sizes:
+    """Batch, heads and lengths: equal lengths mostly, also decoding with few queries and more queries than keys."""
+    kv_len = draw(st.integers(1, max_len))
+    q_len = draw(st.one_of(st.just(kv_len), st.integers(1, kv_len), st.integers(1, max_len)))
+    heads_kv = draw(st.integers(1, max_heads))
+    group = draw(st.integers(1, max_heads // heads_kv))
+    return Sizes(draw(st.integers(1, max_batch)), group * heads_kv, heads_kv, q_len, kv_len)
+
+
+@st.composite
+def cases(draw, name: str | None = None, max_len: int = 160, max_batch: int = 2, max_heads: int = 4) -> Case:
+    """A registered pattern (the one called `name`, or any) with sizes that it fits.
+
+    Patterns that a user registered and this module has no strategy for come from their ``example()``, which returns a
+    pattern and the number of tokens that it fits.
+
+    Examples
+    --------
+    >>> from hypothesis import find
+    >>> case = find(cases("sliding_window"), lambda case: case.pattern.right is None)
+    >>> case.pattern.index_set(case.sizes.q_len, case.sizes.kv_len).nnz > 0
+    True
+    """
+    name = draw(st.sampled_from(patterns.names())) if name is None else name
+    drawn = draw(sizes(max_len, max_batch, max_heads))
+    if name not in MAKERS:
+        pattern, length = pattern_class(name).example()
+        return Case(pattern, _fitted(pattern, drawn._replace(q_len=length, kv_len=length)))
+    return Case(*MAKERS[name](draw, drawn))
+
+
+def _fitted(pattern, drawn: Sizes) -> Sizes:
+    batch, heads = (own or at_hand for own, at_hand in zip(pattern.sizes(), (drawn.batch, drawn.heads_q), strict=True))
+    return drawn._replace(batch=max(batch, 1), heads_q=max(heads, 1), heads_kv=1)
+
+
+@st.composite
+def compositions(draw, max_len: int = 160, max_batch: int = 2, max_heads: int = 4, depth: int = 3) -> Case:
+    """Registered patterns joined by ``& | - ~``, up to `depth` operators deep."""
+    drawn = draw(sizes(max_len, max_batch, max_heads))
+    return Case(*composition(draw, drawn, depth))
+
+
+def dtypes() -> st.SearchStrategy[str]:
+    """Names in :data:`spattn.testing.DTYPES`."""
+    return st.sampled_from(list(DTYPES))
+
+
+def layouts() -> st.SearchStrategy[tuple[str, str, str]]:
+    """One name in :data:`spattn.testing.LAYOUTS` each for q, k and v; mostly contiguous ones."""
+    return st.one_of(st.just(("contiguous",) * 3), st.tuples(*(st.sampled_from(list(LAYOUTS)) for _ in range(3))))
+
+
+@st.composite
+def problems(draw, case: st.SearchStrategy[Case] | None = None, dtype: str | None = None, layout=None) -> Problem:
+    """All that one call of :func:`spattn.attention` needs.
+
+    Parameters
+    ----------
+    case : strategy of Case, optional
+        By default any registered pattern or a composition.
+    dtype : str, optional
+        One dtype instead of any.
+    layout : tuple of three str, optional
+        One layout each instead of any.
+    """
+    head_dim = draw(st.sampled_from([8, 16, 24, 32, 64, 80, 128]))
+    return Problem(
+        draw(st.one_of(cases(), compositions()) if case is None else case),
+        head_dim,
+        draw(st.one_of(st.just(head_dim), st.sampled_from([8, 40, 64]))),
+        draw(dtypes()) if dtype is None else dtype,
+        draw(layouts()) if layout is None else layout,
+        draw(st.integers(0, 2**32 - 1)),
+    )

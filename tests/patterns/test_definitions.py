@@ -1,0 +1,138 @@
+"""Every pattern is what PATTERNS.md says, and its hints say the same as its predicate."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spattn import patterns as p
+
+from . import cases, oracle
+
+SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def predicate(bound, q_len, kv_len):
+    q, k = np.arange(kv_len - q_len, kv_len)[:, None], np.arange(kv_len)[None, :]
+    result = bound.allows(q, k)
+    assert result.shape == (q_len, kv_len)
+    assert result.dtype == bool
+    return result
+
+
+def positions(lattice, length_from, length_to, shift):
+    if lattice is None:
+        return np.arange(length_from, length_to) + shift
+    points = np.array([lattice.offset + shift])
+    assert len(lattice.strides) == len(lattice.extents) <= 3
+    for stride, extent in zip(lattice.strides, lattice.extents, strict=True):
+        points = (points[:, None] + stride * np.arange(extent)).reshape(-1)
+    return points
+
+
+def how_often(bound, q_len, kv_len):
+    """How many parts have each pair; checks that lattices stay inside and that shifted pieces are alike."""
+    times = np.zeros((q_len, kv_len), dtype=int)
+    for part in bound.parts(q_len, kv_len):
+        pieces = []
+        for shift_q, shift_k in part.shifts:
+            q = positions(part.query, kv_len - q_len, kv_len, shift_q)
+            k = positions(part.key, 0, kv_len, shift_k)
+            assert not len(q) or (kv_len - q_len <= q.min() and q.max() < kv_len)
+            assert not len(k) or (k.min() >= 0 and k.max() < kv_len)
+            pieces.append(np.broadcast_to(part.pattern.allows(q[:, None], k[None, :]), (len(q), len(k))))
+            np.add.at(times, (q[:, None] - (kv_len - q_len), k[None, :]), pieces[-1].astype(int))
+        assert all(np.array_equal(piece, pieces[0]) for piece in pieces)
+    return times
+
+
+def check(pattern, q_len, kv_len, expected):
+    bound = pattern.at(0, 0).bind(q_len, kv_len)
+    assert np.array_equal(predicate(bound, q_len, kv_len), expected)
+    assert np.array_equal(pattern.index_set(q_len, kv_len).to_dense(), expected)
+    assert np.array_equal(how_often(bound, q_len, kv_len), expected.astype(int))
+    assert bound.bind(q_len, kv_len) == bound
+
+
+def check_runs(pattern, q_len, kv_len):
+    """Runs are disjoint and lie inside."""
+    bound = pattern.at(0, 0).bind(q_len, kv_len)
+    runs = bound.runs(np.arange(kv_len - q_len, kv_len), kv_len)
+    if runs is None:
+        return
+    for row in zip(runs.start, runs.step, runs.count, strict=True):
+        keys = [key for s, d, n in zip(*row, strict=True) for key in range(s, s + d * n, d)]
+        assert len(set(keys)) == len(keys)
+        assert not keys or (min(keys) >= 0 and max(keys) < kv_len)
+
+
+@pytest.mark.parametrize("name", cases.NAMES)
+@SETTINGS
+@given(data=st.data())
+def test_definition(name, data):
+    pattern, q_len, kv_len = data.draw(cases.of(name))
+    check(pattern, q_len, kv_len, oracle.mask(pattern, q_len, kv_len))
+    check_runs(pattern, q_len, kv_len)
+    again = p.from_dict(json.loads(json.dumps(pattern.to_dict())))
+    assert again == pattern
+    assert hash(again) == hash(pattern)
+
+
+def composed(depth):
+    leaf = st.one_of(*cases.ANY_LENGTHS.values()).map(lambda x: (x, lambda *cell: oracle.allowed(x, *cell)))
+    if depth == 0:
+        return leaf
+    inner = composed(depth - 1)
+    return st.one_of(
+        leaf,
+        st.tuples(inner, inner).map(lambda x: (x[0][0] & x[1][0], lambda *c: x[0][1](*c) and x[1][1](*c))),
+        st.tuples(inner, inner).map(lambda x: (x[0][0] | x[1][0], lambda *c: x[0][1](*c) or x[1][1](*c))),
+        st.tuples(inner, inner).map(lambda x: (x[0][0] - x[1][0], lambda *c: x[0][1](*c) and not x[1][1](*c))),
+        inner.map(lambda x: (~x[0], lambda *c: not x[1](*c))),
+    )
+
+
+@settings(SETTINGS, max_examples=80)
+@given(composed(2), cases.lengths())
+def test_composition(pair, lengths):
+    pattern, rule = pair
+    q_len, kv_len = lengths
+    cells = [[rule(i, j, q_len, kv_len) for j in range(kv_len)] for i in range(q_len)]
+    check(pattern, q_len, kv_len, np.array(cells, dtype=bool).reshape(q_len, kv_len))
+    assert p.from_dict(json.loads(json.dumps(pattern.to_dict()))) == pattern
+
+
+def test_every_registered_pattern_has_a_case_and_an_example():
+    ours = {n for n in p.names() if p.get.__module__.split(".")[0] in p._base.pattern_class(n).__module__}
+    assert ours - {"per_head"} == set(cases.NAMES)
+    for name in ours:
+        pattern, q_len, kv_len = p.example(name)
+        assert p.get(name, **{k: v for k, v in vars(pattern).items() if not k.startswith("_")}) == pattern
+        bound = pattern.at(0, 0).bind(q_len, kv_len)
+        rows = pattern.index_set(q_len, kv_len)
+        assert np.array_equal(rows.to_dense(), predicate(bound, q_len, kv_len))
+        assert name in ("full", "deepspeed_dense") or 0 < rows.density < 1
+
+
+@pytest.mark.parametrize("name", sorted(p.gallery()))
+def test_gallery(name):
+    pattern, length = p.gallery()[name]
+    check(pattern, length, length, predicate(pattern, length, length))
+
+
+def test_python_integers():
+    for pattern in (p.Causal(), ~p.Causal(), p.Full() - p.SlidingWindow(2), p.Longformer(4, global_tokens=(1, 9))):
+        dense = pattern.index_set(12, 12).to_dense()
+        assert all(bool(pattern.allows(i, j)) == dense[i, j] for i in range(12) for j in range(12))
+
+
+@pytest.mark.parametrize("name", [n for n in cases.NAMES if n in cases.ANY_LENGTHS])
+@settings(SETTINGS, max_examples=10)
+@given(data=st.data())
+def test_translation_invariance_is_true(name, data):
+    pattern, q_len, kv_len = data.draw(cases.of(name))
+    if pattern.translation_invariant:
+        q, k = np.arange(20)[:, None], np.arange(20)[None, :]
+        assert all(np.array_equal(pattern.allows(q, k), pattern.allows(q + t, k + t)) for t in (-7, 1, 5, 100))

@@ -1,0 +1,90 @@
+"""Patterns that tell batch entries or heads apart."""
+
+import numpy as np
+import pytest
+
+from spattn import patterns as p
+
+
+def test_documents_per_batch():
+    pattern = p.Documents(((3, 5), (8,)))
+    assert pattern.sizes() == (2, 1)
+    assert pattern.at(1, 7) == p.Documents((8,))
+    with pytest.raises(ValueError, match=r"\.at\(batch, head\)"):
+        pattern.allows(np.arange(3), np.arange(3))
+
+
+def test_prefix_per_batch():
+    pattern = p.PrefixLM((2, 5))
+    assert pattern.sizes() == (2, 1)
+    assert pattern.at(1, 0) == p.PrefixLM(5)
+    with pytest.raises(ValueError, match=r"\.at\(batch, head\)"):
+        pattern.runs(np.arange(3), 8)
+
+
+@pytest.mark.parametrize(("leading", "sizes"), [((), (1, 1)), ((3,), (1, 3)), ((2, 1), (2, 1)), ((2, 3), (2, 3))])
+def test_array_axes(leading, sizes):
+    rng = np.random.default_rng(0)
+    own = {
+        "mask": (8, 8), "block_layout": (4, 4), "key_blocks": (4, 2), "column_intervals": (8,),
+    }  # fmt: skip
+    makers = {
+        "mask": lambda shape: p.Mask(rng.random(shape) < 0.5),
+        "block_layout": lambda shape: p.BlockLayout(rng.random(shape) < 0.5, 2),
+        "key_blocks": lambda shape: p.KeyBlocks(rng.integers(-1, 4, shape), 2, 2),
+        "column_intervals": lambda shape: p.ColumnIntervals(*rng.integers(0, 9, (2, *shape))),
+    }
+    for name, make in makers.items():
+        pattern = make(leading + own[name])
+        assert pattern.sizes() == sizes
+        variants, index = pattern.variants(2, 6)
+        assert index.shape == (sizes[0], 6 if sizes[1] > 1 else 1)
+        field = next(iter(pattern._arrays()))
+        array = getattr(pattern, field).reshape(*sizes, *own[name])
+        for b in range(sizes[0]):
+            for h in range(sizes[1]):
+                one = pattern.at(b, h)
+                assert np.array_equal(getattr(one, field), array[b, h])
+                assert variants[index[b, h * (6 // sizes[1]) if sizes[1] > 1 else 0]] == one
+        if sizes != (1, 1):
+            with pytest.raises(ValueError, match=r"\.at\(batch, head\)"):
+                pattern.allows(np.arange(8), np.arange(8))
+            with pytest.raises(ValueError, match=r"(batch|head): expected"):
+                pattern.at(*(n if n > 1 else 0 for n in sizes))
+
+
+def test_per_head():
+    pattern = p.PerHead((p.Causal(), p.Documents(((4, 4), (8,))), p.BigBird(2)))
+    assert pattern.sizes() == (2, 3)
+    assert pattern.at(1, 1) == p.Documents((8,))
+    assert pattern.at(0, 2) == p.BigBird(2, head=2)
+    assert pattern.bind(8, 8).at(1, 0) == p.Causal()
+    with pytest.raises(ValueError, match=r"\.at\(batch, head\)"):
+        pattern.allows(0, 0)
+    patterns, index = pattern.variants(2, 6)
+    assert len(patterns) == 4
+    assert index[:, 0].tolist() == index[:, 1].tolist()
+
+
+def test_composition_of_heads():
+    pattern = p.Causal() & p.PerHead((p.Sinks(1), p.Sinks(2)))
+    assert pattern.sizes() == (1, 2)
+    assert pattern.at(0, 1) == p.Causal() & p.Sinks(2)
+
+
+def test_bigbird_heads_differ():
+    pattern = p.BigBird(2, random_blocks=2)
+    assert pattern.sizes() == (1, 0)
+    variants, index = pattern.variants(3, 4)
+    assert len(variants) == 4
+    assert index.shape == (1 * 3, 4) or index.shape == (1, 4)
+    sets = [v.index_set(64, 64) for v in variants]
+    assert sets[0] != sets[1]
+    assert p.BigBird(2, random_blocks=0).sizes() == (1, 1)
+
+
+def test_deepspeed_fixed_versions():
+    pattern = p.deepspeed.Fixed(2, 4, 1, num_different_global_patterns=4)
+    variants, index = pattern.variants(1, 8)
+    assert len(variants) == 4
+    assert index.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]

