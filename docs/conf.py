@@ -25,7 +25,7 @@ extensions = [
 source_suffix = {".rst": "restructuredtext", ".md": "markdown"}
 templates_path = ["_templates"]
 exclude_patterns = ["_build", "_templates", "README-build.md"]
-default_role = "any"
+default_role = "literal"  # `x` in a docstring is a parameter
 nitpicky = False
 
 autosummary_generate = True
@@ -50,7 +50,7 @@ plot_formats = [("png", 110)]
 plot_html_show_formats = False
 plot_html_show_source_link = False
 plot_include_source = False
-plot_working_directory = str(Path(__file__).parent / "figures")
+plot_basedir = plot_working_directory = str(Path(__file__).parent / "figures")
 
 html_theme = "pydata_sphinx_theme"
 html_theme_options = {"show_nav_level": 2, "navbar_align": "left", "secondary_sidebar_items": ["page-toc"], "footer_start": ["copyright"], "footer_end": []}

@@ -57,7 +57,7 @@ def test_plan_of_composition_equals_predicate_and_is_disjoint(case, tile, worker
 @given(data=st.data())
 def test_plan_of_long_sequence_equals_predicate(name, data):
     """Long enough for coarse levels of the tile search, for several pieces a list and for merges."""
-    case = data.draw(cases(name, max_len=2500, max_batch=1, max_heads=1).filter(lambda c: c.sizes.kv_len > 600))
+    case = data.draw(cases(name, max_len=1500, max_batch=1, max_heads=1).filter(lambda c: c.sizes.kv_len > 400))
     check_planned(case, data.draw(st.sampled_from([(64, 64), (128, 64)])), 1000)
 
 

@@ -115,7 +115,8 @@ def ds_fixed(draw):
 def ds_global(draw, make):
     first = draw(st.lists(small(0, 9), max_size=3))
     ends = [f + draw(small(1, 3)) for f in first] if draw(FLAG) else None
-    return 3, make(draw, {"global_block_indices": first, "global_block_end_indices": ends, "attention": draw(DIRECTION)})
+    ranges = {"global_block_indices": first, "global_block_end_indices": ends}
+    return 3, make(draw, ranges | {"attention": draw(DIRECTION)})
 
 
 def variable(draw, common):

@@ -71,7 +71,7 @@ def floyd(generator, candidates: int, size: int) -> set[int]:
     chosen: set[int] = set()
     words = generator.random_raw(size)
     size = min(size, candidates)
-    for word, last in zip(words.tolist(), range(candidates - size, candidates)):
+    for word, last in zip(words.tolist(), range(candidates - size, candidates), strict=False):
         number = word % (last + 1)
         chosen.add(last if number in chosen else number)
     return chosen

@@ -77,7 +77,7 @@ def test_bigbird_heads_differ():
     assert pattern.sizes() == (1, 0)
     variants, index = pattern.variants(3, 4)
     assert len(variants) == 4
-    assert index.shape == (1 * 3, 4) or index.shape == (1, 4)
+    assert index.shape[1] == 4
     sets = [v.index_set(64, 64) for v in variants]
     assert sets[0] != sets[1]
     assert p.BigBird(2, random_blocks=0).sizes() == (1, 1)

@@ -43,7 +43,5 @@ def test_draws_are_fair():
 
 def test_pinned():
     """The same on every machine and in every version: a plan's pattern is part of a model."""
-    assert p.BigBird(1, random_blocks=3, seed=7, head=1).draw(np.array([10, 20]), 64).tolist() == PINNED
-
-
-PINNED: list = []
+    drawn = p.BigBird(1, random_blocks=3, seed=7, head=1).draw(np.array([10, 20]), 64)
+    assert drawn.tolist() == [[41, 20, 60], [26, 28, 30]]

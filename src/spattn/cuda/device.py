@@ -59,6 +59,14 @@ class Device:
         """Shared memory that one block may have, in bytes."""
         return self._device.get_attribute(self._attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 
+    @cached_property
+    def stream(self) -> int:
+        """A stream of spattn's own that waits for nobody, for copies and for host arrays; the context must be current."""
+        from cuda.bindings import driver
+
+        flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
+        return int(check(driver.cuStreamCreate(flags), "cuStreamCreate"))
+
     def __enter__(self) -> Device:
         require_owner()
         if self._context is None:
@@ -115,6 +123,11 @@ def initialise() -> None:
         atexit.register(_close_all)
 
 
+def is_owner() -> bool:
+    """Whether this process may call CUDA, as far as spattn knows."""
+    return _owner == os.getpid()
+
+
 def require_owner() -> None:
     """Raise RuntimeError in a process that was forked after spattn initialised CUDA."""
     if _owner is not None and _owner != os.getpid():
@@ -154,6 +167,6 @@ def current() -> int:
 
 
 def _close_all() -> None:
-    if _owner == os.getpid():
+    if is_owner():
         for device in _devices.values():
             device.close()

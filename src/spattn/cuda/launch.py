@@ -47,8 +47,8 @@ class Kernel:
 
         Parameters
         ----------
-        params : 0-d array
-            The kernel's only parameter, passed by value.
+        params : contiguous array
+            The bytes of the kernel's only parameter, passed by value.
         """
         from cuda.bindings import driver
 

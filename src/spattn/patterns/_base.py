@@ -57,8 +57,8 @@ class Pattern:
     def allows(self, q, k):
         """Whether query position `q` may attend to key position `k` (integer arrays, broadcast together).
 
-        Uses only operators, NumPy ufuncs and :func:`spattn.patterns.apply`, so that the planner can evaluate it on whole
-        tiles at once.
+        Uses only operators, NumPy ufuncs and :func:`spattn.patterns.apply`, so that the planner can evaluate it on
+        whole tiles at once.
         """
         raise NotImplementedError
 
@@ -101,7 +101,7 @@ class Pattern:
         if own_batch not in (0, 1, batch):
             raise ValueError(f"pattern: expected one for {batch} batch entries, got one for {own_batch}")
         if own_heads > 1 and heads % own_heads:
-            raise ValueError(f"pattern: expected one whose number of heads divides {heads}, got one for {own_heads} heads")
+            raise ValueError(f"pattern: expected one for a divisor of {heads} heads, got one for {own_heads} heads")
         number: dict[Pattern, int] = {}
         index = np.array(
             [
@@ -209,7 +209,8 @@ def _joint_size(sizes: list[int]) -> int:
         return 0
     for size in sizes:
         if size and largest % size:
-            raise ValueError(f"pattern: its parts are made for {sorted(set(sizes))} heads or batch entries, which do not fit")
+            made_for = sorted(set(sizes))
+            raise ValueError(f"pattern: its parts are made for {made_for} heads or batch entries, which do not fit")
     return largest
 
 
@@ -310,7 +311,7 @@ def _whole(parts: tuple[Part, ...]) -> bool:
 
 
 def _filtered(part: Part, other: Pattern) -> tuple[Part, ...]:
-    """The part's pairs that `other` allows as well; its shifts stay together only where `other` cannot tell them apart."""
+    """The part's pairs that `other` allows too; its shifts stay together only where `other` cannot tell them apart."""
     pattern = And(part.pattern, other)
     if len(part.shifts) == 1 or other.translation_invariant:
         return (part._replace(pattern=pattern),)
@@ -326,6 +327,7 @@ def _moved(lattice: Lattice | None, by: int) -> Lattice | None:
 _REGISTRY: dict[str, type[Pattern]] = {}
 _OPERATORS: dict[str, type[_Composite]] = {c.symbol: c for c in (Or, And, Not)}
 _LARGEST_ARRAY = 1 << 28
+_DEEPEST = 64
 
 
 def register(name: str):
@@ -380,14 +382,15 @@ def from_dict(data: dict[str, Any]) -> Pattern:
 def _decode_pattern(data, depth: int) -> Pattern:
     if not isinstance(data, dict) or not isinstance(data.get("pattern"), str):
         raise ValueError(f"data: expected a dict with a 'pattern' name, got {str(data)[:80]!r}")
-    if depth > 64:
-        raise ValueError("data: patterns nested more than 64 deep")
+    if depth > _DEEPEST:
+        raise ValueError(f"data: patterns nested more than {_DEEPEST} deep")
     fields = {k: v for k, v in data.items() if k != "pattern"}
     if data["pattern"] in _OPERATORS:
         operands = fields.get("operands")
         cls = _OPERATORS[data["pattern"]]
-        if set(fields) != {"operands"} or not isinstance(operands, list) or len(operands) != len(dataclasses.fields(cls)):
-            raise ValueError(f"data: expected {len(dataclasses.fields(cls))} operands of {data['pattern']!r}")
+        wanted = len(dataclasses.fields(cls))
+        if set(fields) != {"operands"} or not isinstance(operands, list) or len(operands) != wanted:
+            raise ValueError(f"data: expected {wanted} operands of {data['pattern']!r}")
         return cls(*(_decode_pattern(o, depth + 1) for o in operands))
     cls = pattern_class(data["pattern"])
     known = {f.name for f in dataclasses.fields(cls)}
@@ -414,7 +417,9 @@ def _decode(value, depth: int):
     if isinstance(value, dict):
         return _decode_array(value) if "array" in value else _decode_pattern(value, depth)
     if isinstance(value, list):
-        return tuple(_decode(v, depth) for v in value)
+        if depth > _DEEPEST:
+            raise ValueError(f"data: lists nested more than {_DEEPEST} deep")
+        return tuple(_decode(v, depth + 1) for v in value)
     if value is None or isinstance(value, (bool, int, str)):
         return value
     raise ValueError(f"data: expected integers, text, lists or patterns, got {value!r}")
@@ -426,11 +431,11 @@ def _decode_array(value: dict) -> np.ndarray:
         dtype = np.dtype({"bool": bool, "int32": np.int32, "int64": np.int64}[value["dtype"]])
         if any(n < 0 for n in shape) or math.prod(shape) > _LARGEST_ARRAY:
             raise ValueError(f"data: expected an array of at most {_LARGEST_ARRAY} elements, got shape {shape}")
-        raw = np.frombuffer(bytes.fromhex(value["array"]), dtype=np.uint8 if dtype == bool else dtype)
+        raw = np.frombuffer(bytes.fromhex(value["array"]), dtype=np.uint8 if dtype.kind == "b" else dtype)
     except (KeyError, TypeError) as error:
         raise ValueError(f"data: expected an array of bool, int32 or int64, got {str(value)[:80]}") from error
-    if dtype == bool:
+    if dtype.kind == "b" and raw.size == -(-math.prod(shape) // 8):  # unpackbits would make up missing bits
         raw = np.unpackbits(raw, count=math.prod(shape)).astype(bool)
-    if raw.size != math.prod(shape):
+    if raw.dtype != dtype or raw.size != math.prod(shape):
         raise ValueError(f"data: expected {math.prod(shape)} elements for shape {shape}, got {raw.size}")
     return raw.reshape(shape)

@@ -20,8 +20,8 @@ def draw(
 ):
     """Draws which keys (columns) each query (rows, downwards) attends to.
 
-    Up to 96 tokens every allowed pair is a cell of a light grid; beyond, a pixel is the darker the more of its pairs are
-    allowed (by the square root of their share, so that single tokens stay visible).
+    Up to 96 tokens every allowed pair is a cell of a light grid; beyond, a pixel is the darker the more of its pairs
+    are allowed (by the square root of their share, so that single tokens stay visible).
 
     Parameters
     ----------

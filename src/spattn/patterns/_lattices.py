@@ -32,7 +32,7 @@ def residue_parts(pattern: Pattern, stride: int, offset: int, q_len: int, kv_len
 
 
 def column_lattices(period: int, start: int, stop: int, kv_len: int) -> tuple[Lattice, ...]:
-    """The keys j < kv_len with ``start <= j % period < stop``: the complete periods, then what the last one has left."""
+    """The keys j < kv_len with ``start <= j % period < stop``: complete periods, then what the last one has left."""
     complete = max((kv_len - stop) // period + 1, 0)
     lattices = []
     if complete and stop - start == 1:

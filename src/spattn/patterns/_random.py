@@ -13,7 +13,7 @@ _LOW, _HALF, _WORD = np.uint64(0xFFFFFFFF), np.uint64(32), (1 << 64) - 1
 
 
 def random_words(seed: int, head: int, rows: np.ndarray, count: int) -> np.ndarray:
-    """The first `count` words that ``np.random.Philox(key=seed, counter=[0, 0, head, row])`` draws, for many rows at once.
+    """The first `count` words of ``np.random.Philox(key=seed, counter=[0, 0, head, row])``, for many rows at once.
 
     NumPy makes one generator object a row; this evaluates the same function on whole arrays.
 
@@ -60,8 +60,8 @@ def draw_ranks(seed: int, head: int, rows: np.ndarray, candidates: np.ndarray, s
 
     Notes
     -----
-    Floyd's sampling (Bentley, Programming Pearls, CACM 30(9), 1987), one word a draw: word t modulo the draw's range, whose
-    bias of 2^-40 at a million blocks is immaterial.
+    Floyd's sampling (Bentley, Programming Pearls, CACM 30(9), 1987), one word a draw: word t modulo the draw's range,
+    whose bias of 2^-44 at a million blocks is immaterial.
     """
     words = random_words(seed, head, rows, size)
     ranks = np.full((len(rows), size), -1, dtype=np.int64)

@@ -60,7 +60,8 @@ class ByContent:
         def show(value):
             return f"<{value.dtype} {value.shape}>" if isinstance(value, np.ndarray) else repr(value)
 
-        return f"{type(self).__name__}({', '.join(f'{f.name}={show(getattr(self, f.name))}' for f in dataclasses.fields(self))})"
+        fields = ", ".join(f"{f.name}={show(getattr(self, f.name))}" for f in dataclasses.fields(self))
+        return f"{type(self).__name__}({fields})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -84,12 +85,15 @@ class BlockTable(ByContent):
             dispatch = getattr(side, "contains", None)
             if dispatch is not None:
                 return dispatch(self, a, b)
-        a, b = np.broadcast_arrays(a, b)
+        a, b = np.asarray(a), np.asarray(b)
         rows, columns = self.cells.shape
-        inside = (0 <= a) & (a < rows) & (0 <= b) & (b < columns)
+        row_exists, column_exists = (0 <= a) & (a < rows), (0 <= b) & (b < columns)
         if not self.cells.size:
-            return inside
-        return inside & self.cells[np.clip(a, 0, rows - 1), np.clip(b, 0, columns - 1)]
+            return row_exists & column_exists
+        # Each side is clipped before the two are broadcast: a tile has far fewer rows and columns than cells.
+        cell = np.clip(a, 0, rows - 1) * columns + np.clip(b, 0, columns - 1)
+        found = self.cells.reshape(-1).take(cell)
+        return found if row_exists.all() and column_exists.all() else found & row_exists & column_exists
 
     def any_in(self, a_lo, a_hi, b_lo, b_hi) -> np.ndarray:
         """Whether a cell of each rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` (inclusive) may be set.
@@ -107,9 +111,10 @@ class BlockTable(ByContent):
         Exact up to 2^24 cells; larger tables are asked by coarse cells and may say False too often.
         """
         rows, columns = self.cells.shape
-        inside = (0 <= np.asarray(a_lo)) & (np.asarray(a_hi) < rows) & (0 <= np.asarray(b_lo)) & (np.asarray(b_hi) < columns)
-        empty = (np.asarray(a_lo) > a_hi) | (np.asarray(b_lo) > b_hi)
-        missing = _rectangle(self._images[1], self._coarse, *np.broadcast_arrays(a_lo, a_hi, b_lo, b_hi))
+        a_lo, a_hi, b_lo, b_hi = np.broadcast_arrays(a_lo, a_hi, b_lo, b_hi)
+        inside = (0 <= a_lo) & (a_hi < rows) & (0 <= b_lo) & (b_hi < columns)
+        empty = (a_lo > a_hi) | (b_lo > b_hi)
+        missing = _rectangle(self._images[1], self._coarse, a_lo, a_hi, b_lo, b_hi)
         return empty | (inside & (missing == 0))
 
     @property

@@ -48,8 +48,8 @@ class _ArrayPattern(ByContent, Pattern):
         if self.sizes() != (1, 1):
             batch, heads = self.sizes()
             raise ValueError(
-                f"{type(self).__name__}: expected the pattern of one batch entry and head, got {batch} batch entries and "
-                f"{heads} heads; use .at(batch, head)"
+                f"{type(self).__name__}: expected the pattern of one batch entry and head, got {batch} batch entries "
+                f"and {heads} heads; use .at(batch, head)"
             )
         return self._one(array)
 

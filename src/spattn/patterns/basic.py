@@ -267,7 +267,7 @@ class Columns(Pattern):
 
 
 def column_runs(period: int, start: int, stop: int, end: np.ndarray, kv_len: int) -> Runs:
-    """The keys ``start <= j % period < stop`` below `end` (one bound a row), by column or by period: whichever is fewer."""
+    """The keys ``start <= j % period < stop`` below each row's `end`: by column or by period, whichever is fewer."""
     periods = -(-kv_len // period)
     if stop - start <= periods:
         first, step = np.arange(start, stop), period

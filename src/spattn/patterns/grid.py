@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -147,10 +148,17 @@ class Windowed(Pattern):
         return first, np.maximum(stop - first, 0)
 
     def parts(self, q_len, kv_len):
-        if q_len != kv_len or not 2 <= len(self.grid) <= 3:
+        if q_len != kv_len or len(self.grid) > 3 or (len(self.grid) == 1 and self.shift == (0,)):
             return (Part(self),)
-        whole = Lattice(0, row_major(self.grid), self.grid)
-        return (Part(self, whole, whole),)
+        # Nothing attends across the seam of the shift; beyond it the windows start at the lattice's first token.
+        stride = row_major(self.grid)
+        sides = (((0, s), (s, n - s)) if s else ((0, n),) for s, n in zip(self.shift, self.grid, strict=True))
+        parts = []
+        for box in itertools.product(*sides):
+            first, extents = zip(*box, strict=True)
+            lattice = Lattice(sum(c * step for c, step in zip(first, stride, strict=True)), stride, extents)
+            parts.append(Part(self, lattice, lattice))
+        return tuple(parts)
 
     @classmethod
     def example(cls):

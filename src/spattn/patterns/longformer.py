@@ -23,8 +23,8 @@ class Longformer(Pattern):
     Parameters
     ----------
     window : int
-        Keys of the window on both sides together, even, as in the paper and as Hugging Face's ``attention_window``: each
-        query has ``window // 2`` keys on either side and its own.
+        Keys of the window on both sides together, even, as in the paper and as Hugging Face's ``attention_window``:
+        each query has ``window // 2`` keys on either side and its own.
     dilation : int, optional
         Distance of neighbouring keys of the window in tokens.
     global_tokens : int or tuple of int, optional

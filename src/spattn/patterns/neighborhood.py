@@ -34,8 +34,8 @@ class Neighborhood(Pattern):
 
     Notes
     -----
-    A query that is not causal has exactly ``kernel`` keys on each axis. :class:`SlidingWindow` cuts the window off at the
-    edges, this pattern moves it.
+    A query that is not causal has exactly ``kernel`` keys on each axis. :class:`SlidingWindow` cuts the window off at
+    the edges, this pattern moves it.
 
     References
     ----------

@@ -53,7 +53,8 @@ class PerHead(Pattern):
 
     def _only(self) -> Pattern:
         if len(self.patterns) > 1:
-            raise ValueError(f"PerHead: expected the pattern of one head, got {len(self.patterns)}; use .at(batch, head)")
+            heads = len(self.patterns)
+            raise ValueError(f"PerHead: expected the pattern of one head, got {heads}; use .at(batch, head)")
         return self.patterns[0]
 
     def allows(self, q, k):

@@ -60,9 +60,9 @@ class Symbolic(NDArrayOperatorsMixin):
         pairs = self.pairs
         if isinstance(a, OneSide) and isinstance(b, OneSide) and a.box is b.box:
             return OneSide(pairs, a.box, table.contains(a.values, b.values))
-        a, b = _pair(pairs, a), _pair(pairs, b)
-        lo, hi = table.all_in(a.lo, a.hi, b.lo, b.hi), table.any_in(a.lo, a.hi, b.lo, b.hi)
-        return _boolean(pairs, lo, hi, _combine(a.key, b.key))
+        x, y = _pair(pairs, a), _pair(pairs, b)
+        lo, hi = table.all_in(x.lo, x.hi, y.lo, y.hi), table.any_in(x.lo, x.hi, y.lo, y.hi)
+        return _boolean(pairs, lo, hi, _excerpt_key(table, a, b, x, y))
 
     def __bool__(self):
         raise TypeError("allows(): positions have no single truth value; use &, | and ~")
@@ -162,6 +162,23 @@ def _boolean(pairs: TilePairs, always, never_not, key) -> Pair:
     if key is not None:
         key = np.where(lo == hi, lo, key + 2)
     return Pair(pairs, lo, hi, 1, key)
+
+
+def _excerpt_key(table, a, b, x: Pair, y: Pair) -> np.ndarray | None:
+    """Key of a table look-up: tiles that see equal excerpts of the table, through index arrays of equal shape, are equal.
+
+    Excerpts of up to 62 cells are compared; larger ones are told apart by where they lie.
+    """
+    if not x.pairs.with_keys:
+        return None
+    height, width = (int((side.hi - side.lo).max(initial=0)) + 1 for side in (x, y))
+    if height * width > 62 or not (isinstance(a, OneSide) and isinstance(b, OneSide)):
+        return _combine(x.key, y.key)
+    excerpt = np.zeros(len(x.lo), dtype=np.int64)
+    for row, column in np.ndindex(height, width):
+        excerpt = 2 * excerpt + table.contains(x.lo + row, y.lo + column)
+    shapes = _combine(a.shape_and_base[0][a.box], b.shape_and_base[0][b.box])
+    return _combine(shapes, np.unique(excerpt, return_inverse=True)[1].reshape(-1))
 
 
 def _sum(sign: int):

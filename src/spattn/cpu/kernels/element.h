@@ -94,10 +94,19 @@ template <> inline void read_row<Float16>(const char* from, int64_t stride, int6
 }
 #endif
 
-template <class E> inline void write_row(char* to, int64_t stride, int64_t count, const typename E::Compute* from) {
+template <class E>
+SPATTN_INLINE void write_strided(char* to, int64_t stride, int64_t count, const typename E::Compute* from) {
   for (int64_t i = 0; i < count; ++i) {
     const typename E::Storage x = E::encode(from[i]);
     memcpy(to + i * stride, &x, sizeof x);
+  }
+}
+
+template <class E> inline void write_row(char* to, int64_t stride, int64_t count, const typename E::Compute* from) {
+  if (stride == int64_t(sizeof(typename E::Storage))) {
+    write_strided<E>(to, sizeof(typename E::Storage), count, from);
+  } else {
+    write_strided<E>(to, stride, count, from);
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include "element.h"
 #include "kernels.h"
+#include "mask.h"
 #include "pack.h"
 #include "scratch.h"
 #include "tile.h"
@@ -44,14 +45,12 @@ template <class E> struct ExactRow {
   // visit(position) for every allowed key, in order.
   template <class Visit> void each_key(Visit visit) const {
     const Plan& plan = call.plan;
-    const int64_t words = plan.block_kv / 64;
     for (int64_t e = item.begin; e < item.end; ++e) {
       const Tile tile = locate(plan.views[component.key_view + plan.key_view[e]], plan.indices[e]);
       const int64_t cells = list_positions(tile, s.key_position);
-      const uint64_t* bits =
-          plan.mask[e] < 0 ? nullptr : plan.masks + (plan.mask[e] * plan.block_q + cell) * words;
+      const Mask mask(plan, e);
       for (int64_t c = 0; c < cells; ++c) {
-        if (!bits || (bits[c / 64] >> (c % 64) & 1)) visit(s.key_position[c]);
+        if (!mask || mask.allows(cell, c)) visit(s.key_position[c]);
       }
     }
   }

@@ -4,6 +4,7 @@
 
 #include "exact.h"
 #include "kernels.h"
+#include "mask.h"
 #include "output.h"
 #include "pack.h"
 #include "products.h"
@@ -23,18 +24,15 @@ void take_tile(const Call& call, const Component& component, int64_t entry, cons
   using T = typename E::Compute;
   const Plan& plan = call.plan;
   const Tile tile = locate(plan.views[component.key_view + plan.key_view[entry]], plan.indices[entry]);
+  const Mask mask(plan, entry);
   const int64_t vectors = (cells + kLanes<T> - 1) / kLanes<T>;
   const int64_t key_cells = tile.cells(), rows = round_up(key_cells, kKeyRows);
   const Operand<T> k = key_operand<E>(keys, tile, rows, call, s);
-  if (plan.mask[entry] < 0) {
-    compute_scores<T, false>(k, rows, call.head_dim, vectors, s);
-  } else {
-    unpack_mask(plan.masks + plan.mask[entry] * plan.block_q * (plan.block_kv / 64), cells, call, s);
-    compute_scores<T, true>(k, rows, call.head_dim, vectors, s);
-  }
+  if (mask) unpack(mask, cells, s);
+  compute_scores(k, rows, call.head_dim, vectors, mask, s);
   exponentiate(rows, vectors, s);
   if (!first) rescale_output(cells, s);
-  accumulate_output(value_operand<E>(values, tile, call, s), key_cells, cells, !first, s);
+  accumulate_output(value_operand<E>(values, tile, call, s), key_cells, cells, mask, !first, s);
 }
 
 // Multiplies a row of O, a whole number of vectors, by `factor`; is every value of it finite?

@@ -67,15 +67,15 @@ Operand<typename E::Compute> key_operand(const Head& head, const Tile& tile, int
   return {s.keys, s.ld_key};
 }
 
-// V of a tile: whole vectors, read once for every kOutputRows queries. Rows far apart would fall into few cache sets
-// and misaligned rows would straddle cache lines, so only a plain aligned tile is read in place.
+// V of a tile: whole vectors, read once for every kOutputRows queries. Rows far apart would fall into few cache sets, so
+// only adjacent ones are read in place; that they may straddle cache lines costs less than a copy.
 template <class E>
 Operand<typename E::Compute> value_operand(const Head& head, const Tile& tile, const Call& call,
                                            Scratch<typename E::Compute>& s) {
   using T = typename E::Compute;
   if (readable_in_place<E>(head, tile) && call.head_dim_v == s.ld_value) {
     const Operand<T> direct = in_place<E>(head, tile);
-    if (direct.ld == s.ld_value && reinterpret_cast<uintptr_t>(direct.data) % kVectorBytes == 0) return direct;
+    if (direct.ld == s.ld_value) return direct;
   }
   gather_rows<E>(head, tile, tile.cells(), call.head_dim_v, s.ld_value, s.key_position, s.values);
   return {s.values, s.ld_value};
@@ -94,27 +94,15 @@ void pack_query(const Head& head, int64_t cells, typename E::Compute factor, con
       const bool real = first + i < cells && s.query_position[first + i] != kPadding;
       const int64_t width = real ? call.head_dim : 0;
       if (real) read_row<E>(head.data + s.query_position[first + i] * head.position, head.feature, width, row);
-      for (int64_t j = 0; j < width; ++j) row[j] *= factor;
       clear(row + width, s.ld_key - width);
     }
     for (int64_t d = 0; d < call.head_dim; d += L) {
       Vec<T> block[L];
       SPATTN_UNROLL
-      for (int i = 0; i < L; ++i) block[i] = load<Vec<T>>(staged + i * s.ld_key + d);
+      for (int i = 0; i < L; ++i) block[i] = load<Vec<T>>(staged + i * s.ld_key + d) * factor;
       transpose<T>(block);
       const int64_t left = call.head_dim - d;
       for (int i = 0; i < L && i < left; ++i) store(s.query + (d + i) * s.ld_query + first, block[i]);
-    }
-  }
-}
-
-// s.allowed[w][r] = word w of query r's bitmask.
-template <class T> void unpack_mask(const uint64_t* mask, int64_t cells, const Call& call, Scratch<T>& s) {
-  const int64_t words = call.plan.block_kv / 64, narrow = words * 8 / int64_t(sizeof(T));
-  for (int64_t r = 0; r < cells; ++r) {
-    for (int64_t w = 0; w < narrow; ++w) {
-      const int64_t bit = w * int64_t(8 * sizeof(T));
-      s.allowed[w * s.ld_query + r] = Word<T>(mask[r * words + bit / 64] >> (bit % 64));
     }
   }
 }

@@ -1,5 +1,6 @@
 // The two matrix products of a tile, on register-blocked micro-kernels: S' = K Q' and O += P V.
 #pragma once
+#include "mask.h"
 #include "pack.h"
 #include "scratch.h"
 #include "vec.h"
@@ -9,9 +10,10 @@ namespace SPATTN_ISA {
 
 // kKeyRows rows of S' by N vectors of queries. Pairs that are not allowed become -inf; `tile_max` keeps the maximum.
 template <class T, int N, bool kMasked>
-SPATTN_INLINE void score_block(const T* keys, int64_t ld_key, const T* query, int64_t ld_query, int64_t depth,
-                               const Word<T>* allowed, int first_bit, T* scores, T* tile_max) {
-  constexpr int L = kLanes<T>;
+void score_block(Operand<T> keys, int64_t depth, int64_t key, int64_t column, Scratch<T>& s) {
+  constexpr int L = kLanes<T>, kBits = 8 * sizeof(T);
+  const T *left = keys.data + key * keys.ld, *query = s.query + column;
+  const int64_t ld_key = keys.ld, ld_query = s.ld_query;
   Vec<T> sum[kKeyRows][N] = {};
   for (int64_t d = 0; d < depth; ++d) {
     Vec<T> right[N];
@@ -19,49 +21,68 @@ SPATTN_INLINE void score_block(const T* keys, int64_t ld_key, const T* query, in
     for (int j = 0; j < N; ++j) right[j] = load<Vec<T>>(query + d * ld_query + j * L);
     SPATTN_UNROLL
     for (int i = 0; i < kKeyRows; ++i) {
-      const Vec<T> left = splat(keys[i * ld_key + d]);
+      const Vec<T> scalar = splat(left[i * ld_key + d]);
       SPATTN_UNROLL
-      for (int j = 0; j < N; ++j) sum[i][j] += left * right[j];
+      for (int j = 0; j < N; ++j) sum[i][j] += scalar * right[j];
     }
   }
+  const Word<T>* allowed = s.allowed + key / kBits * ld_query + column;
   SPATTN_UNROLL
   for (int j = 0; j < N; ++j) {
-    Vec<T> largest = load<Vec<T>>(tile_max + j * L);  // in memory: the products above need every register
+    Vec<T> largest = load<Vec<T>>(s.tile_max + column + j * L);
     SPATTN_UNROLL
     for (int i = 0; i < kKeyRows; ++i) {
       Vec<T> score = sum[i][j];
       if (kMasked) {
-        const BitsVec<T> bit = load<BitsVec<T>>(allowed + j * L) & splat_bits<T>(Word<T>(1) << (first_bit + i));
+        const BitsVec<T> bit = load<BitsVec<T>>(allowed + j * L) & splat_bits<T>(Word<T>(1) << (key % kBits + i));
         score = bit != 0 ? score : splat(-kInfinity<T>);
       }
       largest = score > largest ? score : largest;
-      store(scores + i * ld_query + j * L, score);
+      store(s.scores + (key + i) * ld_query + column + j * L, score);
     }
-    store(tile_max + j * L, largest);
+    store(s.tile_max + column + j * L, largest);
   }
 }
 
-// All key rows for the N vectors of queries that start at `column`.
-template <class T, int N, bool kMasked>
-void score_panel(Operand<T> keys, int64_t rows, int64_t depth, int64_t column, Scratch<T>& s) {
-  constexpr int kBits = 8 * sizeof(T);
-  T* tile_max = s.tile_max + column;
-  for (int j = 0; j < N; ++j) store(tile_max + j * kLanes<T>, splat(-kInfinity<T>));
-  for (int64_t key = 0; key < rows; key += kKeyRows) {
-    score_block<T, N, kMasked>(keys.data + key * keys.ld, keys.ld, s.query + column, s.ld_query, depth,
-                               s.allowed + key / kBits * s.ld_query + column, int(key % kBits),
-                               s.scores + key * s.ld_query + column, tile_max);
-  }
-}
-
-// s.scores = S' and s.tile_max = the largest allowed score of each query, for the first `vectors` vectors of queries.
 template <class T, bool kMasked>
-void compute_scores(Operand<T> keys, int64_t rows, int64_t depth, int64_t vectors, Scratch<T>& s) {
+SPATTN_INLINE void score_block(int64_t vectors, Operand<T> keys, int64_t depth, int64_t key, int64_t column,
+                               Scratch<T>& s) {
   static_assert(kQueryVectors == 3, "one case per panel width");
-  int64_t done = 0;
-  for (; vectors - done >= 3; done += 3) score_panel<T, 3, kMasked>(keys, rows, depth, done * kLanes<T>, s);
-  if (vectors - done == 2) score_panel<T, 2, kMasked>(keys, rows, depth, done * kLanes<T>, s);
-  if (vectors - done == 1) score_panel<T, 1, kMasked>(keys, rows, depth, done * kLanes<T>, s);
+  if (vectors == 3) score_block<T, 3, kMasked>(keys, depth, key, column, s);
+  if (vectors == 2) score_block<T, 2, kMasked>(keys, depth, key, column, s);
+  if (vectors == 1) score_block<T, 1, kMasked>(keys, depth, key, column, s);
+}
+
+// Of the vectors of queries [column, column + vectors * L): which have any allowed key among kKeyRows keys from `key`?
+// Shrinks the range to them and marks the scores of the others as not allowed.
+template <class T> void skip_idle(const Mask& mask, int64_t key, int64_t& column, int64_t& vectors, Scratch<T>& s) {
+  constexpr int L = kLanes<T>;
+  const auto idle = [&](int64_t at) { return !mask.any(at, L, key, kKeyRows); };
+  const auto mark = [&](int64_t at) {
+    for (int i = 0; i < kKeyRows; ++i) store(s.scores + (key + i) * s.ld_query + at, splat(-kInfinity<T>));
+  };
+  for (; vectors && idle(column); column += L, --vectors) mark(column);
+  for (; vectors && idle(column + (vectors - 1) * L); --vectors) mark(column + (vectors - 1) * L);
+}
+
+// s.scores = S' and s.tile_max = the largest allowed score of each query, for the first `vectors` vectors of queries
+// and `rows` keys. Without a mask every pair is allowed.
+template <class T>
+void compute_scores(Operand<T> keys, int64_t rows, int64_t depth, int64_t vectors, const Mask& mask, Scratch<T>& s) {
+  constexpr int L = kLanes<T>;
+  for (int64_t j = 0; j < vectors * L; j += L) store(s.tile_max + j, splat(-kInfinity<T>));
+  for (int64_t first = 0; first < vectors; first += kQueryVectors) {
+    const int64_t width = vectors - first < kQueryVectors ? vectors - first : kQueryVectors;
+    for (int64_t key = 0; key < rows; key += kKeyRows) {
+      if (!mask) {
+        score_block<T, false>(width, keys, depth, key, first * L, s);
+      } else {
+        int64_t column = first * L, active = width;
+        skip_idle(mask, key, column, active, s);
+        score_block<T, true>(active, keys, depth, key, column, s);
+      }
+    }
+  }
 }
 
 // R rows of O by N vectors, over all keys of the tile.
@@ -95,34 +116,41 @@ SPATTN_INLINE void output_block(const T* weights, int64_t ld_weight, Operand<T> 
   }
 }
 
-// The N vectors of O that start at `column`, for the query cells [0, cells) and up to one more.
+// Rows [row, row + R) of the N vectors of O that start at `column`; with a mask, over the keys that any row attends to.
+template <class T, int R, int N>
+SPATTN_INLINE void output_rows(Operand<T> values, int64_t keys, const Mask& mask, int64_t row, int64_t column,
+                               bool accumulate, Scratch<T>& s) {
+  int64_t begin = 0, end = keys;
+  if (mask) mask.reach(row, R, begin, end);
+  if (begin == end && accumulate) return;
+  output_block<T, R, N>(s.scores + begin * s.ld_query + row, s.ld_query,
+                        {values.data + begin * values.ld + column, values.ld}, end - begin, accumulate,
+                        s.output + row * s.ld_value + column, s.ld_value);
+}
+
+// N vectors of O, for the query cells [0, cells) and up to one more.
 template <class T, int N>
-void output_panel(Operand<T> values, int64_t keys, int64_t cells, int64_t column, bool accumulate, Scratch<T>& s) {
+void output_panel(Operand<T> values, int64_t keys, int64_t cells, const Mask& mask, int64_t column, bool accumulate,
+                  Scratch<T>& s) {
   static_assert(kOutputRows == 6, "the remainders below");
-  const Operand<T> panel = {values.data + column, values.ld};
   int64_t row = 0;
-  for (; cells - row > 4; row += 6) {
-    output_block<T, 6, N>(s.scores + row, s.ld_query, panel, keys, accumulate, s.output + row * s.ld_value + column,
-                          s.ld_value);
-  }
-  for (; cells - row > 0; row += 2) {
-    output_block<T, 2, N>(s.scores + row, s.ld_query, panel, keys, accumulate, s.output + row * s.ld_value + column,
-                          s.ld_value);
-  }
+  for (; cells - row > 4; row += 6) output_rows<T, 6, N>(values, keys, mask, row, column, accumulate, s);
+  for (; cells - row > 0; row += 2) output_rows<T, 2, N>(values, keys, mask, row, column, accumulate, s);
 }
 
 // O (+)= P V.
 template <class T>
-void accumulate_output(Operand<T> values, int64_t keys, int64_t cells, bool accumulate, Scratch<T>& s) {
+void accumulate_output(Operand<T> values, int64_t keys, int64_t cells, const Mask& mask, bool accumulate,
+                       Scratch<T>& s) {
   constexpr int L = kLanes<T>, W = kOutputVectors;
   int64_t column = 0;
   for (; s.ld_value - column >= W * L; column += W * L) {
-    output_panel<T, W>(values, keys, cells, column, accumulate, s);
+    output_panel<T, W>(values, keys, cells, mask, column, accumulate, s);
   }
   for (; s.ld_value - column >= 2 * L; column += 2 * L) {
-    output_panel<T, 2>(values, keys, cells, column, accumulate, s);
+    output_panel<T, 2>(values, keys, cells, mask, column, accumulate, s);
   }
-  if (column < s.ld_value) output_panel<T, 1>(values, keys, cells, column, accumulate, s);
+  if (column < s.ld_value) output_panel<T, 1>(values, keys, cells, mask, column, accumulate, s);
 }
 
 }  // namespace SPATTN_ISA

@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(spattn::kThreads, 1) attention(const __grid_co
   extern __shared__ __align__(128) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   const int x = threadIdx.x % kSide, y = threadIdx.x / kSide;
-  const Job job = find_job(params.items, params.items.first_block + blockIdx.x);
+  const Job job = find_job(params.items, params.first_block + blockIdx.x);
   const Work& work = params.work[job.number];
   const Component& component = params.components[work.component];
   const int batch = job.batch_head / params.heads_q, head = job.batch_head % params.heads_q;

@@ -41,34 +41,32 @@ struct Shared {
   int query_position[kBlockQ];
 };
 
-// Key tiles of a work item in steps of kKeys keys, one step ahead of their use.
-struct KeySteps {
-  const Params& params;
-  int first_view, entry, end, sub;
-  int view = 0, tile = 0, mask = -1;
+// 64 keys of an entry of a tile list; `view` is -1 after the last.
+struct Step {
+  int view, tile, mask, sub;
 
-  __device__ KeySteps(const Params& p, const Work& work)
-      : params(p), first_view(p.components[work.component].key_view), entry(work.begin), end(work.end), sub(0) {
-    load();
+  __device__ bool exists() const { return view >= 0; }
+  __device__ void write_positions(int* position, const Params& params) const {
+    if (!exists()) return;
+    for (int key = threadIdx.x; key < kKeys; key += kThreads) {
+      position[key] = position_of(params.views[view], tile, sub * kKeys + key);
+    }
   }
-  __device__ void load() {
-    if (entry >= end) return;
-    view = first_view + params.key_view[entry];
-    tile = params.indices[entry];
-    mask = params.mask[entry];
-  }
-  __device__ bool more() const { return entry < end; }
-  __device__ void next() {
+};
+
+// The steps of a work item, in order. A step is fetched long before it is used, because its three loads take a while.
+struct Steps {
+  const Params& params;
+  int first_view, entry, end, sub = 0;
+
+  __device__ Step fetch() {
+    if (entry >= end) return {-1, 0, -1, 0};
+    const Step step = {first_view + params.key_view[entry], params.indices[entry], params.mask[entry], sub};
     if (++sub == kStepsPerTile) {
       sub = 0;
       ++entry;
-      load();
     }
-  }
-  __device__ void write_positions(int* position) const {
-    if (threadIdx.x < kKeys && more()) {
-      position[threadIdx.x] = position_of(params.views[view], tile, sub * kKeys + threadIdx.x);
-    }
+    return step;
   }
 };
 
@@ -140,9 +138,9 @@ __device__ __forceinline__ void multiply_probability_value(Output& o, const Scor
   }
 }
 
-__device__ __forceinline__ void mask_scores(Scores& s, const Params& params, int mask, int sub) {
+__device__ __forceinline__ void mask_scores(Scores& s, const Params& params, const Step& step) {
   const int first = threadIdx.x / 32 * kRowsPerWarp + threadIdx.x % 32 / 4;
-  const unsigned long long* words = params.masks + static_cast<long long>(mask) * kBlockQ * kStepsPerTile + sub;
+  const unsigned long long* words = params.masks + static_cast<long long>(step.mask) * kBlockQ * kStepsPerTile + step.sub;
 #pragma unroll
   for (int atom = 0; atom < kAtoms; ++atom) {
 #pragma unroll
@@ -250,22 +248,23 @@ __global__ void __launch_bounds__(spattn::kThreads, 1) attention(const __grid_co
   using namespace spattn;
   extern __shared__ __align__(128) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  const Job job = find_job(params.items, params.items.first_block + blockIdx.x);
+  const Job job = find_job(params.items, params.first_block + blockIdx.x);
   const Work& work = params.work[job.number];
   const int batch = job.batch_head / params.heads_q, head = job.batch_head % params.heads_q;
   const Element* q = head_of<const Element>(params.q, batch, head);
   const Element* k = head_of<const Element>(params.k, batch, head / params.heads_per_kv);
   const Element* v = head_of<const Element>(params.v, batch, head / params.heads_per_kv);
 
-  KeySteps ahead(params, work);
-  ahead.write_positions(shared.key_position[0]);
-  const View& query_view = params.views[params.components[work.component].query_view];
+  const Component& component = params.components[work.component];
+  Steps steps{params, component.key_view, work.begin, work.end};
+  Step now = steps.fetch(), next = steps.fetch();
+  now.write_positions(shared.key_position[0], params);
   for (int row = threadIdx.x; row < kBlockQ; row += kThreads) {
-    shared.query_position[row] = position_of(query_view, work.query_tile, row);
+    shared.query_position[row] = position_of(params.views[component.query_view], work.query_tile, row);
   }
   __syncthreads();
   load_rows<kBlockQ, kChunks, kThreads, kAligned>(shared.q, q, params.q, shared.query_position, 0, params.head_dim);
-  if (ahead.more()) {
+  if (now.exists()) {
     load_rows<kKeys, kChunks, kThreads, kAligned>(shared.k, k, params.k, shared.key_position[0], 0, params.head_dim);
   }
   copies_wait();
@@ -282,23 +281,23 @@ __global__ void __launch_bounds__(spattn::kThreads, 1) attention(const __grid_co
 
   Output o = {};
   RowState state[kAtoms][2];
-  for (int buffer = 0; ahead.more(); buffer ^= 1) {
+  for (int buffer = 0; now.exists(); buffer ^= 1) {
     // K has landed, and everybody is done with V.
     load_rows<kKeys, kChunksV, kThreads, kAligned>(shared.v, v, params.v, shared.key_position[buffer], 0,
                                                    params.head_dim_v);
-    const int mask = ahead.mask, sub = ahead.sub;
-    ahead.next();
-    ahead.write_positions(shared.key_position[buffer ^ 1]);
+    next.write_positions(shared.key_position[buffer ^ 1], params);
     Scores s;
     multiply_query_key(s, shared, fragments);
-    if (mask >= 0) mask_scores(s, params, mask, sub);
+    if (now.mask >= 0) mask_scores(s, params, now);
     copies_wait();
     __syncthreads();
     // V and the next positions have landed, and everybody is done with K.
-    if (ahead.more()) {
+    if (next.exists()) {
       load_rows<kKeys, kChunks, kThreads, kAligned>(shared.k, k, params.k, shared.key_position[buffer ^ 1], 0,
                                                     params.head_dim);
     }
+    now = next;
+    next = steps.fetch();
     softmax(s, o, state, static_cast<float>(params.scale_log2));
     multiply_probability_value(o, s, shared);
     copies_wait();

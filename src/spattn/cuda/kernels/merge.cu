@@ -34,15 +34,14 @@ extern "C" {
 
 __constant__ int launch_shape[3] = {32 * spattn::kWarps, 0, sizeof(spattn::Params)};
 
-__global__ void __launch_bounds__(32 * spattn::kWarps) merge(const __grid_constant__ spattn::Params params,
-                                                             const __grid_constant__ int block_q) {
+__global__ void __launch_bounds__(32 * spattn::kWarps) merge(const __grid_constant__ spattn::Params params) {
   using namespace spattn;
-  const long long number = (params.merges.first_block + blockIdx.x) * kWarps + threadIdx.x / 32;
+  const long long number = (params.first_block + blockIdx.x) * kWarps + threadIdx.x / 32;
   if (number >= params.merges.numbers) return;
   const Job job = find_job(params.merges, number);
   const int lane = threadIdx.x % 32, row = params.merge_rows[job.number];
   const int begin = params.merge_indptr[job.number], end = params.merge_indptr[job.number + 1];
-  const long long first = static_cast<long long>(job.batch_head) * params.slots * block_q;
+  const long long first = static_cast<long long>(job.batch_head) * params.slots * params.block_q;
   const Sum row_lse = merge_lse(params, first, begin, end);
   const Sum shift = row_lse == -infinity<Sum>() ? Sum(0) : row_lse;
   Element* out = head_of<Element>(params.out, job.batch_head / params.heads_q, job.batch_head % params.heads_q) +

@@ -40,15 +40,22 @@ struct LaunchList {
   const int* heads;               // batch * heads_q + head
   const long long* first_number;  // (variants + 1): where its jobs × heads start
   long long numbers;
-  long long first_block;  // of this launch; a grid has at most 2^31 - 1 blocks
   int variants;
 };
 
 struct Params {
+  // Of this call.
   Array q, k, v, out;
-  void* lse;          // (batch, heads_q, q_len)
-  void* partial;      // workspace: (batch * heads_q, slots, block_q, head_dim_v)
-  void* partial_lse;  // workspace: (batch * heads_q, slots, block_q)
+  void* lse;              // (batch, heads_q, q_len)
+  void* partial;          // workspace: (batch * heads_q, slots, block_q, head_dim_v)
+  void* partial_lse;      // workspace: (batch * heads_q, slots, block_q)
+  long long first_block;  // of this launch; a grid has at most 2^31 - 1 blocks
+  double scale_log2;      // |scale| · log2(e); 1 when scale is 0
+  int query_factor;       // sign of scale: the kernels multiply it into Q, so that scale_log2 is always positive
+  int heads_q;
+  int heads_per_kv;  // heads_q / heads_kv
+  int head_dim, head_dim_v;
+  // Of the plan.
   const View* views;
   const Component* components;
   const int* indices;
@@ -60,11 +67,7 @@ struct Params {
   const int* merge_indptr;
   const int* merge_sources;
   LaunchList items, merges;
-  double scale_log2;  // |scale| · log2(e); 1 when scale is 0
-  int query_factor;   // sign of scale: the kernels multiply it into Q, so that scale_log2 is always positive
-  int heads_q;
-  int heads_per_kv;  // heads_q / heads_kv
-  int q_len, head_dim, head_dim_v, slots;
+  int q_len, slots, block_q;
 };
 
 // One job of one head.

@@ -56,18 +56,6 @@ __device__ __forceinline__ void named_arrive(uint32_t name, uint32_t threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-// named_sync() that also tells every thread whether any of them passed true.
-__device__ __forceinline__ bool named_sync_or(uint32_t name, uint32_t threads, bool value) {
-    uint32_t any;
-    asm volatile(
-        "{\n.reg .pred in, out;\nsetp.ne.u32 in, %3, 0;\n"
-        "bar.red.or.pred out, %1, %2, in;\nselp.u32 %0, 1, 0, out;\n}"
-        : "=r"(any)
-        : "r"(name), "r"(threads), "r"(static_cast<uint32_t>(value))
-        : "memory");
-    return any;
-}
-
 // Orders this thread's ordinary shared-memory accesses before later accesses by tensor cores and copy engine.
 __device__ __forceinline__ void fence_async_proxy() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -83,6 +71,10 @@ template <int kRegisters>
 __device__ __forceinline__ void registers_shrink() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
+
+// A value that the warp agrees on, in a uniform register: what is computed from it stays there, and operand descriptors
+// must. (The reduction's result is uniform by definition; a shuffle's is not.)
+__device__ __forceinline__ uint32_t uniform(uint32_t value) { return __reduce_or_sync(0xffffffff, value); }
 
 // A place in a ring of slots together with the parity of its current round.
 template <int kSlots>

@@ -1,0 +1,62 @@
+"""Device memory that PyCUDA owns, freed by whichever thread drops it."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+
+from .device import Device, is_owner
+from .errors import check
+
+
+class Buffer:
+    """`nbytes` of memory of `device`, whose context must be current when it is made.
+
+    Raises
+    ------
+    MemoryError
+        With the bytes needed and free.
+    """
+
+    def __init__(self, device: Device, nbytes: int):
+        from pycuda import driver
+
+        try:
+            allocation = driver.mem_alloc(max(nbytes, 1))
+        except driver.MemoryError as error:
+            raise out_of_memory(device, nbytes) from error
+        self.pointer = int(allocation)
+        # PyCUDA frees memory only in the thread that owns its context, or where that context is current.
+        weakref.finalize(self, _free, device, allocation).atexit = False
+
+
+def upload(device: Device, arrays: dict[str, np.ndarray]) -> tuple[Buffer, dict[str, int]]:
+    """Copies arrays into one buffer and waits for it; returns it and where each array lies.
+
+    Waiting once makes the copy visible to every stream that will ever use it.
+    """
+    from cuda.bindings import driver
+
+    offsets, total = {}, 0
+    for name, array in arrays.items():
+        offsets[name] = total
+        total += -(-array.nbytes // 256) * 256
+    image = np.zeros(total, np.uint8)
+    for name, array in arrays.items():
+        image[offsets[name] : offsets[name] + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    buffer = Buffer(device, total)
+    check(driver.cuMemcpyHtoDAsync(buffer.pointer, image.ctypes.data, total, device.stream), "cuMemcpyHtoDAsync")
+    check(driver.cuStreamSynchronize(device.stream), "cuStreamSynchronize")
+    return buffer, {name: buffer.pointer + offset for name, offset in offsets.items()}
+
+
+def out_of_memory(device: Device, nbytes: int) -> MemoryError:
+    """The error for an allocation that failed; the device's context must be current."""
+    return MemoryError(f"{device.name} (cuda:{device.ordinal}): needed {nbytes} bytes, {device.free_bytes()} are free")
+
+
+def _free(device: Device, allocation) -> None:
+    if is_owner():
+        with device:
+            allocation.free()

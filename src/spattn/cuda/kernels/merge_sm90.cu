@@ -1,0 +1,95 @@
+// Formula    out = sum_s exp(lse_s - lse) out_s, lse = log(sum_s exp(lse_s)): rows that several work items computed.
+// Grid       x: eight rows a CTA, y: (batch, head); one warp a row.
+// Target     sm_90a (nothing special; it shares the parameters of attention_sm90.cu).
+// Types      float32 workspace; bfloat16 or float16 out, float32 lse.
+// Order      the plan's order of sources, the same for every launch: results are bitwise repeatable.
+// Test       tests/cuda/test_hopper.py      Bound  memory: reads each workspace row once, 16 bytes a lane.
+
+#include "sm90_config.cuh"
+#include "sm90_softmax.cuh"
+
+namespace spattn {
+
+constexpr uint32_t kAll = 0xffffffff;
+constexpr int kVectors = kDim < 128 ? 1 : kDim / 128;  // float4 a lane holds of a row
+
+__device__ __forceinline__ float warp_max(float x) {
+    for (int step = 16; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, step));
+    return x;
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+    for (int step = 16; step; step /= 2) x += __shfl_xor_sync(kAll, x, step);
+    return x;
+}
+
+struct Merge {
+    const int32_t *rows, *indptr, *sources;
+    const int4* heads;  // {first merge, last merge, batch, head} of every (batch, head)
+    const float *partial_out, *partial_lse;
+    int64_t partial_rows, q_len;
+    void* out;
+    float* lse;
+    Strides out_stride;
+    int32_t heads_q, head_dim_v;
+};
+
+// result += the rows of up to 32 sources, lane l knowing the weight and the row of source l.
+__device__ __forceinline__ void add_rows(const Merge& m, int count, float weight, int64_t row,
+                                         float4 (&result)[kVectors]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 2
+    for (int s = 0; s < count; ++s) {
+        const float factor = __shfl_sync(kAll, weight, s);
+        const float* source = m.partial_out + __shfl_sync(kAll, row, s) * m.head_dim_v;
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+            const int d = 4 * lane + 128 * i;
+            if (d >= m.head_dim_v) continue;
+            const float4 value = __ldcs(reinterpret_cast<const float4*>(source + d));
+            result[i].x = fmaf(factor, value.x, result[i].x);
+            result[i].y = fmaf(factor, value.y, result[i].y);
+            result[i].z = fmaf(factor, value.z, result[i].z);
+            result[i].w = fmaf(factor, value.w, result[i].w);
+        }
+    }
+}
+
+}  // namespace spattn
+
+extern "C" __global__ void __launch_bounds__(256) merge_sm90(const __grid_constant__ spattn::Merge m) {
+    using namespace spattn;
+    const int lane = threadIdx.x % 32;
+    const int4 head = m.heads[blockIdx.y];
+    const int merge = head.x + blockIdx.x * 8 + threadIdx.x / 32;
+    if (merge >= head.y) return;
+    const int64_t place = static_cast<int64_t>(head.z) * m.heads_q + head.w;
+    const int64_t first = place * m.partial_rows;
+    const int begin = m.indptr[merge], end = m.indptr[merge + 1], target = m.rows[merge];
+    float largest = minus_infinity();
+    for (int s = begin + lane; s < end; s += 32) largest = fmaxf(largest, m.partial_lse[first + m.sources[s]]);
+    largest = warp_max(largest);
+    const float shift = largest == minus_infinity() ? 0.0f : largest;
+    float sum = 0.0f;
+    float4 result[kVectors] = {};
+    for (int s = begin; s < end; s += 32) {
+        const bool mine = s + lane < end;
+        const int64_t row = mine ? first + m.sources[s + lane] : 0;
+        const float weight = mine ? expf(m.partial_lse[row] - shift) : 0.0f;
+        sum += weight;
+        add_rows(m, min(32, end - s), weight, row, result);
+    }
+    sum = warp_sum(sum);
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    Element* out = static_cast<Element*>(m.out) + head.z * m.out_stride.batch + head.w * m.out_stride.head +
+                   target * m.out_stride.token;
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+        const int d = 4 * lane + 128 * i;
+        if (d >= m.head_dim_v) continue;
+        const uint2 packed = {pack(result[i].x * inverse, result[i].y * inverse),
+                              pack(result[i].z * inverse, result[i].w * inverse)};
+        *reinterpret_cast<uint2*>(out + d) = packed;
+    }
+    if (lane == 0) m.lse[place * m.q_len + target] = sum == 0.0f ? minus_infinity() : shift + logf(sum);
+}

@@ -1,0 +1,63 @@
+// Sizes, shared memory and roles of attention_sm90.cu; everything follows from the SPATTN_ macros of the build.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "sm90_params.cuh"
+#include "sm90_wgmma.cuh"
+
+namespace spattn {
+
+constexpr int kDim = SPATTN_HEAD_DIM;   // 64, 128 or 256: smaller head_dim arrive padded with zeros
+constexpr int kBlockQ = SPATTN_BLOCK_Q;
+constexpr int kTileKV = SPATTN_TILE_KV;  // the plan's block_kv: 64 or 128
+constexpr int kStepKV = SPATTN_STEP_KV;  // keys a product covers
+constexpr int kTiles = kStepKV / kTileKV;
+constexpr int kPanels = kDim / 64;       // 64 elements are one 128-byte swizzled row
+constexpr int kWarpgroups = kBlockQ / 64;
+constexpr int kThreads = 128 * (kWarpgroups + 1);
+constexpr int kConsumerRegisters = kWarpgroups == 3 ? 152 : kWarpgroups == 2 ? 208 : 240;
+constexpr int kProducerRegisters = kWarpgroups == 3 ? 56 : 88;
+
+constexpr uint32_t kRowBytes = 128;
+constexpr uint32_t kQueryBytes = kBlockQ * kDim * 2;
+constexpr uint32_t kSlotBytes = kStepKV * kDim * 2;
+constexpr uint32_t kSharedLimit = 227 * 1024 - 2048;  // less barriers, work and statistics
+constexpr int kQueries = 2;
+constexpr int kSlotsThatFit = (kSharedLimit - kQueries * kQueryBytes) / kSlotBytes;
+constexpr int kSlots = kSlotsThatFit < 8 ? kSlotsThatFit : 8;
+static_assert(kStepKV % kTileKV == 0 && kTiles * kPanels <= 32 && kSlots >= 3);
+
+using Element = SPATTN_TYPE;
+using QueryKeyProduct = Product<kStepKV>;
+using ValueProduct = Product<kDim < 128 ? kDim : 128>;
+
+// What the producer tells the consumers about a unit; an item without keys ends the kernel.
+struct alignas(16) Work {
+    Item item;
+    Unit unit;
+};
+
+struct alignas(1024) Shared {
+    uint8_t query[kQueries][kQueryBytes];
+    uint8_t ring[kSlots][kSlotBytes];
+    Work work[kQueries];
+    float lse[kQueries][kBlockQ];
+    uint32_t repair[kQueries][kBlockQ / 16];  // bit r: row 16 w + r came out non-finite
+    uint64_t query_full[kQueries], query_empty[kQueries], done[kQueries], full[kSlots], empty[kSlots];
+    int32_t masks[kSlots][kTiles];
+};
+
+// Named barriers: 1 + w is warpgroup w's turn on the tensor cores, 4 + w its own threads.
+constexpr uint32_t kTurn = 1, kOwn = 4;
+
+// Row of the workspace where row `row` of an item goes.
+__device__ __forceinline__ int64_t partial_row(const Params& p, const Work& work, int row) {
+    return (static_cast<int64_t>(work.unit.batch) * p.heads_q + work.unit.head_q) * p.partial_rows +
+           work.item.slot * kBlockQ + row;
+}
+
+}  // namespace spattn

@@ -1,0 +1,248 @@
+// The warpgroups that compute: products on the tensor cores, online softmax in between.
+#pragma once
+
+#include "sm90_barrier.cuh"
+#include "sm90_config.cuh"
+#include "sm90_mask.cuh"
+#include "sm90_softmax.cuh"
+#include "sm90_wgmma.cuh"
+
+namespace spattn {
+
+struct Consumer {
+    const Params& p;
+    Shared& shared;
+    const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128 - 1, 0);
+    const int thread = threadIdx.x % 128;
+    RingPosition<kSlots> ring;
+    RingPosition<kQueries> query;
+    Softmax softmax;
+
+    __device__ __forceinline__ uint32_t wait_slot() {
+        barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);
+        return shared_address(shared.ring[ring.slot]);
+    }
+
+    __device__ __forceinline__ void release(uint32_t slot) {
+        if (thread % 32 == 0) barrier_arrive(shared_address(&shared.empty[slot]));
+    }
+
+    // s = q k^T of this warpgroup's rows and the step in the slot at `keys`; asynchronous.
+    __device__ __forceinline__ void multiply_keys(float (&s)[kStepKV / 2], uint32_t query_slot, uint32_t keys) {
+        const uint32_t rows = uniform(shared_address(shared.query[query_slot]) + warpgroup * 64 * kRowBytes);
+        const uint64_t a = operand_descriptor(rows, 16, 1024), b = operand_descriptor(keys, 16, 1024);
+        pin(s);
+        wgmma_fence();
+#pragma unroll
+        for (int chunk = 0; chunk < kDim / 16; ++chunk) {
+            const int panel = chunk / 4, within = chunk % 4 * 32;
+            QueryKeyProduct::shared(s, a + (panel * kBlockQ * kRowBytes + within) / 16,
+                                    b + (panel * kStepKV * kRowBytes + within) / 16, chunk != 0);
+        }
+        wgmma_commit();
+    }
+
+    // o += probabilities v; asynchronous.
+    __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const uint32_t (&weights)[kStepKV / 4],
+                                                    uint32_t values) {
+        const uint64_t b = operand_descriptor(values, kStepKV * kRowBytes, 1024);
+        pin(o);
+        wgmma_fence();
+#pragma unroll
+        for (int chunk = 0; chunk < kStepKV / 16; ++chunk) {
+#pragma unroll
+            for (int part = 0; part < kDim / 2 / ValueProduct::kCount; ++part) {
+                ValueProduct::registers(o + part * ValueProduct::kCount, weights + 4 * chunk,
+                                        b + (chunk * 16 + part * 2 * kStepKV) * kRowBytes / 16);
+            }
+        }
+        wgmma_commit();
+    }
+
+    // The mask words of the step in the current slot, issued early so that their latency hides behind the product.
+    struct StepMask {
+        uint32_t word[kStepKV / 64];
+        bool partial;
+    };
+
+    __device__ __forceinline__ StepMask load_mask() {
+        StepMask mask;
+        mask.partial = false;
+        int number[kTiles];
+#pragma unroll
+        for (int t = 0; t < kTiles; ++t) {
+            number[t] = shared.masks[ring.slot][t];
+            mask.partial |= number[t] != kFullTile;
+        }
+        if (mask.partial) {
+#pragma unroll
+            for (int t = 0; t < kTiles; ++t) {
+                const auto word = mask_word<kTileKV, kWarpgroups>(p.masks, number[t], warpgroup, thread);
+                mask.word[t * (kTileKV / 64)] = static_cast<uint32_t>(word);
+                if (kTileKV == 128) mask.word[t * 2 + 1] = static_cast<uint32_t>(static_cast<uint64_t>(word) >> 32);
+            }
+        }
+        return mask;
+    }
+
+    __device__ __forceinline__ void weigh(float (&s)[kStepKV / 2], const StepMask& mask, float (&rescale)[2]) {
+        if (p.sign != 1.0f) {
+#pragma unroll
+            for (int i = 0; i < kStepKV / 2; ++i) s[i] *= p.sign;
+        }
+        if (mask.partial) {
+            apply_mask<0>(s, mask.word[0]);
+            if constexpr (kStepKV == 128) apply_mask<32>(s, mask.word[1]);
+        }
+        softmax.update(s, p.scale_log2, rescale);
+    }
+
+    template <int kCount>
+    __device__ __forceinline__ static void clear(float (&o)[kCount]) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) o[i] = 0.0f;
+    }
+
+    __device__ __forceinline__ static void pack_weights(const float (&s)[kStepKV / 2],
+                                                        uint32_t (&weights)[kStepKV / 4]) {
+#pragma unroll
+        for (int i = 0; i < kStepKV / 4; ++i) weights[i] = pack(s[2 * i], s[2 * i + 1]);
+    }
+
+    // Normalised rows as elements into this warpgroup's own rows of the query tile, for the writer to store.
+    __device__ __forceinline__ void stage_tile(const float (&o)[kDim / 2]) {
+        const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+        const uint32_t tile = shared_address(shared.query[query.slot]) + (warpgroup * 64 + row) * kRowBytes;
+#pragma unroll
+        for (int i = 0; i < kDim / 8; i += 2) {
+            const int chunk = i % 8 + lane / 16;
+            store_matrices(tile + i / 8 * kBlockQ * kRowBytes + (chunk ^ (row % 8)) * 16,
+                           pack(o[4 * i], o[4 * i + 1]), pack(o[4 * i + 2], o[4 * i + 3]),
+                           pack(o[4 * i + 4], o[4 * i + 5]), pack(o[4 * i + 6], o[4 * i + 7]));
+        }
+        fence_async_proxy();
+    }
+
+    __device__ __forceinline__ void store_partial(const Work& work, const float (&o)[kDim / 2]) {
+        const int lane = thread % 32;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
+            float* target = p.partial_out + partial_row(p, work, row) * p.head_dim_v;
+#pragma unroll
+            for (int i = 0; i < kDim / 8; ++i) {
+                const int column = 8 * i + lane % 4 * 2;
+                if (column < p.head_dim_v) {
+                    *reinterpret_cast<float2*>(target + column) = make_float2(o[4 * i + 2 * h], o[4 * i + 2 * h + 1]);
+                }
+            }
+        }
+    }
+
+    // Normalises the rows of the item at `query` and hands them to the writer.
+    __device__ __forceinline__ void finish(Softmax softmax, float (&o)[kDim / 2]) {
+        const int lane = thread % 32, first = warpgroup * 64 + thread / 32 * 16;
+        softmax.total();
+        float probe[2], inverse[2];
+        probe_rows(o, probe);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            probe[h] = quad_sum(probe[h] + softmax.row_sum[h] * 0.0f);
+            inverse[h] = softmax.row_sum[h] == 0.0f ? 0.0f : 1.0f / softmax.row_sum[h];
+            if (lane % 4 == 0) shared.lse[query.slot][first + 8 * h + lane / 4] = softmax.lse(h, p.scale_log2);
+        }
+        uint32_t rows = 0;
+        if (__any_sync(0xffffffff, !(probe[0] + probe[1] == 0.0f))) {
+            for (int h = 0; h < 2; ++h) {
+                const uint32_t lanes = __ballot_sync(0xffffffff, !(probe[h] == 0.0f));
+                for (int r = 0; r < 8; ++r) rows |= (lanes >> (4 * r) & 1) << (8 * h + r);
+            }
+        }
+        if (lane == 0) shared.repair[query.slot][first / 16] = rows;
+        scale_rows(o, inverse);
+        const Work& work = shared.work[query.slot];
+        named_sync(kOwn + warpgroup, 128);  // all of its warps are done with the query tile
+        if (work.item.slot >= 0) store_partial(work, o);
+        else stage_tile(o);
+        __syncwarp();
+        if (lane == 0) barrier_arrive(shared_address(&shared.done[query.slot]));
+    }
+
+    // Waits for a query tile and returns the number of steps of its item; 0 ends the kernel.
+    __device__ __forceinline__ int open(const RingPosition<kQueries>& position) {
+        barrier_wait(shared_address(&shared.query_full[position.slot]), position.parity);
+        const Item& item = shared.work[position.slot].item;
+        return (item.end - item.begin + kTiles - 1) / kTiles;
+    }
+
+    // One stream of steps through all items of this CTA: the products of a step run while the softmax of the next one
+    // (of the same item, or the first of the next item) is computed.
+    __device__ void run() {
+        if (kWarpgroups > 1 && warpgroup == kWarpgroups - 1) named_arrive(kTurn, 256);
+        int steps = open(query);
+        if (steps == 0) return finish_all(query);
+        float s[kStepKV / 2], o[kDim / 2], rescale[2];
+        uint32_t weights[kStepKV / 4];
+        softmax.reset();
+        clear(o);
+        {
+            const uint32_t keys = wait_slot();
+            const StepMask mask = load_mask();
+            multiply_keys(s, query.slot, keys);
+            wgmma_wait<0>();
+            pin(s);
+            release(ring.slot);
+            ring.advance();
+            weigh(s, mask, rescale);
+            pack_weights(s, weights);
+        }
+        while (true) {
+            const bool last = --steps == 0;
+            RingPosition<kQueries> ahead = query;
+            if (last) {
+                ahead.advance();
+                steps = open(ahead);
+                if (steps == 0) break;
+            }
+            const uint32_t keys = wait_slot();
+            const StepMask mask = load_mask();
+            if constexpr (kWarpgroups > 1) named_sync(kTurn + warpgroup, 256);
+            multiply_keys(s, ahead.slot, keys);
+            const uint32_t key_slot = ring.slot;
+            ring.advance();
+            multiply_values(o, weights, wait_slot());
+            if constexpr (kWarpgroups > 1) named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
+            wgmma_wait<1>();
+            pin(s);
+            release(key_slot);
+            const Softmax before = softmax;
+            if (last) softmax.reset();
+            weigh(s, mask, rescale);
+            wgmma_wait<0>();
+            pin(o);
+            release(ring.slot);
+            ring.advance();
+            pack_weights(s, weights);
+            if (last) {
+                finish(before, o);
+                query = ahead;
+                clear(o);
+            } else {
+                scale_rows(o, rescale);
+            }
+        }
+        multiply_values(o, weights, wait_slot());
+        wgmma_wait<0>();
+        pin(o);
+        finish(softmax, o);
+        query.advance();
+        finish_all(query);
+    }
+
+    // Passes the end marker on to the writer.
+    __device__ __forceinline__ void finish_all(const RingPosition<kQueries>& end) {
+        if (thread % 32 == 0) barrier_arrive(shared_address(&shared.done[end.slot]));
+    }
+};
+
+}  // namespace spattn

@@ -1,0 +1,109 @@
+"""The kernels for every GPU from compute capability 8.0: ``mma.sync`` for 16-bit types, fused multiply-adds for others.
+
+They execute any plan whose query tiles are multiples of 16 tokens.
+"""
+
+from __future__ import annotations
+
+from .device import Device
+from .launch import kernel
+from .params import Call, PlanOnDevice, pack, plan_on_device
+
+HEAD_DIMS = (32, 64, 96, 128, 192, 256)  # what the mma.sync kernel is compiled for; others are padded with zeros
+LARGEST_HEAD_DIM = HEAD_DIMS[-1]
+LARGEST_BLOCK_Q = 256
+LARGEST_GRID = 2**31 - 1
+MERGE_WARPS = 4  # kWarps of merge.cu
+_ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_KEYS = 64
+
+
+def tile(device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
+    """(block_q, block_kv) that suits a head dimension (the larger of that of q and v).
+
+    16-bit types: two 16-row atoms a warp halve the shared-memory reads per product, which is what bounds mma.sync; past
+    128 columns their accumulators no longer fit into the registers, so tiles are half as high.
+    Others: as many rows as shared memory holds, because every row more reuses the same reads of K and V.
+    """
+    if _ITEMSIZE[dtype] == 2:
+        return (128 if head_dim <= 128 else 64), _KEYS
+    highest = 32 if dtype == "float64" else 128 if head_dim <= 128 else 64
+    heights = [height for height in (128, 64, 32, 16) if height <= highest]
+    fitting = [height for height in heights if _ffma_shared_bytes(height, dtype, head_dim) <= device.shared_bytes]
+    return (fitting or heights[-1:])[0], _KEYS
+
+
+def accepts(block_q: int, block_kv: int) -> bool:
+    """Whether the kernels can execute plans with tiles of this shape."""
+    return block_q % 16 == 0 and 16 <= block_q <= LARGEST_BLOCK_Q and block_kv % _KEYS == 0
+
+
+def forward(call: Call) -> None:
+    """Enqueue the attention kernel, and the merge kernel where the plan has merges; the context must be current."""
+    batch, heads_q = call.q.shape[:2]
+    plan = plan_on_device(call.plan, call.device, batch, heads_q)
+    partial, partial_lse = workspace(call)
+    source, defines = variant(call)
+    launch_all(call, plan, source, "attention", defines, plan.items, partial, partial_lse)
+    merge(call, plan, partial, partial_lse)
+
+
+def merge(call: Call, plan: PlanOnDevice, partial: int, partial_lse: int) -> None:
+    """Enqueue the merge kernel, for rows that several work items computed or that may attend to nothing."""
+    blocks = -(-plan.merges // MERGE_WARPS)
+    launch_all(call, plan, "merge.cu", "merge", {"SPATTN_DTYPE": call.dtype}, blocks, partial, partial_lse)
+
+
+def launch_all(call, plan, source, entry, defines, blocks, partial, partial_lse) -> None:
+    """Launch a kernel over a flat list of blocks, in as many grids as it takes."""
+    if blocks == 0:
+        return
+    ready = kernel(call.device, source, "sm_{}{}".format(*call.device.capability), defines, entry)
+    for first in range(0, blocks, LARGEST_GRID):
+        params = pack(call, plan, partial, partial_lse, first)
+        ready.launch(min(blocks - first, LARGEST_GRID), params, call.stream)
+
+
+def workspace(call: Call) -> tuple[int, int]:
+    """Addresses of the partial rows and of their lse, for work items that share rows; (0, 0) when there are none."""
+    batch, heads_q = call.q.shape[:2]
+    rows = batch * heads_q * call.plan.slots * call.plan.block_q
+    if rows == 0:
+        return 0, 0
+    itemsize = 8 if call.dtype == "float64" else 4
+    partial_bytes = -(-rows * call.v.shape[3] * itemsize // 256) * 256
+    partial = call.allocate(partial_bytes + rows * itemsize)
+    return partial, partial + partial_bytes
+
+
+def variant(call: Call) -> tuple[str, dict[str, object]]:
+    """Kernel file and macros for a call."""
+    itemsize = _ITEMSIZE[call.dtype]
+    head_dim, head_dim_v = call.q.shape[3], call.v.shape[3]
+    defines: dict[str, object] = {
+        "SPATTN_DTYPE": call.dtype,
+        "SPATTN_BLOCK_Q": call.plan.block_q,
+        "SPATTN_BLOCK_KV": call.plan.block_kv,
+        "SPATTN_ALIGNED": int(call.aligned(itemsize)),
+    }
+    if itemsize == 2:
+        dims = [next(size for size in HEAD_DIMS if size >= dim) for dim in (head_dim, head_dim_v)]
+        defines["SPATTN_ATOMS"] = atoms(call.plan.block_q, *dims)
+        source = "attention_mma.cu"
+    else:
+        slice_columns = 256 // itemsize
+        dims = [-(-dim // slice_columns) * slice_columns for dim in (head_dim, head_dim_v)]
+        source = "attention_ffma.cu"
+    return source, {**defines, "SPATTN_HEAD_DIM": dims[0], "SPATTN_HEAD_DIM_V": dims[1]}
+
+
+def atoms(block_q: int, head_dim: int, head_dim_v: int) -> int:
+    """16-row atoms a warp: two where their accumulators fit into the registers."""
+    return 2 if block_q % 32 == 0 and max(head_dim, head_dim_v) <= 128 else 1
+
+
+def _ffma_shared_bytes(block_q: int, dtype: str, head_dim: int) -> int:
+    """About what ``Shared`` of attention_ffma.cu takes; the kernel's own number is checked when it is loaded."""
+    itemsize = _ITEMSIZE[dtype]
+    columns = -(-head_dim * itemsize // 256) * 256
+    return block_q * (columns + (_KEYS + 16) * itemsize + 4) + 2 * _KEYS * 256 + 2 * _KEYS * 4
