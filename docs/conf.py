@@ -29,6 +29,7 @@ default_role = "literal"  # `x` in a docstring is a parameter
 nitpicky = False
 
 autosummary_generate = True
+autosummary_filename_map = {"spattn.Plan": "spattn.Plan-class"}  # apart from spattn.plan also where case is ignored
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -36,14 +37,15 @@ autodoc_preserve_defaults = True
 numpydoc_show_class_members = False
 myst_heading_anchors = 3
 
-# Every example on every page and in every docstring runs: sphinx-build -b doctest. The names below are what a reader has
-# after the quick start's first line.
+# Every example on every page and in every docstring runs: sphinx-build -b doctest. Pages import what they use; docstrings
+# may use the names of their own module.
 doctest_test_doctest_blocks = "default"
 doctest_global_setup = """
 import numpy as np
 import spattn
+from spattn.index_set import *
 from spattn.patterns import *
-np.set_printoptions(legacy=False)
+from spattn.testing import *
 """
 
 plot_formats = [("png", 110)]
@@ -55,6 +57,7 @@ plot_basedir = plot_working_directory = str(Path(__file__).parent / "figures")
 html_theme = "pydata_sphinx_theme"
 html_theme_options = {"show_nav_level": 2, "navbar_align": "left", "secondary_sidebar_items": ["page-toc"], "footer_start": ["copyright"], "footer_end": []}
 html_title = f"spattn {release}"
+html_sidebars = {"*": [], "tutorials/*": []}  # nothing below them to navigate
 html_static_path = ["_static"]
 html_css_files = ["spattn.css"]
 html_show_sphinx = False

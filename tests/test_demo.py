@@ -9,6 +9,7 @@ import pytest
 
 import spattn
 from spattn.demo import DemoUnavailable, embeddings, model, naive, text
+from spattn.demo.machine import Others
 from spattn.demo.progress import Progress
 
 FEATURES, HEADS, LAYERS = 32, 4, 2
@@ -68,7 +69,8 @@ def torch_embedding(encoder, tokens):
                    for part in ("query", "key", "value"))  # fmt: skip
         mixed = f.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
         x = norm(x + linear(mixed, f"{at}.attention.output.dense"), f"{at}.attention.output.LayerNorm")
-        x = norm(x + linear(f.gelu(linear(x, f"{at}.intermediate.dense")), f"{at}.output.dense"), f"{at}.output.LayerNorm")
+        inner = linear(f.gelu(linear(x, f"{at}.intermediate.dense")), f"{at}.output.dense")
+        x = norm(x + inner, f"{at}.output.LayerNorm")
     return f.normalize(x.mean(0), dim=0).numpy()
 
 
@@ -162,3 +164,7 @@ def test_whole_demo(real, tmp_path, monkeypatch):
     for name in ("speed.png", "embeddings.png", "patterns.png"):
         assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")
         assert any(name in line for line in lines)
+
+
+def test_share_of_other_programs_is_a_share():
+    assert 0 <= Others().share() <= 1

@@ -124,13 +124,12 @@ class Oracle:
     The bound is the package's own: twice the error of the naive formula in the inputs' precision, plus one rounding.
     """
 
-    def __init__(self, problem: Problem, given: Inputs, pairs_of: str = "pattern"):
+    def __init__(self, problem: Problem, given: Inputs):
         self.problem, self.given = problem, given
         rng = np.random.default_rng(0)
         n = problem.tokens
         ends = {0, 1, n - 1, n // 2}
         self.rows = np.array(sorted(ends | set(rng.choice(n, SAMPLED_ROWS - len(ends), replace=False).tolist())))
-        self.mask = mask_of(problem, self.rows)
         self._check_mask_mod()
         self._expected: dict[str, tuple[np.ndarray, float]] = {}
 
@@ -138,19 +137,18 @@ class Oracle:
         at = torch.arange(self.problem.tokens)
         rows = torch.from_numpy(self.rows)
         theirs = self.problem.mask_mod(0, 0, rows[:, None], at[None, :]).numpy()
-        assert (np.broadcast_to(theirs, self.mask.shape) == self.mask).all(), f"{self.problem.name}: mask_mod differs"
+        assert (theirs == mask_of(self.problem, self.rows)).all(), f"{self.problem.name}: mask_mod differs"
 
-    def check(self, result: tuple, other_problem: np.ndarray | None = None) -> dict[str, float]:
+    def check(self, result: tuple, allowed: str = "pattern") -> dict[str, float]:
         """Largest error and bound of the output, and of the gradients when there are any.
 
         Parameters
         ----------
         result : (out,) or (out, dq, dk, dv)
-        other_problem : bool array (sampled rows, tokens), optional
-            What a contender that solves another problem (dense, causal) may attend to; its gradients are not checked.
+        allowed : {"pattern", "dense", "causal"}
+            Which pairs it is of.
         """
-        mask = self.mask if other_problem is None else other_problem
-        key = "own" if other_problem is None else f"other {int(mask.sum())}"
+        mask, key = self._allowed(self.rows, allowed), allowed
         if key not in self._expected:
             q, k, v, _ = self.given.arrays
             rows = q[:, :, self.rows]
@@ -158,21 +156,28 @@ class Oracle:
             self._expected[key] = wide, error_budget(wide, naive(rows, k, v, mask)[0], q.dtype)
         wide, bound = self._expected[key]
         found = {"error": _error(as_numpy(result[0])[:, :, self.rows], wide), "error_bound": bound}
-        if len(result) > 1 and other_problem is None:
-            found |= self._check_gradients(result[1:])
+        if len(result) > 1:
+            found |= self._check_gradients(result[1:], allowed)
         _assert_within(found)
         return found
 
-    def _check_gradients(self, gradients) -> dict[str, float]:
-        if "gradients" not in self._expected:
+    def _allowed(self, rows: np.ndarray, allowed: str) -> np.ndarray:
+        if allowed == "pattern":
+            return mask_of(self.problem, rows)
+        every = np.arange(self.problem.tokens)[None, :]
+        return every <= (rows[:, None] if allowed == "causal" else self.problem.tokens)
+
+    def _check_gradients(self, gradients, allowed: str) -> dict[str, float]:
+        key = f"gradients {allowed}"
+        if key not in self._expected:
             head = slice(CHECKED_HEAD, CHECKED_HEAD + 1)
             q, k, v, dout = (x[:, head] for x in self.given.arrays)
-            mask = mask_of(self.problem)
+            mask = self._allowed(np.arange(self.problem.tokens), allowed)
             wide = naive_gradients(*(x.astype(np.float64) for x in (dout, q, k, v)), mask)
             low = naive_gradients(dout, q, k, v, mask)
             bounds = [error_budget(w, n, q.dtype) for w, n in zip(wide, low, strict=True)]
-            self._expected["gradients"] = wide, bounds
-        wide, bounds = self._expected["gradients"]
+            self._expected[key] = wide, bounds
+        wide, bounds = self._expected[key]
         errors = [_error(as_numpy(g)[:, CHECKED_HEAD][:, None], w) for g, w in zip(gradients, wide, strict=True)]
         return {
             f"{what}_{name}": value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from spattn.patterns._base import pattern_class
 FOLDER = Path("gallery") / "generated"
 PUBLIC_MODULES = ("spattn.patterns", "spattn.patterns.deepspeed")
 LONGEST_REPR = 160
+MOST_HEADS = 3  # drawn side by side, for patterns that tell heads apart
 
 
 class Entry(NamedTuple):
@@ -87,7 +89,7 @@ def _page(entry: Entry) -> str:
         lines += _picture(entry)
     lines += entry.text
     if entry.definition is not None:
-        source = inspect.cleandoc(entry.definition).splitlines()
+        source = textwrap.dedent(entry.definition).splitlines()
         lines += ["Definition", "-" * 10, "", ".. code-block:: python", "", *(f"   {line}" for line in source), ""]
     if entry.example is not None:
         lines += _planned(*entry.example)
@@ -108,8 +110,9 @@ def _planned(pattern, q_len: int, kv_len: int) -> list[str]:
     cls, base = type(pattern), patterns.Pattern
     runs = "given in closed form" if cls.runs is not base.runs else "found from the predicate"
     views = "in views of its own" if len(plan.views) > 2 or not _whole(pattern, q_len, kv_len) else "in contiguous tiles"
+    told = textwrap.wrap(" ".join(repr(plan).split()), 96)
     return [
-        "Plan", "-" * 4, "", ".. code-block:: text", "", f"   {' '.join(repr(plan).split())}", "",
+        "Plan", "-" * 4, "", ".. code-block:: text", "", *(f"   {line}" for line in told), "",
         f"The index set is {runs}; planned {views}. At so few tokens most of a tile is empty: efficiency grows with length.", "",
     ]  # fmt: skip
 
@@ -134,9 +137,12 @@ def _overview(entries: list[Entry]) -> str:
 
 
 def _draw(path: Path, pattern, q_len: int, kv_len: int) -> None:
-    axes = patterns.draw(pattern, q_len, kv_len)
-    axes.figure.savefig(path, dpi=100, facecolor="white")
-    plt.close(axes.figure)
+    heads = min(max(1, pattern.sizes()[1]), MOST_HEADS)
+    figure, axes = plt.subplots(1, heads, figsize=(4.5 * heads, 4.5), layout="constrained", squeeze=False)
+    for head, ax in enumerate(axes[0]):
+        patterns.draw(pattern, q_len, kv_len, ax=ax, head=head, title=f"head {head}" if heads > 1 else None)
+    figure.savefig(path, dpi=100, facecolor="white")
+    plt.close(figure)
 
 
 def _write(path: Path, text: str) -> None:

@@ -14,13 +14,13 @@ RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
 
 class ResultsTable(SphinxDirective):
-    """``.. results-table:: NAME`` with ``:columns: field = heading; field = heading`` and ``:where: field = value``.
+    """``.. results-table:: NAME`` with ``:columns: field = heading; …``, ``:where: field = value`` and ``:no-source:``.
 
     A file that is not there gives a sentence saying so, not a warning: results are committed when they are measured.
     """
 
     required_arguments = 1
-    option_spec = {"columns": directives.unchanged_required, "where": directives.unchanged}
+    option_spec = {"columns": directives.unchanged_required, "where": directives.unchanged, "no-source": directives.flag}
 
     def run(self) -> list[nodes.Node]:
         """The table and a line that says where and when it was measured."""
@@ -35,7 +35,7 @@ class ResultsTable(SphinxDirective):
         for row in [dict(columns), *rows]:
             cells = [_text(row.get(field)) for field, _ in columns]
             lines += [f"   {'*' if not n else ' '} - {cell}" for n, cell in enumerate(cells)]
-        lines += ["", source_line(path.name, record), ""]
+        lines += ["", "" if "no-source" in self.options else source_line(path.name, record), ""]
         return self.parse_text_to_nodes(StringList(lines, source=str(path)))
 
     def _wanted(self, row: dict) -> bool:
@@ -63,8 +63,10 @@ class ResultsIndex(SphinxDirective):
 def source_line(name: str | None, record: dict) -> str:
     """What a record says about itself, in reStructuredText."""
     machine = record.get("machine") or record.get("device") or {}
-    what = ", ".join(str(v) for v in machine.values() if isinstance(v, (str, int))) if isinstance(machine, dict) else str(machine)
-    facts = [f"``{record['command']}``" if "command" in record else "", what]
+    if isinstance(machine, dict):
+        parts = (f"{value} {key}" if isinstance(value, int) else value for key, value in machine.items())
+        machine = ", ".join(part for part in parts if isinstance(part, str))
+    facts = [f"``{record['command']}``" if "command" in record else "", str(machine)]
     facts += [f"{key} {record[key]}" for key in ("date", "commit") if key in record]
     head = f"*From* ``{name}``: " if name else ""
     notes = f" {record['notes']}" if "notes" in record else ""
@@ -76,7 +78,7 @@ def _text(value) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return str(value)
+    return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}") if isinstance(value, int) else str(value)
 
 
 def setup(app):

@@ -18,4 +18,4 @@ axis.set_xlim(0, 1)
 axis.set_xlabel("plan.efficiency at 16384 tokens", fontsize=8)
 axis.tick_params(axis="x", labelsize=8)
 if rows:
-    axis.legend(fontsize=8, loc="lower right")
+    axis.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2, frameon=False)

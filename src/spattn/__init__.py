@@ -1,11 +1,14 @@
 """spattn: exact sparse attention on CPU and GPU, at a cost that follows the allowed (query, key) pairs."""
 
 from . import patterns
-from ._api import attention
+from ._api import attention, attention_backward
 from ._backends import available_backends
 from ._errors import BackendUnavailable
 from ._versions import show_versions
 from .plan import Plan
 from .plan import plan as plan
 
-__all__ = ["BackendUnavailable", "Plan", "attention", "available_backends", "patterns", "plan", "show_versions"]
+__all__ = [
+    "BackendUnavailable", "Plan", "attention", "attention_backward", "available_backends", "patterns", "plan",
+    "show_versions",
+]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import _arrays, _backends
+from ._errors import BackendUnavailable
 from .patterns import Mask, Pattern, get
 from .plan import Plan, validate
 
@@ -92,6 +93,84 @@ def attention(
         plan = find_plan(module, pattern, *arrays)
         out, lse = (_arrays.from_numpy(x, q) for x in module.forward(*arrays, plan, scale))
     return (out, lse) if return_lse else out
+
+
+def attention_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    pattern: Pattern | Plan | str | Any = "causal",
+    *,
+    scale: float | None = None,
+    backend: str = "auto",
+) -> tuple[Any, Any, Any]:
+    r"""Gradients of :func:`attention` with respect to q, k and v.
+
+    Parameters
+    ----------
+    dout : (batch, heads_q, q_len, head_dim_v) array
+        Gradient of the loss with respect to `out`; same kind, dtype and device as `q`.
+    q, k, v : array
+        The inputs of the forward call.
+    out, lse : array
+        What ``attention(q, k, v, pattern, scale=scale, return_lse=True)`` returned.
+    pattern, scale, backend
+        As in the forward call.
+
+    Returns
+    -------
+    dq, dk, dv : array
+        Shapes and dtype of q, k and v.
+
+    Raises
+    ------
+    TypeError, ValueError, BackendUnavailable
+        As :func:`attention`; BackendUnavailable also where the backend has no backward.
+
+    Notes
+    -----
+    With ``P = exp(scale · q·k − lse)`` on the allowed pairs and ``δ = rowsum(dout ∘ out)``:
+    ``dv = Pᵀ dout``, ``dS = P ∘ (dout vᵀ − δ)``, ``dq = scale · dS k``, ``dk = scale · dSᵀ q``. P is recomputed tile by tile;
+    extra memory is O(batch · heads · (q_len + kv_len) · head_dim). Bitwise repeatable.
+
+    References
+    ----------
+    Dao, Fu, Ermon, Rudra, Ré. FlashAttention. arXiv:2205.14135, appendix B.
+
+    Examples
+    --------
+    >>> import numpy as np, spattn
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 1, 2, 100, 16))
+    >>> window = spattn.patterns.SlidingWindow(8)
+    >>> out, lse = spattn.attention(q, k, v, window, return_lse=True)
+    >>> dq, dk, dv = spattn.attention_backward(dout, q, k, v, out, lse, window)
+    >>> dq.shape
+    (1, 2, 100, 16)
+    """
+    _check_arrays(q, k, v)
+    _check_shapes(q, k, v)
+    for name, x, last in (("dout", dout, (v.shape[3],)), ("out", out, (v.shape[3],)), ("lse", lse, ())):
+        expected = (*q.shape[:3], *last)
+        if _arrays.kind(x) != _arrays.kind(q):
+            raise TypeError(f"{name}: expected a {_arrays.kind(q)} array like q, got {type(x).__name__}")
+        if tuple(x.shape) != expected:
+            raise ValueError(f"{name}: expected shape {expected}, got {tuple(x.shape)}")
+        dtype = _arrays.dtype_name(q) if last else "float64" if _arrays.dtype_name(q) == "float64" else "float32"
+        if _arrays.dtype_name(x) != dtype:
+            raise TypeError(f"{name}: expected {dtype}, got {_arrays.dtype_name(x)}")
+    scale = _check_scale(scale, q.shape[3])
+    module = _backends.load(_resolve_backend(backend, q))
+    if not hasattr(module, "backward"):
+        raise BackendUnavailable(f"backend {module.__name__} has no backward yet; use backend='cpu' on host arrays")
+    if not module.HOST_ARRAYS:
+        return module.backward(dout, q, k, v, out, lse, find_plan(module, pattern, q, k, v), scale)
+    names = ("dout", *_NAMES, "out", "lse")
+    arrays = [_host_array(name, x, module) for name, x in zip(names, (dout, q, k, v, out, lse), strict=True)]
+    plan = find_plan(module, pattern, *arrays[1:4])
+    return tuple(_arrays.from_numpy(x, q) for x in module.backward(*arrays, plan, scale))
 
 
 def find_plan(module, pattern, q, k, v) -> Plan:

@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     demo.add_argument("--backend", choices=("auto", "cpu", "cuda"), default="auto",
                       help="who computes the attention (default: auto, the CPU)")  # fmt: skip
-    demo.add_argument("--out", metavar="DIR", type=Path, default=Path("out"), help="folder for the files (default: out)")
+    demo.add_argument("--out", metavar="DIR", type=Path, default=Path("out"), help="folder for files (default: out)")
     demo.add_argument("--quick", action="store_true", help="fewer texts, at most 4096 tokens")
     demo.set_defaults(run=_demo)
     return parser
@@ -121,7 +121,7 @@ def _info(options: argparse.Namespace) -> int:
 
 def _draw(options: argparse.Namespace) -> int:
     if options.output.suffix not in _PICTURE_SUFFIXES:
-        raise _Usage(f"--output: expected a file name that ends in {', '.join(_PICTURE_SUFFIXES)}; got {options.output}")
+        raise _Usage(f"--output: expected a name ending in {', '.join(_PICTURE_SUFFIXES)}; got {options.output}")
     pattern = _pattern(options.pattern, dict(options.param))
     kv_len = options.kv_len or options.q_len
     try:

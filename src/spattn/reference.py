@@ -19,8 +19,8 @@ HOST_ARRAYS = True
 _ELEMENTS_AT_ONCE = 1 << 23  # gathered float64 elements of K and V held at a time (64 MiB)
 
 
-def attend(q, k, v, pattern, scale=None):
-    """Softmax attention over a pattern's pairs, everything in float64.
+def attend(q, k, v, pattern, scale=None, dtype=np.float64):
+    """Softmax attention over a pattern's pairs, everything in one precision, float64 unless said otherwise.
 
     Parameters
     ----------
@@ -31,13 +31,15 @@ def attend(q, k, v, pattern, scale=None):
         What is allowed. An array has shape (q_len, kv_len), (heads_q, q_len, kv_len) or (batch, heads_q, q_len, kv_len).
     scale : float, optional
         Factor of the logits, by default ``1 / sqrt(head_dim)``.
+    dtype : dtype, optional
+        Precision; ``np.longdouble`` judges float64 results.
 
     Returns
     -------
-    out : (batch, heads_q, q_len, head_dim_v) float64 array
+    out : (batch, heads_q, q_len, head_dim_v) array of `dtype`
         ``out[i] = Σ_j exp(s[i, j] - lse[i]) v[j]`` over the allowed keys j, with ``s[i, j] = scale · q[i] · k[j]``.
         0 where no key is allowed or every allowed logit is -inf.
-    lse : (batch, heads_q, q_len) float64 array
+    lse : (batch, heads_q, q_len) array of `dtype`
         ``log Σ_j exp(s[i, j])``, natural logarithm; -inf where ``out`` is 0 for the reasons above.
 
     Notes
@@ -45,29 +47,29 @@ def attend(q, k, v, pattern, scale=None):
     O(nnz · (head_dim + head_dim_v)) time. Keys that are not allowed are never read.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    out = np.zeros((*q.shape[:3], v.shape[-1]))
-    lse = np.full(q.shape[:3], -np.inf)
+    out = np.zeros((*q.shape[:3], v.shape[-1]), dtype)
+    lse = np.full(q.shape[:3], -np.inf, dtype)
     for b, h, i, keys in _rows(pattern, q, k, v):
         kv = h // (q.shape[1] // k.shape[1])
         with np.errstate(invalid="ignore", over="ignore"):
-            p, lse[b, h, i] = _softmax(_logits(q[b, h, i], _gather(k, b, kv, keys), scale))
+            p, lse[b, h, i] = _softmax(_logits(q[b, h, i], _gather(k, b, kv, keys, dtype), scale))
             live = lse[b, h, i] != -np.inf
-            out[b[live], h[live], i] = np.einsum("nm,nmd->nd", p[live], _gather(v, b[live], kv[live], keys))
+            out[b[live], h[live], i] = np.einsum("nm,nmd->nd", p[live], _gather(v, b[live], kv[live], keys, dtype))
     return out, lse
 
 
-def gradients(dout, q, k, v, pattern, scale=None):
-    """Gradients of ``Σ dout · out`` with respect to q, k and v, everything in float64.
+def gradients(dout, q, k, v, pattern, scale=None, dtype=np.float64):
+    """Gradients of ``Σ dout · out`` with respect to q, k and v, everything in one precision.
 
     Parameters
     ----------
     dout : (batch, heads_q, q_len, head_dim_v) array
-    q, k, v, pattern, scale
+    q, k, v, pattern, scale, dtype
         As for :func:`attend`.
 
     Returns
     -------
-    dq, dk, dv : float64 arrays, shaped as q, k and v
+    dq, dk, dv : arrays of `dtype`, shaped as q, k and v
 
     Notes
     -----
@@ -75,17 +77,18 @@ def gradients(dout, q, k, v, pattern, scale=None):
     ``dS = P ∘ (dP - δ)``, ``dq = scale · dS k``, ``dk = scale · dSᵀ q``. A row without a finite logit contributes nothing.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
-    dq, dk, dv = (np.zeros(a.shape) for a in (q, k, v))
+    dq, dk, dv = (np.zeros(a.shape, dtype) for a in (q, k, v))
     for b, h, i, keys in _rows(pattern, q, k, v):
         with np.errstate(invalid="ignore", over="ignore"):
-            p, lse = _softmax(_logits(q[b, h, i], _gather(k, b, h // (q.shape[1] // k.shape[1]), keys), scale))
+            kk = _gather(k, b, h // (q.shape[1] // k.shape[1]), keys, dtype)
+            p, lse = _softmax(_logits(q[b, h, i], kk, scale))
             live = lse != -np.inf
-            b, h, p = b[live], h[live], p[live]
+            b, h, p, kk = b[live], h[live], p[live], kk[live]
             kv = h // (q.shape[1] // k.shape[1])
-            do, qi = dout[b, h, i].astype(np.float64), q[b, h, i].astype(np.float64)
-            dp = np.einsum("nd,nmd->nm", do, _gather(v, b, kv, keys))
+            do, qi = dout[b, h, i].astype(dtype), q[b, h, i].astype(dtype)
+            dp = np.einsum("nd,nmd->nm", do, _gather(v, b, kv, keys, dtype))
             ds = p * (dp - (p * dp).sum(axis=1, keepdims=True)) * scale
-            dq[b, h, i] = np.einsum("nm,nmd->nd", ds, _gather(k, b, kv, keys))
+            dq[b, h, i] = np.einsum("nm,nmd->nd", ds, kk)
             at = b[:, None], kv[:, None], keys
             np.add.at(dk, at, ds[:, :, None] * qi[:, None, :])
             np.add.at(dv, at, p[:, :, None] * do[:, None, :])
@@ -155,13 +158,13 @@ def _index_sets(pattern, batch: int, heads: int, q_len: int, kv_len: int):
     return [p.index_set(q_len, kv_len) for p in patterns], index
 
 
-def _gather(x, b, kv, keys):
-    """Rows `keys` of the chosen batch entries and heads: (n, keys, d) float64."""
-    return x[b[:, None], kv[:, None], keys].astype(np.float64)
+def _gather(x, b, kv, keys, dtype):
+    """Rows `keys` of the chosen batch entries and heads: (n, keys, d)."""
+    return x[b[:, None], kv[:, None], keys].astype(dtype)
 
 
 def _logits(qi, kk, scale):
-    return np.einsum("nd,nmd->nm", qi.astype(np.float64), kk) * scale
+    return np.einsum("nd,nmd->nm", qi.astype(kk.dtype), kk) * scale
 
 
 def _softmax(s):

@@ -19,7 +19,12 @@ _KEYS = 64
 
 
 def tile(device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
-    """(block_q, block_kv) that suits a head dimension (the larger of that of q and v).
+    """(block_q, block_kv) that suits a head dimension (the larger of that of q and v)."""
+    return tile_within(device.shared_bytes, dtype, head_dim)
+
+
+def tile_within(shared_bytes: int, dtype: str, head_dim: int) -> tuple[int, int]:
+    """The tile for blocks of so much shared memory.
 
     16-bit types: two 16-row atoms a warp halve the shared-memory reads per product, which is what bounds mma.sync; past
     128 columns their accumulators no longer fit into the registers, so tiles are half as high.
@@ -29,7 +34,7 @@ def tile(device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
         return (128 if head_dim <= 128 else 64), _KEYS
     highest = 32 if dtype == "float64" else 128 if head_dim <= 128 else 64
     heights = [height for height in (128, 64, 32, 16) if height <= highest]
-    fitting = [height for height in heights if _ffma_shared_bytes(height, dtype, head_dim) <= device.shared_bytes]
+    fitting = [height for height in heights if _ffma_shared_bytes(height, dtype, head_dim) <= shared_bytes]
     return (fitting or heights[-1:])[0], _KEYS
 
 
@@ -43,7 +48,9 @@ def forward(call: Call) -> None:
     batch, heads_q = call.q.shape[:2]
     plan = plan_on_device(call.plan, call.device, batch, heads_q)
     partial, partial_lse = workspace(call)
-    source, defines = variant(call)
+    tile = call.plan.block_q, call.plan.block_kv
+    aligned = call.aligned(_ITEMSIZE[call.dtype])
+    source, defines = variant(call.dtype, call.q.shape[3], call.v.shape[3], tile, aligned)
     launch_all(call, plan, source, "attention", defines, plan.items, partial, partial_lse)
     merge(call, plan, partial, partial_lse)
 
@@ -76,22 +83,22 @@ def workspace(call: Call) -> tuple[int, int]:
     return partial, partial + partial_bytes
 
 
-def variant(call: Call) -> tuple[str, dict[str, object]]:
-    """Kernel file and macros for a call."""
-    itemsize = _ITEMSIZE[call.dtype]
-    head_dim, head_dim_v = call.q.shape[3], call.v.shape[3]
+def variant(
+    dtype: str, head_dim: int, head_dim_v: int, tile: tuple[int, int], aligned: bool
+) -> tuple[str, dict[str, object]]:
+    """Kernel file and macros for a problem."""
     defines: dict[str, object] = {
-        "SPATTN_DTYPE": call.dtype,
-        "SPATTN_BLOCK_Q": call.plan.block_q,
-        "SPATTN_BLOCK_KV": call.plan.block_kv,
-        "SPATTN_ALIGNED": int(call.aligned(itemsize)),
+        "SPATTN_DTYPE": dtype,
+        "SPATTN_BLOCK_Q": tile[0],
+        "SPATTN_BLOCK_KV": tile[1],
+        "SPATTN_ALIGNED": int(aligned),
     }
-    if itemsize == 2:
+    if _ITEMSIZE[dtype] == 2:
         dims = [next(size for size in HEAD_DIMS if size >= dim) for dim in (head_dim, head_dim_v)]
-        defines["SPATTN_ATOMS"] = atoms(call.plan.block_q, *dims)
+        defines["SPATTN_ATOMS"] = atoms(tile[0], *dims)
         source = "attention_mma.cu"
     else:
-        slice_columns = 256 // itemsize
+        slice_columns = 256 // _ITEMSIZE[dtype]
         dims = [-(-dim // slice_columns) * slice_columns for dim in (head_dim, head_dim_v)]
         source = "attention_ffma.cu"
     return source, {**defines, "SPATTN_HEAD_DIM": dims[0], "SPATTN_HEAD_DIM_V": dims[1]}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
 from .. import patterns
 from .._api import attention
+from .._backends import load as load_backend
 from ..patterns import Pattern
-from ..plan import plan
+from ..plan import Plan
 from . import text
 from .model import Encoder, unit_length
 from .naive import dense_attention
@@ -67,7 +67,9 @@ def sparse_patterns() -> dict[str, Pattern]:
     return cases
 
 
-def compare(encoder: Encoder, tokenizer, modules: int, backend: str, progress: Progress) -> tuple[Agreement, list[Shift]]:
+def compare(
+    encoder: Encoder, tokenizer, modules: int, backend: str, progress: Progress
+) -> tuple[Agreement, list[Shift]]:
     """Embeds texts of `modules` modules densely, in plain NumPy and by spattn, then with each sparse pattern."""
     texts = text.tokenise(tokenizer, text.sample(modules), encoder.max_len)
     texts_by_length = np.argsort([len(t) for t in texts], kind="stable")
@@ -87,9 +89,13 @@ def compare(encoder: Encoder, tokenizer, modules: int, backend: str, progress: P
     packed = embed(packed_embeddings)
     difference = [float(np.abs(x - plain).max()) for x in (dense, packed)]
     agreement = Agreement(len(texts), sum(map(len, texts)), *difference)
-    lengths = [len(t) for t in texts]
-    shifts = [shift("dense", patterns.Full(), dense, dense, lengths)]
-    shifts += [shift(name, p, embed(padded_embeddings, p), dense, lengths) for name, p in cases.items()]
+
+    def shift_by(name: str, pattern: Pattern, moved: np.ndarray) -> Shift:
+        plans = [_plan(pattern, len(t), encoder, backend) for t in texts]
+        return shift(name, moved, dense, plans)
+
+    shifts = [shift_by("dense", patterns.Full(), dense)]
+    shifts += [shift_by(name, p, embed(padded_embeddings, p)) for name, p in cases.items()]
     progress.finish()
     return agreement, shifts
 
@@ -122,12 +128,11 @@ def packed_embeddings(encoder: Encoder, texts: list[np.ndarray], backend: str) -
     return unit_length(np.stack([piece.mean(axis=0) for piece in pieces]))
 
 
-def shift(name: str, pattern: Pattern, embeddings: np.ndarray, dense: np.ndarray, lengths: Iterable[int]) -> Shift:
+def shift(name: str, embeddings: np.ndarray, dense: np.ndarray, plans: list[Plan]) -> Shift:
     """Compares embeddings with the dense ones; texts alternate between a module's opening and one of its functions."""
     cosine = np.einsum("ij,ij->i", embeddings, dense)
     openings, functions = embeddings[0::2], embeddings[1::2]
     nearest = (functions @ openings.T).argmax(axis=1)
-    plans = [plan(pattern, n) for n in lengths]
     pairs = sum(p.nnz for p in plans)
     return Shift(
         pattern=name,
@@ -139,6 +144,7 @@ def shift(name: str, pattern: Pattern, embeddings: np.ndarray, dense: np.ndarray
     )
 
 
-def as_rows(shifts: list[Shift]) -> list[dict]:
-    """For the JSON report."""
-    return [asdict(s) for s in shifts]
+def _plan(pattern: Pattern, tokens: int, encoder: Encoder, backend: str) -> Plan:
+    """The plan that the backend makes for one text."""
+    q = np.broadcast_to(np.float32(0), (1, encoder.heads, tokens, encoder.head_dim))
+    return load_backend(backend).plan_for(pattern, q, q, q)

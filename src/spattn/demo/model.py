@@ -49,6 +49,11 @@ class Encoder:
         """Positions that the model has embeddings for, in tokens."""
         return len(self.weights["embeddings.position_embeddings.weight"])
 
+    @property
+    def head_dim(self) -> int:
+        """Features of a head."""
+        return self.weights["embeddings.word_embeddings.weight"].shape[1] // self.heads
+
     def embed(self, tokens: np.ndarray, valid: np.ndarray, attention: Attention) -> np.ndarray:
         """Embeddings of texts.
 
@@ -112,7 +117,7 @@ def load() -> tuple[Encoder, object]:
         from safetensors.numpy import load_file
         from tokenizers import Tokenizer
 
-        # find_spec-like look-up that never imports sentence-transformers, which the package would pull in to run itself
+        # The package imports nothing but the standard library until its own load_model() is called.
         files = importlib.resources.files(_MODULE) / "model"
     except ModuleNotFoundError as error:
         raise DemoUnavailable(missing(error.name or _MODULE)) from error

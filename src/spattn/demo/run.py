@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from .._backends import load as load_backend
-from .._versions import versions
-from . import embeddings, model, speed
+from . import embeddings, machine, model, speed
 from .device import device_for
 from .progress import Progress
 
 LENGTHS = [1024, 2048, 4096, 8192, 16384]
 QUICK_LENGTHS = [1024, 2048, 4096]
 MODULES, QUICK_MODULES = 16, 6
+_BUSY = 0.1  # share of the processors' time that others take above which times are doubtful
 
 
 def run(out: Path, backend: str = "auto", quick: bool = False, say: Callable[[str], None] = print) -> bool:
@@ -64,42 +62,33 @@ def run(out: Path, backend: str = "auto", quick: bool = False, say: Callable[[st
     lengths = QUICK_LENGTHS if quick else LENGTHS
     device = device_for(backend)
     qkv = speed.real_qkv(encoder, tokenizer, max(lengths), backend, progress)
+    others = machine.Others()
     timings = speed.measure(qkv, lengths, device, progress)
+    taken = others.share()
     _tell_speed(say, timings, device)
+    if taken > _BUSY:
+        say(f"    other programs took {100 * taken:.0f} % of the processors meanwhile: do not rely on the times")
+    say("")
 
-    facts = machine_facts()
     report = {
-        "machine": facts,
+        "machine": machine.facts() | {"taken by other programs": round(taken, 3)},
         "settings": {"backend": backend, "quick": quick, "layer": speed.LAYER, "heads": qkv[0].shape[1],
                      "head_dim": qkv[0].shape[3], "dtype": str(qkv[0].dtype), "note": device.note},
         "agreement": asdict(agreement) | {"tolerance": embeddings.TOLERANCE, "holds": agreement.holds},
-        "embeddings": embeddings.as_rows(shifts),
+        "embeddings": [asdict(s) for s in shifts],
         "dense": [{"tokens": n} | asdict(t) for n, t in timings["dense"].items()],
         "speed": [asdict(c) for c in timings["cases"]],
     }  # fmt: skip
-    line = f"{facts['processor']}, {facts['cpus']} CPUs; backend {backend}; NumPy {facts['numpy']}"
+    known = report["machine"]
+    line = f"{known['processor']}, {known['cpus']} CPUs; backend {backend}; NumPy {known['numpy']}"
     figures.speed(out / "speed.png", timings["dense"], timings["cases"], device.dense_label, line)
     figures.embeddings(out / "embeddings.png", shifts)
     figures.pattern_pictures(out / "patterns.png")
     (out / "demo.json").write_text(json.dumps(report, indent=1) + "\n")
-    say("")
     for name in ("speed.png", "embeddings.png", "patterns.png", "demo.json"):
         say(f"wrote {(out / name).resolve()}")
     say(f"finished in {time.perf_counter() - started:.0f} s")
     return agreement.holds and _errors_hold(timings["cases"])
-
-
-def machine_facts() -> dict[str, object]:
-    """What the figures were measured on."""
-    facts = {key.strip(): value for key, value in versions().items()}
-    return facts | {"processor": _processor(), "cpus": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
-
-
-def _processor() -> str:
-    """The processor's own name; its architecture where Linux does not say."""
-    cpuinfo = Path("/proc/cpuinfo")
-    names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")] if cpuinfo.exists() else []
-    return names[0].partition(":")[2].strip() if names else platform.machine()
 
 
 def _figures():
@@ -116,8 +105,8 @@ def _errors_hold(cases: list[speed.Case]) -> bool:
 
 def _tell_embeddings(say, agreement: embeddings.Agreement, shifts: list[embeddings.Shift]) -> None:
     verdict = "ok" if agreement.holds else "TOO FAR APART"
-    say(f"(a) dense embeddings of {agreement.texts} texts ({agreement.tokens} tokens) of the standard library's source,")
-    say("    spattn in every attention layer against plain NumPy, largest absolute difference:")
+    say(f"(a) dense embeddings of {agreement.texts} texts ({agreement.tokens} tokens) of the standard library's")
+    say("    source, spattn in every attention layer against plain NumPy, largest absolute difference:")
     say(f"    padded batches {agreement.padded:.1e}, packed without padding {agreement.packed:.1e}; "
         f"tolerance {embeddings.TOLERANCE:.0e}: {verdict}")  # fmt: skip
     say("")

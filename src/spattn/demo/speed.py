@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,8 +10,8 @@ import numpy as np
 
 from .. import patterns
 from .._api import attention
+from .._backends import load as load_backend
 from ..patterns import Pattern
-from ..plan import plan
 from . import text
 from .device import Device
 from .model import Encoder
@@ -21,13 +20,13 @@ from .progress import Progress
 LAYER = 2  # counted from 0: half way through the encoder
 _SECONDS_A_CASE = 0.5
 _MOST_RUNS = 20
-_LONG_RUN = 1.5  # seconds: a case this slow is timed once after its warm-up
+_LONG_RUN = 1.5  # seconds: a case this slow runs twice
 _CHUNKS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one forward call: the median of `runs` after a warm-up."""
+    """Seconds of one forward call: the best of `runs`, which other programs disturb least."""
 
     seconds: float
     runs: int
@@ -127,7 +126,7 @@ def measure(qkv: list[np.ndarray], lengths: list[int], device: Device, progress:
 
 def _measure_case(name, pattern, arrays, n, dense: Timing, device: Device, check: bool) -> Case:
     start = time.perf_counter()
-    description = plan(pattern, n, heads=arrays[0].shape[1])
+    plan = load_backend(device.backend).plan_for(pattern, *arrays)
     plan_seconds = time.perf_counter() - start
     timing = time_call(lambda: attention(*arrays, pattern, backend=device.backend), device.wait)
     error = None
@@ -136,13 +135,13 @@ def _measure_case(name, pattern, arrays, n, dense: Timing, device: Device, check
         want = attention(*(device.get(x).astype(np.float64) for x in arrays), pattern, backend="reference")
         error = float(np.abs(got - want).max())
     return Case(
-        pattern=name, tokens=n, timing=timing, speedup=dense.seconds / timing.seconds, density=description.density,
-        efficiency=description.efficiency, plan_seconds=plan_seconds, error=error,
+        pattern=name, tokens=n, timing=timing, speedup=dense.seconds / timing.seconds, density=plan.density,
+        efficiency=plan.efficiency, plan_seconds=plan_seconds, error=error,
     )  # fmt: skip
 
 
 def time_call(call: Callable[[], object], wait: Callable[[], None]) -> Timing:
-    """The median of repeated calls after one that warms caches and plans; slow calls are repeated less."""
+    """The best of repeated calls, the first of which plans and warms caches; slow calls are repeated less."""
 
     def once() -> float:
         start = time.perf_counter()
@@ -151,7 +150,5 @@ def time_call(call: Callable[[], object], wait: Callable[[], None]) -> Timing:
         return time.perf_counter() - start
 
     first = once()
-    if first > _LONG_RUN:
-        return Timing(once(), 1)
-    runs = [once() for _ in range(max(3, min(_MOST_RUNS, int(_SECONDS_A_CASE / first))))]
-    return Timing(statistics.median(runs), len(runs))
+    repeats = 1 if first > _LONG_RUN else max(3, min(_MOST_RUNS, int(_SECONDS_A_CASE / first)))
+    return Timing(min(first, *(once() for _ in range(repeats))), 1 + repeats)

@@ -9,7 +9,9 @@ import numpy as np
 from ..plan._types import Plan
 from .arrays import eps
 
-__all__ = ["assert_within_budget", "dense_mask", "error_budget", "naive", "naive_gradients"]
+__all__ = ["assert_within_budget", "dense_mask", "error_budget", "naive", "naive_gradients", "naive_orders"]
+
+_SMALL = 1 << 18  # products in Q Kᵀ below which a largest error is a matter of luck
 
 
 def dense_mask(pattern, batch: int, heads: int, q_len: int, kv_len: int) -> np.ndarray:
@@ -23,7 +25,7 @@ def dense_mask(pattern, batch: int, heads: int, q_len: int, kv_len: int) -> np.n
     return masks[np.broadcast_to(index, (batch, heads))]
 
 
-def naive(q, k, v, mask, scale=None, dtype=None):
+def naive(q, k, v, mask, scale=None, dtype=None, *, order: int = 0):
     """Attention as one would write it in a low precision: every step's result is rounded to `dtype`.
 
     Parameters
@@ -33,19 +35,39 @@ def naive(q, k, v, mask, scale=None, dtype=None):
     scale : float, optional
     dtype : dtype, optional
         Precision of the steps, by default q's.
+    order : int, optional
+        0 is the formula as it stands. Any other number is the same formula in another order of evaluation: keys and
+        features permuted, the scale on the queries instead of the logits, powers of 2 instead of e, sums one after
+        another instead of by halves.
 
     Returns
     -------
     out, lse
         ``out`` in `dtype`, ``lse`` float32 (float64 when `dtype` is float64).
     """
-    s, p, lse, wide, scale, dtype = _weights(q, k, mask, scale, dtype)
-    return (p.astype(wide) @ _per_query_head(v, q, wide)).astype(dtype), lse
+    if order:
+        rng = np.random.default_rng(order)
+        features, keys = rng.permutation(q.shape[3]), rng.permutation(k.shape[2])
+        q, k, v = q[..., features], k[:, :, keys][..., features], v[:, :, keys]
+        mask = np.broadcast_to(mask, (*q.shape[:3], k.shape[2]))[..., keys]
+    p, lse, wide, dtype = _weights(q, k, mask, scale, dtype, order)
+    return _product(p.astype(wide), _per_query_head(v, q, wide), order).astype(dtype), lse
+
+
+def naive_orders(q, k, v, mask, scale=None, dtype=None):
+    """:func:`naive` in several orders of evaluation: a list of ``out`` and a list of ``lse`` for :func:`error_budget`.
+
+    One evaluation of a small problem may be exact by luck; what is natural to lose is the most that any order loses.
+    """
+    orders = range(8) if q.size * k.shape[2] <= _SMALL else (0, 5)
+    both = [naive(q, k, v, mask, scale, dtype, order=order) for order in orders]
+    return [out for out, _ in both], [lse for _, lse in both]
 
 
 def naive_gradients(dout, q, k, v, mask, scale=None, dtype=None):
     """Gradients as one would write them in a low precision, every step rounded to `dtype`."""
-    _, p, _, wide, scale, dtype = _weights(q, k, mask, scale, dtype)
+    p, _, wide, dtype = _weights(q, k, mask, scale, dtype, 0)
+    scale = _scale(scale, q)
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
     p, do, kk, vv = p.astype(wide), dout.astype(wide), _per_query_head(k, q, wide), _per_query_head(v, q, wide)
     dp = (do @ _swap(vv)).astype(dtype).astype(wide)
@@ -58,20 +80,41 @@ def naive_gradients(dout, q, k, v, mask, scale=None, dtype=None):
     return (ds @ kk).astype(dtype), over_group(_swap(ds) @ q.astype(wide)), over_group(_swap(p) @ do)
 
 
-def _weights(q, k, mask, scale, dtype):
+def _weights(q, k, mask, scale, dtype, order):
+    """(P, lse, accumulator dtype, dtype): a product accumulates in at least float32 and rounds once, as hardware does."""
     dtype = q.dtype if dtype is None else np.dtype(dtype)
-    wide = np.promote_types(dtype, np.float32)  # a matrix product accumulates in float32 and rounds once, as hardware does
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    s = (q.astype(wide) @ _swap(_per_query_head(k, q, wide))).astype(dtype)
-    s = (s.astype(wide) * wide.type(scale)).astype(dtype).astype(wide)
+    wide = np.promote_types(dtype, np.float32)
+    log_base = wide.type(math.log(2) if order & 1 else 1)
+    factor = wide.type(_scale(scale, q) / float(log_base))
+
+    def rounded(x):
+        return x.astype(dtype).astype(wide)
+
+    early, late = (factor, wide.type(1)) if order & 2 else (wide.type(1), factor)
+    s = rounded(_product(rounded(q.astype(wide) * early), _swap(_per_query_head(k, q, wide)), order))
+    s = rounded(s * late)
     s = np.where(mask, s, -np.inf).astype(wide)
     shift = s.max(axis=-1, keepdims=True, initial=-np.inf)
-    shift = np.where(shift == -np.inf, 0, shift)
-    p = np.exp(s - shift)
+    shift = np.where(shift == -np.inf, 0, shift).astype(wide)
+    p = np.exp2(s - shift) if order & 1 else np.exp(s - shift)
     total = p.sum(axis=-1, keepdims=True)
     with np.errstate(divide="ignore"):
-        lse = (np.log(total) + shift)[..., 0]
-    return s, (p / np.where(total == 0, 1, total)).astype(dtype), lse, wide, scale, dtype
+        lse = (np.log2(total) + shift) * log_base if order & 1 else np.log(total) + shift
+    return (p / np.where(total == 0, 1, total)).astype(dtype), lse[..., 0], wide, dtype
+
+
+def _product(a, b, order):
+    """The matrix product ``a @ b``, summed one after another as a register accumulates where `order` says so."""
+    if not order & 4:
+        return a @ b
+    total = np.zeros((*a.shape[:-1], b.shape[-1]), a.dtype)
+    for n in range(a.shape[-1]):
+        total += a[..., n, None] * b[..., n, None, :]
+    return total
+
+
+def _scale(scale, q) -> float:
+    return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
 
 
 def _per_query_head(x, q, wide):
@@ -87,25 +130,26 @@ def error_budget(reference64, naive_lowprec, dtype) -> float:
 
     Parameters
     ----------
-    reference64 : float64 array
-        From :func:`spattn.reference.attend` or :func:`~spattn.reference.gradients`.
-    naive_lowprec : array
-        From :func:`naive` or :func:`naive_gradients`.
+    reference64 : array
+        From :func:`spattn.reference.attend` or :func:`~spattn.reference.gradients`, more precise than `dtype`.
+    naive_lowprec : array or list of arrays
+        From :func:`naive` or :func:`naive_gradients`; the worst of a list counts.
     dtype : dtype
         Of the inputs under test.
 
     Raises
     ------
     ValueError
-        If the naive result is not finite where the reference is: it says nothing about errors then.
+        If a naive result is not finite where the reference is: it says nothing about errors then.
     """
     finite = np.isfinite(reference64)
-    ref, low = reference64[finite], np.asarray(naive_lowprec).astype(np.float64)[finite]
-    if not np.isfinite(low).all():
-        raise ValueError("naive_lowprec: expected finite values where the reference is finite; use a wider dtype")
-    if not ref.size:
-        return 0.0
-    return float(2 * np.abs(low - ref).max() + eps(dtype) * np.abs(ref).max())
+    ref, loss = reference64[finite], 0.0
+    for low in naive_lowprec if isinstance(naive_lowprec, list) else [naive_lowprec]:
+        low = np.asarray(low).astype(ref.dtype)[finite]
+        if not np.isfinite(low).all():
+            raise ValueError("naive_lowprec: expected finite values where the reference is finite; use a wider dtype")
+        loss = max(loss, np.abs(low - ref).max(initial=0))
+    return float(2 * loss + eps(dtype) * np.abs(ref).max(initial=0))
 
 
 def assert_within_budget(actual, reference64, naive_lowprec, dtype=None, what: str = "out") -> None:
@@ -113,7 +157,8 @@ def assert_within_budget(actual, reference64, naive_lowprec, dtype=None, what: s
 
     Parameters
     ----------
-    actual, reference64, naive_lowprec : arrays of one shape
+    actual, reference64 : arrays of one shape
+    naive_lowprec : array or list of arrays
     dtype : dtype, optional
         Of the inputs, by default `actual`'s.
     what : str
@@ -122,7 +167,7 @@ def assert_within_budget(actual, reference64, naive_lowprec, dtype=None, what: s
     actual = np.asarray(actual)
     dtype = actual.dtype if dtype is None else dtype
     assert actual.shape == reference64.shape, f"{what}: expected shape {reference64.shape}, got {actual.shape}"
-    wide, finite = actual.astype(np.float64), np.isfinite(reference64)
+    wide, finite = actual.astype(reference64.dtype), np.isfinite(reference64)
     same = np.where(finite, np.isfinite(wide), (wide == reference64) | (np.isnan(wide) & np.isnan(reference64)))
     assert same.all(), f"{what}: {_first(~same, wide, reference64)}"
     budget = error_budget(reference64, naive_lowprec, dtype)

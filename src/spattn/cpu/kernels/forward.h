@@ -15,12 +15,10 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-constexpr double kLog2E = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
-
 // One entry of the list: O, row_max and row_sum take in the keys of one tile.
 template <class E>
 void take_tile(const Call& call, const Component& component, int64_t entry, const Head& keys, const Head& values,
-               int64_t cells, bool first, Scratch<typename E::Compute>& s) {
+               int64_t cells, bool first, typename E::Compute factor, Scratch<typename E::Compute>& s) {
   using T = typename E::Compute;
   const Plan& plan = call.plan;
   const Tile tile = locate(plan.views[component.key_view + plan.key_view[entry]], plan.indices[entry]);
@@ -30,9 +28,8 @@ void take_tile(const Call& call, const Component& component, int64_t entry, cons
   const Operand<T> k = key_operand<E>(keys, tile, rows, call, s);
   if (mask) unpack(mask, cells, s);
   compute_scores(k, rows, call.head_dim, vectors, mask, s);
-  exponentiate(rows, vectors, s);
-  if (!first) rescale_output(cells, s);
-  accumulate_output(value_operand<E>(values, tile, call, s), key_cells, cells, mask, !first, s);
+  exponentiate(rows, vectors, factor, s);
+  accumulate_output(value_operand<E>(values, tile, call, s), key_cells, cells, mask, first, s);
 }
 
 // Multiplies a row of O, a whole number of vectors, by `factor`; is every value of it finite?
@@ -58,10 +55,11 @@ void forward(const Call& call, int64_t batch, int64_t head, const Work& item, ch
       values(call.v, batch, head / call.group);
   const int64_t cells = list_positions(locate(plan.views[component.query_view], item.query_tile), s.query_position);
 
-  pack_query<E>(queries, cells, T(call.scale * kLog2E), call, s);
+  const Scale<T> scale(call.scale);
+  pack_query<E>(queries, cells, scale.sign, call, s);
   reset_softmax((cells + kLanes<T> - 1) / kLanes<T>, s);
   for (int64_t e = item.begin; e < item.end; ++e) {
-    take_tile<E>(call, component, e, keys, values, cells, e == item.begin, s);
+    take_tile<E>(call, component, e, keys, values, cells, e == item.begin, scale.factor, s);
   }
   for (int64_t cell = 0; cell < cells; ++cell) {
     const int64_t position = s.query_position[cell];

@@ -81,9 +81,9 @@ Operand<typename E::Compute> value_operand(const Head& head, const Tile& tile, c
   return {s.values, s.ld_value};
 }
 
-// s.query = (Q * factor)' of the cells [0, cells) listed in s.query_position, the rest of the vectors in use zero.
+// s.query = (sign * Q)' of the cells [0, cells) listed in s.query_position, the rest of the vectors in use zero.
 template <class E>
-void pack_query(const Head& head, int64_t cells, typename E::Compute factor, const Call& call,
+void pack_query(const Head& head, int64_t cells, typename E::Compute sign, const Call& call,
                 Scratch<typename E::Compute>& s) {
   using T = typename E::Compute;
   constexpr int L = kLanes<T>;
@@ -99,7 +99,7 @@ void pack_query(const Head& head, int64_t cells, typename E::Compute factor, con
     for (int64_t d = 0; d < call.head_dim; d += L) {
       Vec<T> block[L];
       SPATTN_UNROLL
-      for (int i = 0; i < L; ++i) block[i] = load<Vec<T>>(staged + i * s.ld_key + d) * factor;
+      for (int i = 0; i < L; ++i) block[i] = load<Vec<T>>(staged + i * s.ld_key + d) * sign;
       transpose<T>(block);
       const int64_t left = call.head_dim - d;
       for (int i = 0; i < L && i < left; ++i) store(s.query + (d + i) * s.ld_query + first, block[i]);

@@ -85,19 +85,13 @@ void compute_scores(Operand<T> keys, int64_t rows, int64_t depth, int64_t vector
   }
 }
 
-// R rows of O by N vectors, over all keys of the tile.
+// R rows of O by N vectors: O = rescale * O + P V, or P V for the first tile of an item. The products of a tile are
+// summed up before they meet O, which keeps the rounding error of long lists down.
 template <class T, int R, int N>
-SPATTN_INLINE void output_block(const T* weights, int64_t ld_weight, Operand<T> values, int64_t keys, bool accumulate,
-                                T* output, int64_t ld_output) {
+SPATTN_INLINE void output_block(const T* weights, int64_t ld_weight, Operand<T> values, int64_t keys,
+                                const T* rescale, T* output, int64_t ld_output) {
   constexpr int L = kLanes<T>;
   Vec<T> sum[R][N] = {};
-  if (accumulate) {
-    SPATTN_UNROLL
-    for (int i = 0; i < R; ++i) {
-      SPATTN_UNROLL
-      for (int j = 0; j < N; ++j) sum[i][j] = load<Vec<T>>(output + i * ld_output + j * L);
-    }
-  }
   for (int64_t key = 0; key < keys; ++key) {
     Vec<T> right[N];
     SPATTN_UNROLL
@@ -112,45 +106,48 @@ SPATTN_INLINE void output_block(const T* weights, int64_t ld_weight, Operand<T> 
   SPATTN_UNROLL
   for (int i = 0; i < R; ++i) {
     SPATTN_UNROLL
-    for (int j = 0; j < N; ++j) store(output + i * ld_output + j * L, sum[i][j]);
+    for (int j = 0; j < N; ++j) {
+      T* out = output + i * ld_output + j * L;
+      if (rescale) sum[i][j] += load<Vec<T>>(out) * rescale[i];
+      store(out, sum[i][j]);
+    }
   }
 }
 
 // Rows [row, row + R) of the N vectors of O that start at `column`; with a mask, over the keys that any row attends to.
 template <class T, int R, int N>
 SPATTN_INLINE void output_rows(Operand<T> values, int64_t keys, const Mask& mask, int64_t row, int64_t column,
-                               bool accumulate, Scratch<T>& s) {
+                               bool first, Scratch<T>& s) {
   int64_t begin = 0, end = keys;
   if (mask) mask.reach(row, R, begin, end);
-  if (begin == end && accumulate) return;
   output_block<T, R, N>(s.scores + begin * s.ld_query + row, s.ld_query,
-                        {values.data + begin * values.ld + column, values.ld}, end - begin, accumulate,
-                        s.output + row * s.ld_value + column, s.ld_value);
+                        {values.data + begin * values.ld + column, values.ld}, end - begin,
+                        first ? nullptr : s.rescale + row, s.output + row * s.ld_value + column, s.ld_value);
 }
 
 // N vectors of O, for the query cells [0, cells) and up to one more.
 template <class T, int N>
-void output_panel(Operand<T> values, int64_t keys, int64_t cells, const Mask& mask, int64_t column, bool accumulate,
+void output_panel(Operand<T> values, int64_t keys, int64_t cells, const Mask& mask, int64_t column, bool first,
                   Scratch<T>& s) {
   static_assert(kOutputRows == 6, "the remainders below");
   int64_t row = 0;
-  for (; cells - row > 4; row += 6) output_rows<T, 6, N>(values, keys, mask, row, column, accumulate, s);
-  for (; cells - row > 0; row += 2) output_rows<T, 2, N>(values, keys, mask, row, column, accumulate, s);
+  for (; cells - row > 4; row += 6) output_rows<T, 6, N>(values, keys, mask, row, column, first, s);
+  for (; cells - row > 0; row += 2) output_rows<T, 2, N>(values, keys, mask, row, column, first, s);
 }
 
-// O (+)= P V.
+// O = rescale * O + P V; the first time O = P V.
 template <class T>
-void accumulate_output(Operand<T> values, int64_t keys, int64_t cells, const Mask& mask, bool accumulate,
+void accumulate_output(Operand<T> values, int64_t keys, int64_t cells, const Mask& mask, bool first,
                        Scratch<T>& s) {
   constexpr int L = kLanes<T>, W = kOutputVectors;
   int64_t column = 0;
   for (; s.ld_value - column >= W * L; column += W * L) {
-    output_panel<T, W>(values, keys, cells, mask, column, accumulate, s);
+    output_panel<T, W>(values, keys, cells, mask, column, first, s);
   }
   for (; s.ld_value - column >= 2 * L; column += 2 * L) {
-    output_panel<T, 2>(values, keys, cells, mask, column, accumulate, s);
+    output_panel<T, 2>(values, keys, cells, mask, column, first, s);
   }
-  if (column < s.ld_value) output_panel<T, 1>(values, keys, cells, mask, column, accumulate, s);
+  if (column < s.ld_value) output_panel<T, 1>(values, keys, cells, mask, column, first, s);
 }
 
 }  // namespace SPATTN_ISA

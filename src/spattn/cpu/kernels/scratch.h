@@ -23,7 +23,7 @@ template <class T> struct Scratch {
   int64_t ld_query;  // queries of a tile, rounded up to whole vectors
   int64_t ld_key;    // head_dim, likewise
   int64_t ld_value;  // head_dim_v, likewise
-  T* query;          // (head_dim, ld_query): Q', scaled by scale * log2(e)
+  T* query;          // (head_dim, ld_query): Q', times the sign of the scale
   T* scores;         // (block_kv, ld_query): S', then P'
   T* output;         // (ld_query, ld_value): O, not yet divided by row_sum
   T* keys;           // (block_kv, ld_key): keys that cannot be read in place

@@ -6,9 +6,21 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
+constexpr double kLog2E = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
+
 // The reference point of a row moves only when the maximum outgrows it by this many bits: weights then stay below 2^8,
 // which costs no accuracy, and O is almost never rescaled after the first tiles.
 constexpr int kSlack = 8;
+
+// Scores are kept as sign(scale) * q.k; |scale| * log2(e) comes in with the subtraction of the maximum, in one rounding.
+// A scale that is or rounds to 0 makes all scores 0 instead, so that the factor can always meet -inf.
+template <class T> struct Scale {
+  T sign, factor;
+
+  explicit Scale(double scale) : sign(scale < 0 ? T(-1) : T(1)), factor(T((scale < 0 ? -scale : scale) * kLog2E)) {
+    if (factor == T(0)) sign = T(0), factor = T(1);
+  }
+};
 
 template <class T> void reset_softmax(int64_t vectors, Scratch<T>& s) {
   for (int64_t i = 0; i < vectors * kLanes<T>; ++i) {
@@ -17,35 +29,35 @@ template <class T> void reset_softmax(int64_t vectors, Scratch<T>& s) {
   }
 }
 
-// s.scores: S' becomes P' = exp2(S' - row_max). Updates row_max and row_sum, and leaves in s.rescale the factors by
-// which what was accumulated so far has to be multiplied.
-template <class T> void exponentiate(int64_t rows, int64_t vectors, Scratch<T>& s) {
+// s.scores: S' becomes P' = exp2(factor * S' - row_max). Updates row_max and row_sum, and leaves in s.rescale the factors
+// by which O has to be multiplied.
+template <class T> void exponentiate(int64_t rows, int64_t vectors, T factor, Scratch<T>& s) {
   constexpr int L = kLanes<T>;
   using V = Vec<T>;
   const int64_t ld = s.ld_query;
   for (int64_t column = 0; column < vectors * L; column += L) {
-    const V before = load<V>(s.row_max + column), tile_max = load<V>(s.tile_max + column);
+    const V before = load<V>(s.row_max + column), tile_max = load<V>(s.tile_max + column) * factor;
     const V row_max = tile_max > before + T(kSlack) ? tile_max : before;
     const V origin = row_max == -kInfinity<T> ? V{} : row_max;  // nothing allowed yet: exp2(-inf - 0) = 0
     const V rescale = exp2<T>(before - origin);
-    V sum = load<V>(s.row_sum + column) * rescale;
     T* scores = s.scores + column;
-    for (int64_t key = 0; key < rows; ++key) {
-      const V weight = exp2<T>(load<V>(scores + key * ld) - origin);
-      store(scores + key * ld, weight);
-      sum += weight;
+    V sum[kKeyRows] = {};  // several short sums round less than a long one
+    for (int64_t key = 0; key < rows; key += kKeyRows) {
+      SPATTN_UNROLL
+      for (int i = 0; i < kKeyRows; ++i) {
+        const V weight = exp2<T>(load<V>(scores + (key + i) * ld) * factor - origin);
+        store(scores + (key + i) * ld, weight);
+        sum[i] += weight;
+      }
+    }
+    SPATTN_UNROLL
+    for (int width = kKeyRows / 2; width; width /= 2) {
+      SPATTN_UNROLL
+      for (int i = 0; i < width; ++i) sum[i] += sum[i + width];
     }
     store(s.row_max + column, row_max);
-    store(s.row_sum + column, sum);
+    store(s.row_sum + column, load<V>(s.row_sum + column) * rescale + sum[0]);
     store(s.rescale + column, rescale);
-  }
-}
-
-template <class T> void rescale_output(int64_t cells, Scratch<T>& s) {
-  for (int64_t i = 0; i < cells; ++i) {
-    if (s.rescale[i] == T(1)) continue;
-    T* row = s.output + i * s.ld_value;
-    for (int64_t j = 0; j < s.ld_value; ++j) row[j] *= s.rescale[i];
   }
 }
 

@@ -1,5 +1,5 @@
 // Formula    out = sum_s exp(lse_s - lse) out_s, lse = log(sum_s exp(lse_s)): rows that several work items computed.
-// Grid       x: eight rows a CTA, y: (batch, head); one warp a row.
+// Grid       x: 32 rows a CTA, y: (batch, head); eight lanes a row.
 // Target     sm_90a (nothing special; it shares the parameters of attention_sm90.cu).
 // Types      float32 workspace; bfloat16 or float16 out, float32 lse.
 // Order      the plan's order of sources, the same for every launch: results are bitwise repeatable.
@@ -11,15 +11,16 @@
 namespace spattn {
 
 constexpr uint32_t kAll = 0xffffffff;
-constexpr int kVectors = kDim < 128 ? 1 : kDim / 128;  // float4 a lane holds of a row
+constexpr int kLanes = 8;               // lanes a row: four rows a warp keep enough loads in flight
+constexpr int kVectors = kDim / 4 / kLanes;  // float4 a lane holds of its row
 
-__device__ __forceinline__ float warp_max(float x) {
-    for (int step = 16; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, step));
+__device__ __forceinline__ float row_max(float x) {
+    for (int step = kLanes / 2; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, step));
     return x;
 }
 
-__device__ __forceinline__ float warp_sum(float x) {
-    for (int step = 16; step; step /= 2) x += __shfl_xor_sync(kAll, x, step);
+__device__ __forceinline__ float row_sum(float x) {
+    for (int step = kLanes / 2; step; step /= 2) x += __shfl_xor_sync(kAll, x, step);
     return x;
 }
 
@@ -34,17 +35,19 @@ struct Merge {
     int32_t heads_q, head_dim_v;
 };
 
-// result += the rows of up to 32 sources, lane l knowing the weight and the row of source l.
+// result += the rows of up to kLanes sources, lane l of a row knowing the weight and the place of its source l.
 __device__ __forceinline__ void add_rows(const Merge& m, int count, float weight, int64_t row,
                                          float4 (&result)[kVectors]) {
-    const int lane = threadIdx.x % 32;
+    const int lane = threadIdx.x % kLanes;
+    const int most = __reduce_max_sync(kAll, max(count, 0));
 #pragma unroll 2
-    for (int s = 0; s < count; ++s) {
-        const float factor = __shfl_sync(kAll, weight, s);
-        const float* source = m.partial_out + __shfl_sync(kAll, row, s) * m.head_dim_v;
+    for (int s = 0; s < most; ++s) {
+        const float factor = __shfl_sync(kAll, weight, s, kLanes);
+        const float* source = m.partial_out + __shfl_sync(kAll, row, s, kLanes) * m.head_dim_v;
+        if (s >= count) continue;
 #pragma unroll
         for (int i = 0; i < kVectors; ++i) {
-            const int d = 4 * lane + 128 * i;
+            const int d = 4 * (lane + kLanes * i);
             if (d >= m.head_dim_v) continue;
             const float4 value = __ldcs(reinterpret_cast<const float4*>(source + d));
             result[i].x = fmaf(factor, value.x, result[i].x);
@@ -55,41 +58,48 @@ __device__ __forceinline__ void add_rows(const Merge& m, int count, float weight
     }
 }
 
-}  // namespace spattn
-
-extern "C" __global__ void __launch_bounds__(256) merge_sm90(const __grid_constant__ spattn::Merge m) {
-    using namespace spattn;
-    const int lane = threadIdx.x % 32;
-    const int4 head = m.heads[blockIdx.y];
-    const int merge = head.x + blockIdx.x * 8 + threadIdx.x / 32;
-    if (merge >= head.y) return;
-    const int64_t place = static_cast<int64_t>(head.z) * m.heads_q + head.w;
-    const int64_t first = place * m.partial_rows;
-    const int begin = m.indptr[merge], end = m.indptr[merge + 1], target = m.rows[merge];
-    float largest = minus_infinity();
-    for (int s = begin + lane; s < end; s += 32) largest = fmaxf(largest, m.partial_lse[first + m.sources[s]]);
-    largest = warp_max(largest);
-    const float shift = largest == minus_infinity() ? 0.0f : largest;
-    float sum = 0.0f;
-    float4 result[kVectors] = {};
-    for (int s = begin; s < end; s += 32) {
-        const bool mine = s + lane < end;
-        const int64_t row = mine ? first + m.sources[s + lane] : 0;
-        const float weight = mine ? expf(m.partial_lse[row] - shift) : 0.0f;
-        sum += weight;
-        add_rows(m, min(32, end - s), weight, row, result);
-    }
-    sum = warp_sum(sum);
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+__device__ __forceinline__ void store_row(const Merge& m, const int4& head, int target, float inverse,
+                                          const float4 (&result)[kVectors]) {
     Element* out = static_cast<Element*>(m.out) + head.z * m.out_stride.batch + head.w * m.out_stride.head +
                    target * m.out_stride.token;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-        const int d = 4 * lane + 128 * i;
+        const int d = 4 * (threadIdx.x % kLanes + kLanes * i);
         if (d >= m.head_dim_v) continue;
         const uint2 packed = {pack(result[i].x * inverse, result[i].y * inverse),
                               pack(result[i].z * inverse, result[i].w * inverse)};
         *reinterpret_cast<uint2*>(out + d) = packed;
     }
+}
+
+}  // namespace spattn
+
+extern "C" __global__ void __launch_bounds__(256) merge_sm90(const __grid_constant__ spattn::Merge m) {
+    using namespace spattn;
+    const int lane = threadIdx.x % kLanes;
+    const int4 head = m.heads[blockIdx.y];
+    const int merge = head.x + blockIdx.x * (256 / kLanes) + threadIdx.x / kLanes;
+    const bool real = merge < head.y;  // the others stay for the shuffles
+    const int64_t place = static_cast<int64_t>(head.z) * m.heads_q + head.w;
+    const int64_t first = place * m.partial_rows;
+    const int begin = real ? m.indptr[merge] : 0, end = real ? m.indptr[merge + 1] : 0;
+    const int target = real ? m.rows[merge] : 0;
+    const int rounds = __reduce_max_sync(kAll, (end - begin + kLanes - 1) / kLanes);
+    float largest = minus_infinity();
+    for (int s = begin + lane; s < end; s += kLanes) largest = fmaxf(largest, m.partial_lse[first + m.sources[s]]);
+    largest = row_max(largest);
+    const float shift = largest == minus_infinity() ? 0.0f : largest;
+    float sum = 0.0f;
+    float4 result[kVectors] = {};
+    for (int round = 0; round < rounds; ++round) {
+        const int s = begin + round * kLanes + lane;
+        const int64_t row = s < end ? first + m.sources[s] : 0;
+        const float weight = s < end ? expf(m.partial_lse[row] - shift) : 0.0f;
+        sum += weight;
+        add_rows(m, min(kLanes, end - begin - round * kLanes), weight, row, result);
+    }
+    sum = row_sum(sum);
+    if (!real) return;
+    store_row(m, head, target, sum == 0.0f ? 0.0f : 1.0f / sum, result);
     if (lane == 0) m.lse[place * m.q_len + target] = sum == 0.0f ? minus_infinity() : shift + logf(sum);
 }

@@ -20,7 +20,7 @@ struct Consumer {
 
     __device__ __forceinline__ uint32_t wait_slot() {
         barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);
-        return shared_address(shared.ring[ring.slot]);
+        return uniform(shared_address(shared.ring[ring.slot]));
     }
 
     __device__ __forceinline__ void release(uint32_t slot) {
@@ -178,7 +178,7 @@ struct Consumer {
     // One stream of steps through all items of this CTA: the products of a step run while the softmax of the next one
     // (of the same item, or the first of the next item) is computed.
     __device__ void run() {
-        if (kWarpgroups > 1 && warpgroup == kWarpgroups - 1) named_arrive(kTurn, 256);
+        if (kTurns && warpgroup == kWarpgroups - 1) named_arrive(kTurn, 256);
         int steps = open(query);
         if (steps == 0) return finish_all(query);
         float s[kStepKV / 2], o[kDim / 2], rescale[2];
@@ -206,18 +206,19 @@ struct Consumer {
             }
             const uint32_t keys = wait_slot();
             const StepMask mask = load_mask();
-            if constexpr (kWarpgroups > 1) named_sync(kTurn + warpgroup, 256);
+            if constexpr (kTurns) named_sync(kTurn + warpgroup, 256);
             multiply_keys(s, ahead.slot, keys);
             const uint32_t key_slot = ring.slot;
             ring.advance();
             multiply_values(o, weights, wait_slot());
-            if constexpr (kWarpgroups > 1) named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
+            if constexpr (kTurns) named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
             wgmma_wait<1>();
             pin(s);
             release(key_slot);
             const Softmax before = softmax;
             if (last) softmax.reset();
             weigh(s, mask, rescale);
+            softmax.settle();
             wgmma_wait<0>();
             pin(o);
             release(ring.slot);

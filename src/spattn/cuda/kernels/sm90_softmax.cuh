@@ -68,6 +68,12 @@ struct Softmax {
         }
     }
 
+    // Sums of exponentials are never negative, but the compiler does not know: the branch keeps it from sinking the
+    // exponentials below what follows, the wait for the product that they are to hide behind.
+    __device__ __forceinline__ void settle() const {
+        if (fminf(row_sum[0], row_sum[1]) < 0.0f) __trap();
+    }
+
     __device__ __forceinline__ void total() {
         row_sum[0] = quad_sum(row_sum[0]);
         row_sum[1] = quad_sum(row_sum[1]);
@@ -81,10 +87,9 @@ struct Softmax {
     }
 };
 
-// accumulator[row h] *= factor[h]. Multiplying by one changes nothing, so a warp whose maxima all stayed skips it.
+// accumulator[row h] *= factor[h].
 template <int kCount>
 __device__ __forceinline__ void scale_rows(float (&accumulator)[kCount], const float (&factor)[2]) {
-    if (__all_sync(0xffffffff, factor[0] == 1.0f && factor[1] == 1.0f)) return;
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {
         accumulator[i] *= factor[0];

@@ -12,6 +12,7 @@ namespace spattn {
 struct Writer {
     const Params& p;
     Shared& shared;
+    static constexpr int kRows = kBlockQ / 32;  // rows a lane
     const int lane = threadIdx.x % 32;
     RingPosition<kQueries> query;
 
@@ -58,26 +59,40 @@ struct Writer {
         if (lane == 0) store_lse(work, row, lse);
     }
 
-    __device__ __forceinline__ void repair_all(const Work& work) {
+    __device__ __forceinline__ void repair_all(const Work& work, uint32_t broken) {
         tma_store_wait();
         __syncwarp();
-        for (int row = 0; row < kBlockQ; ++row) {
-            if (shared.repair[query.slot][row / 16] >> (row % 16) & 1) repair(work, row);
+#pragma unroll 1
+        for (int i = 0; i < kRows; ++i) {
+            for (uint32_t rows = __shfl_sync(0xffffffff, broken, i); rows; rows &= rows - 1) {
+                repair(work, 32 * i + __ffs(rows) - 1);
+            }
         }
     }
 
+    // Gives the query tile back as soon as the copy engine has read it; what is left works from registers.
     __device__ void run() {
         for (;; query.advance()) {
             barrier_wait(shared_address(&shared.done[query.slot]), query.parity);
-            const Work& work = shared.work[query.slot];
+            const Work work = shared.work[query.slot];
             if (work.item.begin >= work.item.end) break;
             if (work.item.slot < 0) store_tile(work);
-            for (int row = lane; row < kBlockQ; row += 32) store_lse(work, row, shared.lse[query.slot][row]);
-            const uint32_t rows = lane < kBlockQ / 16 ? shared.repair[query.slot][lane] : 0;
-            if (__any_sync(0xffffffff, rows != 0)) repair_all(work);
+            float lse[kRows];
+            uint32_t broken = 0;  // lane i: which of rows 32 i ... are not finite
+#pragma unroll
+            for (int i = 0; i < kRows; ++i) {
+                const int row = lane + 32 * i;
+                lse[i] = shared.lse[query.slot][row];
+                const bool flag = shared.repair[query.slot][row / 16] >> (row % 16) & 1;
+                const uint32_t rows = __ballot_sync(0xffffffff, flag);
+                broken = lane == i ? rows : broken;
+            }
             tma_store_wait_read();
             __syncwarp();
             if (lane == 0) barrier_arrive(shared_address(&shared.query_empty[query.slot]));
+#pragma unroll
+            for (int i = 0; i < kRows; ++i) store_lse(work, lane + 32 * i, lse[i]);
+            if (__any_sync(0xffffffff, broken != 0)) repair_all(work, broken);
         }
         tma_store_wait();
     }

@@ -1,0 +1,238 @@
+"""Every way to compute the same attention on a CPU, as calls of no arguments.
+
+A builder gets the problem, its inputs and the pass, prepares what a user would prepare once (plan, mask, compiled code) and
+returns a :class:`Contender`. What cannot run here raises :class:`NotHere` with the reason, which goes into the results.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import spattn
+import torch
+import torch.nn.functional as F
+from spattn import _backends
+
+from . import unfused
+from .problems import Inputs, Problem, mask_of
+
+
+class NotHere(Exception):
+    """Why a contender does not run on this machine or for this problem."""
+
+
+@dataclass
+class Contender:
+    """A call and what it cost to get there.
+
+    Attributes
+    ----------
+    call : callable
+        ``() -> (out,)`` or ``() -> (out, dq, dk, dv)``, torch tensors (1, heads, tokens, head_dim).
+    prepare_ms : float
+        CPU time of plan, mask or index; compilation is apart.
+    compile_ms : float or None
+        CPU time of compilation and first call in this process; the C++ compiler is another one.
+    allowed : {"pattern", "dense", "causal"}
+        Which pairs it computes.
+    """
+
+    call: Callable[[], tuple]
+    prepare_ms: float = 0.0
+    compile_ms: float | None = None
+    allowed: str = "pattern"
+
+
+def build(name: str, problem: Problem, given: Inputs, both: bool) -> Contender:
+    """The contender of that name, ready to run."""
+    return _BUILDERS[name](problem, given, both)
+
+
+def versions() -> dict[str, str]:
+    """Of the contenders' packages, and how torch was built."""
+    found = {name: _version(name) for name in ("torch", "numpy", "scipy", "natten", "mkl", "sparse_dot_mkl")}
+    return found | {"torch cpu capability": torch.backends.cpu.get_cpu_capability()}
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _since(start: float) -> float:
+    return 1e3 * (time.process_time() - start)
+
+
+def _spattn(problem: Problem, given: Inputs, both: bool) -> Contender:
+    if both and not hasattr(spattn, "attention_backward"):
+        raise NotHere("this spattn has no attention_backward")
+    q, k, v, dout, pattern = given.q, given.k, given.v, given.dout, problem.pattern
+    start = time.process_time()
+    _backends.load("cpu").plan_for(pattern, *given.arrays[:3])
+    prepared = _since(start)
+
+    def forward():
+        return (spattn.attention(q, k, v, pattern, backend="cpu"),)
+
+    def forward_backward():
+        out, lse = spattn.attention(q, k, v, pattern, backend="cpu", return_lse=True)
+        return out, *spattn.attention_backward(dout, q, k, v, out, lse, pattern, backend="cpu")
+
+    return Contender(forward_backward if both else forward, prepared)
+
+
+def _torch_contender(function, given: Inputs, both: bool, **facts) -> Contender:
+    """A differentiable torch function of q, k, v."""
+    q, k, v = (x.detach().clone().requires_grad_() for x in (given.q, given.k, given.v)) if both else (given.q, given.k, given.v)
+
+    def forward():
+        with torch.no_grad():
+            return (function(q, k, v),)
+
+    def forward_backward():
+        out = function(q, k, v)
+        return out.detach(), *torch.autograd.grad(out, (q, k, v), given.dout)
+
+    return Contender(forward_backward if both else forward, **facts)
+
+
+def _sdpa_dense(problem: Problem, given: Inputs, both: bool) -> Contender:
+    return _torch_contender(F.scaled_dot_product_attention, given, both, allowed="dense")
+
+
+def _sdpa_causal(problem: Problem, given: Inputs, both: bool) -> Contender:
+    def function(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return _torch_contender(function, given, both, allowed="causal")
+
+
+def _sdpa_boolean(problem: Problem, given: Inputs, both: bool) -> Contender:
+    start = time.process_time()
+    at = torch.arange(problem.tokens)
+    mask = problem.mask_mod(0, 0, at[:, None], at[None, :])
+    prepared = _since(start)
+
+    def function(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    return _torch_contender(function, given, both, prepare_ms=prepared)
+
+
+def _flex(problem: Problem, given: Inputs, both: bool) -> Contender:
+    if both:
+        raise NotHere("FlexAttention has no backward pass on CPU")
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    start = time.process_time()
+    block_mask = create_block_mask(problem.mask_mod, None, None, problem.tokens, problem.tokens, device="cpu")
+    prepared = _since(start)
+    # A fresh compilation for each mask: from the second mask on, dynamo would compile for symbolic shapes or fall back.
+    torch._dynamo.reset()
+    compiled = torch.compile(flex_attention, dynamic=False)
+    start = time.process_time()
+    with torch.no_grad():
+        compiled(given.q, given.k, given.v, block_mask=block_mask)
+    return _torch_contender(
+        lambda q, k, v: compiled(q, k, v, block_mask=block_mask), given, both, prepare_ms=prepared, compile_ms=_since(start)
+    )
+
+
+def _banded(problem: Problem, given: Inputs, both: bool) -> Contender:
+    """Blocks of `side` queries with the 3·side keys around them as one batch of dense problems."""
+    if not problem.side or problem.tokens % problem.side:
+        raise NotHere("not a window that divides the sequence")
+    side, blocks = problem.side, problem.tokens // problem.side
+    start = time.process_time()
+    row, column = torch.arange(side)[:, None], torch.arange(3 * side)[None, :]
+    key = torch.arange(blocks)[:, None, None] * side + column - side
+    mask = ((column - side - row).abs() <= side) & (key >= 0) & (key < problem.tokens)
+    prepared = _since(start)
+
+    def band(x):
+        heads, features = x.shape[1], x.shape[3]
+        return F.pad(x, (0, 0, side, side)).unfold(2, 3 * side, side).transpose(-1, -2).reshape(heads, blocks, 3 * side, features)
+
+    def function(q, k, v):
+        queries = q.reshape(q.shape[1], blocks, side, q.shape[3])
+        out = F.scaled_dot_product_attention(queries, band(k), band(v), attn_mask=mask.expand(q.shape[1], -1, -1, -1))
+        return out.reshape(q.shape)
+
+    return _torch_contender(function, given, both, prepare_ms=prepared)
+
+
+def _numpy_masked(problem: Problem, given: Inputs, both: bool) -> Contender:
+    if given.q.dtype != torch.float32:
+        raise NotHere("NumPy multiplies no bfloat16 matrices at speed")
+    q, k, v, dout = given.arrays
+    start = time.process_time()
+    blocked = ~mask_of(problem)
+    prepared = _since(start)
+    scale = np.float32(q.shape[-1] ** -0.5)
+
+    def forward():
+        s = np.matmul(q, k.swapaxes(-1, -2))
+        s *= scale
+        s[:, :, blocked] = -np.inf
+        s -= s.max(axis=-1, keepdims=True)
+        np.exp(s, out=s)
+        s /= s.sum(axis=-1, keepdims=True)
+        return s, np.matmul(s, v)
+
+    def forward_backward():
+        p, out = forward()
+        dv = np.matmul(p.swapaxes(-1, -2), dout)
+        ds = np.matmul(dout, v.swapaxes(-1, -2))
+        ds -= (dout * out).sum(axis=-1, keepdims=True)
+        ds *= p
+        ds *= scale
+        return tuple(torch.from_numpy(x) for x in (out, np.matmul(ds, k), np.matmul(ds.swapaxes(-1, -2), q), dv))
+
+    return Contender(forward_backward if both else lambda: (torch.from_numpy(forward()[1]),), prepared)
+
+
+def _scipy_csr(problem: Problem, given: Inputs, both: bool) -> Contender:
+    if both or given.q.dtype != torch.float32:
+        raise NotHere("the SciPy pipeline is float32 and forward only")
+    start = time.process_time()
+    index = unfused.CsrIndex.of(problem)
+    prepared = _since(start)
+    pipeline = unfused.Pipeline(index, "numpy gather", "numpy reduceat", "scipy")
+    return Contender(lambda: (pipeline(given.q, given.k, given.v),), prepared)
+
+
+def _natten(problem: Problem, given: Inputs, both: bool) -> Contender:
+    if both:
+        raise NotHere("NATTEN's CPU path (FlexAttention) has no backward pass")
+    try:
+        import natten
+    except ImportError as error:
+        raise NotHere(f"NATTEN does not import: {error}") from error
+    grid = problem.grid
+    q, k, v = (x[0].transpose(0, 1).reshape(1, grid, grid, x.shape[1], x.shape[3]).contiguous() for x in (given.q, given.k, given.v))
+
+    def forward():
+        with torch.no_grad():
+            out = natten.na2d(q, k, v, kernel_size=13)
+        return (out.reshape(1, grid * grid, *out.shape[3:]).transpose(1, 2),)
+
+    return Contender(forward)
+
+
+_BUILDERS = {
+    "spattn": _spattn,
+    "SDPA dense": _sdpa_dense,
+    "SDPA causal": _sdpa_causal,
+    "SDPA boolean mask": _sdpa_boolean,
+    "FlexAttention": _flex,
+    "banded SDPA": _banded,
+    "NumPy dense masked": _numpy_masked,
+    "SciPy CSR": _scipy_csr,
+    "NATTEN": _natten,
+}

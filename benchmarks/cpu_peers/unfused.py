@@ -1,0 +1,184 @@
+"""Sparse attention as three separate kernels over a CSR index: SDDMM, softmax, SpMM, from the libraries that have them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import os
+import time
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import scipy.sparse
+import torch
+from spattn import patterns as sp
+
+_GATHER = 1 << 15  # pairs that the NumPy SDDMM gathers at once: its rows stay in L2
+
+
+@dataclass(frozen=True)
+class CsrIndex:
+    """Which pairs, as CSR: the unfused pipelines' inspection. Each form is made when a kernel first asks for it."""
+
+    indptr: np.ndarray
+    indices: np.ndarray
+
+    @classmethod
+    def of(cls, problem) -> CsrIndex:
+        """From the pattern's own index set."""
+        return cls.of_pattern(problem.pattern, problem.tokens)
+
+    @classmethod
+    def of_pattern(cls, pattern: sp.Pattern, tokens: int) -> CsrIndex:
+        """From the pattern's own index set."""
+        indptr, indices = pattern.index_set(tokens, tokens).to_csr()
+        return cls(np.asarray(indptr, dtype=np.int32), np.asarray(indices, dtype=np.int32))
+
+    @property
+    def tokens(self) -> int:
+        """Rows."""
+        return len(self.indptr) - 1
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """Keys of each row."""
+        return np.diff(self.indptr)
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        """Row of each pair."""
+        return np.repeat(np.arange(self.tokens, dtype=np.int32), self.counts)
+
+    @cached_property
+    def torch_indptr(self) -> torch.Tensor:
+        """int64: torch's sampled_addmm is seven times slower with int32."""
+        return torch.from_numpy(self.indptr.astype(np.int64))
+
+    @cached_property
+    def torch_indices(self) -> torch.Tensor:
+        """int64."""
+        return torch.from_numpy(self.indices.astype(np.int64))
+
+    @cached_property
+    def torch_counts(self) -> torch.Tensor:
+        """Keys of each row."""
+        return torch.from_numpy(self.counts.astype(np.int64))
+
+    @cached_property
+    def zeros(self) -> torch.Tensor:
+        """The index with no values, for sampled_addmm."""
+        return self.as_torch(torch.zeros(len(self.indices)))
+
+    def as_torch(self, values: torch.Tensor) -> torch.Tensor:
+        """A torch CSR matrix of these values."""
+        size = (self.tokens, self.tokens)
+        return torch.sparse_csr_tensor(self.torch_indptr, self.torch_indices, values, size, check_invariants=False)
+
+    def as_scipy(self, values: np.ndarray) -> scipy.sparse.csr_matrix:
+        """A SciPy CSR matrix of these values, which shares the index."""
+        matrix = scipy.sparse.csr_matrix((self.tokens, self.tokens), dtype=np.float32)
+        matrix.data, matrix.indices, matrix.indptr = values, self.indices, self.indptr
+        return matrix
+
+
+def _sddmm_gather(index: CsrIndex, q: torch.Tensor, k: torch.Tensor) -> np.ndarray:
+    q, k, pairs = q.numpy(), k.numpy(), len(index.indices)
+    values = np.empty(pairs, dtype=np.float32)
+    for first in range(0, pairs, _GATHER):
+        piece = slice(first, first + _GATHER)
+        np.einsum("ij,ij->i", q[index.rows[piece]], k[index.indices[piece]], out=values[piece])
+    values *= np.float32(q.shape[1] ** -0.5)
+    return values
+
+
+def _sddmm_torch(index: CsrIndex, q: torch.Tensor, k: torch.Tensor) -> np.ndarray:
+    return torch.sparse.sampled_addmm(index.zeros, q, k.t(), beta=0, alpha=q.shape[1] ** -0.5).values().numpy()
+
+
+def _softmax_numpy(index: CsrIndex, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    starts = index.indptr[:-1]
+    weights = np.repeat(np.maximum.reduceat(values, starts), index.counts)
+    np.subtract(values, weights, out=weights)
+    np.exp(weights, out=weights)
+    return weights, np.add.reduceat(weights, starts)
+
+
+def _softmax_torch(index: CsrIndex, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    values, offsets = torch.from_numpy(values), index.torch_indptr
+    largest = torch.segment_reduce(values, "max", offsets=offsets)
+    weights = torch.repeat_interleave(largest, index.torch_counts, output_size=len(values))
+    torch.sub(values, weights, out=weights).exp_()
+    return weights.numpy(), torch.segment_reduce(weights, "sum", offsets=offsets).numpy()
+
+
+def _spmm_scipy(index: CsrIndex, weights: np.ndarray, v: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(index.as_scipy(weights) @ v.numpy())
+
+
+def _spmm_torch(index: CsrIndex, weights: np.ndarray, v: torch.Tensor) -> torch.Tensor:
+    return torch.sparse.mm(index.as_torch(torch.from_numpy(weights)), v)
+
+
+def _spmm_mkl(index: CsrIndex, weights: np.ndarray, v: torch.Tensor) -> torch.Tensor:
+    from sparse_dot_mkl import dot_product_mkl
+
+    return torch.from_numpy(dot_product_mkl(index.as_scipy(weights), v.numpy()))
+
+
+# What each library has. Softmax leaves the division by the row sum to the output, which is 8 times smaller than the weights.
+SDDMM = {"numpy gather": _sddmm_gather, "torch.sparse.sampled_addmm": _sddmm_torch}
+SOFTMAX = {"numpy reduceat": _softmax_numpy, "torch segment_reduce": _softmax_torch}
+SPMM = {"scipy": _spmm_scipy, "torch.sparse.mm (MKL)": _spmm_torch, "sparse_dot_mkl": _spmm_mkl}
+
+
+class Pipeline:
+    """One kernel of each kind, head after head; values of all pairs go through memory between them.
+
+    Attributes
+    ----------
+    stage_ms : dict of list of float
+        CPU milliseconds of each call's stages.
+    """
+
+    def __init__(self, index: CsrIndex, sddmm: str, softmax: str, spmm: str):
+        self.index, self.names = index, (sddmm, softmax, spmm)
+        self._kernels = SDDMM[sddmm], SOFTMAX[softmax], SPMM[spmm]
+        self.stage_ms: dict[str, list[float]] = {"SDDMM": [], "softmax": [], "SpMM": []}
+
+    def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Attention of (1, heads, tokens, head_dim) float32 tensors."""
+        sddmm, softmax, spmm = self._kernels
+        out, clock = torch.empty_like(q), [0.0] * 3
+        for head in range(q.shape[1]):
+            at = [time.process_time()]
+            values = sddmm(self.index, q[0, head], k[0, head])
+            at.append(time.process_time())
+            weights, sums = softmax(self.index, values)
+            at.append(time.process_time())
+            torch.div(spmm(self.index, weights, v[0, head]), torch.from_numpy(sums)[:, None], out=out[0, head])
+            at.append(time.process_time())
+            clock = [c + b - a for c, (a, b) in zip(clock, itertools.pairwise(at), strict=True)]
+        for stage, seconds in zip(self.stage_ms, clock, strict=True):
+            self.stage_ms[stage].append(1e3 * seconds)
+        return out
+
+
+def quiet_torch_sparse() -> None:
+    """torch says once a process that CSR tensors are a beta feature."""
+    warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+    warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
+
+
+def why_no_sparse_dot_mkl() -> str | None:
+    """None when sparse_dot_mkl imports; it needs to be told where pip put MKL."""
+    try:
+        found = [f for f in importlib.metadata.files("mkl") or () if f.name.startswith("libmkl_rt.so")]
+        os.environ.setdefault("MKL_THREADING_LAYER", "SEQUENTIAL")
+        if found:
+            os.environ.setdefault("MKL_RT", str(found[0].locate().resolve()))
+        import sparse_dot_mkl  # noqa: F401
+    except ImportError as error:  # PackageNotFoundError is one
+        return f"{error}; pip install mkl sparse_dot_mkl"
+    return None

@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""spattn and every other way to compute the same attention on one CPU thread, in one process, taking turns.
+
+    python benchmarks/peers_cpu.py               # about 20 minutes; needs torch and scipy; natten where it installs
+    python benchmarks/peers_cpu.py --quick       # small lengths, few rounds, writes nothing into the repository
+
+Every result is checked against float64 on sampled rows (gradients on a whole head) before it is timed. Figures are medians
+of the process's CPU time; ratios are medians over medians of the same rounds. Ceilings of the machine are sampled between
+the contenders. Writes ``benchmarks/results/peers_cpu*.json`` and ``docs/images/peers_cpu.png``, ``cpu_roofline.png``.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before NumPy, torch and MKL are loaded: they read it once.
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+import argparse
+import gc
+import json
+import tempfile
+from pathlib import Path
+
+import record
+import torch
+from ceilings import UNITS, Ceilings
+from cpu_peers import contenders, figures, memory, problems, roofline, targets, timing
+
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+NOTES = (
+    "One process, one thread, contenders in turns; medians of the process's CPU time. GF/s count allowed pairs only, "
+    "4·head_dim each forward and 10·head_dim backward. times_spattn: the contender's median over spattn's."
+)
+
+
+class Comparison:
+    """Runs problems and collects rows."""
+
+    def __init__(self, rounds: int):
+        self.rounds = rounds
+        self.ceilings = Ceilings()
+        self.results: list[dict] = []
+        self.roofline: list[dict] = []
+        self.skipped: list[dict] = []
+        self.ceilings.sample(*(name for name in UNITS for _ in range(5)))
+
+    def run(self, problem: problems.Problem, dtype: str, both: bool) -> None:
+        """Builds, checks and times the contenders of one problem."""
+        names = problem.both if both else problem.forward
+        if not names:
+            return
+        given = problems.inputs(problem, dtype)
+        facts = {"name": problem.name, "problem": f"{problem.title}, N = {problem.tokens}", "dtype": dtype,
+                 "pass": "forward + backward" if both else "forward"}  # fmt: skip
+        print(f"\n{facts['problem']}, {dtype}, {facts['pass']}", flush=True)
+        built, checks = self._build(problem, given, names, both, facts)
+        reference = self.ceilings.reference(dtype)
+        before = len(self.ceilings.samples[reference])
+        calls = {name: contender.call for name, contender in built.items()}
+        times = timing.interleave(calls, self.rounds, lambda: self.ceilings.sample(reference, "exp_fp32"))
+        ceiling = self.ceilings.median(reference, len(self.ceilings.samples[reference]) - before)
+        for name, contender in built.items():
+            row = facts | {"contender": name} | timing.summary(times[name]) | checks[name]
+            pairs = problems.HEADS * self._pairs(problem, contender.allowed)
+            gflops = roofline.flops_per_pair(both) * pairs / row["median_ms"] / 1e6
+            row |= {"times_spattn": None, "gflops_on_allowed_pairs": round(gflops, 1),
+                    "share_of_ceiling_pct": round(100 * gflops / ceiling, 2), "ceiling": reference,
+                    "ceiling_gflops": round(ceiling, 1), "prepare_ms": round(contender.prepare_ms, 2),
+                    "compile_ms": contender.compile_ms and round(contender.compile_ms)}  # fmt: skip
+            self.results.append(row)
+        self._compare(len(built))
+        if "spattn" in built:
+            own = next(r for r in self.results[-len(built) :] if r["contender"] == "spattn")
+            self.roofline.append(roofline.row(problem, given, dtype, both, own["median_ms"], self.ceilings))
+
+    def _build(self, problem, given, names, both, facts):
+        oracle = problems.Oracle(problem, given)
+        built, checks = {}, {}
+        for name in names:
+            gc.collect()
+            try:
+                contender = contenders.build(name, problem, given, both)
+            except contenders.NotHere as reason:
+                self.skipped.append(facts | {"contender": name, "reason": str(reason)})
+                print(f"  {name:22} not here: {reason}", flush=True)
+                continue
+            checks[name] = oracle.check(contender.call(), contender.allowed)
+            built[name] = contender
+        return built, checks
+
+    @staticmethod
+    def _pairs(problem, allowed: str) -> int:
+        n = problem.tokens
+        full = {"dense": n * n, "causal": n * (n + 1) // 2}
+        return full[allowed] if allowed in full else problem.pattern.index_set(n, n).nnz
+
+    def _compare(self, count: int) -> None:
+        rows = self.results[-count:] if count else []
+        own = next((r["median_ms"] for r in rows if r["contender"] == "spattn"), None)
+        for row in rows:
+            row["times_spattn"] = own and round(row["median_ms"] / own, 3)
+            print(f"  {row['contender']:22} {row['median_ms']:9.2f} ms [{row['least_ms']:.2f} … {row['most_ms']:.2f}] "
+                  f"{row['gflops_on_allowed_pairs']:7.1f} GF/s {row['share_of_ceiling_pct']:6.1f} %  "
+                  f"{row['times_spattn'] or float('nan'):7.2f}× spattn  error {row['error']:.1e}", flush=True)  # fmt: skip
+
+
+def measure_memory(chosen, dtypes, quick: bool) -> list[dict]:
+    """Peak memory of every contender of every problem, forward, and of the backward passes."""
+    rows = []
+    for problem in chosen:
+        for dtype in dtypes:
+            for both in (False, True):
+                for name in problem.both if both else problem.forward:
+                    found = memory.in_a_process(__file__, problem.name, name, dtype, both, quick)
+                    row = {"problem": f"{problem.title}, N = {problem.tokens}", "dtype": dtype, "contender": name,
+                           "pass": "forward + backward" if both else "forward", **found}  # fmt: skip
+                    if "call_mib" in found:
+                        rows.append(row)
+                        print(f"  {row['problem']}, {row['pass']}, {dtype}, {name}: {found['call_mib']} MiB", flush=True)
+    return rows
+
+
+def arguments() -> argparse.Namespace:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small problems, three rounds, results into a temporary folder")
+    parser.add_argument("--rounds", type=int, help="times that each contender runs (15)")
+    parser.add_argument("--only", nargs="+", metavar="PROBLEM", help="names of problems, such as window dense strided")
+    parser.add_argument("--dtype", choices=list(problems.DTYPES), help="one instead of both")
+    parser.add_argument("--pass", dest="which", choices=("forward", "both"), help="one instead of both")
+    parser.add_argument("--no-memory", action="store_true", help="leave the memory measurements out")
+    parser.add_argument("--memory-of", nargs=4, metavar=("PROBLEM", "CONTENDER", "DTYPE", "PASS"), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def memory_of(problem: str, contender: str, dtype: str, which: str, quick: bool) -> None:
+    """The child process of the memory measurement: prints one JSON line."""
+    chosen = next(p for p in problems.problems(quick) if p.name == problem)
+    print(json.dumps(memory.measure(chosen, contender, dtype, which == "both")))
+
+
+def write(tables: dict[str, list[dict]], partial: bool, **facts) -> None:
+    """Results files and graphs; those of a partial run go into a temporary folder."""
+    images = IMAGES
+    if partial:
+        images = Path(tempfile.mkdtemp(prefix="peers-cpu-"))
+        for name, rows in tables.items():
+            (images / f"{name}.json").write_text(json.dumps({"results": rows, **facts}, indent=1))
+        print(f"a partial run: results are in {images}")
+    else:
+        for name, rows in tables.items():
+            record.write(name, rows, notes=NOTES, **facts)
+    if any(row["times_spattn"] for row in tables["peers_cpu"]):
+        figures.peers(tables["peers_cpu"], images / "peers_cpu.png")
+        figures.roofline(tables["peers_cpu_roofline"], images / "cpu_roofline.png")
+
+
+def main() -> int:
+    """Measure, print, write."""
+    options = arguments()
+    torch.set_num_threads(1)
+    if options.memory_of:
+        memory_of(*options.memory_of, options.quick)
+        return 0
+    chosen = [p for p in problems.problems(options.quick) if not options.only or p.name in options.only]
+    dtypes = [options.dtype] if options.dtype else list(problems.DTYPES)
+    passes = {"forward": [False], "both": [True], None: [False, True]}[options.which]
+    comparison = Comparison(options.rounds or (3 if options.quick else 15))
+    load = os.getloadavg()
+    for problem in chosen:
+        for dtype in dtypes:
+            for both in passes:
+                comparison.run(problem, dtype, both)
+    aims = targets.rows(comparison.results)
+    tables = {
+        "peers_cpu": comparison.results, "peers_cpu_roofline": comparison.roofline, "peers_cpu_targets": aims,
+        "peers_cpu_ceilings": comparison.ceilings.rows(),
+        "peers_cpu_memory": [] if options.no_memory else measure_memory(chosen, dtypes, options.quick),
+    }  # fmt: skip
+    partial = bool(options.quick or options.only or options.dtype or options.which or options.no_memory)
+    write(tables, partial, shape={"batch": 1, "heads": problems.HEADS, "head_dim": problems.HEAD_DIM}, threads=1,
+          rounds=comparison.rounds, vector_bits=comparison.ceilings.vector_bits, skipped=comparison.skipped,
+          load_before=load, load_after=os.getloadavg(), peers=contenders.versions())  # fmt: skip
+    for row in aims:
+        print(f"{row['what']}, {row['dtype']}: {row['reached']} (target {row['target']}): {row['met']}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,147 @@
+"""The CUDA backend: kernels compiled by nvcc at first use, run through PyCUDA in the primary context.
+
+Importing this module touches no GPU and imports neither PyCUDA nor cuda-bindings.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+from typing import Any
+
+from .. import _arrays
+from ..patterns import Pattern
+from ..plan import Plan, plan
+from . import arrays, compile, device, execute, portable
+from .errors import CudaError
+
+__all__ = ["HOST_ARRAYS", "CudaError", "accepts", "forward", "info", "plan_for", "tile", "unavailable", "units"]
+
+HOST_ARRAYS = False
+
+_BLOCKS_PER_UNIT = 2  # that run side by side on a multiprocessor
+
+
+def unavailable() -> str | None:
+    """Why the backend cannot run here, with what fixes it; None when it can. Creates no CUDA context."""
+    try:
+        import pycuda.driver  # noqa: F401
+        from cuda.bindings import driver  # noqa: F401
+    except ImportError as error:
+        if "libcuda" in str(error):
+            return f"no NVIDIA driver was found ({error}); install one, or use backend='cpu'"
+        return f"{error}; pip install 'spattn[cuda]'"
+    try:
+        number = device.count()
+    except (CudaError, RuntimeError) as error:
+        return str(error)
+    if number == 0:
+        return "the driver sees no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES"
+    return _why_not(device.get())
+
+
+def _why_not(gpu: device.Device) -> str | None:
+    if gpu.capability < device.OLDEST_ARCHITECTURE:
+        has, needs = (".".join(map(str, pair)) for pair in (gpu.capability, device.OLDEST_ARCHITECTURE))
+        return f"{gpu.name} has compute capability {has}, the kernels need {needs} or later; use backend='cpu'"
+    if compile.find_nvcc() is None and not compile.cache.names(""):
+        return (
+            "nvcc was not found and no kernel is in the cache; install the CUDA toolkit, set SPATTN_NVCC, or copy a cache "
+            "filled by python -m spattn.cuda.prebuild and set SPATTN_CACHE_DIR"
+        )
+    return None
+
+
+def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float) -> tuple[Any, Any]:
+    """Softmax attention over a plan's pairs; see :func:`spattn.attention` for the arguments.
+
+    Device arrays are worked on where they lie, on the stream that the caller's library has current, without waiting for
+    it. Host arrays are copied up and back.
+
+    Raises
+    ------
+    MemoryError
+        If the GPU is out of memory, with the bytes needed and free.
+    CudaError
+        If a CUDA call fails; its message says when the process must restart.
+    RuntimeError
+        In a process forked after CUDA was used.
+    """
+    shape = (*q.shape[:3], v.shape[3])
+    if 0 in shape or k.shape[2] == 0:
+        return _nothing_to_read(q, shape)
+    gpu = device.get(arrays.ordinal(q))
+    kernels = _kernels(gpu, _arrays.dtype_name(q), q.shape[3], v.shape[3])
+    if not kernels.accepts(plan.block_q, plan.block_kv):
+        kernels = portable
+    if not kernels.accepts(plan.block_q, plan.block_kv):
+        raise ValueError(f"plan: no kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
+    run = execute.from_host if arrays.ordinal(q) is None else execute.on_device
+    with gpu:
+        return run(kernels, gpu, q, k, v, plan, scale)
+
+
+def plan_for(pattern: Pattern, q: Any, k: Any, v: Any) -> Plan:
+    """The plan with the tile shape of this device's kernels. Long lists are split so that one head's work, times the
+    heads, occupies every multiprocessor."""
+    batch, heads, q_len, head_dim = q.shape
+    gpu = device.get(arrays.ordinal(q))
+    workers = max(1, -(-gpu.units * _BLOCKS_PER_UNIT // max(1, batch * heads)))
+    shape = tile(_arrays.dtype_name(q), head_dim, v.shape[3], gpu.ordinal)
+    return plan(pattern, q_len, k.shape[2], batch=batch, heads=heads, tile=shape, workers=workers)
+
+
+def accepts(made: Plan, q: Any, k: Any, v: Any) -> bool:
+    """Whether :func:`forward` can execute a plan."""
+    return portable.accepts(made.block_q, made.block_kv)
+
+
+def tile(dtype: str, head_dim: int, head_dim_v: int | None = None, ordinal: int | None = None) -> tuple[int, int]:
+    """(block_q, block_kv) in tokens that plans for a device should have."""
+    gpu = device.get(ordinal)
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    return _kernels(gpu, dtype, head_dim, head_dim_v).tile(gpu, dtype, max(head_dim, head_dim_v))
+
+
+def units(ordinal: int | None = None) -> int:
+    """Number of multiprocessors of a device."""
+    return device.get(ordinal).units
+
+
+def info() -> dict[str, object]:
+    """Facts for :func:`spattn.show_versions`."""
+    from cuda.bindings import driver
+
+    gpu = device.get()
+    version = int(driver.cuDriverGetVersion()[1])
+    return {
+        "GPUs": device.count(),
+        "GPU": f"{gpu.name}, compute capability {gpu.capability[0]}.{gpu.capability[1]}, {gpu.units} multiprocessors",
+        "driver": f"CUDA {version // 1000}.{version % 1000 // 10}",
+        "nvcc": compile.find_nvcc() or "not found: only kernels in the cache can run",
+        "kernel cache": compile.cache.folder(),
+    }
+
+
+def _kernels(gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> ModuleType:
+    """The kernels for a problem. A module of kernels has ``tile(device, dtype, head_dim)``, ``accepts(block_q,
+    block_kv)`` and ``forward(call)``. ``SPATTN_CUDA_KERNEL=portable`` keeps to those that run everywhere."""
+    choice = os.environ.get("SPATTN_CUDA_KERNEL", "auto")
+    if choice not in ("auto", "portable"):
+        raise ValueError(f"SPATTN_CUDA_KERNEL: expected 'auto' or 'portable', got {choice!r}")
+    for name, size in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
+        if not 1 <= size <= portable.LARGEST_HEAD_DIM:
+            raise ValueError(f"{name}: expected 1 … {portable.LARGEST_HEAD_DIM}, got {size}")
+    return portable
+
+
+def _nothing_to_read(q: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
+    """out = 0 and lse = −∞ without a launch, for no queries, no heads or no keys."""
+    dtype = _arrays.dtype_name(q)
+    wide = execute.lse_dtype(dtype)
+    if arrays.ordinal(q) is None:
+        import numpy as np
+
+        host = np.zeros(shape, _arrays.to_numpy(q).dtype), np.full(shape[:3], -np.inf, wide)
+        return tuple(_arrays.from_numpy(x, q) for x in host)
+    return arrays.full(q, shape, dtype, 0.0), arrays.full(q, shape[:3], wide, -float("inf"))

@@ -1,0 +1,49 @@
+"""Compile the portable kernels where there is no GPU: ``python -m spattn.cuda.prebuild sm_80 sm_90``.
+
+For machines without nvcc: copy the folder that it prints there, or point ``SPATTN_CACHE_DIR`` at it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from . import cache, compile, portable
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+# Shared memory of a block, in bytes (CUDA C++ Programming Guide, table of technical specifications).
+_SHARED_BYTES = {"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "sm_103": 227 << 10}
+_SHARED_BYTES_OTHERS = 99 << 10
+
+
+def jobs(arch: str, dtypes: Iterable[str], head_dims: Iterable[int]) -> Iterator[tuple[str, dict[str, object]]]:
+    """(source, macros) of everything that plans with this device's tiles and 16-byte aligned arrays need."""
+    shared_bytes = _SHARED_BYTES.get(arch, _SHARED_BYTES_OTHERS)
+    for dtype in dtypes:
+        yield "merge.cu", {"SPATTN_DTYPE": dtype}
+        for head_dim in head_dims:
+            tile = portable.tile_within(shared_bytes, dtype, head_dim)
+            yield portable.variant(dtype, head_dim, head_dim, tile, aligned=True)
+
+
+def main() -> None:
+    """Read the command line and compile."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("arch", nargs="+", help="targets such as sm_80 or sm_90")
+    parser.add_argument("--dtype", nargs="*", default=DTYPES, choices=DTYPES)
+    parser.add_argument("--head-dim", nargs="*", type=int, default=portable.HEAD_DIMS)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    args = parser.parse_args()
+    todo = [(arch, *job) for arch in args.arch for job in jobs(arch, args.dtype, args.head_dim)]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for _ in pool.map(lambda job: compile.cubin(job[1], job[0], job[2]), todo):
+            pass
+    different = len({(arch, source, *itertools.chain(*sorted(macros.items()))) for arch, source, macros in todo})
+    print(f"{different} kernels in {cache.folder()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""The CPU core among threads, processes, signals and environment variables."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from spattn import cpu, patterns
+from spattn.testing import inputs
+
+
+def call(isa=None, dtype="float32"):
+    q, k, v = inputs(1, 4, q_len=500, head_dim=32, dtype=dtype)
+    pattern = patterns.get("longformer", window=64, global_tokens=8)
+    return cpu.forward(q, k, v, cpu.plan_for(pattern, q, k, v), 0.2, isa=isa)
+
+
+def assert_same(a, b):
+    for x, y in zip(a, b, strict=True):
+        np.testing.assert_array_equal(x.view(np.uint8), y.view(np.uint8))
+
+
+@pytest.mark.skipif(not cpu._core.OPENMP, reason="built without OpenMP")
+def test_thread_count_does_not_change_the_result():
+    for isa in cpu.instruction_sets():
+        results = []
+        for threads in (1, 2, 3):
+            with threadpool_limits(threads, user_api="openmp"):
+                results.append(call(isa))
+        assert_same(results[0], results[1])
+        assert_same(results[0], results[2])
+
+
+@pytest.mark.skipif(not cpu._core.OPENMP, reason="built without OpenMP")
+def test_threadpoolctl_is_honoured():
+    with threadpool_limits(1, user_api="openmp"):
+        assert cpu.num_threads() == 1
+
+
+def test_affinity_bounds_the_threads(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    assert cpu.num_threads() == 1
+
+
+def test_cgroup_quota(monkeypatch, tmp_path):
+    from spattn.cpu import _threads
+
+    monkeypatch.setattr(_threads, "_CGROUPS", tmp_path)
+    assert _threads._quota.__wrapped__() == np.inf
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    assert _threads._quota.__wrapped__() == 2
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("100000\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert _threads._quota.__wrapped__() == 1
+
+
+def test_concurrent_calls():
+    expected = call()
+    with ThreadPoolExecutor(4) as pool:
+        for result in pool.map(lambda _: call(), range(40)):
+            assert_same(result, expected)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_child_does_not_hang():
+    expected = call()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            assert cpu.num_threads() == 1
+            assert_same(call(), expected)
+            status = 0
+        finally:
+            os._exit(status)
+    deadline = time.monotonic() + 30
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if ended == (0, 0):
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        pytest.fail("the forked child hangs")
+    assert os.waitstatus_to_exitcode(ended[1]) == 0
+
+
+def test_interrupt():
+    """Ctrl-C ends a call of many seconds at once, and the next call works."""
+    q, k, v = (np.broadcast_to(x, (64, 8, 4096, 64)) for x in inputs(q_len=4096, head_dim=64, dtype="float64"))
+    made = cpu.plan_for(patterns.Full(), q, k, v)
+    sent = []
+
+    def interrupt():
+        sent.append(time.monotonic())
+        signal.raise_signal(signal.SIGINT) if sys.platform == "win32" else os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(0.3, interrupt)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        cpu.forward(q, k, v, made, 0.1, isa="baseline")
+    assert time.monotonic() - sent[0] < 1
+    timer.join()
+    call()
+
+
+def test_spattn_isa(monkeypatch):
+    expected = {name: call(isa=name) for name in cpu.instruction_sets()}
+    for name in cpu.instruction_sets():
+        monkeypatch.setenv("SPATTN_ISA", name)
+        cpu._default_isa.cache_clear()
+        assert cpu.info()["in use"] == name
+        assert_same(call(), expected[name])
+    monkeypatch.setenv("SPATTN_ISA", "avx1024")
+    cpu._default_isa.cache_clear()
+    with pytest.raises(ValueError, match="SPATTN_ISA: expected one of .*baseline, which run here; got 'avx1024'"):
+        call()
+    monkeypatch.undo()
+    cpu._default_isa.cache_clear()
+    with pytest.raises(ValueError, match="isa: expected one of .*baseline, got 'sse9'"):
+        call(isa="sse9")
+
+
+def test_floating_point_mode_is_unchanged():
+    call()
+    tiny = np.full(64, 1e-40, np.float32)
+    assert (tiny * np.float32(0.5) > 0).all()

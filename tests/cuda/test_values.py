@@ -1,0 +1,106 @@
+"""NaN and infinities: they reach exactly the rows that attend to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spattn import patterns, reference
+from spattn.testing import check_backend, dense_mask, inputs
+
+pytestmark = pytest.mark.gpu
+
+PATTERN = patterns.SlidingWindow(20, 10)
+DTYPES = ["float16", "bfloat16", "float32", "float64"]
+
+
+def problem(dtype, **options):
+    return inputs(1, 2, 2, 200, 200, 64, dtype=dtype, **options)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_keys_out_of_sight(attend, dtype, poison):
+    """Poison at a key leaves every row alone that may not see it, also in the same tile."""
+    q, k, v = problem(dtype)
+    clean = attend("numpy")(q, k, v, PATTERN)
+    blind = ~dense_mask(PATTERN, 1, 1, 200, 200)[0, 0, :, 100]
+    k[:, :, 100], v[:, :, 100] = poison, poison
+    dirty = attend("numpy")(q, k, v, PATTERN)
+    for before, after in zip(clean, dirty, strict=True):
+        assert np.isfinite(after[:, :, blind].astype(float)).all()
+        limit = 0.02 if dtype in ("float16", "bfloat16") else 1e-5  # such rows take another, more exact, path
+        np.testing.assert_allclose(after[:, :, blind].astype(float), before[:, :, blind].astype(float), atol=limit)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_at_allowed_keys(attend, dtype):
+    q, k, v = problem(dtype)
+    sees = dense_mask(PATTERN, 1, 1, 200, 200)[0, 0]
+    k[:, :, 50] = np.nan
+    v[:, 0, 120, 3] = np.nan
+    out, lse = attend("numpy")(q, k, v, PATTERN)
+    assert np.array_equal(np.isnan(lse), np.broadcast_to(sees[:, 50], lse.shape))
+    expected = np.broadcast_to(sees[:, 50, None], out.shape).copy()
+    expected[:, 0, :, 3] |= sees[:, 120]
+    assert np.array_equal(np.isnan(out.astype(float)), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_infinite_values_at_allowed_keys(attend, dtype):
+    q, k, v = problem(dtype)
+    v[:, :, 70, :5] = np.inf
+    check_backend(attend("numpy"), PATTERN, q, k, v) if dtype == "float64" else None
+    out, _ = attend("numpy")(q, k, v, PATTERN)
+    expected, _ = reference.attend(q, k, v, PATTERN)
+    assert np.array_equal(np.isinf(out.astype(float)), np.isinf(expected.astype(float)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_of_minus_infinity(attend, dtype):
+    """−∞ at some keys is a weight of zero; at all of them, an empty row."""
+    q, k, v = problem(dtype)
+    q[...] = np.abs(q)
+    k[:, :, 60:140:3] = -np.inf
+    k[:, 1] = -np.inf
+    out, lse = attend("numpy")(q, k, v, PATTERN)
+    assert np.isfinite(out.astype(float)).all() and np.isfinite(lse[:, 0]).all()
+    assert not out[:, 1].any() and (lse[:, 1] == -np.inf).all()
+    expected = reference.attend(q, k, v, PATTERN)
+    np.testing.assert_allclose(lse[:, 0], expected[1][:, 0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_poison_and_merges(attend, dtype):
+    """The same through the workspace: rows of several components, and lists in pieces."""
+    pattern = patterns.Strided(24)
+    q, k, v = inputs(1, 1, 1, 300, 300, 64, dtype=dtype)
+    clean = attend("numpy")(q, k, v, pattern)
+    v[:, :, 150] = np.nan
+    dirty = attend("numpy")(q, k, v, pattern)
+    sees = dense_mask(pattern, 1, 1, 300, 300)[0, 0, :, 150]
+    assert np.array_equal(np.isnan(dirty[0].astype(float)).all(axis=3)[0, 0], sees)
+    np.testing.assert_allclose(dirty[0][0, 0, ~sees].astype(float), clean[0][0, 0, ~sees].astype(float), atol=0.02)
+
+
+def test_overflowing_sums(attend):
+    """Values near the largest float32 whose weighted mean is finite although their weighted sum is not."""
+    q, k, v = problem("float32")
+    v[...] = 3e38
+    out, _ = attend("numpy")(q, k, v, PATTERN)
+    np.testing.assert_allclose(out, 3e38, rtol=1e-5)
+
+
+def test_memory_left_by_others(torch):
+    """NaN in memory that the result and the workspace will reuse has no effect."""
+    from spattn import cuda
+
+    q, k, v = torch.randn(3, 1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
+    plan = cuda.plan_for(patterns.Strided(24), q, k, v)
+    expected = cuda.forward(q, k, v, plan, 0.125)
+    for _ in range(3):
+        torch.full((1 << 22,), torch.nan, device="cuda")
+        for size in (q.numel() * 2, q.numel() * 4 * 8, 2400):
+            torch.full((size // 4,), torch.nan, device="cuda")
+        for a, b in zip(expected, cuda.forward(q, k, v, plan, 0.125), strict=True):
+            assert torch.equal(a, b)
