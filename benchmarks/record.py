@@ -49,7 +49,8 @@ def write(name: str, rows: list[dict], *, notes: str, **facts) -> Path:
 
 def machine() -> dict[str, object]:
     """Processor, cores that this process may use, and system."""
-    return {"cpu": _cpu_model(), "cores": len(os.sched_getaffinity(0)), "system": f"{platform.system()} {platform.machine()}"}
+    system = f"{platform.system()} {platform.machine()}"
+    return {"cpu": _cpu_model(), "cores": len(os.sched_getaffinity(0)), "system": system}
 
 
 def versions() -> dict[str, str]:

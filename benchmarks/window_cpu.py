@@ -3,9 +3,9 @@
 
     python benchmarks/window_cpu.py                 # about one minute; needs torch
 
-float32, window ±256, 4096 tokens, 8 heads, head_dim 64. The contenders take turns, so that a machine that slows down slows
-all of them; the figure is the median of the process's CPU time. Before anything is timed, the window's result is checked
-against PyTorch's with a boolean mask. Writes ``benchmarks/results/window_cpu.json``.
+float32, window ±256, 4096 tokens, 8 heads, head_dim 64. The contenders take turns, so that a machine that slows down
+slows all of them; the figure is the median of the process's CPU time. Before anything is timed, the window's result is
+checked against PyTorch's with a boolean mask. Writes ``benchmarks/results/window_cpu.json``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ import time
 
 import numpy as np
 import record
-import spattn
 import torch
+
+import spattn
+from spattn import cpu
 from spattn import patterns as sp
 
 SHAPE = {"batch": 1, "heads": 8, "tokens": 4096, "head_dim": 64}
@@ -87,11 +89,10 @@ def main() -> int:
         rows.append({"name": name, "median_ms": round(median[name], 2), "gflops_on_allowed_pairs": round(gflops, 1),
                      "times_faster_than_dense_sdpa": round(dense / median[name], 2)})  # fmt: skip
         print(f"{name:34} {median[name]:8.1f} ms  {gflops:6.1f} GF/s  {dense / median[name]:6.2f}×")
-    backend = spattn.cpu.info() if hasattr(spattn, "cpu") else {}
-    notes = "Medians of CPU time on one thread, the contenders in turns. GF/s count allowed pairs only, 4·head_dim each."
+    notes = "Medians of CPU time on one thread, the contenders in turns. GF/s count allowed pairs, 4·head_dim each."
     record.write(
         "window_cpu", rows, notes=notes, shape=SHAPE, window=SIDE, dtype="float32", repeats=args.repeats,
-        largest_difference=difference, core={k: str(v) for k, v in backend.items()},
+        largest_difference=difference, core={k: str(v) for k, v in cpu.info().items()},
     )
     ratio = dense / median["spattn window"]
     print(f"the window is {ratio:.1f} times faster than dense SDPA (target {LEAST_RATIO})")

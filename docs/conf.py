@@ -20,6 +20,7 @@ extensions = [
     "myst_parser",
     "matplotlib.sphinxext.plot_directive",
     "gallery",
+    "public",
     "results",
 ]
 source_suffix = {".rst": "restructuredtext", ".md": "markdown"}
@@ -29,7 +30,8 @@ default_role = "literal"  # `x` in a docstring is a parameter
 nitpicky = False
 
 autosummary_generate = True
-autosummary_filename_map = {"spattn.Plan": "spattn.Plan-class"}  # apart from spattn.plan also where case is ignored
+# Apart from spattn.plan also where file names ignore case.
+autosummary_filename_map = {"spattn.Plan": "spattn.Plan-class"}
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -37,8 +39,8 @@ autodoc_preserve_defaults = True
 numpydoc_show_class_members = False
 myst_heading_anchors = 3
 
-# Every example on every page and in every docstring runs: sphinx-build -b doctest. Pages import what they use; docstrings
-# may use the names of their own module.
+# Every example on every page and in every docstring runs: sphinx-build -b doctest. Pages import what they use;
+# docstrings may use the names of their own module.
 doctest_test_doctest_blocks = "default"
 doctest_global_setup = """
 import numpy as np
@@ -55,7 +57,13 @@ plot_include_source = False
 plot_basedir = plot_working_directory = str(Path(__file__).parent / "figures")
 
 html_theme = "pydata_sphinx_theme"
-html_theme_options = {"show_nav_level": 2, "navbar_align": "left", "secondary_sidebar_items": ["page-toc"], "footer_start": ["copyright"], "footer_end": []}
+html_theme_options = {
+    "show_nav_level": 2,
+    "navbar_align": "left",
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
 html_title = f"spattn {release}"
 html_sidebars = {"*": [], "tutorials/*": []}  # nothing below them to navigate
 html_static_path = ["_static"]

@@ -5,6 +5,8 @@ draws. ``dev`` and ``ci`` are deterministic; ``nightly`` looks for news.
 """
 
 import os
+import subprocess
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,3 +30,43 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+def _kernels():
+    from spattn import cpu
+
+    return ["reference", *cpu.instruction_sets()]
+
+
+def pytest_generate_tests(metafunc):
+    if "forward" in metafunc.fixturenames:
+        metafunc.parametrize("forward", _kernels(), indirect=True)
+
+
+@pytest.fixture
+def forward(request):
+    """``forward(q, k, v, pattern, scale=None) -> (out, lse)``: the reference and each instruction set in turn."""
+    from spattn import cpu, reference
+
+    module, options = (reference, {}) if request.param == "reference" else (cpu, {"isa": request.param})
+
+    def run(q, k, v, pattern, scale=None):
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        return module.forward(q, k, v, module.plan_for(pattern, q, k, v), scale, **options)
+
+    return run
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Runs a program in a fresh interpreter: ``python(source, **environment) -> its standard output``."""
+
+    def run(source, *, timeout=240, **environment):
+        done = subprocess.run(
+            [sys.executable, "-c", source], cwd=tmp_path, env=os.environ | environment, timeout=timeout,
+            capture_output=True, text=True, check=False,
+        )
+        assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run

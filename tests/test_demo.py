@@ -150,7 +150,7 @@ def test_progress_only_on_a_terminal():
 
 def test_whole_demo(real, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    import spattn.demo.run as demo
+    import spattn.demo.report as demo
 
     monkeypatch.setattr(demo, "QUICK_LENGTHS", [128, 600])
     monkeypatch.setattr(demo, "QUICK_MODULES", 2)

@@ -52,6 +52,11 @@ def build(name: str, problem: Problem, given: Inputs, both: bool) -> Contender:
     return _BUILDERS[name](problem, given, both)
 
 
+def plan_of(problem: Problem, given: Inputs) -> spattn.Plan:
+    """The plan that spattn's CPU core executes for these inputs."""
+    return _backends.load("cpu").plan_for(problem.pattern, *given.arrays[:3])
+
+
 def versions() -> dict[str, str]:
     """Of the contenders' packages, and how torch was built."""
     found = {name: _version(name) for name in ("torch", "numpy", "scipy", "natten", "mkl", "sparse_dot_mkl")}
@@ -74,7 +79,7 @@ def _spattn(problem: Problem, given: Inputs, both: bool) -> Contender:
         raise NotHere("this spattn has no attention_backward")
     q, k, v, dout, pattern = given.q, given.k, given.v, given.dout, problem.pattern
     start = time.process_time()
-    _backends.load("cpu").plan_for(pattern, *given.arrays[:3])
+    plan_of(problem, given)
     prepared = _since(start)
 
     def forward():

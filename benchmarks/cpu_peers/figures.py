@@ -29,6 +29,7 @@ def _save(figure, path: Path) -> None:
 
 def peers(rows: list[dict], path: Path) -> None:
     """How many times slower than spattn each contender is: one panel a dtype, problems one below the other."""
+    rows = [r for r in rows if r["times_spattn"]]
     with plt.rc_context(_STYLE):
         dtypes = [d for d in ("float32", "bfloat16") if any(r["dtype"] == d for r in rows)]
         figure, axes = plt.subplots(1, len(dtypes), figsize=(6.2 * len(dtypes), 9.5), squeeze=False, sharex=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from spattn import _backends
-
+from .contenders import plan_of
 from .problems import HEAD_DIM, HEADS, Inputs, Problem
 
 FORWARD_FLOPS = 4 * HEAD_DIM  # of one allowed pair: two products
@@ -25,7 +24,7 @@ def row(problem: Problem, given: Inputs, dtype: str, both: bool, median_ms: floa
     this plan can be faster than ``attainable_ms = max(products + exp, L2, DRAM)``, and ``attained_pct`` is how near it came.
     K and V are read once a tile from L2 in the packed precision (float32, bfloat16 for AMX); q, k, v and out once from DRAM.
     """
-    plan = _backends.load("cpu").plan_for(problem.pattern, *given.arrays[:3])
+    plan = plan_of(problem, given)
     reference = ceilings.reference(dtype)
     ceiling, pairs = ceilings.median(reference), plan.nnz * HEADS
     tile_pairs = plan.tiles * plan.block_q * plan.block_kv * HEADS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import itertools
 import os
+import statistics
 import time
 import warnings
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import scipy.sparse
 import torch
 from spattn import patterns as sp
 
-_GATHER = 1 << 15  # pairs that the NumPy SDDMM gathers at once: its rows stay in L2
+_GATHER = 1 << 12  # pairs that the NumPy SDDMM gathers at once: the fastest of 2^9 … 2^15 here
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,13 @@ SOFTMAX = {"numpy reduceat": _softmax_numpy, "torch segment_reduce": _softmax_to
 SPMM = {"scipy": _spmm_scipy, "torch.sparse.mm (MKL)": _spmm_torch, "sparse_dot_mkl": _spmm_mkl}
 
 
+_NEEDS = {
+    "numpy gather": ("rows",), "torch.sparse.sampled_addmm": ("zeros",), "numpy reduceat": ("counts",),
+    "torch segment_reduce": ("torch_counts", "torch_indptr"), "scipy": (), "torch.sparse.mm (MKL)": ("torch_indices",),
+    "sparse_dot_mkl": (),
+}  # fmt: skip
+
+
 class Pipeline:
     """One kernel of each kind, head after head; values of all pairs go through memory between them.
 
@@ -164,11 +172,25 @@ class Pipeline:
             self.stage_ms[stage].append(1e3 * seconds)
         return out
 
+    def forget(self) -> None:
+        """Drops the stage times so far."""
+        self.stage_ms = {stage: [] for stage in self.stage_ms}
+
+    def medians(self) -> dict[str, float]:
+        """Median milliseconds of each stage."""
+        return {f"{stage}_ms": round(statistics.median(times), 3) for stage, times in self.stage_ms.items()}
+
+
+def needs(names: tuple[str, ...]) -> set[str]:
+    """The forms of the index that these kernels use, apart from the CSR arrays themselves."""
+    return {form for name in names for form in _NEEDS[name]}
+
 
 def quiet_torch_sparse() -> None:
-    """torch says once a process that CSR tensors are a beta feature."""
-    warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-    warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly disabled")
+    """torch says once a process that CSR tensors are a beta feature; lets it say so here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        CsrIndex(np.array([0, 1], dtype=np.int32), np.array([0], dtype=np.int32)).zeros  # noqa: B018
 
 
 def why_no_sparse_dot_mkl() -> str | None:

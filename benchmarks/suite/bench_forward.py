@@ -13,7 +13,7 @@ def _require(backend):
 class Forward:
     """Every registered pattern at its example: the cost of a call."""
 
-    params = [SMALL, ("cpu", "cuda", "reference")]
+    params = [SMALL, ("cpu", "cuda")]
     param_names = ["pattern", "backend"]
 
     def setup(self, name, backend):

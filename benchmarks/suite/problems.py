@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 
 import numpy as np
+
 import spattn
 from spattn import patterns as sp
 

@@ -13,6 +13,7 @@ import matplotlib as mpl
 
 mpl.use("agg")
 import matplotlib.pyplot as plt
+
 import spattn
 from spattn import patterns
 from spattn.patterns._base import pattern_class
@@ -33,7 +34,7 @@ class Entry(NamedTuple):
     example: tuple[patterns.Pattern, int, int] | None
 
 
-def write_gallery(app) -> None:
+def write_gallery(app, config) -> None:
     """One page and one picture for each registered name and each known composition, and their overviews."""
     folder = Path(app.srcdir) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,10 +99,12 @@ def _page(entry: Entry) -> str:
 
 def _picture(entry: Entry) -> list[str]:
     pattern, q_len, kv_len = entry.example
-    index_set = pattern.index_set(q_len, kv_len)
-    lines = [f".. figure:: {entry.file}.png", f"   :alt: {entry.title} at {q_len} × {kv_len} tokens", "   :width: 400px", ""]
-    what = f"``{_shortened(pattern)}`` at {q_len} × {kv_len} tokens: {index_set.nnz} pairs, density {index_set.density:.3g}."
-    return [*lines, f"   {what}", ""]
+    index_set, heads = pattern.index_set(q_len, kv_len), _heads_drawn(pattern)
+    width = 400 if heads == 1 else 700
+    lengths = f"{q_len} × {kv_len} tokens"
+    lines = [f".. figure:: {entry.file}.png", f"   :alt: {entry.title} at {lengths}", f"   :width: {width}px", ""]
+    counts = f"{index_set.nnz} pairs{' in head 0' if heads > 1 else ''}, density {index_set.density:.3g}"
+    return [*lines, f"   ``{_shortened(pattern)}`` at {lengths}: {counts}.", ""]
 
 
 def _planned(pattern, q_len: int, kv_len: int) -> list[str]:
@@ -109,17 +112,19 @@ def _planned(pattern, q_len: int, kv_len: int) -> list[str]:
     plan = spattn.plan(pattern, q_len, kv_len, batch=max(1, pattern.sizes()[0]))
     cls, base = type(pattern), patterns.Pattern
     runs = "given in closed form" if cls.runs is not base.runs else "found from the predicate"
-    views = "in views of its own" if len(plan.views) > 2 or not _whole(pattern, q_len, kv_len) else "in contiguous tiles"
-    told = textwrap.wrap(" ".join(repr(plan).split()), 96)
+    views = "in contiguous tiles" if _whole(pattern, q_len, kv_len) else "in views of its own"
+    told = textwrap.wrap(" ".join(repr(plan).split()), 84)
     return [
         "Plan", "-" * 4, "", ".. code-block:: text", "", *(f"   {line}" for line in told), "",
-        f"The index set is {runs}; planned {views}. At so few tokens most of a tile is empty: efficiency grows with length.", "",
+        f"The index set is {runs}; planned {views}.",
+        "At so few tokens most of a tile is empty: efficiency grows with length.", "",
     ]  # fmt: skip
 
 
 def _whole(pattern, q_len: int, kv_len: int) -> bool:
-    bound = pattern.at(0, 0).bind(q_len, kv_len)
-    return all(part.query is None and part.key is None for part in bound.parts(q_len, kv_len))
+    variants, _ = pattern.variants(*(max(1, size) for size in pattern.sizes()))
+    parts = [part for own in variants for part in own.bind(q_len, kv_len).parts(q_len, kv_len)]
+    return all(part.query is None and part.key is None for part in parts)
 
 
 def _overview(entries: list[Entry]) -> str:
@@ -136,8 +141,12 @@ def _overview(entries: list[Entry]) -> str:
     return "\n".join(lines + toctree)
 
 
+def _heads_drawn(pattern) -> int:
+    return min(max(1, pattern.sizes()[1]), MOST_HEADS)
+
+
 def _draw(path: Path, pattern, q_len: int, kv_len: int) -> None:
-    heads = min(max(1, pattern.sizes()[1]), MOST_HEADS)
+    heads = _heads_drawn(pattern)
     figure, axes = plt.subplots(1, heads, figsize=(4.5 * heads, 4.5), layout="constrained", squeeze=False)
     for head, ax in enumerate(axes[0]):
         patterns.draw(pattern, q_len, kv_len, ax=ax, head=head, title=f"head {head}" if heads > 1 else None)
@@ -152,6 +161,6 @@ def _write(path: Path, text: str) -> None:
 
 
 def setup(app):
-    """Runs before Sphinx looks for pages."""
-    app.connect("builder-inited", write_gallery, priority=100)
+    """Before Sphinx looks for pages."""
+    app.connect("config-inited", write_gallery)
     return {"version": "1", "parallel_read_safe": True}

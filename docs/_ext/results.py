@@ -1,4 +1,4 @@
-"""Tables made of committed benchmark results: a figure on the site exists only if it is in benchmarks/results/*.json."""
+"""Tables of committed benchmark results: a figure on the site exists only if it is in benchmarks/results/*.json."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
 
 class ResultsTable(SphinxDirective):
-    """``.. results-table:: NAME`` with ``:columns: field = heading; …``, ``:where: field = value`` and ``:no-source:``.
+    """``.. results-table:: NAME`` with ``:columns: field = heading; …`` and, if wanted, ``:where: field = value``.
 
+    ``:no-source:`` leaves out where the figures come from, for a second table of the same file.
     A file that is not there gives a sentence saying so, not a warning: results are committed when they are measured.
     """
 
@@ -76,9 +77,9 @@ def source_line(name: str | None, record: dict) -> str:
 def _text(value) -> str:
     if value is None:
         return "–"
-    if isinstance(value, float):
+    if isinstance(value, float) and abs(value) < 1000:
         return f"{value:.4g}"
-    return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}") if isinstance(value, int) else str(value)
+    return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}") if isinstance(value, (int, float)) else str(value)
 
 
 def setup(app):

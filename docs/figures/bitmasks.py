@@ -2,6 +2,7 @@
 
 import matplotlib.pyplot as plt
 from common import INK, plan_without_cache
+
 from spattn import patterns as sp
 
 n, tile = 1024, (64, 64)
@@ -16,7 +17,8 @@ for axis, pattern in zip(axes, (sp.SlidingWindow(150), sp.Causal() & sp.BlockLoc
             box = plt.Rectangle((plan.indices[e], query_tile), 0.94, 0.94, color=colour, linewidth=0)
             axis.add_patch(box)
             if plan.mask[e] >= 0:
-                axis.text(plan.indices[e] + 0.47, query_tile + 0.5, int(plan.mask[e]), fontsize=6, ha="center", va="center")
+                at = plan.indices[e] + 0.47, query_tile + 0.5
+                axis.text(*at, int(plan.mask[e]), fontsize=6, ha="center", va="center")
     axis.set_xlim(0, n // tile[1])
     axis.set_ylim(n // tile[0], 0)
     axis.set_aspect("equal")

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 import numpy as np
-import spattn
 from matplotlib.colors import ListedColormap
+
+import spattn
 from spattn import patterns as sp
 from spattn.plan import positions
 

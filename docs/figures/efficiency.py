@@ -5,13 +5,15 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
+from common import INK, TILE
 
 path = Path.cwd().parents[1] / "benchmarks" / "results" / "plan_efficiency.json"
-rows = [row for row in json.loads(path.read_text())["results"] if row["tokens"] == 16384] if path.exists() else []
+results = json.loads(path.read_text())["results"] if path.exists() else []
+rows = [row for row in results if row["tokens"] == 16384]
 figure, axis = plt.subplots(figsize=(7, 0.5 + 0.42 * max(len(rows), 1)), layout="constrained")
 at = np.arange(len(rows))
-axis.barh(at - 0.2, [row["efficiency"] for row in rows], 0.38, label="affine views, 128 × 64", color="#1f3a5f")
-axis.barh(at + 0.2, [row["efficiency_contiguous"] for row in rows], 0.38, label="contiguous, 128 × 128", color="#b9c7da")
+axis.barh(at - 0.2, [row["efficiency"] for row in rows], 0.38, label="affine views, 128 × 64", color=INK)
+axis.barh(at + 0.2, [row["efficiency_contiguous"] for row in rows], 0.38, label="contiguous, 128 × 128", color=TILE)
 axis.set_yticks(at, [row["name"] for row in rows], fontsize=8)
 axis.invert_yaxis()
 axis.set_xlim(0, 1)

@@ -3,6 +3,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 from common import CELLS, cells_of
+
 from spattn import patterns as sp
 
 n = 48

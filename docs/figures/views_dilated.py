@@ -2,6 +2,7 @@
 
 import numpy as np
 from common import Contiguous, figure, plan_without_cache, show, visited
+
 from spattn import patterns as sp
 
 n, d, tile = 1024, 4, (32, 64)

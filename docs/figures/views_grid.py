@@ -3,6 +3,7 @@
 import numpy as np
 from common import CELLS, Contiguous, figure, plan_without_cache
 from matplotlib.patches import Rectangle
+
 from spattn import patterns as sp
 from spattn.plan import positions
 
@@ -11,7 +12,7 @@ pattern = sp.Neighborhood((side, side), 13)
 
 
 def reads(plan, position):
-    """Cells of the grid: 0 not read, 1 read for nothing by everybody, 2 needed by a query of the tile; and the queries."""
+    """The grid's cells (0 not read, 1 read for nothing, 2 needed by a query), the queries, the number of key tiles."""
     c = plan.components[0]
     q_view = plan.views[c["query_view"]]
     q, valid = positions(q_view, np.arange(q_view["tiles"]))

@@ -2,6 +2,7 @@
 
 import numpy as np
 from common import cells_of, figure, plan_without_cache, show, visited
+
 from spattn import patterns as sp
 
 n, s, tile = 1024, 8, (32, 64)
@@ -17,5 +18,6 @@ show(axes[1], np.maximum(cells_of(far, small, small), cells_of(near, small, smal
 plan = plan_without_cache(pattern, n, tile)
 columns = next(c for c in range(len(plan.components)) if plan.views[plan.components[c]["query_view"]]["stride"][2] == s)
 lattice = np.arange(int(plan.views[plan.components[columns]["query_view"]]["offset"]), n, s)
-show(axes[2], visited(plan, columns, lattice, lattice), f"the columns of one residue class\nof {n} tokens: a dense triangle", tile,
+show(axes[2], visited(plan, columns, lattice, lattice),
+     f"the columns of one residue class\nof {n} tokens: a dense triangle", tile,
      f"every {s}th key", f"every {s}th query")  # fmt: skip

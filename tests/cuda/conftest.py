@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from spattn import _arrays, cuda
+from spattn.testing import Expectation
 
 
 def pytest_runtest_setup(item):
@@ -78,3 +79,15 @@ def attend():
         return forward
 
     return of_kind
+
+
+@pytest.fixture
+def check(attend):
+    """``check(pattern, q, k, v)`` holds the GPU's results, through arrays of each kind, against the oracle."""
+
+    def run(pattern, q, k, v, scale=None, *, kinds=("numpy",), forward=None):
+        expectation = Expectation(pattern, q, k, v, scale)
+        for kind in kinds:
+            expectation.check(*(forward or attend(kind))(q, k, v, pattern, scale), kind)
+
+    return run

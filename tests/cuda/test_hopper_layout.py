@@ -85,6 +85,6 @@ def test_residue_classes_share_one_map():
 
 def test_units_cover_every_item_of_every_head():
     made = plan(patterns.Causal(), 1024, tile=(128, 64))
-    units = hopper_layout.make_units(made, 2, 4, 2, 1 << 20)
+    units = hopper_layout.make_units(made, 2, 4, 2)
     assert len(np.unique(units)) == len(units) == len(made.work) * 8
     assert (units["head_kv"] == units["head_q"] // 2).all()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spattn import cuda, patterns
-from spattn.testing import LAYOUTS, check_backend, inputs
+from spattn.testing import LAYOUTS, inputs
 
 pytestmark = pytest.mark.gpu
 
@@ -19,8 +19,8 @@ def run(q, k, v, pattern=PATTERN):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_host_layouts(attend, layout, dtype):
-    check_backend(attend("numpy"), PATTERN, *inputs(2, 4, 2, 150, 150, 64, dtype=dtype, layout=layout), what=layout)
+def test_host_layouts(check, layout, dtype):
+    check(PATTERN, *inputs(2, 4, 2, 150, 150, 64, dtype=dtype, layout=layout))
 
 
 def test_torch_layouts(torch):

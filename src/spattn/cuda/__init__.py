@@ -46,8 +46,8 @@ def _why_not(gpu: device.Device) -> str | None:
         return f"{gpu.name} has compute capability {has}, the kernels need {needs} or later; use backend='cpu'"
     if compile.find_nvcc() is None and not compile.cache.names(""):
         return (
-            "nvcc was not found and no kernel is in the cache; install the CUDA toolkit, set SPATTN_NVCC, or copy a cache "
-            "filled by python -m spattn.cuda.prebuild and set SPATTN_CACHE_DIR"
+            "nvcc was not found and no kernel is in the cache; install the CUDA toolkit or set SPATTN_NVCC, or copy a "
+            "cache that python -m spattn.cuda.prebuild filled elsewhere and set SPATTN_CACHE_DIR"
         )
     return None
 

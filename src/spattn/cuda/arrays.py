@@ -80,7 +80,7 @@ def full(like: Any, shape: tuple[int, ...], dtype: str, value: float) -> Any:
 def empty(like: Any, shape: tuple[int, ...], dtype: str, order: tuple[int, ...]) -> Any:
     """A new array of the kind and on the device of `like`, with its axes in memory in this order, slowest first.
 
-    JAX arrays are immutable to their users; this one is new and computed, so that nobody else reads or writes its memory.
+    JAX arrays are immutable to their users; this one is new and computed, so nobody else reads or writes its memory.
     """
     inner = tuple(shape[axis] for axis in order)
     back = tuple(order.index(axis) for axis in range(len(order)))

@@ -25,7 +25,7 @@ def folder() -> Path:
 
 
 def require_safe(path: Path) -> None:
-    """Raise PermissionError if somebody else could have put files into a folder: what lies in it will run on the GPU."""
+    """Raise PermissionError if somebody else could have put files into a folder: they would run on the GPU."""
     status = path.stat()
     if status.st_uid != os.getuid():
         reason = f"it belongs to user {status.st_uid}, not to {os.getuid()}"

@@ -94,7 +94,7 @@ def find_nvcc() -> Path | None:
 
 
 def compiler_key(compiler: Path) -> str:
-    """A digest of the compiler's version. The answer is kept by the file's identity, so that a warm start asks nobody."""
+    """A digest of the compiler's version, kept by the file's identity so that a warm start asks nobody."""
     status = compiler.resolve().stat()
     return _compiler_key(compiler.resolve(), status.st_size, status.st_mtime_ns)
 

@@ -61,7 +61,7 @@ class Device:
 
     @cached_property
     def stream(self) -> int:
-        """A stream of spattn's own that waits for nobody, for copies and for host arrays; the context must be current."""
+        """A stream of spattn's own that no other waits for, for copies and host arrays; the context must be current."""
         from cuda.bindings import driver
 
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value

@@ -50,7 +50,7 @@ def error(code: int, call: str) -> Exception:
     if code == OUT_OF_MEMORY:
         return MemoryError(f"{call}: the GPU is out of memory")
     if code == NOT_INITIALISED:
-        return CudaError(call, code, "CUDA cannot initialise; in a forked process use the multiprocessing method 'spawn'")
+        return CudaError(call, code, "CUDA cannot start; a forked process needs the multiprocessing method 'spawn'")
     from cuda.bindings import driver
 
     _, text = driver.cuGetErrorString(driver.CUresult(code))

@@ -5,7 +5,6 @@ The dtypes match the structs of ``kernels/sm90_params.cuh`` field for field.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from ..plan._types import AXES, Plan
 
 PANEL = 64  # elements of a 128-byte swizzled row
+KEY_BYTES = 512  # a key and its value at head_dim 128
 L2_SHARE = 24 << 20  # bytes of keys and values that heads running side by side may occupy of the 50-60 MB of L2
 
 VIEW = np.dtype(
@@ -185,31 +185,25 @@ def _halve(specs, views, parts):
     return tuple(halved), views
 
 
-def make_units(plan: Plan, batch: int, heads_q: int, heads_kv: int, kv_bytes: int) -> np.ndarray:
-    """The order of (item, batch, head): heads in groups whose keys and values fit L2, the longest items of a group first.
-
-    Parameters
-    ----------
-    kv_bytes : int
-        Bytes of the keys and values of one head.
-    """
+def make_units(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> np.ndarray:
+    """The order of (item, batch, head): few heads at a time, so that their keys and values stay in L2, and the longest
+    items of those heads first, so that no multiprocessor is left with a long one at the end."""
     group = heads_q // heads_kv
-    together = max(1, L2_SHARE // max(kv_bytes, 1)) * group
-    variant = np.broadcast_to(plan.variant, (batch, heads_q))
-    places = list(itertools.product(range(batch), range(heads_q)))
-    length = plan.work["end"] - plan.work["begin"]
+    together = max(1, L2_SHARE // (plan.kv_len * KEY_BYTES)) * group
+    variant = np.broadcast_to(plan.variant, (batch, heads_q)).ravel()
+    length = (plan.work["end"] - plan.work["begin"]).astype(np.int64)
     pieces = []
-    for start in range(0, len(places), together):
-        chosen = []
-        for b, h in places[start : start + together]:
-            items = np.arange(*plan.work_indptr[[variant[b, h], variant[b, h] + 1]])
-            unit = np.zeros(len(items), dtype=UNIT)
-            unit["item"], unit["batch"], unit["head_q"], unit["head_kv"] = items, b, h, h // group
-            chosen.append(unit)
-        unit = np.concatenate(chosen)
+    for start in range(0, len(variant), together):
+        places = np.arange(start, min(start + together, len(variant)))
+        first, last = plan.work_indptr[variant[places]], plan.work_indptr[variant[places] + 1]
+        place = np.repeat(places, last - first)
+        rank = np.arange(len(place)) - np.repeat(np.cumsum(last - first) - (last - first), last - first)
+        unit = np.zeros(len(place), dtype=UNIT)
+        unit["item"] = np.repeat(first, last - first) + rank
+        unit["batch"], unit["head_q"] = place // heads_q, place % heads_q
+        unit["head_kv"] = unit["head_q"] // group
         # Heads take turns item by item, so that equal items of neighbouring tiles run side by side.
-        rank = np.concatenate([np.arange(len(u)) for u in chosen])
-        pieces.append(unit[np.lexsort((rank, -length[unit["item"]]))])
+        pieces.append(unit[np.lexsort((place, rank, -length[unit["item"]]))])
     return np.concatenate(pieces) if pieces else np.zeros(0, dtype=UNIT)
 
 

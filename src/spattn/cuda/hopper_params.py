@@ -1,116 +1,177 @@
 """Kernel arguments of ``kernels/attention_sm90.cu``: tensor maps and the parameter block.
 
-PyCUDA binds no tensor map encoding, so ``cuTensorMapEncodeTiled`` is called through ctypes.
+Tensor maps travel inside the parameters, so a launch needs no copy and can be captured in a graph. Shapes and strides are
+encoded once; a call with other addresses only replaces those.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from .errors import CudaError
 from .hopper_layout import PANEL, STRIDES, Layout, MapSpec
+from .params import Call, Operand, fold_scale
 
 MAP_BYTES = 128
+ALIGNMENT = 64
 ELEMENT_BYTES = 2
 _MAP_TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
 _SWIZZLE_128B, _L2_256B = 3, 3
 _RANK = 5
+_LARGEST_STRIDE = 1 << 40  # bytes (cuTensorMapEncodeTiled)
 
-_POINTERS = (
-    "units", "items", "entries", "entry_masks", "masks", "query_views", "key_views", "q", "k", "v", "out", "lse",
-    "partial_out", "partial_lse", "counter",
-)  # fmt: skip
+_PLAN_POINTERS = ("units", "items", "entries", "entry_masks", "masks", "query_views", "key_views")
+_CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse", "counter")
 _INTEGERS = ("unit_count", "heads_q", "head_dim", "head_dim_v", "q_batch", "kv_batch", "batch_maps")
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """A device array (batch, heads, tokens, features) as the kernel needs it; strides in elements."""
-
-    pointer: int
-    shape: tuple[int, int, int, int]
-    strides: tuple[int, int, int]
-
-    @property
-    def joint_heads(self) -> bool:
-        """Whether batch and head are one axis of constant stride."""
-        return self.shape[0] == 1 or self.strides[0] == self.shape[1] * self.strides[1]
+_FLOATS = ("scale", "scale_log2", "sign")
 
 
 @functools.cache
-def params_dtype(maps: int) -> np.dtype:
-    """The struct Params of ``sm90_params.cuh`` with room for `maps` tensor maps."""
-    fields = [("maps", "u1", (maps, MAP_BYTES)), *((name, "u8") for name in _POINTERS)]
+def params_dtype(room: int) -> np.dtype:
+    """The struct Params of ``sm90_params.cuh`` with room for so many tensor maps."""
+    fields = [("maps", "u1", (room, MAP_BYTES)), *((name, "u8") for name in _PLAN_POINTERS + _CALL_POINTERS)]
     fields += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "out")]
     fields += [("partial_rows", "i8"), ("q_len", "i8"), *((name, "i4") for name in _INTEGERS)]
-    fields += [(name, "f4") for name in ("scale", "scale_log2", "sign")]
+    fields += [(name, "f4") for name in _FLOATS]
     plain = np.dtype(fields)
     return np.dtype({
         "names": plain.names, "formats": [plain.fields[name][0] for name in plain.names],
-        "offsets": [plain.fields[name][1] for name in plain.names], "itemsize": -(-plain.itemsize // 64) * 64,
+        "offsets": [plain.fields[name][1] for name in plain.names],
+        "itemsize": -(-plain.itemsize // ALIGNMENT) * ALIGNMENT,
     })  # fmt: skip
 
 
-@functools.cache
-def _encoder():
-    encode = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
-    encode.restype = ctypes.c_int
-    return encode
+def readable(operand: Operand) -> bool:
+    """Whether TMA can address an array: 16-byte aligned rows, features contiguous, positive strides."""
+    *steps, feature = operand.strides
+    steps = [step * ELEMENT_BYTES for step, size in zip(steps, operand.shape, strict=False) if size > 1]
+    return (
+        operand.pointer % 16 == 0
+        and (feature == 1 or operand.shape[3] == 1)
+        and operand.shape[3] * ELEMENT_BYTES % 16 == 0
+        and all(0 < step < _LARGEST_STRIDE and step % 16 == 0 for step in steps)
+    )
 
 
-def encode_map(target: int, tensor: Tensor, spec: MapSpec, dtype: str, batch: int | None) -> None:
-    """Writes the tensor map of `spec` over `tensor` to address `target` (64-byte aligned).
+def joint_heads(operand: Operand) -> bool:
+    """Whether batch and head are one axis of constant stride."""
+    return operand.shape[0] == 1 or operand.strides[0] == operand.shape[1] * operand.strides[1]
+
+
+class _Map(NamedTuple):
+    operand: int  # number in (q, k, v, out)
+    offset: int  # bytes from the operand's address to the map's
+
+
+class Template:
+    """The parameters of all calls that agree in shapes, strides and dtype.
+
+    Parameters
+    ----------
+    layout : Layout
+    plan_at : dict
+        Device addresses of the plan's arrays.
+    unit_count : int
+    """
+
+    def __init__(self, layout: Layout, plan_at: dict[str, int], unit_count: int, call: Call, room: int):
+        operands = call.q, call.k, call.v, call.out
+        joint = all(map(joint_heads, operands))
+        image = aligned_bytes(params_dtype(room).itemsize)
+        params = image.view(params_dtype(room))[0]
+        self._maps: list[_Map] = []
+        self._encode(layout, operands, call.dtype, joint, image.ctypes.data)
+        for name in _PLAN_POINTERS:
+            params[name] = plan_at[name]
+        for name, operand in zip(("q", "k", "v", "out"), operands, strict=True):
+            params[f"{name}_stride"] = operand.strides[:3]
+        params["partial_rows"], params["q_len"] = call.plan.slots * call.plan.block_q, call.plan.q_len
+        heads_q, heads_kv = call.q.shape[1], call.k.shape[1]
+        sizes = (unit_count, heads_q, call.q.shape[3], call.v.shape[3])
+        batches = (heads_q, heads_kv, 0) if joint else (0, 0, layout.maps)
+        for name, value in zip(_INTEGERS, (*sizes, *batches), strict=True):
+            params[name] = value
+        self._image = image
+        self._pointers = tuple(operand.pointer for operand in operands)
+        fields = params_dtype(room).fields
+        self._call_at, self._scale_at = fields["q"][1] // 8, fields["scale"][1] // 4
+
+    def fill(self, call: Call, partial: int, partial_lse: int, counter: int) -> np.ndarray:
+        """The bytes of ``Params`` for a call."""
+        image = aligned_bytes(self._image.nbytes)
+        image[:] = self._image
+        pointers = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer
+        at = image.ctypes.data
+        for number, (operand, offset) in enumerate(self._maps):
+            if pointers[operand] != self._pointers[operand]:
+                replace_address(at + number * MAP_BYTES, pointers[operand] + offset)
+        first = self._call_at
+        image.view(np.uint64)[first : first + 8] = (*pointers, call.lse, partial, partial_lse, counter)
+        scale_log2, sign = fold_scale(call.scale)
+        image.view(np.float32)[self._scale_at : self._scale_at + 3] = (call.scale, scale_log2, sign)
+        return image
+
+    def _encode(self, layout: Layout, operands, dtype: str, joint: bool, at: int) -> None:
+        """Per batch entry (or once, where batch and head are one axis): maps of q and out, then of k and v."""
+        for batch in (None,) if joint else range(operands[0].shape[0]):
+            for specs, numbers in ((layout.query_specs, (0, 3)), (layout.key_specs, (1, 2))):
+                for spec in specs:
+                    for number in numbers:
+                        offset = encode_map(at + len(self._maps) * MAP_BYTES, operands[number], spec, dtype, batch)
+                        self._maps.append(_Map(number, offset))
+
+
+def maps_needed(layout: Layout, call: Call) -> int:
+    """Tensor maps of a call."""
+    joint = all(map(joint_heads, (call.q, call.k, call.v, call.out)))
+    return layout.maps * (1 if joint else call.q.shape[0])
+
+
+def encode_map(target: int, operand: Operand, spec: MapSpec, dtype: str, batch: int | None) -> int:
+    """Writes the tensor map of `spec` over an array to address `target`; returns the map's offset in bytes.
 
     Parameters
     ----------
     batch : int or None
         The batch entry the map reads, or None when batch and head are one axis.
     """
-    entries, heads, _, features = tensor.shape
-    token = tensor.strides[2] * ELEMENT_BYTES
-    start = tensor.pointer + spec.offset * token
-    if batch is not None:
-        start += batch * tensor.strides[0] * ELEMENT_BYTES
-    extents = (features, *spec.extents, heads if batch is not None else entries * heads)
-    strides = [s * token or 16 for s in spec.strides]  # an axis of one cell has no stride, but the encoder wants one
-    strides.append(tensor.strides[1] * ELEMENT_BYTES or 16)
-    error = _encoder()(
-        ctypes.c_void_p(target), _MAP_TYPES[dtype], _RANK, ctypes.c_void_p(start),
+    entries, heads, _, features = operand.shape
+    token = operand.strides[2] * ELEMENT_BYTES
+    offset = spec.offset * token + (0 if batch is None else batch * operand.strides[0] * ELEMENT_BYTES)
+    extents = (features, *spec.extents, entries * heads if batch is None else heads)
+    # An axis of one cell has no stride, but the encoder wants one.
+    steps = [step * token for step in spec.strides] + [operand.strides[1] * ELEMENT_BYTES]
+    strides = [step if step > 0 and size > 1 else 16 for step, size in zip(steps, extents[1:], strict=True)]
+    status = _driver().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(target), _MAP_TYPES[dtype], _RANK, ctypes.c_void_p(operand.pointer + offset),
         (ctypes.c_uint64 * _RANK)(*extents), (ctypes.c_uint64 * (_RANK - 1))(*strides),
         (ctypes.c_uint32 * _RANK)(PANEL, *spec.box, 1), (ctypes.c_uint32 * _RANK)(1, 1, 1, 1, 1),
         0, _SWIZZLE_128B, _L2_256B, 0,
     )  # fmt: skip
-    if error:
-        raise RuntimeError(f"cuTensorMapEncodeTiled failed with error {error} for {spec} over {tensor}")
+    if status:
+        raise CudaError("cuTensorMapEncodeTiled", status, f"for {spec} over {operand}")
+    return offset
 
 
-def encode_maps(layout: Layout, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dtype: str, room: int) -> np.ndarray:
-    """(room, 128) uint8: all maps of a call, per batch entry where batch and head are not one axis."""
-    joint = all(t.joint_heads for t in (q, k, v, out))
-    maps = np.zeros(room * MAP_BYTES + 64, dtype=np.uint8)
-    maps = maps[-maps.ctypes.data % 64 :][: room * MAP_BYTES]
-    at = maps.ctypes.data
-    for batch in (None,) if joint else range(q.shape[0]):
-        for specs, tensors in ((layout.query_specs, (q, out)), (layout.key_specs, (k, v))):
-            for spec in specs:
-                for tensor in tensors:
-                    encode_map(at, tensor, spec, dtype, batch)
-                    at += MAP_BYTES
-    return maps.reshape(room, MAP_BYTES)
+def replace_address(target: int, address: int) -> None:
+    """Points the tensor map at `target` to another array of the same shape and strides."""
+    status = _driver().cuTensorMapReplaceAddress(ctypes.c_void_p(target), ctypes.c_void_p(address))
+    if status:
+        raise CudaError("cuTensorMapReplaceAddress", status, f"for address {address:#x}")
 
 
-def set_scale(params: np.ndarray, scale: float) -> None:
-    """The kernel wants |scale| in base 2 and a sign; scale 0 multiplies the logits by 0 and keeps -inf at masked keys."""
-    params["scale"] = scale
-    params["sign"] = np.sign(scale)
-    params["scale_log2"] = abs(scale) * math.log2(math.e) if scale else 1.0
+def aligned_bytes(count: int) -> np.ndarray:
+    """`count` zero bytes at an address that suits tensor maps."""
+    raw = np.zeros(count + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + count]
 
 
-def readable(tensor: Tensor) -> bool:
-    """Whether TMA can read (or write) the array: 16-byte aligned start and strides, no stride of zero or below."""
-    steps = [s for s, n in zip(tensor.strides, tensor.shape[:3], strict=True) if n > 1]
-    return tensor.pointer % 16 == 0 and all(s > 0 and s * ELEMENT_BYTES % 16 == 0 for s in steps)
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    """PyCUDA binds no tensor maps; the driver library itself is already loaded in a process that has a context."""
+    return ctypes.CDLL("libcuda.so.1")

@@ -20,8 +20,8 @@ _lock = threading.Lock()
 class Kernel:
     """One entry point of one cubin on one device.
 
-    The kernel file declares ``extern "C" __constant__ int launch_shape[3]``: threads of a block, bytes of dynamic shared
-    memory and size of the parameter struct in bytes, so that these numbers are written down once.
+    The kernel file declares ``extern "C" __constant__ int launch_shape[3]``: threads of a block, bytes of dynamic
+    shared memory and size of the parameter struct in bytes, so that these numbers are written down once.
     """
 
     def __init__(self, device: Device, source: str, arch: str, defines: Mapping[str, object], entry: str):

@@ -1,4 +1,4 @@
-"""The struct ``Params`` of ``kernels/params.cuh``, packed: the plan's half once per plan, the call's half every call."""
+"""The struct ``Params`` of ``kernels/params.cuh``, packed: the plan's part once per plan, the rest every call."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def pack(call: Call, plan: PlanOnDevice, partial: int, partial_lse: int, first_b
 
 
 def fold_scale(scale: float) -> tuple[float, int]:
-    """(positive factor in base 2, sign): kernels put the sign into Q, since a masked −∞ times 0 or −1 would not stay −∞.
+    """Positive factor in base 2, and sign. Kernels put the sign into Q: a masked −∞ times 0 or −1 would not stay −∞.
 
     A scale too small for float32 counts as zero: its logits differ by less than any rounding.
     """

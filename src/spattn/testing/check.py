@@ -13,7 +13,7 @@ from .arrays import inputs
 from .budget import assert_within_budget, dense_mask, naive_orders
 from .contract import check_plan, execute
 
-__all__ = ["check_backend", "check_pattern", "check_picture"]
+__all__ = ["Expectation", "check_pattern", "check_picture"]
 
 
 def check_pattern(pattern, q_len: int, kv_len: int | None = None, *, batch: int = 1, heads: int | None = None) -> None:
@@ -21,7 +21,8 @@ def check_pattern(pattern, q_len: int, kv_len: int | None = None, *, batch: int 
 
     The closed form equals the predicate; the plan equals both, its tiles are disjoint, and executing it equals
     :mod:`spattn.reference`; the laws of composition hold; a key that is not allowed changes nothing; the pattern survives
-    ``to_dict``. Write ``check_backend`` beside it to run real kernels.
+    ``to_dict``. Real kernels are judged by
+    :class:`Expectation`.
 
     Parameters
     ----------
@@ -104,27 +105,36 @@ def check_unseen_keys(pattern, batch, heads, q_len, kv_len, forward=None) -> Non
         assert np.array_equal(got, want), f"{pattern!r}: keys that nobody may see change the result"
 
 
-def check_backend(forward, pattern, q, k, v, scale=None, what: str = "") -> None:
-    """AssertionError unless a backend's result is within the error budget of the reference.
+class Expectation:
+    """What the reference and the naive formula say about one problem; judges any number of results for it.
 
     Parameters
     ----------
-    forward : callable
-        Takes ``q, k, v, pattern, scale`` and returns ``out, lse`` as NumPy arrays.
     pattern, q, k, v, scale
         As for :func:`spattn.attention`.
-    what : str, optional
-        Name of the backend for the message.
+
+    Examples
+    --------
+    >>> import spattn
+    >>> q, k, v = inputs(q_len=20)
+    >>> expectation = Expectation(spattn.patterns.Causal(), q, k, v)
+    >>> expectation.check(*spattn.attention(q, k, v, return_lse=True))
     """
-    out, lse = forward(q, k, v, pattern, scale)
-    mask = dense_mask(pattern, *q.shape[:3], k.shape[2])
-    low_out, low_lse = naive_orders(q, k, v, mask, scale)
-    # A float64 result is judged by extended precision, where NumPy has it.
-    out64, lse64 = reference.attend(q, k, v, pattern, scale, np.longdouble if q.dtype == np.float64 else np.float64)
-    assert out.dtype == q.dtype, f"{what}: out: expected {q.dtype}, got {out.dtype}"
-    assert lse.dtype == np.promote_types(q.dtype, np.float32), f"{what}: lse: got {lse.dtype}"
-    assert_within_budget(out, out64, low_out, q.dtype, f"{what} out of {pattern!r}")
-    assert_within_budget(lse, lse64, low_lse, q.dtype, f"{what} lse of {pattern!r}")
+
+    def __init__(self, pattern, q, k, v, scale=None):
+        self.pattern, self.dtype = pattern, q.dtype
+        mask = dense_mask(pattern, *q.shape[:3], k.shape[2])
+        self.naive = naive_orders(q, k, v, mask, scale)
+        # A float64 result is judged by extended precision, where NumPy has it.
+        precision = np.longdouble if q.dtype == np.float64 else np.float64
+        self.reference = reference.attend(q, k, v, pattern, scale, precision)
+
+    def check(self, out, lse, what: str = "") -> None:
+        """AssertionError unless dtypes are right and both results within the error budget; `what` is for the message."""
+        assert out.dtype == self.dtype, f"{what}: out: expected {self.dtype}, got {out.dtype}"
+        assert lse.dtype == np.promote_types(self.dtype, np.float32), f"{what}: lse: got {lse.dtype}"
+        for name, got, want, low in zip(("out", "lse"), (out, lse), self.reference, self.naive, strict=True):
+            assert_within_budget(got, want, low, self.dtype, f"{what} {name} of {self.pattern!r}")
 
 
 def check_picture(pattern, q_len: int, kv_len: int | None = None) -> None:

@@ -65,7 +65,7 @@ void forward(const Call& call, int64_t batch, int64_t head, const Work& item, ch
     const int64_t position = s.query_position[cell];
     if (position == kPadding) continue;
     const T sum = s.row_sum[cell];
-    T *row = s.output + cell * s.ld_value, lse = T((double(s.row_max[cell]) + ::log2(double(sum))) * kLn2);
+    T *row = s.output + cell * s.ld_value, lse = T(double(s.row_max[cell]) * scale.natural + ::log(double(sum)));
     if (sum == T(0)) {  // nothing allowed, or nothing above -inf
       clear(row, call.head_dim_v);
     } else if (!scale_row(row, s.ld_value, T(1) / sum)) {

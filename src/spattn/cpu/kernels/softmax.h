@@ -6,18 +6,19 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-constexpr double kLog2E = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
-
 // The reference point of a row moves only when the maximum outgrows it by this many bits: weights then stay below 2^8,
 // which costs no accuracy, and O is almost never rescaled after the first tiles.
 constexpr int kSlack = 8;
 
-// Scores are kept as sign(scale) * q.k; |scale| * log2(e) comes in with the subtraction of the maximum, in one rounding.
-// A scale that is or rounds to 0 makes all scores 0 instead, so that the factor can always meet -inf.
+// Scores and row_max are sign(scale) * q.k; |scale| * log2(e) multiplies their difference, which is small and nearly
+// exact, so that large logits lose nothing. A scale that is or rounds to 0 makes all scores 0 instead: the factor can
+// always meet -inf.
 template <class T> struct Scale {
   T sign, factor;
+  double natural;  // natural logarithms per unit of a score
 
-  explicit Scale(double scale) : sign(scale < 0 ? T(-1) : T(1)), factor(T((scale < 0 ? -scale : scale) * kLog2E)) {
+  explicit Scale(double scale) : sign(scale < 0 ? T(-1) : T(1)), natural(scale < 0 ? -scale : scale) {
+    factor = T(natural * 1.4426950408889634074);  // log2(e)
     if (factor == T(0)) sign = T(0), factor = T(1);
   }
 };
@@ -29,23 +30,23 @@ template <class T> void reset_softmax(int64_t vectors, Scratch<T>& s) {
   }
 }
 
-// s.scores: S' becomes P' = exp2(factor * S' - row_max). Updates row_max and row_sum, and leaves in s.rescale the factors
-// by which O has to be multiplied.
+// s.scores: S' becomes P' = exp2(factor * (S' - row_max)). Updates row_max and row_sum, and leaves in s.rescale the
+// factors by which O has to be multiplied.
 template <class T> void exponentiate(int64_t rows, int64_t vectors, T factor, Scratch<T>& s) {
   constexpr int L = kLanes<T>;
   using V = Vec<T>;
   const int64_t ld = s.ld_query;
   for (int64_t column = 0; column < vectors * L; column += L) {
-    const V before = load<V>(s.row_max + column), tile_max = load<V>(s.tile_max + column) * factor;
-    const V row_max = tile_max > before + T(kSlack) ? tile_max : before;
+    const V before = load<V>(s.row_max + column), tile_max = load<V>(s.tile_max + column);
+    const V row_max = (tile_max - before) * factor > T(kSlack) ? tile_max : before;  // -inf - -inf: NaN, not greater
     const V origin = row_max == -kInfinity<T> ? V{} : row_max;  // nothing allowed yet: exp2(-inf - 0) = 0
-    const V rescale = exp2<T>(before - origin);
+    const V rescale = exp2<T>((before - origin) * factor);
     T* scores = s.scores + column;
     V sum[kKeyRows] = {};  // several short sums round less than a long one
     for (int64_t key = 0; key < rows; key += kKeyRows) {
       SPATTN_UNROLL
       for (int i = 0; i < kKeyRows; ++i) {
-        const V weight = exp2<T>(load<V>(scores + (key + i) * ld) * factor - origin);
+        const V weight = exp2<T>((load<V>(scores + (key + i) * ld) - origin) * factor);
         store(scores + (key + i) * ld, weight);
         sum[i] += weight;
       }

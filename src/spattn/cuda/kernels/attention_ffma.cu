@@ -10,7 +10,7 @@
 //           head_dim 128, float32
 // registers compiled without spills (tests/cuda/test_compile.py checks)
 // test      tests/cuda/test_forward.py
-// benchmark benchmarks/cuda_forward.py
+// benchmark benchmarks/peers_cuda.py
 // source    online softmax: Milakov & Gimelshein, arXiv:1805.02867
 //
 // macros    SPATTN_DTYPE, SPATTN_HEAD_DIM, SPATTN_HEAD_DIM_V (padded to whole slices), SPATTN_BLOCK_Q, SPATTN_BLOCK_KV,

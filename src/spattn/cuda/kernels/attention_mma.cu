@@ -7,7 +7,7 @@
 // shared    Q + one K + one V tile of 64 keys (64 KiB at 128 queries, head_dim 128), positions of rows
 // registers head_dim 128: see docs/decisions; compiled without spills (tests/cuda/test_compile.py checks)
 // test      tests/cuda/test_forward.py
-// benchmark benchmarks/cuda_forward.py
+// benchmark benchmarks/peers_cuda.py
 // source    online softmax: Milakov & Gimelshein, arXiv:1805.02867; the loop's two-barrier overlap of loads and products
 //           and P kept in registers: FlashAttention-2, Dao, arXiv:2307.08691
 //

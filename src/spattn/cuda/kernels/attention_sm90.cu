@@ -2,9 +2,9 @@
 // Grid       one persistent CTA a multiprocessor; units (work item, batch, head) are handed out by an atomic counter.
 // Target     sm_90a: TMA, WGMMA, setmaxnreg.
 // Types      bfloat16 or float16 in and out, float32 accumulation, statistics, workspace and lse.
-// Warps      warpgroup 0: its first warp loads (TMA), its second stores results; warpgroups 1 .. kBlockQ / 64: 64 query rows each, taking turns on
-//            the tensor cores so that one's softmax hides behind the other's products, and each overlapping its own
-//            softmax with its own product of the step before.
+// Warps      warpgroup 0: its first warp loads (TMA), its second stores results; warpgroups 1 .. kBlockQ / 64: 64 query
+//            rows each, taking turns on the tensor cores so that one's softmax hides behind the other's products, and
+//            each overlapping its own softmax with its own product of the step before.
 // Shared     kQueries query tiles and a ring of kSlots key or value steps, in the order K0 K1 V0 K2 V1 ... V(n-1);
 //            224 KiB for head_dim 128. The output leaves through the query tile it came from.
 // Registers  208 a consumer thread, 88 a producer thread (two consumer warpgroups); no spills.
@@ -14,6 +14,9 @@
 #include "sm90_consumer.cuh"
 #include "sm90_producer.cuh"
 #include "sm90_writer.cuh"
+
+// {threads, dynamic shared bytes, bytes of the parameter}, read by launch.py.
+extern "C" __constant__ int launch_shape[3] = {spattn::kThreads, sizeof(spattn::Shared), sizeof(spattn::Params)};
 
 extern "C" __global__ void __launch_bounds__(spattn::kThreads, 1)
 attention_sm90(const __grid_constant__ spattn::Params params) {

@@ -6,7 +6,7 @@
 // dtypes    out: float16, bfloat16, float32 (workspace float32), float64 (workspace float64)
 // shared    none
 // test      tests/cuda/test_forward.py
-// benchmark benchmarks/cuda_forward.py
+// benchmark benchmarks/peers_cuda.py
 // source    the log-sum-exp identity of split softmax: Rabe & Staats, arXiv:2112.05682, §2
 //
 // macros    SPATTN_DTYPE
@@ -34,7 +34,7 @@ extern "C" {
 
 __constant__ int launch_shape[3] = {32 * spattn::kWarps, 0, sizeof(spattn::Params)};
 
-__global__ void __launch_bounds__(32 * spattn::kWarps) merge(const __grid_constant__ spattn::Params params) {
+__global__ void __launch_bounds__(32 * spattn::kWarps, 1) merge(const __grid_constant__ spattn::Params params) {
   using namespace spattn;
   const long long number = (params.first_block + blockIdx.x) * kWarps + threadIdx.x / 32;
   if (number >= params.merges.numbers) return;

@@ -1,5 +1,5 @@
 // Formula    out = sum_s exp(lse_s - lse) out_s, lse = log(sum_s exp(lse_s)): rows that several work items computed.
-// Grid       x: 32 rows a CTA, y: (batch, head); eight lanes a row.
+// Grid       (batch, head) × 32 rows a CTA, flat; eight lanes a row.
 // Target     sm_90a (nothing special; it shares the parameters of attention_sm90.cu).
 // Types      float32 workspace; bfloat16 or float16 out, float32 lse.
 // Order      the plan's order of sources, the same for every launch: results are bitwise repeatable.
@@ -12,6 +12,8 @@ namespace spattn {
 
 constexpr uint32_t kAll = 0xffffffff;
 constexpr int kLanes = 8;               // lanes a row: four rows a warp keep enough loads in flight
+constexpr int kMergeThreads = 256;
+constexpr int kRows = kMergeThreads / kLanes;
 constexpr int kVectors = kDim / 4 / kLanes;  // float4 a lane holds of its row
 
 __device__ __forceinline__ float row_max(float x) {
@@ -28,11 +30,11 @@ struct Merge {
     const int32_t *rows, *indptr, *sources;
     const int4* heads;  // {first merge, last merge, batch, head} of every (batch, head)
     const float *partial_out, *partial_lse;
-    int64_t partial_rows, q_len;
     void* out;
     float* lse;
+    int64_t partial_rows, q_len;
     Strides out_stride;
-    int32_t heads_q, head_dim_v;
+    int32_t heads_q, head_dim_v, head_blocks, unused;  // head_blocks: CTAs of a head
 };
 
 // result += the rows of up to kLanes sources, lane l of a row knowing the weight and the place of its source l.
@@ -74,11 +76,14 @@ __device__ __forceinline__ void store_row(const Merge& m, const int4& head, int 
 
 }  // namespace spattn
 
-extern "C" __global__ void __launch_bounds__(256) merge_sm90(const __grid_constant__ spattn::Merge m) {
+// {threads, dynamic shared bytes, bytes of the parameter}, read by launch.py.
+extern "C" __constant__ int launch_shape[3] = {spattn::kMergeThreads, 0, sizeof(spattn::Merge)};
+
+extern "C" __global__ void __launch_bounds__(spattn::kMergeThreads) merge_sm90(const __grid_constant__ spattn::Merge m) {
     using namespace spattn;
     const int lane = threadIdx.x % kLanes;
-    const int4 head = m.heads[blockIdx.y];
-    const int merge = head.x + blockIdx.x * (256 / kLanes) + threadIdx.x / kLanes;
+    const int4 head = m.heads[blockIdx.x / m.head_blocks];
+    const int merge = head.x + blockIdx.x % m.head_blocks * kRows + threadIdx.x / kLanes;
     const bool real = merge < head.y;  // the others stay for the shuffles
     const int64_t place = static_cast<int64_t>(head.z) * m.heads_q + head.w;
     const int64_t first = place * m.partial_rows;

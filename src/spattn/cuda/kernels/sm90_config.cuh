@@ -18,7 +18,7 @@ constexpr int kStepKV = SPATTN_STEP_KV;  // keys a product covers
 constexpr int kTiles = kStepKV / kTileKV;
 constexpr int kPanels = kDim / 64;       // 64 elements are one 128-byte swizzled row
 constexpr int kWarpgroups = kBlockQ / 64;
-constexpr bool kTurns = kWarpgroups > 1 && SPATTN_TURNS;  // warpgroups alternate on the tensor cores
+constexpr bool kTurns = kWarpgroups > 1;  // warpgroups alternate on the tensor cores
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kConsumerRegisters = kWarpgroups == 3 ? 152 : kWarpgroups == 2 ? 208 : 240;
 constexpr int kProducerRegisters = kWarpgroups == 3 ? 56 : 88;
@@ -26,7 +26,7 @@ constexpr int kProducerRegisters = kWarpgroups == 3 ? 56 : 88;
 constexpr uint32_t kRowBytes = 128;
 constexpr uint32_t kQueryBytes = kBlockQ * kDim * 2;
 constexpr uint32_t kSlotBytes = kStepKV * kDim * 2;
-constexpr uint32_t kSharedLimit = 227 * 1024 - 2048;  // less barriers, work and statistics
+constexpr uint32_t kSharedLimit = 227 * 1024 - 3072;  // less barriers, work and statistics
 constexpr int kQueries = SPATTN_QUERIES;  // 3 when items are so short that query tiles are the bottleneck
 constexpr int kSlotsThatFit = (kSharedLimit - kQueries * kQueryBytes) / kSlotBytes;
 constexpr int kSlots = kSlotsThatFit < 8 ? kSlotsThatFit : 8;

@@ -18,18 +18,25 @@ struct Consumer {
     RingPosition<kQueries> query;
     Softmax softmax;
 
-    __device__ __forceinline__ uint32_t wait_slot() {
+    __device__ __forceinline__ void wait_slot() {
         barrier_wait(shared_address(&shared.full[ring.slot]), ring.parity);
-        return uniform(shared_address(shared.ring[ring.slot]));
+    }
+
+    // Where the keys or values of a slot lie, and this warpgroup's rows of a query tile.
+    __device__ __forceinline__ uint32_t slot_address(uint32_t slot) const {
+        return uniform(shared_address(shared.ring[slot]));
+    }
+
+    __device__ __forceinline__ uint32_t rows_address(uint32_t query_slot) const {
+        return uniform(shared_address(shared.query[query_slot]) + warpgroup * 64 * kRowBytes);
     }
 
     __device__ __forceinline__ void release(uint32_t slot) {
         if (thread % 32 == 0) barrier_arrive(shared_address(&shared.empty[slot]));
     }
 
-    // s = q k^T of this warpgroup's rows and the step in the slot at `keys`; asynchronous.
-    __device__ __forceinline__ void multiply_keys(float (&s)[kStepKV / 2], uint32_t query_slot, uint32_t keys) {
-        const uint32_t rows = uniform(shared_address(shared.query[query_slot]) + warpgroup * 64 * kRowBytes);
+    // s = q k^T of the query rows and the keys at these addresses; asynchronous.
+    __device__ __forceinline__ void multiply_keys(float (&s)[kStepKV / 2], uint32_t rows, uint32_t keys) {
         const uint64_t a = operand_descriptor(rows, 16, 1024), b = operand_descriptor(keys, 16, 1024);
         pin(s);
         wgmma_fence();
@@ -65,13 +72,13 @@ struct Consumer {
         bool partial;
     };
 
-    __device__ __forceinline__ StepMask load_mask() {
+    __device__ __forceinline__ StepMask load_mask(uint32_t slot) {
         StepMask mask;
         mask.partial = false;
         int number[kTiles];
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-            number[t] = shared.masks[ring.slot][t];
+            number[t] = shared.masks[slot][t];
             mask.partial |= number[t] != kFullTile;
         }
         if (mask.partial) {
@@ -85,7 +92,7 @@ struct Consumer {
         return mask;
     }
 
-    __device__ __forceinline__ void weigh(float (&s)[kStepKV / 2], const StepMask& mask, float (&rescale)[2]) {
+    __device__ __forceinline__ bool weigh(float (&s)[kStepKV / 2], const StepMask& mask, float (&rescale)[2]) {
         if (p.sign != 1.0f) {
 #pragma unroll
             for (int i = 0; i < kStepKV / 2; ++i) s[i] *= p.sign;
@@ -94,7 +101,7 @@ struct Consumer {
             apply_mask<0>(s, mask.word[0]);
             if constexpr (kStepKV == 128) apply_mask<32>(s, mask.word[1]);
         }
-        softmax.update(s, p.scale_log2, rescale);
+        return softmax.update(s, p.scale_log2, rescale);
     }
 
     template <int kCount>
@@ -149,7 +156,7 @@ struct Consumer {
         for (int h = 0; h < 2; ++h) {
             probe[h] = quad_sum(probe[h] + softmax.row_sum[h] * 0.0f);
             inverse[h] = softmax.row_sum[h] == 0.0f ? 0.0f : 1.0f / softmax.row_sum[h];
-            if (lane % 4 == 0) shared.lse[query.slot][first + 8 * h + lane / 4] = softmax.lse(h, p.scale_log2);
+            if (lane % 4 == 0) shared.lse[query.slot][first + 8 * h + lane / 4] = softmax.lse(h);
         }
         uint32_t rows = 0;
         if (__any_sync(0xffffffff, !(probe[0] + probe[1] == 0.0f))) {
@@ -185,59 +192,71 @@ struct Consumer {
         uint32_t weights[kStepKV / 4];
         softmax.reset();
         clear(o);
-        {
-            const uint32_t keys = wait_slot();
-            const StepMask mask = load_mask();
-            multiply_keys(s, query.slot, keys);
-            wgmma_wait<0>();
-            pin(s);
-            release(ring.slot);
-            ring.advance();
-            weigh(s, mask, rescale);
-            pack_weights(s, weights);
-        }
+        wait_slot();
+        multiply_keys(s, rows_address(query.slot), slot_address(ring.slot));
+        weigh_first(s, rescale);
+        pack_weights(s, weights);
+        bool last = steps == 1;
+        RingPosition<kQueries> ahead = query;  // the item whose step comes next
+        if (last) ahead.advance();
+        uint32_t rows = rows_address(ahead.slot), keys = slot_address(ring.slot);
         while (true) {
-            const bool last = --steps == 0;
-            RingPosition<kQueries> ahead = query;
-            if (last) {
-                ahead.advance();
-                steps = open(ahead);
-                if (steps == 0) break;
-            }
-            const uint32_t keys = wait_slot();
-            const StepMask mask = load_mask();
+            steps = last ? open(ahead) : steps - 1;
+            if (steps == 0) break;
+            wait_slot();
             if constexpr (kTurns) named_sync(kTurn + warpgroup, 256);
-            multiply_keys(s, ahead.slot, keys);
+            multiply_keys(s, rows, keys);
             const uint32_t key_slot = ring.slot;
+            const StepMask mask = load_mask(key_slot);
             ring.advance();
-            multiply_values(o, weights, wait_slot());
+            wait_slot();
+            multiply_values(o, weights, slot_address(ring.slot));
             if constexpr (kTurns) named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
+
+            const uint32_t value_slot = ring.slot;  // addresses of the next step, while this one is computed
+            const bool finished = last;
+            ring.advance();
+            keys = slot_address(ring.slot);
+            last = steps == 1;
+            if (last) ahead.advance();
+            rows = rows_address(ahead.slot);
+
             wgmma_wait<1>();
             pin(s);
             release(key_slot);
             const Softmax before = softmax;
-            if (last) softmax.reset();
-            weigh(s, mask, rescale);
+            if (finished) softmax.reset();
+            const bool moved = weigh(s, mask, rescale);
             softmax.settle();
             wgmma_wait<0>();
             pin(o);
-            release(ring.slot);
-            ring.advance();
+            release(value_slot);
             pack_weights(s, weights);
-            if (last) {
+            if (finished) {
                 finish(before, o);
-                query = ahead;
+                query.advance();
                 clear(o);
-            } else {
+            } else if (moved) {
                 scale_rows(o, rescale);
             }
         }
-        multiply_values(o, weights, wait_slot());
+        wait_slot();
+        multiply_values(o, weights, slot_address(ring.slot));
         wgmma_wait<0>();
         pin(o);
         finish(softmax, o);
         query.advance();
         finish_all(query);
+    }
+
+    // Softmax of the very first step, which has no product to hide behind.
+    __device__ __forceinline__ void weigh_first(float (&s)[kStepKV / 2], float (&rescale)[2]) {
+        const StepMask mask = load_mask(ring.slot);
+        wgmma_wait<0>();
+        pin(s);
+        release(ring.slot);
+        ring.advance();
+        weigh(s, mask, rescale);
     }
 
     // Passes the end marker on to the writer.

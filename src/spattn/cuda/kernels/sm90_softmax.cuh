@@ -33,38 +33,62 @@ __device__ __forceinline__ float quad_sum(float x) {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+// How far (in powers of two) a logit may exceed its row's reference before the reference moves. Weights then stay below
+// 256: harmless in float32 sums and in both 16-bit types, and most steps need neither shuffles nor a rescaled output.
+constexpr float kSlack = 8.0f;
+
 struct Softmax {
-    float row_max[2];
+    float shift[2];    // reference logit of the row, times scale * log2(e)
+    float limit[2];    // raw logit above which the reference moves; -inf until the row has seen a key
     float row_sum[2];  // this thread's columns only, until total()
 
     __device__ __forceinline__ void reset() {
-        row_max[0] = row_max[1] = minus_infinity();
-        row_sum[0] = row_sum[1] = 0.0f;
+        shift[0] = shift[1] = row_sum[0] = row_sum[1] = 0.0f;
+        limit[0] = limit[1] = minus_infinity();
     }
 
-    // Replaces the logits by probabilities relative to the new maxima; `rescale` is what earlier sums are worth now. A
-    // row that has seen no key keeps probabilities 0: its maximum counts as 0.
+    // Replaces logits by weights 2^(logit * scale_log2 - shift). True when a reference of this warp moved: what was
+    // accumulated before is then worth `rescale` times as much. Masked logits (-inf) weigh 0 under any reference.
     template <int kCount>
-    __device__ __forceinline__ void update(float (&s)[kCount], float scale_log2, float (&rescale)[2]) {
+    __device__ __forceinline__ bool update(float (&s)[kCount], float scale_log2, float (&rescale)[2]) {
+        float largest[2];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            float largest = s[2 * h];
+            float first = s[2 * h], second = s[2 * h + 1];
 #pragma unroll
-            for (int i = 0; i < kCount; i += 4) largest = fmaxf(largest, fmaxf(s[i + 2 * h], s[i + 2 * h + 1]));
-            largest = fmaxf(row_max[h], quad_max(largest));
-            const float centre = largest == minus_infinity() ? 0.0f : largest;
-            const float shift = centre * scale_log2;
-            rescale[h] = power_of_two(row_max[h] * scale_log2 - shift);
-            row_max[h] = largest;
+            for (int i = 4; i < kCount; i += 4) {
+                first = fmaxf(first, s[i + 2 * h]);
+                second = fmaxf(second, s[i + 2 * h + 1]);
+            }
+            largest[h] = fmaxf(first, second);
+        }
+        const bool moved = __any_sync(0xffffffff, largest[0] > limit[0] || largest[1] > limit[1]);
+        if (moved) move(largest, scale_log2, rescale);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
             float even = 0.0f, odd = 0.0f;
 #pragma unroll
             for (int i = 0; i < kCount; i += 4) {
-                s[i + 2 * h] = power_of_two(s[i + 2 * h] * scale_log2 - shift);
-                s[i + 2 * h + 1] = power_of_two(s[i + 2 * h + 1] * scale_log2 - shift);
+                s[i + 2 * h] = power_of_two(s[i + 2 * h] * scale_log2 - shift[h]);
+                s[i + 2 * h + 1] = power_of_two(s[i + 2 * h + 1] * scale_log2 - shift[h]);
                 even += s[i + 2 * h];
                 odd += s[i + 2 * h + 1];
             }
-            row_sum[h] = row_sum[h] * rescale[h] + (even + odd);
+            row_sum[h] += even + odd;
+        }
+        return moved;
+    }
+
+    __device__ __forceinline__ void move(const float (&largest)[2], float scale_log2, float (&rescale)[2]) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float top = quad_max(largest[h]);
+            const float moved = top * scale_log2;
+            const bool moves = top > limit[h];
+            rescale[h] = !moves ? 1.0f : limit[h] == minus_infinity() ? 0.0f : power_of_two(shift[h] - moved);
+            shift[h] = moves ? moved : shift[h];
+            limit[h] = moves ? top + kSlack / scale_log2 : limit[h];
+            row_sum[h] *= rescale[h];
         }
     }
 
@@ -80,10 +104,9 @@ struct Softmax {
     }
 
     // Natural logarithm of the sum of exponentials of a row; -inf when it attends to nothing.
-    __device__ __forceinline__ float lse(int h, float scale_log2) const {
+    __device__ __forceinline__ float lse(int h) const {
         constexpr float kLn2 = 0.693147180559945309f;
-        const float shift = row_max[h] == minus_infinity() ? 0.0f : row_max[h] * scale_log2;
-        return row_sum[h] == 0.0f ? minus_infinity() : (shift + __log2f(row_sum[h])) * kLn2;
+        return row_sum[h] == 0.0f ? minus_infinity() : (shift[h] + __log2f(row_sum[h])) * kLn2;
     }
 };
 

@@ -81,6 +81,8 @@ def run(out: Path, backend: str = "auto", quick: bool = False, say: Callable[[st
     }  # fmt: skip
     known = report["machine"]
     line = f"{known['processor']}, {known['cpus']} CPUs; backend {backend}; NumPy {known['numpy']}"
+    if taken > _BUSY:
+        line += f"; not alone: other programs took {100 * taken:.0f} %"
     figures.speed(out / "speed.png", timings["dense"], timings["cases"], device.dense_label, line)
     figures.embeddings(out / "embeddings.png", shifts)
     figures.pattern_pictures(out / "patterns.png")

@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+"""The fused, inspected pipeline against the unfused one: SDDMM, softmax and SpMM as separate kernels.
+
+    python benchmarks/sparse_fusion.py           # about four minutes; needs torch and scipy; mkl, sparse_dot_mkl if installed
+    python benchmarks/sparse_fusion.py --quick   # small lengths, three rounds, writes nothing into the repository
+
+float32, 8 heads of 64, one thread, CPU time, contenders in turns. Every combination of an SDDMM, a softmax and an SpMM that
+the installed libraries have is a pipeline (NumPy and SciPy, torch.sparse on MKL, sparse_dot_mkl); what counts is the fastest
+of them, also where no single library has all three of its kernels. The inspection is what happens once a pattern: planning
+for the fused kernel, the CSR index in the forms that the kernels want for the unfused ones. Writes
+``benchmarks/results/sparse_fusion*.json`` and ``docs/images/sparse_fusion.png``.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before NumPy, torch and MKL are loaded: they read it once.
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+import argparse
+import itertools
+import math
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import record
+import spattn
+import torch
+from ceilings import Ceilings
+from cpu_peers import contenders, figures, problems, timing, unfused
+from spattn import patterns as sp
+
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+TARGET = 8.0
+NOTES = (
+    "float32, batch 1, 8 heads of 64, one process, one thread, contenders in turns; medians of the process's CPU time. "
+    "times_fused: the pipeline's median over the fused kernel's. break_even_calls: calls after which planning has paid off."
+)
+# The pipelines that one library (NumPy counts as SciPy's) has on its own.
+NAMED = {
+    ("numpy gather", "numpy reduceat", "scipy"): "SciPy CSR",
+    ("torch.sparse.sampled_addmm", "torch segment_reduce", "torch.sparse.mm (MKL)"): "torch.sparse",
+    ("torch.sparse.sampled_addmm", "numpy reduceat", "sparse_dot_mkl"): "torch SDDMM, sparse_dot_mkl SpMM",
+}
+
+
+def cases(quick: bool) -> list[problems.Problem]:
+    """Windows of several lengths and widths, and patterns whose rows are not contiguous."""
+    cut = 8 if quick else 1
+    made = [(f"window_{n}", f"window ±{256 // cut}", n // cut, sp.SlidingWindow(256 // cut)) for n in (1024, 4096, 16384)]
+    made.append(("narrow", f"window ±{64 // cut}", 4096 // cut, sp.SlidingWindow(64 // cut)))
+    made.append(("longformer", f"Longformer ±{256 // cut} + 16", 4096 // cut, sp.Longformer(512 // cut, global_tokens=16)))
+    made.append(("dilated", f"dilated ±{256 // cut}, every 4th", 4096 // cut, sp.DilatedWindow(256 // cut, dilation=4)))
+    if not quick:
+        made.append(("neighborhood", "neighbourhood 64×64, 13×13", 4096, sp.Neighborhood((64, 64), 13)))
+    return [problems.Problem(*fields, mask_mod=lambda b, h, q, k: q >= 0, forward=()) for fields in made]
+
+
+def pipelines(index: unfused.CsrIndex) -> dict[str, unfused.Pipeline]:
+    """Every combination of the kernels that are installed."""
+    spmm = [name for name in unfused.SPMM if name != "sparse_dot_mkl" or unfused.why_no_sparse_dot_mkl() is None]
+    made = {}
+    for names in itertools.product(unfused.SDDMM, unfused.SOFTMAX, spmm):
+        title = NAMED.get(names, "")
+        made[f"{title}: {' + '.join(names)}" if title else " + ".join(names)] = unfused.Pipeline(index, *names)
+    return made
+
+
+def inspect_unfused(pattern: sp.Pattern, tokens: int, names: tuple[str, ...], repeats: int) -> float:
+    """CPU milliseconds of building the CSR index and what the pipeline's kernels ask of it."""
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        index = unfused.CsrIndex.of_pattern(pattern, tokens)
+        for need in unfused.needs(names):
+            getattr(index, need)
+        times.append(1e3 * (time.process_time() - start))
+    return statistics.median(times)
+
+
+def inspect_fused(pattern: sp.Pattern, tokens: int, tile: tuple[int, int], repeats: int) -> float:
+    """CPU milliseconds of planning; the number of batch entries makes every plan a new one to the cache."""
+    times = []
+    for batch in range(2, 2 + repeats):
+        start = time.process_time()
+        spattn.plan(pattern, tokens, batch=batch, heads=problems.HEADS, tile=tile)
+        times.append(1e3 * (time.process_time() - start))
+    return statistics.median(times)
+
+
+def measure(problem: problems.Problem, rounds: int, ceilings: Ceilings) -> list[dict]:
+    """Rows of one pattern: the fused kernel first, then the pipelines, fastest first."""
+    given = problems.inputs(problem, "float32")
+    oracle = problems.Oracle(problem, given, mask_mod=False)
+    fused = contenders.build("spattn", problem, given, both=False)
+    dense = contenders.build("SDPA dense", problem, given, both=False)
+    made = pipelines(unfused.CsrIndex.of_pattern(problem.pattern, problem.tokens))
+    calls = {"spattn, fused": fused.call, "SDPA dense (no index)": dense.call}
+    calls |= {name: (lambda p=pipeline: (p(given.q, given.k, given.v),)) for name, pipeline in made.items()}
+    allowed = {"SDPA dense (no index)": "dense"}
+    checks = {name: oracle.check(call(), allowed.get(name, "pattern")) for name, call in calls.items()}
+    for pipeline in made.values():
+        pipeline.forget()
+    times = timing.interleave(calls, rounds, lambda: ceilings.sample("fma_fp32", "exp_fp32", "read_l2", "read_dram"))
+    inspected = {"spattn, fused": inspect_fused(problem.pattern, problem.tokens, contenders.plan_of(problem, given).tile, 9)}
+    facts = {"name": problem.name, "problem": f"{problem.title}, N = {problem.tokens}", "nnz": problem.pairs}
+    rows = []
+    for name in calls:
+        stages = made[name].medians() if name in made else {}
+        if name in made:
+            inspected[name] = inspect_unfused(problem.pattern, problem.tokens, made[name].names, 3)
+        rows.append(facts | {"pipeline": name, **timing.summary(times[name]), **checks[name], **stages,
+                             "inspect_ms": round(inspected.get(name, 0.0), 3)})  # fmt: skip
+    return _compared(rows)
+
+
+def _compared(rows: list[dict]) -> list[dict]:
+    fused, rest = rows[0], sorted(rows[1:], key=lambda r: r["median_ms"])
+    for row in [fused, *rest]:
+        row["times_fused"] = round(row["median_ms"] / fused["median_ms"], 2)
+        gain, paid = row["median_ms"] - fused["median_ms"], fused["inspect_ms"] - row["inspect_ms"]
+        row["break_even_calls"] = None if row is fused or gain <= 0 else max(1, math.ceil(paid / gain))
+    return [fused, *rest]
+
+
+def summary(rows: list[dict]) -> list[dict]:
+    """One row a pattern: fused against the best unfused pipeline and against the best of a single library."""
+    found = []
+    for name in dict.fromkeys(r["name"] for r in rows):
+        own = [r for r in rows if r["name"] == name]
+        fused, unfused_rows = own[0], [r for r in own if "SDDMM_ms" in r]
+        best = unfused_rows[0]
+        found.append({
+            "problem": fused["problem"], "fused_ms": fused["median_ms"], "plan_ms": fused["inspect_ms"],
+            "best_unfused": best["pipeline"].split(": ")[-1], "best_unfused_ms": best["median_ms"], "times_best": best["times_fused"],
+            "csr_ms": best["inspect_ms"], "break_even_calls": best["break_even_calls"],
+            **{f"times_{key}": _times(unfused_rows, title) for key, title in (("scipy", "SciPy CSR"), ("torch", "torch.sparse"))},
+            "times_dense": next(r["times_fused"] for r in own if r["pipeline"].startswith("SDPA dense")),
+            "plan_in_fused_calls": round(fused["inspect_ms"] / fused["median_ms"], 2),
+        })  # fmt: skip
+    return found
+
+
+def _times(rows: list[dict], title: str) -> float:
+    return next(r["times_fused"] for r in rows if r["pipeline"].startswith(title + ": "))
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small problems, three rounds, results into a temporary folder")
+    parser.add_argument("--rounds", type=int, help="times that each pipeline runs (11)")
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="names of cases, such as window_4096")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    unfused.quiet_torch_sparse()
+    ceilings, rows, load = Ceilings(), [], os.getloadavg()
+    for problem in cases(options.quick):
+        if options.only and problem.name not in options.only:
+            continue
+        rows += measure(problem, options.rounds or (3 if options.quick else 11), ceilings)
+        for row in (r for r in rows if r["name"] == problem.name):
+            print(f"{row['problem']:34} {row['median_ms']:9.2f} ms {row['times_fused']:6.2f}×  inspection {row['inspect_ms']:8.2f} ms  "
+                  f"{row['pipeline']}", flush=True)  # fmt: skip
+    facts = {"shape": {"batch": 1, "heads": problems.HEADS, "head_dim": problems.HEAD_DIM}, "threads": 1,
+             "ceilings": ceilings.rows(), "peers": contenders.versions(), "load_before": load, "load_after": os.getloadavg(),
+             "sparse_dot_mkl": unfused.why_no_sparse_dot_mkl() or "available"}  # fmt: skip
+    return finish(rows, facts, bool(options.quick or options.only))
+
+
+def finish(rows: list[dict], facts: dict, partial: bool) -> int:
+    """Write the results and the graph; 1 when the target was measured and missed."""
+    short = summary(rows)
+    images = Path(tempfile.mkdtemp(prefix="sparse-fusion-")) if partial else IMAGES
+    if not partial:
+        record.write("sparse_fusion", rows, notes=NOTES, **facts)
+        record.write("sparse_fusion_summary", short, notes=NOTES, **facts)
+    shown = [r for r in rows if r["name"] == "window_4096"] or rows
+    kernels = [r for r in shown if "SDDMM_ms" in r]
+    figures.fusion(kernels, shown[0], f"{shown[0]['problem']}, float32, 8 heads of 64, one thread", images / "sparse_fusion.png")
+    reached = kernels[0]["times_fused"]
+    print(f"fused over the best unfused pipeline: {reached:.2f}× (target {TARGET}×)")
+    return 0 if reached >= TARGET or partial else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

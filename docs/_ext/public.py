@@ -1,0 +1,49 @@
+"""The pages of the API reference, written from the modules' ``__all__``: what is public is listed, nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import shutil
+from pathlib import Path
+
+from spattn.patterns import Pattern
+
+FOLDER = Path("api") / "generated"
+SECTIONS = (
+    ("spattn", "Attention and plans", "Everything a user needs beside patterns."),
+    (
+        "spattn.patterns",
+        "Patterns",
+        "What patterns have in common, and functions on them. Each pattern class has its page in the"
+        " :doc:`gallery </gallery/index>`.",
+    ),
+    ("spattn.index_set", "Index sets", "The canonical list of pairs."),
+    ("spattn.testing", "Testing", inspect.cleandoc(importlib.import_module("spattn.testing").__doc__)),
+)
+
+
+def write_reference(app, config) -> None:
+    """One page for each section; autosummary makes a page for each name in it."""
+    folder = Path(app.srcdir) / FOLDER
+    shutil.rmtree(folder, ignore_errors=True)  # pages of names that are gone
+    folder.mkdir(parents=True)
+    for module, title, text in SECTIONS:
+        lines = [title, "=" * len(title), "", text, "", ".. autosummary::", "   :toctree:", ""]
+        lines += [f"   ~{module}.{name}" for name in public_names(module)]
+        (folder / f"section-{module}.rst").write_text("\n".join(lines) + "\n")
+
+
+def public_names(module: str) -> list[str]:
+    """Functions and classes of ``__all__``, functions first; not the pattern classes, which the gallery has."""
+    loaded = importlib.import_module(module)
+    found = {name: getattr(loaded, name) for name in loaded.__all__}
+    functions = [name for name, value in found.items() if inspect.isfunction(value)]
+    classes = [name for name, value in found.items() if inspect.isclass(value)]
+    return sorted(functions) + [c for c in classes if found[c] is Pattern or not issubclass(found[c], Pattern)]
+
+
+def setup(app):
+    """Before Sphinx looks for pages, so that autosummary finds these."""
+    app.connect("config-inited", write_reference)
+    return {"version": "1", "parallel_read_safe": True}

@@ -1,0 +1,152 @@
+"""The kernels for compute capability 9.0: TMA, WGMMA and persistent blocks, for 16-bit types.
+
+They execute plans with tiles of 128 queries and 64 keys; two key tiles make one product of 128 keys where the head
+dimension leaves room for it. Arrays that TMA cannot address (rows not 16-byte aligned, negative or zero strides) and plans
+of more than 240 tensor maps go to the portable kernels, which execute the same plan.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+
+import numpy as np
+
+from ..plan._types import Plan
+from . import portable
+from .buffer import upload
+from .device import Device
+from .hopper_layout import make_layout, make_merge_heads, make_units
+from .hopper_params import Template, maps_needed, readable
+from .launch import kernel
+from .params import Call
+
+ARCH = "sm_90a"
+TILE = (128, 64)
+LARGEST_HEAD_DIM = 256
+_MAPS = (16, 240)  # tensor maps that a kernel's parameters have room for; 240 is what 32 KiB of parameters hold
+_FEW_STEPS = 4  # items shorter than this on average want a third query tile in shared memory instead of more keys
+_COUNTERS = 1024  # calls on different streams that may run a plan at the same time
+_TEMPLATES = 32
+_TYPES = {"float16": ("__half", '"f16"'), "bfloat16": ("__nv_bfloat16", '"bf16"')}
+_MERGE = struct.Struct("@8Q2q3q4i")
+_ROWS_PER_BLOCK = 32  # of merge_sm90.cu
+
+
+def supports(device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool:
+    """Whether these kernels can run a problem. Which arrays they can read is known only at the call."""
+    return (
+        device.capability == (9, 0)
+        and dtype in _TYPES
+        and all(dim % 8 == 0 and 0 < dim <= LARGEST_HEAD_DIM for dim in (head_dim, head_dim_v))
+    )
+
+
+def tile(device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
+    """(block_q, block_kv) of every plan.
+
+    128 queries are two consumer warpgroups, as many as the registers hold at head_dim 128. 64 keys follow 2-D and 3-D
+    patterns more closely than 128 (efficiency 0.25 against 0.17 on a 13 × 13 neighbourhood) and run at the same rate,
+    because two tiles make one product.
+    """
+    return TILE
+
+
+def accepts(block_q: int, block_kv: int) -> bool:
+    """Whether the kernels can execute plans with tiles of this shape."""
+    return (block_q, block_kv) == TILE
+
+
+def forward(call: Call) -> None:
+    """Enqueue the attention kernel, and the merge kernel where the plan has merges; the context must be current."""
+    if not all(map(readable, (call.q, call.k, call.v, call.out))):
+        portable.forward(call)
+        return
+    batch, heads_q = call.q.shape[:2]
+    plan = plan_on_device(call.plan, call.device, batch, heads_q, call.k.shape[1])
+    room = next((size for size in _MAPS if maps_needed(plan.layout, call) <= size), None)
+    if room is None:
+        portable.forward(call)
+        return
+    partial, partial_lse = portable.workspace(call)
+    if plan.units:
+        defines = variant(call.dtype, max(call.q.shape[3], call.v.shape[3]), room, plan.short_items)
+        attention = kernel(call.device, "attention_sm90.cu", ARCH, defines, "attention_sm90")
+        params = plan.template(call, room).fill(call, partial, partial_lse, plan.counter())
+        attention.launch(min(call.device.units, plan.units), params, call.stream)
+    if plan.merge_blocks:
+        defines = variant(call.dtype, max(call.q.shape[3], call.v.shape[3]), _MAPS[0], False)
+        merge = kernel(call.device, "merge_sm90.cu", ARCH, defines, "merge_sm90")
+        merge.launch(batch * heads_q * plan.merge_blocks, plan.merge_params(call, partial, partial_lse), call.stream)
+
+
+def variant(dtype: str, head_dim: int, room: int, short_items: bool) -> dict[str, object]:
+    """Macros for a problem."""
+    name, element = _TYPES[dtype]
+    dim = next(size for size in (64, 128, 256) if size >= head_dim)
+    return {
+        "SPATTN_TYPE": name, "SPATTN_ELEMENT": element, "SPATTN_HEAD_DIM": dim, "SPATTN_BLOCK_Q": TILE[0],
+        "SPATTN_TILE_KV": TILE[1], "SPATTN_STEP_KV": 128 if dim <= 128 else 64, "SPATTN_MAPS": room,
+        "SPATTN_QUERIES": 3 if short_items and dim <= 128 else 2,
+    }  # fmt: skip
+
+
+class HopperPlan:
+    """A plan on one device for one number of batch entries and heads."""
+
+    def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int):
+        shared = plan.cache.get(("hopper", device.ordinal))
+        if shared is None:
+            layout = make_layout(plan)
+            names = ("items", "entries", "entry_masks", "masks", "query_views", "key_views")
+            arrays = {name: getattr(layout, name) for name in names}
+            arrays |= {name: getattr(plan, name) for name in ("merge_rows", "merge_indptr", "merge_sources")}
+            shared = plan.cache.setdefault(("hopper", device.ordinal), (layout, *upload(device, arrays)))
+        self.layout, self._plan_buffer, plan_at = shared
+        units = make_units(plan, batch, heads_q, heads_kv)
+        own = {
+            "units": units,
+            "merge_heads": make_merge_heads(plan, batch, heads_q),
+            "counters": np.zeros(_COUNTERS, np.int32),
+        }
+        self._own_buffer, own_at = upload(device, own)
+        self.at = plan_at | own_at
+        self.units = len(units)
+        self.merge_blocks = -(-int(np.diff(plan.merge_variants).max(initial=0)) // _ROWS_PER_BLOCK)
+        length = plan.work["end"] - plan.work["begin"]
+        self.short_items = bool(len(length)) and float(length.mean()) * TILE[1] < _FEW_STEPS * 128
+        self._calls = itertools.count()
+        self._templates: dict[tuple, Template] = {}
+
+    def counter(self) -> int:
+        """Address of a work counter that no call still in flight uses."""
+        return self.at["counters"] + 4 * (next(self._calls) % _COUNTERS)
+
+    def template(self, call: Call, room: int) -> Template:
+        """What calls of these shapes and strides share."""
+        key = (call.dtype, *(part for x in (call.q, call.k, call.v, call.out) for part in (x.shape, x.strides)))
+        found = self._templates.get(key)
+        if found is None:
+            if len(self._templates) >= _TEMPLATES:
+                self._templates.clear()
+            found = self._templates.setdefault(key, Template(self.layout, self.at, self.units, call, room))
+        return found
+
+    def merge_params(self, call: Call, partial: int, partial_lse: int) -> np.ndarray:
+        """The bytes of ``Merge`` of merge_sm90.cu."""
+        names = ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")
+        packed = _MERGE.pack(
+            *(self.at[name] for name in names), partial, partial_lse, call.out.pointer, call.lse,
+            call.plan.slots * call.plan.block_q, call.plan.q_len, *call.out.strides[:3],
+            call.q.shape[1], call.v.shape[3], self.merge_blocks, 0,
+        )  # fmt: skip
+        return np.frombuffer(packed, np.uint8)
+
+
+def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int) -> HopperPlan:
+    """The device copy of a plan, made at first use and kept with it; the device's context must be current."""
+    key = "hopper", device.ordinal, batch, heads_q, heads_kv
+    found = plan.cache.get(key)
+    if found is None:
+        found = plan.cache.setdefault(key, HopperPlan(plan, device, batch, heads_q, heads_kv))
+    return found

@@ -1,0 +1,187 @@
+"""Processes, threads and failures: what ends a process elsewhere must end in a Python exception here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from spattn import cuda, patterns
+
+
+def run_script(text: str, **environment: str) -> subprocess.CompletedProcess:
+    """A fresh interpreter, with what it printed."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text)], env={**os.environ, **environment}, capture_output=True,
+        text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+
+CALL = """
+import numpy as np
+from spattn import cuda, patterns
+def call(n=200):
+    q = np.random.default_rng(0).standard_normal((1, 2, n, 64), dtype=np.float32)
+    return cuda.forward(q, q, q, cuda.plan_for(patterns.Causal(), q, q, q), 0.125)
+"""
+
+
+def test_import_touches_no_gpu():
+    done = run_script("""
+        import sys, spattn, spattn.cuda, spattn.cuda.portable
+        loaded = {"pycuda", "cuda", "torch", "cupy", "jax"} & set(sys.modules)
+        assert not loaded, loaded
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_gpu_is_said():
+    done = run_script(
+        """
+        import spattn.cuda
+        reason = spattn.cuda.unavailable()
+        assert reason, "expected a reason"
+        print(reason)
+        """,
+        CUDA_VISIBLE_DEVICES="",
+    )
+    assert done.returncode == 0, done.stderr
+    assert any(word in done.stdout for word in ("nvidia-smi", "driver", "pip install", "GPU")), done.stdout
+
+
+@pytest.mark.gpu
+def test_clean_exit():
+    """A process that used the GPU ends silently."""
+    done = run_script(CALL + "call()")
+    assert done.returncode == 0 and done.stderr == ""
+
+
+@pytest.mark.gpu
+def test_threads_that_end():
+    """A thread that used the GPU may end: no context stays pushed in it."""
+    done = run_script(CALL + textwrap.dedent("""
+        import gc, threading
+        for _ in range(3):
+            thread = threading.Thread(target=call)
+            thread.start(); thread.join()
+        call()
+        import spattn.plan
+        spattn.plan._cache.clear(); gc.collect()
+        thread = threading.Thread(target=lambda: (call(300), spattn.plan._cache.clear(), gc.collect()))
+        thread.start(); thread.join()
+    """))
+    assert done.returncode == 0 and done.stderr == ""
+
+
+@pytest.mark.gpu
+def test_error_inside_pops_the_context():
+    done = run_script(CALL + textwrap.dedent("""
+        import threading
+        from spattn.cuda import portable
+        def broken(call): raise KeyError("inside")
+        working, portable.forward = portable.forward, broken
+        def work():
+            try: call()
+            except KeyError: pass
+        thread = threading.Thread(target=work); thread.start(); thread.join()
+        portable.forward = working
+        call()
+    """))
+    assert done.returncode == 0 and done.stderr == ""
+
+
+@pytest.mark.gpu
+def test_fork():
+    done = run_script(CALL + textwrap.dedent("""
+        import os
+        call()
+        child = os.fork()
+        if child == 0:
+            try: call()
+            except RuntimeError as error: os._exit(0 if "spawn" in str(error) else 2)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        call()
+    """))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+def test_sticky_error():
+    """After an illegal access every call says that the process must restart."""
+    done = run_script(CALL + textwrap.dedent("""
+        from spattn.cuda import device, errors, portable
+        from spattn.cuda.params import Call, Operand
+        q = np.zeros((1, 1, 64, 64), np.float32)
+        plan = cuda.plan_for(patterns.Full(), q, q, q)
+        wild = Operand(16, q.shape, (4096, 4096, 64, 1))
+        with device.get() as gpu:
+            portable.forward(Call(gpu, gpu.stream, plan, wild, wild, wild, wild, 16, "float32", 1.0, None))
+        for _ in range(2):
+            try: call()
+            except errors.CudaError as error:
+                assert error.sticky and "must restart" in str(error), error
+            else: raise AssertionError("expected CudaError")
+        print("as expected")
+    """))
+    assert "as expected" in done.stdout, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["torch", "cupy", "numpy"])
+def test_out_of_memory(kind):
+    """MemoryError with the bytes needed and free; the next call works."""
+    done = run_script(f"kind = {kind!r}" + CALL + textwrap.dedent("""
+        import importlib, re
+        from spattn.cuda import device
+        call()
+        library = importlib.import_module(kind)
+        make = {"torch": lambda *s: library.zeros(s, device="cuda", dtype=library.float16),
+                "cupy": lambda *s: library.zeros(s, dtype="float16"),
+                "numpy": lambda *s: np.zeros(s, "float16")}[kind]
+        q, small = make(1, 8, 1 << 18, 128), make(1, 8, 100, 128)  # 512 MiB
+        from pycuda import driver
+        with device.get() as gpu:
+            hog = driver.mem_alloc(gpu.free_bytes() - (100 << 20))
+            plan, plan_small = (cuda.plan_for(patterns.SlidingWindow(3), x, x, x) for x in (q, small))
+            try: cuda.forward(q, q, q, plan, 1.0)
+            except MemoryError as error:
+                needed, free = map(int, re.search(r"needed (\\d+) bytes, (\\d+) are free", str(error)).groups())
+                assert needed > free, error
+            else: raise AssertionError("expected MemoryError")
+            cuda.forward(small, small, small, plan_small, 1.0)
+            hog.free()
+            cuda.forward(q, q, q, plan, 1.0)
+        print("as expected")
+    """))
+    if "No module named" in done.stderr:
+        pytest.skip(done.stderr.splitlines()[-1])
+    assert "as expected" in done.stdout, done.stderr
+
+
+@pytest.mark.gpu
+def test_old_gpu_is_said(monkeypatch):
+    from spattn.cuda import device
+
+    monkeypatch.setattr(device.get(), "capability", (7, 5))
+    assert "compute capability 7.5" in cuda.unavailable()
+
+
+@pytest.mark.gpu
+def test_unknown_kernel_is_refused(monkeypatch):
+    monkeypatch.setenv("SPATTN_CUDA_KERNEL", "fastest")
+    q = np.zeros((1, 1, 8, 8), np.float32)
+    with pytest.raises(ValueError, match="SPATTN_CUDA_KERNEL"):
+        cuda.plan_for(patterns.Full(), q, q, q)
+
+
+@pytest.mark.gpu
+def test_head_dim_is_checked():
+    for shape in ((1, 1, 8, 257), (1, 1, 8, 300)):
+        q = np.zeros(shape, np.float32)
+        with pytest.raises(ValueError, match=r"head_dim: expected 1 … 256, got"):
+            cuda.plan_for(patterns.Full(), q, q, q)

@@ -1,0 +1,132 @@
+"""Work is ordered on the caller's stream and device, and does not wait for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spattn import cuda, patterns
+
+pytestmark = pytest.mark.gpu
+
+PATTERN = patterns.Longformer(64, global_tokens=3)
+DELAY = 400_000_000  # clock cycles, about 0.2 s
+
+
+def run(q, k, v):
+    return cuda.forward(q, k, v, cuda.plan_for(PATTERN, q, k, v), 0.125)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_torch_stream(torch, dtype):
+    """Inputs still being written on a side stream are waited for there, and the host does not wait."""
+    values = torch.randn(3, 1, 4, 500, 64, device="cuda", dtype=getattr(torch, dtype))
+    expected = run(*values)
+    inputs = torch.full_like(values, torch.nan)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(DELAY)
+        inputs.copy_(values)
+        got = run(*inputs)
+        assert not side.query(), "the call waited for the stream"
+    side.synchronize()
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_workspace_follows_the_stream(torch):
+    """Calls on two streams at once do not share a workspace."""
+    values = torch.randn(8, 3, 1, 4, 700, 64, device="cuda", dtype=torch.bfloat16)
+    expected = [run(*x) for x in values]
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    got = []
+    for x, stream in zip(values, streams * 2, strict=True):
+        with torch.cuda.stream(stream):
+            got.append(run(*x))
+    torch.cuda.synchronize()
+    for pair, other in zip(got, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(pair, other, strict=True))
+
+
+def test_cupy_stream(cupy):
+    values = cupy.random.standard_normal((3, 1, 4, 500, 64), dtype=np.float32)
+    expected = run(*values)
+    inputs = cupy.full_like(values, cupy.nan)
+    delay = cupy.RawKernel("""extern "C" __global__ void delay(long long cycles) {
+        for (long long start = clock64(); clock64() - start < cycles;);
+    }""", "delay")  # fmt: skip
+    delay((1,), (1,), (np.int64(1),))
+    cupy.cuda.Device().synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as side:
+        delay((1,), (1,), (np.int64(DELAY),))
+        inputs[...] = values
+        got = run(*inputs)
+        assert not side.done, "the call waited for the stream"
+        side.synchronize()
+    for a, b in zip(got, expected, strict=True):
+        assert cupy.array_equal(a, b)
+
+
+def test_graph_capture(torch):
+    """A call with a warm plan and a warm kernel can be captured and replayed."""
+    q, k, v = torch.randn(3, 1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
+    plan = cuda.plan_for(PATTERN, q, k, v)
+    cuda.forward(q, k, v, plan, 0.125)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = cuda.forward(q, k, v, plan, 0.125)
+    q.copy_(torch.randn_like(q))
+    graph.replay()
+    expected = cuda.forward(q, k, v, plan, 0.125)
+    assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
+
+
+def test_other_device(torch):
+    """Arrays of cuda:1 are worked on there while cuda:0 is current, and cuda:0 stays current."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs 2 GPUs, there is {torch.cuda.device_count()}")
+    x = torch.randn(3, 1, 2, 300, 64, dtype=torch.bfloat16)
+    with torch.cuda.device(0):
+        got = run(*x.to("cuda:1"))
+        expected = run(*x.to("cuda:0"))
+        assert torch.cuda.current_device() == 0
+    assert got[0].device.index == got[1].device.index == 1
+    assert torch.equal(got[0].cpu(), expected[0].cpu())
+
+
+def test_current_context_is_restored(torch):
+    """The thread's current context is the same before and after, whether or not there was one."""
+    from cuda.bindings import driver
+
+    q = torch.randn(1, 1, 64, 64, device="cuda")
+    before = int(driver.cuCtxGetCurrent()[1])
+    run(q, q, q)
+    assert int(driver.cuCtxGetCurrent()[1]) == before
+
+
+def test_threads(torch):
+    """Threads that share a plan and a kernel get the same results, each on its own stream."""
+    import threading
+
+    values = torch.randn(3, 1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
+    host = [x.float().cpu().numpy() for x in values]
+    expected, expected_host = run(*values), run(*host)
+    torch.cuda.synchronize()
+    failures = []
+
+    def work():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                got = run(*values)
+                torch.cuda.current_stream().synchronize()
+                if not torch.equal(got[0], expected[0]) or not np.array_equal(run(*host)[0], expected_host[0]):
+                    failures.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures

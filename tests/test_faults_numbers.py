@@ -1,0 +1,207 @@
+"""FAULTS.md, "Numbers": each test is named by its number there."""
+
+import numpy as np
+import pytest
+import spattn
+from spattn import patterns as p
+from spattn import reference
+from spattn.testing import DTYPES, Expectation, dense_mask, inputs, random
+
+SOME_ROWS_EMPTY = [
+    p.Sinks(0), p.Documents((30, 20)), p.Mask(np.arange(60)[:, None] * np.ones(60) % 3 == 1),
+    p.Causal() - p.SlidingWindow(20), p.Columns(7, 2, 3) & p.SlidingWindow(2, 0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pattern", SOME_ROWS_EMPTY, ids=repr)
+def test_fault_01_row_without_keys(forward, pattern, dtype):
+    q, k, v = inputs(2, 2, 1, 60, 60, 16, dtype=dtype)
+    out, lse = forward(q, k, v, pattern)
+    empty = ~dense_mask(pattern, 2, 2, 60, 60).any(axis=-1)
+    assert empty.any()
+    assert (out[empty] == 0).all() and (lse[empty] == -np.inf).all()
+    assert np.isfinite(lse[~empty]).all() and not np.isnan(out.astype(np.float64)).any()
+
+
+def test_fault_01_row_without_keys_has_zero_gradients():
+    q, k, v = inputs(1, 2, 1, 60, 60, 16)
+    pattern = SOME_ROWS_EMPTY[2]
+    dq, dk, dv = reference.gradients(random(q.shape, seed=9), q, k, v, pattern)
+    assert (dq[:, :, ::3] == 0).all() and np.isfinite(dk).all() and np.isfinite(dv).all() and dk.any() and dv.any()
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pattern", [p.Causal(), p.DilatedWindow(3, 3, 5), p.Strided(9), p.Documents((40, 20))], ids=repr)
+def test_fault_02_values_at_keys_that_are_not_allowed(forward, pattern, dtype, poison):
+    q, k, v = inputs(1, 2, 2, 71, 71, 16, dtype=dtype)
+    expectation = Expectation(pattern, q, k, v)
+    mask = dense_mask(pattern, 1, 1, 71, 71)[0, 0]
+    for row in (0, 30, 70):
+        poisoned = [np.where(mask[row][:, None], x, x.dtype.type(poison)) for x in (k, v)]
+        out, lse = forward(q, *poisoned, pattern)
+        seen = (slice(None), slice(None), mask[:, ~mask[row]].any(axis=1))  # rows that do attend to a poisoned key
+        clean_out, clean_lse = (x.copy() for x in forward(q, k, v, pattern))
+        out[seen], lse[seen] = clean_out[seen], clean_lse[seen]
+        expectation.check(out, lse)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [1, 47, 65, 100])
+def test_fault_02_values_in_padding(forward, dtype, length):
+    """What lies beyond the arrays' ends in memory: queries, keys and features."""
+    q, k, v = inputs(1, 2, 1, length, length, 20, 12, dtype=dtype)
+    framed = []
+    for x in (q, k, v):
+        frame = np.full((1, x.shape[1], length + 90, x.shape[3] + 50), np.nan, x.dtype)
+        framed.append(frame[:, :, 5 : 5 + length, 3 : 3 + x.shape[3]])
+        framed[-1][...] = x
+    for a, b in zip(forward(*framed, p.Causal()), forward(q, k, v, p.Causal()), strict=True):
+        assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pattern", [p.Causal(), p.SlidingWindow(9, 4), p.Strided(9), p.BigBird(8)], ids=repr)
+def test_fault_03_nan_at_an_allowed_key(forward, pattern, dtype):
+    q, k, v = inputs(1, 2, 2, 130, 130, 16, dtype=dtype)
+    mask = dense_mask(pattern, 1, 2, 130, 130)[0]
+    for key in (0, 64, 129):
+        for which in (1, 2):
+            poisoned = [x.copy() for x in (q, k, v)]
+            poisoned[which][:, :, key] = np.nan
+            out, lse = (x[0].astype(np.float64) for x in forward(*poisoned, pattern))
+            assert np.array_equal(np.isnan(out).all(axis=-1), mask[:, :, key])
+            assert np.array_equal(np.isnan(out).any(axis=-1), mask[:, :, key])
+            assert np.array_equal(np.isnan(lse), mask[:, :, key] & (which == 1))
+
+
+def test_fault_03_nan_in_one_feature_of_a_value(forward):
+    q, k, v = inputs(q_len=70, head_dim=16)
+    v[0, 0, 40, 3] = np.nan
+    out, _ = forward(q, k, v, p.Causal())
+    expected = np.zeros((70, 16), dtype=bool)
+    expected[40:, 3] = True
+    assert np.array_equal(np.isnan(out[0, 0]), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fault_04_smallest_number_mixed_with_minus_infinity(forward, dtype):
+    """Logits -inf and finfo.min: a row of the former alone is empty, one finite logit however small carries the row."""
+    from ml_dtypes import finfo
+
+    q, k, v = inputs(q_len=8, head_dim=8, dtype=dtype)
+    q[...], k[...] = 0, 0
+    q[..., 0] = 1
+    k[..., 0] = -np.inf
+    k[0, 0, 3, 0] = finfo(dtype if dtype != "bfloat16" else k.dtype).min
+    out, lse = forward(q, k, v, p.Causal(), 1.0)
+    assert not np.isnan(out.astype(np.float64)).any() and not np.isnan(lse).any()
+    assert (out[0, 0, :3] == 0).all() and (lse[0, 0, :3] == -np.inf).all()
+    assert np.array_equal(out[0, 0, 3:], np.broadcast_to(v[0, 0, 3], (5, 8)))
+    np.testing.assert_allclose(lse[0, 0, 3:].astype(np.float64), float(k[0, 0, 3, 0]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_fault_05_logits_of_ten_thousand_in_float16(forward, sign):
+    q, k, v = inputs(1, 2, 1, 90, 90, 64, dtype="float16")
+    q, k = q * np.float16(100 * sign), k * np.float16(100)
+    mask = dense_mask(p.Causal(), 1, 2, 90, 90)
+    out, lse = forward(q, k, v, p.Causal())
+    assert np.abs(lse).max() > 1e4 and np.isfinite(out.astype(np.float32)).all()
+    expectation = Expectation(p.Causal(), *(x.astype(np.float32) for x in (q, k, v)))
+    assert mask.any()
+    for got, want, low in zip((out, lse), expectation.reference, expectation.naive, strict=True):
+        spattn.testing.assert_within_budget(got, want, low, np.float16)
+
+
+def test_fault_06_scale_zero_is_uniform(forward):
+    q, k, v = inputs(1, 1, 1, 50, 50, 8)
+    out, lse = forward(q, k, v, p.Causal(), 0.0)
+    count = np.arange(1, 51)
+    np.testing.assert_allclose(out[0, 0], v[0, 0].cumsum(axis=0) / count[:, None], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(lse[0, 0], np.log(count), rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [np.nan, np.inf, -np.inf])
+def test_fault_06_scale_must_be_finite(scale):
+    with pytest.raises(ValueError, match="scale: expected a finite number, got"):
+        spattn.attention(*inputs(), scale=scale)
+
+
+def test_fault_07_nan_in_output_buffers(forward, monkeypatch):
+    """Fresh arrays hold whatever was there before; here, NaN."""
+    q, k, v = inputs(1, 1, 1, 70, 3000, 16)  # long lists: workspace and merges too
+    patterns = [p.Full(), p.Documents((40, 2000)), p.Longformer(8, global_tokens=3)]
+    expected = [forward(q, k, v, pattern) for pattern in patterns]
+    empty, empty_like = np.empty, np.empty_like
+
+    def poisoned(make):
+        def fresh(*args, **kwargs):
+            array = make(*args, **kwargs)
+            if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
+                array[...] = np.nan
+            return array
+
+        return fresh
+
+    monkeypatch.setattr(np, "empty", poisoned(empty))
+    monkeypatch.setattr(np, "empty_like", poisoned(empty_like))
+    assert np.isnan(np.empty(3)).all()
+    for pattern, (out, lse) in zip(patterns, expected, strict=True):
+        again = forward(q, k, v, pattern)
+        assert np.array_equal(again[0], out) and np.array_equal(again[1], lse)
+
+
+def test_fault_07_garbage_in_workspace(python):
+    """glibc fills every block that malloc returns with 0xFE (about -1.7e38 in float32)."""
+    source = """
+import hashlib, numpy as np, spattn
+from spattn import cpu, patterns as p
+from spattn.testing import inputs
+q, k, v = inputs(1, 2, 1, 70, 3000, 20)
+for isa in cpu.instruction_sets():
+    for pattern in (p.Full(), p.Documents((40, 2000)), p.Longformer(8, global_tokens=3)):
+        out, lse = cpu.forward(q, k, v, cpu.plan_for(pattern, q, k, v), 0.3, isa=isa)
+        print(isa, hashlib.sha256(out.tobytes() + lse.tobytes()).hexdigest())
+"""
+    assert python(source, MALLOC_PERTURB_="1") == python(source, MALLOC_PERTURB_="0") != ""
+
+
+FPU_MODE = """
+import ctypes, ctypes.util, platform, threading
+libm = ctypes.CDLL(ctypes.util.find_library("m"))
+
+def mode():
+    if platform.machine() == "x86_64":
+        environment = (ctypes.c_uint32 * 8)()
+        assert libm.fegetenv(environment) == 0
+        return environment[0] & 0xFFFF, environment[7] & ~0x3F, libm.fegetround()  # x87 control, MXCSR less its flags
+    return (libm.fegetround(),)
+
+before = mode()
+import spattn
+assert mode() == before, "import"
+import numpy as np
+from spattn import cpu, patterns
+tiny = np.float32(1e-40)
+q, k, v = (np.full((1, 4, 400, 16), tiny, np.float32) for _ in range(3))
+for isa in cpu.instruction_sets():
+    out, _ = cpu.forward(q, k, v, cpu.plan_for(patterns.Causal(), q, k, v), 1.0, isa=isa)
+    assert mode() == before, isa
+    assert np.float32(1e-20) * np.float32(1e-20) > 0, "flushes denormals"
+    assert (np.abs(out - tiny) <= 1e-43).all(), (isa, out.min(), out.max())
+in_thread = []
+def call():
+    first = mode()
+    spattn.attention(q, k, v)
+    in_thread.extend([first, mode()])
+thread = threading.Thread(target=call)
+thread.start(); thread.join()
+assert in_thread == [before, before], in_thread
+print("unchanged")
+"""
+
+
+def test_fault_08_denormals_and_the_fpu_mode(python):
+    assert python(FPU_MODE) == "unchanged\n"

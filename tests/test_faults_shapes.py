@@ -1,0 +1,388 @@
+"""FAULTS.md, "Shapes and memory": each test is named by its number there."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import spattn
+from numpy.lib.stride_tricks import as_strided
+from spattn import patterns as p
+from spattn import reference
+from spattn.index_set import AffineRows
+from spattn.testing import (
+    DTYPES,
+    LAYOUTS,
+    Expectation,
+    assert_within_budget,
+    dense_mask,
+    inputs,
+    naive_gradients,
+    random,
+)
+
+
+def attend(*args, **options):
+    return spattn.attention(*args, return_lse=True, **options)
+
+
+# -- 9, 10: sizes beyond 32 and 16 bits --------------------------------------------------------------------------------
+
+
+def test_fault_09_more_than_two_to_the_31_elements(forward):
+    """2³² elements of K and V without the memory: all tokens but the last hundred share one row."""
+    kv_len = 1 << 26
+    q, tail_k, tail_v = inputs(1, 1, 1, 4, 1, 64)
+    k, v = (np.broadcast_to(x, (1, 1, kv_len, 64)) for x in (tail_k, tail_v))
+    assert k.size > 2**31
+    pattern = p.SlidingWindow(100, 0)
+    out, lse = forward(q, k, v, pattern)
+    small = [np.broadcast_to(x, (1, 1, 104, 64)) for x in (tail_k, tail_v)]
+    Expectation(pattern, q, *small).check(out, lse)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_fault_09_stride_products_beyond_two_to_the_31(forward, dtype):
+    """Heads 2³¹ elements apart; the system gives memory only to the pages that are written."""
+    q, k, v = inputs(1, 2, 2, 70, 70, 8, dtype=dtype)
+    store = np.zeros((1 << 31) + k[0, 0].size + 64, k.dtype)
+    far = as_strided(store, k.shape, (0, store.itemsize << 31, 8 * store.itemsize, store.itemsize))
+    far[...] = k
+    for a, b in zip(forward(q, far, v, p.Causal()), forward(q, k, v, p.Causal()), strict=True):
+        assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("batch, heads", [(65537, 1), (1, 65537)])
+def test_fault_10_batch_or_heads_beyond_65536(forward, batch, heads):
+    q, k, v = inputs(batch, heads, 1, 2, 3, 8)
+    out, lse = forward(q, k, v, p.Causal())
+    for b, h in ((0, 0), (batch - 1, heads - 1), (batch // 2, heads // 2)):
+        one = q[b : b + 1, h : h + 1], k[b : b + 1], v[b : b + 1]
+        Expectation(p.Causal(), *one).check(out[b : b + 1, h : h + 1], lse[b : b + 1, h : h + 1])
+    assert np.isfinite(out).all() and np.isfinite(lse).all()
+
+
+# -- 11: nothing to do -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pattern", ["full", "causal", p.BigBird(4), p.Longformer(4, global_tokens=2)], ids=str)
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize(
+    "batch, heads, q_len, kv_len", [(0, 2, 5, 5), (2, 0, 5, 5), (2, 2, 0, 5), (2, 2, 5, 0), (2, 2, 0, 0), (0, 0, 0, 0)]
+)
+def test_fault_11_zero_sizes(backend, pattern, batch, heads, q_len, kv_len):
+    q, k, v = inputs(batch, heads, heads, q_len, kv_len, 8, 4)
+    out, lse = attend(q, k, v, pattern, backend=backend)
+    assert out.shape == (batch, heads, q_len, 4) and lse.shape == (batch, heads, q_len)
+    assert (out == 0).all() and (lse == -np.inf).all()
+
+
+# -- 12, 13, 14: memory of any shape -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_fault_12_13_14_strides_misaligned_and_read_only(layout, dtype):
+    laid = inputs(2, 4, 2, 33, 45, 24, 8, dtype=dtype, layout=layout)
+    before = [x.copy() for x in laid]
+    out, lse = attend(*laid, p.SlidingWindow(9, 3))
+    for x, y in zip(laid, before, strict=True):
+        assert np.array_equal(x, y), "inputs are left alone"
+    plain = [np.ascontiguousarray(x) for x in laid]
+    for a, b in zip(attend(*plain, p.SlidingWindow(9, 3)), (out, lse), strict=True):
+        assert np.array_equal(a, b)
+    Expectation(p.SlidingWindow(9, 3), *plain).check(out, lse)
+    assert out.flags.writeable and out.flags.owndata | (out.base is not None)
+
+
+def test_layouts_are_what_they_say():
+    for dtype in DTYPES:
+        made = {name: random((2, 3, 6, 8), dtype, layout=name) for name in LAYOUTS}
+        assert {x.shape for x in made.values()} == {(2, 3, 6, 8)} and len({x.dtype for x in made.values()}) == 1
+        assert all(stride < 0 for stride in made["negative"].strides)
+        assert made["broadcast_heads"].strides[1] == made["broadcast_tokens"].strides[2] == 0
+        assert made["overlapping"].strides[2] == made["overlapping"].itemsize
+        assert made["misaligned"].ctypes.data % 16 and made["misaligned"].ctypes.data % made["misaligned"].itemsize == 0
+        assert made["unaligned"].ctypes.data % 2 and not made["unaligned"].flags.aligned
+        assert not made["read_only"].flags.writeable
+
+
+# -- 15, 16: lengths ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("q_len, kv_len", [(1, 1), (1, 90), (30, 90), (90, 30), (65, 64), (64, 65), (90, 1)])
+def test_fault_15_causal_with_unequal_lengths_is_bottom_right(forward, q_len, kv_len):
+    i, j = np.ogrid[:q_len, :kv_len]
+    expected = j <= i + kv_len - q_len
+    assert np.array_equal(dense_mask(p.Causal(), 1, 1, q_len, kv_len)[0, 0], expected)
+    q, k, v = inputs(1, 2, 2, q_len, kv_len, 16)
+    out, lse = forward(q, k, v, p.Causal())
+    Expectation(p.Mask(expected), q, k, v).check(out, lse)
+
+
+@pytest.mark.parametrize("length", [1, 2, 47, 48, 49, 63, 64, 65, 95, 97, 127, 128, 129, 193])
+def test_fault_16_lengths_that_are_not_multiples_of_a_tile(forward, length):
+    for pattern in (p.Full(), p.Causal(), p.DilatedWindow(5, 5, 3), p.Strided(16)):
+        for q_len in {length, max(1, length - 5)}:
+            q, k, v = inputs(1, 1, 1, q_len, length, 16)
+            Expectation(pattern, q, k, v).check(*forward(q, k, v, pattern))
+
+
+@pytest.mark.parametrize("length", [1, 47, 65])
+def test_fault_16_gradients(length):
+    q, k, v = inputs(1, 2, 1, length, length, 16, dtype="float64")
+    dout = random(q.shape, "float64", seed=5)
+    mask = dense_mask(p.Causal(), 1, 2, length, length)
+    low = naive_gradients(dout, q, k, v, mask)
+    for got, want in zip(reference.gradients(dout, q, k, v, p.Causal()), low, strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
+
+
+# -- 17, 18: plans and index sets that do not fit or are broken ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("q_len, kv_len", [(64, 65), (65, 64), (32, 32)])
+def test_fault_17_plan_for_other_lengths(q_len, kv_len):
+    plan = spattn.plan(p.Causal(), 64)
+    with pytest.raises(ValueError, match=rf"lengths {q_len} × {kv_len}, got one for 64 × 64"):
+        spattn.attention(*inputs(1, 1, 1, q_len, kv_len), plan)
+
+
+def test_fault_17_plan_for_another_number_of_heads():
+    plan = spattn.plan(p.PerHead((p.Full(), p.Causal(), p.SlidingWindow(3))), 64, heads=3)
+    with pytest.raises(ValueError, match="heads"):
+        spattn.attention(*inputs(1, 2, 2, 64), plan)
+    out, lse = attend(*inputs(1, 3, 3, 64), plan)
+    Expectation(plan.pattern, *inputs(1, 3, 3, 64)).check(out, lse)
+
+
+def broken_plans():
+    """A good plan and every way to spoil one of its numbers: (name, field, index, value)."""
+    plan = spattn.plan(p.Longformer(20, global_tokens=(0, 150)), 300, tile=(64, 64), workers=64)
+    assert len(plan.merge_rows) and len(plan.masks) and (plan.work["slot"] >= 0).any()
+    far = 2**31 - 1
+    yield "indptr not monotone", "indptr", 1, far
+    yield "indptr negative", "indptr", 1, -1
+    yield "indptr wrong end", "indptr", -1, 0
+    yield "indptr wrong start", "indptr", 0, 1
+    yield "indices out of range", "indices", 0, far
+    yield "indices negative", "indices", 0, -1
+    yield "indices repeated", "indices", 1, int(plan.indices[0])
+    yield "key_view out of range", "key_view", 0, far
+    yield "key_view negative", "key_view", 0, -1
+    yield "mask out of range", "mask", 0, len(plan.masks)
+    yield "mask below -1", "mask", 0, -2
+    yield "merge_rows out of range", "merge_rows", 0, 300
+    yield "merge_rows negative", "merge_rows", 0, -1
+    yield "merge_sources out of range", "merge_sources", 0, plan.slots * plan.block_q
+    yield "merge_sources negative", "merge_sources", 0, -1
+    yield "merge_indptr wrong end", "merge_indptr", -1, far
+    yield "merge_indptr not monotone", "merge_indptr", 1, far
+    yield "merge_variants wrong end", "merge_variants", -1, 0
+    yield "work_indptr wrong end", "work_indptr", -1, far
+    yield "variant out of range", "variant", (0, 0), 1
+    yield "variant negative", "variant", (0, 0), -1
+    for field, value in (("component", far), ("component", -1), ("query_tile", far), ("query_tile", -1), ("begin", -1),
+                         ("begin", far), ("end", far), ("end", -1), ("slot", plan.slots), ("slot", -2)):  # fmt: skip
+        yield f"work.{field} {value}", "work", (0, field), value
+    for field in ("query_view", "key_view", "first_row", "query_tiles"):
+        for value in (-1, far):
+            yield f"components.{field} {value}", "components", (0, field), value
+    for field, value in (("offset", -1), ("offset", 300), ("offset", 2**62), ("stride", 2**40), ("stride", -(2**62)),
+                         ("extent", 0), ("extent", far), ("box", 0), ("box", far), ("grid", far), ("tiles", far)):  # fmt: skip
+        yield f"views.{field} {value}", "views", (0, field), value
+
+
+@pytest.mark.parametrize("what, field, at, value", [pytest.param(*case, id=case[0]) for case in broken_plans()])
+def test_fault_18_corrupt_plan(what, field, at, value):
+    good = spattn.plan(p.Longformer(20, global_tokens=(0, 150)), 300, tile=(64, 64), workers=64)
+    array = getattr(good, field).copy()
+    if isinstance(at, tuple) and isinstance(at[1], str):
+        array[at[1]][at[0]] = value
+    else:
+        array[at] = value
+    bad = dataclasses.replace(good, **{field: array})
+    with pytest.raises(ValueError, match="^plan: "):
+        spattn.attention(*inputs(q_len=300), bad)
+
+
+@pytest.mark.parametrize("field", ["indptr", "indices", "mask", "masks", "merge_sources", "work", "views"])
+def test_fault_18_plan_array_of_another_type_or_length(field):
+    good = spattn.plan(p.Longformer(20, global_tokens=(0, 150)), 300, tile=(64, 64), workers=64)
+    array = getattr(good, field)
+    for bad in (array[:-1], array.reshape(1, *array.shape), array.astype(object), array.tolist()):
+        with pytest.raises(ValueError, match="^plan: "):
+            spattn.attention(*inputs(q_len=300), dataclasses.replace(good, **{field: bad}))
+
+
+def test_fault_18_mask_that_allows_padding_keys():
+    """The last key tile of 300 keys has 44 real cells: a full tile there would read beyond the arrays."""
+    good = spattn.plan(p.Longformer(20, global_tokens=(0, 150)), 300, tile=(64, 64), workers=64)
+    mask = good.mask.copy()
+    mask[good.indices == good.views["tiles"][good.components[0]["key_view"]] - 1] = -1
+    with pytest.raises(ValueError, match="^plan: "):
+        spattn.attention(*inputs(q_len=300), dataclasses.replace(good, mask=mask))
+
+
+def test_fault_18_repeated_work_item_or_slot():
+    good = spattn.plan(p.Longformer(20, global_tokens=(0, 150)), 300, tile=(64, 64), workers=64)
+    slotted = np.nonzero(good.work["slot"] >= 0)[0]
+    work = good.work.copy()
+    work["slot"][slotted[0]] = work["slot"][slotted[1]]
+    with pytest.raises(ValueError, match="^plan: "):
+        spattn.attention(*inputs(q_len=300), dataclasses.replace(good, work=work))
+
+
+@pytest.mark.parametrize(
+    "indptr, indices, message",
+    [
+        ([0, 2, 1], [0, 1], "indptr"), ([1, 2], [0, 1], "indptr"), ([0, 3], [0, 1], "indptr"), ([], [], "indptr"),
+        ([0, 2], [1, 0], "sorted"), ([0, 2], [1, 1], "repeats"), ([0, 1], [5], "indices"), ([0, 1], [-1], "indices"),
+        ([0, -1, 2], [0, 1], "indptr"),
+    ],
+)  # fmt: skip
+def test_fault_18_corrupt_csr(indptr, indices, message):
+    with pytest.raises(ValueError, match=message):
+        AffineRows.from_csr(indptr, indices, 5)
+
+
+def test_fault_18_sound_csr_is_accepted():
+    assert AffineRows.from_csr([0, 2, 2, 3], [0, 4, 1], 5).to_dense().sum() == 3
+
+
+# -- 19, 20: types and shapes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int8, np.complex64, object, bool, "float128", "datetime64[s]", "U3"])
+def test_fault_19_wrong_dtype(dtype):
+    good = inputs()
+    for n, name in enumerate("qkv"):
+        bad = list(good)
+        bad[n] = np.zeros(good[n].shape, dtype)
+        with pytest.raises(TypeError, match=f"^{name}: expected"):
+            spattn.attention(*bad)
+
+
+def test_fault_19_mixed_dtypes_are_not_upcast():
+    q, k, v = inputs()
+    with pytest.raises(TypeError, match="^k: expected dtype float32 like q, got float64"):
+        spattn.attention(q, k.astype(np.float64), v)
+    with pytest.raises(TypeError, match="^v: expected dtype float32 like q, got float16"):
+        spattn.attention(q, k, v.astype(np.float16))
+
+
+@pytest.mark.parametrize("bad", [None, [[1.0]], 3.0, "q"])
+def test_fault_19_not_an_array(bad):
+    q, k, v = inputs()
+    with pytest.raises(TypeError, match="^k: expected a NumPy"):
+        spattn.attention(q, bad, v)
+
+
+@pytest.mark.parametrize("bad", [3, None, np.zeros((64, 64)), np.zeros((64, 64), np.int64), object(), b"causal"])
+def test_fault_19_not_a_pattern(bad):
+    with pytest.raises(TypeError, match="^pattern: expected"):
+        spattn.attention(*inputs(), bad)
+
+
+@pytest.mark.parametrize("name", ["nonsense", "", "Causal"])
+def test_fault_19_unknown_pattern(name):
+    with pytest.raises(ValueError, match="^pattern: expected one of .*causal"):
+        spattn.attention(*inputs(), name)
+
+
+@pytest.mark.parametrize("head_dim, head_dim_v", [(0, 8), (257, 8), (8, 0), (8, 257)])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_fault_20_unsupported_head_dim(backend, head_dim, head_dim_v):
+    with pytest.raises(ValueError, match="head_dim: expected 1 .* 256"):
+        spattn.attention(*inputs(head_dim=head_dim, head_dim_v=head_dim_v), backend=backend)
+
+
+@pytest.mark.parametrize("heads_q, heads_kv", [(3, 2), (2, 3), (2, 4), (1, 0)])
+def test_fault_20_heads_that_do_not_divide(heads_q, heads_kv):
+    with pytest.raises(ValueError, match=f"^k: expected a number of heads that divides q's {heads_q}, got {heads_kv}"):
+        spattn.attention(*inputs(1, heads_q, heads_kv))
+
+
+@pytest.mark.parametrize(
+    "shapes, message",
+    [
+        (((1, 1, 5, 8), (1, 1, 6, 8), (1, 1, 7, 8)), "^v: expected shape"),
+        (((1, 1, 5, 8), (1, 1, 6, 9), (1, 1, 6, 8)), "^k: expected shape"),
+        (((2, 1, 5, 8), (1, 1, 6, 8), (1, 1, 6, 8)), "^k: expected shape"),
+        (((1, 2, 5, 8), (1, 2, 6, 8), (1, 1, 6, 8)), "^v: expected shape"),
+        (((1, 5, 8), (1, 6, 8), (1, 6, 8)), "^q: expected 4 dimensions"),
+        (((1, 1, 5, 8), (1, 1, 6, 8), (1, 6, 8)), "^v: expected 4 dimensions"),
+    ],
+)
+def test_fault_20_shapes_that_do_not_fit(shapes, message):
+    with pytest.raises(ValueError, match=message):
+        spattn.attention(*(np.zeros(shape, np.float32) for shape in shapes))
+
+
+@pytest.mark.parametrize("shape", [(64, 63), (63, 64), (3, 64, 64), (2, 2, 64, 64), (64,), (1, 1, 1, 64, 64)])
+def test_fault_20_mask_of_another_shape(shape):
+    with pytest.raises(ValueError, match="mask|pattern"):
+        spattn.attention(*inputs(1, 2, 2), np.ones(shape, bool))
+
+
+# -- 21, 22: memory ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", ["to_dense", "to_csr"])
+def test_fault_21_materialising_beyond_memory(python, make):
+    """MemoryError at once: within a second of processor time and 64 MiB, not after filling the machine."""
+    source = f"""
+import resource
+from spattn import patterns
+index_set = patterns.Full().index_set(1 << 20, 1 << 20)
+before = resource.getrusage(resource.RUSAGE_SELF)
+try:
+    index_set.{make}()
+except MemoryError as error:
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert after.ru_maxrss - before.ru_maxrss < 65536, after.ru_maxrss - before.ru_maxrss
+    print("MemoryError", str(error) != "")
+"""
+    assert python(source) == "MemoryError True\n"
+
+
+def test_fault_21_long_sequences_need_no_square():
+    """A window over 2²⁰ tokens is planned in megabytes: nothing of q_len × kv_len is ever made."""
+    plan = spattn.plan(p.SlidingWindow(256), 1 << 20)
+    assert plan.nbytes < 64 << 20 and plan.nnz == (1 << 20) * 513 - 256 * 257
+
+
+PROTECTED = """
+import numpy as np
+from spattn import cpu, patterns as p
+from spattn.testing import DTYPES, at_protected_page, inputs
+for isa in cpu.instruction_sets():
+    for dtype in DTYPES:
+        for length in (1, 17, 48, 64, 65, 100):
+            for head_dim in (1, 5, 8, 16, 40, 64, 100, 256):
+                q, k, v = inputs(1, 2, 1, length, length, head_dim, dtype=dtype)
+                for pattern in (p.Causal(), p.DilatedWindow(3, 3, 4)):
+                    plan = cpu.plan_for(pattern, q, k, v)
+                    expected = cpu.forward(q, k, v, plan, 0.3, isa=isa)
+                    for x, y in zip(cpu.forward(*map(at_protected_page, (q, k, v)), plan, 0.3, isa=isa), expected):
+                        assert np.array_equal(x, y)
+print("intact")
+"""
+
+
+def test_fault_22_arrays_that_end_at_a_protected_page(python):
+    assert python(PROTECTED) == "intact\n"
+
+
+def test_fault_22_protected_page_is_protected(python):
+    source = """
+import faulthandler, numpy as np, os, signal
+from spattn.testing import at_protected_page
+x = at_protected_page(np.arange(10.0))
+assert x.tolist() == list(range(10))
+child = os.fork()
+if child == 0:
+    np.lib.stride_tricks.as_strided(x, (11,)).sum()
+    os._exit(0)
+print(os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGSEGV)
+"""
+    assert python(source) == "True\n"
