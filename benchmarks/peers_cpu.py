@@ -4,9 +4,10 @@
     python benchmarks/peers_cpu.py               # about 20 minutes; needs torch and scipy; natten where it installs
     python benchmarks/peers_cpu.py --quick       # small lengths, few rounds, writes nothing into the repository
 
-Every result is checked against float64 on sampled rows (gradients on a whole head) before it is timed. Figures are medians
-of the process's CPU time; ratios are medians over medians of the same rounds. Ceilings of the machine are sampled between
-the contenders. Writes ``benchmarks/results/peers_cpu*.json`` and ``docs/images/peers_cpu.png``, ``cpu_roofline.png``.
+Every result is checked against float64 on sampled rows (gradients on a whole head) before it is timed. Figures are
+medians of the process's CPU time; ratios are medians over medians of the same rounds. Ceilings of the machine are
+sampled between the contenders. Writes ``benchmarks/results/peers_cpu*.json``, ``docs/images/peers_cpu.png`` and
+``docs/images/cpu_roofline.png``.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from __future__ import annotations
 import os
 
 # Before NumPy, torch and MKL are loaded: they read it once.
-for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
-    os.environ[_name] = "1"
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import argparse
 import gc
@@ -54,6 +54,7 @@ class Comparison:
         given = problems.inputs(problem, dtype)
         facts = {"name": problem.name, "problem": f"{problem.title}, N = {problem.tokens}", "dtype": dtype,
                  "pass": "forward + backward" if both else "forward"}  # fmt: skip
+        facts["table"] = f"{dtype}, {facts['pass']}"  # what the documentation's tables select by
         print(f"\n{facts['problem']}, {dtype}, {facts['pass']}", flush=True)
         built, checks = self._build(problem, given, names, both, facts)
         reference = self.ceilings.reference(dtype)
@@ -101,9 +102,10 @@ class Comparison:
         own = next((r["median_ms"] for r in rows if r["contender"] == "spattn"), None)
         for row in rows:
             row["times_spattn"] = own and round(row["median_ms"] / own, 3)
-            print(f"  {row['contender']:22} {row['median_ms']:9.2f} ms [{row['least_ms']:.2f} … {row['most_ms']:.2f}] "
-                  f"{row['gflops_on_allowed_pairs']:7.1f} GF/s {row['share_of_ceiling_pct']:6.1f} %  "
-                  f"{row['times_spattn'] or float('nan'):7.2f}× spattn  error {row['error']:.1e}", flush=True)  # fmt: skip
+            spread = f"[{row['least_ms']:.2f} … {row['most_ms']:.2f}]"
+            share = f"{row['gflops_on_allowed_pairs']:7.1f} GF/s {row['share_of_ceiling_pct']:6.1f} %"
+            ratio = f"{row['times_spattn'] or float('nan'):7.2f}× spattn, error {row['error']:.1e}"
+            print(f"  {row['contender']:22} {row['median_ms']:9.2f} ms {spread} {share} {ratio}", flush=True)
 
 
 def measure_memory(chosen, dtypes, quick: bool) -> list[dict]:
@@ -118,20 +120,26 @@ def measure_memory(chosen, dtypes, quick: bool) -> list[dict]:
                            "pass": "forward + backward" if both else "forward", **found}  # fmt: skip
                     if "call_mib" in found:
                         rows.append(row)
-                        print(f"  {row['problem']}, {row['pass']}, {dtype}, {name}: {found['call_mib']} MiB", flush=True)
+                        print(
+                            f"  {row['problem']}, {row['pass']}, {dtype}, {name}: {found['call_mib']} MiB", flush=True
+                        )
     return rows
 
 
 def arguments() -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small problems, three rounds, results into a temporary folder")
+    parser.add_argument(
+        "--quick", action="store_true", help="small problems, three rounds, results into a temporary folder"
+    )
     parser.add_argument("--rounds", type=int, help="times that each contender runs (15)")
     parser.add_argument("--only", nargs="+", metavar="PROBLEM", help="names of problems, such as window dense strided")
     parser.add_argument("--dtype", choices=list(problems.DTYPES), help="one instead of both")
     parser.add_argument("--pass", dest="which", choices=("forward", "both"), help="one instead of both")
     parser.add_argument("--no-memory", action="store_true", help="leave the memory measurements out")
-    parser.add_argument("--memory-of", nargs=4, metavar=("PROBLEM", "CONTENDER", "DTYPE", "PASS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--memory-of", nargs=4, metavar=("PROBLEM", "CONTENDER", "DTYPE", "PASS"), help=argparse.SUPPRESS
+    )
     return parser.parse_args()
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """The fused, inspected pipeline against the unfused one: SDDMM, softmax and SpMM as separate kernels.
 
-    python benchmarks/sparse_fusion.py           # about four minutes; needs torch and scipy; mkl, sparse_dot_mkl if installed
+    python benchmarks/sparse_fusion.py           # about four minutes; torch, scipy; mkl and sparse_dot_mkl if there
     python benchmarks/sparse_fusion.py --quick   # small lengths, three rounds, writes nothing into the repository
 
-float32, 8 heads of 64, one thread, CPU time, contenders in turns. Every combination of an SDDMM, a softmax and an SpMM that
-the installed libraries have is a pipeline (NumPy and SciPy, torch.sparse on MKL, sparse_dot_mkl); what counts is the fastest
-of them, also where no single library has all three of its kernels. The inspection is what happens once a pattern: planning
+float32, 8 heads of 64, one thread, CPU time, contenders in turns. The pipelines combine the SDDMM, softmax and SpMM
+kernels of the installed libraries (NumPy and SciPy, torch.sparse on MKL, sparse_dot_mkl); what counts is the fastest of
+them, also where no single library has all three of its kernels. The inspection is what happens once a pattern: planning
 for the fused kernel, the CSR index in the forms that the kernels want for the unfused ones. Writes
 ``benchmarks/results/sparse_fusion*.json`` and ``docs/images/sparse_fusion.png``.
 """
@@ -16,8 +16,7 @@ from __future__ import annotations
 import os
 
 # Before NumPy, torch and MKL are loaded: they read it once.
-for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
-    os.environ[_name] = "1"
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import argparse
 import itertools
@@ -28,32 +27,34 @@ import time
 from pathlib import Path
 
 import record
-import spattn
 import torch
 from ceilings import Ceilings
 from cpu_peers import contenders, figures, problems, timing, unfused
+
+import spattn
 from spattn import patterns as sp
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 TARGET = 8.0
 NOTES = (
     "float32, batch 1, 8 heads of 64, one process, one thread, contenders in turns; medians of the process's CPU time. "
-    "times_fused: the pipeline's median over the fused kernel's. break_even_calls: calls after which planning has paid off."
+    "A pipeline's name says whose SDDMM, softmax and SpMM it uses. times_fused: the pipeline's median over the fused "
+    "kernel's. break_even_calls: calls after which planning has paid off."
 )
 # The pipelines that one library (NumPy counts as SciPy's) has on its own.
-NAMED = {
-    ("numpy gather", "numpy reduceat", "scipy"): "SciPy CSR",
-    ("torch.sparse.sampled_addmm", "torch segment_reduce", "torch.sparse.mm (MKL)"): "torch.sparse",
-    ("torch.sparse.sampled_addmm", "numpy reduceat", "sparse_dot_mkl"): "torch SDDMM, sparse_dot_mkl SpMM",
-}
+NAMED = {unfused.SCIPY: "SciPy CSR: ", unfused.TORCH: "torch.sparse: "}
 
 
 def cases(quick: bool) -> list[problems.Problem]:
     """Windows of several lengths and widths, and patterns whose rows are not contiguous."""
     cut = 8 if quick else 1
-    made = [(f"window_{n}", f"window ±{256 // cut}", n // cut, sp.SlidingWindow(256 // cut)) for n in (1024, 4096, 16384)]
+    made = [
+        (f"window_{n}", f"window ±{256 // cut}", n // cut, sp.SlidingWindow(256 // cut)) for n in (1024, 4096, 16384)
+    ]
     made.append(("narrow", f"window ±{64 // cut}", 4096 // cut, sp.SlidingWindow(64 // cut)))
-    made.append(("longformer", f"Longformer ±{256 // cut} + 16", 4096 // cut, sp.Longformer(512 // cut, global_tokens=16)))
+    made.append(
+        ("longformer", f"Longformer ±{256 // cut} + 16", 4096 // cut, sp.Longformer(512 // cut, global_tokens=16))
+    )
     made.append(("dilated", f"dilated ±{256 // cut}, every 4th", 4096 // cut, sp.DilatedWindow(256 // cut, dilation=4)))
     if not quick:
         made.append(("neighborhood", "neighbourhood 64×64, 13×13", 4096, sp.Neighborhood((64, 64), 13)))
@@ -61,13 +62,10 @@ def cases(quick: bool) -> list[problems.Problem]:
 
 
 def pipelines(index: unfused.CsrIndex) -> dict[str, unfused.Pipeline]:
-    """Every combination of the kernels that are installed."""
+    """SciPy's, and torch's SDDMM (NumPy's is six times slower) with every installed softmax and SpMM."""
     spmm = [name for name in unfused.SPMM if name != "sparse_dot_mkl" or unfused.why_no_sparse_dot_mkl() is None]
-    made = {}
-    for names in itertools.product(unfused.SDDMM, unfused.SOFTMAX, spmm):
-        title = NAMED.get(names, "")
-        made[f"{title}: {' + '.join(names)}" if title else " + ".join(names)] = unfused.Pipeline(index, *names)
-    return made
+    combinations = [unfused.SCIPY, *itertools.product(["torch"], unfused.SOFTMAX, spmm)]
+    return {NAMED.get(names, "") + " · ".join(names): unfused.Pipeline(index, *names) for names in combinations}
 
 
 def inspect_unfused(pattern: sp.Pattern, tokens: int, names: tuple[str, ...], repeats: int) -> float:
@@ -76,8 +74,7 @@ def inspect_unfused(pattern: sp.Pattern, tokens: int, names: tuple[str, ...], re
     for _ in range(repeats):
         start = time.process_time()
         index = unfused.CsrIndex.of_pattern(pattern, tokens)
-        for need in unfused.needs(names):
-            getattr(index, need)
+        unfused.prepare(index, names)
         times.append(1e3 * (time.process_time() - start))
     return statistics.median(times)
 
@@ -106,7 +103,9 @@ def measure(problem: problems.Problem, rounds: int, ceilings: Ceilings) -> list[
     for pipeline in made.values():
         pipeline.forget()
     times = timing.interleave(calls, rounds, lambda: ceilings.sample("fma_fp32", "exp_fp32", "read_l2", "read_dram"))
-    inspected = {"spattn, fused": inspect_fused(problem.pattern, problem.tokens, contenders.plan_of(problem, given).tile, 9)}
+    inspected = {
+        "spattn, fused": inspect_fused(problem.pattern, problem.tokens, contenders.plan_of(problem, given).tile, 9)
+    }
     facts = {"name": problem.name, "problem": f"{problem.title}, N = {problem.tokens}", "nnz": problem.pairs}
     rows = []
     for name in calls:
@@ -136,9 +135,9 @@ def summary(rows: list[dict]) -> list[dict]:
         best = unfused_rows[0]
         found.append({
             "problem": fused["problem"], "fused_ms": fused["median_ms"], "plan_ms": fused["inspect_ms"],
-            "best_unfused": best["pipeline"].split(": ")[-1], "best_unfused_ms": best["median_ms"], "times_best": best["times_fused"],
+            "best_unfused": best["pipeline"], "best_unfused_ms": best["median_ms"], "times_best": best["times_fused"],
             "csr_ms": best["inspect_ms"], "break_even_calls": best["break_even_calls"],
-            **{f"times_{key}": _times(unfused_rows, title) for key, title in (("scipy", "SciPy CSR"), ("torch", "torch.sparse"))},
+            "times_scipy": _times(unfused_rows, "SciPy CSR"), "times_torch": _times(unfused_rows, "torch.sparse"),
             "times_dense": next(r["times_fused"] for r in own if r["pipeline"].startswith("SDPA dense")),
             "plan_in_fused_calls": round(fused["inspect_ms"] / fused["median_ms"], 2),
         })  # fmt: skip
@@ -152,7 +151,9 @@ def _times(rows: list[dict], title: str) -> float:
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small problems, three rounds, results into a temporary folder")
+    parser.add_argument(
+        "--quick", action="store_true", help="small problems, three rounds, results into a temporary folder"
+    )
     parser.add_argument("--rounds", type=int, help="times that each pipeline runs (11)")
     parser.add_argument("--only", nargs="+", metavar="CASE", help="names of cases, such as window_4096")
     options = parser.parse_args()
@@ -164,10 +165,11 @@ def main() -> int:
             continue
         rows += measure(problem, options.rounds or (3 if options.quick else 11), ceilings)
         for row in (r for r in rows if r["name"] == problem.name):
-            print(f"{row['problem']:34} {row['median_ms']:9.2f} ms {row['times_fused']:6.2f}×  inspection {row['inspect_ms']:8.2f} ms  "
-                  f"{row['pipeline']}", flush=True)  # fmt: skip
+            measured = f"{row['median_ms']:9.2f} ms {row['times_fused']:6.2f}× inspection {row['inspect_ms']:8.2f} ms"
+            print(f"{row['problem']:34} {measured}  {row['pipeline']}", flush=True)
     facts = {"shape": {"batch": 1, "heads": problems.HEADS, "head_dim": problems.HEAD_DIM}, "threads": 1,
-             "ceilings": ceilings.rows(), "peers": contenders.versions(), "load_before": load, "load_after": os.getloadavg(),
+             "ceilings": ceilings.rows(), "peers": contenders.versions(),
+             "load_before": load, "load_after": os.getloadavg(),
              "sparse_dot_mkl": unfused.why_no_sparse_dot_mkl() or "available"}  # fmt: skip
     return finish(rows, facts, bool(options.quick or options.only))
 
@@ -181,7 +183,9 @@ def finish(rows: list[dict], facts: dict, partial: bool) -> int:
         record.write("sparse_fusion_summary", short, notes=NOTES, **facts)
     shown = [r for r in rows if r["name"] == "window_4096"] or rows
     kernels = [r for r in shown if "SDDMM_ms" in r]
-    figures.fusion(kernels, shown[0], f"{shown[0]['problem']}, float32, 8 heads of 64, one thread", images / "sparse_fusion.png")
+    figures.fusion(
+        kernels, shown[0], f"{shown[0]['problem']}, float32, 8 heads of 64, one thread", images / "sparse_fusion.png"
+    )
     reached = kernels[0]["times_fused"]
     print(f"fused over the best unfused pipeline: {reached:.2f}× (target {TARGET}×)")
     return 0 if reached >= TARGET or partial else 1

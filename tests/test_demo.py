@@ -3,6 +3,7 @@
 import io
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -154,7 +155,7 @@ def test_whole_demo(real, tmp_path, monkeypatch):
 
     monkeypatch.setattr(demo, "QUICK_LENGTHS", [128, 600])
     monkeypatch.setattr(demo, "QUICK_MODULES", 2)
-    monkeypatch.setattr("spattn.demo.speed._SECONDS_A_CASE", 0.0)
+    monkeypatch.setattr("spattn.demo.speed._SECONDS_A_LENGTH", 0)
     lines = []
     assert demo.run(tmp_path / "new", quick=True, say=lines.append)
     report = json.loads((tmp_path / "new" / "demo.json").read_text())
@@ -168,3 +169,14 @@ def test_whole_demo(real, tmp_path, monkeypatch):
 
 def test_share_of_other_programs_is_a_share():
     assert 0 <= Others().share() <= 1
+
+
+def test_readme_shows_the_committed_figures():
+    root = Path(__file__).resolve().parents[1]
+    results = root / "benchmarks" / "results" / "demo_cpu.json"
+    if not results.exists():
+        pytest.skip("benchmarks/results/demo_cpu.json is not measured yet")
+    readme = (root / "README.md").read_text()
+    for row in json.loads(results.read_text())["results"]:
+        if row["tokens"] == 16384:
+            assert f"| {row['name']} | {row['pairs_percent']:.3g} % | {row['ms']:.4g} |" in readme

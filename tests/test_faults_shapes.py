@@ -1,6 +1,7 @@
 """FAULTS.md, "Shapes and memory": each test is named by its number there."""
 
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -29,14 +30,14 @@ def attend(*args, **options):
 
 
 def test_fault_09_more_than_two_to_the_31_elements(forward):
-    """2³² elements of K and V without the memory: all tokens but the last hundred share one row."""
-    kv_len = 1 << 26
-    q, tail_k, tail_v = inputs(1, 1, 1, 4, 1, 64)
-    k, v = (np.broadcast_to(x, (1, 1, kv_len, 64)) for x in (tail_k, tail_v))
+    """2³² elements of K and V without the memory: all tokens share one row."""
+    kv_len = 1 << 24
+    q, tail_k, tail_v = inputs(1, 1, 1, 4, 1, 256)
+    k, v = (np.broadcast_to(x, (1, 1, kv_len, 256)) for x in (tail_k, tail_v))
     assert k.size > 2**31
     pattern = p.SlidingWindow(100, 0)
     out, lse = forward(q, k, v, pattern)
-    small = [np.broadcast_to(x, (1, 1, 104, 64)) for x in (tail_k, tail_v)]
+    small = [np.broadcast_to(x, (1, 1, 104, 256)) for x in (tail_k, tail_v)]
     Expectation(pattern, q, *small).check(out, lse)
 
 
@@ -212,6 +213,25 @@ def test_fault_18_plan_array_of_another_type_or_length(field):
     for bad in (array[:-1], array.reshape(1, *array.shape), array.astype(object), array.tolist()):
         with pytest.raises(ValueError, match="^plan: "):
             spattn.attention(*inputs(q_len=300), dataclasses.replace(good, **{field: bad}))
+
+
+def test_fault_18_plan_is_read_only():
+    """Plans are shared through a cache and checked once: nobody may edit one in place."""
+    plan = spattn.plan(p.Longformer(20, global_tokens=(0, 150)), 300, tile=(64, 64), workers=64)
+    for field in ("views", "indptr", "indices", "masks", "work", "merge_sources", "variant"):
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(plan, field)[...] = 0
+
+
+def test_fault_18_unpickled_plan_is_checked_again():
+    good = spattn.plan(p.Causal(), 300)
+    bad = dataclasses.replace(good, indices=good.indices + 1)
+    bad.cache["valid"] = True  # it claims to be checked
+    copy = pickle.loads(pickle.dumps(bad))
+    with pytest.raises(ValueError, match="^plan: "):
+        spattn.attention(*inputs(q_len=300), copy)
+    back = pickle.loads(pickle.dumps(good))
+    assert np.array_equal(*(spattn.attention(*inputs(q_len=300), plan) for plan in (good, back)))
 
 
 def test_fault_18_mask_that_allows_padding_keys():

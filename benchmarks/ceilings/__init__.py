@@ -1,7 +1,8 @@
 """What one core of this machine can do, measured here and now.
 
-``Ceilings().sample("fma_fp32")`` runs one short loop of ceilings.c and keeps its rate; ``median`` is over all samples. The
-benchmarks sample between their contenders, so that a machine that slows down lowers the ceiling along with the results.
+``Ceilings().sample("fma_fp32")`` runs one short loop of ceilings.c and keeps its rate; ``median`` is over all samples.
+The benchmarks sample between their contenders, so that a machine that slows down lowers the ceiling along with the
+results.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ _READ_BYTES = {"read_l1": 16 * _KIB, "read_l2": 512 * _KIB, "read_l3": 8 * _MIB,
 def build() -> ctypes.CDLL:
     """Compile ceilings.c for this processor into the temporary directory and load it."""
     compiler = os.environ.get("CC", "cc")
-    key = hashlib.sha256(_SOURCE.read_bytes() + _version(compiler) + Path("/proc/cpuinfo").read_bytes()[:2000]).hexdigest()[:16]
+    key = hashlib.sha256(
+        _SOURCE.read_bytes() + _version(compiler) + Path("/proc/cpuinfo").read_bytes()[:2000]
+    ).hexdigest()[:16]
     library = Path(tempfile.gettempdir()) / f"spattn-ceilings-{key}.so"
     if not library.exists():
         unfinished = library.with_suffix(f".{os.getpid()}")
@@ -118,7 +121,9 @@ class Ceilings:
         if name.startswith("read"):
             size = _READ_BYTES[name]
             buffer = self._buffer(name, size)
-            return lambda rounds: self._library.read_memory(_pointer(buffer), ctypes.c_int64(size), ctypes.c_int64(rounds))
+            return lambda rounds: self._library.read_memory(
+                _pointer(buffer), ctypes.c_int64(size), ctypes.c_int64(rounds)
+            )
         if name == "exp_fp32":
             values, results = self._buffer("values", 8 * _KIB), self._buffer("results", 8 * _KIB)
             values[:] = -np.linspace(0, 8, len(values), dtype=np.float32)
@@ -128,7 +133,7 @@ class Ceilings:
         function = getattr(self._library, name)
         return lambda rounds: function(ctypes.c_int64(rounds))
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019 - one object a process
+    @functools.cache  # noqa: B019 - one object a process
     def _gemm(self, name: str):
         import torch
 

@@ -32,12 +32,23 @@ def peers(rows: list[dict], path: Path) -> None:
     rows = [r for r in rows if r["times_spattn"]]
     with plt.rc_context(_STYLE):
         dtypes = [d for d in ("float32", "bfloat16") if any(r["dtype"] == d for r in rows)]
-        figure, axes = plt.subplots(1, len(dtypes), figsize=(6.2 * len(dtypes), 9.5), squeeze=False, sharex=True)
+        figure, axes = plt.subplots(
+            1, len(dtypes), figsize=(6.2 * len(dtypes), _height(rows)), squeeze=False, sharex=True
+        )
         for axis, dtype in zip(axes[0], dtypes, strict=True):
             _peers_panel(axis, [r for r in rows if r["dtype"] == dtype and r["contender"] != "spattn"], dtype)
-        figure.suptitle("CPU time of a call / spattn's, 8 heads of 64, one thread (log scale; right of 1: spattn is faster)", y=1.0)
+        figure.suptitle(
+            "CPU time of a call / spattn's, 8 heads of 64, one thread (log scale; right of 1: spattn is faster)", y=1.0
+        )
         figure.tight_layout()
         _save(figure, path)
+
+
+def _height(rows: list[dict]) -> float:
+    """Inches: a line for each bar of the fuller panel and two for each heading."""
+    lines = [sum(r["dtype"] == d for r in rows) + 2 * len({(r["name"], r["pass"]) for r in rows if r["dtype"] == d})
+             for d in {r["dtype"] for r in rows}]  # fmt: skip
+    return 1.0 + 0.19 * max(lines)
 
 
 def _peers_panel(axis, rows: list[dict], dtype: str) -> None:
@@ -47,17 +58,21 @@ def _peers_panel(axis, rows: list[dict], dtype: str) -> None:
         heads.append((at, f"{group[0]['problem']}, {key[1]}"))
         for row in group:
             at += 1
-            axis.barh(at, row["times_spattn"], height=0.72, color=FORWARD if key[1] == "forward" else BOTH)
-            axis.text(row["times_spattn"] * 1.06, at, f"{row['times_spattn']:.3g}×", va="center", fontsize=8, color=QUIET)
+            axis.barh(at, row["times_spattn"] - 1, left=1, height=0.72, color=FORWARD if key[1] == "forward" else BOTH)
             goal = _target(row, dtype)
+            end = max(row["times_spattn"], 1)
+            beside = goal if goal and end < goal < 1.7 * end else end
+            axis.text(beside * 1.06, at, f"{row['times_spattn']:.3g}×", va="center", fontsize=8, color=QUIET)
             if goal:
                 axis.plot([goal, goal], [at - 0.45, at + 0.45], color=TARGET, linewidth=1.8)
             ticks.append(at)
             labels.append(row["contender"])
         at += 1.5
     for y, text in heads:
-        axis.text(0.0, y, text, transform=axis.get_yaxis_transform(), fontsize=8.5, fontweight="bold", va="center")
+        axis.text(0.01, y, text, transform=axis.get_yaxis_transform(), fontsize=8.5, fontweight="bold", va="center",
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
     axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}")
     axis.set_xlim(0.5, max(r["times_spattn"] for r in rows) * 2.2)
     axis.axvline(1, color=QUIET, linewidth=0.8)
     axis.set_yticks(ticks, labels)
@@ -83,7 +98,9 @@ def roofline(rows: list[dict], path: Path) -> None:
                 part = 100 * row[f"{stage}_ms"] / row["median_ms"]
                 axis.barh(at, part, left=left, height=0.7, color=STAGES[stage], label=stage if at == 0 else None)
                 left += part
-            axis.barh(at, max(0, 100 - left), left=left, height=0.7, color=STAGES["rest"], label="rest" if at == 0 else None)
+            axis.barh(
+                at, max(0, 100 - left), left=left, height=0.7, color=STAGES["rest"], label="rest" if at == 0 else None
+            )
             useful = row["share_of_ceiling_pct"]
             axis.plot([useful, useful], [at - 0.42, at + 0.42], color=INK, linewidth=1.6,
                       label="share on allowed pairs" if at == 0 else None)  # fmt: skip
@@ -99,25 +116,27 @@ def roofline(rows: list[dict], path: Path) -> None:
 
 
 def fusion(pipelines: list[dict], fused: dict, title: str, path: Path) -> None:
-    """Left: stages of every pipeline next to the fused kernel. Right: total time of a number of calls, inspection included."""
+    """Left: stages of every pipeline next to the fused kernel. Right: time of a number of calls with inspection."""
     colors = {"SDDMM": "#2a6f97", "softmax": "#e09f3e", "SpMM": "#7a9e7e"}
     with plt.rc_context(_STYLE):
-        figure, (stages, total) = plt.subplots(1, 2, figsize=(13, 0.42 * len(pipelines) + 2.4), width_ratios=(1.35, 1))
+        figure, (stages, total) = plt.subplots(1, 2, figsize=(13, 0.42 * len(pipelines) + 2.2), width_ratios=(1.5, 1))
         shown = sorted(pipelines, key=lambda r: r["median_ms"])
         stages.barh(0, fused["median_ms"], color=TARGET, height=0.7, label="fused")
-        stages.text(fused["median_ms"] * 1.05, 0, f"{fused['median_ms']:.1f} ms", va="center", fontsize=8, color=QUIET)
+        stages.text(fused["median_ms"] + 6, 0, f"{fused['median_ms']:.1f} ms", va="center", fontsize=8, color=QUIET)
         for at, row in enumerate(shown, start=1):
             left = 0.0
             for stage, color in colors.items():
-                stages.barh(at, row[f"{stage}_ms"], left=left, color=color, height=0.7, label=stage if at == 1 else None)
+                stages.barh(
+                    at, row[f"{stage}_ms"], left=left, color=color, height=0.7, label=stage if at == 1 else None
+                )
                 left += row[f"{stage}_ms"]
             note = f"{row['median_ms']:.0f} ms, {row['times_fused']:.1f}×"
-            stages.text(row["median_ms"] * 1.01 + 2, at, note, va="center", fontsize=8, color=QUIET)
+            stages.text(row["median_ms"] + 6, at, note, va="center", fontsize=8, color=QUIET)
         stages.set_yticks(range(len(shown) + 1), ["spattn, fused", *(r["pipeline"] for r in shown)])
         stages.invert_yaxis()
         stages.set_xlim(0, max(r["median_ms"] for r in shown) * 1.2)
-        stages.set_xlabel("CPU milliseconds a call")
-        stages.legend(frameon=False, loc="lower right")
+        stages.set_xlabel("CPU milliseconds a call; the bars name whose SDDMM · softmax · SpMM")
+        stages.legend(frameon=False, loc="upper right")
         stages.grid(axis="x", color=GRID)
         _amortisation(total, fused, shown)
         figure.suptitle(title)
@@ -126,12 +145,22 @@ def fusion(pipelines: list[dict], fused: dict, title: str, path: Path) -> None:
 
 
 def _amortisation(axis, fused: dict, pipelines: list[dict]) -> None:
-    calls = range(0, 11)
-    lines = [("spattn, fused", fused, TARGET), (f"best unfused: {pipelines[0]['pipeline']}", pipelines[0], "#2a6f97")]
-    lines += [(r["pipeline"], r, "#e09f3e") for r in pipelines if r["pipeline"].startswith("SciPy") and r is not pipelines[0]][:1]
+    calls = range(21)
+    lines = [("spattn, fused", fused, TARGET), (f"best unfused ({pipelines[0]['pipeline']})", pipelines[0], "#2a6f97")]
+    lines += [
+        (r["pipeline"], r, "#e09f3e") for r in pipelines if r["pipeline"].startswith("SciPy") and r is not pipelines[0]
+    ][:1]
     for label, row, color in lines:
-        axis.plot(calls, [row["inspect_ms"] + n * row["median_ms"] for n in calls], color=color, label=label, marker="o", markersize=3)
+        axis.plot(
+            calls,
+            [row["inspect_ms"] + n * row["median_ms"] for n in calls],
+            color=color,
+            label=label,
+            marker="o",
+            markersize=3,
+        )
     axis.set_yscale("log")
+    axis.set_xticks(range(0, 21, 5))
     axis.set_xlabel("calls")
     axis.set_ylabel("CPU milliseconds in all, inspection first")
     axis.legend(frameon=False, loc="lower right")

@@ -11,9 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import spattn
 import torch
 import torch.nn.functional as F
+
+import spattn
 
 from . import contenders, problems
 

@@ -1,4 +1,4 @@
-"""The problems of the comparison, their inputs, and the float64 check that every contender passes before it is timed."""
+"""The problems of the comparison, their inputs, and the float64 check that every contender passes before its timing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 import torch
+
 from spattn import patterns as sp
 from spattn.testing import error_budget, naive, naive_gradients
 
@@ -72,8 +73,8 @@ def problems(quick: bool) -> list[Problem]:
     return [
         Problem("window", f"window ±{side}", short, sp.SlidingWindow(side), lambda b, h, q, k: (q - k).abs() <= side,
                 ("spattn", *window, "NumPy dense masked", "SciPy CSR"), window_both, side),
-        Problem("window_long", f"window ±{side}", long, sp.SlidingWindow(side), lambda b, h, q, k: (q - k).abs() <= side,
-                ("spattn", *window), (), side),
+        Problem("window_long", f"window ±{side}", long, sp.SlidingWindow(side),
+                lambda b, h, q, k: (q - k).abs() <= side, ("spattn", *window), (), side),
         Problem("dense", "dense", short, sp.Full(), lambda b, h, q, k: q >= 0, ("spattn", "SDPA dense"),
                 ("spattn", "SDPA dense")),
         Problem("causal", "causal", short, sp.Causal(), lambda b, h, q, k: k <= q,

@@ -20,9 +20,10 @@ def row(problem: Problem, given: Inputs, dtype: str, both: bool, median_ms: floa
 
     Notes
     -----
-    Products and exponentials are instructions of the same vector units and add up; reads overlap with them. So no kernel of
-    this plan can be faster than ``attainable_ms = max(products + exp, L2, DRAM)``, and ``attained_pct`` is how near it came.
-    K and V are read once a tile from L2 in the packed precision (float32, bfloat16 for AMX); q, k, v and out once from DRAM.
+    Products and exponentials are instructions of the same vector units and add up; reads overlap with them. So no
+    kernel of this plan can be faster than ``attainable_ms = max(products + exp, L2, DRAM)``, and ``attained_pct`` is
+    how near it came. K and V are read once a tile from L2 in the packed precision (float32, bfloat16 for AMX); q, k, v
+    and out once from DRAM.
     """
     plan = plan_of(problem, given)
     reference = ceilings.reference(dtype)
@@ -33,12 +34,17 @@ def row(problem: Problem, given: Inputs, dtype: str, both: bool, median_ms: floa
     packed = 2 if reference == "amx_l1" else 4
     l2 = plan.tiles * HEADS * plan.block_kv * 2 * HEAD_DIM * packed / ceilings.median("read_l2") / 1e6
     dram = 4 * given.q.numel() * given.q.element_size() / ceilings.median("read_dram") / 1e6
-    stages = {"products": products + exponentials, "L2": l2, "DRAM": dram} if not both else {"products": products + exponentials}
+    stages = (
+        {"products": products + exponentials, "L2": l2, "DRAM": dram}
+        if not both
+        else {"products": products + exponentials}
+    )
     attainable = max(stages.values())
     bound = max(stages, key=stages.get)
     gflops = flops_per_pair(both) * pairs / median_ms / 1e6
     return {
-        "problem": f"{problem.title}, N = {problem.tokens}", "dtype": dtype, "pass": "forward + backward" if both else "forward",
+        "problem": f"{problem.title}, N = {problem.tokens}", "dtype": dtype,
+        "pass": "forward + backward" if both else "forward",
         "median_ms": round(median_ms, 2), "ceiling": reference, "ceiling_gflops": round(ceiling, 1),
         "gflops_on_allowed_pairs": round(gflops, 1), "share_of_ceiling_pct": round(100 * gflops / ceiling, 1),
         "tile": f"{plan.block_q} × {plan.block_kv}", "efficiency_pct": round(100 * plan.efficiency, 1),

@@ -29,8 +29,9 @@ def rows(results: list[dict]) -> list[dict]:
             share = against == "ceiling"
             reached = match[0]["share_of_ceiling_pct" if share else "times_spattn"]
             unit = " %" if share else "×"
+            comparison = "share of the arithmetic ceiling" if share else f"faster than {against}"
             found.append({
-                "what": f"{match[0]['problem']}, {which}: " + ("share of the arithmetic ceiling" if share else f"faster than {against}"),
+                "what": f"{match[0]['problem']}, {which}: {comparison}",
                 "dtype": dtype, "target": f"≥ {target:g}{unit}", "reached": f"{reached:.3g}{unit}",
                 "met": "yes" if reached >= target else "no",
             })  # fmt: skip

@@ -1,4 +1,4 @@
-"""Sparse attention as three separate kernels over a CSR index: SDDMM, softmax, SpMM, from the libraries that have them."""
+"""Sparse attention as three separate kernels over a CSR index: SDDMM, softmax and SpMM of the libraries at hand."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from functools import cached_property
 import numpy as np
 import scipy.sparse
 import torch
+
 from spattn import patterns as sp
 
 _GATHER = 1 << 12  # pairs that the NumPy SDDMM gathers at once: the fastest of 2^9 … 2^15 here
@@ -128,17 +129,21 @@ def _spmm_mkl(index: CsrIndex, weights: np.ndarray, v: torch.Tensor) -> torch.Te
     return torch.from_numpy(dot_product_mkl(index.as_scipy(weights), v.numpy()))
 
 
-# What each library has. Softmax leaves the division by the row sum to the output, which is 8 times smaller than the weights.
-SDDMM = {"numpy gather": _sddmm_gather, "torch.sparse.sampled_addmm": _sddmm_torch}
-SOFTMAX = {"numpy reduceat": _softmax_numpy, "torch segment_reduce": _softmax_torch}
-SPMM = {"scipy": _spmm_scipy, "torch.sparse.mm (MKL)": _spmm_torch, "sparse_dot_mkl": _spmm_mkl}
+# What each library has. Softmax leaves the division by the row sum to the output, which is 8 times smaller than the
+# weights. NumPy: gathered rows and einsum; maximum.reduceat and add.reduceat. torch: sparse.sampled_addmm;
+# segment_reduce; sparse.mm, which is MKL's.
+SDDMM = {"NumPy": _sddmm_gather, "torch": _sddmm_torch}
+SOFTMAX = {"NumPy": _softmax_numpy, "torch": _softmax_torch}
+SPMM = {"SciPy": _spmm_scipy, "torch (MKL)": _spmm_torch, "sparse_dot_mkl": _spmm_mkl}
+SCIPY, TORCH = ("NumPy", "NumPy", "SciPy"), ("torch", "torch", "torch (MKL)")  # of one library each
 
 
-_NEEDS = {
-    "numpy gather": ("rows",), "torch.sparse.sampled_addmm": ("zeros",), "numpy reduceat": ("counts",),
-    "torch segment_reduce": ("torch_counts", "torch_indptr"), "scipy": (), "torch.sparse.mm (MKL)": ("torch_indices",),
-    "sparse_dot_mkl": (),
-}  # fmt: skip
+# The forms of the index that each kernel uses, apart from the CSR arrays themselves.
+_NEEDS = (
+    {"NumPy": ("rows",), "torch": ("zeros",)},
+    {"NumPy": ("counts",), "torch": ("torch_counts", "torch_indptr")},
+    {"SciPy": (), "torch (MKL)": ("torch_indices",), "sparse_dot_mkl": ()},
+)
 
 
 class Pipeline:
@@ -181,9 +186,11 @@ class Pipeline:
         return {f"{stage}_ms": round(statistics.median(times), 3) for stage, times in self.stage_ms.items()}
 
 
-def needs(names: tuple[str, ...]) -> set[str]:
-    """The forms of the index that these kernels use, apart from the CSR arrays themselves."""
-    return {form for name in names for form in _NEEDS[name]}
+def prepare(index: CsrIndex, names: tuple[str, ...]) -> None:
+    """Makes the forms of the index that these kernels use."""
+    for needs, name in zip(_NEEDS, names, strict=True):
+        for form in needs[name]:
+            getattr(index, form)
 
 
 def quiet_torch_sparse() -> None:

@@ -113,7 +113,7 @@ def _planned(pattern, q_len: int, kv_len: int) -> list[str]:
     cls, base = type(pattern), patterns.Pattern
     runs = "given in closed form" if cls.runs is not base.runs else "found from the predicate"
     views = "in contiguous tiles" if _whole(pattern, q_len, kv_len) else "in views of its own"
-    told = textwrap.wrap(" ".join(repr(plan).split()), 84)
+    told = textwrap.wrap(" ".join(repr(plan).split()), 76)
     return [
         "Plan", "-" * 4, "", ".. code-block:: text", "", *(f"   {line}" for line in told), "",
         f"The index set is {runs}; planned {views}.",

@@ -21,7 +21,9 @@ class ResultsTable(SphinxDirective):
     """
 
     required_arguments = 1
-    option_spec = {"columns": directives.unchanged_required, "where": directives.unchanged, "no-source": directives.flag}
+    option_spec = {
+        "columns": directives.unchanged_required, "where": directives.unchanged, "no-source": directives.flag,
+    }  # fmt: skip
 
     def run(self) -> list[nodes.Node]:
         """The table and a line that says where and when it was measured."""

@@ -17,8 +17,8 @@ __all__ = ["HOST_ARRAYS", "TILE", "accepts", "forward", "info", "instruction_set
 HOST_ARRAYS = True
 
 TILE = (48, 64)
-"""Queries and keys of a tile. 48 queries are three AVX-512 vectors, as wide as a register block of the scores, and eight
-register blocks of the output; with 64 keys the operands of either product stay in a 48 KiB first-level cache."""
+"""Queries and keys of a tile. 48 queries are three AVX-512 vectors, as wide as a register block of the scores, and
+eight register blocks of the output; with 64 keys the operands of either product stay in a 48 KiB first-level cache."""
 
 _MAX_HEAD_DIM = 256
 _PARALLEL_TASKS = 16  # (batch, head) tasks times pieces that planning aims at, whatever the machine's threads
@@ -135,7 +135,8 @@ def _check(q, k, v, plan) -> None:
         raise TypeError(f"q: expected one of {', '.join(_core.DTYPES)}, got {q.dtype}")
     batch, heads_q, q_len, head_dim = q.shape
     heads_kv, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
-    for name, x, shape in (("k", k, (batch, heads_kv, kv_len, head_dim)), ("v", v, (batch, heads_kv, kv_len, head_dim_v))):
+    length = batch, heads_kv, kv_len
+    for name, x, shape in (("k", k, (*length, head_dim)), ("v", v, (*length, head_dim_v))):
         if x.dtype != q.dtype:
             raise TypeError(f"{name}: expected dtype {q.dtype} like q, got {x.dtype}")
         if x.shape != shape:

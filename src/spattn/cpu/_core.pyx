@@ -164,7 +164,8 @@ cdef class Run:
         self.scratch_bytes = (self.table.scratch_bytes[self.dtype](call[0]) + 4095) // 4096 * 4096 + 64
         scratch = np.empty(threads * self.scratch_bytes + 64, np.uint8)
         value_bytes = 8 if self.dtype == 1 else 4
-        slots = np.empty(self.pairs * call.plan.slots * call.plan.block_q * (call.head_dim_v + 1) * value_bytes, np.uint8)
+        rows = self.pairs * call.plan.slots * call.plan.block_q
+        slots = np.empty(rows * (call.head_dim_v + 1) * value_bytes, np.uint8)
         self.owners += [scratch, slots]
         self.scratch = <char*>((<uintptr_t>cnp.PyArray_DATA(scratch) + 63) // 64 * 64)
         call.slots = <char*>cnp.PyArray_DATA(slots)

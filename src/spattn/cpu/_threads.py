@@ -16,9 +16,9 @@ _CGROUPS = Path("/sys/fs/cgroup")
 def num_threads() -> int:
     """Threads that a call made now would use at most.
 
-    ``OMP_NUM_THREADS`` and threadpoolctl decide; without the former, never more than the processors of the affinity mask
-    and of the cgroup's quota. 1 in a build without OpenMP, inside another parallel region, and in a forked child of the
-    process that imported spattn: OpenMP's threads do not survive a fork, and waiting for them would never end.
+    ``OMP_NUM_THREADS`` and threadpoolctl decide; without the former, never more than the processors of the affinity
+    mask and of the cgroup's quota. 1 in a build without OpenMP, inside another parallel region, and in a forked child
+    of the process that imported spattn: OpenMP's threads do not survive a fork, and waiting for them would never end.
 
     Examples
     --------

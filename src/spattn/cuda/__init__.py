@@ -9,10 +9,12 @@ import os
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from .. import _arrays
 from ..patterns import Pattern
 from ..plan import Plan, plan
-from . import arrays, compile, device, execute, portable
+from . import arrays, compile, device, execute, hopper, portable
 from .errors import CudaError
 
 __all__ = ["HOST_ARRAYS", "CudaError", "accepts", "forward", "info", "plan_for", "tile", "unavailable", "units"]
@@ -70,22 +72,25 @@ def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float) -> tuple[Any, Any]
     shape = (*q.shape[:3], v.shape[3])
     if 0 in shape or k.shape[2] == 0:
         return _nothing_to_read(q, shape)
-    gpu = device.get(arrays.ordinal(q))
+    library = arrays.library(q)
+    ordinal = library.ordinal(q)
+    gpu = device.get(ordinal)
     kernels = _kernels(gpu, _arrays.dtype_name(q), q.shape[3], v.shape[3])
     if not kernels.accepts(plan.block_q, plan.block_kv):
         kernels = portable
     if not kernels.accepts(plan.block_q, plan.block_kv):
         raise ValueError(f"plan: no kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
-    run = execute.from_host if arrays.ordinal(q) is None else execute.on_device
     with gpu:
-        return run(kernels, gpu, q, k, v, plan, scale)
+        if ordinal is None:
+            return execute.from_host(kernels, gpu, q, k, v, plan, scale)
+        return execute.on_device(kernels, gpu, library, q, k, v, plan, scale)
 
 
 def plan_for(pattern: Pattern, q: Any, k: Any, v: Any) -> Plan:
     """The plan with the tile shape of this device's kernels. Long lists are split so that one head's work, times the
     heads, occupies every multiprocessor."""
     batch, heads, q_len, head_dim = q.shape
-    gpu = device.get(arrays.ordinal(q))
+    gpu = device.get(arrays.library(q).ordinal(q))
     workers = max(1, -(-gpu.units * _BLOCKS_PER_UNIT // max(1, batch * heads)))
     shape = tile(_arrays.dtype_name(q), head_dim, v.shape[3], gpu.ordinal)
     return plan(pattern, q_len, k.shape[2], batch=batch, heads=heads, tile=shape, workers=workers)
@@ -132,6 +137,8 @@ def _kernels(gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> 
     for name, size in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
         if not 1 <= size <= portable.LARGEST_HEAD_DIM:
             raise ValueError(f"{name}: expected 1 … {portable.LARGEST_HEAD_DIM}, got {size}")
+    if choice == "auto" and hopper.supports(gpu, dtype, head_dim, head_dim_v):
+        return hopper
     return portable
 
 
@@ -139,9 +146,8 @@ def _nothing_to_read(q: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
     """out = 0 and lse = −∞ without a launch, for no queries, no heads or no keys."""
     dtype = _arrays.dtype_name(q)
     wide = execute.lse_dtype(dtype)
-    if arrays.ordinal(q) is None:
-        import numpy as np
-
+    library = arrays.library(q)
+    if library.ordinal(q) is None:
         host = np.zeros(shape, _arrays.to_numpy(q).dtype), np.full(shape[:3], -np.inf, wide)
         return tuple(_arrays.from_numpy(x, q) for x in host)
-    return arrays.full(q, shape, dtype, 0.0), arrays.full(q, shape[:3], wide, -float("inf"))
+    return library.full(q, shape, dtype, 0.0), library.full(q, shape[:3], wide, -float("inf"))

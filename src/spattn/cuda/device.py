@@ -50,6 +50,11 @@ class Device:
         return self._device.compute_capability()
 
     @cached_property
+    def arch(self) -> str:
+        """nvcc's name of the architecture, such as "sm_90"."""
+        return "sm_{}{}".format(*self.capability)
+
+    @cached_property
     def units(self) -> int:
         """Number of multiprocessors."""
         return self._device.get_attribute(self._attribute.MULTIPROCESSOR_COUNT)

@@ -10,38 +10,42 @@ import numpy as np
 from .. import _arrays
 from ..plan._types import Plan
 from . import arrays
+from .arrays import Library
 from .buffer import Buffer, out_of_memory
 from .device import Device
 from .errors import check
 from .params import Call, Operand
 
 
-def on_device(kernels: ModuleType, device: Device, q: Any, k: Any, v: Any, plan: Plan, scale: float) -> tuple[Any, Any]:
+def on_device(
+    kernels: ModuleType, device: Device, library: Library, q: Any, k: Any, v: Any, plan: Plan, scale: float
+) -> tuple[Any, Any]:
     """Attention of arrays in device memory, on the caller's stream and without waiting for it.
 
     JAX shares no stream: its inputs are waited for, and so is the result.
     """
-    q, k, v = map(arrays.resolve, (q, k, v))
+    q, k, v = map(library.resolve, (q, k, v))
     dtype = _arrays.dtype_name(q)
-    operands = [arrays.operand(x) for x in (q, k, v)]
-    stream = arrays.stream(q)
+    operands = [library.operand(x) for x in (q, k, v)]
+    stream = library.stream(q)
     own = stream is None
     owners: list[Any] = []
 
     def allocate(nbytes: int) -> int:
-        address, owner = arrays.allocate(q, nbytes)
+        address, owner = library.allocate(q, nbytes)
         if owner is None:
             owner = Buffer(device, nbytes)
             address = owner.pointer
         owners.append(owner)
         return address
 
-    shape = (*q.shape[:3], v.shape[3])
+    rows = operands[0].shape[:3]
+    shape = (*rows, operands[2].shape[3])
     try:
-        out = arrays.empty(q, shape, dtype, arrays.memory_order(operands[0]))
-        lse = arrays.empty(q, tuple(q.shape[:3]), lse_dtype(dtype), (0, 1, 2))
-        call = Call(device, device.stream if own else stream, plan, *operands, arrays.operand(out),
-                    arrays.operand(lse).pointer, dtype, scale, allocate)  # fmt: skip
+        out = library.empty(q, shape, dtype, arrays.memory_order(operands[0]))
+        lse = library.empty(q, rows, lse_dtype(dtype))
+        call = Call(device, device.stream if own else stream, plan, *operands, library.operand(out),
+                    library.operand(lse).pointer, dtype, scale, allocate)  # fmt: skip
         kernels.forward(call)
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # PyTorch's and CuPy's own
@@ -52,7 +56,9 @@ def on_device(kernels: ModuleType, device: Device, q: Any, k: Any, v: Any, plan:
     return out, lse
 
 
-def from_host(kernels: ModuleType, device: Device, q: Any, k: Any, v: Any, plan: Plan, scale: float) -> tuple[Any, Any]:
+def from_host(
+    kernels: ModuleType, device: Device, q: Any, k: Any, v: Any, plan: Plan, scale: float
+) -> tuple[Any, Any]:
     """Attention of arrays in host memory: copied to the device, and the result back."""
     host = [np.ascontiguousarray(_arrays.to_numpy(x)) for x in (q, k, v)]
     dtype = _arrays.dtype_name(host[0])

@@ -1,14 +1,15 @@
 """The kernels for compute capability 9.0: TMA, WGMMA and persistent blocks, for 16-bit types.
 
 They execute plans with tiles of 128 queries and 64 keys; two key tiles make one product of 128 keys where the head
-dimension leaves room for it. Arrays that TMA cannot address (rows not 16-byte aligned, negative or zero strides) and plans
-of more than 240 tensor maps go to the portable kernels, which execute the same plan.
+dimension leaves room for it. Arrays that TMA cannot address (rows not 16-byte aligned, negative or zero strides) and
+plans of more than 240 tensor maps go to the portable kernels, which execute the same plan.
 """
 
 from __future__ import annotations
 
 import itertools
 import struct
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from .buffer import upload
 from .device import Device
 from .hopper_layout import make_layout, make_merge_heads, make_units
 from .hopper_params import Template, maps_needed, readable
-from .launch import kernel
+from .launch import Kernel, kernel
 from .params import Call
 
 ARCH = "sm_90a"
@@ -27,7 +28,7 @@ LARGEST_HEAD_DIM = 256
 _MAPS = (16, 240)  # tensor maps that a kernel's parameters have room for; 240 is what 32 KiB of parameters hold
 _FEW_STEPS = 4  # items shorter than this on average want a third query tile in shared memory instead of more keys
 _COUNTERS = 1024  # calls on different streams that may run a plan at the same time
-_TEMPLATES = 32
+_READY_KEPT = 32
 _TYPES = {"float16": ("__half", '"f16"'), "bfloat16": ("__nv_bfloat16", '"bf16"')}
 _MERGE = struct.Struct("@8Q2q3q4i")
 _ROWS_PER_BLOCK = 32  # of merge_sm90.cu
@@ -59,25 +60,17 @@ def accepts(block_q: int, block_kv: int) -> bool:
 
 def forward(call: Call) -> None:
     """Enqueue the attention kernel, and the merge kernel where the plan has merges; the context must be current."""
-    if not all(map(readable, (call.q, call.k, call.v, call.out))):
-        portable.forward(call)
-        return
-    batch, heads_q = call.q.shape[:2]
-    plan = plan_on_device(call.plan, call.device, batch, heads_q, call.k.shape[1])
-    room = next((size for size in _MAPS if maps_needed(plan.layout, call) <= size), None)
-    if room is None:
+    plan = plan_on_device(call.plan, call.device, call.q.shape[0], call.q.shape[1], call.k.shape[1])
+    ready = plan.ready(call)
+    if ready is None or (call.q.pointer | call.k.pointer | call.v.pointer | call.out.pointer) % 16:
         portable.forward(call)
         return
     partial, partial_lse = portable.workspace(call)
-    if plan.units:
-        defines = variant(call.dtype, max(call.q.shape[3], call.v.shape[3]), room, plan.short_items)
-        attention = kernel(call.device, "attention_sm90.cu", ARCH, defines, "attention_sm90")
-        params = plan.template(call, room).fill(call, partial, partial_lse, plan.counter())
-        attention.launch(min(call.device.units, plan.units), params, call.stream)
-    if plan.merge_blocks:
-        defines = variant(call.dtype, max(call.q.shape[3], call.v.shape[3]), _MAPS[0], False)
-        merge = kernel(call.device, "merge_sm90.cu", ARCH, defines, "merge_sm90")
-        merge.launch(batch * heads_q * plan.merge_blocks, plan.merge_params(call, partial, partial_lse), call.stream)
+    if ready.blocks:
+        params = ready.template.fill(call, partial, partial_lse, plan.counter())
+        ready.attention.launch(ready.blocks, params, call.stream)
+    if ready.merge_blocks:
+        ready.merge.launch(ready.merge_blocks, plan.merge_params(call, partial, partial_lse), call.stream)
 
 
 def variant(dtype: str, head_dim: int, room: int, short_items: bool) -> dict[str, object]:
@@ -89,6 +82,16 @@ def variant(dtype: str, head_dim: int, room: int, short_items: bool) -> dict[str
         "SPATTN_TILE_KV": TILE[1], "SPATTN_STEP_KV": 128 if dim <= 128 else 64, "SPATTN_MAPS": room,
         "SPATTN_QUERIES": 3 if short_items and dim <= 128 else 2,
     }  # fmt: skip
+
+
+class Ready(NamedTuple):
+    """Kernels and parameters of all calls of a plan that agree in shapes, strides and dtype."""
+
+    attention: Kernel | None
+    blocks: int
+    template: Template
+    merge: Kernel | None
+    merge_blocks: int
 
 
 class HopperPlan:
@@ -116,31 +119,48 @@ class HopperPlan:
         length = plan.work["end"] - plan.work["begin"]
         self.short_items = bool(len(length)) and float(length.mean()) * TILE[1] < _FEW_STEPS * 128
         self._calls = itertools.count()
-        self._templates: dict[tuple, Template] = {}
+        self._ready: dict[tuple, Ready | None] = {}
 
     def counter(self) -> int:
         """Address of a work counter that no call still in flight uses."""
         return self.at["counters"] + 4 * (next(self._calls) % _COUNTERS)
 
-    def template(self, call: Call, room: int) -> Template:
-        """What calls of these shapes and strides share."""
-        key = (call.dtype, *(part for x in (call.q, call.k, call.v, call.out) for part in (x.shape, x.strides)))
-        found = self._templates.get(key)
-        if found is None:
-            if len(self._templates) >= _TEMPLATES:
-                self._templates.clear()
-            found = self._templates.setdefault(key, Template(self.layout, self.at, self.units, call, room))
+    def ready(self, call: Call) -> Ready | None:
+        """What calls of these shapes and strides share; None when TMA cannot address them."""
+        arrays = call.q, call.k, call.v, call.out
+        key = (call.dtype, *(part for x in arrays for part in x[1:]))
+        found = self._ready.get(key, self)
+        if found is self:
+            if len(self._ready) >= _READY_KEPT:
+                self._ready.clear()
+            found = self._ready.setdefault(key, self._prepare(call))
         return found
 
-    def merge_params(self, call: Call, partial: int, partial_lse: int) -> np.ndarray:
+    def _prepare(self, call: Call) -> Ready | None:
+        room = next((size for size in _MAPS if maps_needed(self.layout, call) <= size), None)
+        if room is None or not all(map(readable, (call.q, call.k, call.v, call.out))):
+            return None
+        dim = max(call.q.shape[3], call.v.shape[3])
+
+        def load(name: str, *sizes):
+            return kernel(call.device, f"{name}.cu", ARCH, variant(call.dtype, dim, *sizes), name)
+
+        return Ready(
+            load("attention_sm90", room, self.short_items) if self.units else None,
+            min(call.device.units, self.units),
+            Template(self.layout, self.at, self.units, call, room),
+            load("merge_sm90", _MAPS[0], False) if self.merge_blocks else None,
+            call.q.shape[0] * call.q.shape[1] * self.merge_blocks,
+        )  # fmt: skip
+
+    def merge_params(self, call: Call, partial: int, partial_lse: int) -> bytes:
         """The bytes of ``Merge`` of merge_sm90.cu."""
         names = ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")
-        packed = _MERGE.pack(
+        return _MERGE.pack(
             *(self.at[name] for name in names), partial, partial_lse, call.out.pointer, call.lse,
             call.plan.slots * call.plan.block_q, call.plan.q_len, *call.out.strides[:3],
             call.q.shape[1], call.v.shape[3], self.merge_blocks, 0,
         )  # fmt: skip
-        return np.frombuffer(packed, np.uint8)
 
 
 def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int) -> HopperPlan:

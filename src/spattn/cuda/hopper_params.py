@@ -1,13 +1,14 @@
 """Kernel arguments of ``kernels/attention_sm90.cu``: tensor maps and the parameter block.
 
-Tensor maps travel inside the parameters, so a launch needs no copy and can be captured in a graph. Shapes and strides are
-encoded once; a call with other addresses only replaces those.
+Tensor maps travel inside the parameters, so a launch needs no copy and can be captured in a graph. Shapes and strides
+are encoded once; a call with other addresses only replaces those.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ _PLAN_POINTERS = ("units", "items", "entries", "entry_masks", "masks", "query_vi
 _CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse", "counter")
 _INTEGERS = ("unit_count", "heads_q", "head_dim", "head_dim_v", "q_batch", "kv_batch", "batch_maps")
 _FLOATS = ("scale", "scale_log2", "sign")
+_ADDRESSES, _SCALES = struct.Struct("@8Q"), struct.Struct("@3f")
+_HEADS_KEPT = 64
 
 
 @functools.cache
@@ -46,12 +49,11 @@ def params_dtype(room: int) -> np.dtype:
 
 
 def readable(operand: Operand) -> bool:
-    """Whether TMA can address an array: 16-byte aligned rows, features contiguous, positive strides."""
+    """Whether TMA can address an array that starts on 16 bytes: so must its rows, and strides be positive."""
     *steps, feature = operand.strides
     steps = [step * ELEMENT_BYTES for step, size in zip(steps, operand.shape, strict=False) if size > 1]
     return (
-        operand.pointer % 16 == 0
-        and (feature == 1 or operand.shape[3] == 1)
+        (feature == 1 or operand.shape[3] == 1)
         and operand.shape[3] * ELEMENT_BYTES % 16 == 0
         and all(0 < step < _LARGEST_STRIDE and step % 16 == 0 for step in steps)
     )
@@ -76,15 +78,17 @@ class Template:
     plan_at : dict
         Device addresses of the plan's arrays.
     unit_count : int
+    room : int
+        Tensor maps that the kernel's parameters have room for.
     """
 
     def __init__(self, layout: Layout, plan_at: dict[str, int], unit_count: int, call: Call, room: int):
         operands = call.q, call.k, call.v, call.out
         joint = all(map(joint_heads, operands))
-        image = aligned_bytes(params_dtype(room).itemsize)
-        params = image.view(params_dtype(room))[0]
+        self._image = aligned_bytes(params_dtype(room).itemsize)
+        params = self._image.view(params_dtype(room))[0]
         self._maps: list[_Map] = []
-        self._encode(layout, operands, call.dtype, joint, image.ctypes.data)
+        self._encode(layout, operands, call.dtype, joint)
         for name in _PLAN_POINTERS:
             params[name] = plan_at[name]
         for name, operand in zip(("q", "k", "v", "out"), operands, strict=True):
@@ -95,28 +99,35 @@ class Template:
         batches = (heads_q, heads_kv, 0) if joint else (0, 0, layout.maps)
         for name, value in zip(_INTEGERS, (*sizes, *batches), strict=True):
             params[name] = value
-        self._image = image
         self._pointers = tuple(operand.pointer for operand in operands)
+        self._head_bytes = room * MAP_BYTES
+        self._tail = bytes(self._image[self._head_bytes :])
         fields = params_dtype(room).fields
-        self._call_at, self._scale_at = fields["q"][1] // 8, fields["scale"][1] // 4
+        self._call_at, self._scale_at = (fields[name][1] - self._head_bytes for name in ("q", "scale"))
+        self._heads: dict[tuple, bytes] = {}
 
-    def fill(self, call: Call, partial: int, partial_lse: int, counter: int) -> np.ndarray:
+    def fill(self, call: Call, partial: int, partial_lse: int, counter: int) -> bytes:
         """The bytes of ``Params`` for a call."""
-        image = aligned_bytes(self._image.nbytes)
-        image[:] = self._image
         pointers = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer
-        at = image.ctypes.data
+        tail = bytearray(self._tail)
+        _ADDRESSES.pack_into(tail, self._call_at, *pointers, call.lse, partial, partial_lse, counter)
+        _SCALES.pack_into(tail, self._scale_at, call.scale, *fold_scale(call.scale))
+        return (self._heads.get(pointers) or self._move(pointers)) + tail
+
+    def _move(self, pointers: tuple[int, ...]) -> bytes:
+        """The tensor maps for other addresses, kept because allocators hand out the same ones again and again."""
+        maps = aligned_bytes(self._head_bytes)
+        maps[:] = self._image[: self._head_bytes]
         for number, (operand, offset) in enumerate(self._maps):
             if pointers[operand] != self._pointers[operand]:
-                replace_address(at + number * MAP_BYTES, pointers[operand] + offset)
-        first = self._call_at
-        image.view(np.uint64)[first : first + 8] = (*pointers, call.lse, partial, partial_lse, counter)
-        scale_log2, sign = fold_scale(call.scale)
-        image.view(np.float32)[self._scale_at : self._scale_at + 3] = (call.scale, scale_log2, sign)
-        return image
+                replace_address(maps.ctypes.data + number * MAP_BYTES, pointers[operand] + offset)
+        if len(self._heads) >= _HEADS_KEPT:
+            self._heads.clear()
+        return self._heads.setdefault(pointers, maps.tobytes())
 
-    def _encode(self, layout: Layout, operands, dtype: str, joint: bool, at: int) -> None:
+    def _encode(self, layout: Layout, operands, dtype: str, joint: bool) -> None:
         """Per batch entry (or once, where batch and head are one axis): maps of q and out, then of k and v."""
+        at = self._image.ctypes.data
         for batch in (None,) if joint else range(operands[0].shape[0]):
             for specs, numbers in ((layout.query_specs, (0, 3)), (layout.key_specs, (1, 2))):
                 for spec in specs:

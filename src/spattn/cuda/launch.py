@@ -11,10 +11,29 @@ from . import compile
 from .device import Device
 from .errors import check
 
+LARGEST_PARAMS = 32764  # CUDA's limit in bytes, from 12.1 and compute capability 7.0 on
 STATIC_SHARED_BYTES = 48 * 1024  # a block gets more only after asking
 
 _kernels: dict[tuple, Kernel] = {}
 _lock = threading.Lock()
+
+
+class _Arguments(threading.local):
+    """Memory that cuLaunchKernel reads arguments from, one per thread: the driver has copied them when it returns."""
+
+    def __init__(self):
+        self._params = np.zeros(LARGEST_PARAMS, np.uint8)
+        self._bytes = memoryview(self._params)
+        self._pointers = np.array([self._params.ctypes.data], np.uint64)
+        self._address = self._pointers.ctypes.data
+
+    def of(self, params: bytes | np.ndarray) -> int:
+        """Address of a list of pointers to one argument that holds `params`."""
+        self._bytes[: len(params)] = params
+        return self._address
+
+
+_arguments = _Arguments()
 
 
 class Kernel:
@@ -32,6 +51,7 @@ class Kernel:
         shape = np.zeros(3, np.int32)
         pointer, _ = check(driver.cuModuleGetGlobal(module, b"launch_shape"), "cuModuleGetGlobal")
         check(driver.cuMemcpyDtoH(shape.ctypes.data, pointer, shape.nbytes), "cuMemcpyDtoH")
+        self._launch = driver.cuLaunchKernel
         self.threads, self.shared_bytes, self.params_bytes = shape.tolist()
         if self.shared_bytes > device.shared_bytes:
             raise ValueError(
@@ -42,25 +62,22 @@ class Kernel:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(driver.cuFuncSetAttribute(self.function, attribute, self.shared_bytes), "cuFuncSetAttribute")
 
-    def launch(self, blocks: int, params: np.ndarray, stream: int) -> None:
+    def launch(self, blocks: int, params: bytes | np.ndarray, stream: int) -> None:
         """Start `blocks` blocks on a raw stream handle; the device's context must be current.
 
         Parameters
         ----------
-        params : contiguous array
-            The bytes of the kernel's only parameter, passed by value.
+        params : bytes or array of uint8
+            The kernel's only parameter, passed by value.
         """
-        from cuda.bindings import driver
-
-        if params.nbytes != self.params_bytes:
-            raise ValueError(f"params: expected {self.params_bytes} bytes, got {params.nbytes}")
-        pointers = np.array([params.ctypes.data], np.uint64)
+        if len(params) != self.params_bytes:
+            raise ValueError(f"params: expected {self.params_bytes} bytes, got {len(params)}")
         check(
-            driver.cuLaunchKernel(
-                self.function, blocks, 1, 1, self.threads, 1, 1, self.shared_bytes, stream, pointers.ctypes.data, 0
+            self._launch(
+                self.function, blocks, 1, 1, self.threads, 1, 1, self.shared_bytes, stream, _arguments.of(params), 0
             ),
             "cuLaunchKernel",
-        )  # fmt: skip
+        )
 
 
 def kernel(device: Device, source: str, arch: str, defines: Mapping[str, object], entry: str) -> Kernel:

@@ -13,6 +13,7 @@ import numpy as np
 from ..plan._types import Plan
 from .buffer import upload
 from .device import Device
+from .launch import Kernel
 
 _CALL = struct.Struct("@" + "Q4q" * 4 + "3Q" + "qd" + "5i4x")
 _PLAN = struct.Struct("@" + "10Q" + "4Qqi4x" * 2 + "3i4x")
@@ -79,6 +80,7 @@ class PlanOnDevice:
         self.items, self.merges = int(lists["items_first"][-1]), int(lists["merges_first"][-1])
         self._buffers = shared[0], upload(device, lists)
         at, plan_at = self._buffers[1][1], shared[1]
+        self.kernels: dict[tuple, Kernel] = {}  # of the calls made so far, by what they depend on
         self.packed = _PLAN.pack(
             *(plan_at[name] for name in _ARRAYS),
             at["items"], at["head_indptr"], at["heads"], at["items_first"], self.items, plan.variants,
@@ -96,7 +98,7 @@ def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int) -> Plan
     return found
 
 
-def pack(call: Call, plan: PlanOnDevice, partial: int, partial_lse: int, first_block: int = 0) -> np.ndarray:
+def pack(call: Call, plan: PlanOnDevice, partial: int, partial_lse: int, first_block: int = 0) -> bytes:
     """The bytes of ``Params``."""
     scale_log2, query_factor = fold_scale(call.scale)
     heads_q = call.q.shape[1]
@@ -106,7 +108,7 @@ def pack(call: Call, plan: PlanOnDevice, partial: int, partial_lse: int, first_b
         call.lse, partial, partial_lse, first_block, scale_log2,
         query_factor, heads_q, heads_q // call.k.shape[1], call.q.shape[3], call.v.shape[3],
     )  # fmt: skip
-    return np.frombuffer(head + plan.packed, np.uint8)
+    return head + plan.packed
 
 
 def fold_scale(scale: float) -> tuple[float, int]:
@@ -124,9 +126,10 @@ def _indptr(counts: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
-def _is_aligned(operand: Operand, itemsize: int) -> bool:
-    *outer, column = operand.strides
-    steps = [stride * itemsize for stride, size in zip(outer, operand.shape, strict=False) if size > 1]
-    columns = operand.shape[3]
-    contiguous = column == 1 or columns == 1
-    return contiguous and all(step % 16 == 0 for step in (operand.pointer, columns * itemsize, *steps))
+def _is_aligned(x: Operand, itemsize: int) -> bool:
+    batch, head, row, column = x.strides
+    if column != 1 or (x.pointer | x.shape[3] * itemsize) % 16:
+        return False
+    if (batch | head | row) * itemsize % 16 == 0:
+        return True
+    return all(stride * itemsize % 16 == 0 for stride, size in zip(x.strides[:3], x.shape, strict=False) if size > 1)

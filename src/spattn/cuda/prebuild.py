@@ -26,7 +26,7 @@ def jobs(arch: str, dtypes: Iterable[str], head_dims: Iterable[int]) -> Iterator
         yield "merge.cu", {"SPATTN_DTYPE": dtype}
         for head_dim in head_dims:
             tile = portable.tile_within(shared_bytes, dtype, head_dim)
-            yield portable.variant(arch, dtype, head_dim, head_dim, tile, aligned=True)
+            yield portable.variant(dtype, head_dim, head_dim, tile, aligned=True)
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -12,21 +13,21 @@ from .. import patterns
 from .._api import attention
 from .._backends import load as load_backend
 from ..patterns import Pattern
+from ..plan import Plan
 from . import text
 from .device import Device
 from .model import Encoder
 from .progress import Progress
 
 LAYER = 2  # counted from 0: half way through the encoder
-_SECONDS_A_CASE = 0.5
-_MOST_RUNS = 20
-_LONG_RUN = 1.5  # seconds: a case this slow runs twice
+_SECONDS_A_LENGTH = 5
+_FEWEST_ROUNDS, _MOST_ROUNDS = 3, 25
 _CHUNKS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one forward call: the best of `runs`, which other programs disturb least."""
+    """Seconds of one forward call: the median of `runs`."""
 
     seconds: float
     runs: int
@@ -103,52 +104,68 @@ def _end_to_end(x: np.ndarray) -> np.ndarray:
 
 
 def measure(qkv: list[np.ndarray], lengths: list[int], device: Device, progress: Progress) -> dict:
-    """Times naive dense attention and every pattern at every length.
+    """Times naive dense attention and every pattern at every length, the contenders in turns.
 
     Returns
     -------
     dict
         ``dense``: tokens -> :class:`Timing`; ``cases``: list of :class:`Case`.
     """
-    cases = timed_patterns()
-    progress.start("timing", len(lengths) * (1 + len(cases)))
+    progress.start("timing", len(lengths))
     dense, results = {}, []
     for n in lengths:
         arrays = [device.put(np.ascontiguousarray(x[:, :, :n])) for x in qkv]
-        dense[n] = time_call(lambda arrays=arrays: device.dense(*arrays), device.wait)
-        progress.step(f"{n} tokens")
-        for name, pattern in cases.items():
-            results.append(_measure_case(name, pattern, arrays, n, dense[n], device, n == min(lengths)))
-            progress.step(f"{n} tokens, {name}")
+        plans, plan_seconds = _plans(arrays, device)
+        errors = _errors(arrays, device) if n == min(lengths) else {}
+        calls = {"": lambda arrays=arrays: device.dense(*arrays)}
+        for name, pattern in timed_patterns().items():
+            calls[name] = partial(attention, *arrays, pattern, backend=device.backend)
+        timings = take_turns(calls, device.wait)
+        dense[n] = timings.pop("")
+        results += [
+            Case(
+                pattern=name, tokens=n, timing=timing, speedup=dense[n].seconds / timing.seconds,
+                density=plans[name].density, efficiency=plans[name].efficiency, plan_seconds=plan_seconds[name],
+                error=errors.get(name),
+            )
+            for name, timing in timings.items()
+        ]  # fmt: skip
+        progress.step(f"{n} tokens done")
     progress.finish()
     return {"dense": dense, "cases": results}
 
 
-def _measure_case(name, pattern, arrays, n, dense: Timing, device: Device, check: bool) -> Case:
-    start = time.perf_counter()
-    plan = load_backend(device.backend).plan_for(pattern, *arrays)
-    plan_seconds = time.perf_counter() - start
-    timing = time_call(lambda: attention(*arrays, pattern, backend=device.backend), device.wait)
-    error = None
-    if check:
+def _plans(arrays, device: Device) -> tuple[dict[str, Plan], dict[str, float]]:
+    """Each pattern's plan as the backend makes it, and the seconds that took."""
+    plans, seconds = {}, {}
+    for name, pattern in timed_patterns().items():
+        start = time.perf_counter()
+        plans[name] = load_backend(device.backend).plan_for(pattern, *arrays)
+        seconds[name] = time.perf_counter() - start
+    return plans, seconds
+
+
+def _errors(arrays, device: Device) -> dict[str, float]:
+    """Largest absolute difference to the float64 reference, for each pattern."""
+    errors = {}
+    exact = [device.get(x).astype(np.float64) for x in arrays]
+    for name, pattern in timed_patterns().items():
         got = device.get(attention(*arrays, pattern, backend=device.backend))
-        want = attention(*(device.get(x).astype(np.float64) for x in arrays), pattern, backend="reference")
-        error = float(np.abs(got - want).max())
-    return Case(
-        pattern=name, tokens=n, timing=timing, speedup=dense.seconds / timing.seconds, density=plan.density,
-        efficiency=plan.efficiency, plan_seconds=plan_seconds, error=error,
-    )  # fmt: skip
+        errors[name] = float(np.abs(got - attention(*exact, pattern, backend="reference")).max())
+    return errors
 
 
-def time_call(call: Callable[[], object], wait: Callable[[], None]) -> Timing:
-    """The best of repeated calls, the first of which plans and warms caches; slow calls are repeated less."""
+def take_turns(calls: dict[str, Callable[[], object]], wait: Callable[[], None]) -> dict[str, Timing]:
+    """Times every call once a round, after a round that warms caches; at least three rounds."""
 
-    def once() -> float:
+    def once(call) -> float:
         start = time.perf_counter()
         call()
         wait()
         return time.perf_counter() - start
 
-    first = once()
-    repeats = 1 if first > _LONG_RUN else max(3, min(_MOST_RUNS, int(_SECONDS_A_CASE / first)))
-    return Timing(min(first, *(once() for _ in range(repeats))), 1 + repeats)
+    warm = sum(once(call) for call in calls.values())
+    rounds = max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(_SECONDS_A_LENGTH / warm)))
+    seconds = [[once(call) for call in calls.values()] for _ in range(rounds)]
+    medians = np.median(seconds, axis=0)
+    return {name: Timing(float(median), rounds) for name, median in zip(calls, medians, strict=True)}

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 import numpy as np
 
-from ..patterns import Lattice, Part, Pattern
+from ..patterns import Full, Lattice, Part, Pattern
 from ..patterns._base import check_lengths
 from ._schedule import schedule
 from ._tiling import Masks, find_tiles, make_view
@@ -88,6 +88,9 @@ def plan(
             return _cache[key]
     made = _make(*key)
     made.cache["valid"] = True
+    for array in vars(made).values():
+        if isinstance(array, np.ndarray):
+            array.flags.writeable = False  # shared by everybody, and checked only here
     with _lock:
         made = _cache.setdefault(key, made)
         while len(_cache) > _CACHED_PLANS:
@@ -98,6 +101,8 @@ def plan(
 def _make(pattern, q_len, kv_len, batch, heads, tile, workers) -> Plan:
     builder = _Builder(q_len, kv_len, tile)
     variants, index = pattern.variants(batch, heads)
+    if not variants:  # no batch entry or no head: nobody asks, and the answer is nothing
+        variants, index = [~Full()], np.zeros((1, 1), np.int32)
     for variant in variants:
         builder.add_variant(variant.bind(q_len, kv_len))
     return builder.finish(pattern, index, workers)

@@ -45,6 +45,9 @@ class TilePairs:
 class Symbolic(NDArrayOperatorsMixin):
     """Routes NumPy operators and ufuncs to the rules below."""
 
+    def __repr__(self):
+        return f"<{type(self).__name__} of {len(self.pairs.query_box)} tiles>"
+
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
         symbols = [x for x in inputs if isinstance(x, Symbolic)]
         if method != "__call__" or kwargs or not all(isinstance(x, Symbolic) or np.ndim(x) == 0 for x in inputs):
@@ -68,7 +71,7 @@ class Symbolic(NDArrayOperatorsMixin):
         raise TypeError("allows(): positions have no single truth value; use &, | and ~")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class OneSide(Symbolic):
     """A value that depends on the query or on the key alone: known in every cell."""
 
@@ -85,25 +88,30 @@ class OneSide(Symbolic):
         return self.map(lambda x: np.isin(x, table))
 
     @cached_property
+    def integers(self) -> np.ndarray:
+        """The values as int64; TypeError for fractions, for which steps and shapes mean nothing."""
+        if self.values.dtype.kind not in "biu":
+            raise TypeError(f"{self.values.dtype} values where query and key meet")
+        return self.values.astype(np.int64, copy=False)
+
+    @cached_property
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Smallest and largest value of each box."""
-        return self.values.min(axis=1).astype(np.int64), self.values.max(axis=1).astype(np.int64)
+        return self.integers.min(axis=1), self.integers.max(axis=1)
 
     @cached_property
     def step(self) -> int:
         """All values of a box are equal modulo this (0: they are equal)."""
-        integers = self.values.astype(np.int64)
-        return int(np.gcd.reduce(np.diff(integers, axis=1), axis=None)) if integers.shape[1] > 1 else 0
+        return int(np.gcd.reduce(np.diff(self.integers, axis=1), axis=None)) if self.integers.shape[1] > 1 else 0
 
     @cached_property
     def shape_and_base(self) -> tuple[np.ndarray, np.ndarray]:
         """Each box as (number of its shape, first value): boxes of one shape differ by a constant."""
-        integers = self.values.astype(np.int64)
-        base = integers[:, 0]
-        return unique_rows(integers - base[:, None])[1], base
+        base = self.integers[:, 0]
+        return unique_rows(self.integers - base[:, None])[1], base
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pair(Symbolic):
     """A value that depends on both sides: known as an interval and a key for every tile pair."""
 
@@ -112,6 +120,8 @@ class Pair(Symbolic):
     hi: np.ndarray
     step: int
     key: np.ndarray | None
+    truth: bool = False
+    """Whether this is a truth value: lo and hi are 0 or 1."""
 
     def map(self, function):
         raise TypeError("apply(): expected positions of one side, got a value that depends on query and key")
@@ -146,6 +156,8 @@ def _pair(pairs: TilePairs, x) -> Pair:
         return x
     count = len(pairs.query_box)
     if not isinstance(x, OneSide):
+        if int(x) != x:
+            raise TypeError(f"the fraction {x} where query and key meet")
         value = np.full(count, int(x), dtype=np.int64)
         return Pair(pairs, value, value, 0, np.zeros(count, dtype=np.int64) if pairs.with_keys else None)
     lo, hi = (bound[x.box] for bound in x.bounds)
@@ -161,7 +173,15 @@ def _boolean(pairs: TilePairs, always, never_not, key) -> Pair:
     lo, hi = always.astype(np.int64), never_not.astype(np.int64)
     if key is not None:
         key = np.where(lo == hi, lo, key + 2)
-    return Pair(pairs, lo, hi, 1, key)
+    return Pair(pairs, lo, hi, 1, key, truth=True)
+
+
+def _truth(pairs: TilePairs, x) -> Pair:
+    """A truth value as a Pair; TypeError for integers, whose bits intervals do not describe."""
+    value = _pair(pairs, x)
+    if value.truth or (isinstance(x, OneSide) and x.values.dtype == bool) or isinstance(x, (bool, np.bool_)):
+        return value
+    raise TypeError("&, | and ~ of integers that depend on query and key")
 
 
 def _excerpt_key(table, a, b, x: Pair, y: Pair) -> np.ndarray | None:
@@ -252,14 +272,14 @@ def _extreme(pick):
 
 def _logical(operation):
     def rule(pairs, a, b) -> Pair:
-        x, y = _pair(pairs, a), _pair(pairs, b)
+        x, y = _truth(pairs, a), _truth(pairs, b)
         return _boolean(pairs, operation(x.lo, y.lo), operation(x.hi, y.hi), _combine(x.key, y.key))
 
     return rule
 
 
 def _invert(pairs, a) -> Pair:
-    x = _pair(pairs, a)
+    x = _truth(pairs, a)
     return _boolean(pairs, 1 - x.hi, 1 - x.lo, x.key)
 
 

@@ -116,6 +116,10 @@ class Plan:
     nnz: int
     cache: dict = field(init=False, default_factory=dict)  # what backends derive from the plan (device copies, ...)
 
+    def __getstate__(self) -> dict:
+        """Without what backends derived, and without the mark of having been checked."""
+        return self.__dict__ | {"cache": {}}
+
     @property
     def variants(self) -> int:
         """How many different patterns the heads and batch entries have."""

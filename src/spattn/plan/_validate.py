@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ._types import COMPONENT, VIEW, WORK, Plan
+from ._types import COMPONENT, VIEW, WORK, Plan, positions
 
 
 def validate(plan: Plan) -> Plan:
@@ -17,7 +17,7 @@ def validate(plan: Plan) -> Plan:
         plans that did not come from :func:`spattn.plan` (edited, unpickled, hand-made) are checked before they run.
     """
     if not plan.cache.get("valid"):
-        for check in (_check_types, _check_views, _check_tiles, _check_work, _check_merges):
+        for check in (_check_types, _check_views, _check_tiles, _check_padding, _check_work, _check_merges):
             check(plan)
         plan.cache["valid"] = True
     return plan
@@ -66,7 +66,8 @@ def _check_tiles(p: Plan) -> None:
     _require(len(p.indptr) > 0 and p.indptr[0] == 0 and p.indptr[-1] == len(p.indices), "indptr: wrong ends")
     _require(np.diff(p.indptr) >= 0, "indptr: not monotone")
     _require(len(p.key_view) == len(p.indices) == len(p.mask), "indices, key_view, mask: lengths differ")
-    _require((c["first_row"] >= 0) & (c["first_row"] + c["query_tiles"] < len(p.indptr)), "components: rows out of range")
+    last_row = c["first_row"].astype(np.int64) + c["query_tiles"]
+    _require((c["first_row"] >= 0) & (last_row < len(p.indptr)), "components: rows out of range")
     _require((p.mask >= -1) & (p.mask < len(p.masks)), "mask: number out of range")
     for one in c:
         span = slice(p.indptr[one["first_row"]], p.indptr[one["first_row"] + one["query_tiles"]])
@@ -78,6 +79,27 @@ def _check_tiles(p: Plan) -> None:
         )
         code = (row.astype(np.int64) * len(p.views) + view) * (int(p.views["tiles"].max(initial=0)) + 1) + tile
         _require(np.diff(code) > 0, "indices: a list is unsorted or repeats a tile")
+
+
+def _check_padding(p: Plan) -> None:
+    """No real query is allowed a padding key."""
+    for one in p.components:
+        span = slice(p.indptr[one["first_row"]], p.indptr[one["first_row"] + one["query_tiles"]])
+        lengths = np.diff(p.indptr[one["first_row"] :][: one["query_tiles"] + 1])
+        query_tile, key_view = np.repeat(np.arange(one["query_tiles"]), lengths), one["key_view"] + p.key_view[span]
+        for number in np.unique(key_view):
+            view = p.views[number]
+            if (view["extent"] % view["box"] == 0).all():
+                continue
+            entries = np.nonzero(key_view == number)[0]
+            _, real = positions(view, p.indices[span][entries])
+            ragged = ~real.all(axis=1)
+            entries, padding = entries[ragged], ~real[ragged]
+            _require(p.mask[span][entries] >= 0, "mask: -1 for a tile with padding keys")
+            words = np.packbits(padding, axis=1, bitorder="little").view("<u8")
+            _, real_query = positions(p.views[one["query_view"]], query_tile[entries])
+            allowed = p.masks[p.mask[span][entries]] & words[:, None, :]
+            _require(~allowed.any(axis=2) | ~real_query, "masks: a padding key is allowed")
 
 
 def _check_work(p: Plan) -> None:
@@ -94,6 +116,9 @@ def _check_work(p: Plan) -> None:
         "work: piece outside of its list",
     )
     _require((w["slot"] >= -1) & (w["slot"] < p.slots), "work: slot out of range")
+    for first, last in zip(ends[:-1], ends[1:], strict=True):
+        slot = w["slot"][first:last]
+        _require(np.bincount(slot[slot >= 0], minlength=1) <= 1, "work: two items share a slot")
 
 
 def _check_merges(p: Plan) -> None:

@@ -150,18 +150,19 @@ __device__ __forceinline__ void mask_scores(Scores& s, const Params& params, int
   }
 }
 
-// P = exp2(S − row_max) into shared memory; O and row_sum follow a new maximum. A row that has seen no key keeps a
-// maximum of −inf and takes exp2 relative to 0.
+// P = exp2(S · scale_log2 − row_max) into shared memory; O and row_sum follow a new maximum. row_max is scaled and rounded
+// once, so that its rounding cancels. A row that has seen no key keeps a maximum of −inf and takes exp2 relative to 0.
 __device__ __forceinline__ void softmax(const Scores& s, Output& o, Sum (&row_max)[kRows], Sum (&row_sum)[kRows],
                                         Element* p, Sum scale_log2, int x, int y) {
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    Sum next = row_max[i];
+    Sum next = -infinity<Sum>();
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) next = fmax(next, s[i][j]);
     next = across_row(next, [](Sum a, Sum b) { return fmax(a, b); });
-    const Sum shift = next == -infinity<Sum>() ? Sum(0) : next * scale_log2;
-    const Sum rescale = power_of_two(fma(row_max[i], scale_log2, -shift));
+    next = fmax(row_max[i], next * scale_log2);
+    const Sum shift = next == -infinity<Sum>() ? Sum(0) : next;
+    const Sum rescale = power_of_two(row_max[i] - shift);
     Sum sum = 0;
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
@@ -200,7 +201,7 @@ __device__ __forceinline__ bool finish_row(const Sum (&o)[kSlicesV][kVector], Su
     }
   }
   if (x == 0 && target.position >= 0) {
-    const Sum row_lse = (row_max * Sum(params.scale_log2) + logarithm_of_two(row_sum)) * Sum(0.693147180559945309417);
+    const Sum row_lse = (row_max + logarithm_of_two(row_sum)) * Sum(0.693147180559945309417);
     static_cast<Sum*>(target.partial ? params.partial_lse : params.lse)[target.index] =
         row_sum == 0 ? -infinity<Sum>() : row_lse;
   }
@@ -213,7 +214,7 @@ extern "C" {
 
 __constant__ int launch_shape[3] = {spattn::kThreads, sizeof(spattn::Shared), sizeof(spattn::Params)};
 
-__global__ void __launch_bounds__(spattn::kThreads, 1) attention(const __grid_constant__ spattn::Params params) {
+__global__ void __launch_bounds__(spattn::kThreads, 2) attention(const __grid_constant__ spattn::Params params) {
   using namespace spattn;
   extern __shared__ __align__(128) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);

@@ -150,7 +150,7 @@ __device__ __forceinline__ void mask_scores(Scores& s, const Params& params, con
   }
 }
 
-// P = exp2(S − row_max); O and row_sum follow a new maximum.
+// P = exp2(S · scale_log2 − row_max); O and row_sum follow a new maximum.
 __device__ __forceinline__ void softmax(Scores& s, Output& o, RowState (&state)[kAtoms][2], float scale_log2) {
 #pragma unroll
   for (int atom = 0; atom < kAtoms; ++atom) {
@@ -187,7 +187,7 @@ __device__ __forceinline__ bool finish_row(Output& o, RowState& state, int atom,
     }
   }
   if (quad_lane == 0 && target.position >= 0) {
-    const float row_lse = (state.row_max * static_cast<float>(params.scale_log2) + log2f(row_sum)) * 0.6931471805599453f;
+    const float row_lse = (state.row_max + log2f(row_sum)) * 0.6931471805599453f;
     static_cast<float*>(target.partial ? params.partial_lse : params.lse)[target.index] =
         row_sum == 0.f ? -infinity<float>() : row_lse;
   }

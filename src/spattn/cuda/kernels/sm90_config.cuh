@@ -20,8 +20,8 @@ constexpr int kPanels = kDim / 64;       // 64 elements are one 128-byte swizzle
 constexpr int kWarpgroups = kBlockQ / 64;
 constexpr bool kTurns = kWarpgroups > 1;  // warpgroups alternate on the tensor cores
 constexpr int kThreads = 128 * (kWarpgroups + 1);
-constexpr int kConsumerRegisters = kWarpgroups == 3 ? 152 : kWarpgroups == 2 ? 208 : 240;
-constexpr int kProducerRegisters = kWarpgroups == 3 ? 56 : 88;
+constexpr int kConsumerRegisters = kWarpgroups == 3 ? 152 : kWarpgroups == 1 ? 240 : kDim <= 128 ? 200 : 208;
+constexpr int kProducerRegisters = kWarpgroups == 3 ? 56 : kDim <= 128 ? 104 : 88;
 
 constexpr uint32_t kRowBytes = 128;
 constexpr uint32_t kQueryBytes = kBlockQ * kDim * 2;

@@ -78,7 +78,8 @@ struct Consumer {
         int number[kTiles];
 #pragma unroll
         for (int t = 0; t < kTiles; ++t) {
-            number[t] = shared.masks[slot][t];
+            // One lane reads what the same lane releases; the reduction tells the others.
+            number[t] = static_cast<int>(uniform(thread % 32 == 0 ? shared.masks[slot][t] : 0));
             mask.partial |= number[t] != kFullTile;
         }
         if (mask.partial) {
@@ -171,8 +172,7 @@ struct Consumer {
         named_sync(kOwn + warpgroup, 128);  // all of its warps are done with the query tile
         if (work.item.slot >= 0) store_partial(work, o);
         else stage_tile(o);
-        __syncwarp();
-        if (lane == 0) barrier_arrive(shared_address(&shared.done[query.slot]));
+        barrier_arrive(shared_address(&shared.done[query.slot]));
     }
 
     // Waits for a query tile and returns the number of steps of its item; 0 ends the kernel.
@@ -261,7 +261,7 @@ struct Consumer {
 
     // Passes the end marker on to the writer.
     __device__ __forceinline__ void finish_all(const RingPosition<kQueries>& end) {
-        if (thread % 32 == 0) barrier_arrive(shared_address(&shared.done[end.slot]));
+        barrier_arrive(shared_address(&shared.done[end.slot]));
     }
 };
 

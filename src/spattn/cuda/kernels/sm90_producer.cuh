@@ -83,8 +83,11 @@ struct Producer {
         const int part = lane / kPanels, panel = lane % kPanels;
         barrier_wait(shared_address(&shared.empty[ring.slot]), ring.parity ^ 1);
         if (kValue == 0) {
-            if (lane < kTiles * kPanels && panel == 0) shared.masks[ring.slot][part] = tile.mask;
-            __syncwarp();
+#pragma unroll
+            for (int t = 0; t < kTiles; ++t) {
+                const int mask = __shfl_sync(0xffffffff, tile.mask, t * kPanels);
+                if (lane == 0) shared.masks[ring.slot][t] = mask;
+            }
         }
         if (lane == 0) barrier_arrive_expect(full, kSlotBytes);
         if (lane < kTiles * kPanels) {

@@ -88,8 +88,7 @@ struct Writer {
                 broken = lane == i ? rows : broken;
             }
             tma_store_wait_read();
-            __syncwarp();
-            if (lane == 0) barrier_arrive(shared_address(&shared.query_empty[query.slot]));
+            barrier_arrive(shared_address(&shared.query_empty[query.slot]));
 #pragma unroll
             for (int i = 0; i < kRows; ++i) store_lse(work, lane + 32 * i, lse[i]);
             if (__any_sync(0xffffffff, broken != 0)) repair_all(work, broken);

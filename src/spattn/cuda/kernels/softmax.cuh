@@ -15,23 +15,24 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// One row's statistics. `row_max` is of the raw dot products: the scale is positive and folds into the exponent's FFMA.
+// One row's statistics.
 struct RowState {
-  float row_max = -infinity<float>();
-  float row_sum = 0.f;  // of this lane's columns; the quad's sum is taken once, in finish()
+  float row_max = -infinity<float>();  // in base 2: the largest dot product times scale_log2, rounded once
+  float row_sum = 0.f;                 // of this lane's columns; the quad's sum is taken once, in finish_row()
 };
 
-// Replaces the raw dot products of row half `half` of an atom by exp2((s − row_max) · scale_log2), and returns the factor
-// that what was summed before must be multiplied with. A row that has seen no key keeps a maximum of −inf, for which
-// exp2 is taken relative to 0: all its terms are exp2(−inf) = 0, not NaN.
+// Replaces the raw dot products of row half `half` of an atom by exp2(s · scale_log2 − row_max), one FFMA and one MUFU
+// each, and returns the factor that what was summed before must be multiplied with. All terms refer to the same rounded
+// row_max, so its rounding cancels. A row that has seen no key keeps a maximum of −inf, for which exp2 is taken relative
+// to 0: all its terms are exp2(−inf) = 0, not NaN.
 template <int kAtoms8>
 __device__ __forceinline__ float update(RowState& state, float (&s)[kAtoms8][4], int half, float scale_log2) {
-  float next = state.row_max;
+  float next = -infinity<float>();
 #pragma unroll
   for (int n = 0; n < kAtoms8; ++n) next = fmaxf(next, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
-  next = quad_max(next);
-  const float shift = next == -infinity<float>() ? 0.f : next * scale_log2;
-  const float rescale = power_of_two(fmaf(state.row_max, scale_log2, -shift));
+  next = fmaxf(state.row_max, quad_max(next) * scale_log2);
+  const float shift = next == -infinity<float>() ? 0.f : next;
+  const float rescale = power_of_two(state.row_max - shift);
   float sum = 0.f;
 #pragma unroll
   for (int n = 0; n < kAtoms8; ++n) {

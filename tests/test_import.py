@@ -1,0 +1,116 @@
+"""What importing spattn costs and brings along, and what the installed package consists of."""
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+PROGRAM = """
+import sys, time
+start = time.perf_counter()
+import spattn
+print(time.perf_counter() - start)
+print(*sorted({name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)))
+print(*sorted(name for name in sys.modules if name.startswith("spattn.")))
+"""
+
+
+def test_import_brings_numpy_and_ml_dtypes_and_nothing_else(python, record_property):
+    seconds, packages, modules = python(PROGRAM).splitlines()
+    record_property("import_seconds", seconds)
+    assert {"numpy", "ml_dtypes", "spattn"} <= set(packages.split())
+    foreign = set(packages.split()) & {"torch", "pycuda", "cuda", "cupy", "jax", "matplotlib", "hypothesis", "scipy"}
+    assert not foreign
+    assert not {"spattn.cuda", "spattn.testing", "spattn.torch", "spattn.cli"} & set(modules.split())
+
+
+def test_import_is_quick(python, record_property):
+    """The promise is 0.25 s; a loaded machine takes longer, so only ten times as much fails."""
+    seconds = sorted(float(python(PROGRAM).split()[0]) for _ in range(5))
+    record_property("import_seconds_median", seconds[2])
+    assert seconds[0] < 2.5
+
+
+def test_public_names():
+    import spattn
+
+    for name in spattn.__all__:
+        assert getattr(spattn, name) is not None
+    assert {"attention", "plan", "patterns", "available_backends", "show_versions", "BackendUnavailable"} <= set(spattn.__all__)
+
+
+def test_show_versions(capsys):
+    import spattn
+
+    spattn.show_versions()
+    printed = capsys.readouterr().out
+    for word in ("spattn", "python", "numpy", "ml_dtypes", "torch", "backend cpu", "backend cuda", "instruction sets",
+                 "threads"):  # fmt: skip
+        assert word in printed, printed
+
+
+# -- the package -------------------------------------------------------------------------------------------------------
+
+
+def tracked(under=""):
+    """Files that git knows, without those that are deleted in the work tree; skips where there is no repository."""
+    listed = subprocess.run(["git", "ls-files", "-z", under or "."], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    return {name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()}
+
+
+def expected_in_package():
+    """All of src/spattn but what only the build needs."""
+    left_out = {"meson.build", ".pyx"}
+    return {
+        name.removeprefix("src/") for name in tracked("src/spattn")
+        if not any(name.endswith(end) for end in left_out) and "/cpu/kernels/" not in name
+    }  # fmt: skip
+
+
+def test_wheel_carries_every_file_that_it_runs_on(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {name for name in archive.namelist() if name.startswith("spattn/")}
+    compiled = {name for name in inside if name.endswith(".so")}
+    assert len(compiled) == 1 and compiled.pop().startswith("spattn/cpu/_core.")
+    assert {name for name in inside if not name.endswith(".so")} == expected_in_package()
+    assert any(name.endswith(".cu") for name in inside) and any(name.endswith(".cuh") for name in inside)
+    assert "spattn/py.typed" in inside
+
+
+def test_sdist_carries_every_tracked_file(sdist):
+    with tarfile.open(sdist) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()} - {""}
+    committed = subprocess.run(
+        ["git", "ls-tree", "-r", "-z", "--name-only", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    assert set(committed) - {""} <= inside
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return build("wheel", tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    tracked()
+    return build("sdist", tmp_path_factory)
+
+
+def build(kind, tmp_path_factory):
+    """Calls the build backend of pyproject.toml, as a front end would."""
+    pytest.importorskip("mesonpy")
+    folder = tmp_path_factory.mktemp(kind)
+    program = f"import mesonpy; print(mesonpy.build_{kind}({str(folder)!r}))"
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / done.stdout.split()[-1]
