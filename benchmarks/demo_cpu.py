@@ -84,8 +84,8 @@ def main() -> int:
     results = rows(report)
     notes = f"Medians of wall time, contenders in turns, float32, all threads. {report['settings']['note']}."
     record.write(
-        "demo_cpu", results, notes=notes, settings=report["settings"], agreement=report["agreement"], embeddings=report["embeddings"],
-        taken_by_other_programs=taken,
+        "demo_cpu", results, notes=notes, settings=report["settings"], agreement=report["agreement"],
+        embeddings=report["embeddings"], taken_by_other_programs=taken,
     )  # fmt: skip
     README.write_text(with_table(README.read_text(), results))
     return 0

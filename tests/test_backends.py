@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-import spattn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import spattn
 from spattn import cpu, patterns, reference
 from spattn.testing import DTYPES, LAYOUTS, Expectation, assert_within_budget, execute, inputs
 from spattn.testing.strategies import cases, compositions, problems

@@ -5,6 +5,7 @@ import importlib
 import pkgutil
 
 import pytest
+
 import spattn
 
 NEEDS = {"torch": "torch", "jax": "jax", "cuda": "pycuda", "transformers": "transformers", "distributed": "torch",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 import spattn
 from spattn import cpu
 from spattn import patterns as p

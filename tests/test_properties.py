@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
+
 from spattn import patterns, reference
 from spattn.plan import plan as make_plan
 from spattn.testing import check, check_plan, dense_mask, execute, inputs

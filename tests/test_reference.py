@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
+
+import spattn
 from spattn import patterns as p
 from spattn import reference
 from spattn.testing import dense_mask, inputs, naive, naive_gradients, random
@@ -93,6 +95,15 @@ def test_row_whose_logits_are_all_minus_infinity():
     out, lse = reference.attend(q, k, v, p.Full())
     assert (out == 0).all() and (lse == -np.inf).all()
     assert all((x == 0).all() for x in reference.gradients(random(q.shape), q, k, v, p.Full()))
+
+
+def test_backward_through_the_public_function():
+    q, k, v = inputs(1, 2, 1, 20, 30, 8, dtype="float16")
+    dout = random(q.shape, "float16", seed=2)
+    out, lse = spattn.attention(q, k, v, return_lse=True, backend="reference")
+    got = spattn.attention_backward(dout, q, k, v, out, lse, backend="reference")
+    for mine, want in zip(got, reference.gradients(dout, q, k, v, p.Causal()), strict=True):
+        assert np.array_equal(mine, want.astype(np.float16))
 
 
 def test_strips_do_not_change_the_result(monkeypatch):

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+
 import spattn
 from spattn import patterns as p
 from spattn import reference
@@ -250,6 +251,7 @@ def test_leak_of_unseen_keys_is_noticed():
 
 def test_pattern_of_a_user_gets_strategies_through_its_example():
     from hypothesis import find
+
     from spattn.testing.strategies import cases
 
     @p.register("mine")

@@ -5,6 +5,7 @@ Importing this module touches no GPU and imports neither PyCUDA nor cuda-binding
 
 from __future__ import annotations
 
+import functools
 import os
 from types import ModuleType
 from typing import Any
@@ -75,7 +76,7 @@ def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float) -> tuple[Any, Any]
     library = arrays.library(q)
     ordinal = library.ordinal(q)
     gpu = device.get(ordinal)
-    kernels = _kernels(gpu, _arrays.dtype_name(q), q.shape[3], v.shape[3])
+    kernels = _kernels(gpu, library.dtype(q), q.shape[3], shape[3])
     if not kernels.accepts(plan.block_q, plan.block_kv):
         kernels = portable
     if not kernels.accepts(plan.block_q, plan.block_kv):
@@ -90,9 +91,10 @@ def plan_for(pattern: Pattern, q: Any, k: Any, v: Any) -> Plan:
     """The plan with the tile shape of this device's kernels. Long lists are split so that one head's work, times the
     heads, occupies every multiprocessor."""
     batch, heads, q_len, head_dim = q.shape
-    gpu = device.get(arrays.library(q).ordinal(q))
+    library = arrays.library(q)
+    gpu = device.get(library.ordinal(q))
     workers = max(1, -(-gpu.units * _BLOCKS_PER_UNIT // max(1, batch * heads)))
-    shape = tile(_arrays.dtype_name(q), head_dim, v.shape[3], gpu.ordinal)
+    shape = tile(library.dtype(q), head_dim, v.shape[3], gpu.ordinal)
     return plan(pattern, q_len, k.shape[2], batch=batch, heads=heads, tile=shape, workers=workers)
 
 
@@ -131,7 +133,11 @@ def info() -> dict[str, object]:
 def _kernels(gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> ModuleType:
     """The kernels for a problem. A module of kernels has ``tile(device, dtype, head_dim)``, ``accepts(block_q,
     block_kv)`` and ``forward(call)``. ``SPATTN_CUDA_KERNEL=portable`` keeps to those that run everywhere."""
-    choice = os.environ.get("SPATTN_CUDA_KERNEL", "auto")
+    return _choose(os.environ.get("SPATTN_CUDA_KERNEL", "auto"), gpu, dtype, head_dim, head_dim_v)
+
+
+@functools.cache
+def _choose(choice: str, gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> ModuleType:
     if choice not in ("auto", "portable"):
         raise ValueError(f"SPATTN_CUDA_KERNEL: expected 'auto' or 'portable', got {choice!r}")
     for name, size in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
@@ -144,9 +150,9 @@ def _kernels(gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> 
 
 def _nothing_to_read(q: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
     """out = 0 and lse = −∞ without a launch, for no queries, no heads or no keys."""
-    dtype = _arrays.dtype_name(q)
-    wide = execute.lse_dtype(dtype)
     library = arrays.library(q)
+    dtype = library.dtype(q)
+    wide = execute.lse_dtype(dtype)
     if library.ordinal(q) is None:
         host = np.zeros(shape, _arrays.to_numpy(q).dtype), np.full(shape[:3], -np.inf, wide)
         return tuple(_arrays.from_numpy(x, q) for x in host)

@@ -21,6 +21,14 @@ class Library:
 
     def __init__(self, name: str):
         self.module = sys.modules[name]
+        self._names: dict[Any, str] = {}
+
+    def dtype(self, x: Any) -> str:
+        """The element type's name without its library."""
+        found = self._names.get(x.dtype)
+        if found is None:
+            found = self._names[x.dtype] = _arrays.dtype_name(x)
+        return found
 
     def ordinal(self, x: Any) -> int | None:
         """CUDA's number of the device that holds an array; None for host memory."""
@@ -57,6 +65,10 @@ class Library:
 class Torch(Library):
     """PyTorch."""
 
+    def __init__(self, name):
+        super().__init__(name)
+        self._dtypes = {name: getattr(self.module, name) for name in _arrays.DTYPES}
+
     def ordinal(self, x):
         return x.device.index if x.device.type == "cuda" else None
 
@@ -67,18 +79,19 @@ class Torch(Library):
         return Operand(x.data_ptr(), tuple(x.shape), x.stride())
 
     def stream(self, x):
-        return self.module.cuda.current_stream(x.device).cuda_stream
+        # What torch.cuda.current_stream(x.device).cuda_stream returns, without making a Stream first.
+        return self.module._C._cuda_getCurrentRawStream(x.device.index)
 
     def full(self, like, shape, dtype, value):
-        return self.module.full(shape, value, dtype=getattr(self.module, dtype), device=like.device)
+        return like.new_full(shape, value, dtype=self._dtypes[dtype])
 
     def empty(self, like, shape, dtype, order=None):
         shape, back = _ordered(shape, order)
-        made = self.module.empty(shape, dtype=getattr(self.module, dtype), device=like.device)
+        made = like.new_empty(shape, dtype=self._dtypes[dtype])
         return made if back is None else made.permute(back)
 
     def allocate(self, like, nbytes):
-        owner = self.module.empty(nbytes, dtype=self.module.uint8, device=like.device)
+        owner = like.new_empty(nbytes, dtype=self.module.uint8)
         return owner.data_ptr(), owner
 
 
@@ -142,6 +155,7 @@ class NumPy(Library):
 
 _KINDS = {"torch": Torch, "cupy": CuPy, "jax": Jax, "numpy": NumPy}
 _libraries: dict[str, Library] = {}
+_by_type: dict[type, Library] = {}
 
 
 def library(x: Any) -> Library:
@@ -152,12 +166,12 @@ def library(x: Any) -> Library:
     TypeError
         If it is not an array of a library that is known here.
     """
-    kind = _arrays.kind(x)
-    found = _libraries.get(kind)
+    found = _by_type.get(type(x))
     if found is None:
+        kind = _arrays.kind(x)
         if kind is None:
             raise TypeError(f"q: expected a NumPy, PyTorch, CuPy or JAX array, got {type(x).__name__}")
-        found = _libraries[kind] = _KINDS[kind](kind)
+        found = _by_type[type(x)] = _libraries.setdefault(kind, _KINDS[kind](kind))
     return found
 
 

@@ -25,7 +25,7 @@ def on_device(
     JAX shares no stream: its inputs are waited for, and so is the result.
     """
     q, k, v = map(library.resolve, (q, k, v))
-    dtype = _arrays.dtype_name(q)
+    dtype = library.dtype(q)
     operands = [library.operand(x) for x in (q, k, v)]
     stream = library.stream(q)
     own = stream is None

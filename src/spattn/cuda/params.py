@@ -58,7 +58,12 @@ class Call:
 
     def aligned(self, itemsize: int) -> bool:
         """Whether every row of every array can be read and written 16 bytes at a time."""
-        return all(_is_aligned(operand, itemsize) for operand in (self.q, self.k, self.v, self.out))
+        return (
+            _is_aligned(self.q, itemsize)
+            and _is_aligned(self.k, itemsize)
+            and _is_aligned(self.v, itemsize)
+            and _is_aligned(self.out, itemsize)
+        )
 
 
 class PlanOnDevice:
@@ -102,9 +107,9 @@ def pack(call: Call, plan: PlanOnDevice, partial: int, partial_lse: int, first_b
     """The bytes of ``Params``."""
     scale_log2, query_factor = fold_scale(call.scale)
     heads_q = call.q.shape[1]
-    arrays = (call.q, call.k, call.v, call.out)
     head = _CALL.pack(
-        *(number for operand in arrays for number in (operand.pointer, *operand.strides)),
+        call.q.pointer, *call.q.strides, call.k.pointer, *call.k.strides,
+        call.v.pointer, *call.v.strides, call.out.pointer, *call.out.strides,
         call.lse, partial, partial_lse, first_block, scale_log2,
         query_factor, heads_q, heads_q // call.k.shape[1], call.q.shape[3], call.v.shape[3],
     )  # fmt: skip

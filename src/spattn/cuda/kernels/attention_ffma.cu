@@ -8,7 +8,8 @@
 //           slice of the output. All load
 // shared    Q, a ring of two slices (64 keys × 256 bytes) that K and V stream through, P: 136 KiB at 128 queries,
 //           head_dim 128, float32
-// registers compiled without spills (tests/cuda/test_compile.py checks)
+// registers 238 a thread at 128 queries, head_dim 128, float32; 128 where two blocks run side by side; nothing spilled
+//           (tests/cuda/test_compile.py checks)
 // test      tests/cuda/test_forward.py
 // benchmark benchmarks/peers_cuda.py
 // source    online softmax: Milakov & Gimelshein, arXiv:1805.02867
@@ -30,6 +31,10 @@ constexpr int kBlockQ = SPATTN_BLOCK_Q, kBlockKV = SPATTN_BLOCK_KV;
 constexpr int kKeys = 64, kStepsPerTile = kBlockKV / kKeys;
 constexpr int kRows = kBlockQ / kSide, kColumns = kKeys / kSide;  // of S, in a thread
 constexpr bool kAligned = SPATTN_ALIGNED;
+// Blocks side by side on a multiprocessor where the accumulators leave room for it: one's products hide the other's
+// barriers and softmax.
+constexpr int kAccumulatorWords = kRows * (kSlicesV * kVector + kColumns) * sizeof(Sum) / 4;
+constexpr int kBlocks = kAccumulatorWords <= 48 ? 2 : 1, kUnroll = kBlocks == 2 ? 1 : 2;
 // Two rows of P that a warp writes at once fall into different halves of the banks.
 constexpr int kProbabilityStride = kKeys + kSide;
 static_assert(kDim % kSlice == 0 && kDimV % kSlice == 0 && kBlockQ % kSide == 0 && kBlockKV % kKeys == 0, "tile shape");
@@ -93,7 +98,7 @@ using Output = Sum[kRows][kSlicesV][kVector];
 
 // S += Q Kᵀ over one slice of columns
 __device__ __forceinline__ void multiply_query_key(Scores& s, const Element* q, const Element* k, int x, int y) {
-#pragma unroll 2
+#pragma unroll kUnroll
   for (int chunk = 0; chunk < kSliceChunks; ++chunk) {
     Chunk b[kColumns];
 #pragma unroll
@@ -113,7 +118,7 @@ __device__ __forceinline__ void multiply_query_key(Scores& s, const Element* q, 
 // O += P V for one slice of output columns
 __device__ __forceinline__ void multiply_probability_value(Output& o, int slice, const Element* p, const Element* v, int x,
                                                            int y) {
-#pragma unroll 2
+#pragma unroll kUnroll
   for (int key = 0; key < kKeys; key += kVector) {
     Chunk b[kVector];
 #pragma unroll
@@ -214,7 +219,7 @@ extern "C" {
 
 __constant__ int launch_shape[3] = {spattn::kThreads, sizeof(spattn::Shared), sizeof(spattn::Params)};
 
-__global__ void __launch_bounds__(spattn::kThreads, 2) attention(const __grid_constant__ spattn::Params params) {
+__global__ void __launch_bounds__(spattn::kThreads, spattn::kBlocks) attention(const __grid_constant__ spattn::Params params) {
   using namespace spattn;
   extern __shared__ __align__(128) unsigned char memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);

@@ -4,8 +4,9 @@
 // target    sm_80 and later: mma.sync m16n8k16, ldmatrix, cp.async
 // dtypes    float16, bfloat16; accumulation, softmax statistics and the workspace are float32
 // warps     SPATTN_BLOCK_Q / (16 · SPATTN_ATOMS), each owns 16 · SPATTN_ATOMS query rows for the whole item; all load
-// shared    Q + one K + one V tile of 64 keys (64 KiB at 128 queries, head_dim 128), positions of rows
-// registers head_dim 128: see docs/decisions; compiled without spills (tests/cuda/test_compile.py checks)
+// shared    Q + one K + one V tile of 64 keys (65 KiB at 128 queries, head_dim 128; 97 KiB at 64 queries, head_dim 256)
+// registers 240 to 255 a thread where each warp has 32 rows, nothing spilled (tests/cuda/test_compile.py checks) but the
+//           row sums at head_dim 128 on sm_90
 // test      tests/cuda/test_forward.py
 // benchmark benchmarks/peers_cuda.py
 // source    online softmax: Milakov & Gimelshein, arXiv:1805.02867; the loop's two-barrier overlap of loads and products

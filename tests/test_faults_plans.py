@@ -1,0 +1,145 @@
+"""FAULTS.md 17 and 18: plans and index sets that do not fit or are broken. Named by number."""
+
+import dataclasses
+import pickle
+
+import numpy as np
+import pytest
+
+import spattn
+from spattn import patterns as p
+from spattn.index_set import AffineRows
+from spattn.testing import Expectation, inputs
+
+
+@pytest.mark.parametrize("q_len, kv_len", [(64, 65), (65, 64), (32, 32)])
+def test_fault_17_plan_for_other_lengths(q_len, kv_len):
+    plan = spattn.plan(p.Causal(), 64)
+    with pytest.raises(ValueError, match=rf"lengths {q_len} × {kv_len}, got one for 64 × 64"):
+        spattn.attention(*inputs(1, 1, 1, q_len, kv_len), plan)
+
+
+def test_fault_17_plan_for_another_number_of_heads():
+    plan = spattn.plan(p.PerHead((p.Full(), p.Causal(), p.SlidingWindow(3))), 64, heads=3)
+    with pytest.raises(ValueError, match="heads"):
+        spattn.attention(*inputs(1, 2, 2, 64), plan)
+    out, lse = spattn.attention(*inputs(1, 3, 3, 64), plan, return_lse=True)
+    Expectation(plan.pattern, *inputs(1, 3, 3, 64)).check(out, lse)
+
+
+def good_plan():
+    """A plan with two components, merges, and full, partial and ragged tiles."""
+    return spattn.plan(p.Longformer(20, global_tokens=(0, 150)), 300, tile=(64, 64), workers=64)
+
+
+def broken_plans():
+    """A good plan and every way to spoil one of its numbers: (name, field, index, value)."""
+    plan = good_plan()
+    assert len(plan.merge_rows) and len(plan.masks) and (plan.work["slot"] >= 0).any()
+    far = 2**31 - 1
+    yield "indptr not monotone", "indptr", 1, far
+    yield "indptr negative", "indptr", 1, -1
+    yield "indptr wrong end", "indptr", -1, 0
+    yield "indptr wrong start", "indptr", 0, 1
+    yield "indices out of range", "indices", 0, far
+    yield "indices negative", "indices", 0, -1
+    yield "indices repeated", "indices", 1, int(plan.indices[0])
+    yield "key_view out of range", "key_view", 0, far
+    yield "key_view negative", "key_view", 0, -1
+    yield "mask out of range", "mask", 0, len(plan.masks)
+    yield "mask below -1", "mask", 0, -2
+    yield "merge_rows out of range", "merge_rows", 0, 300
+    yield "merge_rows negative", "merge_rows", 0, -1
+    yield "merge_sources out of range", "merge_sources", 0, plan.slots * plan.block_q
+    yield "merge_sources negative", "merge_sources", 0, -1
+    yield "merge_indptr wrong end", "merge_indptr", -1, far
+    yield "merge_indptr not monotone", "merge_indptr", 1, far
+    yield "merge_variants wrong end", "merge_variants", -1, 0
+    yield "work_indptr wrong end", "work_indptr", -1, far
+    yield "variant out of range", "variant", (0, 0), 1
+    yield "variant negative", "variant", (0, 0), -1
+    for field, value in (("component", far), ("component", -1), ("query_tile", far), ("query_tile", -1), ("begin", -1),
+                         ("begin", far), ("end", far), ("end", -1), ("slot", plan.slots), ("slot", -2)):  # fmt: skip
+        yield f"work.{field} {value}", "work", (0, field), value
+    for field in ("query_view", "key_view", "first_row", "query_tiles"):
+        for value in (-1, far):
+            yield f"components.{field} {value}", "components", (0, field), value
+    for field, value in (("offset", -1), ("offset", 300), ("offset", 2**62), ("stride", 2**40), ("stride", -(2**62)),
+                         ("extent", 0), ("extent", far), ("box", 0), ("box", far), ("grid", far), ("tiles", far)):  # fmt: skip
+        yield f"views.{field} {value}", "views", (0, field), value
+
+
+@pytest.mark.parametrize("what, field, at, value", [pytest.param(*case, id=case[0]) for case in broken_plans()])
+def test_fault_18_corrupt_plan(what, field, at, value):
+    good = good_plan()
+    array = getattr(good, field).copy()
+    if isinstance(at, tuple) and isinstance(at[1], str):
+        array[at[1]][at[0]] = value
+    else:
+        array[at] = value
+    bad = dataclasses.replace(good, **{field: array})
+    with pytest.raises(ValueError, match="^plan: "):
+        spattn.attention(*inputs(q_len=300), bad)
+
+
+@pytest.mark.parametrize("field", ["indptr", "indices", "mask", "masks", "merge_sources", "work", "views"])
+def test_fault_18_plan_array_of_another_type_or_length(field):
+    good = good_plan()
+    array = getattr(good, field)
+    for bad in (array[:-1], array.reshape(1, *array.shape), array.astype(object), array.tolist()):
+        with pytest.raises(ValueError, match="^plan: "):
+            spattn.attention(*inputs(q_len=300), dataclasses.replace(good, **{field: bad}))
+
+
+def test_fault_18_plan_is_read_only():
+    """Plans are shared through a cache and checked once: nobody may edit one in place."""
+    plan = good_plan()
+    for field in ("views", "indptr", "indices", "masks", "work", "merge_sources", "variant"):
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(plan, field)[...] = 0
+
+
+def test_fault_18_unpickled_plan_is_checked_again():
+    good = spattn.plan(p.Causal(), 300)
+    bad = dataclasses.replace(good, indices=good.indices + 1)
+    bad.cache["valid"] = True  # it claims to be checked
+    copy = pickle.loads(pickle.dumps(bad))
+    with pytest.raises(ValueError, match="^plan: "):
+        spattn.attention(*inputs(q_len=300), copy)
+    back = pickle.loads(pickle.dumps(good))
+    assert np.array_equal(*(spattn.attention(*inputs(q_len=300), plan) for plan in (good, back)))
+
+
+def test_fault_18_mask_that_allows_padding_keys():
+    """The last key tile of 300 keys has 44 real cells: a full tile there would read beyond the arrays."""
+    good = good_plan()
+    mask = good.mask.copy()
+    mask[good.indices == good.views["tiles"][good.components[0]["key_view"]] - 1] = -1
+    with pytest.raises(ValueError, match="^plan: "):
+        spattn.attention(*inputs(q_len=300), dataclasses.replace(good, mask=mask))
+
+
+def test_fault_18_repeated_work_item_or_slot():
+    good = good_plan()
+    slotted = np.nonzero(good.work["slot"] >= 0)[0]
+    work = good.work.copy()
+    work["slot"][slotted[0]] = work["slot"][slotted[1]]
+    with pytest.raises(ValueError, match="^plan: "):
+        spattn.attention(*inputs(q_len=300), dataclasses.replace(good, work=work))
+
+
+@pytest.mark.parametrize(
+    "indptr, indices, message",
+    [
+        ([0, 2, 1], [0, 1], "indptr"), ([1, 2], [0, 1], "indptr"), ([0, 3], [0, 1], "indptr"), ([], [], "indptr"),
+        ([0, 2], [1, 0], "sorted"), ([0, 2], [1, 1], "repeats"), ([0, 1], [5], "indices"), ([0, 1], [-1], "indices"),
+        ([0, -1, 2], [0, 1], "indptr"),
+    ],
+)  # fmt: skip
+def test_fault_18_corrupt_csr(indptr, indices, message):
+    with pytest.raises(ValueError, match=message):
+        AffineRows.from_csr(indptr, indices, 5)
+
+
+def test_fault_18_sound_csr_is_accepted():
+    assert AffineRows.from_csr([0, 2, 2, 3], [0, 4, 1], 5).to_dense().sum() == 3
