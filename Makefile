@@ -40,7 +40,7 @@ test: $(STAMPS)/test
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .
-	$(BIN)/cython-lint src
+	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint src
 	PYTHONPATH=src $(BIN)/lint-imports --no-cache --no-logo
 
 docs: $(STAMPS)/docs

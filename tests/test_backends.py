@@ -1,4 +1,4 @@
-"""Every host backend and every instruction set of this machine against the float64 reference, within the error budget."""
+"""Every host backend and every instruction set of this machine against the reference, within the error budget."""
 
 import numpy as np
 import pytest

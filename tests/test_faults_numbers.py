@@ -32,9 +32,12 @@ def test_fault_01_row_without_keys_has_zero_gradients():
     assert (dq[:, :, ::3] == 0).all() and np.isfinite(dk).all() and np.isfinite(dv).all() and dk.any() and dv.any()
 
 
+UNSEEN = [p.Causal(), p.DilatedWindow(3, 3, 5), p.Strided(9), p.Documents((40, 20))]
+
+
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("pattern", [p.Causal(), p.DilatedWindow(3, 3, 5), p.Strided(9), p.Documents((40, 20))], ids=repr)
+@pytest.mark.parametrize("pattern", UNSEEN, ids=repr)
 def test_fault_02_values_at_keys_that_are_not_allowed(forward, pattern, dtype, poison):
     q, k, v = inputs(1, 2, 2, 71, 71, 16, dtype=dtype)
     expectation = Expectation(pattern, q, k, v)

@@ -65,7 +65,8 @@ def broken_plans():
         for value in (-1, far):
             yield f"components.{field} {value}", "components", (0, field), value
     for field, value in (("offset", -1), ("offset", 300), ("offset", 2**62), ("stride", 2**40), ("stride", -(2**62)),
-                         ("extent", 0), ("extent", far), ("box", 0), ("box", far), ("grid", far), ("tiles", far)):  # fmt: skip
+                         ("extent", 0), ("extent", far), ("box", 0), ("box", far), ("grid", far),
+                         ("tiles", far)):  # fmt: skip
         yield f"views.{field} {value}", "views", (0, field), value
 
 

@@ -135,7 +135,10 @@ with context.Pool(2) as pool:
 """
 
 
-@pytest.mark.parametrize("first", ["", "import torch; torch.ones(9, 9) @ torch.ones(9, 9)"], ids=["alone", "with torch"])
+USE_TORCH = "import torch; torch.ones(9, 9) @ torch.ones(9, 9)"
+
+
+@pytest.mark.parametrize("first", ["", USE_TORCH], ids=["alone", "with torch"])
 def test_fault_32_fork_after_openmp(python, digest, first):
     needs_torch(first)
     source = DIGEST.format(first=first) + FORK
@@ -242,7 +245,8 @@ def test_fault_40_no_shell_anywhere():
             if name.startswith("subprocess."):
                 started += 1
                 assert not any(word.arg == "shell" for word in call.keywords), f"{path}: shell="
-                assert call.args and not isinstance(call.args[0], (ast.Constant, ast.JoinedStr)), f"{path}: a command line"
+                words = not isinstance(call.args[0], (ast.Constant, ast.JoinedStr))
+                assert words, f"{path}: a command line"
     assert started, "the CUDA compiler is started somewhere"
 
 

@@ -42,7 +42,8 @@ def test_public_names():
 
     for name in spattn.__all__:
         assert getattr(spattn, name) is not None
-    assert {"attention", "plan", "patterns", "available_backends", "show_versions", "BackendUnavailable"} <= set(spattn.__all__)
+    promised = {"attention", "plan", "patterns", "available_backends", "show_versions", "BackendUnavailable"}
+    assert promised <= set(spattn.__all__)
 
 
 def test_show_versions(capsys):
@@ -60,7 +61,8 @@ def test_show_versions(capsys):
 
 def tracked(under=""):
     """Files that git knows, without those that are deleted in the work tree; skips where there is no repository."""
-    listed = subprocess.run(["git", "ls-files", "-z", under or "."], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = ["git", "ls-files", "-z", under or "."]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("not a git checkout")
     return {name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()}
@@ -111,6 +113,7 @@ def build(kind, tmp_path_factory):
     folder = tmp_path_factory.mktemp(kind)
     program = f"import mesonpy; print(mesonpy.build_{kind}({str(folder)!r}))"
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / done.stdout.split()[-1]

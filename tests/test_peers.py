@@ -1,4 +1,4 @@
-"""Other libraries as oracles: torch's SDPA with a boolean mask, FlexAttention masks, windows in other libraries' words."""
+"""Other libraries as oracles: torch's SDPA with a boolean mask, FlexAttention masks, windows in their words."""
 
 import numpy as np
 import pytest
@@ -71,8 +71,12 @@ def flex_masks():
     yield "global", lambda b, h, i, j: ((i - j).abs() <= 5) | (i < 3) | (j < 3), p.Longformer(10, 1, 3)
     yield "strided", lambda b, h, i, j: (i >= j) & ((i - j < 8) | ((i - j) % 8 == 0)), p.Strided(8)
     yield "fixed", lambda b, h, i, j: (i >= j) & ((i // 8 == j // 8) | (j % 8 >= 6)), p.Fixed(8, 2)
-    yield "sinks", lambda b, h, i, j: (i >= j) & ((j < 4) | (i - j <= 10)), (p.Sinks(4) | p.SlidingWindow(10, 0)) & p.Causal()
-    yield "per_head", lambda b, h, i, j: torch.where(h == 0, i >= j, i <= j), p.PerHead((p.Causal(), p.SlidingWindow(0, None)))
+    yield "sinks", lambda b, h, i, j: (i >= j) & ((j < 4) | (i - j <= 10)), (
+        (p.Sinks(4) | p.SlidingWindow(10, 0)) & p.Causal()
+    )
+    yield "per_head", lambda b, h, i, j: torch.where(h == 0, i >= j, i <= j), (
+        p.PerHead((p.Causal(), p.SlidingWindow(0, None)))
+    )
 
 
 @pytest.mark.parametrize("name, mod, pattern", [pytest.param(*each, id=each[0]) for each in flex_masks()])
@@ -115,7 +119,8 @@ def test_words_attention_gym_dilated_window_is_a_span(span, dilation, length):
     """attention-gym: |q - kv| <= W and (q - kv) % dilation == 0: W tokens of span hold W // dilation keys a side."""
     i, j = np.ogrid[:length, :length]
     theirs = (np.abs(i - j) <= span) & ((i - j) % dilation == 0)
-    assert np.array_equal(mask_of(p.DilatedWindow(span // dilation, span // dilation, dilation), length, length), theirs)
+    side = span // dilation
+    assert np.array_equal(mask_of(p.DilatedWindow(side, side, dilation), length, length), theirs)
 
 
 @some

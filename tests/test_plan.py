@@ -60,7 +60,9 @@ def test_editing_a_mask_afterwards_changes_nothing():
     assert make_plan(pattern, 30).nnz == 900
 
 
-@pytest.mark.parametrize("pattern", [p.BigBird(16), p.PerHead((p.Full(), p.Causal())), p.Documents(((50, 50), (100,)))], ids=repr)
+@pytest.mark.parametrize(
+    "pattern", [p.BigBird(16), p.PerHead((p.Full(), p.Causal())), p.Documents(((50, 50), (100,)))], ids=repr
+)
 def test_variants_are_made_once_each(pattern):
     plan = make_plan(pattern, 100, batch=2, heads=4)
     assert plan.variants == len(pattern.variants(2, 4)[0])

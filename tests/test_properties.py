@@ -76,7 +76,8 @@ def test_executed_plan_equals_reference(case, tile, workers):
     batch, heads, q_len, kv_len = lengths(case)
     made = make_plan(case.pattern, q_len, kv_len, batch=batch, heads=heads, tile=tile, workers=workers)
     q, k, v = inputs(batch, heads, case.sizes.heads_kv, q_len, kv_len, 8, 3, dtype="float64")
-    for actual, expected in zip(execute(made, q, k, v, -0.7), reference.attend(q, k, v, made.pattern, -0.7), strict=True):
+    results = execute(made, q, k, v, -0.7), reference.attend(q, k, v, made.pattern, -0.7)
+    for actual, expected in zip(*results, strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-12)
 
 

@@ -28,7 +28,8 @@ def attend(q, k, v, pattern, scale=None, dtype=np.float64):
     k : (batch, heads_kv, kv_len, head_dim) array
     v : (batch, heads_kv, kv_len, head_dim_v) array
     pattern : Pattern or bool array
-        What is allowed. An array has shape (q_len, kv_len), (heads_q, q_len, kv_len) or (batch, heads_q, q_len, kv_len).
+        What is allowed. An array has shape (q_len, kv_len), (heads_q, q_len, kv_len) or
+        (batch, heads_q, q_len, kv_len).
     scale : float, optional
         Factor of the logits, by default ``1 / sqrt(head_dim)``.
     dtype : dtype, optional
@@ -74,7 +75,8 @@ def gradients(dout, q, k, v, pattern, scale=None, dtype=np.float64):
     Notes
     -----
     With P the attention weights: ``dv = Pᵀ dout``, ``dP = dout vᵀ``, ``δ[i] = Σ_j P[i, j] dP[i, j]``,
-    ``dS = P ∘ (dP - δ)``, ``dq = scale · dS k``, ``dk = scale · dSᵀ q``. A row without a finite logit contributes nothing.
+    ``dS = P ∘ (dP - δ)``, ``dq = scale · dS k``, ``dk = scale · dSᵀ q``. A row without a finite logit contributes
+    nothing.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     dq, dk, dv = (np.zeros(a.shape, dtype) for a in (q, k, v))
@@ -134,7 +136,7 @@ def backward(dout, q, k, v, out, lse, plan, scale):
 
 
 def _rows(pattern, q, k, v):
-    """Yields (batch entries, query heads, row, allowed keys): heads of equal index sets together, empty rows left out."""
+    """Yields (batch entries, query heads, row, allowed keys): heads of one index set together, no empty rows."""
     q_len, kv_len = q.shape[2], k.shape[2]
     together = max(1, _ELEMENTS_AT_ONCE // max(1, kv_len * (k.shape[-1] + v.shape[-1])))
     sets, index = _index_sets(pattern, *q.shape[:2], q_len, kv_len)

@@ -87,7 +87,7 @@ def test_random(case, dtype, seed, head_dim, head_dim_v, round_up):
     Expectation(case.pattern, q, k, v).check(*result)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("tile", [(16, 64), (48, 64), (64, 192), (128, 128)], ids=str)
 def test_any_tile(check, tile, dtype):
     """Plans of other tile shapes than the default run too."""

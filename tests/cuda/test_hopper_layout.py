@@ -85,6 +85,29 @@ def test_residue_classes_share_one_map():
 
 def test_units_cover_every_item_of_every_head():
     made = plan(patterns.Causal(), 1024, tile=(128, 64))
-    units = hopper_layout.make_units(made, 2, 4, 2)
+    units = hopper_layout.make_units(made, np.ones(len(made.work), bool), 2, 4, 2)
     assert len(np.unique(units)) == len(units) == len(made.work) * 8
     assert (units["head_kv"] == units["head_q"] // 2).all()
+
+
+@pytest.mark.parametrize("pattern, length", [(patterns.Strided(16), 512), (patterns.Longformer(64, 1, 16), 1024),
+                                             (patterns.Causal(), 700), (patterns.Full(), 4000)], ids=repr)  # fmt: skip
+def test_every_shared_row_is_joined_once(pattern, length):
+    """A row's sources are those of the plan, whether the merge kernel or a finishing item joins them."""
+    made = plan(pattern, length, tile=(128, 64), workers=40)
+    layout = hopper_layout.make_layout(made)
+    joined = {}
+    for number, row in enumerate(layout.merges.rows):
+        joined[int(row)] = layout.merges.sources[slice(*layout.merges.indptr[number : number + 2])].tolist()
+    for item, work in zip(layout.items[layout.finishes], made.work[layout.finishes], strict=True):
+        position, valid = positions(made.views[item["query_view"]], np.array([work["query_tile"]]))
+        priors = layout.priors[-2 - item["slot"]]
+        for cell in np.nonzero(valid[0])[0]:
+            assert int(position[0, cell]) not in joined
+            joined[int(position[0, cell])] = [int(priors[cell]), int(work["slot"]) * 128 + int(cell)]
+        assert (priors[~valid[0]] == -1).all()
+    expected = {int(row): made.merge_sources[slice(*made.merge_indptr[number : number + 2])].tolist()
+                for number, row in enumerate(made.merge_rows)}  # fmt: skip
+    assert joined == expected
+    if isinstance(pattern, patterns.Strided):
+        assert layout.finishes.any() and not len(layout.merges.rows)

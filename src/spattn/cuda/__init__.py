@@ -16,34 +16,46 @@ from .. import _arrays
 from ..patterns import Pattern
 from ..plan import Plan, plan
 from . import arrays, compile, device, execute, hopper, portable
-from .errors import CudaError
+from .errors import NO_DEVICE, CudaError
 
 __all__ = ["HOST_ARRAYS", "CudaError", "accepts", "forward", "info", "plan_for", "tile", "unavailable", "units"]
 
 HOST_ARRAYS = False
 
+_works_in: int | None = None  # the process in which the backend was found to work
 _BLOCKS_PER_UNIT = 2  # that run side by side on a multiprocessor
 
 
 def unavailable() -> str | None:
     """Why the backend cannot run here, with what fixes it; None when it can. Creates no CUDA context."""
+    global _works_in
+    if _works_in != os.getpid():
+        reason = _why_not()
+        if reason is not None:
+            return reason
+        _works_in = os.getpid()
+    return None
+
+
+def _why_not() -> str | None:
     try:
         import pycuda.driver  # noqa: F401
         from cuda.bindings import driver  # noqa: F401
     except ImportError as error:
         if "libcuda" in str(error):
             return f"no NVIDIA driver was found ({error}); install one, or use backend='cpu'"
+        if "undefined symbol: cu" in str(error):
+            return f"the NVIDIA driver is older than PyCUDA needs ({error}); update it, or use backend='cpu'"
         return f"{error}; pip install 'spattn[cuda]'"
     try:
         number = device.count()
-    except (CudaError, RuntimeError) as error:
-        return str(error)
+    except RuntimeError as error:
+        if not isinstance(error, CudaError) or error.code != NO_DEVICE:
+            return str(error)
+        number = 0
     if number == 0:
         return "the driver sees no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES"
-    return _why_not(device.get())
-
-
-def _why_not(gpu: device.Device) -> str | None:
+    gpu = device.get()
     if gpu.capability < device.OLDEST_ARCHITECTURE:
         has, needs = (".".join(map(str, pair)) for pair in (gpu.capability, device.OLDEST_ARCHITECTURE))
         return f"{gpu.name} has compute capability {has}, the kernels need {needs} or later; use backend='cpu'"
@@ -100,7 +112,9 @@ def plan_for(pattern: Pattern, q: Any, k: Any, v: Any) -> Plan:
 
 def accepts(made: Plan, q: Any, k: Any, v: Any) -> bool:
     """Whether :func:`forward` can execute a plan."""
-    return portable.accepts(made.block_q, made.block_kv)
+    library = arrays.library(q)
+    gpu, dtype, head_dim = device.get(library.ordinal(q)), library.dtype(q), max(q.shape[3], v.shape[3])
+    return portable.accepts(made.block_q, made.block_kv) and portable.fits(gpu, made.block_q, dtype, head_dim)
 
 
 def tile(dtype: str, head_dim: int, head_dim_v: int | None = None, ordinal: int | None = None) -> tuple[int, int]:

@@ -76,9 +76,19 @@ class Device:
         require_owner()
         if self._context is None:
             with _lock:
-                self._context = self._context or self._device.retain_primary_context()
+                self._context = self._context or self._retain()
         self._context.push()
         return self
+
+    def _retain(self) -> Any:
+        from pycuda import driver
+
+        try:
+            return self._device.retain_primary_context()
+        except driver.MemoryError as error:
+            raise MemoryError(f"{self.name} (cuda:{self.ordinal}): no memory is left to start CUDA in") from error
+        except driver.Error as error:
+            raise CudaError("cuDevicePrimaryCtxRetain", 0, str(error)) from error
 
     def __exit__(self, *error: object) -> None:
         self._pop()
@@ -118,12 +128,11 @@ def initialise() -> None:
     global _owner
     require_owner()
     if _owner is None:
+        from cuda.bindings import driver as bindings
         from pycuda import driver
 
-        try:
-            driver.init()
-        except driver.Error as error:
-            raise CudaError("cuInit", 0, str(error)) from error
+        check(bindings.cuInit(0), "cuInit")  # says more than PyCUDA's, which calls the same
+        driver.init()
         _owner = os.getpid()
         atexit.register(_close_all)
 

@@ -8,6 +8,7 @@ from typing import Any
 STICKY = frozenset({214, 220, 226, 700, 702, 710, 713, 714, 715, 716, 717, 718, 719, 721, 911, 999})
 OUT_OF_MEMORY = 2
 NOT_INITIALISED = 3
+NO_DEVICE = 100
 
 
 class CudaError(RuntimeError):

@@ -66,9 +66,9 @@ def forward(call: Call) -> None:
         portable.forward(call)
         return
     partial, partial_lse = portable.workspace(call)
-    if ready.blocks:
-        params = ready.template.fill(call, partial, partial_lse, plan.counter())
-        ready.attention.launch(ready.blocks, params, call.stream)
+    for number, (_, units) in enumerate(plan.launches):
+        params = ready.template.fill(number, call, partial, partial_lse, plan.counter())
+        ready.attention.launch(min(call.device.units, units), params, call.stream)
     if ready.merge_blocks:
         ready.merge.launch(ready.merge_blocks, plan.merge_params(call, partial, partial_lse), call.stream)
 
@@ -88,7 +88,6 @@ class Ready(NamedTuple):
     """Kernels and parameters of all calls of a plan that agree in shapes, strides and dtype."""
 
     attention: Kernel | None
-    blocks: int
     template: Template
     merge: Kernel | None
     merge_blocks: int
@@ -101,21 +100,23 @@ class HopperPlan:
         shared = plan.cache.get(("hopper", device.ordinal))
         if shared is None:
             layout = make_layout(plan)
-            names = ("items", "entries", "entry_masks", "masks", "query_views", "key_views")
+            names = ("items", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
             arrays = {name: getattr(layout, name) for name in names}
-            arrays |= {name: getattr(plan, name) for name in ("merge_rows", "merge_indptr", "merge_sources")}
+            arrays |= {f"merge_{name}": getattr(layout.merges, name) for name in ("rows", "indptr", "sources")}
             shared = plan.cache.setdefault(("hopper", device.ordinal), (layout, *upload(device, arrays)))
         self.layout, self._plan_buffer, plan_at = shared
-        units = make_units(plan, batch, heads_q, heads_kv)
+        finishes = self.layout.finishes
+        phases = [make_units(plan, chosen, batch, heads_q, heads_kv) for chosen in (~finishes, finishes)]
         own = {
-            "units": units,
-            "merge_heads": make_merge_heads(plan, batch, heads_q),
+            "units": np.concatenate(phases),
+            "merge_heads": make_merge_heads(plan, self.layout.merges, batch, heads_q),
             "counters": np.zeros(_COUNTERS, np.int32),
         }
         self._own_buffer, own_at = upload(device, own)
         self.at = plan_at | own_at
-        self.units = len(units)
-        self.merge_blocks = -(-int(np.diff(plan.merge_variants).max(initial=0)) // _ROWS_PER_BLOCK)
+        starts = (0, len(phases[0]))
+        self.launches = [(start, len(units)) for start, units in zip(starts, phases, strict=True) if len(units)]
+        self.merge_blocks = -(-int(np.diff(self.layout.merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
         length = plan.work["end"] - plan.work["begin"]
         self.short_items = bool(len(length)) and float(length.mean()) * TILE[1] < _FEW_STEPS * 128
         self._calls = itertools.count()
@@ -146,9 +147,8 @@ class HopperPlan:
             return kernel(call.device, f"{name}.cu", ARCH, variant(call.dtype, dim, *sizes), name)
 
         return Ready(
-            load("attention_sm90", room, self.short_items) if self.units else None,
-            min(call.device.units, self.units),
-            Template(self.layout, self.at, self.units, call, room),
+            load("attention_sm90", room, self.short_items) if self.launches else None,
+            Template(self.layout, self.at, self.launches, call, room),
             load("merge_sm90", _MAPS[0], False) if self.merge_blocks else None,
             call.q.shape[0] * call.q.shape[1] * self.merge_blocks,
         )  # fmt: skip

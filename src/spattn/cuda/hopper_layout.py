@@ -6,11 +6,13 @@ The dtypes match the structs of ``kernels/sm90_params.cuh`` field for field.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ..plan._types import AXES, Plan
 
+_SHARED = -2
 PANEL = 64  # elements of a 128-byte swizzled row
 KEY_BYTES = 512  # a key and its value at head_dim 128
 L2_SHARE = 24 << 20  # bytes of keys and values that heads running side by side may occupy of the 50-60 MB of L2
@@ -34,6 +36,15 @@ class MapSpec:
     box: tuple[int, int, int]
 
 
+class Merges(NamedTuple):
+    """The plan's merges that are left to the merge kernel."""
+
+    rows: np.ndarray
+    indptr: np.ndarray
+    sources: np.ndarray
+    variants: np.ndarray
+
+
 @dataclass(frozen=True)
 class Layout:
     """Device arrays of a plan and the tensor maps they refer to.
@@ -49,6 +60,9 @@ class Layout:
     entries: np.ndarray  # (entries, 4) int32: x, y, z, view relative to the item's key_view
     entry_masks: np.ndarray
     masks: np.ndarray  # accumulator order, see fragment_masks
+    priors: np.ndarray  # (finishing items, block_q) int32, see find_finishers
+    finishes: np.ndarray  # (items,) bool
+    merges: Merges
 
     @property
     def maps(self) -> int:
@@ -67,8 +81,8 @@ def make_layout(plan: Plan) -> Layout:
         raise ValueError("plan: expected work items of at least one tile")
     items = np.zeros(len(work), dtype=ITEM)
     items["query_view"], items["key_view"] = components["query_view"], components["key_view"]
-    for name in ("begin", "end", "slot"):
-        items[name] = work[name]
+    items["begin"], items["end"] = work["begin"], work["end"]
+    items["slot"], priors, merges = find_finishers(plan)
     corner = first_coordinates(plan.views[components["query_view"]], work["query_tile"])
     items["x"], items["y"], items["z"] = corner.T
     entries = np.zeros((len(plan.indices), 4), dtype=np.int32)
@@ -78,8 +92,49 @@ def make_layout(plan: Plan) -> Layout:
     entries[:, 3] = plan.key_view
     return Layout(
         query_specs, key_specs, query_views, key_views, items, entries, plan.mask.astype(np.int32),
-        fragment_masks(plan.masks),
+        fragment_masks(plan.masks), priors, items["slot"] <= -2, merges,
     )  # fmt: skip
+
+
+def find_finishers(plan: Plan) -> tuple[np.ndarray, np.ndarray, Merges]:
+    """Items that can write the output of shared rows themselves, which saves the merge a trip through memory.
+
+    An item finishes when each of its rows has exactly one other source, an earlier one. It runs in a second launch.
+
+    Returns
+    -------
+    slots : (items,) int32
+        The plan's, but -2 - i for finishing item number i.
+    priors : (finishing items, block_q) int32
+        The workspace row with the rest of each row; -1 for padding.
+    merges : Merges
+        Without the rows of finishing items.
+    """
+    slots, block_q = plan.work["slot"].astype(np.int32), plan.block_q
+    priors, kept = [], np.ones(len(plan.merge_rows), dtype=bool)
+    counts = np.diff(plan.merge_indptr)
+    for variant in range(plan.variants):
+        merges = np.arange(*plan.merge_variants[variant : variant + 2])
+        prior = np.full((plan.slots, block_q), -1, dtype=np.int64)  # by slot and cell; _SHARED where it may not finish
+        flat = prior.reshape(-1)
+        bounds = plan.merge_indptr[plan.merge_variants[variant : variant + 2]]
+        flat[plan.merge_sources[bounds[0] : bounds[1]]] = _SHARED
+        pairs = merges[counts[merges] == 2]
+        flat[plan.merge_sources[plan.merge_indptr[pairs] + 1]] = plan.merge_sources[plan.merge_indptr[pairs]]
+        finishes = (prior != _SHARED).all(axis=1)
+        first, last = plan.work_indptr[variant : variant + 2]
+        own = first + np.nonzero(slots[first:last] >= 0)[0]
+        own = own[finishes[slots[own]]]
+        kept[pairs[finishes[plan.merge_sources[plan.merge_indptr[pairs] + 1] // block_q]]] = False
+        new = -2 - sum(map(len, priors)) - np.arange(len(own), dtype=np.int32)
+        priors.append(prior[slots[own]].astype(np.int32))
+        slots[own] = new
+    chosen = np.repeat(kept, counts)
+    merges = Merges(
+        plan.merge_rows[kept], np.r_[0, np.cumsum(counts[kept])].astype(np.int32), plan.merge_sources[chosen],
+        np.r_[0, np.cumsum(kept)].astype(np.int32)[plan.merge_variants],
+    )  # fmt: skip
+    return slots, np.concatenate(priors), merges
 
 
 def first_coordinates(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
@@ -185,9 +240,9 @@ def _halve(specs, views, parts):
     return tuple(halved), views
 
 
-def make_units(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> np.ndarray:
-    """The order of (item, batch, head): few heads at a time, so that their keys and values stay in L2, and the longest
-    items of those heads first, so that no multiprocessor is left with a long one at the end."""
+def make_units(plan: Plan, chosen: np.ndarray, batch: int, heads_q: int, heads_kv: int) -> np.ndarray:
+    """The order of (item, batch, head) of the `chosen` items (a mask): few heads at a time, so that their keys and
+    values stay in L2, and the longest items of those heads first, so that no multiprocessor is left with a long one."""
     group = heads_q // heads_kv
     together = max(1, L2_SHARE // (plan.kv_len * KEY_BYTES)) * group
     variant = np.broadcast_to(plan.variant, (batch, heads_q)).ravel()
@@ -203,13 +258,14 @@ def make_units(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> np.ndarra
         unit["batch"], unit["head_q"] = place // heads_q, place % heads_q
         unit["head_kv"] = unit["head_q"] // group
         # Heads take turns item by item, so that equal items of neighbouring tiles run side by side.
-        pieces.append(unit[np.lexsort((place, rank, -length[unit["item"]]))])
+        unit = unit[np.lexsort((place, rank, -length[unit["item"]]))]
+        pieces.append(unit[chosen[unit["item"]]])
     return np.concatenate(pieces) if pieces else np.zeros(0, dtype=UNIT)
 
 
-def make_merge_heads(plan: Plan, batch: int, heads_q: int) -> np.ndarray:
+def make_merge_heads(plan: Plan, merges: Merges, batch: int, heads_q: int) -> np.ndarray:
     """(batch · heads_q, 4) int32: first and last merge of each head's variant, batch entry, head."""
     variant = np.broadcast_to(plan.variant, (batch, heads_q)).ravel()
     place = np.arange(batch * heads_q)
-    columns = (plan.merge_variants[variant], plan.merge_variants[variant + 1], place // heads_q, place % heads_q)
+    columns = (merges.variants[variant], merges.variants[variant + 1], place // heads_q, place % heads_q)
     return np.stack(columns, axis=1).astype(np.int32)

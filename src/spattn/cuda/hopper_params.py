@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .errors import CudaError
-from .hopper_layout import PANEL, STRIDES, Layout, MapSpec
+from .hopper_layout import PANEL, STRIDES, UNIT, Layout, MapSpec
 from .params import Call, Operand, fold_scale
 
 MAP_BYTES = 128
@@ -25,7 +25,7 @@ _SWIZZLE_128B, _L2_256B = 3, 3
 _RANK = 5
 _LARGEST_STRIDE = 1 << 40  # bytes (cuTensorMapEncodeTiled)
 
-_PLAN_POINTERS = ("units", "items", "entries", "entry_masks", "masks", "query_views", "key_views")
+_PLAN_POINTERS = ("units", "items", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
 _CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse", "counter")
 _INTEGERS = ("unit_count", "heads_q", "head_dim", "head_dim_v", "q_batch", "kv_batch", "batch_maps")
 _FLOATS = ("scale", "scale_log2", "sign")
@@ -77,12 +77,13 @@ class Template:
     layout : Layout
     plan_at : dict
         Device addresses of the plan's arrays.
-    unit_count : int
+    launches : list of (int, int)
+        First unit and number of units of each launch.
     room : int
         Tensor maps that the kernel's parameters have room for.
     """
 
-    def __init__(self, layout: Layout, plan_at: dict[str, int], unit_count: int, call: Call, room: int):
+    def __init__(self, layout: Layout, plan_at: dict[str, int], launches: list[tuple[int, int]], call: Call, room: int):
         operands = call.q, call.k, call.v, call.out
         joint = all(map(joint_heads, operands))
         self._image = aligned_bytes(params_dtype(room).itemsize)
@@ -95,21 +96,24 @@ class Template:
             params[f"{name}_stride"] = operand.strides[:3]
         params["partial_rows"], params["q_len"] = call.plan.slots * call.plan.block_q, call.plan.q_len
         heads_q, heads_kv = call.q.shape[1], call.k.shape[1]
-        sizes = (unit_count, heads_q, call.q.shape[3], call.v.shape[3])
+        sizes = (0, heads_q, call.q.shape[3], call.v.shape[3])
         batches = (heads_q, heads_kv, 0) if joint else (0, 0, layout.maps)
         for name, value in zip(_INTEGERS, (*sizes, *batches), strict=True):
             params[name] = value
         self._pointers = tuple(operand.pointer for operand in operands)
         self._head_bytes = room * MAP_BYTES
-        self._tail = bytes(self._image[self._head_bytes :])
+        self._tails = []
+        for first, count in launches:
+            params["units"], params["unit_count"] = plan_at["units"] + first * UNIT.itemsize, count
+            self._tails.append(bytes(self._image[self._head_bytes :]))
         fields = params_dtype(room).fields
         self._call_at, self._scale_at = (fields[name][1] - self._head_bytes for name in ("q", "scale"))
         self._heads: dict[tuple, bytes] = {}
 
-    def fill(self, call: Call, partial: int, partial_lse: int, counter: int) -> bytes:
-        """The bytes of ``Params`` for a call."""
+    def fill(self, launch: int, call: Call, partial: int, partial_lse: int, counter: int) -> bytes:
+        """The bytes of ``Params`` for a launch of a call."""
         pointers = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer
-        tail = bytearray(self._tail)
+        tail = bytearray(self._tails[launch])
         _ADDRESSES.pack_into(tail, self._call_at, *pointers, call.lse, partial, partial_lse, counter)
         _SCALES.pack_into(tail, self._scale_at, call.scale, *fold_scale(call.scale))
         return (self._heads.get(pointers) or self._move(pointers)) + tail

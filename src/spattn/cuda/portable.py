@@ -32,15 +32,20 @@ def tile_within(shared_bytes: int, dtype: str, head_dim: int) -> tuple[int, int]
     """
     if _ITEMSIZE[dtype] == 2:
         return (128 if head_dim <= 128 else 64), _KEYS
-    highest = 32 if dtype == "float64" else 128 if head_dim <= 128 else 64
+    highest = (64 if dtype == "float64" else 128) >> (head_dim > 128)
     heights = [height for height in (128, 64, 32, 16) if height <= highest]
-    fitting = [height for height in heights if _ffma_shared_bytes(height, dtype, head_dim) <= shared_bytes]
+    fitting = [height for height in heights if _shared_bytes(height, dtype, head_dim) <= shared_bytes]
     return (fitting or heights[-1:])[0], _KEYS
 
 
 def accepts(block_q: int, block_kv: int) -> bool:
     """Whether the kernels can execute plans with tiles of this shape."""
     return block_q % 16 == 0 and 16 <= block_q <= LARGEST_BLOCK_Q and block_kv % _KEYS == 0
+
+
+def fits(device: Device, block_q: int, dtype: str, head_dim: int) -> bool:
+    """Whether query tiles of this height leave room for the rest in a block's shared memory."""
+    return _shared_bytes(block_q, dtype, head_dim) <= device.shared_bytes
 
 
 def forward(call: Call) -> None:
@@ -125,8 +130,11 @@ def atoms(block_q: int, head_dim: int) -> int:
     return 2 if block_q % 32 == 0 and head_dim <= 128 else 1
 
 
-def _ffma_shared_bytes(block_q: int, dtype: str, head_dim: int) -> int:
-    """About what ``Shared`` of attention_ffma.cu takes; the kernel's own number is checked when it is loaded."""
+def _shared_bytes(block_q: int, dtype: str, head_dim: int) -> int:
+    """What ``Shared`` of a kernel takes, in bytes; the kernel's own number is checked when it is loaded."""
     itemsize = _ITEMSIZE[dtype]
+    positions = 4 * (block_q + 2 * _KEYS)
+    if itemsize == 2:
+        return (block_q + 2 * _KEYS) * next(size for size in HEAD_DIMS if size >= head_dim) * itemsize + positions
     columns = -(-head_dim * itemsize // 256) * 256
-    return block_q * (columns + (_KEYS + 16) * itemsize + 4) + 2 * _KEYS * 256 + 2 * _KEYS * 4
+    return block_q * (columns + (_KEYS + 16) * itemsize) + 2 * _KEYS * 256 + positions

@@ -1,7 +1,7 @@
 """Random parameters for each registered pattern, by registered name.
 
-A maker takes Hypothesis' ``draw`` and the sizes drawn so far and returns a pattern and the sizes that it fits: the same,
-or other lengths where the parameters fix them (a grid, a layout of whole blocks).
+A maker takes Hypothesis' ``draw`` and the sizes drawn so far and returns a pattern and the sizes that it fits: the
+same, or other lengths where the parameters fix them (a grid, a layout of whole blocks).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ANY_LENGTHS: list[str] = []
 
 
 def maker(name: str, fixes_lengths: bool = False):
-    """Registers a maker under a pattern's name; one that `fixes_lengths` returns (pattern, sizes), others the pattern."""
+    """Registers a maker by a pattern's name; one that `fixes_lengths` returns (pattern, sizes), others a pattern."""
 
     def add(function):
         if fixes_lengths:

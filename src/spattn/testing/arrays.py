@@ -52,7 +52,8 @@ def inputs(
     kv_len = q_len if kv_len is None else kv_len
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     layouts = (layout,) * 3 if isinstance(layout, str) else layout
-    shapes = (batch, heads_q, q_len, head_dim), (batch, heads_kv, kv_len, head_dim), (batch, heads_kv, kv_len, head_dim_v)
+    keys = batch, heads_kv, kv_len
+    shapes = (batch, heads_q, q_len, head_dim), (*keys, head_dim), (*keys, head_dim_v)
     return tuple(
         random(shape, dtype, layout=name, seed=(seed, n))
         for n, (shape, name) in enumerate(zip(shapes, layouts, strict=True))

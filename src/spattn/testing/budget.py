@@ -81,7 +81,7 @@ def naive_gradients(dout, q, k, v, mask, scale=None, dtype=None):
 
 
 def _weights(q, k, mask, scale, dtype, order):
-    """(P, lse, accumulator dtype, dtype): a product accumulates in at least float32 and rounds once, as hardware does."""
+    """(P, lse, accumulator dtype, dtype): a product accumulates in float32 at least and rounds once."""
     dtype = q.dtype if dtype is None else np.dtype(dtype)
     wide = np.promote_types(dtype, np.float32)
     log_base = wide.type(math.log(2) if order & 1 else 1)
@@ -173,7 +173,8 @@ def assert_within_budget(actual, reference64, naive_lowprec, dtype=None, what: s
     budget = error_budget(reference64, naive_lowprec, dtype)
     error = np.abs(np.where(finite, wide, 0) - np.where(finite, reference64, 0))
     assert error.max(initial=0) <= budget, (
-        f"{what}: error {error.max():.3g} exceeds the budget {budget:.3g}; {_first(error == error.max(), wide, reference64)}"
+        f"{what}: error {error.max():.3g} exceeds the budget {budget:.3g}; "
+        f"{_first(error == error.max(), wide, reference64)}"
     )
 
 

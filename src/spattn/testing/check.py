@@ -20,8 +20,8 @@ def check_pattern(pattern, q_len: int, kv_len: int | None = None, *, batch: int 
     """AssertionError unless a pattern keeps every promise that spattn makes for it.
 
     The closed form equals the predicate; the plan equals both, its tiles are disjoint, and executing it equals
-    :mod:`spattn.reference`; the laws of composition hold; a key that is not allowed changes nothing; the pattern survives
-    ``to_dict``. Real kernels are judged by
+    :mod:`spattn.reference`; the laws of composition hold; a key that is not allowed changes nothing; the pattern
+    survives ``to_dict``. Real kernels are judged by
     :class:`Expectation`.
 
     Parameters
@@ -78,7 +78,8 @@ def check_round_trip(pattern, batch, heads, q_len, kv_len) -> None:
 
     read = from_dict(json.loads(json.dumps(pattern.to_dict())))
     assert read == pattern and hash(read) == hash(pattern), f"{pattern!r} reads back as {read!r}"
-    assert np.array_equal(dense_mask(read, batch, heads, q_len, kv_len), dense_mask(pattern, batch, heads, q_len, kv_len))
+    lengths = batch, heads, q_len, kv_len
+    assert np.array_equal(dense_mask(read, *lengths), dense_mask(pattern, *lengths))
 
 
 def check_planned(pattern, batch, heads, q_len, kv_len, **options) -> None:
@@ -130,7 +131,7 @@ class Expectation:
         self.reference = reference.attend(q, k, v, pattern, scale, precision)
 
     def check(self, out, lse, what: str = "") -> None:
-        """AssertionError unless dtypes are right and both results within the error budget; `what` is for the message."""
+        """AssertionError unless dtypes are right and both results within budget; `what` is for the message."""
         assert out.dtype == self.dtype, f"{what}: out: expected {self.dtype}, got {out.dtype}"
         assert lse.dtype == np.promote_types(self.dtype, np.float32), f"{what}: lse: got {lse.dtype}"
         for name, got, want, low in zip(("out", "lse"), (out, lse), self.reference, self.naive, strict=True):

@@ -45,7 +45,7 @@ def plan_pairs(plan, variant: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_plan(plan, index_sets) -> None:
-    """AssertionError unless a plan visits exactly the pairs of the index sets, each once, and writes every row once.
+    """AssertionError unless a plan visits exactly the pairs of the index sets, each once, and writes a row once.
 
     Parameters
     ----------
@@ -58,10 +58,11 @@ def check_plan(plan, index_sets) -> None:
         expected = np.zeros((plan.q_len, plan.kv_len), dtype=np.uint16)
         for i in range(plan.q_len):
             expected[i, index_set.row(i)] = 1
-        wrong = np.argwhere(_visits(plan, variant) != expected)
-        assert not len(wrong), (
-            f"variant {variant}: visits pair {tuple(wrong[0].tolist())} {_visits(plan, variant)[tuple(wrong[0])]} times "
-            f"instead of {expected[tuple(wrong[0])]}; {len(wrong)} such pairs"
+        visits = _visits(plan, variant)
+        wrong = [tuple(pair) for pair in np.argwhere(visits != expected).tolist()]
+        assert not wrong, (
+            f"variant {variant}: visits pair {wrong[0]} {visits[wrong[0]]} times instead of {expected[wrong[0]]}; "
+            f"{len(wrong)} such pairs"
         )
         _check_lists(plan, variant)
         _check_writers(plan, variant)
@@ -187,7 +188,8 @@ def _check_lists(plan, variant: int) -> None:
         component = plan.components[number]
         rows = component["first_row"], component["first_row"] + component["query_tiles"]
         for e in range(plan.indptr[rows[0]], plan.indptr[rows[1]]):
-            assert visited.pop((int(number), e), 0) == 1, f"entry {e} of component {number} is not in exactly one work item"
+            times = visited.pop((int(number), e), 0)
+            assert times == 1, f"entry {e} of component {number} is in {times} work items"
     assert not visited, "work items reach beyond their lists"
 
 

@@ -67,6 +67,7 @@ void forward(const Call& call, int64_t batch, int64_t head, const Work& item, ch
     const T sum = s.row_sum[cell];
     T *row = s.output + cell * s.ld_value, lse = T(double(s.row_max[cell]) * scale.natural + ::log(double(sum)));
     if (sum == T(0)) {  // nothing allowed, or nothing above -inf
+      lse = -kInfinity<T>;  // the sum's logarithm, also where a scale of 0 makes 0 * row_max undefined
       clear(row, call.head_dim_v);
     } else if (!scale_row(row, s.ld_value, T(1) / sum)) {
       const ExactRow<E> exact = {call, component, item, keys, values, queries.data + position * queries.position,

@@ -55,10 +55,20 @@ struct alignas(1024) Shared {
 // Named barriers: 1 + w is warpgroup w's turn on the tensor cores, 4 + w its own threads.
 constexpr uint32_t kTurn = 1, kOwn = 4;
 
+// First workspace row of a head.
+__device__ __forceinline__ int64_t partial_base(const Params& p, const Unit& unit) {
+    return (static_cast<int64_t>(unit.batch) * p.heads_q + unit.head_q) * p.partial_rows;
+}
+
 // Row of the workspace where row `row` of an item goes.
 __device__ __forceinline__ int64_t partial_row(const Params& p, const Work& work, int row) {
-    return (static_cast<int64_t>(work.unit.batch) * p.heads_q + work.unit.head_q) * p.partial_rows +
-           work.item.slot * kBlockQ + row;
+    return partial_base(p, work.unit) + work.item.slot * kBlockQ + row;
+}
+
+// Row of the workspace that holds the rest of row `row` of a finishing item (slot <= -2); -1 for padding.
+__device__ __forceinline__ int64_t prior_row(const Params& p, const Work& work, int row) {
+    const int prior = p.priors[(-2 - work.item.slot) * kBlockQ + row];
+    return prior < 0 ? -1 : partial_base(p, work.unit) + prior;
 }
 
 }  // namespace spattn

@@ -147,6 +147,30 @@ struct Consumer {
         }
     }
 
+    // Rows of a finishing item: normalised, and joined with what another item has left in the workspace.
+    __device__ __forceinline__ void join_prior(const Work& work, float (&o)[kDim / 2], const float (&inverse)[2]) {
+        const int lane = thread % 32;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
+            const int64_t prior = prior_row(p, work, row);
+            float& lse = shared.lse[query.slot][row];
+            Blend both = {1.0f, 0.0f, lse};
+            if (prior >= 0) both = blend(lse, p.partial_lse[prior]);
+            __syncwarp();
+            if (lane % 4 == 0) lse = both.lse;
+            const float* source = p.partial_out + max(prior, int64_t(0)) * p.head_dim_v + lane % 4 * 2;
+            const float own = both.own * inverse[h];
+#pragma unroll
+            for (int i = 0; i < kDim / 8; ++i) {
+                const bool real = prior >= 0 && 8 * i < p.head_dim_v;
+                const float2 rest = real ? __ldcs(reinterpret_cast<const float2*>(source + 8 * i)) : float2{};
+                o[4 * i + 2 * h] = o[4 * i + 2 * h] * own + rest.x * both.other;
+                o[4 * i + 2 * h + 1] = o[4 * i + 2 * h + 1] * own + rest.y * both.other;
+            }
+        }
+    }
+
     // Normalises the rows of the item at `query` and hands them to the writer.
     __device__ __forceinline__ void finish(Softmax softmax, float (&o)[kDim / 2]) {
         const int lane = thread % 32, first = warpgroup * 64 + thread / 32 * 16;
@@ -167,8 +191,10 @@ struct Consumer {
             }
         }
         if (lane == 0) shared.repair[query.slot][first / 16] = rows;
-        scale_rows(o, inverse);
         const Work& work = shared.work[query.slot];
+        __syncwarp();
+        if (work.item.slot <= -2) join_prior(work, o, inverse);
+        else scale_rows(o, inverse);
         named_sync(kOwn + warpgroup, 128);  // all of its warps are done with the query tile
         if (work.item.slot >= 0) store_partial(work, o);
         else stage_tile(o);

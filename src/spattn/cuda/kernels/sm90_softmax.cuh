@@ -110,6 +110,19 @@ struct Softmax {
     }
 };
 
+// Two softmax results over disjoint keys as one: what each row is worth, and the joint lse.
+struct Blend {
+    float own, other, lse;
+};
+
+__device__ __forceinline__ Blend blend(float own, float other) {
+    const float top = own > other || own != own ? own : other;
+    const float shift = top == minus_infinity() ? 0.0f : top;
+    const float weight = expf(own - shift), weight_other = expf(other - shift), sum = weight + weight_other;
+    if (sum == 0.0f) return {0.0f, 0.0f, minus_infinity()};
+    return {weight / sum, weight_other / sum, shift + logf(sum)};
+}
+
 // accumulator[row h] *= factor[h].
 template <int kCount>
 __device__ __forceinline__ void scale_rows(float (&accumulator)[kCount], const float (&factor)[2]) {

@@ -40,6 +40,18 @@ struct Writer {
         }
     }
 
+    __device__ void join_prior(const Work& work, int row, float (&result)[kDim / 32], float& lse) {
+        const int64_t prior = prior_row(p, work, row);
+        if (prior < 0) return;
+        const Blend both = blend(lse, p.partial_lse[prior]);
+        lse = both.lse;
+        for (int i = 0; i < kDim / 32; ++i) {
+            const int d = lane + 32 * i;
+            const float rest = d < p.head_dim_v ? p.partial_out[prior * p.head_dim_v + d] : 0.0f;
+            result[i] = result[i] * both.own + rest * both.other;
+        }
+    }
+
     // Computes a non-finite row again and overwrites it.
     __device__ void repair(const Work& work, int row) {
         int64_t position;
@@ -48,6 +60,7 @@ struct Writer {
             return;
         }
         repair_row<Element, kDim, kTileKV, kWarpgroups>(p, work.item, work.unit, row, position, result, lse);
+        if (work.item.slot <= -2) join_prior(work, row, result, lse);
         Element* out = static_cast<Element*>(p.out) + work.unit.batch * p.out_stride.batch +
                        work.unit.head_q * p.out_stride.head + position * p.out_stride.token;
         for (int i = 0; i < kDim / 32; ++i) {
