@@ -35,6 +35,9 @@ NOTES = (
 )
 
 
+MEMORY_PROBLEMS = ("window", "window_long", "longformer", "neighborhood")
+
+
 class Comparison:
     """Runs problems and collects rows."""
 
@@ -108,21 +111,20 @@ class Comparison:
             print(f"  {row['contender']:22} {row['median_ms']:9.2f} ms {spread} {share} {ratio}", flush=True)
 
 
-def measure_memory(chosen, dtypes, quick: bool) -> list[dict]:
-    """Peak memory of every contender of every problem, forward, and of the backward passes."""
+def measure_memory(chosen, dtype: str, quick: bool) -> list[dict]:
+    """Peak memory of the contenders of :data:`MEMORY_PROBLEMS`, both passes."""
     rows = []
-    for problem in chosen:
-        for dtype in dtypes:
-            for both in (False, True):
-                for name in problem.both if both else problem.forward:
-                    found = memory.in_a_process(__file__, problem.name, name, dtype, both, quick)
-                    row = {"problem": f"{problem.title}, N = {problem.tokens}", "dtype": dtype, "contender": name,
-                           "pass": "forward + backward" if both else "forward", **found}  # fmt: skip
-                    if "call_mib" in found:
-                        rows.append(row)
-                        print(
-                            f"  {row['problem']}, {row['pass']}, {dtype}, {name}: {found['call_mib']} MiB", flush=True
-                        )
+    for problem in (p for p in chosen if p.name in MEMORY_PROBLEMS):
+        for both in (False, True):
+            for name in problem.both if both else problem.forward:
+                found = memory.in_a_process(__file__, problem.name, name, dtype, both, quick)
+                row = {
+                    "problem": f"{problem.title}, N = {problem.tokens}", "dtype": dtype, "contender": name,
+                    "pass": "forward + backward" if both else "forward", **found,
+                }  # fmt: skip
+                print(f"  {row['problem']}, {row['pass']}, {dtype}, {name}: {found}", flush=True)
+                if "call_mib" in found:
+                    rows.append(row)
     return rows
 
 
@@ -185,7 +187,7 @@ def main() -> int:
     tables = {
         "peers_cpu": comparison.results, "peers_cpu_roofline": comparison.roofline, "peers_cpu_targets": aims,
         "peers_cpu_ceilings": comparison.ceilings.rows(),
-        "peers_cpu_memory": [] if options.no_memory else measure_memory(chosen, dtypes, options.quick),
+        "peers_cpu_memory": [] if options.no_memory else measure_memory(chosen, dtypes[0], options.quick),
     }  # fmt: skip
     partial = bool(options.quick or options.only or options.dtype or options.which or options.no_memory)
     write(tables, partial, shape={"batch": 1, "heads": problems.HEADS, "head_dim": problems.HEAD_DIM}, threads=1,

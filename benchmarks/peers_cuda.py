@@ -34,7 +34,10 @@ WARM, ROUNDS, TARGET_MS = 3, 15, 4.0
 ROWS = 48  # checked against float64, in two heads
 TOLERANCE = 8e-3  # relative error of a bfloat16 result, twice what rounding gives
 IMAGE = Path(__file__).resolve().parents[1] / "docs" / "images" / "peers_cuda.png"
-NOTES = "Forward, bfloat16, batch 1, 16 heads; medians of CUDA events, contenders in turns. times_spattn: a contender's time over spattn's."
+NOTES = (
+    "Forward, bfloat16, batch 1, 16 heads; medians of CUDA events, contenders in turns. "
+    "times_spattn: a contender's time over spattn's."
+)
 
 
 def problems(tokens: int) -> dict[str, tuple]:

@@ -60,8 +60,8 @@ def test_show_versions(capsys):
 
 
 def tracked(under=""):
-    """Files that git knows, without those that are deleted in the work tree; skips where there is no repository."""
-    command = ["git", "ls-files", "-z", under or "."]
+    """Files of the work tree that git knows or would add; skips where there is no repository."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", under or "."]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("not a git checkout")

@@ -35,7 +35,7 @@ def test_efficiency_and_memory_at_16384_tokens(pattern, least, contiguous, recor
 
 
 def test_causal_has_one_bitmask_at_any_length():
-    for length in (128, 1024, 16384):
+    for length in (128, 1000, 1024, 16384):
         assert len(make_plan(p.Causal(), length, tile=(64, 64)).masks) == 1
 
 

@@ -120,3 +120,11 @@ def test_every_registered_pattern_has_a_strategy_of_its_own():
     from spattn.testing._patterns import MAKERS
 
     assert set(NAMES) == set(MAKERS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_picture(name):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    pattern, length = patterns._base.pattern_class(name).example()
+    check.check_picture(pattern, length)
+    pyplot.close("all")

@@ -10,8 +10,9 @@ import numpy as np
 from ..plan import Plan, plan
 from . import _core
 from ._threads import num_threads
+from ._units import units
 
-__all__ = ["HOST_ARRAYS", "TILE", "accepts", "forward", "info", "instruction_sets", "num_threads", "plan_for",
+__all__ = ["HOST_ARRAYS", "TILE", "accepts", "backward", "forward", "info", "instruction_sets", "num_threads", "plan_for",
            "unavailable"]  # fmt: skip
 
 HOST_ARRAYS = True
@@ -122,6 +123,44 @@ def forward(q, k, v, plan, scale, *, isa=None):
     return out, lse
 
 
+def backward(dout, q, k, v, out, lse, plan, scale, *, isa=None):
+    """Gradients of ``Σ dout · out`` with respect to q, k and v.
+
+    Parameters
+    ----------
+    dout : (batch, heads_q, q_len, head_dim_v) array
+        Of q's dtype. Any strides, as for all of them.
+    q, k, v, plan, scale, isa
+        As for :func:`forward`.
+    out, lse : arrays
+        What :func:`forward` returned for them.
+
+    Returns
+    -------
+    dq, dk, dv : arrays
+        Shaped as q, k and v, in their dtype and memory order. 0 for rows with ``lse = -inf``.
+
+    Raises
+    ------
+    ValueError, TypeError, MemoryError
+        As :func:`forward`.
+
+    Notes
+    -----
+    Bitwise repeatable, for any number of threads. Extra memory is O(batch · heads · (q_len + kv_len) · head_dim).
+    """
+    _check(q, k, v, plan)
+    _check_results(q, v, dout, out, lse)
+    dq, dk, dv = (np.empty_like(x, subok=False) for x in (q, k, v))
+    if q.size:
+        split = units(plan, *q.shape[:2], k.shape[1])
+        threads = _threads_for(q, v, plan)
+        _core.backward(dout, q, k, v, out, lse, dq, dk, dv, plan, split, scale, isa or _default_isa(), threads)
+    else:
+        dk[...], dv[...] = 0, 0
+    return dq, dk, dv
+
+
 def _threads_for(q, v, plan) -> int:
     pairs = q.shape[0] * q.shape[1]
     flops = 2.0 * pairs * plan.tiles / plan.variants * plan.block_q * plan.block_kv * (q.shape[3] + v.shape[3])
@@ -148,3 +187,17 @@ def _check(q, k, v, plan) -> None:
     if (plan.q_len, plan.kv_len) != (q_len, kv_len):
         raise ValueError(f"plan: expected lengths {q_len} and {kv_len}, got {plan.q_len} and {plan.kv_len}")
     np.broadcast_shapes(plan.variant.shape, (batch, heads_q))
+
+
+def _check_results(q, v, dout, out, lse) -> None:
+    """The same for the backward's further arrays."""
+    rows = q.shape[:3]
+    statistic = np.dtype(np.float64 if q.dtype == np.float64 else np.float32)
+    shape = (*rows, v.shape[3])
+    for name, x, dtype, expected in (
+        ("dout", dout, q.dtype, shape), ("out", out, q.dtype, shape), ("lse", lse, statistic, rows),
+    ):  # fmt: skip
+        if x.dtype != dtype:
+            raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
+        if x.shape != expected:
+            raise ValueError(f"{name}: expected shape {expected}, got {x.shape}")

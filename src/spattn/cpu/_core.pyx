@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""The compiled core: executes a plan's work items, then its merges, on all threads.
+"""The compiled core: executes a plan's work items, then its merges, on all threads, forward and backward.
 
 The arithmetic is in ``kernels/``, compiled once per instruction set. This module fills in what a kernel needs to know,
 spreads the items over the threads, and answers Ctrl-C.
@@ -10,6 +10,7 @@ cimport numpy as cnp
 from cpython.exc cimport PyErr_CheckSignals
 from cython.parallel cimport prange, threadid
 from libc.stdint cimport int32_t, int64_t, uint64_t, uintptr_t
+from libc.string cimport memset
 from libcpp cimport bool as cbool
 from libcpp.atomic cimport atomic
 
@@ -49,20 +50,32 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
 
     cdef struct Call:
         Plan plan
-        Array q, k, v, out, lse
+        Array q, k, v, out, lse, dout, dq, dk, dv
         int64_t heads_q, group, head_dim, head_dim_v
         double scale
         char* slots
 
+    cdef struct Sums:
+        char* dk
+        char* dv
+        int64_t ld_dk, ld_dv, begin, end
+
     ctypedef size_t (*ScratchFunction)(const Call&) noexcept nogil
     ctypedef void (*ItemFunction)(const Call&, int64_t, int64_t, const Work&, char*) noexcept nogil
     ctypedef void (*MergeFunction)(const Call&, int64_t, int64_t, int64_t, int64_t, char*) noexcept nogil
+    ctypedef void (*BackwardFunction)(const Call&, int64_t, int64_t, const Work&, const Sums&, char*) noexcept nogil
+    ctypedef void (*AddFunction)(const Call&, int64_t, int64_t, const Sums*, int64_t, int64_t, int64_t,
+                                 char*) noexcept nogil
 
     cdef struct KernelTable:
         const char* name
         ScratchFunction scratch_bytes[4]
         ItemFunction forward[4]
         MergeFunction merge[4]
+        ScratchFunction backward_scratch_bytes[4]
+        BackwardFunction backward[4]
+        MergeFunction merge_dq[4]
+        AddFunction add_units[4]
 
     int usable_tables(const KernelTable** tables) noexcept
 
@@ -77,6 +90,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")  # in the order of kernel
 OPENMP = built_with_openmp()
 
 cdef int64_t kMergesAtOnce = 64
+cdef int64_t kKeysAtOnce = 64            # of dK and dV, in a task of the last pass of the backward
 cdef int64_t kSignalPeriod = 50_000_000  # ns between looks at pending signals
 
 
@@ -107,13 +121,16 @@ cdef Array describe(cnp.ndarray array):
     return found
 
 
-@cython.final
+cdef struct Unit:  # UNIT of _units.py
+    int64_t batch, head_kv, first, last, begin, end, offset
+
+
 cdef class Run:
-    """One call: what the kernels read, and the tasks of the pass under way."""
+    """One call: what the kernels read, and its passes of independent tasks, spread over the threads."""
 
     cdef const KernelTable* table
     cdef Call call
-    cdef int dtype
+    cdef int dtype, value_bytes          # what kernels compute in is 8 or 4 bytes wide
     cdef int64_t heads, pairs            # query heads; batch * heads
     cdef const int32_t* variant          # of each (batch, head)
     cdef const int32_t* work_indptr
@@ -125,13 +142,14 @@ cdef class Run:
     cdef atomic[int] stopped
     cdef object error, owners
 
-    def __cinit__(self, str isa, int dtype, arrays, plan, double scale):
+    def __init__(self, str isa, int dtype, arrays, plan, double scale):
         q, k, v, out, lse = arrays
         self.table = find_table(isa)
         self.dtype = dtype
         self.heads, self.pairs = q.shape[1], q.shape[0] * q.shape[1]
         variant = np.ascontiguousarray(np.broadcast_to(plan.variant, q.shape[:2]), dtype=np.int32)
         first_task = np.empty(self.pairs + 1, np.int64)
+        self.value_bytes = 8 if DTYPES[dtype] == "float64" else 4
         self.owners = [arrays, plan, variant, first_task]
         self.variant = <const int32_t*>cnp.PyArray_DATA(variant)
         self.first_task = <int64_t*>cnp.PyArray_DATA(first_task)
@@ -158,17 +176,19 @@ cdef class Run:
         call.plan.merge_indptr = <const int32_t*>cnp.PyArray_DATA(plan.merge_indptr)
         call.plan.merge_sources = <const int32_t*>cnp.PyArray_DATA(plan.merge_sources)
 
-    cdef allocate(self, int threads):
-        """The threads' scratch and the workspace of partial results; MemoryError when there is no room."""
+    cdef char* workspace(self, size_t size):
+        """64-byte aligned memory that lives as long as the run; MemoryError when there is no room."""
+        memory = np.empty(size + 64, np.uint8)
+        self.owners.append(memory)
+        return <char*>((<uintptr_t>cnp.PyArray_DATA(memory) + 63) // 64 * 64)
+
+    cdef allocate(self, int threads, size_t scratch_bytes, int64_t slot_width):
+        """The threads' scratch and the workspace of partial results, `slot_width` values a row."""
         cdef Call* call = &self.call
-        self.scratch_bytes = (self.table.scratch_bytes[self.dtype](call[0]) + 4095) // 4096 * 4096 + 64
-        scratch = np.empty(threads * self.scratch_bytes + 64, np.uint8)
-        value_bytes = 8 if self.dtype == 1 else 4
+        self.scratch_bytes = (scratch_bytes + 4095) // 4096 * 4096 + 64
+        self.scratch = self.workspace(threads * self.scratch_bytes)
         rows = self.pairs * call.plan.slots * call.plan.block_q
-        slots = np.empty(rows * (call.head_dim_v + 1) * value_bytes, np.uint8)
-        self.owners += [scratch, slots]
-        self.scratch = <char*>((<uintptr_t>cnp.PyArray_DATA(scratch) + 63) // 64 * 64)
-        call.slots = <char*>cnp.PyArray_DATA(slots)
+        call.slots = self.workspace(rows * slot_width * self.value_bytes)
 
     cdef int64_t count_tasks(self, const int32_t* ends, int64_t at_once) noexcept nogil:
         """Numbers the tasks of a pass over the variants' ranges `ends`, `at_once` elements each, head after head."""
@@ -191,18 +211,11 @@ cdef class Run:
                 high = middle
         return low
 
-    cdef void forward(self, int64_t task, int thread) noexcept nogil:
-        cdef int64_t pair = self.pair_of(task)
-        cdef int64_t item = self.work_indptr[self.variant[pair]] + task - self.first_task[pair]
-        self.table.forward[self.dtype](self.call, pair // self.heads, pair % self.heads, self.call.plan.work[item],
-                                       self.scratch + thread * self.scratch_bytes)
-
-    cdef void merge(self, int64_t task, int thread) noexcept nogil:
+    cdef void merge_with(self, MergeFunction merge, int64_t task, int thread) noexcept nogil:
         cdef int64_t pair = self.pair_of(task)
         cdef int64_t begin = self.merge_variants[self.variant[pair]] + (task - self.first_task[pair]) * kMergesAtOnce
         cdef int64_t end = min(begin + kMergesAtOnce, <int64_t>self.merge_variants[self.variant[pair] + 1])
-        self.table.merge[self.dtype](self.call, pair // self.heads, pair % self.heads, begin, end,
-                                     self.scratch + thread * self.scratch_bytes)
+        merge(self.call, pair // self.heads, pair % self.heads, begin, end, self.scratch + thread * self.scratch_bytes)
 
     cdef bint proceed(self, int thread) noexcept nogil:
         """False once the call has been interrupted. The calling thread, number 0, looks for signals now and then."""
@@ -224,23 +237,160 @@ cdef class Run:
             self.error = error
             self.stopped.store(1)
 
+    cdef int64_t start(self, int step) noexcept nogil:
+        """Prepares pass `step` and returns the number of its tasks, -1 after the last pass."""
+        return -1
+
+    cdef void take(self, int step, int64_t task, int thread) noexcept nogil:
+        """Executes a task of pass `step`."""
+
     cdef execute(self, int threads):
+        cdef int step = 0
         cdef int64_t task, tasks
         with nogil:
-            tasks = self.count_tasks(self.work_indptr, 1)
-            for task in prange(tasks, schedule="dynamic", chunksize=1, num_threads=threads):
-                if self.proceed(threadid()):
-                    self.forward(task, threadid())
-            tasks = self.count_tasks(self.merge_variants, kMergesAtOnce)
-            for task in prange(tasks, schedule="dynamic", chunksize=1, num_threads=threads):
-                if self.proceed(threadid()):
-                    self.merge(task, threadid())
+            while True:
+                tasks = self.start(step)
+                if tasks < 0:
+                    break
+                for task in prange(tasks, schedule="dynamic", chunksize=1, num_threads=threads):
+                    if self.proceed(threadid()):
+                        self.take(step, task, threadid())
+                step += 1
         if self.error is not None:
             raise self.error
 
 
+@cython.final
+cdef class Forward(Run):
+    """Work items, then merges."""
+
+    cdef prepare(self, int threads):
+        self.allocate(threads, self.table.scratch_bytes[self.dtype](self.call), self.call.head_dim_v + 1)
+
+    cdef int64_t start(self, int step) noexcept nogil:
+        if step == 0:
+            return self.count_tasks(self.work_indptr, 1)
+        return self.count_tasks(self.merge_variants, kMergesAtOnce) if step == 1 else -1
+
+    cdef void take(self, int step, int64_t task, int thread) noexcept nogil:
+        cdef int64_t pair, item
+        if step == 1:
+            self.merge_with(self.table.merge[self.dtype], task, thread)
+            return
+        pair = self.pair_of(task)
+        item = self.work_indptr[self.variant[pair]] + task - self.first_task[pair]
+        self.table.forward[self.dtype](self.call, pair // self.heads, pair % self.heads, self.call.plan.work[item],
+                                       self.scratch + thread * self.scratch_bytes)
+
+
+@cython.final
+cdef class Backward(Run):
+    """Units, which leave dQ and sums of dK and dV; then merges of dQ; then dK and dV as sums over units."""
+
+    cdef const Unit* units
+    cdef Sums* sums                      # of each unit
+    cdef int64_t unit_count, per_head    # of all; of a (batch, key-value head)
+    cdef int64_t kv_len, heads_kv
+    cdef bint in_place                   # the sums are dK and dV themselves
+
+    cdef prepare(self, gradients, split, int threads):
+        cdef Call* call = &self.call
+        dout, dq, dk, dv = gradients
+        call.dout, call.dq, call.dk, call.dv = describe(dout), describe(dq), describe(dk), describe(dv)
+        call.plan.work = <const Work*>cnp.PyArray_DATA(split.work)
+        self.owners += [gradients, split]
+        self.allocate(threads, self.table.backward_scratch_bytes[self.dtype](call[0]), call.head_dim)
+        self.units, self.unit_count = <const Unit*>cnp.PyArray_DATA(split.units), len(split.units)
+        self.per_head, self.heads_kv, self.kv_len = split.per_head, dk.shape[1], dk.shape[2]
+        self.sums = <Sums*>self.workspace(self.unit_count * sizeof(Sums))
+        self.in_place = self.per_head == 1 and all([self.fits(x) for x in (dk, dv)])
+        self.describe_sums(0 if self.in_place else split.rows)
+
+    cdef fits(self, x):
+        """Can the kernels add to the rows of an output?"""
+        size = self.value_bytes
+        return (x.itemsize == size and x.strides[3] == size and x.strides[2] % size == 0
+                and x.ctypes.data % size == 0 and x.shape[3] * size % 64 == 0)
+
+    cdef describe_sums(self, int64_t rows):
+        """Where each unit adds up: the outputs, or `rows` rows of workspace for dK and dV each."""
+        cdef int64_t i, ld_dk, ld_dv
+        cdef Array *dk = &self.call.dk, *dv = &self.call.dv
+        cdef const Unit* unit
+        cdef Sums* sums
+        cdef char *dk_rows, *dv_rows
+        ld_dk = self.row_bytes(self.call.head_dim) // self.value_bytes
+        ld_dv = self.row_bytes(self.call.head_dim_v) // self.value_bytes
+        dk_rows = self.workspace(rows * ld_dk * self.value_bytes)
+        dv_rows = self.workspace(rows * ld_dv * self.value_bytes)
+        for i in range(self.unit_count):
+            unit, sums = self.units + i, self.sums + i
+            sums.begin, sums.end = unit.begin, unit.end
+            if self.in_place:
+                sums.dk = dk.data + unit.batch * dk.stride[0] + unit.head_kv * dk.stride[1]
+                sums.dv = dv.data + unit.batch * dv.stride[0] + unit.head_kv * dv.stride[1]
+                sums.ld_dk, sums.ld_dv = dk.stride[2] // self.value_bytes, dv.stride[2] // self.value_bytes
+            else:
+                sums.dk = dk_rows + unit.offset * ld_dk * self.value_bytes
+                sums.dv = dv_rows + unit.offset * ld_dv * self.value_bytes
+                sums.ld_dk, sums.ld_dv = ld_dk, ld_dv
+
+    cdef int64_t row_bytes(self, int64_t width) noexcept nogil:
+        """Bytes of a row of sums: whole 64-byte blocks."""
+        return (width * self.value_bytes + 63) // 64 * 64
+
+    cdef int64_t start(self, int step) noexcept nogil:
+        if step == 0:
+            return self.unit_count
+        if step == 1:
+            return self.count_tasks(self.merge_variants, kMergesAtOnce)
+        if step == 2 and not self.in_place:
+            return self.unit_count // self.per_head * self.tasks_per_head()
+        return -1
+
+    cdef int64_t tasks_per_head(self) noexcept nogil:
+        return (self.kv_len + kKeysAtOnce - 1) // kKeysAtOnce
+
+    cdef void take(self, int step, int64_t task, int thread) noexcept nogil:
+        if step == 0:
+            self.take_unit(self.units[task], self.sums[task], thread)
+        elif step == 1:
+            self.merge_with(self.table.merge_dq[self.dtype], task, thread)
+        else:
+            self.add_units(task // self.tasks_per_head(), task % self.tasks_per_head() * kKeysAtOnce, thread)
+
+    cdef void take_unit(self, const Unit& unit, const Sums& sums, int thread) noexcept nogil:
+        cdef int64_t key, head, variant, item, before = 0
+        cdef int64_t first = unit.head_kv * self.call.group
+        for key in range(unit.end - unit.begin):
+            memset(sums.dk + key * sums.ld_dk * self.value_bytes, 0, self.row_bytes(self.call.head_dim))
+            memset(sums.dv + key * sums.ld_dv * self.value_bytes, 0, self.row_bytes(self.call.head_dim_v))
+        for head in range(first, first + self.call.group):
+            variant = self.variant[unit.batch * self.heads + head]
+            item = self.work_indptr[variant] + max(unit.first - before, <int64_t>0)
+            before += self.work_indptr[variant + 1] - self.work_indptr[variant]
+            for item in range(item, self.work_indptr[variant + 1] - max(before - unit.last, <int64_t>0)):
+                if not self.proceed(thread):
+                    return
+                self.table.backward[self.dtype](self.call, unit.batch, head, self.call.plan.work[item], sums,
+                                                self.scratch + thread * self.scratch_bytes)
+
+    cdef void add_units(self, int64_t pair, int64_t begin, int thread) noexcept nogil:
+        self.table.add_units[self.dtype](self.call, pair // self.heads_kv, pair % self.heads_kv,
+                                         self.sums + pair * self.per_head, self.per_head, begin,
+                                         min(begin + kKeysAtOnce, self.kv_len),
+                                         self.scratch + thread * self.scratch_bytes)
+
+
 def forward(q, k, v, out, lse, plan, double scale, str isa, int threads):
     """Writes the attention of checked arrays of equal dtype to `out` and `lse`, on at most `threads` threads."""
-    run = Run(isa, DTYPES.index(q.dtype.name), (q, k, v, out, lse), plan, scale)
-    run.allocate(threads)
+    run = Forward(isa, DTYPES.index(q.dtype.name), (q, k, v, out, lse), plan, scale)
+    run.prepare(threads)
+    run.execute(threads)
+
+
+def backward(dout, q, k, v, out, lse, dq, dk, dv, plan, split, double scale, str isa, int threads):
+    """Writes the gradients of checked arrays to `dq`, `dk` and `dv`; `split` is the plan's Units for these heads."""
+    run = Backward(isa, DTYPES.index(q.dtype.name), (q, k, v, out, lse), plan, scale)
+    run.prepare((dout, dq, dk, dv), split, threads)
     run.execute(threads)

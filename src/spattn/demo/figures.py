@@ -23,6 +23,7 @@ _DENSE = {"color": "black", "linewidth": 2.5, "marker": "o", "markersize": 6}
 def speed(path: Path, dense: dict[int, Timing], cases: list[Case], dense_label: str, machine: str) -> None:
     """Time and speed-up against length, both axes logarithmic, naive dense attention always among the lines."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(13, 6.4), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.12)
     lengths = sorted(dense)
     left.plot(lengths, [1e3 * dense[n].seconds for n in lengths], label=dense_label, **_DENSE)
     right.plot(lengths, [1.0] * len(lengths), label=dense_label, **_DENSE)

@@ -22,6 +22,7 @@ from .progress import Progress
 LAYER = 2  # counted from 0: half way through the encoder
 _SECONDS_A_LENGTH = 5
 _FEWEST_ROUNDS, _MOST_ROUNDS = 3, 25
+_SETTLE_SECONDS = 0.1  # OpenBLAS's threads keep a core busy for some 2**26 cycles after their last product
 _CHUNKS_AT_ONCE = 4
 
 
@@ -117,9 +118,11 @@ def measure(qkv: list[np.ndarray], lengths: list[int], device: Device, progress:
         arrays = [device.put(np.ascontiguousarray(x[:, :, :n])) for x in qkv]
         plans, plan_seconds = _plans(arrays, device)
         errors = _errors(arrays, device) if n == min(lengths) else {}
-        calls = {"": lambda arrays=arrays: device.dense(*arrays)}
-        for name, pattern in timed_patterns().items():
-            calls[name] = partial(attention, *arrays, pattern, backend=device.backend)
+        calls = {
+            name: partial(attention, *arrays, pattern, backend=device.backend)
+            for name, pattern in timed_patterns().items()
+        }
+        calls[""] = partial(device.dense, *arrays)  # last: its BLAS threads go on spinning for a while
         timings = take_turns(calls, device.wait)
         dense[n] = timings.pop("")
         results += [
@@ -156,7 +159,7 @@ def _errors(arrays, device: Device) -> dict[str, float]:
 
 
 def take_turns(calls: dict[str, Callable[[], object]], wait: Callable[[], None]) -> dict[str, Timing]:
-    """Times every call once a round, after a round that warms caches; at least three rounds."""
+    """Times every call once a round, after a round that warms caches; a pause before each, at least three rounds."""
 
     def once(call) -> float:
         start = time.perf_counter()
@@ -166,6 +169,9 @@ def take_turns(calls: dict[str, Callable[[], object]], wait: Callable[[], None])
 
     warm = sum(once(call) for call in calls.values())
     rounds = max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(_SECONDS_A_LENGTH / warm)))
-    seconds = [[once(call) for call in calls.values()] for _ in range(rounds)]
+    seconds = []
+    for _ in range(rounds):
+        time.sleep(_SETTLE_SECONDS)
+        seconds.append([once(call) for call in calls.values()])
     medians = np.median(seconds, axis=0)
     return {name: Timing(float(median), rounds) for name, median in zip(calls, medians, strict=True)}

@@ -29,8 +29,7 @@ template <> struct Exp2<double> {
       5.5504108664819921483e-2,  2.4022650695910156205e-1, 6.9314718055994533046e-1, 1.0};
 };
 
-template <class T> SPATTN_INLINE Vec<T> exp2(Vec<T> x) {
-  using Spec = Exp2<T>;
+template <class T, class Spec = Exp2<T>> SPATTN_INLINE Vec<T> exp2(Vec<T> x) {
   x = x < Spec::kLowest ? splat(Spec::kLowest) : x;  // false for NaN, which therefore passes
   const Vec<T> shifted = x + Spec::kRound;
   const Vec<T> f = x - (shifted - Spec::kRound);

@@ -7,6 +7,8 @@
 #include "mask.h"
 #include "output.h"
 #include "pack.h"
+#include "pairs.h"
+#include "plain.h"
 #include "products.h"
 #include "scratch.h"
 #include "softmax.h"
@@ -16,20 +18,20 @@ namespace spattn {
 namespace SPATTN_ISA {
 
 // One entry of the list: O, row_max and row_sum take in the keys of one tile.
-template <class E>
+template <class Path>
 void take_tile(const Call& call, const Component& component, int64_t entry, const Head& keys, const Head& values,
-               int64_t cells, bool first, typename E::Compute factor, Scratch<typename E::Compute>& s) {
-  using T = typename E::Compute;
+               int64_t cells, bool first, typename Path::T factor, Scratch<typename Path::T>& s) {
+  using T = typename Path::T;
   const Plan& plan = call.plan;
   const Tile tile = locate(plan.views[component.key_view + plan.key_view[entry]], plan.indices[entry]);
   const Mask mask(plan, entry);
   const int64_t vectors = (cells + kLanes<T> - 1) / kLanes<T>;
   const int64_t key_cells = tile.cells(), rows = round_up(key_cells, kKeyRows);
-  const Operand<T> k = key_operand<E>(keys, tile, rows, call, s);
+  const auto k = Path::key_operand(keys, tile, rows, call, s);
   if (mask) unpack(mask, cells, s);
-  compute_scores(k, rows, call.head_dim, vectors, mask, s);
-  exponentiate(rows, vectors, factor, s);
-  accumulate_output(value_operand<E>(values, tile, call, s), key_cells, cells, mask, first, s);
+  compute_scores<Path>(k, rows, call.head_dim, vectors, mask, s);
+  exponentiate<Path>(rows, vectors, factor, s);
+  accumulate_output<Path>(Path::value_operand(values, tile, call, s), key_cells, cells, mask, first, s);
 }
 
 // Multiplies a row of O, a whole number of vectors, by `factor`; is every value of it finite?
@@ -45,9 +47,10 @@ template <class T> bool scale_row(T* row, int64_t width, T factor) {
   return sum == T(0);
 }
 
-template <class E>
+template <class Path>
 void forward(const Call& call, int64_t batch, int64_t head, const Work& item, char* scratch) noexcept {
-  using T = typename E::Compute;
+  using E = typename Path::E;
+  using T = typename Path::T;
   Scratch<T> s(call, scratch);
   const Plan& plan = call.plan;
   const Component& component = plan.components[item.component];
@@ -56,10 +59,10 @@ void forward(const Call& call, int64_t batch, int64_t head, const Work& item, ch
   const int64_t cells = list_positions(locate(plan.views[component.query_view], item.query_tile), s.query_position);
 
   const Scale<T> scale(call.scale);
-  pack_query<E>(queries, cells, scale.sign, call, s);
+  Path::pack_query(queries, cells, scale.sign, call, s);
   reset_softmax((cells + kLanes<T> - 1) / kLanes<T>, s);
   for (int64_t e = item.begin; e < item.end; ++e) {
-    take_tile<E>(call, component, e, keys, values, cells, e == item.begin, scale.factor, s);
+    take_tile<Path>(call, component, e, keys, values, cells, e == item.begin, scale.factor, s);
   }
   for (int64_t cell = 0; cell < cells; ++cell) {
     const int64_t position = s.query_position[cell];
@@ -69,7 +72,7 @@ void forward(const Call& call, int64_t batch, int64_t head, const Work& item, ch
     if (sum == T(0)) {  // nothing allowed, or nothing above -inf
       lse = -kInfinity<T>;  // the sum's logarithm, also where a scale of 0 makes 0 * row_max undefined
       clear(row, call.head_dim_v);
-    } else if (!scale_row(row, s.ld_value, T(1) / sum)) {
+    } else if (!scale_row(row, s.ld_value, T(1) / Path::normaliser(s)[cell])) {
       const ExactRow<E> exact = {call, component, item, keys, values, queries.data + position * queries.position,
                                  queries.feature, cell, s};
       lse = exact.compute(row);

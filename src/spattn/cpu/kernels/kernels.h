@@ -41,10 +41,11 @@ struct Array {
 struct Call {
   Plan plan;
   Array q, k, v, out, lse;
+  Array dout, dq, dk, dv;   // the backward's
   int64_t heads_q, group;  // query heads; query heads per key-value head
   int64_t head_dim, head_dim_v;
   double scale;
-  char* slots;  // see slot_row() in output.h
+  char* slots;  // see slot_row() in output.h, dq_slot() in backward_sums.h
 };
 
 // Computes one work item for one head, in `scratch` (scratch_bytes() bytes, 64-byte aligned, one per thread).
@@ -53,6 +54,20 @@ using ItemFunction = void (*)(const Call&, int64_t batch, int64_t head, const Wo
 using MergeFunction = void (*)(const Call&, int64_t batch, int64_t head, int64_t begin, int64_t end,
                                char* scratch) noexcept;
 
+// Where a unit of the backward, one that runs on one thread, adds up dK and dV of a key-value head: rows of the type that
+// the kernel computes in, of whole 64-byte blocks, for the keys [begin, end). `ld` counts elements from key to key.
+struct Sums {
+  char *dk, *dv;
+  int64_t ld_dk, ld_dv, begin, end;
+};
+
+// The backward of one work item: dQ of its rows, and their part of dK and dV.
+using BackwardFunction = void (*)(const Call&, int64_t batch, int64_t head, const Work&, const Sums&,
+                                  char* scratch) noexcept;
+// Writes dK and dV of the keys [begin, end) of a key-value head, the sum over `count` units.
+using AddFunction = void (*)(const Call&, int64_t batch, int64_t head_kv, const Sums*, int64_t count, int64_t begin,
+                             int64_t end, char* scratch) noexcept;
+
 using ScratchFunction = size_t (*)(const Call&) noexcept;
 
 struct KernelTable {
@@ -60,14 +75,19 @@ struct KernelTable {
   ScratchFunction scratch_bytes[kDtypes];
   ItemFunction forward[kDtypes];
   MergeFunction merge[kDtypes];
+  ScratchFunction backward_scratch_bytes[kDtypes];
+  BackwardFunction backward[kDtypes];
+  MergeFunction merge_dq[kDtypes];
+  AddFunction add_units[kDtypes];
 };
 
 namespace baseline { extern const KernelTable table; }
 namespace avx2 { extern const KernelTable table; }
 namespace avx512 { extern const KernelTable table; }
+namespace avx512bf16 { extern const KernelTable table; }
 
 // Writes the tables that this build has and this machine can run, best first, at most kMaxTables; returns how many.
-constexpr int kMaxTables = 3;
+constexpr int kMaxTables = 4;
 int usable_tables(const KernelTable** tables) noexcept;
 
 }  // namespace spattn

@@ -45,6 +45,21 @@ struct Mask {
     if (end > keys) end = keys;  // rows that are padding hold anything
     if (begin > end) begin = end;
   }
+
+  // May the query attend to any of the `width` keys? They may lie in two words.
+  bool any_of(int64_t row, int64_t key, int width) const {
+    const uint64_t* word = bits + row * words + key / 64;
+    const int64_t shift = key % 64;
+    uint64_t found = *word >> shift;
+    if (shift + width > 64) found |= word[1] << (64 - shift);
+    return found & ((uint64_t(1) << width) - 1);
+  }
+
+  // Narrows the queries [begin, end) to those from the first to the last that attend to any of the `width` keys.
+  void reach_queries(int64_t key, int width, int64_t& begin, int64_t& end) const {
+    while (begin < end && !any_of(begin, key, width)) ++begin;
+    while (begin < end && !any_of(end - 1, key, width)) --end;
+  }
 };
 
 // s.allowed[w][r] = the w-th piece, as wide as a lane, of row r.

@@ -44,6 +44,17 @@ void gather_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width
   clear(out + cells * ld, (rows - cells) * ld);
 }
 
+// `rows` queries from `first`, as rows of `ld`; zeros where there is none.
+template <class E>
+void gather_queries(const Head& head, int64_t first, int64_t rows, int64_t cells, int64_t width, int64_t ld,
+                    const int64_t* position, typename E::Compute* out) {
+  for (int64_t i = 0; i < rows; ++i, out += ld) {
+    const bool real = first + i < cells && position[first + i] != kPadding;
+    if (real) read_row<E>(head.data + position[first + i] * head.position, head.feature, width, out);
+    clear(out + (real ? width : 0), ld - (real ? width : 0));
+  }
+}
+
 // Can the cells of `tile` be read in place, as rows of E::Compute?
 template <class E> bool readable_in_place(const Head& head, const Tile& tile) {
   using T = typename E::Compute;
@@ -56,55 +67,6 @@ template <class E> Operand<typename E::Compute> in_place(const Head& head, const
   using T = typename E::Compute;
   return {reinterpret_cast<const T*>(head.data + tile.start * head.position),
           tile.stride[2] * head.position / int64_t(sizeof(T))};
-}
-
-// K of a tile: `rows`, a multiple of kKeyRows, rows of head_dim scalars.
-template <class E>
-Operand<typename E::Compute> key_operand(const Head& head, const Tile& tile, int64_t rows, const Call& call,
-                                         Scratch<typename E::Compute>& s) {
-  if (rows == tile.cells() && readable_in_place<E>(head, tile)) return in_place<E>(head, tile);
-  gather_rows<E>(head, tile, rows, call.head_dim, s.ld_key, s.key_position, s.keys);
-  return {s.keys, s.ld_key};
-}
-
-// V of a tile: whole vectors, read once for every kOutputRows queries. Rows far apart would fall into few cache sets, so
-// only adjacent ones are read in place; that they may straddle cache lines costs less than a copy.
-template <class E>
-Operand<typename E::Compute> value_operand(const Head& head, const Tile& tile, const Call& call,
-                                           Scratch<typename E::Compute>& s) {
-  using T = typename E::Compute;
-  if (readable_in_place<E>(head, tile) && call.head_dim_v == s.ld_value) {
-    const Operand<T> direct = in_place<E>(head, tile);
-    if (direct.ld == s.ld_value) return direct;
-  }
-  gather_rows<E>(head, tile, tile.cells(), call.head_dim_v, s.ld_value, s.key_position, s.values);
-  return {s.values, s.ld_value};
-}
-
-// s.query = (sign * Q)' of the cells [0, cells) listed in s.query_position, the rest of the vectors in use zero.
-template <class E>
-void pack_query(const Head& head, int64_t cells, typename E::Compute sign, const Call& call,
-                Scratch<typename E::Compute>& s) {
-  using T = typename E::Compute;
-  constexpr int L = kLanes<T>;
-  T* staged = s.keys;  // L rows; no key is there yet
-  for (int64_t first = 0; first < cells; first += L) {
-    for (int64_t i = 0; i < L; ++i) {
-      T* row = staged + i * s.ld_key;
-      const bool real = first + i < cells && s.query_position[first + i] != kPadding;
-      const int64_t width = real ? call.head_dim : 0;
-      if (real) read_row<E>(head.data + s.query_position[first + i] * head.position, head.feature, width, row);
-      clear(row + width, s.ld_key - width);
-    }
-    for (int64_t d = 0; d < call.head_dim; d += L) {
-      Vec<T> block[L];
-      SPATTN_UNROLL
-      for (int i = 0; i < L; ++i) block[i] = load<Vec<T>>(staged + i * s.ld_key + d) * sign;
-      transpose<T>(block);
-      const int64_t left = call.head_dim - d;
-      for (int i = 0; i < L && i < left; ++i) store(s.query + (d + i) * s.ld_query + first, block[i]);
-    }
-  }
 }
 
 }  // namespace SPATTN_ISA

@@ -1,4 +1,5 @@
-// The two matrix products of a tile, on register-blocked micro-kernels: S' = K Q' and O += P V.
+// The two matrix products of a tile, on register-blocked micro-kernels: S' = K Q' and O += P V. How elements are
+// multiplied is the path's matter: see plain.h.
 #pragma once
 #include "mask.h"
 #include "pack.h"
@@ -9,21 +10,24 @@ namespace spattn {
 namespace SPATTN_ISA {
 
 // kKeyRows rows of S' by N vectors of queries. Pairs that are not allowed become -inf; `tile_max` keeps the maximum.
-template <class T, int N, bool kMasked>
-void score_block(Operand<T> keys, int64_t depth, int64_t key, int64_t column, Scratch<T>& s) {
+template <class Path, int N, bool kMasked>
+void score_block(Operand<typename Path::Element> keys, int64_t depth, int64_t key, int64_t column,
+                 Scratch<typename Path::T>& s) {
+  using T = typename Path::T;
+  using Element = typename Path::Element;
   constexpr int L = kLanes<T>, kBits = 8 * sizeof(T);
-  const T *left = keys.data + key * keys.ld, *query = s.query + column;
+  const Element *left = keys.data + key * keys.ld, *query = reinterpret_cast<const Element*>(s.query) + column;
   const int64_t ld_key = keys.ld, ld_query = s.ld_query;
   Vec<T> sum[kKeyRows][N] = {};
   for (int64_t d = 0; d < depth; ++d) {
-    Vec<T> right[N];
+    typename Path::Vector right[N];
     SPATTN_UNROLL
-    for (int j = 0; j < N; ++j) right[j] = load<Vec<T>>(query + d * ld_query + j * L);
+    for (int j = 0; j < N; ++j) right[j] = load<typename Path::Vector>(query + d * ld_query + j * L);
     SPATTN_UNROLL
     for (int i = 0; i < kKeyRows; ++i) {
-      const Vec<T> scalar = splat(left[i * ld_key + d]);
+      const typename Path::Vector scalar = Path::splat(left[i * ld_key + d]);
       SPATTN_UNROLL
-      for (int j = 0; j < N; ++j) sum[i][j] += scalar * right[j];
+      for (int j = 0; j < N; ++j) sum[i][j] = Path::multiply_add(sum[i][j], scalar, right[j]);
     }
   }
   const Word<T>* allowed = s.allowed + key / kBits * ld_query + column;
@@ -44,13 +48,13 @@ void score_block(Operand<T> keys, int64_t depth, int64_t key, int64_t column, Sc
   }
 }
 
-template <class T, bool kMasked>
-SPATTN_INLINE void score_block(int64_t vectors, Operand<T> keys, int64_t depth, int64_t key, int64_t column,
-                               Scratch<T>& s) {
+template <class Path, bool kMasked>
+SPATTN_INLINE void score_block(int64_t vectors, Operand<typename Path::Element> keys, int64_t depth, int64_t key,
+                               int64_t column, Scratch<typename Path::T>& s) {
   static_assert(kQueryVectors == 3, "one case per panel width");
-  if (vectors == 3) score_block<T, 3, kMasked>(keys, depth, key, column, s);
-  if (vectors == 2) score_block<T, 2, kMasked>(keys, depth, key, column, s);
-  if (vectors == 1) score_block<T, 1, kMasked>(keys, depth, key, column, s);
+  if (vectors == 3) score_block<Path, 3, kMasked>(keys, depth, key, column, s);
+  if (vectors == 2) score_block<Path, 2, kMasked>(keys, depth, key, column, s);
+  if (vectors == 1) score_block<Path, 1, kMasked>(keys, depth, key, column, s);
 }
 
 // Of the vectors of queries [column, column + vectors * L): which have any allowed key among kKeyRows keys from `key`?
@@ -67,19 +71,22 @@ template <class T> void skip_idle(const Mask& mask, int64_t key, int64_t& column
 
 // s.scores = S' and s.tile_max = the largest allowed score of each query, for the first `vectors` vectors of queries
 // and `rows` keys. Without a mask every pair is allowed.
-template <class T>
-void compute_scores(Operand<T> keys, int64_t rows, int64_t depth, int64_t vectors, const Mask& mask, Scratch<T>& s) {
+template <class Path>
+void compute_scores(Operand<typename Path::Element> keys, int64_t rows, int64_t head_dim, int64_t vectors,
+                    const Mask& mask, Scratch<typename Path::T>& s) {
+  using T = typename Path::T;
   constexpr int L = kLanes<T>;
+  const int64_t depth = (head_dim + Path::kTerms - 1) / Path::kTerms;
   for (int64_t j = 0; j < vectors * L; j += L) store(s.tile_max + j, splat(-kInfinity<T>));
   for (int64_t first = 0; first < vectors; first += kQueryVectors) {
     const int64_t width = vectors - first < kQueryVectors ? vectors - first : kQueryVectors;
     for (int64_t key = 0; key < rows; key += kKeyRows) {
       if (!mask) {
-        score_block<T, false>(width, keys, depth, key, first * L, s);
+        score_block<Path, false>(width, keys, depth, key, first * L, s);
       } else {
         int64_t column = first * L, active = width;
         skip_idle(mask, key, column, active, s);
-        score_block<T, true>(active, keys, depth, key, column, s);
+        score_block<Path, true>(active, keys, depth, key, column, s);
       }
     }
   }
@@ -87,20 +94,20 @@ void compute_scores(Operand<T> keys, int64_t rows, int64_t depth, int64_t vector
 
 // R rows of O by N vectors: O = rescale * O + P V, or P V for the first tile of an item. The products of a tile are
 // summed up before they meet O, which keeps the rounding error of long lists down.
-template <class T, int R, int N>
-SPATTN_INLINE void output_block(const T* weights, int64_t ld_weight, Operand<T> values, int64_t keys,
+template <class Path, int R, int N, class T = typename Path::T, class Element = typename Path::Element>
+SPATTN_INLINE void output_block(const Element* weights, int64_t ld_weight, Operand<Element> values, int64_t keys,
                                 const T* rescale, T* output, int64_t ld_output) {
   constexpr int L = kLanes<T>;
   Vec<T> sum[R][N] = {};
   for (int64_t key = 0; key < keys; ++key) {
-    Vec<T> right[N];
+    typename Path::Vector right[N];
     SPATTN_UNROLL
-    for (int j = 0; j < N; ++j) right[j] = load<Vec<T>>(values.data + key * values.ld + j * L);
+    for (int j = 0; j < N; ++j) right[j] = load<typename Path::Vector>(values.data + key * values.ld + j * L);
     SPATTN_UNROLL
     for (int i = 0; i < R; ++i) {
-      const Vec<T> left = splat(weights[key * ld_weight + i]);
+      const typename Path::Vector left = Path::splat(weights[key * ld_weight + i]);
       SPATTN_UNROLL
-      for (int j = 0; j < N; ++j) sum[i][j] += left * right[j];
+      for (int j = 0; j < N; ++j) sum[i][j] = Path::multiply_add(sum[i][j], left, right[j]);
     }
   }
   SPATTN_UNROLL
@@ -115,39 +122,42 @@ SPATTN_INLINE void output_block(const T* weights, int64_t ld_weight, Operand<T> 
 }
 
 // Rows [row, row + R) of the N vectors of O that start at `column`; with a mask, over the keys that any row attends to.
-template <class T, int R, int N>
-SPATTN_INLINE void output_rows(Operand<T> values, int64_t keys, const Mask& mask, int64_t row, int64_t column,
-                               bool first, Scratch<T>& s) {
+template <class Path, int R, int N>
+SPATTN_INLINE void output_rows(Operand<typename Path::Element> values, int64_t keys, const Mask& mask, int64_t row,
+                               int64_t column, bool first, Scratch<typename Path::T>& s) {
   int64_t begin = 0, end = keys;
   if (mask) mask.reach(row, R, begin, end);
-  output_block<T, R, N>(s.scores + begin * s.ld_query + row, s.ld_query,
-                        {values.data + begin * values.ld + column, values.ld}, end - begin,
-                        first ? nullptr : s.rescale + row, s.output + row * s.ld_value + column, s.ld_value);
+  begin = begin / Path::kTerms;
+  end = (end + Path::kTerms - 1) / Path::kTerms;
+  const auto* weights = reinterpret_cast<const typename Path::Element*>(s.scores);
+  output_block<Path, R, N>(weights + begin * s.ld_query + row, s.ld_query,
+                           {values.data + begin * values.ld + column, values.ld}, end - begin,
+                           first ? nullptr : s.rescale + row, s.output + row * s.ld_value + column, s.ld_value);
 }
 
 // N vectors of O, for the query cells [0, cells) and up to one more.
-template <class T, int N>
-void output_panel(Operand<T> values, int64_t keys, int64_t cells, const Mask& mask, int64_t column, bool first,
-                  Scratch<T>& s) {
+template <class Path, int N>
+void output_panel(Operand<typename Path::Element> values, int64_t keys, int64_t cells, const Mask& mask, int64_t column,
+                  bool first, Scratch<typename Path::T>& s) {
   static_assert(kOutputRows == 6, "the remainders below");
   int64_t row = 0;
-  for (; cells - row > 4; row += 6) output_rows<T, 6, N>(values, keys, mask, row, column, first, s);
-  for (; cells - row > 0; row += 2) output_rows<T, 2, N>(values, keys, mask, row, column, first, s);
+  for (; cells - row > 4; row += 6) output_rows<Path, 6, N>(values, keys, mask, row, column, first, s);
+  for (; cells - row > 0; row += 2) output_rows<Path, 2, N>(values, keys, mask, row, column, first, s);
 }
 
 // O = rescale * O + P V; the first time O = P V.
-template <class T>
-void accumulate_output(Operand<T> values, int64_t keys, int64_t cells, const Mask& mask, bool first,
-                       Scratch<T>& s) {
-  constexpr int L = kLanes<T>, W = kOutputVectors;
+template <class Path>
+void accumulate_output(Operand<typename Path::Element> values, int64_t keys, int64_t cells, const Mask& mask, bool first,
+                       Scratch<typename Path::T>& s) {
+  constexpr int L = kLanes<typename Path::T>, W = kOutputVectors;
   int64_t column = 0;
   for (; s.ld_value - column >= W * L; column += W * L) {
-    output_panel<T, W>(values, keys, cells, mask, column, first, s);
+    output_panel<Path, W>(values, keys, cells, mask, column, first, s);
   }
   for (; s.ld_value - column >= 2 * L; column += 2 * L) {
-    output_panel<T, 2>(values, keys, cells, mask, column, first, s);
+    output_panel<Path, 2>(values, keys, cells, mask, column, first, s);
   }
-  if (column < s.ld_value) output_panel<T, 1>(values, keys, cells, mask, column, first, s);
+  if (column < s.ld_value) output_panel<Path, 1>(values, keys, cells, mask, column, first, s);
 }
 
 }  // namespace SPATTN_ISA

@@ -26,29 +26,36 @@ template <class T> struct Scale {
 template <class T> void reset_softmax(int64_t vectors, Scratch<T>& s) {
   for (int64_t i = 0; i < vectors * kLanes<T>; ++i) {
     s.row_max[i] = -kInfinity<T>;
-    s.row_sum[i] = T(0);
+    s.row_sum[i] = s.weight_sum[i] = T(0);
   }
 }
 
-// s.scores: S' becomes P' = exp2(factor * (S' - row_max)). Updates row_max and row_sum, and leaves in s.rescale the
-// factors by which O has to be multiplied.
-template <class T> void exponentiate(int64_t rows, int64_t vectors, T factor, Scratch<T>& s) {
-  constexpr int L = kLanes<T>;
+// s.scores: S' becomes P' = exp2(factor * (S' - row_max)), as elements of the path. Updates row_max and row_sum, and
+// leaves in s.rescale the factors by which O has to be multiplied.
+template <class Path>
+void exponentiate(int64_t rows, int64_t vectors, typename Path::T factor, Scratch<typename Path::T>& s) {
+  using T = typename Path::T;
   using V = Vec<T>;
+  constexpr int L = kLanes<T>, kTerms = Path::kTerms;
   const int64_t ld = s.ld_query;
   for (int64_t column = 0; column < vectors * L; column += L) {
     const V before = load<V>(s.row_max + column), tile_max = load<V>(s.tile_max + column);
     const V row_max = (tile_max - before) * factor > T(kSlack) ? tile_max : before;  // -inf - -inf: NaN, not greater
     const V origin = row_max == -kInfinity<T> ? V{} : row_max;  // nothing allowed yet: exp2(-inf - 0) = 0
-    const V rescale = exp2<T>((before - origin) * factor);
-    T* scores = s.scores + column;
-    V sum[kKeyRows] = {};  // several short sums round less than a long one
+    const V rescale = Path::exp2((before - origin) * factor);
+    const T* scores = s.scores + column;
+    auto* weights = reinterpret_cast<typename Path::Element*>(s.scores) + column;  // never ahead of the scores
+    V sum[kKeyRows] = {}, rounded = {};  // several short sums round less than a long one
     for (int64_t key = 0; key < rows; key += kKeyRows) {
       SPATTN_UNROLL
-      for (int i = 0; i < kKeyRows; ++i) {
-        const V weight = exp2<T>((load<V>(scores + (key + i) * ld) - origin) * factor);
-        store(scores + (key + i) * ld, weight);
-        sum[i] += weight;
+      for (int i = 0; i < kKeyRows; i += kTerms) {
+        V weight[kTerms];
+        SPATTN_UNROLL
+        for (int t = 0; t < kTerms; ++t) {
+          weight[t] = Path::exp2((load<V>(scores + (key + i + t) * ld) - origin) * factor);
+          sum[i + t] += weight[t];
+        }
+        store(weights + (key + i) / kTerms * ld, Path::join(weight, rounded));
       }
     }
     SPATTN_UNROLL
@@ -58,6 +65,7 @@ template <class T> void exponentiate(int64_t rows, int64_t vectors, T factor, Sc
     }
     store(s.row_max + column, row_max);
     store(s.row_sum + column, load<V>(s.row_sum + column) * rescale + sum[0]);
+    if (kTerms > 1) store(s.weight_sum + column, load<V>(s.weight_sum + column) * rescale + rounded);
     store(s.rescale + column, rescale);
   }
 }

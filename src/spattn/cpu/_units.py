@@ -1,0 +1,93 @@
+"""Which thread-sized units the backward consists of: whoever adds to a row of dK must add in a fixed order."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..plan import Plan
+
+__all__ = ["UNIT", "Units", "units"]
+
+UNIT = np.dtype([(name, "i8") for name in ("batch", "head_kv", "first", "last", "begin", "end", "offset")])
+"""A unit takes the work items [first, last) of all query heads of one key-value head, one head after the other. What it
+adds to dK and dV concerns the keys [begin, end), kept from row `offset` of a common workspace."""
+
+_PARALLEL_UNITS = 8  # aimed at, whatever the machine's threads: every further unit of a head costs dK and dV once more
+
+
+class Units:
+    """A plan's work in the backward's order and its units.
+
+    Attributes
+    ----------
+    work : (items,) WORK array
+        As the plan's, but each variant's items in the order of their rows, so that a piece of it meets few keys.
+    units : (batch · heads_kv · per_head,) UNIT array
+        Those of one (batch, key-value head) are adjacent.
+    per_head : int
+        How many units each (batch, key-value head) has.
+    rows : int
+        Rows of the workspace.
+    """
+
+    def __init__(self, plan: Plan, batch: int, heads_q: int, heads_kv: int):
+        self.work = _in_row_order(plan)
+        self.per_head = -(-_PARALLEL_UNITS // (batch * heads_kv))
+        groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
+        kinds, kind = np.unique(groups, axis=0, return_inverse=True)
+        ranges = _key_ranges(plan, self.work) if self.per_head > 1 else None
+        cuts = np.stack([_cut(plan, self.work, ranges, variants, self.per_head) for variants in kinds])
+        self.units = cuts[kind.ravel()].ravel()
+        self.units["batch"], self.units["head_kv"] = np.divmod(np.repeat(np.arange(len(kind)), self.per_head), heads_kv)
+        rows = np.cumsum(self.units["end"] - self.units["begin"])
+        self.units["offset"][1:], self.rows = rows[:-1], int(rows[-1])
+
+
+def units(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> Units:
+    """The units for these numbers of heads, kept with the plan. They do not depend on the number of threads."""
+    key = "cpu units", batch, heads_q, heads_kv
+    if key not in plan.cache:
+        plan.cache[key] = Units(plan, batch, heads_q, heads_kv)
+    return plan.cache[key]
+
+
+def _in_row_order(plan: Plan) -> np.ndarray:
+    variant = np.repeat(np.arange(plan.variants), np.diff(plan.work_indptr))
+    return plan.work[np.lexsort((plan.work["begin"], plan.work["query_tile"], plan.work["component"], variant))]
+
+
+def _cut(plan, work, ranges, variants, count) -> np.ndarray:
+    """`count` units of near-equal numbers of tiles out of the concatenated items of the variants."""
+    item = np.concatenate([np.arange(plan.work_indptr[v], plan.work_indptr[v + 1]) for v in variants])
+    cost = np.concatenate([[0], np.cumsum(work["end"][item] - work["begin"][item])])
+    bound = np.searchsorted(cost, cost[-1] * np.arange(count + 1) // count)
+    cut = np.zeros(count, UNIT)
+    cut["first"], cut["last"] = bound[:-1], bound[1:]
+    if ranges is None:
+        cut["end"] = plan.kv_len
+        return cut
+    for unit in cut:
+        own = item[unit["first"] : unit["last"]]
+        if len(own):
+            unit["begin"], unit["end"] = ranges[0][own].min(), ranges[1][own].max() + 1
+    return cut
+
+
+def _key_ranges(plan, work) -> tuple[np.ndarray, np.ndarray]:
+    """The least and the greatest key of each item; padding cells do not count."""
+    length = work["end"] - work["begin"]
+    first = np.cumsum(length) - length
+    entry = np.repeat(work["begin"] - first, length) + np.arange(length.sum())
+    view = np.repeat(plan.components["key_view"][work["component"]], length) + plan.key_view[entry]
+    views, number = plan.views[view], plan.indices[entry].astype(np.int64)
+    least, greatest = views["offset"].copy(), views["offset"].copy()
+    for axis in (2, 1, 0):
+        number, box = np.divmod(number, views["grid"][:, axis])
+        low = box * views["box"][:, axis]
+        high = np.minimum(low + views["box"][:, axis], views["extent"][:, axis]) - 1
+        ends = low * views["stride"][:, axis], high * views["stride"][:, axis]
+        least += np.minimum(*ends)
+        greatest += np.maximum(*ends)
+    if not len(work):
+        return least, greatest
+    return np.minimum.reduceat(least, first), np.maximum.reduceat(greatest, first)

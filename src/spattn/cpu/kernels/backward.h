@@ -1,0 +1,67 @@
+// One work item of the backward. With P = exp(scale * Q K' - lse) on the allowed pairs, recomputed tile by tile, and
+// delta = rowsum(dO o O): dV = P' dO, dS = scale * P o (dO V' - delta), dQ = dS K, dK = dS' Q.
+#pragma once
+#include "backward_exact.h"
+#include "backward_products.h"
+#include "backward_rows.h"
+#include "backward_scratch.h"
+#include "backward_sums.h"
+#include "kernels.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// One entry of the list: what its pairs add to s.dq, dK and dV.
+template <class E>
+void take_gradients(const Call& call, const Component& component, int64_t entry, const Head& keys, const Head& values,
+                    int64_t cells, const Sums& sums, BackwardScratch<typename E::Compute>& s) {
+  using T = typename E::Compute;
+  const Plan& plan = call.plan;
+  const Tile place = locate(plan.views[component.key_view + plan.key_view[entry]], plan.indices[entry]);
+  const int64_t rows = round_up(place.cells(), kKeyRows);
+  const KeyTile<T> tile = {key_rows<E>(keys, place, rows, call.head_dim, s.ld_key, s.key_position, s.keys),
+                           key_rows<E>(values, place, rows, call.head_dim_v, s.ld_value, s.key_position, s.values),
+                           rows, cells, Mask(plan, entry)};
+  for (int64_t key = list_positions(place, s.key_position); key < rows; ++key) s.key_position[key] = kPadding;
+  if (tile.mask) unpack<T>(tile.mask, cells, s);
+  compute_weights(call, tile, T(call.scale * 1.4426950408889634074), s);  // log2(e)
+  add_key_gradients(tile, sums, s);
+  add_query_gradients(tile, s);
+}
+
+template <class E>
+void backward(const Call& call, int64_t batch, int64_t head, const Work& item, const Sums& sums,
+              char* scratch) noexcept {
+  using T = typename E::Compute;
+  BackwardScratch<T> s(call, scratch);
+  const Plan& plan = call.plan;
+  const Component& component = plan.components[item.component];
+  const Head queries(call.q, batch, head), keys(call.k, batch, head / call.group),
+      values(call.v, batch, head / call.group);
+  const Tile place = locate(plan.views[component.query_view], item.query_tile);
+  const int64_t cells = place.cells();
+  gather_queries<E>(call, batch, head, place, s);
+  clear(s.dq, s.ld_query * s.ld_key);
+  for (int64_t e = item.begin; e < item.end; ++e) take_gradients<E>(call, component, e, keys, values, cells, sums, s);
+  for (int64_t cell = 0; cell < cells; ++cell) {
+    const int64_t position = s.query_position[cell];
+    if (position == kPadding) continue;
+    T* row = s.dq + cell * s.ld_key;
+    if (s.idle[cell]) {
+      clear(row, call.head_dim);
+    } else if (s.exact[cell] || !all_finite(row, s.ld_key)) {  // a row of the tile got NaN from a key it may not see
+      const ExactRow<E> exact = {call, component, item, keys, values, queries.data + position * queries.position,
+                                 queries.feature, cell, s};
+      exact_gradients(exact, batch, head, position, s.exact[cell] ? &sums : nullptr, s);
+      for (int64_t d = 0; d < call.head_dim; ++d) row[d] = T(s.exact_dq[d]);
+    }
+    if (item.slot < 0) {
+      write_row<E>(dq_row(call, batch, head, position), call.dq.stride[3], call.head_dim, row);
+    } else {
+      memcpy(dq_slot<T>(call, batch, head, item.slot * plan.block_q + cell), row, size_t(call.head_dim) * sizeof(T));
+    }
+  }
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

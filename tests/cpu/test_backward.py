@@ -1,0 +1,331 @@
+"""The CPU backward against the oracle and finite differences: every pattern, instruction set, dtype and memory layout."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+import spattn
+from spattn import cpu, patterns, reference
+from spattn.patterns._gallery import example
+from spattn.plan import plan
+from spattn.testing import (
+    DTYPES, LAYOUTS, assert_within_budget, at_protected_page, dense_mask, inputs, naive_gradients, random,
+)  # fmt: skip
+
+ISAS = cpu.instruction_sets()
+NAMES = ("dq", "dk", "dv")
+PATTERNS = [
+    patterns.Full(),
+    patterns.Causal(),
+    patterns.SlidingWindow(20, 20),
+    patterns.get("dilated_window", left=12, right=12, dilation=3),
+    patterns.get("strided", stride=16),
+    patterns.get("longformer", window=24, global_tokens=5),
+]
+
+
+def problem(*shape, dtype="float32", layout="contiguous", seed=0, **sizes):
+    """dout, q, k, v."""
+    q, k, v = inputs(*shape, dtype=dtype, layout=layout, seed=seed, **sizes)
+    return random((*q.shape[:3], v.shape[3]), dtype, layout=layout, seed=seed + 99), q, k, v
+
+
+def gradients(dout, q, k, v, pattern, isa=None, made=None, scale=None):
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    made = made or cpu.plan_for(pattern, q, k, v)
+    out, lse = cpu.forward(q, k, v, made, scale, isa=isa)
+    return cpu.backward(dout, q, k, v, out, lse, made, scale, isa=isa)
+
+
+def naive_orders(dout, q, k, v, mask, scale):
+    """The naive gradients in several orders of keys and features: one evaluation may be exact by luck."""
+    found = []
+    for order in range(4):
+        rng = np.random.default_rng(order)
+        features = rng.permutation(q.shape[3]) if order else np.arange(q.shape[3])
+        keys = rng.permutation(k.shape[2]) if order else np.arange(k.shape[2])
+        permuted = q[..., features], k[:, :, keys][..., features], v[:, :, keys]
+        dq, dk, dv = naive_gradients(dout, *permuted, mask[..., keys], scale)
+        back, place = np.argsort(features), np.argsort(keys)
+        found.append((dq[..., back], dk[:, :, place][..., back], dv[:, :, place]))
+    return [list(one) for one in zip(*found, strict=True)]
+
+
+def check(dout, q, k, v, pattern, isa=None, made=None, scale=None):
+    got = gradients(dout, q, k, v, pattern, isa, made, scale)
+    wide = np.longdouble if q.dtype == np.float64 else np.float64
+    expected = reference.gradients(dout, q, k, v, pattern, scale, wide)
+    mask = dense_mask(pattern, *q.shape[:3], k.shape[2])
+    naive = naive_orders(dout, q, k, v, mask, scale)
+    for name, x, like, exact, low in zip(NAMES, got, (q, k, v), expected, naive, strict=True):
+        assert x.dtype == like.dtype and x.shape == like.shape
+        assert_within_budget(x, exact, low, q.dtype, name)
+    return got
+
+
+def assert_same(a, b):
+    for x, y in zip(a, b, strict=True):
+        np.testing.assert_array_equal(x.view(np.uint8), y.view(np.uint8))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=repr)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", ISAS)
+def test_patterns(isa, dtype, pattern):
+    check(*problem(2, 4, 2, q_len=150, kv_len=181, head_dim=32, head_dim_v=40, dtype=dtype), pattern, isa)
+
+
+@pytest.mark.parametrize("name", patterns.names())
+def test_finite_differences(name):
+    """Central differences in every coordinate of q, k and v, for every registered pattern."""
+    pattern, q_len, kv_len = example(name)
+    heads = max(1, pattern.sizes()[1])
+    dout, q, k, v = problem(1, heads, q_len=q_len, kv_len=kv_len, head_dim=2, head_dim_v=3, dtype="float64")
+    made = cpu.plan_for(pattern, q, k, v)
+    step = 2.0**-17  # truncation is O(step²), rounding O(eps / step), both about 1e-10
+
+    def loss():
+        return float((dout * cpu.forward(q, k, v, made, 0.7)[0]).sum())
+
+    for x, gradient in zip((q, k, v), gradients(dout, q, k, v, pattern, made=made, scale=0.7), strict=True):
+        for at in np.random.default_rng(0).permutation(x.size)[:60]:
+            value = x.flat[at]
+            x.flat[at] = value + step
+            above = loss()
+            x.flat[at] = value - step
+            difference = (above - loss()) / (2 * step)
+            x.flat[at] = value
+            assert abs(difference - gradient.flat[at]) < 1e-8
+
+
+@pytest.mark.parametrize("head_dim", [1, 3, 8, 16, 24, 40, 64, 80, 96, 104, 128, 192, 248, 256])
+@pytest.mark.parametrize("isa", ISAS)
+def test_head_dims(isa, head_dim):
+    pattern = patterns.SlidingWindow(30, 9)
+    for dtype in DTYPES:
+        check(*problem(q_len=70, kv_len=70, head_dim=head_dim, head_dim_v=257 - head_dim, dtype=dtype), pattern, isa)
+        check(*problem(q_len=70, kv_len=70, head_dim=head_dim, dtype=dtype, seed=1), pattern, isa)
+
+
+@pytest.mark.parametrize("tile", [(1, 64), (7, 64), (16, 64), (48, 64), (60, 192), (128, 64), (130, 128)])
+@pytest.mark.parametrize("isa", ISAS)
+def test_any_tile_shape(isa, tile):
+    pattern = patterns.SlidingWindow(33, 21) | patterns.GlobalTokens(3)
+    for dtype in ("float32", "float64"):
+        arrays = problem(1, 2, q_len=190, kv_len=211, head_dim=24, dtype=dtype)
+        check(*arrays, pattern, isa, plan(pattern, 190, 211, tile=tile))
+
+
+@pytest.mark.parametrize("pattern", [
+    patterns.Neighborhood((9, 11), (5, 3)),
+    patterns.Neighborhood((4, 5, 5), 3),
+], ids=repr)  # fmt: skip
+@pytest.mark.parametrize("isa", ISAS)
+def test_boxes_of_grids(isa, pattern):
+    tokens = int(np.prod(pattern.grid))
+    check(*problem(1, 2, q_len=tokens, head_dim=16), pattern, isa)
+
+
+@pytest.mark.parametrize("q_len, kv_len", [(1, 1), (1, 300), (2, 64), (47, 5), (49, 65), (300, 1)])
+@pytest.mark.parametrize("isa", ISAS)
+def test_lengths(isa, q_len, kv_len):
+    for pattern in (patterns.Full(), patterns.Causal()):
+        check(*problem(1, 2, q_len=q_len, kv_len=kv_len, head_dim=16), pattern, isa)
+
+
+@pytest.mark.parametrize("heads_q, heads_kv", [(8, 8), (8, 2), (6, 1), (12, 12)])
+def test_grouped_queries(heads_q, heads_kv):
+    for batch in (1, 3):
+        check(*problem(batch, heads_q, heads_kv, q_len=130, head_dim=16), patterns.SlidingWindow(40, 3))
+
+
+@pytest.mark.parametrize("heads_kv", [1, 2, 4])
+def test_patterns_that_differ_per_head(heads_kv):
+    own = patterns.Causal(), patterns.SlidingWindow(5, 5), patterns.get("strided", stride=9), patterns.Full()
+    pattern = patterns.PerHead(own)
+    arrays = problem(2, 4, heads_kv, q_len=120, head_dim=16)
+    check(*arrays, pattern)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layouts(dtype, layout):
+    for isa in ISAS:
+        check(*problem(2, 3, q_len=70, kv_len=130, head_dim=16, dtype=dtype, layout=layout), patterns.Causal(), isa)
+
+
+def test_strided_results_of_the_forward():
+    dout, q, k, v = problem(2, 3, q_len=70, head_dim=16)
+    made = cpu.plan_for(patterns.Causal(), q, k, v)
+    out, lse = cpu.forward(q, k, v, made, 0.25)
+    expected = cpu.backward(dout, q, k, v, out, lse, made, 0.25)
+    out, lse = out[..., ::-1].copy()[..., ::-1], lse.transpose(2, 0, 1).copy().transpose(1, 2, 0)
+    assert_same(cpu.backward(dout, q, k, v, out, lse, made, 0.25), expected)
+
+
+def test_gradients_have_the_memory_order_of_the_inputs():
+    for x in check(*problem(2, 8, q_len=50, head_dim=16, head_dim_v=32, layout="bshd"), patterns.Causal()):
+        assert x.transpose(0, 2, 1, 3).flags.c_contiguous
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", ISAS)
+def test_reads_nothing_beyond_the_arrays(isa, dtype):
+    for q_len, kv_len, head_dim in ((65, 130, 8), (3, 63, 20), (48, 64, 64), (1, 1, 1)):
+        arrays = problem(q_len=q_len, kv_len=kv_len, head_dim=head_dim, dtype=dtype)
+        check(*map(at_protected_page, arrays), patterns.Causal(), isa)
+        reverse = [at_protected_page(x[:, :, ::-1, ::-1])[:, :, ::-1, ::-1] for x in arrays]
+        check(*reverse, patterns.Full(), isa)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.7, 1e4])
+@pytest.mark.parametrize("isa", ISAS)
+def test_scales(isa, scale):
+    check(*problem(q_len=60, kv_len=90, head_dim=16, dtype="float64"), patterns.Causal(), isa, scale=scale)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3, 3), (2, 0, 3, 3), (2, 2, 0, 3), (2, 2, 3, 0)])
+def test_empty(shape):
+    batch, heads, q_len, kv_len = shape
+    dout, q, k, v = problem(batch, heads, q_len=q_len, kv_len=kv_len, head_dim=8)
+    for x, like in zip(gradients(dout, q, k, v, patterns.Full()), (q, k, v), strict=True):
+        assert x.shape == like.shape and (x == 0).all()
+
+
+def test_rows_and_keys_without_a_partner():
+    pattern = patterns.Causal() & patterns.Documents((30, 0, 20))
+    dout, q, k, v = problem(1, 2, q_len=90, kv_len=70, head_dim=16)  # the first queries stand before every key
+    dq, dk, dv = check(dout, q, k, v, pattern)
+    mask = dense_mask(pattern, 1, 2, 90, 70)
+    assert not mask.any(axis=3).all() and not mask.any(axis=2).all()
+    assert (dq[~mask.any(axis=3)] == 0).all() and (dk[~mask.any(axis=2)] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", ISAS)
+class TestNonFinite:
+    """NaN and infinities reach exactly the gradients that the formula gives them to."""
+
+    pattern = patterns.SlidingWindow(20, 10) | patterns.GlobalTokens(1)
+
+    def arrays(self, dtype):
+        return problem(1, 2, q_len=70, kv_len=140, head_dim=16, dtype=dtype)
+
+    def check(self, arrays, isa):
+        clean = [np.where(np.isfinite(x), x, x.dtype.type(0)) for x in arrays]
+        expected = reference.gradients(*arrays, self.pattern)
+        low = naive_orders(*clean, dense_mask(self.pattern, 1, 2, 70, 140), None)
+        for name, got, exact, naive in zip(NAMES, gradients(*arrays, self.pattern, isa), expected, low, strict=True):
+            finite, got = np.isfinite(exact), got.astype(float)
+            assert (np.isfinite(got) == finite).all(), name
+            assert_within_budget(np.where(finite, got, 0), np.where(finite, exact, 0), naive, arrays[0].dtype, name)
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf])
+    @pytest.mark.parametrize("which", [0, 1, 2, 3], ids=["dout", "q", "k", "v"])
+    def test_one_value(self, isa, dtype, which, value):
+        arrays = self.arrays(dtype)
+        arrays[which][:, 0, 40, 3] = value
+        self.check(arrays, isa)
+
+    def test_keys_that_nobody_may_see(self, isa, dtype):
+        dout, q, k, v = self.arrays(dtype)
+        pattern = patterns.SlidingWindow(20, 10)
+        expected = gradients(dout, q, k, v, pattern, isa)
+        k[:, :, :40], v[:, :, :40] = np.nan, np.inf
+        assert_same(gradients(dout, q, k, v, pattern, isa), expected)
+
+    def test_rows_without_a_finite_logit(self, isa, dtype):
+        arrays = self.arrays(dtype)
+        arrays[1][..., 0] = 1
+        arrays[2][:, :, 75:, 0] = -np.inf
+        arrays[2][:, :, 0, 0] = -np.inf  # the global token
+        expected = gradients(*arrays, self.pattern, isa)
+        rows = ~dense_mask(self.pattern, 1, 2, 70, 140)[..., 1:75].any(axis=3)
+        assert rows.any() and (expected[0][rows] == 0).all()
+        assert np.isfinite(expected[1].astype(float)).all() and np.isfinite(expected[2].astype(float)).all()
+
+
+def longformer(isa=None, dtype="float32", heads=4):
+    pattern = patterns.get("longformer", window=64, global_tokens=8)
+    return gradients(*problem(1, heads, 2, q_len=500, head_dim=32, dtype=dtype), pattern, isa)
+
+
+@pytest.mark.skipif(not cpu._core.OPENMP, reason="built without OpenMP")
+def test_thread_count_does_not_change_the_result():
+    for isa in ISAS:
+        for dtype, heads in (("float32", 2), ("float32", 12), ("bfloat16", 4)):
+            results = []
+            for threads in (1, 2, 3):
+                with threadpool_limits(threads, user_api="openmp"):
+                    results.append(longformer(isa, dtype, heads))
+            assert_same(results[0], results[1])
+            assert_same(results[0], results[2])
+
+
+def test_interrupt():
+    dout, q, k, v = (np.broadcast_to(x, (8, 8, 4096, 64)) for x in problem(q_len=4096, head_dim=64, dtype="float64"))
+    made = cpu.plan_for(patterns.Full(), q, k, v)
+    lse, sent = np.zeros(q.shape[:3]), []
+
+    def interrupt():
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    timer = threading.Timer(0.3, interrupt)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        cpu.backward(dout, q, k, v, q, lse, made, 0.1, isa="baseline")
+    assert time.monotonic() - sent[0] < 2
+    timer.join()
+    longformer()
+
+
+def test_memory_grows_with_the_length_only():
+    pattern = patterns.SlidingWindow(64, 64)
+    for heads in (1, 8):
+        peaks = []
+        for length in (2048, 4096):
+            dout, q, k, v = problem(1, heads, q_len=length, head_dim=64)
+            made = cpu.plan_for(pattern, q, k, v)
+            out, lse = cpu.forward(q, k, v, made, 0.1)
+            cpu.backward(dout, q, k, v, out, lse, made, 0.1)
+            tracemalloc.start()
+            results = cpu.backward(dout, q, k, v, out, lse, made, 0.1)
+            peaks.append(tracemalloc.get_traced_memory()[1] - sum(x.nbytes for x in results))
+            tracemalloc.stop()
+        assert peaks[1] < 2.2 * peaks[0] and peaks[1] < 4 * (q.nbytes + k.nbytes + v.nbytes)
+
+
+def test_out_of_memory():
+    dout, q, k, v = (np.broadcast_to(x, (2**20, 2**20, 3, 8)) for x in problem(q_len=3, head_dim=8))
+    with pytest.raises(MemoryError):
+        cpu.backward(dout, q, k, v, q, q[..., 0], plan(patterns.Full(), 3, tile=cpu.TILE), 1.0)
+
+
+def test_public_interface():
+    dout, q, k, v = problem(2, 4, 2, q_len=100, head_dim=16)
+    out, lse = spattn.attention(q, k, v, "causal", return_lse=True)
+    got = spattn.attention_backward(dout, q, k, v, out, lse, "causal", backend="cpu")
+    assert_same(got, gradients(dout, q, k, v, patterns.Causal()))
+
+
+def test_rejects_what_the_kernels_cannot_do():
+    dout, q, k, v = problem(1, 2, q_len=10, head_dim=8)
+    made = cpu.plan_for(patterns.Full(), q, k, v)
+    out, lse = cpu.forward(q, k, v, made, 1.0)
+    with pytest.raises(TypeError, match="dout: expected dtype float32, got float64"):
+        cpu.backward(dout.astype(float), q, k, v, out, lse, made, 1.0)
+    with pytest.raises(ValueError, match=r"out: expected shape \(1, 2, 10, 8\), got \(1, 2, 10, 7\)"):
+        cpu.backward(dout, q, k, v, out[..., :7], lse, made, 1.0)
+    with pytest.raises(ValueError, match=r"lse: expected shape \(1, 2, 10\), got \(1, 1, 10\)"):
+        cpu.backward(dout, q, k, v, out, lse[:, :1], made, 1.0)
+    with pytest.raises(ValueError, match="isa: expected one of .*baseline, got 'sse9'"):
+        cpu.backward(dout, q, k, v, out, lse, made, 1.0, isa="sse9")
