@@ -55,7 +55,7 @@ def attention(
     Raises
     ------
     TypeError
-        If an argument is not an array of a supported dtype, the kinds or dtypes differ, or `pattern` is none of the above.
+        If an argument is not an array of a supported dtype, kinds or dtypes differ, or `pattern` is none of the above.
     ValueError
         If shapes, devices, `scale` or the pattern do not fit.
     BackendUnavailable
@@ -63,10 +63,10 @@ def attention(
 
     Notes
     -----
-    ``out[i] = Σ_j softmax_j(scale · q[i]·k[j]) v[j]`` over the allowed keys j of query i. Query row i stands at position
-    ``i + kv_len - q_len``. A row with no allowed key gives 0. Values at keys that are not allowed have no influence, NaN
-    included. Time is O(tiles · head_dim) where ``plan.efficiency`` relates tiles to allowed pairs; extra memory is
-    O(batch · heads · q_len · head_dim).
+    ``out[i] = Σ_j softmax_j(scale · q[i]·k[j]) v[j]`` over the allowed keys j of query i. Query row i stands at
+    position ``i + kv_len - q_len``. A row with no allowed key gives 0. Values at keys that are not allowed have no
+    influence, NaN included. Time is O(tiles · head_dim) where ``plan.efficiency`` relates tiles to allowed pairs;
+    extra memory is O(batch · heads · q_len · head_dim).
 
     Examples
     --------
@@ -83,7 +83,8 @@ def attention(
     module = _backends.load(_resolve_backend(backend, q))
     if any(map(_arrays.wants_gradient, (q, k, v))):
         raise RuntimeError(
-            "q, k, v: require a gradient, which attention() does not record; call it under torch.no_grad() or detach them"
+            "q, k, v: require a gradient, which attention() does not record; "
+            "call it under torch.no_grad() or detach them"
         )
     if not module.HOST_ARRAYS:
         plan = find_plan(module, pattern, q, k, v)
@@ -133,8 +134,8 @@ def attention_backward(
     Notes
     -----
     With ``P = exp(scale · q·k − lse)`` on the allowed pairs and ``δ = rowsum(dout ∘ out)``:
-    ``dv = Pᵀ dout``, ``dS = P ∘ (dout vᵀ − δ)``, ``dq = scale · dS k``, ``dk = scale · dSᵀ q``. P is recomputed tile by tile;
-    extra memory is O(batch · heads · (q_len + kv_len) · head_dim). Bitwise repeatable.
+    ``dv = Pᵀ dout``, ``dS = P ∘ (dout vᵀ − δ)``, ``dq = scale · dS k``, ``dk = scale · dSᵀ q``. P is recomputed tile by
+    tile; extra memory is O(batch · heads · (q_len + kv_len) · head_dim). Bitwise repeatable.
 
     References
     ----------
@@ -211,8 +212,7 @@ def as_pattern(pattern, q_shape) -> Pattern:
     if isinstance(pattern, str):
         return get(pattern)
     if _arrays.kind(pattern) is not None and _arrays.dtype_name(pattern) == "bool":
-        host = pattern if _arrays.device_of(pattern) == "cpu" else pattern.get() if hasattr(pattern, "get") else pattern.cpu()
-        return Mask(_arrays.to_numpy(host))
+        return Mask(_arrays.to_host(pattern))
     what = type(pattern).__name__
     if _arrays.kind(pattern) is not None:
         what = f"an array of {_arrays.dtype_name(pattern)}"
@@ -228,7 +228,7 @@ def _check_arrays(*arrays) -> None:
         if _arrays.dtype_name(x) not in _arrays.DTYPES:
             raise TypeError(f"{name}: expected one of {', '.join(_arrays.DTYPES)}, got {_arrays.dtype_name(x)}")
         if x.ndim != 4:
-            raise ValueError(f"{name}: expected 4 dimensions (batch, heads, length, head_dim), got shape {tuple(x.shape)}")
+            raise ValueError(f"{name}: expected shape (batch, heads, length, head_dim), got {tuple(x.shape)}")
         own = kind, _arrays.dtype_name(x), _arrays.device_of(x)
         first = first or own
         for what, a, b in zip(("a", "dtype", "device"), own, first, strict=True):

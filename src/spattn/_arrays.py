@@ -56,6 +56,16 @@ def to_numpy(x: Any) -> np.ndarray:
     return np.asarray(x)
 
 
+def to_host(x: Any) -> np.ndarray:
+    """Any array as NumPy, copied from its device where it is not in host memory."""
+    match kind(x):
+        case "cupy":
+            return x.get()
+        case "torch":
+            return to_numpy(x.cpu())
+    return np.asarray(x)
+
+
 def from_numpy(x: np.ndarray, like: Any) -> Any:
     """A NumPy result as the kind of array that `like` is."""
     match kind(like):

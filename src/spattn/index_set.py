@@ -11,7 +11,7 @@ __all__ = ["AffineRows", "Runs"]
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Affine runs of keys of a batch of rows: row i has the keys ``start[i, r] + step[i, r] * t, 0 <= t < count[i, r]``.
+    """Affine runs of keys of many rows: row i has the keys ``start[i, r] + step[i, r] * t, 0 <= t < count[i, r]``.
 
     Attributes
     ----------
@@ -99,7 +99,8 @@ class AffineRows:
         Raises
         ------
         ValueError
-            If `indptr` does not rise from 0 to ``len(indices)``, or a row is unsorted, repeats or leaves ``[0, kv_len)``.
+            If `indptr` does not rise from 0 to ``len(indices)``, or a row is unsorted, repeats a key or leaves
+            ``[0, kv_len)``.
         """
         indptr, indices = np.asarray(indptr, np.int64), np.asarray(indices, np.int64)
         _check_csr(indptr, indices, kv_len)
@@ -212,7 +213,8 @@ def _ramp(lengths: np.ndarray) -> np.ndarray:
 
 
 def _check_csr(indptr: np.ndarray, indices: np.ndarray, kv_len: int) -> None:
-    if indptr.ndim != 1 or len(indptr) == 0 or indptr[0] != 0 or indptr[-1] != len(indices) or (np.diff(indptr) < 0).any():
+    rising = indptr.ndim == 1 and len(indptr) > 0 and (np.diff(indptr) >= 0).all()
+    if not rising or indptr[0] != 0 or indptr[-1] != len(indices):
         raise ValueError(f"indptr: expected a rising array from 0 to {len(indices)} (the number of indices)")
     if len(indices) and (indices.min() < 0 or indices.max() >= kv_len):
         raise ValueError(f"indices: expected keys in [0, {kv_len}), got {indices.min()} to {indices.max()}")

@@ -1,7 +1,7 @@
 """A predicate evaluated on whole tiles at once.
 
-``pattern.allows(q, k)`` is called with symbolic positions. What depends on one side only is computed concretely for every
-cell of that side (O(q_len) work); where both sides meet, two things are tracked for every tile pair:
+``pattern.allows(q, k)`` is called with symbolic positions. What depends on one side only is computed concretely for
+every cell of that side (O(q_len) work); where both sides meet, two things are tracked for every tile pair:
 
 - an interval ``[lo, hi]`` (with a step: every value is ``lo`` modulo ``step``), so that a comparison can be *never* or
   *always* true on a tile, and
@@ -185,7 +185,7 @@ def _truth(pairs: TilePairs, x) -> Pair:
 
 
 def _excerpt_key(table, a, b, x: Pair, y: Pair) -> np.ndarray | None:
-    """Key of a table look-up: tiles that see equal excerpts of the table, through index arrays of equal shape, are equal.
+    """Key of a table look-up: tiles that see equal excerpts of the table, through indices of equal shape, are equal.
 
     Excerpts of up to 62 cells are compared; larger ones are told apart by where they lie.
     """

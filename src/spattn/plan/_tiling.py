@@ -73,12 +73,12 @@ def _view(offset, strides, extents, box) -> np.void:
 
 
 def choose_box(extents: tuple[int, ...], block: int) -> tuple[int, ...]:
-    """The most cubic box of `block` cells among those that need (almost) the fewest boxes; a tie favours the last axis."""
+    """The most cubic box of `block` cells among those that need (almost) the fewest; a tie favours the last axis."""
 
     def boxes(box):
         return math.prod(grid_of(extents, box))
 
-    candidates = [box for box in _factorisations(block, len(extents))]
+    candidates = _factorisations(block, len(extents))
     fewest = min(map(boxes, candidates))
     near = [box for box in candidates if boxes(box) <= 1.1 * fewest]
     return min(near, key=lambda box: (sum(box), box))

@@ -13,16 +13,16 @@ tile
     coordinate reaches ``extent`` is padding: it is never read and never written.
 component
     One query view with, for each of its query tiles, a list of key tiles: CSR row ``first_row + query_tile`` of
-    ``indptr``. Entry ``e`` of the list is key tile ``indices[e]`` of view ``component.key_view + key_view[e]``, with the
-    bitmask ``mask[e]`` (-1: every pair of the tile is allowed and no key of it is padding).
+    ``indptr``. Entry ``e`` of the list is key tile ``indices[e]`` of view ``component.key_view + key_view[e]``, with
+    the bitmask ``mask[e]`` (-1: every pair of the tile is allowed and no key of it is padding).
     Components of one family share their CSR rows; they differ only in where their views start.
 bitmask
     ``masks[m, r, w]``: bit ``b`` (1 << b) is set when query cell ``r`` may attend to key cell ``64 * w + b``. Bits of
     padding keys are never set in a row that is not padding; rows that are padding hold anything.
 work item
     A contiguous piece ``[begin, end)`` of one list: computes softmax attention of the tile's rows over those keys.
-    ``slot == -1``: nobody else writes these rows, so the item writes ``out`` and ``lse`` itself. Otherwise it writes its
-    normalised float32 rows (float64 for float64 inputs) and their natural-log lse to ``slot`` of the workspace.
+    ``slot == -1``: nobody else writes these rows, so the item writes ``out`` and ``lse`` itself. Otherwise it writes
+    its normalised float32 rows (float64 for float64 inputs) and their natural-log lse to ``slot`` of the workspace.
     Items of a variant are sorted by falling cost.
 merge
     Row ``merge_rows[m]`` is the log-sum-exp combination, in this order, of the workspace rows
@@ -155,8 +155,9 @@ class Plan:
     def __repr__(self) -> str:
         partial = int((self.mask >= 0).sum())
         return (
-            f"Plan({self.pattern!r}, {self.q_len} × {self.kv_len} tokens: {self.nnz} pairs ({100 * self.density:.3g} %) "
-            f"in {self.tiles} tiles of {self.block_q} × {self.block_kv}, efficiency {self.efficiency:.2f}; "
+            f"Plan({self.pattern!r}, {self.q_len} × {self.kv_len} tokens: {self.nnz} pairs "
+            f"({100 * self.density:.3g} %) in {self.tiles} tiles of {self.block_q} × {self.block_kv}, "
+            f"efficiency {self.efficiency:.2f}; "
             f"{len(self.components)} components, {len(self.masks)} bitmasks for {partial} partial tiles, "
             f"{len(self.work)} work items, {self.slots} slots, {self.nbytes / 1024:.0f} KiB)"
         )

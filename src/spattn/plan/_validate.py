@@ -13,8 +13,8 @@ def validate(plan: Plan) -> Plan:
     Raises
     ------
     ValueError
-        If an array has the wrong type or shape, or an entry points outside of what it refers to. Kernels trust plans, so
-        plans that did not come from :func:`spattn.plan` (edited, unpickled, hand-made) are checked before they run.
+        If an array has the wrong type or shape, or an entry points outside of what it refers to. Kernels trust plans,
+        so plans that did not come from :func:`spattn.plan` (edited, unpickled, hand-made) are checked before they run.
     """
     if not plan.cache.get("valid"):
         for check in (_check_types, _check_views, _check_tiles, _check_padding, _check_work, _check_merges):
@@ -26,6 +26,11 @@ def validate(plan: Plan) -> Plan:
 def _require(condition, message: str) -> None:
     if not np.all(condition):
         raise ValueError(f"plan: {message}")
+
+
+def _partitions(ends: np.ndarray, length: int) -> bool:
+    """Whether `ends` rises from 0 to `length`."""
+    return bool(len(ends) and ends[0] == 0 and ends[-1] == length and (np.diff(ends) >= 0).all())
 
 
 def _check_types(p: Plan) -> None:
@@ -63,8 +68,7 @@ def _check_views(p: Plan) -> None:
 
 def _check_tiles(p: Plan) -> None:
     c = p.components
-    _require(len(p.indptr) > 0 and p.indptr[0] == 0 and p.indptr[-1] == len(p.indices), "indptr: wrong ends")
-    _require(np.diff(p.indptr) >= 0, "indptr: not monotone")
+    _require(_partitions(p.indptr, len(p.indices)), "indptr: not a rising array from 0 to the number of indices")
     _require(len(p.key_view) == len(p.indices) == len(p.mask), "indices, key_view, mask: lengths differ")
     last_row = c["first_row"].astype(np.int64) + c["query_tiles"]
     _require((c["first_row"] >= 0) & (last_row < len(p.indptr)), "components: rows out of range")
@@ -105,7 +109,7 @@ def _check_padding(p: Plan) -> None:
 def _check_work(p: Plan) -> None:
     w, c = p.work, p.components
     ends = p.work_indptr
-    _require(len(ends) >= 2 and ends[0] == 0 and ends[-1] == len(w) and (np.diff(ends) >= 0).all(), "work_indptr: corrupt")
+    _require(len(ends) >= 2 and _partitions(ends, len(w)), "work_indptr: corrupt")
     _require((p.variant >= 0) & (p.variant < len(ends) - 1), "variant: number out of range")
     _require((w["component"] >= 0) & (w["component"] < len(c)), "work: component out of range")
     own = c[w["component"]]
@@ -122,13 +126,9 @@ def _check_work(p: Plan) -> None:
 
 
 def _check_merges(p: Plan) -> None:
-    _require(len(p.merge_indptr) == len(p.merge_rows) + 1 and p.merge_indptr[0] == 0, "merge_indptr: corrupt")
-    _require(np.diff(p.merge_indptr) >= 0, "merge_indptr: not monotone")
-    _require(p.merge_indptr[-1] == len(p.merge_sources), "merge_sources: length does not fit")
+    _require(len(p.merge_indptr) == len(p.merge_rows) + 1, "merge_indptr: length does not fit")
+    _require(_partitions(p.merge_indptr, len(p.merge_sources)), "merge_indptr: corrupt")
     _require((p.merge_rows >= 0) & (p.merge_rows < p.q_len), "merge_rows: out of range")
     _require((p.merge_sources >= 0) & (p.merge_sources < p.slots * p.block_q), "merge_sources: out of range")
     ends = p.merge_variants
-    _require(
-        len(ends) == len(p.work_indptr) and ends[0] == 0 and ends[-1] == len(p.merge_rows) and (np.diff(ends) >= 0).all(),
-        "merge_variants: corrupt",
-    )
+    _require(len(ends) == len(p.work_indptr) and _partitions(ends, len(p.merge_rows)), "merge_variants: corrupt")
