@@ -26,7 +26,7 @@ def plot(results: Path, image: Path) -> None:
             best = min(peers, key=lambda row: row["median_ms"])
             axis.barh(at - 0.2, own["tflops"], 0.38, color="#1f4e79")
             axis.barh(at + 0.2, best["tflops"], 0.38, color="#b9b9b9")
-            axis.text(own["tflops"], at - 0.2, f" {best['times_spattn']:.2g}×", va="center", fontsize=8)
+            axis.text(own["tflops"], at - 0.2, f" {best['times_spattn']:.3g}×", va="center", fontsize=8)
             axis.text(best["tflops"], at + 0.2, f" {best['contender']}", va="center", fontsize=7, color="#555555")
         axis.set_yticks(range(len(names)), names, fontsize=8)
         axis.invert_yaxis()

@@ -47,9 +47,11 @@ void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t
   SPATTN_UNROLL
   for (int j = 0; j < N; ++j) {
     const Vec<T> lse2 = load<Vec<T>>(s.lse2 + column + j * L);
+    const auto present = lse2 != kInfinity<T>;  // where a row is left out K may be infinite, and 0 * inf is NaN
     SPATTN_UNROLL
     for (int i = 0; i < kKeyRows; ++i) {
       Vec<T> weight = exp2<T>(score[i][j] * factor - lse2);
+      weight = present ? weight : Vec<T>{};
       if (kMasked) {
         const BitsVec<T> bit = load<BitsVec<T>>(allowed + j * L) & splat_bits<T>(Word<T>(1) << (key % kBits + i));
         weight = bit != 0 ? weight : Vec<T>{};

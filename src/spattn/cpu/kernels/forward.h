@@ -20,7 +20,7 @@ namespace SPATTN_ISA {
 // One entry of the list: O, row_max and row_sum take in the keys of one tile.
 template <class Path>
 void take_tile(const Call& call, const Component& component, int64_t entry, const Head& keys, const Head& values,
-               int64_t cells, bool first, typename Path::T factor, Scratch<typename Path::T>& s) {
+               int64_t cells, bool first, bool more, typename Path::T factor, Scratch<typename Path::T>& s) {
   using T = typename Path::T;
   const Plan& plan = call.plan;
   const Tile tile = locate(plan.views[component.key_view + plan.key_view[entry]], plan.indices[entry]);
@@ -29,8 +29,13 @@ void take_tile(const Call& call, const Component& component, int64_t entry, cons
   const int64_t key_cells = tile.cells(), rows = round_up(key_cells, kKeyRows);
   const auto k = Path::key_operand(keys, tile, rows, call, s);
   if (mask) unpack(mask, cells, s);
+  prefetch_rows(values, tile, call.head_dim_v * int64_t(sizeof(typename Path::E::Storage)));
   compute_scores<Path>(k, rows, call.head_dim, vectors, mask, s);
   exponentiate<Path>(rows, vectors, factor, s);
+  if (more) {
+    const Tile next = locate(plan.views[component.key_view + plan.key_view[entry + 1]], plan.indices[entry + 1]);
+    prefetch_rows(keys, next, call.head_dim * int64_t(sizeof(typename Path::E::Storage)));
+  }
   accumulate_output<Path>(Path::value_operand(values, tile, call, s), key_cells, cells, mask, first, s);
 }
 
@@ -62,7 +67,7 @@ void forward(const Call& call, int64_t batch, int64_t head, const Work& item, ch
   Path::pack_query(queries, cells, scale.sign, call, s);
   reset_softmax((cells + kLanes<T> - 1) / kLanes<T>, s);
   for (int64_t e = item.begin; e < item.end; ++e) {
-    take_tile<Path>(call, component, e, keys, values, cells, e == item.begin, scale.factor, s);
+    take_tile<Path>(call, component, e, keys, values, cells, e == item.begin, e + 1 < item.end, scale.factor, s);
   }
   for (int64_t cell = 0; cell < cells; ++cell) {
     const int64_t position = s.query_position[cell];

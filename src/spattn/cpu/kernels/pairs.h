@@ -21,6 +21,14 @@ struct RawBfloat16 {
   static SPATTN_INLINE uint16_t decode(uint16_t x) { return x; }
 };
 
+template <> inline void read_row<RawBfloat16>(const char* from, int64_t stride, int64_t count, uint16_t* out) {
+  if (stride == 2) {
+    memcpy(out, from, size_t(2 * count));
+  } else {
+    read_strided<RawBfloat16>(from, stride, count, out);
+  }
+}
+
 // Relative error below 2.7e-6: rounding the weights to bfloat16 costs 2^-9.
 struct CoarseExp2 : Exp2<float> {
   static constexpr float kCoefficients[] = {9.57010191e-3f, 5.59178603e-2f, 2.40247448e-1f, 6.93121815e-1f,
@@ -78,9 +86,12 @@ struct Paired {
     return reinterpret_cast<const char*>(staged);
   }
 
+  static SPATTN_INLINE Vector widen(const char* halves) {
+    return (Vector)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
+  }
+
   // Row p holds, for every feature, the keys 2 p and 2 p + 1.
   static Operand<Element> value_operand(const Head& head, const Tile& tile, const Call& call, Scratch<T>& s) {
-    typedef uint16_t Halves __attribute__((vector_size(SPATTN_VECTOR_BYTES / 2)));
     const int64_t cells = list_positions(tile, s.key_position);
     uint16_t* staged = reinterpret_cast<uint16_t*>(s.keys);  // the scores are done
     Element* out = reinterpret_cast<Element*>(s.values);
@@ -89,9 +100,7 @@ struct Paired {
       const char* odd = value_row(head, key + 1 < cells ? s.key_position[key + 1] : kPadding, call, s,
                                   staged + s.ld_value);
       for (int64_t j = 0; j < s.ld_value; j += kLanes<T>) {
-        const Vector low = __builtin_convertvector(load<Halves>(even + 2 * j), Vector);
-        const Vector high = __builtin_convertvector(load<Halves>(odd + 2 * j), Vector);
-        store(out + j, low | high << 16);
+        store(out + j, widen(even + 2 * j) | widen(odd + 2 * j) << 16);
       }
     }
     return {reinterpret_cast<Element*>(s.values), s.ld_value};

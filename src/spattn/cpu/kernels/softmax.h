@@ -30,6 +30,15 @@ template <class T> void reset_softmax(int64_t vectors, Scratch<T>& s) {
   }
 }
 
+template <class T, int N> SPATTN_INLINE Vec<T> add_up(Vec<T> (&terms)[N]) {
+  SPATTN_UNROLL
+  for (int width = N / 2; width; width /= 2) {
+    SPATTN_UNROLL
+    for (int i = 0; i < width; ++i) terms[i] += terms[i + width];
+  }
+  return terms[0];
+}
+
 // s.scores: S' becomes P' = exp2(factor * (S' - row_max)), as elements of the path. Updates row_max and row_sum, and
 // leaves in s.rescale the factors by which O has to be multiplied.
 template <class Path>
@@ -45,7 +54,7 @@ void exponentiate(int64_t rows, int64_t vectors, typename Path::T factor, Scratc
     const V rescale = Path::exp2((before - origin) * factor);
     const T* scores = s.scores + column;
     auto* weights = reinterpret_cast<typename Path::Element*>(s.scores) + column;  // never ahead of the scores
-    V sum[kKeyRows] = {}, rounded = {};  // several short sums round less than a long one
+    V sum[kKeyRows] = {}, rounded[kKeyRows / kTerms] = {};  // several short sums round less than a long one
     for (int64_t key = 0; key < rows; key += kKeyRows) {
       SPATTN_UNROLL
       for (int i = 0; i < kKeyRows; i += kTerms) {
@@ -55,17 +64,12 @@ void exponentiate(int64_t rows, int64_t vectors, typename Path::T factor, Scratc
           weight[t] = Path::exp2((load<V>(scores + (key + i + t) * ld) - origin) * factor);
           sum[i + t] += weight[t];
         }
-        store(weights + (key + i) / kTerms * ld, Path::join(weight, rounded));
+        store(weights + (key + i) / kTerms * ld, Path::join(weight, rounded[i / kTerms]));
       }
     }
-    SPATTN_UNROLL
-    for (int width = kKeyRows / 2; width; width /= 2) {
-      SPATTN_UNROLL
-      for (int i = 0; i < width; ++i) sum[i] += sum[i + width];
-    }
     store(s.row_max + column, row_max);
-    store(s.row_sum + column, load<V>(s.row_sum + column) * rescale + sum[0]);
-    if (kTerms > 1) store(s.weight_sum + column, load<V>(s.weight_sum + column) * rescale + rounded);
+    store(s.row_sum + column, load<V>(s.row_sum + column) * rescale + add_up<T>(sum));
+    if (kTerms > 1) store(s.weight_sum + column, load<V>(s.weight_sum + column) * rescale + add_up<T>(rounded));
     store(s.rescale + column, rescale);
   }
 }
