@@ -1,5 +1,5 @@
 // The five matrix products of a tile's backward, all on one register-blocked micro-kernel:
-// P' = exp2(K Q' - lse2), dS' = P' o (V dO' - delta), dV += P' dO, dK += dS' Q, dQ += dS K.
+// P' = exp2(factor * K Q' - lse2), dS' = P' o (V dO' - delta), dV += P' dO, dK += dS' Q, dQ += dS K.
 #pragma once
 #include "backward_scratch.h"
 #include "exp2.h"
@@ -37,8 +37,8 @@ template <class T> struct KeyTile {
 
 // kKeyRows rows of P' and dS' by N vectors of queries.
 template <class T, int N, bool kMasked>
-void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column, T factor,
-                  BackwardScratch<T>& s) {
+void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column,
+                  Split<T> factor, BackwardScratch<T>& s) {
   constexpr int L = kLanes<T>, kBits = 8 * sizeof(T);
   const int64_t ld = s.ld_query, at = key * ld + column;
   Vec<T> score[kKeyRows][N] = {};
@@ -47,10 +47,11 @@ void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t
   SPATTN_UNROLL
   for (int j = 0; j < N; ++j) {
     const Vec<T> lse2 = load<Vec<T>>(s.lse2 + column + j * L);
+    const Vec<T> lse2_low = load<Vec<T>>(s.lse2_low + column + j * L);
     const auto present = lse2 != kInfinity<T>;  // where a row is left out K may be infinite, and 0 * inf is NaN
     SPATTN_UNROLL
     for (int i = 0; i < kKeyRows; ++i) {
-      Vec<T> weight = exp2<T>(score[i][j] * factor - lse2);
+      Vec<T> weight = exp2<T>((score[i][j] * factor.high - lse2) + (score[i][j] * factor.low - lse2_low));
       weight = present ? weight : Vec<T>{};
       if (kMasked) {
         const BitsVec<T> bit = load<BitsVec<T>>(allowed + j * L) & splat_bits<T>(Word<T>(1) << (key % kBits + i));
@@ -76,7 +77,7 @@ void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t
 
 template <class T, bool kMasked>
 SPATTN_INLINE void weight_block(int64_t vectors, const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column,
-                                T factor, BackwardScratch<T>& s) {
+                                Split<T> factor, BackwardScratch<T>& s) {
   static_assert(kQueryVectors == 3, "one case per panel width");
   if (vectors == 3) weight_block<T, 3, kMasked>(call, tile, key, column, factor, s);
   if (vectors == 2) weight_block<T, 2, kMasked>(call, tile, key, column, factor, s);
@@ -101,7 +102,7 @@ void clear_idle(const Mask& mask, int64_t key, int64_t& column, int64_t& vectors
 
 // s.scores = P' and s.score_gradients = dS'.
 template <class T>
-void compute_weights(const Call& call, const KeyTile<T>& tile, T factor, BackwardScratch<T>& s) {
+void compute_weights(const Call& call, const KeyTile<T>& tile, Split<T> factor, BackwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
   const int64_t vectors = (tile.cells + L - 1) / L;
   for (int64_t first = 0; first < vectors; first += kQueryVectors) {

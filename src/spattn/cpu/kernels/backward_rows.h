@@ -1,4 +1,4 @@
-// The query rows of one item of the backward, gathered once: Q and dO, both as they are and transposed, lse and delta.
+// The query rows of one item of the backward, gathered once: Q and dO, both as they are and transposed; lse and delta.
 #pragma once
 #include <math.h>
 
@@ -6,10 +6,33 @@
 #include "element.h"
 #include "kernels.h"
 #include "pack.h"
+#include "softmax.h"
 #include "tile.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
+
+// A number as a sum of two.
+template <class T> struct Split {
+  T high, low;
+};
+
+// x * log2(e), the logarithm or logits of base e to base 2.
+template <class T> Split<T> to_base_2(double x) {
+  constexpr double kLog2e = 1.4426950408889634074, kRest = 2.0355273740931033e-17;
+  const double product = x * kLog2e, rest = __builtin_fma(x, kLog2e, -product) + x * kRest;
+  const T high = T(product);
+  return {high, T(product - double(high) + rest)};
+}
+
+// The L rows and L columns of `from` at (first, d), times `factor`, transposed.
+template <class T>
+SPATTN_INLINE void transpose_block(const T* from, int64_t ld, int64_t first, int64_t d, T factor,
+                                   Vec<T> (&block)[kLanes<T>]) {
+  SPATTN_UNROLL
+  for (int i = 0; i < kLanes<T>; ++i) block[i] = load<Vec<T>>(from + (first + i) * ld + d) * factor;
+  transpose<T>(block);
+}
 
 // to = (factor * from)': `width` rows of `rows` values, both rounded up to whole vectors in `from`.
 template <class T>
@@ -18,75 +41,75 @@ void transpose_rows(const T* from, int64_t ld_from, int64_t rows, int64_t width,
   for (int64_t first = 0; first < rows; first += L) {
     for (int64_t d = 0; d < width; d += L) {
       Vec<T> block[L];
-      SPATTN_UNROLL
-      for (int i = 0; i < L; ++i) block[i] = load<Vec<T>>(from + (first + i) * ld_from + d) * factor;
-      transpose<T>(block);
+      transpose_block(from, ld_from, first, d, factor, block);
       for (int i = 0; i < L && i < width - d; ++i) store(to + (d + i) * ld_to + first, block[i]);
     }
   }
 }
 
-template <class T> SPATTN_INLINE T add_lanes(Vec<T> x) {
-  T sum = 0;
-  for (int i = 0; i < kLanes<T>; ++i) sum += x[i];
-  return sum;
-}
-
-// The sum of a[i] * b[i] over whole vectors.
-template <class T> T dot(const T* a, const T* b, int64_t width) {
-  Vec<T> sum = {};
-  for (int64_t j = 0; j < width; j += kLanes<T>) sum += load<Vec<T>>(a + j) * load<Vec<T>>(b + j);
-  return add_lanes<T>(sum);
+// delta = rowsum(dO o O), summed as dP = dO V' is: a row that attends to one key alone has O = V and dS = 0 exactly.
+template <class T> void compute_delta(int64_t rows, int64_t width, BackwardScratch<T>& s) {
+  constexpr int L = kLanes<T>;
+  for (int64_t first = 0; first < rows; first += L) {
+    Vec<T> delta = {};
+    for (int64_t d = 0; d < width; d += L) {
+      Vec<T> out[L];
+      transpose_block(s.out_rows, s.ld_value, first, d, T(1), out);
+      for (int i = 0; i < L && i < width - d; ++i) delta += out[i] * load<Vec<T>>(s.dout + (d + i) * s.ld_query + first);
+    }
+    store(s.delta + first, delta);
+  }
 }
 
 template <class T> bool all_finite(const T* row, int64_t width) {
   Vec<T> zero = {};
   for (int64_t j = 0; j < width; j += kLanes<T>) zero += load<Vec<T>>(row + j) * T(0);
-  return add_lanes<T>(zero) == T(0);
+  T sum = 0;
+  for (int i = 0; i < kLanes<T>; ++i) sum += zero[i];
+  return sum == T(0);
 }
 
-// lse2 and delta of a row; takes rows out of the tile that would spread NaN to keys that they may not attend to.
-template <class E>
-void prepare_row(const Call& call, const Head& outputs, const char* lse_head, int64_t cell,
-                 BackwardScratch<typename E::Compute>& s) {
-  using T = typename E::Compute;
-  const int64_t position = s.query_position[cell];
-  T *query = s.query_rows + cell * s.ld_key, *dout = s.dout_rows + cell * s.ld_value, lse;
-  memcpy(&lse, lse_head + position * call.lse.stride[2], sizeof lse);
-  read_row<E>(outputs.data + position * outputs.position, outputs.feature, call.head_dim_v, s.out_row);
-  const T delta = dot(dout, s.out_row, s.ld_value) * T(call.scale);
+// lse2 of a row; takes rows out of the tile that would spread NaN to keys that they may not attend to.
+template <class T> void prepare_row(const Call& call, const char* lse_head, int64_t cell, BackwardScratch<T>& s) {
+  T *query = s.query_rows + cell * s.ld_key, *dout = s.dout_rows + cell * s.ld_value,
+    *out = s.out_rows + cell * s.ld_value, lse;
+  memcpy(&lse, lse_head + s.query_position[cell] * call.lse.stride[2], sizeof lse);
   s.idle[cell] = lse == -kInfinity<T>;
   s.exact[cell] = !s.idle[cell] && !(all_finite(query, s.ld_key) && all_finite(dout, s.ld_value) &&
-                                     (lse + delta) * T(0) == T(0));
+                                     all_finite(out, s.ld_value) && lse * T(0) == T(0));
   if (s.idle[cell] || s.exact[cell]) {
     clear(query, s.ld_key);
     clear(dout, s.ld_value);
+    clear(out, s.ld_value);
     return;
   }
-  s.lse2[cell] = T(double(lse) * 1.4426950408889634074);  // log2(e)
-  s.delta[cell] = delta;
+  const Split<T> lse2 = to_base_2<T>(lse);
+  s.lse2[cell] = lse2.high;
+  s.lse2_low[cell] = lse2.low;
 }
 
 template <class E>
 void gather_queries(const Call& call, int64_t batch, int64_t head, const Tile& tile,
                     BackwardScratch<typename E::Compute>& s) {
   using T = typename E::Compute;
-  const Head queries(call.q, batch, head), gradients(call.dout, batch, head), outputs(call.out, batch, head);
-  gather_rows<E>(queries, tile, s.ld_query, call.head_dim, s.ld_key, s.query_position, s.query_rows);
-  gather_rows<E>(gradients, tile, s.ld_query, call.head_dim_v, s.ld_value, s.query_position, s.dout_rows);
-  clear(s.out_row, s.ld_value);
+  const auto gather = [&](const Array& array, int64_t width, int64_t ld, T* rows) {
+    gather_rows<E>(Head(array, batch, head), tile, s.ld_query, width, ld, s.query_position, rows);
+  };
+  gather(call.q, call.head_dim, s.ld_key, s.query_rows);
+  gather(call.dout, call.head_dim_v, s.ld_value, s.dout_rows);
+  gather(call.out, call.head_dim_v, s.ld_value, s.out_rows);
   const char* lse_head = call.lse.data + batch * call.lse.stride[0] + head * call.lse.stride[1];
-  const int64_t cells = tile.cells();
+  const int64_t cells = tile.cells(), rows = round_up(cells, kLanes<T>);
   for (int64_t cell = 0; cell < s.ld_query; ++cell) {
     s.lse2[cell] = kInfinity<T>;
-    s.delta[cell] = T(0);
+    s.lse2_low[cell] = T(0);
     s.idle[cell] = true;
     s.exact[cell] = false;
-    if (cell < cells && s.query_position[cell] != kPadding) prepare_row<E>(call, outputs, lse_head, cell, s);
+    if (cell < cells && s.query_position[cell] != kPadding) prepare_row(call, lse_head, cell, s);
   }
-  const int64_t rows = round_up(cells, kLanes<T>);
-  transpose_rows(s.query_rows, s.ld_key, rows, call.head_dim, T(1), s.query, s.ld_query);
+  transpose_rows(s.query_rows, s.ld_key, rows, call.head_dim, Scale<T>(call.scale).sign, s.query, s.ld_query);
   transpose_rows(s.dout_rows, s.ld_value, rows, call.head_dim_v, T(call.scale), s.dout, s.ld_query);
+  compute_delta(rows, call.head_dim_v, s);
 }
 
 // K or V of a key tile, `rows` by `ld`: every product of the backward reads whole vectors of adjacent rows.

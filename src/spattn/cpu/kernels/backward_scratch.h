@@ -6,16 +6,16 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// `query` holds Q', `scores` P' and `keys`, `values` the rows of a key tile that cannot be read in place. Like P', dS'
+// `query` holds Q' times the sign of the scale, `scores` P' and `keys`, `values` the rows of a key tile that cannot be read in place. Like P', dS'
 // has one row per key and the queries side by side: it is the left operand of both dK += dS' Q and dQ += dS K as it lies.
 template <class T> struct BackwardScratch : Scratch<T> {
   T* score_gradients;  // (block_kv, ld_query): dS'
   T* dout;             // (head_dim_v, ld_query): scale * dO'
   T* query_rows;       // (ld_query, ld_key): Q
   T* dout_rows;        // (ld_query, ld_value): dO
-  T* out_row;          // (ld_value): a row of O
+  T* out_rows;         // (ld_query, ld_value): O
   T* dq;               // (ld_query, ld_key)
-  T* lse2;             // (ld_query): log-sum-exp to base 2; +inf for rows that are left out, whose weights are then 0
+  T *lse2, *lse2_low;  // (ld_query): log-sum-exp to base 2, in two parts; +inf for rows that are left out
   T* delta;            // (ld_query): scale * rowsum(dO o O)
   double* exact_dq;    // (head_dim)
   bool *idle, *exact;  // (ld_query): rows without a gradient; rows left to the exact path
@@ -26,9 +26,10 @@ template <class T> struct BackwardScratch : Scratch<T> {
     this->carve(memory, dout, call.head_dim_v * ld_query);
     this->carve(memory, query_rows, ld_query * this->ld_key);
     this->carve(memory, dout_rows, ld_query * this->ld_value);
-    this->carve(memory, out_row, this->ld_value);
+    this->carve(memory, out_rows, ld_query * this->ld_value);
     this->carve(memory, dq, ld_query * this->ld_key);
     this->carve(memory, lse2, ld_query);
+    this->carve(memory, lse2_low, ld_query);
     this->carve(memory, delta, ld_query);
     this->carve(memory, exact_dq, call.head_dim);
     this->carve(memory, idle, ld_query);

@@ -79,7 +79,8 @@ __device__ __forceinline__ void store_row(const Merge& m, const int4& head, int 
 // {threads, dynamic shared bytes, bytes of the parameter}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {spattn::kMergeThreads, 0, sizeof(spattn::Merge)};
 
-extern "C" __global__ void __launch_bounds__(spattn::kMergeThreads) merge_sm90(const __grid_constant__ spattn::Merge m) {
+extern "C" __global__ void __launch_bounds__(spattn::kMergeThreads)
+merge_sm90(const __grid_constant__ spattn::Merge m) {
     using namespace spattn;
     const int lane = threadIdx.x % kLanes;
     const int4 head = m.heads[blockIdx.x / m.head_blocks];

@@ -20,8 +20,8 @@ struct View {
 };
 
 // slot >= 0: the item writes float32 rows to the workspace. slot == -1: it alone knows its rows and writes the output.
-// slot <= -2: it writes the output of rows that one other item has put into the workspace in an earlier launch; row r of
-// the tile finds them in workspace row priors[(-2 - slot) * block_q + r].
+// slot <= -2: it writes the output of rows that one other item has put into the workspace in an earlier launch; row r
+// of the tile finds them in workspace row priors[(-2 - slot) * block_q + r].
 struct Item {
     int32_t query_view, x, y, z;  // first lattice coordinates of the query tile: axis 2, 1, 0
     int32_t begin, end, key_view, slot;

@@ -102,8 +102,8 @@ struct Producer {
         if (previous_head >= 0) load_step<1>(previous, previous_head);
     }
 
-    // The counter hands out unit_count + gridDim.x tickets in all, whoever draws them. A ticket is used long after it was
-    // drawn, so that nothing waits for the atomic.
+    // The counter hands out unit_count + gridDim.x tickets in all, whoever draws them. A ticket is used long after it
+    // was drawn, so that nothing waits for the atomic.
     __device__ __forceinline__ int draw() const { return lane == 0 ? atomicAdd(p.counter, 1) : 0; }
 
     // Number of a ticket's unit; whoever holds the last ticket puts the counter back to zero.

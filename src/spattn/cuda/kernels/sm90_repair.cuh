@@ -1,7 +1,7 @@
 // The exact slow path: one warp recomputes one row from the plan, touching allowed keys only.
 //
-// The tensor cores multiply masked probabilities (0) by every value of a tile; 0 * NaN and 0 * inf are NaN. A row that comes
-// out non-finite is therefore computed again here, in float32 and in the order of the plan's list.
+// The tensor cores multiply masked probabilities (0) by every value of a tile; 0 * NaN and 0 * inf are NaN. A row that
+// comes out non-finite is therefore computed again here, in float32 and in the order of the plan's list.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -26,8 +26,10 @@ __device__ void repair_row(const Params& p, const Item& item, const Unit& unit, 
     const int lane = threadIdx.x % 32;
     const Element* q = static_cast<const Element*>(p.q) + unit.batch * p.q_stride.batch +
                        unit.head_q * p.q_stride.head + query * p.q_stride.token;
-    const Element* k = static_cast<const Element*>(p.k) + unit.batch * p.k_stride.batch + unit.head_kv * p.k_stride.head;
-    const Element* v = static_cast<const Element*>(p.v) + unit.batch * p.v_stride.batch + unit.head_kv * p.v_stride.head;
+    const Element* k = static_cast<const Element*>(p.k) + unit.batch * p.k_stride.batch +
+                       unit.head_kv * p.k_stride.head;
+    const Element* v = static_cast<const Element*>(p.v) + unit.batch * p.v_stride.batch +
+                       unit.head_kv * p.v_stride.head;
     float row_max = minus_infinity(), row_sum = 0.0f;
     for (int i = 0; i < kDim / 32; ++i) result[i] = 0.0f;
     for (int e = item.begin; e < item.end; ++e) {

@@ -2,8 +2,8 @@
 //
 // A tensor map is 128 opaque bytes that the host encodes (cuTensorMapEncodeTiled). All maps here have five dimensions:
 // (head_dim, axis 2, axis 1, axis 0, batch·head) of an affine view, the box (64, box 2, box 1, box 0, 1) and the
-// 128-byte swizzle: the 16-byte chunk c of the 128-byte row r lies at chunk c ^ (r % 8). Cells outside the view arrive as
-// zeros and are never stored. PTX ISA, "cp.async.bulk.tensor".
+// 128-byte swizzle: the 16-byte chunk c of the 128-byte row r lies at chunk c ^ (r % 8). Cells outside the view arrive
+// as zeros and are never stored. PTX ISA, "cp.async.bulk.tensor".
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // Warpgroup matrix products (WGMMA) and their fences. One PTX instruction a function.
 //
 // D (64 x N, float32, registers) += A (64 x 16) B (16 x N) for the element type SPATTN_ELEMENT ("bf16" or "f16").
-// Accumulator 4 i + 2 h + b of lane l in warp w is row 16 w + 8 h + l / 4, column 8 i + 2 (l % 4) + b. As an A operand in
-// registers, four 32-bit pairs in the same order cover 16 columns. PTX ISA, "Asynchronous Warpgroup Level Matrix".
+// Accumulator 4 i + 2 h + b of lane l in warp w is row 16 w + 8 h + l / 4, column 8 i + 2 (l % 4) + b. As an A operand
+// in registers, four 32-bit pairs in the same order cover 16 columns. PTX ISA, "Asynchronous Warpgroup Level Matrix".
 #pragma once
 
 #include <cstdint>
