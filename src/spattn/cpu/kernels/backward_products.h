@@ -1,6 +1,7 @@
 // The five matrix products of a tile's backward, all on one register-blocked micro-kernel:
 // P' = exp2(factor * K Q' - lse2), dS' = P' o (V dO' - delta), dV += P' dO, dK += dS' Q, dQ += dS K.
 #pragma once
+#include "backward_rows.h"
 #include "backward_scratch.h"
 #include "exp2.h"
 #include "mask.h"

@@ -25,6 +25,18 @@ template <class T> Split<T> to_base_2(double x) {
   return {high, T(product - double(high) + rest)};
 }
 
+// |scale| * log2(e). The first part is rounded down, so that the second is positive and a logit of -inf stays -inf. As
+// Scale has it, a scale that rounds to 0 makes the logits 0 and the factor 1.
+template <class T> Split<T> weight_factor(double scale) {
+  Split<T> factor = to_base_2<T>(scale < 0 ? -scale : scale);
+  if (factor.high == T(0)) return {T(1), T(0)};
+  if (!(factor.low > T(0))) {
+    const T below = bit_cast<T>(Word<T>(bit_cast<Word<T>>(factor.high) - 1));
+    factor = {below, factor.low + (factor.high - below)};
+  }
+  return factor;
+}
+
 // The L rows and L columns of `from` at (first, d), times `factor`, transposed.
 template <class T>
 SPATTN_INLINE void transpose_block(const T* from, int64_t ld, int64_t first, int64_t d, T factor,
