@@ -89,8 +89,7 @@ def problems(quick: bool) -> list[Problem]:
                 lambda b, h, q, k: ((q - k).abs() <= 4 * side) & ((q - k) % 4 == 0), ("spattn", "SDPA dense", *rest),
                 ("spattn", "SDPA dense")),
         Problem("strided", "strided 128", long, sp.Strided(128),
-                lambda b, h, q, k: (k <= q) & ((q - k < 128) | ((q - k) % 128 == 0)), ("spattn", "SDPA dense", *rest),
-                ("spattn", "SDPA dense")),
+                lambda b, h, q, k: (k <= q) & ((q - k < 128) | ((q - k) % 128 == 0)), ("spattn", "SDPA dense", *rest)),
     ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 SLOW_SECONDS = 8.0  # that one contender of one problem may take in all
-LEAST_RUNS = 5
+LEAST_RUNS = 3
 
 
 def interleave(
@@ -23,7 +23,7 @@ def interleave(
         Name -> call; every call has compiled and planned before.
     rounds : int
         In each round every call runs once, in an order that rotates. A call too slow for all rounds runs in evenly
-        spaced ones, at least five times.
+        spaced ones, at least three times.
     between : callable
         Runs once a round; samples the machine's ceilings.
 

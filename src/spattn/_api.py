@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,10 @@ from .patterns import Mask, Pattern, get
 from .plan import Plan, validate
 
 _NAMES = "q k v".split()
+_CONSTANT = (Pattern, Plan, str)
+_ROUTES_KEPT = 64
+
+_routes: dict[tuple, Any] = {}  # of recent calls, see _kind_of_call()
 
 
 def attention(
@@ -24,6 +29,7 @@ def attention(
     scale: float | None = None,
     backend: str = "auto",
     return_lse: bool = False,
+    precision: str | None = None,
 ) -> Any:
     r"""Softmax attention over the (query, key) pairs that a pattern allows.
 
@@ -44,6 +50,9 @@ def attention(
         "auto" goes where the arrays are. A backend asked for by name never gives way to another one.
     return_lse : bool, optional
         Also return the log-sum-exp of each row's logits.
+    precision : {None, "tf32"}, optional
+        None computes as exactly as the dtype allows. "tf32" rounds the operands of both products to TF32 (11 bits), for
+        float32 on the cuda backend only.
 
     Returns
     -------
@@ -55,9 +64,10 @@ def attention(
     Raises
     ------
     TypeError
-        If an argument is not an array of a supported dtype, kinds or dtypes differ, or `pattern` is none of the above.
+        If an argument is not an array of a supported dtype, kinds or dtypes differ, `pattern` is none of the above, or
+        the dtype has no such `precision`.
     ValueError
-        If shapes, devices, `scale` or the pattern do not fit.
+        If shapes, devices, `scale`, `precision` or the pattern do not fit.
     BackendUnavailable
         If the backend asked for cannot run here.
 
@@ -77,9 +87,16 @@ def attention(
     >>> out.shape, out.dtype
     ((1, 2, 100, 16), dtype('float32'))
     """
+    routes, key = _kind_of_call(q, k, v, pattern, backend)
+    route = routes.get(key)
+    if route is not None:
+        found = route(q, k, v, _check_scale(scale, q.shape[3]))
+        if found is not None:
+            return found if return_lse else found[0]
     _check_arrays(q, k, v)
     _check_shapes(q, k, v)
     scale = _check_scale(scale, q.shape[3])
+    _check_precision(precision, q, _resolve_backend(backend, q))
     module = _backends.load(_resolve_backend(backend, q))
     if any(map(_arrays.wants_gradient, (q, k, v))):
         raise RuntimeError(
@@ -88,7 +105,9 @@ def attention(
         )
     if not module.HOST_ARRAYS:
         plan = find_plan(module, pattern, q, k, v)
-        out, lse = module.forward(q, k, v, plan, scale)
+        out, lse = module.forward(q, k, v, plan, scale, precision=precision)
+        if key is not None:
+            _remember(routes, key, module.route(q, k, v, plan))
     else:
         arrays = [_host_array(name, x, module) for name, x in zip(_NAMES, (q, k, v), strict=True)]
         plan = find_plan(module, pattern, *arrays)
@@ -172,6 +191,31 @@ def attention_backward(
     arrays = [_host_array(name, x, module) for name, x in zip(names, (dout, q, k, v, out, lse), strict=True)]
     plan = find_plan(module, pattern, *arrays[1:4])
     return tuple(_arrays.from_numpy(x, q) for x in module.backward(*arrays, plan, scale))
+
+
+def _kind_of_call(q, k, v, pattern, backend) -> tuple[dict, tuple | None]:
+    """Where the routes of such calls are kept, and under which key: whatever the checks, the plan and the choice of
+    kernels depend on. None for arrays or patterns that may change while they look the same.
+
+    Routes of a plan are kept with it, so that they do not outlive it.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not (type(q) is type(k) is type(v) is torch.Tensor) or not isinstance(pattern, _CONSTANT):
+        return _routes, None
+    if q.requires_grad or k.requires_grad or v.requires_grad:
+        return _routes, None
+    kind = (
+        backend, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q.shape, k.shape, v.shape,
+        q.stride(), k.stride(), v.stride(),
+    )  # fmt: skip
+    return (pattern.cache, kind) if isinstance(pattern, Plan) else (_routes, (pattern, kind))
+
+
+def _remember(routes: dict, key: tuple, route) -> None:
+    if routes is _routes and len(routes) >= _ROUTES_KEPT:
+        routes.clear()
+    if route is not None:
+        routes[key] = route
 
 
 def find_plan(module, pattern, q, k, v) -> Plan:
@@ -258,6 +302,17 @@ def _check_scale(scale: float | None, head_dim: int) -> float:
     if not math.isfinite(scale):
         raise ValueError(f"scale: expected a finite number, got {scale}")
     return float(scale)
+
+
+def _check_precision(precision: str | None, q, backend: str) -> None:
+    if precision is None:
+        return
+    if precision != "tf32":
+        raise ValueError(f"precision: expected None or 'tf32', got {precision!r}")
+    if _arrays.dtype_name(q) != "float32":
+        raise TypeError(f"precision: 'tf32' needs float32 arrays, got {_arrays.dtype_name(q)}")
+    if backend != "cuda":
+        raise ValueError(f"precision: 'tf32' needs the cuda backend, got {backend!r}")
 
 
 def _resolve_backend(backend: str, q) -> str:

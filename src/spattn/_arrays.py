@@ -5,6 +5,7 @@ Frameworks are looked up in ``sys.modules`` only: an array of a framework that w
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
@@ -31,7 +32,12 @@ def kind(x: Any) -> str | None:
 
 def dtype_name(x: Any) -> str:
     """The element type's name without its framework: 'float32', 'bfloat16', 'int64', ..."""
-    return str(x.dtype).removeprefix("torch.")
+    return _name(x.dtype)
+
+
+@functools.cache  # NumPy takes microseconds to spell a name
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def device_of(x: Any) -> str:

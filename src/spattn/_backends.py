@@ -4,7 +4,7 @@ A backend is a module with
 
 - ``unavailable() -> str | None``: why it cannot run here and what fixes it, without side effects that last;
 - ``plan_for(pattern, q, k, v) -> Plan``: the plan with the tile shape that its kernels want for these arrays;
-- ``forward(q, k, v, plan, scale) -> (out, lse)``;
+- ``forward(q, k, v, plan, scale) -> (out, lse)``; on device arrays also with ``precision``, None or "tf32";
 - ``backward(dout, q, k, v, out, lse, plan, scale) -> (dq, dk, dv)`` where it has one;
 - ``HOST_ARRAYS``: whether it works on NumPy arrays (True) or on any framework's device arrays (False).
 """

@@ -111,6 +111,28 @@ def test_scales(isa, scale):
     check(*inputs(q_len=60, kv_len=90, head_dim=16, dtype="float64"), patterns.Causal(), isa, scale=scale)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", ISAS)
+def test_exponential(isa, dtype):
+    """lse = log(1 + exp(x)) shows the error of exp2, which the kernels' text promises to be below 2.7e-6."""
+    x = np.linspace(-8, 8, 4001).astype(dtype)
+    q, k = x[None, None, :, None], np.array([0, 1], dtype)[None, None, :, None]
+    _, lse = cpu.forward(q, k, k, cpu.plan_for(patterns.Full(), q, k, k), 1.0, isa=isa)
+    error = np.abs(lse[0, 0] - np.logaddexp(0, x.astype(float)))
+    assert error.max() < {"float64": 1e-14, "bfloat16": 3.7e-6}.get(x.dtype.name, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", ISAS)
+def test_weights_add_up_to_one(isa, dtype):
+    """However weights are rounded, the average of equal values is that value."""
+    q, k, v = inputs(1, 2, q_len=70, kv_len=200, head_dim=32, dtype=dtype)
+    v[...] = np.pi
+    out, _ = cpu.forward(q, k, v, cpu.plan_for(patterns.SlidingWindow(40, 3), q, k, v), 0.3, isa=isa)
+    tolerance = {"float64": 1e-14, "float32": 1e-6}.get(q.dtype.name, 0)
+    np.testing.assert_allclose(out.astype(float), float(v.flat[0]), rtol=tolerance)
+
+
 def test_strides_beyond_32_bits():
     base = np.zeros(6 * 2**30, np.uint8).view(np.float16)  # touched only where a row is
     rows = np.lib.stride_tricks.as_strided(base, (1, 1, 6, 16), (0, 0, 2**30, 2))
@@ -171,6 +193,19 @@ class TestNonFinite:
     def test_huge_logits(self, isa, dtype):
         q, k, v = self.arrays(dtype)
         check(q * q.dtype.type(30), k * k.dtype.type(30), v, self.pattern, isa, scale=1.0)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("isa", ISAS)
+def test_logits_near_the_largest_number(isa, sign):
+    """The logit is finite, its product with log2(e) is not."""
+    q, k, v = inputs(1, 1, q_len=3, kv_len=70, head_dim=4)
+    q[...], k[...] = 0, 0
+    q[..., 0], k[..., 0] = 1e19, sign * np.linspace(2e19, 3e19, 70)
+    out, lse = cpu.forward(q, k, v, cpu.plan_for(patterns.Full(), q, k, v), 1.0, isa=isa)
+    largest = 69 if sign > 0 else 0
+    np.testing.assert_array_equal(out, np.broadcast_to(v[:, :, [largest]], out.shape))
+    np.testing.assert_allclose(lse, (q @ k.swapaxes(2, 3))[..., largest], rtol=1e-6)
 
 
 def test_rejects_what_the_kernels_cannot_do():

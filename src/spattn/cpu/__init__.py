@@ -12,8 +12,8 @@ from . import _core
 from ._threads import num_threads
 from ._units import units
 
-__all__ = ["HOST_ARRAYS", "TILE", "accepts", "backward", "forward", "info", "instruction_sets", "num_threads", "plan_for",
-           "unavailable"]  # fmt: skip
+__all__ = ["HOST_ARRAYS", "TILE", "accepts", "backward", "forward", "info", "instruction_sets", "num_threads",
+           "plan_for", "unavailable"]  # fmt: skip
 
 HOST_ARRAYS = True
 

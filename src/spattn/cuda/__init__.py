@@ -17,8 +17,10 @@ from ..patterns import Pattern
 from ..plan import Plan, plan
 from . import arrays, compile, device, execute, hopper, portable
 from .errors import NO_DEVICE, CudaError
+from .routes import Route, find
 
-__all__ = ["HOST_ARRAYS", "CudaError", "accepts", "forward", "info", "plan_for", "tile", "unavailable", "units"]
+__all__ = ["HOST_ARRAYS", "CudaError", "accepts", "forward", "info", "plan_for", "route", "tile", "unavailable",
+           "units"]  # fmt: skip
 
 HOST_ARRAYS = False
 
@@ -67,7 +69,9 @@ def _why_not() -> str | None:
     return None
 
 
-def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float) -> tuple[Any, Any]:
+def forward(
+    q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None = None
+) -> tuple[Any, Any]:
     """Softmax attention over a plan's pairs; see :func:`spattn.attention` for the arguments.
 
     Device arrays are worked on where they lie, on the stream that the caller's library has current, without waiting for
@@ -95,8 +99,23 @@ def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float) -> tuple[Any, Any]
         raise ValueError(f"plan: no kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
     with gpu:
         if ordinal is None:
-            return execute.from_host(kernels, gpu, q, k, v, plan, scale)
-        return execute.on_device(kernels, gpu, library, q, k, v, plan, scale)
+            return execute.from_host(kernels, gpu, q, k, v, plan, scale, precision)
+        return execute.on_device(kernels, gpu, library, q, k, v, plan, scale, precision)
+
+
+def route(q: Any, k: Any, v: Any, plan: Plan) -> Route | None:
+    """A short way for calls that repeat: ``route(q, k, v, scale)`` is ``forward(q, k, v, plan, scale)`` for arrays that
+    agree with these in kind, dtype, device, shapes and strides, or None where it cannot take the call. None for calls
+    that have no short way."""
+    library = arrays.library(q)
+    ordinal = library.ordinal(q)
+    shape = (*q.shape[:3], v.shape[3])
+    if ordinal is None or type(library) is not arrays.Torch or 0 in shape or k.shape[2] == 0:
+        return None
+    gpu = device.get(ordinal)
+    if _kernels(gpu, library.dtype(q), q.shape[3], shape[3]) is not hopper:
+        return None
+    return find(gpu, library, q, k, v, plan) if hopper.accepts(plan.block_q, plan.block_kv) else None
 
 
 def plan_for(pattern: Pattern, q: Any, k: Any, v: Any) -> Plan:

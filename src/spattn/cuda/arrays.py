@@ -86,7 +86,7 @@ class Torch(Library):
         return like.new_full(shape, value, dtype=self._dtypes[dtype])
 
     def empty(self, like, shape, dtype, order=None):
-        shape, back = _ordered(shape, order)
+        shape, back = in_order(shape, order)
         made = like.new_empty(shape, dtype=self._dtypes[dtype])
         return made if back is None else made.permute(back)
 
@@ -113,7 +113,7 @@ class CuPy(Library):
             return self.module.full(shape, value, dtype=_numpy_dtype(dtype))
 
     def empty(self, like, shape, dtype, order=None):
-        shape, back = _ordered(shape, order)
+        shape, back = in_order(shape, order)
         with like.device:
             made = self.module.empty(shape, dtype=_numpy_dtype(dtype))
         return made if back is None else made.transpose(back)
@@ -195,7 +195,7 @@ def memory_order(x: Operand) -> tuple[int, ...]:
     return (*(next(ranked) if axis in longer else axis for axis in range(3)), 3)
 
 
-def _ordered(shape, order):
+def in_order(shape, order):
     """The shape with its axes in `order`, and the permutation back; None where there is nothing to permute."""
     if order is None or order == IN_ORDER:
         return shape, None

@@ -18,7 +18,15 @@ from .params import Call, Operand
 
 
 def on_device(
-    kernels: ModuleType, device: Device, library: Library, q: Any, k: Any, v: Any, plan: Plan, scale: float
+    kernels: ModuleType,
+    device: Device,
+    library: Library,
+    q: Any,
+    k: Any,
+    v: Any,
+    plan: Plan,
+    scale: float,
+    precision: str | None = None,
 ) -> tuple[Any, Any]:
     """Attention of arrays in device memory, on the caller's stream and without waiting for it.
 
@@ -45,7 +53,7 @@ def on_device(
         out = library.empty(q, shape, dtype, arrays.memory_order(operands[0]))
         lse = library.empty(q, rows, lse_dtype(dtype))
         call = Call(device, device.stream if own else stream, plan, *operands, library.operand(out),
-                    library.operand(lse).pointer, dtype, scale, allocate)  # fmt: skip
+                    library.operand(lse).pointer, dtype, scale, allocate, precision)  # fmt: skip
         kernels.forward(call)
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # PyTorch's and CuPy's own
@@ -57,7 +65,14 @@ def on_device(
 
 
 def from_host(
-    kernels: ModuleType, device: Device, q: Any, k: Any, v: Any, plan: Plan, scale: float
+    kernels: ModuleType,
+    device: Device,
+    q: Any,
+    k: Any,
+    v: Any,
+    plan: Plan,
+    scale: float,
+    precision: str | None = None,
 ) -> tuple[Any, Any]:
     """Attention of arrays in host memory: copied to the device, and the result back."""
     host = [np.ascontiguousarray(_arrays.to_numpy(x)) for x in (q, k, v)]
@@ -76,7 +91,7 @@ def from_host(
         lse_at = allocate(lse.nbytes)
         for x, operand in zip(host, operands, strict=False):
             _copy("cuMemcpyHtoDAsync", operand.pointer, x.ctypes.data, x.nbytes, stream)
-        kernels.forward(Call(device, stream, plan, *operands, lse_at, dtype, scale, allocate))
+        kernels.forward(Call(device, stream, plan, *operands, lse_at, dtype, scale, allocate, precision))
         _copy("cuMemcpyDtoHAsync", out.ctypes.data, operands[3].pointer, out.nbytes, stream)
         _copy("cuMemcpyDtoHAsync", lse.ctypes.data, lse_at, lse.nbytes, stream)
     finally:

@@ -18,7 +18,8 @@ from . import portable
 from .buffer import upload
 from .device import Device
 from .hopper_layout import make_layout, make_merge_heads, make_units
-from .hopper_params import Template, maps_needed, readable
+from .hopper_pack import pack
+from .hopper_params import Addresses, Template, maps_needed, readable
 from .launch import Kernel, kernel
 from .params import Call
 
@@ -60,17 +61,31 @@ def accepts(block_q: int, block_kv: int) -> bool:
 
 def forward(call: Call) -> None:
     """Enqueue the attention kernel, and the merge kernel where the plan has merges; the context must be current."""
-    plan = plan_on_device(call.plan, call.device, call.q.shape[0], call.q.shape[1], call.k.shape[1])
-    ready = plan.ready(call)
-    if ready is None or (call.q.pointer | call.k.pointer | call.v.pointer | call.out.pointer) % 16:
+    prepared = prepare(call)
+    addresses = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer
+    if prepared is None or not aligned(addresses):
         portable.forward(call)
         return
-    partial, partial_lse = portable.workspace(call)
-    for number, (_, units) in enumerate(plan.launches):
-        params = ready.template.fill(number, call, partial, partial_lse, plan.counter())
-        ready.attention.launch(min(call.device.units, units), params, call.stream)
+    plan, ready, call = prepared
+    to = Addresses(*addresses, call.lse, *portable.workspace(call), call.scale)
+    for launch in range(len(plan.launches)):
+        ready.attention.launch(plan.blocks[launch], ready.template.fill(launch, to, plan.counter()), call.stream)
     if ready.merge_blocks:
-        ready.merge.launch(ready.merge_blocks, plan.merge_params(call, partial, partial_lse), call.stream)
+        ready.merge.launch(ready.merge_blocks, ready.merge_params(to), call.stream)
+
+
+def aligned(addresses: tuple[int, ...]) -> bool:
+    """Whether TMA can address arrays that start here."""
+    q, k, v, out = addresses
+    return (q | k | v | out) % 16 == 0
+
+
+def prepare(call: Call) -> Prepared | None:
+    """What calls of these shapes and strides share; None when TMA cannot address them."""
+    call = pack(call)
+    plan = plan_on_device(call.plan, call.device, call.q.shape[0], call.q.shape[1], call.k.shape[1])
+    ready = plan.ready(call)
+    return None if ready is None else Prepared(plan, ready, call)
 
 
 def variant(dtype: str, head_dim: int, room: int, short_items: bool) -> dict[str, object]:
@@ -91,6 +106,20 @@ class Ready(NamedTuple):
     template: Template
     merge: Kernel | None
     merge_blocks: int
+    merge_head: tuple[int, ...]  # the fields of Merge that are the same in all of these calls: arrays of the plan
+    merge_tail: tuple[int, ...]  # and sizes
+
+    def merge_params(self, to: Addresses) -> bytes:
+        """The bytes of ``Merge`` of merge_sm90.cu."""
+        return _MERGE.pack(*self.merge_head, to.partial, to.partial_lse, to.out, to.lse, *self.merge_tail)
+
+
+class Prepared(NamedTuple):
+    """A call that these kernels can run: `call` is the one to run, with heads packed where that helps."""
+
+    plan: HopperPlan
+    ready: Ready
+    call: Call
 
 
 class HopperPlan:
@@ -116,6 +145,7 @@ class HopperPlan:
         self.at = plan_at | own_at
         starts = (0, len(phases[0]))
         self.launches = [(start, len(units)) for start, units in zip(starts, phases, strict=True) if len(units)]
+        self.blocks = [min(device.units, units) for _, units in self.launches]
         self.merge_blocks = -(-int(np.diff(self.layout.merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
         length = plan.work["end"] - plan.work["begin"]
         self.short_items = bool(len(length)) and float(length.mean()) * TILE[1] < _FEW_STEPS * 128
@@ -146,20 +176,15 @@ class HopperPlan:
         def load(name: str, *sizes):
             return kernel(call.device, f"{name}.cu", ARCH, variant(call.dtype, dim, *sizes), name)
 
+        names = ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")
         return Ready(
             load("attention_sm90", room, self.short_items) if self.launches else None,
             Template(self.layout, self.at, self.launches, call, room),
             load("merge_sm90", _MAPS[0], False) if self.merge_blocks else None,
             call.q.shape[0] * call.q.shape[1] * self.merge_blocks,
-        )  # fmt: skip
-
-    def merge_params(self, call: Call, partial: int, partial_lse: int) -> bytes:
-        """The bytes of ``Merge`` of merge_sm90.cu."""
-        names = ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")
-        return _MERGE.pack(
-            *(self.at[name] for name in names), partial, partial_lse, call.out.pointer, call.lse,
-            call.plan.slots * call.plan.block_q, call.plan.q_len, *call.out.strides[:3],
-            call.q.shape[1], call.v.shape[3], self.merge_blocks, 0,
+            tuple(self.at[name] for name in names),
+            (call.plan.slots * call.plan.block_q, call.plan.q_len, *call.out.strides[:3], call.q.shape[1],
+             call.v.shape[3], self.merge_blocks, 0),
         )  # fmt: skip
 
 

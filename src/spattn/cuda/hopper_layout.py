@@ -72,7 +72,7 @@ class Layout:
 
 def make_layout(plan: Plan) -> Layout:
     """Lays a plan out for the Hopper kernel."""
-    query_ids, key_ids, row_component = _roles(plan)
+    query_ids, key_ids, row_component = roles(plan)
     query_specs, query_views = _map_views(plan.views, query_ids, 0)
     query_specs, query_views = _halve(query_specs, query_views, plan.block_q // PANEL)
     key_specs, key_views = _map_views(plan.views, key_ids, len(query_specs))
@@ -159,7 +159,7 @@ def fragment_masks(masks: np.ndarray) -> np.ndarray:
     return packed.view({64: np.uint32, 128: np.uint64}[columns]).reshape(count, block_q // 64, 128)
 
 
-def _roles(plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def roles(plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Views used for queries, views used for keys, and a component that owns each CSR row."""
     row_component = np.zeros(len(plan.indptr) - 1, dtype=np.int64)
     keys = []

@@ -9,10 +9,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+import threading
 from typing import NamedTuple
 
 import numpy as np
 
+from .device import library
 from .errors import CudaError
 from .hopper_layout import PANEL, STRIDES, UNIT, Layout, MapSpec
 from .params import Call, Operand, fold_scale
@@ -69,6 +71,19 @@ class _Map(NamedTuple):
     offset: int  # bytes from the operand's address to the map's
 
 
+class Addresses(NamedTuple):
+    """What differs between calls that agree in shapes, strides and dtype."""
+
+    q: int
+    k: int
+    v: int
+    out: int
+    lse: int
+    partial: int
+    partial_lse: int
+    scale: float
+
+
 class Template:
     """The parameters of all calls that agree in shapes, strides and dtype.
 
@@ -100,7 +115,8 @@ class Template:
         batches = (heads_q, heads_kv, 0) if joint else (0, 0, layout.maps)
         for name, value in zip(_INTEGERS, (*sizes, *batches), strict=True):
             params[name] = value
-        self._pointers = tuple(operand.pointer for operand in operands)
+        self._pointers = tuple(operand.pointer for operand in operands)  # that the maps of _image have now
+        self._lock = threading.Lock()
         self._head_bytes = room * MAP_BYTES
         self._tails = []
         for first, count in launches:
@@ -108,26 +124,28 @@ class Template:
             self._tails.append(bytes(self._image[self._head_bytes :]))
         fields = params_dtype(room).fields
         self._call_at, self._scale_at = (fields[name][1] - self._head_bytes for name in ("q", "scale"))
+        self.counter_at = fields["counter"][1]
         self._heads: dict[tuple, bytes] = {}
 
-    def fill(self, launch: int, call: Call, partial: int, partial_lse: int, counter: int) -> bytes:
+    def fill(self, launch: int, to: Addresses, counter: int) -> bytes:
         """The bytes of ``Params`` for a launch of a call."""
-        pointers = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer
         tail = bytearray(self._tails[launch])
-        _ADDRESSES.pack_into(tail, self._call_at, *pointers, call.lse, partial, partial_lse, counter)
-        _SCALES.pack_into(tail, self._scale_at, call.scale, *fold_scale(call.scale))
-        return (self._heads.get(pointers) or self._move(pointers)) + tail
+        _ADDRESSES.pack_into(tail, self._call_at, *to[:7], counter)
+        _SCALES.pack_into(tail, self._scale_at, to.scale, *fold_scale(to.scale))
+        return (self._heads.get(to[:4]) or self._move(to[:4])) + tail
 
     def _move(self, pointers: tuple[int, ...]) -> bytes:
         """The tensor maps for other addresses, kept because allocators hand out the same ones again and again."""
-        maps = aligned_bytes(self._head_bytes)
-        maps[:] = self._image[: self._head_bytes]
-        for number, (operand, offset) in enumerate(self._maps):
-            if pointers[operand] != self._pointers[operand]:
-                replace_address(maps.ctypes.data + number * MAP_BYTES, pointers[operand] + offset)
+        with self._lock:
+            at = self._image.ctypes.data
+            for number, (operand, offset) in enumerate(self._maps):
+                if pointers[operand] != self._pointers[operand]:
+                    replace_address(at + number * MAP_BYTES, pointers[operand] + offset)
+            self._pointers = pointers
+            maps = self._image[: self._head_bytes].tobytes()
         if len(self._heads) >= _HEADS_KEPT:
             self._heads.clear()
-        return self._heads.setdefault(pointers, maps.tobytes())
+        return self._heads.setdefault(pointers, maps)
 
     def _encode(self, layout: Layout, operands, dtype: str, joint: bool) -> None:
         """Per batch entry (or once, where batch and head are one axis): maps of q and out, then of k and v."""
@@ -161,7 +179,7 @@ def encode_map(target: int, operand: Operand, spec: MapSpec, dtype: str, batch: 
     # An axis of one cell has no stride, but the encoder wants one.
     steps = [step * token for step in spec.strides] + [operand.strides[1] * ELEMENT_BYTES]
     strides = [step if step > 0 and size > 1 else 16 for step, size in zip(steps, extents[1:], strict=True)]
-    status = _driver().cuTensorMapEncodeTiled(
+    status = library().cuTensorMapEncodeTiled(
         ctypes.c_void_p(target), _MAP_TYPES[dtype], _RANK, ctypes.c_void_p(operand.pointer + offset),
         (ctypes.c_uint64 * _RANK)(*extents), (ctypes.c_uint64 * (_RANK - 1))(*strides),
         (ctypes.c_uint32 * _RANK)(PANEL, *spec.box, 1), (ctypes.c_uint32 * _RANK)(1, 1, 1, 1, 1),
@@ -174,7 +192,7 @@ def encode_map(target: int, operand: Operand, spec: MapSpec, dtype: str, batch: 
 
 def replace_address(target: int, address: int) -> None:
     """Points the tensor map at `target` to another array of the same shape and strides."""
-    status = _driver().cuTensorMapReplaceAddress(ctypes.c_void_p(target), ctypes.c_void_p(address))
+    status = library().cuTensorMapReplaceAddress(target, address)
     if status:
         raise CudaError("cuTensorMapReplaceAddress", status, f"for address {address:#x}")
 
@@ -184,9 +202,3 @@ def aligned_bytes(count: int) -> np.ndarray:
     raw = np.zeros(count + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + count]
-
-
-@functools.cache
-def _driver() -> ctypes.CDLL:
-    """PyCUDA binds no tensor maps; the driver library itself is already loaded in a process that has a context."""
-    return ctypes.CDLL("libcuda.so.1")

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 import threading
 from collections.abc import Mapping
 
 import numpy as np
 
 from . import compile
-from .device import Device
-from .errors import check
+from .device import Device, library
+from .errors import check, error
 
 LARGEST_PARAMS = 32764  # CUDA's limit in bytes, from 12.1 and compute capability 7.0 on
 STATIC_SHARED_BYTES = 48 * 1024  # a block gets more only after asking
+
+_CONFIG, _WORD = struct.Struct("@7IPPI"), struct.Struct("@Q")
 
 _kernels: dict[tuple, Kernel] = {}
 _lock = threading.Lock()
 
 
+class _Config(ctypes.Structure):
+    """CUlaunchConfig without attributes."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
+    ]  # fmt: skip
+
+
 class _Arguments(threading.local):
-    """Memory that cuLaunchKernel reads arguments from, one per thread: the driver has copied them when it returns."""
+    """What cuLaunchKernelEx reads a launch from, one per thread: the driver has copied it when it returns."""
 
     def __init__(self):
         self._params = np.zeros(LARGEST_PARAMS, np.uint8)
-        self._bytes = memoryview(self._params)
         self._pointers = np.array([self._params.ctypes.data], np.uint64)
-        self._address = self._pointers.ctypes.data
-
-    def of(self, params: bytes | np.ndarray) -> int:
-        """Address of a list of pointers to one argument that holds `params`."""
-        self._bytes[: len(params)] = params
-        return self._address
+        self.bytes = memoryview(self._params)
+        self.config = _Config()
+        self.at = ctypes.addressof(self.config), self._pointers.ctypes.data
 
 
 _arguments = _Arguments()
@@ -47,11 +56,11 @@ class Kernel:
         from cuda.bindings import driver
 
         module = device.load(compile.cubin(source, arch, defines))
-        self.function = check(driver.cuModuleGetFunction(module, entry.encode()), "cuModuleGetFunction")
+        function = check(driver.cuModuleGetFunction(module, entry.encode()), "cuModuleGetFunction")
         shape = np.zeros(3, np.int32)
         pointer, _ = check(driver.cuModuleGetGlobal(module, b"launch_shape"), "cuModuleGetGlobal")
         check(driver.cuMemcpyDtoH(shape.ctypes.data, pointer, shape.nbytes), "cuMemcpyDtoH")
-        self._launch = driver.cuLaunchKernel
+        self._handle, self._launch = int(function), library().cuLaunchKernelEx
         self.threads, self.shared_bytes, self.params_bytes = shape.tolist()
         if self.shared_bytes > device.shared_bytes:
             raise ValueError(
@@ -60,24 +69,31 @@ class Kernel:
             )
         if self.shared_bytes > STATIC_SHARED_BYTES:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            check(driver.cuFuncSetAttribute(self.function, attribute, self.shared_bytes), "cuFuncSetAttribute")
+            check(driver.cuFuncSetAttribute(function, attribute, self.shared_bytes), "cuFuncSetAttribute")
 
-    def launch(self, blocks: int, params: bytes | np.ndarray, stream: int) -> None:
+    def launch(
+        self, blocks: int, params: bytes | np.ndarray, stream: int, at: int = 0, word: int | None = None
+    ) -> None:
         """Start `blocks` blocks on a raw stream handle; the device's context must be current.
 
         Parameters
         ----------
         params : bytes or array of uint8
             The kernel's only parameter, passed by value.
+        at, word : int
+            Eight bytes of the parameter to replace, so that `params` can be used again.
         """
         if len(params) != self.params_bytes:
             raise ValueError(f"params: expected {self.params_bytes} bytes, got {len(params)}")
-        check(
-            self._launch(
-                self.function, blocks, 1, 1, self.threads, 1, 1, self.shared_bytes, stream, _arguments.of(params), 0
-            ),
-            "cuLaunchKernel",
-        )
+        own = _arguments
+        own.bytes[: self.params_bytes] = params
+        if word is not None:
+            _WORD.pack_into(own.bytes, at, word)
+        _CONFIG.pack_into(own.config, 0, blocks, 1, 1, self.threads, 1, 1, self.shared_bytes, stream, 0, 0)
+        config, pointers = own.at
+        status = self._launch(config, self._handle, pointers, None)
+        if status:
+            raise error(status, "cuLaunchKernelEx")
 
 
 def kernel(device: Device, source: str, arch: str, defines: Mapping[str, object], entry: str) -> Kernel:

@@ -42,6 +42,8 @@ class Call:
         Address of contiguous (batch, heads_q, q_len) float32, float64 for float64 inputs.
     allocate : callable
         Bytes to the address of memory that may be used on `stream` until the call's last kernel.
+    precision : {None, "tf32"}
+        Of the products; None is that of `dtype`.
     """
 
     device: Device
@@ -55,6 +57,7 @@ class Call:
     dtype: str
     scale: float
     allocate: Callable[[int], int]
+    precision: str | None = None
 
     def aligned(self, itemsize: int) -> bool:
         """Whether every row of every array can be read and written 16 bytes at a time."""

@@ -1,4 +1,5 @@
-"""The kernels for every GPU from compute capability 8.0: ``mma.sync`` for 16-bit types, fused multiply-adds for others.
+"""The kernels for every GPU from compute capability 8.0: ``mma.sync`` for 16-bit types and, by TF32 products, for
+float32; fused multiply-adds for float64, and for float32 where a tile is too large for the former.
 
 They execute any plan whose query tiles are multiples of 16 tokens.
 """
@@ -12,6 +13,7 @@ from .params import Call, PlanOnDevice, pack, plan_on_device
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)  # what the mma.sync kernel is compiled for; others are padded with zeros
 LARGEST_HEAD_DIM = HEAD_DIMS[-1]
 LARGEST_BLOCK_Q = 256
+LARGEST_TF32_BLOCK_Q = 128  # 8 warps of 255 registers a thread are all that a multiprocessor has
 LARGEST_GRID = 2**31 - 1
 MERGE_WARPS = 4  # kWarps of merge.cu
 _ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -28,11 +30,12 @@ def tile_within(shared_bytes: int, dtype: str, head_dim: int) -> tuple[int, int]
 
     16-bit types: two 16-row atoms a warp halve the shared-memory reads per product, which is what bounds mma.sync; past
     128 columns their accumulators no longer fit into the registers, so tiles are half as high.
-    Others: as many rows as shared memory holds, because every row more reuses the same reads of K and V.
+    Others: as many rows as shared memory holds, because every row more reuses the same reads of K and V; in float64 no
+    more than the accumulators leave registers for.
     """
     if _ITEMSIZE[dtype] == 2:
         return (128 if head_dim <= 128 else 64), _KEYS
-    highest = (64 if dtype == "float64" else 128) >> (head_dim > 128)
+    highest = 64 >> (head_dim > 128) if dtype == "float64" else 128
     heights = [height for height in (128, 64, 32, 16) if height <= highest]
     fitting = [height for height in heights if _shared_bytes(height, dtype, head_dim) <= shared_bytes]
     return (fitting or heights[-1:])[0], _KEYS
@@ -70,11 +73,12 @@ def launch_all(call: Call, plan: PlanOnDevice, ready: Kernel, blocks: int, parti
 def attention_kernel(call: Call, plan: PlanOnDevice) -> Kernel:
     """The kernel for a call's dtype, dimensions and alignment."""
     head_dim, head_dim_v, aligned = call.q.shape[3], call.v.shape[3], call.aligned(_ITEMSIZE[call.dtype])
-    key = call.dtype, head_dim, head_dim_v, aligned
+    key = call.dtype, call.precision, head_dim, head_dim_v, aligned
     found = plan.kernels.get(key)
     if found is None:
         tile = call.plan.block_q, call.plan.block_kv
-        source, defines = variant(call.dtype, head_dim, head_dim_v, tile, aligned)
+        room = call.device.shared_bytes
+        source, defines = variant(call.dtype, head_dim, head_dim_v, tile, aligned, room, call.precision)
         found = plan.kernels[key] = kernel(call.device, source, call.device.arch, defines, "attention")
     return found
 
@@ -101,9 +105,21 @@ def workspace(call: Call) -> tuple[int, int]:
 
 
 def variant(
-    dtype: str, head_dim: int, head_dim_v: int, tile: tuple[int, int], aligned: bool
+    dtype: str,
+    head_dim: int,
+    head_dim_v: int,
+    tile: tuple[int, int],
+    aligned: bool,
+    shared_bytes: int,
+    precision: str | None = None,
 ) -> tuple[str, dict[str, object]]:
-    """Kernel file and macros for a problem."""
+    """Kernel file and macros for a problem on a device whose blocks have so much shared memory.
+
+    Raises
+    ------
+    ValueError
+        If `precision` is "tf32" and its kernel has no room for tiles of this shape.
+    """
     defines: dict[str, object] = {
         "SPATTN_DTYPE": dtype,
         "SPATTN_BLOCK_Q": tile[0],
@@ -112,8 +128,14 @@ def variant(
     }
     if _ITEMSIZE[dtype] == 2:
         dims = [next(size for size in HEAD_DIMS if size >= dim) for dim in (head_dim, head_dim_v)]
-        defines["SPATTN_ATOMS"] = atoms(tile[0], max(dims))
+        defines |= {"SPATTN_ATOMS": atoms(tile[0], max(dims)), "SPATTN_KEYS": _KEYS}
         source = "attention_mma.cu"
+    elif dtype == "float32" and _tf32_fits(tile[0], max(head_dim, head_dim_v), shared_bytes):
+        dims = [_tf32_columns(dim) for dim in (head_dim, head_dim_v)]
+        defines |= {"SPATTN_ATOMS": 1, "SPATTN_KEYS": _tf32_keys(max(dims)), "SPATTN_TERMS": 1 if precision else 3}
+        source = "attention_tf32.cu"
+    elif precision is not None:
+        raise ValueError(f"precision: no {precision!r} kernel has room for tiles of {tile[0]} × {tile[1]}; got such a plan")
     else:
         slice_columns = 256 // _ITEMSIZE[dtype]
         dims = [-(-dim // slice_columns) * slice_columns for dim in (head_dim, head_dim_v)]
@@ -137,4 +159,25 @@ def _shared_bytes(block_q: int, dtype: str, head_dim: int) -> int:
     if itemsize == 2:
         return (block_q + 2 * _KEYS) * next(size for size in HEAD_DIMS if size >= head_dim) * itemsize + positions
     columns = -(-head_dim * itemsize // 256) * 256
-    return block_q * (columns + (_KEYS + 16) * itemsize) + 2 * _KEYS * 256 + positions
+    multiply_add = block_q * (columns + (_KEYS + 16) * itemsize) + 2 * _KEYS * 256 + positions
+    if dtype == "float32" and block_q <= LARGEST_TF32_BLOCK_Q:
+        return min(multiply_add, _tf32_shared_bytes(block_q, head_dim))
+    return multiply_add
+
+
+def _tf32_fits(block_q: int, head_dim: int, shared_bytes: int) -> bool:
+    return block_q <= LARGEST_TF32_BLOCK_Q and _tf32_shared_bytes(block_q, head_dim) <= shared_bytes
+
+
+def _tf32_shared_bytes(block_q: int, head_dim: int) -> int:
+    columns = _tf32_columns(head_dim)
+    return (block_q + 2 * _tf32_keys(columns)) * columns * 4 + 4 * (block_q + 2 * _KEYS)
+
+
+def _tf32_columns(head_dim: int) -> int:
+    return -(-head_dim // 32) * 32
+
+
+def _tf32_keys(columns: int) -> int:
+    """Keys of one step: fewer where the output takes most registers."""
+    return _KEYS if columns <= 128 else _KEYS // 2

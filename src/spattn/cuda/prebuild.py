@@ -26,7 +26,8 @@ def jobs(arch: str, dtypes: Iterable[str], head_dims: Iterable[int]) -> Iterator
         yield "merge.cu", {"SPATTN_DTYPE": dtype}
         for head_dim in head_dims:
             tile = portable.tile_within(shared_bytes, dtype, head_dim)
-            yield portable.variant(dtype, head_dim, head_dim, tile, aligned=True)
+            for precision in (None, "tf32") if dtype == "float32" else (None,):
+                yield portable.variant(dtype, head_dim, head_dim, tile, True, shared_bytes, precision)
 
 
 def main() -> None:

@@ -67,7 +67,8 @@ template <class T> void compute_delta(int64_t rows, int64_t width, BackwardScrat
     for (int64_t d = 0; d < width; d += L) {
       Vec<T> out[L];
       transpose_block(s.out_rows, s.ld_value, first, d, T(1), out);
-      for (int i = 0; i < L && i < width - d; ++i) delta += out[i] * load<Vec<T>>(s.dout + (d + i) * s.ld_query + first);
+      const T* dout = s.dout + d * s.ld_query + first;
+      for (int i = 0; i < L && i < width - d; ++i) delta += out[i] * load<Vec<T>>(dout + i * s.ld_query);
     }
     store(s.delta + first, delta);
   }

@@ -6,8 +6,9 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// `query` holds Q' times the sign of the scale, `scores` P' and `keys`, `values` the rows of a key tile that cannot be read in place. Like P', dS'
-// has one row per key and the queries side by side: it is the left operand of both dK += dS' Q and dQ += dS K as it lies.
+// `query` holds Q' times the sign of the scale, `scores` P' and `keys`, `values` the rows of a key tile that cannot be
+// read in place. Like P', dS' has one row per key and the queries side by side: it is the left operand of both
+// dK += dS' Q and dQ += dS K as it lies.
 template <class T> struct BackwardScratch : Scratch<T> {
   T* score_gradients;  // (block_kv, ld_query): dS'
   T* dout;             // (head_dim_v, ld_query): scale * dO'

@@ -4,6 +4,7 @@
 // for double before rounding: the result is within 1 ulp), 2^n by writing n into the exponent. Results below the normal
 // range are exactly 0, so that 2^-inf, a masked pair, is 0; NaN stays NaN.
 #pragma once
+#include "native.h"
 #include "vec.h"
 
 namespace spattn {
@@ -30,7 +31,7 @@ template <> struct Exp2<double> {
 };
 
 template <class T, class Spec = Exp2<T>> SPATTN_INLINE Vec<T> exp2(Vec<T> x) {
-  x = x < Spec::kLowest ? splat(Spec::kLowest) : x;  // false for NaN, which therefore passes
+  x = larger(splat(Spec::kLowest), x);  // NaN passes
   const Vec<T> shifted = x + Spec::kRound;
   const Vec<T> f = x - (shifted - Spec::kRound);
   Vec<T> power = splat(Spec::kCoefficients[0]);

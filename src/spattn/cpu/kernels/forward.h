@@ -73,11 +73,11 @@ void forward(const Call& call, int64_t batch, int64_t head, const Work& item, ch
     const int64_t position = s.query_position[cell];
     if (position == kPadding) continue;
     const T sum = s.row_sum[cell];
-    T *row = s.output + cell * s.ld_value, lse = T(double(s.row_max[cell]) * scale.natural + ::log(double(sum)));
-    if (sum == T(0)) {  // nothing allowed, or nothing above -inf
+    T *row = s.output + cell * s.ld_value, lse = T(natural_lse(s.row_max[cell], sum, scale));
+    if (sum == T(0) && s.row_max[cell] == -kInfinity<T>) {  // nothing allowed, or nothing above -inf
       lse = -kInfinity<T>;  // the sum's logarithm, also where a scale of 0 makes 0 * row_max undefined
       clear(row, call.head_dim_v);
-    } else if (!scale_row(row, s.ld_value, T(1) / Path::normaliser(s)[cell])) {
+    } else if (sum == T(0) || !scale_row(row, s.ld_value, T(1) / Path::normaliser(s)[cell])) {
       const ExactRow<E> exact = {call, component, item, keys, values, queries.data + position * queries.position,
                                  queries.feature, cell, s};
       lse = exact.compute(row);

@@ -50,7 +50,7 @@ struct Paired {
 
   // Weights of neighbouring keys become one element; `total` takes in what they were rounded to, so that the output is
   // an average of V with weights that add up to 1.
-  static SPATTN_INLINE Vector join(const Vec<T> (&weight)[2], Vec<T>& total) {
+  static SPATTN_INLINE Vector join(const Vec<T>* weight, Vec<T>& total) {
     typedef uint16_t Halves __attribute__((vector_size(SPATTN_VECTOR_BYTES)));
     constexpr Halves kOrder = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -92,14 +92,14 @@ struct Paired {
 
   // Row p holds, for every feature, the keys 2 p and 2 p + 1.
   static Operand<Element> value_operand(const Head& head, const Tile& tile, const Call& call, Scratch<T>& s) {
-    const int64_t cells = list_positions(tile, s.key_position);
+    const int64_t cells = list_positions(tile, s.key_position), ld = s.ld_value;
     uint16_t* staged = reinterpret_cast<uint16_t*>(s.keys);  // the scores are done
     Element* out = reinterpret_cast<Element*>(s.values);
-    for (int64_t key = 0; key < cells; key += 2, out += s.ld_value) {
+    for (int64_t key = 0; key < cells; key += 2, out += ld) {
       const char* even = value_row(head, s.key_position[key], call, s, staged);
       const char* odd = value_row(head, key + 1 < cells ? s.key_position[key + 1] : kPadding, call, s,
-                                  staged + s.ld_value);
-      for (int64_t j = 0; j < s.ld_value; j += kLanes<T>) {
+                                  staged + ld);
+      for (int64_t j = 0; j < ld; j += kLanes<T>) {
         store(out + j, widen(even + 2 * j) | widen(odd + 2 * j) << 16);
       }
     }

@@ -22,7 +22,7 @@ template <class Type> struct Plain {
   static SPATTN_INLINE Vector splat(T x) { return SPATTN_ISA::splat(x); }
   static SPATTN_INLINE Vec<T> multiply_add(Vec<T> sum, Vector a, Vector b) { return sum + a * b; }
   static SPATTN_INLINE Vec<T> exp2(Vec<T> x) { return SPATTN_ISA::exp2<T>(x); }
-  static SPATTN_INLINE Vector join(const Vec<T> (&weight)[1], Vec<T>&) { return weight[0]; }
+  static SPATTN_INLINE Vector join(const Vec<T>* weight, Vec<T>&) { return weight[0]; }
   static T* normaliser(Scratch<T>& s) { return s.row_sum; }
 
   // K of a tile: `rows`, a multiple of kKeyRows, rows of head_dim scalars.

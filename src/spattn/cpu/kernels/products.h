@@ -2,6 +2,7 @@
 // multiplied is the path's matter: see plain.h.
 #pragma once
 #include "mask.h"
+#include "native.h"
 #include "pack.h"
 #include "scratch.h"
 #include "vec.h"
@@ -41,7 +42,7 @@ void score_block(Operand<typename Path::Element> keys, int64_t depth, int64_t ke
         const BitsVec<T> bit = load<BitsVec<T>>(allowed + j * L) & splat_bits<T>(Word<T>(1) << (key % kBits + i));
         score = bit != 0 ? score : splat(-kInfinity<T>);
       }
-      largest = score > largest ? score : largest;
+      largest = larger(score, largest);
       store(s.scores + (key + i) * ld_query + column + j * L, score);
     }
     store(s.tile_max + column + j * L, largest);
@@ -147,8 +148,8 @@ void output_panel(Operand<typename Path::Element> values, int64_t keys, int64_t 
 
 // O = rescale * O + P V; the first time O = P V.
 template <class Path>
-void accumulate_output(Operand<typename Path::Element> values, int64_t keys, int64_t cells, const Mask& mask, bool first,
-                       Scratch<typename Path::T>& s) {
+void accumulate_output(Operand<typename Path::Element> values, int64_t keys, int64_t cells, const Mask& mask,
+                       bool first, Scratch<typename Path::T>& s) {
   constexpr int L = kLanes<typename Path::T>, W = kOutputVectors;
   int64_t column = 0;
   for (; s.ld_value - column >= W * L; column += W * L) {

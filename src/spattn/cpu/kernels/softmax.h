@@ -1,5 +1,7 @@
 // The online softmax of one tile, in base 2, one query per vector lane.
 #pragma once
+#include <math.h>
+
 #include "exp2.h"
 #include "scratch.h"
 
@@ -30,47 +32,80 @@ template <class T> void reset_softmax(int64_t vectors, Scratch<T>& s) {
   }
 }
 
-template <class T, int N> SPATTN_INLINE Vec<T> add_up(Vec<T> (&terms)[N]) {
-  SPATTN_UNROLL
-  for (int width = N / 2; width; width /= 2) {
-    SPATTN_UNROLL
-    for (int i = 0; i < width; ++i) terms[i] += terms[i + width];
+// The sum of N terms, N a power of 2, by halves.
+template <int N, class V> SPATTN_INLINE V add_up(const V* terms) {
+  if constexpr (N == 1) {
+    return terms[0];
+  } else {
+    return add_up<N / 2>(terms) + add_up<N / 2>(terms + N / 2);
   }
-  return terms[0];
 }
 
-// s.scores: S' becomes P' = exp2(factor * (S' - row_max)), as elements of the path. Updates row_max and row_sum, and
-// leaves in s.rescale the factors by which O has to be multiplied.
+// With a fused multiply-add, factor * score - origin where `origin` is factor * row_max rounded: its error is the same
+// for all keys of a row, and natural_lse() takes it back. Without one, the difference comes first: see Scale.
+#if defined(__FMA__) || defined(__aarch64__)
+constexpr bool kFused = true;
+#else
+constexpr bool kFused = false;
+#endif
+
+// Where the exponents of a row start: at 0 as long as nothing is allowed, for exp2(-inf - 0) = 0.
+template <class T> SPATTN_INLINE Vec<T> origin_of(Vec<T> row_max, T factor) {
+  return row_max == -kInfinity<T> ? Vec<T>{} : kFused ? row_max * factor : row_max;
+}
+
+template <class T> SPATTN_INLINE Vec<T> exponent(Vec<T> score, Vec<T> origin, T factor) {
+  return kFused ? score * factor - origin : (score - origin) * factor;
+}
+
+// The log-sum-exp of a row whose weights add up to `sum`.
+template <class T> double natural_lse(T row_max, T sum, const Scale<T>& scale) {
+  const double error = kFused ? double(row_max * scale.factor) - double(row_max) * double(scale.factor) : 0;
+  return double(row_max) * scale.natural + error * 0.69314718055994530942 + ::log(double(sum));
+}
+
+// Updates row_max and leaves in s.rescale the factors by which O has to be multiplied, in s.origin what exponent()
+// needs. All of it before the first weight, so that the chains of dependent instructions of several vectors overlap.
+template <class Path> void move_origin(int64_t vectors, typename Path::T factor, Scratch<typename Path::T>& s) {
+  using T = typename Path::T;
+  using V = Vec<T>;
+  for (int64_t column = 0; column < vectors * kLanes<T>; column += kLanes<T>) {
+    const V before = load<V>(s.row_max + column), tile_max = load<V>(s.tile_max + column);
+    const V row_max = (tile_max - before) * factor > T(kSlack) ? tile_max : before;  // -inf - -inf: NaN, not greater
+    const V origin = origin_of<T>(row_max, factor);
+    store(s.rescale + column, Path::exp2(exponent<T>(before, origin, factor)));
+    store(s.row_max + column, row_max);
+    store(s.origin + column, origin);
+  }
+}
+
+// s.scores: S' becomes P' = exp2(factor * (S' - row_max)), as elements of the path. Updates row_max and row_sum.
 template <class Path>
 void exponentiate(int64_t rows, int64_t vectors, typename Path::T factor, Scratch<typename Path::T>& s) {
   using T = typename Path::T;
   using V = Vec<T>;
-  constexpr int L = kLanes<T>, kTerms = Path::kTerms;
+  constexpr int kTerms = Path::kTerms, kSums = kKeyRows / kTerms;
   const int64_t ld = s.ld_query;
-  for (int64_t column = 0; column < vectors * L; column += L) {
-    const V before = load<V>(s.row_max + column), tile_max = load<V>(s.tile_max + column);
-    const V row_max = (tile_max - before) * factor > T(kSlack) ? tile_max : before;  // -inf - -inf: NaN, not greater
-    const V origin = row_max == -kInfinity<T> ? V{} : row_max;  // nothing allowed yet: exp2(-inf - 0) = 0
-    const V rescale = Path::exp2((before - origin) * factor);
+  move_origin<Path>(vectors, factor, s);
+  for (int64_t column = 0; column < vectors * kLanes<T>; column += kLanes<T>) {
+    const V origin = load<V>(s.origin + column), rescale = load<V>(s.rescale + column);
     const T* scores = s.scores + column;
     auto* weights = reinterpret_cast<typename Path::Element*>(s.scores) + column;  // never ahead of the scores
-    V sum[kKeyRows] = {}, rounded[kKeyRows / kTerms] = {};  // several short sums round less than a long one
-    for (int64_t key = 0; key < rows; key += kKeyRows) {
+    V sum[kSums] = {}, rounded[kSums] = {};  // several short sums round less than a long one
+    for (int64_t key = 0; key < rows; key += kKeyRows, scores += kKeyRows * ld, weights += kKeyRows / kTerms * ld) {
       SPATTN_UNROLL
-      for (int i = 0; i < kKeyRows; i += kTerms) {
+      for (int i = 0; i < kSums; ++i) {
         V weight[kTerms];
         SPATTN_UNROLL
         for (int t = 0; t < kTerms; ++t) {
-          weight[t] = Path::exp2((load<V>(scores + (key + i + t) * ld) - origin) * factor);
-          sum[i + t] += weight[t];
+          weight[t] = Path::exp2(exponent<T>(load<V>(scores + (i * kTerms + t) * ld), origin, factor));
+          sum[i] += weight[t];
         }
-        store(weights + (key + i) / kTerms * ld, Path::join(weight, rounded[i / kTerms]));
+        store(weights + i * ld, Path::join(weight, rounded[i]));
       }
     }
-    store(s.row_max + column, row_max);
-    store(s.row_sum + column, load<V>(s.row_sum + column) * rescale + add_up<T>(sum));
-    if (kTerms > 1) store(s.weight_sum + column, load<V>(s.weight_sum + column) * rescale + add_up<T>(rounded));
-    store(s.rescale + column, rescale);
+    store(s.row_sum + column, load<V>(s.row_sum + column) * rescale + add_up<kSums>(sum));
+    if (kTerms > 1) store(s.weight_sum + column, load<V>(s.weight_sum + column) * rescale + add_up<kSums>(rounded));
   }
 }
 

@@ -15,6 +15,7 @@ constexpr int kLanes = 8;               // lanes a row: four rows a warp keep en
 constexpr int kMergeThreads = 256;
 constexpr int kRows = kMergeThreads / kLanes;
 constexpr int kVectors = kDim / 4 / kLanes;  // float4 a lane holds of its row
+constexpr int kAhead = kDim <= 128 ? 4 : 2;  // sources whose loads are in flight together: split lists have up to 64
 
 __device__ __forceinline__ float row_max(float x) {
     for (int step = kLanes / 2; step; step /= 2) x = fmaxf(x, __shfl_xor_sync(kAll, x, step));
@@ -42,20 +43,31 @@ __device__ __forceinline__ void add_rows(const Merge& m, int count, float weight
                                          float4 (&result)[kVectors]) {
     const int lane = threadIdx.x % kLanes;
     const int most = __reduce_max_sync(kAll, max(count, 0));
-#pragma unroll 2
-    for (int s = 0; s < most; ++s) {
-        const float factor = __shfl_sync(kAll, weight, s, kLanes);
-        const float* source = m.partial_out + __shfl_sync(kAll, row, s, kLanes) * m.head_dim_v;
-        if (s >= count) continue;
+#pragma unroll 1
+    for (int s = 0; s < most; s += kAhead) {
+        float4 value[kAhead][kVectors];
+        float factor[kAhead];
 #pragma unroll
-        for (int i = 0; i < kVectors; ++i) {
-            const int d = 4 * (lane + kLanes * i);
-            if (d >= m.head_dim_v) continue;
-            const float4 value = __ldcs(reinterpret_cast<const float4*>(source + d));
-            result[i].x = fmaf(factor, value.x, result[i].x);
-            result[i].y = fmaf(factor, value.y, result[i].y);
-            result[i].z = fmaf(factor, value.z, result[i].z);
-            result[i].w = fmaf(factor, value.w, result[i].w);
+        for (int a = 0; a < kAhead; ++a) {
+            factor[a] = __shfl_sync(kAll, weight, s + a, kLanes);
+            const float* source = m.partial_out + __shfl_sync(kAll, row, s + a, kLanes) * m.head_dim_v;
+#pragma unroll
+            for (int i = 0; i < kVectors; ++i) {
+                const int d = 4 * (lane + kLanes * i);
+                const bool real = s + a < count && d < m.head_dim_v;
+                value[a][i] = real ? __ldcs(reinterpret_cast<const float4*>(source + d)) : float4{};
+            }
+        }
+#pragma unroll
+        for (int a = 0; a < kAhead; ++a) {
+            if (s + a >= count) continue;
+#pragma unroll
+            for (int i = 0; i < kVectors; ++i) {
+                result[i].x = fmaf(factor[a], value[a][i].x, result[i].x);
+                result[i].y = fmaf(factor[a], value[a][i].y, result[i].y);
+                result[i].z = fmaf(factor[a], value[a][i].z, result[i].z);
+                result[i].w = fmaf(factor[a], value[a][i].w, result[i].w);
+            }
         }
     }
 }

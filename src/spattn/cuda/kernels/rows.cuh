@@ -40,12 +40,9 @@ __device__ __forceinline__ void copy_elements(Element* destination, const Elemen
   *reinterpret_cast<uint4*>(destination) = *reinterpret_cast<const uint4*>(chunk);
 }
 
-// Loads kRows rows × kChunks chunks, starting at column `first_column`, into a swizzled tile. Rows at position -1 and
-// columns from `columns` on become zeros and are not read. With kAligned the copies run in the background
-// (copies_commit, copies_wait).
-template <int kRows, int kChunks, int kThreads, bool kAligned>
-__device__ __forceinline__ void load_rows(Element* tile, const Element* head, const Array& array, const int* position,
-                                          int first_column, int columns) {
+// Calls visit(row, chunk) for this thread's share of the chunks of a tile.
+template <int kRows, int kChunks, int kThreads, typename Visit>
+__device__ __forceinline__ void for_own_chunks(Visit visit) {
   constexpr int kTotal = kRows * kChunks, kTurns = (kTotal + kThreads - 1) / kThreads;
 #pragma unroll kLoadUnroll
   for (int turn = 0; turn < kTurns; ++turn) {
@@ -54,7 +51,17 @@ __device__ __forceinline__ void load_rows(Element* tile, const Element* head, co
     // Where a turn covers whole rows, a thread keeps its column: nothing but the row changes from turn to turn.
     const bool whole = kThreads % kChunks == 0;
     const int row = whole ? turn * (kThreads / kChunks) + threadIdx.x / kChunks : i / kChunks;
-    const int chunk = whole ? threadIdx.x % kChunks : i % kChunks;
+    visit(row, whole ? threadIdx.x % kChunks : i % kChunks);
+  }
+}
+
+// Loads kRows rows × kChunks chunks, starting at column `first_column`, into a swizzled tile. Rows at position -1 and
+// columns from `columns` on become zeros and are not read. With kAligned the copies run in the background
+// (copies_commit, copies_wait).
+template <int kRows, int kChunks, int kThreads, bool kAligned>
+__device__ __forceinline__ void load_rows(Element* tile, const Element* head, const Array& array, const int* position,
+                                          int first_column, int columns) {
+  for_own_chunks<kRows, kChunks, kThreads>([&](int row, int chunk) {
     const int column = first_column + chunk * kVector, at = position[row];
     const bool inside = at >= 0 && column < columns;
     Element* destination = tile + chunk_at<kChunks>(row, chunk) * kVector;
@@ -64,7 +71,7 @@ __device__ __forceinline__ void load_rows(Element* tile, const Element* head, co
       const Element* source = inside ? head + at * array.row + column * array.column : head;
       copy_elements(destination, source, array.column, inside ? columns - column : 0);
     }
-  }
+  });
 }
 
 // Multiplies a tile in place by a whole number: -1 and 0 stand for a negative and a zero scale.

@@ -136,6 +136,12 @@ struct Consumer {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
+            int64_t position;
+            // Most rows of a decoding tile are padding, and nobody reads them.
+            if (!cell_position(p.query_views[work.item.query_view], work.item.x, work.item.y, work.item.z, row,
+                               position)) {
+                continue;
+            }
             float* target = p.partial_out + partial_row(p, work, row) * p.head_dim_v;
 #pragma unroll
             for (int i = 0; i < kDim / 8; ++i) {
