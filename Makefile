@@ -5,8 +5,8 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(she
 VENV   ?= .venv
 OUT    ?= out
 PYTEST_ARGS ?=
-# Tests, and every example in docstrings and on the documentation's pages.
-TESTS  := tests docs --pyargs spattn --doctest-modules --doctest-glob='*.rst' \
+# Tests, and every example on the documentation's pages (those in docstrings are tests/test_doctests.py).
+TESTS  := tests docs --doctest-glob='*.rst' \
           --ignore=docs/conf.py --ignore=docs/_ext --ignore=docs/figures --ignore=docs/_build
 
 BIN    := $(VENV)/bin

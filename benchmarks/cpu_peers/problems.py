@@ -124,7 +124,7 @@ def mask_of(problem: Problem, rows: np.ndarray | None = None) -> np.ndarray:
 
 
 class Oracle:
-    """Checks a contender's results against float64.
+    """Compares a contender's results with float64.
 
     The bound is the package's own: twice the error of the naive formula in the inputs' precision, plus one rounding.
     """
@@ -164,8 +164,7 @@ class Oracle:
         found = {"error": _error(as_numpy(result[0])[:, :, self.rows], wide), "error_bound": bound}
         if len(result) > 1:
             found |= self._check_gradients(result[1:], allowed)
-        _assert_within(found)
-        return found
+        return found | {"within_bound": _within(found)}
 
     def _allowed(self, rows: np.ndarray, allowed: str) -> np.ndarray:
         if allowed == "pattern":
@@ -196,8 +195,6 @@ def _error(actual: np.ndarray, wide: np.ndarray) -> float:
     return float(np.abs(actual.astype(np.float64) - wide).max())
 
 
-def _assert_within(found: dict[str, float]) -> None:
-    for name, error in found.items():
-        if not name.startswith("error_bound"):
-            bound = found[name.replace("error", "error_bound")]
-            assert error <= bound, f"{name}: {error:.3g} exceeds {bound:.3g}"
+def _within(found: dict[str, float]) -> bool:
+    errors = [name for name in found if not name.startswith("error_bound")]
+    return all(found[name] <= found[name.replace("error", "error_bound")] for name in errors)

@@ -17,7 +17,7 @@ _NAMES = "q k v".split()
 _CONSTANT = (Pattern, Plan, str)
 _ROUTES_KEPT = 64
 
-_routes: dict[tuple, Any] = {}  # of recent calls, see _kind_of_call()
+_routes: dict[tuple, Any] = {}  # the backends' short ways for recent calls, see _kind_of_call()
 
 
 def attention(
@@ -89,7 +89,7 @@ def attention(
     """
     routes, key = _kind_of_call(q, k, v, pattern, backend)
     route = routes.get(key)
-    if route is not None:
+    if route is not None and precision is None:
         found = route(q, k, v, _check_scale(scale, q.shape[3]))
         if found is not None:
             return found if return_lse else found[0]
@@ -106,7 +106,7 @@ def attention(
     if not module.HOST_ARRAYS:
         plan = find_plan(module, pattern, q, k, v)
         out, lse = module.forward(q, k, v, plan, scale, precision=precision)
-        if key is not None:
+        if key is not None and key not in routes:
             _remember(routes, key, module.route(q, k, v, plan))
     else:
         arrays = [_host_array(name, x, module) for name, x in zip(_NAMES, (q, k, v), strict=True)]
@@ -212,10 +212,10 @@ def _kind_of_call(q, k, v, pattern, backend) -> tuple[dict, tuple | None]:
 
 
 def _remember(routes: dict, key: tuple, route) -> None:
+    """Keep a route, or that there is none (None)."""
     if routes is _routes and len(routes) >= _ROUTES_KEPT:
         routes.clear()
-    if route is not None:
-        routes[key] = route
+    routes[key] = route
 
 
 def find_plan(module, pattern, q, k, v) -> Plan:

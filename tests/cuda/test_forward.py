@@ -100,6 +100,18 @@ def test_any_tile(check, tile, dtype):
     check(pattern, *inputs(1, 2, 2, 300, 300, 64, dtype=dtype), forward=forward)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_multiply_adds(check, monkeypatch, head_dim):
+    """float32 without tensor cores: what tiles get that are too large for the TF32 kernel."""
+    monkeypatch.setattr(portable, "LARGEST_TF32_BLOCK_Q", 0)
+
+    def forward(q, k, v, pattern, scale=None):
+        made = plan(pattern, q.shape[2], k.shape[2], heads=2, tile=(128, 64), workers=3)
+        return cuda.forward(q, k, v, made, q.shape[3] ** -0.5)
+
+    check(patterns.Strided(24), *inputs(1, 2, 2, 300, 300, head_dim), forward=forward)
+
+
 @pytest.mark.parametrize("workers", [1, 16, 132])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_split_lists(check, dtype, workers):

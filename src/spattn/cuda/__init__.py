@@ -124,9 +124,18 @@ def plan_for(pattern: Pattern, q: Any, k: Any, v: Any) -> Plan:
     batch, heads, q_len, head_dim = q.shape
     library = arrays.library(q)
     gpu = device.get(library.ordinal(q))
-    workers = max(1, -(-gpu.units * _BLOCKS_PER_UNIT // max(1, batch * heads)))
+    blocks = gpu.units * (1 if _decodes(gpu, q, k) else _BLOCKS_PER_UNIT)
+    workers = max(1, -(-blocks // max(1, batch * heads)))
     shape = tile(library.dtype(q), head_dim, v.shape[3], gpu.ordinal)
     return plan(pattern, q_len, k.shape[2], batch=batch, heads=heads, tile=shape, workers=workers)
+
+
+def _decodes(gpu: device.Device, q: Any, k: Any) -> bool:
+    """Whether lists are best cut into as many pieces as there are multiprocessors: one query tile for all heads of a
+    group, and at least four pieces a group. Fewer pieces are fewer rows to merge."""
+    batch, heads, q_len, _ = q.shape
+    heads_kv = k.shape[1]
+    return 0 < heads_kv < heads and heads // heads_kv * q_len <= hopper.TILE[0] and 4 * batch * heads_kv <= gpu.units
 
 
 def accepts(made: Plan, q: Any, k: Any, v: Any) -> bool:
