@@ -4,9 +4,10 @@
     python benchmarks/peers_cpu.py               # about 20 minutes; needs torch and scipy; natten where it installs
     python benchmarks/peers_cpu.py --quick       # small lengths, few rounds, writes nothing into the repository
 
-Every result is checked against float64 on sampled rows (gradients on a whole head) before it is timed; exit status 1 when
-one is outside its error bound. Figures are medians of the process's CPU time; ratios are medians over medians of the same
-rounds. Ceilings of the machine are sampled between the contenders. Writes ``benchmarks/results/peers_cpu*.json``,
+Every result is checked against float64 on sampled rows (gradients on a whole head) before it is timed; exit status 1
+when one is outside its error bound. Figures are medians of the process's CPU time; ratios are medians over medians of
+the same rounds. Ceilings of the machine are sampled between the contenders. Writes
+``benchmarks/results/peers_cpu*.json``,
 ``docs/images/peers_cpu.png`` and ``docs/images/cpu_roofline.png``.
 """
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Any
 
 import numpy as np
 
-from . import _arrays, _backends
+from . import _arrays, _backends, _routes
 from ._errors import BackendUnavailable
 from .patterns import Mask, Pattern, get
 from .plan import Plan, validate
 
 _NAMES = "q k v".split()
-_CONSTANT = (Pattern, Plan, str)
-_ROUTES_KEPT = 64
-
-_routes: dict[tuple, Any] = {}  # the backends' short ways for recent calls, see _kind_of_call()
 
 
 def attention(
@@ -87,7 +82,7 @@ def attention(
     >>> out.shape, out.dtype
     ((1, 2, 100, 16), dtype('float32'))
     """
-    routes, key = _kind_of_call(q, k, v, pattern, backend)
+    routes, key = _routes.of_call(q, k, v, pattern, backend)
     route = routes.get(key)
     if route is not None and precision is None:
         found = route(q, k, v, _check_scale(scale, q.shape[3]))
@@ -107,7 +102,7 @@ def attention(
         plan = find_plan(module, pattern, q, k, v)
         out, lse = module.forward(q, k, v, plan, scale, precision=precision)
         if key is not None and key not in routes:
-            _remember(routes, key, module.route(q, k, v, plan))
+            _routes.remember(routes, key, module.route(q, k, v, plan))
     else:
         arrays = [_host_array(name, x, module) for name, x in zip(_NAMES, (q, k, v), strict=True)]
         plan = find_plan(module, pattern, *arrays)
@@ -191,31 +186,6 @@ def attention_backward(
     arrays = [_host_array(name, x, module) for name, x in zip(names, (dout, q, k, v, out, lse), strict=True)]
     plan = find_plan(module, pattern, *arrays[1:4])
     return tuple(_arrays.from_numpy(x, q) for x in module.backward(*arrays, plan, scale))
-
-
-def _kind_of_call(q, k, v, pattern, backend) -> tuple[dict, tuple | None]:
-    """Where the routes of such calls are kept, and under which key: whatever the checks, the plan and the choice of
-    kernels depend on. None for arrays or patterns that may change while they look the same.
-
-    Routes of a plan are kept with it, so that they do not outlive it.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None or not (type(q) is type(k) is type(v) is torch.Tensor) or not isinstance(pattern, _CONSTANT):
-        return _routes, None
-    if q.requires_grad or k.requires_grad or v.requires_grad:
-        return _routes, None
-    kind = (
-        backend, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q.shape, k.shape, v.shape,
-        q.stride(), k.stride(), v.stride(),
-    )  # fmt: skip
-    return (pattern.cache, kind) if isinstance(pattern, Plan) else (_routes, (pattern, kind))
-
-
-def _remember(routes: dict, key: tuple, route) -> None:
-    """Keep a route, or that there is none (None)."""
-    if routes is _routes and len(routes) >= _ROUTES_KEPT:
-        routes.clear()
-    routes[key] = route
 
 
 def find_plan(module, pattern, q, k, v) -> Plan:

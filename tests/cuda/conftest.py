@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from spattn import _arrays, cuda
+from spattn.cuda import device, portable
 from spattn.testing import Expectation
 
 # JAX would take three quarters of the GPU's memory when it starts.
@@ -28,6 +29,25 @@ def portable_kernels(request, monkeypatch):
     """These tests are of the kernels that every GPU runs, whatever else the device has."""
     if "hopper" not in request.module.__name__:
         monkeypatch.setenv("SPATTN_CUDA_KERNEL", "portable")
+
+
+@pytest.fixture
+def hopper_kernels(monkeypatch):
+    """Skips elsewhere, and fails a test whose call silently went to the portable kernels."""
+    if device.get().capability != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+    monkeypatch.setenv("SPATTN_CUDA_KERNEL", "auto")
+    monkeypatch.setattr(portable, "forward", lambda call: pytest.fail("the portable kernels were called"))
+
+
+@pytest.fixture
+def portable_allowed(hopper_kernels, monkeypatch):
+    """How often the portable kernels took over."""
+    calls = []
+    monkeypatch.undo()
+    original = portable.forward
+    monkeypatch.setattr(portable, "forward", lambda call: (calls.append(call), original(call)))
+    return calls
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def test_registers(tmp_path, arch, dtype, head_dim):
         command = [NVCC, *flags, "-Xptxas", "-v", "-o", tmp_path / "kernel.cubin", compile.KERNELS / source]
         report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         # Three TF32 products keep a few words of a step of thousands of instructions in local memory at head_dim 128.
-        allowed = 64 if defines.get("SPATTN_TERMS") == 3 and head_dim >= 128 else 0
+        allowed = 80 if defines.get("SPATTN_TERMS") == 3 and head_dim >= 128 else 0
         assert max(int(n) for n in re.findall(r"(\d+) bytes spill", report)) <= allowed, report
         assert max(int(n) for n in re.findall(r"Used (\d+) registers", report)) <= 255
 

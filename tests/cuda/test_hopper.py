@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import spattn
 from spattn import cuda, patterns
-from spattn.cuda import device, hopper, portable
+from spattn.cuda import hopper
 from spattn.patterns._base import pattern_class
 from spattn.plan import plan
 from spattn.testing import Expectation, inputs
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]
 
 LONGER = {
     "full": (patterns.Full(), 200, 333),
@@ -36,25 +35,6 @@ LONGER = {
 }  # fmt: skip
 SMALL = {name: pattern_class(name).example() for name in patterns.names()}
 PROBLEMS = LONGER | {name: (pattern, length, length) for name, (pattern, length) in SMALL.items()}
-
-
-@pytest.fixture(autouse=True)
-def hopper_kernels(monkeypatch):
-    """Skips elsewhere, and fails a test whose call silently went to the portable kernels."""
-    if device.get().capability != (9, 0):
-        pytest.skip("needs a GPU of compute capability 9.0")
-    monkeypatch.setenv("SPATTN_CUDA_KERNEL", "auto")
-    monkeypatch.setattr(portable, "forward", lambda call: pytest.fail("the portable kernels were called"))
-
-
-@pytest.fixture
-def portable_allowed(hopper_kernels, monkeypatch):
-    """How often the portable kernels took over."""
-    calls = []
-    monkeypatch.undo()
-    original = portable.forward
-    monkeypatch.setattr(portable, "forward", lambda call: (calls.append(call), original(call)))
-    return calls
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -213,96 +193,3 @@ def test_expectation_is_met_by_host_arrays():
     q, k, v = inputs(2, 4, 2, 190, 190, 64, dtype="bfloat16")
     pattern = patterns.Strided(24)
     Expectation(pattern, q, k, v).check(*cuda.forward(q, k, v, cuda.plan_for(pattern, q, k, v), 0.125))
-
-
-@pytest.mark.parametrize("heads_kv", [1, 2, 4])
-@pytest.mark.parametrize("q_len", [1, 3, 16])
-@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.SlidingWindow(300), patterns.Strided(16)], ids=repr)
-def test_packed_heads(check, pattern, q_len, heads_kv):
-    """Heads of a group in one query tile: groups of 12, 6 and 3."""
-    check(pattern, *inputs(2, 12, heads_kv, q_len, 2000, 128, dtype="bfloat16"), kinds=("torch",))
-
-
-def test_packed_heads_with_bad_values(check):
-    """The slow path finds the rows of a packed tile."""
-    q, k, v = inputs(1, 8, 2, 5, 700, 64, dtype="float16")
-    k[:, 0, 697], v[:, 1, 699] = np.nan, np.inf
-    check(patterns.Causal(), q, k, v, kinds=("torch",))
-
-
-def test_packed_heads_need_one_axis(torch):
-    """(batch, tokens, heads, features) in memory: rows of heads have no constant stride, and nothing is packed."""
-    sizes = (8, 5), (2, 900), (2, 900)
-    q, k, v = (torch.randn(2, *size, 64, device="cuda", dtype=torch.float16) for size in sizes)
-    made = cuda.plan_for(patterns.Causal(), q, k, v)
-    expected = cuda.forward(q, k, v, made, 0.125)
-    moved = q.transpose(1, 2).contiguous().transpose(1, 2)
-    out, lse = cuda.forward(moved, k, v, made, 0.125)
-    assert made.cache["hopper packed", 4] is not None
-    torch.testing.assert_close(out, expected[0], rtol=2e-3, atol=1e-3)
-    torch.testing.assert_close(lse, expected[1], rtol=1e-5, atol=1e-5)
-
-
-@pytest.fixture
-def no_routes():
-    from spattn import _api
-
-    _api._routes.clear()
-    return _api._routes
-
-
-@pytest.mark.parametrize("heads_kv", [8, 2])
-@pytest.mark.parametrize(
-    "pattern", [patterns.SlidingWindow(32), patterns.Strided(16), patterns.Longformer(32, global_tokens=(0,))], ids=repr
-)
-def test_repeated_calls(torch, no_routes, pattern, heads_kv):
-    """The short way of a repeated call gives the same bits: other values, addresses, scales, streams and threads."""
-    import threading
-
-    def arrays():
-        shapes = ((2, 8, 100, 64), (2, heads_kv, 100, 64), (2, heads_kv, 100, 64))
-        return [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
-
-    def same(scale=None):
-        q, k, v = arrays()
-        expected = cuda.forward(q, k, v, cuda.plan_for(pattern, q, k, v), 0.125 if scale is None else scale)
-        out, lse = spattn.attention(q, k, v, pattern, scale=scale, return_lse=True)
-        results.append(torch.equal(out, expected[0]) and torch.equal(lse, expected[1]))
-        return q, k, v, out, lse
-
-    results = []
-    kept = [same() for _ in range(5)] + [same(scale) for scale in (0.3, -0.1, 0.0)]
-    assert len(no_routes) == 1 and None not in no_routes.values()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        kept.append(same())
-    threads = [threading.Thread(target=same) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    q, k, v, *_ = kept[0]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = spattn.attention(q, k, v, pattern)
-    q.copy_(torch.randn_like(q))
-    graph.replay()
-    results.append(torch.equal(out, spattn.attention(q, k, v, pattern)))
-    assert len(no_routes) == 1 and len(results) == 14 and all(results)
-
-
-def test_repeated_calls_that_must_not_take_the_short_way(torch, no_routes, portable_allowed):
-    """Gradients, odd addresses and wrong arguments meet the same checks as a first call."""
-    q, k, v = (torch.randn(1, 2, 100, 64, device="cuda", dtype=torch.float16) for _ in range(3))
-    expected = spattn.attention(q, k, v, "causal")
-    room = torch.empty(q.numel() + 1, device="cuda", dtype=torch.float16)
-    odd = room[1:].view(q.shape).copy_(q)
-    torch.testing.assert_close(spattn.attention(odd, k, v, "causal"), expected, rtol=0.01, atol=0.01)
-    assert len(portable_allowed) == 1 and len(no_routes) == 1
-    with pytest.raises(RuntimeError, match="gradient"):
-        spattn.attention(q.clone().requires_grad_(), k, v, "causal")
-    with pytest.raises(TypeError, match="dtype"):
-        spattn.attention(q, k.float(), v, "causal")
-    with pytest.raises(ValueError, match="scale"):
-        spattn.attention(q, k, v, "causal", scale=float("nan"))
-    with pytest.raises(TypeError, match="precision"):
-        spattn.attention(q, k, v, "causal", precision="tf32")

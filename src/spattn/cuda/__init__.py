@@ -69,9 +69,7 @@ def _why_not() -> str | None:
     return None
 
 
-def forward(
-    q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None = None
-) -> tuple[Any, Any]:
+def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None = None) -> tuple[Any, Any]:
     """Softmax attention over a plan's pairs; see :func:`spattn.attention` for the arguments.
 
     Device arrays are worked on where they lie, on the stream that the caller's library has current, without waiting for

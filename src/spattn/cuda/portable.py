@@ -135,7 +135,7 @@ def variant(
         defines |= {"SPATTN_ATOMS": 1, "SPATTN_KEYS": _tf32_keys(max(dims)), "SPATTN_TERMS": 1 if precision else 3}
         source = "attention_tf32.cu"
     elif precision is not None:
-        raise ValueError(f"precision: no {precision!r} kernel has room for tiles of {tile[0]} × {tile[1]}; got such a plan")
+        raise ValueError(f"precision: no {precision!r} kernel has room for the plan's tiles of {tile[0]} × {tile[1]}")
     else:
         slice_columns = 256 // _ITEMSIZE[dtype]
         dims = [-(-dim // slice_columns) * slice_columns for dim in (head_dim, head_dim_v)]

@@ -1,5 +1,5 @@
 // out[i] = Σ_j softmax_j(scale · q[i]·k[j]) v[j] over the keys j that the plan allows to query i; lse[i] alongside.
-// Plain fused multiply-adds in the inputs' own precision: no TF32, no splitting.
+// Plain fused multiply-adds in the inputs' own precision: float64, and float32 where attention_tf32.cu has no room.
 //
 // grid      one block per (work item, batch, head), heads slowest; a flat list in x, so any number of heads fits
 // target    sm_80 and later
@@ -11,7 +11,7 @@
 // registers 238 a thread at 128 queries, head_dim 128, float32; 128 where two blocks run side by side; nothing spilled
 //           (tests/cuda/test_compile.py checks)
 // test      tests/cuda/test_forward.py
-// benchmark benchmarks/peers_cuda.py
+// benchmark benchmarks/fp32_cuda.py
 // source    online softmax: Milakov & Gimelshein, arXiv:1805.02867
 //
 // macros    SPATTN_DTYPE, SPATTN_HEAD_DIM, SPATTN_HEAD_DIM_V (padded to whole slices), SPATTN_BLOCK_Q, SPATTN_BLOCK_KV,

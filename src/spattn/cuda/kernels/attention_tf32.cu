@@ -4,17 +4,19 @@
 // grid      one block per (work item, batch, head), heads slowest; a flat list in x, so any number of heads fits
 // target    sm_80 and later: mma.sync m16n8k8 tf32, cp.async
 // dtypes    float32; accumulation, softmax statistics and the workspace are float32
-// warps     SPATTN_BLOCK_Q / 16, each owns 16 query rows for the whole item; all load
+// warps     SPATTN_BLOCK_Q / 16, each owns 16 query rows for the whole item; all load. Each splits the whole K and V
+//           tile for itself: tiles split before would be read twice from shared memory, which is half busy as it is
 // shared    Q + one K + one V tile of SPATTN_KEYS keys: 129 KiB at 128 queries, head_dim 128, 64 keys
-// registers nothing spilled (tests/cuda/test_compile.py checks)
+// registers 186 a thread for one product at head_dim 128, 222 for three at 64, nothing spilled; three at 128 and more
+//           take 255 and keep 18 to 40 words of a step of thousands of instructions in local memory
 // test      tests/cuda/test_forward.py, tests/cuda/test_precision.py
 // benchmark benchmarks/fp32_cuda.py
 // source    the split in three products, and why sums leave the tensor cores often, which round towards zero: Ootomo &
 //           Yokota, arXiv:2203.03341
 //
 // macros    SPATTN_TERMS: 3, or 1 for operands rounded to TF32; SPATTN_DTYPE (float32), SPATTN_HEAD_DIM,
-//           SPATTN_HEAD_DIM_V (padded to multiples of 32), SPATTN_BLOCK_Q, SPATTN_BLOCK_KV, SPATTN_KEYS, SPATTN_ATOMS (1),
-//           SPATTN_ALIGNED (16-byte loads are possible)
+//           SPATTN_HEAD_DIM_V (padded to multiples of 32), SPATTN_BLOCK_Q, SPATTN_BLOCK_KV, SPATTN_KEYS,
+//           SPATTN_ATOMS (1), SPATTN_ALIGNED (16-byte loads are possible)
 #include "mma_attention.cuh"
 
 namespace spattn {
@@ -22,8 +24,9 @@ namespace spattn {
 constexpr bool kSplit = SPATTN_TERMS == 3;
 constexpr int kColumns = 32;  // of an operand, in a pass: 8 chunks, 4 steps of k8 or 4 tiles of n8
 constexpr int kTiles = kKeys / 8;
-constexpr int kPass = 4;  // tiles of keys whose sums are in flight together
-static_assert(kAtoms == 1 && kDim % kColumns == 0 && kDimV % kColumns == 0 && kTiles % kPass == 0, "tile shape");
+constexpr int kHeld = 4;  // tiles of keys whose P is split and held in registers at a time
+static_assert(kAtoms == 1 && kDim % kColumns == 0 && kDimV % kColumns == 0, "tile shape");
+static_assert(kTiles == kHeld || kTiles == 2 * kHeld, "P is taken in one piece or two");
 
 // Which elements of a product meet is free as long as both operands agree. Here every fragment is a whole 16-byte chunk:
 // - Q Kᵀ: lane t of a quad reads chunks 2 t and 2 t + 1 of a pass; elements 2 e and 2 e + 1 are its k = t and t + 4.
@@ -45,10 +48,19 @@ __device__ __forceinline__ Operand split(float x0, float x1, float x2, float x3)
       result.high[i] = (__float_as_uint(x[i]) + 0x1000u) & 0xffffe000u;
       result.low[i] = __float_as_uint(x[i] - __uint_as_float(result.high[i]));
     } else {
-      result.high[i] = __float_as_uint(x[i]);  // rounded before: Q, K and V in landed(), P in softmax_operand()
+      result.high[i] = __float_as_uint(x[i]);  // rounded before, in landed()
     }
   }
   return result;
+}
+
+template <int kCount>
+__device__ __forceinline__ void add(float (*total)[4], const float (&sum)[kCount][4]) {
+#pragma unroll
+  for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) total[n][i] += sum[n][i];
+  }
 }
 
 // The nearest TF32 numbers.
@@ -76,44 +88,29 @@ __device__ __forceinline__ void multiply_query_key(Scores& scores, const Shared&
   auto& s = scores[0];
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.f;
-#pragma unroll
-  for (int first = 0; first < kTiles; first += kPass) {
-    float rest[kPass][4] = {};
+  float rest[kTiles][4] = {};
 #pragma unroll 2
-    for (int pass = 0; pass < kDim / kColumns; ++pass) {
-      float sum[kPass][4] = {};
+  for (int pass = 0; pass < kDim / kColumns; ++pass) {
+    float sum[kTiles][4] = {};
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int at = ((2 * quad_lane + half) ^ group) + pass * 8;
-        const Element* q = shared.q + (threadIdx.x / 32 * 16 + group) * kDim;
-        const float4 upper = chunk(q, at), lower = chunk(q + 8 * kDim, at);
-        const Operand a[2] = {split(upper.x, lower.x, upper.y, lower.y), split(upper.z, lower.z, upper.w, lower.w)};
+    for (int half = 0; half < 2; ++half) {
+      const int at = ((2 * quad_lane + half) ^ group) + pass * 8;
+      const Element* q = shared.q + (threadIdx.x / 32 * 16 + group) * kDim;
+      const float4 upper = chunk(q, at), lower = chunk(q + 8 * kDim, at);
+      const Operand a[2] = {split(upper.x, lower.x, upper.y, lower.y), split(upper.z, lower.z, upper.w, lower.w)};
 #pragma unroll
-        for (int n = 0; n < kPass; ++n) {
-          const float4 key = chunk(shared.k + ((first + n) * 8 + group) * kDim, at);
-          const Operand b = split(key.x, key.y, key.z, key.w);
+      for (int n = 0; n < kTiles; ++n) {
+        const float4 key = chunk(shared.k + (n * 8 + group) * kDim, at);
+        const Operand b = split(key.x, key.y, key.z, key.w);
 #pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            multiply_add(kSplit ? sum[n] : s[first + n], rest[n], a[e], b, b, 2 * e, 2 * e + 1);
-          }
-        }
-      }
-      if constexpr (kSplit) {
-#pragma unroll
-        for (int n = 0; n < kPass; ++n) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) s[first + n][i] += sum[n][i];
+        for (int e = 0; e < 2; ++e) {
+          multiply_add(kSplit ? sum[n] : s[n], rest[n], a[e], b, b, 2 * e, 2 * e + 1);
         }
       }
     }
-    if constexpr (kSplit) {
-#pragma unroll
-      for (int n = 0; n < kPass; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) s[first + n][i] += rest[n][i];
-      }
-    }
+    if constexpr (kSplit) add<kTiles>(s, sum);
   }
+  if constexpr (kSplit) add<kTiles>(s, rest);
 }
 
 // O += P V
@@ -122,21 +119,22 @@ __device__ __forceinline__ void multiply_probability_value(Output& output, const
   const int lane = threadIdx.x % 32, group = lane / 4, quad_lane = lane % 4;
   const auto& p = probabilities[0];
   auto& o = output[0];
+  // A loop at run time: unrolled, ptxas moves so many loads ahead that it spills.
 #pragma unroll 1
-  for (int first = 0; first < kTiles; first += kPass) {
-    Operand a[kPass];
+  for (int first = 0; first < kTiles; first += kHeld) {
+    Operand a[kHeld];
 #pragma unroll
-    for (int k = 0; k < kPass; ++k) {
+    for (int k = 0; k < kHeld; ++k) {
       float x[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = kTiles > kPass && first ? p[(k + kPass) % kTiles][i] : p[k][i];
+      for (int i = 0; i < 4; ++i) x[i] = kTiles > kHeld && first ? p[(k + kHeld) % kTiles][i] : p[k][i];
       a[k] = kSplit ? split(x[0], x[2], x[1], x[3]) : rounded(x[0], x[2], x[1], x[3]);
     }
 #pragma unroll
     for (int pass = 0; pass < kDimV / kColumns; ++pass) {
       float sum[4][4] = {}, rest[4][4] = {};
 #pragma unroll
-      for (int k = 0; k < kPass; ++k) {
+      for (int k = 0; k < kHeld; ++k) {
         const Element* v = shared.v + ((first + k) * 8 + 2 * quad_lane) * kDimV;
         const float4 even = chunk(v, (group ^ 2 * quad_lane) + pass * 8);
         const float4 odd = chunk(v + kDimV, (group ^ (2 * quad_lane + 1)) + pass * 8);

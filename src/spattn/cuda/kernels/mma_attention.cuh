@@ -1,5 +1,5 @@
-// The loop that the tensor-core kernels share: the steps of a work item, loads that overlap products, masks, softmax, and
-// the way out. A kernel hands in its products:
+// The loop that the tensor-core kernels share: loads that overlap products, masks, softmax, and the way out. A kernel
+// hands in its products:
 //
 //   struct Products {
 //     struct Query;                                        operand fragments of Q that stay in registers, if any
@@ -12,63 +12,14 @@
 //   };
 //
 // S has mma.m16n8's accumulator layout, described in softmax.cuh, and so has O but for column().
-// source: online softmax: Milakov & Gimelshein, arXiv:1805.02867; the two-barrier overlap of loads and products and P kept
-// in registers: FlashAttention-2, Dao, arXiv:2307.08691
+// source: online softmax: Milakov & Gimelshein, arXiv:1805.02867; the two-barrier overlap of loads and products and P
+// kept in registers: FlashAttention-2, Dao, arXiv:2307.08691
 #pragma once
 #include "exact_row.cuh"
-#include "params.cuh"
-#include "ptx.cuh"
-#include "rows.cuh"
+#include "mma_steps.cuh"
 #include "softmax.cuh"
 
 namespace spattn {
-
-constexpr int kDim = SPATTN_HEAD_DIM, kDimV = SPATTN_HEAD_DIM_V;
-constexpr int kBlockQ = SPATTN_BLOCK_Q, kBlockKV = SPATTN_BLOCK_KV;
-constexpr int kKeys = SPATTN_KEYS;  // keys of one step; a wider tile takes several
-constexpr int kStepsPerTile = kBlockKV / kKeys;
-constexpr int kAtoms = SPATTN_ATOMS, kRowsPerWarp = 16 * kAtoms;
-constexpr int kThreads = kBlockQ / kRowsPerWarp * 32;
-constexpr int kChunks = kDim / kVector, kChunksV = kDimV / kVector;
-constexpr bool kAligned = SPATTN_ALIGNED;
-static_assert(kBlockQ % kRowsPerWarp == 0 && kBlockKV % 64 == 0 && 64 % kKeys == 0, "tile shape");
-
-struct Shared {
-  alignas(128) Element q[kBlockQ * (kDim > kDimV ? kDim : kDimV)];  // at the end the output, on its way to 16-byte stores
-  alignas(128) Element k[kKeys * kDim];
-  alignas(128) Element v[kKeys * kDimV];
-  int key_position[2][kKeys];
-  int query_position[kBlockQ];
-};
-
-// 64 keys of an entry of a tile list; `view` is -1 after the last.
-struct Step {
-  int view, tile, mask, sub;
-
-  __device__ bool exists() const { return view >= 0; }
-  __device__ void write_positions(int* position, const Params& params) const {
-    if (!exists()) return;
-    for (int key = threadIdx.x; key < kKeys; key += kThreads) {
-      position[key] = position_of(params.views[view], tile, sub * kKeys + key);
-    }
-  }
-};
-
-// The steps of a work item, in order. A step is fetched long before it is used, because its three loads take a while.
-struct Steps {
-  const Params& params;
-  int first_view, entry, end, sub = 0;
-
-  __device__ Step fetch() {
-    if (entry >= end) return {-1, 0, -1, 0};
-    const Step step = {first_view + params.key_view[entry], params.indices[entry], params.mask[entry], sub};
-    if (++sub == kStepsPerTile) {
-      sub = 0;
-      ++entry;
-    }
-    return step;
-  }
-};
 
 using Scores = float[kAtoms][kKeys / 8][4];
 using Output = float[kAtoms][kDimV / 8][4];
@@ -168,7 +119,8 @@ __device__ __forceinline__ void finish(const Output& o, const RowState (&state)[
   }
   __syncwarp();
   if (work.slot < 0) {
-    store_output(params, shared, head_of<Element>(params.out, batch_head / params.heads_q, batch_head % params.heads_q));
+    const int batch = batch_head / params.heads_q, head = batch_head % params.heads_q;
+    store_output(params, shared, head_of<Element>(params.out, batch, head));
   }
   __syncwarp();  // an exact row overwrites what other lanes wrote
   for (int number = 0; number < 2 * kAtoms; ++number) {

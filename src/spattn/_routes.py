@@ -1,0 +1,42 @@
+"""Short ways for calls that repeat: what a call's checks, plan and kernels depend on, and what a backend made of it.
+
+``backend.route(q, k, v, plan)`` is a callable ``(q, k, v, scale) -> (out, lse) | None``, or None; see the CUDA backend.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from .patterns import Pattern
+from .plan import Plan
+
+_CONSTANT = (Pattern, Plan, str)
+_KEPT = 64
+
+recent: dict[tuple, Any] = {}
+
+
+def of_call(q, k, v, pattern, backend) -> tuple[dict, tuple | None]:
+    """Where the routes of such calls are kept, and under which key: whatever the checks, the plan and the choice of
+    kernels depend on. None for arrays or patterns that may change while they look the same.
+
+    Routes of a plan are kept with it, so that they do not outlive it.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not (type(q) is type(k) is type(v) is torch.Tensor) or not isinstance(pattern, _CONSTANT):
+        return recent, None
+    if q.requires_grad or k.requires_grad or v.requires_grad:
+        return recent, None
+    kind = (
+        backend, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q.shape, k.shape, v.shape,
+        q.stride(), k.stride(), v.stride(),
+    )  # fmt: skip
+    return (pattern.cache, kind) if isinstance(pattern, Plan) else (recent, (pattern, kind))
+
+
+def remember(routes: dict, key: tuple, route) -> None:
+    """Keep a route, or that there is none (None)."""
+    if routes is recent and len(routes) >= _KEPT:
+        routes.clear()
+    routes[key] = route

@@ -1,0 +1,108 @@
+"""How the Hopper kernels are called: heads of a group packed into one tile, and the short way of calls that repeat."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+import spattn
+from spattn import _routes, cuda, patterns
+from spattn.testing import inputs
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]
+
+
+@pytest.mark.parametrize("heads_kv", [1, 2, 4])
+@pytest.mark.parametrize("q_len", [1, 3, 16])
+@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.SlidingWindow(300), patterns.Strided(16)], ids=repr)
+def test_packed_heads(check, pattern, q_len, heads_kv):
+    """Heads of a group in one query tile: groups of 12, 6 and 3."""
+    check(pattern, *inputs(2, 12, heads_kv, q_len, 2000, 128, dtype="bfloat16"), kinds=("torch",))
+
+
+def test_packed_heads_with_bad_values(attend):
+    """The slow path finds the rows of a packed tile: bad keys reach the rows that they reach without packing."""
+    q, k, v = inputs(1, 8, 2, 5, 700, 64, dtype="float16")
+    k[:, 0, 697], v[:, 1, 699] = np.nan, np.inf
+    packed = attend("torch")(q, k, v, patterns.Causal())
+    alone = attend("torch")(q, *(np.repeat(x, 4, axis=1) for x in (k, v)), patterns.Causal())
+    assert np.isnan(packed[0][0, :4, 2:].astype(float)).all() and np.isfinite(packed[0][0, :4, :2].astype(float)).all()
+    np.testing.assert_allclose(packed[0].astype(float), alone[0].astype(float), rtol=2e-3, atol=1e-3)
+    np.testing.assert_allclose(packed[1], alone[1], rtol=1e-5, atol=1e-5)
+
+
+def test_packed_heads_need_one_axis(torch):
+    """(batch, tokens, heads, features) in memory: rows of heads have no constant stride, and nothing is packed."""
+    sizes = (8, 5), (2, 900), (2, 900)
+    q, k, v = (torch.randn(2, *size, 64, device="cuda", dtype=torch.float16) for size in sizes)
+    made = cuda.plan_for(patterns.Causal(), q, k, v)
+    expected = cuda.forward(q, k, v, made, 0.125)
+    moved = q.transpose(1, 2).contiguous().transpose(1, 2)
+    out, lse = cuda.forward(moved, k, v, made, 0.125)
+    assert made.cache["hopper packed", 4] is not None
+    torch.testing.assert_close(out, expected[0], rtol=2e-3, atol=1e-3)
+    torch.testing.assert_close(lse, expected[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def no_routes():
+    _routes.recent.clear()
+    return _routes.recent
+
+
+@pytest.mark.parametrize("heads_kv", [8, 2])
+@pytest.mark.parametrize(
+    "pattern", [patterns.SlidingWindow(32), patterns.Strided(16), patterns.Longformer(32, global_tokens=(0,))], ids=repr
+)
+def test_repeated_calls(torch, no_routes, pattern, heads_kv):
+    """The short way of a repeated call gives the same bits: other values, addresses, scales, streams and threads."""
+
+    def arrays():
+        shapes = ((2, 8, 100, 64), (2, heads_kv, 100, 64), (2, heads_kv, 100, 64))
+        return [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
+
+    def same(scale=None):
+        q, k, v = arrays()
+        expected = cuda.forward(q, k, v, cuda.plan_for(pattern, q, k, v), 0.125 if scale is None else scale)
+        out, lse = spattn.attention(q, k, v, pattern, scale=scale, return_lse=True)
+        results.append(torch.equal(out, expected[0]) and torch.equal(lse, expected[1]))
+        return q, k, v, out, lse
+
+    results = []
+    kept = [same() for _ in range(5)] + [same(scale) for scale in (0.3, -0.1, 0.0)]
+    assert len(no_routes) == 1 and None not in no_routes.values()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        kept.append(same())
+    threads = [threading.Thread(target=same) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    q, k, v, *_ = kept[0]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = spattn.attention(q, k, v, pattern)
+    q.copy_(torch.randn_like(q))
+    graph.replay()
+    results.append(torch.equal(out, spattn.attention(q, k, v, pattern)))
+    assert len(no_routes) == 1 and len(results) == 14 and all(results)
+
+
+def test_repeated_calls_that_must_not_take_the_short_way(torch, no_routes, portable_allowed):
+    """Gradients, odd addresses and wrong arguments meet the same checks as a first call."""
+    q, k, v = (torch.randn(1, 2, 100, 64, device="cuda", dtype=torch.float16) for _ in range(3))
+    expected = spattn.attention(q, k, v, "causal")
+    room = torch.empty(q.numel() + 1, device="cuda", dtype=torch.float16)
+    odd = room[1:].view(q.shape).copy_(q)
+    torch.testing.assert_close(spattn.attention(odd, k, v, "causal"), expected, rtol=0.01, atol=0.01)
+    assert len(portable_allowed) == 1 and len(no_routes) == 1
+    with pytest.raises(RuntimeError, match="gradient"):
+        spattn.attention(q.clone().requires_grad_(), k, v, "causal")
+    with pytest.raises(TypeError, match="dtype"):
+        spattn.attention(q, k.float(), v, "causal")
+    with pytest.raises(ValueError, match="scale"):
+        spattn.attention(q, k, v, "causal", scale=float("nan"))
+    with pytest.raises(TypeError, match="precision"):
+        spattn.attention(q, k, v, "causal", precision="tf32")
