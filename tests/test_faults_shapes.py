@@ -194,8 +194,8 @@ def test_fault_20_heads_that_do_not_divide(heads_q, heads_kv):
         (((1, 1, 5, 8), (1, 1, 6, 9), (1, 1, 6, 8)), "^k: expected shape"),
         (((2, 1, 5, 8), (1, 1, 6, 8), (1, 1, 6, 8)), "^k: expected shape"),
         (((1, 2, 5, 8), (1, 2, 6, 8), (1, 1, 6, 8)), "^v: expected shape"),
-        (((1, 5, 8), (1, 6, 8), (1, 6, 8)), "^q: expected 4 dimensions"),
-        (((1, 1, 5, 8), (1, 1, 6, 8), (1, 6, 8)), "^v: expected 4 dimensions"),
+        (((1, 5, 8), (1, 6, 8), (1, 6, 8)), r"^q: expected shape \(batch, heads, length, head_dim\)"),
+        (((1, 1, 5, 8), (1, 1, 6, 8), (1, 6, 8)), r"^v: expected shape \(batch, heads, length, head_dim\)"),
     ],
 )
 def test_fault_20_shapes_that_do_not_fit(shapes, message):

@@ -32,7 +32,7 @@ def rows(results: list[dict]) -> list[dict]:
             comparison = "share of the arithmetic ceiling" if share else f"faster than {against}"
             found.append({
                 "what": f"{match[0]['problem']}, {which}: {comparison}",
-                "dtype": dtype, "target": f"≥ {target:g}{unit}", "reached": f"{reached:.3g}{unit}",
+                "dtype": dtype, "target": f"≥ {target:g}{unit}", "reached": f"{reached:.4g}{unit}",
                 "met": "yes" if reached >= target else "no",
             })  # fmt: skip
     return found
