@@ -4,46 +4,63 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace spattn {
 namespace {
 
-#if defined(SPATTN_HAVE_AVX2) || defined(SPATTN_HAVE_AVX512) || defined(SPATTN_HAVE_AVX512BF16)
-bool has_f16c() noexcept {  // __builtin_cpu_supports does not know the name in clang 14
-  unsigned eax, ebx, ecx, edx;
-  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+#if defined(__x86_64__)
+struct Leaf {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;  // zeros where the processor has no such leaf
+
+  explicit Leaf(unsigned leaf, unsigned subleaf = 0) { __get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx); }
+};
+
+[[maybe_unused]] bool has_avx2() noexcept {  // __builtin_cpu_supports does not know f16c in clang 14
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && (Leaf(1).ecx & bit_F16C);
 }
 
-bool has_avx2() noexcept {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-}
-#endif
-
-#if defined(SPATTN_HAVE_AVX512) || defined(SPATTN_HAVE_AVX512BF16)
-bool has_avx512() noexcept {
+[[maybe_unused]] bool has_avx512() noexcept {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
-#endif
 
-#if defined(SPATTN_HAVE_AVX512BF16)
-bool has_avx512bf16() noexcept {  // __builtin_cpu_supports knows the name from clang 19 on
-  unsigned eax, ebx, ecx, edx;
-  return has_avx512() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & bit_AVX512BF16);
+[[maybe_unused]] bool has_avx512bf16() noexcept {  // __builtin_cpu_supports knows the name from clang 19 on
+  return has_avx512() && (Leaf(7, 1).eax & bit_AVX512BF16);
 }
 
 // Is `vdpbf16ps` faster than the multiply-adds that it replaces? Measured on two machines: twice as fast on AMD Zen 5
 // (466 against 232 GF/s per core), slower on an Intel core with AMX (DESIGN.md, 4). Other models are taken to be like
 // their vendor's. Not decided by a measurement at run time, because the choice changes the last bits of results.
-bool fast_dot_products() noexcept { return __builtin_cpu_is("amd"); }
+[[maybe_unused]] bool fast_dot_products() noexcept { return __builtin_cpu_is("amd"); }
+
+// AMX for bfloat16, and the system's permission for this process to use the tile registers, which Linux wants asked for.
+[[maybe_unused]] bool has_amx() noexcept {
+#if defined(SPATTN_AMX_EMULATED)
+  return has_avx512bf16();
+#elif defined(__linux__)
+  constexpr unsigned kTile = 1u << 24, kBf16 = 1u << 22, kSaved = 3u << 17, kOsxsave = 1u << 27;
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM of asm/prctl.h, newer than it
+  if (!has_avx512bf16() || (Leaf(7).edx & (kTile | kBf16)) != (kTile | kBf16) || !(Leaf(1).ecx & kOsxsave)) return false;
+  unsigned low, high;
+  asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (low & kSaved) == kSaved && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return false;
+#endif
+}
 #endif
 
-}  // namespace
-
-int usable_tables(const KernelTable** tables) noexcept {
+int find_tables(const KernelTable** tables) noexcept {
   int count = 0;
 #if defined(__x86_64__)
   __builtin_cpu_init();
+#endif
+#if defined(SPATTN_HAVE_AMX) && !defined(SPATTN_AMX_EMULATED)
+  if (has_amx()) tables[count++] = &amx::table;
 #endif
 #if defined(SPATTN_HAVE_AVX512BF16)
   if (has_avx512bf16() && fast_dot_products()) tables[count++] = &avx512bf16::table;
@@ -54,10 +71,22 @@ int usable_tables(const KernelTable** tables) noexcept {
 #if defined(SPATTN_HAVE_AVX512BF16)
   if (has_avx512bf16() && !fast_dot_products()) tables[count++] = &avx512bf16::table;
 #endif
+#if defined(SPATTN_HAVE_AMX) && defined(SPATTN_AMX_EMULATED)  // right, but slow
+  if (has_amx()) tables[count++] = &amx::table;
+#endif
 #if defined(SPATTN_HAVE_AVX2)
   if (has_avx2()) tables[count++] = &avx2::table;
 #endif
   tables[count++] = &baseline::table;
+  return count;
+}
+
+}  // namespace
+
+int usable_tables(const KernelTable** tables) noexcept {
+  static const KernelTable* found[kMaxTables];
+  static const int count = find_tables(found);
+  for (int i = 0; i < count; ++i) tables[i] = found[i];
   return count;
 }
 

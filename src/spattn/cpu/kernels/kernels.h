@@ -85,9 +85,10 @@ namespace baseline { extern const KernelTable table; }
 namespace avx2 { extern const KernelTable table; }
 namespace avx512 { extern const KernelTable table; }
 namespace avx512bf16 { extern const KernelTable table; }
+namespace amx { extern const KernelTable table; }
 
 // Writes the tables that this build has and this machine can run, best first, at most kMaxTables; returns how many.
-constexpr int kMaxTables = 4;
+constexpr int kMaxTables = 5;
 int usable_tables(const KernelTable** tables) noexcept;
 
 }  // namespace spattn
