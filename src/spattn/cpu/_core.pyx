@@ -21,6 +21,7 @@ cnp.import_array()
 
 cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
     enum: kMaxTables
+    enum: kZeroedScratch
 
     cdef struct View:
         int32_t tiles
@@ -185,8 +186,11 @@ cdef class Run:
     cdef allocate(self, int threads, size_t scratch_bytes, int64_t slot_width):
         """The threads' scratch and the workspace of partial results, `slot_width` values a row."""
         cdef Call* call = &self.call
+        cdef int thread
         self.scratch_bytes = (scratch_bytes + 4095) // 4096 * 4096 + 64
         self.scratch = self.workspace(threads * self.scratch_bytes)
+        for thread in range(threads):
+            memset(self.scratch + thread * self.scratch_bytes, 0, kZeroedScratch)
         rows = self.pairs * call.plan.slots * call.plan.block_q
         call.slots = self.workspace(rows * slot_width * self.value_bytes)
 

@@ -48,7 +48,11 @@ struct Call {
   char* slots;  // see slot_row() in output.h, dq_slot() in backward_sums.h
 };
 
-// Computes one work item for one head, in `scratch` (scratch_bytes() bytes, 64-byte aligned, one per thread).
+// Scratch is scratch_bytes() bytes, 64-byte aligned, one per thread and the same for all items of a pass. What an item
+// leaves there the next one finds. Before the first one, this many bytes at its beginning are zero:
+constexpr size_t kZeroedScratch = 2176;
+
+// Computes one work item for one head, in `scratch`.
 using ItemFunction = void (*)(const Call&, int64_t batch, int64_t head, const Work&, char* scratch) noexcept;
 // Combines the partial results of the merges [begin, end) of the plan.
 using MergeFunction = void (*)(const Call&, int64_t batch, int64_t head, int64_t begin, int64_t end,

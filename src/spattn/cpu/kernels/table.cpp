@@ -1,5 +1,8 @@
 // Compiled once per instruction set, with -DSPATTN_ISA=name and that set's flags, into a library of its own.
 #include "backward.h"
+#if defined(__AMX_BF16__)
+#include "amx_forward.h"
+#endif
 #include "forward.h"
 #include "kernels.h"
 #include "output.h"
@@ -10,16 +13,30 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-#if defined(__AVX512BF16__)
-using Bfloat16Path = Paired;
+// How each type is computed: the function of an item, and its scratch.
+template <class Path> struct Multiply {
+  static constexpr ItemFunction forward = SPATTN_ISA::forward<Path>;
+  static constexpr ScratchFunction bytes = scratch_bytes<typename Path::T>;
+};
+#if defined(__AMX_BF16__)
+template <class Path> struct MultiplyTiles {
+  static constexpr ItemFunction forward = amx_forward<Path>;
+  static constexpr ScratchFunction bytes = amx_scratch_bytes<Path>;
+};
+using ForwardBfloat16 = MultiplyTiles<WholeParts>;
+#elif defined(__AVX512BF16__)
+using ForwardBfloat16 = Multiply<Paired>;
 #else
-using Bfloat16Path = Plain<Bfloat16>;
+using ForwardBfloat16 = Multiply<Plain<Bfloat16>>;
 #endif
+using ForwardFloat32 = Multiply<Plain<Float32>>;
+using ForwardFloat64 = Multiply<Plain<Float64>>;
+using ForwardFloat16 = Multiply<Plain<Float16>>;
 
 extern const KernelTable table = {
     SPATTN_STRING(SPATTN_ISA),
-    {scratch_bytes<float>, scratch_bytes<double>, scratch_bytes<float>, scratch_bytes<float>},
-    {forward<Plain<Float32>>, forward<Plain<Float64>>, forward<Plain<Float16>>, forward<Bfloat16Path>},
+    {ForwardFloat32::bytes, ForwardFloat64::bytes, ForwardFloat16::bytes, ForwardBfloat16::bytes},
+    {ForwardFloat32::forward, ForwardFloat64::forward, ForwardFloat16::forward, ForwardBfloat16::forward},
     {merge<Float32>, merge<Float64>, merge<Float16>, merge<Bfloat16>},
     {backward_scratch_bytes<float>, backward_scratch_bytes<double>, backward_scratch_bytes<float>,
      backward_scratch_bytes<float>},

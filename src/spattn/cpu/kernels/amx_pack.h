@@ -1,0 +1,128 @@
+// Operands as AMX wants them: Q' and P' as the right factor, pairs of terms in a lane; K and V' as the left one, whole
+// terms in a row. Rows that are missing, and terms beyond the last, are zero.
+#pragma once
+#include "amx_parts.h"
+#include "amx_scratch.h"
+#include "pack.h"
+#include "tile.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// Stores a block of 16 vectors of 32-bit elements, transposed, as a tile.
+SPATTN_INLINE void store_transposed(Vec<float> (&block)[kTileRows], char* out) {
+  transpose<float>(block);
+  SPATTN_UNROLL
+  for (int i = 0; i < kTileRows; ++i) store(out + i * kTileBytes, block[i]);
+}
+
+// Q' of the cells [0, cells). False: some number is not fit for the parts.
+template <class Path>
+bool pack_queries(const Head& head, int64_t cells, float sign, const Call& call, AmxScratch<Path>& s) {
+  constexpr int kParts = Path::kParts;
+  typename Path::Check check;
+  const int64_t ld = s.staged_keys();
+  for (int64_t first = 0; first < cells; first += kTileColumns) {
+    gather_queries<typename Path::Raw>(head, first, kTileColumns, cells, call.head_dim, ld, s.query_position, s.staged);
+    char* out = s.query_column(first / kTileColumns);
+    for (int64_t t = 0; t < s.key_steps; ++t) {
+      Vec<float> block[kParts][kTileRows];
+      for (int i = 0; i < kTileRows; ++i) {
+        typename Path::Bits parts[kParts];
+        Path::terms(s.staged + i * ld + t * kTileTerms, sign, parts, check);
+        for (int p = 0; p < kParts; ++p) block[p][i] = (Vec<float>)parts[p];
+      }
+      for (int p = 0; p < kParts; ++p) store_transposed(block[p], out + (p * s.key_steps + t) * kTileSize);
+    }
+  }
+  return check.passed();
+}
+
+// K of a tile into a slot, from `rows` rows of whole steps.
+template <class Path>
+void pack_keys(Operand<typename Path::Row> from, int64_t rows, char* out, typename Path::Check& check,
+               const AmxScratch<Path>& s) {
+  for (int64_t row = 0; row < rows; ++row) {
+    char* line = out + row / kTileRows * s.key_steps * kTileSize + row % kTileRows * kTileBytes;
+    for (int64_t t = 0; t < s.key_steps; ++t) {
+      typename Path::Bits parts[Path::kParts];
+      Path::terms(from.data + row * from.ld + t * kTileTerms, 1.0f, parts, check);
+      for (int p = 0; p < Path::kParts; ++p) store(line + p * s.key_part + t * kTileSize, parts[p]);
+    }
+  }
+}
+
+// V' of a tile into a slot, from `rows` rows of whole tiles.
+template <class Path>
+void pack_values(Operand<typename Path::Row> from, int64_t rows, char* out, typename Path::Check& check,
+                 const AmxScratch<Path>& s) {
+  constexpr int kParts = Path::kParts;
+  for (int64_t t = 0; t < rows / kTileTerms; ++t) {
+    for (int64_t d = 0; d < s.value_tiles; ++d) {
+      Vec<float> block[kParts][kTileRows];
+      for (int i = 0; i < kTileRows; ++i) {
+        const auto* row = from.data + (t * kTileTerms + 2 * i) * from.ld + d * kTileRows;
+        typename Path::Bits parts[kParts];
+        Path::pairs(row, row + from.ld, parts, check);
+        for (int p = 0; p < kParts; ++p) block[p][i] = (Vec<float>)parts[p];
+      }
+      char* tile = out + (d * s.tile_steps + t) * kTileSize;
+      for (int p = 0; p < kParts; ++p) store_transposed(block[p], tile + p * s.value_part);
+    }
+  }
+}
+
+// A key tile as both products read it.
+struct PackedTile {
+  TileFactor keys, values;
+  int64_t rows;   // keys, with padding
+  bool ordinary;  // every number is fit for the parts
+};
+
+// Rows of a tile, `width` whole elements each: in place or staged.
+template <class Path>
+Operand<typename Path::Row> tile_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t ld,
+                                      AmxScratch<Path>& s) {
+  using Raw = typename Path::Raw;
+  if (rows == tile.cells() && width == ld && readable_in_place<Raw>(head, tile)) return in_place<Raw>(head, tile);
+  gather_rows<Raw>(head, tile, rows, width, ld, s.key_position, s.staged);
+  return {s.staged, ld};
+}
+
+// A key tile out of the cache, packed where it is not there. The two tiles found last stay valid.
+template <class Path>
+PackedTile find_tile(const Call& call, int64_t pair, int64_t view, int64_t number, const Head& keys, const Head& values,
+                  AmxScratch<Path>& s) {
+  const Tile tile = locate(call.plan.views[view], number);
+  const int64_t rows = round_up(tile.cells(), kTileTerms), step = kTileSize;
+  const bool direct = Path::kParts == 1 && rows == tile.cells() && call.head_dim % kTileTerms == 0 &&
+                      readable_in_place<typename Path::Raw>(keys, tile);
+  bool hit;
+  const int slot = s.cache.find(uint64_t(pair) + 1, uint64_t(view) << 32 | uint64_t(number), s.slots, hit);
+  TileCache::Tag& tag = s.cache.tags[slot];
+  if (!hit) {
+    typename Path::Check check;
+    if (!direct) {
+      pack_keys<Path>(tile_rows<Path>(keys, tile, rows, call.head_dim, s.staged_keys(), s), rows, s.keys_of(slot), check,
+                      s);
+    }
+    pack_values<Path>(tile_rows<Path>(values, tile, rows, call.head_dim_v, s.staged_values(), s), rows,
+                      s.values_of(slot), check, s);
+    tag.ordinary = check.passed();
+  }
+  PackedTile found;
+  found.rows = rows;
+  found.ordinary = tag.ordinary;
+  if (direct) {
+    const auto at = in_place<typename Path::Raw>(keys, tile);
+    const int64_t ld = at.ld * int64_t(sizeof *at.data);
+    found.keys = {at.data, ld, kTileRows * ld, kTileBytes, 0};
+  } else {
+    found.keys = {s.keys_of(slot), kTileBytes, s.key_steps * step, step, s.key_part};
+  }
+  found.values = {s.values_of(slot), kTileBytes, s.tile_steps * step, step, s.value_part};
+  return found;
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

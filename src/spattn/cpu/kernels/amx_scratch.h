@@ -1,0 +1,69 @@
+// A thread's working memory for the forward by AMX: operands lie in tiles of 1 KiB, so that a tile is sixteen whole
+// cache lines in a row.
+#pragma once
+#include "amx_column.h"
+#include "scratch.h"
+#include "tile_cache.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// Queries are taken a vector at a time, a column: the width of a tile.
+static_assert(kLanes<float> == kTileColumns, "a lane is a query");
+
+template <class Path> struct AmxScratch : Scratch<float> {
+  static constexpr int kParts = Path::kParts;
+  TileCache& cache;
+  int64_t key_steps, value_tiles, tile_steps;  // tiles along head_dim, head_dim_v and the keys
+  char* query_tiles;            // [column][part][key_steps]: Q', pairs of features by queries, times the sign of the scale
+  char* score_tiles[2];         // [keys / 16]: S' of a column; two columns are in work
+  char* weight_tiles;           // [part][tile_steps]: P' of a column, pairs of keys by queries
+  float* output_tiles;          // [column][value_tiles]: O'
+  float* product;               // [value_tiles]: V' P', on its way to O'
+  typename Path::Row* staged;   // rows to pack
+  int slots;
+  int64_t key_part, value_part, slot_bytes;
+  char* packed;  // [slots] of K [part][keys / 16][key_steps] and V' [part][value_tiles][tile_steps]
+
+  AmxScratch(const Call& call, char* memory)
+      : Scratch<float>(call, memory + offset()), cache(*reinterpret_cast<TileCache*>(memory)) {
+    const int64_t block_kv = call.plan.block_kv, columns = ld_query / kTileColumns;
+    key_steps = (call.head_dim + kTileTerms - 1) / kTileTerms;
+    value_tiles = (call.head_dim_v + kTileRows - 1) / kTileRows;
+    tile_steps = block_kv / kTileTerms;
+    carve(memory, query_tiles, columns * kParts * key_steps * kTileSize);
+    carve(memory, score_tiles[0], block_kv / kTileRows * kTileSize);
+    carve(memory, score_tiles[1], block_kv / kTileRows * kTileSize);
+    carve(memory, weight_tiles, kParts * tile_steps * kTileSize);
+    carve(memory, output_tiles, columns * value_tiles * kTileSize / 4);
+    carve(memory, product, value_tiles * kTileSize / 4);
+    carve(memory, staged, block_kv * (staged_keys() > staged_values() ? staged_keys() : staged_values()));
+    key_part = block_kv / kTileRows * key_steps * kTileSize;
+    value_part = value_tiles * tile_steps * kTileSize;
+    slot_bytes = kParts * (key_part + value_part);
+    slots = TileCache::slots_for(slot_bytes);
+    carve(memory, packed, slots * slot_bytes);
+    bytes += offset();
+  }
+
+  static constexpr size_t offset() { return size_t(round_up(sizeof(TileCache), 64)); }
+  int64_t staged_keys() const { return key_steps * kTileTerms; }
+  int64_t staged_values() const { return value_tiles * kTileRows; }
+  char* query_column(int64_t column) const { return query_tiles + column * kParts * key_steps * kTileSize; }
+  float* output_column(int64_t column) const { return output_tiles + column * value_tiles * (kTileSize / 4); }
+  char* keys_of(int slot) const { return packed + slot * slot_bytes; }
+  char* values_of(int slot) const { return keys_of(slot) + kParts * key_part; }
+
+ private:
+  template <class U> void carve(char* memory, U*& array, int64_t count) {
+    Scratch<float>::carve(memory + offset(), array, count);
+  }
+};
+
+template <class Path> size_t amx_scratch_bytes(const Call& call) noexcept {
+  alignas(64) char none[1];
+  return AmxScratch<Path>(call, none).bytes;
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

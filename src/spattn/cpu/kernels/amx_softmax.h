@@ -1,0 +1,88 @@
+// The online softmax of one column of a tile, sixteen queries: see softmax.h, whose rules it follows.
+#pragma once
+#include "amx_parts.h"
+#include "amx_scratch.h"
+#include "mask.h"
+#include "softmax.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+constexpr int kColumnChains = 4;  // independent maxima and sums; several short sums round less than a long one
+
+// Pairs that are not allowed become -inf. `scores` begins with key `begin`; [begin, end) are whole steps.
+inline void apply_mask(const Mask& mask, int64_t row, int64_t begin, int64_t end, float* scores) {
+  const int64_t count = mask.rows - row < kTileColumns ? mask.rows - row : kTileColumns;
+  for (int64_t key = begin; key < end; key += kTileTerms, scores += kTileTerms * kTileColumns) {
+    Word<float> bits[kTileColumns] = {};
+    for (int64_t i = 0; i < count; ++i) {
+      bits[i] = Word<float>(mask.bits[(row + i) * mask.words + key / 64] >> key % 64);
+    }
+    const BitsVec<float> allowed = load<BitsVec<float>>(bits);
+    SPATTN_UNROLL
+    for (int i = 0; i < kTileTerms; ++i) {
+      const Vec<float> score = load<Vec<float>>(scores + i * kTileColumns);
+      store(scores + i * kTileColumns,
+            (allowed & splat_bits<float>(Word<float>(1) << i)) != 0 ? score : splat(-kInfinity<float>));
+    }
+  }
+}
+
+// The largest score of each query among `keys` keys.
+inline Vec<float> largest_scores(const float* scores, int64_t keys) {
+  Vec<float> largest[kColumnChains];
+  for (auto& x : largest) x = splat(-kInfinity<float>);
+  for (int64_t key = 0; key < keys; key += 16, scores += 16 * kTileColumns) {
+    SPATTN_UNROLL
+    for (int i = 0; i < 16; ++i) {
+      auto& x = largest[i % kColumnChains];
+      x = larger(load<Vec<float>>(scores + i * kTileColumns), x);
+    }
+  }
+  return larger(larger(largest[0], largest[1]), larger(largest[2], largest[3]));
+}
+
+// Updates row_max and the origin of the exponents; true: sums and O have to be multiplied by s.rescale first.
+template <class Path> bool move_column(int64_t column, Vec<float> tile_max, float factor, AmxScratch<Path>& s) {
+  using V = Vec<float>;
+  const V before = load<V>(s.row_max + column);
+  const IntVec<float> moved = (tile_max - before) * factor > float(kSlack);  // -inf - -inf: NaN, not greater
+  if (_mm512_test_epi32_mask((__m512i)moved, (__m512i)moved) == 0) return false;
+  const V row_max = moved ? tile_max : before, origin = origin_of<float>(row_max, factor);
+  const V rescale = exp2_floor(exponent<float>(before, origin, factor), Path::kExp2);
+  store(s.rescale + column, moved ? rescale : splat(1.0f));
+  store(s.row_max + column, row_max);
+  store(s.origin + column, origin);
+  return true;
+}
+
+// s.weight_tiles = P' of `keys` keys, whole steps, from the scores of a column; updates its sums.
+template <class Path>
+void weigh_column(const float* scores, int64_t column, int64_t keys, float factor, bool moved, AmxScratch<Path>& s) {
+  using V = Vec<float>;
+  const V origin = load<V>(s.origin + column);
+  const int64_t part = s.tile_steps * kTileSize;
+  char* out = s.weight_tiles;
+  V sum[kColumnChains] = {}, rounded[kColumnChains] = {};
+  for (int64_t key = 0; key < keys; key += 2 * kColumnChains) {
+    SPATTN_UNROLL
+    for (int i = 0; i < kColumnChains; ++i, scores += 2 * kTileColumns, out += kTileBytes) {
+      const V even = exp2_floor(exponent<float>(load<V>(scores), origin, factor), Path::kExp2);
+      const V odd = exp2_floor(exponent<float>(load<V>(scores + kTileColumns), origin, factor), Path::kExp2);
+      sum[i] += even + odd;
+      typename Path::Bits parts[Path::kParts];
+      Path::join(even, odd, parts, rounded[i]);
+      for (int p = 0; p < Path::kParts; ++p) store(out + p * part, parts[p]);
+    }
+  }
+  V row_sum = load<V>(s.row_sum + column), weight_sum = load<V>(s.weight_sum + column);
+  if (moved) {
+    const V rescale = load<V>(s.rescale + column);
+    row_sum *= rescale, weight_sum *= rescale;
+  }
+  store(s.row_sum + column, row_sum + add_up<kColumnChains>(sum));
+  store(s.weight_sum + column, weight_sum + add_up<kColumnChains>(rounded));
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn
