@@ -29,21 +29,15 @@ void take_gradients(const Call& call, const Component& component, int64_t entry,
   add_query_gradients(tile, s);
 }
 
+// The end of an item: its rows of s.dq go to dQ or to the workspace, after the exact path has dealt with those that need it.
 template <class E>
-void backward(const Call& call, int64_t batch, int64_t head, const Work& item, const Sums& sums,
-              char* scratch) noexcept {
+void write_query_gradients(const Call& call, int64_t batch, int64_t head, const Work& item, const Tile& place,
+                           const Sums& sums, BackwardScratch<typename E::Compute>& s) {
   using T = typename E::Compute;
-  BackwardScratch<T> s(call, scratch);
-  const Plan& plan = call.plan;
-  const Component& component = plan.components[item.component];
+  const Component& component = call.plan.components[item.component];
   const Head queries(call.q, batch, head), keys(call.k, batch, head / call.group),
       values(call.v, batch, head / call.group);
-  const Tile place = locate(plan.views[component.query_view], item.query_tile);
-  const int64_t cells = place.cells();
-  gather_queries<E>(call, batch, head, place, s);
-  clear(s.dq, s.ld_query * s.ld_key);
-  for (int64_t e = item.begin; e < item.end; ++e) take_gradients<E>(call, component, e, keys, values, cells, sums, s);
-  for (int64_t cell = 0; cell < cells; ++cell) {
+  for (int64_t cell = 0; cell < place.cells(); ++cell) {
     const int64_t position = s.query_position[cell];
     if (position == kPadding) continue;
     T* row = s.dq + cell * s.ld_key;
@@ -58,9 +52,24 @@ void backward(const Call& call, int64_t batch, int64_t head, const Work& item, c
     if (item.slot < 0) {
       write_row<E>(dq_row(call, batch, head, position), call.dq.stride[3], call.head_dim, row);
     } else {
-      memcpy(dq_slot<T>(call, batch, head, item.slot * plan.block_q + cell), row, size_t(call.head_dim) * sizeof(T));
+      memcpy(dq_slot<T>(call, batch, head, item.slot * call.plan.block_q + cell), row,
+             size_t(call.head_dim) * sizeof(T));
     }
   }
+}
+
+template <class E>
+void backward(const Call& call, int64_t batch, int64_t head, const Work& item, const Sums& sums,
+              char* scratch) noexcept {
+  BackwardScratch<typename E::Compute> s(call, scratch);
+  const Component& component = call.plan.components[item.component];
+  const Head keys(call.k, batch, head / call.group), values(call.v, batch, head / call.group);
+  const Tile place = locate(call.plan.views[component.query_view], item.query_tile);
+  const int64_t cells = place.cells();
+  gather_queries<E>(call, batch, head, place, s);
+  clear(s.dq, s.ld_query * s.ld_key);
+  for (int64_t e = item.begin; e < item.end; ++e) take_gradients<E>(call, component, e, keys, values, cells, sums, s);
+  write_query_gradients<E>(call, batch, head, item, place, sums, s);
 }
 
 }  // namespace SPATTN_ISA

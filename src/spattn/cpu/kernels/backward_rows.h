@@ -82,18 +82,37 @@ template <class T> bool all_finite(const T* row, int64_t width) {
   return sum == T(0);
 }
 
+// The same of bfloat16 numbers as they are stored.
+inline bool all_finite(const uint16_t* row, int64_t width) {
+  uint16_t largest = 0;
+  for (int64_t j = 0; j < width; ++j) {
+    const uint16_t magnitude = row[j] & 0x7fff;
+    largest = largest > magnitude ? largest : magnitude;
+  }
+  return largest < 0x7f80;
+}
+
+// Q, dO and O of the queries of an item, padded with zeros to `width` and `width_value`.
+template <class U> struct QueryRows {
+  U *query, *dout, *out;
+  int64_t width, width_value;
+};
+
 // lse2 of a row; takes rows out of the tile that would spread NaN to keys that they may not attend to.
-template <class T> void prepare_row(const Call& call, const char* lse_head, int64_t cell, BackwardScratch<T>& s) {
-  T *query = s.query_rows + cell * s.ld_key, *dout = s.dout_rows + cell * s.ld_value,
-    *out = s.out_rows + cell * s.ld_value, lse;
+template <class T, class U>
+void prepare_row(const Call& call, const char* lse_head, const QueryRows<U>& rows, int64_t cell,
+                 BackwardScratch<T>& s) {
+  U *query = rows.query + cell * rows.width, *dout = rows.dout + cell * rows.width_value,
+    *out = rows.out + cell * rows.width_value;
+  T lse;
   memcpy(&lse, lse_head + s.query_position[cell] * call.lse.stride[2], sizeof lse);
   s.idle[cell] = lse == -kInfinity<T>;
-  s.exact[cell] = !s.idle[cell] && !(all_finite(query, s.ld_key) && all_finite(dout, s.ld_value) &&
-                                     all_finite(out, s.ld_value) && lse * T(0) == T(0));
+  s.exact[cell] = !s.idle[cell] && !(all_finite(query, rows.width) && all_finite(dout, rows.width_value) &&
+                                     all_finite(out, rows.width_value) && lse * T(0) == T(0));
   if (s.idle[cell] || s.exact[cell]) {
-    clear(query, s.ld_key);
-    clear(dout, s.ld_value);
-    clear(out, s.ld_value);
+    clear(query, rows.width);
+    clear(dout, rows.width_value);
+    clear(out, rows.width_value);
     return;
   }
   const Split<T> lse2 = to_base_2<T>(lse);
@@ -101,25 +120,32 @@ template <class T> void prepare_row(const Call& call, const char* lse_head, int6
   s.lse2_low[cell] = lse2.low;
 }
 
-template <class E>
-void gather_queries(const Call& call, int64_t batch, int64_t head, const Tile& tile,
-                    BackwardScratch<typename E::Compute>& s) {
-  using T = typename E::Compute;
-  const auto gather = [&](const Array& array, int64_t width, int64_t ld, T* rows) {
-    gather_rows<E>(Head(array, batch, head), tile, s.ld_query, width, ld, s.query_position, rows);
+// Fills `rows` with the tile's rows as the element type E reads them, and the rows' entries of `s`.
+template <class E, class T>
+void gather_item(const Call& call, int64_t batch, int64_t head, const Tile& tile,
+                 const QueryRows<typename E::Compute>& rows, BackwardScratch<T>& s) {
+  const auto gather = [&](const Array& array, int64_t width, int64_t ld, typename E::Compute* to) {
+    gather_rows<E>(Head(array, batch, head), tile, s.ld_query, width, ld, s.query_position, to);
   };
-  gather(call.q, call.head_dim, s.ld_key, s.query_rows);
-  gather(call.dout, call.head_dim_v, s.ld_value, s.dout_rows);
-  gather(call.out, call.head_dim_v, s.ld_value, s.out_rows);
+  gather(call.q, call.head_dim, rows.width, rows.query);
+  gather(call.dout, call.head_dim_v, rows.width_value, rows.dout);
+  gather(call.out, call.head_dim_v, rows.width_value, rows.out);
   const char* lse_head = call.lse.data + batch * call.lse.stride[0] + head * call.lse.stride[1];
-  const int64_t cells = tile.cells(), rows = round_up(cells, kLanes<T>);
   for (int64_t cell = 0; cell < s.ld_query; ++cell) {
     s.lse2[cell] = kInfinity<T>;
     s.lse2_low[cell] = T(0);
     s.idle[cell] = true;
     s.exact[cell] = false;
-    if (cell < cells && s.query_position[cell] != kPadding) prepare_row(call, lse_head, cell, s);
+    if (cell < tile.cells() && s.query_position[cell] != kPadding) prepare_row(call, lse_head, rows, cell, s);
   }
+}
+
+template <class E>
+void gather_queries(const Call& call, int64_t batch, int64_t head, const Tile& tile,
+                    BackwardScratch<typename E::Compute>& s) {
+  using T = typename E::Compute;
+  gather_item<E>(call, batch, head, tile, {s.query_rows, s.dout_rows, s.out_rows, s.ld_key, s.ld_value}, s);
+  const int64_t rows = round_up(tile.cells(), kLanes<T>);
   transpose_rows(s.query_rows, s.ld_key, rows, call.head_dim, Scale<T>(call.scale).sign, s.query, s.ld_query);
   transpose_rows(s.dout_rows, s.ld_value, rows, call.head_dim_v, T(call.scale), s.dout, s.ld_query);
   compute_delta(rows, call.head_dim_v, s);

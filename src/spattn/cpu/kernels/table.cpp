@@ -6,6 +6,9 @@
 #include "forward.h"
 #include "kernels.h"
 #include "output.h"
+#if defined(__AMX_BF16__)  // by the compiler's flags, also where the instructions are emulated
+#include "amx_backward.h"
+#endif
 
 #define SPATTN_STRING_(x) #x
 #define SPATTN_STRING(x) SPATTN_STRING_(x)
@@ -33,14 +36,22 @@ using ForwardFloat32 = Multiply<Plain<Float32>>;
 using ForwardFloat64 = Multiply<Plain<Float64>>;
 using ForwardFloat16 = Multiply<Plain<Float16>>;
 
+#if defined(__AMX_BF16__)
+constexpr BackwardFunction kBfloat16Backward = tile_backward;
+constexpr ScratchFunction kBfloat16BackwardScratch = tile_backward_scratch_bytes;
+#else
+constexpr BackwardFunction kBfloat16Backward = backward<Bfloat16>;
+constexpr ScratchFunction kBfloat16BackwardScratch = backward_scratch_bytes<float>;
+#endif
+
 extern const KernelTable table = {
     SPATTN_STRING(SPATTN_ISA),
     {ForwardFloat32::bytes, ForwardFloat64::bytes, ForwardFloat16::bytes, ForwardBfloat16::bytes},
     {ForwardFloat32::forward, ForwardFloat64::forward, ForwardFloat16::forward, ForwardBfloat16::forward},
     {merge<Float32>, merge<Float64>, merge<Float16>, merge<Bfloat16>},
     {backward_scratch_bytes<float>, backward_scratch_bytes<double>, backward_scratch_bytes<float>,
-     backward_scratch_bytes<float>},
-    {backward<Float32>, backward<Float64>, backward<Float16>, backward<Bfloat16>},
+     kBfloat16BackwardScratch},
+    {backward<Float32>, backward<Float64>, backward<Float16>, kBfloat16Backward},
     {merge_dq<Float32>, merge_dq<Float64>, merge_dq<Float16>, merge_dq<Bfloat16>},
     {add_units<Float32>, add_units<Float64>, add_units<Float16>, add_units<Bfloat16>},
 };
