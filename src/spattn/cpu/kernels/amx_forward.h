@@ -58,7 +58,15 @@ template <class Path> void finish_step(const Step& step, float factor, AmxScratc
                                Path::kAddsInPlace ? out : s.product);
 }
 
-// O', row_max and the sums over the entries of the item. False: some number is not fit for the parts.
+// Does any query of an entry, which are `cells`, attend to a key that the products cannot take?
+inline bool attends_to_unfit(const PackedTile& tile, const Mask& mask, int64_t cells) {
+  for (int64_t word = 0; tile.unfit && word * 64 < tile.rows; ++word) {
+    if (tile.unfit[word] & (mask ? mask.merged(0, cells, word) : ~uint64_t(0))) return true;
+  }
+  return false;
+}
+
+// O', row_max and the sums over the entries of the item. False: the products cannot take some number.
 template <class Path>
 bool take_entries(const Call& call, int64_t pair, const Work& item, const Head& keys, const Head& values, int64_t cells,
                   float factor, AmxScratch<Path>& s) {
@@ -71,9 +79,10 @@ bool take_entries(const Call& call, int64_t pair, const Work& item, const Head& 
   for (int64_t i = item.begin; i < item.end; ++i) {
     const int64_t e = item.query_tile % 2 ? item.begin + item.end - 1 - i : i;  // to and fro, for the cache's sake
     const PackedTile tile = find_tile<Path>(call, pair, first_view + plan.key_view[e], plan.indices[e], keys, values, s);
-    if (!tile.ordinary) return false;
+    const Mask mask(plan, e);
+    if (attends_to_unfit(tile, mask, cells)) return false;
     for (int64_t column = 0; column < cells; column += kTileColumns) {
-      next->tile = tile, next->mask = Mask(plan, e), next->column = column;
+      next->tile = tile, next->mask = mask, next->column = column;
       next->begin = 0, next->end = tile.rows;
       if (next->mask) {
         next->mask.reach(column, kTileColumns, next->begin, next->end);
@@ -125,7 +134,7 @@ void amx_forward(const Call& call, int64_t batch, int64_t head, const Work& item
     done = take_entries<Path>(call, batch * heads_kv + head_kv, item, keys, values, cells, scale.factor, s);
   }
   if (!done) {
-    forward<Plain<E>>(call, batch, head, item, scratch + s.offset());
+    forward<typename Path::Instead>(call, batch, head, item, scratch + s.offset());
     return;
   }
   transpose_output(cells, s);

@@ -6,6 +6,7 @@
 #include "amx.h"
 #include "exp2.h"
 #include "pairs.h"
+#include "plain.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
@@ -41,18 +42,30 @@ struct WholeParts {
   static constexpr bool kAddsInPlace = true;  // O' += V' P' on the tiles
   static constexpr float kExp2[] = {1.35341668e-2f, 5.20114638e-2f, 2.41442755e-1f, 6.93003833e-1f, 1.0000026f};
 
-  // Are all numbers of the item fit for the parts? See SplitParts.
+  // Finite numbers. Whoever attends to others is left to `Instead`.
+  using Instead = Paired;
   struct Check {
-    bool passed() const { return true; }
+    __mmask32 failed = 0;
+
+    SPATTN_INLINE void look_at(Bits x) {
+      const __m512i exponent = _mm512_set1_epi16(0x7f80);
+      failed |= _mm512_cmpeq_epi16_mask(_mm512_and_si512((__m512i)x, exponent), exponent);
+    }
+    void look_at(const Row* row, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) failed |= (row[i] & 0x7f80) == 0x7f80;
+    }
+    bool passed() const { return failed == 0; }
   };
 
-  static SPATTN_INLINE void terms(const Row* row, float sign, Bits (&parts)[kParts], Check&) {
+  static SPATTN_INLINE void terms(const Row* row, float sign, Bits (&parts)[kParts], Check& check) {
     parts[0] = load<Bits>(row);
+    check.look_at(parts[0]);
     if (sign != 1.0f) parts[0] = Paired::times(parts[0], sign);
   }
-  static SPATTN_INLINE void pairs(const Row* even, const Row* odd, Bits (&parts)[kParts], Check&) {
+  static SPATTN_INLINE void pairs(const Row* even, const Row* odd, Bits (&parts)[kParts], Check& check) {
     parts[0] = Paired::widen(reinterpret_cast<const char*>(even)) |
                Paired::widen(reinterpret_cast<const char*>(odd)) << 16;
+    check.look_at(parts[0]);
   }
   // Weights of two neighbouring keys; `total` takes in what they were rounded to: see Paired::join().
   static SPATTN_INLINE void join(Vec<float> even, Vec<float> odd, Bits (&parts)[kParts], Vec<float>& total) {
@@ -73,8 +86,8 @@ template <class Type, int kCount> struct SplitParts {
   static constexpr float kExp2[] = {2.17022549e-4f, 1.24396884e-3f, 9.67884064e-3f, 5.54833412e-2f,
                                     2.40229830e-1f, 6.93147004e-1f, 1.0f};
 
-  // A number of which no part is subnormal, nor rounds up to infinity. An item that has any other, but 0, is left to
-  // the multiply-adds.
+  // Numbers of which no part is subnormal nor rounds to infinity, and 0. Whoever attends to others is left to `Instead`.
+  using Instead = Plain<Type>;
   struct Check {
     __mmask16 failed = 0;
 
@@ -84,6 +97,9 @@ template <class Type, int kCount> struct SplitParts {
       const __m512i above = _mm512_sub_epi32(magnitude, _mm512_set1_epi32(kSmallest));
       failed |= _mm512_mask_cmpgt_epu32_mask(_mm512_test_epi32_mask(magnitude, magnitude), above,
                                              _mm512_set1_epi32(kLargest - kSmallest));
+    }
+    void look_at(const Row* row, int64_t count) {
+      for (int64_t i = 0; i < count; i += kTileColumns) look_at(load<Vec<float>>(row + i));
     }
     bool passed() const { return failed == 0; }
   };

@@ -24,7 +24,8 @@ template <class Path> struct AmxScratch : Scratch<float> {
   typename Path::Row* staged;   // rows to pack
   int slots;
   int64_t key_part, value_part, slot_bytes;
-  char* packed;  // [slots] of K [part][keys / 16][key_steps] and V' [part][value_tiles][tile_steps]
+  uint64_t* unfit;  // [slots][keys / 64]: the keys of a tile with numbers that the products cannot take
+  char* packed;     // [slots] of K [part][keys / 16][key_steps] and V' [part][value_tiles][tile_steps]
 
   AmxScratch(const Call& call, char* memory)
       : Scratch<float>(call, memory, offset()), cache(*reinterpret_cast<TileCache*>(memory)), awaiting(nullptr) {
@@ -43,6 +44,7 @@ template <class Path> struct AmxScratch : Scratch<float> {
     value_part = value_tiles * tile_steps * kTileSize;
     slot_bytes = kParts * (key_part + value_part);
     slots = TileCache::slots_for(slot_bytes);
+    carve(memory, unfit, slots * block_kv / 64);
     carve(memory, packed, slots * slot_bytes);
   }
 
