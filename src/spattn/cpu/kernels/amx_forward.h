@@ -30,28 +30,43 @@ template <class Path> void rescale_output(int64_t column, AmxScratch<Path>& s) {
   for (int64_t d = 0; d < s.value_tiles * kTileRows; ++d, out += kTileColumns) store(out, load<Vec<float>>(out) * rescale);
 }
 
-template <class Path> void finish_step(const Step& step, float factor, AmxScratch<Path>& s) {
-  float* scores = reinterpret_cast<float*>(step.scores);
-  const int64_t keys = step.end - step.begin;
-  if (step.mask) apply_mask(step.mask, step.column, step.begin, step.end, scores);
-  const bool moved = move_column(step.column, largest_scores(scores, keys), factor, s);
-  weigh_column(scores, step.column, keys, factor, moved, s);
-  TileFactor values = step.tile.values;
-  values.data = values.at(0, step.begin / kTileTerms, 0);
-  const TileFactor weights = {s.weight_tiles, kTileBytes, 0, kTileSize, s.tile_steps * kTileSize};
-  float* out = s.output_column(step.column / kTileColumns);
-  if (moved) rescale_output(step.column, s);
-  if (Path::kAddsInPlace) {
-    column_product<Path::kParts>(s.value_tiles, values, weights, keys / kTileTerms, true, out);
-  } else {  // the products of a tile are summed up before they meet O: see output_block()
-    column_product<Path::kParts>(s.value_tiles, values, weights, keys / kTileTerms, false, s.product);
-    for (int64_t i = 0; i < s.value_tiles * kTileSize / 4; i += kTileColumns) {
-      store(out + i, load<Vec<float>>(out + i) + load<Vec<float>>(s.product + i));
-    }
+// O' += the product of an earlier step: by now the tile unit is done with it.
+template <class Path> void add_product(AmxScratch<Path>& s) {
+  if (!s.awaiting) return;
+  for (int64_t i = 0; i < s.value_tiles * kTileSize / 4; i += kTileColumns) {
+    store(s.awaiting + i, load<Vec<float>>(s.awaiting + i) + load<Vec<float>>(s.product + i));
   }
+  s.awaiting = nullptr;
 }
 
-// O', row_max and the sums over the entries of the item. False: some number is not fit for the parts.
+template <class Path> void finish_step(const Step& step, float factor, AmxScratch<Path>& s) {
+  const int64_t begin = step.begin, end = step.end, column = step.column;
+  float* scores = reinterpret_cast<float*>(step.scores);
+  const auto largest = step.mask ? largest_scores<true>(step.mask, column, begin, end, scores)
+                                 : largest_scores<false>(step.mask, column, begin, end, scores);
+  const bool moved = move_column(column, largest, factor, s);
+  weigh_column(scores, column, end - begin, factor, moved, s);
+  add_product(s);
+  if (moved) rescale_output(column, s);
+  TileFactor values = step.tile.values;
+  values.data = values.at(0, begin / kTileTerms, 0);
+  const TileFactor weights = {s.weight_tiles, kTileBytes, 0, kTileSize, s.tile_steps * kTileSize};
+  float* out = s.output_column(column / kTileColumns);
+  // The products of a tile are summed up before they meet O where its accuracy asks for it: see output_block().
+  if (!Path::kAddsInPlace) s.awaiting = out;
+  column_product<Path::kParts>(s.value_tiles, values, weights, (end - begin) / kTileTerms, Path::kAddsInPlace,
+                               Path::kAddsInPlace ? out : s.product);
+}
+
+// Does any query of an entry, which are `cells`, attend to a key that the products cannot take?
+inline bool attends_to_unfit(const PackedTile& tile, const Mask& mask, int64_t cells) {
+  for (int64_t word = 0; tile.unfit && word * 64 < tile.rows; ++word) {
+    if (tile.unfit[word] & (mask ? mask.merged(0, cells, word) : ~uint64_t(0))) return true;
+  }
+  return false;
+}
+
+// O', row_max and the sums over the entries of the item. False: the products cannot take some number.
 template <class Path>
 bool take_entries(const Call& call, int64_t pair, const Work& item, const Head& keys, const Head& values, int64_t cells,
                   float factor, AmxScratch<Path>& s) {
@@ -64,9 +79,10 @@ bool take_entries(const Call& call, int64_t pair, const Work& item, const Head& 
   for (int64_t i = item.begin; i < item.end; ++i) {
     const int64_t e = item.query_tile % 2 ? item.begin + item.end - 1 - i : i;  // to and fro, for the cache's sake
     const PackedTile tile = find_tile<Path>(call, pair, first_view + plan.key_view[e], plan.indices[e], keys, values, s);
-    if (!tile.ordinary) return false;
+    const Mask mask(plan, e);
+    if (attends_to_unfit(tile, mask, cells)) return false;
     for (int64_t column = 0; column < cells; column += kTileColumns) {
-      next->tile = tile, next->mask = Mask(plan, e), next->column = column;
+      next->tile = tile, next->mask = mask, next->column = column;
       next->begin = 0, next->end = tile.rows;
       if (next->mask) {
         next->mask.reach(column, kTileColumns, next->begin, next->end);
@@ -80,6 +96,7 @@ bool take_entries(const Call& call, int64_t pair, const Work& item, const Head& 
     }
   }
   if (last) finish_step(*last, factor, s);
+  add_product(s);
   return true;
 }
 
@@ -117,7 +134,7 @@ void amx_forward(const Call& call, int64_t batch, int64_t head, const Work& item
     done = take_entries<Path>(call, batch * heads_kv + head_kv, item, keys, values, cells, scale.factor, s);
   }
   if (!done) {
-    forward<Plain<E>>(call, batch, head, item, scratch + s.offset());
+    forward<typename Path::Instead>(call, batch, head, item, scratch + s.offset());
     return;
   }
   transpose_output(cells, s);

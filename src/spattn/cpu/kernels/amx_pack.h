@@ -75,8 +75,8 @@ void pack_values(Operand<typename Path::Row> from, int64_t rows, char* out, type
 // A key tile as both products read it.
 struct PackedTile {
   TileFactor keys, values;
-  int64_t rows;   // keys, with padding
-  bool ordinary;  // every number is fit for the parts
+  int64_t rows;           // keys, with padding
+  const uint64_t* unfit;  // a bit for each key that the products cannot take, as zeros here; null: none
 };
 
 // Rows of a tile, `width` whole elements each: in place or staged.
@@ -89,30 +89,56 @@ Operand<typename Path::Row> tile_rows(const Head& head, const Tile& tile, int64_
   return {s.staged, ld};
 }
 
+// Packs rows with `pack`. Keys with a number that is not fit are set in `unfit`, and packed as zeros: whoever may not
+// attend to them does not notice.
+template <class Path, class Pack>
+bool pack_fit(Operand<typename Path::Row> from, int64_t rows, int64_t ld, uint64_t* unfit, AmxScratch<Path>& s, Pack pack) {
+  typename Path::Check check;
+  pack(from, check);
+  if (check.passed()) return true;
+  for (int64_t row = 0; row < rows; ++row) {
+    typename Path::Check one;
+    const auto* values = from.data + row * from.ld;
+    one.look_at(values, ld);
+    memmove(s.staged + row * ld, values, size_t(ld) * sizeof *values);
+    if (one.passed()) continue;
+    clear(s.staged + row * ld, ld);
+    unfit[row / 64] |= uint64_t(1) << row % 64;
+  }
+  pack({s.staged, ld}, check);
+  return false;
+}
+
 // A key tile out of the cache, packed where it is not there. The two tiles found last stay valid.
 template <class Path>
 PackedTile find_tile(const Call& call, int64_t pair, int64_t view, int64_t number, const Head& keys, const Head& values,
-                  AmxScratch<Path>& s) {
+                     AmxScratch<Path>& s) {
+  using Check = typename Path::Check;
+  using From = Operand<typename Path::Row>;
   const Tile tile = locate(call.plan.views[view], number);
-  const int64_t rows = round_up(tile.cells(), kTileTerms), step = kTileSize;
+  const int64_t rows = round_up(tile.cells(), kTileTerms), step = kTileSize, words = call.plan.block_kv / 64;
   const bool direct = Path::kParts == 1 && rows == tile.cells() && call.head_dim % kTileTerms == 0 &&
                       readable_in_place<typename Path::Raw>(keys, tile);
   bool hit;
   const int slot = s.cache.find(uint64_t(pair) + 1, uint64_t(view) << 32 | uint64_t(number), s.slots, hit);
   TileCache::Tag& tag = s.cache.tags[slot];
+  uint64_t* unfit = s.unfit + slot * words;
   if (!hit) {
-    typename Path::Check check;
+    clear(unfit, words);
+    bool fit = true;
     if (!direct) {
-      pack_keys<Path>(tile_rows<Path>(keys, tile, rows, call.head_dim, s.staged_keys(), s), rows, s.keys_of(slot), check,
-                      s);
+      const From from = tile_rows<Path>(keys, tile, rows, call.head_dim, s.staged_keys(), s);
+      fit = pack_fit(from, rows, s.staged_keys(), unfit, s,
+                     [&](From at, Check& check) { pack_keys<Path>(at, rows, s.keys_of(slot), check, s); });
     }
-    pack_values<Path>(tile_rows<Path>(values, tile, rows, call.head_dim_v, s.staged_values(), s), rows,
-                      s.values_of(slot), check, s);
-    tag.ordinary = check.passed();
+    const From from = tile_rows<Path>(values, tile, rows, call.head_dim_v, s.staged_values(), s);
+    fit &= pack_fit(from, rows, s.staged_values(), unfit, s,
+                    [&](From at, Check& check) { pack_values<Path>(at, rows, s.values_of(slot), check, s); });
+    tag.unfit = !fit;
   }
   PackedTile found;
   found.rows = rows;
-  found.ordinary = tag.ordinary;
+  found.unfit = tag.unfit ? unfit : nullptr;
   if (direct) {
     const auto at = in_place<typename Path::Raw>(keys, tile);
     const int64_t ld = at.ld * int64_t(sizeof *at.data);

@@ -1,10 +1,12 @@
-// What AMX multiplies: bfloat16 as it is, float32 as three bfloat16 parts. `Terms` are 32 neighbouring terms of a row,
-// `Pairs` two neighbouring terms, one in each half of a lane.
+// What AMX multiplies: bfloat16 as it is, float32 as three bfloat16 parts, float16 as two. `terms` are 32 neighbouring
+// terms of a row, `pairs` two rows' terms side by side, one in each half of a lane.
 #pragma once
 #include <immintrin.h>
 
+#include "amx.h"
 #include "exp2.h"
 #include "pairs.h"
+#include "plain.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
@@ -40,18 +42,30 @@ struct WholeParts {
   static constexpr bool kAddsInPlace = true;  // O' += V' P' on the tiles
   static constexpr float kExp2[] = {1.35341668e-2f, 5.20114638e-2f, 2.41442755e-1f, 6.93003833e-1f, 1.0000026f};
 
-  // Are all numbers of the item fit for the parts? See SplitParts.
+  // Finite numbers. Whoever attends to others is left to `Instead`.
+  using Instead = Paired;
   struct Check {
-    bool passed() const { return true; }
+    __mmask32 failed = 0;
+
+    SPATTN_INLINE void look_at(Bits x) {
+      const __m512i exponent = _mm512_set1_epi16(0x7f80);
+      failed |= _mm512_cmpeq_epi16_mask(_mm512_and_si512((__m512i)x, exponent), exponent);
+    }
+    void look_at(const Row* row, int64_t count) {
+      for (int64_t i = 0; i < count; ++i) failed |= (row[i] & 0x7f80) == 0x7f80;
+    }
+    bool passed() const { return failed == 0; }
   };
 
-  static SPATTN_INLINE void terms(const Row* row, float sign, Bits (&parts)[kParts], Check&) {
+  static SPATTN_INLINE void terms(const Row* row, float sign, Bits (&parts)[kParts], Check& check) {
     parts[0] = load<Bits>(row);
+    check.look_at(parts[0]);
     if (sign != 1.0f) parts[0] = Paired::times(parts[0], sign);
   }
-  static SPATTN_INLINE void pairs(const Row* even, const Row* odd, Bits (&parts)[kParts], Check&) {
+  static SPATTN_INLINE void pairs(const Row* even, const Row* odd, Bits (&parts)[kParts], Check& check) {
     parts[0] = Paired::widen(reinterpret_cast<const char*>(even)) |
                Paired::widen(reinterpret_cast<const char*>(odd)) << 16;
+    check.look_at(parts[0]);
   }
   // Weights of two neighbouring keys; `total` takes in what they were rounded to: see Paired::join().
   static SPATTN_INLINE void join(Vec<float> even, Vec<float> odd, Bits (&parts)[kParts], Vec<float>& total) {
@@ -59,6 +73,62 @@ struct WholeParts {
     total += even_terms(parts[0]) + odd_terms(parts[0]);
   }
   static float* normaliser(Scratch<float>& s) { return s.weight_sum; }
+};
+
+// Numbers of up to 24 bits as the sum of bfloat16 parts of 8 bits, each the rest that the one before leaves.
+template <class Type, int kCount> struct SplitParts {
+  using E = Type;
+  using Raw = Type;
+  using Row = float;
+  using Bits = BitsVec<float>;
+  static constexpr int kParts = kCount;
+  static constexpr bool kAddsInPlace = false;
+  static constexpr float kExp2[] = {2.17022549e-4f, 1.24396884e-3f, 9.67884064e-3f, 5.54833412e-2f,
+                                    2.40229830e-1f, 6.93147004e-1f, 1.0f};
+
+  // Numbers of which no part is subnormal nor rounds to infinity, and 0. Whoever attends to others is left to `Instead`.
+  using Instead = Plain<Type>;
+  struct Check {
+    __mmask16 failed = 0;
+
+    SPATTN_INLINE void look_at(Vec<float> x) {
+      constexpr uint32_t kSmallest = 0x0d800000, kLargest = 0x7f7f7fff;  // 2^-100; the next number rounds to infinity
+      const __m512i magnitude = (__m512i)((Bits)x & 0x7fffffff);
+      const __m512i above = _mm512_sub_epi32(magnitude, _mm512_set1_epi32(kSmallest));
+      failed |= _mm512_mask_cmpgt_epu32_mask(_mm512_test_epi32_mask(magnitude, magnitude), above,
+                                             _mm512_set1_epi32(kLargest - kSmallest));
+    }
+    void look_at(const Row* row, int64_t count) {
+      for (int64_t i = 0; i < count; i += kTileColumns) look_at(load<Vec<float>>(row + i));
+    }
+    bool passed() const { return failed == 0; }
+  };
+
+  // visit(part, both) for every part of two vectors, `both` as a conversion leaves them.
+  template <class Visit> static SPATTN_INLINE void split(Vec<float> a, Vec<float> b, Visit visit) {
+    SPATTN_UNROLL
+    for (int p = 0; p < kParts; ++p) {
+      const __m512bh both = _mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
+      const Bits mixed = alternate(both);
+      a -= even_terms(mixed), b -= odd_terms(mixed);
+      visit(p, both, mixed);
+    }
+  }
+
+  static SPATTN_INLINE void terms(const Row* row, float sign, Bits (&parts)[kParts], Check& check) {
+    const Vec<float> a = load<Vec<float>>(row), b = load<Vec<float>>(row + kTileColumns);
+    check.look_at(a), check.look_at(b);
+    split(a * sign, b * sign, [&](int p, __m512bh both, Bits) { parts[p] = bit_cast<Bits>(both); });
+  }
+  static SPATTN_INLINE void pairs(const Row* even, const Row* odd, Bits (&parts)[kParts], Check& check) {
+    const Vec<float> a = load<Vec<float>>(even), b = load<Vec<float>>(odd);
+    check.look_at(a), check.look_at(b);
+    split(a, b, [&](int p, __m512bh, Bits mixed) { parts[p] = mixed; });
+  }
+  static SPATTN_INLINE void join(Vec<float> even, Vec<float> odd, Bits (&parts)[kParts], Vec<float>&) {
+    split(even, odd, [&](int p, __m512bh, Bits mixed) { parts[p] = mixed; });
+  }
+  static float* normaliser(Scratch<float>& s) { return s.row_sum; }
 };
 
 }  // namespace SPATTN_ISA

@@ -19,14 +19,16 @@ template <class Path> struct AmxScratch : Scratch<float> {
   char* score_tiles[2];         // [keys / 16]: S' of a column; two columns are in work
   char* weight_tiles;           // [part][tile_steps]: P' of a column, pairs of keys by queries
   float* output_tiles;          // [column][value_tiles]: O'
-  float* product;               // [value_tiles]: V' P', on its way to O'
+  float* product;               // [value_tiles]: V' P' of a column, on its way to O'
+  float* awaiting;              // the column of O' that s.product has to be added to; null: none
   typename Path::Row* staged;   // rows to pack
   int slots;
   int64_t key_part, value_part, slot_bytes;
-  char* packed;  // [slots] of K [part][keys / 16][key_steps] and V' [part][value_tiles][tile_steps]
+  uint64_t* unfit;  // [slots][keys / 64]: the keys of a tile with numbers that the products cannot take
+  char* packed;     // [slots] of K [part][keys / 16][key_steps] and V' [part][value_tiles][tile_steps]
 
   AmxScratch(const Call& call, char* memory)
-      : Scratch<float>(call, memory + offset()), cache(*reinterpret_cast<TileCache*>(memory)) {
+      : Scratch<float>(call, memory, offset()), cache(*reinterpret_cast<TileCache*>(memory)), awaiting(nullptr) {
     const int64_t block_kv = call.plan.block_kv, columns = ld_query / kTileColumns;
     key_steps = (call.head_dim + kTileTerms - 1) / kTileTerms;
     value_tiles = (call.head_dim_v + kTileRows - 1) / kTileRows;
@@ -42,8 +44,8 @@ template <class Path> struct AmxScratch : Scratch<float> {
     value_part = value_tiles * tile_steps * kTileSize;
     slot_bytes = kParts * (key_part + value_part);
     slots = TileCache::slots_for(slot_bytes);
+    carve(memory, unfit, slots * block_kv / 64);
     carve(memory, packed, slots * slot_bytes);
-    bytes += offset();
   }
 
   static constexpr size_t offset() { return size_t(round_up(sizeof(TileCache), 64)); }
@@ -53,15 +55,10 @@ template <class Path> struct AmxScratch : Scratch<float> {
   float* output_column(int64_t column) const { return output_tiles + column * value_tiles * (kTileSize / 4); }
   char* keys_of(int slot) const { return packed + slot * slot_bytes; }
   char* values_of(int slot) const { return keys_of(slot) + kParts * key_part; }
-
- private:
-  template <class U> void carve(char* memory, U*& array, int64_t count) {
-    Scratch<float>::carve(memory + offset(), array, count);
-  }
 };
 
 template <class Path> size_t amx_scratch_bytes(const Call& call) noexcept {
-  alignas(64) char none[1];
+  alignas(64) char none[AmxScratch<Path>::offset() + 1];
   return AmxScratch<Path>(call, none).bytes;
 }
 

@@ -10,33 +10,35 @@ namespace SPATTN_ISA {
 
 constexpr int kColumnChains = 4;  // independent maxima and sums; several short sums round less than a long one
 
-// Pairs that are not allowed become -inf. `scores` begins with key `begin`; [begin, end) are whole steps.
-inline void apply_mask(const Mask& mask, int64_t row, int64_t begin, int64_t end, float* scores) {
-  const int64_t count = mask.rows - row < kTileColumns ? mask.rows - row : kTileColumns;
-  for (int64_t key = begin; key < end; key += kTileTerms, scores += kTileTerms * kTileColumns) {
-    Word<float> bits[kTileColumns] = {};
-    for (int64_t i = 0; i < count; ++i) {
-      bits[i] = Word<float>(mask.bits[(row + i) * mask.words + key / 64] >> key % 64);
-    }
-    const BitsVec<float> allowed = load<BitsVec<float>>(bits);
-    SPATTN_UNROLL
-    for (int i = 0; i < kTileTerms; ++i) {
-      const Vec<float> score = load<Vec<float>>(scores + i * kTileColumns);
-      store(scores + i * kTileColumns,
-            (allowed & splat_bits<float>(Word<float>(1) << i)) != 0 ? score : splat(-kInfinity<float>));
-    }
-  }
-}
-
-// The largest score of each query among `keys` keys.
-inline Vec<float> largest_scores(const float* scores, int64_t keys) {
-  Vec<float> largest[kColumnChains];
+// The largest score of each query of a column among the keys [begin, end), whole steps, with which `scores` begins.
+// Pairs that are not allowed become -inf.
+template <bool kMasked>
+inline Vec<float> largest_scores(const Mask& mask, int64_t row, int64_t begin, int64_t end, float* scores) {
+  using V = Vec<float>;
+  V largest[kColumnChains];
   for (auto& x : largest) x = splat(-kInfinity<float>);
-  for (int64_t key = 0; key < keys; key += 16, scores += 16 * kTileColumns) {
-    SPATTN_UNROLL
-    for (int i = 0; i < 16; ++i) {
-      auto& x = largest[i % kColumnChains];
-      x = larger(load<Vec<float>>(scores + i * kTileColumns), x);
+  const __m512i rows = (__m512i)(BitsVec<float>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15});
+  for (int64_t key = begin; key < end; key += kTileTerms) {
+    __m512i allowed{}, bit[kColumnChains];
+    if (kMasked) {
+      const __mmask16 real = _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(int(mask.rows - row)), rows);
+      const __m512i offset = _mm512_mullo_epi32(rows, _mm512_set1_epi32(int(mask.words * 8)));
+      const char* words = reinterpret_cast<const char*>(mask.bits + row * mask.words) + key / 8;
+      allowed = _mm512_mask_i32gather_epi32(allowed, real, offset, words, 1);
+      for (int i = 0; i < kColumnChains; ++i) bit[i] = _mm512_set1_epi32(1 << i);
+    }
+    for (int step = 0; step < kTileTerms; step += kColumnChains, scores += kColumnChains * kTileColumns) {
+      SPATTN_UNROLL
+      for (int i = 0; i < kColumnChains; ++i) {
+        V score = load<V>(scores + i * kTileColumns);
+        if (kMasked) {
+          const __mmask16 keep = _mm512_test_epi32_mask(allowed, bit[i]);
+          score = (V)_mm512_mask_mov_ps(_mm512_set1_ps(-kInfinity<float>), keep, (__m512)score);
+          store(scores + i * kTileColumns, score);
+          bit[i] = _mm512_slli_epi32(bit[i], kColumnChains);
+        }
+        largest[i] = larger(score, largest[i]);
+      }
     }
   }
   return larger(larger(largest[0], largest[1]), larger(largest[2], largest[3]));

@@ -35,7 +35,7 @@ template <class T> struct Scratch {
   double* exact;            // (head_dim_v)
   size_t bytes;
 
-  Scratch(const Call& call, char* memory) : bytes(0) {
+  Scratch(const Call& call, char* memory, size_t begin = 0) : bytes(begin) {  // whole lines
     const int64_t lanes = kLanes<T>, block_q = call.plan.block_q, block_kv = call.plan.block_kv;
     ld_query = round_up(block_q, lanes);
     ld_key = round_up(call.head_dim, lanes);

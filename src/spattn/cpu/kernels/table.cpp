@@ -32,9 +32,14 @@ using ForwardBfloat16 = Multiply<Paired>;
 #else
 using ForwardBfloat16 = Multiply<Plain<Bfloat16>>;
 #endif
-using ForwardFloat32 = Multiply<Plain<Float32>>;
 using ForwardFloat64 = Multiply<Plain<Float64>>;
+#if defined(__AMX_BF16__)
+using ForwardFloat32 = MultiplyTiles<SplitParts<Float32, 3>>;
+using ForwardFloat16 = MultiplyTiles<SplitParts<Float16, 2>>;
+#else
+using ForwardFloat32 = Multiply<Plain<Float32>>;
 using ForwardFloat16 = Multiply<Plain<Float16>>;
+#endif
 
 #if defined(__AMX_BF16__)
 constexpr BackwardFunction kBfloat16Backward = tile_backward;

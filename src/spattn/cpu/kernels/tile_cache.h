@@ -15,7 +15,7 @@ struct TileCache {
   struct Tag {
     uint64_t head, tile;  // 0: none
     uint64_t used;        // the clock at that time
-    uint64_t ordinary;    // see Parts in amx_parts.h
+    uint64_t unfit;       // are there keys that the products cannot take?
   };
   uint64_t clock;
   Tag tags[kMostTiles];
