@@ -1,7 +1,8 @@
 // Matrix products on AMX tiles: sixteen rows of 64 bytes, multiplied as bfloat16 and added up in float32.
 //
 // `tdpbf16ps` adds to a tile C of 16 x 16 float32 the product of A, 16 rows of 32 terms, and B, 16 rows of 16 columns of
-// two neighbouring terms. It takes subnormal numbers for 0, and rounds to nearest after every product.
+// two neighbouring terms. The even and the odd terms are summed up apart, then together, then added to C. Subnormal numbers
+// count as 0.
 //
 // Float32 operands come as the sum of three bfloat16 parts, high, middle and low, which hold all 24 bits of a number. Six
 // of the nine products of parts are kept, those above 2^-27 of the largest; the five small ones are added up first, so
@@ -41,15 +42,15 @@ SPATTN_INLINE Vec<float> flush(Vec<float> x) {
 
 template <int C, int A, int B> inline void tile_dot() {
   for (int i = 0; i < kTileRows; ++i) {
-    Vec<float> sum = load<Vec<float>>(emulated_tiles[C][i]);
+    Vec<float> even = {}, odd = {};
     for (int k = 0; k < kTileRows; ++k) {
       uint32_t pair;
       memcpy(&pair, &emulated_tiles[A][i][4 * k], 4);
       const BitsVec<float> left = splat_bits<float>(pair), right = load<BitsVec<float>>(emulated_tiles[B][k]);
-      sum = flush(sum + flush((Vec<float>)(left << 16)) * flush((Vec<float>)(right << 16)));
-      sum = flush(sum + flush((Vec<float>)(left & 0xffff0000)) * flush((Vec<float>)(right & 0xffff0000)));
+      even = flush(even + flush((Vec<float>)(left << 16)) * flush((Vec<float>)(right << 16)));
+      odd = flush(odd + flush((Vec<float>)(left & 0xffff0000)) * flush((Vec<float>)(right & 0xffff0000)));
     }
-    store(emulated_tiles[C][i], sum);
+    store(emulated_tiles[C][i], flush(load<Vec<float>>(emulated_tiles[C][i]) + flush(even + odd)));
   }
 }
 #else
