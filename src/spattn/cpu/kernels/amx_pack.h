@@ -121,7 +121,6 @@ PackedTile find_tile(const Call& call, int64_t pair, int64_t view, int64_t numbe
                       readable_in_place<typename Path::Raw>(keys, tile);
   bool hit;
   const int slot = s.cache.find(uint64_t(pair) + 1, uint64_t(view) << 32 | uint64_t(number), s.slots, hit);
-  TileCache::Tag& tag = s.cache.tags[slot];
   uint64_t* unfit = s.unfit + slot * words;
   if (!hit) {
     clear(unfit, words);
@@ -134,11 +133,11 @@ PackedTile find_tile(const Call& call, int64_t pair, int64_t view, int64_t numbe
     const From from = tile_rows<Path>(values, tile, rows, call.head_dim_v, s.staged_values(), s);
     fit &= pack_fit(from, rows, s.staged_values(), unfit, s,
                     [&](From at, Check& check) { pack_values<Path>(at, rows, s.values_of(slot), check, s); });
-    tag.unfit = !fit;
+    s.cache.unfit[slot] = !fit;
   }
   PackedTile found;
   found.rows = rows;
-  found.unfit = tag.unfit ? unfit : nullptr;
+  found.unfit = s.cache.unfit[slot] ? unfit : nullptr;
   if (direct) {
     const auto at = in_place<typename Path::Raw>(keys, tile);
     const int64_t ld = at.ld * int64_t(sizeof *at.data);

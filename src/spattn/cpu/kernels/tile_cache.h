@@ -1,6 +1,8 @@
 // Which packed key tiles a thread still has: neighbouring query tiles of a head, and the query heads of a group, meet
 // the same ones. What is in the cache changes no result.
 #pragma once
+#include <immintrin.h>
+
 #include "kernels.h"
 #include "vec.h"
 
@@ -8,17 +10,14 @@ namespace spattn {
 namespace SPATTN_ISA {
 
 constexpr int kMostTiles = 64;               // that a cache holds
-constexpr int64_t kCacheBytes = 768 * 1024;  // about: they have to stay in the second-level cache
+constexpr int64_t kCacheBytes = 1024 * 1024;  // about: half of the second-level cache of processors with AMX
 
 // The tags; tile `i` itself is wherever the owner keeps it. All zero: empty.
 struct TileCache {
-  struct Tag {
-    uint64_t head, tile;  // 0: none
-    uint64_t used;        // the clock at that time
-    uint64_t unfit;       // are there keys that the products cannot take?
-  };
   uint64_t clock;
-  Tag tags[kMostTiles];
+  uint64_t head[kMostTiles], tile[kMostTiles];  // 0: none
+  uint64_t used[kMostTiles];                    // the clock at that time
+  bool unfit[kMostTiles];                       // are there keys that the products cannot take?
 
   static int slots_for(int64_t tile_bytes) {  // two at least: the tile in work, and the next one
     const int64_t room = kCacheBytes / tile_bytes;
@@ -26,20 +25,18 @@ struct TileCache {
   }
 
   // The slot of a tile, or else the one that has not been used for the longest time, which is the tile's from now on.
-  int find(uint64_t head, uint64_t tile, int slots, bool& hit) {
-    int oldest = 0;
-    ++clock;
-    for (int i = 0; i < slots; ++i) {
-      if (tags[i].tile == tile && tags[i].head == head) {
-        tags[i].used = clock;
-        hit = true;
-        return i;
-      }
-      if (tags[i].used < tags[oldest].used) oldest = i;
+  int find(uint64_t of_head, uint64_t number, int slots, bool& hit) {
+    const __m512i wanted_head = _mm512_set1_epi64(int64_t(of_head)), wanted = _mm512_set1_epi64(int64_t(number));
+    uint64_t found = 0;
+    for (int i = 0; i < slots; i += 8) {  // without a branch that depends on where it is
+      const __mmask8 same = _mm512_cmpeq_epi64_mask(_mm512_loadu_si512(head + i), wanted_head);
+      found |= uint64_t(_mm512_mask_cmpeq_epi64_mask(same, _mm512_loadu_si512(tile + i), wanted)) << i;
     }
-    tags[oldest] = {head, tile, clock, 0};
-    hit = false;
-    return oldest;
+    hit = found != 0;
+    int slot = hit ? __builtin_ctzll(found) : 0;
+    for (int i = 1; !hit && i < slots; ++i) slot = used[i] < used[slot] ? i : slot;
+    head[slot] = of_head, tile[slot] = number, used[slot] = ++clock;
+    return slot;
   }
 };
 static_assert(sizeof(TileCache) <= kZeroedScratch, "tags start as empty");
