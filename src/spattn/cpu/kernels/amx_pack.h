@@ -109,13 +109,12 @@ bool pack_fit(Operand<typename Path::Row> from, int64_t rows, int64_t ld, uint64
   return false;
 }
 
-// A key tile out of the cache, packed where it is not there. The two tiles found last stay valid.
+// A key tile out of the cache, packed where it is not there. The tiles found last stay valid: see kFewestTiles.
 template <class Path>
-PackedTile find_tile(const Call& call, int64_t pair, int64_t view, int64_t number, const Head& keys, const Head& values,
-                     AmxScratch<Path>& s) {
+PackedTile find_tile(const Call& call, int64_t pair, int64_t view, int64_t number, const Tile& tile, const Head& keys,
+                     const Head& values, AmxScratch<Path>& s) {
   using Check = typename Path::Check;
   using From = Operand<typename Path::Row>;
-  const Tile tile = locate(call.plan.views[view], number);
   const int64_t rows = round_up(tile.cells(), kTileTerms), step = kTileSize, words = call.plan.block_kv / 64;
   const bool direct = Path::kParts == 1 && rows == tile.cells() && call.head_dim % kTileTerms == 0 &&
                       readable_in_place<typename Path::Raw>(keys, tile);
