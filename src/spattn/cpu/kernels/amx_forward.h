@@ -144,7 +144,9 @@ void amx_forward(const Call& call, int64_t batch, int64_t head, const Work& item
   const Component& component = plan.components[item.component];
   const int64_t heads_kv = call.heads_q / call.group, head_kv = head / call.group;
   const Head queries(call.q, batch, head), keys(call.k, batch, head_kv), values(call.v, batch, head_kv);
-  const int64_t cells = list_positions(locate(plan.views[component.query_view], item.query_tile), s.query_position);
+  const Tile tile = locate(plan.views[component.query_view], item.query_tile);
+  prefetch_rows(queries, tile, call.head_dim * int64_t(sizeof(typename E::Storage)));
+  const int64_t cells = list_positions(tile, s.query_position);
   const Scale<float> scale(call.scale);
   bool done = pack_queries<Path>(queries, cells, scale.sign, call, s);
   if (done) {

@@ -15,7 +15,7 @@ template <class Path> struct AmxScratch : Scratch<float> {
   static constexpr int kParts = Path::kParts;
   TileCache& cache;
   int64_t key_steps, value_tiles, tile_steps;  // tiles along head_dim, head_dim_v and the keys
-  char* query_tiles;            // [column][part][key_steps]: Q', pairs of features by queries, times the sign of the scale
+  char* query_tiles;            // [column][part][key_steps]: Q' times the scale's sign, pairs of features by queries
   char* score_tiles[2];         // [keys / 16]: S' of a step; the next one's is already being computed
   char* weight_tiles[2];        // [part][tile_steps]: P' of a step, pairs of keys by queries; and of the one before
   float* output_tiles;          // [column][value_tiles]: O'
