@@ -43,8 +43,8 @@ def test_what_is_in_the_cache_changes_nothing(dtype, head_dim):
 
 @pytest.mark.parametrize("layout", ["bshd", "contiguous"])
 @pytest.mark.parametrize("dtype", NARROW)
-def test_keys_in_place_and_packed(dtype, layout):
-    """Rows that can be read in place against the same rows with gaps between their features."""
+def test_rows_in_place_and_gathered(dtype, layout):
+    """Rows that are packed from where they are against the same rows with gaps between their features."""
     q, k, v = inputs(1, 2, 2, q_len=200, kv_len=260, head_dim=64, dtype=dtype, layout=layout)
     made = plan(patterns.SlidingWindow(60, 60), 200, 260, tile=cpu.TILE)
     apart = [np.repeat(x, 2, axis=3)[..., ::2] for x in (q, k, v)]

@@ -19,7 +19,8 @@ HOST_ARRAYS = True
 
 TILE = (48, 64)
 """Queries and keys of a tile. 48 queries are three AVX-512 vectors, as wide as a register block of the scores, and
-eight register blocks of the output; with 64 keys the operands of either product stay in a 48 KiB first-level cache."""
+eight register blocks of the output, or three tiles of AMX; with 64 keys the operands of either product stay in a 48 KiB
+first-level cache."""
 
 _MAX_HEAD_DIM = 256
 _PARALLEL_TASKS = 16  # (batch, head) tasks times pieces that planning aims at, whatever the machine's threads
@@ -113,7 +114,7 @@ def forward(q, k, v, plan, scale, *, isa=None):
     Notes
     -----
     Bitwise repeatable, for any number of threads. Extra memory is O(batch · heads · q_len · head_dim_v) for rows that
-    several work items share, and under a megabyte per thread.
+    several work items share, and under two megabytes per thread, of which AMX keeps one for packed keys and values.
     """
     _check(q, k, v, plan)
     out = np.empty_like(q, shape=(*q.shape[:3], v.shape[3]), subok=False)

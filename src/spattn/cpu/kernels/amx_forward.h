@@ -1,5 +1,6 @@
-// One work item by AMX. A step is a key tile and a column of sixteen queries: S' = K Q', softmax, O' += V' P'. The
-// scores of a step are asked for before the softmax of the one before, so that the tile unit works meanwhile.
+// One work item by AMX. A step is a key tile and a column of sixteen queries: S' = K Q', then the softmax, then
+// O' += V' P'. Three steps are in work: the tile unit does the first product of one and the second of another, from
+// operands that have been there for a while, during the softmax of the one between.
 #pragma once
 #include "amx_pack.h"
 #include "amx_softmax.h"
@@ -10,52 +11,67 @@ namespace SPATTN_ISA {
 
 struct Step {
   PackedTile tile;
-  Mask mask;
-  int64_t column, begin, end;  // queries from `column` on; the keys, whole steps of products, that they attend to
-  char* scores;
+  int64_t entry, column, begin, end;  // queries from `column` on; the keys, whole steps of products, they attend to
+  int buffer;                         // of two
+  bool moved;                         // multiply O' by `rescale` first
+  Vec<float> rescale;
 };
 
-template <class Path> void ask_for_scores(const Step& step, const AmxScratch<Path>& s) {
+template <class Path> void multiply_keys(const Step& step, const AmxScratch<Path>& s) {
   TileFactor keys = step.tile.keys;
   keys.data = keys.at(int(step.begin / kTileRows), 0, 0);
   const TileFactor queries = {s.query_column(step.column / kTileColumns), kTileBytes, 0, kTileSize,
                               s.key_steps * kTileSize};
-  column_product<Path::kParts>((step.end - step.begin) / kTileRows, keys, queries, s.key_steps, false, step.scores);
+  column_product<Path::kParts>((step.end - step.begin) / kTileRows, keys, queries, s.key_steps, false,
+                               s.score_tiles[step.buffer]);
 }
 
-// O' = rescale * O' of a column.
-template <class Path> void rescale_output(int64_t column, AmxScratch<Path>& s) {
-  const Vec<float> rescale = load<Vec<float>>(s.rescale + column);
-  float* out = s.output_column(column / kTileColumns);
-  for (int64_t d = 0; d < s.value_tiles * kTileRows; ++d, out += kTileColumns) store(out, load<Vec<float>>(out) * rescale);
+template <class Path> void weigh(const Plan& plan, Step& step, float factor, AmxScratch<Path>& s) {
+  const Mask mask(plan, step.entry);
+  float* scores = reinterpret_cast<float*>(s.score_tiles[step.buffer]);
+  const auto largest = mask ? largest_scores<true>(mask, step.column, step.begin, step.end, scores)
+                            : largest_scores<false>(mask, step.column, step.begin, step.end, scores);
+  step.moved = move_column(step.column, largest, factor, s);
+  if (step.moved) step.rescale = load<Vec<float>>(s.rescale + step.column);
+  weigh_column(scores, step.column, step.end - step.begin, factor, step.moved, s.weight_tiles[step.buffer], s);
 }
 
-// O' += the product of an earlier step: by now the tile unit is done with it.
-template <class Path> void add_product(AmxScratch<Path>& s) {
-  if (!s.awaiting) return;
+template <class Path> void rescale_output(const Step& step, AmxScratch<Path>& s) {
+  if (!step.moved) return;
+  float* out = s.output_column(step.column / kTileColumns);
   for (int64_t i = 0; i < s.value_tiles * kTileSize / 4; i += kTileColumns) {
-    store(s.awaiting + i, load<Vec<float>>(s.awaiting + i) + load<Vec<float>>(s.product + i));
+    store(out + i, load<Vec<float>>(out + i) * step.rescale);
   }
-  s.awaiting = nullptr;
 }
 
-template <class Path> void finish_step(const Step& step, float factor, AmxScratch<Path>& s) {
-  const int64_t begin = step.begin, end = step.end, column = step.column;
-  float* scores = reinterpret_cast<float*>(step.scores);
-  const auto largest = step.mask ? largest_scores<true>(step.mask, column, begin, end, scores)
-                                 : largest_scores<false>(step.mask, column, begin, end, scores);
-  const bool moved = move_column(column, largest, factor, s);
-  weigh_column(scores, column, end - begin, factor, moved, s);
-  add_product(s);
-  if (moved) rescale_output(column, s);
+// V' P': added to O' by the tile unit, or left in s.product.
+template <class Path> void multiply_values(const Step& step, AmxScratch<Path>& s) {
   TileFactor values = step.tile.values;
-  values.data = values.at(0, begin / kTileTerms, 0);
-  const TileFactor weights = {s.weight_tiles, kTileBytes, 0, kTileSize, s.tile_steps * kTileSize};
-  float* out = s.output_column(column / kTileColumns);
-  // The products of a tile are summed up before they meet O where its accuracy asks for it: see output_block().
-  if (!Path::kAddsInPlace) s.awaiting = out;
-  column_product<Path::kParts>(s.value_tiles, values, weights, (end - begin) / kTileTerms, Path::kAddsInPlace,
-                               Path::kAddsInPlace ? out : s.product);
+  values.data = values.at(0, step.begin / kTileTerms, 0);
+  const TileFactor weights = {s.weight_tiles[step.buffer], kTileBytes, 0, kTileSize, s.tile_steps * kTileSize};
+  if (Path::kAddsInPlace) rescale_output(step, s);
+  column_product<Path::kParts>(s.value_tiles, values, weights, (step.end - step.begin) / kTileTerms,
+                               Path::kAddsInPlace,
+                               Path::kAddsInPlace ? s.output_column(step.column / kTileColumns) : s.product);
+}
+
+// Where the accuracy of O asks for it, the products of a tile are summed up before they meet it: see output_block().
+template <class Path> void add_product(const Step& step, AmxScratch<Path>& s) {
+  if (Path::kAddsInPlace) return;
+  rescale_output(step, s);
+  float* out = s.output_column(step.column / kTileColumns);
+  for (int64_t i = 0; i < s.value_tiles * kTileSize / 4; i += kTileColumns) {
+    store(out + i, load<Vec<float>>(out + i) + load<Vec<float>>(s.product + i));
+  }
+}
+
+// Starts a step and brings the two before it, as far as there are such, one further.
+template <class Path>
+void advance(const Plan& plan, const Step* first, Step* second, const Step* third, float factor, AmxScratch<Path>& s) {
+  if (first) multiply_keys(*first, s);
+  if (third) multiply_values(*third, s);
+  if (second) weigh(plan, *second, factor, s);
+  if (third) add_product(*third, s);
 }
 
 // Does any query of an entry, which are `cells`, attend to a key that the products cannot take?
@@ -73,30 +89,35 @@ bool take_entries(const Call& call, int64_t pair, const Work& item, const Head& 
   [[maybe_unused]] const TileSession session;
   const Plan& plan = call.plan;
   const int64_t first_view = plan.components[item.component].key_view;
-  Step steps[2] = {{{}, Mask(plan, item.begin), 0, 0, 0, s.score_tiles[0]},
-                   {{}, Mask(plan, item.begin), 0, 0, 0, s.score_tiles[1]}};
-  Step *next = steps, *last = nullptr;
+  Step steps[3];
+  int64_t number = 0;
+  const auto step = [&](int64_t i) { return i >= 0 && i < number ? steps + i % 3 : nullptr; };
   for (int64_t i = item.begin; i < item.end; ++i) {
     const int64_t e = item.query_tile % 2 ? item.begin + item.end - 1 - i : i;  // to and fro, for the cache's sake
-    const PackedTile tile = find_tile<Path>(call, pair, first_view + plan.key_view[e], plan.indices[e], keys, values, s);
+    const int64_t view = first_view + plan.key_view[e];
+    const Tile tile = locate(plan.views[view], plan.indices[e]);
     const Mask mask(plan, e);
-    if (attends_to_unfit(tile, mask, cells)) return false;
+    PackedTile packed;
+    bool found = false;
     for (int64_t column = 0; column < cells; column += kTileColumns) {
-      next->tile = tile, next->mask = mask, next->column = column;
-      next->begin = 0, next->end = tile.rows;
-      if (next->mask) {
-        next->mask.reach(column, kTileColumns, next->begin, next->end);
-        next->begin = next->begin / kTileTerms * kTileTerms, next->end = round_up(next->end, kTileTerms);
-        if (next->begin == next->end) continue;
+      int64_t begin = 0, end = round_up(tile.cells(), kTileTerms);
+      if (mask) {
+        mask.reach(column, kTileColumns, begin, end);
+        begin = begin / kTileTerms * kTileTerms, end = round_up(end, kTileTerms);
+        if (begin == end) continue;
       }
-      ask_for_scores(*next, s);
-      if (last) finish_step(*last, factor, s);
-      last = next;
-      next = steps + (next == steps);
+      if (!found) {
+        packed = find_tile<Path>(call, pair, view, plan.indices[e], tile, keys, values, s);
+        if (attends_to_unfit(packed, mask, cells)) return false;
+        found = true;
+      }
+      steps[number % 3] = Step{packed, e, column, begin, end, int(number % 2), false, Vec<float>{}};
+      ++number;
+      advance(plan, step(number - 1), step(number - 2), step(number - 3), factor, s);
     }
   }
-  if (last) finish_step(*last, factor, s);
-  add_product(s);
+  advance(plan, nullptr, step(number - 1), step(number - 2), factor, s);
+  advance(plan, nullptr, nullptr, step(number - 1), factor, s);
   return true;
 }
 
@@ -123,7 +144,9 @@ void amx_forward(const Call& call, int64_t batch, int64_t head, const Work& item
   const Component& component = plan.components[item.component];
   const int64_t heads_kv = call.heads_q / call.group, head_kv = head / call.group;
   const Head queries(call.q, batch, head), keys(call.k, batch, head_kv), values(call.v, batch, head_kv);
-  const int64_t cells = list_positions(locate(plan.views[component.query_view], item.query_tile), s.query_position);
+  const Tile tile = locate(plan.views[component.query_view], item.query_tile);
+  prefetch_rows(queries, tile, call.head_dim * int64_t(sizeof(typename E::Storage)));
+  const int64_t cells = list_positions(tile, s.query_position);
   const Scale<float> scale(call.scale);
   bool done = pack_queries<Path>(queries, cells, scale.sign, call, s);
   if (done) {

@@ -92,7 +92,8 @@ Operand<typename Path::Row> tile_rows(const Head& head, const Tile& tile, int64_
 // Packs rows with `pack`. Keys with a number that is not fit are set in `unfit`, and packed as zeros: whoever may not
 // attend to them does not notice.
 template <class Path, class Pack>
-bool pack_fit(Operand<typename Path::Row> from, int64_t rows, int64_t ld, uint64_t* unfit, AmxScratch<Path>& s, Pack pack) {
+bool pack_fit(Operand<typename Path::Row> from, int64_t rows, int64_t ld, uint64_t* unfit, AmxScratch<Path>& s,
+              Pack pack) {
   typename Path::Check check;
   pack(from, check);
   if (check.passed()) return true;
@@ -109,44 +110,41 @@ bool pack_fit(Operand<typename Path::Row> from, int64_t rows, int64_t ld, uint64
   return false;
 }
 
-// A key tile out of the cache, packed where it is not there. The two tiles found last stay valid.
+// Packs a tile into a slot; true: all of its keys are fit.
 template <class Path>
-PackedTile find_tile(const Call& call, int64_t pair, int64_t view, int64_t number, const Head& keys, const Head& values,
-                     AmxScratch<Path>& s) {
+bool pack_tile(const Call& call, const Tile& tile, int64_t rows, const Head& keys, const Head& values, int slot,
+               uint64_t* unfit, AmxScratch<Path>& s) {
   using Check = typename Path::Check;
   using From = Operand<typename Path::Row>;
-  const Tile tile = locate(call.plan.views[view], number);
-  const int64_t rows = round_up(tile.cells(), kTileTerms), step = kTileSize, words = call.plan.block_kv / 64;
-  const bool direct = Path::kParts == 1 && rows == tile.cells() && call.head_dim % kTileTerms == 0 &&
-                      readable_in_place<typename Path::Raw>(keys, tile);
+  constexpr int64_t kBytes = sizeof(typename Path::E::Storage);
+  prefetch_rows(keys, tile, call.head_dim * kBytes);
+  prefetch_rows(values, tile, call.head_dim_v * kBytes);
+  const From k = tile_rows<Path>(keys, tile, rows, call.head_dim, s.staged_keys(), s);
+  const bool fit = pack_fit(k, rows, s.staged_keys(), unfit, s, [&](From from, Check& check) {
+    pack_keys<Path>(from, rows, s.keys_of(slot), check, s);
+  });
+  const From v = tile_rows<Path>(values, tile, rows, call.head_dim_v, s.staged_values(), s);
+  return pack_fit(v, rows, s.staged_values(), unfit, s, [&](From from, Check& check) {
+    pack_values<Path>(from, rows, s.values_of(slot), check, s);
+  }) && fit;
+}
+
+// A key tile out of the cache, packed where it is not there. The tiles found last stay valid: see kFewestTiles.
+template <class Path>
+PackedTile find_tile(const Call& call, int64_t pair, int64_t view, int64_t number, const Tile& tile, const Head& keys,
+                     const Head& values, AmxScratch<Path>& s) {
+  const int64_t rows = round_up(tile.cells(), kTileTerms), words = call.plan.block_kv / 64;
   bool hit;
   const int slot = s.cache.find(uint64_t(pair) + 1, uint64_t(view) << 32 | uint64_t(number), s.slots, hit);
   uint64_t* unfit = s.unfit + slot * words;
   if (!hit) {
     clear(unfit, words);
-    bool fit = true;
-    if (!direct) {
-      const From from = tile_rows<Path>(keys, tile, rows, call.head_dim, s.staged_keys(), s);
-      fit = pack_fit(from, rows, s.staged_keys(), unfit, s,
-                     [&](From at, Check& check) { pack_keys<Path>(at, rows, s.keys_of(slot), check, s); });
-    }
-    const From from = tile_rows<Path>(values, tile, rows, call.head_dim_v, s.staged_values(), s);
-    fit &= pack_fit(from, rows, s.staged_values(), unfit, s,
-                    [&](From at, Check& check) { pack_values<Path>(at, rows, s.values_of(slot), check, s); });
-    s.cache.unfit[slot] = !fit;
+    s.cache.unfit[slot] = !pack_tile(call, tile, rows, keys, values, slot, unfit, s);
   }
-  PackedTile found;
-  found.rows = rows;
-  found.unfit = s.cache.unfit[slot] ? unfit : nullptr;
-  if (direct) {
-    const auto at = in_place<typename Path::Raw>(keys, tile);
-    const int64_t ld = at.ld * int64_t(sizeof *at.data);
-    found.keys = {at.data, ld, kTileRows * ld, kTileBytes, 0};
-  } else {
-    found.keys = {s.keys_of(slot), kTileBytes, s.key_steps * step, step, s.key_part};
-  }
-  found.values = {s.values_of(slot), kTileBytes, s.tile_steps * step, step, s.value_part};
-  return found;
+  return {{s.keys_of(slot), kTileBytes, s.key_steps * kTileSize, kTileSize, s.key_part},
+          {s.values_of(slot), kTileBytes, s.tile_steps * kTileSize, kTileSize, s.value_part},
+          rows,
+          s.cache.unfit[slot] ? unfit : nullptr};
 }
 
 }  // namespace SPATTN_ISA

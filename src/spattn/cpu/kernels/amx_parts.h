@@ -86,7 +86,8 @@ template <class Type, int kCount> struct SplitParts {
   static constexpr float kExp2[] = {2.17022549e-4f, 1.24396884e-3f, 9.67884064e-3f, 5.54833412e-2f,
                                     2.40229830e-1f, 6.93147004e-1f, 1.0f};
 
-  // Numbers of which no part is subnormal nor rounds to infinity, and 0. Whoever attends to others is left to `Instead`.
+  // Numbers of which no part is subnormal nor rounds to infinity, and 0. Whoever attends to others is left to
+  // `Instead`.
   using Instead = Plain<Type>;
   struct Check {
     __mmask16 failed = 0;

@@ -15,12 +15,11 @@ template <class Path> struct AmxScratch : Scratch<float> {
   static constexpr int kParts = Path::kParts;
   TileCache& cache;
   int64_t key_steps, value_tiles, tile_steps;  // tiles along head_dim, head_dim_v and the keys
-  char* query_tiles;            // [column][part][key_steps]: Q', pairs of features by queries, times the sign of the scale
-  char* score_tiles[2];         // [keys / 16]: S' of a column; two columns are in work
-  char* weight_tiles;           // [part][tile_steps]: P' of a column, pairs of keys by queries
+  char* query_tiles;            // [column][part][key_steps]: Q' times the scale's sign, pairs of features by queries
+  char* score_tiles[2];         // [keys / 16]: S' of a step; the next one's is already being computed
+  char* weight_tiles[2];        // [part][tile_steps]: P' of a step, pairs of keys by queries; and of the one before
   float* output_tiles;          // [column][value_tiles]: O'
-  float* product;               // [value_tiles]: V' P' of a column, on its way to O'
-  float* awaiting;              // the column of O' that s.product has to be added to; null: none
+  float* product;               // [value_tiles]: V' P' of a step, on its way to O'
   typename Path::Row* staged;   // rows to pack
   int slots;
   int64_t key_part, value_part, slot_bytes;
@@ -28,7 +27,7 @@ template <class Path> struct AmxScratch : Scratch<float> {
   char* packed;     // [slots] of K [part][keys / 16][key_steps] and V' [part][value_tiles][tile_steps]
 
   AmxScratch(const Call& call, char* memory)
-      : Scratch<float>(call, memory, offset()), cache(*reinterpret_cast<TileCache*>(memory)), awaiting(nullptr) {
+      : Scratch<float>(call, memory, offset()), cache(*reinterpret_cast<TileCache*>(memory)) {
     const int64_t block_kv = call.plan.block_kv, columns = ld_query / kTileColumns;
     key_steps = (call.head_dim + kTileTerms - 1) / kTileTerms;
     value_tiles = (call.head_dim_v + kTileRows - 1) / kTileRows;
@@ -36,7 +35,8 @@ template <class Path> struct AmxScratch : Scratch<float> {
     carve(memory, query_tiles, columns * kParts * key_steps * kTileSize);
     carve(memory, score_tiles[0], block_kv / kTileRows * kTileSize);
     carve(memory, score_tiles[1], block_kv / kTileRows * kTileSize);
-    carve(memory, weight_tiles, kParts * tile_steps * kTileSize);
+    carve(memory, weight_tiles[0], kParts * tile_steps * kTileSize);
+    carve(memory, weight_tiles[1], kParts * tile_steps * kTileSize);
     carve(memory, output_tiles, columns * value_tiles * kTileSize / 4);
     carve(memory, product, value_tiles * kTileSize / 4);
     carve(memory, staged, block_kv * (staged_keys() > staged_values() ? staged_keys() : staged_values()));

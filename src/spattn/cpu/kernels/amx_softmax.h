@@ -58,13 +58,13 @@ template <class Path> bool move_column(int64_t column, Vec<float> tile_max, floa
   return true;
 }
 
-// s.weight_tiles = P' of `keys` keys, whole steps, from the scores of a column; updates its sums.
+// `out` = P' of `keys` keys, whole steps, from the scores of a column; updates its sums.
 template <class Path>
-void weigh_column(const float* scores, int64_t column, int64_t keys, float factor, bool moved, AmxScratch<Path>& s) {
+void weigh_column(const float* scores, int64_t column, int64_t keys, float factor, bool moved, char* out,
+                  AmxScratch<Path>& s) {
   using V = Vec<float>;
   const V origin = load<V>(s.origin + column);
   const int64_t part = s.tile_steps * kTileSize;
-  char* out = s.weight_tiles;
   V sum[kColumnChains] = {}, rounded[kColumnChains] = {};
   for (int64_t key = 0; key < keys; key += 2 * kColumnChains) {
     SPATTN_UNROLL
