@@ -101,7 +101,8 @@ inline void add_to_queries(const TileEntry& entry, int64_t ld, TileBackwardScrat
     const TileFactor b = {right, 4 * s.ld_query, kTileBytes, kPairRows * 4 * s.ld_query, 0};
     for (int64_t d = 0; d < s.depth_key; d += 2 * kTileRows) {
       const TileFactor a = {s.key_columns + d * ld + begin * kTileTerms, 2 * ld, kTileRows * 2 * ld, kTileBytes, 0};
-      multiply_strip(a, b, end - begin, true, s.dq_columns + d * s.ld_query + at * kTileColumns, 4 * s.ld_query, columns);
+      float* sum = s.dq_columns + d * s.ld_query + at * kTileColumns;
+      multiply_strip(a, b, end - begin, true, sum, 4 * s.ld_query, columns);
     }
   }
 }
@@ -131,8 +132,9 @@ inline void take_tile(const Call& call, const Component& component, int64_t numb
     find_gradients(call, entry, block, begin, end, s);
     if (!sums) continue;
     const int64_t key = block * kTileTerms;
-    add_to_keys(entry, key, s.weight_rows, s.dout_pairs, s.ld_value, begin, end, sums->dv, sums->ld_dv, sums->begin, s);
-    add_to_keys(entry, key, s.gradient_rows, s.query_pairs, s.ld_key, begin, end, sums->dk, sums->ld_dk, sums->begin, s);
+    const int64_t origin = sums->begin;
+    add_to_keys(entry, key, s.weight_rows, s.dout_pairs, s.ld_value, begin, end, sums->dv, sums->ld_dv, origin, s);
+    add_to_keys(entry, key, s.gradient_rows, s.query_pairs, s.ld_key, begin, end, sums->dk, sums->ld_dk, origin, s);
   }
   add_to_queries(entry, ld, s);
 }
@@ -143,8 +145,8 @@ inline bool transpose_dq(TileBackwardScratch& s) {
   return all_finite(s.dq, s.ld_query * s.ld_key);
 }
 
-// A key with NaN or an infinity also reaches dQ of rows that may not attend to it, as 0 * NaN. The sum is then done again
-// without such keys, so that these rows come out as if the keys were finite.
+// A key with NaN or an infinity also reaches dQ of rows that may not attend to it, as 0 * NaN. The sum is then done
+// again without such keys, so that these rows come out as if the keys were finite.
 inline void tile_backward(const Call& call, int64_t batch, int64_t head, const Work& item, const Sums& sums,
                           char* scratch) noexcept {
   TileBackwardScratch s(call, scratch);
