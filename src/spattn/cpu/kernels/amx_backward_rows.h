@@ -66,17 +66,16 @@ struct KeyRows {
 
 // K or V of a key tile, `rows` of them: in place, or copied and padded.
 inline KeyRows tile_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t depth,
-                         int64_t* position, float* buffer) {
+                         int64_t* position, uint16_t* buffer) {
   if (rows == tile.cells() && tile.even() && width == depth && head.feature == 2) {
     return {head.data + tile.start * head.position, tile.stride[2] * head.position};
   }
-  uint16_t* to = reinterpret_cast<uint16_t*>(buffer);
-  gather_rows<RawBfloat16>(head, tile, rows, width, depth, position, to);
-  return {reinterpret_cast<const char*>(to), 2 * depth};
+  gather_rows<RawBfloat16>(head, tile, rows, width, depth, position, buffer);
+  return {reinterpret_cast<const char*>(buffer), 2 * depth};
 }
 
 // s.key_columns = K' of a tile. Both halves of a pair of keys go through the 16 by 16 transpose as one number.
-inline void pack_key_columns(KeyRows keys, int64_t rows, TileBackwardScratch& s, int64_t ld) {
+inline void pack_key_columns(KeyRows keys, int64_t rows, int64_t ld, TileBackwardScratch& s) {
   constexpr int L = kLanes<float>;
   using Vector = BitsVec<float>;
   const auto pairs = [&](int64_t key, int64_t d) { return load<Vector>(keys.data + key * keys.ld + 2 * d); };
