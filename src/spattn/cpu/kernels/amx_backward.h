@@ -77,7 +77,7 @@ class TileItem {
       if (block.end % 2 && block.end < vectors_) clear_weights(matrices, block.end, s_);
     }
     for (int64_t i = 0; i < stretches; ++i) {
-      strips_.run(i + 1, stretches);
+      strips_.run(stretches - i);
       const int64_t row = i % (kTileRows / kRows) * kRows;
       const int64_t column = (block.begin + i / (kTileRows / kRows)) * kLanes<float>;
       if (allowed) {
@@ -118,14 +118,15 @@ class TileItem {
     const int64_t ld = call_.plan.block_kv;
     const int64_t *first = s_.first_active + block.entry_side * s_.blocks,
                   *last = s_.last_active + block.entry_side * s_.blocks;
-    pack_key_columns(block.keys, block.rows(), ld, s_);
-    if (!sums_) drop_nonfinite_keys(block.keys, block.place.cells(), cells_, Mask(call_.plan, block.entry), ld, s_);
     for (int64_t i = 0; i < block.blocks; ++i) {
+      pack_key_columns(block.keys, i * kTileTerms, ld, s_);
+      strips_.run(2 * block.blocks - i);  // half of what waits in all: the other half is for weigh()
       for (int64_t vector = 0; vector < vectors_; ++vector) {
         const bool idle = vector < first[i] || vector >= last[i];
         if (idle) clear_pairs(pairs(block) + i * kPairRows * s_.ld_query, vector, s_);
       }
     }
+    if (!sums_) drop_nonfinite_keys(block.keys, block.place.cells(), cells_, Mask(call_.plan, block.entry), ld, s_);
     for (int64_t at = 0; at < vectors_; at += 2) {
       const int64_t columns = vectors_ - at < 2 ? 1 : 2;
       const auto idle = [&](int64_t i) { return first[i] >= at + columns || last[i] <= at; };

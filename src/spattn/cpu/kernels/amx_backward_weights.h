@@ -28,7 +28,7 @@ struct WeightBlock {
 constexpr int kRows = 4;
 
 template <bool kMasked>
-void weigh_rows(const WeightBlock& block, int64_t row, int64_t column, float factor, float scale,
+void weigh_rows(WeightBlock block, int64_t row, int64_t column, float factor, float scale,
                 const TileBackwardScratch& s) {
   typedef uint16_t Halves __attribute__((vector_size(SPATTN_VECTOR_BYTES)));
   constexpr Halves kOrder = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,

@@ -39,13 +39,13 @@ struct Strips {
     }
   }
 
-  // Goes on until `part` of `whole` are done.
-  void run(int64_t part, int64_t whole) {
-    for (; done * whole < count * part; ++done) list[done].run();
+  // Runs one of `shares` shares of what waits.
+  void run(int64_t shares) {
+    for (const int64_t end = done + (count - done + shares - 1) / shares; done < end; ++done) list[done].run();
   }
 
   void finish() {
-    run(1, 1);
+    run(1);
     count = done = 0;
   }
 };
