@@ -3,7 +3,7 @@
 #include "forward.h"
 #include "kernels.h"
 #include "output.h"
-#if defined(__AMX_BF16__)  // by the compiler's flags, also where the instructions are emulated
+#if defined(SPATTN_AMX)
 #include "amx_backward.h"
 #endif
 
@@ -19,7 +19,7 @@ using Bfloat16Path = Paired;
 using Bfloat16Path = Plain<Bfloat16>;
 #endif
 
-#if defined(__AMX_BF16__)
+#if defined(SPATTN_AMX)
 constexpr BackwardFunction kBfloat16Backward = tile_backward;
 constexpr ScratchFunction kBfloat16BackwardScratch = tile_backward_scratch_bytes;
 #else
