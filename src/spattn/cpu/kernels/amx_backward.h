@@ -69,7 +69,7 @@ class TileItem {
     const WeightBlock matrices = weight_block(block, block.side);
     const Mask allowed = Mask(call_.plan, block.entry);
     const float factor = Scale<float>(call_.scale).factor, scale = float(call_.scale);
-    const int64_t key = block.index * kTileTerms, stretches = (block.end - block.begin) * (kTileRows / kRows);
+    const int64_t key = block.index * kTileTerms, stretches = (block.end - block.begin) * (kTileRows / kStretch);
     if (allowed) {
       const uint64_t* words = allowed.bits + key / 64;
       for (int64_t r = 0; r < cells_; ++r) s_.allowed[r] = uint32_t(words[r * allowed.words] >> (key % 64));
@@ -78,8 +78,8 @@ class TileItem {
     }
     for (int64_t i = 0; i < stretches; ++i) {
       strips_.run(stretches - i);
-      const int64_t row = i % (kTileRows / kRows) * kRows;
-      const int64_t column = (block.begin + i / (kTileRows / kRows)) * kLanes<float>;
+      const int64_t row = i % (kTileRows / kStretch) * kStretch;
+      const int64_t column = (block.begin + i / (kTileRows / kStretch)) * kLanes<float>;
       if (allowed) {
         weigh_rows<true>(matrices, row, column, factor, scale, s_);
       } else {

@@ -10,23 +10,23 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Sixteen columns from `column` on of one row each.
+// Sixteen bfloat16 of one row each.
 SPATTN_INLINE void store_halves(__m512i both, uint16_t* low, uint16_t* high) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm512_castsi512_si256(both));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_extracti64x4_epi64(both, 1));
 }
 
-// A block of kTileTerms keys: where its matrices start. Rows of the first four are `ld` = ld_query or `terms` apart.
+// Where the matrices of a block of keys start.
 struct WeightBlock {
-  const float *scores, *score_gradients;
-  uint16_t *weights, *gradients;
-  uint32_t* pairs;  // rows of ld_query
+  const float *scores, *score_gradients;  // S' and dP', rows of ld_query
+  uint16_t *weights, *gradients;          // P' and dS', rows of `terms`
+  uint32_t* pairs;                        // dS' by pairs of keys, rows of ld_query
 };
 
-// The keys [row, row + kRows) and those kTileRows after them, for the vector of queries that starts at `column`. The
-// rounding to bfloat16 hides what one part of lse2 and of the factor leave out: as much as the rounding of lse itself.
-constexpr int kRows = 4;
+constexpr int kStretch = 4;  // pairs of keys weighed between two products
 
+// The keys [row, row + kStretch) and those kTileRows after them, for the vector of queries that starts at `column`. The
+// rounding to bfloat16 hides what one part of lse2 and of the factor leave out: as much as the rounding of lse itself.
 template <bool kMasked>
 void weigh_rows(WeightBlock block, int64_t row, int64_t column, float factor, float scale,
                 const TileBackwardScratch& s) {
@@ -39,7 +39,7 @@ void weigh_rows(WeightBlock block, int64_t row, int64_t column, float factor, fl
   const __mmask16 present = _mm512_cmp_ps_mask((__m512)lse2, (__m512)splat(kInfinity<float>), _CMP_NEQ_UQ);
   const BitsVec<float> allowed = load<BitsVec<float>>(s.allowed + column) >> uint32_t(row);
   SPATTN_UNROLL
-  for (int i = 0; i < kRows; ++i) {
+  for (int i = 0; i < kStretch; ++i) {
     const auto weigh = [&](int half, __m512& weight, __m512& gradient) {
       const __m512i bit = (__m512i)splat_bits<float>(1u << (half * kTileRows + i));
       const __mmask16 keep = kMasked ? _mm512_mask_test_epi32_mask(present, (__m512i)allowed, bit) : present;
