@@ -115,8 +115,9 @@ def assert_same(a, b):
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=repr)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_patterns(dtype, pattern):
-    check(*problem(1, 4, 2, q_len=100, kv_len=131, head_dim=24, head_dim_v=40, dtype=dtype), pattern)
+@pytest.mark.parametrize("head_dim, head_dim_v", [(24, 40), (64, 32)])
+def test_patterns(dtype, pattern, head_dim, head_dim_v):
+    check(*problem(1, 4, 2, q_len=100, kv_len=131, head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype), pattern)
 
 
 @pytest.mark.parametrize("name", patterns.names())
@@ -152,7 +153,7 @@ def test_head_dims(head_dim):
 @pytest.mark.parametrize("tile", [(1, 64), (7, 64), (16, 64), (48, 64), (60, 192), (128, 64), (130, 128)])
 def test_any_tile_shape(tile):
     pattern = patterns.SlidingWindow(33, 21) | patterns.GlobalTokens(3)
-    for dtype in ("float32", "float64"):
+    for dtype in ("float32", "float64", "bfloat16"):
         arrays = problem(1, 2, q_len=190, kv_len=211, head_dim=24, dtype=dtype)
         check(*arrays, pattern, plan(pattern, 190, 211, tile=tile))
 
@@ -161,21 +162,38 @@ def test_any_tile_shape(tile):
     patterns.Neighborhood((9, 11), (5, 3)),
     patterns.Neighborhood((4, 5, 5), 3),
 ], ids=repr)  # fmt: skip
-def test_boxes_of_grids(pattern):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_boxes_of_grids(dtype, pattern):
     tokens = int(np.prod(pattern.grid))
-    check(*problem(1, 2, q_len=tokens, head_dim=16), pattern)
+    for head_dim in (16, 32):
+        check(*problem(1, 2, q_len=tokens, head_dim=head_dim, dtype=dtype), pattern)
 
 
 @pytest.mark.parametrize("q_len, kv_len", [(1, 1), (1, 300), (2, 64), (47, 5), (49, 65), (300, 1)])
-def test_lengths(q_len, kv_len):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lengths(dtype, q_len, kv_len):
     for pattern in (patterns.Full(), patterns.Causal()):
-        check(*problem(1, 2, q_len=q_len, kv_len=kv_len, head_dim=16), pattern)
+        check(*problem(1, 2, q_len=q_len, kv_len=kv_len, head_dim=16, dtype=dtype), pattern)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_with_one_key(dtype):
+    """Where O = V nothing depends on Q and K, and dS = P (dO V' - rowsum(dO O)) is 0 without a rounding error."""
+    dout, q, k, v = problem(1, 2, q_len=70, head_dim=24, head_dim_v=80, dtype=dtype)
+    made = cpu.plan_for(patterns.SlidingWindow(0, 0), q, k, v)
+    for isa in ISAS:
+        _, lse = cpu.forward(q, k, v, made, 0.2, isa=isa)
+        dq, dk, dv = cpu.backward(dout, q, k, v, v, lse, made, 0.2, isa=isa)
+        assert (dq == 0).all() and (dk == 0).all()
+        np.testing.assert_allclose(dv.astype(float), dout.astype(float), rtol=1e-5)
 
 
 @pytest.mark.parametrize("heads_q, heads_kv", [(8, 8), (8, 2), (6, 1), (9, 9)])
-def test_grouped_queries(heads_q, heads_kv):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_grouped_queries(dtype, heads_q, heads_kv):
     for batch in (1, 2):
-        check(*problem(batch, heads_q, heads_kv, q_len=110, head_dim=16), patterns.SlidingWindow(40, 3))
+        arrays = problem(batch, heads_q, heads_kv, q_len=110, head_dim=16, dtype=dtype)
+        check(*arrays, patterns.SlidingWindow(40, 3))
 
 
 @pytest.mark.parametrize("heads_kv", [1, 2, 4])
@@ -188,8 +206,9 @@ def test_patterns_that_differ_per_head(heads_kv):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_layouts(dtype, layout):
-    arrays = problem(2, 3, q_len=70, kv_len=130, head_dim=16, dtype=dtype, layout=layout)
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_layouts(dtype, layout, head_dim):
+    arrays = problem(2, 3, q_len=70, kv_len=130, head_dim=head_dim, dtype=dtype, layout=layout)
     plain = [np.ascontiguousarray(x) for x in arrays]
     for isa in ISAS:
         assert_same(gradients(*arrays, patterns.Causal(), isa), gradients(*plain, patterns.Causal(), isa))
@@ -218,9 +237,10 @@ def test_reads_nothing_beyond_the_arrays(dtype):
         check(*reverse, patterns.Full())
 
 
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
 @pytest.mark.parametrize("scale", [0.0, -0.7, 30.0])
-def test_scales(scale):
-    check(*problem(q_len=60, kv_len=90, head_dim=16, dtype="float64"), patterns.Causal(), scale=scale)
+def test_scales(dtype, scale):
+    check(*problem(q_len=60, kv_len=90, head_dim=16, dtype=dtype), patterns.Causal(), scale=scale)
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 3, 3), (2, 0, 3, 3), (2, 2, 0, 3), (2, 2, 3, 0)])
@@ -240,6 +260,7 @@ def test_rows_and_keys_without_a_partner():
     assert (dq[~mask.any(axis=3)] == 0).all() and (dk[~mask.any(axis=2)] == 0).all()
 
 
+@pytest.mark.parametrize("head_dim", [16, 32])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("isa", ISAS)
 class TestNonFinite:
@@ -247,8 +268,8 @@ class TestNonFinite:
 
     pattern = patterns.SlidingWindow(20, 10) | patterns.GlobalTokens(1)
 
-    def arrays(self, dtype):
-        return problem(1, 2, q_len=70, kv_len=140, head_dim=16, dtype=dtype)
+    def arrays(self, dtype, head_dim):
+        return problem(1, 2, q_len=70, kv_len=140, head_dim=head_dim, dtype=dtype)
 
     def check(self, arrays, isa):
         clean = [np.where(np.isfinite(x), x, x.dtype.type(0)) for x in arrays]
@@ -261,20 +282,20 @@ class TestNonFinite:
 
     @pytest.mark.parametrize("value", [np.nan, np.inf])
     @pytest.mark.parametrize("which", [0, 1, 2, 3], ids=["dout", "q", "k", "v"])
-    def test_one_value(self, isa, dtype, which, value):
-        arrays = self.arrays(dtype)
+    def test_one_value(self, isa, dtype, head_dim, which, value):
+        arrays = self.arrays(dtype, head_dim)
         arrays[which][:, 0, 40, 3] = value
         self.check(arrays, isa)
 
-    def test_keys_that_nobody_may_see(self, isa, dtype):
-        dout, q, k, v = self.arrays(dtype)
+    def test_keys_that_nobody_may_see(self, isa, dtype, head_dim):
+        dout, q, k, v = self.arrays(dtype, head_dim)
         pattern = patterns.SlidingWindow(20, 10)
         expected = gradients(dout, q, k, v, pattern, isa)
         k[:, :, :40], v[:, :, :40] = np.nan, np.inf
         assert_same(gradients(dout, q, k, v, pattern, isa), expected)
 
-    def test_rows_without_a_finite_logit(self, isa, dtype):
-        arrays = self.arrays(dtype)
+    def test_rows_without_a_finite_logit(self, isa, dtype, head_dim):
+        arrays = self.arrays(dtype, head_dim)
         arrays[1][..., 0] = 1
         arrays[2][:, :, 75:, 0] = -np.inf
         arrays[2][:, :, 0, 0] = -np.inf  # the global token

@@ -296,6 +296,9 @@ cdef class Backward(Run):
     cdef int64_t unit_count, per_head    # of all; of a (batch, key-value head)
     cdef int64_t kv_len, heads_kv
     cdef bint in_place                   # the sums are dK and dV themselves
+    cdef bint by_thread                  # a head's only unit: its thread writes dK and dV while the sums are in a cache
+    cdef char* dk_rows                   # the sums of all units, or of all threads
+    cdef char* dv_rows
 
     cdef prepare(self, gradients, split, int threads):
         cdef Call* call = &self.call
@@ -308,7 +311,8 @@ cdef class Backward(Run):
         self.per_head, self.heads_kv, self.kv_len = split.per_head, dk.shape[1], dk.shape[2]
         self.sums = <Sums*>self.workspace(self.unit_count * sizeof(Sums))
         self.in_place = self.per_head == 1 and all([self.fits(x) for x in (dk, dv)])
-        self.describe_sums(0 if self.in_place else split.rows)
+        self.by_thread = self.per_head == 1 and not self.in_place
+        self.describe_sums(0 if self.in_place else threads * self.kv_len if self.by_thread else split.rows)
 
     cdef fits(self, x):
         """Can the kernels add to the rows of an output?"""
@@ -317,16 +321,18 @@ cdef class Backward(Run):
                 and x.ctypes.data % size == 0 and x.shape[3] * size % 64 == 0)
 
     cdef describe_sums(self, int64_t rows):
-        """Where each unit adds up: the outputs, or `rows` rows of workspace for dK and dV each."""
+        """Where each unit adds up: the outputs, or `rows` rows of workspace for dK and dV each.
+
+        Threads place the sums of their units themselves.
+        """
         cdef int64_t i, ld_dk, ld_dv
         cdef Array *dk = &self.call.dk, *dv = &self.call.dv
         cdef const Unit* unit
         cdef Sums* sums
-        cdef char *dk_rows, *dv_rows
         ld_dk = self.row_bytes(self.call.head_dim) // self.value_bytes
         ld_dv = self.row_bytes(self.call.head_dim_v) // self.value_bytes
-        dk_rows = self.workspace(rows * ld_dk * self.value_bytes)
-        dv_rows = self.workspace(rows * ld_dv * self.value_bytes)
+        self.dk_rows = self.workspace(rows * ld_dk * self.value_bytes)
+        self.dv_rows = self.workspace(rows * ld_dv * self.value_bytes)
         for i in range(self.unit_count):
             unit, sums = self.units + i, self.sums + i
             sums.begin, sums.end = unit.begin, unit.end
@@ -335,9 +341,12 @@ cdef class Backward(Run):
                 sums.dv = dv.data + unit.batch * dv.stride[0] + unit.head_kv * dv.stride[1]
                 sums.ld_dk, sums.ld_dv = dk.stride[2] // self.value_bytes, dv.stride[2] // self.value_bytes
             else:
-                sums.dk = dk_rows + unit.offset * ld_dk * self.value_bytes
-                sums.dv = dv_rows + unit.offset * ld_dv * self.value_bytes
                 sums.ld_dk, sums.ld_dv = ld_dk, ld_dv
+                self.place_sums(sums, unit.offset)
+
+    cdef void place_sums(self, Sums* sums, int64_t row) noexcept nogil:
+        sums.dk = self.dk_rows + row * sums.ld_dk * self.value_bytes
+        sums.dv = self.dv_rows + row * sums.ld_dv * self.value_bytes
 
     cdef int64_t row_bytes(self, int64_t width) noexcept nogil:
         """Bytes of a row of sums: whole 64-byte blocks."""
@@ -348,7 +357,7 @@ cdef class Backward(Run):
             return self.unit_count
         if step == 1:
             return self.count_tasks(self.merge_variants, kMergesAtOnce)
-        if step == 2 and not self.in_place:
+        if step == 2 and not self.in_place and not self.by_thread:
             return self.unit_count // self.per_head * self.tasks_per_head()
         return -1
 
@@ -356,8 +365,14 @@ cdef class Backward(Run):
         return (self.kv_len + kKeysAtOnce - 1) // kKeysAtOnce
 
     cdef void take(self, int step, int64_t task, int thread) noexcept nogil:
+        cdef int64_t piece
         if step == 0:
+            if self.by_thread:
+                self.place_sums(self.sums + task, thread * self.kv_len)
             self.take_unit(self.units[task], self.sums[task], thread)
+            if self.by_thread:
+                for piece in range(self.tasks_per_head()):
+                    self.add_units(task, piece * kKeysAtOnce, thread)
         elif step == 1:
             self.merge_with(self.table.merge_dq[self.dtype], task, thread)
         else:

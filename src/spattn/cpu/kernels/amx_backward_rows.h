@@ -66,35 +66,33 @@ struct KeyRows {
 
 // K or V of a key tile, `rows` of them: in place, or copied and padded.
 inline KeyRows tile_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t depth,
-                         int64_t* position, float* buffer) {
+                         int64_t* position, uint16_t* buffer) {
   if (rows == tile.cells() && tile.even() && width == depth && head.feature == 2) {
     return {head.data + tile.start * head.position, tile.stride[2] * head.position};
   }
-  uint16_t* to = reinterpret_cast<uint16_t*>(buffer);
-  gather_rows<RawBfloat16>(head, tile, rows, width, depth, position, to);
-  return {reinterpret_cast<const char*>(to), 2 * depth};
+  gather_rows<RawBfloat16>(head, tile, rows, width, depth, position, buffer);
+  return {reinterpret_cast<const char*>(buffer), 2 * depth};
 }
 
-// s.key_columns = K' of a tile. Both halves of a pair of keys go through the 16 by 16 transpose as one number.
-inline void pack_key_columns(KeyRows keys, int64_t rows, TileBackwardScratch& s, int64_t ld) {
+// s.key_columns = K', for the block of keys that starts at `key`. Both halves of a pair of keys go through the 16 by 16
+// transpose as one number.
+inline void pack_key_columns(KeyRows keys, int64_t key, int64_t ld, TileBackwardScratch& s) {
   constexpr int L = kLanes<float>;
   using Vector = BitsVec<float>;
-  const auto pairs = [&](int64_t key, int64_t d) { return load<Vector>(keys.data + key * keys.ld + 2 * d); };
-  for (int64_t key = 0; key < rows; key += kTileTerms) {
-    for (int64_t d = 0; d < s.depth_key; d += kTileTerms) {
-      uint16_t* out = s.key_columns + d * ld + key;
-      Vec<float> even[L], odd[L];
-      SPATTN_UNROLL
-      for (int i = 0; i < L; ++i) even[i] = (Vec<float>)((pairs(key + i, d) & 0xffff) | pairs(key + L + i, d) << 16);
-      transpose<float>(even);
-      SPATTN_UNROLL
-      for (int i = 0; i < L; ++i) store(out + 2 * i * ld, even[i]);
-      SPATTN_UNROLL
-      for (int i = 0; i < L; ++i) odd[i] = (Vec<float>)(pairs(key + i, d) >> 16 | (pairs(key + L + i, d) & 0xffff0000));
-      transpose<float>(odd);
-      SPATTN_UNROLL
-      for (int i = 0; i < L; ++i) store(out + (2 * i + 1) * ld, odd[i]);
-    }
+  const auto pairs = [&](int64_t row, int64_t d) { return load<Vector>(keys.data + (key + row) * keys.ld + 2 * d); };
+  for (int64_t d = 0; d < s.depth_key; d += kTileTerms) {
+    uint16_t* out = s.key_columns + d * ld + key;
+    Vec<float> even[L], odd[L];
+    SPATTN_UNROLL
+    for (int i = 0; i < L; ++i) even[i] = (Vec<float>)((pairs(i, d) & 0xffff) | pairs(L + i, d) << 16);
+    transpose<float>(even);
+    SPATTN_UNROLL
+    for (int i = 0; i < L; ++i) store(out + 2 * i * ld, even[i]);
+    SPATTN_UNROLL
+    for (int i = 0; i < L; ++i) odd[i] = (Vec<float>)(pairs(i, d) >> 16 | (pairs(L + i, d) & 0xffff0000));
+    transpose<float>(odd);
+    SPATTN_UNROLL
+    for (int i = 0; i < L; ++i) store(out + (2 * i + 1) * ld, odd[i]);
   }
 }
 

@@ -29,7 +29,7 @@ void take_gradients(const Call& call, const Component& component, int64_t entry,
   add_query_gradients(tile, s);
 }
 
-// The end of an item: its rows of s.dq go to dQ or to the workspace, after the exact path has dealt with those that need it.
+// The end of an item: its rows of s.dq go to dQ or a slot, once the exact path has dealt with those that need it.
 template <class E>
 void write_query_gradients(const Call& call, int64_t batch, int64_t head, const Work& item, const Tile& place,
                            const Sums& sums, BackwardScratch<typename E::Compute>& s) {

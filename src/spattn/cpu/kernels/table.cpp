@@ -6,7 +6,7 @@
 #include "forward.h"
 #include "kernels.h"
 #include "output.h"
-#if defined(__AMX_BF16__)  // by the compiler's flags, also where the instructions are emulated
+#if defined(SPATTN_AMX)
 #include "amx_backward.h"
 #endif
 
@@ -41,7 +41,7 @@ using ForwardFloat32 = Multiply<Plain<Float32>>;
 using ForwardFloat16 = Multiply<Plain<Float16>>;
 #endif
 
-#if defined(__AMX_BF16__)
+#if defined(SPATTN_AMX)
 constexpr BackwardFunction kBfloat16Backward = tile_backward;
 constexpr ScratchFunction kBfloat16BackwardScratch = tile_backward_scratch_bytes;
 #else
