@@ -116,9 +116,6 @@ bool pack_tile(const Call& call, const Tile& tile, int64_t rows, const Head& key
                uint64_t* unfit, AmxScratch<Path>& s) {
   using Check = typename Path::Check;
   using From = Operand<typename Path::Row>;
-  constexpr int64_t kBytes = sizeof(typename Path::E::Storage);
-  prefetch_rows(keys, tile, call.head_dim * kBytes);
-  prefetch_rows(values, tile, call.head_dim_v * kBytes);
   const From k = tile_rows<Path>(keys, tile, rows, call.head_dim, s.staged_keys(), s);
   const bool fit = pack_fit(k, rows, s.staged_keys(), unfit, s, [&](From from, Check& check) {
     pack_keys<Path>(from, rows, s.keys_of(slot), check, s);
@@ -127,6 +124,14 @@ bool pack_tile(const Call& call, const Tile& tile, int64_t rows, const Head& key
   return pack_fit(v, rows, s.staged_values(), unfit, s, [&](From from, Check& check) {
     pack_values<Path>(from, rows, s.values_of(slot), check, s);
   }) && fit;
+}
+
+// A tile of which nothing is packed, nor perhaps cached: on its way from memory.
+template <int kLocality, class Path>
+void expect_tile(const Call& call, const Tile& tile, const Head& keys, const Head& values) {
+  constexpr int64_t kBytes = sizeof(typename Path::E::Storage);
+  prefetch_rows<kLocality>(keys, tile, call.head_dim * kBytes);
+  prefetch_rows<kLocality>(values, tile, call.head_dim_v * kBytes);
 }
 
 // A key tile out of the cache, packed where it is not there. The tiles found last stay valid: see kFewestTiles.
@@ -138,6 +143,9 @@ PackedTile find_tile(const Call& call, int64_t pair, int64_t view, int64_t numbe
   const int slot = s.cache.find(uint64_t(pair) + 1, uint64_t(view) << 32 | uint64_t(number), s.slots, hit);
   uint64_t* unfit = s.unfit + slot * words;
   if (!hit) {
+    const View& all = call.plan.views[view];
+    expect_tile<3, Path>(call, tile, keys, values);
+    if (number + 1 < all.tiles) expect_tile<2, Path>(call, locate(all, number + 1), keys, values);  // likely the next
     clear(unfit, words);
     s.cache.unfit[slot] = !pack_tile(call, tile, rows, keys, values, slot, unfit, s);
   }
