@@ -1,4 +1,4 @@
-"""What only the AMX kernels do: packed key tiles that a thread keeps, and float32 as three bfloat16 parts.
+"""What only the AMX kernels do: packed key tiles that a thread keeps, and float16 as two bfloat16 parts.
 
 Runs where AMX is, and in builds with ``-Damx_emulated=true``.
 """
@@ -10,12 +10,12 @@ import pytest
 
 from spattn import cpu, patterns
 from spattn.plan import plan
-from spattn.testing import DTYPES, inputs
+from spattn.testing import inputs
 
 from .test_forward import check
 
 pytestmark = pytest.mark.skipif("amx" not in cpu.instruction_sets(), reason="neither AMX nor an emulating build")
-NARROW = [name for name in DTYPES if name != "float64"]
+NARROW = ["float16", "bfloat16"]
 
 
 def forward(q, k, v, made):
@@ -51,40 +51,26 @@ def test_rows_in_place_and_gathered(dtype, layout):
     same(forward(q, k, v, made), forward(*apart, made))
 
 
-@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 3.4e38, 1e-40])
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", NARROW)
-def test_numbers_without_parts_at_keys_that_nobody_sees(dtype, poison):
+def test_numbers_that_are_not_finite_at_keys_that_nobody_sees(dtype, poison):
     """To the bit: every third key, in the middle of tiles, is unseen."""
     q, k, v = inputs(1, 2, q_len=150, kv_len=150, head_dim=40, head_dim_v=24, dtype=dtype)
     made = plan(patterns.Columns(3, 1, 3), 150, 150, tile=cpu.TILE)
     clean = forward(q, k, v, made)
-    with np.errstate(over="ignore"):
-        k[:, :, ::3], v[:, :, ::3] = k.dtype.type(poison), v.dtype.type(poison)
+    k[:, :, ::3], v[:, :, ::3] = poison, poison
     same(clean, forward(q, k, v, made))
 
 
-@pytest.mark.parametrize("which", range(3))
-@pytest.mark.parametrize("size", [3.4e38, -3.4e38, 1e-36, 1e-41])
-def test_numbers_without_parts(size, which):
-    """Ones that round to infinity in bfloat16, and ones of which bits would be lost, in some rows of an array."""
-    arrays = inputs(1, 2, q_len=150, kv_len=150, head_dim=40, head_dim_v=24)
-    arrays[which][..., 3] = 0
-    arrays[which][:, :, 70:90, 3] = size
-    if which < 2:  # logits to which they matter
-        arrays[1 - which][..., 3] = min(1 / abs(size), 3e38)
-    check(*arrays, patterns.SlidingWindow(40, 30), "amx")
-
-
-@pytest.mark.parametrize("power", [-99, -60, 60, 110])
-def test_sizes_that_have_parts(power):
-    q, k, v = inputs(1, 2, q_len=150, kv_len=150, head_dim=40, head_dim_v=24)
-    v *= np.float32(2.0) ** power
+@pytest.mark.parametrize("size", [6e4, 6e-8])
+def test_largest_and_smallest_float16(size):
+    q, k, v = inputs(1, 2, q_len=150, kv_len=150, head_dim=40, head_dim_v=24, dtype="float16")
+    v[:, :, 70:90] = size
     check(q, k, v, patterns.SlidingWindow(40, 30), "amx")
-    k *= np.float32(2.0) ** (power // 2)
-    q *= np.float32(2.0) ** (-power // 2)
+    k[:, :, 70:90, 3], q[..., 3] = size, min(1 / size, 1)
     check(q, k, v, patterns.SlidingWindow(40, 30), "amx")
 
 
 def test_scratch_of_tiles_that_are_larger_than_the_cache():
-    q, k, v = inputs(1, 1, q_len=600, kv_len=2048, head_dim=256)
+    q, k, v = inputs(1, 1, q_len=600, kv_len=2048, head_dim=256, dtype="float16")
     check(q, k, v, patterns.Full(), "amx", made=plan(patterns.Full(), 600, 2048, tile=(48, 512)))

@@ -3,10 +3,6 @@
 // `tdpbf16ps` adds to a tile C of 16 x 16 float32 the product of A, 16 rows of 32 terms, and B, 16 rows of 16 columns of
 // two neighbouring terms. The even and the odd terms are summed up apart, then together, then added to C. Subnormal numbers
 // count as 0.
-//
-// Float32 operands come as the sum of three bfloat16 parts, high, middle and low, which hold all 24 bits of a number. Six
-// of the nine products of parts are kept, those above 2^-27 of the largest; the five small ones are added up first, so
-// that the rounding errors are those of one float32 sum.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -85,7 +81,7 @@ struct TileFactor {
   int64_t ld;     // from row to row of a tile
   int64_t block;  // from a tile to the next one of C's rows (A) or columns (B)
   int64_t step;   // from a tile to the next one along the terms
-  int64_t part;   // from a part to the next lower one
+  int64_t part;   // from the high parts of the numbers to the low ones
 
   const void* at(int index, int64_t terms, int number) const {
     return static_cast<const char*>(data) + index * block + terms * step + number * part;
@@ -105,11 +101,10 @@ template <int M, int N> SPATTN_INLINE void multiply_tiles() {
   if constexpr (M > 1 && N > 1) tile_dot<3, 5, 7>();
 }
 
-// C = A B, or C += A B, for M by N tiles of C, at most 2 by 2, over `steps` times kTileTerms terms, with factors of
-// kParts parts, 1 or 3. `ld` counts the bytes from row to row of C, whose tiles are adjacent.
-template <int kParts, int M, int N>
+// C = A B, or C += A B, for M by N tiles of C, at most 2 by 2, over `steps` times kTileTerms terms. `ld` counts the bytes from row to row of C, whose tiles are adjacent.
+template <int M, int N>
 SPATTN_INLINE void tile_product(const TileFactor& a, const TileFactor& b, int64_t steps, bool add, void* c, int64_t ld) {
-  static_assert(M <= 2 && N <= 2 && (kParts == 1 || kParts == 3), "eight registers: four of C, two each of A and B");
+  static_assert(M <= 2 && N <= 2, "eight registers: four of C, two each of A and B");
   char* out = static_cast<char*>(c);
   const auto each = [&](auto visit0, auto visit1, auto visit2, auto visit3) {
     visit0(out);
@@ -123,15 +118,6 @@ SPATTN_INLINE void tile_product(const TileFactor& a, const TileFactor& b, int64_
   } else {
     each([](char*) { tile_zero<0>(); }, [](char*) { tile_zero<1>(); }, [](char*) { tile_zero<2>(); },
          [](char*) { tile_zero<3>(); });
-  }
-  if constexpr (kParts == 3) {
-    for (int64_t t = 0; t < steps; ++t) {  // low by high, middle by high, middle by middle, high by middle, high by low
-      load_tiles<6, N>(b, t, 0), load_tiles<4, M>(a, t, 2), multiply_tiles<M, N>();
-      load_tiles<4, M>(a, t, 1), multiply_tiles<M, N>();
-      load_tiles<6, N>(b, t, 1), multiply_tiles<M, N>();
-      load_tiles<4, M>(a, t, 0), multiply_tiles<M, N>();
-      load_tiles<6, N>(b, t, 2), multiply_tiles<M, N>();
-    }
   }
   for (int64_t t = 0; t < steps; ++t) load_tiles<4, M>(a, t, 0), load_tiles<6, N>(b, t, 0), multiply_tiles<M, N>();
   each([&](char* p) { tile_store<0>(p, ld); }, [&](char* p) { tile_store<1>(p, ld); },

@@ -53,7 +53,7 @@ inline void pack_queries(const Call& call, int64_t batch, int64_t head, const Ti
   for (int64_t first = 0; first < s.ld_query; first += kTileRows) {
     const TileFactor out = {rows.out + first * s.depth_value, 2 * s.depth_value, 0, kTileBytes, 0};
     const TileFactor dout = {s.dout_columns + first, 4 * s.ld_query, 0, kPairRows * 4 * s.ld_query, 0};
-    tile_product<1, 1, 1>(out, dout, s.depth_value / kTileTerms, false, s.partial, kTileBytes);
+    tile_product<1, 1>(out, dout, s.depth_value / kTileTerms, false, s.partial, kTileBytes);
     for (int i = 0; i < kTileRows; ++i) s.delta[first + i] = s.partial[i * kTileColumns + i];
   }
 }

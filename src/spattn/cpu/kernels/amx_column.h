@@ -18,7 +18,7 @@ template <int M> SPATTN_INLINE void column_step(const TileFactor& a, int64_t ter
 // C = A B, or C += A B, for M tiles of C, adjacent in memory; as tile_product() otherwise.
 template <int kParts, int M>
 SPATTN_INLINE void column_product(const TileFactor& a, const TileFactor& b, int64_t steps, bool add, void* c) {
-  static_assert(M <= 4 && (kParts <= 3), "four registers of C, two of A, one of B");
+  static_assert(M <= 4 && kParts <= 2, "four registers of C, two of A, one of B");
   char* out = static_cast<char*>(c);
   if (add) {
     tile_load<0>(out, kTileBytes);
@@ -31,14 +31,7 @@ SPATTN_INLINE void column_product(const TileFactor& a, const TileFactor& b, int6
     if constexpr (M > 2) tile_zero<2>();
     if constexpr (M > 3) tile_zero<3>();
   }
-  if constexpr (kParts == 3) {
-    for (int64_t t = 0; t < steps; ++t) {  // the order of tile_product()
-      tile_load<6>(b.at(0, t, 0), b.ld), column_step<M>(a, t, 2), column_step<M>(a, t, 1);
-      tile_load<6>(b.at(0, t, 1), b.ld), column_step<M>(a, t, 1), column_step<M>(a, t, 0);
-      tile_load<6>(b.at(0, t, 2), b.ld), column_step<M>(a, t, 0);
-    }
-  }
-  if constexpr (kParts == 2) {
+  if constexpr (kParts == 2) {  // high by low and low by high first: small numbers round less
     for (int64_t t = 0; t < steps; ++t) {
       tile_load<6>(b.at(0, t, 0), b.ld), column_step<M>(a, t, 1);
       tile_load<6>(b.at(0, t, 1), b.ld), column_step<M>(a, t, 0);

@@ -161,7 +161,7 @@ void amx_forward(const Call& call, int64_t batch, int64_t head, const Work& item
     return;
   }
   transpose_output(cells, s);
-  finish_item<E>(call, batch, head, item, cells, queries, keys, values, scale, Path::normaliser(s), s);
+  finish_item<E>(call, batch, head, item, cells, queries, keys, values, scale, s.row_sum, s);
 }
 
 }  // namespace SPATTN_ISA

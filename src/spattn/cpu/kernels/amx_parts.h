@@ -1,5 +1,6 @@
-// What AMX multiplies: bfloat16 as it is, float32 as three bfloat16 parts, float16 as two. `terms` are 32 neighbouring
-// terms of a row, `pairs` two rows' terms side by side, one in each half of a lane.
+// What AMX multiplies: bfloat16 as it is, float16 as two bfloat16 parts. `terms` are 32 neighbouring terms of a row, `pairs`
+// two rows' terms side by side, one in each half of a lane. float32 would need three parts and six products, which is
+// slower than multiply-adds: see docs/decisions/007-amx.md.
 #pragma once
 #include <immintrin.h>
 
@@ -67,38 +68,28 @@ struct WholeParts {
                Paired::widen(reinterpret_cast<const char*>(odd)) << 16;
     check.look_at(parts[0]);
   }
-  // Weights of two neighbouring keys; `total` takes in what they were rounded to: see Paired::join().
-  static SPATTN_INLINE void join(Vec<float> even, Vec<float> odd, Bits (&parts)[kParts], Vec<float>& total) {
+  // Weights of two neighbouring keys.
+  static SPATTN_INLINE void join(Vec<float> even, Vec<float> odd, Bits (&parts)[kParts]) {
     parts[0] = alternate(_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even));
-    total += even_terms(parts[0]) + odd_terms(parts[0]);
   }
-  static float* normaliser(Scratch<float>& s) { return s.weight_sum; }
 };
 
-// Numbers of up to 24 bits as the sum of bfloat16 parts of 8 bits, each the rest that the one before leaves.
-template <class Type, int kCount> struct SplitParts {
-  using E = Type;
-  using Raw = Type;
+// float16, whose 11 bits two bfloat16 parts hold; weights keep 16 bits. The product of the low parts is left out.
+struct TwoParts {
+  using E = Float16;
+  using Raw = Float16;
   using Row = float;
   using Bits = BitsVec<float>;
-  static constexpr int kParts = kCount;
+  static constexpr int kParts = 2;
   static constexpr bool kAddsInPlace = false;
   static constexpr float kExp2[] = {2.17022549e-4f, 1.24396884e-3f, 9.67884064e-3f, 5.54833412e-2f,
                                     2.40229830e-1f, 6.93147004e-1f, 1.0f};
 
-  // Numbers of which no part is subnormal nor rounds to infinity, and 0. Whoever attends to others is left to
-  // `Instead`.
-  using Instead = Plain<Type>;
+  using Instead = Plain<Float16>;
   struct Check {
     __mmask16 failed = 0;
 
-    SPATTN_INLINE void look_at(Vec<float> x) {
-      constexpr uint32_t kSmallest = 0x0d800000, kLargest = 0x7f7f7fff;  // 2^-100; the next number rounds to infinity
-      const __m512i magnitude = (__m512i)((Bits)x & 0x7fffffff);
-      const __m512i above = _mm512_sub_epi32(magnitude, _mm512_set1_epi32(kSmallest));
-      failed |= _mm512_mask_cmpgt_epu32_mask(_mm512_test_epi32_mask(magnitude, magnitude), above,
-                                             _mm512_set1_epi32(kLargest - kSmallest));
-    }
+    SPATTN_INLINE void look_at(Vec<float> x) { failed |= _mm512_fpclass_ps_mask((__m512)x, 0x99); }  // infinite, NaN
     void look_at(const Row* row, int64_t count) {
       for (int64_t i = 0; i < count; i += kTileColumns) look_at(load<Vec<float>>(row + i));
     }
@@ -126,10 +117,9 @@ template <class Type, int kCount> struct SplitParts {
     check.look_at(a), check.look_at(b);
     split(a, b, [&](int p, __m512bh, Bits mixed) { parts[p] = mixed; });
   }
-  static SPATTN_INLINE void join(Vec<float> even, Vec<float> odd, Bits (&parts)[kParts], Vec<float>&) {
+  static SPATTN_INLINE void join(Vec<float> even, Vec<float> odd, Bits (&parts)[kParts]) {
     split(even, odd, [&](int p, __m512bh, Bits mixed) { parts[p] = mixed; });
   }
-  static float* normaliser(Scratch<float>& s) { return s.row_sum; }
 };
 
 }  // namespace SPATTN_ISA

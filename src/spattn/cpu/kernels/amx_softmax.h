@@ -65,7 +65,7 @@ void weigh_column(const float* scores, int64_t column, int64_t keys, float facto
   using V = Vec<float>;
   const V origin = load<V>(s.origin + column);
   const int64_t part = s.tile_steps * kTileSize;
-  V sum[kColumnChains] = {}, rounded[kColumnChains] = {};
+  V sum[kColumnChains] = {};
   for (int64_t key = 0; key < keys; key += 2 * kColumnChains) {
     SPATTN_UNROLL
     for (int i = 0; i < kColumnChains; ++i, scores += 2 * kTileColumns, out += kTileBytes) {
@@ -73,17 +73,12 @@ void weigh_column(const float* scores, int64_t column, int64_t keys, float facto
       const V odd = exp2_floor(exponent<float>(load<V>(scores + kTileColumns), origin, factor), Path::kExp2);
       sum[i] += even + odd;
       typename Path::Bits parts[Path::kParts];
-      Path::join(even, odd, parts, rounded[i]);
+      Path::join(even, odd, parts);
       for (int p = 0; p < Path::kParts; ++p) store(out + p * part, parts[p]);
     }
   }
-  V row_sum = load<V>(s.row_sum + column), weight_sum = load<V>(s.weight_sum + column);
-  if (moved) {
-    const V rescale = load<V>(s.rescale + column);
-    row_sum *= rescale, weight_sum *= rescale;
-  }
-  store(s.row_sum + column, row_sum + add_up<kColumnChains>(sum));
-  store(s.weight_sum + column, weight_sum + add_up<kColumnChains>(rounded));
+  const V before = load<V>(s.row_sum + column);
+  store(s.row_sum + column, (moved ? before * load<V>(s.rescale + column) : before) + add_up<kColumnChains>(sum));
 }
 
 }  // namespace SPATTN_ISA

@@ -18,9 +18,9 @@ struct Strip {
 
   void run() const {
     if (wide) {
-      tile_product<1, 2, 2>(a, b, steps, add, c, ld);
+      tile_product<2, 2>(a, b, steps, add, c, ld);
     } else {
-      tile_product<1, 2, 1>(a, b, steps, add, c, ld);
+      tile_product<2, 1>(a, b, steps, add, c, ld);
     }
   }
 };

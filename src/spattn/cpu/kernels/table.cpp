@@ -1,13 +1,11 @@
 // Compiled once per instruction set, with -DSPATTN_ISA=name and that set's flags, into a library of its own.
 #include "backward.h"
-#if defined(__AMX_BF16__)
-#include "amx_forward.h"
-#endif
 #include "forward.h"
 #include "kernels.h"
 #include "output.h"
 #if defined(SPATTN_AMX)
 #include "amx_backward.h"
+#include "amx_forward.h"
 #endif
 
 #define SPATTN_STRING_(x) #x
@@ -21,25 +19,22 @@ template <class Path> struct Multiply {
   static constexpr ItemFunction forward = SPATTN_ISA::forward<Path>;
   static constexpr ScratchFunction bytes = scratch_bytes<typename Path::T>;
 };
-#if defined(__AMX_BF16__)
+#if defined(SPATTN_AMX)
 template <class Path> struct MultiplyTiles {
   static constexpr ItemFunction forward = amx_forward<Path>;
   static constexpr ScratchFunction bytes = amx_scratch_bytes<Path>;
 };
 using ForwardBfloat16 = MultiplyTiles<WholeParts>;
+using ForwardFloat16 = MultiplyTiles<TwoParts>;
 #elif defined(__AVX512BF16__)
 using ForwardBfloat16 = Multiply<Paired>;
+using ForwardFloat16 = Multiply<Plain<Float16>>;
 #else
 using ForwardBfloat16 = Multiply<Plain<Bfloat16>>;
-#endif
-using ForwardFloat64 = Multiply<Plain<Float64>>;
-#if defined(__AMX_BF16__)
-using ForwardFloat32 = MultiplyTiles<SplitParts<Float32, 3>>;
-using ForwardFloat16 = MultiplyTiles<SplitParts<Float16, 2>>;
-#else
-using ForwardFloat32 = Multiply<Plain<Float32>>;
 using ForwardFloat16 = Multiply<Plain<Float16>>;
 #endif
+using ForwardFloat64 = Multiply<Plain<Float64>>;
+using ForwardFloat32 = Multiply<Plain<Float32>>;
 
 #if defined(SPATTN_AMX)
 constexpr BackwardFunction kBfloat16Backward = tile_backward;
