@@ -167,12 +167,9 @@ def main() -> None:
     """Measure everything and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="where the result goes")
-    parser.add_argument("--commit", help="the commit, where git cannot tell")
     args = parser.parse_args()
     import torch
 
-    if args.commit:
-        record.commit = lambda: args.commit
     if args.out:
         record.RESULTS = args.out.resolve().parent
     rows = []

@@ -140,7 +140,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="PROBLEM", help="names of problems, such as window dense strided")
     parser.add_argument("--dtype", choices=list(problems.DTYPES), help="one instead of both")
     parser.add_argument("--pass", dest="which", choices=("forward", "both"), help="one instead of both")
-    parser.add_argument("--no-memory", action="store_true", help="leave the memory measurements out")
+    parser.add_argument("--leave-out", choices=("memory", "times"), help="one of the two kinds of measurements")
+    parser.add_argument("--suffix", default="", help="of the names of all results: those of a further machine")
     parser.add_argument(
         "--memory-of", nargs=4, metavar=("PROBLEM", "CONTENDER", "DTYPE", "PASS"), help=argparse.SUPPRESS
     )
@@ -153,7 +154,7 @@ def memory_of(problem: str, contender: str, dtype: str, which: str, quick: bool)
     print(json.dumps(memory.measure(chosen, contender, dtype, which == "both")))
 
 
-def write(tables: dict[str, list[dict]], partial: bool, **facts) -> None:
+def write(tables: dict[str, list[dict]], partial: bool, suffix: str, **facts) -> None:
     """Results files and graphs; those of a partial run go into a temporary folder."""
     images = IMAGES
     if partial:
@@ -163,10 +164,10 @@ def write(tables: dict[str, list[dict]], partial: bool, **facts) -> None:
         print(f"a partial run: results are in {images}")
     else:
         for name, rows in tables.items():
-            record.write(name, rows, notes=NOTES, **facts)
+            record.write(name + suffix, rows, notes=NOTES, **facts)
     if any(row["times_spattn"] for row in tables.get("peers_cpu", [])):
-        figures.peers(tables["peers_cpu"], images / "peers_cpu.png")
-        figures.roofline(tables["peers_cpu_roofline"], images / "cpu_roofline.png")
+        figures.peers(tables["peers_cpu"], images / f"peers_cpu{suffix}.png")
+        figures.roofline(tables["peers_cpu_roofline"], images / f"cpu_roofline{suffix}.png")
 
 
 def main() -> int:
@@ -181,7 +182,7 @@ def main() -> int:
     passes = {"forward": [False], "both": [True], None: [False, True]}[options.which]
     comparison = Comparison(options.rounds or (3 if options.quick else 15))
     load = os.getloadavg()
-    for problem in chosen:
+    for problem in chosen if options.leave_out != "times" else ():
         for dtype in dtypes:
             for both in passes:
                 comparison.run(problem, dtype, both)
@@ -194,11 +195,13 @@ def main() -> int:
     facts = {"shape": {"batch": 1, "heads": problems.HEADS, "head_dim": problems.HEAD_DIM}, "threads": 1,
              "rounds": comparison.rounds, "vector_bits": comparison.ceilings.vector_bits, "skipped": comparison.skipped,
              "load_before": load, "load_after": os.getloadavg(), "peers": contenders.versions()}  # fmt: skip
-    write(tables, partial, **facts)
+    if comparison.results:
+        write(tables, partial, options.suffix, **facts)
     for row in aims:
         print(f"{row['what']}, {row['dtype']}: {row['reached']} (target {row['target']}): {row['met']}", flush=True)
-    if not options.no_memory:
-        write({"peers_cpu_memory": measure_memory(chosen, dtypes[0], options.quick)}, partial, **facts)
+    if options.leave_out != "memory":
+        rows = measure_memory(chosen, dtypes[0], options.quick)
+        write({"peers_cpu_memory": rows}, partial, options.suffix, **facts)
     return 0 if all(row["within_bound"] for row in comparison.results) else 1
 
 

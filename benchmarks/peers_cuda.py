@@ -256,7 +256,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--plot", action="store_true")
     parser.add_argument("--ends", action="store_true", help="measure only the longest and the shortest sequences")
-    parser.add_argument("--commit", help="what to record where the checkout has no history")
     parser.add_argument("--out", type=Path, default=record.RESULTS / "peers_cuda.json")
     args = parser.parse_args()
     if args.plot:
@@ -279,7 +278,7 @@ def main() -> None:
         rows += long_sequence() + short_sequences()
     result = {
         "benchmark": "peers_cuda", "command": " ".join(["python", "benchmarks/peers_cuda.py", *sys.argv[1:]]),
-        "date": datetime.date.today().isoformat(), "commit": args.commit or record.commit(), "notes": NOTES,
+        "date": datetime.date.today().isoformat(), "commit": record.commit(), "notes": NOTES,
         "machine": record.machine() | {"gpu": torch.cuda.get_device_name()}, "versions": record.versions(),
         "results": rows,
     }  # fmt: skip

@@ -65,8 +65,13 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The checkout's commit; ``-dirty`` when the sources of the package differ from it."""
+    """The checkout's commit; ``-dirty`` when the sources of the package differ from it.
+
+    The environment variable SPATTN_COMMIT says it where the files were copied without their history.
+    """
     root = RESULTS.parents[1]
+    if "SPATTN_COMMIT" in os.environ:
+        return os.environ["SPATTN_COMMIT"]
     head = _git(root, "rev-parse", "--short=12", "HEAD")
     changed = _git(root, "status", "--porcelain", "--", "src", "meson.build", "benchmarks/*.py")
     return f"{head}-dirty" if changed else head

@@ -127,26 +127,21 @@ static inline __attribute__((always_inline)) int64_t multiply_tiles(int64_t roun
   sink = c[0][0];
   return rounds * 4 * 16 * 16 * 32 * 2;
 }
+#else
+static int64_t multiply_tiles(int64_t rounds, int64_t panels, int load) {
+  (void)rounds, (void)panels, (void)load;
+  return 0;
+}
 #endif
 
 // Flops of AMX tile products whose operands stay in tile registers.
 int64_t amx_registers(int64_t rounds) {
-#if defined(__AMX_BF16__) && defined(__linux__)
   return multiply_tiles(rounds, 1, 0);
-#else
-  (void)rounds;
-  return 0;
-#endif
 }
 
 // Flops of AMX tile products that load every operand from L1 (16 KiB), as a kernel must.
 int64_t amx_l1(int64_t rounds) {
-#if defined(__AMX_BF16__) && defined(__linux__)
   return multiply_tiles(rounds, 4, 1);
-#else
-  (void)rounds;
-  return 0;
-#endif
 }
 
 // 2^x as softmax needs it: round to nearest by a magic number, degree-6 polynomial, shift into the exponent.

@@ -26,21 +26,11 @@ class Forward:
         spattn.attention(*self.qkv, self.pattern, backend=backend)
 
 
-class ForwardLarge:
+class ForwardLarge(Forward):
     """The patterns at a length where the kernel is what counts."""
 
     params = [list(LARGE), ("cpu", "cuda")]
-    param_names = ["pattern", "backend"]
     timeout = 300
-
-    def setup(self, name, backend):
-        _require(backend)
-        self.pattern, tokens = problem(name)
-        self.qkv = arrays(self.pattern, tokens)
-        self.time_forward(name, backend)
-
-    def time_forward(self, name, backend):
-        spattn.attention(*self.qkv, self.pattern, backend=backend)
 
     def peakmem_forward(self, name, backend):
         spattn.attention(*self.qkv, self.pattern, backend=backend)

@@ -9,12 +9,37 @@ import os
 import numpy as np
 import pytest
 
-from spattn import _arrays, cuda
+from spattn import _arrays, cuda, patterns
 from spattn.cuda import device, portable
 from spattn.testing import Expectation
 
 # JAX would take three quarters of the GPU's memory when it starts.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+# (pattern, q_len, kv_len)
+LONGER = {
+    "full": (patterns.Full(), 200, 333),
+    "causal, more keys": (patterns.Causal(), 260, 391),
+    "causal, more queries": (patterns.Causal(), 391, 260),
+    "decoding": (patterns.Causal(), 1, 517),
+    "window": (patterns.SlidingWindow(70), 400, 400),
+    "dilated": (patterns.DilatedWindow(20, 20, 3), 401, 401),
+    "strided": (patterns.Strided(16), 400, 400),
+    "fixed": (patterns.Fixed(32, 8), 384, 384),
+    "longformer": (patterns.Longformer(64, global_tokens=(0, 1, 200)), 400, 400),
+    "neighborhood": (patterns.Neighborhood((18, 22), 7), 396, 396),
+    "neighborhood 3-D": (patterns.Neighborhood((6, 8, 9), (3, 5, 5)), 432, 432),
+    "neighborhood dilated": (patterns.Neighborhood((18, 24), 3, 3), 432, 432),
+    "shifted windows": (patterns.Windowed((16, 24), (8, 8), 4), 384, 384),
+    "columns": (patterns.Columns(13, 3, 5) & patterns.Causal(), 300, 300),
+    "some empty rows": (patterns.BlockLocal(50) & ~patterns.SlidingWindow(20, 90), 300, 300),
+    "nothing": (patterns.Full() - patterns.Full(), 150, 150),
+    "per head": (patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30), patterns.Strided(12))), 260, 260),
+    "per batch entry": (patterns.Documents(((100, 150), (30, 40, 180))), 250, 250),
+}  # fmt: skip
+PROBLEMS = {name: patterns.example(name) for name in patterns.names()} | {
+    f"longer: {name}": problem for name, problem in LONGER.items()
+}
 
 
 def pytest_runtest_setup(item):
@@ -25,29 +50,35 @@ def pytest_runtest_setup(item):
 
 
 @pytest.fixture(autouse=True)
-def portable_kernels(request, monkeypatch):
-    """These tests are of the kernels that every GPU runs, whatever else the device has."""
-    if "hopper" not in request.module.__name__:
-        monkeypatch.setenv("SPATTN_CUDA_KERNEL", "portable")
+def kernels_of_the_suite(request, monkeypatch):
+    """A test_hopper*.py is of the Hopper kernels and every other file of those that every GPU runs, whatever the
+    device and the environment prefer."""
+    monkeypatch.setenv("SPATTN_CUDA_KERNEL", "auto" if "hopper" in request.module.__name__ else "portable")
 
 
 @pytest.fixture
 def hopper_kernels(monkeypatch):
-    """Skips elsewhere, and fails a test whose call silently went to the portable kernels."""
+    """Skips elsewhere, and fails a test whose call silently went to the portable kernels: it returns the function that
+    they took the place of."""
     if device.get().capability != (9, 0):
         pytest.skip("needs a GPU of compute capability 9.0")
-    monkeypatch.setenv("SPATTN_CUDA_KERNEL", "auto")
+    original = portable.forward
     monkeypatch.setattr(portable, "forward", lambda call: pytest.fail("the portable kernels were called"))
+    return original
 
 
 @pytest.fixture
 def portable_allowed(hopper_kernels, monkeypatch):
-    """How often the portable kernels took over."""
+    """The calls that the portable kernels took over."""
     calls = []
-    monkeypatch.undo()
-    original = portable.forward
-    monkeypatch.setattr(portable, "forward", lambda call: (calls.append(call), original(call)))
+    monkeypatch.setattr(portable, "forward", lambda call: (calls.append(call), hopper_kernels(call)))
     return calls
+
+
+@pytest.fixture(params=PROBLEMS)
+def problem(request):
+    """(pattern, q_len, kv_len): each of the problems, or those that a test names with ``indirect=True``."""
+    return PROBLEMS[request.param]
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from spattn import cuda, patterns, reference
 from spattn.cuda import portable
-from spattn.patterns._base import pattern_class
 from spattn.plan import plan
 from spattn.testing import DTYPES, Expectation, inputs
 from spattn.testing.strategies import cases, compositions
@@ -17,49 +16,23 @@ from spattn.testing.strategies import cases, compositions
 pytestmark = pytest.mark.gpu
 
 KINDS = ("numpy", "cupy", "torch")
-LONGER = {
-    "full": (patterns.Full(), 200, 333),
-    "causal, more keys": (patterns.Causal(), 260, 391),
-    "causal, more queries": (patterns.Causal(), 391, 260),
-    "decoding": (patterns.Causal(), 1, 517),
-    "window": (patterns.SlidingWindow(70), 400, 400),
-    "dilated": (patterns.DilatedWindow(20, 20, 3), 401, 401),
-    "strided": (patterns.Strided(16), 400, 400),
-    "fixed": (patterns.Fixed(32, 8), 384, 384),
-    "longformer": (patterns.Longformer(64, global_tokens=(0, 1, 200)), 400, 400),
-    "neighborhood": (patterns.Neighborhood((18, 22), 7), 396, 396),
-    "neighborhood 3-D": (patterns.Neighborhood((6, 8, 9), (3, 5, 5)), 432, 432),
-    "shifted windows": (patterns.Windowed((16, 24), (8, 8), 4), 384, 384),
-    "columns": (patterns.Columns(13, 3, 5) & patterns.Causal(), 300, 300),
-    "some empty rows": (patterns.BlockLocal(50) & ~patterns.SlidingWindow(20, 90), 300, 300),
-    "per head": (patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30), patterns.Strided(12))), 260, 260),
-    "per batch entry": (patterns.Documents(((100, 150), (30, 40, 180))), 250, 250),
-}  # fmt: skip
-
-
-def example(name):
-    pattern, length = pattern_class(name).example()
-    return pattern, length, length
-
-
-PROBLEMS = {**{name: lambda name=name: example(name) for name in patterns.names()},
-            **{f"longer: {name}": lambda case=case: case for name, case in LONGER.items()}}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 256])
-@pytest.mark.parametrize("problem", PROBLEMS)
 def test_patterns(check, problem, head_dim, dtype):
-    pattern, q_len, kv_len = PROBLEMS[problem]()
+    pattern, q_len, kv_len = problem
     batch, heads = (max(own, least) for own, least in zip(pattern.sizes(), (1, 2), strict=True))
     q, k, v = inputs(batch, heads, 1, q_len, kv_len, head_dim, dtype=dtype)
     check(pattern, q, k, v, kinds=KINDS)
 
 
-@pytest.mark.parametrize("problem", ["longer: causal, more keys", "longer: strided", "longer: neighborhood"])
 @pytest.mark.parametrize("head_dim", [32, 64, 256])
+@pytest.mark.parametrize(
+    "problem", ["longer: causal, more keys", "longer: strided", "longer: neighborhood"], indirect=True
+)
 def test_float64(check, problem, head_dim):
-    pattern, q_len, kv_len = PROBLEMS[problem]()
+    pattern, q_len, kv_len = problem
     check(pattern, *inputs(2, 2, 1, q_len, kv_len, head_dim, dtype="float64"), kinds=KINDS)
 
 

@@ -95,10 +95,9 @@ def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str 
         kernels = portable
     if not kernels.accepts(plan.block_q, plan.block_kv):
         raise ValueError(f"plan: no kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
+    request = execute.Request(kernels, gpu, library, q, k, v, plan, scale, precision)
     with gpu:
-        if ordinal is None:
-            return execute.from_host(kernels, gpu, q, k, v, plan, scale, precision)
-        return execute.on_device(kernels, gpu, library, q, k, v, plan, scale, precision)
+        return execute.from_host(request) if ordinal is None else execute.on_device(request)
 
 
 def route(q: Any, k: Any, v: Any, plan: Plan) -> Route | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -17,22 +18,31 @@ from .errors import check
 from .params import Call, Operand
 
 
-def on_device(
-    kernels: ModuleType,
-    device: Device,
-    library: Library,
-    q: Any,
-    k: Any,
-    v: Any,
-    plan: Plan,
-    scale: float,
-    precision: str | None = None,
-) -> tuple[Any, Any]:
+@dataclass(slots=True)
+class Request:
+    """What a caller asks of some kernels on a device: arrays of its library, as they came.
+
+    Once there are addresses, results and a stream it becomes a :class:`~spattn.cuda.params.Call`.
+    """
+
+    kernels: ModuleType
+    device: Device
+    library: Library
+    q: Any
+    k: Any
+    v: Any
+    plan: Plan
+    scale: float
+    precision: str | None
+
+
+def on_device(request: Request) -> tuple[Any, Any]:
     """Attention of arrays in device memory, on the caller's stream and without waiting for it.
 
     JAX shares no stream: its inputs are waited for, and so is the result.
     """
-    q, k, v = map(library.resolve, (q, k, v))
+    device, library, plan = request.device, request.library, request.plan
+    q, k, v = map(library.resolve, (request.q, request.k, request.v))
     dtype = library.dtype(q)
     operands = [library.operand(x) for x in (q, k, v)]
     stream = library.stream(q)
@@ -53,8 +63,8 @@ def on_device(
         out = library.empty(q, shape, dtype, arrays.memory_order(operands[0]))
         lse = library.empty(q, rows, lse_dtype(dtype))
         call = Call(device, device.stream if own else stream, plan, *operands, library.operand(out),
-                    library.operand(lse).pointer, dtype, scale, allocate, precision)  # fmt: skip
-        kernels.forward(call)
+                    library.operand(lse).pointer, dtype, request.scale, allocate, request.precision)  # fmt: skip
+        request.kernels.forward(call)
     except Exception as error:
         if type(error).__name__ == "OutOfMemoryError":  # PyTorch's and CuPy's own
             raise out_of_memory(device, needed_bytes(shape, dtype, plan)) from error
@@ -64,19 +74,11 @@ def on_device(
     return out, lse
 
 
-def from_host(
-    kernels: ModuleType,
-    device: Device,
-    q: Any,
-    k: Any,
-    v: Any,
-    plan: Plan,
-    scale: float,
-    precision: str | None = None,
-) -> tuple[Any, Any]:
+def from_host(request: Request) -> tuple[Any, Any]:
     """Attention of arrays in host memory: copied to the device, and the result back."""
-    host = [np.ascontiguousarray(_arrays.to_numpy(x)) for x in (q, k, v)]
+    host = [np.ascontiguousarray(_arrays.to_numpy(x)) for x in (request.q, request.k, request.v)]
     dtype = _arrays.dtype_name(host[0])
+    device = request.device
     stream = device.stream
     buffers: list[Buffer] = []
 
@@ -91,12 +93,13 @@ def from_host(
         lse_at = allocate(lse.nbytes)
         for x, operand in zip(host, operands, strict=False):
             _copy("cuMemcpyHtoDAsync", operand.pointer, x.ctypes.data, x.nbytes, stream)
-        kernels.forward(Call(device, stream, plan, *operands, lse_at, dtype, scale, allocate, precision))
+        call = Call(device, stream, request.plan, *operands, lse_at, dtype, request.scale, allocate, request.precision)
+        request.kernels.forward(call)
         _copy("cuMemcpyDtoHAsync", out.ctypes.data, operands[3].pointer, out.nbytes, stream)
         _copy("cuMemcpyDtoHAsync", lse.ctypes.data, lse_at, lse.nbytes, stream)
     finally:
         _wait(stream)
-    return _arrays.from_numpy(out, q), _arrays.from_numpy(lse, q)
+    return _arrays.from_numpy(out, request.q), _arrays.from_numpy(lse, request.q)
 
 
 def needed_bytes(shape: tuple[int, ...], dtype: str, plan: Plan) -> int:

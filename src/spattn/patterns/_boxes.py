@@ -4,12 +4,34 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..index_set import Runs
+from ._base import Pattern
+from ._check import integer, integers
 
-__all__ = ["box_runs", "coordinates", "row_major"]
+__all__ = ["GridPattern", "box_runs", "coordinates", "lengths", "row_major"]
+
+
+@dataclass(frozen=True)
+class GridPattern(Pattern):
+    """A pattern of a grid of tokens: it suits as many keys as fill the grid."""
+
+    grid: tuple[int, ...]
+
+    def bind(self, q_len, kv_len):
+        tokens = math.prod(self.grid)
+        if kv_len != tokens:
+            shape = " × ".join(map(str, self.grid))
+            raise ValueError(f"kv_len: expected {tokens} (a grid of {shape} tokens), got {kv_len}")
+        return self
+
+
+def lengths(grid) -> tuple[int, ...]:
+    """The tokens along each axis of a grid; a single number is a grid of one axis."""
+    return integers("grid", grid, 1) if hasattr(grid, "__iter__") else (integer("grid", grid, 1),)
 
 
 def row_major(grid: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 __all__ = ["assign", "choice", "flag", "integer", "integers", "per_axis"]
@@ -63,10 +61,3 @@ def per_axis(name: str, value, axes: int, check=integer, **limits) -> tuple:
             raise ValueError(f"{name}: expected one value or {axes} (one per axis), got {len(value)}")
         return tuple(check(name, v, **limits) for v in value)
     return (check(name, value, **limits),) * axes
-
-
-def check_grid(grid: tuple[int, ...], kv_len: int) -> None:
-    """ValueError unless `kv_len` tokens fill the grid exactly."""
-    if kv_len != math.prod(grid):
-        shape = " × ".join(map(str, grid))
-        raise ValueError(f"kv_len: expected {math.prod(grid)} (a grid of {shape} tokens), got {kv_len}")

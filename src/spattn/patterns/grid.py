@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..index_set import Runs
-from ._base import Lattice, Part, Pattern, register
-from ._boxes import box_runs, coordinates, row_major
-from ._check import assign, check_grid, integer, integers, per_axis
+from ._base import Lattice, Part, register
+from ._boxes import GridPattern, box_runs, coordinates, lengths, row_major
+from ._check import assign, integer, per_axis
 
 __all__ = ["Axial", "Windowed"]
 
 
 def grid_shape(grid) -> tuple[int, ...]:
     """The tokens along each axis, at least one axis."""
-    shape = integers("grid", grid, 1) if hasattr(grid, "__iter__") else (integer("grid", grid, 1),)
+    shape = lengths(grid)
     if not shape:
         raise ValueError("grid: expected at least one axis, got ()")
     return shape
@@ -26,7 +26,7 @@ def grid_shape(grid) -> tuple[int, ...]:
 
 @register("axial")
 @dataclass(frozen=True)
-class Axial(Pattern):
+class Axial(GridPattern):
     """Keys that share every coordinate but one with the query.
 
     Parameters
@@ -41,17 +41,12 @@ class Axial(Pattern):
     Ho, Kalchbrenner, Weissenborn, Salimans. Axial Attention in Multidimensional Transformers. arXiv:1912.12180.
     """
 
-    grid: tuple[int, ...]
     axis: int
 
     def __post_init__(self):
         grid = grid_shape(self.grid)
         axis = integer("axis", self.axis, -len(grid), len(grid) - 1)
         assign(self, grid=grid, axis=axis % len(grid))
-
-    def bind(self, q_len, kv_len):
-        check_grid(self.grid, kv_len)
-        return self
 
     def _steps(self) -> tuple[int, int]:
         """Distance of neighbours along the axis, and of neighbours along the next outer one."""
@@ -83,7 +78,7 @@ class Axial(Pattern):
 
 @register("windowed")
 @dataclass(frozen=True)
-class Windowed(Pattern):
+class Windowed(GridPattern):
     """Keys of the query's own window of a grid, after a cyclic shift of the windows.
 
     Parameters
@@ -101,7 +96,6 @@ class Windowed(Pattern):
     Liu et al. Swin Transformer. arXiv:2103.14030, §3.2.
     """
 
-    grid: tuple[int, ...]
     window: tuple[int, ...]
     shift: tuple[int, ...] = 0
 
@@ -115,10 +109,6 @@ class Windowed(Pattern):
             if s >= w:
                 raise ValueError(f"shift: expected less than the window of the axis ({w}), got {s}")
         assign(self, grid=grid, window=window, shift=shift)
-
-    def bind(self, q_len, kv_len):
-        check_grid(self.grid, kv_len)
-        return self
 
     def _window(self, axis: int, x):
         """Number of the window of coordinate `x`, and whether the shift moved it to the other edge."""

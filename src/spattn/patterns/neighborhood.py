@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ._base import Lattice, Part, Pattern, register
-from ._boxes import box_runs, coordinates, row_major
-from ._check import assign, check_grid, flag, integer, integers, per_axis
+from ._base import Lattice, Part, register
+from ._boxes import GridPattern, box_runs, coordinates, lengths, row_major
+from ._check import assign, flag, per_axis
 
 __all__ = ["Neighborhood"]
 
 
 @register("neighborhood")
 @dataclass(frozen=True)
-class Neighborhood(Pattern):
+class Neighborhood(GridPattern):
     """The `kernel` nearest keys on each axis of a grid of tokens; the window shifts at the edges.
 
     Parameters
@@ -44,14 +44,13 @@ class Neighborhood(Pattern):
     arXiv:2504.16922.
     """
 
-    grid: tuple[int, ...]
     kernel: tuple[int, ...]
     dilation: tuple[int, ...] = 1
     stride: tuple[int, ...] = 1
     causal: tuple[bool, ...] = False
 
     def __post_init__(self):
-        grid = integers("grid", self.grid, 1) if hasattr(self.grid, "__iter__") else (integer("grid", self.grid, 1),)
+        grid = lengths(self.grid)
         if not 1 <= len(grid) <= 3:
             raise ValueError(f"grid: expected one to three axes, got {len(grid)}")
         kernel = per_axis("kernel", self.kernel, len(grid), least=1)
@@ -64,10 +63,6 @@ class Neighborhood(Pattern):
             if s > w:
                 raise ValueError(f"stride: expected at most the kernel of the axis ({w}), got {s}")
         assign(self, grid=grid, kernel=kernel, dilation=dilation, stride=stride, causal=causal)
-
-    def bind(self, q_len, kv_len):
-        check_grid(self.grid, kv_len)
-        return self
 
     def _span(self, axis: int, x):
         """First and last key of query coordinate `x` among those of its dilation group (keys ``g, g + d, ...``)."""
