@@ -313,7 +313,7 @@ def test_interrupt():
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         cpu.backward(dout, q, k, v, q, lse, made, 0.1, isa="baseline")
-    assert time.monotonic() - sent[0] < 2
+    assert time.monotonic() - sent[0] < 10  # the next work item; the rest of the call takes minutes
     timer.join()
     longformer()
 
