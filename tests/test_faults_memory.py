@@ -1,0 +1,111 @@
+"""FAULTS.md, "Shapes and memory" 21 and 22, named by number; and how much memory a call takes."""
+
+import tracemalloc
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import spattn
+from spattn import cpu
+from spattn import patterns as p
+from spattn.testing import inputs, random
+
+# -- 21: no squares ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", ["to_dense", "to_csr"])
+def test_fault_21_materialising_beyond_memory(python, make):
+    """MemoryError at once: within a second of processor time and 64 MiB, not after filling the machine."""
+    source = f"""
+import resource
+from spattn import patterns
+index_set = patterns.Full().index_set(1 << 20, 1 << 20)
+before = resource.getrusage(resource.RUSAGE_SELF)
+try:
+    index_set.{make}()
+except MemoryError as error:
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert after.ru_maxrss - before.ru_maxrss < 65536, after.ru_maxrss - before.ru_maxrss
+    print("MemoryError", str(error) != "")
+"""
+    assert python(source) == "MemoryError True\n"
+
+
+def test_fault_21_long_sequences_need_no_square():
+    """A window over 2²⁰ tokens is planned in megabytes: nothing of q_len × kv_len is ever made."""
+    plan = spattn.plan(p.SlidingWindow(256), 1 << 20)
+    assert plan.nbytes < 64 << 20 and plan.nnz == (1 << 20) * 513 - 256 * 257
+
+
+PATTERNS = [p.Full(), p.Causal(), p.SlidingWindow(64), p.Longformer(64, global_tokens=16), p.Strided(64), p.BigBird(16)]
+
+
+def extra_bytes(call) -> int:
+    """The most that a call has allocated at any time, without its results. NumPy reports to tracemalloc, and kernels
+    allocate by NumPy only. The first call plans; plans are kept."""
+    call()
+    tracemalloc.start()
+    results = call()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak - sum(x.nbytes for x in results)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("heads, pattern", [*((1, each) for each in PATTERNS), (8, p.SlidingWindow(64))], ids=str)
+def test_memory_of_a_call_grows_with_the_length_only(heads, pattern, dtype):
+    """O(batch · heads · N · head_dim) and a megabyte a thread; at these lengths 4 N² bytes would exceed both bounds.
+
+    The factors: the forward keeps partial results of long lists, the backward up to eight sums of dk and dv.
+    """
+    constant, before = cpu.num_threads() << 20, None
+    for length in (2048, 4096):
+        q, k, v = inputs(1, heads, heads, length, length, 64, dtype=dtype)
+        dout = random(q.shape, dtype, seed=9)
+        forward = partial(spattn.attention, q, k, v, pattern, return_lse=True, backend="cpu")
+        backward = partial(spattn.attention_backward, dout, q, k, v, *forward(), pattern, backend="cpu")
+        extra = extra_bytes(forward), extra_bytes(backward)
+        inputs_in_float32 = 4 * (q.size + k.size + v.size)
+        assert extra[0] <= 2 * inputs_in_float32 + constant
+        assert extra[1] <= 6 * inputs_in_float32 + constant
+        assert before is None or all(now <= 2 * then + constant for now, then in zip(extra, before, strict=True))
+        before = extra
+
+
+# -- 22: protected pages -----------------------------------------------------------------------------------------------
+
+PROGRAM = Path(__file__).with_name("protected_pages.py")
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("isa", cpu.instruction_sets())
+def test_fault_22_arrays_beside_a_protected_page(python, isa, side):
+    """Inputs, results, plan and workspace, forward and backward, at odd lengths and head_dims."""
+    source = f"import runpy; runpy.run_path({str(PROGRAM)!r})['main']({isa!r}, {side!r})"
+    assert python(source) == "intact\n"
+
+
+@pytest.mark.parametrize(
+    "array, inside, outside",
+    [("at_protected_page(np.arange(10.0))", 79, 80), ("beside_protected_page(10, float, 'after')", 79, 80),
+     ("beside_protected_page(10, float, 'before')", 0, -1)],
+)  # fmt: skip
+def test_fault_22_protected_page_is_protected(python, array, inside, outside):
+    source = f"""
+import ctypes, os, runpy
+import numpy as np
+from spattn.testing import at_protected_page
+beside_protected_page = runpy.run_path({str(PROGRAM)!r})["beside_protected_page"]
+x = {array}
+
+def ends_the_process(offset):
+    child = os.fork()
+    if child == 0:
+        ctypes.string_at(x.ctypes.data + offset, 1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] != 0
+
+print(ends_the_process({inside}), ends_the_process({outside}))
+"""
+    assert python(source) == "False True\n"
