@@ -133,6 +133,19 @@ def test_weights_add_up_to_one(isa, dtype):
     np.testing.assert_allclose(out.astype(float), float(v.flat[0]), rtol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", ISAS)
+def test_early_and_late_keys_weigh_the_same(isa, dtype):
+    """What a list of 128 tiles has summed up is carried from tile to tile without a bias."""
+    q, k, v = inputs(1, 1, q_len=50, kv_len=8192, head_dim=32, dtype=dtype)
+    k[...] = k[:, :, :1]
+    v[:, :, :4096], v[:, :, 4096:] = 1, -1
+    made = plan(patterns.Full(), 50, 8192, tile=cpu.TILE)
+    assert (made.work["end"] - made.work["begin"]).max() >= 64
+    out, _ = cpu.forward(q, k, v, made, 3.0, isa=isa)
+    np.testing.assert_allclose(out.astype(float), 0, atol=1e-14 if dtype == "float64" else 1e-6)
+
+
 def test_strides_beyond_32_bits():
     base = np.zeros(6 * 2**30, np.uint8).view(np.float16)  # touched only where a row is
     rows = np.lib.stride_tricks.as_strided(base, (1, 1, 6, 16), (0, 0, 2**30, 2))
