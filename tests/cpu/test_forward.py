@@ -209,14 +209,15 @@ class TestNonFinite:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("q_len, kv_len", [(3, 70), (40, 70), (3, 40), (40, 40)])
 @pytest.mark.parametrize("isa", ISAS)
-def test_logits_near_the_largest_number(isa, sign):
-    """The logit is finite, its product with log2(e) is not."""
-    q, k, v = inputs(1, 1, q_len=3, kv_len=70, head_dim=4)
+def test_logits_near_the_largest_number(isa, q_len, kv_len, sign):
+    """The logit is finite, its product with log2(e) is not, or rounds by more than any weight can make good."""
+    q, k, v = inputs(1, 1, q_len=q_len, kv_len=kv_len, head_dim=4)
     q[...], k[...] = 0, 0
-    q[..., 0], k[..., 0] = 1e19, sign * np.linspace(2e19, 3e19, 70)
+    q[..., 0], k[..., 0] = 1e19, sign * np.linspace(2e19, 3e19, kv_len)
     out, lse = cpu.forward(q, k, v, cpu.plan_for(patterns.Full(), q, k, v), 1.0, isa=isa)
-    largest = 69 if sign > 0 else 0
+    largest = kv_len - 1 if sign > 0 else 0
     np.testing.assert_array_equal(out, np.broadcast_to(v[:, :, [largest]], out.shape))
     np.testing.assert_allclose(lse, (q @ k.swapaxes(2, 3))[..., largest], rtol=1e-6)
 

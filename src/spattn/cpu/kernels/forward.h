@@ -52,9 +52,35 @@ template <class T> bool scale_row(T* row, int64_t width, T factor) {
   return sum == T(0);
 }
 
+// Divides the rows of O, leaves those that came out non-finite to the exact path, and writes the results of an item.
+template <class E, class T>
+void finish_item(const Call& call, int64_t batch, int64_t head, const Work& item, int64_t cells, const Head& queries,
+                 const Head& keys, const Head& values, const Scale<T>& scale, const T* normaliser, Scratch<T>& s) {
+  for (int64_t cell = 0; cell < cells; ++cell) {
+    const int64_t position = s.query_position[cell];
+    if (position == kPadding) continue;
+    const T sum = s.row_sum[cell];
+    T *row = s.output + cell * s.ld_value, lse = T(natural_lse(s.row_max[cell], sum, scale));
+    if (sum == T(0) && s.row_max[cell] == -kInfinity<T>) {  // nothing allowed, or nothing above -inf
+      lse = -kInfinity<T>;  // the sum's logarithm, also where a scale of 0 makes 0 * row_max undefined
+      clear(row, call.head_dim_v);
+    } else if (sum == T(0) || !scale_row(row, s.ld_value, T(1) / normaliser[cell])) {
+      const ExactRow<E> exact = {call, call.plan.components[item.component], item, keys, values,
+                                 queries.data + position * queries.position, queries.feature, cell, s};
+      lse = exact.compute(row);
+    }
+    if (item.slot < 0) {
+      write_result<E>(call, batch, head, position, row, lse);
+    } else {
+      T* slot = slot_row<T>(call, batch, head, item.slot * call.plan.block_q + cell);
+      memcpy(slot, row, size_t(call.head_dim_v) * sizeof(T));
+      slot[call.head_dim_v] = lse;
+    }
+  }
+}
+
 template <class Path>
 void forward(const Call& call, int64_t batch, int64_t head, const Work& item, char* scratch) noexcept {
-  using E = typename Path::E;
   using T = typename Path::T;
   Scratch<T> s(call, scratch);
   const Plan& plan = call.plan;
@@ -69,27 +95,7 @@ void forward(const Call& call, int64_t batch, int64_t head, const Work& item, ch
   for (int64_t e = item.begin; e < item.end; ++e) {
     take_tile<Path>(call, component, e, keys, values, cells, e == item.begin, e + 1 < item.end, scale.factor, s);
   }
-  for (int64_t cell = 0; cell < cells; ++cell) {
-    const int64_t position = s.query_position[cell];
-    if (position == kPadding) continue;
-    const T sum = s.row_sum[cell];
-    T *row = s.output + cell * s.ld_value, lse = T(natural_lse(s.row_max[cell], sum, scale));
-    if (sum == T(0) && s.row_max[cell] == -kInfinity<T>) {  // nothing allowed, or nothing above -inf
-      lse = -kInfinity<T>;  // the sum's logarithm, also where a scale of 0 makes 0 * row_max undefined
-      clear(row, call.head_dim_v);
-    } else if (sum == T(0) || !scale_row(row, s.ld_value, T(1) / Path::normaliser(s)[cell])) {
-      const ExactRow<E> exact = {call, component, item, keys, values, queries.data + position * queries.position,
-                                 queries.feature, cell, s};
-      lse = exact.compute(row);
-    }
-    if (item.slot < 0) {
-      write_result<E>(call, batch, head, position, row, lse);
-    } else {
-      T* slot = slot_row<T>(call, batch, head, item.slot * plan.block_q + cell);
-      memcpy(slot, row, size_t(call.head_dim_v) * sizeof(T));
-      slot[call.head_dim_v] = lse;
-    }
-  }
+  finish_item<typename Path::E>(call, batch, head, item, cells, queries, keys, values, scale, Path::normaliser(s), s);
 }
 
 }  // namespace SPATTN_ISA

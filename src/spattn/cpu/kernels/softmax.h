@@ -50,9 +50,16 @@ constexpr bool kFused = true;
 constexpr bool kFused = false;
 #endif
 
-// Where the exponents of a row start: at 0 as long as nothing is allowed, for exp2(-inf - 0) = 0.
+// Where the exponents of a row start: at 0 as long as nothing is allowed, for exp2(-inf - 0) = 0. From 2^28 on (2^57 for
+// double) a product's rounding error could leave the range of exp2: NaN, so that the exact path takes the row.
 template <class T> SPATTN_INLINE Vec<T> origin_of(Vec<T> row_max, T factor) {
-  return row_max == -kInfinity<T> ? Vec<T>{} : kFused ? row_max * factor : row_max;
+  constexpr T kFar = sizeof(T) == 4 ? T(0x1p28) : T(0x1p57);
+  Vec<T> origin = row_max;
+  if (kFused) {
+    origin = row_max * factor;
+    origin = origin * origin < kFar * kFar ? origin : splat(T(__builtin_nan("")));
+  }
+  return row_max == -kInfinity<T> ? Vec<T>{} : origin;
 }
 
 template <class T> SPATTN_INLINE Vec<T> exponent(Vec<T> score, Vec<T> origin, T factor) {
