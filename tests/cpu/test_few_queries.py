@@ -25,7 +25,8 @@ def check(q, k, v, pattern, scale=None):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_lengths(dtype, q_len):
     for heads_kv in (1, 3):
-        check(*inputs(1, 6, heads_kv, q_len=q_len, kv_len=333, head_dim=64, head_dim_v=96, dtype=dtype), patterns.Full())
+        arrays = inputs(1, 6, heads_kv, q_len=q_len, kv_len=333, head_dim=64, head_dim_v=96, dtype=dtype)
+        check(*arrays, patterns.Full())
 
 
 @pytest.mark.parametrize("head_dim", [1, 7, 16, 33, 80, 128, 256])

@@ -30,10 +30,10 @@ struct Rows {
   }
 };
 
-// visit(element type, rows) of the keys of a tile, `count` of them: in place, or else a copy, which has `ld` values a row.
+// visit(element type, rows) of the keys of a tile, `count` of them: in place, or else a copy of `ld` values a row.
 template <class E, class Visit>
-SPATTN_INLINE void visit_rows(const Head& head, const Tile& tile, const Tile& next, int64_t count, int64_t width, int64_t ld,
-                              Scratch<typename E::Compute>& s, typename E::Compute* copy, Visit visit) {
+SPATTN_INLINE void visit_rows(const Head& head, const Tile& tile, const Tile& next, int64_t count, int64_t width,
+                              int64_t ld, Scratch<typename E::Compute>& s, typename E::Compute* copy, Visit visit) {
   if (tile.even() && tile.cells() == count && width == ld && head.feature == int64_t(sizeof(typename E::Storage))) {
     const int64_t stride = tile.stride[2] * head.position, onwards = (next.start - tile.start) * head.position;
     const int64_t ahead = onwards == count * stride && onwards > kAhead ? kAhead : onwards;
@@ -63,13 +63,15 @@ struct Larger {
 };
 
 // Lane i of the result combines the lanes of v[i], by halves: of the vectors kFirst, kFirst + kStep, ...
-template <class Operation, class T, int kFirst = 0, int kStep = 1> SPATTN_INLINE Vec<T> across(const Vec<T> (&v)[kLanes<T>]) {
+template <class Operation, class T, int kFirst = 0, int kStep = 1>
+SPATTN_INLINE Vec<T> across(const Vec<T> (&v)[kLanes<T>]) {
   constexpr int L = kLanes<T>;
   if constexpr (kStep == L) {
     return v[kFirst];
   } else {
     using All = typename MakeLanes<L>::type;
-    const Vec<T> even = across<Operation, T, kFirst, 2 * kStep>(v), odd = across<Operation, T, kFirst + kStep, 2 * kStep>(v);
+    const Vec<T> even = across<Operation, T, kFirst, 2 * kStep>(v);
+    const Vec<T> odd = across<Operation, T, kFirst + kStep, 2 * kStep>(v);
     return Operation::combine(zip_low<L>(even, odd, All{}), zip_high<L>(even, odd, All{}));
   }
 }
@@ -108,7 +110,8 @@ void few_scores(const Rows& keys, int64_t count, const T* query, int64_t depth, 
 
 // N vectors of R rows of O, from `column` of V on: O = rescale * O + P V, or P V for the first tile of an item.
 template <class Stored, int R, int N, class T>
-void few_output(const Rows& values, int64_t column, int64_t keys, const T* weights, int64_t ld_weight, const T* rescale, T* output, int64_t ld) {
+void few_output(const Rows& values, int64_t column, int64_t keys, const T* weights, int64_t ld_weight,
+                const T* rescale, T* output, int64_t ld) {
   constexpr int L = kLanes<T>;
   Vec<T> sum[R][N] = {};
   for (int64_t key = 0; key < keys; ++key) {

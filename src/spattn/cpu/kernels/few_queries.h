@@ -1,8 +1,8 @@
 // Work items of few query rows, as in decoding, where reading K and V once is all that should take time.
 //
-// Vectors hold features and keys instead of queries, so that one row keeps all lanes busy: S = Q K' by dot products along
-// the features, softmax along the keys, O += P V by adding up multiples of V's rows. K and V are read in place, as they
-// are stored. The query heads that share K and V go through a tile together, as rows of one matrix.
+// Vectors hold features and keys instead of queries, so that one row keeps all lanes busy: S = Q K' by dot products
+// along the features, softmax along the keys, O += P V by adding up multiples of V's rows. K and V are read in place, as
+// they are stored. The query heads that share K and V go through a tile together, as rows of one matrix.
 //
 //   rows of S, P, O: head after head of the task, the cells of the query tile within
 //   floor: bytes of K and V / memory bandwidth; measured by benchmarks/decode_cpu.py

@@ -52,7 +52,8 @@ struct Call {
 // Up to this many queries a task takes the heads of a group together, which are read K and V for once: few_queries.h.
 constexpr int64_t kFewQueries = 16;
 
-// Computes one work item for Call::together heads from `head` on, in `scratch` (scratch_bytes() bytes, 64-byte aligned, one per thread).
+// Computes one work item for Call::together heads from `head` on, in `scratch` (scratch_bytes() bytes, 64-byte aligned,
+// one per thread).
 using ItemFunction = void (*)(const Call&, int64_t batch, int64_t head, const Work&, char* scratch) noexcept;
 // Combines the partial results of the merges [begin, end) of the plan.
 using MergeFunction = void (*)(const Call&, int64_t batch, int64_t head, int64_t begin, int64_t end,

@@ -50,8 +50,8 @@ constexpr bool kFused = true;
 constexpr bool kFused = false;
 #endif
 
-// Where the exponents of a row start: at 0 as long as nothing is allowed, for exp2(-inf - 0) = 0. From 2^28 on (2^57 for
-// double) a product's rounding error could leave the range of exp2: NaN, so that the exact path takes the row.
+// Where the exponents of a row start: at 0 as long as nothing is allowed, for exp2(-inf - 0) = 0. From 2^28 on (2^57
+// for double) a product's rounding error could leave the range of exp2: NaN, so that the exact path takes the row.
 template <class T> SPATTN_INLINE Vec<T> origin_of(Vec<T> row_max, T factor) {
   constexpr T kFar = sizeof(T) == 4 ? T(0x1p28) : T(0x1p57);
   Vec<T> origin = row_max;
