@@ -124,6 +124,19 @@ def test_weights_add_up_to_one(isa, dtype):
     np.testing.assert_allclose(out.astype(float), float(v.flat[0]), rtol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", ISAS)
+def test_early_and_late_keys_weigh_the_same(isa, dtype):
+    """What a list of 128 tiles has summed up is carried from tile to tile without a bias."""
+    q, k, v = inputs(1, 1, q_len=50, kv_len=8192, head_dim=32, dtype=dtype)
+    k[...] = k[:, :, :1]
+    v[:, :, :4096], v[:, :, 4096:] = 1, -1
+    made = plan(patterns.Full(), 50, 8192, tile=cpu.TILE)
+    assert (made.work["end"] - made.work["begin"]).max() >= 64
+    out, _ = cpu.forward(q, k, v, made, 3.0, isa=isa)
+    np.testing.assert_allclose(out.astype(float), 0, atol=1e-14 if dtype == "float64" else 1e-6)
+
+
 def test_strides_beyond_32_bits():
     base = np.zeros(6 * 2**30, np.uint8).view(np.float16)  # touched only where a row is
     rows = np.lib.stride_tricks.as_strided(base, (1, 1, 6, 16), (0, 0, 2**30, 2))
@@ -187,14 +200,15 @@ class TestNonFinite:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("q_len, kv_len", [(3, 70), (40, 70), (3, 40), (40, 40)])
 @pytest.mark.parametrize("isa", ISAS)
-def test_logits_near_the_largest_number(isa, sign):
-    """The logit is finite, its product with log2(e) is not."""
-    q, k, v = inputs(1, 1, q_len=3, kv_len=70, head_dim=4)
+def test_logits_near_the_largest_number(isa, q_len, kv_len, sign):
+    """The logit is finite, its product with log2(e) is not, or rounds by more than any weight can make good."""
+    q, k, v = inputs(1, 1, q_len=q_len, kv_len=kv_len, head_dim=4)
     q[...], k[...] = 0, 0
-    q[..., 0], k[..., 0] = 1e19, sign * np.linspace(2e19, 3e19, 70)
+    q[..., 0], k[..., 0] = 1e19, sign * np.linspace(2e19, 3e19, kv_len)
     out, lse = cpu.forward(q, k, v, cpu.plan_for(patterns.Full(), q, k, v), 1.0, isa=isa)
-    largest = 69 if sign > 0 else 0
+    largest = kv_len - 1 if sign > 0 else 0
     np.testing.assert_array_equal(out, np.broadcast_to(v[:, :, [largest]], out.shape))
     np.testing.assert_allclose(lse, (q @ k.swapaxes(2, 3))[..., largest], rtol=1e-6)
 

@@ -21,7 +21,7 @@ cnp.import_array()
 
 cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
     enum: kMaxTables
-    enum: kZeroedScratch
+    enum: kZeroedScratch, kFewQueries
 
     cdef struct View:
         int32_t tiles
@@ -52,7 +52,7 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
     cdef struct Call:
         Plan plan
         Array q, k, v, out, lse, dout, dq, dk, dv
-        int64_t heads_q, group, head_dim, head_dim_v
+        int64_t heads_q, group, together, head_dim, head_dim_v
         double scale
         char* slots
 
@@ -194,11 +194,14 @@ cdef class Run:
         rows = self.pairs * call.plan.slots * call.plan.block_q
         call.slots = self.workspace(rows * slot_width * self.value_bytes)
 
-    cdef int64_t count_tasks(self, const int32_t* ends, int64_t at_once) noexcept nogil:
-        """Numbers the tasks of a pass over the variants' ranges `ends`, `at_once` elements each, head after head."""
+    cdef int64_t count_tasks(self, const int32_t* ends, int64_t at_once, int64_t together) noexcept nogil:
+        """Numbers the tasks of a pass over the variants' ranges `ends`, `at_once` elements each, head after head. Of
+        `together` neighbouring heads the first one has the tasks of all."""
         cdef int64_t pair, count, total = 0
         for pair in range(self.pairs):
             self.first_task[pair] = total
+            if pair % together:
+                continue
             count = ends[self.variant[pair] + 1] - ends[self.variant[pair]]
             total += (count + at_once - 1) // at_once
         self.first_task[self.pairs] = total
@@ -268,13 +271,14 @@ cdef class Run:
 cdef class Forward(Run):
     """Work items, then merges."""
 
-    cdef prepare(self, int threads):
+    cdef prepare(self, int64_t together, int threads):
+        self.call.together = together
         self.allocate(threads, self.table.scratch_bytes[self.dtype](self.call), self.call.head_dim_v + 1)
 
     cdef int64_t start(self, int step) noexcept nogil:
         if step == 0:
-            return self.count_tasks(self.work_indptr, 1)
-        return self.count_tasks(self.merge_variants, kMergesAtOnce) if step == 1 else -1
+            return self.count_tasks(self.work_indptr, 1, self.call.together)
+        return self.count_tasks(self.merge_variants, kMergesAtOnce, 1) if step == 1 else -1
 
     cdef void take(self, int step, int64_t task, int thread) noexcept nogil:
         cdef int64_t pair, item
@@ -356,7 +360,7 @@ cdef class Backward(Run):
         if step == 0:
             return self.unit_count
         if step == 1:
-            return self.count_tasks(self.merge_variants, kMergesAtOnce)
+            return self.count_tasks(self.merge_variants, kMergesAtOnce, 1)
         if step == 2 and not self.in_place and not self.by_thread:
             return self.unit_count // self.per_head * self.tasks_per_head()
         return -1
@@ -401,10 +405,17 @@ cdef class Backward(Run):
                                          self.scratch + thread * self.scratch_bytes)
 
 
+def heads_together(q, k, plan):
+    """How many query heads a task takes: of few rows all that share K and V, unless their patterns differ."""
+    group = q.shape[1] // k.shape[1]
+    variant = np.broadcast_to(plan.variant, q.shape[:2]).reshape(-1, group)
+    return group if q.shape[2] <= kFewQueries and (variant == variant[:, :1]).all() else 1
+
+
 def forward(q, k, v, out, lse, plan, double scale, str isa, int threads):
     """Writes the attention of checked arrays of equal dtype to `out` and `lse`, on at most `threads` threads."""
     run = Forward(isa, DTYPES.index(q.dtype.name), (q, k, v, out, lse), plan, scale)
-    run.prepare(threads)
+    run.prepare(heads_together(q, k, plan), threads)
     run.execute(threads)
 
 

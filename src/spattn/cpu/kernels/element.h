@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 #include <string.h>
-#if defined(__F16C__)
+#if defined(__F16C__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -64,6 +64,41 @@ struct Float16 {
     return sign | uint16_t((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13);
   }
 };
+
+// Elements that are stored as what the kernels compute in.
+template <class T> struct NativeOf;
+template <> struct NativeOf<float> { using Type = Float32; };
+template <> struct NativeOf<double> { using Type = Float64; };
+template <class T> using Native = typename NativeOf<T>::Type;
+
+// A vector's worth of adjacent elements; any alignment.
+template <class E> SPATTN_INLINE Vec<typename E::Compute> load_elements(const char* from) {
+  Vec<typename E::Compute> found;
+  typename E::Storage stored[kLanes<typename E::Compute>];
+  memcpy(stored, from, sizeof stored);
+  for (int i = 0; i < kLanes<typename E::Compute>; ++i) found[i] = E::decode(stored[i]);
+  return found;
+}
+
+template <> SPATTN_INLINE Vec<float> load_elements<Float32>(const char* from) { return load<Vec<float>>(from); }
+template <> SPATTN_INLINE Vec<double> load_elements<Float64>(const char* from) { return load<Vec<double>>(from); }
+#if defined(__AVX512F__)  // compilers spell the generic conversion with three times the instructions
+template <> SPATTN_INLINE Vec<float> load_elements<Bfloat16>(const char* from) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  return (Vec<float>)((BitsVec<float>)_mm512_cvtepu16_epi32(halves) << 16);
+}
+template <> SPATTN_INLINE Vec<float> load_elements<Float16>(const char* from) {
+  return (Vec<float>)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+#elif defined(__AVX2__)
+template <> SPATTN_INLINE Vec<float> load_elements<Bfloat16>(const char* from) {
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return (Vec<float>)((BitsVec<float>)_mm256_cvtepu16_epi32(halves) << 16);
+}
+template <> SPATTN_INLINE Vec<float> load_elements<Float16>(const char* from) {
+  return (Vec<float>)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+#endif
 
 // out[i] = the element at from + i * stride, 0 <= i < count; stride in bytes, any alignment.
 template <class E>

@@ -43,16 +43,20 @@ struct Call {
   Array q, k, v, out, lse;
   Array dout, dq, dk, dv;   // the backward's
   int64_t heads_q, group;  // query heads; query heads per key-value head
+  int64_t together;        // query heads that a task of the forward takes: 1, or the whole group
   int64_t head_dim, head_dim_v;
   double scale;
   char* slots;  // see slot_row() in output.h, dq_slot() in backward_sums.h
 };
 
+// Up to this many queries a task takes the heads of a group together, which are read K and V for once: few_queries.h.
+constexpr int64_t kFewQueries = 16;
+
 // Scratch is scratch_bytes() bytes, 64-byte aligned, one per thread and the same for all items of a pass. What an item
 // leaves there the next one finds. Before the first one, this many bytes at its beginning are zero:
 constexpr size_t kZeroedScratch = 2176;
 
-// Computes one work item for one head, in `scratch`.
+// Computes one work item for Call::together heads from `head` on, in `scratch`.
 using ItemFunction = void (*)(const Call&, int64_t batch, int64_t head, const Work&, char* scratch) noexcept;
 // Combines the partial results of the merges [begin, end) of the plan.
 using MergeFunction = void (*)(const Call&, int64_t batch, int64_t head, int64_t begin, int64_t end,

@@ -28,6 +28,7 @@ template <class T> struct Scale {
 template <class T> void reset_softmax(int64_t vectors, Scratch<T>& s) {
   for (int64_t i = 0; i < vectors * kLanes<T>; ++i) {
     s.row_max[i] = -kInfinity<T>;
+    s.origin[i] = T(0);
     s.row_sum[i] = s.weight_sum[i] = T(0);
   }
 }
@@ -49,9 +50,16 @@ constexpr bool kFused = true;
 constexpr bool kFused = false;
 #endif
 
-// Where the exponents of a row start: at 0 as long as nothing is allowed, for exp2(-inf - 0) = 0.
+// Where the exponents of a row start: at 0 as long as nothing is allowed, for exp2(-inf - 0) = 0. From 2^28 on (2^57
+// for double) a product's rounding error could leave the range of exp2: NaN, so that the exact path takes the row.
 template <class T> SPATTN_INLINE Vec<T> origin_of(Vec<T> row_max, T factor) {
-  return row_max == -kInfinity<T> ? Vec<T>{} : kFused ? row_max * factor : row_max;
+  constexpr T kFar = sizeof(T) == 4 ? T(0x1p28) : T(0x1p57);
+  Vec<T> origin = row_max;
+  if (kFused) {
+    origin = row_max * factor;
+    origin = origin * origin < kFar * kFar ? origin : splat(T(__builtin_nan("")));
+  }
+  return row_max == -kInfinity<T> ? Vec<T>{} : origin;
 }
 
 template <class T> SPATTN_INLINE Vec<T> exponent(Vec<T> score, Vec<T> origin, T factor) {
@@ -66,14 +74,17 @@ template <class T> double natural_lse(T row_max, T sum, const Scale<T>& scale) {
 
 // Updates row_max and leaves in s.rescale the factors by which O has to be multiplied, in s.origin what exponent()
 // needs. All of it before the first weight, so that the chains of dependent instructions of several vectors overlap.
-template <class Path> void move_origin(int64_t vectors, typename Path::T factor, Scratch<typename Path::T>& s) {
-  using T = typename Path::T;
+// The factor is the difference of the origins that the weights before and after were computed with, hence exactly 1
+// where the origin stays: from row_max it would be off by the origin's rounding error, again with every tile, and so it
+// would by a path's own coarser exp2.
+template <class T> void move_origin(int64_t vectors, T factor, Scratch<T>& s) {
   using V = Vec<T>;
   for (int64_t column = 0; column < vectors * kLanes<T>; column += kLanes<T>) {
     const V before = load<V>(s.row_max + column), tile_max = load<V>(s.tile_max + column);
     const V row_max = (tile_max - before) * factor > T(kSlack) ? tile_max : before;  // -inf - -inf: NaN, not greater
     const V origin = origin_of<T>(row_max, factor);
-    store(s.rescale + column, Path::exp2(exponent<T>(before, origin, factor)));
+    const V moved = load<V>(s.origin + column) - origin;
+    store(s.rescale + column, exp2<T>(before == -kInfinity<T> ? before : kFused ? moved : moved * factor));
     store(s.row_max + column, row_max);
     store(s.origin + column, origin);
   }
@@ -86,7 +97,7 @@ void exponentiate(int64_t rows, int64_t vectors, typename Path::T factor, Scratc
   using V = Vec<T>;
   constexpr int kTerms = Path::kTerms, kSums = kKeyRows / kTerms;
   const int64_t ld = s.ld_query;
-  move_origin<Path>(vectors, factor, s);
+  move_origin<T>(vectors, factor, s);
   for (int64_t column = 0; column < vectors * kLanes<T>; column += kLanes<T>) {
     const V origin = load<V>(s.origin + column), rescale = load<V>(s.rescale + column);
     const T* scores = s.scores + column;

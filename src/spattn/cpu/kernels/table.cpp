@@ -1,5 +1,6 @@
 // Compiled once per instruction set, with -DSPATTN_ISA=name and that set's flags, into a library of its own.
 #include "backward.h"
+#include "few_queries.h"
 #include "forward.h"
 #include "kernels.h"
 #include "output.h"
@@ -14,7 +15,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// How each type is computed: the function of an item, and its scratch.
+// How each type is computed: by vectors of queries, or by tiles, where the rows fill them.
 template <class Path> struct Multiply {
   static constexpr ItemFunction forward = SPATTN_ISA::forward<Path>;
   static constexpr ScratchFunction bytes = scratch_bytes<typename Path::T>;
@@ -24,17 +25,17 @@ template <class Path> struct MultiplyTiles {
   static constexpr ItemFunction forward = amx_forward<Path>;
   static constexpr ScratchFunction bytes = amx_scratch_bytes<Path>;
 };
-using ForwardBfloat16 = MultiplyTiles<WholeParts>;
-using ForwardFloat16 = MultiplyTiles<TwoParts>;
+using ForwardBfloat16 = ByRows<Bfloat16, MultiplyTiles<WholeParts>, kLanes<float> / 2>;
+using ForwardFloat16 = ByRows<Float16, MultiplyTiles<TwoParts>, kLanes<float> / 2>;
 #elif defined(__AVX512BF16__)
-using ForwardBfloat16 = Multiply<Paired>;
-using ForwardFloat16 = Multiply<Plain<Float16>>;
+using ForwardBfloat16 = ByRows<Bfloat16, Multiply<Paired>, kLanes<float> / 2>;  // at half the price of multiply-adds
+using ForwardFloat16 = ByRows<Float16, Multiply<Plain<Float16>>, kLanes<float>>;
 #else
-using ForwardBfloat16 = Multiply<Plain<Bfloat16>>;
-using ForwardFloat16 = Multiply<Plain<Float16>>;
+using ForwardBfloat16 = ByRows<Bfloat16, Multiply<Plain<Bfloat16>>, kLanes<float>>;
+using ForwardFloat16 = ByRows<Float16, Multiply<Plain<Float16>>, kLanes<float>>;
 #endif
-using ForwardFloat64 = Multiply<Plain<Float64>>;
-using ForwardFloat32 = Multiply<Plain<Float32>>;
+using ForwardFloat32 = ByRows<Float32, Multiply<Plain<Float32>>, kLanes<float>>;
+using ForwardFloat64 = ByRows<Float64, Multiply<Plain<Float64>>, kLanes<double>>;
 
 #if defined(SPATTN_AMX)
 constexpr BackwardFunction kBfloat16Backward = tile_backward;
