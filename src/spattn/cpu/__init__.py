@@ -164,7 +164,8 @@ def backward(dout, q, k, v, out, lse, plan, scale, *, isa=None):
 
 def _threads_for(q, v, plan) -> int:
     pairs = q.shape[0] * q.shape[1]
-    flops = 2.0 * pairs * plan.tiles / plan.variants * plan.block_q * plan.block_kv * (q.shape[3] + v.shape[3])
+    rows = min(plan.block_q, plan.q_len)  # of a tile, with queries
+    flops = 2.0 * pairs * plan.tiles / plan.variants * rows * plan.block_kv * (q.shape[3] + v.shape[3])
     useful = 1 + int(flops / _FLOPS_PER_THREAD)
     return num_threads() if useful > 1 else 1
 

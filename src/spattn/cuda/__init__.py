@@ -164,8 +164,8 @@ def info() -> dict[str, object]:
         "GPUs": device.count(),
         "GPU": f"{gpu.name}, compute capability {gpu.capability[0]}.{gpu.capability[1]}, {gpu.units} multiprocessors",
         "driver": f"CUDA {version // 1000}.{version % 1000 // 10}",
-        "nvcc": compile.find_nvcc() or "not found: only kernels in the cache can run",
-        "kernel cache": compile.cache.folder(),
+        "nvcc": str(compile.find_nvcc() or "not found: only kernels in the cache can run"),
+        "kernel cache": str(compile.cache.folder()),
     }
 
 
