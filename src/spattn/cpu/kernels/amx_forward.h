@@ -1,6 +1,5 @@
 // One work item by AMX. A step is a key tile and a column of sixteen queries: S' = K Q', then the softmax, then
-// O' += V' P'. Three steps are in work: the tile unit does the first product of one and the second of another, from
-// operands that have been there for a while, during the softmax of the one between.
+// O' += V' P'. Three steps are in work, so that both products read operands that have been there for a while.
 #pragma once
 #include "amx_pack.h"
 #include "amx_softmax.h"
@@ -74,17 +73,20 @@ void advance(const Plan& plan, const Step* first, Step* second, const Step* thir
   if (third) add_product(*third, s);
 }
 
-// Does any query of an entry, which are `cells`, attend to a key that the products cannot take?
-inline bool attends_to_unfit(const PackedTile& tile, const Mask& mask, int64_t cells) {
-  for (int64_t word = 0; tile.unfit && word * 64 < tile.rows; ++word) {
-    if (tile.unfit[word] & (mask ? mask.merged(0, cells, word) : ~uint64_t(0))) return true;
+// Leaves queries of an entry, which are `cells`, to the exact path if they attend to keys that are not finite.
+template <class Path>
+void leave_to_exact(const PackedTile& tile, const Mask& mask, int64_t cells, AmxScratch<Path>& s) {
+  if (!tile.unfit) return;
+  for (int64_t cell = 0; cell < cells; ++cell) {
+    for (int64_t word = 0; word * 64 < tile.rows; ++word) {
+      if (tile.unfit[word] & (mask ? mask.bits[cell * mask.words + word] : ~uint64_t(0))) s.exact[cell] = true;
+    }
   }
-  return false;
 }
 
-// O', row_max and the sums over the entries of the item. False: the products cannot take some number.
+// O', row_max and the sums over the entries of the item.
 template <class Path>
-bool take_entries(const Call& call, int64_t pair, const Work& item, const Head& keys, const Head& values, int64_t cells,
+void take_entries(const Call& call, int64_t pair, const Work& item, const Head& keys, const Head& values, int64_t cells,
                   float factor, AmxScratch<Path>& s) {
   [[maybe_unused]] const TileSession session;
   const Plan& plan = call.plan;
@@ -108,7 +110,7 @@ bool take_entries(const Call& call, int64_t pair, const Work& item, const Head& 
       }
       if (!found) {
         packed = find_tile<Path>(call, pair, view, plan.indices[e], tile, keys, values, s);
-        if (attends_to_unfit(packed, mask, cells)) return false;
+        leave_to_exact(packed, mask, cells, s);
         found = true;
       }
       steps[number % 3] = Step{packed, e, column, begin, end, int(number % 2), false, Vec<float>{}};
@@ -118,7 +120,6 @@ bool take_entries(const Call& call, int64_t pair, const Work& item, const Head& 
   }
   advance(plan, nullptr, step(number - 1), step(number - 2), factor, s);
   advance(plan, nullptr, nullptr, step(number - 1), factor, s);
-  return true;
 }
 
 // s.output = O, rows of ld_value, from the columns of O'.
@@ -148,19 +149,17 @@ void amx_forward(const Call& call, int64_t batch, int64_t head, const Work& item
   prefetch_rows(queries, tile, call.head_dim * int64_t(sizeof(typename E::Storage)));
   const int64_t cells = list_positions(tile, s.query_position);
   const Scale<float> scale(call.scale);
-  bool done = pack_queries<Path>(queries, cells, scale.sign, call, s);
-  if (done) {
-    const int64_t columns = (cells + kTileColumns - 1) / kTileColumns;
-    reset_softmax(columns, s);
-    memset(s.origin, 0, size_t(columns * kTileBytes));
-    memset(s.output_tiles, 0, size_t(columns * s.value_tiles * kTileSize));
-    done = take_entries<Path>(call, batch * heads_kv + head_kv, item, keys, values, cells, scale.factor, s);
-  }
-  if (!done) {
-    forward<typename Path::Instead>(call, batch, head, item, scratch + s.offset());
-    return;
-  }
+  const int64_t columns = (cells + kTileColumns - 1) / kTileColumns;
+  memset(s.exact, 0, size_t(columns * kTileColumns) * sizeof *s.exact);
+  pack_queries<Path>(queries, cells, scale.sign, call, s);
+  reset_softmax(columns, s);
+  memset(s.origin, 0, size_t(columns * kTileBytes));
+  memset(s.output_tiles, 0, size_t(columns * s.value_tiles * kTileSize));
+  take_entries<Path>(call, batch * heads_kv + head_kv, item, keys, values, cells, scale.factor, s);
   transpose_output(cells, s);
+  for (int64_t cell = 0; cell < cells; ++cell) {
+    if (s.exact[cell]) s.output[cell * s.ld_value] = __builtin_nanf("");  // what sends a row to the exact path
+  }
   finish_item<E>(call, batch, head, item, cells, queries, keys, values, scale, s.row_sum, s);
 }
 

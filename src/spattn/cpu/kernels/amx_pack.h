@@ -16,26 +16,39 @@ SPATTN_INLINE void store_transposed(Vec<float> (&block)[kTileRows], char* out) {
   for (int i = 0; i < kTileRows; ++i) store(out + i * kTileBytes, block[i]);
 }
 
-// Q' of the cells [0, cells). False: some number is not fit for the parts.
-template <class Path>
-bool pack_queries(const Head& head, int64_t cells, float sign, const Call& call, AmxScratch<Path>& s) {
+// Q' of a column of queries, from its staged rows.
+template <class Path> void pack_column(char* out, typename Path::Check& check, float sign, const AmxScratch<Path>& s) {
   constexpr int kParts = Path::kParts;
-  typename Path::Check check;
+  for (int64_t t = 0; t < s.key_steps; ++t) {
+    Vec<float> block[kParts][kTileRows];
+    for (int i = 0; i < kTileRows; ++i) {
+      typename Path::Bits parts[kParts];
+      Path::terms(s.staged + i * s.staged_keys() + t * kTileTerms, sign, parts, check);
+      for (int p = 0; p < kParts; ++p) block[p][i] = (Vec<float>)parts[p];
+    }
+    for (int p = 0; p < kParts; ++p) store_transposed(block[p], out + (p * s.key_steps + t) * kTileSize);
+  }
+}
+
+// Q' of the cells [0, cells). Queries that are not finite are left to the exact path, and packed as zeros.
+template <class Path>
+void pack_queries(const Head& head, int64_t cells, float sign, const Call& call, AmxScratch<Path>& s) {
   const int64_t ld = s.staged_keys();
   for (int64_t first = 0; first < cells; first += kTileColumns) {
     gather_queries<typename Path::Raw>(head, first, kTileColumns, cells, call.head_dim, ld, s.query_position, s.staged);
     char* out = s.query_column(first / kTileColumns);
-    for (int64_t t = 0; t < s.key_steps; ++t) {
-      Vec<float> block[kParts][kTileRows];
-      for (int i = 0; i < kTileRows; ++i) {
-        typename Path::Bits parts[kParts];
-        Path::terms(s.staged + i * ld + t * kTileTerms, sign, parts, check);
-        for (int p = 0; p < kParts; ++p) block[p][i] = (Vec<float>)parts[p];
-      }
-      for (int p = 0; p < kParts; ++p) store_transposed(block[p], out + (p * s.key_steps + t) * kTileSize);
+    typename Path::Check check;
+    pack_column<Path>(out, check, sign, s);
+    if (check.passed()) continue;
+    for (int64_t i = 0; i < kTileColumns; ++i) {
+      typename Path::Check one;
+      one.look_at(s.staged + i * ld, ld);
+      if (one.passed()) continue;
+      s.exact[first + i] = true;
+      clear(s.staged + i * ld, ld);
     }
+    pack_column<Path>(out, check, sign, s);
   }
-  return check.passed();
 }
 
 // K of a tile into a slot, from `rows` rows of whole steps.
@@ -76,7 +89,7 @@ void pack_values(Operand<typename Path::Row> from, int64_t rows, char* out, type
 struct PackedTile {
   TileFactor keys, values;
   int64_t rows;           // keys, with padding
-  const uint64_t* unfit;  // a bit for each key that the products cannot take, as zeros here; null: none
+  const uint64_t* unfit;  // a bit for each key that is not finite, and zeros here; null: none
 };
 
 // Rows of a tile, `width` whole elements each: in place or staged.
@@ -89,7 +102,7 @@ Operand<typename Path::Row> tile_rows(const Head& head, const Tile& tile, int64_
   return {s.staged, ld};
 }
 
-// Packs rows with `pack`. Keys with a number that is not fit are set in `unfit`, and packed as zeros: whoever may not
+// Packs rows with `pack`. Keys that are not finite are set in `unfit`, and packed as zeros: whoever may not
 // attend to them does not notice.
 template <class Path, class Pack>
 bool pack_fit(Operand<typename Path::Row> from, int64_t rows, int64_t ld, uint64_t* unfit, AmxScratch<Path>& s,

@@ -7,7 +7,6 @@
 #include "amx.h"
 #include "exp2.h"
 #include "pairs.h"
-#include "plain.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
@@ -43,8 +42,7 @@ struct WholeParts {
   static constexpr bool kAddsInPlace = true;  // O' += V' P' on the tiles
   static constexpr float kExp2[] = {1.35341668e-2f, 5.20114638e-2f, 2.41442755e-1f, 6.93003833e-1f, 1.0000026f};
 
-  // Finite numbers. Whoever attends to others is left to `Instead`.
-  using Instead = Paired;
+  // Finds numbers that are not finite.
   struct Check {
     __mmask32 failed = 0;
 
@@ -85,7 +83,6 @@ struct TwoParts {
   static constexpr float kExp2[] = {2.17022549e-4f, 1.24396884e-3f, 9.67884064e-3f, 5.54833412e-2f,
                                     2.40229830e-1f, 6.93147004e-1f, 1.0f};
 
-  using Instead = Plain<Float16>;
   struct Check {
     __mmask16 failed = 0;
 

@@ -21,9 +21,10 @@ template <class Path> struct AmxScratch : Scratch<float> {
   float* output_tiles;          // [column][value_tiles]: O'
   float* product;               // [value_tiles]: V' P' of a step, on its way to O'
   typename Path::Row* staged;   // rows to pack
+  bool* exact;                  // (ld_query): rows left to the exact path
   int slots;
   int64_t key_part, value_part, slot_bytes;
-  uint64_t* unfit;  // [slots][keys / 64]: the keys of a tile with numbers that the products cannot take
+  uint64_t* unfit;  // [slots][keys / 64]: the keys of a tile that are not finite
   char* packed;     // [slots] of K [part][keys / 16][key_steps] and V' [part][value_tiles][tile_steps]
 
   AmxScratch(const Call& call, char* memory)
@@ -39,6 +40,7 @@ template <class Path> struct AmxScratch : Scratch<float> {
     carve(memory, weight_tiles[1], kParts * tile_steps * kTileSize);
     carve(memory, output_tiles, columns * value_tiles * kTileSize / 4);
     carve(memory, product, value_tiles * kTileSize / 4);
+    carve(memory, exact, ld_query);
     carve(memory, staged, block_kv * (staged_keys() > staged_values() ? staged_keys() : staged_values()));
     key_part = block_kv / kTileRows * key_steps * kTileSize;
     value_part = value_tiles * tile_steps * kTileSize;

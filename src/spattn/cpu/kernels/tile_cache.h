@@ -17,7 +17,7 @@ struct TileCache {
   uint64_t clock;
   uint64_t head[kMostTiles], tile[kMostTiles];  // 0: none
   uint64_t used[kMostTiles];                    // the clock at that time
-  bool unfit[kMostTiles];                       // are there keys that the products cannot take?
+  bool unfit[kMostTiles];                       // are there keys that are not finite?
 
   static int slots_for(int64_t tile_bytes) {
     const int64_t room = kCacheBytes / tile_bytes;
