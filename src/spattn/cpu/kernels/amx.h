@@ -1,8 +1,8 @@
 // Matrix products on AMX tiles: sixteen rows of 64 bytes, multiplied as bfloat16 and added up in float32.
 //
-// `tdpbf16ps` adds to a tile C of 16 x 16 float32 the product of A, 16 rows of 32 terms, and B, 16 rows of 16 columns of
-// two neighbouring terms. The even and the odd terms are summed up apart, then together, then added to C. Subnormal numbers
-// count as 0.
+// `tdpbf16ps` adds to a tile C of 16 x 16 float32 the product of A, 16 rows of 32 terms, and B, 16 rows of 16 columns
+// of two neighbouring terms. The even and the odd terms are summed up apart, then together, then added to C. Subnormal
+// numbers count as 0.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -101,9 +101,11 @@ template <int M, int N> SPATTN_INLINE void multiply_tiles() {
   if constexpr (M > 1 && N > 1) tile_dot<3, 5, 7>();
 }
 
-// C = A B, or C += A B, for M by N tiles of C, at most 2 by 2, over `steps` times kTileTerms terms. `ld` counts the bytes from row to row of C, whose tiles are adjacent.
+// C = A B, or C += A B, for M by N tiles of C, at most 2 by 2, over `steps` times kTileTerms terms. `ld` counts
+// the bytes from row to row of C, whose tiles are adjacent.
 template <int M, int N>
-SPATTN_INLINE void tile_product(const TileFactor& a, const TileFactor& b, int64_t steps, bool add, void* c, int64_t ld) {
+SPATTN_INLINE void tile_product(const TileFactor& a, const TileFactor& b, int64_t steps, bool add, void* c,
+                                int64_t ld) {
   static_assert(M <= 2 && N <= 2, "eight registers: four of C, two each of A and B");
   char* out = static_cast<char*>(c);
   const auto each = [&](auto visit0, auto visit1, auto visit2, auto visit3) {

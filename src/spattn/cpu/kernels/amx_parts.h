@@ -1,5 +1,5 @@
-// What AMX multiplies: bfloat16 as it is, float16 as two bfloat16 parts. `terms` are 32 neighbouring terms of a row, `pairs`
-// two rows' terms side by side, one in each half of a lane. float32 would need three parts and six products, which is
+// What AMX multiplies: bfloat16 as it is, float16 as two bfloat16 parts. `terms` are 32 neighbouring terms of a row,
+// `pairs` two rows' terms side by side, one in each half of a lane. float32 would need three parts and six products, which is
 // slower than multiply-adds: see docs/decisions/007-amx.md.
 #pragma once
 #include <immintrin.h>

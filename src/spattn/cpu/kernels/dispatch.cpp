@@ -37,14 +37,15 @@ struct Leaf {
 // their vendor's. Not decided by a measurement at run time, because the choice changes the last bits of results.
 [[maybe_unused]] bool fast_dot_products() noexcept { return __builtin_cpu_is("amd"); }
 
-// AMX for bfloat16, and the system's permission for this process to use the tile registers, which Linux wants asked for.
+// AMX for bfloat16, and permission for this process to use the tile registers, which Linux wants to be asked for.
 [[maybe_unused]] bool has_amx() noexcept {
 #if defined(SPATTN_AMX_EMULATED)
   return has_avx512bf16();
 #elif defined(__linux__)
   constexpr unsigned kTile = 1u << 24, kBf16 = 1u << 22, kSaved = 3u << 17, kOsxsave = 1u << 27;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM of asm/prctl.h, newer than it
-  if (!has_avx512bf16() || (Leaf(7).edx & (kTile | kBf16)) != (kTile | kBf16) || !(Leaf(1).ecx & kOsxsave)) return false;
+  const bool there = (Leaf(7).edx & (kTile | kBf16)) == (kTile | kBf16) && (Leaf(1).ecx & kOsxsave);
+  if (!has_avx512bf16() || !there) return false;
   unsigned low, high;
   asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (low & kSaved) == kSaved && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
