@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -167,7 +169,14 @@ class AffineRows:
         ]
 
     def to_csr(self) -> tuple[np.ndarray, np.ndarray]:
-        """``(indptr, indices)``, both int64, columns sorted in each row. O(nnz) memory."""
+        """``(indptr, indices)``, both int64, columns sorted in each row. O(nnz) memory.
+
+        Raises
+        ------
+        MemoryError
+            At once, when the machine has not that much memory.
+        """
+        self._check_memory(7 * 8 * self.nnz)
         lengths = np.diff(self.class_indptr)[self.row_class]
         run = np.repeat(self.class_indptr[self.row_class], lengths) + _ramp(lengths)
         run_row = np.repeat(np.arange(self.q_len), lengths)
@@ -180,11 +189,18 @@ class AffineRows:
         return indptr, column[order]
 
     def to_dense(self) -> np.ndarray:
-        """Boolean array (q_len, kv_len)."""
+        """Boolean array (q_len, kv_len); raises as `to_csr` does."""
+        self._check_memory(self.q_len * self.kv_len)
         indptr, indices = self.to_csr()
         mask = np.zeros((self.q_len, self.kv_len), dtype=bool)
         mask[np.repeat(np.arange(self.q_len), np.diff(indptr)), indices] = True
         return mask
+
+    def _check_memory(self, needed: int) -> None:
+        """The system may hand out any amount and end the process when it is used."""
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else sys.maxsize
+        if needed > available:
+            raise MemoryError(f"{self!r} needs {needed} bytes as an array, this machine has {available}")
 
     def __eq__(self, other) -> bool:
         if not isinstance(other, AffineRows):

@@ -230,6 +230,7 @@ def test_rejects_what_the_kernels_cannot_do():
 
 
 def test_out_of_memory():
-    q, k, v = (np.broadcast_to(x, (2**20, 2**20, 3, 8)) for x in inputs(q_len=3, head_dim=8))
+    """More than the address space has, so that no system can promise it."""
+    q, k, v = (np.broadcast_to(x, (2**22, 2**22, 3, 8)) for x in inputs(q_len=3, head_dim=8))
     with pytest.raises(MemoryError):
         cpu.forward(q, k, v, plan(patterns.Full(), 3, tile=cpu.TILE), 1.0)
