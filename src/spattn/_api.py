@@ -85,7 +85,7 @@ def attention(
     routes, key = _routes.of_call(q, k, v, pattern, backend)
     route = routes.get(key)
     if route is not None and precision is None:
-        found = route(q, k, v, _check_scale(scale, q.shape[3]))
+        found = route(q, k, v, None if scale is None else _check_scale(scale, q.shape[3]))
         if found is not None:
             return found if return_lse else found[0]
     _check_arrays(q, k, v)
@@ -102,7 +102,7 @@ def attention(
         plan = find_plan(module, pattern, q, k, v)
         out, lse = module.forward(q, k, v, plan, scale, precision=precision)
         if key is not None and key not in routes:
-            _routes.remember(routes, key, module.route(q, k, v, plan))
+            _routes.remember(routes, key, module.route(q, k, v, plan, _check_scale(None, q.shape[3])))
     else:
         arrays = [_host_array(name, x, module) for name, x in zip(_NAMES, (q, k, v), strict=True)]
         plan = find_plan(module, pattern, *arrays)

@@ -1,6 +1,7 @@
 """Short ways for calls that repeat: what a call's checks, plan and kernels depend on, and what a backend made of it.
 
-``backend.route(q, k, v, plan)`` is a callable ``(q, k, v, scale) -> (out, lse) | None``, or None; see the CUDA backend.
+``backend.route(q, k, v, plan, default_scale)`` is a callable ``(q, k, v, scale or None) -> (out, lse) | None``, or None
+itself; see the CUDA backend.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ def of_call(q, k, v, pattern, backend) -> tuple[dict, tuple | None]:
         return recent, None
     if q.requires_grad or k.requires_grad or v.requires_grad:
         return recent, None
-    kind = (
-        backend, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q.shape, k.shape, v.shape,
+    routes = recent
+    if isinstance(pattern, Plan):
+        routes, pattern = pattern.cache, "route"
+    return routes, (
+        pattern, backend, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q.shape, k.shape, v.shape,
         q.stride(), k.stride(), v.stride(),
     )  # fmt: skip
-    return (pattern.cache, kind) if isinstance(pattern, Plan) else (recent, (pattern, kind))
 
 
 def remember(routes: dict, key: tuple, route) -> None:

@@ -102,6 +102,29 @@ def test_error_inside_pops_the_context():
     assert done.returncode == 0 and done.stderr == ""
 
 
+def test_fork_without_gpu():
+    """Forked processes, and those that they fork, are refused from the moment CUDA is initialised and not before."""
+    done = run_script("""
+        import os
+        from spattn.cuda import device
+
+        def refused():
+            try: device.require_owner()
+            except RuntimeError as error: return "spawn" in str(error) and not device.is_owner()
+            return False
+
+        def in_child(question):
+            child = os.fork()
+            if child == 0: os._exit(0 if question() else 1)
+            return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+        assert in_child(lambda: not refused() and not device.is_owner()) and not refused()
+        device._started = True
+        assert device.is_owner() and in_child(refused) and in_child(lambda: in_child(refused)) and not refused()
+    """)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.gpu
 def test_fork():
     done = run_script(CALL + textwrap.dedent("""

@@ -100,10 +100,10 @@ def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str 
         return execute.from_host(request) if ordinal is None else execute.on_device(request)
 
 
-def route(q: Any, k: Any, v: Any, plan: Plan) -> Route | None:
+def route(q: Any, k: Any, v: Any, plan: Plan, scale: float) -> Route | None:
     """A short way for calls that repeat: ``route(q, k, v, scale)`` is ``forward(q, k, v, plan, scale)`` for arrays that
-    agree with these in kind, dtype, device, shapes and strides, or None where it cannot take the call. None for calls
-    that have no short way."""
+    agree with these in kind, dtype, device, shapes and strides, or None where it cannot take the call; a scale of None
+    is the one given here. None for calls that have no short way."""
     library = arrays.library(q)
     ordinal = library.ordinal(q)
     shape = (*q.shape[:3], v.shape[3])
@@ -112,7 +112,7 @@ def route(q: Any, k: Any, v: Any, plan: Plan) -> Route | None:
     gpu = device.get(ordinal)
     if _kernels(gpu, library.dtype(q), q.shape[3], shape[3]) is not hopper:
         return None
-    return find(gpu, library, q, k, v, plan) if hopper.accepts(plan.block_q, plan.block_kv) else None
+    return find(gpu, library, q, k, v, plan, scale) if hopper.accepts(plan.block_q, plan.block_kv) else None
 
 
 def plan_for(pattern: Pattern, q: Any, k: Any, v: Any) -> Plan:

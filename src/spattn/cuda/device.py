@@ -20,22 +20,25 @@ OLDEST_ARCHITECTURE = (8, 0)  # cp.async, ldmatrix and mma.sync on bfloat16
 
 _devices: dict[int, Device] = {}
 _lock = threading.Lock()
-_owner: int | None = None  # the process that initialised CUDA
+_started = False  # whether this process, or one that it was forked from, initialised CUDA
+_forked = False  # whether it was not this process
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = _started
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Current(threading.local):
-    """Where cuCtxGetCurrent writes, one per thread."""
+    """Asks which context is current: ``get()`` is its raw handle. cuCtxGetCurrent writes it, so one per thread."""
 
     def __init__(self):
-        self._context = ctypes.c_void_p()
-        self._at = ctypes.addressof(self._context)
-
-    def get(self) -> int | None:
-        """Raw handle of the context that is current in this thread."""
-        return None if library().cuCtxGetCurrent(self._at) else self._context.value
-
-
-_current = _Current()
+        context, ask = ctypes.c_void_p(), library().cuCtxGetCurrent
+        at = ctypes.addressof(context)
+        self.get = lambda: None if ask(at) else context.value
 
 
 class Device:
@@ -55,6 +58,7 @@ class Device:
         self._device = driver.Device(ordinal)
         self._attribute = driver.device_attribute
         self._context = None
+        self._current = _Current()
 
     @cached_property
     def name(self) -> str:
@@ -100,12 +104,12 @@ class Device:
     @cached_property
     def _handle(self) -> int | None:
         with self:
-            return _current.get()
+            return self._current.get()
 
     def is_current(self) -> bool:
         """Whether this device's primary context is current in this thread, as PyTorch leaves it. Asking takes less time
         than making it so."""
-        return _current.get() == self._handle
+        return self._current.get() == self._handle
 
     def _retain(self) -> Any:
         from pycuda import driver
@@ -162,26 +166,26 @@ def initialise() -> None:
     CudaError
         If the driver does not start.
     """
-    global _owner
+    global _started
     require_owner()
-    if _owner is None:
+    if not _started:
         from cuda.bindings import driver as bindings
         from pycuda import driver
 
         check(bindings.cuInit(0), "cuInit")  # says more than PyCUDA's, which calls the same
         driver.init()
-        _owner = os.getpid()
+        _started = True
         atexit.register(_close_all)
 
 
 def is_owner() -> bool:
     """Whether this process may call CUDA, as far as spattn knows."""
-    return _owner == os.getpid()
+    return _started and not _forked
 
 
 def require_owner() -> None:
     """Raise RuntimeError in a process that was forked after spattn initialised CUDA."""
-    if _owner is not None and _owner != os.getpid():
+    if _forked:
         raise RuntimeError(
             "CUDA was initialised before this process was forked and does not work in it; "
             "start processes with the multiprocessing method 'spawn'"

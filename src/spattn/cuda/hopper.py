@@ -149,12 +149,9 @@ class HopperPlan:
         self.merge_blocks = -(-int(np.diff(self.layout.merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
         length = plan.work["end"] - plan.work["begin"]
         self.short_items = bool(len(length)) and float(length.mean()) * TILE[1] < _FEW_STEPS * 128
-        self._calls = itertools.count()
-        self._ready: dict[tuple, Ready | None] = {}
-
-    def counter(self) -> int:
+        self.counter = itertools.cycle(range(self.at["counters"], self.at["counters"] + 4 * _COUNTERS, 4)).__next__
         """Address of a work counter that no call still in flight uses."""
-        return self.at["counters"] + 4 * (next(self._calls) % _COUNTERS)
+        self._ready: dict[tuple, Ready | None] = {}
 
     def ready(self, call: Call) -> Ready | None:
         """What calls of these shapes and strides share; None when TMA cannot address them."""

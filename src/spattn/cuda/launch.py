@@ -13,36 +13,13 @@ from . import compile
 from .device import Device, library
 from .errors import check, error
 
-LARGEST_PARAMS = 32764  # CUDA's limit in bytes, from 12.1 and compute capability 7.0 on
 STATIC_SHARED_BYTES = 48 * 1024  # a block gets more only after asking
 
-_CONFIG, _WORD = struct.Struct("@7IPPI"), struct.Struct("@Q")
+# CUlaunchConfig (grid, block, shared memory, stream, no attributes) and then the addresses of the parameters: one.
+_CONFIG, _WORD = struct.Struct("@7IPPIP"), struct.Struct("@Q")
 
 _kernels: dict[tuple, Kernel] = {}
 _lock = threading.Lock()
-
-
-class _Config(ctypes.Structure):
-    """CUlaunchConfig without attributes."""
-
-    _fields_ = [
-        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")),
-        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
-    ]  # fmt: skip
-
-
-class _Arguments(threading.local):
-    """What cuLaunchKernelEx reads a launch from, one per thread: the driver has copied it when it returns."""
-
-    def __init__(self):
-        self._params = np.zeros(LARGEST_PARAMS, np.uint8)
-        self._pointers = np.array([self._params.ctypes.data], np.uint64)
-        self.bytes = memoryview(self._params)
-        self.config = _Config()
-        self.at = ctypes.addressof(self.config), self._pointers.ctypes.data
-
-
-_arguments = _Arguments()
 
 
 class Kernel:
@@ -60,7 +37,7 @@ class Kernel:
         shape = np.zeros(3, np.int32)
         pointer, _ = check(driver.cuModuleGetGlobal(module, b"launch_shape"), "cuModuleGetGlobal")
         check(driver.cuMemcpyDtoH(shape.ctypes.data, pointer, shape.nbytes), "cuMemcpyDtoH")
-        self._handle, self._launch = int(function), library().cuLaunchKernelEx
+        self.handle, self.start = int(function), library().cuLaunchKernelEx
         self.threads, self.shared_bytes, self.params_bytes = shape.tolist()
         if self.shared_bytes > device.shared_bytes:
             raise ValueError(
@@ -71,27 +48,44 @@ class Kernel:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(driver.cuFuncSetAttribute(function, attribute, self.shared_bytes), "cuFuncSetAttribute")
 
-    def launch(
-        self, blocks: int, params: bytes | np.ndarray, stream: int, at: int = 0, word: int | None = None
-    ) -> None:
-        """Start `blocks` blocks on a raw stream handle; the device's context must be current.
+    def launch(self, blocks: int, params: bytes, stream: int) -> None:
+        """Start `blocks` blocks on a raw stream handle; the device's context must be current."""
+        Launch(self, blocks, params, stream)()
+
+
+class Launch:
+    """A launch written down in memory as the driver reads it, to be started any number of times, one at a time.
+
+    Parameters
+    ----------
+    params : bytes
+        The kernel's only parameter, passed by value.
+    stream : int
+        Raw handle.
+    """
+
+    def __init__(self, kernel: Kernel, blocks: int, params: bytes, stream: int):
+        if len(params) != kernel.params_bytes:
+            raise ValueError(f"params: expected {kernel.params_bytes} bytes, got {len(params)}")
+        self._memory = bytearray(_CONFIG.size) + params  # stays where it is: its size does not change
+        at = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        _CONFIG.pack_into(
+            self._memory, 0, blocks, 1, 1, kernel.threads, 1, 1, kernel.shared_bytes, stream, 0, 0, at + _CONFIG.size
+        )
+        self._start = kernel.start
+        self._arguments = at, kernel.handle, at + _CONFIG.size - _WORD.size, None
+
+    def __call__(self, at: int = 0, word: int | None = None) -> None:
+        """Start it; the device's context must be current. The driver has copied everything when this returns.
 
         Parameters
         ----------
-        params : bytes or array of uint8
-            The kernel's only parameter, passed by value.
         at, word : int
-            Eight bytes of the parameter to replace, so that `params` can be used again.
+            Eight bytes of the parameter to replace first.
         """
-        if len(params) != self.params_bytes:
-            raise ValueError(f"params: expected {self.params_bytes} bytes, got {len(params)}")
-        own = _arguments
-        own.bytes[: self.params_bytes] = params
         if word is not None:
-            _WORD.pack_into(own.bytes, at, word)
-        _CONFIG.pack_into(own.config, 0, blocks, 1, 1, self.threads, 1, 1, self.shared_bytes, stream, 0, 0)
-        config, pointers = own.at
-        status = self._launch(config, self._handle, pointers, None)
+            _WORD.pack_into(self._memory, _CONFIG.size + at, word)
+        status = self._start(*self._arguments)
         if status:
             raise error(status, "cuLaunchKernelEx")
 

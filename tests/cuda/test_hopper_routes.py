@@ -1,0 +1,162 @@
+"""The short way of calls that repeat, without a GPU: tensors in host memory, and a driver that writes launches down."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import struct
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from spattn.cuda import arrays, routes
+from spattn.cuda.launch import Launch
+from spattn.cuda.params import Call
+
+ADDRESSES, WORD = struct.Struct("@7Qd"), struct.Struct("@Q")  # the stand-in for a kernel's parameters
+STREAM = 7
+
+
+class Config(ctypes.Structure):
+    """CUlaunchConfig of cuda.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
+    ]  # fmt: skip
+
+
+class Kernel:
+    """A kernel whose launches are kept as (stream, parameters)."""
+
+    handle, threads, shared_bytes, params_bytes = 1 << 40, 384, 200_000, ADDRESSES.size + WORD.size
+
+    def __init__(self):
+        self.started: list[tuple[int, bytes]] = []
+        self.start = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(self._start)
+
+    def _start(self, config, function, params, extra):
+        config = Config.from_address(config)
+        found = [getattr(config, name) for name, _ in Config._fields_]
+        if found != [5, 1, 1, 384, 1, 1, 200_000, config.stream, None, 0] or (function, extra) != (self.handle, None):
+            return 1
+        pointer = ctypes.c_void_p.from_address(params).value
+        self.started.append((config.stream, ctypes.string_at(pointer, self.params_bytes)))
+        return 0
+
+
+class Template:
+    counter_at = ADDRESSES.size
+
+    def fill(self, number, to, counter):
+        return ADDRESSES.pack(*to) + WORD.pack(counter)
+
+
+class Gpu:
+    """A device that is current, or is made so for the length of a ``with`` block."""
+
+    ordinal = STREAM  # which the stand-in for PyTorch's function gives back as the stream
+
+    def __init__(self):
+        self.current, self.entered = True, 0
+
+    def is_current(self):
+        return self.current
+
+    def __enter__(self):
+        self.entered += 1
+
+    def __exit__(self, *error):
+        pass
+
+
+@pytest.fixture
+def kernel():
+    return Kernel()
+
+
+@pytest.fixture
+def tensors(torch):
+    """q, k and v with (batch, tokens, heads, features) in memory."""
+    return [torch.zeros(2, 6, 3, 16, dtype=torch.float16).transpose(1, 2) for _ in range(3)]
+
+
+@pytest.fixture
+def route(torch, tensors, kernel):
+    own = SimpleNamespace(_cuda_getCurrentRawStream=abs)
+    module = SimpleNamespace(float32=torch.float32, uint8=torch.uint8, _C=own)
+    plan = SimpleNamespace(slots=0, block_q=128)
+    operands = [arrays.Torch("torch").operand(x) for x in (*tensors, tensors[0])]
+    call = Call(Gpu(), 0, plan, *operands, 0, "float16", 0.25, None)
+    ready = SimpleNamespace(attention=kernel, template=Template(), merge_blocks=0)
+    on_device = SimpleNamespace(blocks=[5, 5], counter=itertools.count(1000).__next__)
+    return routes.Route(SimpleNamespace(module=module), call, SimpleNamespace(plan=on_device, ready=ready, call=call))
+
+
+def test_launch(kernel):
+    """The driver reads what was written, and a word can be replaced."""
+    params = bytes(range(kernel.params_bytes))
+    launch = Launch(kernel, 5, params, STREAM)
+    launch()
+    launch(8, 0x1122334455667788)
+    assert kernel.started == [(STREAM, params), (STREAM, params[:8] + WORD.pack(0x1122334455667788) + params[16:])]
+    with pytest.raises(ValueError, match=r"params: expected 72 bytes, got 71"):
+        Launch(kernel, 5, params[1:], STREAM)
+
+
+def test_addresses(route, kernel, tensors):
+    """Every call launches with its own addresses, scale and counters; results lie in memory as q does."""
+    kept = [route(*tensors, scale) for scale in (None, None, 0.5, None)]
+    kept.append(route(*reversed(tensors), None))
+    assert [len(route(*tensors, None)) for _ in range(100)] == [2] * 100
+    assert all(out.stride() == tensors[0].stride() and lse.is_contiguous() for out, lse in kept)
+    for number, (out, lse) in enumerate(kept):
+        q, k, v = tensors if number < 4 else reversed(tensors)
+        expected = [x.data_ptr() for x in (q, k, v, out, lse)] + [0, 0, 0.5 if number == 2 else 0.25]
+        for stream, params in kernel.started[2 * number : 2 * number + 2]:
+            assert stream == STREAM and list(ADDRESSES.unpack(params[:-8])) == expected
+    counters = [WORD.unpack(params[-8:])[0] for _, params in kernel.started]
+    assert counters == list(range(1000, 1000 + len(counters)))
+
+
+def test_refused(torch, route, kernel, tensors, monkeypatch):
+    """Other kernels asked for at run time, odd addresses and values that are lazily negated need the long way."""
+    odd = torch.zeros(2 * 3 * 6 * 16 + 1, dtype=torch.float16)[1:].view(2, 6, 3, 16).transpose(1, 2)
+    negated = torch._neg_view(tensors[1])
+    for others in ((odd, *tensors[1:]), (tensors[0], negated, tensors[2])):
+        assert route(*others, None) is None
+    monkeypatch.setenv("SPATTN_CUDA_KERNEL", "portable")
+    assert route(*tensors, None) is None and not kernel.started
+    monkeypatch.setenv("SPATTN_CUDA_KERNEL", "auto")
+    assert route(*tensors, None) is not None
+    monkeypatch.delenv("SPATTN_CUDA_KERNEL")
+    assert route(*tensors, None) is not None and len(kernel.started) == 4
+
+
+def test_other_device(route, tensors):
+    """The device is made current where it is not."""
+    gpu = route._device
+    assert route(*tensors, None) is not None and gpu.entered == 0
+    gpu.current = False
+    assert route(*tensors, None) is not None and gpu.entered == 1
+
+
+def test_threads(route, kernel, tensors):
+    """Threads share a route's memory, and no launch of one is seen in another."""
+    from_threads = []
+
+    def work(scale):
+        for _ in range(200):
+            out, lse = route(*tensors, scale)
+            from_threads.append((scale, out.data_ptr(), lse.data_ptr()))
+
+    threads = [threading.Thread(target=work, args=(scale,)) for scale in (0.5, 1.0, 2.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    launched = [ADDRESSES.unpack(params[:-8]) for _, params in kernel.started]
+    expected = [(scale, out, lse) for scale, out, lse in from_threads for _ in range(2)]
+    assert sorted((x[7], x[3], x[4]) for x in launched) == sorted(expected) and len(expected) == 1200
+    assert len({params[-8:] for _, params in kernel.started}) == 1200
