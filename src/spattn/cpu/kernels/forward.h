@@ -60,7 +60,7 @@ void finish_item(const Call& call, int64_t batch, int64_t head, const Work& item
     const int64_t position = s.query_position[cell];
     if (position == kPadding) continue;
     const T sum = s.row_sum[cell];
-    T *row = s.output + cell * s.ld_value, lse = T(natural_lse(s.row_max[cell], sum, scale));
+    T *row = s.output + cell * s.ld_value, lse = T(natural_lse(s.row_max[cell], s.origin[cell], sum, scale));
     if (sum == T(0) && s.row_max[cell] == -kInfinity<T>) {  // nothing allowed, or nothing above -inf
       lse = -kInfinity<T>;  // the sum's logarithm, also where a scale of 0 makes 0 * row_max undefined
       clear(row, call.head_dim_v);

@@ -67,8 +67,8 @@ template <class T> SPATTN_INLINE Vec<T> exponent(Vec<T> score, Vec<T> origin, T 
 }
 
 // The log-sum-exp of a row whose weights add up to `sum`.
-template <class T> double natural_lse(T row_max, T sum, const Scale<T>& scale) {
-  const double error = kFused ? double(row_max * scale.factor) - double(row_max) * double(scale.factor) : 0;
+template <class T> double natural_lse(T row_max, T origin, T sum, const Scale<T>& scale) {
+  const double error = kFused ? double(origin) - double(row_max) * double(scale.factor) : 0;
   return double(row_max) * scale.natural + error * 0.69314718055994530942 + ::log(double(sum));
 }
 
