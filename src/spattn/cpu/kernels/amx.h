@@ -3,10 +3,6 @@
 // `tdpbf16ps` adds to a tile C of 16 x 16 float32 the product of A, 16 rows of 32 terms, and B, 16 rows of 16 columns
 // of two neighbouring terms. The even and the odd terms are summed up apart, then together, then added to C. Subnormal
 // numbers count as 0.
-//
-// Operands of more than 8 bits come as the sum of bfloat16 parts: float16 as high and low, float32 as high, middle and
-// low, which hold all 24 bits of a number. Of the products of parts those are kept that matter, three of four and six of
-// nine; the small ones are added up first, so that the rounding errors are those of one float32 sum.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -105,13 +101,12 @@ template <int M, int N> SPATTN_INLINE void multiply_tiles() {
   if constexpr (M > 1 && N > 1) tile_dot<3, 5, 7>();
 }
 
-// C = A B, or C += A B, for M by N tiles of C, at most 2 by 2, over `steps` times kTileTerms terms, with factors of
-// kParts parts. `ld` counts the bytes from row to row of C, whose tiles are adjacent.
-template <int M, int N, int kParts = 1>
+// C = A B, or C += A B, for M by N tiles of C, at most 2 by 2, over `steps` times kTileTerms terms. `ld` counts
+// the bytes from row to row of C, whose tiles are adjacent.
+template <int M, int N>
 SPATTN_INLINE void tile_product(const TileFactor& a, const TileFactor& b, int64_t steps, bool add, void* c,
                                 int64_t ld) {
   static_assert(M <= 2 && N <= 2, "eight registers: four of C, two each of A and B");
-  static_assert(1 <= kParts && kParts <= 3, "the orders of products below");
   char* out = static_cast<char*>(c);
   const auto each = [&](auto visit0, auto visit1, auto visit2, auto visit3) {
     visit0(out);
@@ -125,18 +120,6 @@ SPATTN_INLINE void tile_product(const TileFactor& a, const TileFactor& b, int64_
   } else {
     each([](char*) { tile_zero<0>(); }, [](char*) { tile_zero<1>(); }, [](char*) { tile_zero<2>(); },
          [](char*) { tile_zero<3>(); });
-  }
-  for (int64_t t = 0; kParts > 1 && t < steps; ++t) {  // the small products, each after one that shares a factor
-    if constexpr (kParts == 3) {
-      load_tiles<6, N>(b, t, 0), load_tiles<4, M>(a, t, 2), multiply_tiles<M, N>();  // low by high
-      load_tiles<4, M>(a, t, 1), multiply_tiles<M, N>();                             // middle by high
-      load_tiles<6, N>(b, t, 1), multiply_tiles<M, N>();                             // middle by middle
-      load_tiles<4, M>(a, t, 0), multiply_tiles<M, N>();                             // high by middle
-      load_tiles<6, N>(b, t, 2), multiply_tiles<M, N>();                             // high by low
-    } else {
-      load_tiles<4, M>(a, t, 1), load_tiles<6, N>(b, t, 0), multiply_tiles<M, N>();
-      load_tiles<4, M>(a, t, 0), load_tiles<6, N>(b, t, 1), multiply_tiles<M, N>();
-    }
   }
   for (int64_t t = 0; t < steps; ++t) load_tiles<4, M>(a, t, 0), load_tiles<6, N>(b, t, 0), multiply_tiles<M, N>();
   each([&](char* p) { tile_store<0>(p, ld); }, [&](char* p) { tile_store<1>(p, ld); },

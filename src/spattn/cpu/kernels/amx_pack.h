@@ -147,7 +147,7 @@ void expect_tile(const Call& call, const Tile& tile, const Head& keys, const Hea
   prefetch_rows<kLocality>(values, tile, call.head_dim_v * kBytes);
 }
 
-// A key tile out of the cache, packed where it is not there. The tiles found last stay valid: see kFewestTiles.
+// A key tile out of the cache, packed where it is not there; valid until the next call.
 template <class Path>
 PackedTile find_tile(const Call& call, int64_t pair, int64_t view, int64_t number, const Tile& tile, const Head& keys,
                      const Head& values, AmxScratch<Path>& s) {

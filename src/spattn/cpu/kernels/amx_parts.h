@@ -1,6 +1,7 @@
-// What AMX multiplies: bfloat16 as it is, float16 as two bfloat16 parts, float32 as three. `terms` are 32 neighbouring
-// terms of a row, `pairs` two rows' terms side by side, one in each half of a lane. `origin` is where the exponents of a
-// row's weights start, `Weigh` turns the scores of two neighbouring keys into weights.
+// What AMX multiplies: bfloat16 as it is, float16 as two bfloat16 parts. `terms` are 32 neighbouring terms of a row,
+// `pairs` two rows' terms side by side, one in each half of a lane. `origin` is where the exponents of a row's weights
+// start, `Weigh` turns the scores of two neighbouring keys into weights. float32 would need three parts and six products,
+// which is slower than multiply-adds: see docs/decisions/007-amx.md.
 #pragma once
 #include <immintrin.h>
 
@@ -33,10 +34,6 @@ SPATTN_INLINE BitsVec<float> alternate(__m512bh both) {
 SPATTN_INLINE Vec<float> even_terms(BitsVec<float> pairs) { return (Vec<float>)(pairs << 16); }
 SPATTN_INLINE Vec<float> odd_terms(BitsVec<float> pairs) { return (Vec<float>)(pairs & 0xffff0000); }
 
-// The largest magnitude that is multiplied: sums of products stay finite. Whoever attends to larger numbers, infinity or
-// NaN is left to the exact path.
-constexpr float kLargest = 0x1p60f;
-
 // bfloat16. The instructions take subnormal numbers for 0.
 struct WholeParts {
   using E = Bfloat16;
@@ -48,17 +45,18 @@ struct WholeParts {
   static constexpr float kRescale[] = {2.17022549e-4f, 1.24396884e-3f, 9.67884064e-3f, 5.54833412e-2f,
                                        2.40229830e-1f, 6.93147004e-1f, 1.0f};
 
-  // Finds numbers that are too large.
+  // Finds numbers that are not finite, or so large that sums of products might not be: weights in the integers know no
+  // infinity.
   struct Check {
-    static constexpr int kBits = 0x5d80;  // of kLargest
+    static constexpr int kLargest = 0x5d80;  // 2^60
     __mmask32 failed = 0;
 
     SPATTN_INLINE void look_at(Bits x) {
       const __m512i magnitude = _mm512_and_si512((__m512i)x, _mm512_set1_epi16(0x7fff));
-      failed |= _mm512_cmpge_epi16_mask(magnitude, _mm512_set1_epi16(kBits));
+      failed |= _mm512_cmpge_epi16_mask(magnitude, _mm512_set1_epi16(kLargest));
     }
     void look_at(const Row* row, int64_t count) {
-      for (int64_t i = 0; i < count; ++i) failed |= (row[i] & 0x7fff) >= kBits;
+      for (int64_t i = 0; i < count; ++i) failed |= (row[i] & 0x7fff) >= kLargest;
     }
     bool passed() const { return failed == 0; }
   };
@@ -124,29 +122,23 @@ struct WholeParts {
   };
 };
 
-// Numbers as the sum of kCount bfloat16 parts of 8 bits, each the rest that the ones before leave.
-template <class Type, int kCount> struct SplitParts {
-  using E = Type;
-  using Raw = Type;
+// float16, whose 11 bits two bfloat16 parts hold; weights keep 16 bits. The product of the low parts is left out.
+struct TwoParts {
+  using E = Float16;
+  using Raw = Float16;
   using Row = float;
   using Bits = BitsVec<float>;
-  static constexpr int kParts = kCount;
+  static constexpr int kParts = 2;
   static constexpr bool kAddsInPlace = false;
   static constexpr float kExp2[] = {2.17022549e-4f, 1.24396884e-3f, 9.67884064e-3f, 5.54833412e-2f,
                                     2.40229830e-1f, 6.93147004e-1f, 1.0f};
   static constexpr const auto& kRescale = kExp2;
 
-  // Numbers are 0 or large enough for no part to be subnormal, and not too large.
+  // Finds numbers that are not finite.
   struct Check {
     __mmask16 failed = 0;
 
-    SPATTN_INLINE void look_at(Vec<float> x) {
-      constexpr uint32_t kSmallest = 0x0d800000, kBits = 0x5d800000;  // 2^-100; kLargest
-      const __m512i magnitude = (__m512i)((Bits)x & 0x7fffffff);
-      const __m512i above = _mm512_sub_epi32(magnitude, _mm512_set1_epi32(kSmallest));
-      failed |= _mm512_mask_cmpge_epu32_mask(_mm512_test_epi32_mask(magnitude, magnitude), above,
-                                             _mm512_set1_epi32(kBits - kSmallest));
-    }
+    SPATTN_INLINE void look_at(Vec<float> x) { failed |= _mm512_fpclass_ps_mask((__m512)x, 0x99); }  // infinite, NaN
     void look_at(const Row* row, int64_t count) {
       for (int64_t i = 0; i < count; i += kTileColumns) look_at(load<Vec<float>>(row + i));
     }
@@ -197,8 +189,6 @@ template <class Type, int kCount> struct SplitParts {
     }
   };
 };
-using TwoParts = SplitParts<Float16, 2>;
-using ThreeParts = SplitParts<Float32, 3>;
 
 }  // namespace SPATTN_ISA
 }  // namespace spattn

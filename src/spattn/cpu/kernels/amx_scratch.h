@@ -1,19 +1,14 @@
 // A thread's working memory for the forward by AMX: operands lie in tiles of 1 KiB, so that a tile is sixteen whole
 // cache lines in a row.
 #pragma once
-#include "amx.h"
+#include "amx_panel.h"
 #include "scratch.h"
 #include "tile_cache.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Queries are taken in panels of two columns, each a vector of queries and the width of a tile. Every factor or result
-// with queries along its rows is made of panel tiles, whose rows are twice as long as those of a tile: the two tiles of
-// a panel lie side by side.
-constexpr int kPanel = 2 * kTileColumns;           // queries
-constexpr int kPanelBytes = 2 * kTileBytes;        // of a row
-constexpr int64_t kTileSize = kTileRows * kTileBytes, kPanelSize = kTileRows * kPanelBytes;  // bytes
+// Queries are taken in panels of two columns, each a vector of queries and the width of a tile.
 static_assert(kLanes<float> == kTileColumns, "a lane is a query");
 
 template <class Path> struct AmxScratch : Scratch<float> {
@@ -21,10 +16,10 @@ template <class Path> struct AmxScratch : Scratch<float> {
   TileCache& cache;
   int64_t key_steps, value_tiles, tile_steps;  // tiles along head_dim, head_dim_v and the keys
   char* query_tiles;            // [panel][part][key_steps]: Q' times the scale's sign, pairs of features by queries
-  float* scores_of[2];          // (keys, kPanel): S' of a step; the next one's is already being computed
-  char* weight_tiles[2];        // [part][tile_steps]: P' of a step, pairs of keys by queries; and of the one before
+  float* panel_scores;          // (keys, kPanel): S'
+  char* weight_tiles;           // [part][tile_steps]: P' of a key tile and a panel, pairs of keys by queries
   float* output_tiles;          // [panel][value_tiles]: O'
-  float* product;               // [value_tiles]: V' P' of a step, on its way to O'
+  float* product;               // [value_tiles]: V' P', on its way to O'
   typename Path::Row* staged;   // rows to pack
   bool* exact;                  // (ld_query): rows left to the exact path
   int slots;
@@ -39,10 +34,8 @@ template <class Path> struct AmxScratch : Scratch<float> {
     value_tiles = (call.head_dim_v + kTileRows - 1) / kTileRows;
     tile_steps = block_kv / kTileTerms;
     carve(memory, query_tiles, panels * kParts * key_steps * kPanelSize);
-    carve(memory, scores_of[0], block_kv * kPanel);
-    carve(memory, scores_of[1], block_kv * kPanel);
-    carve(memory, weight_tiles[0], kParts * tile_steps * kPanelSize);
-    carve(memory, weight_tiles[1], kParts * tile_steps * kPanelSize);
+    carve(memory, panel_scores, block_kv * kPanel);
+    carve(memory, weight_tiles, kParts * tile_steps * kPanelSize);
     carve(memory, output_tiles, panels * value_tiles * kPanelSize / 4);
     carve(memory, product, value_tiles * kPanelSize / 4);
     carve(memory, exact, ld_query);

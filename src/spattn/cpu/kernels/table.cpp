@@ -27,7 +27,6 @@ template <class Path> struct MultiplyTiles {
 };
 using ForwardBfloat16 = ByRows<Bfloat16, MultiplyTiles<WholeParts>, kLanes<float> / 2>;
 using ForwardFloat16 = ByRows<Float16, MultiplyTiles<TwoParts>, kLanes<float> / 2>;
-using ForwardFloat32 = ByRows<Float32, MultiplyTiles<ThreeParts>, kLanes<float>>;
 #elif defined(__AVX512BF16__)
 using ForwardBfloat16 = ByRows<Bfloat16, Multiply<Paired>, kLanes<float> / 2>;  // at half the price of multiply-adds
 using ForwardFloat16 = ByRows<Float16, Multiply<Plain<Float16>>, kLanes<float>>;
@@ -35,9 +34,7 @@ using ForwardFloat16 = ByRows<Float16, Multiply<Plain<Float16>>, kLanes<float>>;
 using ForwardBfloat16 = ByRows<Bfloat16, Multiply<Plain<Bfloat16>>, kLanes<float>>;
 using ForwardFloat16 = ByRows<Float16, Multiply<Plain<Float16>>, kLanes<float>>;
 #endif
-#if !defined(SPATTN_AMX)
 using ForwardFloat32 = ByRows<Float32, Multiply<Plain<Float32>>, kLanes<float>>;
-#endif
 using ForwardFloat64 = ByRows<Float64, Multiply<Plain<Float64>>, kLanes<double>>;
 
 #if defined(SPATTN_AMX)
