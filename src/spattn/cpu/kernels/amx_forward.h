@@ -94,26 +94,32 @@ void leave_to_exact(const PackedTile& tile, const Mask& mask, int64_t cells, Amx
   }
 }
 
-// O', row_max and the sums over the entries of the item.
+// O', row_max and the sums over the entries of the item. As many tiles as may stay packed at a time are taken by one
+// panel after the other: a panel's own matrices then stay in the first-level cache, and the tiles pass through it.
 template <class Path>
 void take_entries(const Call& call, int64_t pair, const Work& item, const Head& keys, const Head& values, int64_t cells,
                   float factor, AmxScratch<Path>& s) {
   [[maybe_unused]] const TileSession session;
   const Plan& plan = call.plan;
   const int64_t first_view = plan.components[item.component].key_view;
-  for (int64_t i = item.begin; i < item.end; ++i) {
-    const int64_t e = item.query_tile % 2 ? item.begin + item.end - 1 - i : i;  // to and fro, for the cache's sake
-    const int64_t view = first_view + plan.key_view[e];
-    const Tile tile = locate(plan.views[view], plan.indices[e]);
-    const Mask mask(plan, e);
-    const PackedTile packed = find_tile<Path>(call, pair, view, plan.indices[e], tile, keys, values, s);
-    leave_to_exact(packed, mask, cells, s);
+  for (int64_t i = item.begin; i < item.end;) {
+    int64_t count = 0;
+    for (; count < s.slots && i < item.end; ++count, ++i) {
+      const int64_t e = item.query_tile % 2 ? item.begin + item.end - 1 - i : i;  // to and fro, for the cache's sake
+      const int64_t view = first_view + plan.key_view[e];
+      const Tile tile = locate(plan.views[view], plan.indices[e]);
+      Entry& entry = s.entries[count];
+      entry = {find_tile<Path>(call, pair, view, plan.indices[e], tile, keys, values, s), Mask(plan, e)};
+      leave_to_exact(entry.tile, entry.mask, cells, s);
+    }
     for (int64_t first = 0; first < cells; first += kPanel) {
-      const Block block = reached(mask, first, cells, packed.rows);
-      if (block.columns == 0) continue;
-      multiply_keys(block, packed.keys, s);
-      weigh(block, mask, factor, s);
-      multiply_values(block, packed.values, s);
+      for (const Entry* entry = s.entries; entry < s.entries + count; ++entry) {
+        const Block block = reached(entry->mask, first, cells, entry->tile.rows);
+        if (block.columns == 0) continue;
+        multiply_keys(block, entry->tile.keys, s);
+        weigh(block, entry->mask, factor, s);
+        multiply_values(block, entry->tile.values, s);
+      }
     }
   }
 }

@@ -85,13 +85,6 @@ void pack_values(Operand<typename Path::Row> from, int64_t rows, char* out, type
   }
 }
 
-// A key tile as both products read it.
-struct PackedTile {
-  TileFactor keys, values;
-  int64_t rows;           // keys, with padding
-  const uint64_t* unfit;  // a bit for each key that is not finite, and zeros here; null: none
-};
-
 // Rows of a tile, `width` whole elements each: in place or staged.
 template <class Path>
 Operand<typename Path::Row> tile_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t ld,
@@ -147,7 +140,7 @@ void expect_tile(const Call& call, const Tile& tile, const Head& keys, const Hea
   prefetch_rows<kLocality>(values, tile, call.head_dim_v * kBytes);
 }
 
-// A key tile out of the cache, packed where it is not there; valid until the next call.
+// A key tile out of the cache, packed where it is not there. The s.slots tiles found last are valid.
 template <class Path>
 PackedTile find_tile(const Call& call, int64_t pair, int64_t view, int64_t number, const Tile& tile, const Head& keys,
                      const Head& values, AmxScratch<Path>& s) {

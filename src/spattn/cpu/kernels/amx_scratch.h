@@ -2,6 +2,7 @@
 // cache lines in a row.
 #pragma once
 #include "amx_panel.h"
+#include "mask.h"
 #include "scratch.h"
 #include "tile_cache.h"
 
@@ -10,6 +11,19 @@ namespace SPATTN_ISA {
 
 // Queries are taken in panels of two columns, each a vector of queries and the width of a tile.
 static_assert(kLanes<float> == kTileColumns, "a lane is a query");
+
+// A key tile as both products read it.
+struct PackedTile {
+  TileFactor keys, values;
+  int64_t rows;           // keys, with padding
+  const uint64_t* unfit;  // a bit for each key that is not finite, and zeros here; null: none
+};
+
+// A key tile of an item's list.
+struct Entry {
+  PackedTile tile;
+  Mask mask;
+};
 
 template <class Path> struct AmxScratch : Scratch<float> {
   static constexpr int kParts = Path::kParts;
@@ -22,7 +36,8 @@ template <class Path> struct AmxScratch : Scratch<float> {
   float* product;               // [value_tiles]: V' P', on its way to O'
   typename Path::Row* staged;   // rows to pack
   bool* exact;                  // (ld_query): rows left to the exact path
-  int slots;
+  int slots;                    // of the cache
+  Entry* entries;               // [slots]
   int64_t key_part, value_part, slot_bytes;
   uint64_t* unfit;  // [slots][keys / 64]: the keys of a tile that are not finite
   char* packed;     // [slots] of K [part][keys / 16][key_steps] and V' [part][value_tiles][tile_steps]
@@ -44,6 +59,7 @@ template <class Path> struct AmxScratch : Scratch<float> {
     value_part = value_tiles * tile_steps * kTileSize;
     slot_bytes = kParts * (key_part + value_part);
     slots = TileCache::slots_for(slot_bytes);
+    carve(memory, entries, slots);
     carve(memory, unfit, slots * block_kv / 64);
     carve(memory, packed, slots * slot_bytes);
   }
