@@ -105,12 +105,14 @@ def test_scales(isa, scale):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("isa", ISAS)
 def test_exponential(isa, dtype):
-    """lse = log(1 + exp(x)) shows the error of exp2, which the kernels' text promises to be below 2.7e-6."""
+    """lse = log(1 + exp(x)) shows the error of the weights: that of exp2, 2.7e-6 where it is coarse, or that of weights
+    in the integers, 0.5 %; the logarithm's slope is at most 1/2 where both weights differ from 1."""
     x = np.linspace(-8, 8, 4001).astype(dtype)
     q, k = x[None, None, :, None], np.array([0, 1], dtype)[None, None, :, None]
     _, lse = cpu.forward(q, k, k, cpu.plan_for(patterns.Full(), q, k, k), 1.0, isa=isa)
     error = np.abs(lse[0, 0] - np.logaddexp(0, x.astype(float)))
-    assert error.max() < {"float64": 1e-14, "bfloat16": 3.7e-6}.get(x.dtype.name, 1e-6)
+    bound = {"float64": 1e-14, "bfloat16": 2.6e-3 if isa == "amx" else 3.7e-6}.get(x.dtype.name, 1e-6)
+    assert error.max() < bound
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -19,8 +19,8 @@ HOST_ARRAYS = True
 
 TILE = (48, 64)
 """Queries and keys of a tile. 48 queries are three AVX-512 vectors, as wide as a register block of the scores, and
-eight register blocks of the output, or three tiles of AMX; with 64 keys the operands of either product stay in a 48 KiB
-first-level cache."""
+eight register blocks of the output; with 64 keys the operands of either product stay in a 48 KiB first-level cache."""
+_AMX_TILE = (64, 64)  # two panels of queries, each two tiles of AMX wide
 
 _MAX_HEAD_DIM = 256
 _PARALLEL_TASKS = 16  # (batch, head) tasks times pieces that planning aims at, whatever the machine's threads
@@ -69,7 +69,8 @@ def plan_for(pattern, q, k, v) -> Plan:
     the number of threads."""
     batch, heads, q_len = q.shape[:3]
     workers = max(1, _PARALLEL_TASKS // max(1, batch * heads))
-    return plan(pattern, q_len, k.shape[2], batch=batch, heads=heads, tile=TILE, workers=workers)
+    tile = _AMX_TILE if _default_isa() == "amx" and q.dtype.itemsize == 2 else TILE
+    return plan(pattern, q_len, k.shape[2], batch=batch, heads=heads, tile=tile, workers=workers)
 
 
 def accepts(made: Plan, q, k, v) -> bool:

@@ -1,5 +1,8 @@
-// One work item by AMX. A step is a key tile and a column of sixteen queries: S' = K Q', then the softmax, then
-// O' += V' P'. Three steps are in work, so that both products read operands that have been there for a while.
+// One work item by AMX: for each key tile and panel of queries S' = K Q', then the softmax, then O' += V' P'.
+//
+// One after the other: tile and vector instructions do not overlap on the processors measured, and with two or three
+// key tiles in work at a time, so that no product reads what has only just been written, a step took a third longer
+// (docs/decisions/007-amx.md).
 #pragma once
 #include "amx_pack.h"
 #include "amx_softmax.h"
@@ -8,69 +11,76 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-struct Step {
-  PackedTile tile;
-  int64_t entry, column, begin, end;  // queries from `column` on; the keys, whole steps of products, they attend to
-  int buffer;                         // of two
-  bool moved;                         // multiply O' by `rescale` first
-  Vec<float> rescale;
+// The part of a key tile and a panel of queries that is computed.
+struct Block {
+  int64_t first, columns;  // of queries: the first one's cell, how many vectors of them
+  int64_t begin, end;      // the keys, whole steps of products
 };
 
-template <class Path> void multiply_keys(const Step& step, const AmxScratch<Path>& s) {
-  TileFactor keys = step.tile.keys;
-  keys.data = keys.at(int(step.begin / kTileRows), 0, 0);
-  const TileFactor queries = {s.query_column(step.column / kTileColumns), kTileBytes, 0, kTileSize,
-                              s.key_steps * kTileSize};
-  column_product<Path::kParts>((step.end - step.begin) / kTileRows, keys, queries, s.key_steps, false,
-                               s.score_tiles[step.buffer]);
-}
-
-template <class Path> void weigh(const Plan& plan, Step& step, float factor, AmxScratch<Path>& s) {
-  const Mask mask(plan, step.entry);
-  float* scores = reinterpret_cast<float*>(s.score_tiles[step.buffer]);
-  const auto largest = mask ? largest_scores<true>(mask, step.column, step.begin, step.end, scores)
-                            : largest_scores<false>(mask, step.column, step.begin, step.end, scores);
-  step.moved = move_column(step.column, largest, factor, s);
-  if (step.moved) step.rescale = load<Vec<float>>(s.rescale + step.column);
-  weigh_column(scores, step.column, step.end - step.begin, factor, step.moved, s.weight_tiles[step.buffer], s);
-}
-
-template <class Path> void rescale_output(const Step& step, AmxScratch<Path>& s) {
-  if (!step.moved) return;
-  float* out = s.output_column(step.column / kTileColumns);
-  for (int64_t i = 0; i < s.value_tiles * kTileSize / 4; i += kTileColumns) {
-    store(out + i, load<Vec<float>>(out + i) * step.rescale);
+// The columns from cell `first` on, at most a panel, with the keys that any of them attends to; no columns: none.
+inline Block reached(const Mask& mask, int64_t first, int64_t cells, int64_t rows) {
+  Block block = {first, 0, rows, 0};
+  for (int64_t column = first; column < cells && column < first + kPanel; column += kTileColumns) {
+    int64_t begin = 0, end = rows;
+    if (mask) mask.reach(column, kTileColumns, begin, end);
+    if (begin == end) continue;
+    if (block.columns == 0) block.first = column;
+    block.columns = (column - block.first) / kTileColumns + 1;
+    block.begin = begin < block.begin ? begin : block.begin;
+    block.end = end > block.end ? end : block.end;
   }
+  block.begin = block.begin / kTileTerms * kTileTerms, block.end = round_up(block.end, kTileTerms);
+  return block;
 }
 
-// V' P': added to O' by the tile unit, or left in s.product.
-template <class Path> void multiply_values(const Step& step, AmxScratch<Path>& s) {
-  TileFactor values = step.tile.values;
-  values.data = values.at(0, step.begin / kTileTerms, 0);
-  const TileFactor weights = {s.weight_tiles[step.buffer], kTileBytes, 0, kTileSize, s.tile_steps * kTileSize};
-  if (Path::kAddsInPlace) rescale_output(step, s);
-  column_product<Path::kParts>(s.value_tiles, values, weights, (step.end - step.begin) / kTileTerms,
-                               Path::kAddsInPlace,
-                               Path::kAddsInPlace ? s.output_column(step.column / kTileColumns) : s.product);
-}
-
-// Where the accuracy of O asks for it, the products of a tile are summed up before they meet it: see output_block().
-template <class Path> void add_product(const Step& step, AmxScratch<Path>& s) {
-  if (Path::kAddsInPlace) return;
-  rescale_output(step, s);
-  float* out = s.output_column(step.column / kTileColumns);
-  for (int64_t i = 0; i < s.value_tiles * kTileSize / 4; i += kTileColumns) {
-    store(out + i, load<Vec<float>>(out + i) + load<Vec<float>>(s.product + i));
-  }
-}
-
-// Starts a step and brings the two before it, as far as there are such, one further.
 template <class Path>
-void advance(const Plan& plan, const Step* first, Step* second, const Step* third, float factor, AmxScratch<Path>& s) {
-  if (first) multiply_keys(*first, s);
-  if (third) multiply_values(*third, s);
-  if (second) weigh(plan, *second, factor, s);
-  if (third) add_product(*third, s);
+void multiply(const Block& block, int64_t rows, const TileFactor& a, const TileFactor& b, int64_t steps, bool add,
+              float* c) {
+  char* out = reinterpret_cast<char*>(c);
+  if (block.columns == 2) panel_product<Path::kParts, 2>(rows, a, b, steps, add, out);
+  if (block.columns == 1) panel_product<Path::kParts, 1>(rows, a, b, steps, add, out);
+}
+
+// s.panel_scores = K Q'.
+template <class Path> void multiply_keys(const Block& block, TileFactor keys, AmxScratch<Path>& s) {
+  keys.data = keys.at(int(block.begin / kTileRows), 0, 0);
+  const TileFactor queries = {s.query_column(block.first), kPanelBytes, kTileBytes, kPanelSize,
+                              s.key_steps * kPanelSize};
+  multiply<Path>(block, (block.end - block.begin) / kTileRows, keys, queries, s.key_steps, false, s.panel_scores);
+}
+
+// s.weight_tiles = P'. Where the origin of a row's exponents moves O' follows.
+template <class Path> void weigh(const Block& block, const Mask& mask, float factor, AmxScratch<Path>& s) {
+  for (int64_t column = 0; column < block.columns; ++column) {
+    const int64_t first = block.first + column * kTileColumns;
+    float* scores = s.panel_scores + column * kTileColumns;
+    const auto largest = mask ? largest_scores<true>(mask, first, block.begin, block.end, scores)
+                              : largest_scores<false>(mask, first, block.begin, block.end, scores);
+    const bool moved = move_column(first, largest, factor, s);
+    weigh_column(scores, first, block.end - block.begin, factor, moved, s.weight_tiles + column * kTileBytes, s);
+    if (!moved) continue;
+    const auto rescale = load<Vec<float>>(s.rescale + first);
+    float* out = s.output_column(first);
+    for (int64_t i = 0; i < s.value_tiles * kTileRows * kPanel; i += kPanel) {
+      store(out + i, load<Vec<float>>(out + i) * rescale);
+    }
+  }
+}
+
+// O' += V' P', by the tile unit, or, where the accuracy of O asks for the products of a tile to be summed up before they
+// meet it, through s.product: see output_block().
+template <class Path> void multiply_values(const Block& block, TileFactor values, AmxScratch<Path>& s) {
+  values.data = values.at(0, block.begin / kTileTerms, 0);
+  const TileFactor weights = {s.weight_tiles, kPanelBytes, kTileBytes, kPanelSize, s.tile_steps * kPanelSize};
+  float* out = s.output_column(block.first);
+  multiply<Path>(block, s.value_tiles, values, weights, (block.end - block.begin) / kTileTerms, Path::kAddsInPlace,
+                 Path::kAddsInPlace ? out : s.product);
+  if (Path::kAddsInPlace) return;
+  for (int64_t i = 0; i < s.value_tiles * kTileRows * kPanel; i += kPanel) {
+    for (int64_t j = i; j < i + block.columns * kTileColumns; j += kTileColumns) {
+      store(out + j, load<Vec<float>>(out + j) + load<Vec<float>>(s.product + j));
+    }
+  }
 }
 
 // Leaves queries of an entry, which are `cells`, to the exact path if they attend to keys that are not finite.
@@ -84,55 +94,47 @@ void leave_to_exact(const PackedTile& tile, const Mask& mask, int64_t cells, Amx
   }
 }
 
-// O', row_max and the sums over the entries of the item.
+// O', row_max and the sums over the entries of the item. As many tiles as may stay packed at a time are taken by one
+// panel after the other: a panel's own matrices then stay in the first-level cache, and the tiles pass through it.
 template <class Path>
 void take_entries(const Call& call, int64_t pair, const Work& item, const Head& keys, const Head& values, int64_t cells,
                   float factor, AmxScratch<Path>& s) {
   [[maybe_unused]] const TileSession session;
   const Plan& plan = call.plan;
   const int64_t first_view = plan.components[item.component].key_view;
-  Step steps[3];
-  int64_t number = 0;
-  const auto step = [&](int64_t i) { return i >= 0 && i < number ? steps + i % 3 : nullptr; };
-  for (int64_t i = item.begin; i < item.end; ++i) {
-    const int64_t e = item.query_tile % 2 ? item.begin + item.end - 1 - i : i;  // to and fro, for the cache's sake
-    const int64_t view = first_view + plan.key_view[e];
-    const Tile tile = locate(plan.views[view], plan.indices[e]);
-    const Mask mask(plan, e);
-    PackedTile packed;
-    bool found = false;
-    for (int64_t column = 0; column < cells; column += kTileColumns) {
-      int64_t begin = 0, end = round_up(tile.cells(), kTileTerms);
-      if (mask) {
-        mask.reach(column, kTileColumns, begin, end);
-        begin = begin / kTileTerms * kTileTerms, end = round_up(end, kTileTerms);
-        if (begin == end) continue;
+  for (int64_t i = item.begin; i < item.end;) {
+    int64_t count = 0;
+    for (; count < s.slots && i < item.end; ++count, ++i) {
+      const int64_t e = item.query_tile % 2 ? item.begin + item.end - 1 - i : i;  // to and fro, for the cache's sake
+      const int64_t view = first_view + plan.key_view[e];
+      const Tile tile = locate(plan.views[view], plan.indices[e]);
+      Entry& entry = s.entries[count];
+      entry = {find_tile<Path>(call, pair, view, plan.indices[e], tile, keys, values, s), Mask(plan, e)};
+      leave_to_exact(entry.tile, entry.mask, cells, s);
+    }
+    for (int64_t first = 0; first < cells; first += kPanel) {
+      for (const Entry* entry = s.entries; entry < s.entries + count; ++entry) {
+        const Block block = reached(entry->mask, first, cells, entry->tile.rows);
+        if (block.columns == 0) continue;
+        multiply_keys(block, entry->tile.keys, s);
+        weigh(block, entry->mask, factor, s);
+        multiply_values(block, entry->tile.values, s);
       }
-      if (!found) {
-        packed = find_tile<Path>(call, pair, view, plan.indices[e], tile, keys, values, s);
-        leave_to_exact(packed, mask, cells, s);
-        found = true;
-      }
-      steps[number % 3] = Step{packed, e, column, begin, end, int(number % 2), false, Vec<float>{}};
-      ++number;
-      advance(plan, step(number - 1), step(number - 2), step(number - 3), factor, s);
     }
   }
-  advance(plan, nullptr, step(number - 1), step(number - 2), factor, s);
-  advance(plan, nullptr, nullptr, step(number - 1), factor, s);
 }
 
 // s.output = O, rows of ld_value, from the columns of O'.
 template <class Path> void transpose_output(int64_t cells, AmxScratch<Path>& s) {
-  for (int64_t column = 0; column < cells; column += kTileColumns) {
-    const float* from = s.output_column(column / kTileColumns);
-    for (int64_t d = 0; d < s.ld_value; d += kTileRows, from += kTileSize / 4) {
+  for (int64_t first = 0; first < cells; first += kTileColumns) {
+    const float* from = s.output_column(first);
+    for (int64_t d = 0; d < s.ld_value; d += kTileRows, from += kTileRows * kPanel) {
       Vec<float> block[kTileRows];
       SPATTN_UNROLL
-      for (int i = 0; i < kTileRows; ++i) block[i] = load<Vec<float>>(from + i * kTileColumns);
+      for (int i = 0; i < kTileRows; ++i) block[i] = load<Vec<float>>(from + i * kPanel);
       transpose<float>(block);
       SPATTN_UNROLL
-      for (int i = 0; i < kTileRows; ++i) store(s.output + (column + i) * s.ld_value + d, block[i]);
+      for (int i = 0; i < kTileRows; ++i) store(s.output + (first + i) * s.ld_value + d, block[i]);
     }
   }
 }
@@ -149,12 +151,12 @@ void amx_forward(const Call& call, int64_t batch, int64_t head, const Work& item
   prefetch_rows(queries, tile, call.head_dim * int64_t(sizeof(typename E::Storage)));
   const int64_t cells = list_positions(tile, s.query_position);
   const Scale<float> scale(call.scale);
-  const int64_t columns = (cells + kTileColumns - 1) / kTileColumns;
+  const int64_t columns = (cells + kTileColumns - 1) / kTileColumns, panels = (columns + 1) / 2;
   memset(s.exact, 0, size_t(columns * kTileColumns) * sizeof *s.exact);
   pack_queries<Path>(queries, cells, scale.sign, call, s);
   reset_softmax(columns, s);
   memset(s.origin, 0, size_t(columns * kTileBytes));
-  memset(s.output_tiles, 0, size_t(columns * s.value_tiles * kTileSize));
+  memset(s.output_tiles, 0, size_t(panels * s.value_tiles * kPanelSize));
   take_entries<Path>(call, batch * heads_kv + head_kv, item, keys, values, cells, scale.factor, s);
   transpose_output(cells, s);
   for (int64_t cell = 0; cell < cells; ++cell) {

@@ -9,11 +9,11 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Stores a block of 16 vectors of 32-bit elements, transposed, as a tile.
-SPATTN_INLINE void store_transposed(Vec<float> (&block)[kTileRows], char* out) {
+// Stores a block of 16 vectors of 32-bit elements, transposed, as a tile with rows `ld` bytes apart.
+SPATTN_INLINE void store_transposed(Vec<float> (&block)[kTileRows], char* out, int64_t ld) {
   transpose<float>(block);
   SPATTN_UNROLL
-  for (int i = 0; i < kTileRows; ++i) store(out + i * kTileBytes, block[i]);
+  for (int i = 0; i < kTileRows; ++i) store(out + i * ld, block[i]);
 }
 
 // Q' of a column of queries, from its staged rows.
@@ -26,7 +26,7 @@ template <class Path> void pack_column(char* out, typename Path::Check& check, f
       Path::terms(s.staged + i * s.staged_keys() + t * kTileTerms, sign, parts, check);
       for (int p = 0; p < kParts; ++p) block[p][i] = (Vec<float>)parts[p];
     }
-    for (int p = 0; p < kParts; ++p) store_transposed(block[p], out + (p * s.key_steps + t) * kTileSize);
+    for (int p = 0; p < kParts; ++p) store_transposed(block[p], out + (p * s.key_steps + t) * kPanelSize, kPanelBytes);
   }
 }
 
@@ -36,7 +36,7 @@ void pack_queries(const Head& head, int64_t cells, float sign, const Call& call,
   const int64_t ld = s.staged_keys();
   for (int64_t first = 0; first < cells; first += kTileColumns) {
     gather_queries<typename Path::Raw>(head, first, kTileColumns, cells, call.head_dim, ld, s.query_position, s.staged);
-    char* out = s.query_column(first / kTileColumns);
+    char* out = s.query_column(first);
     typename Path::Check check;
     pack_column<Path>(out, check, sign, s);
     if (check.passed()) continue;
@@ -80,17 +80,10 @@ void pack_values(Operand<typename Path::Row> from, int64_t rows, char* out, type
         for (int p = 0; p < kParts; ++p) block[p][i] = (Vec<float>)parts[p];
       }
       char* tile = out + (d * s.tile_steps + t) * kTileSize;
-      for (int p = 0; p < kParts; ++p) store_transposed(block[p], tile + p * s.value_part);
+      for (int p = 0; p < kParts; ++p) store_transposed(block[p], tile + p * s.value_part, kTileBytes);
     }
   }
 }
-
-// A key tile as both products read it.
-struct PackedTile {
-  TileFactor keys, values;
-  int64_t rows;           // keys, with padding
-  const uint64_t* unfit;  // a bit for each key that is not finite, and zeros here; null: none
-};
 
 // Rows of a tile, `width` whole elements each: in place or staged.
 template <class Path>
@@ -147,7 +140,7 @@ void expect_tile(const Call& call, const Tile& tile, const Head& keys, const Hea
   prefetch_rows<kLocality>(values, tile, call.head_dim_v * kBytes);
 }
 
-// A key tile out of the cache, packed where it is not there. The tiles found last stay valid: see kFewestTiles.
+// A key tile out of the cache, packed where it is not there. The s.slots tiles found last are valid.
 template <class Path>
 PackedTile find_tile(const Call& call, int64_t pair, int64_t view, int64_t number, const Tile& tile, const Head& keys,
                      const Head& values, AmxScratch<Path>& s) {

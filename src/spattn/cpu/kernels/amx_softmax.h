@@ -1,4 +1,4 @@
-// The online softmax of one column of a tile, sixteen queries: see softmax.h, whose rules it follows.
+// The online softmax of one column of a panel, sixteen queries: see softmax.h, whose rules it follows.
 #pragma once
 #include "amx_parts.h"
 #include "amx_scratch.h"
@@ -27,14 +27,14 @@ inline Vec<float> largest_scores(const Mask& mask, int64_t row, int64_t begin, i
       allowed = _mm512_mask_i32gather_epi32(allowed, real, offset, words, 1);
       for (int i = 0; i < kColumnChains; ++i) bit[i] = _mm512_set1_epi32(1 << i);
     }
-    for (int step = 0; step < kTileTerms; step += kColumnChains, scores += kColumnChains * kTileColumns) {
+    for (int step = 0; step < kTileTerms; step += kColumnChains, scores += kColumnChains * kPanel) {
       SPATTN_UNROLL
       for (int i = 0; i < kColumnChains; ++i) {
-        V score = load<V>(scores + i * kTileColumns);
+        V score = load<V>(scores + i * kPanel);
         if (kMasked) {
           const __mmask16 keep = _mm512_test_epi32_mask(allowed, bit[i]);
           score = (V)_mm512_mask_mov_ps(_mm512_set1_ps(-kInfinity<float>), keep, (__m512)score);
-          store(scores + i * kTileColumns, score);
+          store(scores + i * kPanel, score);
           bit[i] = _mm512_slli_epi32(bit[i], kColumnChains);
         }
         largest[i] = larger(score, largest[i]);
@@ -44,41 +44,40 @@ inline Vec<float> largest_scores(const Mask& mask, int64_t row, int64_t begin, i
   return larger(larger(largest[0], largest[1]), larger(largest[2], largest[3]));
 }
 
-// Updates row_max and the origin of the exponents; true: sums and O have to be multiplied by s.rescale first.
-template <class Path> bool move_column(int64_t column, Vec<float> tile_max, float factor, AmxScratch<Path>& s) {
+// Updates row_max and the origin of the exponents of the column that starts at cell `first`; true: sums and O have to
+// be multiplied by s.rescale first. Rows that no origin suits are left to the exact path.
+template <class Path> bool move_column(int64_t first, Vec<float> tile_max, float factor, AmxScratch<Path>& s) {
   using V = Vec<float>;
-  const V before = load<V>(s.row_max + column);
+  const V before = load<V>(s.row_max + first);
   const IntVec<float> moved = (tile_max - before) * factor > float(kSlack);  // -inf - -inf: NaN, not greater
   if (_mm512_test_epi32_mask((__m512i)moved, (__m512i)moved) == 0) return false;
-  const V row_max = moved ? tile_max : before, origin = origin_of<float>(row_max, factor);
-  const V rescale = exp2_floor(exponent<float>(before, origin, factor), Path::kExp2);
-  store(s.rescale + column, moved ? rescale : splat(1.0f));
-  store(s.row_max + column, row_max);
-  store(s.origin + column, origin);
+  const V row_max = moved ? tile_max : before, origin = Path::origin(row_max, factor);
+  const V change = load<V>(s.origin + first) - origin;
+  store(s.rescale + first, exp2_floor(before == -kInfinity<float> ? before : change, Path::kRescale));
+  store(s.row_max + first, row_max);
+  store(s.origin + first, origin);
+  for (int i = 0; i < kTileColumns; ++i) s.exact[first + i] |= origin[i] != origin[i];
   return true;
 }
 
 // `out` = P' of `keys` keys, whole steps, from the scores of a column; updates its sums.
 template <class Path>
-void weigh_column(const float* scores, int64_t column, int64_t keys, float factor, bool moved, char* out,
+void weigh_column(const float* scores, int64_t first, int64_t keys, float factor, bool moved, char* out,
                   AmxScratch<Path>& s) {
   using V = Vec<float>;
-  const V origin = load<V>(s.origin + column);
-  const int64_t part = s.tile_steps * kTileSize;
+  const typename Path::Weigh weigh(load<V>(s.origin + first), factor);
+  const int64_t part = s.tile_steps * kPanelSize;
   V sum[kColumnChains] = {};
   for (int64_t key = 0; key < keys; key += 2 * kColumnChains) {
     SPATTN_UNROLL
-    for (int i = 0; i < kColumnChains; ++i, scores += 2 * kTileColumns, out += kTileBytes) {
-      const V even = exp2_floor(exponent<float>(load<V>(scores), origin, factor), Path::kExp2);
-      const V odd = exp2_floor(exponent<float>(load<V>(scores + kTileColumns), origin, factor), Path::kExp2);
-      sum[i] += even + odd;
+    for (int i = 0; i < kColumnChains; ++i, scores += 2 * kPanel, out += kPanelBytes) {
       typename Path::Bits parts[Path::kParts];
-      Path::join(even, odd, parts);
+      weigh(load<V>(scores), load<V>(scores + kPanel), parts, sum[i]);
       for (int p = 0; p < Path::kParts; ++p) store(out + p * part, parts[p]);
     }
   }
-  const V before = load<V>(s.row_sum + column);
-  store(s.row_sum + column, (moved ? before * load<V>(s.rescale + column) : before) + add_up<kColumnChains>(sum));
+  const V before = load<V>(s.row_sum + first);
+  store(s.row_sum + first, (moved ? before * load<V>(s.rescale + first) : before) + add_up<kColumnChains>(sum));
 }
 
 }  // namespace SPATTN_ISA

@@ -113,6 +113,7 @@ void take_few(const Call& call, const Component& component, int64_t entry, const
 template <class T> Scratch<T> rows_from(const Scratch<T>& s, int64_t first) {
   Scratch<T> part = s;
   part.row_max += first;
+  part.origin += first;
   part.row_sum += first;
   part.output += first * s.ld_value;
   return part;

@@ -41,26 +41,25 @@ void take_tile(const Call& call, const Component& component, int64_t entry, cons
 
 // Multiplies a row of O, a whole number of vectors, by `factor`; is every value of it finite?
 template <class T> bool scale_row(T* row, int64_t width, T factor) {
-  Vec<T> zero = {};
+  IntVec<T> strange = {};
   for (int64_t j = 0; j < width; j += kLanes<T>) {
     const Vec<T> x = load<Vec<T>>(row + j) * factor;
     store(row + j, x);
-    zero += x * T(0);
+    strange |= x - x != Vec<T>{};  // infinity - infinity is NaN
   }
-  T sum = 0;
-  for (int i = 0; i < kLanes<T>; ++i) sum += zero[i];
-  return sum == T(0);
+  return !any(strange);
 }
 
 // Divides the rows of O, leaves those that came out non-finite to the exact path, and writes the results of an item.
 template <class E, class T>
 void finish_item(const Call& call, int64_t batch, int64_t head, const Work& item, int64_t cells, const Head& queries,
                  const Head& keys, const Head& values, const Scale<T>& scale, const T* normaliser, Scratch<T>& s) {
+  for (int64_t i = 0; i < cells; ++i) s.lse[i] = T(natural_lse(s.row_max[i], s.origin[i], s.row_sum[i], scale));
   for (int64_t cell = 0; cell < cells; ++cell) {
     const int64_t position = s.query_position[cell];
     if (position == kPadding) continue;
     const T sum = s.row_sum[cell];
-    T *row = s.output + cell * s.ld_value, lse = T(natural_lse(s.row_max[cell], sum, scale));
+    T *row = s.output + cell * s.ld_value, lse = s.lse[cell];
     if (sum == T(0) && s.row_max[cell] == -kInfinity<T>) {  // nothing allowed, or nothing above -inf
       lse = -kInfinity<T>;  // the sum's logarithm, also where a scale of 0 makes 0 * row_max undefined
       clear(row, call.head_dim_v);

@@ -28,7 +28,7 @@ template <class T> struct Scratch {
   T* output;         // (ld_query, ld_value): O, not yet divided by row_sum
   T* keys;           // (block_kv, ld_key): keys that cannot be read in place
   T* values;         // (block_kv, ld_value)
-  T *row_max, *row_sum, *weight_sum, *tile_max, *origin, *rescale;  // (ld_query)
+  T *row_max, *row_sum, *weight_sum, *tile_max, *origin, *rescale, *lse;  // (ld_query)
   Word<T>* allowed;        // (block_kv / bits of a word, ld_query): the tile's bitmask, one word per query lane
   int64_t* query_position;  // (block_q)
   int64_t* key_position;    // (block_kv)
@@ -51,6 +51,7 @@ template <class T> struct Scratch {
     carve(memory, tile_max, ld_query);
     carve(memory, origin, ld_query);
     carve(memory, rescale, ld_query);
+    carve(memory, lse, ld_query);
     carve(memory, allowed, block_kv / int64_t(8 * sizeof(T)) * ld_query);
     carve(memory, query_position, block_q);
     carve(memory, key_position, block_kv);

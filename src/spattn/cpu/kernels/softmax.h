@@ -2,6 +2,7 @@
 #pragma once
 #include <math.h>
 
+#include "element.h"
 #include "exp2.h"
 #include "scratch.h"
 
@@ -66,10 +67,24 @@ template <class T> SPATTN_INLINE Vec<T> exponent(Vec<T> score, Vec<T> origin, T 
   return kFused ? score * factor - origin : (score - origin) * factor;
 }
 
+// The natural logarithm of a normal number, within 2 ulp, and something for others; without a branch or a call, so that
+// loops over rows are vectorised. x = 2^n m with m between sqrt(1/2) and sqrt(2), and log(m) = 2 artanh((m - 1) / (m + 1)).
+SPATTN_INLINE double logarithm(double x) {
+  constexpr uint64_t kRootHalf = 0x3fe6a09e667f3bcd;
+  const uint64_t above = bit_cast<uint64_t>(x) - kRootHalf;
+  const double n = double(int64_t(above) >> 52);
+  const double m = bit_cast<double>((above & 0xfffffffffffff) + kRootHalf);
+  const double s = (m - 1) / (m + 1), square = s * s;
+  double sum = 1.0 / 21;
+  SPATTN_UNROLL
+  for (int i = 19; i > 1; i -= 2) sum = sum * square + 1.0 / i;
+  return n * 0.69314718055994530942 + 2 * (s + s * square * sum);
+}
+
 // The log-sum-exp of a row whose weights add up to `sum`.
-template <class T> double natural_lse(T row_max, T sum, const Scale<T>& scale) {
-  const double error = kFused ? double(row_max * scale.factor) - double(row_max) * double(scale.factor) : 0;
-  return double(row_max) * scale.natural + error * 0.69314718055994530942 + ::log(double(sum));
+template <class T> double natural_lse(T row_max, T origin, T sum, const Scale<T>& scale) {
+  const double error = kFused ? double(origin) - double(row_max) * double(scale.factor) : 0;
+  return double(row_max) * scale.natural + error * 0.69314718055994530942 + logarithm(double(sum));
 }
 
 // Updates row_max and leaves in s.rescale the factors by which O has to be multiplied, in s.origin what exponent()

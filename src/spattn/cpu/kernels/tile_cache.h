@@ -9,7 +9,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-constexpr int kFewestTiles = 3, kMostTiles = 64;  // that a cache holds; three steps are in work
+constexpr int kMostTiles = 64;  // that a cache holds
 constexpr int64_t kCacheBytes = 1024 * 1024;  // about: half of the second-level cache of processors with AMX
 
 // The tags; tile `i` itself is wherever the owner keeps it. All zero: empty.
@@ -21,7 +21,7 @@ struct TileCache {
 
   static int slots_for(int64_t tile_bytes) {
     const int64_t room = kCacheBytes / tile_bytes;
-    return int(room < kFewestTiles ? kFewestTiles : room > kMostTiles ? kMostTiles : room);
+    return int(room < 1 ? 1 : room > kMostTiles ? kMostTiles : room);
   }
 
   // The slot of a tile, or else the one that has not been used for the longest time, which is the tile's from now on.

@@ -56,6 +56,14 @@ template <class V, class T> SPATTN_INLINE void store(T* p, V v) { memcpy(p, &v, 
 template <class T> SPATTN_INLINE Vec<T> splat(T x) { return x - Vec<T>{}; }
 template <class T> SPATTN_INLINE BitsVec<T> splat_bits(Word<T> x) { return x - BitsVec<T>{}; }
 
+// Is any bit set?
+template <class V> SPATTN_INLINE bool any(V bits) {
+  uint64_t words[sizeof(V) / 8], found = 0;
+  memcpy(words, &bits, sizeof bits);
+  for (uint64_t word : words) found |= word;
+  return found != 0;
+}
+
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // Lanes of `a` and `b` interleaved: the first half of the result pairs, then the second.
