@@ -19,22 +19,32 @@ namespace SPATTN_ISA {
 
 // One entry of the list: O, row_max and row_sum take in the keys of one tile.
 template <class Path>
-void take_tile(const Call& call, const Component& component, int64_t entry, const Head& keys, const Head& values,
-               int64_t cells, bool first, bool more, typename Path::T factor, Scratch<typename Path::T>& s) {
+void take_tile(const Call& call, int64_t pair, const Component& component, int64_t entry, const Head& keys,
+               const Head& values, int64_t cells, bool first, bool more, typename Path::T factor,
+               TileScratch<typename Path::T>& s) {
   using T = typename Path::T;
+  constexpr int64_t kBytes = sizeof(typename Path::E::Storage);
   const Plan& plan = call.plan;
-  const Tile tile = locate(plan.views[component.key_view + plan.key_view[entry]], plan.indices[entry]);
+  const int64_t view = component.key_view + plan.key_view[entry];
+  const Tile tile = locate(plan.views[view], plan.indices[entry]);
   const Mask mask(plan, entry);
   const int64_t vectors = (cells + kLanes<T> - 1) / kLanes<T>;
   const int64_t key_cells = tile.cells(), rows = round_up(key_cells, kKeyRows);
+  s.fresh = true;
+  if (!Path::keys_in_place(keys, tile, rows, call) || !Path::values_in_place(values, tile, call, s)) {
+    s.enter(uint64_t(pair) + 1, uint64_t(view) << 32 | uint64_t(plan.indices[entry]), plan.block_kv);
+  }
   const auto k = Path::key_operand(keys, tile, rows, call, s);
   if (mask) unpack(mask, cells, s);
-  prefetch_rows(values, tile, call.head_dim_v * int64_t(sizeof(typename Path::E::Storage)));
-  compute_scores<Path>(k, rows, call.head_dim, vectors, mask, s);
-  exponentiate<Path>(rows, vectors, factor, s);
+  if (s.fresh) prefetch_rows(values, tile, call.head_dim_v * kBytes);
+  int64_t begin = 0, end = key_cells;
+  if (mask) mask.reach(0, cells, begin, end);
+  begin = begin / kKeyRows * kKeyRows, end = round_up(end, kKeyRows);
+  compute_scores<Path>(k, begin, end, call.head_dim, vectors, bool(mask), s);
+  exponentiate<Path>(begin, end, vectors, factor, s);
   if (more) {
     const Tile next = locate(plan.views[component.key_view + plan.key_view[entry + 1]], plan.indices[entry + 1]);
-    prefetch_rows(keys, next, call.head_dim * int64_t(sizeof(typename Path::E::Storage)));
+    if (Path::keys_in_place(keys, next, next.cells(), call)) prefetch_rows(keys, next, call.head_dim * kBytes);
   }
   accumulate_output<Path>(Path::value_operand(values, tile, call, s), key_cells, cells, mask, first, s);
 }
@@ -81,18 +91,18 @@ void finish_item(const Call& call, int64_t batch, int64_t head, const Work& item
 template <class Path>
 void forward(const Call& call, int64_t batch, int64_t head, const Work& item, char* scratch) noexcept {
   using T = typename Path::T;
-  Scratch<T> s(call, scratch);
+  TileScratch<T> s(call, scratch);
   const Plan& plan = call.plan;
   const Component& component = plan.components[item.component];
-  const Head queries(call.q, batch, head), keys(call.k, batch, head / call.group),
-      values(call.v, batch, head / call.group);
+  const int64_t head_kv = head / call.group, pair = batch * (call.heads_q / call.group) + head_kv;
+  const Head queries(call.q, batch, head), keys(call.k, batch, head_kv), values(call.v, batch, head_kv);
   const int64_t cells = list_positions(locate(plan.views[component.query_view], item.query_tile), s.query_position);
 
   const Scale<T> scale(call.scale);
   Path::pack_query(queries, cells, scale.sign, call, s);
   reset_softmax((cells + kLanes<T> - 1) / kLanes<T>, s);
   for (int64_t e = item.begin; e < item.end; ++e) {
-    take_tile<Path>(call, component, e, keys, values, cells, e == item.begin, e + 1 < item.end, scale.factor, s);
+    take_tile<Path>(call, pair, component, e, keys, values, cells, e == item.begin, e + 1 < item.end, scale.factor, s);
   }
   finish_item<typename Path::E>(call, batch, head, item, cells, queries, keys, values, scale, Path::normaliser(s), s);
 }

@@ -62,13 +62,21 @@ struct Mask {
   }
 };
 
-// s.allowed[w][r] = the w-th piece, as wide as a lane, of row r.
+// s.allowed[w][r] = the w-th piece, as wide as a lane, of row r; s.reached.
 template <class T> void unpack(const Mask& mask, int64_t cells, Scratch<T>& s) {
   constexpr int64_t kBits = 8 * sizeof(T), kPieces = 64 / kBits;
   for (int64_t word = 0; word < mask.words; ++word) {
     for (int64_t piece = 0; piece < kPieces; ++piece) {
       Word<T>* out = s.allowed + (word * kPieces + piece) * s.ld_query;
-      for (int64_t r = 0; r < cells; ++r) out[r] = Word<T>(mask.bits[r * mask.words + word] >> (piece * kBits));
+      Word<T>* reached = s.reached + (word * kPieces + piece) * s.ld_query / kLanes<T>;
+      for (int64_t first = 0; first < cells; first += kLanes<T>, ++reached) {
+        const int64_t end = first + kLanes<T> < cells ? first + kLanes<T> : cells;
+        *reached = 0;
+        for (int64_t r = first; r < end; ++r) {
+          out[r] = Word<T>(mask.bits[r * mask.words + word] >> (piece * kBits));
+          *reached |= out[r];
+        }
+      }
     }
   }
 }

@@ -61,18 +61,25 @@ struct Paired {
   }
   static T* normaliser(Scratch<T>& s) { return s.weight_sum; }
 
+  static bool keys_in_place(const Head& head, const Tile& tile, int64_t rows, const Call& call) {
+    const bool aligned = head.position % 4 == 0 && reinterpret_cast<uintptr_t>(head.data) % 4 == 0;
+    return rows == tile.cells() && tile.even() && aligned && head.feature == 2 && call.head_dim % 2 == 0;
+  }
+  static bool values_in_place(const Head&, const Tile&, const Call&, const Scratch<T>&) { return false; }
+
   // Rows of (head_dim + 1) / 2 pairs of features.
   static Operand<Element> key_operand(const Head& head, const Tile& tile, int64_t rows, const Call& call,
-                                      Scratch<T>& s) {
-    const bool aligned = head.position % 4 == 0 && reinterpret_cast<uintptr_t>(head.data) % 4 == 0;
-    if (rows == tile.cells() && tile.even() && aligned && head.feature == 2 && call.head_dim % 2 == 0) {
+                                      TileScratch<T>& s) {
+    if (keys_in_place(head, tile, rows, call)) {
       return {reinterpret_cast<const Element*>(head.data + tile.start * head.position),
               tile.stride[2] * head.position / 4};
     }
     const int64_t ld = (call.head_dim + 1) / 2;
-    gather_rows<RawBfloat16>(head, tile, rows, call.head_dim, 2 * ld, s.key_position,
-                             reinterpret_cast<uint16_t*>(s.keys));
-    return {reinterpret_cast<Element*>(s.keys), ld};
+    if (s.fresh) {
+      gather_rows<RawBfloat16>(head, tile, rows, call.head_dim, 2 * ld, s.key_position,
+                               reinterpret_cast<uint16_t*>(s.tile_keys));
+    }
+    return {reinterpret_cast<Element*>(s.tile_keys), ld};
   }
 
   // A row of V as ld_value values: in place, or copied to `staged`, or zeros for a key that is none.
@@ -91,10 +98,15 @@ struct Paired {
   }
 
   // Row p holds, for every feature, the keys 2 p and 2 p + 1.
-  static Operand<Element> value_operand(const Head& head, const Tile& tile, const Call& call, Scratch<T>& s) {
+  static Operand<Element> value_operand(const Head& head, const Tile& tile, const Call& call, TileScratch<T>& s) {
+    Element* const packed = reinterpret_cast<Element*>(s.tile_values);
+    if (s.fresh) pack_values(head, tile, call, packed, s);
+    return {packed, s.ld_value};
+  }
+
+  static void pack_values(const Head& head, const Tile& tile, const Call& call, Element* out, const Scratch<T>& s) {
     const int64_t cells = list_positions(tile, s.key_position), ld = s.ld_value;
-    uint16_t* staged = reinterpret_cast<uint16_t*>(s.keys);  // the scores are done
-    Element* out = reinterpret_cast<Element*>(s.values);
+    uint16_t* staged = reinterpret_cast<uint16_t*>(s.keys);
     for (int64_t key = 0; key < cells; key += 2, out += ld) {
       const char* even = value_row(head, s.key_position[key], call, s, staged);
       const char* odd = value_row(head, key + 1 < cells ? s.key_position[key + 1] : kPadding, call, s,
@@ -103,7 +115,6 @@ struct Paired {
         store(out + j, widen(even + 2 * j) | widen(odd + 2 * j) << 16);
       }
     }
-    return {reinterpret_cast<Element*>(s.values), s.ld_value};
   }
 
   // Both halves times -1, 0 or 1.

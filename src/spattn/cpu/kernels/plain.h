@@ -25,22 +25,28 @@ template <class Type> struct Plain {
   static SPATTN_INLINE Vector join(const Vec<T>* weight, Vec<T>&) { return weight[0]; }
   static T* normaliser(Scratch<T>& s) { return s.row_sum; }
 
-  // K of a tile: `rows`, a multiple of kKeyRows, rows of head_dim scalars.
-  static Operand<T> key_operand(const Head& head, const Tile& tile, int64_t rows, const Call& call, Scratch<T>& s) {
-    if (rows == tile.cells() && readable_in_place<E>(head, tile)) return in_place<E>(head, tile);
-    gather_rows<E>(head, tile, rows, call.head_dim, s.ld_key, s.key_position, s.keys);
-    return {s.keys, s.ld_key};
+  static bool keys_in_place(const Head& head, const Tile& tile, int64_t rows, const Call&) {
+    return rows == tile.cells() && readable_in_place<E>(head, tile);
   }
 
-  // V of a tile: whole vectors, read once for every kOutputRows queries. Rows far apart would fall into few cache sets,
-  // so only adjacent ones are read in place; that they may straddle cache lines costs less than a copy.
-  static Operand<T> value_operand(const Head& head, const Tile& tile, const Call& call, Scratch<T>& s) {
-    if (readable_in_place<E>(head, tile) && call.head_dim_v == s.ld_value) {
-      const Operand<T> direct = in_place<E>(head, tile);
-      if (direct.ld == s.ld_value) return direct;
-    }
-    gather_rows<E>(head, tile, tile.cells(), call.head_dim_v, s.ld_value, s.key_position, s.values);
-    return {s.values, s.ld_value};
+  // V is read once for every kOutputRows queries. Rows far apart would fall into few cache sets, so only adjacent ones are
+  // read in place; that they may straddle cache lines costs less than a copy.
+  static bool values_in_place(const Head& head, const Tile& tile, const Call& call, const Scratch<T>& s) {
+    return readable_in_place<E>(head, tile) && call.head_dim_v == s.ld_value && in_place<E>(head, tile).ld == s.ld_value;
+  }
+
+  // K of a tile: `rows`, a multiple of kKeyRows, rows of head_dim scalars.
+  static Operand<T> key_operand(const Head& head, const Tile& tile, int64_t rows, const Call& call, TileScratch<T>& s) {
+    if (keys_in_place(head, tile, rows, call)) return in_place<E>(head, tile);
+    if (s.fresh) gather_rows<E>(head, tile, rows, call.head_dim, s.ld_key, s.key_position, s.tile_keys);
+    return {s.tile_keys, s.ld_key};
+  }
+
+  // V of a tile: whole vectors.
+  static Operand<T> value_operand(const Head& head, const Tile& tile, const Call& call, TileScratch<T>& s) {
+    if (values_in_place(head, tile, call, s)) return in_place<E>(head, tile);
+    if (s.fresh) gather_rows<E>(head, tile, tile.cells(), call.head_dim_v, s.ld_value, s.key_position, s.tile_values);
+    return {s.tile_values, s.ld_value};
   }
 
   // s.query = (sign * Q)' of the cells [0, cells) listed in s.query_position, the rest of the vectors in use zero.

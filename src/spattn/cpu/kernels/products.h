@@ -60,9 +60,9 @@ SPATTN_INLINE void score_block(int64_t vectors, Operand<typename Path::Element> 
 
 // Of the vectors of queries [column, column + vectors * L): which have any allowed key among kKeyRows keys from `key`?
 // Shrinks the range to them and marks the scores of the others as not allowed.
-template <class T> void skip_idle(const Mask& mask, int64_t key, int64_t& column, int64_t& vectors, Scratch<T>& s) {
+template <class T> void skip_idle(int64_t key, int64_t& column, int64_t& vectors, Scratch<T>& s) {
   constexpr int L = kLanes<T>;
-  const auto idle = [&](int64_t at) { return !mask.any(at, L, key, kKeyRows); };
+  const auto idle = [&](int64_t at) { return !s.reaches(at, key); };
   const auto mark = [&](int64_t at) {
     for (int i = 0; i < kKeyRows; ++i) store(s.scores + (key + i) * s.ld_query + at, splat(-kInfinity<T>));
   };
@@ -71,22 +71,22 @@ template <class T> void skip_idle(const Mask& mask, int64_t key, int64_t& column
 }
 
 // s.scores = S' and s.tile_max = the largest allowed score of each query, for the first `vectors` vectors of queries
-// and `rows` keys. Without a mask every pair is allowed.
+// and the keys [begin, end). Without a mask every pair is allowed.
 template <class Path>
-void compute_scores(Operand<typename Path::Element> keys, int64_t rows, int64_t head_dim, int64_t vectors,
-                    const Mask& mask, Scratch<typename Path::T>& s) {
+void compute_scores(Operand<typename Path::Element> keys, int64_t begin, int64_t end, int64_t head_dim, int64_t vectors,
+                    bool mask, Scratch<typename Path::T>& s) {
   using T = typename Path::T;
   constexpr int L = kLanes<T>;
   const int64_t depth = (head_dim + Path::kTerms - 1) / Path::kTerms;
   for (int64_t j = 0; j < vectors * L; j += L) store(s.tile_max + j, splat(-kInfinity<T>));
   for (int64_t first = 0; first < vectors; first += kQueryVectors) {
     const int64_t width = vectors - first < kQueryVectors ? vectors - first : kQueryVectors;
-    for (int64_t key = 0; key < rows; key += kKeyRows) {
+    for (int64_t key = begin; key < end; key += kKeyRows) {
       if (!mask) {
         score_block<Path, false>(width, keys, depth, key, first * L, s);
       } else {
         int64_t column = first * L, active = width;
-        skip_idle(mask, key, column, active, s);
+        skip_idle(key, column, active, s);
         score_block<Path, true>(active, keys, depth, key, column, s);
       }
     }

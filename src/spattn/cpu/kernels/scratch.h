@@ -5,6 +5,7 @@
 // and P' is at once the packed left operand of O += P V.
 #pragma once
 #include "kernels.h"
+#include "tile_cache.h"
 #include "vec.h"
 
 namespace spattn {
@@ -26,14 +27,22 @@ template <class T> struct Scratch {
   T* query;          // (head_dim, ld_query): Q', times the sign of the scale
   T* scores;         // (block_kv, ld_query): S', then P'
   T* output;         // (ld_query, ld_value): O, not yet divided by row_sum
-  T* keys;           // (block_kv, ld_key): keys that cannot be read in place
+  T* keys;           // (block_kv, ld_key): rows on their way to where they are packed
   T* values;         // (block_kv, ld_value)
   T *row_max, *row_sum, *weight_sum, *tile_max, *origin, *rescale, *lse;  // (ld_query)
   Word<T>* allowed;        // (block_kv / bits of a word, ld_query): the tile's bitmask, one word per query lane
+  Word<T>* reached;        // (block_kv / bits of a word, ld_query / lanes): the same, or-ed over a vector of queries
   int64_t* query_position;  // (block_q)
   int64_t* key_position;    // (block_kv)
   double* exact;            // (head_dim_v)
   size_t bytes;
+
+  // May any of the vector of queries from `column` on attend to any of kKeyRows keys from `key` on? See unpack().
+  bool reaches(int64_t column, int64_t key) const {
+    constexpr int64_t kBits = 8 * sizeof(T);
+    const Word<T> found = reached[(key / kBits * ld_query + column) / kLanes<T>];
+    return found >> (key % kBits) & ((Word<T>(1) << kKeyRows) - 1);
+  }
 
   Scratch(const Call& call, char* memory, size_t begin = 0) : bytes(begin) {  // whole lines
     const int64_t lanes = kLanes<T>, block_q = call.plan.block_q, block_kv = call.plan.block_kv;
@@ -53,6 +62,7 @@ template <class T> struct Scratch {
     carve(memory, rescale, ld_query);
     carve(memory, lse, ld_query);
     carve(memory, allowed, block_kv / int64_t(8 * sizeof(T)) * ld_query);
+    carve(memory, reached, block_kv / int64_t(8 * sizeof(T)) * ld_query / lanes);
     carve(memory, query_position, block_q);
     carve(memory, key_position, block_kv);
     carve(memory, exact, call.head_dim_v);
@@ -65,9 +75,36 @@ template <class T> struct Scratch {
   }
 };
 
-template <class T> size_t scratch_bytes(const Call& call) noexcept {
-  alignas(64) char none[1];
-  return Scratch<T>(call, none).bytes;
+// The same with key tiles that cannot be read in place, as the products read them, so that they are gathered or
+// converted once for all query tiles that meet them.
+template <class T> struct TileScratch : Scratch<T> {
+  TileCache& cache;
+  int slots;
+  int64_t slot_size;            // elements
+  T* packed;                    // [slots] of K, then V
+  T *tile_keys, *tile_values;   // (block_kv, ld_key), (block_kv, ld_value) of the tile in work
+  bool fresh;                   // to be read from the arrays, and packed
+
+  TileScratch(const Call& call, char* memory)
+      : Scratch<T>(call, memory, offset()), cache(*reinterpret_cast<TileCache*>(memory)) {
+    slot_size = call.plan.block_kv * (this->ld_key + this->ld_value);
+    slots = TileCache::slots_for(slot_size * int64_t(sizeof(T)));
+    this->carve(memory, packed, slots * slot_size);
+  }
+
+  static constexpr size_t offset() { return size_t(round_up(sizeof(TileCache), 64)); }
+
+  void enter(uint64_t head, uint64_t number, int64_t block_kv) {
+    bool hit;
+    tile_keys = packed + cache.find(head, number, slots, hit) * slot_size;
+    tile_values = tile_keys + block_kv * this->ld_key;
+    fresh = !hit;
+  }
+};
+
+template <class T> size_t tile_scratch_bytes(const Call& call) noexcept {
+  alignas(64) char none[TileScratch<T>::offset() + 1];
+  return TileScratch<T>(call, none).bytes;
 }
 
 }  // namespace SPATTN_ISA

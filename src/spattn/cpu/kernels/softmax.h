@@ -105,9 +105,10 @@ template <class T> void move_origin(int64_t vectors, T factor, Scratch<T>& s) {
   }
 }
 
-// s.scores: S' becomes P' = exp2(factor * (S' - row_max)), as elements of the path. Updates row_max and row_sum.
+// s.scores: S' of the keys [begin, end) becomes P' = exp2(factor * (S' - row_max)), as elements of the path. Updates
+// row_max and row_sum.
 template <class Path>
-void exponentiate(int64_t rows, int64_t vectors, typename Path::T factor, Scratch<typename Path::T>& s) {
+void exponentiate(int64_t begin, int64_t end, int64_t vectors, typename Path::T factor, Scratch<typename Path::T>& s) {
   using T = typename Path::T;
   using V = Vec<T>;
   constexpr int kTerms = Path::kTerms, kSums = kKeyRows / kTerms;
@@ -115,10 +116,10 @@ void exponentiate(int64_t rows, int64_t vectors, typename Path::T factor, Scratc
   move_origin<T>(vectors, factor, s);
   for (int64_t column = 0; column < vectors * kLanes<T>; column += kLanes<T>) {
     const V origin = load<V>(s.origin + column), rescale = load<V>(s.rescale + column);
-    const T* scores = s.scores + column;
-    auto* weights = reinterpret_cast<typename Path::Element*>(s.scores) + column;  // never ahead of the scores
+    const T* scores = s.scores + begin * ld + column;
+    auto* weights = reinterpret_cast<typename Path::Element*>(s.scores) + begin / kTerms * ld + column;  // never ahead
     V sum[kSums] = {}, rounded[kSums] = {};  // several short sums round less than a long one
-    for (int64_t key = 0; key < rows; key += kKeyRows, scores += kKeyRows * ld, weights += kKeyRows / kTerms * ld) {
+    for (int64_t key = begin; key < end; key += kKeyRows, scores += kKeyRows * ld, weights += kKeyRows / kTerms * ld) {
       SPATTN_UNROLL
       for (int i = 0; i < kSums; ++i) {
         V weight[kTerms];

@@ -18,7 +18,7 @@ namespace SPATTN_ISA {
 // How each type is computed: by vectors of queries, or by tiles, where the rows fill them.
 template <class Path> struct Multiply {
   static constexpr ItemFunction forward = SPATTN_ISA::forward<Path>;
-  static constexpr ScratchFunction bytes = scratch_bytes<typename Path::T>;
+  static constexpr ScratchFunction bytes = tile_scratch_bytes<typename Path::T>;
 };
 #if defined(SPATTN_AMX)
 template <class Path> struct MultiplyTiles {

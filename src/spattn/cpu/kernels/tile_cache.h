@@ -1,8 +1,6 @@
 // Which packed key tiles a thread still has: neighbouring query tiles of a head, and the query heads of a group, meet
 // the same ones. What is in the cache changes no result.
 #pragma once
-#include <immintrin.h>
-
 #include "kernels.h"
 #include "vec.h"
 
@@ -10,10 +8,15 @@ namespace spattn {
 namespace SPATTN_ISA {
 
 constexpr int kMostTiles = 64;  // that a cache holds
-constexpr int64_t kCacheBytes = 1024 * 1024;  // about: half of the second-level cache of processors with AMX
+#if defined(SPATTN_AMX)
+constexpr int64_t kCacheBytes = 1024 * 1024;  // about: half of the second-level cache
+#else
+constexpr int64_t kCacheBytes = 512 * 1024;
+#endif
 
 // The tags; tile `i` itself is wherever the owner keeps it. All zero: empty.
 struct TileCache {
+  static constexpr int kStep = 8;
   uint64_t clock;
   uint64_t head[kMostTiles], tile[kMostTiles];  // 0: none
   uint64_t used[kMostTiles];                    // the clock at that time
@@ -26,11 +29,18 @@ struct TileCache {
 
   // The slot of a tile, or else the one that has not been used for the longest time, which is the tile's from now on.
   int find(uint64_t of_head, uint64_t number, int slots, bool& hit) {
-    const __m512i wanted_head = _mm512_set1_epi64(int64_t(of_head)), wanted = _mm512_set1_epi64(int64_t(number));
     uint64_t found = 0;
-    for (int i = 0; i < slots; i += 8) {  // without a branch that depends on where it is
-      const __mmask8 same = _mm512_cmpeq_epi64_mask(_mm512_loadu_si512(head + i), wanted_head);
-      found |= uint64_t(_mm512_mask_cmpeq_epi64_mask(same, _mm512_loadu_si512(tile + i), wanted)) << i;
+    for (int i = 0; i < slots; i += kStep) {  // without a branch that depends on where it is
+      BitsVec<double> same[kStep / kLanes<double>];
+      SPATTN_UNROLL
+      for (int j = 0; j < kStep / kLanes<double>; ++j) {
+        const int at = i + j * kLanes<double>;
+        same[j] = (BitsVec<double>)((load<BitsVec<double>>(head + at) == of_head) &
+                                    (load<BitsVec<double>>(tile + at) == number));
+      }
+      uint64_t each[kStep];
+      memcpy(each, same, sizeof each);
+      for (int j = 0; j < kStep; ++j) found |= (each[j] & 1) << (i + j);
     }
     hit = found != 0;
     int slot = hit ? __builtin_ctzll(found) : 0;
