@@ -1,6 +1,7 @@
 """FAULTS.md, "Devices and streams" 27-29, "Threads and processes" 31-36, "Files and caches" 40: named by number."""
 
 import ast
+import os
 import threading
 from pathlib import Path
 
@@ -168,7 +169,8 @@ if __name__ == "__main__":
     import joblib, work
     print(set(joblib.Parallel(n_jobs=2, backend={backend!r})(joblib.delayed(work.digest)() for _ in range(4))))
 """
-    assert python(source, PYTHONPATH=".") == f"{{'{digest}'}}\n"
+    path = os.pathsep.join([".", *filter(None, [os.environ.get("PYTHONPATH")])])
+    assert python(source, PYTHONPATH=path) == f"{{'{digest}'}}\n"
 
 
 def test_fault_34_inside_a_data_loader(python, digest):
