@@ -48,11 +48,12 @@ def test_every_instruction_set_and_dtype(dtype, data):
     check_backend(problem.case.pattern, *make(problem))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", NAMES)
-@fewer(20)
+@fewer(40)
 @given(data=st.data())
-def test_every_pattern(name, data):
-    problem = data.draw(problems(cases(name)))
+def test_every_pattern(name, dtype, data):
+    problem = data.draw(problems(cases(name), dtype=dtype))
     check_backend(problem.case.pattern, *make(problem))
 
 

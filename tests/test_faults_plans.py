@@ -5,10 +5,12 @@ import pickle
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import spattn
 from spattn import patterns as p
-from spattn.index_set import AffineRows
+from spattn.index_set import AffineRows, Runs
 from spattn.testing import Expectation, inputs
 
 
@@ -144,3 +146,48 @@ def test_fault_18_corrupt_csr(indptr, indices, message):
 
 def test_fault_18_sound_csr_is_accepted():
     assert AffineRows.from_csr([0, 2, 2, 3], [0, 4, 1], 5).to_dense().sum() == 3
+
+
+@pytest.mark.parametrize(
+    "start, step, count, message",
+    [
+        ([[0, 1]], [[1, 1]], [[5, 900]], r"^count: expected keys in \[0, 10\), got 900 from 1"),
+        ([[-3]], [[1]], [[4]], r"^start: expected keys in \[0, 10\), got -3"),
+        ([[10]], [[1]], [[1]], r"^start: expected keys in \[0, 10\), got 10"),
+        ([[3]], [[0]], [[4]], "^step: expected numbers >= 1, got 0"), ([[3]], [[-1]], [[4]], "^step: "),
+        ([[3]], [[1]], [[-1]], "^count: expected numbers >= 0, got -1"),
+        ([[3]], [[2]], [[5]], "^count: "), ([[3]], [[2**62]], [[5]], "^count: "),  # 3 + 4 · 2⁶² wraps to 3
+        ([[3]], [[1]], [[2**63 - 1]], "^count: "),
+        ([[0, 4]], [[1, 1]], [[5, 2]], "^runs: "), ([[0, 0]], [[1, 1]], [[1, 1]], "^runs: "),
+        ([[0, 6]], [[3, 2]], [[4, 2]], "^runs: "), ([[1, 0]], [[2, 3]], [[5, 4]], "^runs: "),
+        ([[0, 1, 8]], [[2, 2, 1]], [[5, 2, 1]], "^runs: "),  # the first run and the last but one behind it
+        ([[0]], [[1, 1]], [[1, 1]], r"^step: expected shape \(1, 1\), got \(1, 2\)"),
+        ([0], [1], [1], r"^start: expected shape \(rows, runs\), got \(1,\)"),
+    ],
+)  # fmt: skip
+def test_fault_18_corrupt_runs(start, step, count, message):
+    with pytest.raises(ValueError, match=message):
+        AffineRows.from_runs(Runs(*map(np.array, (start, step, count))), 10)
+
+
+@pytest.mark.parametrize("bad", [np.zeros((1, 1)), np.zeros((1, 1), bool), [[0]], None])
+def test_fault_18_runs_of_another_type(bad):
+    good = np.ones((1, 1), int)
+    for fields in ((bad, good, good), (good, bad, good), (good, good, bad)):
+        with pytest.raises(TypeError, match="^(start|step|count): expected an array of integers, got "):
+            AffineRows.from_runs(Runs(*fields), 10)
+
+
+@example([(0, 2, 3), (1, 5, 2)])  # 6 is in step with the other run, but behind its end
+@given(st.lists(st.tuples(st.integers(0, 11), st.integers(1, 5), st.integers(0, 5)), max_size=4))
+def test_fault_18_runs_are_accepted_exactly_where_they_are_sound(runs):
+    """Against the keys one by one, in a row between two that have every key."""
+    keys = [start + step * t for start, step, count in runs for t in range(count)]
+    rows = np.zeros((3, 3, len(runs) + 1), dtype=np.int64)  # start, step and count; row; run
+    rows[:, 1, 1:] = np.array(runs, dtype=np.int64).reshape(-1, 3).T
+    rows[:, [0, 2], 0] = [[0], [1], [12]]
+    if max(keys, default=0) < 12 and len(set(keys)) == len(keys):
+        assert AffineRows.from_runs(Runs(*rows), 12).row(1).tolist() == sorted(keys)
+    else:
+        with pytest.raises(ValueError, match="^(count|runs): "):
+            AffineRows.from_runs(Runs(*rows), 12)

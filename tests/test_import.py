@@ -52,8 +52,56 @@ def test_show_versions(capsys):
     spattn.show_versions()
     printed = capsys.readouterr().out
     for word in ("spattn", "python", "numpy", "ml_dtypes", "torch", "backend cpu", "backend cuda", "instruction sets",
-                 "threads"):  # fmt: skip
+                 "threads", "pycuda", "GPU", "driver", "nvcc"):  # fmt: skip
         assert word in printed, printed
+
+
+class Driver:
+    """Stands in for libcuda.so.1 with two GPUs, or with one that does not start."""
+
+    def __init__(self, status=0):
+        self.cuInit = lambda flags: status
+
+    def cuDriverGetVersion(self, at):
+        at._obj.value = 12040
+        return 0
+
+    def cuDeviceGetCount(self, at):
+        at._obj.value = 2
+        return 0
+
+    def cuDeviceGet(self, at, ordinal):
+        at._obj.value = 10 + ordinal
+        return 0
+
+    def cuDeviceGetName(self, name, size, device):
+        name.value = f"Card {device.value}".encode()[: size - 1]
+        return 0
+
+
+def no_driver():
+    raise OSError("libcuda.so.1: cannot open shared object file")
+
+
+@pytest.mark.parametrize(
+    "load, driver, gpu",
+    [(Driver, "CUDA 12.4", "Card 10, Card 11"), (lambda: Driver(100), "CUDA 12.4", "CUDA error 100"),
+     (no_driver, "cannot open shared object", "unknown without a driver")],
+    ids=["two GPUs", "no GPU", "no driver"],
+)  # fmt: skip
+def test_show_versions_where_the_backend_is_missing(capsys, monkeypatch, tmp_path, load, driver, gpu):
+    """The parts are named all the same: that is when they are looked for."""
+    from spattn import _versions, cuda, show_versions
+
+    (tmp_path / "nvcc").touch()
+    monkeypatch.setenv("SPATTN_NVCC", str(tmp_path / "nvcc"))
+    monkeypatch.setattr(cuda, "unavailable", lambda: "PyCUDA is missing")
+    monkeypatch.setattr(_versions.ctypes, "CDLL", lambda name: load())
+    show_versions()
+    lines = dict(line.strip().split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert lines["backend cuda"].strip() == "unavailable: PyCUDA is missing"
+    assert lines["nvcc"].strip() == str(tmp_path / "nvcc")
+    assert driver in lines["driver"] and gpu in lines["GPU"]
 
 
 # -- the package -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import sys
 
@@ -29,7 +30,35 @@ def versions() -> dict[str, object]:
         facts[f"backend {name}"] = "available" if reason is None else f"unavailable: {reason}"
         if reason is None:
             facts.update({f"  {key}": value for key, value in _backends.load(name).info().items()})
+        elif name == "cuda":
+            facts.update({f"  {key}": value for key, value in _cuda_parts().items()})
     return facts
+
+
+def _cuda_parts() -> dict[str, str]:
+    """What the cuda backend would stand on, found without PyCUDA and without a CUDA context."""
+    from .cuda import compile
+
+    return _driver() | {"nvcc": str(compile.find_nvcc() or "not found")}
+
+
+def _driver() -> dict[str, str]:
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return {"GPU": "unknown without a driver", "driver": f"not found ({error})"}
+    version, count, device = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    library.cuDriverGetVersion(ctypes.byref(version))
+    driver = f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+    status = library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count))
+    if status:
+        return {"GPU": f"unknown: the driver does not start (CUDA error {status})", "driver": driver}
+    gpus, name = [], ctypes.create_string_buffer(256)
+    for ordinal in range(count.value):
+        library.cuDeviceGet(ctypes.byref(device), ordinal)
+        library.cuDeviceGetName(name, len(name), device)
+        gpus.append(name.value.decode())
+    return {"GPU": ", ".join(gpus) or "none", "driver": driver}
 
 
 def show_versions() -> None:

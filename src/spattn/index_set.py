@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ._index_checks import check_csr, check_disjoint, check_runs
+
 __all__ = ["AffineRows", "Runs"]
 
 
@@ -88,11 +90,23 @@ class AffineRows:
 
     @classmethod
     def from_runs(cls, runs: Runs, kv_len: int) -> AffineRows:
-        """Index set from one :class:`Runs` row per query."""
+        """Index set from one :class:`Runs` row per query.
+
+        Raises
+        ------
+        TypeError
+            If an array of `runs` is not one of integers.
+        ValueError
+            If shapes differ, a count is negative, a step is below 1, a key lies outside ``[0, kv_len)``, or a row has a
+            key in two runs.
+        """
+        check_runs(*runs._fields(), kv_len)
         present = runs.count > 0
         row = np.nonzero(present)[0]
         start, step, count = (a[present] for a in (runs.start, runs.step, runs.count))
-        return cls._from_flat(len(runs.start), kv_len, row, start, np.where(count == 1, 1, step), count)
+        made = cls._from_flat(len(runs.start), kv_len, row, start, np.where(count == 1, 1, step), count)
+        check_disjoint(made.class_indptr, made.start, made.step, made.count)
+        return made
 
     @classmethod
     def from_csr(cls, indptr, indices, kv_len: int) -> AffineRows:
@@ -105,7 +119,7 @@ class AffineRows:
             ``[0, kv_len)``.
         """
         indptr, indices = np.asarray(indptr, np.int64), np.asarray(indices, np.int64)
-        _check_csr(indptr, indices, kv_len)
+        check_csr(indptr, indices, kv_len)
         rows = len(indptr) - 1
         row = np.repeat(np.arange(rows), np.diff(indptr))
         row, start, count = _consecutive(row, indices)
@@ -226,18 +240,6 @@ def _ramp(lengths: np.ndarray) -> np.ndarray:
     """0 … n−1 for each n of `lengths`, one after another."""
     ends = np.cumsum(lengths)
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
-
-
-def _check_csr(indptr: np.ndarray, indices: np.ndarray, kv_len: int) -> None:
-    rising = indptr.ndim == 1 and len(indptr) > 0 and (np.diff(indptr) >= 0).all()
-    if not rising or indptr[0] != 0 or indptr[-1] != len(indices):
-        raise ValueError(f"indptr: expected a rising array from 0 to {len(indices)} (the number of indices)")
-    if len(indices) and (indices.min() < 0 or indices.max() >= kv_len):
-        raise ValueError(f"indices: expected keys in [0, {kv_len}), got {indices.min()} to {indices.max()}")
-    rises = np.diff(indices) > 0
-    rises[indptr[1:-1][(indptr[1:-1] > 0) & (indptr[1:-1] < len(indices))] - 1] = True
-    if not rises.all():
-        raise ValueError("indices: expected each row sorted and without repeats")
 
 
 def _consecutive(row: np.ndarray, column: np.ndarray):

@@ -9,6 +9,8 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 import spattn
@@ -26,6 +28,7 @@ from spattn.testing import (
     naive_gradients,
     random,
 )
+from spattn.testing.strategies import cases, compositions, problems
 
 ISAS = cpu.instruction_sets()
 NAMES = ("dq", "dk", "dv")
@@ -44,15 +47,16 @@ def gradients(dout, q, k, v, pattern, isa=None, made=None, scale=None):
     return cpu.backward(dout, q, k, v, out, lse, made, scale, isa=isa)
 
 
-def naive_from_results(dout, q, k, v, mask, scale, ulps):
+def naive_from_results(dout, q, k, v, mask, scale, order, ulps):
     """The formula of :func:`spattn.attention_backward` as it stands, every step rounded.
 
-    Its arguments ``out`` and ``lse`` are rounded numbers: here they are so many units in the last place off.
+    Its arguments ``out`` and ``lse`` are rounded numbers: here they come from an order of evaluation of their own, see
+    :func:`spattn.testing.naive`, and are so many units in the last place off.
     """
     dtype, group = q.dtype, q.shape[1] // k.shape[1]
     wide = np.promote_types(dtype, np.float32)
     scale = wide.type(q.shape[3] ** -0.5 if scale is None else scale)
-    out, lse = naive(q, k, v, mask, float(scale))
+    out, lse = naive(q, k, v, mask, float(scale), order=order)
     lse = np.where(lse == -np.inf, np.inf, lse + ulps * np.spacing(np.where(np.isfinite(lse), lse, 1)))
     out = out + dtype.type(ulps) * np.spacing(out)
 
@@ -81,7 +85,8 @@ def naive_orders(dout, q, k, v, mask, scale):
         args = dout[..., columns], q[..., features], k[:, :, keys][..., features], v[:, :, keys][..., columns]
         back, column, place = np.argsort(features), np.argsort(columns), np.argsort(keys)
         args = *args, mask[..., keys], scale
-        for dq, dk, dv in (naive_gradients(*args), *(naive_from_results(*args, ulps) for ulps in (-1, 0, 1))):
+        forwards = zip((2 * order, 2 * order + 1, 5), (-1, 0, 1), strict=True)  # 5 sums one after another
+        for dq, dk, dv in (naive_gradients(*args), *(naive_from_results(*args, *each) for each in forwards)):
             found.append((dq[..., back], dk[:, :, place][..., back], dv[:, :, place][..., column]))
     return [list(one) for one in zip(*found, strict=True)]
 
@@ -108,6 +113,24 @@ def assert_same(a, b):
 @pytest.mark.parametrize("head_dim, head_dim_v", [(24, 40), (64, 32)])
 def test_patterns(dtype, pattern, head_dim, head_dim_v):
     check(*problem(1, 4, 2, q_len=100, kv_len=131, head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype), pattern)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", patterns.names())
+def test_every_pattern(dtype, name):
+    pattern, q_len, kv_len = example(name)
+    batch, heads = (max(1, size) for size in pattern.sizes())
+    check(*problem(batch, heads, q_len=q_len, kv_len=kv_len, head_dim=24, head_dim_v=16, dtype=dtype), pattern)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=max(5, settings.default.max_examples // 10))
+@given(data=st.data())
+def test_any_problem(dtype, data):
+    """Parameters, lengths, groups of heads and layouts as they come."""
+    drawn = data.draw(problems(cases(max_len=300) | compositions(max_len=300), dtype=dtype))
+    q, k, v = inputs(*drawn.shape, dtype=dtype, layout=drawn.layout, seed=drawn.seed)
+    check(random((*q.shape[:3], v.shape[3]), dtype, seed=drawn.seed + 1), q, k, v, drawn.case.pattern)
 
 
 @pytest.mark.parametrize("name", patterns.names())

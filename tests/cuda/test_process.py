@@ -238,13 +238,6 @@ def test_out_of_memory_for_host_arrays():
 
 
 @pytest.mark.gpu
-def test_old_gpu_is_said(monkeypatch):
-    monkeypatch.setattr(cuda, "_works_in", None)
-    monkeypatch.setattr(device.get(), "capability", (7, 5))
-    assert "compute capability 7.5" in cuda.unavailable()
-
-
-@pytest.mark.gpu
 def test_unknown_kernel_is_refused(monkeypatch):
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", "fastest")
     q = np.zeros((1, 1, 8, 8), np.float32)

@@ -1,0 +1,70 @@
+"""Checks of what index sets are made of: affine runs of keys and CSR rows. Nothing here costs O(pairs)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+__all__ = ["check_csr", "check_disjoint", "check_runs"]
+
+
+def check_csr(indptr: np.ndarray, indices: np.ndarray, kv_len: int) -> None:
+    """ValueError unless rows are sorted, without repeats and inside of ``[0, kv_len)``."""
+    rising = indptr.ndim == 1 and len(indptr) > 0 and (np.diff(indptr) >= 0).all()
+    if not rising or indptr[0] != 0 or indptr[-1] != len(indices):
+        raise ValueError(f"indptr: expected a rising array from 0 to {len(indices)} (the number of indices)")
+    if len(indices) and (indices.min() < 0 or indices.max() >= kv_len):
+        raise ValueError(f"indices: expected keys in [0, {kv_len}), got {indices.min()} to {indices.max()}")
+    rises = np.diff(indices) > 0
+    rises[indptr[1:-1][(indptr[1:-1] > 0) & (indptr[1:-1] < len(indices))] - 1] = True
+    if not rises.all():
+        raise ValueError("indices: expected each row sorted and without repeats")
+
+
+def check_runs(start: np.ndarray, step: np.ndarray, count: np.ndarray, kv_len: int) -> None:
+    """TypeError or ValueError unless these are runs of keys in ``[0, kv_len)``; absent ones may have any start."""
+    for name, array in (("start", start), ("step", step), ("count", count)):
+        if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu":
+            got = f"one of {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
+            raise TypeError(f"{name}: expected an array of integers, got {got}")
+        if array.ndim != 2 or array.shape != start.shape:
+            expected = start.shape if start.ndim == 2 else "(rows, runs)"
+            raise ValueError(f"{name}: expected shape {expected}, got {array.shape}")
+    if count.min(initial=0) < 0:
+        raise ValueError(f"count: expected numbers >= 0, got {count.min()}")
+    outside = (count > 0) & ((start < 0) | (start >= kv_len))
+    if outside.any():
+        raise ValueError(f"start: expected keys in [0, {kv_len}), got {start[outside][0]}")
+    still = (count > 1) & (step < 1)  # the step of a single key means nothing
+    if still.any():
+        raise ValueError(f"step: expected numbers >= 1, got {step[still][0]}")
+    # Divided, because start + step · (count - 1) may wrap.
+    beyond = (count > 1) & (count - 1 > (kv_len - 1 - start) // np.maximum(step, 1))
+    if beyond.any():
+        first, by, keys = (array[beyond][0] for array in (start, step, count))
+        raise ValueError(f"count: expected keys in [0, {kv_len}), got {keys} from {first} in steps of {by}")
+
+
+def check_disjoint(indptr: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray) -> None:
+    """ValueError if a row (or a class of rows) has a key in two runs, which are sorted by start."""
+    last = start + step * (count - 1)
+    row = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    a, lag = np.arange(len(start)), 0
+    # A run that ends before the n-th run after it starts also ends before all later ones: it is done.
+    while len(a):
+        lag += 1
+        a = a[a + lag < len(start)]
+        a = a[(row[a] == row[a + lag]) & (last[a] >= start[a + lag])]
+        _check_pairs(a, a + lag, start, step, count, last)
+
+
+def _check_pairs(a, b, start, step, count, last) -> None:
+    """ValueError if run ``a[i]`` shares a key with run ``b[i]``: the keys of the shorter one decide."""
+    meet = (start[b] - start[a]) % np.gcd(step[a], step[b]) == 0
+    a, b = a[meet], b[meet]
+    few, many = np.where(count[a] < count[b], (a, b), (b, a))
+    lengths = count[few]
+    place = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    few, many = np.repeat(few, lengths), np.repeat(many, lengths)
+    key = start[few] + step[few] * place
+    if ((key >= start[many]) & (key <= last[many]) & ((key - start[many]) % step[many] == 0)).any():
+        raise ValueError("runs: expected each key of a row once, got two runs that share one")
