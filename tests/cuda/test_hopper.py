@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from spattn import cuda, patterns
-from spattn.cuda import hopper
+from spattn.cuda import hopper, hopper_layout
 from spattn.plan import plan
-from spattn.testing import inputs
+from spattn.testing import Expectation, inputs
+from spattn.testing.strategies import cases, compositions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]
 
@@ -21,6 +24,16 @@ def test_patterns(check, problem, head_dim, dtype):
     pattern, q_len, kv_len = problem
     batch, heads = (max(own, least) for own, least in zip(pattern.sizes(), (1, 2), strict=True))
     check(pattern, *inputs(batch, heads, 1, q_len, kv_len, head_dim, dtype=dtype), kinds=KINDS)
+
+
+@given(st.one_of(cases(max_len=500), compositions(max_len=500)), st.sampled_from(["float16", "bfloat16"]),
+       st.integers(0, 99), st.integers(1, 8), st.integers(1, 8))  # fmt: skip
+def test_random(case, dtype, seed, eighths, eighths_v):
+    """Any pattern or composition, any lengths, heads packed or not."""
+    q, k, v = inputs(*case.sizes, 8 * eighths, 8 * eighths_v, dtype=dtype, seed=seed)
+    made = cuda.plan_for(case.pattern, q, k, v)
+    assume(hopper_layout.make_layout(made).maps <= hopper._MAPS[-1])  # more of them run on the portable kernels
+    Expectation(case.pattern, q, k, v).check(*cuda.forward(q, k, v, made, q.shape[3] ** -0.5))
 
 
 @pytest.mark.parametrize("kind", ["torch-cpu", "jax"])
