@@ -58,6 +58,7 @@ def kernels(request, monkeypatch):
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", {"hopper": "auto", "portable": "portable"}[chosen])
     if chosen != own == "portable":
         request.getfixturevalue("hopper_kernels")
+    return chosen
 
 
 @pytest.fixture
