@@ -177,7 +177,7 @@ def test_every_default_has_a_kernel():
 
 
 def test_hopper_table():
-    """One row, the smallest that fits, for any problem; its registers are there; its macros are all that are asked for."""
+    """One row, the smallest that fits, for any problem; its registers exist; its macros are those asked for."""
     for head_dim in range(8, 257, 8):
         for short in (False, True):
             row = hopper_builds.build(head_dim, short)

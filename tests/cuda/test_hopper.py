@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -101,8 +103,9 @@ def test_many_tensor_maps(check):
     check(patterns.Neighborhood((30, 35), 3, 5), *inputs(1, 2, 2, 1050, 1050, 64, dtype="bfloat16"), kinds=("torch",))
 
 
-def test_arrays_that_tma_cannot_read(check, portable_allowed):
-    """Odd addresses and strides run on the portable kernels; nothing is copied or refused."""
+def test_arrays_that_tma_cannot_read(check, portable_allowed, caplog):
+    """Odd addresses and strides run on the portable kernels, which is logged; nothing is copied or refused."""
+    caplog.set_level(logging.DEBUG, "spattn.cuda")
     q, k, v = inputs(1, 2, 2, 200, 200, 64, dtype="float16")
 
     def forward(q, k, v, pattern, scale=None):
@@ -116,6 +119,9 @@ def test_arrays_that_tma_cannot_read(check, portable_allowed):
 
     check(patterns.Causal(), q, k, v, forward=forward)
     assert len(portable_allowed) == 1
+    chosen, instead = (record.getMessage() for record in caplog.records if record.name == "spattn.cuda")
+    assert chosen.startswith("hopper kernels: float16, head_dim 64 and 64, tiles of 128 × 64, ")
+    assert instead.startswith("portable kernels instead: q starts at 0x")
 
 
 def test_results_are_repeatable(torch):

@@ -8,6 +8,7 @@ plans of more than 240 tensor maps go to the portable kernels, which execute the
 from __future__ import annotations
 
 import itertools
+import logging
 import struct
 from typing import NamedTuple
 
@@ -32,6 +33,7 @@ _READY_KEPT = 32
 _TYPES = {"float16": ("__half", '"f16"'), "bfloat16": ("__nv_bfloat16", '"bf16"')}
 _MERGE = struct.Struct("@8Q2q3q4i")
 _ROWS_PER_BLOCK = 32  # of merge_sm90.cu
+_log = logging.getLogger("spattn.cuda")
 
 
 def supports(device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool:
@@ -58,6 +60,8 @@ def forward(call: Call) -> None:
     prepared = prepare(call)
     addresses = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer
     if prepared is None or not aligned(addresses):
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("portable kernels instead: %s", why_not(call))
         portable.forward(call)
         return
     plan, ready, call = prepared
@@ -72,6 +76,20 @@ def aligned(addresses: tuple[int, ...]) -> bool:
     """Whether TMA can address arrays that start here."""
     q, k, v, out = addresses
     return (q | k | v | out) % 16 == 0
+
+
+def why_not(call: Call) -> str:
+    """What of a call that these kernels leave to the portable ones TMA cannot address."""
+    for name in ("q", "k", "v", "out"):
+        operand = getattr(call, name)
+        if operand.pointer % 16:
+            return f"{name} starts at {operand.pointer:#x}, which is not on 16 bytes"
+        if not readable(operand):
+            return (
+                f"{name} has the shape {operand.shape} and the strides {operand.strides}: rows must start on 16 bytes, "
+                "their elements lie side by side, and strides be positive"
+            )
+    return f"the plan needs more than {_MAPS[-1]} tensor maps"
 
 
 def prepare(call: Call) -> Prepared | None:

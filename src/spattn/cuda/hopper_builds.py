@@ -1,7 +1,7 @@
 """What the Hopper kernels are built with for a problem: one table, each choice with the measurement behind it.
 
-Figures are of one H200, 16384 tokens, 16 heads (docs/hopper.md has the runs). Every row fits 227 KiB of shared memory, and
-384 threads of 168 registers, which the warpgroups redistribute: 2 × 128 consumer threads and 128 others.
+Figures are of one H200, 16384 tokens, 16 heads (docs/hopper.md has the runs). Every row fits 227 KiB of shared memory
+and 384 threads of 168 registers, which the warpgroups redistribute: 2 × 128 consumer threads and 128 others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Build(NamedTuple):
 
 
 _KEYS = "products of 128 keys: 583 TF/s dense against 454 with 64"
-_QUERIES = "query tiles are the bottleneck of items of a few products: strided 0.32 ms with two of them, 0.30 with three"
+_QUERIES = "query tiles are the bottleneck of items of a few products: strided 0.32 ms with two tiles, 0.30 with three"
 _WIDE = "the output takes 128 registers a thread, which leaves none for the logits of 128 keys; spills, untuned"
 TABLE = (
     Build(64, False, 128, 2, 8, 200, 104, f"{_KEYS}; a third query tile is no faster dense"),
