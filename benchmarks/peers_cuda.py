@@ -2,15 +2,16 @@
 """spattn against cuDNN, FlexAttention and FlashAttention-2 on one GPU, in one process, taking turns.
 
     python benchmarks/peers_cuda.py            # about 5 minutes on an H200; needs torch
-    python benchmarks/peers_cuda.py --quick    # spattn and the dense kernels only
+    python benchmarks/peers_cuda.py --quick    # spattn and the dense kernels only; written to a temporary folder
     python benchmarks/peers_cuda.py --plot     # draws docs/images/peers_cuda.png from the committed result
 
 Forward, bfloat16, batch 1, 16 heads. Every result is checked against float64 on sampled rows before it is timed. A
 measurement is a pair of CUDA events around a few calls; contenders take turns for some rounds, each call on the next
 of several input sets, so that none lives on what the last one left in L2; figures are medians, ratios medians over
 medians of the same rounds. TF/s count allowed pairs alone, 4·head_dim each. FlexAttention is compiled anew for every
-mask, as its users do; without a larger recompile limit dynamo would give up and run it eagerly. Writes
-``benchmarks/results/peers_cuda.json`` (or ``--out``).
+mask, as its users do; without a larger recompile limit dynamo would give up and run it eagerly. spattn is timed as
+``spattn.attention``, warm. Writes ``benchmarks/results/peers_cuda.json`` (or ``--out``), with what it had to show
+(peers_cuda_floors.py) and whether it did.
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ import math
 import os
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import overhead_cuda
+import peers_cuda_floors
 import record
 
 HEADS = 16
@@ -89,11 +93,9 @@ def contenders(name, pattern, mask, sets, quick: bool) -> dict[str, Callable]:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    from spattn import cuda
+    import spattn
 
-    q, k, v = sets[0]
-    made = cuda.plan_for(pattern, q, k, v)
-    scale = q.shape[3] ** -0.5
+    q, k, _ = sets[0]
 
     def dense(backend):
         def call(i):
@@ -102,7 +104,7 @@ def contenders(name, pattern, mask, sets, quick: bool) -> dict[str, Callable]:
 
         return call
 
-    calls = {"spattn": lambda i: cuda.forward(*sets[i], made, scale)[0]}
+    calls = {"spattn": lambda i: spattn.attention(*sets[i], pattern)}
     if name in ("dense", "causal"):
         calls |= {"cuDNN": dense(SDPBackend.CUDNN_ATTENTION), "FlashAttention-2": dense(SDPBackend.FLASH_ATTENTION)}
     if mask is not None and not quick:
@@ -146,6 +148,8 @@ def measure(calls: dict[str, Callable], rounds: int, target_ms: float = TARGET_M
         stop.synchronize()
         return start.elapsed_time(stop) / repeats
 
+    for call in calls.values():
+        call(0)  # plans, compiles
     repeats = {name: max(2, math.ceil(target_ms / once(call, WARM))) for name, call in calls.items()}
     times = {name: [] for name in calls}
     for _ in range(rounds):
@@ -218,34 +222,19 @@ def long_sequence() -> list[dict]:
 
 def short_sequences() -> list[dict]:
     """Batch 4, 8 heads, 128 tokens, window 32, fp16: bound by launching. Host time of a call and a graph's replay."""
-    import time
-
     import torch
 
-    from spattn import cuda, patterns
+    import spattn
 
     q, k, v = (torch.randn(4, 8, 128, 64, device="cuda", dtype=torch.float16) for _ in range(3))
-    made = cuda.plan_for(patterns.SlidingWindow(32), q, k, v)
-    for _ in range(50):
-        cuda.forward(q, k, v, made, 0.125)
-    torch.cuda.synchronize()
-    host = []
-    for _ in range(300):
-        start = time.perf_counter()
-        cuda.forward(q, k, v, made, 0.125)
-        host.append(1e6 * (time.perf_counter() - start))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        cuda.forward(q, k, v, made, 0.125)
-    start, stop = torch.cuda.Event(True), torch.cuda.Event(True)
-    start.record()
-    for _ in range(200):
-        graph.replay()
-    stop.record()
-    stop.synchronize()
+    window = spattn.patterns.SlidingWindow(32)
+
+    def call():
+        return spattn.attention(q, k, v, window)
+
     row = {"problem": "window 32, batch 4, 8 heads", "tokens": 128, "head_dim": 64, "contender": "spattn",
-           "host_us": round(statistics.median(host), 2),
-           "graph_us": round(5 * start.elapsed_time(stop), 2)}  # fmt: skip
+           "host_us": round(overhead_cuda.host_us(call), 2),
+           "graph_us": round(overhead_cuda.graph_us(call), 2)}  # fmt: skip
     print(f"128 tokens: {row['host_us']} µs of host time a call, {row['graph_us']} µs a graph replay", flush=True)
     return [row]
 
@@ -256,12 +245,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--plot", action="store_true")
     parser.add_argument("--ends", action="store_true", help="measure only the longest and the shortest sequences")
-    parser.add_argument("--out", type=Path, default=record.RESULTS / "peers_cuda.json")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    out = args.out or record.RESULTS / "peers_cuda.json"
     if args.plot:
         from peers_cuda_plot import plot
 
-        return plot(args.out, IMAGE)
+        return plot(out, IMAGE)
+    if args.quick and args.out is None:  # what is committed stays
+        out = Path(tempfile.mkdtemp(prefix="peers-cuda-")) / out.name
     import torch
 
     torch._dynamo.config.recompile_limit = 1000
@@ -280,11 +272,13 @@ def main() -> None:
         "benchmark": "peers_cuda", "command": " ".join(["python", "benchmarks/peers_cuda.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(), "commit": record.commit(), "notes": NOTES,
         "machine": record.machine() | {"gpu": torch.cuda.get_device_name()}, "versions": record.versions(),
-        "results": rows,
+        "floors": peers_cuda_floors.rows(rows), "results": rows,
     }  # fmt: skip
-    os.makedirs(args.out.parent, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    print(f"wrote {args.out}")
+    for row in result["floors"]:
+        print(f"{row['what']}: {row['reached']} (floor {row['target']}): {row['met']}")
+    os.makedirs(out.parent, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    print(f"wrote {out}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 
 prints one line a tool, writes each tool's whole report to ``--out``, and exits with 1 if any found something. NumPy
 arrays keep other libraries' kernels out of the reports. Problems cover full and partial tiles, several components,
-merges, rows that take the exact path, padding, aligned and misaligned rows.
+merges, rows that take the exact path, padding, aligned and misaligned rows; heads of a group in one query tile, lists
+in pieces, heads and batch entries that differ, and more tensor maps than the smaller parameter block holds.
 """
 
 from __future__ import annotations
@@ -24,21 +25,39 @@ HEAD_DIMS = ((64, 64), (128, 128), (40, 24), (33, 35), (256, 256))
 
 def problems(dtypes: list[str]) -> None:
     """Run everything once, in this process."""
+    from spattn import patterns
+
+    # (pattern, batch, heads_q, heads_kv, q_len, kv_len)
+    every_head_dim = [(patterns.Causal(), 1, 2, 1, 70, 140), (patterns.Strided(16), 1, 2, 1, 130, 130)]
+    every_head_dim.append((patterns.Neighborhood((10, 13), 5), 1, 2, 1, 130, 130))
+    one_head_dim = [
+        (patterns.Causal(), 1, 8, 2, 5, 1100),
+        (patterns.Longformer(32, global_tokens=(0, 5)), 1, 2, 1, 200, 200),
+        (patterns.PerHead((patterns.Causal(), patterns.Strided(16))), 1, 2, 1, 130, 130),
+        (patterns.Documents(((60, 70), (30, 40, 60))), 2, 2, 1, 130, 130),
+        (patterns.Neighborhood((15, 15), 3, 5), 1, 2, 1, 225, 225),
+    ]
+    for dtype in dtypes:
+        for case in every_head_dim:
+            for dims in HEAD_DIMS:
+                attend(*case, *dims, dtype)
+        for case in one_head_dim:
+            attend(*case, *HEAD_DIMS[0], dtype)
+    print("all problems ran")
+
+
+def attend(pattern, batch: int, heads_q: int, heads_kv: int, q_len: int, kv_len: int, *dims_and_dtype) -> None:
+    """One problem, by each precision of its dtype; rows of the first key head that see key 3 take the exact path."""
     import numpy as np
 
-    from spattn import cuda, patterns
+    from spattn import cuda
     from spattn.testing import inputs
 
-    cases = [(patterns.Causal(), 70, 140), (patterns.Strided(16), 130, 130)]
-    cases.append((patterns.Neighborhood((10, 13), 5), 130, 130))
-    for dtype in dtypes:
-        for pattern, q_len, kv_len in cases:
-            for head_dim, head_dim_v in HEAD_DIMS:
-                q, k, v = inputs(1, 2, 1, q_len, kv_len, head_dim, head_dim_v, dtype=dtype)
-                v[:, :, 3] = np.nan
-                for precision in (None, "tf32") if dtype == "float32" else (None,):
-                    cuda.forward(q, k, v, cuda.plan_for(pattern, q, k, v), -0.2, precision=precision)
-    print("all problems ran")
+    *dims, dtype = dims_and_dtype
+    q, k, v = inputs(batch, heads_q, heads_kv, q_len, kv_len, *dims, dtype=dtype)
+    v[:, 0, 3] = np.nan
+    for precision in (None, "tf32") if dtype == "float32" else (None,):
+        cuda.forward(q, k, v, cuda.plan_for(pattern, q, k, v), -0.2, precision=precision)
 
 
 def check(tool: str, kernels: str, dtypes: list[str], out: Path) -> bool:

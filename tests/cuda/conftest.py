@@ -50,10 +50,15 @@ def pytest_runtest_setup(item):
 
 
 @pytest.fixture(autouse=True)
-def kernels_of_the_suite(request, monkeypatch):
+def kernels(request, monkeypatch):
     """A test_hopper*.py is of the Hopper kernels and every other file of those that every GPU runs, whatever the
-    device and the environment prefer."""
-    monkeypatch.setenv("SPATTN_CUDA_KERNEL", "auto" if "hopper" in request.module.__name__ else "portable")
+    device and the environment prefer. A test of both is parametrised with this fixture (``indirect``)."""
+    own = "hopper" if "hopper" in request.module.__name__ else "portable"
+    chosen = getattr(request, "param", own)
+    monkeypatch.setenv("SPATTN_CUDA_KERNEL", {"hopper": "auto", "portable": "portable"}[chosen])
+    if chosen != own == "portable":
+        request.getfixturevalue("hopper_kernels")
+    return chosen
 
 
 @pytest.fixture

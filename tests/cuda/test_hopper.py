@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from spattn import cuda, patterns
-from spattn.cuda import hopper
+from spattn.cuda import hopper, hopper_layout
 from spattn.plan import plan
 from spattn.testing import Expectation, inputs
+from spattn.testing.strategies import cases, compositions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]
+
+KINDS = ("numpy", "torch", "cupy")  # CuPy last: where it has no bfloat16 it skips the rest
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -18,7 +25,23 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]
 def test_patterns(check, problem, head_dim, dtype):
     pattern, q_len, kv_len = problem
     batch, heads = (max(own, least) for own, least in zip(pattern.sizes(), (1, 2), strict=True))
-    check(pattern, *inputs(batch, heads, 1, q_len, kv_len, head_dim, dtype=dtype), kinds=("torch",))
+    check(pattern, *inputs(batch, heads, 1, q_len, kv_len, head_dim, dtype=dtype), kinds=KINDS)
+
+
+@given(st.one_of(cases(max_len=500), compositions(max_len=500)), st.sampled_from(["float16", "bfloat16"]),
+       st.integers(0, 99), st.integers(1, 8), st.integers(1, 8))  # fmt: skip
+def test_random(case, dtype, seed, eighths, eighths_v):
+    """Any pattern or composition, any lengths, heads packed or not."""
+    q, k, v = inputs(*case.sizes, 8 * eighths, 8 * eighths_v, dtype=dtype, seed=seed)
+    made = cuda.plan_for(case.pattern, q, k, v)
+    assume(hopper_layout.make_layout(made).maps <= hopper._MAPS[-1])  # more of them run on the portable kernels
+    Expectation(case.pattern, q, k, v).check(*cuda.forward(q, k, v, made, q.shape[3] ** -0.5))
+
+
+@pytest.mark.parametrize("kind", ["torch-cpu", "jax"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_other_arrays(check, kind, dtype):
+    check(patterns.Strided(24), *inputs(2, 4, 2, 190, 190, 64, dtype=dtype), kinds=(kind,))
 
 
 @pytest.mark.parametrize("dims", [(64, 128), (128, 40), (8, 256), (192, 192), (72, 64)], ids=str)
@@ -80,8 +103,9 @@ def test_many_tensor_maps(check):
     check(patterns.Neighborhood((30, 35), 3, 5), *inputs(1, 2, 2, 1050, 1050, 64, dtype="bfloat16"), kinds=("torch",))
 
 
-def test_arrays_that_tma_cannot_read(check, portable_allowed):
-    """Odd addresses and strides run on the portable kernels; nothing is copied or refused."""
+def test_arrays_that_tma_cannot_read(check, portable_allowed, caplog):
+    """Odd addresses and strides run on the portable kernels, which is logged; nothing is copied or refused."""
+    caplog.set_level(logging.DEBUG, "spattn.cuda")
     q, k, v = inputs(1, 2, 2, 200, 200, 64, dtype="float16")
 
     def forward(q, k, v, pattern, scale=None):
@@ -95,6 +119,9 @@ def test_arrays_that_tma_cannot_read(check, portable_allowed):
 
     check(patterns.Causal(), q, k, v, forward=forward)
     assert len(portable_allowed) == 1
+    chosen, instead = (record.getMessage() for record in caplog.records if record.name == "spattn.cuda")
+    assert chosen.startswith("hopper kernels: float16, head_dim 64 and 64, tiles of 128 × 64, ")
+    assert instead.startswith("portable kernels instead: q starts at 0x")
 
 
 def test_results_are_repeatable(torch):
@@ -162,9 +189,3 @@ def test_agrees_with_the_portable_kernels(torch, monkeypatch, portable_allowed):
         assert len(portable_allowed) == portable_calls
     torch.testing.assert_close(*(out for out, _ in results), rtol=0.02, atol=0.01)
     torch.testing.assert_close(*(lse for _, lse in results), rtol=1e-4, atol=1e-4)
-
-
-def test_expectation_is_met_by_host_arrays():
-    q, k, v = inputs(2, 4, 2, 190, 190, 64, dtype="bfloat16")
-    pattern = patterns.Strided(24)
-    Expectation(pattern, q, k, v).check(*cuda.forward(q, k, v, cuda.plan_for(pattern, q, k, v), 0.125))

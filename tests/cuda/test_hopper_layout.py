@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
 import spattn.patterns as patterns
-from spattn.cuda import hopper_layout
+from spattn.cuda import hopper, hopper_layout
+from spattn.cuda.params import Call, Operand
 from spattn.plan import plan, positions
 
 CASES = [
@@ -111,3 +114,22 @@ def test_every_shared_row_is_joined_once(pattern, length):
     assert joined == expected
     if isinstance(pattern, patterns.Strided):
         assert layout.finishes.any() and not len(layout.merges.rows)
+
+
+ROWS = Operand(4096, (1, 2, 64, 64), (8192, 4096, 64, 1))
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"q": ROWS._replace(pointer=4098)}, "q starts at 0x1002, which is not on 16 bytes"),
+        ({"k": ROWS._replace(strides=(8320, 4160, 65, 1))}, r"k has the shape \(1, 2, 64, 64\) and the strides \(832"),
+        ({"v": ROWS._replace(strides=(8192, 0, 64, 1))}, "v has .* strides be positive"),
+        ({"out": ROWS._replace(strides=(8192, 4096, -64, 1))}, "out has .* strides be positive"),
+        ({}, "the plan needs more than 240 tensor maps"),
+    ],
+)  # fmt: skip
+def test_why_the_portable_kernels_run(changed, reason):
+    operands = {"q": ROWS, "k": ROWS, "v": ROWS, "out": ROWS} | changed
+    call = Call(device=None, stream=0, plan=None, lse=0, dtype="float16", scale=1.0, allocate=None, **operands)
+    assert re.match(reason, hopper.why_not(call))

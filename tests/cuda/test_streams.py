@@ -17,7 +17,10 @@ def run(q, k, v):
     return cuda.forward(q, k, v, cuda.plan_for(PATTERN, q, k, v), 0.125)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("kernels", "dtype"), [("portable", "bfloat16"), ("portable", "float32"), ("hopper", "bfloat16")],
+    indirect=["kernels"],
+)  # fmt: skip
 def test_torch_stream(torch, dtype):
     """Inputs still being written on a side stream are waited for there, and the host does not wait."""
     values = torch.randn(3, 1, 4, 500, 64, device="cuda", dtype=getattr(torch, dtype))
@@ -35,6 +38,7 @@ def test_torch_stream(torch, dtype):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("kernels", ["portable", "hopper"], indirect=True)
 def test_workspace_follows_the_stream(torch):
     """Calls on two streams at once do not share a workspace."""
     values = torch.randn(8, 3, 1, 4, 700, 64, device="cuda", dtype=torch.bfloat16)
@@ -50,10 +54,13 @@ def test_workspace_follows_the_stream(torch):
         assert all(torch.equal(a, b) for a, b in zip(pair, other, strict=True))
 
 
-def test_cupy_stream(cupy):
-    values = cupy.random.standard_normal((3, 1, 4, 500, 64), dtype=np.float32)
+@pytest.mark.parametrize(("kernels", "dtype"), [("portable", "float32"), ("hopper", "float16")], indirect=["kernels"])
+def test_cupy_stream(cupy, dtype):
+    values = cupy.random.standard_normal((3, 1, 4, 500, 64), dtype=np.float32).astype(dtype)
     expected = run(*values)
-    inputs = cupy.full_like(values, cupy.nan)
+    inputs = cupy.empty_like(values)
+    inputs[...] = values  # CuPy compiles the copy now, not while the stream is being watched
+    inputs.fill(cupy.nan)
     delay = cupy.RawKernel("""extern "C" __global__ void delay(long long cycles) {
         for (long long start = clock64(); clock64() - start < cycles;);
     }""", "delay")  # fmt: skip
@@ -69,6 +76,7 @@ def test_cupy_stream(cupy):
         assert cupy.array_equal(a, b)
 
 
+@pytest.mark.parametrize("kernels", ["portable", "hopper"], indirect=True)
 def test_graph_capture(torch):
     """A call with a warm plan and a warm kernel can be captured and replayed."""
     q, k, v = torch.randn(3, 1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
@@ -83,6 +91,7 @@ def test_graph_capture(torch):
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
 
 
+@pytest.mark.parametrize("kernels", ["portable", "hopper"], indirect=True)
 def test_other_device(torch):
     """Arrays of cuda:1 are worked on there while cuda:0 is current, and cuda:0 stays current."""
     if torch.cuda.device_count() < 2:

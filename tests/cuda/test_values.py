@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spattn import patterns, reference
+from spattn import cuda, patterns, reference
 from spattn.testing import dense_mask, inputs
 
 pytestmark = pytest.mark.gpu
 
 PATTERN = patterns.SlidingWindow(20, 10)
-DTYPES = ["float16", "bfloat16", "float32", "float64"]
+NARROW = ["float16", "bfloat16"]
+ALL = [("portable", dtype) for dtype in (*NARROW, "float32", "float64")] + [("hopper", dtype) for dtype in NARROW]
+every_kernel = pytest.mark.parametrize(("kernels", "dtype"), ALL, indirect=["kernels"])
 
 
 def problem(dtype, **options):
@@ -19,7 +21,7 @@ def problem(dtype, **options):
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_kernel
 def test_keys_out_of_sight(attend, dtype, poison):
     """Poison at a key leaves every row alone that may not see it, also in the same tile."""
     q, k, v = problem(dtype)
@@ -29,11 +31,11 @@ def test_keys_out_of_sight(attend, dtype, poison):
     dirty = attend("numpy")(q, k, v, PATTERN)
     for before, after in zip(clean, dirty, strict=True):
         assert np.isfinite(after[:, :, blind].astype(float)).all()
-        limit = 0.02 if dtype in ("float16", "bfloat16") else 1e-5  # such rows take another, more exact, path
+        limit = 0.02 if dtype in NARROW else 1e-5  # such rows take another, more exact, path
         np.testing.assert_allclose(after[:, :, blind].astype(float), before[:, :, blind].astype(float), atol=limit)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_kernel
 def test_nan_at_allowed_keys(attend, dtype):
     q, k, v = problem(dtype)
     sees = dense_mask(PATTERN, 1, 1, 200, 200)[0, 0]
@@ -46,7 +48,7 @@ def test_nan_at_allowed_keys(attend, dtype):
     assert np.array_equal(np.isnan(out.astype(float)), expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_kernel
 def test_infinite_values_at_allowed_keys(attend, dtype):
     q, k, v = problem(dtype)
     v[:, :, 70, :5] = np.inf
@@ -55,7 +57,7 @@ def test_infinite_values_at_allowed_keys(attend, dtype):
     assert np.array_equal(np.isinf(out.astype(float)), np.isinf(expected.astype(float)))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_kernel
 def test_logits_of_minus_infinity(attend, dtype):
     """−∞ at some keys is a weight of zero; at all of them, an empty row."""
     q, k, v = problem(dtype)
@@ -69,10 +71,13 @@ def test_logits_of_minus_infinity(attend, dtype):
     np.testing.assert_allclose(lse[:, 0], expected[1][:, 0], rtol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_poison_and_merges(attend, dtype):
+@pytest.mark.parametrize(
+    ("kernels", "dtype"), [("portable", "bfloat16"), ("portable", "float32"), ("hopper", "bfloat16")],
+    indirect=["kernels"],
+)  # fmt: skip
+@pytest.mark.parametrize("pattern", [patterns.Strided(24), patterns.Longformer(64, global_tokens=(0, 5))], ids=repr)
+def test_poison_and_merges(attend, dtype, pattern):
     """The same through the workspace: rows of several components, and lists in pieces."""
-    pattern = patterns.Strided(24)
     q, k, v = inputs(1, 1, 1, 300, 300, 64, dtype=dtype)
     clean = attend("numpy")(q, k, v, pattern)
     v[:, :, 150] = np.nan
@@ -90,10 +95,9 @@ def test_overflowing_sums(attend):
     np.testing.assert_allclose(out, 3e38, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kernels", ["portable", "hopper"], indirect=True)
 def test_memory_left_by_others(torch):
     """NaN in memory that the result and the workspace will reuse has no effect."""
-    from spattn import cuda
-
     q, k, v = torch.randn(3, 1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
     plan = cuda.plan_for(patterns.Strided(24), q, k, v)
     expected = cuda.forward(q, k, v, plan, 0.125)

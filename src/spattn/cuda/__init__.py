@@ -6,6 +6,7 @@ Importing this module touches no GPU and imports neither PyCUDA nor cuda-binding
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from types import ModuleType
 from typing import Any
@@ -26,6 +27,7 @@ HOST_ARRAYS = False
 
 _works_in: int | None = None  # the process in which the backend was found to work
 _BLOCKS_PER_UNIT = 2  # that run side by side on a multiprocessor
+_log = logging.getLogger(__name__)
 
 
 def unavailable() -> str | None:
@@ -73,7 +75,8 @@ def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str 
     """Softmax attention over a plan's pairs; see :func:`spattn.attention` for the arguments.
 
     Device arrays are worked on where they lie, on the stream that the caller's library has current, without waiting for
-    it. Host arrays are copied up and back.
+    it. Host arrays are copied up and back. The logger ``spattn.cuda`` says on level DEBUG which kernels were chosen,
+    and why they left a call to the portable ones; repeats of a call of :func:`spattn.attention` say nothing.
 
     Raises
     ------
@@ -95,6 +98,9 @@ def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str 
         kernels = portable
     if not kernels.accepts(plan.block_q, plan.block_kv):
         raise ValueError(f"plan: no kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
+    if _log.isEnabledFor(logging.DEBUG):
+        _log.debug("%s kernels: %s, head_dim %d and %d, tiles of %d × %d, %s", kernels.__name__.rpartition(".")[2],
+                   library.dtype(q), q.shape[3], shape[3], plan.block_q, plan.block_kv, gpu.name)  # fmt: skip
     request = execute.Request(kernels, gpu, library, q, k, v, plan, scale, precision)
     with gpu:
         return execute.from_host(request) if ordinal is None else execute.on_device(request)

@@ -8,6 +8,7 @@ plans of more than 240 tensor maps go to the portable kernels, which execute the
 from __future__ import annotations
 
 import itertools
+import logging
 import struct
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from ..plan._types import Plan
 from . import portable
 from .buffer import upload
 from .device import Device
+from .hopper_builds import TILE, build, has_short_items
 from .hopper_layout import make_layout, make_merge_heads, make_units
 from .hopper_pack import pack
 from .hopper_params import Addresses, Template, maps_needed, readable
@@ -24,15 +26,14 @@ from .launch import Kernel, kernel
 from .params import Call
 
 ARCH = "sm_90a"
-TILE = (128, 64)
 LARGEST_HEAD_DIM = 256
 _MAPS = (16, 240)  # tensor maps that a kernel's parameters have room for; 240 is what 32 KiB of parameters hold
-_FEW_STEPS = 4  # items shorter than this on average want a third query tile in shared memory instead of more keys
 _COUNTERS = 1024  # calls on different streams that may run a plan at the same time
 _READY_KEPT = 32
 _TYPES = {"float16": ("__half", '"f16"'), "bfloat16": ("__nv_bfloat16", '"bf16"')}
 _MERGE = struct.Struct("@8Q2q3q4i")
 _ROWS_PER_BLOCK = 32  # of merge_sm90.cu
+_log = logging.getLogger("spattn.cuda")
 
 
 def supports(device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool:
@@ -45,12 +46,7 @@ def supports(device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool
 
 
 def tile(device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
-    """(block_q, block_kv) of every plan.
-
-    128 queries are two consumer warpgroups, as many as the registers hold at head_dim 128. 64 keys follow 2-D and 3-D
-    patterns more closely than 128 (efficiency 0.25 against 0.17 on a 13 × 13 neighbourhood) and run at the same rate,
-    because two tiles make one product.
-    """
+    """(block_q, block_kv) of every plan."""
     return TILE
 
 
@@ -64,6 +60,8 @@ def forward(call: Call) -> None:
     prepared = prepare(call)
     addresses = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer
     if prepared is None or not aligned(addresses):
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("portable kernels instead: %s", why_not(call))
         portable.forward(call)
         return
     plan, ready, call = prepared
@@ -80,6 +78,20 @@ def aligned(addresses: tuple[int, ...]) -> bool:
     return (q | k | v | out) % 16 == 0
 
 
+def why_not(call: Call) -> str:
+    """What of a call that these kernels leave to the portable ones TMA cannot address."""
+    for name in ("q", "k", "v", "out"):
+        operand = getattr(call, name)
+        if operand.pointer % 16:
+            return f"{name} starts at {operand.pointer:#x}, which is not on 16 bytes"
+        if not readable(operand):
+            return (
+                f"{name} has the shape {operand.shape} and the strides {operand.strides}: rows must start on 16 bytes, "
+                "their elements lie side by side, and strides be positive"
+            )
+    return f"the plan needs more than {_MAPS[-1]} tensor maps"
+
+
 def prepare(call: Call) -> Prepared | None:
     """What calls of these shapes and strides share; None when TMA cannot address them."""
     call = pack(call)
@@ -91,11 +103,12 @@ def prepare(call: Call) -> Prepared | None:
 def variant(dtype: str, head_dim: int, room: int, short_items: bool) -> dict[str, object]:
     """Macros for a problem."""
     name, element = _TYPES[dtype]
-    dim = next(size for size in (64, 128, 256) if size >= head_dim)
+    row = build(head_dim, short_items)
     return {
-        "SPATTN_TYPE": name, "SPATTN_ELEMENT": element, "SPATTN_HEAD_DIM": dim, "SPATTN_BLOCK_Q": TILE[0],
-        "SPATTN_TILE_KV": TILE[1], "SPATTN_STEP_KV": 128 if dim <= 128 else 64, "SPATTN_MAPS": room,
-        "SPATTN_QUERIES": 3 if short_items and dim <= 128 else 2,
+        "SPATTN_TYPE": name, "SPATTN_ELEMENT": element, "SPATTN_HEAD_DIM": row.head_dim, "SPATTN_BLOCK_Q": TILE[0],
+        "SPATTN_TILE_KV": TILE[1], "SPATTN_STEP_KV": row.step_kv, "SPATTN_MAPS": room, "SPATTN_QUERIES": row.queries,
+        "SPATTN_SLOTS": row.slots, "SPATTN_CONSUMER_REGISTERS": row.consumer_registers,
+        "SPATTN_PRODUCER_REGISTERS": row.producer_registers,
     }  # fmt: skip
 
 
@@ -147,8 +160,7 @@ class HopperPlan:
         self.launches = [(start, len(units)) for start, units in zip(starts, phases, strict=True) if len(units)]
         self.blocks = [min(device.units, units) for _, units in self.launches]
         self.merge_blocks = -(-int(np.diff(self.layout.merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
-        length = plan.work["end"] - plan.work["begin"]
-        self.short_items = bool(len(length)) and float(length.mean()) * TILE[1] < _FEW_STEPS * 128
+        self.short_items = has_short_items(plan)
         self.counter = itertools.cycle(range(self.at["counters"], self.at["counters"] + 4 * _COUNTERS, 4)).__next__
         """Address of a work counter that no call still in flight uses."""
         self._ready: dict[tuple, Ready | None] = {}

@@ -1,4 +1,5 @@
-// Sizes, shared memory and roles of attention_sm90.cu; everything follows from the SPATTN_ macros of the build.
+// Sizes, shared memory and roles of attention_sm90.cu; everything follows from the SPATTN_ macros, a row of the table in
+// hopper_builds.py.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,17 +21,17 @@ constexpr int kPanels = kDim / 64;       // 64 elements are one 128-byte swizzle
 constexpr int kWarpgroups = kBlockQ / 64;
 constexpr bool kTurns = kWarpgroups > 1;  // warpgroups alternate on the tensor cores
 constexpr int kThreads = 128 * (kWarpgroups + 1);
-constexpr int kConsumerRegisters = kWarpgroups == 3 ? 152 : kWarpgroups == 1 ? 240 : kDim <= 128 ? 200 : 208;
-constexpr int kProducerRegisters = kWarpgroups == 3 ? 56 : kDim <= 128 ? 104 : 88;
+constexpr int kConsumerRegisters = SPATTN_CONSUMER_REGISTERS;
+constexpr int kProducerRegisters = SPATTN_PRODUCER_REGISTERS;
 
 constexpr uint32_t kRowBytes = 128;
 constexpr uint32_t kQueryBytes = kBlockQ * kDim * 2;
 constexpr uint32_t kSlotBytes = kStepKV * kDim * 2;
 constexpr uint32_t kSharedLimit = 227 * 1024 - 3072;  // less barriers, work and statistics
-constexpr int kQueries = SPATTN_QUERIES;  // 3 when items are so short that query tiles are the bottleneck
-constexpr int kSlotsThatFit = (kSharedLimit - kQueries * kQueryBytes) / kSlotBytes;
-constexpr int kSlots = kSlotsThatFit < 8 ? kSlotsThatFit : 8;
-static_assert(kStepKV % kTileKV == 0 && kTiles * kPanels <= 32 && kSlots >= 3);
+constexpr int kQueries = SPATTN_QUERIES;
+constexpr int kSlots = SPATTN_SLOTS;
+static_assert(kQueries * kQueryBytes + kSlots * kSlotBytes <= kSharedLimit && kSlots >= 3);
+static_assert(kStepKV % kTileKV == 0 && kTiles * kPanels <= 32);
 
 using Element = SPATTN_TYPE;
 using QueryKeyProduct = Product<kStepKV>;

@@ -1,0 +1,44 @@
+"""Heads and batch entries whose patterns differ share the launches that one of them would take."""
+
+from __future__ import annotations
+
+import pytest
+
+from spattn import cuda, patterns
+from spattn.cuda import launch
+from spattn.testing import inputs
+
+pytestmark = pytest.mark.gpu
+
+# name: (pattern, batch, heads, tokens, launches by the portable kernels, by the Hopper kernels)
+GROUPED = {
+    "heads": (patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30))), 5, 2, 260, 1, 1),
+    "batch entries": (patterns.Documents(((100, 150), (30, 40, 180))), 2, 8, 250, 1, 1),
+    # Shared rows: a merge kernel; on Hopper also the items that join two sources themselves.
+    "heads, shared rows": (
+        patterns.PerHead((patterns.Strided(12), patterns.Longformer(64, global_tokens=(0, 5)), patterns.Causal())),
+        5, 3, 300, 2, 3,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """The kernels launched since the test began, one entry a launch."""
+    made, original = [], launch.Kernel.launch
+
+    def noted(self, *arguments):
+        made.append(self)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(launch.Kernel, "launch", noted)
+    return made
+
+
+@pytest.mark.parametrize("kernels", ["portable", "hopper"], indirect=True)
+@pytest.mark.parametrize("case", GROUPED)
+def test_grouped_batch_is_one_launch(kernels, launches, case):
+    pattern, batch, heads, tokens, portable, hopper = GROUPED[case]
+    q, k, v = inputs(batch, heads, heads, tokens, tokens, 64, dtype="bfloat16")
+    cuda.forward(q, k, v, cuda.plan_for(pattern, q, k, v), 0.125)
+    assert len(launches) == {"portable": portable, "hopper": hopper}[kernels]
