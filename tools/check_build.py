@@ -1,4 +1,4 @@
-"""Ends with an error unless the spattn that Python imports is a given build: ``check_build.py FOLDER openmp|serial``."""
+"""Error unless the spattn that Python imports is a given build: ``check_build.py FOLDER openmp|serial``."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ from spattn import cpu
 
 folder, threading = sys.argv[1:]
 facts = cpu.info()
-print(f"spattn {Path(spattn.__file__).parent}, OpenMP: {facts['OpenMP']}, instruction sets: {facts['instruction sets']}")
+print(f"{Path(spattn.__file__).parent}: OpenMP {facts['OpenMP']}, instruction sets {facts['instruction sets']}")
 if not Path(spattn.__file__).is_relative_to(folder):
     sys.exit(f"spattn: expected the build in {folder}, got {spattn.__file__}")
 if cpu._core.OPENMP != (threading == "openmp"):
