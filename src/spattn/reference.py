@@ -98,27 +98,75 @@ def gradients(dout, q, k, v, pattern, scale=None, dtype=np.float64):
 
 
 def unavailable() -> str | None:
-    """None: NumPy is all it needs."""
+    """None: NumPy is all it needs.
+
+    Returns
+    -------
+    None
+    """
     return None
 
 
 def info() -> dict[str, object]:
-    """Facts for :func:`spattn.show_versions`."""
+    """Facts for :func:`spattn.show_versions`.
+
+    Returns
+    -------
+    dict
+    """
     return {"precision": "float64"}
 
 
 def plan_for(pattern, q, k, v) -> Plan:
-    """A plan of the default tile shape; only its pattern matters here."""
+    """A plan of the default tile shape; only its pattern matters here.
+
+    Parameters
+    ----------
+    pattern : Pattern
+        What is allowed.
+    q, k, v : arrays
+        As for :func:`attend`.
+
+    Returns
+    -------
+    Plan
+    """
     return plan(pattern, q.shape[2], k.shape[2], batch=q.shape[0], heads=q.shape[1])
 
 
 def accepts(made: Plan, q, k, v) -> bool:
-    """Whether :func:`forward` can execute a plan: any that knows its pattern."""
+    """Whether :func:`forward` can execute a plan: any that knows its pattern.
+
+    Parameters
+    ----------
+    made : Plan
+        Made by anybody.
+    q, k, v : arrays
+        As for :func:`attend`.
+
+    Returns
+    -------
+    bool
+    """
     return made.pattern is not None
 
 
 def forward(q, k, v, plan, scale):
-    """The backend interface over :func:`attend`: ``out`` in q's dtype, ``lse`` float32 (float64 for float64)."""
+    """The backend interface over :func:`attend`: ``out`` in q's dtype, ``lse`` float32 (float64 for float64).
+
+    Parameters
+    ----------
+    q, k, v : arrays
+        As for :func:`attend`.
+    plan : Plan
+        Only its pattern matters.
+    scale : float
+        Factor of the logits.
+
+    Returns
+    -------
+    out, lse : arrays
+    """
     out, lse = attend(q, k, v, plan.pattern, scale)
     with np.errstate(over="ignore"):
         return out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32))
@@ -129,6 +177,23 @@ def backward(dout, q, k, v, out, lse, plan, scale):
 
     `out` and `lse` belong to the interface; the oracle computes both afresh, so that the rounding of a forward pass
     does not enter its gradients.
+
+    Parameters
+    ----------
+    dout : array
+        Gradient with respect to `out`.
+    q, k, v : arrays
+        As for :func:`attend`.
+    out, lse : arrays
+        Not read.
+    plan : Plan
+        Only its pattern matters.
+    scale : float
+        Factor of the logits.
+
+    Returns
+    -------
+    dq, dk, dv : arrays
     """
     with np.errstate(over="ignore"):
         dq, dk, dv = gradients(dout, q, k, v, plan.pattern, scale)

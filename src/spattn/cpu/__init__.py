@@ -30,6 +30,11 @@ _FLOPS_PER_THREAD = 4e6  # starting a thread pays off from about this much work
 def instruction_sets() -> tuple[str, ...]:
     """Instruction sets that this build has and this machine can run, best first.
 
+    Returns
+    -------
+    tuple of str
+        Among "amx", "avx512bf16", "avx512", "avx2" and "baseline", which is always there.
+
     Examples
     --------
     >>> import spattn.cpu
@@ -50,12 +55,23 @@ def _default_isa() -> str:
 
 
 def unavailable() -> str | None:
-    """None: the CPU is always there."""
+    """None: the CPU is always there.
+
+    Returns
+    -------
+    None
+    """
     return None
 
 
 def info() -> dict[str, object]:
-    """Facts for :func:`spattn.show_versions`."""
+    """Facts for :func:`spattn.show_versions`.
+
+    Returns
+    -------
+    dict
+        Instruction sets, the one in use, threads, whether OpenMP is there.
+    """
     return {
         "instruction sets": ", ".join(instruction_sets()),
         "in use": _default_isa(),
@@ -65,15 +81,45 @@ def info() -> dict[str, object]:
 
 
 def plan_for(pattern, q, k, v) -> Plan:
-    """The plan with this backend's tile shape. Long lists are split by shape alone, so that results do not depend on
-    the number of threads."""
+    """The plan with this backend's tile shape.
+
+    Long lists are split by shape alone, so that results do not depend on the number of threads.
+
+    Parameters
+    ----------
+    pattern : Pattern
+        What is allowed.
+    q, k, v : arrays
+        As for :func:`forward`.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    ValueError
+        If the pattern does not fit the shapes.
+    """
     batch, heads, q_len = q.shape[:3]
     workers = max(1, _PARALLEL_TASKS // max(1, batch * heads))
     return plan(pattern, q_len, k.shape[2], batch=batch, heads=heads, tile=TILE, workers=workers)
 
 
 def accepts(made: Plan, q, k, v) -> bool:
-    """Whether :func:`forward` can execute a plan: one of any tile shape."""
+    """Whether :func:`forward` can execute a plan: one of any tile shape.
+
+    Parameters
+    ----------
+    made : Plan
+        Made by anybody.
+    q, k, v : arrays
+        As for :func:`forward`.
+
+    Returns
+    -------
+    bool
+    """
     return True
 
 
@@ -131,10 +177,12 @@ def backward(dout, q, k, v, out, lse, plan, scale, *, isa=None):
     ----------
     dout : (batch, heads_q, q_len, head_dim_v) array
         Of q's dtype. Any strides, as for all of them.
-    q, k, v, plan, scale, isa
+    q, k, v : arrays
         As for :func:`forward`.
     out, lse : arrays
         What :func:`forward` returned for them.
+    plan, scale, isa
+        As for :func:`forward`.
 
     Returns
     -------

@@ -19,7 +19,17 @@ DTYPES = {
 
 
 def eps(dtype) -> float:
-    """Distance from 1 to the next number of `dtype`."""
+    """Distance from 1 to the next number of `dtype`.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of floating-point numbers, bfloat16 included.
+
+    Returns
+    -------
+    float
+    """
     return float(ml_dtypes.finfo(dtype).eps)
 
 
@@ -39,6 +49,11 @@ def inputs(
         Names in :data:`LAYOUTS`, one for all or one each for q, k and v.
     seed : int
         Equal seeds give equal arrays.
+
+    Returns
+    -------
+    q, k, v : arrays
+        Shaped (batch, heads, tokens, features).
 
     Examples
     --------
@@ -61,7 +76,24 @@ def inputs(
 
 
 def random(shape, dtype="float32", *, layout="contiguous", seed=0) -> np.ndarray:
-    """A random normal array (batch, heads, tokens, features) of one dtype and layout."""
+    """A random normal array (batch, heads, tokens, features) of one dtype and layout.
+
+    Parameters
+    ----------
+    shape : (int, int, int, int)
+        Batch entries, heads, tokens, features.
+    dtype : str or dtype, optional
+        One of :data:`DTYPES`.
+    layout : str, optional
+        Name in :data:`LAYOUTS`.
+    seed : int or tuple of int, optional
+        Equal seeds give equal arrays.
+
+    Returns
+    -------
+    array of `dtype`
+        Shaped `shape`.
+    """
     rng = np.random.default_rng(seed)
     dtype = DTYPES[dtype] if isinstance(dtype, str) else np.dtype(dtype)
 
@@ -114,6 +146,21 @@ def at_protected_page(array: np.ndarray) -> np.ndarray:
     """A copy whose last byte is the last byte before memory that nobody may touch: an over-read ends the process.
 
     Linux only. The pages stay mapped for the life of the process.
+
+    Parameters
+    ----------
+    array : array
+        Of any dtype and layout.
+
+    Returns
+    -------
+    array
+        C-contiguous.
+
+    Raises
+    ------
+    OSError
+        If the system does not protect the page.
     """
     import ctypes
     import mmap

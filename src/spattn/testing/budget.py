@@ -15,7 +15,21 @@ _SMALL = 1 << 18  # products in Q Kᵀ below which a largest error is a matter o
 
 
 def dense_mask(pattern, batch: int, heads: int, q_len: int, kv_len: int) -> np.ndarray:
-    """The pattern's predicate as booleans (batch, heads, q_len, kv_len), evaluated cell by cell."""
+    """The pattern's predicate as booleans (batch, heads, q_len, kv_len), evaluated cell by cell.
+
+    Parameters
+    ----------
+    pattern : Pattern or Plan
+        A plan stands for its pattern.
+    batch, heads : int
+        Batch entries and query heads.
+    q_len, kv_len : int
+        Lengths in tokens.
+
+    Returns
+    -------
+    (batch, heads, q_len, kv_len) bool array
+    """
     pattern = pattern.pattern if isinstance(pattern, Plan) else pattern
     q, k = np.arange(kv_len - q_len, kv_len)[:, None], np.arange(kv_len)[None, :]
     patterns, index = pattern.variants(batch, heads)
@@ -58,6 +72,16 @@ def naive_orders(q, k, v, mask, scale=None, dtype=None):
     """:func:`naive` in several orders of evaluation: a list of ``out`` and a list of ``lse`` for :func:`error_budget`.
 
     One evaluation of a small problem may be exact by luck; what is natural to lose is the most that any order loses.
+
+    Parameters
+    ----------
+    q, k, v, mask, scale, dtype
+        As for :func:`naive`.
+
+    Returns
+    -------
+    outs, lses : lists of arrays
+        One for each order.
     """
     orders = range(8) if q.size * k.shape[2] <= _SMALL else (0, 5)
     both = [naive(q, k, v, mask, scale, dtype, order=order) for order in orders]
@@ -65,7 +89,20 @@ def naive_orders(q, k, v, mask, scale=None, dtype=None):
 
 
 def naive_gradients(dout, q, k, v, mask, scale=None, dtype=None):
-    """Gradients as one would write them in a low precision, every step rounded to `dtype`."""
+    """Gradients as one would write them in a low precision, every step rounded to `dtype`.
+
+    Parameters
+    ----------
+    dout : (batch, heads_q, q_len, head_dim_v) array
+        Gradient with respect to the output.
+    q, k, v, mask, scale, dtype
+        As for :func:`naive`.
+
+    Returns
+    -------
+    dq, dk, dv : arrays of `dtype`
+        Shaped as q, k and v.
+    """
     p, _, wide, dtype = _weights(q, k, mask, scale, dtype, 0)
     scale = _scale(scale, q)
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
@@ -136,6 +173,10 @@ def error_budget(reference64, naive_lowprec, dtype) -> float:
         From :func:`naive` or :func:`naive_gradients`; the worst of a list counts.
     dtype : dtype
         Of the inputs under test.
+
+    Returns
+    -------
+    float
 
     Raises
     ------

@@ -131,7 +131,15 @@ class Expectation:
         self.reference = reference.attend(q, k, v, pattern, scale, precision)
 
     def check(self, out, lse, what: str = "") -> None:
-        """AssertionError unless dtypes are right and both results within budget; `what` is for the message."""
+        """AssertionError unless dtypes are right and both results within budget; `what` is for the message.
+
+        Parameters
+        ----------
+        out, lse : arrays
+            As :func:`spattn.attention` returns them.
+        what : str, optional
+            Name for the message.
+        """
         assert out.dtype == self.dtype, f"{what}: out: expected {self.dtype}, got {out.dtype}"
         assert lse.dtype == np.promote_types(self.dtype, np.float32), f"{what}: lse: got {lse.dtype}"
         for name, got, want, low in zip(("out", "lse"), (out, lse), self.reference, self.naive, strict=True):
