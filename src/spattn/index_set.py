@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 __all__ = ["AffineRows", "Runs"]
 
@@ -42,7 +43,7 @@ class Runs:
         return cls(nothing, nothing, nothing)
 
     @classmethod
-    def span(cls, start, stop, kv_len: int) -> Runs:
+    def span(cls, start: npt.ArrayLike, stop: npt.ArrayLike, kv_len: int) -> Runs:
         """One run of consecutive keys a row, ``[start, stop)`` cut to ``[0, kv_len)``.
 
         Parameters
@@ -59,7 +60,7 @@ class Runs:
         return cls.stepped(start, stop, 1, kv_len)
 
     @classmethod
-    def stepped(cls, start, stop, step: int, kv_len: int) -> Runs:
+    def stepped(cls, start: npt.ArrayLike, stop: npt.ArrayLike, step: int, kv_len: int) -> Runs:
         """The keys ``start, start + step, ...`` below `stop` that lie in ``[0, kv_len)``, one run a row.
 
         Parameters
@@ -143,7 +144,7 @@ class AffineRows:
         return cls._from_flat(len(runs.start), kv_len, row, start, np.where(count == 1, 1, step), count)
 
     @classmethod
-    def from_csr(cls, indptr, indices, kv_len: int) -> AffineRows:
+    def from_csr(cls, indptr: npt.ArrayLike, indices: npt.ArrayLike, kv_len: int) -> AffineRows:
         """Index set from CSR rows with sorted, distinct column numbers; discovers their affine structure.
 
         Parameters
@@ -173,7 +174,7 @@ class AffineRows:
         return cls._from_flat(rows, kv_len, *_join_singles(row, start, count))
 
     @classmethod
-    def from_dense(cls, mask) -> AffineRows:
+    def from_dense(cls, mask: npt.ArrayLike) -> AffineRows:
         """Index set of a boolean array (q_len, kv_len).
 
         Parameters
@@ -313,7 +314,7 @@ class AffineRows:
         if needed > available:
             raise MemoryError(f"{self!r} needs {needed} bytes as an array, this machine has {available}")
 
-    def __eq__(self, other) -> bool:
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, AffineRows):
             return NotImplemented
         if (self.q_len, self.kv_len, self.nnz) != (other.q_len, other.kv_len, other.nnz):

@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 
+from ..patterns import Pattern
 from ..plan import Plan, plan
 from . import _core
 from ._threads import num_threads
@@ -80,7 +81,7 @@ def info() -> dict[str, object]:
     }
 
 
-def plan_for(pattern, q, k, v) -> Plan:
+def plan_for(pattern: Pattern, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Plan:
     """The plan with this backend's tile shape.
 
     Long lists are split by shape alone, so that results do not depend on the number of threads.
@@ -106,7 +107,7 @@ def plan_for(pattern, q, k, v) -> Plan:
     return plan(pattern, q_len, k.shape[2], batch=batch, heads=heads, tile=TILE, workers=workers)
 
 
-def accepts(made: Plan, q, k, v) -> bool:
+def accepts(made: Plan, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> bool:
     """Whether :func:`forward` can execute a plan: one of any tile shape.
 
     Parameters
@@ -123,7 +124,9 @@ def accepts(made: Plan, q, k, v) -> bool:
     return True
 
 
-def forward(q, k, v, plan, scale, *, isa=None):
+def forward(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, plan: Plan, scale: float, *, isa: str | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Softmax attention over a plan's pairs.
 
     Parameters
@@ -170,7 +173,10 @@ def forward(q, k, v, plan, scale, *, isa=None):
     return out, lse
 
 
-def backward(dout, q, k, v, out, lse, plan, scale, *, isa=None):
+def backward(
+    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, plan: Plan,
+    scale: float, *, isa: str | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradients of ``Σ dout · out`` with respect to q, k and v.
 
     Parameters

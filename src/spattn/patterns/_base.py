@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..index_set import AffineRows, Runs
 
 __all__ = ["Lattice", "Part", "Pattern", "apply", "from_dict", "get", "member", "names", "register"]
+
+PatternClass = TypeVar("PatternClass", bound="type[Pattern]")
 
 _CELLS_AT_ONCE = 1 << 20  # cells of q_len × kv_len evaluated at once where a pattern has no closed form
 
@@ -64,7 +67,7 @@ class Pattern:
     translation_invariant: ClassVar[bool] = False
     """True when ``allows(q + t, k + t) == allows(q, k)`` for every t."""
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         """Whether query position `q` may attend to key position `k` (integer arrays, broadcast together).
 
         Uses only operators, NumPy ufuncs and :func:`spattn.patterns.apply`, so that the planner can evaluate it on
@@ -233,19 +236,19 @@ class Pattern:
         """
         return {"pattern": self.name} | {f.name: _encode(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
-    def __and__(self, other):
+    def __and__(self, other: Pattern) -> Pattern:
         return And(self, other) if isinstance(other, Pattern) else NotImplemented
 
-    def __or__(self, other):
+    def __or__(self, other: Pattern) -> Pattern:
         return Or(self, other) if isinstance(other, Pattern) else NotImplemented
 
-    def __sub__(self, other):
+    def __sub__(self, other: Pattern) -> Pattern:
         return And(self, Not(other)) if isinstance(other, Pattern) else NotImplemented
 
-    def __invert__(self):
+    def __invert__(self) -> Pattern:
         return Not(self)
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         raise TypeError("a pattern has no truth value: use & and | instead of 'and' and 'or'")
 
 
@@ -256,7 +259,7 @@ def check_lengths(q_len: int, kv_len: int) -> None:
             raise ValueError(f"{what}: expected an integer >= 0, got {length!r}")
 
 
-def apply(function, positions):
+def apply(function: Callable[[np.ndarray], np.ndarray], positions: Any) -> Any:
     """``function(positions)`` for a function that NumPy has no operator for (a table look-up, a search).
 
     `function` maps an integer array of positions elementwise to an array of the same shape.
@@ -277,7 +280,7 @@ def apply(function, positions):
     return each(function) if each is not None else function(positions)
 
 
-def member(table: np.ndarray, positions):
+def member(table: np.ndarray, positions: Any) -> Any:
     """Whether each position, or difference of positions, is in the sorted integer array `table`.
 
     Parameters
@@ -454,7 +457,7 @@ _LARGEST_ARRAY = 1 << 28
 _DEEPEST = 64
 
 
-def register(name: str):
+def register(name: str) -> Callable[[PatternClass], PatternClass]:
     """Class decorator: makes a pattern known by `name` to :func:`get`, the tests, the benchmarks and the gallery.
 
     Parameters
@@ -473,7 +476,7 @@ def register(name: str):
         From the decorator, if another class has the name.
     """
 
-    def add(cls: type[Pattern]) -> type[Pattern]:
+    def add(cls: PatternClass) -> PatternClass:
         if _REGISTRY.get(name, cls).__qualname__ != cls.__qualname__:
             raise ValueError(f"name: {name!r} is already registered for {_REGISTRY[name].__name__}")
         cls.name = name
@@ -500,7 +503,7 @@ def pattern_class(name: str) -> type[Pattern]:
     return _REGISTRY[name]
 
 
-def get(name: str, **params) -> Pattern:
+def get(name: str, **params: Any) -> Pattern:
     """The pattern registered under `name`, made with `params`.
 
     Parameters

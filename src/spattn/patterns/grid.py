@@ -113,8 +113,8 @@ class Windowed(GridPattern):
     Liu et al. Swin Transformer. arXiv:2103.14030, §3.2.
     """
 
-    window: tuple[int, ...]
-    shift: tuple[int, ...] = 0
+    window: int | tuple[int, ...]
+    shift: int | tuple[int, ...] = 0
 
     def __post_init__(self):
         grid = grid_shape(self.grid)

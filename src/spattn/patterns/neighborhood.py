@@ -53,10 +53,10 @@ class Neighborhood(GridPattern):
     arXiv:2504.16922.
     """
 
-    kernel: tuple[int, ...]
-    dilation: tuple[int, ...] = 1
-    stride: tuple[int, ...] = 1
-    causal: tuple[bool, ...] = False
+    kernel: int | tuple[int, ...]
+    dilation: int | tuple[int, ...] = 1
+    stride: int | tuple[int, ...] = 1
+    causal: bool | tuple[bool, ...] = False
 
     def __post_init__(self):
         grid = lengths(self.grid)

@@ -6,6 +6,7 @@ import math
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 __all__ = ["DTYPES", "LAYOUTS", "eps", "inputs", "random"]
@@ -18,7 +19,7 @@ DTYPES = {
 }
 
 
-def eps(dtype) -> float:
+def eps(dtype: npt.DTypeLike) -> float:
     """Distance from 1 to the next number of `dtype`.
 
     Parameters
@@ -34,9 +35,10 @@ def eps(dtype) -> float:
 
 
 def inputs(
-    batch=1, heads_q=1, heads_kv=None, q_len=64, kv_len=None, head_dim=32, head_dim_v=None, *,
-    dtype="float32", layout="contiguous", seed=0,
-):
+    batch: int = 1, heads_q: int = 1, heads_kv: int | None = None, q_len: int = 64, kv_len: int | None = None,
+    head_dim: int = 32, head_dim_v: int | None = None, *, dtype: npt.DTypeLike = "float32",
+    layout: str | tuple[str, str, str] = "contiguous", seed: int = 0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Random normal ``q, k, v`` for :func:`spattn.attention`.
 
     Parameters
@@ -75,7 +77,10 @@ def inputs(
     )
 
 
-def random(shape, dtype="float32", *, layout="contiguous", seed=0) -> np.ndarray:
+def random(
+    shape: tuple[int, int, int, int], dtype: npt.DTypeLike = "float32", *, layout: str = "contiguous",
+    seed: int | tuple[int, ...] = 0,
+) -> np.ndarray:
     """A random normal array (batch, heads, tokens, features) of one dtype and layout.
 
     Parameters

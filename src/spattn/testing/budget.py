@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
+from ..patterns import Pattern
 from ..plan._types import Plan
 from .arrays import eps
 
@@ -14,7 +16,7 @@ __all__ = ["assert_within_budget", "dense_mask", "error_budget", "naive", "naive
 _SMALL = 1 << 18  # products in Q Kᵀ below which a largest error is a matter of luck
 
 
-def dense_mask(pattern, batch: int, heads: int, q_len: int, kv_len: int) -> np.ndarray:
+def dense_mask(pattern: Pattern | Plan, batch: int, heads: int, q_len: int, kv_len: int) -> np.ndarray:
     """The pattern's predicate as booleans (batch, heads, q_len, kv_len), evaluated cell by cell.
 
     Parameters
@@ -39,7 +41,10 @@ def dense_mask(pattern, batch: int, heads: int, q_len: int, kv_len: int) -> np.n
     return masks[np.broadcast_to(index, (batch, heads))]
 
 
-def naive(q, k, v, mask, scale=None, dtype=None, *, order: int = 0):
+def naive(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, scale: float | None = None,
+    dtype: npt.DTypeLike | None = None, *, order: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
     """Attention as one would write it in a low precision: every step's result is rounded to `dtype`.
 
     Parameters
@@ -68,7 +73,10 @@ def naive(q, k, v, mask, scale=None, dtype=None, *, order: int = 0):
     return _product(p.astype(wide), _per_query_head(v, q, wide), order).astype(dtype), lse
 
 
-def naive_orders(q, k, v, mask, scale=None, dtype=None):
+def naive_orders(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, scale: float | None = None,
+    dtype: npt.DTypeLike | None = None,
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """:func:`naive` in several orders of evaluation: a list of ``out`` and a list of ``lse`` for :func:`error_budget`.
 
     One evaluation of a small problem may be exact by luck; what is natural to lose is the most that any order loses.
@@ -88,7 +96,10 @@ def naive_orders(q, k, v, mask, scale=None, dtype=None):
     return [out for out, _ in both], [lse for _, lse in both]
 
 
-def naive_gradients(dout, q, k, v, mask, scale=None, dtype=None):
+def naive_gradients(
+    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, scale: float | None = None,
+    dtype: npt.DTypeLike | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradients as one would write them in a low precision, every step rounded to `dtype`.
 
     Parameters
@@ -162,7 +173,9 @@ def _swap(x):
     return np.swapaxes(x, -1, -2)
 
 
-def error_budget(reference64, naive_lowprec, dtype) -> float:
+def error_budget(
+    reference64: np.ndarray, naive_lowprec: np.ndarray | list[np.ndarray], dtype: npt.DTypeLike
+) -> float:
     """``2 · max|naive_lowprec - reference64| + eps(dtype) · max|reference64|`` over the finite reference values.
 
     Parameters
@@ -193,7 +206,10 @@ def error_budget(reference64, naive_lowprec, dtype) -> float:
     return float(2 * loss + eps(dtype) * np.abs(ref).max(initial=0))
 
 
-def assert_within_budget(actual, reference64, naive_lowprec, dtype=None, what: str = "out") -> None:
+def assert_within_budget(
+    actual: np.ndarray, reference64: np.ndarray, naive_lowprec: np.ndarray | list[np.ndarray],
+    dtype: npt.DTypeLike | None = None, what: str = "out",
+) -> None:
     """AssertionError unless `actual` is within :func:`error_budget` and has the reference's NaN and infinities.
 
     Parameters

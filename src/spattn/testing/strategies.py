@@ -65,7 +65,7 @@ class Problem(NamedTuple):
 
 
 @st.composite
-def sizes(draw, max_len: int = 160, max_batch: int = 2, max_heads: int = 4) -> Sizes:
+def sizes(draw: st.DrawFn, max_len: int = 160, max_batch: int = 2, max_heads: int = 4) -> Sizes:
     """Batch, heads and lengths: equal lengths mostly, also decoding with few queries and more queries than keys.
 
     Parameters
@@ -85,7 +85,7 @@ def sizes(draw, max_len: int = 160, max_batch: int = 2, max_heads: int = 4) -> S
 
 
 @st.composite
-def cases(draw, name: str | None = None, max_len: int = 160, max_batch: int = 2, max_heads: int = 4) -> Case:
+def cases(draw: st.DrawFn, name: str | None = None, max_len: int = 160, max_batch: int = 2, max_heads: int = 4) -> Case:
     """A registered pattern (the one called `name`, or any) with sizes that it fits.
 
     Patterns that a user registered and this module has no strategy for come from their ``example()``, which returns a
@@ -117,13 +117,13 @@ def cases(draw, name: str | None = None, max_len: int = 160, max_batch: int = 2,
     return Case(*MAKERS[name](draw, drawn))
 
 
-def _fitted(pattern, drawn: Sizes) -> Sizes:
+def _fitted(pattern: patterns.Pattern, drawn: Sizes) -> Sizes:
     batch, heads = (own or at_hand for own, at_hand in zip(pattern.sizes(), (drawn.batch, drawn.heads_q), strict=True))
     return drawn._replace(batch=max(batch, 1), heads_q=max(heads, 1), heads_kv=1)
 
 
 @st.composite
-def compositions(draw, max_len: int = 160, max_batch: int = 2, max_heads: int = 4, depth: int = 3) -> Case:
+def compositions(draw: st.DrawFn, max_len: int = 160, max_batch: int = 2, max_heads: int = 4, depth: int = 3) -> Case:
     """Registered patterns joined by ``& | - ~``, up to `depth` operators deep.
 
     Parameters
@@ -162,7 +162,10 @@ def layouts() -> st.SearchStrategy[tuple[str, str, str]]:
 
 
 @st.composite
-def problems(draw, case: st.SearchStrategy[Case] | None = None, dtype: str | None = None, layout=None) -> Problem:
+def problems(
+    draw: st.DrawFn, case: st.SearchStrategy[Case] | None = None, dtype: str | None = None,
+    layout: tuple[str, str, str] | None = None,
+) -> Problem:
     """All that one call of :func:`spattn.attention` needs.
 
     Parameters
