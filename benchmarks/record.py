@@ -11,7 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-RESULTS = Path(__file__).resolve().parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 _PACKAGES = ("spattn", "numpy", "ml_dtypes", "torch", "pycuda")
 
 
@@ -31,7 +32,7 @@ def write(name: str, rows: list[dict], *, notes: str, **facts) -> Path:
     """
     record = {
         "benchmark": name,
-        "command": " ".join(["python", os.path.relpath(sys.argv[0], RESULTS.parents[1]), *sys.argv[1:]]),
+        "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         "commit": commit(),
         "notes": notes,
@@ -69,16 +70,15 @@ def commit() -> str:
 
     The environment variable SPATTN_COMMIT says it where the files were copied without their history.
     """
-    root = RESULTS.parents[1]
     if "SPATTN_COMMIT" in os.environ:
         return os.environ["SPATTN_COMMIT"]
-    head = _git(root, "rev-parse", "--short=12", "HEAD")
-    changed = _git(root, "status", "--porcelain", "--", "src", "meson.build", "benchmarks/*.py")
+    head = _git("rev-parse", "--short=12", "HEAD")
+    changed = _git("status", "--porcelain", "--", "src", "meson.build", "benchmarks/*.py")
     return f"{head}-dirty" if changed else head
 
 
-def _git(root: Path, *arguments: str) -> str:
-    return subprocess.run(["git", "-C", root, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", "-C", ROOT, *arguments], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _cpu_model() -> str:

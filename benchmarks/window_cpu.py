@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sliding window on one CPU thread against PyTorch's dense attention, in one process.
 
-    python benchmarks/window_cpu.py                 # about one minute; needs torch
+    python benchmarks/window_cpu.py                 # about half a minute; needs torch
 
 float32, window ±256, 4096 tokens, 8 heads, head_dim 64. The contenders take turns, so that a machine that slows down
 slows all of them; the figure is the median of the process's CPU time. Before anything is timed, the window's result is

@@ -38,6 +38,8 @@ autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 numpydoc_show_class_members = False
+# Every parameter under its name and in its order, and what is returned. With -W a missing one ends the build.
+numpydoc_validation_checks = {"PR01", "PR02", "PR03", "PR05", "PR10", "RT01", "YD01"}
 myst_heading_anchors = 3
 
 # Every example on every page and in every docstring runs: sphinx-build -b doctest. Pages import what they use;

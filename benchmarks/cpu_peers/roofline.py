@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from spattn import cpu
+
 from .contenders import plan_of
 from .problems import HEAD_DIM, HEADS, Inputs, Problem
 
@@ -15,6 +17,11 @@ def flops_per_pair(both: bool) -> int:
     return FORWARD_FLOPS + (BACKWARD_FLOPS if both else 0)
 
 
+def packed_bytes(dtype: str) -> int:
+    """Bytes of an element of K and V as the kernel that is in use reads them."""
+    return 2 if dtype == "bfloat16" and cpu.info()["in use"] in ("amx", "avx512bf16") else 4
+
+
 def row(problem: Problem, given: Inputs, dtype: str, both: bool, median_ms: float, ceilings) -> dict:
     """The spattn row of the roofline table.
 
@@ -22,8 +29,9 @@ def row(problem: Problem, given: Inputs, dtype: str, both: bool, median_ms: floa
     -----
     Products and exponentials are instructions of the same vector units and add up; reads overlap with them. So no
     kernel of this plan can be faster than ``attainable_ms = max(products + exp, L2, DRAM)``, and ``attained_pct`` is
-    how near it came. K and V are read once a tile from L2 in the packed precision (float32, bfloat16 for AMX); q, k, v
-    and out once from DRAM.
+    how near it came. K and V are read once a tile from L2 in the packed precision: bfloat16 where the kernel multiplies
+    pairs of it (AMX, and `vdpbf16ps`, whose operands are two to a 32-bit element), else float32; q, k, v and out once
+    from DRAM.
     """
     plan = plan_of(problem, given)
     reference = ceilings.reference(dtype)
@@ -31,7 +39,7 @@ def row(problem: Problem, given: Inputs, dtype: str, both: bool, median_ms: floa
     tile_pairs = plan.tiles * plan.block_q * plan.block_kv * HEADS
     products = flops_per_pair(both) * tile_pairs / ceiling / 1e6
     exponentials = (2 if both else 1) * tile_pairs / ceilings.median("exp_fp32") / 1e6
-    packed = 2 if reference == "amx_l1" else 4
+    packed = packed_bytes(dtype)
     l2 = plan.tiles * HEADS * plan.block_kv * 2 * HEAD_DIM * packed / ceilings.median("read_l2") / 1e6
     dram = 4 * given.q.numel() * given.q.element_size() / ceilings.median("read_dram") / 1e6
     stages = (

@@ -14,38 +14,55 @@ RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
 
 class ResultsTable(SphinxDirective):
-    """``.. results-table:: NAME`` with ``:columns: field = heading; …`` and, if wanted, ``:where: field = value``.
+    """``.. results-table:: NAME [NAME …]`` with ``:columns: field = heading; …``: the same table of each file in turn.
 
+    ``:where: field = value; …`` keeps some rows. ``:split-by: field`` makes a table for each of its values.
     ``:no-source:`` leaves out where the figures come from, for a second table of the same file.
+    Tables of several files are headed by the processor that they were measured on.
     A file that is not there gives a sentence saying so, not a warning: results are committed when they are measured.
     """
 
     required_arguments = 1
+    final_argument_whitespace = True
     option_spec = {
-        "columns": directives.unchanged_required, "where": directives.unchanged, "no-source": directives.flag,
+        "columns": directives.unchanged_required, "where": directives.unchanged, "split-by": directives.unchanged,
+        "no-source": directives.flag,
     }  # fmt: skip
 
     def run(self) -> list[nodes.Node]:
-        """The table and a line that says where and when it was measured."""
-        path = RESULTS / f"{self.arguments[0]}.json"
+        """The tables, and after those of a file a line that says where and when it was measured."""
+        names = self.arguments[0].split()
+        return [node for name in names for node in self._file(RESULTS / f"{name}.json", len(names) > 1)]
+
+    def _file(self, path: Path, headed: bool) -> list[nodes.Node]:
         if not path.exists():
             return [nodes.paragraph(text=f"Not measured yet: {path.name} is not in benchmarks/results/.")]
         self.env.note_dependency(str(path))
         record = json.loads(path.read_text())
-        columns = [tuple(part.strip() for part in c.split("=", 1)) for c in self.options["columns"].split(";")]
-        rows = [row for row in record["results"] if self._wanted(row)]
-        lines = [".. list-table::", "   :header-rows: 1", "   :class: results", ""]
+        lines = []
+        for value, rows in self._tables(record["results"]):
+            lines += self._table([record["machine"]["cpu"]] * headed + [value] * (value is not None), rows)
+        lines += ["" if "no-source" in self.options else source_line(path.name, record), ""]
+        return self.parse_text_to_nodes(StringList(lines, source=str(path)))
+
+    def _tables(self, rows: list[dict]) -> list[tuple[str | None, list[dict]]]:
+        """Rows that are wanted, by the value of the field to split by."""
+        wanted = _pairs(self.options.get("where", ""))
+        rows = [row for row in rows if all(str(row.get(field)) == value for field, value in wanted)]
+        if "split-by" not in self.options:
+            return [(None, rows)]
+        groups: dict[str, list[dict]] = {}
+        for row in rows:
+            groups.setdefault(str(row[self.options["split-by"]]), []).append(row)
+        return list(groups.items())
+
+    def _table(self, titles: list[str], rows: list[dict]) -> list[str]:
+        columns = _pairs(self.options["columns"])
+        lines = [f".. list-table:: {': '.join(titles)}", "   :header-rows: 1", "   :class: results", ""]
         for row in [dict(columns), *rows]:
             cells = [_text(row.get(field)) for field, _ in columns]
             lines += [f"   {'*' if not n else ' '} - {cell}" for n, cell in enumerate(cells)]
-        lines += ["", "" if "no-source" in self.options else source_line(path.name, record), ""]
-        return self.parse_text_to_nodes(StringList(lines, source=str(path)))
-
-    def _wanted(self, row: dict) -> bool:
-        if "where" not in self.options:
-            return True
-        field, value = (part.strip() for part in self.options["where"].split("=", 1))
-        return str(row.get(field)) == value
+        return [*lines, ""]
 
 
 class ResultsIndex(SphinxDirective):
@@ -69,11 +86,16 @@ def source_line(name: str | None, record: dict) -> str:
     if isinstance(machine, dict):
         parts = (f"{value} {key}" if isinstance(value, int) else value for key, value in machine.items())
         machine = ", ".join(part for part in parts if isinstance(part, str))
-    facts = [f"``{record['command']}``" if "command" in record else "", str(machine)]
+    facts = [f"``{record['command']}``" if "command" in record else "", str(machine), record.get("gpu", "")]
     facts += [f"{key} {record[key]}" for key in ("date", "commit") if key in record]
     head = f"*From* ``{name}``: " if name else ""
     notes = f" {record['notes']}" if "notes" in record else ""
     return head + ("; ".join(fact for fact in facts if fact) or "no header") + f".{notes}"
+
+
+def _pairs(text: str) -> list[tuple[str, ...]]:
+    """``a = b; c = d`` as pairs."""
+    return [tuple(part.strip() for part in pair.split("=", 1)) for pair in text.split(";") if pair.strip()]
 
 
 def _text(value) -> str:

@@ -36,6 +36,11 @@ def why_unavailable(name: str) -> str | None:
 def available_backends() -> list[str]:
     """Names of the backends that run on this machine.
 
+    Returns
+    -------
+    list of str
+        Among "cpu", "cuda" and "reference".
+
     Examples
     --------
     >>> import spattn

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ._index_checks import check_csr, check_disjoint, check_runs
 
@@ -17,7 +18,7 @@ __all__ = ["AffineRows", "Runs"]
 class Runs:
     """Affine runs of keys of many rows: row i has the keys ``start[i, r] + step[i, r] * t, 0 <= t < count[i, r]``.
 
-    Attributes
+    Parameters
     ----------
     start, step, count : (rows, runs) int64 arrays
         Runs with count 0 are absent; the runs of a row are disjoint.
@@ -29,18 +30,54 @@ class Runs:
 
     @classmethod
     def empty(cls, rows: int) -> Runs:
-        """No keys at all."""
+        """No keys at all.
+
+        Parameters
+        ----------
+        rows : int
+            Number of rows.
+
+        Returns
+        -------
+        Runs
+        """
         nothing = np.zeros((rows, 0), dtype=np.int64)
         return cls(nothing, nothing, nothing)
 
     @classmethod
-    def span(cls, start, stop, kv_len: int) -> Runs:
-        """One run of consecutive keys a row, ``[start, stop)`` cut to ``[0, kv_len)``."""
+    def span(cls, start: npt.ArrayLike, stop: npt.ArrayLike, kv_len: int) -> Runs:
+        """One run of consecutive keys a row, ``[start, stop)`` cut to ``[0, kv_len)``.
+
+        Parameters
+        ----------
+        start, stop : int or int array
+            First key, and the one after the last; broadcast together to (rows,).
+        kv_len : int
+            Keys of the sequence.
+
+        Returns
+        -------
+        Runs
+        """
         return cls.stepped(start, stop, 1, kv_len)
 
     @classmethod
-    def stepped(cls, start, stop, step: int, kv_len: int) -> Runs:
-        """The keys ``start, start + step, ...`` below `stop` that lie in ``[0, kv_len)``, one run a row."""
+    def stepped(cls, start: npt.ArrayLike, stop: npt.ArrayLike, step: int, kv_len: int) -> Runs:
+        """The keys ``start, start + step, ...`` below `stop` that lie in ``[0, kv_len)``, one run a row.
+
+        Parameters
+        ----------
+        start, stop : int or int array
+            First key, and an end that is not reached; broadcast together to (rows,). `start` may be negative.
+        step : int
+            Distance of neighbouring keys, at least 1.
+        kv_len : int
+            Keys of the sequence.
+
+        Returns
+        -------
+        Runs
+        """
         start, stop = np.broadcast_arrays(np.asarray(start, np.int64), np.asarray(stop, np.int64))
         first = np.where(start < 0, start % step, start)
         count = np.maximum(-((first - np.minimum(stop, kv_len)) // step), 0)
@@ -63,7 +100,7 @@ class AffineRows:
     so a window of any length has one class for its interior. Memory is O(rows) at worst for a regular pattern and never
     O(pairs) unless the set is irregular.
 
-    Attributes
+    Parameters
     ----------
     q_len, kv_len : int
         Lengths in tokens.
@@ -92,6 +129,17 @@ class AffineRows:
     def from_runs(cls, runs: Runs, kv_len: int) -> AffineRows:
         """Index set from one :class:`Runs` row per query.
 
+        Parameters
+        ----------
+        runs : Runs
+            One row for each query.
+        kv_len : int
+            Keys of the sequence.
+
+        Returns
+        -------
+        AffineRows
+
         Raises
         ------
         TypeError
@@ -109,8 +157,21 @@ class AffineRows:
         return made
 
     @classmethod
-    def from_csr(cls, indptr, indices, kv_len: int) -> AffineRows:
+    def from_csr(cls, indptr: npt.ArrayLike, indices: npt.ArrayLike, kv_len: int) -> AffineRows:
         """Index set from CSR rows with sorted, distinct column numbers; discovers their affine structure.
+
+        Parameters
+        ----------
+        indptr : (q_len + 1,) int array
+            Where the keys of each row start.
+        indices : (nnz,) int array
+            Keys, row by row.
+        kv_len : int
+            Keys of the sequence.
+
+        Returns
+        -------
+        AffineRows
 
         Raises
         ------
@@ -126,8 +187,23 @@ class AffineRows:
         return cls._from_flat(rows, kv_len, *_join_singles(row, start, count))
 
     @classmethod
-    def from_dense(cls, mask) -> AffineRows:
-        """Index set of a boolean array (q_len, kv_len)."""
+    def from_dense(cls, mask: npt.ArrayLike) -> AffineRows:
+        """Index set of a boolean array (q_len, kv_len).
+
+        Parameters
+        ----------
+        mask : (q_len, kv_len) bool array
+            True where a query row may attend to a key.
+
+        Returns
+        -------
+        AffineRows
+
+        Raises
+        ------
+        ValueError
+            If `mask` is not a 2-D bool array.
+        """
         mask = np.asarray(mask)
         if mask.ndim != 2 or mask.dtype != bool:
             raise ValueError(f"mask: expected a 2-D bool array, got {mask.ndim}-D {mask.dtype}")
@@ -170,13 +246,33 @@ class AffineRows:
         return sum(a.nbytes for a in self.__dict__.values() if isinstance(a, np.ndarray))
 
     def row(self, i: int) -> np.ndarray:
-        """Sorted keys of query row `i`."""
+        """Sorted keys of query row `i`.
+
+        Parameters
+        ----------
+        i : int
+            Query row.
+
+        Returns
+        -------
+        (n,) int64 array
+        """
         runs = range(*self.class_indptr[self.row_class[i]:][:2])
         keys = [self.row_base[i] + self.start[r] + self.step[r] * np.arange(self.count[r]) for r in runs]
         return np.sort(np.concatenate(keys)) if keys else np.zeros(0, dtype=np.int64)
 
     def runs(self, i: int) -> list[tuple[int, int, int]]:
-        """Runs ``(start, step, count)`` of query row `i`, absolute."""
+        """Runs ``(start, step, count)`` of query row `i`, absolute.
+
+        Parameters
+        ----------
+        i : int
+            Query row.
+
+        Returns
+        -------
+        list of (int, int, int)
+        """
         first, last = self.class_indptr[self.row_class[i]:][:2]
         return [
             (int(self.row_base[i] + self.start[r]), int(self.step[r]), int(self.count[r])) for r in range(first, last)
@@ -184,6 +280,11 @@ class AffineRows:
 
     def to_csr(self) -> tuple[np.ndarray, np.ndarray]:
         """``(indptr, indices)``, both int64, columns sorted in each row. O(nnz) memory.
+
+        Returns
+        -------
+        indptr : (q_len + 1,) int64 array
+        indices : (nnz,) int64 array
 
         Raises
         ------
@@ -203,7 +304,17 @@ class AffineRows:
         return indptr, column[order]
 
     def to_dense(self) -> np.ndarray:
-        """Boolean array (q_len, kv_len); raises as `to_csr` does."""
+        """Boolean array (q_len, kv_len).
+
+        Returns
+        -------
+        (q_len, kv_len) bool array
+
+        Raises
+        ------
+        MemoryError
+            At once, when the machine has not the memory.
+        """
         self._check_memory(self.q_len * self.kv_len)
         indptr, indices = self.to_csr()
         mask = np.zeros((self.q_len, self.kv_len), dtype=bool)
@@ -216,7 +327,7 @@ class AffineRows:
         if needed > available:
             raise MemoryError(f"{self!r} needs {needed} bytes as an array, this machine has {available}")
 
-    def __eq__(self, other) -> bool:
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, AffineRows):
             return NotImplemented
         if (self.q_len, self.kv_len, self.nnz) != (other.q_len, other.kv_len, other.nnz):

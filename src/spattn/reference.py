@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
 from .index_set import AffineRows
+from .patterns import Pattern
 from .plan import Plan, plan
 
 __all__ = ["HOST_ARRAYS", "accepts", "attend", "backward", "forward", "gradients", "info", "plan_for", "unavailable"]
@@ -19,7 +21,10 @@ HOST_ARRAYS = True
 _ELEMENTS_AT_ONCE = 1 << 23  # gathered float64 elements of K and V held at a time (64 MiB)
 
 
-def attend(q, k, v, pattern, scale=None, dtype=np.float64):
+def attend(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | np.ndarray, scale: float | None = None,
+    dtype: npt.DTypeLike = np.float64,
+) -> tuple[np.ndarray, np.ndarray]:
     """Softmax attention over a pattern's pairs, everything in one precision, float64 unless said otherwise.
 
     Parameters
@@ -59,7 +64,10 @@ def attend(q, k, v, pattern, scale=None, dtype=np.float64):
     return out, lse
 
 
-def gradients(dout, q, k, v, pattern, scale=None, dtype=np.float64):
+def gradients(
+    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | np.ndarray,
+    scale: float | None = None, dtype: npt.DTypeLike = np.float64,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradients of ``Σ dout · out`` with respect to q, k and v, everything in one precision.
 
     Parameters
@@ -98,37 +106,107 @@ def gradients(dout, q, k, v, pattern, scale=None, dtype=np.float64):
 
 
 def unavailable() -> str | None:
-    """None: NumPy is all it needs."""
+    """None: NumPy is all it needs.
+
+    Returns
+    -------
+    None
+    """
     return None
 
 
 def info() -> dict[str, object]:
-    """Facts for :func:`spattn.show_versions`."""
+    """Facts for :func:`spattn.show_versions`.
+
+    Returns
+    -------
+    dict
+    """
     return {"precision": "float64"}
 
 
-def plan_for(pattern, q, k, v) -> Plan:
-    """A plan of the default tile shape; only its pattern matters here."""
+def plan_for(pattern: Pattern, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Plan:
+    """A plan of the default tile shape; only its pattern matters here.
+
+    Parameters
+    ----------
+    pattern : Pattern
+        What is allowed.
+    q, k, v : arrays
+        As for :func:`attend`.
+
+    Returns
+    -------
+    Plan
+    """
     return plan(pattern, q.shape[2], k.shape[2], batch=q.shape[0], heads=q.shape[1])
 
 
-def accepts(made: Plan, q, k, v) -> bool:
-    """Whether :func:`forward` can execute a plan: any that knows its pattern."""
+def accepts(made: Plan, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> bool:
+    """Whether :func:`forward` can execute a plan: any that knows its pattern.
+
+    Parameters
+    ----------
+    made : Plan
+        Made by anybody.
+    q, k, v : arrays
+        As for :func:`attend`.
+
+    Returns
+    -------
+    bool
+    """
     return made.pattern is not None
 
 
-def forward(q, k, v, plan, scale):
-    """The backend interface over :func:`attend`: ``out`` in q's dtype, ``lse`` float32 (float64 for float64)."""
+def forward(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, plan: Plan, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The backend interface over :func:`attend`: ``out`` in q's dtype, ``lse`` float32 (float64 for float64).
+
+    Parameters
+    ----------
+    q, k, v : arrays
+        As for :func:`attend`.
+    plan : Plan
+        Only its pattern matters.
+    scale : float
+        Factor of the logits.
+
+    Returns
+    -------
+    out, lse : arrays
+    """
     out, lse = attend(q, k, v, plan.pattern, scale)
     with np.errstate(over="ignore"):
         return out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32))
 
 
-def backward(dout, q, k, v, out, lse, plan, scale):
+def backward(
+    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, plan: Plan,
+    scale: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The backend interface over :func:`gradients`, in the dtypes of q, k and v.
 
     `out` and `lse` belong to the interface; the oracle computes both afresh, so that the rounding of a forward pass
     does not enter its gradients.
+
+    Parameters
+    ----------
+    dout : array
+        Gradient with respect to `out`.
+    q, k, v : arrays
+        As for :func:`attend`.
+    out, lse : arrays
+        Not read.
+    plan : Plan
+        Only its pattern matters.
+    scale : float
+        Factor of the logits.
+
+    Returns
+    -------
+    dq, dk, dv : arrays
     """
     with np.errstate(over="ignore"):
         dq, dk, dv = gradients(dout, q, k, v, plan.pattern, scale)

@@ -7,6 +7,7 @@ import os
 
 import numpy as np
 
+from ..patterns import Pattern
 from ..plan import Plan, plan
 from . import _core
 from ._threads import num_threads
@@ -30,6 +31,11 @@ _FLOPS_PER_THREAD = 4e6  # starting a thread pays off from about this much work
 def instruction_sets() -> tuple[str, ...]:
     """Instruction sets that this build has and this machine can run, best first.
 
+    Returns
+    -------
+    tuple of str
+        Among "amx", "avx512bf16", "avx512", "avx2" and "baseline", which is always there.
+
     Examples
     --------
     >>> import spattn.cpu
@@ -50,12 +56,23 @@ def _default_isa() -> str:
 
 
 def unavailable() -> str | None:
-    """None: the CPU is always there."""
+    """None: the CPU is always there.
+
+    Returns
+    -------
+    None
+    """
     return None
 
 
 def info() -> dict[str, object]:
-    """Facts for :func:`spattn.show_versions`."""
+    """Facts for :func:`spattn.show_versions`.
+
+    Returns
+    -------
+    dict
+        Instruction sets, the one in use, threads, whether OpenMP is there.
+    """
     return {
         "instruction sets": ", ".join(instruction_sets()),
         "in use": _default_isa(),
@@ -64,21 +81,53 @@ def info() -> dict[str, object]:
     }
 
 
-def plan_for(pattern, q, k, v) -> Plan:
-    """The plan with this backend's tile shape. Long lists are split by shape alone, so that results do not depend on
-    the number of threads."""
+def plan_for(pattern: Pattern, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Plan:
+    """The plan with this backend's tile shape.
+
+    Long lists are split by shape alone, so that results do not depend on the number of threads.
+
+    Parameters
+    ----------
+    pattern : Pattern
+        What is allowed.
+    q, k, v : arrays
+        As for :func:`forward`.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    ValueError
+        If the pattern does not fit the shapes.
+    """
     batch, heads, q_len = q.shape[:3]
     workers = max(1, _PARALLEL_TASKS // max(1, batch * heads))
     tile = _AMX_TILE if _default_isa() == "amx" and q.dtype.itemsize == 2 else TILE
     return plan(pattern, q_len, k.shape[2], batch=batch, heads=heads, tile=tile, workers=workers)
 
 
-def accepts(made: Plan, q, k, v) -> bool:
-    """Whether :func:`forward` can execute a plan: one of any tile shape."""
+def accepts(made: Plan, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> bool:
+    """Whether :func:`forward` can execute a plan: one of any tile shape.
+
+    Parameters
+    ----------
+    made : Plan
+        Made by anybody.
+    q, k, v : arrays
+        As for :func:`forward`.
+
+    Returns
+    -------
+    bool
+    """
     return True
 
 
-def forward(q, k, v, plan, scale, *, isa=None):
+def forward(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, plan: Plan, scale: float, *, isa: str | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Softmax attention over a plan's pairs.
 
     Parameters
@@ -125,17 +174,22 @@ def forward(q, k, v, plan, scale, *, isa=None):
     return out, lse
 
 
-def backward(dout, q, k, v, out, lse, plan, scale, *, isa=None):
+def backward(
+    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, plan: Plan,
+    scale: float, *, isa: str | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradients of ``Σ dout · out`` with respect to q, k and v.
 
     Parameters
     ----------
     dout : (batch, heads_q, q_len, head_dim_v) array
         Of q's dtype. Any strides, as for all of them.
-    q, k, v, plan, scale, isa
+    q, k, v : arrays
         As for :func:`forward`.
     out, lse : arrays
         What :func:`forward` returned for them.
+    plan, scale, isa
+        As for :func:`forward`.
 
     Returns
     -------

@@ -161,8 +161,8 @@ class HopperPlan:
         self.blocks = [min(device.units, units) for _, units in self.launches]
         self.merge_blocks = -(-int(np.diff(self.layout.merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
         self.short_items = has_short_items(plan)
+        # Addresses of work counters that no call still in flight uses.
         self.counter = itertools.cycle(range(self.at["counters"], self.at["counters"] + 4 * _COUNTERS, 4)).__next__
-        """Address of a work counter that no call still in flight uses."""
         self._ready: dict[tuple, Ready | None] = {}
 
     def ready(self, call: Call) -> Ready | None:

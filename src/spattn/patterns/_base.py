@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,11 +14,23 @@ from ..index_set import AffineRows, Runs
 
 __all__ = ["Lattice", "Part", "Pattern", "apply", "from_dict", "get", "member", "names", "register"]
 
+PatternClass = TypeVar("PatternClass", bound="type[Pattern]")
+
 _CELLS_AT_ONCE = 1 << 20  # cells of q_len × kv_len evaluated at once where a pattern has no closed form
 
 
 class Lattice(NamedTuple):
-    """An affine lattice of positions: ``offset + Σ strides[a]·c_a, 0 ≤ c_a < extents[a]``, at most three axes."""
+    """An affine lattice of positions: ``offset + Σ strides[a]·c_a, 0 ≤ c_a < extents[a]``, at most three axes.
+
+    Parameters
+    ----------
+    offset : int
+        Position of the first point.
+    strides : tuple of int
+        Distance in tokens of neighbours along each axis.
+    extents : tuple of int
+        Points along each axis.
+    """
 
     offset: int
     strides: tuple[int, ...]
@@ -27,7 +40,7 @@ class Lattice(NamedTuple):
 class Part(NamedTuple):
     """A piece of a pattern and the views in which it is dense.
 
-    Attributes
+    Parameters
     ----------
     pattern : Pattern
         What is allowed in this piece; only pairs of the two lattices count.
@@ -54,38 +67,112 @@ class Pattern:
     translation_invariant: ClassVar[bool] = False
     """True when ``allows(q + t, k + t) == allows(q, k)`` for every t."""
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         """Whether query position `q` may attend to key position `k` (integer arrays, broadcast together).
 
         Uses only operators, NumPy ufuncs and :func:`spattn.patterns.apply`, so that the planner can evaluate it on
         whole tiles at once.
+
+        Parameters
+        ----------
+        q, k : int or int array
+            Positions, at least 0; while planning, an object with the same operators.
+
+        Returns
+        -------
+        bool or bool array
+            Of the broadcast shape of `q` and `k`.
         """
         raise NotImplementedError
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
-        """Hint: the allowed keys of query positions `q`, in closed form; None where there is none."""
+        """Hint: the allowed keys of query positions `q`, in closed form; None where there is none.
+
+        Parameters
+        ----------
+        q : (rows,) int64 array
+            Positions of queries.
+        kv_len : int
+            Keys of the sequence.
+
+        Returns
+        -------
+        Runs or None
+            One row for each query; every key lies in ``[0, kv_len)``.
+        """
         return None
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
-        """Hint: disjoint pieces that cover the pattern, with the views in which each is dense."""
+        """Hint: disjoint pieces that cover the pattern, with the views in which each is dense.
+
+        Parameters
+        ----------
+        q_len, kv_len : int
+            Lengths in tokens.
+
+        Returns
+        -------
+        tuple of Part
+        """
         return (Part(self),)
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
-        """This pattern at these lengths: checks that they fit and fixes whatever depends on them."""
+        """This pattern at these lengths: checks that they fit and fixes whatever depends on them.
+
+        Parameters
+        ----------
+        q_len, kv_len : int
+            Lengths in tokens.
+
+        Returns
+        -------
+        Pattern
+
+        Raises
+        ------
+        ValueError
+            If the pattern is not made for these lengths.
+        """
         return self
 
     def sizes(self) -> tuple[int, int]:
-        """How many (batch entries, heads) the pattern tells apart: 1 = none, 0 = as many as there are."""
+        """How many (batch entries, heads) the pattern tells apart: 1 = none, 0 = as many as there are.
+
+        Returns
+        -------
+        (int, int)
+        """
         return 1, 1
 
     def at(self, batch: int, head: int) -> Pattern:
-        """The pattern of one batch entry and one head, numbered as in :meth:`sizes`."""
+        """The pattern of one batch entry and one head, numbered as in :meth:`sizes`.
+
+        Parameters
+        ----------
+        batch, head : int
+            Numbers of the batch entry and the head.
+
+        Returns
+        -------
+        Pattern
+            One whose :meth:`sizes` are (1, 1).
+
+        Raises
+        ------
+        ValueError
+            If there is no batch entry or head of this number.
+        """
         return self
 
     # -- derived -----------------------------------------------------------------------------------------------------
 
     def variants(self, batch: int, heads: int) -> tuple[list[Pattern], np.ndarray]:
         """The different patterns of a batch and which one each (batch entry, head) has.
+
+        Parameters
+        ----------
+        batch, heads : int
+            Batch entries and query heads of the call.
 
         Returns
         -------
@@ -123,6 +210,15 @@ class Pattern:
             Lengths in tokens.
         batch, head : int, optional
             Which batch entry and head, for patterns that tell them apart.
+
+        Returns
+        -------
+        AffineRows
+
+        Raises
+        ------
+        ValueError
+            If a length is no integer or negative, or the pattern does not fit the lengths, batch entry or head.
         """
         check_lengths(q_len, kv_len)
         bound = self.at(batch, head).bind(q_len, kv_len)
@@ -131,22 +227,28 @@ class Pattern:
         return AffineRows.from_runs(runs, kv_len) if runs is not None else _discover(bound, q, kv_len)
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-able description; :func:`spattn.patterns.from_dict` reads it back."""
+        """A JSON-able description; :func:`spattn.patterns.from_dict` reads it back.
+
+        Returns
+        -------
+        dict
+            Integers, text, lists and dicts only.
+        """
         return {"pattern": self.name} | {f.name: _encode(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
-    def __and__(self, other):
+    def __and__(self, other: Pattern) -> Pattern:
         return And(self, other) if isinstance(other, Pattern) else NotImplemented
 
-    def __or__(self, other):
+    def __or__(self, other: Pattern) -> Pattern:
         return Or(self, other) if isinstance(other, Pattern) else NotImplemented
 
-    def __sub__(self, other):
+    def __sub__(self, other: Pattern) -> Pattern:
         return And(self, Not(other)) if isinstance(other, Pattern) else NotImplemented
 
-    def __invert__(self):
+    def __invert__(self) -> Pattern:
         return Not(self)
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         raise TypeError("a pattern has no truth value: use & and | instead of 'and' and 'or'")
 
 
@@ -157,17 +259,42 @@ def check_lengths(q_len: int, kv_len: int) -> None:
             raise ValueError(f"{what}: expected an integer >= 0, got {length!r}")
 
 
-def apply(function, positions):
+def apply(function: Callable[[np.ndarray], np.ndarray], positions: Any) -> Any:
     """``function(positions)`` for a function that NumPy has no operator for (a table look-up, a search).
 
     `function` maps an integer array of positions elementwise to an array of the same shape.
+
+    Parameters
+    ----------
+    function : callable
+        Maps an int64 array of positions to an array of the same shape, elementwise.
+    positions : int or int array
+        What :meth:`Pattern.allows` was given, or computed from one side of it.
+
+    Returns
+    -------
+    array
+        While planning, an object with the same operators.
     """
     each = getattr(positions, "map", None)
     return each(function) if each is not None else function(positions)
 
 
-def member(table: np.ndarray, positions):
-    """Whether each position, or difference of positions, is in the sorted integer array `table`."""
+def member(table: np.ndarray, positions: Any) -> Any:
+    """Whether each position, or difference of positions, is in the sorted integer array `table`.
+
+    Parameters
+    ----------
+    table : (n,) int64 array
+        Sorted, without repeats.
+    positions : int or int array
+        What :meth:`Pattern.allows` was given, or a difference of both.
+
+    Returns
+    -------
+    bool array
+        While planning, an object with the same operators.
+    """
     decide = getattr(positions, "member", None)
     return decide(table) if decide is not None else np.isin(positions, table)
 
@@ -330,10 +457,26 @@ _LARGEST_ARRAY = 1 << 28
 _DEEPEST = 64
 
 
-def register(name: str):
-    """Class decorator: makes a pattern known by `name` to :func:`get`, the tests, the benchmarks and the gallery."""
+def register(name: str) -> Callable[[PatternClass], PatternClass]:
+    """Class decorator: makes a pattern known by `name` to :func:`get`, the tests, the benchmarks and the gallery.
 
-    def add(cls: type[Pattern]) -> type[Pattern]:
+    Parameters
+    ----------
+    name : str
+        What :func:`get` finds it under.
+
+    Returns
+    -------
+    callable
+        The decorator; it returns the class.
+
+    Raises
+    ------
+    ValueError
+        From the decorator, if another class has the name.
+    """
+
+    def add(cls: PatternClass) -> PatternClass:
         if _REGISTRY.get(name, cls).__qualname__ != cls.__qualname__:
             raise ValueError(f"name: {name!r} is already registered for {_REGISTRY[name].__name__}")
         cls.name = name
@@ -344,7 +487,12 @@ def register(name: str):
 
 
 def names() -> list[str]:
-    """Registered names, sorted."""
+    """Registered names, sorted.
+
+    Returns
+    -------
+    list of str
+    """
     return sorted(_REGISTRY)
 
 
@@ -355,8 +503,19 @@ def pattern_class(name: str) -> type[Pattern]:
     return _REGISTRY[name]
 
 
-def get(name: str, **params) -> Pattern:
+def get(name: str, **params: Any) -> Pattern:
     """The pattern registered under `name`, made with `params`.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`names`.
+    **params
+        Parameters of the pattern's class.
+
+    Returns
+    -------
+    Pattern
 
     Raises
     ------
@@ -370,6 +529,16 @@ def get(name: str, **params) -> Pattern:
 
 def from_dict(data: dict[str, Any]) -> Pattern:
     """Reads what :meth:`Pattern.to_dict` wrote; safe on untrusted data.
+
+    Parameters
+    ----------
+    data : dict
+        As read from JSON.
+
+    Returns
+    -------
+    Pattern
+        Equal to the one described.
 
     Raises
     ------

@@ -19,7 +19,7 @@ __all__ = ["GridPattern", "box_runs", "coordinates", "lengths", "row_major"]
 class GridPattern(Pattern):
     """A pattern of a grid of tokens: it suits as many keys as fill the grid."""
 
-    grid: tuple[int, ...]
+    grid: int | tuple[int, ...]
 
     def bind(self, q_len, kv_len):
         tokens = math.prod(self.grid)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from ..index_set import AffineRows
@@ -15,9 +17,9 @@ _RUNS_AT_ONCE = 1 << 12
 
 
 def draw(
-    pattern: Pattern, q_len: int, kv_len: int | None = None, *, ax=None, batch: int = 0, head: int = 0,
+    pattern: Pattern, q_len: int, kv_len: int | None = None, *, ax: Any = None, batch: int = 0, head: int = 0,
     color: str = "#2a6f97", title: str | None = None,
-):
+) -> Any:
     """Draws which keys (columns) each query (rows, downwards) attends to.
 
     Up to 96 tokens every allowed pair is a cell of a light grid; beyond, a pixel is the darker the more of its pairs

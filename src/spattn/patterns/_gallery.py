@@ -12,7 +12,25 @@ __all__ = ["a_shape", "chunked_causal", "example", "gallery", "shared_prefix", "
 
 
 def chunked_causal(chunk: int) -> Pattern:
-    """Causal attention inside chunks of `chunk` tokens (Llama 4's local layers)."""
+    """Causal attention inside chunks of `chunk` tokens (Llama 4's local layers).
+
+    Parameters
+    ----------
+    chunk : int
+        Tokens of a chunk.
+
+    Returns
+    -------
+    Pattern
+        A composition of registered ones.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not an integer.
+    ValueError
+        If `chunk` is less than 1.
+    """
     return Causal() & BlockLocal(chunk)
 
 
@@ -20,23 +38,89 @@ def a_shape(sinks: int, window: int) -> Pattern:
     """The first `sinks` keys and the last `window` ones, the query's own included, causal.
 
     StreamingLLM's mask (arXiv:2309.17453), the A-shape of MInference (arXiv:2407.02490).
+
+    Parameters
+    ----------
+    sinks : int
+        How many of the first keys every query has.
+    window : int
+        How many of the last keys, the query's own included.
+
+    Returns
+    -------
+    Pattern
+        A composition of registered ones.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not an integer.
+    ValueError
+        If `sinks` is negative, or `window` less than 1.
     """
     return Causal() & (Sinks(sinks) | SlidingWindow(integer("window", window, 1) - 1, 0))
 
 
 def tri_shape(sinks: int, window: int, last: int, length: int) -> Pattern:
-    """The A-shape, and causal attention for the last `last` of `length` queries (SCBench, arXiv:2412.10319)."""
+    """The A-shape, and causal attention for the last `last` of `length` queries (SCBench, arXiv:2412.10319).
+
+    Parameters
+    ----------
+    sinks, window : int
+        As for :func:`a_shape`.
+    last : int
+        How many of the last queries have every earlier key.
+    length : int
+        Length of the sequence in tokens.
+
+    Returns
+    -------
+    Pattern
+        A composition of registered ones.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not an integer.
+    ValueError
+        If a number is negative, `window` less than 1, or `last` greater than `length`.
+    """
     first = integer("length", length, 0) - integer("last", last, 0, length)
     return a_shape(sinks, window) | Causal() & GlobalTokens(tuple(range(first, length)), keys=False)
 
 
 def shared_prefix(prefix: int, lengths: tuple[int, ...]) -> Pattern:
-    """A prefix of `prefix` tokens that every one of the documents after it continues, causal."""
+    """A prefix of `prefix` tokens that every one of the documents after it continues, causal.
+
+    Parameters
+    ----------
+    prefix : int
+        Tokens of the prefix.
+    lengths : tuple of int
+        Tokens of each document after it.
+
+    Returns
+    -------
+    Pattern
+        A composition of registered ones.
+
+    Raises
+    ------
+    TypeError
+        If `prefix` is not an integer, or `lengths` not a sequence of integers.
+    ValueError
+        If one of them is negative.
+    """
     return Causal() & (Sinks(prefix) | Documents((integer("prefix", prefix, 0), *integers("lengths", lengths, 0))))
 
 
 def gallery() -> dict[str, tuple[Pattern, int]]:
     """Known compositions by name: a small pattern and a length to show it at.
+
+    Returns
+    -------
+    dict of str to (Pattern, int)
+        A new dict at every call.
 
     Examples
     --------

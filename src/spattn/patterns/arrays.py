@@ -63,6 +63,14 @@ class Mask(_ArrayPattern):
     ----------
     mask : bool array (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len)
         True where query row i may attend to key j; copied.
+
+    Raises
+    ------
+    TypeError
+        If `mask` is not boolean.
+    ValueError
+        If it has not two to four axes; from :meth:`bind`, if it is not made for these lengths; from :meth:`allows`, if
+        :meth:`at` has not chosen among several batch entries and heads.
     """
 
     mask: np.ndarray
@@ -120,6 +128,15 @@ class BlockLayout(_ArrayPattern):
         Copied. ``blocks`` is ``ceil(kv_len / block)``.
     block : int
         Tokens of a block.
+
+    Raises
+    ------
+    TypeError
+        If `layout` is not boolean, or `block` not an integer.
+    ValueError
+        If `layout` has not two to four axes or is not square, or `block` is less than 1; from :meth:`bind`, if its
+        blocks do not cover `kv_len`; from :meth:`allows`, if :meth:`at` has not chosen among several batch entries and
+        heads.
     """
 
     layout: np.ndarray
@@ -163,6 +180,15 @@ class KeyBlocks(_ArrayPattern):
         ``p // block_q``, so there are ``ceil(kv_len / block_q)`` rows.
     block_q, block_kv : int
         Tokens of a query block and of a key block.
+
+    Raises
+    ------
+    TypeError
+        If `blocks` is not of integers, or a size not an integer.
+    ValueError
+        If `blocks` has not two to four axes or a number below -1, or a size is less than 1; from :meth:`bind`, if its
+        rows do not cover `kv_len` or a number is beyond the last key block; from :meth:`allows`, if :meth:`at` has not
+        chosen among several batch entries and heads.
 
     References
     ----------
@@ -227,6 +253,15 @@ class ColumnIntervals(_ArrayPattern):
         A second interval.
     causal : bool, optional
         Whether only keys up to the query's are allowed.
+
+    Raises
+    ------
+    TypeError
+        If the arrays are not of integers, or `causal` is not a bool.
+    ValueError
+        If the arrays' shapes differ or have not one to three axes, or only one of `start2` and `stop2` is given; from
+        :meth:`bind`, if there is not one interval a key; from :meth:`allows`, if :meth:`at` has not chosen among
+        several batch entries and heads.
 
     References
     ----------

@@ -68,6 +68,13 @@ class SlidingWindow(Pattern):
     right : int or None, optional
         Tokens after the query; None = unbounded. As many as `left` when left out.
 
+    Raises
+    ------
+    TypeError
+        If `left` or `right` is neither an integer nor None.
+    ValueError
+        If one of them is negative.
+
     Notes
     -----
     A window of `left` tokens back has ``left + 1`` keys, the query's own included: Mistral's ``sliding_window=W`` is
@@ -126,6 +133,13 @@ class DilatedWindow(Pattern):
     dilation : int, optional
         Distance of neighbouring keys in tokens.
 
+    Raises
+    ------
+    TypeError
+        If a parameter is not an integer.
+    ValueError
+        If `left` or `right` is negative, or `dilation` less than 1.
+
     References
     ----------
     Beltagy, Peters, Cohan. Longformer. arXiv:2004.05150, §3.1.
@@ -160,7 +174,20 @@ class DilatedWindow(Pattern):
 @register("block_local")
 @dataclass(frozen=True)
 class BlockLocal(Pattern):
-    """Keys of the query's own block of `block` tokens."""
+    """Keys of the query's own block of `block` tokens.
+
+    Parameters
+    ----------
+    block : int
+        Tokens of a block.
+
+    Raises
+    ------
+    TypeError
+        If `block` is not an integer.
+    ValueError
+        If it is less than 1.
+    """
 
     block: int
 
@@ -183,6 +210,18 @@ class BlockLocal(Pattern):
 @dataclass(frozen=True)
 class Sinks(Pattern):
     """The first `count` keys.
+
+    Parameters
+    ----------
+    count : int
+        How many of the first keys.
+
+    Raises
+    ------
+    TypeError
+        If `count` is not an integer.
+    ValueError
+        If it is negative.
 
     Notes
     -----
@@ -212,7 +251,22 @@ class Sinks(Pattern):
 @register("stride")
 @dataclass(frozen=True)
 class Stride(Pattern):
-    """Keys at a distance of `offset` modulo `stride`: ``(p - j) % stride == offset``."""
+    """Keys at a distance of `offset` modulo `stride`: ``(p - j) % stride == offset``.
+
+    Parameters
+    ----------
+    stride : int
+        Distance of neighbouring keys in tokens.
+    offset : int, optional
+        Distance of the query from its nearest key, ``0 <= offset < stride``.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not an integer.
+    ValueError
+        If `stride` is less than 1, or `offset` not in ``[0, stride)``.
+    """
 
     stride: int
     offset: int = 0
@@ -240,7 +294,22 @@ class Stride(Pattern):
 @register("columns")
 @dataclass(frozen=True)
 class Columns(Pattern):
-    """Keys in the columns ``[start, stop)`` of every `period` keys: ``start <= j % period < stop``."""
+    """Keys in the columns ``[start, stop)`` of every `period` keys: ``start <= j % period < stop``.
+
+    Parameters
+    ----------
+    period : int
+        Keys of a period.
+    start, stop : int
+        Columns of each period, ``0 <= start < stop <= period``.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not an integer.
+    ValueError
+        If `period` is less than 1, or `start` and `stop` are not as above.
+    """
 
     period: int
     start: int

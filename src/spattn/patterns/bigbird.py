@@ -38,6 +38,14 @@ class BigBird(Pattern):
     head : int or None, optional
         The head whose random blocks these are; :meth:`at` fixes it.
 
+    Raises
+    ------
+    TypeError
+        If a parameter is not an integer, or `causal` not a bool.
+    ValueError
+        If `block` or `window_blocks` is less than 1, another number negative, or `seed` not below ``2**64``; from
+        :meth:`allows`, if random blocks are asked for before :meth:`at` and :meth:`bind` have fixed head and length.
+
     Notes
     -----
     Row a of head h draws from ``numpy.random.Philox(key=seed, counter=[0, 0, h, a])`` alone.

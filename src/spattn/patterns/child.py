@@ -23,6 +23,13 @@ class Strided(Pattern):
     stride : int
         Length of the local window and distance of the column keys, in tokens.
 
+    Raises
+    ------
+    TypeError
+        If `stride` is not an integer.
+    ValueError
+        If it is less than 1.
+
     Notes
     -----
     ``j <= p and (p - j < stride or (p - j) % stride == 0)``; about ``stride + p / stride`` keys a row.
@@ -69,6 +76,13 @@ class Fixed(Pattern):
         Tokens of a block (the paper's stride).
     summary : int
         Tokens at the end of each block that later blocks attend to (the paper's c).
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not an integer.
+    ValueError
+        If `block` is less than 1, or `summary` not in ``[1, block]``.
 
     Notes
     -----

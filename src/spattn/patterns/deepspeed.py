@@ -30,6 +30,13 @@ class Dense(LayoutPattern):
     ----------
     block : int, optional
         Tokens of a block.
+
+    Raises
+    ------
+    TypeError
+        If `block` is not an integer.
+    ValueError
+        If `block` is less than 1; from :meth:`bind`, if `kv_len` is not a multiple of `block`.
     """
 
     block: int = 16
@@ -65,6 +72,15 @@ class Fixed(LayoutPattern):
         Head h takes the global blocks of version ``h % num_different_global_patterns``, counted from the window's end.
     head : int or None, optional
         That version; :meth:`at` fixes it.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not of the type above.
+    ValueError
+        If a number is less than 1, `num_global_blocks` does not divide `num_local_blocks`, `attention` is neither of
+        the two, horizontal attention is asked for with unidirectional, or there are more versions than
+        ``num_local_blocks / num_global_blocks``; from :meth:`bind`, if `kv_len` is not a multiple of `block`.
     """
 
     block: int = 16
@@ -141,6 +157,14 @@ class Variable(LayoutPattern):
         Key of the generator, as :class:`spattn.patterns.BigBird`'s.
     head : int or None, optional
         The head whose random blocks these are; :meth:`at` fixes it.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not of the type above.
+    ValueError
+        If a number is out of range, `local_window_blocks` is empty, a range ends before it starts or has no end, or
+        `attention` is neither of the two; from :meth:`bind`, if `kv_len` is not a multiple of `block`.
     """
 
     block: int = 16
@@ -209,6 +233,14 @@ class BigBird(LayoutPattern):
         Key of the generator, as :class:`spattn.patterns.BigBird`'s.
     head : int or None, optional
         The head whose random blocks these are; :meth:`at` fixes it.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not of the type above.
+    ValueError
+        If a number is out of range, or `attention` is neither of the two; from :meth:`bind`, if `kv_len` is not a
+        multiple of `block`.
     """
 
     block: int = 16
@@ -262,6 +294,14 @@ class BSLongformer(LayoutPattern):
     global_block_end_indices : tuple of int or None, optional
         Ends of the ranges.
     attention : {"bidirectional", "unidirectional"}, optional
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not of the type above.
+    ValueError
+        If a number is out of range, a range ends before it starts or has no end, or `attention` is neither of the two;
+        from :meth:`bind`, if `kv_len` is not a multiple of `block`.
     """
 
     block: int = 16
@@ -301,6 +341,14 @@ class LocalSlidingWindow(LayoutPattern):
         Blocks of the window, the query's own included; ``num_sliding_window_blocks // 2`` on either side.
     attention : {"bidirectional", "unidirectional"}, optional
         Unidirectional has the earlier side only.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not of the type above.
+    ValueError
+        If a number is less than 1, or `attention` is neither of the two; from :meth:`bind`, if `kv_len` is not a
+        multiple of `block`.
     """
 
     block: int = 16

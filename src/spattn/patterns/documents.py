@@ -28,6 +28,13 @@ class Documents(Pattern):
     lengths : tuple of int, or tuple of tuples of int
         Tokens of each document; a tuple of tuples has one entry for each batch entry.
 
+    Raises
+    ------
+    TypeError
+        If `lengths` is not a sequence of integers, or of sequences of them.
+    ValueError
+        If a length is negative; from :meth:`allows`, if :meth:`at` has not chosen among several batch entries.
+
     Notes
     -----
     Keys past the last document are allowed to nobody.
@@ -93,6 +100,14 @@ class PrefixLM(Pattern):
     ----------
     prefix : int or tuple of int
         Tokens of the prefix; a tuple has one for each batch entry.
+
+    Raises
+    ------
+    TypeError
+        If `prefix` is neither an integer nor a sequence of integers.
+    ValueError
+        If a prefix is negative or the sequence empty; from :meth:`allows`, if :meth:`at` has not chosen among several
+        batch entries.
 
     References
     ----------

@@ -36,6 +36,14 @@ class Axial(GridPattern):
     axis : int
         The axis along which a query attends; negative counts from the last.
 
+    Raises
+    ------
+    TypeError
+        If a parameter is not an integer.
+    ValueError
+        If `grid` has no axis or an axis without tokens, or `axis` is none of its axes; from :meth:`bind`, if `kv_len`
+        is not the number of tokens of the grid.
+
     References
     ----------
     Ho, Kalchbrenner, Weissenborn, Salimans. Axial Attention in Multidimensional Transformers. arXiv:1912.12180.
@@ -91,13 +99,22 @@ class Windowed(GridPattern):
         By how much the windows are shifted along each axis, less than `window`. Tokens that the shift brings together
         from opposite edges of the grid do not attend to each other.
 
+    Raises
+    ------
+    TypeError
+        If a parameter is not an integer.
+    ValueError
+        If an axis has no tokens, a window is larger than its axis or less than 1, a shift is negative or not less than
+        its window, or the number of entries is not the number of axes; from :meth:`bind`, if `kv_len` is not the number
+        of tokens of the grid.
+
     References
     ----------
     Liu et al. Swin Transformer. arXiv:2103.14030, §3.2.
     """
 
-    window: tuple[int, ...]
-    shift: tuple[int, ...] = 0
+    window: int | tuple[int, ...]
+    shift: int | tuple[int, ...] = 0
 
     def __post_init__(self):
         grid = grid_shape(self.grid)

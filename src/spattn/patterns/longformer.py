@@ -30,6 +30,13 @@ class Longformer(Pattern):
     global_tokens : int or tuple of int, optional
         The first so many tokens, or these positions, attend to all keys and all queries attend to them.
 
+    Raises
+    ------
+    TypeError
+        If a parameter is not an integer, or a sequence of them for `global_tokens`.
+    ValueError
+        If `window` is odd or less than 2, `dilation` less than 1, or `global_tokens` or one of them negative.
+
     References
     ----------
     Beltagy, Peters, Cohan. Longformer: The Long-Document Transformer. arXiv:2004.05150.

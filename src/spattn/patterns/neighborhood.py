@@ -32,6 +32,15 @@ class Neighborhood(GridPattern):
     causal : bool or tuple of bool, optional
         Whether only coordinates up to the query's are allowed, by axis.
 
+    Raises
+    ------
+    TypeError
+        If a parameter is not an integer, or `causal` not a bool.
+    ValueError
+        If `grid` has not one to three axes, ``kernel * dilation`` exceeds an axis, `stride` exceeds `kernel`, one of
+        them is less than 1, or the number of entries is not the number of axes; from :meth:`bind`, if `kv_len` is not
+        the number of tokens of the grid.
+
     Notes
     -----
     A query that is not causal has exactly ``kernel`` keys on each axis. :class:`SlidingWindow` cuts the window off at
@@ -44,10 +53,10 @@ class Neighborhood(GridPattern):
     arXiv:2504.16922.
     """
 
-    kernel: tuple[int, ...]
-    dilation: tuple[int, ...] = 1
-    stride: tuple[int, ...] = 1
-    causal: tuple[bool, ...] = False
+    kernel: int | tuple[int, ...]
+    dilation: int | tuple[int, ...] = 1
+    stride: int | tuple[int, ...] = 1
+    causal: bool | tuple[bool, ...] = False
 
     def __post_init__(self):
         grid = lengths(self.grid)

@@ -20,6 +20,14 @@ class PerHead(Pattern):
     patterns : tuple of Pattern
         One for each query head; fewer, when their number divides the number of heads, serve groups of
         neighbouring heads.
+
+    Raises
+    ------
+    TypeError
+        If `patterns` is not a sequence of patterns.
+    ValueError
+        If it is empty, or a pattern is made for another number of heads; from :meth:`sizes`, if patterns are made for
+        different numbers of batch entries; from :meth:`allows`, if :meth:`at` has not chosen among several heads.
     """
 
     patterns: tuple[Pattern, ...]

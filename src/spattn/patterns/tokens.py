@@ -45,6 +45,13 @@ class GlobalTokens(Pattern):
     keys : bool, optional
         Whether every query attends to the global tokens.
 
+    Raises
+    ------
+    TypeError
+        If `tokens` is neither an integer nor a sequence of integers, or a switch not a bool.
+    ValueError
+        If the number or a position is negative.
+
     References
     ----------
     Ainslie et al. ETC. arXiv:2004.08483. Beltagy, Peters, Cohan. Longformer. arXiv:2004.05150, §3.1.

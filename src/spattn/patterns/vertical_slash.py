@@ -27,6 +27,13 @@ class VerticalSlash(Pattern):
     diagonals : tuple of int
         Distances ``p - j >= 0`` in tokens.
 
+    Raises
+    ------
+    TypeError
+        If `columns` or `diagonals` is not a sequence of integers.
+    ValueError
+        If one of them is negative.
+
     References
     ----------
     Jiang et al. MInference 1.0. arXiv:2407.02490.

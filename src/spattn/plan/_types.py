@@ -81,16 +81,51 @@ def positions(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 class Plan:
     """An executable description of a pattern at given lengths. Made by :func:`spattn.plan`; see the module's text.
 
-    Attributes
+    Parameters
     ----------
-    pattern : Pattern
-        What was planned.
+    pattern : Pattern or None
+        What was planned; None for a plan made by hand.
     q_len, kv_len : int
         Lengths in tokens.
     block_q, block_kv : int
         Tile shape in tokens; `block_kv` is a multiple of 64.
+    views : (views,) array of VIEW
+        Affine lattices of positions, cut into tiles.
+    components : (components,) array of COMPONENT
+        Query view, key views and lists of each component.
+    indptr : (rows + 1,) int32 array
+        Where the list of each query tile starts.
+    indices : (entries,) int32 array
+        Key tiles.
+    key_view : (entries,) int32 array
+        View of each key tile, counted from its component's first.
+    mask : (entries,) int32 array
+        Bitmask of each key tile, -1 for none.
+    masks : (n, block_q, block_kv // 64) uint64 array
+        The bitmasks.
+    work : (items,) array of WORK
+        Work items, by variant.
+    work_indptr : (variants + 1,) int32 array
+        Where the items of each variant start.
+    slots : int
+        Slots of the workspace of one head: the most that a variant has.
+    merge_rows : (merges,) int32 array
+        Query rows that are put together from the workspace.
+    merge_indptr : (merges + 1,) int32 array
+        Where the sources of each merge start.
+    merge_sources : (sources,) int32 array
+        Rows of the workspace, ``slot * block_q + query cell``.
+    merge_variants : (variants + 1,) int32 array
+        Where the merges of each variant start.
+    variant : (batch or 1, heads or 1) int32 array
+        Variant of each batch entry and query head.
     nnz : int
         Allowed (query, key) pairs, summed over variants.
+
+    Attributes
+    ----------
+    cache : dict
+        What backends derive from the plan (device copies, backward units); not pickled.
     """
 
     pattern: object
@@ -100,21 +135,21 @@ class Plan:
     block_kv: int
     views: np.ndarray
     components: np.ndarray
-    indptr: np.ndarray  # (rows + 1,) int32
-    indices: np.ndarray  # (entries,) int32
-    key_view: np.ndarray  # (entries,) int32
-    mask: np.ndarray  # (entries,) int32
-    masks: np.ndarray  # (n, block_q, block_kv // 64) uint64
-    work: np.ndarray  # (items,) WORK
-    work_indptr: np.ndarray  # (variants + 1,) int32
-    slots: int  # the largest number of slots of a variant
-    merge_rows: np.ndarray  # (m,) int32
-    merge_indptr: np.ndarray  # (m + 1,) int32
-    merge_sources: np.ndarray  # (sources,) int32
-    merge_variants: np.ndarray  # (variants + 1,) int32
-    variant: np.ndarray  # (batch or 1, heads or 1) int32
+    indptr: np.ndarray
+    indices: np.ndarray
+    key_view: np.ndarray
+    mask: np.ndarray
+    masks: np.ndarray
+    work: np.ndarray
+    work_indptr: np.ndarray
+    slots: int
+    merge_rows: np.ndarray
+    merge_indptr: np.ndarray
+    merge_sources: np.ndarray
+    merge_variants: np.ndarray
+    variant: np.ndarray
     nnz: int
-    cache: dict = field(init=False, default_factory=dict)  # what backends derive from the plan (device copies, ...)
+    cache: dict = field(init=False, default_factory=dict)
 
     def __getstate__(self) -> dict:
         """Without what backends derived, and without the mark of having been checked."""

@@ -6,6 +6,7 @@ import math
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 __all__ = ["DTYPES", "LAYOUTS", "eps", "inputs", "random"]
@@ -18,15 +19,26 @@ DTYPES = {
 }
 
 
-def eps(dtype) -> float:
-    """Distance from 1 to the next number of `dtype`."""
+def eps(dtype: npt.DTypeLike) -> float:
+    """Distance from 1 to the next number of `dtype`.
+
+    Parameters
+    ----------
+    dtype : dtype
+        Of floating-point numbers, bfloat16 included.
+
+    Returns
+    -------
+    float
+    """
     return float(ml_dtypes.finfo(dtype).eps)
 
 
 def inputs(
-    batch=1, heads_q=1, heads_kv=None, q_len=64, kv_len=None, head_dim=32, head_dim_v=None, *,
-    dtype="float32", layout="contiguous", seed=0,
-):
+    batch: int = 1, heads_q: int = 1, heads_kv: int | None = None, q_len: int = 64, kv_len: int | None = None,
+    head_dim: int = 32, head_dim_v: int | None = None, *, dtype: npt.DTypeLike = "float32",
+    layout: str | tuple[str, str, str] = "contiguous", seed: int = 0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Random normal ``q, k, v`` for :func:`spattn.attention`.
 
     Parameters
@@ -39,6 +51,11 @@ def inputs(
         Names in :data:`LAYOUTS`, one for all or one each for q, k and v.
     seed : int
         Equal seeds give equal arrays.
+
+    Returns
+    -------
+    q, k, v : arrays
+        Shaped (batch, heads, tokens, features).
 
     Examples
     --------
@@ -60,8 +77,28 @@ def inputs(
     )
 
 
-def random(shape, dtype="float32", *, layout="contiguous", seed=0) -> np.ndarray:
-    """A random normal array (batch, heads, tokens, features) of one dtype and layout."""
+def random(
+    shape: tuple[int, int, int, int], dtype: npt.DTypeLike = "float32", *, layout: str = "contiguous",
+    seed: int | tuple[int, ...] = 0,
+) -> np.ndarray:
+    """A random normal array (batch, heads, tokens, features) of one dtype and layout.
+
+    Parameters
+    ----------
+    shape : (int, int, int, int)
+        Batch entries, heads, tokens, features.
+    dtype : str or dtype, optional
+        One of :data:`DTYPES`.
+    layout : str, optional
+        Name in :data:`LAYOUTS`.
+    seed : int or tuple of int, optional
+        Equal seeds give equal arrays.
+
+    Returns
+    -------
+    array of `dtype`
+        Shaped `shape`.
+    """
     rng = np.random.default_rng(seed)
     dtype = DTYPES[dtype] if isinstance(dtype, str) else np.dtype(dtype)
 
@@ -114,6 +151,21 @@ def at_protected_page(array: np.ndarray) -> np.ndarray:
     """A copy whose last byte is the last byte before memory that nobody may touch: an over-read ends the process.
 
     Linux only. The pages stay mapped for the life of the process.
+
+    Parameters
+    ----------
+    array : array
+        Of any dtype and layout.
+
+    Returns
+    -------
+    array
+        C-contiguous.
+
+    Raises
+    ------
+    OSError
+        If the system does not protect the page.
     """
     import ctypes
     import mmap

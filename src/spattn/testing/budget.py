@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import numpy.typing as npt
 
+from ..patterns import Pattern
 from ..plan._types import Plan
 from .arrays import eps
 
@@ -14,8 +16,22 @@ __all__ = ["assert_within_budget", "dense_mask", "error_budget", "naive", "naive
 _SMALL = 1 << 18  # products in Q Kᵀ below which a largest error is a matter of luck
 
 
-def dense_mask(pattern, batch: int, heads: int, q_len: int, kv_len: int) -> np.ndarray:
-    """The pattern's predicate as booleans (batch, heads, q_len, kv_len), evaluated cell by cell."""
+def dense_mask(pattern: Pattern | Plan, batch: int, heads: int, q_len: int, kv_len: int) -> np.ndarray:
+    """The pattern's predicate as booleans (batch, heads, q_len, kv_len), evaluated cell by cell.
+
+    Parameters
+    ----------
+    pattern : Pattern or Plan
+        A plan stands for its pattern.
+    batch, heads : int
+        Batch entries and query heads.
+    q_len, kv_len : int
+        Lengths in tokens.
+
+    Returns
+    -------
+    (batch, heads, q_len, kv_len) bool array
+    """
     pattern = pattern.pattern if isinstance(pattern, Plan) else pattern
     q, k = np.arange(kv_len - q_len, kv_len)[:, None], np.arange(kv_len)[None, :]
     patterns, index = pattern.variants(batch, heads)
@@ -25,7 +41,10 @@ def dense_mask(pattern, batch: int, heads: int, q_len: int, kv_len: int) -> np.n
     return masks[np.broadcast_to(index, (batch, heads))]
 
 
-def naive(q, k, v, mask, scale=None, dtype=None, *, order: int = 0):
+def naive(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, scale: float | None = None,
+    dtype: npt.DTypeLike | None = None, *, order: int = 0,
+) -> tuple[np.ndarray, np.ndarray]:
     """Attention as one would write it in a low precision: every step's result is rounded to `dtype`.
 
     Parameters
@@ -54,18 +73,47 @@ def naive(q, k, v, mask, scale=None, dtype=None, *, order: int = 0):
     return _product(p.astype(wide), _per_query_head(v, q, wide), order).astype(dtype), lse
 
 
-def naive_orders(q, k, v, mask, scale=None, dtype=None):
+def naive_orders(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, scale: float | None = None,
+    dtype: npt.DTypeLike | None = None,
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """:func:`naive` in several orders of evaluation: a list of ``out`` and a list of ``lse`` for :func:`error_budget`.
 
     One evaluation of a small problem may be exact by luck; what is natural to lose is the most that any order loses.
+
+    Parameters
+    ----------
+    q, k, v, mask, scale, dtype
+        As for :func:`naive`.
+
+    Returns
+    -------
+    outs, lses : lists of arrays
+        One for each order.
     """
     orders = range(8) if q.size * k.shape[2] <= _SMALL else (0, 5)
     both = [naive(q, k, v, mask, scale, dtype, order=order) for order in orders]
     return [out for out, _ in both], [lse for _, lse in both]
 
 
-def naive_gradients(dout, q, k, v, mask, scale=None, dtype=None):
-    """Gradients as one would write them in a low precision, every step rounded to `dtype`."""
+def naive_gradients(
+    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, scale: float | None = None,
+    dtype: npt.DTypeLike | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gradients as one would write them in a low precision, every step rounded to `dtype`.
+
+    Parameters
+    ----------
+    dout : (batch, heads_q, q_len, head_dim_v) array
+        Gradient with respect to the output.
+    q, k, v, mask, scale, dtype
+        As for :func:`naive`.
+
+    Returns
+    -------
+    dq, dk, dv : arrays of `dtype`
+        Shaped as q, k and v.
+    """
     p, _, wide, dtype = _weights(q, k, mask, scale, dtype, 0)
     scale = _scale(scale, q)
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
@@ -125,7 +173,9 @@ def _swap(x):
     return np.swapaxes(x, -1, -2)
 
 
-def error_budget(reference64, naive_lowprec, dtype) -> float:
+def error_budget(
+    reference64: np.ndarray, naive_lowprec: np.ndarray | list[np.ndarray], dtype: npt.DTypeLike
+) -> float:
     """``2 · max|naive_lowprec - reference64| + eps(dtype) · max|reference64|`` over the finite reference values.
 
     Parameters
@@ -136,6 +186,10 @@ def error_budget(reference64, naive_lowprec, dtype) -> float:
         From :func:`naive` or :func:`naive_gradients`; the worst of a list counts.
     dtype : dtype
         Of the inputs under test.
+
+    Returns
+    -------
+    float
 
     Raises
     ------
@@ -152,7 +206,10 @@ def error_budget(reference64, naive_lowprec, dtype) -> float:
     return float(2 * loss + eps(dtype) * np.abs(ref).max(initial=0))
 
 
-def assert_within_budget(actual, reference64, naive_lowprec, dtype=None, what: str = "out") -> None:
+def assert_within_budget(
+    actual: np.ndarray, reference64: np.ndarray, naive_lowprec: np.ndarray | list[np.ndarray],
+    dtype: npt.DTypeLike | None = None, what: str = "out",
+) -> None:
     """AssertionError unless `actual` is within :func:`error_budget` and has the reference's NaN and infinities.
 
     Parameters

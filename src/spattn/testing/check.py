@@ -7,7 +7,7 @@ import importlib.util
 import numpy as np
 
 from .. import patterns, reference
-from ..patterns import Full, from_dict
+from ..patterns import Full, Pattern, from_dict
 from ..plan import plan as make_plan
 from .arrays import inputs
 from .budget import assert_within_budget, dense_mask, naive_orders
@@ -16,7 +16,9 @@ from .contract import check_plan, execute
 __all__ = ["Expectation", "check_pattern", "check_picture"]
 
 
-def check_pattern(pattern, q_len: int, kv_len: int | None = None, *, batch: int = 1, heads: int | None = None) -> None:
+def check_pattern(
+    pattern: Pattern, q_len: int, kv_len: int | None = None, *, batch: int = 1, heads: int | None = None
+) -> None:
     """AssertionError unless a pattern keeps every promise that spattn makes for it.
 
     The closed form equals the predicate; the plan equals both, its tiles are disjoint, and executing it equals
@@ -122,7 +124,9 @@ class Expectation:
     >>> expectation.check(*spattn.attention(q, k, v, return_lse=True))
     """
 
-    def __init__(self, pattern, q, k, v, scale=None):
+    def __init__(
+        self, pattern: Pattern, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None = None
+    ) -> None:
         self.pattern, self.dtype = pattern, q.dtype
         mask = dense_mask(pattern, *q.shape[:3], k.shape[2])
         self.naive = naive_orders(q, k, v, mask, scale)
@@ -130,15 +134,23 @@ class Expectation:
         precision = np.longdouble if q.dtype == np.float64 else np.float64
         self.reference = reference.attend(q, k, v, pattern, scale, precision)
 
-    def check(self, out, lse, what: str = "") -> None:
-        """AssertionError unless dtypes are right and both results within budget; `what` is for the message."""
+    def check(self, out: np.ndarray, lse: np.ndarray, what: str = "") -> None:
+        """AssertionError unless dtypes are right and both results within budget; `what` is for the message.
+
+        Parameters
+        ----------
+        out, lse : arrays
+            As :func:`spattn.attention` returns them.
+        what : str, optional
+            Name for the message.
+        """
         assert out.dtype == self.dtype, f"{what}: out: expected {self.dtype}, got {out.dtype}"
         assert lse.dtype == np.promote_types(self.dtype, np.float32), f"{what}: lse: got {lse.dtype}"
         for name, got, want, low in zip(("out", "lse"), (out, lse), self.reference, self.naive, strict=True):
             assert_within_budget(got, want, low, self.dtype, f"{what} {name} of {self.pattern!r}")
 
 
-def check_picture(pattern, q_len: int, kv_len: int | None = None) -> None:
+def check_picture(pattern: Pattern, q_len: int, kv_len: int | None = None) -> None:
     """``spattn.patterns.draw`` makes a picture; needs matplotlib."""
     assert importlib.util.find_spec("matplotlib"), "matplotlib: expected to be installed (pip install matplotlib)"
     axes = patterns.draw(pattern, q_len, q_len if kv_len is None else kv_len)

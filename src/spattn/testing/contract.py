@@ -7,13 +7,17 @@ It serves as the specification that kernels are compared with, and finds a plan'
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
+
+from ..index_set import AffineRows
+from ..plan import Plan
 
 __all__ = ["check_plan", "execute", "plan_pairs"]
 
 
-def plan_pairs(plan, variant: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def plan_pairs(plan: Plan, variant: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """All (query row, key) pairs that the work items of a variant visit, repeats included, sorted by row and key.
 
     Parameters
@@ -44,7 +48,7 @@ def plan_pairs(plan, variant: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return rows[order], keys[order]
 
 
-def check_plan(plan, index_sets) -> None:
+def check_plan(plan: Plan, index_sets: Sequence[AffineRows]) -> None:
     """AssertionError unless a plan visits exactly the pairs of the index sets, each once, and writes a row once.
 
     Parameters
@@ -69,7 +73,9 @@ def check_plan(plan, index_sets) -> None:
     assert plan.nnz == sum(s.nnz for s in index_sets), "nnz differs from the index sets'"
 
 
-def execute(plan, q, k, v, scale) -> tuple[np.ndarray, np.ndarray]:
+def execute(
+    plan: Plan, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Runs a plan as a kernel would, in float64: work items into slots or outputs, then the merges in their order.
 
     Parameters

@@ -19,14 +19,36 @@ __all__ = ["Case", "Problem", "cases", "compositions", "dtypes", "layouts", "pro
 
 
 class Case(NamedTuple):
-    """A pattern and the numbers it fits."""
+    """A pattern and the numbers it fits.
+
+    Parameters
+    ----------
+    pattern : Pattern
+        Any, not bound to lengths.
+    sizes : Sizes
+        batch, heads_q, heads_kv, q_len and kv_len that suit it.
+    """
 
     pattern: patterns.Pattern
     sizes: Sizes
 
 
 class Problem(NamedTuple):
-    """A case with everything that makes inputs of it: ``inputs(*problem.shape, ...)``."""
+    """A case with everything that makes inputs of it: ``inputs(*problem.shape, ...)``.
+
+    Parameters
+    ----------
+    case : Case
+        Pattern and lengths.
+    head_dim, head_dim_v : int
+        Features of queries and keys, and of values.
+    dtype : str
+        Name in :data:`spattn.testing.DTYPES`.
+    layout : tuple of three str
+        Names in :data:`spattn.testing.LAYOUTS` for q, k and v.
+    seed : int
+        Of the random values.
+    """
 
     case: Case
     head_dim: int
@@ -43,8 +65,18 @@ class Problem(NamedTuple):
 
 
 @st.composite
-def sizes(draw, max_len: int = 160, max_batch: int = 2, max_heads: int = 4) -> Sizes:
-    """Batch, heads and lengths: equal lengths mostly, also decoding with few queries and more queries than keys."""
+def sizes(draw: st.DrawFn, max_len: int = 160, max_batch: int = 2, max_heads: int = 4) -> Sizes:
+    """Batch, heads and lengths: equal lengths mostly, also decoding with few queries and more queries than keys.
+
+    Parameters
+    ----------
+    max_len, max_batch, max_heads : int, optional
+        Largest lengths, number of batch entries and of query heads.
+
+    Returns
+    -------
+    strategy of Sizes
+    """
     kv_len = draw(st.integers(1, max_len))
     q_len = draw(st.one_of(st.just(kv_len), st.integers(1, kv_len), st.integers(1, max_len)))
     heads_kv = draw(st.integers(1, max_heads))
@@ -53,11 +85,22 @@ def sizes(draw, max_len: int = 160, max_batch: int = 2, max_heads: int = 4) -> S
 
 
 @st.composite
-def cases(draw, name: str | None = None, max_len: int = 160, max_batch: int = 2, max_heads: int = 4) -> Case:
+def cases(draw: st.DrawFn, name: str | None = None, max_len: int = 160, max_batch: int = 2, max_heads: int = 4) -> Case:
     """A registered pattern (the one called `name`, or any) with sizes that it fits.
 
     Patterns that a user registered and this module has no strategy for come from their ``example()``, which returns a
     pattern and the number of tokens that it fits.
+
+    Parameters
+    ----------
+    name : str, optional
+        A registered name, by default any.
+    max_len, max_batch, max_heads : int, optional
+        Largest lengths, number of batch entries and of query heads. A pattern made for certain numbers has those.
+
+    Returns
+    -------
+    strategy of Case
 
     Examples
     --------
@@ -74,30 +117,55 @@ def cases(draw, name: str | None = None, max_len: int = 160, max_batch: int = 2,
     return Case(*MAKERS[name](draw, drawn))
 
 
-def _fitted(pattern, drawn: Sizes) -> Sizes:
+def _fitted(pattern: patterns.Pattern, drawn: Sizes) -> Sizes:
     batch, heads = (own or at_hand for own, at_hand in zip(pattern.sizes(), (drawn.batch, drawn.heads_q), strict=True))
     return drawn._replace(batch=max(batch, 1), heads_q=max(heads, 1), heads_kv=1)
 
 
 @st.composite
-def compositions(draw, max_len: int = 160, max_batch: int = 2, max_heads: int = 4, depth: int = 3) -> Case:
-    """Registered patterns joined by ``& | - ~``, up to `depth` operators deep."""
+def compositions(draw: st.DrawFn, max_len: int = 160, max_batch: int = 2, max_heads: int = 4, depth: int = 3) -> Case:
+    """Registered patterns joined by ``& | - ~``, up to `depth` operators deep.
+
+    Parameters
+    ----------
+    max_len, max_batch, max_heads : int, optional
+        Largest lengths, number of batch entries and of query heads.
+    depth : int, optional
+        How many operators deep.
+
+    Returns
+    -------
+    strategy of Case
+    """
     drawn = draw(sizes(max_len, max_batch, max_heads))
     return Case(*composition(draw, drawn, depth))
 
 
 def dtypes() -> st.SearchStrategy[str]:
-    """Names in :data:`spattn.testing.DTYPES`."""
+    """Names in :data:`spattn.testing.DTYPES`.
+
+    Returns
+    -------
+    strategy of str
+    """
     return st.sampled_from(list(DTYPES))
 
 
 def layouts() -> st.SearchStrategy[tuple[str, str, str]]:
-    """One name in :data:`spattn.testing.LAYOUTS` each for q, k and v; mostly contiguous ones."""
+    """One name in :data:`spattn.testing.LAYOUTS` each for q, k and v; mostly contiguous ones.
+
+    Returns
+    -------
+    strategy of tuple of three str
+    """
     return st.one_of(st.just(("contiguous",) * 3), st.tuples(*(st.sampled_from(list(LAYOUTS)) for _ in range(3))))
 
 
 @st.composite
-def problems(draw, case: st.SearchStrategy[Case] | None = None, dtype: str | None = None, layout=None) -> Problem:
+def problems(
+    draw: st.DrawFn, case: st.SearchStrategy[Case] | None = None, dtype: str | None = None,
+    layout: tuple[str, str, str] | None = None,
+) -> Problem:
     """All that one call of :func:`spattn.attention` needs.
 
     Parameters
@@ -108,6 +176,10 @@ def problems(draw, case: st.SearchStrategy[Case] | None = None, dtype: str | Non
         One dtype instead of any.
     layout : tuple of three str, optional
         One layout each instead of any.
+
+    Returns
+    -------
+    strategy of Problem
     """
     head_dim = draw(st.sampled_from([8, 16, 24, 32, 64, 80, 128]))
     return Problem(

@@ -1,0 +1,15 @@
+"""Error unless the spattn that Python imports is a given build: ``check_build.py FOLDER openmp|serial``."""
+
+import sys
+from pathlib import Path
+
+import spattn
+from spattn import cpu
+
+folder, threading = sys.argv[1:]
+facts = cpu.info()
+print(f"{Path(spattn.__file__).parent}: OpenMP {facts['OpenMP']}, instruction sets {facts['instruction sets']}")
+if not Path(spattn.__file__).is_relative_to(folder):
+    sys.exit(f"spattn: expected the build in {folder}, got {spattn.__file__}")
+if cpu._core.OPENMP != (threading == "openmp"):
+    sys.exit(f"OpenMP: expected {threading}, got the opposite")
