@@ -46,7 +46,8 @@ void take_tile(const Call& call, int64_t pair, const Component& component, int64
     const Tile next = locate(plan.views[component.key_view + plan.key_view[entry + 1]], plan.indices[entry + 1]);
     if (Path::keys_in_place(keys, next, next.cells(), call)) prefetch_rows(keys, next, call.head_dim * kBytes);
   }
-  accumulate_output<Path>(Path::value_operand(values, tile, call, s), key_cells, cells, mask, first, s);
+  const Keys weighed = {begin, end < key_cells ? end : key_cells};
+  accumulate_output<Path>(Path::value_operand(values, tile, call, s), weighed, cells, mask, first, s);
 }
 
 // Multiplies a row of O, a whole number of vectors, by `factor`; is every value of it finite?

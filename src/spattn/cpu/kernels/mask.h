@@ -34,15 +34,15 @@ struct Mask {
 
   // Narrows the keys [begin, end) to those from the first to the last that any of the `count` queries attends to.
   void reach(int64_t row, int64_t count, int64_t& begin, int64_t& end) const {
-    const int64_t keys = end;
-    end = begin;
+    int64_t first = end, last = begin;
     for (int64_t word = words - 1; word >= 0; --word) {
       const uint64_t found = merged(row, count, word);
       if (!found) continue;
-      begin = word * 64 + __builtin_ctzll(found);
-      if (end == 0) end = word * 64 + 64 - __builtin_clzll(found);
+      first = word * 64 + __builtin_ctzll(found);
+      if (last == begin) last = word * 64 + 64 - __builtin_clzll(found);
     }
-    if (end > keys) end = keys;  // rows that are padding hold anything
+    if (first > begin) begin = first;  // rows that are padding hold anything
+    if (last < end) end = last;
     if (begin > end) begin = end;
   }
 

@@ -122,11 +122,16 @@ SPATTN_INLINE void output_block(const Element* weights, int64_t ld_weight, Opera
   }
 }
 
+// The keys of a tile that have weights.
+struct Keys {
+  int64_t begin, end;
+};
+
 // Rows [row, row + R) of the N vectors of O that start at `column`; with a mask, over the keys that any row attends to.
 template <class Path, int R, int N>
-SPATTN_INLINE void output_rows(Operand<typename Path::Element> values, int64_t keys, const Mask& mask, int64_t row,
+SPATTN_INLINE void output_rows(Operand<typename Path::Element> values, Keys keys, const Mask& mask, int64_t row,
                                int64_t column, bool first, Scratch<typename Path::T>& s) {
-  int64_t begin = 0, end = keys;
+  int64_t begin = keys.begin, end = keys.end;
   if (mask) mask.reach(row, R, begin, end);
   begin = begin / Path::kTerms;
   end = (end + Path::kTerms - 1) / Path::kTerms;
@@ -138,7 +143,7 @@ SPATTN_INLINE void output_rows(Operand<typename Path::Element> values, int64_t k
 
 // N vectors of O, for the query cells [0, cells) and up to one more.
 template <class Path, int N>
-void output_panel(Operand<typename Path::Element> values, int64_t keys, int64_t cells, const Mask& mask, int64_t column,
+void output_panel(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask, int64_t column,
                   bool first, Scratch<typename Path::T>& s) {
   static_assert(kOutputRows == 6, "the remainders below");
   int64_t row = 0;
@@ -148,7 +153,7 @@ void output_panel(Operand<typename Path::Element> values, int64_t keys, int64_t 
 
 // O = rescale * O + P V; the first time O = P V.
 template <class Path>
-void accumulate_output(Operand<typename Path::Element> values, int64_t keys, int64_t cells, const Mask& mask,
+void accumulate_output(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask,
                        bool first, Scratch<typename Path::T>& s) {
   constexpr int L = kLanes<typename Path::T>, W = kOutputVectors;
   int64_t column = 0;
