@@ -58,6 +58,16 @@ def test_fault_10_batch_or_heads_beyond_65536(forward, batch, heads):
     assert np.isfinite(out).all() and np.isfinite(lse).all()
 
 
+@pytest.mark.parametrize("batch, heads", [(65537, 1), (1, 65537)])
+def test_fault_10_gradients_of_batch_or_heads_beyond_65536(batch, heads):
+    q, k, v = inputs(batch, heads, heads, 2, 3, 8)
+    dout = random(q.shape, seed=5)
+    got = spattn.attention_backward(dout, q, k, v, *attend(q, k, v, p.Causal()), p.Causal())
+    exact = naive_gradients(*(x.astype(np.float64) for x in (dout, q, k, v)), dense_mask(p.Causal(), 1, 1, 2, 3))
+    for a, b in zip(got, exact, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+
+
 # -- 11: nothing to do -------------------------------------------------------------------------------------------------
 
 
