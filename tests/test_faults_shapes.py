@@ -5,8 +5,8 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import spattn
+from spattn import cpu, reference
 from spattn import patterns as p
-from spattn import reference
 from spattn.testing import (
     DTYPES,
     LAYOUTS,
@@ -126,22 +126,34 @@ def test_fault_15_causal_with_unequal_lengths_is_bottom_right(forward, q_len, kv
     Expectation(p.Mask(expected), q, k, v).check(out, lse)
 
 
-@pytest.mark.parametrize("length", [1, 2, 47, 48, 49, 63, 64, 65, 95, 97, 127, 128, 129, 193])
+LENGTHS = [1, 2, 47, 48, 49, 63, 64, 65, 95, 97, 127, 128, 129, 193]
+RAGGED = [p.Full(), p.Causal(), p.DilatedWindow(5, 5, 3), p.Strided(16)]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
 def test_fault_16_lengths_that_are_not_multiples_of_a_tile(forward, length):
-    for pattern in (p.Full(), p.Causal(), p.DilatedWindow(5, 5, 3), p.Strided(16)):
+    for pattern in RAGGED:
         for q_len in {length, max(1, length - 5)}:
             q, k, v = inputs(1, 1, 1, q_len, length, 16)
             Expectation(pattern, q, k, v).check(*forward(q, k, v, pattern))
 
 
-@pytest.mark.parametrize("length", [1, 47, 65])
-def test_fault_16_gradients(length):
-    q, k, v = inputs(1, 2, 1, length, length, 16, dtype="float64")
-    dout = random(q.shape, "float64", seed=5)
-    mask = dense_mask(p.Causal(), 1, 2, length, length)
-    low = naive_gradients(dout, q, k, v, mask)
-    for got, want in zip(reference.gradients(dout, q, k, v, p.Causal()), low, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
+@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-11), ("float32", 1e-4)])
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("isa", cpu.instruction_sets())
+def test_fault_16_gradients(isa, length, dtype, tolerance):
+    """Against the oracle, which is held against the formula; budgets are for tests/cpu."""
+    for pattern in RAGGED:
+        for q_len in {length, max(1, length - 5)}:
+            q, k, v = inputs(1, 2, 1, q_len, length, 16, dtype=dtype)
+            dout, plan = random(q.shape, dtype, seed=5), cpu.plan_for(pattern, q, k, v)
+            got = cpu.backward(dout, q, k, v, *cpu.forward(q, k, v, plan, 0.25, isa=isa), plan, 0.25, isa=isa)
+            wide = [x.astype(np.float64) for x in (dout, q, k, v)]
+            mask = dense_mask(pattern, 1, 2, q_len, length)
+            expected = reference.gradients(*wide, pattern)
+            for a, b, naive in zip(got, expected, naive_gradients(*wide, mask), strict=True):
+                np.testing.assert_allclose(b, naive, rtol=1e-10, atol=1e-12)
+                np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
 # -- 19, 20: types and shapes ------------------------------------------------------------------------------------------
