@@ -1,5 +1,7 @@
 """FAULTS.md, "Shapes and memory" 9-20: each test is named by its number there."""
 
+import re
+
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
@@ -184,6 +186,43 @@ def test_fault_19_not_an_array(bad):
         spattn.attention(q, bad, v)
 
 
+BACKWARD_ARRAYS = ["dout", "out", "lse"]
+
+
+def backward(**changed):
+    """attention_backward() of 20 queries and 30 keys, with other arrays or another pattern."""
+    q, k, v = inputs(1, 2, 1, 20, 30, 16, 24)
+    out, lse = attend(q, k, v)
+    given = {"dout": random(out.shape), "q": q, "k": k, "v": v, "out": out, "lse": lse, "pattern": "causal"}
+    return spattn.attention_backward(**given | changed)
+
+
+def test_backward_takes_what_the_forward_returned():
+    assert [x.shape for x in backward()] == [(1, 2, 20, 16), (1, 1, 30, 16), (1, 1, 30, 24)]
+
+
+@pytest.mark.parametrize("name", BACKWARD_ARRAYS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32])
+def test_fault_19_wrong_dtype_of_the_backward(name, dtype):
+    shape = (1, 2, 20) if name == "lse" else (1, 2, 20, 24)
+    with pytest.raises(TypeError, match=f"^{name}: expected float32, got {np.dtype(dtype).name}"):
+        backward(**{name: np.zeros(shape, dtype)})
+
+
+@pytest.mark.parametrize("name", BACKWARD_ARRAYS)
+@pytest.mark.parametrize("bad", [None, [[[[1.0]]]], 3.0, memoryview(b"")], ids=lambda x: type(x).__name__)
+def test_fault_19_not_an_array_of_the_backward(name, bad):
+    with pytest.raises(TypeError, match=f"^{name}: expected a numpy array like q, got {type(bad).__name__}"):
+        backward(**{name: bad})
+
+
+@pytest.mark.parametrize("name", BACKWARD_ARRAYS)
+def test_fault_19_another_kind_of_array_for_the_backward(name):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=f"^{name}: expected a numpy array like q, got Tensor"):
+        backward(**{name: torch.zeros((1, 2, 20) if name == "lse" else (1, 2, 20, 24))})
+
+
 @pytest.mark.parametrize("bad", [3, None, np.zeros((64, 64)), np.zeros((64, 64), np.int64), object(), b"causal"])
 def test_fault_19_not_a_pattern(bad):
     with pytest.raises(TypeError, match="^pattern: expected"):
@@ -229,3 +268,13 @@ def test_fault_20_shapes_that_do_not_fit(shapes, message):
 def test_fault_20_mask_of_another_shape(shape):
     with pytest.raises(ValueError, match="mask|pattern"):
         spattn.attention(*inputs(1, 2, 2), np.ones(shape, bool))
+
+
+@pytest.mark.parametrize("name", BACKWARD_ARRAYS)
+@pytest.mark.parametrize("changed", [{0: 2}, {1: 1}, {2: 30}, {-1: 16}])
+def test_fault_20_shapes_that_do_not_fit_the_backward(name, changed):
+    expected = [1, 2, 20] if name == "lse" else [1, 2, 20, 24]
+    shape = [changed.get(n, changed.get(n - len(expected), size)) for n, size in enumerate(expected)]
+    message = f"{name}: expected shape {tuple(expected)}, got {tuple(shape)}"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        backward(**{name: np.zeros(shape, np.float32)})
