@@ -11,6 +11,8 @@ from spattn.cli import main
 
 DRAW = ["draw", "sliding_window", "--param", "left=4", "--q-len", "16"]
 
+TWO_HEADS = json.dumps(spattn.patterns.PerHead((spattn.patterns.Causal(), spattn.patterns.Full())).to_dict())
+
 
 def run(capsys, *argv):
     """Exit code, standard output and standard error of one call."""
@@ -53,7 +55,11 @@ def test_installed_command_and_module_are_the_same():
         [],
         ["paint"],
         ["draw"],
-        ["draw", "sliding_window", "-o", "x.png"],  # left is missing
+        ["draw", "sliding_window"],  # left is missing
+        ["draw", "mask", "--param", "mask=3"],
+        ["draw", TWO_HEADS, "--q-len", "4", "--head", "2"],
+        ["draw", TWO_HEADS, "--q-len", "4", "--head", "-1"],
+        ["draw", "causal", "--head", "first"],
         ["draw", "no_such_pattern", "-o", "x.png"],
         ["draw", "sliding_window", "--param", "width=3", "-o", "x.png"],
         ["draw", "sliding_window", "--param", "left=-3", "-o", "x.png"],
@@ -95,6 +101,23 @@ def test_draw_reads_what_to_dict_writes(capsys, tmp_path):
     code, _, err = run(capsys, "draw", json.dumps(pattern.to_dict()), "--q-len", 20, "--kv-len", 30, "-o", path)
     assert (code, err) == (0, "")
     assert path.stat().st_size > 1000
+
+
+@pytest.mark.parametrize("pattern, name", [("causal", "causal.png"), ('{"pattern": "causal"}', "pattern.png")])
+def test_draw_names_the_picture_itself(capsys, tmp_path, monkeypatch, pattern, name):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "draw", pattern) == (0, f"wrote {tmp_path / name}\n", "")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_draw_draws_the_head_that_is_asked_for(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    pictures = []
+    for n, argv in enumerate(([TWO_HEADS, "--head", "0"], [TWO_HEADS, "--head", "1"], ["causal"], ["full"])):
+        assert run(capsys, "draw", *argv, "--q-len", "8", "-o", tmp_path / f"{n}.png")[0] == 0
+        pictures.append((tmp_path / f"{n}.png").read_bytes())
+    assert pictures[:2] == pictures[2:] and pictures[0] != pictures[1]
 
 
 def test_draw_where_nothing_can_be_written(capsys, tmp_path):

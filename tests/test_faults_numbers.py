@@ -173,28 +173,52 @@ def test_fault_06_scale_must_be_finite(scale):
         spattn.attention(*inputs(), scale=scale)
 
 
-def test_fault_07_nan_in_output_buffers(forward, monkeypatch):
-    """Fresh arrays hold whatever was there before; here, NaN."""
-    q, k, v = inputs(1, 1, 1, 70, 3000, 16)  # long lists: workspace and merges too
-    patterns = [p.Full(), p.Documents((40, 2000)), p.Longformer(8, global_tokens=3)]
-    expected = [forward(q, k, v, pattern) for pattern in patterns]
-    empty, empty_like = np.empty, np.empty_like
+@pytest.fixture
+def nan_in_fresh_memory(monkeypatch):
+    """Call it, and arrays that NumPy makes from then on hold NaN instead of whatever was there before."""
 
     def poisoned(make):
         def fresh(*args, **kwargs):
             array = make(*args, **kwargs)
             if array.dtype.kind == "f" or array.dtype.name == "bfloat16":
                 array[...] = np.nan
+            elif array.dtype == np.uint8:  # the kernels' scratch: all bits set are a NaN of any dtype
+                array[...] = 255
             return array
 
         return fresh
 
-    monkeypatch.setattr(np, "empty", poisoned(empty))
-    monkeypatch.setattr(np, "empty_like", poisoned(empty_like))
-    assert np.isnan(np.empty(3)).all()
-    for pattern, (out, lse) in zip(patterns, expected, strict=True):
-        again = forward(q, k, v, pattern)
-        assert np.array_equal(again[0], out) and np.array_equal(again[1], lse)
+    def start():
+        for name in ("empty", "empty_like"):
+            monkeypatch.setattr(np, name, poisoned(getattr(np, name)))
+        assert np.isnan(np.empty(3)).all()
+
+    return start
+
+
+# At 70 × 3000 long lists: workspace and merges too.
+LONG_LISTS = [p.Full(), p.Documents((40, 2000)), p.Longformer(8, global_tokens=3)]
+
+
+def test_fault_07_nan_in_output_buffers(forward, nan_in_fresh_memory):
+    q, k, v = inputs(1, 1, 1, 70, 3000, 16)
+    expected = [forward(q, k, v, pattern) for pattern in LONG_LISTS]
+    nan_in_fresh_memory()
+    for pattern, before in zip(LONG_LISTS, expected, strict=True):
+        for a, b in zip(forward(q, k, v, pattern), before, strict=True):
+            assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("isa", cpu.instruction_sets())
+def test_fault_07_nan_in_gradient_buffers(isa, nan_in_fresh_memory):
+    q, k, v = inputs(1, 2, 1, 70, 3000, 16)  # two heads share sums of dk and dv
+    plans = [cpu.plan_for(pattern, q, k, v) for pattern in LONG_LISTS]
+    calls = [(q, q, k, v, *cpu.forward(q, k, v, plan, 0.3, isa=isa), plan, 0.3) for plan in plans]
+    expected = [cpu.backward(*call, isa=isa) for call in calls]
+    nan_in_fresh_memory()
+    for call, before in zip(calls, expected, strict=True):
+        for a, b in zip(cpu.backward(*call, isa=isa), before, strict=True):
+            assert np.array_equal(a, b)
 
 
 def test_fault_07_garbage_in_workspace(python):
@@ -206,8 +230,10 @@ from spattn.testing import inputs
 q, k, v = inputs(1, 2, 1, 70, 3000, 20)
 for isa in cpu.instruction_sets():
     for pattern in (p.Full(), p.Documents((40, 2000)), p.Longformer(8, global_tokens=3)):
-        out, lse = cpu.forward(q, k, v, cpu.plan_for(pattern, q, k, v), 0.3, isa=isa)
-        print(isa, hashlib.sha256(out.tobytes() + lse.tobytes()).hexdigest())
+        plan = cpu.plan_for(pattern, q, k, v)
+        out, lse = cpu.forward(q, k, v, plan, 0.3, isa=isa)
+        gradients = cpu.backward(q, q, k, v, out, lse, plan, 0.3, isa=isa)
+        print(isa, *(hashlib.sha256(x.tobytes()).hexdigest() for x in (out, lse, *gradients)))
 """
     assert python(source, MALLOC_PERTURB_="1") == python(source, MALLOC_PERTURB_="0") != ""
 
@@ -231,14 +257,19 @@ from spattn import cpu, patterns
 tiny = np.float32(1e-40)
 q, k, v = (np.full((1, 4, 400, 16), tiny, np.float32) for _ in range(3))
 for isa in cpu.instruction_sets():
-    out, _ = cpu.forward(q, k, v, cpu.plan_for(patterns.Causal(), q, k, v), 1.0, isa=isa)
+    plan = cpu.plan_for(patterns.Causal(), q, k, v)
+    out, lse = cpu.forward(q, k, v, plan, 1.0, isa=isa)
+    assert mode() == before, isa
+    _, _, dv = cpu.backward(q, q, k, v, out, lse, plan, 1.0, isa=isa)
     assert mode() == before, isa
     assert np.float32(1e-20) * np.float32(1e-20) > 0, "flushes denormals"
     assert (np.abs(out - tiny) <= 1e-43).all(), (isa, out.min(), out.max())
+    to_first = tiny * (1 / np.arange(1, 401)).sum()  # every query i gives it 1 / (i + 1) of its gradient
+    assert (np.abs(dv[:, :, 0] - to_first) <= 1e-42).all(), (isa, dv[:, :, 0], to_first)
 in_thread = []
 def call():
     first = mode()
-    spattn.attention(q, k, v)
+    spattn.attention_backward(q, q, k, v, *spattn.attention(q, k, v, return_lse=True))
     in_thread.extend([first, mode()])
 thread = threading.Thread(target=call)
 thread.start(); thread.join()

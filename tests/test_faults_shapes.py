@@ -1,12 +1,14 @@
 """FAULTS.md, "Shapes and memory" 9-20: each test is named by its number there."""
 
+import re
+
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
 import spattn
+from spattn import cpu, reference
 from spattn import patterns as p
-from spattn import reference
 from spattn.testing import (
     DTYPES,
     LAYOUTS,
@@ -56,6 +58,16 @@ def test_fault_10_batch_or_heads_beyond_65536(forward, batch, heads):
         one = q[b : b + 1, h : h + 1], k[b : b + 1], v[b : b + 1]
         Expectation(p.Causal(), *one).check(out[b : b + 1, h : h + 1], lse[b : b + 1, h : h + 1])
     assert np.isfinite(out).all() and np.isfinite(lse).all()
+
+
+@pytest.mark.parametrize("batch, heads", [(65537, 1), (1, 65537)])
+def test_fault_10_gradients_of_batch_or_heads_beyond_65536(batch, heads):
+    q, k, v = inputs(batch, heads, heads, 2, 3, 8)
+    dout = random(q.shape, seed=5)
+    got = spattn.attention_backward(dout, q, k, v, *attend(q, k, v, p.Causal()), p.Causal())
+    exact = naive_gradients(*(x.astype(np.float64) for x in (dout, q, k, v)), dense_mask(p.Causal(), 1, 1, 2, 3))
+    for a, b in zip(got, exact, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
 # -- 11: nothing to do -------------------------------------------------------------------------------------------------
@@ -116,22 +128,34 @@ def test_fault_15_causal_with_unequal_lengths_is_bottom_right(forward, q_len, kv
     Expectation(p.Mask(expected), q, k, v).check(out, lse)
 
 
-@pytest.mark.parametrize("length", [1, 2, 47, 48, 49, 63, 64, 65, 95, 97, 127, 128, 129, 193])
+LENGTHS = [1, 2, 47, 48, 49, 63, 64, 65, 95, 97, 127, 128, 129, 193]
+RAGGED = [p.Full(), p.Causal(), p.DilatedWindow(5, 5, 3), p.Strided(16)]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
 def test_fault_16_lengths_that_are_not_multiples_of_a_tile(forward, length):
-    for pattern in (p.Full(), p.Causal(), p.DilatedWindow(5, 5, 3), p.Strided(16)):
+    for pattern in RAGGED:
         for q_len in {length, max(1, length - 5)}:
             q, k, v = inputs(1, 1, 1, q_len, length, 16)
             Expectation(pattern, q, k, v).check(*forward(q, k, v, pattern))
 
 
-@pytest.mark.parametrize("length", [1, 47, 65])
-def test_fault_16_gradients(length):
-    q, k, v = inputs(1, 2, 1, length, length, 16, dtype="float64")
-    dout = random(q.shape, "float64", seed=5)
-    mask = dense_mask(p.Causal(), 1, 2, length, length)
-    low = naive_gradients(dout, q, k, v, mask)
-    for got, want in zip(reference.gradients(dout, q, k, v, p.Causal()), low, strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
+@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-11), ("float32", 1e-4)])
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("isa", cpu.instruction_sets())
+def test_fault_16_gradients(isa, length, dtype, tolerance):
+    """Against the oracle, which is held against the formula; budgets are for tests/cpu."""
+    for pattern in RAGGED:
+        for q_len in {length, max(1, length - 5)}:
+            q, k, v = inputs(1, 2, 1, q_len, length, 16, dtype=dtype)
+            dout, plan = random(q.shape, dtype, seed=5), cpu.plan_for(pattern, q, k, v)
+            got = cpu.backward(dout, q, k, v, *cpu.forward(q, k, v, plan, 0.25, isa=isa), plan, 0.25, isa=isa)
+            wide = [x.astype(np.float64) for x in (dout, q, k, v)]
+            mask = dense_mask(pattern, 1, 2, q_len, length)
+            expected = reference.gradients(*wide, pattern)
+            for a, b, naive in zip(got, expected, naive_gradients(*wide, mask), strict=True):
+                np.testing.assert_allclose(b, naive, rtol=1e-10, atol=1e-12)
+                np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
 # -- 19, 20: types and shapes ------------------------------------------------------------------------------------------
@@ -160,6 +184,43 @@ def test_fault_19_not_an_array(bad):
     q, k, v = inputs()
     with pytest.raises(TypeError, match="^k: expected a NumPy"):
         spattn.attention(q, bad, v)
+
+
+BACKWARD_ARRAYS = ["dout", "out", "lse"]
+
+
+def backward(**changed):
+    """attention_backward() of 20 queries and 30 keys, with other arrays or another pattern."""
+    q, k, v = inputs(1, 2, 1, 20, 30, 16, 24)
+    out, lse = attend(q, k, v)
+    given = {"dout": random(out.shape), "q": q, "k": k, "v": v, "out": out, "lse": lse, "pattern": "causal"}
+    return spattn.attention_backward(**given | changed)
+
+
+def test_backward_takes_what_the_forward_returned():
+    assert [x.shape for x in backward()] == [(1, 2, 20, 16), (1, 1, 30, 16), (1, 1, 30, 24)]
+
+
+@pytest.mark.parametrize("name", BACKWARD_ARRAYS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32])
+def test_fault_19_wrong_dtype_of_the_backward(name, dtype):
+    shape = (1, 2, 20) if name == "lse" else (1, 2, 20, 24)
+    with pytest.raises(TypeError, match=f"^{name}: expected float32, got {np.dtype(dtype).name}"):
+        backward(**{name: np.zeros(shape, dtype)})
+
+
+@pytest.mark.parametrize("name", BACKWARD_ARRAYS)
+@pytest.mark.parametrize("bad", [None, [[[[1.0]]]], 3.0, memoryview(b"")], ids=lambda x: type(x).__name__)
+def test_fault_19_not_an_array_of_the_backward(name, bad):
+    with pytest.raises(TypeError, match=f"^{name}: expected a numpy array like q, got {type(bad).__name__}"):
+        backward(**{name: bad})
+
+
+@pytest.mark.parametrize("name", BACKWARD_ARRAYS)
+def test_fault_19_another_kind_of_array_for_the_backward(name):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=f"^{name}: expected a numpy array like q, got Tensor"):
+        backward(**{name: torch.zeros((1, 2, 20) if name == "lse" else (1, 2, 20, 24))})
 
 
 @pytest.mark.parametrize("bad", [3, None, np.zeros((64, 64)), np.zeros((64, 64), np.int64), object(), b"causal"])
@@ -207,3 +268,13 @@ def test_fault_20_shapes_that_do_not_fit(shapes, message):
 def test_fault_20_mask_of_another_shape(shape):
     with pytest.raises(ValueError, match="mask|pattern"):
         spattn.attention(*inputs(1, 2, 2), np.ones(shape, bool))
+
+
+@pytest.mark.parametrize("name", BACKWARD_ARRAYS)
+@pytest.mark.parametrize("changed", [{0: 2}, {1: 1}, {2: 30}, {-1: 16}])
+def test_fault_20_shapes_that_do_not_fit_the_backward(name, changed):
+    expected = [1, 2, 20] if name == "lse" else [1, 2, 20, 24]
+    shape = [changed.get(n, changed.get(n - len(expected), size)) for n, size in enumerate(expected)]
+    message = f"{name}: expected shape {tuple(expected)}, got {tuple(shape)}"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        backward(**{name: np.zeros(shape, np.float32)})

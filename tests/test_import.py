@@ -12,29 +12,33 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 PROGRAM = """
-import sys, time
-start = time.perf_counter()
+import sys
 import spattn
-print(time.perf_counter() - start)
 print(*sorted({name.partition(".")[0] for name in sys.modules} - set(sys.stdlib_module_names)))
 print(*sorted(name for name in sys.modules if name.startswith("spattn.")))
 """
 
 
-def test_import_brings_numpy_and_ml_dtypes_and_nothing_else(python, record_property):
-    seconds, packages, modules = python(PROGRAM).splitlines()
-    record_property("import_seconds", seconds)
+def test_import_brings_numpy_and_ml_dtypes_and_nothing_else(python):
+    packages, modules = python(PROGRAM).splitlines()
     assert {"numpy", "ml_dtypes", "spattn"} <= set(packages.split())
     foreign = set(packages.split()) & {"torch", "pycuda", "cuda", "cupy", "jax", "matplotlib", "hypothesis", "scipy"}
     assert not foreign
     assert not {"spattn.cuda", "spattn.testing", "spattn.torch", "spattn.cli"} & set(modules.split())
 
 
-def test_import_is_quick(python, record_property):
-    """The promise is 0.25 s; a loaded machine takes longer, so only ten times as much fails."""
-    seconds = sorted(float(python(PROGRAM).split()[0]) for _ in range(5))
-    record_property("import_seconds_median", seconds[2])
-    assert seconds[0] < 2.5
+def test_import_is_quick(python):
+    """The promise is 0.25 s, which `make bench` measures. Here: a third of the modules that NumPy and ml_dtypes need,
+    nearly all of them spattn's own."""
+    needed, own, others = python("""
+import sys, numpy, ml_dtypes
+before = set(sys.modules)
+import spattn
+new = set(sys.modules) - before
+own = {name for name in new if name.partition(".")[0] == "spattn"}
+print(len(before), len(own), len(new - own))
+""").split()
+    assert int(own) + int(others) <= int(needed) / 3 and int(others) <= 12
 
 
 def test_public_names():

@@ -1,4 +1,4 @@
-"""Other libraries as oracles: torch's SDPA with a boolean mask, FlexAttention masks, windows in their words."""
+"""PyTorch as an oracle: its attention with a boolean mask, and FlexAttention's masks."""
 
 import numpy as np
 import pytest
@@ -14,12 +14,6 @@ from spattn.testing.strategies import cases
 torch = pytest.importorskip("torch")
 
 some = settings(max_examples=max(10, settings.default.max_examples // 4))
-LENGTHS = st.integers(1, 60)
-
-
-def mask_of(pattern, q_len, kv_len):
-    return pattern.index_set(q_len, kv_len).to_dense()
-
 
 # -- attention ---------------------------------------------------------------------------------------------------------
 
@@ -87,84 +81,3 @@ def test_flex_attention_masks(name, mod, pattern):
     for head in range(2):
         ours = pattern.index_set(64, 64, head=head if pattern.sizes()[1] > 1 else 0).to_dense()
         assert np.array_equal(ours, theirs[0, head])
-
-
-# -- PATTERNS.md, "the same window in other libraries' words" ----------------------------------------------------------
-
-
-@some
-@given(st.integers(0, 70), st.integers(0, 70), LENGTHS, LENGTHS)
-def test_words_flash_attention_window_size_and_splash_local_mask(left, right, q_len, kv_len):
-    """flash-attn: row i sees keys within [i + kv_len - q_len - left, i + kv_len - q_len + right]."""
-    i, j = np.ogrid[:q_len, :kv_len]
-    theirs = (j >= i + kv_len - q_len - left) & (j <= i + kv_len - q_len + right)
-    assert np.array_equal(mask_of(p.SlidingWindow(left, right), q_len, kv_len), theirs)
-    complete = [n for n in range(q_len) if left <= n + kv_len - q_len < kv_len - right]
-    assert (theirs[complete].sum(axis=1) == left + right + 1).all()
-
-
-@some
-@given(st.integers(0, 70), LENGTHS)
-def test_words_attention_gym_sliding_window(width, length):
-    """attention-gym: causal and q - kv <= W; W + 1 keys a full row."""
-    i, j = np.ogrid[:length, :length]
-    assert np.array_equal(mask_of(p.SlidingWindow(width, 0), length, length), (i >= j) & (i - j <= width))
-    if length > width:
-        assert mask_of(p.SlidingWindow(width, 0), length, length)[-1].sum() == width + 1
-
-
-@some
-@given(st.integers(0, 70), st.integers(1, 9), LENGTHS)
-def test_words_attention_gym_dilated_window_is_a_span(span, dilation, length):
-    """attention-gym: |q - kv| <= W and (q - kv) % dilation == 0: W tokens of span hold W // dilation keys a side."""
-    i, j = np.ogrid[:length, :length]
-    theirs = (np.abs(i - j) <= span) & ((i - j) % dilation == 0)
-    side = span // dilation
-    assert np.array_equal(mask_of(p.DilatedWindow(side, side, dilation), length, length), theirs)
-
-
-@some
-@given(st.integers(1, 70), LENGTHS)
-def test_words_hugging_face_mistral_and_minference(window, length):
-    """transformers: kv > q - sliding_window and causal; MInference's n_local likewise: W keys, the query's included."""
-    i, j = np.ogrid[:length, :length]
-    assert np.array_equal(mask_of(p.SlidingWindow(window - 1, 0), length, length), (j > i - window) & (j <= i))
-    if length >= window:
-        assert mask_of(p.SlidingWindow(window - 1, 0), length, length)[-1].sum() == window
-
-
-@some
-@given(st.integers(1, 60), st.data())
-def test_words_natten_shifts_where_a_sliding_window_truncates(length, data):
-    """NATTEN: every row has exactly `kernel` keys; where the window fits, an odd kernel is a symmetric window."""
-    kernel = data.draw(st.integers(1, length))
-    ours = mask_of(p.Neighborhood(length, kernel), length, length)
-    start = np.clip(np.arange(length) - kernel // 2, 0, length - kernel)
-    theirs = (np.arange(length) >= start[:, None]) & (np.arange(length) < start[:, None] + kernel)
-    assert np.array_equal(ours, theirs) and (ours.sum(axis=1) == kernel).all()
-    if kernel % 2:
-        inside = slice(kernel // 2, length - kernel // 2)
-        truncated = mask_of(p.SlidingWindow(kernel // 2), length, length)
-        assert np.array_equal(ours[inside], truncated[inside])
-        assert (truncated.sum(axis=1) <= kernel).all()
-
-
-@some
-@given(st.integers(1, 29), st.integers(30, 60))
-def test_words_attention_gym_natten_with_an_even_kernel_is_not_natten(half, length):
-    """attention-gym: |kv - clamp(q, k // 2, L - 1 - k // 2)| <= k // 2, which is k + 1 keys for an even k."""
-    kernel = 2 * (half // 2 + 1)
-    centre = np.clip(np.arange(length), kernel // 2, length - 1 - kernel // 2)
-    theirs = np.abs(np.arange(length) - centre[:, None]) <= kernel // 2
-    assert (theirs.sum(axis=1) == kernel + 1).all()
-    assert not np.array_equal(mask_of(p.Neighborhood(length, kernel), length, length), theirs)
-    assert np.array_equal(mask_of(p.Neighborhood(length, kernel + 1), length, length), theirs)
-
-
-@some
-@given(st.integers(1, 20), st.integers(0, 3), LENGTHS)
-def test_words_longformer_attention_window(half, tokens, length):
-    """transformers: attention_window counts both sides; global tokens attend and are attended to everywhere."""
-    i, j = np.ogrid[:length, :length]
-    theirs = (np.abs(i - j) <= half) | (i < tokens) | (j < tokens)
-    assert np.array_equal(mask_of(p.Longformer(2 * half, global_tokens=tokens), length, length), theirs)

@@ -75,8 +75,10 @@ def _parser() -> argparse.ArgumentParser:
                       help="a parameter of the pattern, V as a Python literal; may be repeated")  # fmt: skip
     draw.add_argument("--q-len", metavar="N", type=_length, default=64, help="query tokens (default: 64)")
     draw.add_argument("--kv-len", metavar="N", type=_length, help="key tokens (default: as --q-len)")
-    draw.add_argument("-o", "--output", metavar="FILE", type=Path, required=True,
-                      help=f"picture to write ({', '.join(_PICTURE_SUFFIXES)})")  # fmt: skip
+    draw.add_argument("--head", metavar="N", type=int, default=0, help="which head, where heads differ (default: 0)")
+    draw.add_argument("-o", "--output", metavar="FILE", type=Path,
+                      help=f"picture to write ({', '.join(_PICTURE_SUFFIXES)}; default: PATTERN.png, pattern.png for "
+                      "JSON)")  # fmt: skip
     draw.set_defaults(run=_draw)
 
     demo = commands.add_parser(
@@ -120,21 +122,23 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _draw(options: argparse.Namespace) -> int:
-    if options.output.suffix not in _PICTURE_SUFFIXES:
-        raise _Usage(f"--output: expected a name ending in {', '.join(_PICTURE_SUFFIXES)}; got {options.output}")
+    name = options.pattern if options.pattern in patterns.names() else "pattern"
+    output = options.output or Path(f"{name}.png")
+    if output.suffix not in _PICTURE_SUFFIXES:
+        raise _Usage(f"--output: expected a name ending in {', '.join(_PICTURE_SUFFIXES)}; got {output}")
     pattern = _pattern(options.pattern, dict(options.param))
     kv_len = options.kv_len or options.q_len
     try:
         import matplotlib
 
         matplotlib.use("Agg")
-        axes = patterns.draw(pattern, options.q_len, kv_len)
+        axes = patterns.draw(pattern, options.q_len, kv_len, head=options.head)
     except ModuleNotFoundError as error:
         raise _Failure(f"{error.name} is not installed: pip install 'spattn[demo]'") from error
-    except ValueError as error:  # lengths that do not fit the pattern
+    except ValueError as error:  # lengths or a head that do not fit the pattern
         raise _Usage(error) from error
-    axes.figure.savefig(options.output, dpi=150, bbox_inches="tight")
-    print(f"wrote {options.output.resolve()}")
+    axes.figure.savefig(output, dpi=150, bbox_inches="tight")
+    print(f"wrote {output.resolve()}")
     return 0
 
 

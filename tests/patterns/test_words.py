@@ -56,3 +56,14 @@ def test_swin_labels():
     label = np.roll(rolled, (s, s), axis=(0, 1)).reshape(-1)
     dense = p.Windowed((length, length), w, s).index_set(length**2, length**2).to_dense()
     assert np.array_equal(dense, label[:, None] == label)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_mask(causal):
+    """FlashMask's intervals are rows of a square; fewer queries are its last rows (docs/decisions/008)."""
+    start, stop = np.random.default_rng(0).integers(0, 13, (2, 12))
+    i, j = np.ogrid[:12, :12]
+    square = ~((start <= i) & (i < stop)) & (j <= i if causal else True)
+    pattern = p.ColumnIntervals(start, stop, causal=causal)
+    for q_len in (12, 5, 1):
+        assert np.array_equal(pattern.index_set(q_len, 12).to_dense(), square[12 - q_len :])

@@ -248,7 +248,8 @@ class ColumnIntervals(_ArrayPattern):
     Parameters
     ----------
     start, stop : int arrays (kv_len,), (heads, kv_len) or (batch, heads, kv_len)
-        Query positions ``start[j] <= p < stop[j]`` do not attend to key j; copied.
+        Query positions ``start[j] <= p < stop[j]`` do not attend to key j; copied. Where q_len = kv_len positions are
+        FlashMask's rows.
     start2, stop2 : int arrays of the same shape, optional
         A second interval.
     causal : bool, optional
