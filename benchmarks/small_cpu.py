@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""A short sequence on one CPU thread: how much of a call is the kernel's own work?
+
+    python benchmarks/small_cpu.py                 # a few seconds
+
+Batch 1, 8 heads, 128 tokens, head_dim 64, NumPy arrays, the plan kept from earlier calls. The kernel's own time is what
+each further batch entry adds to a call: that of 32 entries less that of one, by 31. Calls with 1 and 32 entries take
+turns; medians of the process's CPU time, several calls at a time. Writes ``benchmarks/results/small_cpu.json``.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy is imported: it reads it once
+
+import statistics
+import time
+
+import ml_dtypes
+import numpy as np
+import record
+
+import spattn
+from spattn import cpu
+from spattn import patterns as sp
+
+MANY, ROUNDS, CALLS = 32, 41, {1: 32, 32: 1}  # entries → calls a measurement
+MOST = 3.0  # times the kernel's own
+DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16}
+PATTERNS = {"dense": sp.Full(), "causal": sp.Causal(), "window ±32": sp.SlidingWindow(32)}
+
+
+def measure(pattern: sp.Pattern, dtype: type) -> dict[int, float]:
+    """Median µs of a call with so many batch entries."""
+    rng = np.random.default_rng(0)
+    inputs = {n: [rng.standard_normal((n, 8, 128, 64)).astype(dtype) for _ in range(3)] for n in CALLS}
+    times = {n: [] for n in CALLS}
+    for turn in range(ROUNDS + 1):
+        for n, calls in CALLS.items():
+            start = time.process_time()
+            for _ in range(calls):
+                spattn.attention(*inputs[n], pattern)
+            if turn:
+                times[n].append(1e6 * (time.process_time() - start) / calls)
+    return {n: statistics.median(each) for n, each in times.items()}
+
+
+def main() -> int:
+    """Measure, print, write."""
+    rows = []
+    for name, pattern in PATTERNS.items():
+        for dtype, kind in DTYPES.items():
+            took = measure(pattern, kind)
+            own = (took[MANY] - took[1]) / (MANY - 1)
+            rows.append({"problem": name, "dtype": dtype, "call_us": round(took[1], 1), "kernel_us": round(own, 1),
+                         "times_kernel": round(took[1] / own, 2), "met": "yes" if took[1] <= MOST * own else "no"})  # fmt: skip
+            print(f"{name:11} {dtype:8} call {took[1]:6.1f} µs, kernel {own:6.1f} µs: {took[1] / own:.2f} times")
+    record.write("small_cpu", rows, notes="Medians of CPU time on one thread; the kernel's own time by difference.",
+                 shape={"batch": 1, "heads": 8, "tokens": 128, "head_dim": 64}, rounds=ROUNDS,
+                 core={k: str(v) for k, v in cpu.info().items()})  # fmt: skip
+    return 0 if all(row["met"] == "yes" for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
