@@ -22,4 +22,4 @@ def test_powers_of_two(isa, dtype, lowest, highest, rows):
     out, _ = cpu.forward(q, k, k, cpu.plan_for(patterns.Full(), q, k, k), math.log(2), isa=isa)
     exact = np.exp2(x.astype(np.longdouble))
     ulps = np.abs(out.ravel() - exact) / np.spacing(exact.astype(dtype))
-    assert ulps.max() < (1.25 if isa == "baseline" else 1)  # without and with fused multiply-adds
+    assert ulps.max() < 1.25  # below 1 with fused multiply-adds, which a build for the sanitizers does without
