@@ -21,7 +21,9 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = os.environ["OPEN
 import argparse
 import gc
 import json
+import math
 import tempfile
+import time
 from pathlib import Path
 
 import record
@@ -141,6 +143,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=list(problems.DTYPES), help="one instead of both")
     parser.add_argument("--pass", dest="which", choices=("forward", "both"), help="one instead of both")
     parser.add_argument("--leave-out", choices=("memory", "times"), help="one of the two kinds of measurements")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further problem is begun")
     parser.add_argument("--suffix", default="", help="of the names of all results: those of a further machine")
     parser.add_argument(
         "--memory-of", nargs=4, metavar=("PROBLEM", "CONTENDER", "DTYPE", "PASS"), help=argparse.SUPPRESS
@@ -182,7 +185,11 @@ def main() -> int:
     passes = {"forward": [False], "both": [True], None: [False, True]}[options.which]
     comparison = Comparison(options.rounds or (3 if options.quick else 15))
     load = os.getloadavg()
+    started = time.monotonic()
     for problem in chosen if options.leave_out != "times" else ():
+        if time.monotonic() - started > 60 * options.minutes:
+            comparison.skipped.append({"name": problem.name, "reason": f"not begun in {options.minutes} minutes"})
+            continue
         for dtype in dtypes:
             for both in passes:
                 comparison.run(problem, dtype, both)
