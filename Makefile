@@ -120,8 +120,13 @@ $(STAMPS)/build-requires: pyproject.toml $(STAMPS)/venv
 	$(PIP) install -r $(STAMPS)/build-requires.txt ninja
 	@touch $@
 
+# Meson refuses an option that a build folder from before does not know.
+$(STAMPS)/options: meson.options $(STAMPS)/venv
+	rm -rf $(VENV)/build $(VENV)/build-sanitized
+	@touch $@
+
 # The package as a wheel, installed, as users get it but for emulated AMX; never stale because it depends on all sources.
-$(STAMPS)/package: $(SOURCES) $(STAMPS)/build-requires
+$(STAMPS)/package: $(SOURCES) $(STAMPS)/build-requires $(STAMPS)/options
 	rm -rf $(WHEELS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) wheel --no-deps --no-build-isolation --wheel-dir $(WHEELS) \
 	  --config-settings=build-dir=$(VENV)/build $(AMX) .
@@ -130,7 +135,7 @@ $(STAMPS)/package: $(SOURCES) $(STAMPS)/build-requires
 
 # Beside the ordinary package, for PYTHONPATH. Optimised no further than -O1: from -O2 on, UBSan's checks are copied along
 # with what is inlined and unrolled, and compiling takes seven times as long.
-$(STAMPS)/sanitized: $(SOURCES) $(STAMPS)/build-requires
+$(STAMPS)/sanitized: $(SOURCES) $(STAMPS)/build-requires $(STAMPS)/options
 	rm -rf $(SANITIZED)
 	CC=$(GCC) CXX=$(GXX) PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install --no-deps --no-build-isolation \
 	  --target $(SANITIZED) --config-settings=build-dir=$(VENV)/build-sanitized \
