@@ -43,10 +43,40 @@ template <int C, int A, int N> struct TileRow {
   }
 };
 
-// C = A B, or C += A B, for `rows` rows of N tiles. Rows take turns with two pairs of registers, and a row is stored
+// C = A B, or C += A B, for `rows` rows of N tiles and kSteps steps, with B in registers, 2 * kSteps of them from 4 on: it is
+// loaded once, and not again with every row.
+template <int N, int kSteps>
+void resident_product(int64_t rows, const TileFactor& a, const TileFactor& b, bool add, char* c) {
+  static_assert(kSteps <= 2, "eight registers");
+  load_tiles<4, N>(b, 0, 0);
+  if constexpr (kSteps > 1) load_tiles<6, N>(b, 1, 0);
+  for (int row = 0; row < rows; ++row, c += kPanelSize) {
+    if (add) {
+      tile_load<0>(c, kPanelBytes);
+      if constexpr (N > 1) tile_load<1>(c + kTileBytes, kPanelBytes);
+    } else {
+      tile_zero<0>();
+      if constexpr (N > 1) tile_zero<1>();
+    }
+    tile_load<2>(a.at(row, 0, 0), a.ld);
+    tile_dot<0, 2, 4>();
+    if constexpr (N > 1) tile_dot<1, 2, 5>();
+    if constexpr (kSteps > 1) {
+      tile_load<3>(a.at(row, 1, 0), a.ld);
+      tile_dot<0, 3, 6>();
+      if constexpr (N > 1) tile_dot<1, 3, 7>();
+    }
+    tile_store<0>(c, kPanelBytes);
+    if constexpr (N > 1) tile_store<1>(c + kTileBytes, kPanelBytes);
+  }
+}
+
+// C = A B, or C += A B, for `rows` rows of N tiles, whatever fits the registers. Rows take turns with two pairs of registers, and a row is stored
 // while the next one is multiplied: a product takes 52 cycles to arrive, and a store waits for it.
 template <int kParts, int N>
 void panel_product(int64_t rows, const TileFactor& a, const TileFactor& b, int64_t steps, bool add, char* c) {
+  if (kParts == 1 && steps == 1) return resident_product<N, 1>(rows, a, b, add, c);
+  if (kParts == 1 && steps == 2) return resident_product<N, 2>(rows, a, b, add, c);
   using Even = TileRow<0, 4, N>;
   using Odd = TileRow<2, 5, N>;
   int64_t row = 0;

@@ -114,7 +114,8 @@ struct WholeParts {
         const __m512 found = _mm512_fmadd_ps((__m512)score, factor, start);
         return _mm512_castps_si512(_mm512_max_ps(found, _mm512_set1_ps(kNone)));
       };
-      const __m512i both = _mm512_mask_blend_epi16(0xaaaaaaaa, exponent(even), _mm512_slli_epi32(exponent(odd), 16));
+      const __m512i up = _mm512_broadcast_i32x4(_mm_setr_epi32(0x01000000, 0x05040000, 0x09080000, 0x0d0c0000));
+      const __m512i both = _mm512_mask_shuffle_epi8(exponent(even), 0xcccccccccccccccc, exponent(odd), up);
       const __m512i excess = _mm512_maskz_permutex2var_epi8(0x5555555555555555, low, _mm512_srli_epi16(both, 2), high);
       parts[0] = (Bits)_mm512_srli_epi16(_mm512_sub_epi16(both, excess), 2);
       sum = Paired::multiply_add(sum, parts[0], Paired::splat(0x3f803f80));  // times (1, 1)

@@ -10,6 +10,32 @@ namespace SPATTN_ISA {
 
 constexpr int kColumnChains = 4;  // independent maxima and sums; several short sums round less than a long one
 
+// Which of kTileTerms keys the queries of a column may attend to, a few keys at a time.
+struct ColumnMask {
+  const char* words;  // of the first query
+  __m512i offset;     // of the other ones, in bytes
+  __mmask16 real;     // queries that the mask has
+  __m512i bits{};     // the next keys, from the lowest bit on
+
+  ColumnMask(const Mask& mask, int64_t row)
+      : words(mask ? reinterpret_cast<const char*>(mask.bits + row * mask.words) : nullptr) {
+    const __m512i rows = (__m512i)(BitsVec<float>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15});
+    offset = _mm512_mullo_epi32(rows, _mm512_set1_epi32(int(mask.words * 8)));
+    real = _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(int(mask.rows - row)), rows);
+  }
+
+  SPATTN_INLINE void start(int64_t key) {
+    bits = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), real, offset, words + key / 8, 1);
+  }
+  SPATTN_INLINE void skip(int keys) { bits = _mm512_srli_epi32(bits, unsigned(keys)); }
+
+  // Scores of the next key but `ahead`, -inf where a pair is not allowed.
+  SPATTN_INLINE Vec<float> keep(Vec<float> score, int ahead) const {
+    const __mmask16 allowed = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(1 << ahead));
+    return (Vec<float>)_mm512_mask_mov_ps(_mm512_set1_ps(-kInfinity<float>), allowed, (__m512)score);
+  }
+};
+
 // The largest score of each query of a column among the keys [begin, end), whole steps, with which `scores` begins.
 // Pairs that are not allowed become -inf.
 template <bool kMasked>
@@ -17,28 +43,17 @@ inline Vec<float> largest_scores(const Mask& mask, int64_t row, int64_t begin, i
   using V = Vec<float>;
   V largest[kColumnChains];
   for (auto& x : largest) x = splat(-kInfinity<float>);
-  const __m512i rows = (__m512i)(BitsVec<float>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15});
+  ColumnMask allowed(mask, row);
   for (int64_t key = begin; key < end; key += kTileTerms) {
-    __m512i allowed{}, bit[kColumnChains];
-    if (kMasked) {
-      const __mmask16 real = _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(int(mask.rows - row)), rows);
-      const __m512i offset = _mm512_mullo_epi32(rows, _mm512_set1_epi32(int(mask.words * 8)));
-      const char* words = reinterpret_cast<const char*>(mask.bits + row * mask.words) + key / 8;
-      allowed = _mm512_mask_i32gather_epi32(allowed, real, offset, words, 1);
-      for (int i = 0; i < kColumnChains; ++i) bit[i] = _mm512_set1_epi32(1 << i);
-    }
+    if (kMasked) allowed.start(key);
     for (int step = 0; step < kTileTerms; step += kColumnChains, scores += kColumnChains * kPanel) {
       SPATTN_UNROLL
       for (int i = 0; i < kColumnChains; ++i) {
         V score = load<V>(scores + i * kPanel);
-        if (kMasked) {
-          const __mmask16 keep = _mm512_test_epi32_mask(allowed, bit[i]);
-          score = (V)_mm512_mask_mov_ps(_mm512_set1_ps(-kInfinity<float>), keep, (__m512)score);
-          store(scores + i * kPanel, score);
-          bit[i] = _mm512_slli_epi32(bit[i], kColumnChains);
-        }
+        if (kMasked) store(scores + i * kPanel, score = allowed.keep(score, i));
         largest[i] = larger(score, largest[i]);
       }
+      if (kMasked) allowed.skip(kColumnChains);
     }
   }
   return larger(larger(largest[0], largest[1]), larger(largest[2], largest[3]));
