@@ -4,6 +4,7 @@
 // key tiles in work at a time, so that no product reads what has only just been written, a step took a third longer
 // (docs/decisions/007-amx.md).
 #pragma once
+#include "ahead.h"
 #include "amx_pack.h"
 #include "amx_softmax.h"
 #include "forward.h"
@@ -98,10 +99,11 @@ void leave_to_exact(const PackedTile& tile, const Mask& mask, int64_t cells, Amx
 // panel after the other: a panel's own matrices then stay in the first-level cache, and the tiles pass through it.
 template <class Path>
 void take_entries(const Call& call, int64_t pair, const Work& item, const Head& keys, const Head& values, int64_t cells,
-                  float factor, AmxScratch<Path>& s) {
+                  float factor, Ahead& ahead, AmxScratch<Path>& s) {
   [[maybe_unused]] const TileSession session;
   const Plan& plan = call.plan;
   const int64_t first_view = plan.components[item.component].key_view;
+  const int64_t steps = (item.end - item.begin) * ((cells + kPanel - 1) / kPanel);
   for (int64_t i = item.begin; i < item.end;) {
     int64_t count = 0;
     for (; count < s.slots && i < item.end; ++count, ++i) {
@@ -115,6 +117,7 @@ void take_entries(const Call& call, int64_t pair, const Work& item, const Head& 
     for (int64_t first = 0; first < cells; first += kPanel) {
       for (const Entry* entry = s.entries; entry < s.entries + count; ++entry) {
         const Block block = reached(entry->mask, first, cells, entry->tile.rows);
+        ahead.run(steps);
         if (block.columns == 0) continue;
         multiply_keys(block, entry->tile.keys, s);
         weigh(block, entry->mask, factor, s);
@@ -139,6 +142,26 @@ template <class Path> void transpose_output(int64_t cells, AmxScratch<Path>& s) 
   }
 }
 
+// What an item will write, and what the next one is likely to read that this one does not.
+template <class Path>
+Ahead look_ahead(const Call& call, const Work& item, const Tile& tile, const Head& queries, const Head& keys,
+                 const Head& values, const Head& out) {
+  constexpr int64_t kBytes = sizeof(typename Path::E::Storage);
+  const Plan& plan = call.plan;
+  const Component& component = plan.components[item.component];
+  Ahead ahead;
+  if (item.slot < 0) ahead.add(out, tile, call.head_dim_v * kBytes);
+  const View& rows = plan.views[component.query_view];
+  if (item.query_tile + 1 < rows.tiles) ahead.add(queries, locate(rows, item.query_tile + 1), call.head_dim * kBytes);
+  if (item.begin == item.end) return ahead;
+  const View& view = plan.views[component.key_view + plan.key_view[item.end - 1]];
+  const int64_t number = plan.indices[item.end - 1] + 1;
+  if (number == view.tiles) return ahead;
+  ahead.add(keys, locate(view, number), call.head_dim * kBytes);
+  ahead.add(values, locate(view, number), call.head_dim_v * kBytes);
+  return ahead;
+}
+
 template <class Path>
 void amx_forward(const Call& call, int64_t batch, int64_t head, const Work& item, char* scratch) noexcept {
   using E = typename Path::E;
@@ -157,7 +180,8 @@ void amx_forward(const Call& call, int64_t batch, int64_t head, const Work& item
   reset_softmax(columns, s);
   memset(s.origin, 0, size_t(columns * kTileBytes));
   memset(s.output_tiles, 0, size_t(panels * s.value_tiles * kPanelSize));
-  take_entries<Path>(call, batch * heads_kv + head_kv, item, keys, values, cells, scale.factor, s);
+  Ahead ahead = look_ahead<Path>(call, item, tile, queries, keys, values, Head(call.out, batch, head));
+  take_entries<Path>(call, batch * heads_kv + head_kv, item, keys, values, cells, scale.factor, ahead, s);
   transpose_output(cells, s);
   for (int64_t cell = 0; cell < cells; ++cell) {
     if (s.exact[cell]) s.output[cell * s.ld_value] = __builtin_nanf("");  // what sends a row to the exact path

@@ -132,14 +132,6 @@ bool pack_tile(const Call& call, const Tile& tile, int64_t rows, const Head& key
   }) && fit;
 }
 
-// A tile of which nothing is packed, nor perhaps cached: on its way from memory.
-template <int kLocality, class Path>
-void expect_tile(const Call& call, const Tile& tile, const Head& keys, const Head& values) {
-  constexpr int64_t kBytes = sizeof(typename Path::E::Storage);
-  prefetch_rows<kLocality>(keys, tile, call.head_dim * kBytes);
-  prefetch_rows<kLocality>(values, tile, call.head_dim_v * kBytes);
-}
-
 // A key tile out of the cache, packed where it is not there. The s.slots tiles found last are valid.
 template <class Path>
 PackedTile find_tile(const Call& call, int64_t pair, int64_t view, int64_t number, const Tile& tile, const Head& keys,
@@ -149,9 +141,9 @@ PackedTile find_tile(const Call& call, int64_t pair, int64_t view, int64_t numbe
   const int slot = s.cache.find(uint64_t(pair) + 1, uint64_t(view) << 32 | uint64_t(number), s.slots, hit);
   uint64_t* unfit = s.unfit + slot * words;
   if (!hit) {
-    const View& all = call.plan.views[view];
-    expect_tile<3, Path>(call, tile, keys, values);
-    if (number + 1 < all.tiles) expect_tile<2, Path>(call, locate(all, number + 1), keys, values);  // likely the next
+    constexpr int64_t kBytes = sizeof(typename Path::E::Storage);
+    prefetch_rows(keys, tile, call.head_dim * kBytes);
+    prefetch_rows(values, tile, call.head_dim_v * kBytes);
     clear(unfit, words);
     s.cache.unfit[slot] = !pack_tile(call, tile, rows, keys, values, slot, unfit, s);
   }

@@ -55,13 +55,12 @@ void gather_queries(const Head& head, int64_t first, int64_t rows, int64_t cells
   }
 }
 
-// Brings rows that products or copies will read soon into the first-level cache, or (kLocality = 2) the second, where
-// they lie in whole lines.
-template <int kLocality = 3> inline void prefetch_rows(const Head& head, const Tile& tile, int64_t bytes) {
+// Brings rows that products or copies will read soon into the first-level cache, where they lie in whole lines.
+inline void prefetch_rows(const Head& head, const Tile& tile, int64_t bytes) {
   if (!tile.even() || head.feature < 0 || head.feature > 8) return;
   const char* row = head.data + tile.start * head.position;
   for (int64_t i = 0; i < tile.count[2]; ++i, row += tile.stride[2] * head.position) {
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, kLocality);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
   }
 }
 
