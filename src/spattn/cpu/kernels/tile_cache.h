@@ -18,6 +18,7 @@ constexpr int64_t kCacheBytes = 512 * 1024;
 struct TileCache {
   static constexpr int kStep = 8;
   uint64_t clock;
+  int64_t last;                                 // the slot found last
   uint64_t head[kMostTiles], tile[kMostTiles];  // 0: none
   uint64_t used[kMostTiles];                    // the clock at that time
   bool unfit[kMostTiles];                       // are there keys that are not finite?
@@ -29,6 +30,15 @@ struct TileCache {
 
   // The slot of a tile, or else the one that has not been used for the longest time, which is the tile's from now on.
   int find(uint64_t of_head, uint64_t number, int slots, bool& hit) {
+    // Tiles come in the order in which they came before, or the other way round.
+    const int64_t after = last + 1 < slots ? last + 1 : 0, ahead = last ? last - 1 : slots - 1;
+    const auto is = [&](int64_t slot) { return head[slot] == of_head && tile[slot] == number; };
+    if (is(after) || is(ahead)) {
+      last = is(after) ? after : ahead;
+      used[last] = ++clock;
+      hit = true;
+      return int(last);
+    }
     uint64_t found = 0;
     for (int i = 0; i < slots; i += kStep) {  // without a branch that depends on where it is
       BitsVec<double> same[kStep / kLanes<double>];
@@ -46,6 +56,7 @@ struct TileCache {
     int slot = hit ? __builtin_ctzll(found) : 0;
     for (int i = 1; !hit && i < slots; ++i) slot = used[i] < used[slot] ? i : slot;
     head[slot] = of_head, tile[slot] = number, used[slot] = ++clock;
+    last = slot;
     return slot;
   }
 };
