@@ -8,7 +8,7 @@ Every result is checked against float64 on sampled rows (gradients on a whole he
 when one is outside its error bound. Figures are medians of the process's CPU time; ratios are medians over medians of
 the same rounds. Ceilings of the machine are sampled between the contenders. Writes
 ``benchmarks/results/peers_cpu*.json``, ``docs/images/peers_cpu.png`` and ``docs/images/cpu_roofline.png``; with
-``--suffix=-NAME`` every file name ends in ``-NAME``, so that results of a further machine lie beside these.
+``--suffix=-NAME`` every file name ends in ``-NAME``, so that results of a further machine, or of a part, lie beside these.
 """
 
 from __future__ import annotations
@@ -198,7 +198,8 @@ def main() -> int:
         "peers_cpu": comparison.results, "peers_cpu_roofline": comparison.roofline, "peers_cpu_targets": aims,
         "peers_cpu_ceilings": comparison.ceilings.rows(),
     }  # fmt: skip
-    partial = bool(options.quick or options.only or options.dtype or options.which)
+    part = options.only or options.dtype or options.which
+    partial = bool(options.quick or (part and not options.suffix))
     facts = {"shape": {"batch": 1, "heads": problems.HEADS, "head_dim": problems.HEAD_DIM}, "threads": 1,
              "rounds": comparison.rounds, "vector_bits": comparison.ceilings.vector_bits, "skipped": comparison.skipped,
              "load_before": load, "load_after": os.getloadavg(), "peers": contenders.versions()}  # fmt: skip

@@ -4,7 +4,6 @@
 // key tiles in work at a time, so that no product reads what has only just been written, a step took a third longer
 // (docs/decisions/007-amx.md).
 #pragma once
-#include "ahead.h"
 #include "amx_pack.h"
 #include "amx_softmax.h"
 #include "forward.h"
@@ -142,24 +141,6 @@ template <class Path> void transpose_output(int64_t cells, AmxScratch<Path>& s) 
   }
 }
 
-// What an item will write, and what the next one is likely to read that this one does not.
-template <class Path>
-void look_ahead(const Call& call, const Work& item, const Tile& tile, const Head& queries, const Head& keys,
-                const Head& values, const Head& out, Ahead& ahead) {
-  constexpr int64_t kBytes = sizeof(typename Path::E::Storage);
-  const Plan& plan = call.plan;
-  const Component& component = plan.components[item.component];
-  if (item.slot < 0) ahead.add(out, tile, call.head_dim_v * kBytes);
-  const View& rows = plan.views[component.query_view];
-  if (item.query_tile + 1 < rows.tiles) ahead.add(queries, locate(rows, item.query_tile + 1), call.head_dim * kBytes);
-  if (item.begin == item.end) return;
-  const View& view = plan.views[component.key_view + plan.key_view[item.end - 1]];
-  const int64_t number = plan.indices[item.end - 1] + 1;
-  if (number == view.tiles) return;
-  ahead.add(keys, locate(view, number), call.head_dim * kBytes);
-  ahead.add(values, locate(view, number), call.head_dim_v * kBytes);
-}
-
 template <class Path>
 void amx_forward(const Call& call, int64_t batch, int64_t head, const Work& item, char* scratch) noexcept {
   using E = typename Path::E;
@@ -178,8 +159,7 @@ void amx_forward(const Call& call, int64_t batch, int64_t head, const Work& item
   reset_softmax(columns, s);
   memset(s.origin, 0, size_t(columns * kTileBytes));
   memset(s.output_tiles, 0, size_t(panels * s.value_tiles * kPanelSize));
-  Ahead ahead;
-  look_ahead<Path>(call, item, tile, queries, keys, values, Head(call.out, batch, head), ahead);
+  Ahead ahead(call, item, Head(call.out, batch, head), queries, keys, values, sizeof(typename E::Storage));
   take_entries<Path>(call, batch * heads_kv + head_kv, item, keys, values, cells, scale.factor, ahead, s);
   transpose_output(cells, s);
   for (int64_t cell = 0; cell < cells; ++cell) {

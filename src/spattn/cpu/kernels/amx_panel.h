@@ -43,8 +43,8 @@ template <int C, int A, int N> struct TileRow {
   }
 };
 
-// C = A B, or C += A B, for `rows` rows of N tiles and kSteps steps, with B in registers, 2 * kSteps of them from 4 on: it is
-// loaded once, and not again with every row.
+// C = A B, or C += A B, for `rows` rows of N tiles and kSteps steps. B stays in the registers from 4 on: it is loaded once,
+// not again with every row.
 template <int N, int kSteps>
 void resident_product(int64_t rows, const TileFactor& a, const TileFactor& b, bool add, char* c) {
   static_assert(kSteps <= 2, "eight registers");

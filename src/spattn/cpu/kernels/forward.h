@@ -2,6 +2,7 @@
 #pragma once
 #include <math.h>
 
+#include "ahead.h"
 #include "exact.h"
 #include "kernels.h"
 #include "mask.h"
@@ -20,10 +21,8 @@ namespace SPATTN_ISA {
 // One entry of the list: O, row_max and row_sum take in the keys of one tile.
 template <class Path>
 void take_tile(const Call& call, int64_t pair, const Component& component, int64_t entry, const Head& keys,
-               const Head& values, int64_t cells, bool first, bool more, typename Path::T factor,
-               TileScratch<typename Path::T>& s) {
+               const Head& values, int64_t cells, bool first, typename Path::T factor, TileScratch<typename Path::T>& s) {
   using T = typename Path::T;
-  constexpr int64_t kBytes = sizeof(typename Path::E::Storage);
   const Plan& plan = call.plan;
   const int64_t view = component.key_view + plan.key_view[entry];
   const Tile tile = locate(plan.views[view], plan.indices[entry]);
@@ -36,16 +35,11 @@ void take_tile(const Call& call, int64_t pair, const Component& component, int64
   }
   const auto k = Path::key_operand(keys, tile, rows, call, s);
   if (mask) unpack(mask, cells, s);
-  if (s.fresh) prefetch_rows(values, tile, call.head_dim_v * kBytes);
   int64_t begin = 0, end = key_cells;
   if (mask) mask.reach(0, cells, begin, end);
   begin = begin / kKeyRows * kKeyRows, end = round_up(end, kKeyRows);
   compute_scores<Path>(k, begin, end, call.head_dim, vectors, bool(mask), s);
   exponentiate<Path>(begin, end, vectors, factor, s);
-  if (more) {
-    const Tile next = locate(plan.views[component.key_view + plan.key_view[entry + 1]], plan.indices[entry + 1]);
-    if (Path::keys_in_place(keys, next, next.cells(), call)) prefetch_rows(keys, next, call.head_dim * kBytes);
-  }
   const Keys weighed = {begin, end < key_cells ? end : key_cells};
   accumulate_output<Path>(Path::value_operand(values, tile, call, s), weighed, cells, mask, first, s);
 }
@@ -102,8 +96,10 @@ void forward(const Call& call, int64_t batch, int64_t head, const Work& item, ch
   const Scale<T> scale(call.scale);
   Path::pack_query(queries, cells, scale.sign, call, s);
   reset_softmax((cells + kLanes<T> - 1) / kLanes<T>, s);
+  Ahead ahead(call, item, Head(call.out, batch, head), queries, keys, values, sizeof(typename Path::E::Storage));
   for (int64_t e = item.begin; e < item.end; ++e) {
-    take_tile<Path>(call, pair, component, e, keys, values, cells, e == item.begin, e + 1 < item.end, scale.factor, s);
+    ahead.run(item.end - item.begin);
+    take_tile<Path>(call, pair, component, e, keys, values, cells, e == item.begin, scale.factor, s);
   }
   finish_item<typename Path::E>(call, batch, head, item, cells, queries, keys, values, scale, Path::normaliser(s), s);
 }
