@@ -8,7 +8,8 @@ Every result is checked against float64 on sampled rows (gradients on a whole he
 when one is outside its error bound. Figures are medians of the process's CPU time; ratios are medians over medians of
 the same rounds. Ceilings of the machine are sampled between the contenders. Writes
 ``benchmarks/results/peers_cpu*.json``, ``docs/images/peers_cpu.png`` and ``docs/images/cpu_roofline.png``; with
-``--suffix=-NAME`` every file name ends in ``-NAME``, so that results of a further machine, or of a part, lie beside these.
+``--suffix=-NAME`` every file name ends in ``-NAME``, so that results of a further machine, or part of one, lie
+beside these.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ template <int C, int A, int N> struct TileRow {
   }
 };
 
-// C = A B, or C += A B, for `rows` rows of N tiles and kSteps steps. B stays in the registers from 4 on: it is loaded once,
-// not again with every row.
+// C = A B, or C += A B, for `rows` rows of N tiles and kSteps steps. B stays in the registers from 4 on: it is loaded
+// once, not again with every row.
 template <int N, int kSteps>
 void resident_product(int64_t rows, const TileFactor& a, const TileFactor& b, bool add, char* c) {
   static_assert(kSteps <= 2, "eight registers");
@@ -71,7 +71,7 @@ void resident_product(int64_t rows, const TileFactor& a, const TileFactor& b, bo
   }
 }
 
-// C = A B, or C += A B, for `rows` rows of N tiles, whatever fits the registers. Rows take turns with two pairs of registers, and a row is stored
+// C = A B, or C += A B, for `rows` rows of N tiles. Rows take turns with two pairs of registers, and a row is stored
 // while the next one is multiplied: a product takes 52 cycles to arrive, and a store waits for it.
 template <int kParts, int N>
 void panel_product(int64_t rows, const TileFactor& a, const TileFactor& b, int64_t steps, bool add, char* c) {

@@ -21,7 +21,8 @@ namespace SPATTN_ISA {
 // One entry of the list: O, row_max and row_sum take in the keys of one tile.
 template <class Path>
 void take_tile(const Call& call, int64_t pair, const Component& component, int64_t entry, const Head& keys,
-               const Head& values, int64_t cells, bool first, typename Path::T factor, TileScratch<typename Path::T>& s) {
+               const Head& values, int64_t cells, bool first, typename Path::T factor,
+               TileScratch<typename Path::T>& s) {
   using T = typename Path::T;
   const Plan& plan = call.plan;
   const int64_t view = component.key_view + plan.key_view[entry];
