@@ -145,7 +145,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pass", dest="which", choices=("forward", "both"), help="one instead of both")
     parser.add_argument("--leave-out", choices=("memory", "times"), help="one of the two kinds of measurements")
     parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further problem is begun")
-    parser.add_argument("--suffix", default="", help="of the names of all results: those of a further machine")
+    parser.add_argument("--suffix", default="", help="of the names of all results; also keeps those of a part")
     parser.add_argument(
         "--memory-of", nargs=4, metavar=("PROBLEM", "CONTENDER", "DTYPE", "PASS"), help=argparse.SUPPRESS
     )

@@ -138,7 +138,7 @@ PackedTile find_tile(const Call& call, int64_t pair, int64_t view, int64_t numbe
                      const Head& values, AmxScratch<Path>& s) {
   const int64_t rows = round_up(tile.cells(), kTileTerms), words = call.plan.block_kv / 64;
   bool hit;
-  const int slot = s.cache.find(uint64_t(pair) + 1, uint64_t(view) << 32 | uint64_t(number), s.slots, hit);
+  const int slot = s.cache.find(pair, view, number, s.slots, hit);
   uint64_t* unfit = s.unfit + slot * words;
   if (!hit) {
     constexpr int64_t kBytes = sizeof(typename Path::E::Storage);

@@ -17,6 +17,14 @@ template <int C, int A, int N> struct TileRow {
   static SPATTN_INLINE void multiply(const TileFactor& a, int row, const TileFactor& b, int64_t steps, bool add,
                                      const char* c) {
     static_assert(kParts <= 2, "three products of parts");
+    start(add, c);
+    for (int64_t t = 0; kParts == 2 && t < steps; ++t) {  // the small products first: they round less
+      product(a.at(row, t, 1), a.ld, b, t, 0), product(a.at(row, t, 0), a.ld, b, t, 1);
+    }
+    for (int64_t t = 0; t < steps; ++t) product(a.at(row, t, 0), a.ld, b, t, 0);
+  }
+
+  static SPATTN_INLINE void start(bool add, const char* c) {
     if (add) {
       tile_load<C>(c, kPanelBytes);
       if constexpr (N > 1) tile_load<C + 1>(c + kTileBytes, kPanelBytes);
@@ -24,10 +32,6 @@ template <int C, int A, int N> struct TileRow {
       tile_zero<C>();
       if constexpr (N > 1) tile_zero<C + 1>();
     }
-    for (int64_t t = 0; kParts == 2 && t < steps; ++t) {  // the small products first: they round less
-      product(a.at(row, t, 1), a.ld, b, t, 0), product(a.at(row, t, 0), a.ld, b, t, 1);
-    }
-    for (int64_t t = 0; t < steps; ++t) product(a.at(row, t, 0), a.ld, b, t, 0);
   }
 
   static SPATTN_INLINE void product(const void* a, int64_t ld, const TileFactor& b, int64_t terms, int number) {
@@ -48,16 +52,11 @@ template <int C, int A, int N> struct TileRow {
 template <int N, int kSteps>
 void resident_product(int64_t rows, const TileFactor& a, const TileFactor& b, bool add, char* c) {
   static_assert(kSteps <= 2, "eight registers");
+  using Row = TileRow<0, 2, N>;
   load_tiles<4, N>(b, 0, 0);
   if constexpr (kSteps > 1) load_tiles<6, N>(b, 1, 0);
   for (int row = 0; row < rows; ++row, c += kPanelSize) {
-    if (add) {
-      tile_load<0>(c, kPanelBytes);
-      if constexpr (N > 1) tile_load<1>(c + kTileBytes, kPanelBytes);
-    } else {
-      tile_zero<0>();
-      if constexpr (N > 1) tile_zero<1>();
-    }
+    Row::start(add, c);
     tile_load<2>(a.at(row, 0, 0), a.ld);
     tile_dot<0, 2, 4>();
     if constexpr (N > 1) tile_dot<1, 2, 5>();
@@ -66,8 +65,7 @@ void resident_product(int64_t rows, const TileFactor& a, const TileFactor& b, bo
       tile_dot<0, 3, 6>();
       if constexpr (N > 1) tile_dot<1, 3, 7>();
     }
-    tile_store<0>(c, kPanelBytes);
-    if constexpr (N > 1) tile_store<1>(c + kTileBytes, kPanelBytes);
+    Row::store(c);
   }
 }
 

@@ -87,10 +87,9 @@ SPATTN_INLINE void weight_block(int64_t vectors, const Call& call, const KeyTile
 
 // Of the vectors of queries [column, column + vectors * L): shrinks the range to those with an allowed key among
 // kKeyRows keys from `key`, and clears P' and dS' of the others.
-template <class T>
-void clear_idle(const Mask& mask, int64_t key, int64_t& column, int64_t& vectors, BackwardScratch<T>& s) {
+template <class T> void clear_idle(int64_t key, int64_t& column, int64_t& vectors, BackwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
-  const auto idle = [&](int64_t at) { return !mask.any(at, L, key, kKeyRows); };
+  const auto idle = [&](int64_t at) { return !s.reaches(at, key); };
   const auto mark = [&](int64_t at) {
     for (int64_t i = key; i < key + kKeyRows; ++i) {
       store(s.scores + i * s.ld_query + at, Vec<T>{});
@@ -113,7 +112,7 @@ void compute_weights(const Call& call, const KeyTile<T>& tile, Split<T> factor, 
         weight_block<T, false>(width, call, tile, key, first * L, factor, s);
       } else {
         int64_t column = first * L, active = width;
-        clear_idle(tile.mask, key, column, active, s);
+        clear_idle(key, column, active, s);
         weight_block<T, true>(active, call, tile, key, column, factor, s);
       }
     }

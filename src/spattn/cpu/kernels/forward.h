@@ -32,7 +32,7 @@ void take_tile(const Call& call, int64_t pair, const Component& component, int64
   const int64_t key_cells = tile.cells(), rows = round_up(key_cells, kKeyRows);
   s.fresh = true;
   if (!Path::keys_in_place(keys, tile, rows, call) || !Path::values_in_place(values, tile, call, s)) {
-    s.enter(uint64_t(pair) + 1, uint64_t(view) << 32 | uint64_t(plan.indices[entry]), plan.block_kv);
+    s.enter(pair, view, plan.indices[entry], plan.block_kv);
   }
   const auto k = Path::key_operand(keys, tile, rows, call, s);
   if (mask) unpack(mask, cells, s);

@@ -94,9 +94,9 @@ template <class T> struct TileScratch : Scratch<T> {
 
   static constexpr size_t offset() { return size_t(round_up(sizeof(TileCache), 64)); }
 
-  void enter(uint64_t head, uint64_t number, int64_t block_kv) {
+  void enter(int64_t pair, int64_t view, int64_t number, int64_t block_kv) {
     bool hit;
-    tile_keys = packed + cache.find(head, number, slots, hit) * slot_size;
+    tile_keys = packed + cache.find(pair, view, number, slots, hit) * slot_size;
     tile_values = tile_keys + block_kv * this->ld_key;
     fresh = !hit;
   }

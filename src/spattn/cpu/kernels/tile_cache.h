@@ -28,17 +28,18 @@ struct TileCache {
     return int(room < 1 ? 1 : room > kMostTiles ? kMostTiles : room);
   }
 
-  // The slot of a tile, or else the one that has not been used for the longest time, which is the tile's from now on.
-  int find(uint64_t of_head, uint64_t number, int slots, bool& hit) {
+  // The slot of tile `number` of a view, of K and V of a pair (batch entry, head), or else the one that has not been used
+  // for the longest time, which is the tile's from now on.
+  int find(int64_t pair, int64_t view, int64_t number, int slots, bool& hit) {
+    const uint64_t of_head = uint64_t(pair) + 1, wanted = uint64_t(view) << 32 | uint64_t(number);
     // Tiles come in the order in which they came before, or the other way round.
-    const int64_t after = last + 1 < slots ? last + 1 : 0, ahead = last ? last - 1 : slots - 1;
-    const auto is = [&](int64_t slot) { return head[slot] == of_head && tile[slot] == number; };
-    if (is(after) || is(ahead)) {
-      last = is(after) ? after : ahead;
-      used[last] = ++clock;
-      hit = true;
-      return int(last);
-    }
+    const auto guess = [&](int64_t slot) {
+      if (head[slot] != of_head || tile[slot] != wanted) return false;
+      last = slot;
+      used[slot] = ++clock;
+      return hit = true;
+    };
+    if (guess(last + 1 < slots ? last + 1 : 0) || guess(last ? last - 1 : slots - 1)) return int(last);
     uint64_t found = 0;
     for (int i = 0; i < slots; i += kStep) {  // without a branch that depends on where it is
       BitsVec<double> same[kStep / kLanes<double>];
@@ -46,7 +47,7 @@ struct TileCache {
       for (int j = 0; j < kStep / kLanes<double>; ++j) {
         const int at = i + j * kLanes<double>;
         same[j] = (BitsVec<double>)((load<BitsVec<double>>(head + at) == of_head) &
-                                    (load<BitsVec<double>>(tile + at) == number));
+                                    (load<BitsVec<double>>(tile + at) == wanted));
       }
       uint64_t each[kStep];
       memcpy(each, same, sizeof each);
@@ -55,7 +56,7 @@ struct TileCache {
     hit = found != 0;
     int slot = hit ? __builtin_ctzll(found) : 0;
     for (int i = 1; !hit && i < slots; ++i) slot = used[i] < used[slot] ? i : slot;
-    head[slot] = of_head, tile[slot] = number, used[slot] = ++clock;
+    head[slot] = of_head, tile[slot] = wanted, used[slot] = ++clock;
     last = slot;
     return slot;
   }
