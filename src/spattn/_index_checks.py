@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ._ragged import ramp
+
 __all__ = ["check_csr", "check_disjoint", "check_runs"]
 
 
@@ -63,7 +65,7 @@ def _check_pairs(a, b, start, step, count, last) -> None:
     a, b = a[meet], b[meet]
     few, many = np.where(count[a] < count[b], (a, b), (b, a))
     lengths = count[few]
-    place = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    place = ramp(lengths)
     few, many = np.repeat(few, lengths), np.repeat(many, lengths)
     key = start[few] + step[few] * place
     if ((key >= start[many]) & (key <= last[many]) & ((key - start[many]) % step[many] == 0)).any():

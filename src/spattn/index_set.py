@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ._index_checks import check_csr, check_disjoint, check_runs
+from ._ragged import ramp
 
 __all__ = ["AffineRows", "Runs"]
 
@@ -222,7 +223,7 @@ class AffineRows:
         base[per_row > 0] = start[first[:-1][per_row > 0]]
         row_class, chosen = _classes(per_row, first, start - base[row], step, count)
         lengths = per_row[chosen]
-        pick = np.repeat(first[chosen], lengths) + _ramp(lengths)
+        pick = np.repeat(first[chosen], lengths) + ramp(lengths)
         return cls(
             rows, int(kv_len), base, row_class.astype(np.int32), np.concatenate([[0], np.cumsum(lengths)]),
             (start - base[row])[pick], step[pick], count[pick],
@@ -293,12 +294,12 @@ class AffineRows:
         """
         self._check_memory(7 * 8 * self.nnz)
         lengths = np.diff(self.class_indptr)[self.row_class]
-        run = np.repeat(self.class_indptr[self.row_class], lengths) + _ramp(lengths)
+        run = np.repeat(self.class_indptr[self.row_class], lengths) + ramp(lengths)
         run_row = np.repeat(np.arange(self.q_len), lengths)
         count = self.count[run]
         row = np.repeat(run_row, count)
         start = np.repeat(self.row_base[run_row] + self.start[run], count)
-        column = start + np.repeat(self.step[run], count) * _ramp(count)
+        column = start + np.repeat(self.step[run], count) * ramp(count)
         order = np.lexsort((column, row))
         indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=self.q_len))]).astype(np.int64)
         return indptr, column[order]
@@ -345,12 +346,6 @@ class AffineRows:
     def _class_nnz(self) -> np.ndarray:
         total = np.concatenate([[0], np.cumsum(self.count)])
         return total[self.class_indptr[1:]] - total[self.class_indptr[:-1]]
-
-
-def _ramp(lengths: np.ndarray) -> np.ndarray:
-    """0 … n−1 for each n of `lengths`, one after another."""
-    ends = np.cumsum(lengths)
-    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)
 
 
 def _consecutive(row: np.ndarray, column: np.ndarray):

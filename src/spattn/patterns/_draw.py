@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .._ragged import ramp
 from ..index_set import AffineRows
 from ._base import Pattern
 
@@ -91,8 +92,7 @@ def density_map(rows: AffineRows) -> np.ndarray:
         row = np.arange(first, min(first + strip, rows.q_len))
         lengths = np.diff(rows.class_indptr)[rows.row_class[row]]
         of_row = np.repeat(row, lengths)
-        run = np.arange(len(of_row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        run += rows.class_indptr[rows.row_class[of_row]]
+        run = ramp(lengths) + rows.class_indptr[rows.row_class[of_row]]
         start, step, count = ((a[run])[:, None] for a in (rows.start, rows.step, rows.count))
         start = start + rows.row_base[of_row][:, None]
         below = np.clip(-((start - key_edges) // step), 0, count)  # keys of each run before each edge

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from .._ragged import ramp
 from ..index_set import Runs
 from ._base import Pattern, apply, register
 from ._check import assign, flag, integer
@@ -109,7 +110,7 @@ def block_runs(table: np.ndarray, a: np.ndarray, block: int, kv_len: int) -> Run
     edge = np.diff(np.pad(table, ((0, 1), (1, 1))).astype(np.int8), axis=1)  # one more row: nothing, for a out of range
     (row, first), (_, last) = np.nonzero(edge == 1), np.nonzero(edge == -1)
     per_row = np.bincount(row, minlength=rows + 1)
-    slot = np.arange(len(row)) - np.repeat(np.cumsum(per_row) - per_row, per_row)
+    slot = ramp(per_row)
     start, stop = np.zeros((2, rows + 1, per_row.max(initial=0)), dtype=np.int64)
     start[row, slot], stop[row, slot] = first * block, np.minimum(last * block, kv_len)
     pick = np.where((a < 0) | (a >= rows), rows, a)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._ragged import ramp
 from ._types import WORK, positions
 
 
@@ -62,7 +63,7 @@ def _rows(views, components, first_component, component, query_tile):
 def _pieces(component, query_tile, begin, end, pieces, shared):
     """(items, list of each item); the items of shared lists have a slot each, in order."""
     which = np.repeat(np.arange(len(begin)), pieces)
-    number = np.arange(len(which)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    number = ramp(pieces)
     length = (end - begin)[which]
     work = np.zeros(len(which), dtype=WORK)
     work["component"], work["query_tile"] = component[which], query_tile[which]
@@ -82,7 +83,7 @@ def _merges(work, piece_list, row, owner, cell, shared, q_len, block_q):
     by_list = in_shared[np.argsort(owner[in_shared], kind="stable")]
     first = np.searchsorted(owner[by_list], piece_list[slotted], side="left")
     count = np.searchsorted(owner[by_list], piece_list[slotted], side="right") - first
-    at = by_list[np.repeat(first, count) + np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)]
+    at = by_list[np.repeat(first, count) + ramp(count)]
     slot = np.repeat(work["slot"][slotted].astype(np.int64), count)
     order = np.lexsort((slot, row[at]))
     counts = np.bincount(row[at], minlength=q_len)[~written]

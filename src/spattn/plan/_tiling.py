@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._ragged import ramp
 from ..patterns import Lattice, Pattern
 from ._symbolic import Boxes, TilePairs, unique_rows
 from ._types import AXES, VIEW, grid_of, positions
@@ -168,8 +169,7 @@ def _refine(q_box, k_box, always, q_coarse, k_coarse, q_fine, k_fine):
     k_children, k_count = _children(k_coarse, k_fine)
     pairs = q_count[q_box] * k_count[k_box]
     parent = np.repeat(np.arange(len(q_box)), pairs)
-    within = np.arange(len(parent)) - np.repeat(np.cumsum(pairs) - pairs, pairs)
-    q_number, k_number = np.divmod(within, k_count[k_box[parent]])
+    q_number, k_number = np.divmod(ramp(pairs), k_count[k_box[parent]])
     return q_children[q_box[parent], q_number], k_children[k_box[parent], k_number], always[parent]
 
 
