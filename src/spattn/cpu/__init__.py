@@ -10,6 +10,7 @@ import numpy as np
 from ..patterns import Pattern
 from ..plan import Plan, plan
 from . import _core
+from ._order import neighbours_together
 from ._threads import num_threads
 from ._units import units
 
@@ -164,13 +165,14 @@ def forward(
     Notes
     -----
     Bitwise repeatable, for any number of threads. Extra memory is O(batch · heads · q_len · head_dim_v) for rows that
-    several work items share, and under two megabytes per thread, of which AMX keeps one for packed keys and values.
+    several work items share, and under two megabytes per thread, most of it for packed keys and values.
     """
     _check(q, k, v, plan)
     out = np.empty_like(q, shape=(*q.shape[:3], v.shape[3]), subok=False)
     lse = np.empty(q.shape[:3], np.float64 if q.dtype == np.float64 else np.float32)
     if out.size or lse.size:
-        _core.forward(q, k, v, out, lse, plan, scale, isa or _default_isa(), _threads_for(q, v, plan))
+        work, threads = neighbours_together(plan), _threads_for(q, v, plan)
+        _core.forward(q, k, v, out, lse, plan, work, scale, isa or _default_isa(), threads)
     return out, lse
 
 

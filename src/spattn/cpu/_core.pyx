@@ -172,7 +172,6 @@ cdef class Run:
         call.plan.key_view = <const int32_t*>cnp.PyArray_DATA(plan.key_view)
         call.plan.mask = <const int32_t*>cnp.PyArray_DATA(plan.mask)
         call.plan.masks = <const uint64_t*>cnp.PyArray_DATA(plan.masks)
-        call.plan.work = <const Work*>cnp.PyArray_DATA(plan.work)
         call.plan.merge_rows = <const int32_t*>cnp.PyArray_DATA(plan.merge_rows)
         call.plan.merge_indptr = <const int32_t*>cnp.PyArray_DATA(plan.merge_indptr)
         call.plan.merge_sources = <const int32_t*>cnp.PyArray_DATA(plan.merge_sources)
@@ -271,8 +270,10 @@ cdef class Run:
 cdef class Forward(Run):
     """Work items, then merges."""
 
-    cdef prepare(self, int64_t together, int threads):
+    cdef prepare(self, work, int64_t together, int threads):
         self.call.together = together
+        self.call.plan.work = <const Work*>cnp.PyArray_DATA(work)
+        self.owners.append(work)
         self.allocate(threads, self.table.scratch_bytes[self.dtype](self.call), self.call.head_dim_v + 1)
 
     cdef int64_t start(self, int step) noexcept nogil:
@@ -412,10 +413,11 @@ def heads_together(q, k, plan):
     return group if q.shape[2] <= kFewQueries and (variant == variant[:, :1]).all() else 1
 
 
-def forward(q, k, v, out, lse, plan, double scale, str isa, int threads):
-    """Writes the attention of checked arrays of equal dtype to `out` and `lse`, on at most `threads` threads."""
+def forward(q, k, v, out, lse, plan, work, double scale, str isa, int threads):
+    """Writes the attention of checked arrays of equal dtype to `out` and `lse`, on at most `threads` threads; `work` has the
+    plan's items in the order in which they are taken."""
     run = Forward(isa, DTYPES.index(q.dtype.name), (q, k, v, out, lse), plan, scale)
-    run.prepare(heads_together(q, k, plan), threads)
+    run.prepare(work, heads_together(q, k, plan), threads)
     run.execute(threads)
 
 

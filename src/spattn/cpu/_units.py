@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..plan import Plan
+from ._order import by_rows
 
 __all__ = ["UNIT", "Units", "units"]
 
@@ -31,7 +32,7 @@ class Units:
     """
 
     def __init__(self, plan: Plan, batch: int, heads_q: int, heads_kv: int):
-        self.work = _in_row_order(plan)
+        self.work = by_rows(plan)
         self.per_head = -(-_PARALLEL_UNITS // (batch * heads_kv))
         groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
         kinds, kind = np.unique(groups, axis=0, return_inverse=True)
@@ -49,11 +50,6 @@ def units(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> Units:
     if key not in plan.cache:
         plan.cache[key] = Units(plan, batch, heads_q, heads_kv)
     return plan.cache[key]
-
-
-def _in_row_order(plan: Plan) -> np.ndarray:
-    variant = np.repeat(np.arange(plan.variants), np.diff(plan.work_indptr))
-    return plan.work[np.lexsort((plan.work["begin"], plan.work["query_tile"], plan.work["component"], variant))]
 
 
 def _cut(plan, work, ranges, variants, count) -> np.ndarray:

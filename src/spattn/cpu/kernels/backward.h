@@ -23,7 +23,7 @@ void take_gradients(const Call& call, const Component& component, int64_t entry,
                            key_rows<E>(values, place, rows, call.head_dim_v, s.ld_value, s.key_position, s.values),
                            rows, cells, Mask(plan, entry)};
   for (int64_t key = list_positions(place, s.key_position); key < rows; ++key) s.key_position[key] = kPadding;
-  if (tile.mask) unpack<T>(tile.mask, cells, s);
+  if (tile.mask) unpack<T>(tile.mask, cells, tile.rows, s);
   compute_weights(call, tile, weight_factor<T>(call.scale), s);
   add_key_gradients(tile, sums, s);
   add_query_gradients(tile, s);

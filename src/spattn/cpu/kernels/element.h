@@ -110,24 +110,14 @@ SPATTN_INLINE void read_strided(const char* from, int64_t stride, int64_t count,
   }
 }
 
+// The same into whole vectors, as far as they go, where the elements are adjacent.
 template <class E> inline void read_row(const char* from, int64_t stride, int64_t count, typename E::Compute* out) {
-  if (stride == int64_t(sizeof(typename E::Storage))) {
-    read_strided<E>(from, sizeof(typename E::Storage), count, out);  // a constant stride: vectorises
-  } else {
-    read_strided<E>(from, stride, count, out);
+  constexpr int64_t L = kLanes<typename E::Compute>, size = sizeof(typename E::Storage);
+  if (stride == size) {
+    for (; count >= L; count -= L, from += L * size, out += L) store(out, load_elements<E>(from));
   }
+  read_strided<E>(from, stride, count, out);
 }
-
-#if defined(__F16C__)
-template <> inline void read_row<Float16>(const char* from, int64_t stride, int64_t count, float* out) {
-  if (stride == 2) {
-    for (; count >= 8; count -= 8, from += 16, out += 8) {
-      _mm256_storeu_ps(out, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-    }
-  }
-  read_strided<Float16>(from, stride, count, out);
-}
-#endif
 
 template <class E>
 SPATTN_INLINE void write_strided(char* to, int64_t stride, int64_t count, const typename E::Compute* from) {

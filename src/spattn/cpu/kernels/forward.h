@@ -35,14 +35,11 @@ void take_tile(const Call& call, int64_t pair, const Component& component, int64
     s.enter(pair, view, plan.indices[entry], plan.block_kv);
   }
   const auto k = Path::key_operand(keys, tile, rows, call, s);
-  if (mask) unpack(mask, cells, s);
-  int64_t begin = 0, end = key_cells;
-  if (mask) mask.reach(0, cells, begin, end);
-  begin = begin / kKeyRows * kKeyRows, end = round_up(end, kKeyRows);
+  const Keys reached = mask ? unpack(mask, cells, key_cells, s) : Keys{0, key_cells};
+  const int64_t begin = reached.begin / kKeyRows * kKeyRows, end = round_up(reached.end, kKeyRows);
   compute_scores<Path>(k, begin, end, call.head_dim, vectors, bool(mask), s);
   exponentiate<Path>(begin, end, vectors, factor, s);
-  const Keys weighed = {begin, end < key_cells ? end : key_cells};
-  accumulate_output<Path>(Path::value_operand(values, tile, call, s), weighed, cells, mask, first, s);
+  accumulate_output<Path>(Path::value_operand(values, tile, call, s), reached, cells, mask, first, s);
 }
 
 // Multiplies a row of O, a whole number of vectors, by `factor`; is every value of it finite?

@@ -6,6 +6,23 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
+// Keys of a tile.
+struct Keys {
+  int64_t begin, end;
+
+  // As bits of word `word` of a row of a mask.
+  uint64_t in_word(int64_t word) const {
+    const int64_t from = begin - word * 64, to = end - word * 64;
+    const uint64_t before_end = to < 64 ? (uint64_t(1) << to) - 1 : ~uint64_t(0);
+    return from > 0 ? before_end >> from << from : before_end;
+  }
+
+  // Calls visit(key) for each, or for each pair of neighbours with visit(key / 2).
+  template <int kTerms, class Visit> SPATTN_INLINE void each(const Visit& visit) const {
+    for (int64_t key = begin / kTerms; key < (end + kTerms - 1) / kTerms; ++key) visit(key);
+  }
+};
+
 struct Mask {
   const uint64_t* bits;   // (rows, words); null: every pair is allowed
   int64_t rows, words;
@@ -62,23 +79,30 @@ struct Mask {
   }
 };
 
-// s.allowed[w][r] = the w-th piece, as wide as a lane, of row r; s.reached.
-template <class T> void unpack(const Mask& mask, int64_t cells, Scratch<T>& s) {
-  constexpr int64_t kBits = 8 * sizeof(T), kPieces = 64 / kBits;
+// s.allowed[w][r] = the w-th piece, as wide as a lane, of row r; s.reached. Returns the keys, among the first `count`, from
+// the first to the last that any of the `cells` queries attends to.
+template <class T> Keys unpack(const Mask& mask, int64_t cells, int64_t count, Scratch<T>& s) {
+  constexpr int64_t L = kLanes<T>, kBits = 8 * sizeof(T), kPieces = 64 / kBits;
+  Keys keys = {count, 0};
   for (int64_t word = 0; word < mask.words; ++word) {
-    for (int64_t piece = 0; piece < kPieces; ++piece) {
-      Word<T>* out = s.allowed + (word * kPieces + piece) * s.ld_query;
-      Word<T>* reached = s.reached + (word * kPieces + piece) * s.ld_query / kLanes<T>;
-      for (int64_t first = 0; first < cells; first += kLanes<T>, ++reached) {
-        const int64_t end = first + kLanes<T> < cells ? first + kLanes<T> : cells;
-        *reached = 0;
-        for (int64_t r = first; r < end; ++r) {
-          out[r] = Word<T>(mask.bits[r * mask.words + word] >> (piece * kBits));
-          *reached |= out[r];
-        }
+    uint64_t found = 0;
+    for (int64_t first = 0; first < cells; first += L) {
+      const int64_t at = word * kPieces * s.ld_query + first;
+      uint64_t any = 0;
+      for (int64_t r = 0; r < L && first + r < cells; ++r) {
+        const uint64_t bits = mask.bits[(first + r) * mask.words + word];
+        for (int p = 0; p < kPieces; ++p) s.allowed[at + p * s.ld_query + r] = Word<T>(bits >> (p * kBits));
+        any |= bits;
       }
+      for (int p = 0; p < kPieces; ++p) s.reached[(at + p * s.ld_query) / L] = Word<T>(any >> (p * kBits));
+      found |= any;
     }
+    if (found && keys.begin == count) keys.begin = word * 64 + __builtin_ctzll(found);
+    if (found) keys.end = word * 64 + 64 - __builtin_clzll(found);
   }
+  if (keys.end > count) keys.end = count;  // rows that are padding hold anything
+  if (keys.begin > keys.end) keys.begin = keys.end;
+  return keys;
 }
 
 }  // namespace SPATTN_ISA

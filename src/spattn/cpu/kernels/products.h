@@ -93,14 +93,30 @@ void compute_scores(Operand<typename Path::Element> keys, int64_t begin, int64_t
   }
 }
 
+// Those of a tile's keys that any of the `count` rows from `row` on attends to: the weights of the others are 0.
+struct AllowedKeys {
+  Keys keys;
+  const Mask& mask;
+  int64_t row, count;
+
+  template <int kTerms, class Visit> SPATTN_INLINE void each(const Visit& visit) const {
+    static_assert(kTerms <= 2, "terms are neighbouring keys");
+    for (int64_t word = keys.begin / 64; word * 64 < keys.end; ++word) {
+      uint64_t bits = mask.merged(row, count, word) & keys.in_word(word);
+      if (kTerms == 2) bits = (bits | bits >> 1) & 0x5555555555555555;
+      for (; bits; bits &= bits - 1) visit((word * 64 + __builtin_ctzll(bits)) / kTerms);
+    }
+  }
+};
+
 // R rows of O by N vectors: O = rescale * O + P V, or P V for the first tile of an item. The products of a tile are
 // summed up before they meet O, which keeps the rounding error of long lists down.
-template <class Path, int R, int N, class T = typename Path::T, class Element = typename Path::Element>
-SPATTN_INLINE void output_block(const Element* weights, int64_t ld_weight, Operand<Element> values, int64_t keys,
+template <class Path, int R, int N, class Some, class T = typename Path::T, class Element = typename Path::Element>
+SPATTN_INLINE void output_block(const Element* weights, int64_t ld_weight, Operand<Element> values, const Some& keys,
                                 const T* rescale, T* output, int64_t ld_output) {
   constexpr int L = kLanes<T>;
   Vec<T> sum[R][N] = {};
-  for (int64_t key = 0; key < keys; ++key) {
+  keys.template each<Path::kTerms>([&](int64_t key) __attribute__((always_inline)) {
     typename Path::Vector right[N];
     SPATTN_UNROLL
     for (int j = 0; j < N; ++j) right[j] = load<typename Path::Vector>(values.data + key * values.ld + j * L);
@@ -110,7 +126,7 @@ SPATTN_INLINE void output_block(const Element* weights, int64_t ld_weight, Opera
       SPATTN_UNROLL
       for (int j = 0; j < N; ++j) sum[i][j] = Path::multiply_add(sum[i][j], left, right[j]);
     }
-  }
+  });
   SPATTN_UNROLL
   for (int i = 0; i < R; ++i) {
     SPATTN_UNROLL
@@ -122,23 +138,19 @@ SPATTN_INLINE void output_block(const Element* weights, int64_t ld_weight, Opera
   }
 }
 
-// The keys of a tile that have weights.
-struct Keys {
-  int64_t begin, end;
-};
-
-// Rows [row, row + R) of the N vectors of O that start at `column`; with a mask, over the keys that any row attends to.
+// Rows [row, row + R) of the N vectors of O that start at `column`.
 template <class Path, int R, int N>
 SPATTN_INLINE void output_rows(Operand<typename Path::Element> values, Keys keys, const Mask& mask, int64_t row,
                                int64_t column, bool first, Scratch<typename Path::T>& s) {
-  int64_t begin = keys.begin, end = keys.end;
-  if (mask) mask.reach(row, R, begin, end);
-  begin = begin / Path::kTerms;
-  end = (end + Path::kTerms - 1) / Path::kTerms;
-  const auto* weights = reinterpret_cast<const typename Path::Element*>(s.scores);
-  output_block<Path, R, N>(weights + begin * s.ld_query + row, s.ld_query,
-                           {values.data + begin * values.ld + column, values.ld}, end - begin,
-                           first ? nullptr : s.rescale + row, s.output + row * s.ld_value + column, s.ld_value);
+  const auto* weights = reinterpret_cast<const typename Path::Element*>(s.scores) + row;
+  values.data += column;
+  const auto* rescale = first ? nullptr : s.rescale + row;
+  auto* output = s.output + row * s.ld_value + column;
+  if (mask) {
+    output_block<Path, R, N>(weights, s.ld_query, values, AllowedKeys{keys, mask, row, R}, rescale, output, s.ld_value);
+  } else {
+    output_block<Path, R, N>(weights, s.ld_query, values, keys, rescale, output, s.ld_value);
+  }
 }
 
 // N vectors of O, for the query cells [0, cells) and up to one more.

@@ -7,12 +7,8 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-constexpr int kMostTiles = 64;  // that a cache holds
-#if defined(SPATTN_AMX)
-constexpr int64_t kCacheBytes = 1024 * 1024;  // about: half of the second-level cache
-#else
-constexpr int64_t kCacheBytes = 512 * 1024;
-#endif
+constexpr int kMostTiles = 64;                // that a cache holds
+constexpr int64_t kCacheBytes = 1024 * 1024;  // about, as second-level caches
 
 // The tags; tile `i` itself is wherever the owner keeps it. All zero: empty.
 struct TileCache {

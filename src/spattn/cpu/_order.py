@@ -1,0 +1,38 @@
+"""In which order the CPU takes a plan's work items. It changes no result."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..plan import Plan
+
+__all__ = ["by_rows", "neighbours_together"]
+
+_STRIP = 8  # query tiles side by side that are taken row after row of a grid: their keys stay in a second-level cache
+
+
+def by_rows(plan: Plan) -> np.ndarray:
+    """Each variant's items in the order of their rows."""
+    work = plan.work
+    return work[np.lexsort((work["begin"], work["query_tile"], work["component"], _variants(plan)))]
+
+
+def neighbours_together(plan: Plan) -> np.ndarray:
+    """The same in strips of a grid of query tiles, which meet the same key tiles one soon after the other.
+
+    Items much longer than most come first and much shorter ones last, so that all threads end together. Kept with the
+    plan.
+    """
+    if "cpu work" not in plan.cache:
+        work = plan.work
+        width = plan.views["grid"][plan.components["query_view"][work["component"]], -1]
+        row, column = np.divmod(work["query_tile"], width)
+        length = work["end"] - work["begin"]
+        size = np.rint(length / length.mean()) if len(work) else length
+        order = np.lexsort((work["begin"], column, row, column // _STRIP, work["component"], -size, _variants(plan)))
+        plan.cache["cpu work"] = work[order]
+    return plan.cache["cpu work"]
+
+
+def _variants(plan: Plan) -> np.ndarray:
+    return np.repeat(np.arange(plan.variants), np.diff(plan.work_indptr))
