@@ -11,15 +11,15 @@ namespace SPATTN_ISA {
 class Ahead {
  public:
   // What the item will write, and what the next one is likely to read that this one does not: its queries, and the key
-  // tile after the last one. Elements are `size` bytes.
+  // tile after the last one, unless the products see to that. Elements are `size` bytes.
   Ahead(const Call& call, const Work& item, const Head& out, const Head& queries, const Head& keys, const Head& values,
-        int64_t size) {
+        int64_t size, bool with_keys) {
     const Plan& plan = call.plan;
     const Component& component = plan.components[item.component];
     const View& rows = plan.views[component.query_view];
     if (item.slot < 0) add(out, rows, item.query_tile, call.head_dim_v * size);
     add(queries, rows, item.query_tile + 1, call.head_dim * size);
-    if (item.begin == item.end) return;
+    if (item.begin == item.end || !with_keys) return;
     const View& columns = plan.views[component.key_view + plan.key_view[item.end - 1]];
     add(keys, columns, plan.indices[item.end - 1] + 1, call.head_dim * size);
     add(values, columns, plan.indices[item.end - 1] + 1, call.head_dim_v * size);

@@ -159,7 +159,7 @@ void amx_forward(const Call& call, int64_t batch, int64_t head, const Work& item
   reset_softmax(columns, s);
   memset(s.origin, 0, size_t(columns * kTileBytes));
   memset(s.output_tiles, 0, size_t(panels * s.value_tiles * kPanelSize));
-  Ahead ahead(call, item, Head(call.out, batch, head), queries, keys, values, sizeof(typename E::Storage));
+  Ahead ahead(call, item, Head(call.out, batch, head), queries, keys, values, sizeof(typename E::Storage), true);
   take_entries<Path>(call, batch * heads_kv + head_kv, item, keys, values, cells, scale.factor, ahead, s);
   transpose_output(cells, s);
   for (int64_t cell = 0; cell < cells; ++cell) {

@@ -35,11 +35,12 @@ void take_tile(const Call& call, int64_t pair, const Component& component, int64
     s.enter(pair, view, plan.indices[entry], plan.block_kv);
   }
   const auto k = Path::key_operand(keys, tile, rows, call, s);
+  const auto v = Path::value_operand(values, tile, call, s);
   const Keys reached = mask ? unpack(mask, cells, key_cells, s) : Keys{0, key_cells};
   const int64_t begin = reached.begin / kKeyRows * kKeyRows, end = round_up(reached.end, kKeyRows);
-  compute_scores<Path>(k, begin, end, call.head_dim, vectors, bool(mask), s);
+  compute_scores<Path>(k, v, begin, end, call.head_dim, vectors, bool(mask), s);
   exponentiate<Path>(begin, end, vectors, factor, s);
-  accumulate_output<Path>(Path::value_operand(values, tile, call, s), reached, cells, mask, first, s);
+  accumulate_output<Path>(v, reached, cells, mask, first, s);
 }
 
 // Multiplies a row of O, a whole number of vectors, by `factor`; is every value of it finite?
@@ -94,7 +95,8 @@ void forward(const Call& call, int64_t batch, int64_t head, const Work& item, ch
   const Scale<T> scale(call.scale);
   Path::pack_query(queries, cells, scale.sign, call, s);
   reset_softmax((cells + kLanes<T> - 1) / kLanes<T>, s);
-  Ahead ahead(call, item, Head(call.out, batch, head), queries, keys, values, sizeof(typename Path::E::Storage));
+  Ahead ahead(call, item, Head(call.out, batch, head), queries, keys, values, sizeof(typename Path::E::Storage),
+              !kPrefetches<Path>);
   for (int64_t e = item.begin; e < item.end; ++e) {
     ahead.run(item.end - item.begin);
     take_tile<Path>(call, pair, component, e, keys, values, cells, e == item.begin, scale.factor, s);

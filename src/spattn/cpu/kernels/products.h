@@ -10,17 +10,29 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
+// Do the products of the scores bring memory to the first-level cache meanwhile: the keys after the next ones, and the
+// values of these? A cache line of each row in every 2 kKeyRows steps is what float32 with AVX-512 needs. Other element
+// types and narrower vectors have less time between two loads than that would cost them.
+template <class Path>
+constexpr bool kPrefetches = Path::kTerms == 1 && 2 * kKeyRows * sizeof(typename Path::Element) == 64;
+
 // kKeyRows rows of S' by N vectors of queries. Pairs that are not allowed become -inf; `tile_max` keeps the maximum.
 template <class Path, int N, bool kMasked>
-void score_block(Operand<typename Path::Element> keys, int64_t depth, int64_t key, int64_t column,
-                 Scratch<typename Path::T>& s) {
+void score_block(Operand<typename Path::Element> keys, Operand<typename Path::Element> values, int64_t depth,
+                 int64_t key, int64_t column, Scratch<typename Path::T>& s) {
   using T = typename Path::T;
   using Element = typename Path::Element;
   constexpr int L = kLanes<T>, kBits = 8 * sizeof(T);
   const Element *left = keys.data + key * keys.ld, *query = reinterpret_cast<const Element*>(s.query) + column;
   const int64_t ld_key = keys.ld, ld_query = s.ld_query;
+  const Element *soon = left + 2 * kKeyRows * ld_key, *value = values.data + key * values.ld;
   Vec<T> sum[kKeyRows][N] = {};
   for (int64_t d = 0; d < depth; ++d) {
+    if (kPrefetches<Path>) {
+      constexpr int kLine = 2 * kKeyRows;
+      const int64_t row = d % kKeyRows, line = d / kLine * kLine;
+      __builtin_prefetch(d & kKeyRows ? value + row * values.ld + line : soon + row * ld_key + line);
+    }
     typename Path::Vector right[N];
     SPATTN_UNROLL
     for (int j = 0; j < N; ++j) right[j] = load<typename Path::Vector>(query + d * ld_query + j * L);
@@ -50,12 +62,13 @@ void score_block(Operand<typename Path::Element> keys, int64_t depth, int64_t ke
 }
 
 template <class Path, bool kMasked>
-SPATTN_INLINE void score_block(int64_t vectors, Operand<typename Path::Element> keys, int64_t depth, int64_t key,
-                               int64_t column, Scratch<typename Path::T>& s) {
+SPATTN_INLINE void score_block(int64_t vectors, Operand<typename Path::Element> keys,
+                               Operand<typename Path::Element> values, int64_t depth, int64_t key, int64_t column,
+                               Scratch<typename Path::T>& s) {
   static_assert(kQueryVectors == 3, "one case per panel width");
-  if (vectors == 3) score_block<Path, 3, kMasked>(keys, depth, key, column, s);
-  if (vectors == 2) score_block<Path, 2, kMasked>(keys, depth, key, column, s);
-  if (vectors == 1) score_block<Path, 1, kMasked>(keys, depth, key, column, s);
+  if (vectors == 3) score_block<Path, 3, kMasked>(keys, values, depth, key, column, s);
+  if (vectors == 2) score_block<Path, 2, kMasked>(keys, values, depth, key, column, s);
+  if (vectors == 1) score_block<Path, 1, kMasked>(keys, values, depth, key, column, s);
 }
 
 // Of the vectors of queries [column, column + vectors * L): which have any allowed key among kKeyRows keys from `key`?
@@ -73,8 +86,8 @@ template <class T> void skip_idle(int64_t key, int64_t& column, int64_t& vectors
 // s.scores = S' and s.tile_max = the largest allowed score of each query, for the first `vectors` vectors of queries
 // and the keys [begin, end). Without a mask every pair is allowed.
 template <class Path>
-void compute_scores(Operand<typename Path::Element> keys, int64_t begin, int64_t end, int64_t head_dim, int64_t vectors,
-                    bool mask, Scratch<typename Path::T>& s) {
+void compute_scores(Operand<typename Path::Element> keys, Operand<typename Path::Element> values, int64_t begin,
+                    int64_t end, int64_t head_dim, int64_t vectors, bool mask, Scratch<typename Path::T>& s) {
   using T = typename Path::T;
   constexpr int L = kLanes<T>;
   const int64_t depth = (head_dim + Path::kTerms - 1) / Path::kTerms;
@@ -83,11 +96,11 @@ void compute_scores(Operand<typename Path::Element> keys, int64_t begin, int64_t
     const int64_t width = vectors - first < kQueryVectors ? vectors - first : kQueryVectors;
     for (int64_t key = begin; key < end; key += kKeyRows) {
       if (!mask) {
-        score_block<Path, false>(width, keys, depth, key, first * L, s);
+        score_block<Path, false>(width, keys, values, depth, key, first * L, s);
       } else {
         int64_t column = first * L, active = width;
         skip_idle(key, column, active, s);
-        score_block<Path, true>(active, keys, depth, key, column, s);
+        score_block<Path, true>(active, keys, values, depth, key, column, s);
       }
     }
   }
