@@ -31,7 +31,7 @@ TITLES = {
     "amx_l1": "bf16 AMX, operands loaded from L1",
     "gemm_fp32": "torch.mm fp32, 1024³ (MKL)",
     "gemm_bf16": "torch.mm bf16, 1024³ (oneDNN)",
-    "exp_fp32": "fp32 exp2, degree 6, with row sum, in L1",
+    "exp_fp32": "fp32 exp2 with row sum, in L1",
     "read_l1": "read 16 KiB, L1",
     "read_l2": "read 512 KiB, L2",
     "read_l3": "read 8 MiB, L3",
