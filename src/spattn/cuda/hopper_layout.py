@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._ragged import ramp
 from ..plan._types import AXES, Plan
 
 _SHARED = -2
@@ -252,7 +253,7 @@ def make_units(plan: Plan, chosen: np.ndarray, batch: int, heads_q: int, heads_k
         places = np.arange(start, min(start + together, len(variant)))
         first, last = plan.work_indptr[variant[places]], plan.work_indptr[variant[places] + 1]
         place = np.repeat(places, last - first)
-        rank = np.arange(len(place)) - np.repeat(np.cumsum(last - first) - (last - first), last - first)
+        rank = ramp(last - first)
         unit = np.zeros(len(place), dtype=UNIT)
         unit["item"] = np.repeat(first, last - first) + rank
         unit["batch"], unit["head_q"] = place // heads_q, place % heads_q
