@@ -414,8 +414,10 @@ def heads_together(q, k, plan):
 
 
 def forward(q, k, v, out, lse, plan, work, double scale, str isa, int threads):
-    """Writes the attention of checked arrays of equal dtype to `out` and `lse`, on at most `threads` threads; `work` has the
-    plan's items in the order in which they are taken."""
+    """Writes the attention of checked arrays of equal dtype to `out` and `lse`, on at most `threads` threads.
+
+    `work` has the plan's items in the order in which they are taken.
+    """
     run = Forward(isa, DTYPES.index(q.dtype.name), (q, k, v, out, lse), plan, scale)
     run.prepare(work, heads_together(q, k, plan), threads)
     run.execute(threads)
