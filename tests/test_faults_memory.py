@@ -1,6 +1,7 @@
 """FAULTS.md, "Shapes and memory" 21 and 22, named by number; and how much memory a call takes."""
 
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import spattn
 from spattn import cpu
 from spattn import patterns as p
+from spattn.cpu import _workspace
 from spattn.testing import inputs, random
 
 # -- 21: no squares ----------------------------------------------------------------------------------------------------
@@ -43,8 +45,9 @@ PATTERNS = [p.Full(), p.Causal(), p.SlidingWindow(64), p.Longformer(64, global_t
 
 def extra_bytes(call) -> int:
     """The most that a call has allocated at any time, without its results. NumPy reports to tracemalloc, and kernels
-    allocate by NumPy only. The first call plans; plans are kept."""
+    allocate by NumPy only. The first call plans; plans are kept, and so would its workspaces be."""
     call()
+    cpu.free_workspaces()
     tracemalloc.start()
     results = call()
     peak = tracemalloc.get_traced_memory()[1]
@@ -73,6 +76,32 @@ def test_memory_of_a_call_grows_with_the_length_only(heads, pattern, dtype):
         before = extra
 
 
+def test_workspaces_are_kept_within_a_limit():
+    q, k, v = inputs(1, 8, 8, 2048, 2048, 64)
+    call = partial(spattn.attention, q, k, v, p.Strided(64), return_lse=True, backend="cpu")
+    first = extra_bytes(call)
+    results = call()
+    tracemalloc.start()
+    again = call()
+    peak = tracemalloc.get_traced_memory()[1] - sum(x.nbytes for x in again)
+    tracemalloc.stop()
+    assert peak < first / 100
+    assert all((a == b).all() for a, b in zip(results, again, strict=True))
+    for length in range(2048, 4096, 256):
+        spattn.attention(*inputs(1, 8, 8, length, length, 64), p.Strided(64), backend="cpu")
+        kept = sum(size * len(same) for size, same in _workspace._kept.items())
+        assert 0 < kept <= 64 << 20
+
+
+def test_workspaces_of_calls_at_the_same_time():
+    """Every call works in memory of its own."""
+    q, k, v = inputs(1, 4, 4, 1024, 1024, 32)
+    expected = spattn.attention(q, k, v, p.Strided(32), backend="cpu")
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(spattn.attention, q, k, v, p.Strided(32), backend="cpu") for _ in range(64)]
+    assert all((each.result() == expected).all() for each in calls)
+
+
 # -- 22: protected pages -----------------------------------------------------------------------------------------------
 
 PROGRAM = Path(__file__).with_name("protected_pages.py")
@@ -95,6 +124,7 @@ def test_fault_22_protected_page_is_protected(python, array, inside, outside):
     source = f"""
 import ctypes, os, runpy
 import numpy as np
+from spattn.cpu import _workspace
 from spattn.testing import at_protected_page
 beside_protected_page = runpy.run_path({str(PROGRAM)!r})["beside_protected_page"]
 x = {array}

@@ -13,9 +13,10 @@ from . import _core
 from ._order import neighbours_together
 from ._threads import num_threads
 from ._units import units
+from ._workspace import free_workspaces
 
-__all__ = ["HOST_ARRAYS", "TILE", "accepts", "backward", "forward", "info", "instruction_sets", "num_threads",
-           "plan_for", "unavailable"]  # fmt: skip
+__all__ = ["HOST_ARRAYS", "TILE", "accepts", "backward", "forward", "free_workspaces", "info", "instruction_sets",
+           "num_threads", "plan_for", "unavailable"]  # fmt: skip
 
 HOST_ARRAYS = True
 
@@ -165,7 +166,8 @@ def forward(
     Notes
     -----
     Bitwise repeatable, for any number of threads. Extra memory is O(batch · heads · q_len · head_dim_v) for rows that
-    several work items share, and under two megabytes per thread, most of it for packed keys and values.
+    several work items share, and under two megabytes per thread, most of it for packed keys and values. Up to 64 MiB
+    of it are kept for later calls: see :func:`free_workspaces`.
     """
     _check(q, k, v, plan)
     out = np.empty_like(q, shape=(*q.shape[:3], v.shape[3]), subok=False)

@@ -9,12 +9,14 @@ cimport cython
 cimport numpy as cnp
 from cpython.exc cimport PyErr_CheckSignals
 from cython.parallel cimport prange, threadid
-from libc.stdint cimport int32_t, int64_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memset
 from libcpp cimport bool as cbool
 from libcpp.atomic cimport atomic
 
 import numpy as np
+
+from ._workspace import give_back, take
 
 cnp.import_array()
 
@@ -141,7 +143,7 @@ cdef class Run:
     cdef size_t scratch_bytes
     cdef int64_t next_look
     cdef atomic[int] stopped
-    cdef object error, owners
+    cdef object error, owners, workspaces
 
     def __init__(self, str isa, int dtype, arrays, plan, double scale):
         q, k, v, out, lse = arrays
@@ -151,7 +153,7 @@ cdef class Run:
         variant = np.ascontiguousarray(np.broadcast_to(plan.variant, q.shape[:2]), dtype=np.int32)
         first_task = np.empty(self.pairs + 1, np.int64)
         self.value_bytes = 8 if DTYPES[dtype] == "float64" else 4
-        self.owners = [arrays, plan, variant, first_task]
+        self.owners, self.workspaces = [arrays, plan, variant, first_task], []
         self.variant = <const int32_t*>cnp.PyArray_DATA(variant)
         self.first_task = <int64_t*>cnp.PyArray_DATA(first_task)
         self.work_indptr = <const int32_t*>cnp.PyArray_DATA(plan.work_indptr)
@@ -178,9 +180,9 @@ cdef class Run:
 
     cdef char* workspace(self, size_t size):
         """64-byte aligned memory that lives as long as the run; MemoryError when there is no room."""
-        memory = np.empty(size + 64, np.uint8)
-        self.owners.append(memory)
-        return <char*>((<uintptr_t>cnp.PyArray_DATA(memory) + 63) // 64 * 64)
+        memory = take(size)
+        self.workspaces.append(memory)
+        return <char*>cnp.PyArray_DATA(memory)
 
     cdef allocate(self, int threads, size_t scratch_bytes, int64_t slot_width):
         """The threads' scratch and the workspace of partial results, `slot_width` values a row."""
@@ -262,6 +264,7 @@ cdef class Run:
                     if self.proceed(threadid()):
                         self.take(step, task, threadid())
                 step += 1
+        give_back(self.workspaces)
         if self.error is not None:
             raise self.error
 
