@@ -1,5 +1,5 @@
-"""Memory that calls work in, kept from one call to the next of equal needs: getting tens of megabytes from the operating
-system, page by page, takes as long as a tenth of the work that they are for, and longer where memory is fragmented."""
+"""Memory that calls work in, kept from one call to the next of equal needs: getting it anew from the operating system,
+page by page, takes a tenth of the time of a call with many partial results, and more where memory is fragmented."""
 
 from __future__ import annotations
 
