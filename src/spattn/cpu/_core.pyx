@@ -16,7 +16,7 @@ from libcpp.atomic cimport atomic
 
 import numpy as np
 
-from ._workspace import give_back, take
+from . import _workspace
 
 cnp.import_array()
 
@@ -180,7 +180,7 @@ cdef class Run:
 
     cdef char* workspace(self, size_t size):
         """64-byte aligned memory that lives as long as the run; MemoryError when there is no room."""
-        memory = take(size)
+        memory = _workspace.take(size)
         self.workspaces.append(memory)
         return <char*>cnp.PyArray_DATA(memory)
 
@@ -264,7 +264,7 @@ cdef class Run:
                     if self.proceed(threadid()):
                         self.take(step, task, threadid())
                 step += 1
-        give_back(self.workspaces)
+        _workspace.give_back(self.workspaces)
         if self.error is not None:
             raise self.error
 
