@@ -124,7 +124,6 @@ def test_fault_22_protected_page_is_protected(python, array, inside, outside):
     source = f"""
 import ctypes, os, runpy
 import numpy as np
-from spattn.cpu import _workspace
 from spattn.testing import at_protected_page
 beside_protected_page = runpy.run_path({str(PROGRAM)!r})["beside_protected_page"]
 x = {array}

@@ -57,6 +57,7 @@ def _load_libraries(given: problems.Inputs) -> None:
 
 def _start() -> int:
     """Resets the peak of this process and returns what it holds now, in bytes."""
+    spattn.cpu.free_workspaces()
     gc.collect()
     if sys.platform == "linux":
         ctypes.CDLL(None).malloc_trim(0)

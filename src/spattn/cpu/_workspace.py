@@ -8,6 +8,7 @@ import numpy as np
 __all__ = ["free_workspaces", "give_back", "take"]
 
 _MOST_KEPT = 64 << 20  # bytes
+_LEAST_KEPT = 1 << 18  # of one workspace; smaller ones are cheap to get, and there are as many sizes as shapes
 _LINE = 64  # of a cache, where workspaces start
 
 _kept: dict[int, list[np.ndarray]] = {}  # by size; threads may call at the same time, so single operations only
@@ -25,7 +26,7 @@ def take(size: int) -> np.ndarray:
 def give_back(memories: list[np.ndarray]) -> None:
     """Keeps them for later calls, and forgets other sizes, oldest first, while there is more than the limit."""
     for memory in memories:
-        if len(memory) <= _MOST_KEPT:
+        if _LEAST_KEPT <= len(memory) <= _MOST_KEPT:
             _kept.setdefault(len(memory), []).append(memory)
     for size in list(_kept):
         if sum(size * len(same) for size, same in list(_kept.items())) <= _MOST_KEPT:

@@ -17,6 +17,20 @@ struct Keys {
     return from > 0 ? before_end >> from << from : before_end;
   }
 
+  // Takes in the keys that `bits` of word `word` of a mask stand for.
+  void cover(int64_t word, uint64_t bits) {
+    if (!bits) return;
+    const int64_t first = word * 64 + __builtin_ctzll(bits), last = word * 64 + 64 - __builtin_clzll(bits);
+    begin = first < begin ? first : begin;
+    end = last > end ? last : end;
+  }
+
+  // Those of `range` among them: rows that are padding hold anything.
+  Keys within(const Keys& range) const {
+    const Keys both = {begin > range.begin ? begin : range.begin, end < range.end ? end : range.end};
+    return both.begin < both.end ? both : Keys{both.end, both.end};
+  }
+
   // Calls visit(key) for each, or for each pair of neighbours with visit(key / 2).
   template <int kTerms, class Visit> SPATTN_INLINE void each(const Visit& visit) const {
     for (int64_t key = begin / kTerms; key < (end + kTerms - 1) / kTerms; ++key) visit(key);
@@ -51,16 +65,10 @@ struct Mask {
 
   // Narrows the keys [begin, end) to those from the first to the last that any of the `count` queries attends to.
   void reach(int64_t row, int64_t count, int64_t& begin, int64_t& end) const {
-    int64_t first = end, last = begin;
-    for (int64_t word = words - 1; word >= 0; --word) {
-      const uint64_t found = merged(row, count, word);
-      if (!found) continue;
-      first = word * 64 + __builtin_ctzll(found);
-      if (last == begin) last = word * 64 + 64 - __builtin_clzll(found);
-    }
-    if (first > begin) begin = first;  // rows that are padding hold anything
-    if (last < end) end = last;
-    if (begin > end) begin = end;
+    Keys keys = {end, begin};
+    for (int64_t word = 0; word < words; ++word) keys.cover(word, merged(row, count, word));
+    keys = keys.within({begin, end});
+    begin = keys.begin, end = keys.end;
   }
 
   // May the query attend to any of the `width` keys? They may lie in two words.
@@ -97,12 +105,9 @@ template <class T> Keys unpack(const Mask& mask, int64_t cells, int64_t count, S
       for (int p = 0; p < kPieces; ++p) s.reached[(at + p * s.ld_query) / L] = Word<T>(any >> (p * kBits));
       found |= any;
     }
-    if (found && keys.begin == count) keys.begin = word * 64 + __builtin_ctzll(found);
-    if (found) keys.end = word * 64 + 64 - __builtin_clzll(found);
+    keys.cover(word, found);
   }
-  if (keys.end > count) keys.end = count;  // rows that are padding hold anything
-  if (keys.begin > keys.end) keys.begin = keys.end;
-  return keys;
+  return keys.within({0, count});
 }
 
 }  // namespace SPATTN_ISA
