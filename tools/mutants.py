@@ -133,7 +133,10 @@ def has_amx() -> bool:
 
 def execute(*command) -> None:
     """Runs a program of the build; RuntimeError with all that it said if it fails."""
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # meson, ninja and cython of this environment
+    done = subprocess.run(
+        [str(word) for word in command], env=os.environ | {"PATH": path}, capture_output=True, text=True
+    )
     if done.returncode:
         raise RuntimeError(f"{command[0]}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
 
@@ -245,7 +248,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         scratch = options.scratch.resolve() if options.scratch else Path(temporary)
         workers = 1 if options.gpu else options.workers
-        verdicts = run_all(mutants, [Tree(scratch / f"worker-{n}") for n in range(workers)])
+        try:
+            verdicts = run_all(mutants, [Tree(scratch / f"worker-{n}") for n in range(workers)])
+        except RuntimeError as error:
+            sys.exit(f"mutants: {error}")
     for mutant in chosen:
         if mutant.on_gpu != options.gpu:
             verdicts["not run"] += 1
