@@ -269,7 +269,7 @@ for isa in cpu.instruction_sets():
 in_thread = []
 def call():
     first = mode()
-    spattn.attention_backward(q, q, k, v, *spattn.attention(q, k, v, return_lse=True))
+    spattn.attention_backward(q, q, k, v, *spattn.attention(q, k, v, "causal", return_lse=True), "causal")
     in_thread.extend([first, mode()])
 thread = threading.Thread(target=call)
 thread.start(); thread.join()

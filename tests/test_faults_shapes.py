@@ -192,7 +192,7 @@ BACKWARD_ARRAYS = ["dout", "out", "lse"]
 def backward(**changed):
     """attention_backward() of 20 queries and 30 keys, with other arrays or another pattern."""
     q, k, v = inputs(1, 2, 1, 20, 30, 16, 24)
-    out, lse = attend(q, k, v)
+    out, lse = attend(q, k, v, "causal")
     given = {"dout": random(out.shape), "q": q, "k": k, "v": v, "out": out, "lse": lse, "pattern": "causal"}
     return spattn.attention_backward(**given | changed)
 

@@ -32,10 +32,13 @@ def of_call(q, k, v, pattern, backend) -> tuple[dict, tuple | None]:
     routes = recent
     if isinstance(pattern, Plan):
         routes, pattern = pattern.cache, "route"
-    return routes, (
-        pattern, backend, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q.shape, k.shape, v.shape,
-        q.stride(), k.stride(), v.stride(),
-    )  # fmt: skip
+    try:
+        return routes, (
+            pattern, backend, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q.shape, k.shape, v.shape,
+            q.stride(), k.stride(), v.stride(),
+        )  # fmt: skip
+    except RuntimeError:  # of nested and sparse tensors, which have no shape or no strides
+        return recent, None
 
 
 def remember(routes: dict, key: tuple, route) -> None:
