@@ -1,11 +1,11 @@
-"""Tensors that require a gradient, and the short ways of calls that repeat."""
+"""Tensors that require a gradient or do not fit, and the short ways of calls that repeat."""
 
 import sys
 
 import pytest
 
 import spattn
-from spattn import _routes
+from spattn import _arguments, _routes
 from spattn import patterns as p
 
 torch = pytest.importorskip("torch")
@@ -29,6 +29,12 @@ def test_a_required_gradient_is_refused(name):
     with torch.no_grad():
         assert torch.equal(spattn.attention(q, k, v, "causal"), out)
         spattn.attention_backward(out, q, k, v, out, lse, "causal")
+
+
+def test_v_of_another_batch_is_named_before_any_backend_is_asked():
+    q, k, v = tensors(v=torch.ones(2, 2, 10, 8))
+    with pytest.raises(ValueError, match=r"^v: expected shape \(1, 2, 10, 8\), got \(2, 2, 10, 8\)$"):
+        _arguments.check_shapes(q, k, v)
 
 
 @pytest.mark.parametrize("name", NAMES)

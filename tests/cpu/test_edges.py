@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 
 import numpy as np
@@ -10,11 +11,16 @@ import pytest
 
 from spattn import cpu, patterns
 from spattn.cpu import _workspace
-from spattn.plan import plan
-from spattn.testing import Expectation, inputs, random
+from spattn.plan import plan, positions
+from spattn.testing import DTYPES, Expectation, at_protected_page, inputs, random
 
 from .test_backward import assert_same, problem
 from .test_backward import check as check_gradients
+
+ISAS = cpu.instruction_sets()
+every_kernel = pytest.mark.parametrize(
+    "isa, dtype", [pytest.param(*both, id="-".join(both)) for both in itertools.product(ISAS, DTYPES)]
+)
 
 
 def test_one_plan_for_several_numbers_of_heads():
@@ -119,3 +125,116 @@ def test_gradients_of_the_same_call_in_units_and_in_one():
     for x, y in zip(one, each, strict=True):
         np.testing.assert_allclose(np.broadcast_to(x, y.shape), y, rtol=1e-5, atol=1e-6)
     assert_same(cpu.backward(*many, made, 0.25), each)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_sums_of_any_width_where_each_head_is_a_unit(dtype):
+    """dK and dV serve as sums only where their rows are whole blocks of 64 bytes."""
+    for head_dim, head_dim_v in ((24, 24), (16, 40), (8, 16), (32, 33)):
+        arrays = problem(1, 8, q_len=70, head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype)
+        check_gradients(*arrays, patterns.SlidingWindow(20, 9))
+
+
+GRIDS = [patterns.Neighborhood((9, 11), (5, 3)), patterns.Neighborhood((4, 5, 5), 3), patterns.Windowed((6, 10), (3, 5))]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_boxes_with_padding_on_every_axis(isa):
+    """Cells of padding lie between real ones; nothing is read where they would be."""
+    for pattern, tile, dtype in itertools.product(GRIDS, ((16, 64), (64, 64), (60, 128)), ("float32", "bfloat16")):
+        tokens = int(np.prod(pattern.grid))
+        q, k, v = map(at_protected_page, inputs(1, 2, q_len=tokens, head_dim=32, dtype=dtype))
+        made = plan(pattern, tokens, heads=2, tile=tile)
+        Expectation(pattern, q, k, v).check(*cpu.forward(q, k, v, made, 32**-0.5, isa=isa), f"{isa} {tile}")
+
+
+def anything_in_padding(made):
+    """The plan with every bit set in those rows of its masks that are padding wherever the mask is used."""
+    padding = np.ones((len(made.masks), made.block_q), dtype=bool)
+    for component in made.components:
+        rows = made.indptr[component["first_row"] :][: component["query_tiles"] + 1]
+        tile = np.repeat(np.arange(component["query_tiles"]), np.diff(rows))
+        _, real = positions(made.views[component["query_view"]], tile)
+        for number, cells in zip(made.mask[rows[0] : rows[-1]], real, strict=True):
+            if number >= 0:
+                padding[number] &= ~cells
+    assert padding.any()
+    return dataclasses.replace(made, masks=np.where(padding[:, :, None], ~np.uint64(0), made.masks))
+
+
+@every_kernel
+def test_rows_of_padding_hold_anything(isa, dtype):
+    """The contract's word: bits of rows that are padding have no meaning, those of keys that are padding included."""
+    for pattern, tile in ((GRIDS[0], (64, 64)), (GRIDS[1], (64, 64)), (patterns.SlidingWindow(30), (64, 64))):
+        dout, q, k, v = problem(1, 2, q_len=int(np.prod(getattr(pattern, "grid", 100))), head_dim=32, dtype=dtype)
+        q, k, v = map(at_protected_page, (q, k, v))
+        made = plan(pattern, q.shape[2], heads=2, tile=tile)
+        results = []
+        for each in (made, anything_in_padding(made)):
+            out, lse = cpu.forward(q, k, v, each, 0.2, isa=isa)
+            results.append((out, lse, *cpu.backward(dout, q, k, v, out, lse, each, 0.2, isa=isa)))
+        assert_same(*results)
+
+
+@every_kernel
+def test_scores_that_are_not_allowed_move_nothing(isa, dtype):
+    """Not even the point that a row's exponents refer to: rows that do not see a key are the same to the bit."""
+    q, k, v = inputs(1, 2, q_len=100, head_dim=32, dtype=dtype)
+    made = plan(patterns.SlidingWindow(20, 0), 100, heads=2, tile=(64, 64))
+    before = cpu.forward(q, k, v, made, 0.2, isa=isa)
+    k[:, :, 50] *= k.dtype.type(100)
+    after = cpu.forward(q, k, v, made, 0.2, isa=isa)
+    blind = np.r_[0:50, 71:100]
+    for x, y in zip(before, after, strict=True):
+        np.testing.assert_array_equal(x[:, :, blind], y[:, :, blind])
+        assert not np.array_equal(x, y)
+
+
+@every_kernel
+def test_merged_rows_that_attend_to_nothing(isa, dtype):
+    """In none of their parts, or in some."""
+    mask = np.random.default_rng(0).random((20, 3000)) < 0.5
+    mask[3], mask[7, 100:], mask[9, :2900] = False, False, False
+    q, k, v = inputs(1, 1, q_len=20, kv_len=3000, head_dim=16, dtype=dtype)
+    made = plan(patterns.Mask(mask), 20, 3000, tile=(16, 64), workers=64)
+    assert (np.diff(made.merge_indptr) > 1).all()
+    out, lse = cpu.forward(q, k, v, made, 0.25, isa=isa)
+    Expectation(patterns.Mask(mask), q, k, v, 0.25).check(out, lse)
+    assert (out[:, :, 3] == 0).all() and (lse[:, :, 3] == -np.inf).all()
+
+
+def test_gradients_of_keys_in_two_words_of_a_mask():
+    """A block of key rows that begins in one word of a mask and ends in the next."""
+    mask = np.zeros((16, 128), dtype=bool)
+    mask[3, 60:64] = mask[10, 64:66] = mask[15, 126:] = True
+    arrays = problem(1, 1, q_len=16, kv_len=128, head_dim=16)
+    check_gradients(*arrays, patterns.Mask(mask), plan(patterns.Mask(mask), 16, 128, tile=(16, 128)))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_odd_features_are_not_read_from_the_next_row(isa):
+    """Of rows that are longer than what belongs to the array."""
+    q, k, v = inputs(1, 2, q_len=70, kv_len=128, head_dim=32, dtype="bfloat16")
+    made = plan(patterns.Full(), 70, 128, heads=2, tile=(64, 64))
+    q, v = q[..., :15], v[..., :16]
+    plain = cpu.forward(q, np.ascontiguousarray(k[..., :15]), v, made, 0.25, isa=isa)
+    k[..., 15:] = np.nan
+    assert_same(cpu.forward(q, k[..., :15], v, made, 0.25, isa=isa), plain)
+
+
+@every_kernel
+def test_negative_scale_of_every_dtype(isa, dtype):
+    for q_len, head_dim in ((3, 32), (60, 17), (60, 32)):
+        q, k, v = inputs(1, 2, q_len=q_len, kv_len=90, head_dim=head_dim, dtype=dtype)
+        made = plan(patterns.Causal(), q_len, 90, heads=2, tile=(64, 64))
+        Expectation(patterns.Causal(), q, k, v, -0.7).check(*cpu.forward(q, k, v, made, -0.7, isa=isa), isa)
+
+
+@every_kernel
+def test_ragged_ends_beside_a_protected_page(isa, dtype):
+    """Rows as wide as a step of the products, but fewer than one."""
+    for q_len, kv_len in ((65, 130), (20, 63), (70, 97)):
+        arrays = map(at_protected_page, inputs(1, 1, q_len=q_len, kv_len=kv_len, head_dim=64, dtype=dtype))
+        q, k, v = arrays
+        made = plan(patterns.Full(), q_len, kv_len, tile=(64, 64))
+        Expectation(patterns.Full(), q, k, v).check(*cpu.forward(q, k, v, made, 0.125, isa=isa), isa)
