@@ -65,7 +65,7 @@ def _oddity_of_torch(x: Any) -> str | None:
     if x.is_meta:
         return "a meta tensor, which has no values"
     try:
-        x.data_ptr()
+        x.detach().data_ptr()  # inside of torch.func.grad even of a tensor that the transformation does not touch
     except RuntimeError:
         return "a tensor under a transformation of torch.func, which has no memory; call this outside of it"
     return None
@@ -107,7 +107,7 @@ def to_numpy(x: Any) -> np.ndarray:
     """A host array seen as NumPy, without copying where the framework allows."""
     if kind(x) == "torch":
         torch = sys.modules["torch"]
-        x = x.detach().resolve_neg().resolve_conj()
+        x = x.detach().resolve_neg()  # of negation as a flag on the tensor
         return x.view(torch.int16).numpy().view(BFLOAT16) if x.dtype == torch.bfloat16 else x.numpy()
     return np.asarray(x)
 
