@@ -64,11 +64,11 @@ def _oddity_of_torch(x: Any) -> str | None:
         return "a quantized tensor; use .dequantize()"
     if x.is_meta:
         return "a meta tensor, which has no values"
-    try:
-        x.detach().data_ptr()  # inside of torch.func.grad even of a tensor that the transformation does not touch
+    try:  # detached, because torch.func.grad wraps what is touched inside of it
+        somewhere = x.detach().data_ptr() or not x.numel()
     except RuntimeError:
-        return "a tensor under a transformation of torch.func, which has no memory; call this outside of it"
-    return None
+        somewhere = False
+    return None if somewhere else "a tensor under a transformation of torch.func; call this outside of it"
 
 
 def _oddity_of_jax(x: Any) -> str | None:
