@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 
 from . import _arguments, _arrays, _backends, _routes
+from ._eager import eager
 from ._errors import BackendUnavailable
 from .patterns import Mask, Pattern, get
 from .plan import Plan, validate
 
 
+@eager
 def attention(
     q: Any,
     k: Any,
@@ -112,6 +114,7 @@ def attention(
     return (out, lse) if return_lse else out
 
 
+@eager
 def attention_backward(
     dout: Any,
     q: Any,

@@ -64,11 +64,11 @@ def _oddity_of_torch(x: Any) -> str | None:
         return "a quantized tensor; use .dequantize()"
     if x.is_meta:
         return "a meta tensor, which has no values"
-    try:
-        x.data_ptr()
+    try:  # detached, because torch.func.grad wraps what is touched inside of it
+        somewhere = x.detach().data_ptr() or not x.numel()
     except RuntimeError:
-        return "a tensor under a transformation of torch.func, which has no memory; call this outside of it"
-    return None
+        somewhere = False
+    return None if somewhere else "a tensor under a transformation of torch.func; call this outside of it"
 
 
 def _oddity_of_jax(x: Any) -> str | None:
@@ -107,7 +107,7 @@ def to_numpy(x: Any) -> np.ndarray:
     """A host array seen as NumPy, without copying where the framework allows."""
     if kind(x) == "torch":
         torch = sys.modules["torch"]
-        x = x.detach().resolve_neg().resolve_conj()
+        x = x.detach().resolve_neg()  # of negation as a flag on the tensor
         return x.view(torch.int16).numpy().view(BFLOAT16) if x.dtype == torch.bfloat16 else x.numpy()
     return np.asarray(x)
 

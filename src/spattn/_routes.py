@@ -24,8 +24,8 @@ def of_call(q, k, v, pattern, backend) -> tuple[dict, tuple | None]:
 
     Routes of a plan are kept with it, so that they do not outlive it.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or not (type(q) is type(k) is type(v) is torch.Tensor) or not isinstance(pattern, _CONSTANT):
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    if not (type(q) is type(k) is type(v) is tensor) or not isinstance(pattern, _CONSTANT):
         return recent, None
     if q.requires_grad or k.requires_grad or v.requires_grad:
         return recent, None
