@@ -6,6 +6,7 @@ same, or other lengths where the parameters fix them (a grid, a layout of whole 
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -167,7 +168,12 @@ def columns(draw, s):
 
 @maker("documents")
 def documents(draw, s):
-    entry = st.lists(st.integers(0, max(1, s.kv_len // 2)), max_size=6).map(tuple)
+    def fitting(lengths):
+        """Those that fit into the sequence; the longest first where they would look like cumulative lengths."""
+        lengths = tuple(n for n, end in zip(lengths, itertools.accumulate(lengths), strict=True) if end <= s.kv_len)
+        return tuple(reversed(lengths)) if list(lengths) == sorted(lengths) else lengths
+
+    entry = st.lists(st.integers(0, max(1, s.kv_len // 2)), max_size=6).map(fitting)
     return p.Documents(draw(st.one_of(entry, st.tuples(*(entry for _ in range(s.batch))))))
 
 
