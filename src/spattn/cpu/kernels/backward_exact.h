@@ -1,4 +1,4 @@
-// Gradients of rows with NaN or infinities: one query, one allowed key at a time, in double precision (see exact.h).
+// Gradients of rows that the tiles cannot do: one query, one allowed key at a time, in double precision (see exact.h).
 #pragma once
 #include <math.h>
 
@@ -8,24 +8,58 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
+template <class T> T read_lse(const Call& call, int64_t batch, int64_t head, int64_t position) {
+  const int64_t* stride = call.lse.stride;
+  T lse;
+  memcpy(&lse, call.lse.data + batch * stride[0] + head * stride[1] + position * stride[2], sizeof lse);
+  return lse;
+}
+
+// Weights are exp(logit - lse), which is wrong by the rounding error of lse. Up to this size, 2^14 for float32 and 2^43 for
+// float64, that is at most 2^-10, no more than what the logits of such a row are off; far above it nothing is left of them.
+template <class T> bool is_far(const Call& call, T lse) {
+  return fabs(double(lse)) > call.far_lse && lse != -kInfinity<T>;
+}
+
+inline Normaliser& normaliser(const Call& call, int64_t batch, int64_t head, int64_t position) {
+  return call.normalisers[(batch * call.heads_q + head) * call.q_len + position];
+}
+
+// Takes the keys of an item into the normalisers of its far rows.
+template <class E>
+void normalise(const Call& call, int64_t batch, int64_t head, const Work& item, char* scratch) noexcept {
+  using T = typename E::Compute;
+  Scratch<T> s(call, scratch);
+  const View& rows = call.plan.views[call.plan.components[item.component].query_view];
+  const int64_t cells = list_positions(locate(rows, item.query_tile), s.query_position);
+  for (int64_t cell = 0; cell < cells; ++cell) {
+    const int64_t position = s.query_position[cell];
+    if (position == kPadding || !is_far(call, read_lse<T>(call, batch, head, position))) continue;
+    ExactRow<E>(call, batch, head, item, cell, s).normalise(normaliser(call, batch, head, position));
+  }
+}
+
 // Leaves dQ of the row in s.exact_dq and, where `sums` is given, adds the row's part of dK and dV.
 template <class E>
-void exact_gradients(const ExactRow<E>& row, int64_t batch, int64_t head, int64_t position, const Sums* sums,
+void exact_gradients(const ExactRow<E>& row, int64_t batch, int64_t head, const Sums* sums,
                      BackwardScratch<typename E::Compute>& s) {
   using T = typename E::Compute;
   const Call& call = row.call;
+  const int64_t position = s.query_position[row.cell];
   const Head gradients(call.dout, batch, head), outputs(call.out, batch, head);
   const char *dout = gradients.data + position * gradients.position, *out = outputs.data + position * outputs.position;
   const auto dout_at = [&](int64_t j) { return row.element(dout + j * gradients.feature); };
-  T lse;
-  memcpy(&lse, call.lse.data + batch * call.lse.stride[0] + head * call.lse.stride[1] + position * call.lse.stride[2],
-         sizeof lse);
+  double origin = 0, rest = double(read_lse<T>(call, batch, head, position));  // of the log-sum-exp: a score, and more
+  if (is_far(call, T(rest))) {
+    const Normaliser& n = normaliser(call, batch, head, position);
+    origin = n.largest, rest = ::log(n.total);
+  }
   double delta = 0;
   for (int64_t j = 0; j < call.head_dim_v; ++j) delta += dout_at(j) * row.element(out + j * outputs.feature);
-  for (int64_t d = 0; d < call.head_dim; ++d) s.exact_dq[d] = 0;
+  clear(s.exact_dq, call.head_dim);
   row.each_key([&](int64_t key) {
     const char *k = row.keys.data + key * row.keys.position, *v = row.values.data + key * row.values.position;
-    const double weight = ::exp(row.logit(key) - double(lse));
+    const double weight = ::exp((row.score(key) - origin) * row.natural - rest);
     double product = 0;
     for (int64_t j = 0; j < call.head_dim_v; ++j) product += dout_at(j) * row.element(v + j * row.values.feature);
     const double gradient = weight * (product - delta) * call.scale;

@@ -57,7 +57,7 @@ void merge(const Call& call, int64_t batch, int64_t head, int64_t begin, int64_t
   const Plan& plan = call.plan;
   for (int64_t m = begin; m < end; ++m) {
     merge_row<E>(call, batch, head, plan.merge_rows[m], plan.merge_sources + plan.merge_indptr[m],
-                 plan.merge_indptr[m + 1] - plan.merge_indptr[m], s.exact, s.output);
+                 plan.merge_indptr[m + 1] - plan.merge_indptr[m], s.exact_output, s.output);
   }
 }
 

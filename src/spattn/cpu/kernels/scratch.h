@@ -34,7 +34,8 @@ template <class T> struct Scratch {
   Word<T>* reached;        // (block_kv / bits of a word, ld_query / lanes): the same, or-ed over a vector of queries
   int64_t* query_position;  // (block_q)
   int64_t* key_position;    // (block_kv)
-  double* exact;            // (head_dim_v)
+  bool* exact;              // (ld_query): rows left to the exact path
+  double* exact_output;     // (head_dim_v)
   size_t bytes;
 
   // May any of the vector of queries from `column` on attend to any of kKeyRows keys from `key` on? See unpack().
@@ -65,7 +66,8 @@ template <class T> struct Scratch {
     carve(memory, reached, block_kv / int64_t(8 * sizeof(T)) * ld_query / lanes);
     carve(memory, query_position, block_q);
     carve(memory, key_position, block_kv);
-    carve(memory, exact, call.head_dim_v);
+    carve(memory, exact, ld_query);
+    carve(memory, exact_output, call.head_dim_v);
   }
 
  protected:
