@@ -24,6 +24,7 @@ and nvcc and runs only with ``--gpu``. The checkout itself is never changed.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import queue
 import re
@@ -247,6 +248,9 @@ def main() -> None:
     mutants = [m for m in chosen if m.on_gpu == options.gpu]
     with tempfile.TemporaryDirectory() as temporary:
         scratch = options.scratch.resolve() if options.scratch else Path(temporary)
+        scratch.mkdir(parents=True, exist_ok=True)
+        lock = (scratch / "lock").open("w")  # until the process ends: two runs would put faults into each other's copies
+        fcntl.flock(lock, fcntl.LOCK_EX)
         workers = 1 if options.gpu else options.workers
         try:
             verdicts = run_all(mutants, [Tree(scratch / f"worker-{n}") for n in range(workers)])
