@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import os
 import pickle
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -78,7 +79,7 @@ def other_number(rng, number: int, dtype=np.dtype(np.int64)):
     limits = np.iinfo(dtype)
     near = number + int(rng.integers(-2, 3))
     far = [0, 1, -1, 63, 64, 65, 2**31 - 1, 2**31, -(2**31), 2**62, limits.min, limits.max, 2 * number, -number]
-    chosen = near if rng.random() < 0.5 else int(rng.choice(np.array(far, dtype=object)))
+    chosen = near if rng.random() < 0.7 else int(rng.choice(np.array(far, dtype=object)))
     return min(max(chosen, limits.min), limits.max)
 
 
@@ -129,9 +130,9 @@ def change_whole_number(rng, number: int):
 
 
 def changed_fields(rng, plan: Plan) -> dict:
-    """One to three changes."""
+    """Mostly one change, up to three."""
     fields: dict = {}
-    for _ in range(rng.integers(1, 4)):
+    for _ in range(rng.choice([1, 2, 3], p=[0.7, 0.2, 0.1])):
         if rng.random() < 0.15:
             name = rng.choice(WHOLE)
             fields[name] = change_whole_number(rng, getattr(plan, name))
@@ -165,7 +166,7 @@ def attempt(make, arrays, isa=None):
         plan = make()
         return plan, call(plan, arrays, isa)
     except (ValueError, TypeError) as error:
-        assert str(error), "refused without a word"
+        assert re.match("plan: expected|pattern: expected", str(error)), f"refused for another reason: {error}"
         return None
 
 
@@ -186,7 +187,7 @@ def test_changed_plans_are_refused_or_done(cases, part, capsys):
             assert all(np.isfinite(x[np.isfinite(x) | (x != -np.inf)]).all() for x in results), number
             for got, want in zip(results, execute(plan, *case.arrays[1:], 0.3), strict=False):
                 np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5, err_msg=f"seed {SEED}, plan {number}")
-    assert accepted < COUNT / PARTS, "nothing was refused"
+    assert 0 < accepted < COUNT / PARTS / 2, "nothing was done, or little refused"
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
@@ -218,7 +219,7 @@ def test_plans_that_change_between_calls(cases, part):
         case = cases[rng.integers(len(cases))]
         given = {name: getattr(case.plan, name).copy() for name in ARRAYS}
         plan = dataclasses.replace(case.plan, **given)
-        isa = rng.choice(cpu.instruction_sets())
+        isa = str(rng.choice(cpu.instruction_sets()))
         before = call(plan, case.arrays, isa)
         scribble(rng, plan, given)
         after = attempt(lambda plan=plan: plan, case.arrays, isa)
