@@ -87,6 +87,27 @@ def test_poison_and_merges(attend, dtype, pattern):
     np.testing.assert_allclose(dirty[0][0, 0, ~sees].astype(float), clean[0][0, 0, ~sees].astype(float), atol=0.02)
 
 
+@pytest.mark.parametrize("scale", [None, 1 / 3, -0.7], ids=str)
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+@pytest.mark.parametrize("pattern", [PATTERN, patterns.Strided(24)], ids=repr)
+@every_kernel
+def test_logits_of_every_size(attend, dtype, pattern, head_dim, scale):
+    """Rows of one tile whose logits reach from nothing to the largest that the dtype can make: no number is rounded and
+    then subtracted from one that was not."""
+    largest = 9 if dtype == "float16" else 36  # decimal exponents
+    q, k, v = inputs(1, 2, 1, 200, 200, head_dim, dtype=dtype)
+    exponents = np.linspace(-largest, largest, 200)
+    signs = np.where(np.arange(200) % 3, 1, -1)
+    q[...] = 0
+    q[..., 0] = np.random.default_rng(0).permutation(signs * 10 ** (exponents / 2))
+    k[..., 0] = np.linspace(-1, 1, 200) * 10 ** (largest / 2)
+    out, lse = attend("numpy")(q, k, v, pattern, scale)
+    expected, expected_lse = reference.attend(q, k, v, pattern, scale)
+    tolerance = {"rtol": 0.02, "atol": 0.02} if dtype in NARROW else {"rtol": 2e-5, "atol": 2e-5}
+    np.testing.assert_allclose(out.astype(float), expected.astype(float), **tolerance)
+    np.testing.assert_allclose(lse, expected_lse, rtol=1e-5, atol=1e-4)
+
+
 def test_overflowing_sums(attend):
     """Values near the largest float32 whose weighted mean is finite although their weighted sum is not."""
     q, k, v = problem("float32")

@@ -185,11 +185,11 @@ __device__ __forceinline__ void softmax(const Scores& s, Output& o, Sum (&row_ma
   }
 }
 
-// Writes a thread's part of one row, normalised; returns whether the whole row came out finite.
+// Writes a thread's part of one row, normalised; returns whether its logits are not too large and it came out finite.
 __device__ __forceinline__ bool finish_row(const Sum (&o)[kSlicesV][kVector], Sum row_max, Sum row_sum,
                                            const Params& params, const RowTarget& target, Element* head, int x) {
   const Sum inverse = row_sum == 0 ? Sum(0) : 1 / row_sum;
-  bool finite = is_finite(row_sum);
+  bool finite = is_finite(row_sum) && within_reach(row_max);
 #pragma unroll
   for (int slice = 0; slice < kSlicesV; ++slice) {
 #pragma unroll

@@ -1,10 +1,12 @@
-// One row, key by key, for rows that the tile kernels could not finish with finite numbers.
+// One row, key by key, for rows that the tile kernels could not finish with finite numbers, or whose logits are too large
+// for them.
 //
 // Tile kernels multiply the values of keys that a row may not see by a probability of zero. When such a value is NaN or
 // infinite the product is NaN (0 · NaN), so the row is computed again here from its allowed keys alone. A NaN at an
 // allowed key stays a NaN. Nothing is paid while all values are finite.
 #pragma once
 #include "element.cuh"
+#include "exact_softmax.cuh"
 #include "params.cuh"
 
 namespace spattn {
@@ -44,35 +46,23 @@ __device__ __noinline__ void exact_row(const Params& params, const Work& work, i
   const Element* q = head_of<const Element>(params.q, batch, head) + position * params.q.row;
   const Element* k = head_of<const Element>(params.k, batch, head / params.heads_per_kv);
   const Element* v = head_of<const Element>(params.v, batch, head / params.heads_per_kv);
-  const Sum scale_log2 = static_cast<Sum>(params.scale_log2), factor = static_cast<Sum>(params.query_factor);
-
-  const auto logit = [&](int key) {  // base 2, the same in every lane
-    Sum dot = 0;
+  constexpr int kColumns = (kDimV + 31) / 32;
+  ExactSoftmax softmax{params.scale_log2};
+  double sums[kColumns] = {};
+  for_allowed_keys<kBlockQ, kBlockKV>(params, work, cell, [&](int key) {
+    double dot = 0;
     for (int i = lane; i < params.head_dim; i += 32) {
-      dot += factor * widen(q[i * params.q.column]) * widen(k[key * params.k.row + i * params.k.column]);
+      const double factor = params.query_factor * double(widen(q[i * params.q.column]));
+      dot += factor * double(widen(k[key * params.k.row + i * params.k.column]));
     }
     for (int other = 16; other; other /= 2) dot += __shfl_xor_sync(~0u, dot, other);
-    return dot * scale_log2;
-  };
-
-  Sum row_max = -infinity<Sum>(), row_sum = 0;
-  for_allowed_keys<kBlockQ, kBlockKV>(params, work, cell, [&](int key) {
-    const Sum s = logit(key), next = s > row_max ? s : row_max, shift = next == -infinity<Sum>() ? Sum(0) : next;
-    row_sum = row_sum * power_of_two(row_max - shift) + power_of_two(s - shift);
-    row_max = next;
-  });
-  const Sum shift = row_max == -infinity<Sum>() ? Sum(0) : row_max, inverse = row_sum == 0 ? Sum(0) : 1 / row_sum;
-  const Sum row_lse = (row_max + logarithm_of_two(row_sum)) * Sum(0.693147180559945309417);
-
-  constexpr int kColumns = (kDimV + 31) / 32;
-  Sum sums[kColumns] = {};
-  for_allowed_keys<kBlockQ, kBlockKV>(params, work, cell, [&](int key) {
-    const Sum p = power_of_two(logit(key) - shift) * inverse;
-    if (inverse == 0) return;  // every allowed logit is -inf: the row is empty
+    const auto weight = softmax.add(dot);
 #pragma unroll
     for (int i = 0; i < kColumns; ++i) {
       const int column = lane + 32 * i;
-      if (column < params.head_dim_v) sums[i] += p * widen(v[key * params.v.row + column * params.v.column]);
+      if (column >= params.head_dim_v) continue;
+      const double value = widen(v[key * params.v.row + column * params.v.column]);
+      sums[i] = sums[i] * weight.before + weight.own * value;
     }
   });
 
@@ -82,13 +72,15 @@ __device__ __noinline__ void exact_row(const Params& params, const Work& work, i
   for (int i = 0; i < kColumns; ++i) {
     const int column = lane + 32 * i;
     if (column >= params.head_dim_v) continue;
+    const Sum value = static_cast<Sum>(softmax.normalised(sums[i]));
     if (target.partial) {
-      static_cast<Sum*>(params.partial)[target.index * params.head_dim_v + column] = sums[i];
+      static_cast<Sum*>(params.partial)[target.index * params.head_dim_v + column] = value;
     } else {
-      narrow(sums[i], out[column]);
+      narrow(value, out[column]);
     }
   }
-  if (lane == 0) static_cast<Sum*>(target.partial ? params.partial_lse : params.lse)[target.index] = row_lse;
+  Sum* lse = static_cast<Sum*>(target.partial ? params.partial_lse : params.lse);
+  if (lane == 0) lse[target.index] = static_cast<Sum>(softmax.lse());
 }
 
 }  // namespace spattn

@@ -56,13 +56,14 @@ __device__ __forceinline__ void softmax(Scores& s, Output& o, RowState (&state)[
 }
 
 // Writes one row of a thread's accumulators, normalised: to the workspace, or narrowed into the shared tile that
-// store_output() copies out. Returns whether every number of the row is finite or the row is empty, for the whole quad.
+// store_output() copies out. Returns for the whole quad whether the row is done: its logits are not too large, and every
+// number of it is finite.
 template <typename Products>
 __device__ __forceinline__ bool finish_row(const Output& o, const RowState& state, int atom, int half,
                                            const Params& params, Shared& shared, const RowTarget& target, int row) {
   const int quad_lane = threadIdx.x % 4;
   const float row_sum = quad_sum(state.row_sum), inverse = row_sum == 0.f ? 0.f : 1.f / row_sum;
-  bool finite = is_finite(row_sum);
+  bool finite = is_finite(row_sum) && within_reach(state.row_max);
 #pragma unroll
   for (int n = 0; n < kDimV / 8; ++n) {
     const float x = o[atom][n][2 * half] * inverse, y = o[atom][n][2 * half + 1] * inverse;

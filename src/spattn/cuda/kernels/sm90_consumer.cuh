@@ -185,7 +185,7 @@ struct Consumer {
         probe_rows(o, probe);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            probe[h] = quad_sum(probe[h] + softmax.row_sum[h] * 0.0f);
+            probe[h] = quad_sum(probe[h] + softmax.row_sum[h] * 0.0f + (softmax.far(h) ? 1.0f : 0.0f));
             inverse[h] = softmax.row_sum[h] == 0.0f ? 0.0f : 1.0f / softmax.row_sum[h];
             if (lane % 4 == 0) shared.lse[query.slot][first + 8 * h + lane / 4] = softmax.lse(h);
         }

@@ -1,12 +1,14 @@
 // The exact slow path: one warp recomputes one row from the plan, touching allowed keys only.
 //
 // The tensor cores multiply masked probabilities (0) by every value of a tile; 0 * NaN and 0 * inf are NaN. A row that
-// comes out non-finite is therefore computed again here, in float32 and in the order of the plan's list.
+// comes out non-finite, or whose logits are too large for float32, is therefore computed again here, in float64 and in
+// the order of the plan's list.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "exact_softmax.cuh"
 #include "sm90_mask.cuh"
 #include "sm90_params.cuh"
 #include "sm90_softmax.cuh"
@@ -30,8 +32,8 @@ __device__ void repair_row(const Params& p, const Item& item, const Unit& unit, 
                        unit.head_kv * p.k_stride.head;
     const Element* v = static_cast<const Element*>(p.v) + unit.batch * p.v_stride.batch +
                        unit.head_kv * p.v_stride.head;
-    float row_max = minus_infinity(), row_sum = 0.0f;
-    for (int i = 0; i < kDim / 32; ++i) result[i] = 0.0f;
+    ExactSoftmax softmax{p.scale_log2};
+    double sums[kDim / 32] = {};
     for (int e = item.begin; e < item.end; ++e) {
         const Entry entry = p.entries[e];
         const View& view = p.key_views[item.key_view + entry.view];
@@ -40,27 +42,21 @@ __device__ void repair_row(const Params& p, const Item& item, const Unit& unit, 
             int64_t key;
             if (!mask_allows<kTileKV, kWarpgroups>(p.masks, mask, row, column)) continue;
             if (!cell_position(view, entry.x, entry.y, entry.z, column, key)) continue;
-            float dot = 0.0f;
+            double dot = 0;
             for (int d = lane; d < p.head_dim; d += 32) {
-                dot = fmaf(to_float(q[d]), to_float(k[key * p.k_stride.token + d]), dot);
+                dot += double(p.sign * to_float(q[d])) * double(to_float(k[key * p.k_stride.token + d]));
             }
             for (int step = 16; step; step /= 2) dot += __shfl_xor_sync(0xffffffff, dot, step);
-            const float logit = dot * p.scale;
-            const float largest = logit > row_max || logit != logit ? logit : row_max;
-            const float shift = largest == minus_infinity() ? 0.0f : largest;
-            const float rescale = expf(row_max - shift), weight = expf(logit - shift);
-            row_max = largest;
-            row_sum = row_sum * rescale + weight;
+            const auto weight = softmax.add(dot);
             for (int i = 0; i < kDim / 32; ++i) {
                 const int d = lane + 32 * i;
-                const float value = d < p.head_dim_v ? to_float(v[key * p.v_stride.token + d]) : 0.0f;
-                result[i] = fmaf(weight, value, result[i] * rescale);
+                const double value = d < p.head_dim_v ? to_float(v[key * p.v_stride.token + d]) : 0.0f;
+                sums[i] = sums[i] * weight.before + weight.own * value;
             }
         }
     }
-    const float inverse = row_sum == 0.0f ? 0.0f : 1.0f / row_sum;
-    for (int i = 0; i < kDim / 32; ++i) result[i] *= inverse;
-    lse = row_sum == 0.0f ? minus_infinity() : row_max + logf(row_sum);
+    for (int i = 0; i < kDim / 32; ++i) result[i] = float(softmax.normalised(sums[i]));
+    lse = float(softmax.lse());
 }
 
 }  // namespace spattn

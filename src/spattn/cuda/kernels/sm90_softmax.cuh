@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "exact_softmax.cuh"
+
 namespace spattn {
 
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
@@ -102,6 +104,9 @@ struct Softmax {
         row_sum[0] = quad_sum(row_sum[0]);
         row_sum[1] = quad_sum(row_sum[1]);
     }
+
+    // Whether the reference of a row is too large for its exponents to mean anything.
+    __device__ __forceinline__ bool far(int h) const { return !(fabsf(shift[h]) < kFarLogit<float>); }
 
     // Natural logarithm of the sum of exponentials of a row; -inf when it attends to nothing.
     __device__ __forceinline__ float lse(int h) const {

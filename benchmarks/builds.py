@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Two builds of spattn against each other, in turns: has a change cost any speed, on any kernel?
+
+    git worktree add /tmp/old COMMIT                        # and build it: a folder that holds the package spattn
+    python benchmarks/builds.py --old FOLDER --new FOLDER --backend cpu|cuda       # 4 minutes; a minute
+
+Processes of either build take turns for some rounds; each times every problem after a warm call: on a CPU the process's
+CPU time on one thread, on a GPU pairs of CUDA events around several calls, and the host's time of a call on 128 tokens.
+A build's figure is the median over its processes. Writes ``benchmarks/results/builds_BACKEND.json`` with the ratio new to
+old of every problem; exits with 1 when one is above ``--most``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+NOTES = "Medians over processes of either build that took turns. ratio: new to old, below 1 is faster."
+TOKENS = {"cpu": 4096, "cuda": 16384}
+
+
+def problems(tokens: int) -> dict:
+    """Name to (pattern, queries); every kernel family's work is among them."""
+    from spattn import patterns as sp
+
+    side = int(tokens**0.5)
+    return {
+        "dense": (sp.Full(), tokens), "causal": (sp.Causal(), tokens), "window ±256": (sp.SlidingWindow(256), tokens),
+        "Longformer ±256 + 16": (sp.Longformer(512, global_tokens=16), tokens),
+        "strided 128": (sp.Strided(128), tokens), "fixed 128, 8": (sp.Fixed(128, 8), tokens),
+        "dilated ±256, d=4": (sp.DilatedWindow(256, 256, 4), tokens),
+        "neighbourhood 13×13": (sp.Neighborhood((side, side), 13), tokens),
+        "one query": (sp.Causal(), 1), "128 tokens": (sp.SlidingWindow(32), 128),
+    }  # fmt: skip
+
+
+def cpu_times() -> dict[str, float]:
+    """Milliseconds of CPU time of each problem, on one thread."""
+    import ml_dtypes
+    import numpy as np
+
+    import spattn
+
+    rng, times = np.random.default_rng(0), {}
+    for name, (pattern, q_len) in problems(TOKENS["cpu"]).items():
+        kv_len = 128 if q_len == 128 else TOKENS["cpu"]
+        for dtype in (np.float32, ml_dtypes.bfloat16):
+            q, k, v, dout = (rng.standard_normal((1, 8, n, 64), np.float32).astype(dtype)
+                             for n in (q_len, kv_len, kv_len, q_len))  # fmt: skip
+            out, lse = spattn.attention(q, k, v, pattern, return_lse=True)
+            calls = {"forward": lambda: spattn.attention(q, k, v, pattern),
+                     "backward": lambda: spattn.attention_backward(dout, q, k, v, out, lse, pattern)}  # fmt: skip
+            for way, call in calls.items():
+                if way == "forward" or name in ("window ±256", "strided 128", "128 tokens"):
+                    times[f"{name}, {np.dtype(dtype).name}, {way}"] = cpu_time(call)
+    return times
+
+
+def cpu_time(call) -> float:
+    """Median of as many calls as fit in a tenth of a second, at least three."""
+    start = time.process_time()
+    call()
+    repeats, taken = max(3, min(200, int(0.1 / (time.process_time() - start)))), []
+    for _ in range(repeats):
+        start = time.process_time()
+        call()
+        taken.append(1e3 * (time.process_time() - start))
+    return statistics.median(taken)
+
+
+def cuda_times() -> dict[str, float]:
+    """Milliseconds of each problem on the GPU, and of the host for a short one."""
+    import overhead_cuda
+    import torch
+    from peers_cuda import SETS, measure
+
+    import spattn
+
+    torch.manual_seed(0)
+    times = {}
+    for head_dim, dtype, kernel in ((128, "bfloat16", "auto"), (64, "bfloat16", "auto"), (64, "float16", "portable"),
+                                    (64, "float32", "auto")):  # fmt: skip
+        os.environ["SPATTN_CUDA_KERNEL"] = kernel
+        for name, (pattern, q_len) in problems(TOKENS["cuda"]).items():
+            kv_len = 128 if q_len == 128 else TOKENS["cuda"]
+            sets = [[torch.randn(1, 16, n, head_dim, device="cuda", dtype=getattr(torch, dtype))
+                     for n in (q_len, kv_len, kv_len)] for _ in range(SETS)]  # fmt: skip
+            calls = {"": lambda i, sets=sets, pattern=pattern: spattn.attention(*sets[i], pattern)}
+            label = f"{name}, {dtype}, d={head_dim}{', portable' if kernel == 'portable' else ''}"
+            times[label] = statistics.median(measure(calls, 5)[""])
+            if q_len == 128:
+                times[f"{label}, host"] = overhead_cuda.host_us(lambda: calls[""](0)) / 1e3
+    return times
+
+
+def child(package: Path, backend: str) -> dict[str, float]:
+    """The times that a process of one build takes."""
+    path = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--times", "--backend", backend]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--old", type=Path)
+    parser.add_argument("--new", type=Path)
+    parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--most", type=float, default=1.1, help="the largest ratio that is taken for noise")
+    parser.add_argument("--times", action="store_true", help="print this process's times, as JSON")
+    args = parser.parse_args()
+    if args.times:
+        print(json.dumps(cpu_times() if args.backend == "cpu" else cuda_times()))
+        return 0
+    import record
+
+    builds = {"old": args.old.resolve(), "new": args.new.resolve()}
+    found = {name: [] for name in builds}
+    for turn in range(args.rounds):
+        for name in sorted(builds, reverse=bool(turn % 2)):
+            found[name].append(child(builds[name], args.backend))
+    rows = []
+    for problem in found["new"][0]:
+        old, new = (statistics.median(times[problem] for times in found[name]) for name in ("old", "new"))
+        rows.append({"problem": problem, "old_ms": round(old, 5), "new_ms": round(new, 5),
+                     "ratio": round(new / old, 3)})  # fmt: skip
+        print(f"{problem:48} {old:10.4f} ms {new:10.4f} ms  {new / old:.3f}", flush=True)
+    record.write(f"builds_{args.backend}", rows, notes=NOTES, rounds=args.rounds,
+                 geometric_mean=round(statistics.geometric_mean(row["ratio"] for row in rows), 4))  # fmt: skip
+    return int(max(row["ratio"] for row in rows) > args.most)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
