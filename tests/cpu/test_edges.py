@@ -238,3 +238,34 @@ def test_ragged_ends_beside_a_protected_page(isa, dtype):
         q, k, v = arrays
         made = plan(patterns.Full(), q_len, kv_len, tile=(64, 64))
         Expectation(patterns.Full(), q, k, v).check(*cpu.forward(q, k, v, made, 0.125, isa=isa), isa)
+
+
+@every_kernel
+def test_diagonals_at_any_place(isa, dtype):
+    """Where the keys that neighbouring queries reach end in one step of the products, in the next or in another tile."""
+    for ahead in range(0, 72, 8):
+        q, k, v = inputs(1, 1, q_len=64, kv_len=64 + ahead, head_dim=32, dtype=dtype)
+        made = plan(patterns.Causal(), 64, 64 + ahead, tile=(64, 64))
+        Expectation(patterns.Causal(), q, k, v).check(*cpu.forward(q, k, v, made, 32**-0.5, isa=isa), f"{isa} {ahead}")
+
+
+@every_kernel
+def test_scores_that_grow_from_tile_to_tile(isa, dtype):
+    """By some tens of bits in all: what was summed up before is worth less each time, but not nothing."""
+    q, k, v = inputs(1, 1, q_len=40, kv_len=320, head_dim=32, dtype=dtype)
+    q[...], k[...] = 1, 0
+    k[..., 0] = np.repeat([0, 9, 13, 22, 27], 64)
+    made = plan(patterns.Full(), 40, 320, tile=(64, 64))
+    Expectation(patterns.Full(), q, k, v, 1.0).check(*cpu.forward(q, k, v, made, 1.0, isa=isa), isa)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_queries_that_rest_in_some_tiles(dtype):
+    """After two full tiles each sixteen queries have a tile of their own: nothing of the others' is left there."""
+    mask = np.zeros((64, 384), dtype=bool)
+    mask[:, :128] = True
+    for number in range(4):
+        own = np.s_[16 * number : 16 * number + 16, 128 + 64 * number : 192 + 64 * number]
+        mask[own] = np.random.default_rng(number).random((16, 64)) < 0.5
+    arrays = problem(1, 1, q_len=64, kv_len=384, head_dim=32, dtype=dtype)
+    check_gradients(*arrays, patterns.Mask(mask), plan(patterns.Mask(mask), 64, 384, tile=(64, 64)))
