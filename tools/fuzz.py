@@ -23,6 +23,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+DRAWN = re.compile(r"- (\d+) passing(?: examples)?, (\d+) failing")  # as Hypothesis prints its statistics
 
 
 def pytest(*arguments: str) -> subprocess.CompletedProcess:
@@ -46,9 +47,9 @@ def draw(name: str) -> tuple[int, bool]:
     seed = random.SystemRandom().randrange(2**32)
     begin = time.monotonic()
     done = pytest(f"--hypothesis-seed={seed}", "--hypothesis-show-statistics", name)
-    drawn = sum(map(int, re.findall(r"(\d+) (?:passing|failing) examples", done.stdout)))
-    held = done.returncode == 0
-    print(f"{'held' if held else 'FAILED':6}  {drawn:6}  seed {seed:<10}  {time.monotonic() - begin:4.0f} s  {name}", flush=True)
+    drawn = sum(int(passing) + int(failing) for passing, failing in DRAWN.findall(done.stdout))
+    held, seconds = done.returncode == 0 and drawn > 0, time.monotonic() - begin
+    print(f"{'held' if held else 'FAILED':6}  {drawn:6}  seed {seed:<10}  {seconds:4.0f} s  {name}", flush=True)
     if not held:
         print(done.stdout, done.stderr, flush=True)
     return drawn, held

@@ -105,7 +105,7 @@ def test_many_merges_at_the_end_of_a_task(dtype):
     """More merged rows than a task takes, and a number of them that is no multiple of it."""
     pattern = patterns.Full()
     for q_len in (63, 64, 65, 129):
-        q, k, v = inputs(1, 2, q_len=q_len, kv_len=2000, head_dim=16, dtype=dtype)
+        q, k, v = inputs(1, 2, q_len=q_len, kv_len=2000, head_dim=16, head_dim_v=24, dtype=dtype)
         made = plan(pattern, q_len, 2000, tile=(16, 64), workers=64)
         assert len(made.merge_rows) == q_len
         for isa in cpu.instruction_sets():
@@ -269,3 +269,23 @@ def test_gradients_of_queries_that_rest_in_some_tiles(dtype):
         mask[own] = np.random.default_rng(number).random((16, 64)) < 0.5
     arrays = problem(1, 1, q_len=64, kv_len=384, head_dim=32, dtype=dtype)
     check_gradients(*arrays, patterns.Mask(mask), plan(patterns.Mask(mask), 64, 384, tile=(64, 64)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_merged_rows(dtype):
+    """Rows whose keys several items share: dQ is the sum of their parts."""
+    pattern = patterns.Causal()
+    made = plan(pattern, 37, 1200, heads=2, tile=(16, 64), workers=64)
+    assert (np.diff(made.merge_indptr) > 1).all() and len(made.merge_rows) == 37
+    check_gradients(*problem(1, 2, q_len=37, kv_len=1200, head_dim=16, head_dim_v=24, dtype=dtype), pattern, made)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_few_queries_of_heads_with_different_patterns(isa):
+    """Heads of a group share K and V, but not the keys that they attend to: no task takes them together."""
+    own = patterns.Full(), patterns.SlidingWindow(40, 0), patterns.Sinks(9), patterns.Causal()
+    for last in (own, own[::-1]):
+        pattern = patterns.PerHead(last)
+        q, k, v = inputs(1, 4, 1, q_len=3, kv_len=200, head_dim=16)
+        made = plan(pattern, 3, 200, heads=4, tile=cpu.TILE)
+        Expectation(pattern, q, k, v).check(*cpu.forward(q, k, v, made, 0.25, isa=isa), isa)
