@@ -107,10 +107,10 @@ def decoding() -> Iterator[dict]:
     for q_len, kv_len, batch in DECODING:
         q = torch.randn(batch, 32, q_len, 128, device="cuda", dtype=torch.bfloat16)
         k, v = (torch.randn(batch, 8, kv_len, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-        error = decoding_error(q, k, v, spattn.attention(q, k, v))
+        error = decoding_error(q, k, v, spattn.attention(q, k, v, "causal"))
         if not error < TOLERANCE:
             raise AssertionError(f"decoding {q_len} × {kv_len}, batch {batch}: relative error {error:.2g}")
-        took = gpu_ms(lambda: spattn.attention(q, k, v), 9)  # noqa: B023
+        took = gpu_ms(lambda: spattn.attention(q, k, v, "causal"), 9)  # noqa: B023
         floor = 1e3 * 2 * k.nbytes / (COPY_TB_S * 1e12)
         row = {"problem": "decoding", "q_len": q_len, "tokens": kv_len, "batch": batch, "contender": "spattn",
                "median_ms": round(took, 4), "floor_ms": round(floor, 4), "times_floor": round(took / floor, 2),

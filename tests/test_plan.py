@@ -105,7 +105,6 @@ def test_plan_as_pattern_gives_the_same_bits():
     expected = spattn.attention(q, k, v, p.Causal())
     np.testing.assert_allclose(spattn.attention(q, k, v, plan), expected, rtol=1e-5, atol=1e-6)
     assert np.array_equal(spattn.attention(q, k, v, "causal"), expected)
-    assert np.array_equal(spattn.attention(q, k, v), expected)
     mask = np.tril(np.ones((130, 130), dtype=bool))
     for array in (mask, np.stack([mask] * 2), np.stack([mask] * 2)[None]):
         np.testing.assert_allclose(spattn.attention(q, k, v, array), expected, rtol=1e-5, atol=1e-6)

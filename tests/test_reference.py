@@ -100,8 +100,8 @@ def test_row_whose_logits_are_all_minus_infinity():
 def test_backward_through_the_public_function():
     q, k, v = inputs(1, 2, 1, 20, 30, 8, dtype="float16")
     dout = random(q.shape, "float16", seed=2)
-    out, lse = spattn.attention(q, k, v, return_lse=True, backend="reference")
-    got = spattn.attention_backward(dout, q, k, v, out, lse, backend="reference")
+    out, lse = spattn.attention(q, k, v, "causal", return_lse=True, backend="reference")
+    got = spattn.attention_backward(dout, q, k, v, out, lse, "causal", backend="reference")
     for mine, want in zip(got, reference.gradients(dout, q, k, v, p.Causal()), strict=True):
         assert np.array_equal(mine, want.astype(np.float16))
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
-from . import _arrays, _backends, _routes
+from . import _arguments, _arrays, _backends, _routes
+from ._eager import eager
 from ._errors import BackendUnavailable
 from .patterns import Mask, Pattern, get
 from .plan import Plan, validate
 
-_NAMES = "q k v".split()
 
-
+@eager
 def attention(
     q: Any,
     k: Any,
     v: Any,
-    pattern: Pattern | Plan | str | Any = "causal",
+    pattern: Pattern | Plan | str | Any = "full",
     *,
     scale: float | None = None,
     backend: str = "auto",
@@ -38,7 +37,8 @@ def attention(
         Values.
     pattern : Pattern, str, Plan or bool array, optional
         What is allowed: a pattern, its registered name, a plan made by :func:`spattn.plan`, or a boolean array
-        (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len).
+        (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len). Default "full": every query attends
+        to every key; ask for "causal" where it is meant.
     scale : float, optional
         Factor of the logits; default ``1 / sqrt(head_dim)``.
     backend : {"auto", "cpu", "cuda", "reference"}, optional
@@ -59,10 +59,17 @@ def attention(
     Raises
     ------
     TypeError
-        If an argument is not an array of a supported dtype, kinds or dtypes differ, `pattern` is none of the above, or
-        the dtype has no such `precision`.
+        If an argument is not an array of a supported dtype, kinds or dtypes differ, or the dtype has no such
+        `precision`; if an array, or a mask, is not plain: masked, sparse, nested, quantized or without values, as meta
+        and fake tensors, tracers and tensors under :mod:`torch.func` are; if `pattern`, `scale`, `backend`,
+        `return_lse` or `precision` is of another type than said above.
     ValueError
-        If shapes, devices, `scale`, `precision` or the pattern do not fit.
+        If shapes do not fit each other or the pattern, arrays are on different devices or on one that is neither the
+        CPU nor CUDA's, the name of a pattern, backend or precision is unknown, `scale` is not finite or, but for
+        float64, beyond float32's largest number, or the backend takes no arrays of this device.
+    RuntimeError
+        If PyTorch would record a gradient through q, k or v, or they carry a tangent of forward-mode differentiation:
+        nothing here is recorded.
     BackendUnavailable
         If the backend asked for cannot run here.
 
@@ -82,34 +89,32 @@ def attention(
     >>> out.shape, out.dtype
     ((1, 2, 100, 16), dtype('float32'))
     """
+    _arguments.check_options(backend, return_lse)
     routes, key = _routes.of_call(q, k, v, pattern, backend)
     route = routes.get(key)
     if route is not None and precision is None:
-        found = route(q, k, v, None if scale is None else _check_scale(scale, q.shape[3]))
+        found = route(q, k, v, None if scale is None else _arguments.check_scale(scale, q))
         if found is not None:
             return found if return_lse else found[0]
-    _check_arrays(q, k, v)
-    _check_shapes(q, k, v)
-    scale = _check_scale(scale, q.shape[3])
-    _check_precision(precision, q, _resolve_backend(backend, q))
+    _arguments.check_arrays(q, k, v)
+    _arguments.check_shapes(q, k, v)
+    scale = _arguments.check_scale(scale, q)
+    _arguments.check_precision(precision, q, _resolve_backend(backend, q))
+    _arguments.check_gradients("attention", q=q, k=k, v=v)
     module = _backends.load(_resolve_backend(backend, q))
-    if any(map(_arrays.wants_gradient, (q, k, v))):
-        raise RuntimeError(
-            "q, k, v: require a gradient, which attention() does not record; "
-            "call it under torch.no_grad() or detach them"
-        )
     if not module.HOST_ARRAYS:
         plan = find_plan(module, pattern, q, k, v)
         out, lse = module.forward(q, k, v, plan, scale, precision=precision)
         if key is not None and key not in routes:
-            _routes.remember(routes, key, module.route(q, k, v, plan, _check_scale(None, q.shape[3])))
+            _routes.remember(routes, key, module.route(q, k, v, plan, _arguments.check_scale(None, q)))
     else:
-        arrays = [_host_array(name, x, module) for name, x in zip(_NAMES, (q, k, v), strict=True)]
+        arrays = [_host_array(name, x, module) for name, x in (("q", q), ("k", k), ("v", v))]
         plan = find_plan(module, pattern, *arrays)
         out, lse = (_arrays.from_numpy(x, q) for x in module.forward(*arrays, plan, scale))
     return (out, lse) if return_lse else out
 
 
+@eager
 def attention_backward(
     dout: Any,
     q: Any,
@@ -117,7 +122,7 @@ def attention_backward(
     v: Any,
     out: Any,
     lse: Any,
-    pattern: Pattern | Plan | str | Any = "causal",
+    pattern: Pattern | Plan | str | Any = "full",
     *,
     scale: float | None = None,
     backend: str = "auto",
@@ -142,8 +147,8 @@ def attention_backward(
 
     Raises
     ------
-    TypeError, ValueError, BackendUnavailable
-        As :func:`attention`; BackendUnavailable also where the backend has no backward.
+    TypeError, ValueError, RuntimeError, BackendUnavailable
+        As :func:`attention`, for `dout`, `out` and `lse` too; BackendUnavailable also where the backend has no backward.
 
     Notes
     -----
@@ -165,27 +170,21 @@ def attention_backward(
     >>> dq.shape
     (1, 2, 100, 16)
     """
-    _check_arrays(q, k, v)
-    _check_shapes(q, k, v)
-    for name, x, last in (("dout", dout, (v.shape[3],)), ("out", out, (v.shape[3],)), ("lse", lse, ())):
-        expected = (*q.shape[:3], *last)
-        if _arrays.kind(x) != _arrays.kind(q):
-            raise TypeError(f"{name}: expected a {_arrays.kind(q)} array like q, got {type(x).__name__}")
-        if tuple(x.shape) != expected:
-            raise ValueError(f"{name}: expected shape {expected}, got {tuple(x.shape)}")
-        dtype = _arrays.dtype_name(q) if last else "float64" if _arrays.dtype_name(q) == "float64" else "float32"
-        if _arrays.dtype_name(x) != dtype:
-            raise TypeError(f"{name}: expected {dtype}, got {_arrays.dtype_name(x)}")
-    scale = _check_scale(scale, q.shape[3])
+    _arguments.check_options(backend)
+    _arguments.check_arrays(q, k, v)
+    _arguments.check_shapes(q, k, v)
+    _arguments.check_results(q, v, dout, out, lse)
+    scale = _arguments.check_scale(scale, q)
+    arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    _arguments.check_gradients("attention_backward", **arrays)
     module = _backends.load(_resolve_backend(backend, q))
     if not hasattr(module, "backward"):
         raise BackendUnavailable(f"backend {module.__name__} has no backward yet; use backend='cpu' on host arrays")
     if not module.HOST_ARRAYS:
         return module.backward(dout, q, k, v, out, lse, find_plan(module, pattern, q, k, v), scale)
-    names = ("dout", *_NAMES, "out", "lse")
-    arrays = [_host_array(name, x, module) for name, x in zip(names, (dout, q, k, v, out, lse), strict=True)]
-    plan = find_plan(module, pattern, *arrays[1:4])
-    return tuple(_arrays.from_numpy(x, q) for x in module.backward(*arrays, plan, scale))
+    host = [_host_array(name, x, module) for name, x in arrays.items()]
+    plan = find_plan(module, pattern, *host[1:4])
+    return tuple(_arrays.from_numpy(x, q) for x in module.backward(*host, plan, scale))
 
 
 def find_plan(module, pattern, q, k, v) -> Plan:
@@ -201,7 +200,7 @@ def find_plan(module, pattern, q, k, v) -> Plan:
         pattern = _plan_or_pattern(pattern, module, q, k, v)
         if isinstance(pattern, Plan):
             return pattern
-    return module.plan_for(as_pattern(pattern, q.shape), q, k, v)
+    return module.plan_for(as_pattern(pattern), q, k, v)
 
 
 def _plan_or_pattern(plan: Plan, module, q, k, v) -> Plan | Pattern:
@@ -219,70 +218,19 @@ def _plan_or_pattern(plan: Plan, module, q, k, v) -> Plan | Pattern:
     return plan.pattern
 
 
-def as_pattern(pattern, q_shape) -> Pattern:
+def as_pattern(pattern) -> Pattern:
     """A pattern from anything that attention() takes as one."""
     if isinstance(pattern, Pattern):
         return pattern
     if isinstance(pattern, str):
         return get(pattern)
     if _arrays.kind(pattern) is not None and _arrays.dtype_name(pattern) == "bool":
+        _arguments.check_plain("pattern", pattern)
         return Mask(_arrays.to_host(pattern))
     what = type(pattern).__name__
     if _arrays.kind(pattern) is not None:
         what = f"an array of {_arrays.dtype_name(pattern)}"
     raise TypeError(f"pattern: expected a Pattern, a registered name, a Plan or a bool array, got {what}")
-
-
-def _check_arrays(*arrays) -> None:
-    first = None
-    for name, x in zip(_NAMES, arrays, strict=True):
-        kind = _arrays.kind(x)
-        if kind is None:
-            raise TypeError(f"{name}: expected a NumPy, PyTorch, CuPy or JAX array, got {type(x).__name__}")
-        if _arrays.dtype_name(x) not in _arrays.DTYPES:
-            raise TypeError(f"{name}: expected one of {', '.join(_arrays.DTYPES)}, got {_arrays.dtype_name(x)}")
-        if x.ndim != 4:
-            raise ValueError(f"{name}: expected shape (batch, heads, length, head_dim), got {tuple(x.shape)}")
-        own = kind, _arrays.dtype_name(x), _arrays.device_of(x)
-        first = first or own
-        for what, a, b in zip(("a", "dtype", "device"), own, first, strict=True):
-            if a != b:
-                error = ValueError if what == "device" else TypeError
-                raise error(f"{name}: expected {what} {b} {'array ' if what == 'a' else ''}like q, got {a}")
-
-
-def _check_shapes(q, k, v) -> None:
-    batch, heads_q, _, head_dim = q.shape
-    heads_kv, kv_len = k.shape[1:3]
-    if tuple(k.shape) != (batch, heads_kv, kv_len, head_dim):
-        raise ValueError(f"k: expected shape {(batch, heads_kv, kv_len, head_dim)}, got {tuple(k.shape)}")
-    if tuple(v.shape[:3]) != (batch, heads_kv, kv_len):
-        raise ValueError(f"v: expected shape {(batch, heads_kv, kv_len, v.shape[3])}, got {tuple(v.shape)}")
-    if heads_q % heads_kv if heads_kv else heads_q:
-        raise ValueError(f"k: expected a number of heads that divides q's {heads_q}, got {heads_kv}")
-    if not 1 <= head_dim <= 256 or not 1 <= v.shape[3] <= 256:
-        raise ValueError(f"head_dim: expected 1 … 256 for q, k and v, got {head_dim} and {v.shape[3]}")
-
-
-def _check_scale(scale: float | None, head_dim: int) -> float:
-    if scale is None:
-        return 1.0 / math.sqrt(head_dim)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float, np.integer, np.floating)):
-        raise TypeError(f"scale: expected a number, got {type(scale).__name__}")
-    if not math.isfinite(scale):
-        raise ValueError(f"scale: expected a finite number, got {scale}")
-    return float(scale)
-
-
-def _check_precision(precision: str | None, q, backend: str) -> None:
-    if precision is None:
-        return
-    if precision != "tf32":
-        raise ValueError(f"precision: expected None or 'tf32', got {precision!r}")
-    if _arrays.dtype_name(q) != "float32":
-        raise TypeError(f"precision: 'tf32' needs float32 arrays, got {_arrays.dtype_name(q)}")
-    if backend != "cuda":
-        raise ValueError(f"precision: 'tf32' needs the cuda backend, got {backend!r}")
 
 
 def _resolve_backend(backend: str, q) -> str:

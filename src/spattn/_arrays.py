@@ -16,18 +16,67 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
+_CLASSES = {"torch": "Tensor", "cupy": "ndarray", "jax": "Array"}
+
+
 def kind(x: Any) -> str | None:
     """'numpy', 'torch', 'cupy', 'jax', or None for anything else."""
     if isinstance(x, np.ndarray):
         return "numpy"
-    torch, cupy, jax = (sys.modules.get(name) for name in ("torch", "cupy", "jax"))
-    if torch is not None and isinstance(x, torch.Tensor):
-        return "torch"
-    if cupy is not None and isinstance(x, cupy.ndarray):
-        return "cupy"
-    if jax is not None and isinstance(x, jax.Array):
-        return "jax"
+    for name, array in _CLASSES.items():
+        own = getattr(sys.modules.get(name), array, None)  # a module that another thread is importing has none yet
+        if own is not None and isinstance(x, own):
+            return name
     return None
+
+
+def oddity(x: Any) -> str | None:
+    """What an array is besides the values in its memory, and the way out; None for a plain array.
+
+    To read the memory alone would lose it in silence: a mask, a structure, a transformation that is under way.
+    """
+    match kind(x):
+        case "numpy":
+            return _oddity_of_numpy(x)
+        case "torch":
+            return _oddity_of_torch(x)
+        case "jax":
+            return _oddity_of_jax(x)
+    return None
+
+
+def _oddity_of_numpy(x: np.ndarray) -> str | None:
+    if type(x) is np.ndarray:
+        return None
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
+    return "a masked array; use .filled(), and a pattern for what is not allowed" if isinstance(x, masked) else None
+
+
+def _oddity_of_torch(x: Any) -> str | None:
+    torch = sys.modules["torch"]
+    if x.is_nested:
+        return "a nested tensor; join its sequences into one, with spattn.patterns.Documents"
+    if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return f"a {type(x).__name__}, whose operations are not those of its memory; use a torch.Tensor of its values"
+    if x.layout is not torch.strided:
+        return f"a tensor of layout {x.layout}; use .to_dense()"
+    if x.is_quantized:
+        return "a quantized tensor; use .dequantize()"
+    if x.is_meta:
+        return "a meta tensor, which has no values"
+    try:  # detached, because torch.func.grad wraps what is touched inside of it
+        somewhere = x.detach().data_ptr() or not x.numel()
+    except RuntimeError:
+        somewhere = False
+    return None if somewhere else "a tensor under a transformation of torch.func; call this outside of it"
+
+
+def _oddity_of_jax(x: Any) -> str | None:
+    jax = sys.modules["jax"]
+    if isinstance(x, jax.core.Tracer):
+        return "a tracer, which has no values; call this outside of jax.jit, jax.grad and jax.vmap"
+    devices = len(x.devices())
+    return f"one on {devices} devices; use jax.device_put(x, device)" if devices > 1 else None
 
 
 def dtype_name(x: Any) -> str:
@@ -41,7 +90,7 @@ def _name(dtype: Any) -> str:
 
 
 def device_of(x: Any) -> str:
-    """'cpu', or 'cuda:N' with the device's number."""
+    """'cpu', 'cuda:N', or the framework's own name of another device: 'mps:0', 'tpu:3'; N is the device's number."""
     match kind(x):
         case "torch":
             return "cpu" if x.device.type == "cpu" else f"{x.device.type}:{x.device.index or 0}"
@@ -49,7 +98,8 @@ def device_of(x: Any) -> str:
             return f"cuda:{x.device.id}"
         case "jax":
             device = next(iter(x.devices()))
-            return "cpu" if device.platform == "cpu" else f"cuda:{device.local_hardware_id}"
+            name = {"gpu": "cuda"}.get(device.platform, device.platform)
+            return "cpu" if name == "cpu" else f"{name}:{device.local_hardware_id}"
     return "cpu"
 
 
@@ -57,7 +107,7 @@ def to_numpy(x: Any) -> np.ndarray:
     """A host array seen as NumPy, without copying where the framework allows."""
     if kind(x) == "torch":
         torch = sys.modules["torch"]
-        x = x.detach().resolve_neg().resolve_conj()
+        x = x.detach().resolve_neg()  # of negation as a flag on the tensor
         return x.view(torch.int16).numpy().view(BFLOAT16) if x.dtype == torch.bfloat16 else x.numpy()
     return np.asarray(x)
 
@@ -86,5 +136,8 @@ def from_numpy(x: np.ndarray, like: Any) -> Any:
 
 
 def wants_gradient(x: Any) -> bool:
-    """Whether PyTorch would record a gradient through this tensor now."""
-    return kind(x) == "torch" and x.requires_grad and sys.modules["torch"].is_grad_enabled()
+    """Whether PyTorch would record a gradient through this tensor now, or carry its tangent on."""
+    if kind(x) != "torch":
+        return False
+    torch = sys.modules["torch"]
+    return x.requires_grad and torch.is_grad_enabled() or torch.autograd.forward_ad.unpack_dual(x).tangent is not None

@@ -24,18 +24,21 @@ def of_call(q, k, v, pattern, backend) -> tuple[dict, tuple | None]:
 
     Routes of a plan are kept with it, so that they do not outlive it.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or not (type(q) is type(k) is type(v) is torch.Tensor) or not isinstance(pattern, _CONSTANT):
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+    if not (type(q) is type(k) is type(v) is tensor) or not isinstance(pattern, _CONSTANT):
         return recent, None
     if q.requires_grad or k.requires_grad or v.requires_grad:
         return recent, None
     routes = recent
     if isinstance(pattern, Plan):
         routes, pattern = pattern.cache, "route"
-    return routes, (
-        pattern, backend, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q.shape, k.shape, v.shape,
-        q.stride(), k.stride(), v.stride(),
-    )  # fmt: skip
+    try:
+        return routes, (
+            pattern, backend, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device, q.shape, k.shape, v.shape,
+            q.stride(), k.stride(), v.stride(),
+        )  # fmt: skip
+    except RuntimeError:  # of nested and sparse tensors, which have no shape or no strides
+        return recent, None
 
 
 def remember(routes: dict, key: tuple, route) -> None:

@@ -99,7 +99,7 @@ def test_repeatable(precision):
 @pytest.mark.gpu
 def test_public_face():
     q, k, v = inputs(1, 2, 2, 100, 100, 64)
-    out = spattn.attention(q, k, v, backend="cuda", precision="tf32")
+    out = spattn.attention(q, k, v, "causal", backend="cuda", precision="tf32")
     made = cuda.plan_for(patterns.Causal(), q, k, v)
     assert np.array_equal(out, cuda.forward(q, k, v, made, 0.125, precision="tf32")[0])
     large = plan(patterns.Causal(), 100, 100, heads=2, tile=(256, 64))

@@ -123,7 +123,7 @@ def test_names():
     {"pattern": "mask", "mask": {"array": "00" * 4, "dtype": "int32", "shape": [1, 1]}},
     {"pattern": "per_head", "patterns": 3},
 ])  # fmt: skip
-def test_untrusted_data(data):
+def test_fault_39_untrusted_data(data):
     with pytest.raises(ValueError):
         p.from_dict(data)
 

@@ -121,7 +121,7 @@ class Expectation:
     >>> import spattn
     >>> q, k, v = inputs(q_len=20)
     >>> expectation = Expectation(spattn.patterns.Causal(), q, k, v)
-    >>> expectation.check(*spattn.attention(q, k, v, return_lse=True))
+    >>> expectation.check(*spattn.attention(q, k, v, "causal", return_lse=True))
     """
 
     def __init__(
