@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ._index_checks import check_csr, check_disjoint, check_runs
+from ._index_checks import check_csr, check_disjoint, check_runs, integer_array, plain_array
 from ._ragged import ramp
 
 __all__ = ["AffineRows", "Runs"]
@@ -59,6 +59,13 @@ class Runs:
         Returns
         -------
         Runs
+
+        Raises
+        ------
+        TypeError
+            If `start` or `stop` is not of integers.
+        ValueError
+            If one of them does not fit into int64.
         """
         return cls.stepped(start, stop, 1, kv_len)
 
@@ -78,10 +85,18 @@ class Runs:
         Returns
         -------
         Runs
+
+        Raises
+        ------
+        TypeError
+            If `start` or `stop` is not of integers.
+        ValueError
+            If one of them does not fit into int64.
         """
-        start, stop = np.broadcast_arrays(np.asarray(start, np.int64), np.asarray(stop, np.int64))
+        start, stop = np.broadcast_arrays(integer_array("start", start), integer_array("stop", stop))
         first = np.where(start < 0, start % step, start)
-        count = np.maximum(-((first - np.minimum(stop, kv_len)) // step), 0)
+        # Cut on both sides before it is subtracted: a stop far below 0 would wrap.
+        count = np.maximum(-((first - np.clip(stop, 0, kv_len)) // step), 0)
         column = (slice(None), None)
         return cls(first[column], np.full_like(first, step)[column], count[column])
 
@@ -146,14 +161,19 @@ class AffineRows:
         TypeError
             If an array of `runs` is not one of integers.
         ValueError
-            If shapes differ, a count is negative, a step is below 1, a key lies outside ``[0, kv_len)``, or a row has a
-            key in two runs.
+            If shapes differ, a number does not fit into int64, a count is negative, a step is below 1, a key lies
+            outside ``[0, kv_len)``, or a row has a key in two runs.
         """
-        check_runs(*runs._fields(), kv_len)
-        present = runs.count > 0
+        fields = dict(zip(("start", "step", "count"), runs._fields(), strict=True))
+        for name, array in fields.items():
+            if not isinstance(array, np.ndarray):
+                raise TypeError(f"{name}: expected an array of integers, got {type(array).__name__}")
+            fields[name] = integer_array(name, array)  # int8 and uint64 would wrap in the sums to come
+        check_runs(**fields, kv_len=kv_len)
+        present = fields["count"] > 0
         row = np.nonzero(present)[0]
-        start, step, count = (a[present] for a in (runs.start, runs.step, runs.count))
-        made = cls._from_flat(len(runs.start), kv_len, row, start, np.where(count == 1, 1, step), count)
+        start, step, count = (array[present] for array in fields.values())
+        made = cls._from_flat(len(present), kv_len, row, start, np.where(count == 1, 1, step), count)
         check_disjoint(made.class_indptr, made.start, made.step, made.count)
         return made
 
@@ -176,11 +196,13 @@ class AffineRows:
 
         Raises
         ------
+        TypeError
+            If `indptr` or `indices` is not of integers, or a masked array.
         ValueError
-            If `indptr` does not rise from 0 to ``len(indices)``, or a row is unsorted, repeats a key or leaves
-            ``[0, kv_len)``.
+            If `indptr` does not rise from 0 to ``len(indices)``, a number does not fit into int64, or a row is
+            unsorted, repeats a key or leaves ``[0, kv_len)``.
         """
-        indptr, indices = np.asarray(indptr, np.int64), np.asarray(indices, np.int64)
+        indptr, indices = integer_array("indptr", indptr), integer_array("indices", indices)
         check_csr(indptr, indices, kv_len)
         rows = len(indptr) - 1
         row = np.repeat(np.arange(rows), np.diff(indptr))
@@ -202,10 +224,12 @@ class AffineRows:
 
         Raises
         ------
+        TypeError
+            If `mask` is a masked array.
         ValueError
             If `mask` is not a 2-D bool array.
         """
-        mask = np.asarray(mask)
+        mask = plain_array("mask", mask)
         if mask.ndim != 2 or mask.dtype != bool:
             raise ValueError(f"mask: expected a 2-D bool array, got {mask.ndim}-D {mask.dtype}")
         row, column = np.nonzero(mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import numpy as np
 from hypothesis import strategies as st
@@ -34,6 +35,15 @@ def columns():
     return period_start.flatmap(lambda ps: st.builds(p.Columns, *map(st.just, ps), small(ps[1] + 1, ps[0])))
 
 
+def documents(kv_len):
+    """Documents that fit; the longest first where they would look like cumulative lengths."""
+    def make(lengths):
+        fitting = [n for n, end in zip(lengths, accumulate(lengths), strict=True) if end <= kv_len]
+        return p.Documents(fitting[::-1] if fitting == sorted(fitting) else fitting)
+
+    return st.lists(small(0, 15), max_size=5).map(make)
+
+
 ANY_LENGTHS = {
     "full": st.just(p.Full()),
     "causal": st.just(p.Causal()),
@@ -44,7 +54,6 @@ ANY_LENGTHS = {
     "sinks": st.builds(p.Sinks, small(0, 6)),
     "stride": stride_and_offset(),
     "columns": columns(),
-    "documents": st.builds(p.Documents, st.lists(small(0, 15), max_size=5).map(tuple)),
     "prefix_lm": st.builds(p.PrefixLM, small(0, 50)),
     "vertical_slash": st.builds(p.VerticalSlash, *(st.lists(small(0, 45), max_size=6).map(tuple) for _ in range(2))),
     "strided": st.builds(p.Strided, small(1, 12)),
@@ -154,6 +163,8 @@ def of_deepspeed(draw, name):
 
 def of(name: str):
     """Strategy of (pattern, q_len, kv_len) for a registered pattern of one head."""
+    if name == "documents":
+        return lengths().flatmap(lambda both: st.tuples(documents(both[1]), *map(st.just, both)))
     if name in ANY_LENGTHS:
         return st.tuples(ANY_LENGTHS[name], lengths()).map(lambda x: (x[0], *x[1]))
     if name in DEEPSPEED:
@@ -162,6 +173,6 @@ def of(name: str):
 
 
 NAMES = sorted([
-    *ANY_LENGTHS, *DEEPSPEED, "axial", "windowed", "neighborhood", "mask", "block_layout", "key_blocks",
+    *ANY_LENGTHS, *DEEPSPEED, "documents", "axial", "windowed", "neighborhood", "mask", "block_layout", "key_blocks",
     "column_intervals",
 ])  # fmt: skip

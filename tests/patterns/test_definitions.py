@@ -80,11 +80,12 @@ def test_definition(name, data):
     assert hash(again) == hash(pattern)
 
 
-def composed(depth):
-    leaf = st.one_of(*cases.ANY_LENGTHS.values()).map(lambda x: (x, lambda *cell: oracle.allowed(x, *cell)))
+def composed(depth, kv_len):
+    leaf = st.one_of(*cases.ANY_LENGTHS.values(), cases.documents(kv_len))
+    leaf = leaf.map(lambda x: (x, lambda *cell: oracle.allowed(x, *cell)))
     if depth == 0:
         return leaf
-    inner = composed(depth - 1)
+    inner = composed(depth - 1, kv_len)
     return st.one_of(
         leaf,
         st.tuples(inner, inner).map(lambda x: (x[0][0] & x[1][0], lambda *c: x[0][1](*c) and x[1][1](*c))),
@@ -95,10 +96,9 @@ def composed(depth):
 
 
 @settings(SETTINGS, max_examples=80)
-@given(composed(2), cases.lengths())
-def test_composition(pair, lengths):
-    pattern, rule = pair
-    q_len, kv_len = lengths
+@given(cases.lengths().flatmap(lambda both: st.tuples(composed(2, both[1]), st.just(both))))
+def test_composition(drawn):
+    (pattern, rule), (q_len, kv_len) = drawn
     cells = [[rule(i, j, q_len, kv_len) for j in range(kv_len)] for i in range(q_len)]
     check(pattern, q_len, kv_len, np.array(cells, dtype=bool).reshape(q_len, kv_len))
     assert p.from_dict(json.loads(json.dumps(pattern.to_dict()))) == pattern

@@ -57,7 +57,7 @@ TYPES = [
     lambda: p.PerHead(("causal",)),
     lambda: p.BigBird(4, causal=1),
     lambda: ds.Fixed(attention=None),
-    lambda: p.Causal() & np.ones((2, 2), bool),
+    lambda: p.Causal() & np.ones((2, 2)),
 ]
 LENGTHS = [
     (p.Axial((4, 4), 0), 17, r"kv_len: expected 16 \(a grid of 4 × 4 tokens\), got 17"),

@@ -1,9 +1,12 @@
 """Patterns: what is allowed. Every class here is registered by name; see :func:`get` and :func:`names`."""
 
 from . import deepspeed
-from ._base import Lattice, Part, Pattern, apply, from_dict, get, member, names, register
+from ._base import Lattice, Part, Pattern
 from ._draw import draw
 from ._gallery import a_shape, chunked_causal, example, gallery, shared_prefix, tri_shape
+from ._predicate import apply, member
+from ._registry import get, names, register
+from ._serial import from_dict
 from .arrays import BlockLayout, ColumnIntervals, KeyBlocks, Mask
 from .basic import BlockLocal, Causal, Columns, DilatedWindow, Full, Sinks, SlidingWindow, Stride
 from .bigbird import BigBird

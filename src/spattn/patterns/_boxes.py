@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .._index_checks import LONGEST
 from ..index_set import Runs
 from ._base import Pattern
 from ._check import integer, integers
@@ -30,8 +31,11 @@ class GridPattern(Pattern):
 
 
 def lengths(grid) -> tuple[int, ...]:
-    """The tokens along each axis of a grid; a single number is a grid of one axis."""
-    return integers("grid", grid, 1) if hasattr(grid, "__iter__") else (integer("grid", grid, 1),)
+    """The tokens along each axis of a grid that a sequence can hold; a single number is a grid of one axis."""
+    shape = integers("grid", grid, 1) if hasattr(grid, "__iter__") else (integer("grid", grid, 1),)
+    if math.prod(shape) > LONGEST:
+        raise ValueError(f"grid: expected at most {LONGEST} tokens, got {math.prod(shape)}")
+    return shape
 
 
 def row_major(grid: tuple[int, ...]) -> tuple[int, ...]:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["assign", "choice", "flag", "integer", "integers", "per_axis"]
+__all__ = ["REACH", "assign", "choice", "flag", "integer", "integers", "per_axis", "reach"]
+
+REACH = 1 << 40  # further than two positions of any sequence lie apart, and far from the end of int64
+
+
+def reach(tokens: int) -> int:
+    """`tokens`, or REACH where it is more: the same to every position, and NumPy can add and multiply it.
+
+    Parameters keep the value that they were given. Products of parameters are made of Python integers and cut afterwards.
+    """
+    return min(tokens, REACH)
 
 
 def assign(pattern, **fields) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ._base import Pattern
-from ._check import assign, choice, integer, integers
+from ._check import assign, choice, integer, integers, reach
 from ._random import draw_ranks
 from .arrays import BlockLayout
 
@@ -38,7 +38,7 @@ class LayoutPattern(Pattern):
         if hasattr(self, "seed"):
             fields["seed"] = integer("seed", self.seed, 0, 2**64 - 1)
         if self.head is not None:
-            fields["head"] = integer("head", self.head, 0)
+            fields["head"] = integer("head", self.head, 0, 2**64 - 1)
         assign(self, block=integer("block", self.block, 1), **fields)
 
     def _earlier(self, layout: np.ndarray) -> np.ndarray:
@@ -49,14 +49,14 @@ class LayoutPattern(Pattern):
 def window_layout(n: int, side: int) -> np.ndarray:
     """Blocks at most `side` apart."""
     r, c = np.ogrid[:n, :n]
-    return abs(r - c) <= side
+    return abs(r - c) <= reach(side)
 
 
 def random_layout(seed: int, head: int, candidates: np.ndarray, count: int) -> np.ndarray:
     """`count` different blocks below each row's number of candidates."""
     n = len(candidates)
     layout = np.zeros((n, n), dtype=bool)
-    ranks = draw_ranks(seed, head, np.arange(n), candidates, count)
+    ranks = draw_ranks(seed, head, np.arange(n), candidates, min(count, n))
     row, slot = np.nonzero(ranks >= 0)
     layout[row, ranks[row, slot]] = True
     return layout

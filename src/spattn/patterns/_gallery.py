@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ._base import Pattern, pattern_class
+from ._base import Pattern
+from ._registry import pattern_class
 from ._check import integer, integers
 from .basic import BlockLocal, Causal, Sinks, SlidingWindow
 from .documents import Documents
@@ -86,7 +87,8 @@ def tri_shape(sinks: int, window: int, last: int, length: int) -> Pattern:
         If a number is negative, `window` less than 1, or `last` greater than `length`.
     """
     first = integer("length", length, 0) - integer("last", last, 0, length)
-    return a_shape(sinks, window) | Causal() & GlobalTokens(tuple(range(first, length)), keys=False)
+    last_queries = GlobalTokens(length, keys=False) - GlobalTokens(first, keys=False)
+    return a_shape(sinks, window) | Causal() & last_queries
 
 
 def shared_prefix(prefix: int, lengths: tuple[int, ...]) -> Pattern:
@@ -109,9 +111,10 @@ def shared_prefix(prefix: int, lengths: tuple[int, ...]) -> Pattern:
     TypeError
         If `prefix` is not an integer, or `lengths` not a sequence of integers.
     ValueError
-        If one of them is negative.
+        If one of them is negative, or all together are more tokens than a sequence can have.
     """
-    return Causal() & (Sinks(prefix) | Documents((integer("prefix", prefix, 0), *integers("lengths", lengths, 0))))
+    documents = integer("prefix", prefix, 0), *integers("lengths", lengths, 0)
+    return Causal() & (Sinks(prefix) | Documents(tuple(n for n in documents if n)))
 
 
 def gallery() -> dict[str, tuple[Pattern, int]]:

@@ -44,7 +44,7 @@ def _product(a: np.uint64, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_ranks(seed: int, head: int, rows: np.ndarray, candidates: np.ndarray, size: int) -> np.ndarray:
-    """For each row `size` different numbers below its number of candidates; all of them where there are fewer.
+    """For each row `size` different numbers below its number of candidates; all of them where there are no more.
 
     Parameters
     ----------
@@ -63,12 +63,20 @@ def draw_ranks(seed: int, head: int, rows: np.ndarray, candidates: np.ndarray, s
     Floyd's sampling (Bentley, Programming Pearls, CACM 30(9), 1987), one word a draw: word t modulo the draw's range,
     whose bias of 2^-44 at a million blocks is immaterial.
     """
-    words = random_words(seed, head, rows, size)
-    ranks = np.full((len(rows), size), -1, dtype=np.int64)
-    drawn = np.minimum(candidates, size)
+    everyone = np.arange(size)
+    ranks = np.where(everyone < candidates[:, None], everyone, -1)
+    choosy = candidates > size  # the others take all that there are, and draw nothing
+    ranks[choosy] = _sample(random_words(seed, head, rows[choosy], size), candidates[choosy])
+    return ranks
+
+
+def _sample(words: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+    """As many different numbers below each row's candidates as it has words; fewer words than candidates."""
+    size = words.shape[1]
+    ranks = np.empty(words.shape, dtype=np.int64)
     for t in range(size):
-        last = candidates - drawn + t
-        rank = (words[:, t] % np.maximum(last + 1, 1).astype(np.uint64)).astype(np.int64)
+        last = candidates - size + t
+        rank = (words[:, t] % (last + 1).astype(np.uint64)).astype(np.int64)
         taken = (ranks[:, :t] == rank[:, None]).any(axis=1)
-        ranks[:, t] = np.where(t < drawn, np.where(taken, last, rank), -1)
+        ranks[:, t] = np.where(taken, last, rank)
     return ranks

@@ -8,6 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
+from .._arrays import kind, to_host
+from .._index_checks import integer_array, plain_array
+
 __all__ = ["BlockTable", "ByContent", "frozen_array"]
 
 _EXACT_CELLS = 1 << 24  # the integral images of larger tables are made of coarser cells
@@ -15,22 +18,22 @@ _COARSE = 64
 
 
 def frozen_array(name: str, value, dtype, ndims: tuple[int, ...]) -> np.ndarray:
-    """A read-only copy of an array, C-contiguous.
+    """A read-only copy of an array of any framework, C-contiguous.
 
     Raises
     ------
     TypeError
-        If `value` has another kind of dtype: bool for `dtype` bool, integers otherwise.
+        If `value` is a masked array or has another kind of dtype: bool for `dtype` bool, integers otherwise.
     ValueError
-        If its number of axes is not among `ndims`.
+        If its number of axes is not among `ndims`, or a number does not fit into `dtype`.
     """
-    array = np.asarray(value)
-    wanted = "bool" if dtype is bool else "integer"
-    if (array.dtype != bool) if dtype is bool else (array.dtype.kind not in "iu"):
-        raise TypeError(f"{name}: expected an array of dtype {wanted}, got {array.dtype}")
+    value = value if kind(value) in (None, "numpy") else to_host(value)
+    array = plain_array(name, value) if dtype is bool else integer_array(name, value, dtype)
+    if dtype is bool and array.dtype != bool:
+        raise TypeError(f"{name}: expected an array of dtype bool, got {array.dtype}")
     if array.ndim not in ndims:
         raise ValueError(f"{name}: expected {' or '.join(f'{n}-D' for n in ndims)}, got shape {array.shape}")
-    array = np.array(array, dtype=dtype, order="C")
+    array = np.array(array, order="C")
     array.flags.writeable = False
     return array
 

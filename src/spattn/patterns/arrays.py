@@ -11,8 +11,10 @@ import numpy as np
 
 from .._ragged import ramp
 from ..index_set import Runs
-from ._base import Pattern, apply, register
-from ._check import assign, flag, integer
+from ._base import Pattern
+from ._predicate import apply
+from ._registry import register
+from ._check import assign, flag, integer, reach
 from ._table import BlockTable, ByContent, frozen_array
 
 __all__ = ["BlockLayout", "ColumnIntervals", "KeyBlocks", "Mask"]
@@ -68,7 +70,7 @@ class Mask(_ArrayPattern):
     Raises
     ------
     TypeError
-        If `mask` is not boolean.
+        If `mask` is not boolean, or a masked array.
     ValueError
         If it has not two to four axes; from :meth:`bind`, if it is not made for these lengths; from :meth:`allows`, if
         :meth:`at` has not chosen among several batch entries and heads.
@@ -133,7 +135,7 @@ class BlockLayout(_ArrayPattern):
     Raises
     ------
     TypeError
-        If `layout` is not boolean, or `block` not an integer.
+        If `layout` is not boolean or a masked array, or `block` not an integer.
     ValueError
         If `layout` has not two to four axes or is not square, or `block` is less than 1; from :meth:`bind`, if its
         blocks do not cover `kv_len`; from :meth:`allows`, if :meth:`at` has not chosen among several batch entries and
@@ -158,10 +160,11 @@ class BlockLayout(_ArrayPattern):
         return BlockTable(self._only(self.layout))
 
     def allows(self, q, k):
-        return self._table.contains(q // self.block, k // self.block)
+        return self._table.contains(q // reach(self.block), k // reach(self.block))
 
     def runs(self, q, kv_len):
-        return block_runs(self._only(self.layout), q // self.block, self.block, kv_len)
+        block = reach(self.block)
+        return block_runs(self._only(self.layout), q // block, block, kv_len)
 
     @classmethod
     def example(cls):
@@ -185,9 +188,9 @@ class KeyBlocks(_ArrayPattern):
     Raises
     ------
     TypeError
-        If `blocks` is not of integers, or a size not an integer.
+        If `blocks` is not of integers or a masked array, or a size not an integer.
     ValueError
-        If `blocks` has not two to four axes or a number below -1, or a size is less than 1; from :meth:`bind`, if its
+        If `blocks` has not two to four axes or a number below -1 or beyond int32, or a size is less than 1; from :meth:`bind`, if its
         rows do not cover `kv_len` or a number is beyond the last key block; from :meth:`allows`, if :meth:`at` has not
         chosen among several batch entries and heads.
 
@@ -224,16 +227,16 @@ class KeyBlocks(_ArrayPattern):
         return BlockTable(cells)
 
     def allows(self, q, k):
-        return self._table.contains(q // self.block_q, k // self.block_kv)
+        return self._table.contains(q // reach(self.block_q), k // reach(self.block_kv))
 
     def runs(self, q, kv_len):
         blocks = np.sort(self._only(self.blocks).astype(np.int64), axis=1)
         blocks[:, 1:][blocks[:, 1:] == blocks[:, :-1]] = -1
         blocks = np.vstack([blocks, np.full_like(blocks[:1], -1, shape=(1, blocks.shape[1]))])
-        a = q // self.block_q
+        a, block = q // reach(self.block_q), reach(self.block_kv)
         listed = blocks[np.where((a < 0) | (a >= len(blocks) - 1), len(blocks) - 1, a)]
-        start = np.maximum(listed, 0) * self.block_kv
-        stop = np.where(listed < 0, 0, np.minimum(start + self.block_kv, kv_len))
+        start = np.maximum(listed, 0) * block
+        stop = np.where(listed < 0, 0, np.minimum(start + block, kv_len))
         return Runs(start, np.ones_like(start), np.maximum(stop - start, 0))
 
     @classmethod
@@ -259,9 +262,9 @@ class ColumnIntervals(_ArrayPattern):
     Raises
     ------
     TypeError
-        If the arrays are not of integers, or `causal` is not a bool.
+        If the arrays are not of integers or masked arrays, or `causal` is not a bool.
     ValueError
-        If the arrays' shapes differ or have not one to three axes, or only one of `start2` and `stop2` is given; from
+        If the arrays' shapes differ or have not one to three axes, a number does not fit into int64, or only one of `start2` and `stop2` is given; from
         :meth:`bind`, if there is not one interval a key; from :meth:`allows`, if :meth:`at` has not chosen among
         several batch entries and heads.
 

@@ -8,8 +8,9 @@ from typing import Literal
 import numpy as np
 
 from ..index_set import Runs
-from ._base import Part, Pattern, register
-from ._check import assign, integer
+from ._base import Part, Pattern
+from ._registry import register
+from ._check import REACH, assign, integer, reach
 from ._lattices import column_lattices, residue_parts
 
 __all__ = ["BlockLocal", "Causal", "Columns", "DilatedWindow", "Full", "Sinks", "SlidingWindow", "Stride"]
@@ -106,13 +107,13 @@ class SlidingWindow(Pattern):
     def allows(self, q, k):
         if self.left is None and self.right is None:
             return always(q) & always(k)
-        after = always(q) if self.left is None else q - self.left <= k
-        before = always(k) if self.right is None else k <= q + self.right
+        after = always(q) if self.left is None else q - reach(self.left) <= k
+        before = always(k) if self.right is None else k <= q + reach(self.right)
         return after & before
 
     def runs(self, q, kv_len):
-        start = np.zeros_like(q) if self.left is None else q - self.left
-        return Runs.span(start, kv_len if self.right is None else q + self.right + 1, kv_len)
+        start = np.zeros_like(q) if self.left is None else q - reach(self.left)
+        return Runs.span(start, kv_len if self.right is None else q + reach(self.right) + 1, kv_len)
 
     @classmethod
     def example(cls):
@@ -155,16 +156,22 @@ class DilatedWindow(Pattern):
         right = left if self.right == "left" else integer("right", self.right, 0)
         assign(self, left=left, right=right, dilation=integer("dilation", self.dilation, 1))
 
+    def spans(self) -> tuple[int, int, int]:
+        """Tokens from the query back to its first key, on to its last, and from one key to the next."""
+        step = reach(self.dilation)
+        back, ahead = (reach(n * self.dilation) // step * step for n in (self.left, self.right))
+        return back, ahead, step
+
     def allows(self, q, k):
-        d = self.dilation
-        return (q % d == k % d) & (q - self.left * d <= k) & (k <= q + self.right * d)
+        back, ahead, d = self.spans()
+        return (q % d == k % d) & (q - back <= k) & (k <= q + ahead)
 
     def runs(self, q, kv_len):
-        d = self.dilation
-        return Runs.stepped(q - self.left * d, q + self.right * d + 1, d, kv_len)
+        back, ahead, d = self.spans()
+        return Runs.stepped(q - back, q + ahead + 1, d, kv_len)
 
     def parts(self, q_len, kv_len):
-        return (Part(self),) if self.dilation == 1 else residue_parts(self, self.dilation, 0, q_len, kv_len)
+        return (Part(self),) if self.dilation == 1 else residue_parts(self, reach(self.dilation), 0, q_len, kv_len)
 
     @classmethod
     def example(cls):
@@ -195,11 +202,13 @@ class BlockLocal(Pattern):
         assign(self, block=integer("block", self.block, 1))
 
     def allows(self, q, k):
-        return q // self.block == k // self.block
+        block = reach(self.block)
+        return q // block == k // block
 
     def runs(self, q, kv_len):
-        first = q // self.block * self.block
-        return Runs.span(first, first + self.block, kv_len)
+        block = reach(self.block)
+        first = q // block * block
+        return Runs.span(first, first + block, kv_len)
 
     @classmethod
     def example(cls):
@@ -238,10 +247,10 @@ class Sinks(Pattern):
         assign(self, count=integer("count", self.count, 0))
 
     def allows(self, q, k):
-        return always(q) & (k < self.count)
+        return always(q) & (k < reach(self.count))
 
     def runs(self, q, kv_len):
-        return Runs.span(np.zeros_like(q), self.count, kv_len)
+        return Runs.span(np.zeros_like(q), reach(self.count), kv_len)
 
     @classmethod
     def example(cls):
@@ -276,15 +285,22 @@ class Stride(Pattern):
         stride = integer("stride", self.stride, 1)
         assign(self, stride=stride, offset=integer("offset", self.offset, 0, stride - 1))
 
+    def _within_reach(self) -> tuple[int, int]:
+        """Stride and offset; of a stride out of reach only the keys `offset` before or ``stride - offset`` after."""
+        stride, far = reach(self.stride), REACH // 2
+        return stride, self.offset if self.offset < far else max(self.offset - self.stride + stride, far)
+
     def allows(self, q, k):
+        stride, offset = self._within_reach()
         # One side each: on a residue class both are constant, which interval arithmetic on p - j would not see.
-        return (q - self.offset) % self.stride == k % self.stride
+        return (q - offset) % stride == k % stride
 
     def runs(self, q, kv_len):
-        return Runs.stepped((q - self.offset) % self.stride, kv_len, self.stride, kv_len)
+        stride, offset = self._within_reach()
+        return Runs.stepped((q - offset) % stride, kv_len, stride, kv_len)
 
     def parts(self, q_len, kv_len):
-        return (Part(self),) if self.stride == 1 else residue_parts(self, self.stride, self.offset, q_len, kv_len)
+        return (Part(self),) if self.stride == 1 else residue_parts(self, *self._within_reach(), q_len, kv_len)
 
     @classmethod
     def example(cls):
@@ -320,15 +336,19 @@ class Columns(Pattern):
         start = integer("start", self.start, 0, period - 1)
         assign(self, period=period, start=start, stop=integer("stop", self.stop, start + 1, period))
 
+    def _within_reach(self) -> tuple[int, int, int]:
+        return reach(self.period), reach(self.start), reach(self.stop)
+
     def allows(self, q, k):
-        column = k % self.period
-        return always(q) & (self.start <= column) & (column < self.stop)
+        period, start, stop = self._within_reach()
+        column = k % period
+        return always(q) & (start <= column) & (column < stop)
 
     def runs(self, q, kv_len):
-        return column_runs(self.period, self.start, self.stop, np.full_like(q, kv_len), kv_len)
+        return column_runs(*self._within_reach(), np.full_like(q, kv_len), kv_len)
 
     def parts(self, q_len, kv_len):
-        return tuple(Part(self, None, keys) for keys in column_lattices(self.period, self.start, self.stop, kv_len))
+        return tuple(Part(self, None, keys) for keys in column_lattices(*self._within_reach(), kv_len))
 
     @classmethod
     def example(cls):

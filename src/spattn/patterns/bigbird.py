@@ -8,8 +8,9 @@ from functools import cached_property
 import numpy as np
 
 from ..index_set import Runs
-from ._base import Pattern, register
-from ._check import assign, flag, integer
+from ._base import Pattern
+from ._registry import register
+from ._check import assign, flag, integer, reach
 from ._random import draw_ranks
 from ._table import BlockTable
 
@@ -43,8 +44,8 @@ class BigBird(Pattern):
     TypeError
         If a parameter is not an integer, or `causal` not a bool.
     ValueError
-        If `block` or `window_blocks` is less than 1, another number negative, or `seed` not below ``2**64``; from
-        :meth:`allows`, if random blocks are asked for before :meth:`at` and :meth:`bind` have fixed head and length.
+        If `block` or `window_blocks` is less than 1, another number negative, or `seed` or `head` not below ``2**64``;
+        from :meth:`allows`, if random blocks are asked for before :meth:`at` and :meth:`bind` have fixed head and length.
 
     Notes
     -----
@@ -69,7 +70,7 @@ class BigBird(Pattern):
             global_blocks=integer("global_blocks", self.global_blocks, 0),
             random_blocks=integer("random_blocks", self.random_blocks, 0),
             seed=integer("seed", self.seed, 0, 2**64 - 1), causal=flag("causal", self.causal),
-            head=None if self.head is None else integer("head", self.head, 0),
+            head=None if self.head is None else integer("head", self.head, 0, 2**64 - 1),
         )
 
     def sizes(self):
@@ -90,42 +91,49 @@ class BigBird(Pattern):
     def runs(self, q, kv_len):
         return None if self.random_blocks else self.block_runs(q, kv_len, np.zeros((len(q), 0), dtype=np.int64))
 
+    @property
+    def _side(self) -> int:
+        """Blocks of the window on either side of the query's."""
+        return reach(self.window_blocks // 2)
+
     # -- shared with the bound pattern -------------------------------------------------------------------------------
 
     def regular(self, q, k):
         """Window and global blocks."""
-        a, b, side = q // self.block, k // self.block, self.window_blocks // 2
+        a, b, side, first = q // reach(self.block), k // reach(self.block), self._side, reach(self.global_blocks)
         near = (a - side <= b) & (b <= a + side)
-        return near | (a < self.global_blocks) | (b < self.global_blocks)
+        return near | (a < first) | (b < first)
 
     def cut(self, allowed, q, k):
         """Without the keys after the query when causal."""
         return allowed & (k <= q) if self.causal else allowed
 
     def draw(self, rows: np.ndarray, blocks: int) -> np.ndarray:
-        """Random blocks of block rows `rows` of a sequence of `blocks` blocks, (rows, random_blocks); -1 = none."""
-        first, side = self.global_blocks, self.window_blocks // 2
+        """Random blocks of block rows `rows` of a sequence of `blocks` blocks, a row each; -1 = none."""
+        first, side = reach(self.global_blocks), self._side
         below = np.maximum(rows - side - first, 0)  # candidates between the global blocks and the window
         above_start = np.maximum(rows + side + 1, first)
         above = np.zeros_like(rows) if self.causal else np.maximum(blocks - above_start, 0)
         candidates = np.where(rows < first, 0, below + above)
-        rank = draw_ranks(self.seed, self.head, rows, candidates, self.random_blocks)
+        rank = draw_ranks(self.seed, self.head, rows, candidates, min(self.random_blocks, blocks))
         drawn = np.where(rank < below[:, None], first + rank, (above_start - below)[:, None] + rank)
         return np.where(rank < 0, -1, drawn)
 
     def block_runs(self, q, kv_len: int, random: np.ndarray) -> Runs:
         """Closed form, given each query's random blocks (len(q), n)."""
-        a, side, block = q // self.block, self.window_blocks // 2, self.block
+        block = reach(self.block)
+        own = q // block * block  # where the query's own block starts
+        back, ahead = (reach(n * self.block) for n in (self.window_blocks // 2, self.window_blocks // 2 + 1))
         end = np.minimum(q + 1, kv_len) if self.causal else np.full_like(q, kv_len)
-        everything = a < self.global_blocks
-        first = self.global_blocks * block
+        first = reach(self.global_blocks * self.block)
+        everything = own < first
         columns = np.where(everything, end, np.minimum(first, end))
-        window = np.where(everything, 0, np.minimum((a + side + 1) * block, end))
+        window = np.where(everything, 0, np.minimum(own + ahead, end))
         drawn = np.maximum(random, 0) * block
         stop = np.where(random < 0, 0, np.minimum(drawn + block, kv_len))
         return (
             Runs.span(np.zeros_like(q), columns, kv_len)
-            | Runs.span(np.maximum((a - side) * block, first), window, kv_len)
+            | Runs.span(np.maximum(own - back, first), window, kv_len)
             | Runs(drawn, np.ones_like(drawn), np.maximum(stop - drawn, 0))
         )
 
@@ -161,13 +169,12 @@ class _Bound(Pattern):
 
     def allows(self, q, k):
         pattern = self.pattern
-        random = self.table.contains(q // pattern.block, k // pattern.block)
+        random = self.table.contains(q // reach(pattern.block), k // reach(pattern.block))
         return pattern.cut(pattern.regular(q, k) | random, q, k)
 
     def runs(self, q, kv_len):
-        a = q // self.pattern.block
-        none = np.full((1, self.pattern.random_blocks), -1, dtype=np.int64)
-        rows = np.concatenate([self.random, none])
+        a = q // reach(self.pattern.block)
+        rows = np.pad(self.random, ((0, 1), (0, 0)), constant_values=-1)  # one more row: nothing, for a out of range
         return self.pattern.block_runs(q, kv_len, rows[np.where((a < 0) | (a >= self.blocks), self.blocks, a)])
 
     def to_dict(self):

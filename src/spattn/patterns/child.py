@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..index_set import Runs
-from ._base import Lattice, Part, Pattern, register
-from ._check import assign, integer
+from ._base import Lattice, Part, Pattern
+from ._registry import register
+from ._check import assign, integer, reach
 from ._lattices import residue_parts
 from .basic import BlockLocal, Causal, Columns, SlidingWindow, Stride, column_runs
 
@@ -46,11 +47,11 @@ class Strided(Pattern):
         assign(self, stride=integer("stride", self.stride, 1))
 
     def allows(self, q, k):
-        s = self.stride
+        s = reach(self.stride)
         return (k <= q) & ((q - s < k) | (q % s == k % s))
 
     def runs(self, q, kv_len):
-        s = self.stride
+        s = reach(self.stride)
         return Runs.span(q - s + 1, q + 1, kv_len) | Runs.stepped(q % s, q - s + 1, s, kv_len)
 
     def parts(self, q_len, kv_len):
@@ -58,7 +59,7 @@ class Strided(Pattern):
             return (Part(Causal()),)
         local = SlidingWindow(self.stride - 1, 0)
         far = Causal() & (Stride(self.stride) - local)
-        return (Part(Causal() & local), *residue_parts(far, self.stride, 0, q_len, kv_len))
+        return (Part(Causal() & local), *residue_parts(far, reach(self.stride), 0, q_len, kv_len))
 
     @classmethod
     def example(cls):
@@ -101,12 +102,19 @@ class Fixed(Pattern):
         assign(self, block=block, summary=integer("summary", self.summary, 1, block))
 
     def allows(self, q, k):
-        own = q // self.block == k // self.block
-        return (k <= q) & (own | (k % self.block >= self.block - self.summary))
+        block, start = self._within_reach()
+        own = q // block == k // block
+        return (k <= q) & (own | (k % block >= start))
+
+    def _within_reach(self) -> tuple[int, int]:
+        """Tokens of a block, and the first of its summary; a block out of reach has no later one that sees either."""
+        block = reach(self.block)
+        return block, block - reach(self.summary)
 
     def runs(self, q, kv_len):
-        first = q // self.block * self.block
-        before = column_runs(self.block, self.block - self.summary, self.block, first, kv_len)
+        block, start = self._within_reach()
+        first = q // block * block
+        before = column_runs(block, start, block, first, kv_len)
         return Runs.span(first, q + 1, kv_len) | before
 
     def parts(self, q_len, kv_len):

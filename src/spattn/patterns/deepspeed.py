@@ -10,12 +10,13 @@ DeepSpeed, ``deepspeed/ops/sparse_attention/sparsity_config.py``. https://www.de
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ._base import register
-from ._check import flag, integer, integers
+from ._registry import register
+from ._check import flag, integer, integers, reach
 from ._deepspeed import LayoutPattern, check_ranges, global_ranges, random_layout, window_layout
 
 __all__ = ["BSLongformer", "BigBird", "Dense", "Fixed", "LocalSlidingWindow", "Variable"]
@@ -116,7 +117,7 @@ class Fixed(LayoutPattern):
     def layout(self, n):
         size, width = self.num_local_blocks, self.num_global_blocks
         r, c = np.ogrid[:n, :n]
-        layout = self._earlier(r // size == c // size)
+        layout = self._earlier(r // reach(size) == c // reach(size))
         first = size - (1 + (self.head or 0) % self.num_different_global_patterns) * width
         complete = n - n % size
         starts = list(range(first, complete, size))
@@ -195,9 +196,9 @@ class Variable(LayoutPattern):
         return self if self.sizes()[1] else replace(self, head=head)
 
     def layout(self, n):
-        ends = np.cumsum(self.local_window_blocks)
+        ends = np.array([reach(end) for end in itertools.accumulate(self.local_window_blocks)])
         number = np.arange(n)
-        past = len(ends) + (number - ends[-1]) // self.local_window_blocks[-1]
+        past = len(ends) + (number - ends[-1]) // reach(self.local_window_blocks[-1])
         window = np.where(number < ends[-1], np.searchsorted(ends, number, side="right"), past)
         layout = self._earlier(window[:, None] == window)
         for start, end in global_ranges(self.global_block_indices, self.global_block_end_indices):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
+from .._index_checks import LONGEST
 from ..index_set import Runs
-from ._base import Pattern, apply, register
-from ._check import assign, integer, integers
+from ._base import Pattern
+from ._predicate import apply
+from ._registry import register
+from ._check import assign, integer, integers, reach
+from ._table import frozen_array
 
 __all__ = ["Documents", "PrefixLM"]
 
@@ -16,6 +23,19 @@ __all__ = ["Documents", "PrefixLM"]
 def check_batch(batch: int, entries: int) -> int:
     """The number of a batch entry, ValueError if there is none of that number."""
     return integer("batch", batch, 0, entries - 1) if entries > 1 else 0
+
+
+def check_document_lengths(lengths) -> tuple[int, ...]:
+    """The tokens of each document as a tuple; TypeError or ValueError where they cannot be that."""
+    lengths = integers("lengths", lengths, 0)
+    if sum(lengths) > LONGEST:
+        raise ValueError(f"lengths: expected at most {LONGEST} tokens in all, got {sum(lengths)}")
+    if len(lengths) > 1 and lengths[0] == 0 < lengths[-1] and all(a <= b for a, b in pairwise(lengths)):
+        raise ValueError(
+            f"lengths: expected the tokens of each document, got {reprlib.repr(lengths)}, which looks like cumulative "
+            "sequence lengths; use Documents.from_cu_seqlens, or leave out documents without tokens"
+        )
+    return lengths
 
 
 @register("documents")
@@ -33,7 +53,10 @@ class Documents(Pattern):
     TypeError
         If `lengths` is not a sequence of integers, or of sequences of them.
     ValueError
-        If a length is negative; from :meth:`allows`, if :meth:`at` has not chosen among several batch entries.
+        If a length is negative, an entry has more tokens than a sequence can have, or it looks like cumulative
+        sequence lengths (two numbers or more that start with 0, never fall and do not end with 0); from :meth:`bind`,
+        if the documents have more than `kv_len` tokens; from :meth:`allows`, if :meth:`at` has not chosen among
+        several batch entries.
 
     Notes
     -----
@@ -47,9 +70,46 @@ class Documents(Pattern):
             raise TypeError(f"lengths: expected a sequence of integers, got {self.lengths!r}")
         lengths = tuple(self.lengths)
         if any(hasattr(entry, "__iter__") for entry in lengths):
-            assign(self, lengths=tuple(integers("lengths", entry, 0) for entry in lengths))
+            assign(self, lengths=tuple(map(check_document_lengths, lengths)))
         else:
-            assign(self, lengths=integers("lengths", lengths, 0))
+            assign(self, lengths=check_document_lengths(lengths))
+
+    @classmethod
+    def from_cu_seqlens(cls, cu_seqlens: npt.ArrayLike) -> Documents:
+        """The documents between cumulative sequence lengths, as variable-length attention functions take them.
+
+        Parameters
+        ----------
+        cu_seqlens : (documents + 1,) int array
+            Where each document starts, and where the last one ends: ``0, n_0, n_0 + n_1, ...``.
+
+        Returns
+        -------
+        Documents
+            Without those that have no tokens.
+
+        Raises
+        ------
+        TypeError
+            If `cu_seqlens` is not of integers, or a masked array.
+        ValueError
+            If it has not exactly one axis, does not start with 0, falls, or ends beyond the longest sequence.
+
+        Examples
+        --------
+        >>> Documents.from_cu_seqlens([0, 5, 10, 10, 20])
+        Documents(lengths=(5, 5, 10))
+        """
+        starts = frozen_array("cu_seqlens", cu_seqlens, np.int64, (1,)).tolist()
+        if not starts or starts[0] != 0 or any(a > b for a, b in pairwise(starts)):
+            raise ValueError(f"cu_seqlens: expected 0 and numbers that never fall, got {reprlib.repr(starts)}")
+        return cls(tuple(b - a for a, b in pairwise(starts) if a < b))
+
+    def bind(self, q_len, kv_len):
+        for entry in self.lengths if self._per_batch else (self.lengths,):
+            if sum(entry) > kv_len:
+                raise ValueError(f"lengths: expected at most {kv_len} tokens (kv_len), got {sum(entry)}")
+        return self
 
     @property
     def _per_batch(self) -> bool:
@@ -133,10 +193,10 @@ class PrefixLM(Pattern):
 
     def _length(self) -> int:
         if not isinstance(self.prefix, tuple):
-            return self.prefix
+            return reach(self.prefix)
         if len(self.prefix) > 1:
             raise ValueError(f"prefix: expected one batch entry, got {len(self.prefix)}; use .at(batch, head)")
-        return self.prefix[0]
+        return reach(self.prefix[0])
 
     def allows(self, q, k):
         return (k < self._length()) | (k <= q)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..index_set import Runs
-from ._base import Lattice, Part, register
+from ._base import Lattice, Part
+from ._registry import register
 from ._boxes import GridPattern, box_runs, coordinates, lengths, row_major
 from ._check import assign, integer, per_axis
 
@@ -41,8 +42,8 @@ class Axial(GridPattern):
     TypeError
         If a parameter is not an integer.
     ValueError
-        If `grid` has no axis or an axis without tokens, or `axis` is none of its axes; from :meth:`bind`, if `kv_len`
-        is not the number of tokens of the grid.
+        If `grid` has no axis, an axis without tokens or more tokens than a sequence can have, or `axis` is none of its
+        axes; from :meth:`bind`, if `kv_len` is not the number of tokens of the grid.
 
     References
     ----------
@@ -104,9 +105,9 @@ class Windowed(GridPattern):
     TypeError
         If a parameter is not an integer.
     ValueError
-        If an axis has no tokens, a window is larger than its axis or less than 1, a shift is negative or not less than
-        its window, or the number of entries is not the number of axes; from :meth:`bind`, if `kv_len` is not the number
-        of tokens of the grid.
+        If an axis has no tokens or the grid more than a sequence can have, a window is larger than its axis or less
+        than 1, a shift is negative or not less than its window, or the number of entries is not the number of axes;
+        from :meth:`bind`, if `kv_len` is not the number of tokens of the grid.
 
     References
     ----------

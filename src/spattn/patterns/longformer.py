@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..index_set import Runs
-from ._base import Pattern, register
+from ._base import Pattern
+from ._registry import register
 from ._check import assign, integer
 from .basic import DilatedWindow
 from .tokens import GlobalTokens, token_groups, token_set
@@ -65,7 +66,7 @@ class Longformer(Pattern):
     def runs(self, q, kv_len):
         tokens = GlobalTokens(self.global_tokens)
         starts, stops = token_groups(self.global_tokens, kv_len)
-        d, side = self.dilation, self.window // 2 * self.dilation
+        side, _, d = DilatedWindow(self.window // 2, dilation=self.dilation).spans()
         # The window falls into what lies before, between and after the groups of global tokens.
         first, last = np.append(0, stops), np.append(starts, kv_len)
         low, high = (q - side)[:, None], np.where(tokens.among(q), 0, q + side + 1)[:, None]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ._base import Lattice, Part, register
+from ._base import Lattice, Part
+from ._registry import register
 from ._boxes import GridPattern, box_runs, coordinates, lengths, row_major
 from ._check import assign, flag, per_axis
 
@@ -37,9 +38,9 @@ class Neighborhood(GridPattern):
     TypeError
         If a parameter is not an integer, or `causal` not a bool.
     ValueError
-        If `grid` has not one to three axes, ``kernel * dilation`` exceeds an axis, `stride` exceeds `kernel`, one of
-        them is less than 1, or the number of entries is not the number of axes; from :meth:`bind`, if `kv_len` is not
-        the number of tokens of the grid.
+        If `grid` has not one to three axes or more tokens than a sequence can have, ``kernel * dilation`` exceeds an
+        axis, `stride` exceeds `kernel`, one of them is less than 1, or the number of entries is not the number of axes;
+        from :meth:`bind`, if `kv_len` is not the number of tokens of the grid.
 
     Notes
     -----

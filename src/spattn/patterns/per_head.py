@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._base import Pattern, register
+from ._base import Pattern
+from ._registry import register
 from ._check import assign, integer
+from ._compose import nesting
 
 __all__ = ["PerHead"]
 
@@ -26,8 +28,9 @@ class PerHead(Pattern):
     TypeError
         If `patterns` is not a sequence of patterns.
     ValueError
-        If it is empty, or a pattern is made for another number of heads; from :meth:`sizes`, if patterns are made for
-        different numbers of batch entries; from :meth:`allows`, if :meth:`at` has not chosen among several heads.
+        If it is empty, a pattern is made for another number of heads, or patterns nest more than 64 deep; from
+        :meth:`sizes`, if patterns are made for different numbers of batch entries; from :meth:`allows`, if :meth:`at`
+        has not chosen among several heads.
     """
 
     patterns: tuple[Pattern, ...]
@@ -44,7 +47,7 @@ class PerHead(Pattern):
                 raise ValueError(f"patterns: expected patterns of one head or {len(patterns)}, got one of {heads}")
         if not patterns:
             raise ValueError("patterns: expected at least one pattern, got none")
-        assign(self, patterns=patterns)
+        assign(self, patterns=patterns, **nesting(patterns))
 
     def bind(self, q_len, kv_len):
         return PerHead(tuple(p.bind(q_len, kv_len) for p in self.patterns))

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..index_set import AffineRows, Runs
-from ._base import Lattice, Part, Pattern, member, register
-from ._check import assign, flag, integer, integers
+from ._base import Lattice, Part, Pattern
+from ._predicate import member
+from ._registry import register
+from ._check import REACH, assign, flag, integer, integers, reach
 from .basic import always
 
 __all__ = ["GlobalTokens"]
@@ -19,6 +21,11 @@ def token_set(name: str, tokens) -> int | tuple[int, ...]:
     if hasattr(tokens, "__iter__"):
         return tuple(sorted(set(integers(name, tokens, 0))))
     return integer(name, tokens, 0)
+
+
+def position_table(positions: tuple[int, ...]) -> np.ndarray:
+    """Sorted positions, or distances of positions, as an array, without those that no sequence reaches."""
+    return np.array([p for p in positions if p < REACH], dtype=np.int64)
 
 
 def token_groups(tokens: int | tuple[int, ...], kv_len: int) -> tuple[np.ndarray, np.ndarray]:
@@ -70,8 +77,8 @@ class GlobalTokens(Pattern):
     def among(self, positions):
         """Whether each position is a global token."""
         if isinstance(self.tokens, int):
-            return (0 <= positions) & (positions < self.tokens)
-        return member(np.array(self.tokens, dtype=np.int64), positions)
+            return (0 <= positions) & (positions < reach(self.tokens))
+        return member(position_table(self.tokens), positions)
 
     def allows(self, q, k):
         if self.queries and self.keys:

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..index_set import Runs
-from ._base import Pattern, member, register
+from ._base import Pattern
+from ._predicate import member
+from ._registry import register
 from ._check import assign, integers
+from .tokens import position_table
 
 __all__ = ["VerticalSlash"]
 
@@ -47,11 +50,11 @@ class VerticalSlash(Pattern):
             assign(self, **{name: tuple(sorted(set(integers(name, getattr(self, name), 0))))})
 
     def allows(self, q, k):
-        columns, diagonals = (np.array(table, dtype=np.int64) for table in (self.columns, self.diagonals))
+        columns, diagonals = map(position_table, (self.columns, self.diagonals))
         return (member(columns, k) | member(diagonals, q - k)) & (k <= q)
 
     def runs(self, q, kv_len):
-        columns, diagonals = (np.array(table, dtype=np.int64) for table in (self.columns, self.diagonals))
+        columns, diagonals = map(position_table, (self.columns, self.diagonals))
         if len(q) * (len(columns) + len(diagonals)) > _MOST_RUNS:
             return None  # too many for one array; the index set then asks strip by strip
         new = np.diff(diagonals, prepend=-2) > 1  # diagonals next to each other make one run

@@ -17,6 +17,10 @@ from functools import cached_property
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from ..patterns._predicate import allowed
+
+_MOST = 1 << 61  # the largest value that is followed: sums and differences of two stay within int64
+
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
@@ -39,7 +43,7 @@ class TilePairs:
         """The predicate on these pairs; raises TypeError where it uses an operation that tiles do not have."""
         q = OneSide(self, self.query_box, self.query.positions)
         k = OneSide(self, self.key_box, self.key.positions)
-        return _pair(self, pattern.allows(q, k))
+        return _truth(self, allowed(pattern, q, k))
 
 
 class Symbolic(NDArrayOperatorsMixin):
@@ -67,6 +71,11 @@ class Symbolic(NDArrayOperatorsMixin):
         lo, hi = table.all_in(x.lo, x.hi, y.lo, y.hi), table.any_in(x.lo, x.hi, y.lo, y.hi)
         return _boolean(pairs, lo, hi, _excerpt_key(table, a, b, x, y))
 
+    @property
+    def is_truth(self) -> bool:
+        """Whether this is a truth value."""
+        raise NotImplementedError
+
     def __bool__(self):
         raise TypeError("allows(): positions have no single truth value; use &, | and ~")
 
@@ -79,6 +88,10 @@ class OneSide(Symbolic):
     box: np.ndarray
     values: np.ndarray
 
+    @property
+    def is_truth(self) -> bool:
+        return self.values.dtype == bool
+
     def map(self, function) -> OneSide:
         """`function` of every cell."""
         return OneSide(self.pairs, self.box, function(self.values))
@@ -89,15 +102,15 @@ class OneSide(Symbolic):
 
     @cached_property
     def integers(self) -> np.ndarray:
-        """The values as int64; TypeError for fractions, for which steps and shapes mean nothing."""
-        if self.values.dtype.kind not in "biu":
+        """The values as int64; TypeError for fractions, for which steps and shapes mean nothing, and for uint64."""
+        if not np.can_cast(self.values.dtype, np.int64):
             raise TypeError(f"{self.values.dtype} values where query and key meet")
         return self.values.astype(np.int64, copy=False)
 
     @cached_property
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Smallest and largest value of each box."""
-        return self.integers.min(axis=1), self.integers.max(axis=1)
+        return _within_range(self.integers.min(axis=1), self.integers.max(axis=1))
 
     @cached_property
     def step(self) -> int:
@@ -120,7 +133,7 @@ class Pair(Symbolic):
     hi: np.ndarray
     step: int
     key: np.ndarray | None
-    truth: bool = False
+    is_truth: bool = False
     """Whether this is a truth value: lo and hi are 0 or 1."""
 
     def map(self, function):
@@ -130,6 +143,13 @@ class Pair(Symbolic):
         """Whether each cell is in the sorted `table`: decided by how many members the interval holds."""
         inside = np.searchsorted(table, self.hi, side="right") - np.searchsorted(table, self.lo, side="left")
         return _boolean(self.pairs, inside == self.hi - self.lo + 1, inside > 0, self.key)
+
+
+def _within_range(lo: np.ndarray, hi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both bounds; TypeError where one is so large that later sums might wrap."""
+    if lo.min(initial=0) < -_MOST or hi.max(initial=0) > _MOST:
+        raise TypeError(f"values beyond {_MOST} where query and key meet")
+    return lo, hi
 
 
 def unique_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -146,8 +166,12 @@ def _combine(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
     """A key that is equal where both keys are."""
     if a is None or b is None:
         return None
-    low = b.min(initial=0)
-    return np.unique(a * (b.max(initial=0) - low + 1) + (b - low), return_inverse=True)[1].reshape(-1)
+    low = int(b.min(initial=0))
+    width = int(b.max(initial=0)) - low + 1
+    if (int(a.max(initial=0)) + 1) * width > _MOST:  # the pair would wrap: b by its rank instead
+        low, b = 0, np.unique(b, return_inverse=True)[1].reshape(-1)
+        width = len(b) + 1
+    return np.unique(a * width + (b - low), return_inverse=True)[1].reshape(-1)
 
 
 def _pair(pairs: TilePairs, x) -> Pair:
@@ -156,8 +180,8 @@ def _pair(pairs: TilePairs, x) -> Pair:
         return x
     count = len(pairs.query_box)
     if not isinstance(x, OneSide):
-        if int(x) != x:
-            raise TypeError(f"the fraction {x} where query and key meet")
+        if not abs(x) <= _MOST or int(x) != x:
+            raise TypeError(f"the number {x} where query and key meet")
         value = np.full(count, int(x), dtype=np.int64)
         return Pair(pairs, value, value, 0, np.zeros(count, dtype=np.int64) if pairs.with_keys else None)
     lo, hi = (bound[x.box] for bound in x.bounds)
@@ -173,13 +197,13 @@ def _boolean(pairs: TilePairs, always, never_not, key) -> Pair:
     lo, hi = always.astype(np.int64), never_not.astype(np.int64)
     if key is not None:
         key = np.where(lo == hi, lo, key + 2)
-    return Pair(pairs, lo, hi, 1, key, truth=True)
+    return Pair(pairs, lo, hi, 1, key, is_truth=True)
 
 
 def _truth(pairs: TilePairs, x) -> Pair:
     """A truth value as a Pair; TypeError for integers, whose bits intervals do not describe."""
     value = _pair(pairs, x)
-    if value.truth or (isinstance(x, OneSide) and x.values.dtype == bool) or isinstance(x, (bool, np.bool_)):
+    if isinstance(x, (bool, np.bool_)) or getattr(x, "is_truth", False):
         return value
     raise TypeError("&, | and ~ of integers that depend on query and key")
 
@@ -283,9 +307,19 @@ def _invert(pairs, a) -> Pair:
     return _boolean(pairs, 1 - x.hi, 1 - x.lo, x.key)
 
 
+def _followed(rule):
+    """The rule's result, TypeError where its values grow out of what can be followed."""
+    def checked(pairs, *operands) -> Pair:
+        result = rule(pairs, *operands)
+        _within_range(result.lo, result.hi)
+        return result
+
+    return checked
+
+
 _RULES = {
-    np.add: _sum(1),
-    np.subtract: _subtract,
+    np.add: _followed(_sum(1)),
+    np.subtract: _followed(_subtract),
     np.negative: lambda pairs, a: _subtract(pairs, 0, a),
     np.less_equal: _compare(lambda d: (d.hi <= 0, d.lo <= 0)),
     np.less: _compare(lambda d: (d.hi < 0, d.lo < 0)),

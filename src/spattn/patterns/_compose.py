@@ -1,0 +1,190 @@
+"""What ``&``, ``|``, ``-`` and ``~`` make of patterns: patterns of any number of operands."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ._base import Lattice, Part, Pattern
+from ._check import assign
+from ._discover import pair_count
+from ._predicate import allowed
+from ._registry import OPERATORS
+
+__all__ = ["DEEPEST", "And", "Not", "Or", "nesting"]
+
+DEEPEST = 64  # patterns are walked by recursion
+_MOST_TERMS = 1 << 16  # one object used twice counts twice: 40 doublings would take for ever
+_MOST_PARTS = 32  # each part of a union excludes all operands before it: more of them cost more than their views save
+
+
+def nesting(patterns: tuple[Pattern, ...]) -> dict[str, int]:
+    """The fields that tell how deep a pattern made of `patterns` nests and of how many it is made, all counted."""
+    depth, terms = 1 + max(p._depth for p in patterns), sum(p._terms for p in patterns)
+    if depth > DEEPEST:
+        raise ValueError(f"pattern: expected operators nested at most {DEEPEST} deep, got {depth}")
+    if terms > _MOST_TERMS:
+        raise ValueError(f"pattern: expected at most {_MOST_TERMS} patterns joined, got {terms}")
+    return {"_depth": depth, "_terms": terms}
+
+
+def _joint_size(sizes: Iterable[int]) -> int:
+    """The size that serves every operand: 1 gives way to all, a smaller divisor to its multiple."""
+    different = set(sizes)
+    largest = max(different)
+    if 0 in different and largest <= 1:
+        return 0
+    if any(size and largest % size for size in different):
+        made_for = sorted(different)
+        raise ValueError(f"pattern: its parts are made for {made_for} heads or batch entries, which do not fit")
+    return largest
+
+
+@dataclass(frozen=True, repr=False)
+class _Composite(Pattern):
+    """Shared by the operators: everything but the predicate goes through to the operands."""
+
+    operands: tuple[Pattern, ...]
+    symbol: ClassVar[str] = ""
+
+    def __post_init__(self):
+        # The hash is kept: it is asked for at every call and by every larger composition.
+        assign(self, **nesting(self.operands), _hash=hash((self.symbol, self.operands)))
+
+    @classmethod
+    def of(cls, *patterns: Pattern) -> Pattern:
+        """The patterns joined, each once in order of first appearance; operands of the same operator are taken in."""
+        flat = dict.fromkeys(p for each in patterns for p in (each.operands if isinstance(each, cls) else (each,)))
+        return cls(tuple(flat)) if len(flat) > 1 else next(iter(flat))
+
+    def __hash__(self):
+        return self._hash
+
+    def __reduce__(self):
+        return type(self), (self.operands,)  # not the hash: it differs from process to process
+
+    def _with(self, operands: Iterable[Pattern]) -> Pattern:
+        """The same operator over other operands."""
+        operands = tuple(operands)
+        unchanged = all(new is old for new, old in zip(operands, self.operands, strict=True))
+        return self if unchanged else self.of(*operands)
+
+    def bind(self, q_len, kv_len):
+        return self._with(p.bind(q_len, kv_len) for p in self.operands)
+
+    def sizes(self):
+        batch, heads = zip(*(p.sizes() for p in self.operands), strict=True)
+        return _joint_size(batch), _joint_size(heads)
+
+    def at(self, batch, head):
+        heads = self.sizes()[1]
+
+        def own(p):
+            size = p.sizes()
+            return p.at(batch if size[0] != 1 else 0, head * size[1] // heads if size[1] and heads else head)
+
+        return self._with(map(own, self.operands))
+
+    @property
+    def translation_invariant(self):
+        return all(p.translation_invariant for p in self.operands)
+
+    def to_dict(self):
+        return {"pattern": self.symbol, "operands": [p.to_dict() for p in self.operands]}
+
+
+class Or(_Composite):
+    """Pairs allowed by any operand."""
+
+    symbol = "|"
+
+    def allows(self, q, k):
+        return functools.reduce(operator.or_, (allowed(p, q, k) for p in self.operands))
+
+    def parts(self, q_len, kv_len):
+        pieces: list[tuple[Part, ...]] = []
+        for p in self.operands:
+            pieces.append(p.parts(q_len, kv_len))
+            if sum(map(len, pieces)) > _MOST_PARTS:
+                return (Part(self),)
+        whole = sum(1 for _ in itertools.takewhile(_whole, pieces))
+        if whole == len(pieces):
+            return (Part(self),)
+        parts = (Part(Or.of(*self.operands[:whole])),) if whole else pieces[0]
+        for number in range(max(whole, 1), len(pieces)):
+            others = ~Or.of(*self.operands[:number])
+            parts += tuple(piece for p in pieces[number] for piece in _filtered(p, (others,)))
+        return parts
+
+    def _candidates(self, q, kv_len):
+        each = [p._candidates(q, kv_len) for p in self.operands]
+        return None if None in each else list(itertools.chain.from_iterable(each))
+
+    def __repr__(self):
+        return f"({' | '.join(map(repr, self.operands))})"
+
+
+class And(_Composite):
+    """Pairs allowed by all operands."""
+
+    symbol = "&"
+
+    def allows(self, q, k):
+        return functools.reduce(operator.and_, (allowed(p, q, k) for p in self.operands))
+
+    def parts(self, q_len, kv_len):
+        for number, p in enumerate(self.operands):
+            parts = p.parts(q_len, kv_len)
+            if not _whole(parts):
+                others = self.operands[:number] + self.operands[number + 1 :]
+                return tuple(piece for part in parts for piece in _filtered(part, others))
+        return (Part(self),)
+
+    def _candidates(self, q, kv_len):
+        each = (p._candidates(q, kv_len) for p in self.operands)
+        return min((runs for runs in each if runs is not None), key=pair_count, default=None)
+
+    def __repr__(self):
+        first, *others = self.operands
+        return f"({first!r}{''.join(f' - {p.operands[0]!r}' if isinstance(p, Not) else f' & {p!r}' for p in others)})"
+
+
+class Not(_Composite):
+    """Pairs that its operand does not allow."""
+
+    symbol = "~"
+
+    @classmethod
+    def of(cls, pattern: Pattern) -> Pattern:
+        """The complement; that of a complement is what it was made of."""
+        return pattern.operands[0] if isinstance(pattern, Not) else cls((pattern,))
+
+    def allows(self, q, k):
+        result = allowed(self.operands[0], q, k)
+        return (not result) if isinstance(result, bool) else ~result  # Python integers compare to Python's bool
+
+    def __repr__(self):
+        return f"~{self.operands[0]!r}"
+
+
+OPERATORS.update({cls.symbol: cls for cls in (Or, And, Not)})
+
+
+def _whole(parts: tuple[Part, ...]) -> bool:
+    return all(p.query is None and p.key is None for p in parts)
+
+
+def _filtered(part: Part, others: tuple[Pattern, ...]) -> tuple[Part, ...]:
+    """The part's pairs that all `others` allow; its shifts stay together only where no other can tell them apart."""
+    pattern = And.of(part.pattern, *others)
+    if len(part.shifts) == 1 or all(p.translation_invariant for p in others):
+        return (part._replace(pattern=pattern),)
+    return tuple(Part(pattern, _moved(part.query, dq), _moved(part.key, dk)) for dq, dk in part.shifts)
+
+
+def _moved(lattice: Lattice | None, by: int) -> Lattice | None:
+    return lattice._replace(offset=lattice.offset + by) if lattice is not None else None

@@ -1,0 +1,78 @@
+"""Predicates: how everybody calls ``allows``, and what it may use beside operators and ufuncs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ._base import Pattern
+
+__all__ = ["allowed", "apply", "member"]
+
+
+def allowed(pattern: Pattern, q: Any, k: Any) -> Any:
+    """``pattern.allows(q, k)``, TypeError unless that is what it promises: every caller comes through here.
+
+    Parameters
+    ----------
+    pattern : Pattern
+    q, k : int, int array or the planner's symbolic positions
+
+    Returns
+    -------
+    bool, bool array that broadcasts to the shape of `q` and `k`, or the planner's symbolic truth value
+    """
+    result = pattern.allows(q, k)
+    if isinstance(result, (bool, np.bool_)) or getattr(result, "is_truth", False):
+        return result
+    if not isinstance(result, np.ndarray) or isinstance(result, np.ma.MaskedArray) or result.dtype != bool:
+        got = f"{type(result).__name__} of {result.dtype}" if hasattr(result, "dtype") else type(result).__name__
+        raise TypeError(f"allows(): expected a bool array from {pattern!r}, got {got}")
+    shape = np.broadcast(q, k).shape
+    axes = zip(reversed(result.shape), reversed(shape), strict=False)
+    if result.ndim > len(shape) or any(n not in (1, length) for n, length in axes):
+        raise TypeError(f"allows(): expected a bool array of shape {shape} from {pattern!r}, got shape {result.shape}")
+    return result
+
+
+def apply(function: Callable[[np.ndarray], np.ndarray], positions: Any) -> Any:
+    """``function(positions)`` for a function that NumPy has no operator for (a table look-up, a search).
+
+    `function` maps an integer array of positions elementwise to an array of the same shape.
+
+    Parameters
+    ----------
+    function : callable
+        Maps an int64 array of positions to an array of the same shape, elementwise.
+    positions : int or int array
+        What :meth:`Pattern.allows` was given, or computed from one side of it.
+
+    Returns
+    -------
+    array
+        While planning, an object with the same operators.
+    """
+    each = getattr(positions, "map", None)
+    return each(function) if each is not None else function(positions)
+
+
+def member(table: np.ndarray, positions: Any) -> Any:
+    """Whether each position, or difference of positions, is in the sorted integer array `table`.
+
+    Parameters
+    ----------
+    table : (n,) int64 array
+        Sorted, without repeats.
+    positions : int or int array
+        What :meth:`Pattern.allows` was given, or a difference of both.
+
+    Returns
+    -------
+    bool array
+        While planning, an object with the same operators.
+    """
+    decide = getattr(positions, "member", None)
+    return decide(table) if decide is not None else np.isin(positions, table)

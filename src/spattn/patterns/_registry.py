@@ -1,0 +1,86 @@
+"""Patterns by name, operators by symbol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from ._base import Pattern
+
+__all__ = ["OPERATORS", "get", "names", "pattern_class", "register"]
+
+PatternClass = TypeVar("PatternClass", bound="type[Pattern]")
+
+OPERATORS: dict[str, type] = {}  # "&", "|" and "~": how a pattern finds what it is joined by, which are patterns too
+_REGISTRY: dict[str, type[Pattern]] = {}
+
+
+def register(name: str) -> Callable[[PatternClass], PatternClass]:
+    """Class decorator: makes a pattern known by `name` to :func:`get`, the tests, the benchmarks and the gallery.
+
+    Parameters
+    ----------
+    name : str
+        What :func:`get` finds it under.
+
+    Returns
+    -------
+    callable
+        The decorator; it returns the class.
+
+    Raises
+    ------
+    ValueError
+        From the decorator, if another class has the name.
+    """
+
+    def add(cls: PatternClass) -> PatternClass:
+        if _REGISTRY.get(name, cls).__qualname__ != cls.__qualname__:
+            raise ValueError(f"name: {name!r} is already registered for {_REGISTRY[name].__name__}")
+        cls.name = name
+        _REGISTRY[name] = cls
+        return cls
+
+    return add
+
+
+def names() -> list[str]:
+    """Registered names, sorted.
+
+    Returns
+    -------
+    list of str
+    """
+    return sorted(_REGISTRY)
+
+
+def pattern_class(name: str) -> type[Pattern]:
+    """The class registered under `name`."""
+    if not isinstance(name, str) or name not in _REGISTRY:
+        raise ValueError(f"pattern: expected one of {', '.join(names())}; got {name!r}")
+    return _REGISTRY[name]
+
+
+def get(name: str, **params: Any) -> Pattern:
+    """The pattern registered under `name`, made with `params`.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`names`.
+    **params
+        Parameters of the pattern's class.
+
+    Returns
+    -------
+    Pattern
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown or a parameter is out of range.
+    TypeError
+        If a parameter is missing or unknown.
+    """
+    return pattern_class(name)(**params)
