@@ -9,7 +9,7 @@ import numpy as np
 
 from ..patterns import Pattern
 from ..plan import Plan, plan
-from . import _core
+from . import _core, _nonfinite
 from ._order import neighbours_together
 from ._threads import num_threads
 from ._units import units
@@ -174,7 +174,9 @@ def forward(
     lse = np.empty(q.shape[:3], np.float64 if q.dtype == np.float64 else np.float32)
     if out.size or lse.size:
         work, threads = neighbours_together(plan), _threads_for(q, v, plan)
-        _core.forward(q, k, v, out, lse, plan, work, scale, isa or _default_isa(), threads)
+        arguments = q, k, v, out, lse, plan, work, scale, isa or _default_isa(), threads
+        if _core.forward(*arguments) and (instead := _nonfinite.without(v)):
+            _core.forward(*arguments, instead)
     return out, lse
 
 
@@ -215,7 +217,9 @@ def backward(
     if q.size:
         split = units(plan, *q.shape[:2], k.shape[1])
         threads = _threads_for(q, v, plan)
-        _core.backward(dout, q, k, v, out, lse, dq, dk, dv, plan, split, scale, isa or _default_isa(), threads)
+        arguments = dout, q, k, v, out, lse, dq, dk, dv, plan, split, scale, isa or _default_isa(), threads
+        if _core.backward(*arguments) and (instead := _nonfinite.without(k)):
+            _core.backward(*arguments, instead)
     else:
         dk[...], dv[...] = 0, 0
     return dq, dk, dv

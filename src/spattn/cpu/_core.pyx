@@ -9,7 +9,7 @@ cimport cython
 cimport numpy as cnp
 from cpython.exc cimport PyErr_CheckSignals
 from cython.parallel cimport prange, threadid
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memset
 from libcpp cimport bool as cbool
 from libcpp.atomic cimport atomic
@@ -51,10 +51,17 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         char* data
         int64_t stride[4]
 
+    cdef struct Normaliser:
+        double largest, total, product
+
     cdef struct Call:
         Plan plan
-        Array q, k, v, out, lse, dout, dq, dk, dv
-        int64_t heads_q, group, together, head_dim, head_dim_v
+        Array q, k, v, out, lse, dout, dq, dk, dv, exact_k, exact_v
+        const uint8_t* marked
+        int* nonfinite
+        double far_lse
+        Normaliser* normalisers
+        int64_t q_len, kv_len, heads_q, group, together, head_dim, head_dim_v
         double scale
         char* slots
 
@@ -76,6 +83,7 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         ItemFunction forward[4]
         MergeFunction merge[4]
         ScratchFunction backward_scratch_bytes[4]
+        ItemFunction normalise[4]
         BackwardFunction backward[4]
         MergeFunction merge_dq[4]
         AddFunction add_units[4]
@@ -91,6 +99,7 @@ cdef extern from "kernels/threads.h" namespace "spattn" nogil:
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")  # in the order of kernels.h
 OPENMP = built_with_openmp()
+FAR_LSE = {4: 2.0**14, 8: 2.0**43}       # by the bytes of lse: see is_far() in backward_exact.h
 
 cdef int64_t kMergesAtOnce = 64
 cdef int64_t kKeysAtOnce = 64            # of dK and dV, in a task of the last pass of the backward
@@ -141,6 +150,8 @@ cdef class Run:
     cdef int64_t* first_task             # of each (batch, head), and the number of tasks
     cdef char* scratch
     cdef size_t scratch_bytes
+    cdef int first_step
+    cdef int nonfinite                   # did a row come out so?
     cdef int64_t next_look
     cdef atomic[int] stopped
     cdef object error, owners, workspaces
@@ -165,6 +176,8 @@ cdef class Run:
     cdef _describe(self, q, k, v, out, lse, plan):
         cdef Call* call = &self.call
         call.q, call.k, call.v, call.out, call.lse = describe(q), describe(k), describe(v), describe(out), describe(lse)
+        call.exact_k, call.exact_v, call.nonfinite = call.k, call.v, &self.nonfinite
+        call.q_len, call.kv_len = q.shape[2], k.shape[2]
         call.heads_q, call.group = q.shape[1], q.shape[1] // k.shape[1]
         call.head_dim, call.head_dim_v = q.shape[3], v.shape[3]
         call.plan.block_q, call.plan.block_kv, call.plan.slots = plan.block_q, plan.block_kv, plan.slots
@@ -177,6 +190,14 @@ cdef class Run:
         call.plan.merge_rows = <const int32_t*>cnp.PyArray_DATA(plan.merge_rows)
         call.plan.merge_indptr = <const int32_t*>cnp.PyArray_DATA(plan.merge_indptr)
         call.plan.merge_sources = <const int32_t*>cnp.PyArray_DATA(plan.merge_sources)
+
+    cdef replace(self, Array* array, instead):
+        """Has the tiles read a finite copy of K or V; None: the caller's array."""
+        if instead is not None:
+            copy, marked = instead
+            array[0] = describe(copy)
+            self.call.marked = <const uint8_t*>cnp.PyArray_DATA(marked)
+            self.owners.append(instead)
 
     cdef char* workspace(self, size_t size):
         """64-byte aligned memory that lives as long as the run; MemoryError when there is no room."""
@@ -252,8 +273,9 @@ cdef class Run:
     cdef void take(self, int step, int64_t task, int thread) noexcept nogil:
         """Executes a task of pass `step`."""
 
-    cdef execute(self, int threads):
-        cdef int step = 0
+    cdef bint execute(self, int threads) except -1:
+        """Runs all passes; true if a row came out non-finite, or might have."""
+        cdef int step = self.first_step
         cdef int64_t task, tasks
         with nogil:
             while True:
@@ -267,17 +289,20 @@ cdef class Run:
         _workspace.give_back(self.workspaces)
         if self.error is not None:
             raise self.error
+        return self.nonfinite
 
 
 @cython.final
 cdef class Forward(Run):
     """Work items, then merges."""
 
-    cdef prepare(self, work, int64_t together, int threads):
+    cdef prepare(self, work, int64_t together, instead, int threads):
+        self.replace(&self.call.v, instead)
         self.call.together = together
         self.call.plan.work = <const Work*>cnp.PyArray_DATA(work)
         self.owners.append(work)
-        self.allocate(threads, self.table.scratch_bytes[self.dtype](self.call), self.call.head_dim_v + 1)
+        self.allocate(threads, self.table.scratch_bytes[self.dtype](self.call),
+                      self.call.head_dim_v + sizeof(double) // self.value_bytes)  # the lse is a double: output.h
 
     cdef int64_t start(self, int step) noexcept nogil:
         if step == 0:
@@ -297,7 +322,8 @@ cdef class Forward(Run):
 
 @cython.final
 cdef class Backward(Run):
-    """Units, which leave dQ and sums of dK and dV; then merges of dQ; then dK and dV as sums over units."""
+    """Normalisers of far rows, if there are any; units, which leave dQ and sums of dK and dV; then merges of dQ; then
+    dK and dV as sums over units."""
 
     cdef const Unit* units
     cdef Sums* sums                      # of each unit
@@ -308,8 +334,9 @@ cdef class Backward(Run):
     cdef char* dk_rows                   # the sums of all units, or of all threads
     cdef char* dv_rows
 
-    cdef prepare(self, gradients, split, int threads):
+    cdef prepare(self, gradients, split, instead, int threads):
         cdef Call* call = &self.call
+        self.replace(&call.k, instead)
         dout, dq, dk, dv = gradients
         call.dout, call.dq, call.dk, call.dv = describe(dout), describe(dq), describe(dk), describe(dv)
         call.plan.work = <const Work*>cnp.PyArray_DATA(split.work)
@@ -320,7 +347,18 @@ cdef class Backward(Run):
         self.sums = <Sums*>self.workspace(self.unit_count * sizeof(Sums))
         self.in_place = self.per_head == 1 and all([self.fits(x) for x in (dk, dv)])
         self.by_thread = self.per_head == 1 and not self.in_place
+        self.find_far_rows()
         self.describe_sums(0 if self.in_place else threads * self.kv_len if self.by_thread else split.rows)
+
+    cdef find_far_rows(self):
+        """Room for the normalisers of rows whose lse does not do, and the pass that finds them: before all others."""
+        lse = self.owners[0][4]
+        self.call.far_lse = FAR_LSE[lse.itemsize]
+        if ((np.abs(lse) > self.call.far_lse) & (lse != -np.inf)).any():
+            normalisers = np.full((lse.size, 3), (-np.inf, 0, 0))
+            self.owners.append(normalisers)
+            self.call.normalisers = <Normaliser*>cnp.PyArray_DATA(normalisers)
+            self.first_step = -1
 
     cdef fits(self, x):
         """Can the kernels add to the rows of an output?"""
@@ -361,6 +399,8 @@ cdef class Backward(Run):
         return (width * self.value_bytes + 63) // 64 * 64
 
     cdef int64_t start(self, int step) noexcept nogil:
+        if step == -1:
+            return self.pairs
         if step == 0:
             return self.unit_count
         if step == 1:
@@ -374,7 +414,9 @@ cdef class Backward(Run):
 
     cdef void take(self, int step, int64_t task, int thread) noexcept nogil:
         cdef int64_t piece
-        if step == 0:
+        if step == -1:
+            self.normalise(task, thread)
+        elif step == 0:
             if self.by_thread:
                 self.place_sums(self.sums + task, thread * self.kv_len)
             self.take_unit(self.units[task], self.sums[task], thread)
@@ -385,6 +427,15 @@ cdef class Backward(Run):
             self.merge_with(self.table.merge_dq[self.dtype], task, thread)
         else:
             self.add_units(task // self.tasks_per_head(), task % self.tasks_per_head() * kKeysAtOnce, thread)
+
+    cdef void normalise(self, int64_t pair, int thread) noexcept nogil:
+        """Takes the items of a (batch, head) one after the other: several of them may have a part in a row."""
+        cdef int64_t item
+        for item in range(self.work_indptr[self.variant[pair]], self.work_indptr[self.variant[pair] + 1]):
+            if not self.proceed(thread):
+                return
+            self.table.normalise[self.dtype](self.call, pair // self.heads, pair % self.heads,
+                                             self.call.plan.work[item], self.scratch + thread * self.scratch_bytes)
 
     cdef void take_unit(self, const Unit& unit, const Sums& sums, int thread) noexcept nogil:
         cdef int64_t key, head, variant, item, before = 0
@@ -416,18 +467,23 @@ def heads_together(q, k, plan):
     return group if q.shape[2] <= kFewQueries and (variant == variant[:, :1]).all() else 1
 
 
-def forward(q, k, v, out, lse, plan, work, double scale, str isa, int threads):
+def forward(q, k, v, out, lse, plan, work, double scale, str isa, int threads, instead=None):
     """Writes the attention of checked arrays of equal dtype to `out` and `lse`, on at most `threads` threads.
 
-    `work` has the plan's items in the order in which they are taken.
+    `work` has the plan's items in the order in which they are taken. True if a row came out non-finite. Where keys that it
+    may not attend to are the reason, the call has to be made again with `instead`: what :func:`._nonfinite.without` makes
+    of `v`.
     """
     run = Forward(isa, DTYPES.index(q.dtype.name), (q, k, v, out, lse), plan, scale)
-    run.prepare(work, heads_together(q, k, plan), threads)
-    run.execute(threads)
+    run.prepare(work, heads_together(q, k, plan), instead, threads)
+    return run.execute(threads)
 
 
-def backward(dout, q, k, v, out, lse, dq, dk, dv, plan, split, double scale, str isa, int threads):
-    """Writes the gradients of checked arrays to `dq`, `dk` and `dv`; `split` is the plan's Units for these heads."""
+def backward(dout, q, k, v, out, lse, dq, dk, dv, plan, split, double scale, str isa, int threads, instead=None):
+    """Writes the gradients of checked arrays to `dq`, `dk` and `dv`; `split` is the plan's Units for these heads.
+
+    The result and `instead` as for :func:`forward`, but that it is `k` that has to be replaced.
+    """
     run = Backward(isa, DTYPES.index(q.dtype.name), (q, k, v, out, lse), plan, scale)
-    run.prepare((dout, dq, dk, dv), split, threads)
-    run.execute(threads)
+    run.prepare((dout, dq, dk, dv), split, instead, threads)
+    return run.execute(threads)

@@ -15,8 +15,7 @@ namespace SPATTN_ISA {
 
 class TileItem {
  public:
-  // Without `sums` only dQ' is computed, and keys that are not finite are dropped from it.
-  TileItem(const Call& call, int64_t batch, int64_t head, const Work& item, int64_t cells, const Sums* sums,
+  TileItem(const Call& call, int64_t batch, int64_t head, const Work& item, int64_t cells, const Sums& sums,
            TileBackwardScratch& s)
       : call_(call), walk_(call, batch, head, item, cells, s), cells_(cells), vectors_(walk_.vectors), sums_(sums),
         s_(s), strips_(s.strips) {}
@@ -33,7 +32,7 @@ class TileItem {
       if (more) multiply_keys(next);
       weigh(block);
       strips_.finish();
-      if (sums_) add_to_keys(block);
+      add_to_keys(block);
       if (!more || next.entry != block.entry) add_to_queries(block);
       block = next;
     }
@@ -97,7 +96,7 @@ class TileItem {
       const TileFactor b = {right + step * kPairRows * width, 4 * width, kTileBytes, kPairRows * 4 * width, 0};
       float* out = reinterpret_cast<float*>(sums);
       if (block.straight()) {
-        out += (block.place.start + key * block.place.stride[2] - sums_->begin) * ld;
+        out += (block.place.start + key * block.place.stride[2] - sums_.begin) * ld;
         strips_.push(a, b, steps, true, out, block.place.stride[2] * ld * 4, width / kTileColumns);
         return;
       }
@@ -106,11 +105,11 @@ class TileItem {
       const int64_t cells = list_positions(block.place, s_.key_position) - key;
       for (int64_t i = 0; i < kTileTerms && i < cells; ++i) {
         const int64_t position = s_.key_position[key + i];
-        if (position != kPadding) add(out + (position - sums_->begin) * ld, s_.partial + i * width, width);
+        if (position != kPadding) add(out + (position - sums_.begin) * ld, s_.partial + i * width, width);
       }
     };
-    add_product(matrices.weights, s_.dout_pairs, s_.ld_value, sums_->dv, sums_->ld_dv);
-    add_product(matrices.gradients, s_.query_pairs, s_.ld_key, sums_->dk, sums_->ld_dk);
+    add_product(matrices.weights, s_.dout_pairs, s_.ld_value, sums_.dv, sums_.ld_dv);
+    add_product(matrices.gradients, s_.query_pairs, s_.ld_key, sums_.dk, sums_.ld_dk);
   }
 
   // dQ' += K' dS' of an entry, over the blocks that each pair of vectors of queries attends to.
@@ -126,7 +125,6 @@ class TileItem {
         if (idle) clear_pairs(pairs(block) + i * kPairRows * s_.ld_query, vector, s_);
       }
     }
-    if (!sums_) drop_nonfinite_keys(block.keys, block.place.cells(), cells_, Mask(call_.plan, block.entry), ld, s_);
     for (int64_t at = 0; at < vectors_; at += 2) {
       const int64_t columns = vectors_ - at < 2 ? 1 : 2;
       const auto idle = [&](int64_t i) { return first[i] >= at + columns || last[i] <= at; };
@@ -146,25 +144,19 @@ class TileItem {
   const Call& call_;
   TileWalk walk_;
   int64_t cells_, vectors_;
-  const Sums* sums_;
+  const Sums& sums_;
   TileBackwardScratch& s_;
   Strips strips_;
 };
 
-// A key with NaN or an infinity also reaches dQ of rows that may not attend to it, as 0 * NaN. The sum is then done
-// again without such keys, so that these rows come out as if the keys were finite.
 inline void tile_backward(const Call& call, int64_t batch, int64_t head, const Work& item, const Sums& sums,
                           char* scratch) noexcept {
   TileBackwardScratch s(call, scratch);
   [[maybe_unused]] const TileSession session;
   const Tile place = locate(call.plan.views[call.plan.components[item.component].query_view], item.query_tile);
-  pack_queries(call, batch, head, place, s);
-  const auto find_dq = [&](const Sums* to) {
-    TileItem(call, batch, head, item, place.cells(), to, s).run();
-    transpose_rows(s.dq_columns, s.ld_query, s.ld_key, s.ld_query, 1.0f, s.dq, s.ld_key);
-    return all_finite(s.dq, s.ld_query * s.ld_key);
-  };
-  if (!find_dq(&sums)) find_dq(nullptr);
+  pack_queries(call, batch, head, item, place, s);
+  TileItem(call, batch, head, item, place.cells(), sums, s).run();
+  transpose_rows(s.dq_columns, s.ld_query, s.ld_key, s.ld_query, 1.0f, s.dq, s.ld_key);
   write_query_gradients<Bfloat16>(call, batch, head, item, place, sums, s);
 }
 

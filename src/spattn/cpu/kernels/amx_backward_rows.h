@@ -42,10 +42,11 @@ inline void pack_pairs(const uint16_t* from, int64_t depth, int64_t rows, uint32
 
 // Packs the rows of an item. delta, the diagonal of O dO', comes from the same instructions as dP' = V dO': a row that
 // attends to one key alone has O = V and dS = 0 exactly.
-inline void pack_queries(const Call& call, int64_t batch, int64_t head, const Tile& tile, TileBackwardScratch& s) {
+inline void pack_queries(const Call& call, int64_t batch, int64_t head, const Work& item, const Tile& tile,
+                         TileBackwardScratch& s) {
   const QueryRows<uint16_t> rows = {reinterpret_cast<uint16_t*>(s.query_rows), reinterpret_cast<uint16_t*>(s.dout_rows),
                                     reinterpret_cast<uint16_t*>(s.out_rows), s.depth_key, s.depth_value};
-  gather_item<RawBfloat16>(call, batch, head, tile, rows, s);
+  gather_item<RawBfloat16>(call, batch, head, item, tile, rows, s);
   pack_columns(rows.query, s.depth_key, s.ld_query, Scale<float>(call.scale).sign, s.query_columns, s.ld_query);
   pack_columns(rows.dout, s.depth_value, s.ld_query, 1, s.dout_columns, s.ld_query);
   pack_pairs(rows.query, s.depth_key, s.ld_query, s.query_pairs, s.ld_key, s.terms);
@@ -93,19 +94,6 @@ inline void pack_key_columns(KeyRows keys, int64_t key, int64_t ld, TileBackward
     transpose<float>(odd);
     SPATTN_UNROLL
     for (int i = 0; i < L; ++i) store(out + (2 * i + 1) * ld, odd[i]);
-  }
-}
-
-// Replaces NaN and infinite keys of s.key_columns by zeros, and turns dQ of the rows that attend to them into NaN.
-inline void drop_nonfinite_keys(KeyRows keys, int64_t key_cells, int64_t cells, const Mask& mask, int64_t ld,
-                                TileBackwardScratch& s) {
-  for (int64_t key = 0; key < key_cells; ++key) {
-    if (all_finite(reinterpret_cast<const uint16_t*>(keys.data + key * keys.ld), s.depth_key)) continue;
-    const int64_t column = round_up(key + 1, kTileTerms) - kTileTerms + key % kTileRows * 2 + key / kTileRows % 2;
-    for (int64_t d = 0; d < s.depth_key; ++d) s.key_columns[d * ld + column] = 0;
-    for (int64_t cell = 0; cell < cells; ++cell) {
-      if (!mask || mask.allows(cell, key)) s.dq_columns[cell] = __builtin_nanf("");
-    }
   }
 }
 

@@ -83,15 +83,15 @@ template <class Path> void multiply_values(const Block& block, TileFactor values
   }
 }
 
-// Leaves queries of an entry, which are `cells`, to the exact path if they attend to keys that are not finite.
+// Leaves queries that may attend to keys which do not pass the check to the exact path.
 template <class Path>
-void leave_to_exact(const PackedTile& tile, const Mask& mask, int64_t cells, AmxScratch<Path>& s) {
-  if (!tile.unfit) return;
-  for (int64_t cell = 0; cell < cells; ++cell) {
-    for (int64_t word = 0; word * 64 < tile.rows; ++word) {
-      if (tile.unfit[word] & (mask ? mask.bits[cell * mask.words + word] : ~uint64_t(0))) s.exact[cell] = true;
-    }
-  }
+void leave_unfit(const Call& call, const Work& item, const Head& keys, int64_t cells, AmxScratch<Path>& s) {
+  leave_to_exact(call, item, cells, s, [&](int64_t position) {
+    typename Path::Check check;
+    read_row<typename Path::Raw>(keys.data + position * keys.position, keys.feature, call.head_dim, s.staged);
+    check.look_at(s.staged, call.head_dim);
+    return !check.passed();
+  });
 }
 
 // O', row_max and the sums over the entries of the item. As many tiles as may stay packed at a time are taken by one
@@ -103,15 +103,15 @@ void take_entries(const Call& call, int64_t pair, const Work& item, const Head& 
   const Plan& plan = call.plan;
   const int64_t first_view = plan.components[item.component].key_view;
   const int64_t steps = (item.end - item.begin) * ((cells + kPanel - 1) / kPanel);
+  bool unfit = false;
   for (int64_t i = item.begin; i < item.end;) {
     int64_t count = 0;
     for (; count < s.slots && i < item.end; ++count, ++i) {
       const int64_t e = item.query_tile % 2 ? item.begin + item.end - 1 - i : i;  // to and fro, for the cache's sake
       const int64_t view = first_view + plan.key_view[e];
       const Tile tile = locate(plan.views[view], plan.indices[e]);
-      Entry& entry = s.entries[count];
-      entry = {find_tile<Path>(call, pair, view, plan.indices[e], tile, keys, values, s), Mask(plan, e)};
-      leave_to_exact(entry.tile, entry.mask, cells, s);
+      s.entries[count] = {find_tile<Path>(call, pair, view, plan.indices[e], tile, keys, values, s), Mask(plan, e)};
+      unfit |= s.entries[count].tile.unfit;
     }
     for (int64_t first = 0; first < cells; first += kPanel) {
       for (const Entry* entry = s.entries; entry < s.entries + count; ++entry) {
@@ -124,6 +124,7 @@ void take_entries(const Call& call, int64_t pair, const Work& item, const Head& 
       }
     }
   }
+  if (unfit) leave_unfit(call, item, keys, cells, s);
 }
 
 // s.output = O, rows of ld_value, from the columns of O'.
@@ -154,7 +155,7 @@ void amx_forward(const Call& call, int64_t batch, int64_t head, const Work& item
   const int64_t cells = list_positions(tile, s.query_position);
   const Scale<float> scale(call.scale);
   const int64_t columns = (cells + kTileColumns - 1) / kTileColumns, panels = (columns + 1) / 2;
-  memset(s.exact, 0, size_t(columns * kTileColumns) * sizeof *s.exact);
+  leave_marked(call, batch, head, item, cells, s);
   pack_queries<Path>(queries, cells, scale.sign, call, s);
   reset_softmax(columns, s);
   memset(s.origin, 0, size_t(columns * kTileBytes));
@@ -162,10 +163,7 @@ void amx_forward(const Call& call, int64_t batch, int64_t head, const Work& item
   Ahead ahead(call, item, Head(call.out, batch, head), queries, keys, values, sizeof(typename E::Storage), true);
   take_entries<Path>(call, batch * heads_kv + head_kv, item, keys, values, cells, scale.factor, ahead, s);
   transpose_output(cells, s);
-  for (int64_t cell = 0; cell < cells; ++cell) {
-    if (s.exact[cell]) s.output[cell * s.ld_value] = __builtin_nanf("");  // what sends a row to the exact path
-  }
-  finish_item<E>(call, batch, head, item, cells, queries, keys, values, scale, s.row_sum, s);
+  finish_item<E>(call, batch, head, item, cells, scale, s.row_sum, s);
 }
 
 }  // namespace SPATTN_ISA

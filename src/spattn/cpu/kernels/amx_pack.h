@@ -30,31 +30,26 @@ template <class Path> void pack_column(char* out, typename Path::Check& check, f
   }
 }
 
-// Q' of the cells [0, cells). Queries that are not finite are left to the exact path, and packed as zeros.
+// Q' of the cells [0, cells). Queries that the check does not pass are left to the exact path.
 template <class Path>
 void pack_queries(const Head& head, int64_t cells, float sign, const Call& call, AmxScratch<Path>& s) {
   const int64_t ld = s.staged_keys();
   for (int64_t first = 0; first < cells; first += kTileColumns) {
     gather_queries<typename Path::Raw>(head, first, kTileColumns, cells, call.head_dim, ld, s.query_position, s.staged);
-    char* out = s.query_column(first);
     typename Path::Check check;
-    pack_column<Path>(out, check, sign, s);
-    if (check.passed()) continue;
-    for (int64_t i = 0; i < kTileColumns; ++i) {
+    pack_column<Path>(s.query_column(first), check, sign, s);
+    for (int64_t i = 0; i < kTileColumns && !check.passed(); ++i) {
       typename Path::Check one;
       one.look_at(s.staged + i * ld, ld);
-      if (one.passed()) continue;
-      s.exact[first + i] = true;
-      clear(s.staged + i * ld, ld);
+      s.exact[first + i] |= !one.passed();
     }
-    pack_column<Path>(out, check, sign, s);
   }
 }
 
-// K of a tile into a slot, from `rows` rows of whole steps.
+// K of a tile into a slot, from `rows` rows of whole steps. True: they pass the check.
 template <class Path>
-void pack_keys(Operand<typename Path::Row> from, int64_t rows, char* out, typename Path::Check& check,
-               const AmxScratch<Path>& s) {
+bool pack_keys(Operand<typename Path::Row> from, int64_t rows, char* out, const AmxScratch<Path>& s) {
+  typename Path::Check check;
   for (int64_t row = 0; row < rows; ++row) {
     char* line = out + row / kTileRows * s.key_steps * kTileSize + row % kTileRows * kTileBytes;
     for (int64_t t = 0; t < s.key_steps; ++t) {
@@ -63,12 +58,12 @@ void pack_keys(Operand<typename Path::Row> from, int64_t rows, char* out, typena
       for (int p = 0; p < Path::kParts; ++p) store(line + p * s.key_part + t * kTileSize, parts[p]);
     }
   }
+  return check.passed();
 }
 
 // V' of a tile into a slot, from `rows` rows of whole tiles.
 template <class Path>
-void pack_values(Operand<typename Path::Row> from, int64_t rows, char* out, typename Path::Check& check,
-                 const AmxScratch<Path>& s) {
+void pack_values(Operand<typename Path::Row> from, int64_t rows, char* out, const AmxScratch<Path>& s) {
   constexpr int kParts = Path::kParts;
   for (int64_t t = 0; t < rows / kTileTerms; ++t) {
     for (int64_t d = 0; d < s.value_tiles; ++d) {
@@ -76,7 +71,7 @@ void pack_values(Operand<typename Path::Row> from, int64_t rows, char* out, type
       for (int i = 0; i < kTileRows; ++i) {
         const auto* row = from.data + (t * kTileTerms + 2 * i) * from.ld + d * kTileRows;
         typename Path::Bits parts[kParts];
-        Path::pairs(row, row + from.ld, parts, check);
+        Path::pairs(row, row + from.ld, parts);
         for (int p = 0; p < kParts; ++p) block[p][i] = (Vec<float>)parts[p];
       }
       char* tile = out + (d * s.tile_steps + t) * kTileSize;
@@ -95,62 +90,34 @@ Operand<typename Path::Row> tile_rows(const Head& head, const Tile& tile, int64_
   return {s.staged, ld};
 }
 
-// Packs rows with `pack`. Keys that are not finite are set in `unfit`, and packed as zeros: whoever may not
-// attend to them does not notice.
-template <class Path, class Pack>
-bool pack_fit(Operand<typename Path::Row> from, int64_t rows, int64_t ld, uint64_t* unfit, AmxScratch<Path>& s,
-              Pack pack) {
-  typename Path::Check check;
-  pack(from, check);
-  if (check.passed()) return true;
-  for (int64_t row = 0; row < rows; ++row) {
-    typename Path::Check one;
-    const auto* values = from.data + row * from.ld;
-    one.look_at(values, ld);
-    memmove(s.staged + row * ld, values, size_t(ld) * sizeof *values);
-    if (one.passed()) continue;
-    clear(s.staged + row * ld, ld);
-    unfit[row / 64] |= uint64_t(1) << row % 64;
-  }
-  pack({s.staged, ld}, check);
-  return false;
-}
-
-// Packs a tile into a slot; true: all of its keys are fit.
+// Packs a tile into a slot; true: its keys pass the check.
 template <class Path>
 bool pack_tile(const Call& call, const Tile& tile, int64_t rows, const Head& keys, const Head& values, int slot,
-               uint64_t* unfit, AmxScratch<Path>& s) {
-  using Check = typename Path::Check;
-  using From = Operand<typename Path::Row>;
-  const From k = tile_rows<Path>(keys, tile, rows, call.head_dim, s.staged_keys(), s);
-  const bool fit = pack_fit(k, rows, s.staged_keys(), unfit, s, [&](From from, Check& check) {
-    pack_keys<Path>(from, rows, s.keys_of(slot), check, s);
-  });
-  const From v = tile_rows<Path>(values, tile, rows, call.head_dim_v, s.staged_values(), s);
-  return pack_fit(v, rows, s.staged_values(), unfit, s, [&](From from, Check& check) {
-    pack_values<Path>(from, rows, s.values_of(slot), check, s);
-  }) && fit;
+               AmxScratch<Path>& s) {
+  const auto k = tile_rows<Path>(keys, tile, rows, call.head_dim, s.staged_keys(), s);
+  const bool fit = pack_keys<Path>(k, rows, s.keys_of(slot), s);
+  const auto v = tile_rows<Path>(values, tile, rows, call.head_dim_v, s.staged_values(), s);
+  pack_values<Path>(v, rows, s.values_of(slot), s);
+  return fit;
 }
 
 // A key tile out of the cache, packed where it is not there. The s.slots tiles found last are valid.
 template <class Path>
 PackedTile find_tile(const Call& call, int64_t pair, int64_t view, int64_t number, const Tile& tile, const Head& keys,
                      const Head& values, AmxScratch<Path>& s) {
-  const int64_t rows = round_up(tile.cells(), kTileTerms), words = call.plan.block_kv / 64;
+  const int64_t rows = round_up(tile.cells(), kTileTerms);
   bool hit;
   const int slot = s.cache.find(pair, view, number, s.slots, hit);
-  uint64_t* unfit = s.unfit + slot * words;
   if (!hit) {
     constexpr int64_t kBytes = sizeof(typename Path::E::Storage);
     prefetch_rows(keys, tile, call.head_dim * kBytes);
     prefetch_rows(values, tile, call.head_dim_v * kBytes);
-    clear(unfit, words);
-    s.cache.unfit[slot] = !pack_tile(call, tile, rows, keys, values, slot, unfit, s);
+    s.cache.unfit[slot] = !pack_tile<Path>(call, tile, rows, keys, values, slot, s);
   }
   return {{s.keys_of(slot), kTileBytes, s.key_steps * kTileSize, kTileSize, s.key_part},
           {s.values_of(slot), kTileBytes, s.tile_steps * kTileSize, kTileSize, s.value_part},
           rows,
-          s.cache.unfit[slot] ? unfit : nullptr};
+          s.cache.unfit[slot]};
 }
 
 }  // namespace SPATTN_ISA

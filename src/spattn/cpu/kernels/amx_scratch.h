@@ -15,8 +15,8 @@ static_assert(kLanes<float> == kTileColumns, "a lane is a query");
 // A key tile as both products read it.
 struct PackedTile {
   TileFactor keys, values;
-  int64_t rows;           // keys, with padding
-  const uint64_t* unfit;  // a bit for each key that is not finite, and zeros here; null: none
+  int64_t rows;  // keys, with padding
+  bool unfit;    // are there keys that the path's check does not pass?
 };
 
 // A key tile of an item's list.
@@ -35,12 +35,10 @@ template <class Path> struct AmxScratch : Scratch<float> {
   float* output_tiles;          // [panel][value_tiles]: O'
   float* product;               // [value_tiles]: V' P', on its way to O'
   typename Path::Row* staged;   // rows to pack
-  bool* exact;                  // (ld_query): rows left to the exact path
   int slots;                    // of the cache
   Entry* entries;               // [slots]
   int64_t key_part, value_part, slot_bytes;
-  uint64_t* unfit;  // [slots][keys / 64]: the keys of a tile that are not finite
-  char* packed;     // [slots] of K [part][keys / 16][key_steps] and V' [part][value_tiles][tile_steps]
+  char* packed;  // [slots] of K [part][keys / 16][key_steps] and V' [part][value_tiles][tile_steps]
 
   AmxScratch(const Call& call, char* memory)
       : Scratch<float>(call, memory, offset()), cache(*reinterpret_cast<TileCache*>(memory)) {
@@ -53,14 +51,12 @@ template <class Path> struct AmxScratch : Scratch<float> {
     carve(memory, weight_tiles, kParts * tile_steps * kPanelSize);
     carve(memory, output_tiles, panels * value_tiles * kPanelSize / 4);
     carve(memory, product, value_tiles * kPanelSize / 4);
-    carve(memory, exact, ld_query);
     carve(memory, staged, block_kv * (staged_keys() > staged_values() ? staged_keys() : staged_values()));
     key_part = block_kv / kTileRows * key_steps * kTileSize;
     value_part = value_tiles * tile_steps * kTileSize;
     slot_bytes = kParts * (key_part + value_part);
     slots = TileCache::slots_for(slot_bytes);
     carve(memory, entries, slots);
-    carve(memory, unfit, slots * block_kv / 64);
     carve(memory, packed, slots * slot_bytes);
   }
 

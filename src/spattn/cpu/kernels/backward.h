@@ -34,21 +34,18 @@ template <class E>
 void write_query_gradients(const Call& call, int64_t batch, int64_t head, const Work& item, const Tile& place,
                            const Sums& sums, BackwardScratch<typename E::Compute>& s) {
   using T = typename E::Compute;
-  const Component& component = call.plan.components[item.component];
-  const Head queries(call.q, batch, head), keys(call.k, batch, head / call.group),
-      values(call.v, batch, head / call.group);
   for (int64_t cell = 0; cell < place.cells(); ++cell) {
     const int64_t position = s.query_position[cell];
     if (position == kPadding) continue;
     T* row = s.dq + cell * s.ld_key;
     if (s.idle[cell]) {
       clear(row, call.head_dim);
-    } else if (s.exact[cell] || !all_finite(row, s.ld_key)) {  // a row of the tile got NaN from a key it may not see
-      const ExactRow<E> exact = {call, component, item, keys, values, queries.data + position * queries.position,
-                                 queries.feature, cell, s};
-      exact_gradients(exact, batch, head, position, s.exact[cell] ? &sums : nullptr, s);
+    } else if (s.exact[cell] || !all_finite(row, s.ld_key)) {
+      report_nonfinite(call);
+      exact_gradients(ExactRow<E>(call, batch, head, item, cell, s), batch, head, s.exact[cell] ? &sums : nullptr, s);
       for (int64_t d = 0; d < call.head_dim; ++d) row[d] = T(s.exact_dq[d]);
     }
+    for (int64_t d = 0; d < call.head_dim; ++d) row[d] += T(0);  // no -0, as in scale_row()
     if (item.slot < 0) {
       write_row<E>(dq_row(call, batch, head, position), call.dq.stride[3], call.head_dim, row);
     } else {
@@ -66,7 +63,7 @@ void backward(const Call& call, int64_t batch, int64_t head, const Work& item, c
   const Head keys(call.k, batch, head / call.group), values(call.v, batch, head / call.group);
   const Tile place = locate(call.plan.views[component.query_view], item.query_tile);
   const int64_t cells = place.cells();
-  gather_queries<E>(call, batch, head, place, s);
+  gather_queries<E>(call, batch, head, item, place, s);
   clear(s.dq, s.ld_query * s.ld_key);
   for (int64_t e = item.begin; e < item.end; ++e) take_gradients<E>(call, component, e, keys, values, cells, sums, s);
   write_query_gradients<E>(call, batch, head, item, place, sums, s);

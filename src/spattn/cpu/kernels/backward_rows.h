@@ -2,6 +2,7 @@
 #pragma once
 #include <math.h>
 
+#include "backward_exact.h"
 #include "backward_scratch.h"
 #include "element.h"
 #include "kernels.h"
@@ -98,17 +99,16 @@ template <class U> struct QueryRows {
   int64_t width, width_value;
 };
 
-// lse2 of a row; takes rows out of the tile that would spread NaN to keys that they may not attend to.
+// lse2 of a row; takes rows out of the tile that would spread NaN to keys that they may not attend to, those whose lse is
+// too far out to find their weights, and those that s.exact has already.
 template <class T, class U>
-void prepare_row(const Call& call, const char* lse_head, const QueryRows<U>& rows, int64_t cell,
-                 BackwardScratch<T>& s) {
+void prepare_row(const Call& call, T lse, const QueryRows<U>& rows, int64_t cell, BackwardScratch<T>& s) {
   U *query = rows.query + cell * rows.width, *dout = rows.dout + cell * rows.width_value,
     *out = rows.out + cell * rows.width_value;
-  T lse;
-  memcpy(&lse, lse_head + s.query_position[cell] * call.lse.stride[2], sizeof lse);
+  const bool fit = all_finite(query, rows.width) && all_finite(dout, rows.width_value) &&
+                   all_finite(out, rows.width_value) && fabs(double(lse)) <= call.far_lse;
   s.idle[cell] = lse == -kInfinity<T>;
-  s.exact[cell] = !s.idle[cell] && !(all_finite(query, rows.width) && all_finite(dout, rows.width_value) &&
-                                     all_finite(out, rows.width_value) && lse * T(0) == T(0));
+  s.exact[cell] = !s.idle[cell] && (s.exact[cell] || !fit);
   if (s.idle[cell] || s.exact[cell]) {
     clear(query, rows.width);
     clear(dout, rows.width_value);
@@ -120,9 +120,9 @@ void prepare_row(const Call& call, const char* lse_head, const QueryRows<U>& row
   s.lse2_low[cell] = lse2.low;
 }
 
-// Fills `rows` with the tile's rows as the element type E reads them, and the rows' entries of `s`.
+// Fills `rows` with the rows of an item as the element type E reads them, and the rows' entries of `s`.
 template <class E, class T>
-void gather_item(const Call& call, int64_t batch, int64_t head, const Tile& tile,
+void gather_item(const Call& call, int64_t batch, int64_t head, const Work& item, const Tile& tile,
                  const QueryRows<typename E::Compute>& rows, BackwardScratch<T>& s) {
   const auto gather = [&](const Array& array, int64_t width, int64_t ld, typename E::Compute* to) {
     gather_rows<E>(Head(array, batch, head), tile, s.ld_query, width, ld, s.query_position, to);
@@ -130,21 +130,21 @@ void gather_item(const Call& call, int64_t batch, int64_t head, const Tile& tile
   gather(call.q, call.head_dim, rows.width, rows.query);
   gather(call.dout, call.head_dim_v, rows.width_value, rows.dout);
   gather(call.out, call.head_dim_v, rows.width_value, rows.out);
-  const char* lse_head = call.lse.data + batch * call.lse.stride[0] + head * call.lse.stride[1];
+  leave_marked(call, batch, head, item, tile.cells(), s);
   for (int64_t cell = 0; cell < s.ld_query; ++cell) {
     s.lse2[cell] = kInfinity<T>;
     s.lse2_low[cell] = T(0);
     s.idle[cell] = true;
-    s.exact[cell] = false;
-    if (cell < tile.cells() && s.query_position[cell] != kPadding) prepare_row(call, lse_head, rows, cell, s);
+    if (cell >= tile.cells() || s.query_position[cell] == kPadding) continue;
+    prepare_row(call, read_lse<T>(call, batch, head, s.query_position[cell]), rows, cell, s);
   }
 }
 
 template <class E>
-void gather_queries(const Call& call, int64_t batch, int64_t head, const Tile& tile,
+void gather_queries(const Call& call, int64_t batch, int64_t head, const Work& item, const Tile& tile,
                     BackwardScratch<typename E::Compute>& s) {
   using T = typename E::Compute;
-  gather_item<E>(call, batch, head, tile, {s.query_rows, s.dout_rows, s.out_rows, s.ld_key, s.ld_value}, s);
+  gather_item<E>(call, batch, head, item, tile, {s.query_rows, s.dout_rows, s.out_rows, s.ld_key, s.ld_value}, s);
   const int64_t rows = round_up(tile.cells(), kLanes<T>);
   transpose_rows(s.query_rows, s.ld_key, rows, call.head_dim, Scale<T>(call.scale).sign, s.query, s.ld_query);
   transpose_rows(s.dout_rows, s.ld_value, rows, call.head_dim_v, T(call.scale), s.dout, s.ld_query);

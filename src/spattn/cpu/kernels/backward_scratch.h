@@ -19,7 +19,7 @@ template <class T> struct BackwardScratch : Scratch<T> {
   T *lse2, *lse2_low;  // (ld_query): log-sum-exp to base 2, in two parts; +inf for rows that are left out
   T* delta;            // (ld_query): scale * rowsum(dO o O)
   double* exact_dq;    // (head_dim)
-  bool *idle, *exact;  // (ld_query): rows without a gradient; rows left to the exact path
+  bool* idle;          // (ld_query): rows without a gradient
 
   BackwardScratch(const Call& call, char* memory) : Scratch<T>(call, memory) {
     const int64_t ld_query = this->ld_query;
@@ -34,7 +34,6 @@ template <class T> struct BackwardScratch : Scratch<T> {
     this->carve(memory, delta, ld_query);
     this->carve(memory, exact_dq, call.head_dim);
     this->carve(memory, idle, ld_query);
-    this->carve(memory, exact, ld_query);
   }
 };
 

@@ -133,12 +133,13 @@ void few_heads(const Call& call, int64_t batch, int64_t head, int64_t end, const
   }
   for (int64_t i = 0; i < rows * s.ld_key; ++i) s.query_rows[i] *= scale.sign;
   reset_softmax((rows + kLanes<T> - 1) / kLanes<T>, s);
+  leave_marked(call, batch, head, item, cells, s);  // the heads share keys and masks
   for (int64_t e = item.begin; e < item.end; ++e) {
     take_few<E>(call, component, e, keys, values, cells, rows, e == item.begin, e + 1 < item.end, scale.factor, s);
   }
   for (int64_t h = head; h < end; ++h) {
     Scratch<T> own = rows_from<T>(s, (h - head) * cells);
-    finish_item<E>(call, batch, h, item, cells, Head(call.q, batch, h), keys, values, scale, own.row_sum, own);
+    finish_item<E>(call, batch, h, item, cells, scale, own.row_sum, own);
   }
 }
 

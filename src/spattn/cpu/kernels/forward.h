@@ -43,41 +43,44 @@ void take_tile(const Call& call, int64_t pair, const Component& component, int64
   accumulate_output<Path>(v, reached, cells, mask, first, s);
 }
 
-// Multiplies a row of O, a whole number of vectors, by `factor`; is every value of it finite?
+// Multiplies a row of O, a whole number of vectors, by `factor`; is every value of it finite? Adding 0 makes -0 a 0: a sum
+// that underflows keeps or loses its sign by the signs of terms that weigh nothing.
 template <class T> bool scale_row(T* row, int64_t width, T factor) {
   IntVec<T> strange = {};
   for (int64_t j = 0; j < width; j += kLanes<T>) {
-    const Vec<T> x = load<Vec<T>>(row + j) * factor;
+    const Vec<T> x = load<Vec<T>>(row + j) * factor + Vec<T>{};
     store(row + j, x);
     strange |= x - x != Vec<T>{};  // infinity - infinity is NaN
   }
   return !any(strange);
 }
 
-// Divides the rows of O, leaves those that came out non-finite to the exact path, and writes the results of an item.
+// Divides the rows of O, leaves those that came out non-finite, and s.exact, to the exact path, and writes the results of
+// an item.
 template <class E, class T>
-void finish_item(const Call& call, int64_t batch, int64_t head, const Work& item, int64_t cells, const Head& queries,
-                 const Head& keys, const Head& values, const Scale<T>& scale, const T* normaliser, Scratch<T>& s) {
-  for (int64_t i = 0; i < cells; ++i) s.lse[i] = T(natural_lse(s.row_max[i], s.origin[i], s.row_sum[i], scale));
+void finish_item(const Call& call, int64_t batch, int64_t head, const Work& item, int64_t cells, const Scale<T>& scale,
+                 const T* normaliser, Scratch<T>& s) {
+  for (int64_t i = 0; i < cells; ++i) s.lse[i] = natural_lse(s.row_max[i], s.origin[i], s.row_sum[i], scale);
   for (int64_t cell = 0; cell < cells; ++cell) {
     const int64_t position = s.query_position[cell];
     if (position == kPadding) continue;
     const T sum = s.row_sum[cell];
-    T *row = s.output + cell * s.ld_value, lse = s.lse[cell];
-    if (sum == T(0) && s.row_max[cell] == -kInfinity<T>) {  // nothing allowed, or nothing above -inf
-      lse = -kInfinity<T>;  // the sum's logarithm, also where a scale of 0 makes 0 * row_max undefined
+    T* row = s.output + cell * s.ld_value;
+    double lse = s.lse[cell];
+    const bool nothing = sum == T(0) && s.row_max[cell] == -kInfinity<T>;  // is allowed, or is above -inf
+    if (nothing && !s.exact[cell]) {
+      lse = -kInfinity<double>;  // the sum's logarithm, also where a scale of 0 makes 0 * row_max undefined
       clear(row, call.head_dim_v);
-    } else if (sum == T(0) || !scale_row(row, s.ld_value, T(1) / normaliser[cell])) {
-      const ExactRow<E> exact = {call, call.plan.components[item.component], item, keys, values,
-                                 queries.data + position * queries.position, queries.feature, cell, s};
-      lse = exact.compute(row);
+    } else if (s.exact[cell] || sum == T(0) || !scale_row(row, s.ld_value, T(1) / normaliser[cell])) {
+      report_nonfinite(call);
+      lse = ExactRow<E>(call, batch, head, item, cell, s).compute(row);
     }
     if (item.slot < 0) {
-      write_result<E>(call, batch, head, position, row, lse);
+      write_result<E>(call, batch, head, position, row, T(lse));
     } else {
       T* slot = slot_row<T>(call, batch, head, item.slot * call.plan.block_q + cell);
       memcpy(slot, row, size_t(call.head_dim_v) * sizeof(T));
-      slot[call.head_dim_v] = lse;
+      memcpy(slot + call.head_dim_v, &lse, sizeof lse);
     }
   }
 }
@@ -95,13 +98,14 @@ void forward(const Call& call, int64_t batch, int64_t head, const Work& item, ch
   const Scale<T> scale(call.scale);
   Path::pack_query(queries, cells, scale.sign, call, s);
   reset_softmax((cells + kLanes<T> - 1) / kLanes<T>, s);
+  leave_marked(call, batch, head, item, cells, s);
   Ahead ahead(call, item, Head(call.out, batch, head), queries, keys, values, sizeof(typename Path::E::Storage),
               !kPrefetches<Path>);
   for (int64_t e = item.begin; e < item.end; ++e) {
     ahead.run(item.end - item.begin);
     take_tile<Path>(call, pair, component, e, keys, values, cells, e == item.begin, scale.factor, s);
   }
-  finish_item<typename Path::E>(call, batch, head, item, cells, queries, keys, values, scale, Path::normaliser(s), s);
+  finish_item<typename Path::E>(call, batch, head, item, cells, scale, Path::normaliser(s), s);
 }
 
 }  // namespace SPATTN_ISA

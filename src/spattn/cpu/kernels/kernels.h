@@ -38,10 +38,24 @@ struct Array {
   int64_t stride[4];
 };
 
+// How the exact path normalises a row: the largest score, the sum of all weights exp((score - largest) * |scale|) and, in
+// the backward, that of the weights times dO V'.
+struct Normaliser {
+  double largest, total, product;
+};
+
 struct Call {
   Plan plan;
   Array q, k, v, out, lse;
   Array dout, dq, dk, dv;   // the backward's
+  Array exact_k, exact_v;   // as the exact path reads them: the caller's, where `k` or `v` is a copy
+  // (batch, heads_kv, kv_len): keys whose numbers the tiles cannot do; rows that may attend to one are left to the exact
+  // path. Null: none.
+  const uint8_t* marked;
+  int* nonfinite;           // becomes 1 when a row comes out non-finite, or might have
+  double far_lse;           // of the backward: rows whose |lse| is above it, but for -inf, are left to the exact path,
+  Normaliser* normalisers;  // (batch, heads_q, q_len), which finds their weights with these. Null: there are none
+  int64_t q_len, kv_len;
   int64_t heads_q, group;  // query heads; query heads per key-value head
   int64_t together;        // query heads that a task of the forward takes: 1, or the whole group
   int64_t head_dim, head_dim_v;
@@ -84,6 +98,7 @@ struct KernelTable {
   ItemFunction forward[kDtypes];
   MergeFunction merge[kDtypes];
   ScratchFunction backward_scratch_bytes[kDtypes];
+  ItemFunction normalise[kDtypes];  // takes an item's keys into the normalisers of its rows
   BackwardFunction backward[kDtypes];
   MergeFunction merge_dq[kDtypes];
   AddFunction add_units[kDtypes];

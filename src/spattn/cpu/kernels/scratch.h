@@ -29,12 +29,14 @@ template <class T> struct Scratch {
   T* output;         // (ld_query, ld_value): O, not yet divided by row_sum
   T* keys;           // (block_kv, ld_key): rows on their way to where they are packed
   T* values;         // (block_kv, ld_value)
-  T *row_max, *row_sum, *weight_sum, *tile_max, *origin, *rescale, *lse;  // (ld_query)
+  T *row_max, *row_sum, *weight_sum, *tile_max, *origin, *rescale;  // (ld_query)
+  double* lse;             // (ld_query)
   Word<T>* allowed;        // (block_kv / bits of a word, ld_query): the tile's bitmask, one word per query lane
   Word<T>* reached;        // (block_kv / bits of a word, ld_query / lanes): the same, or-ed over a vector of queries
   int64_t* query_position;  // (block_q)
   int64_t* key_position;    // (block_kv)
-  double* exact;            // (head_dim_v)
+  bool* exact;              // (ld_query): rows left to the exact path
+  double* exact_output;     // (head_dim_v)
   size_t bytes;
 
   // May any of the vector of queries from `column` on attend to any of kKeyRows keys from `key` on? See unpack().
@@ -65,7 +67,8 @@ template <class T> struct Scratch {
     carve(memory, reached, block_kv / int64_t(8 * sizeof(T)) * ld_query / lanes);
     carve(memory, query_position, block_q);
     carve(memory, key_position, block_kv);
-    carve(memory, exact, call.head_dim_v);
+    carve(memory, exact, ld_query);
+    carve(memory, exact_output, call.head_dim_v);
   }
 
  protected:

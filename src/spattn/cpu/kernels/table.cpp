@@ -52,6 +52,7 @@ extern const KernelTable table = {
     {merge<Float32>, merge<Float64>, merge<Float16>, merge<Bfloat16>},
     {backward_scratch_bytes<float>, backward_scratch_bytes<double>, backward_scratch_bytes<float>,
      kBfloat16BackwardScratch},
+    {normalise<Float32>, normalise<Float64>, normalise<Float16>, normalise<Bfloat16>},
     {backward<Float32>, backward<Float64>, backward<Float16>, kBfloat16Backward},
     {merge_dq<Float32>, merge_dq<Float64>, merge_dq<Float16>, merge_dq<Bfloat16>},
     {add_units<Float32>, add_units<Float64>, add_units<Float16>, add_units<Bfloat16>},

@@ -17,7 +17,7 @@ struct TileCache {
   int64_t last;                                 // the slot found last
   uint64_t head[kMostTiles], tile[kMostTiles];  // 0: none
   uint64_t used[kMostTiles];                    // the clock at that time
-  bool unfit[kMostTiles];                       // are there keys that are not finite?
+  bool unfit[kMostTiles];                       // the owner's remark
 
   static int slots_for(int64_t tile_bytes) {
     const int64_t room = kCacheBytes / tile_bytes;
