@@ -1,5 +1,6 @@
 """FAULTS.md, "Shapes and memory" 21 and 22, named by number; and how much memory a call takes."""
 
+import os
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,22 +17,76 @@ from spattn.testing import inputs, random
 # -- 21: no squares ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", ["to_dense", "to_csr"])
-def test_fault_21_materialising_beyond_memory(python, make):
-    """MemoryError at once: within a second of processor time and 64 MiB, not after filling the machine."""
+@pytest.mark.parametrize("pattern", ["Full()", "Causal()", "SlidingWindow(1 << 18)"])
+def test_fault_21_materialising_beyond_memory(python, pattern):
+    """MemoryError at once: within 64 MiB, not after filling the machine."""
     source = f"""
 import resource
-from spattn import patterns
-index_set = patterns.Full().index_set(1 << 20, 1 << 20)
-before = resource.getrusage(resource.RUSAGE_SELF)
-try:
-    index_set.{make}()
-except MemoryError as error:
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    assert after.ru_maxrss - before.ru_maxrss < 65536, after.ru_maxrss - before.ru_maxrss
-    print("MemoryError", str(error) != "")
+from spattn.patterns import *
+index_set = {pattern}.index_set(1 << 20, 1 << 20)
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+for make in (index_set.to_dense, index_set.to_csr):
+    before = peak()
+    try:
+        make()
+    except MemoryError as error:
+        print("MemoryError", str(error) != "", peak() - before < 65536)
 """
-    assert python(source) == "MemoryError True\n"
+    assert python(source) == "MemoryError True True\n" * 2
+
+
+@pytest.mark.parametrize("make, cell", [("to_dense", 1), ("to_csr", 7 * 8)])
+def test_fault_21_the_machine_that_is_one_byte_too_small(monkeypatch, make, cell):
+    """What is needed is known before, to the byte; nothing of it is allocated where it does not fit."""
+    index_set = p.Full().index_set(1000, 1500)
+    needed = 1000 * 1500 * 7 * 8  # to_dense() goes through to_csr()
+    build = getattr(index_set, make)
+    size = {"SC_PAGE_SIZE": 1}
+    monkeypatch.setattr(os, "sysconf", lambda name: size[name])
+    size["SC_PHYS_PAGES"] = needed
+    build()
+    for missing in (1, needed - 1000 * 1500 * cell + 1):
+        size["SC_PHYS_PAGES"] = needed - missing
+        tracemalloc.start()
+        with pytest.raises(MemoryError, match=f"needs {1000 * 1500 * (cell if missing > 1 else 56)} bytes as an array"):
+            build()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        tracemalloc.stop()
+
+
+def test_fault_21_results_beyond_memory(python):
+    """Both passes on views of a few numbers whose results would be 2⁴⁶ bytes and more."""
+    source = """
+import resource
+import numpy as np
+import spattn
+from spattn.testing import inputs
+q, k, v = (np.broadcast_to(x, (1 << 20, 1 << 10, 64, 256)) for x in inputs(1, 1, 1, 64, 64, 256))
+lse = np.broadcast_to(np.float32(0), q.shape[:3])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for call in (
+    lambda: spattn.attention(q, k, v, "causal"), lambda: spattn.attention_backward(q, q, k, v, q, lse, "causal"),
+):
+    try:
+        call()
+    except MemoryError as error:
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        print("MemoryError", str(error) != "", grown < 65536)
+"""
+    assert python(source) == "MemoryError True True\n" * 2
+
+
+def test_fault_21_the_reference_needs_no_square():
+    """A quarter of the pairs' cells in float64, for all its temporaries."""
+    q, k, v = inputs(q_len=4096, head_dim=4)
+    tracemalloc.start()
+    spattn.attention(q, k, v, p.SlidingWindow(4), backend="reference")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 * 4096**2 / 4
 
 
 def test_fault_21_long_sequences_need_no_square():

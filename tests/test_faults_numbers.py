@@ -6,7 +6,17 @@ import pytest
 import spattn
 from spattn import cpu, reference
 from spattn import patterns as p
-from spattn.testing import DTYPES, Expectation, assert_within_budget, dense_mask, inputs, random
+from spattn.testing import (
+    DTYPES,
+    Expectation,
+    assert_within_budget,
+    dense_mask,
+    eps,
+    inputs,
+    naive,
+    naive_gradients,
+    random,
+)
 
 SOME_ROWS_EMPTY = [
     p.Sinks(0), p.Documents((30, 20)), p.Mask(np.arange(60)[:, None] * np.ones(60) % 3 == 1),
@@ -157,6 +167,61 @@ def test_fault_05_logits_of_ten_thousand_in_float16(forward, sign):
     expectation = Expectation(p.Causal(), *(x.astype(np.float32) for x in (q, k, v)))
     for got, want, low in zip((out, lse), expectation.reference, expectation.naive, strict=True):
         assert_within_budget(got, want, low, np.float16)
+
+
+LARGE = 9e4  # in size: beyond the largest float16, where neighbours in float32 are 2⁻⁷ apart
+
+
+def close_race(dtype, head_dim, sign, seed=0):
+    """dout, q, k, v with logits of ±LARGE that differ by what one feature of a normal size adds: no key wins alone."""
+    q, k, v = inputs(1, 2, 1, 90, 90, head_dim, dtype=dtype, seed=seed)
+    q[..., 1:], k[..., 1:] = sign * (LARGE / head_dim**0.5) ** 0.5, (LARGE / head_dim**0.5) ** 0.5
+    q[..., 0] = head_dim**0.5
+    return random(q.shape, dtype, seed=9), q, k, v
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_fault_05_close_races_of_large_logits(forward, dtype, head_dim, sign):
+    """The budget is that of float32 for all dtypes but float64: logits are never rounded to float16."""
+    _, q, k, v = close_race(dtype, head_dim, sign)
+    out, lse = forward(q, k, v, p.Causal())
+    wide = np.promote_types(q.dtype, np.float32)
+    expectation = Expectation(p.Causal(), *(x.astype(wide) for x in (q, k, v)))
+    assert np.abs(expectation.reference[1]).min() > 8e4 and np.isfinite(out.astype(wide)).all()
+    weights = naive(*(x.astype(np.float64) for x in (q, k, np.eye(90)[None, None])), np.tri(90, dtype=bool))[0]
+    assert weights[..., 1:, :].max(axis=-1).mean() < 0.9, "a race"
+    for got, want, low in zip((out, lse), expectation.reference, expectation.naive, strict=True):
+        assert_within_budget(got, want, low, q.dtype)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", cpu.instruction_sets())
+def test_fault_05_gradients_of_large_logits(isa, dtype, sign):
+    """A weight is exp(logit - lse): it is as wrong as these two are rounded, and a gradient as its weights."""
+    args = dout, q, k, v = close_race(dtype, 64, sign)
+    plan, scale = cpu.plan_for(p.Causal(), q, k, v), 0.125
+    got = cpu.backward(*args, *cpu.forward(q, k, v, plan, scale, isa=isa), plan, scale, isa=isa)
+    exact = [x.astype(np.float64) for x in args]
+    expected = naive_gradients(*exact, np.tri(90, dtype=bool))
+    wide = np.promote_types(q.dtype, np.float32)
+    off = np.expm1(4 * eps(wide) * LARGE)  # a rounding each of the sum, of the scaled logit, of lse and of the difference
+    bounds = largest_gradients(*exact, np.tri(90, dtype=bool), scale)
+    for name, x, want, bound in zip(("dq", "dk", "dv"), got, expected, bounds, strict=True):
+        error = np.abs(x.astype(np.float64) - want)
+        assert (error <= (off + eps(q.dtype)) * bound).all(), f"{name}: {(error / bound).max():.3g}"
+
+
+def largest_gradients(dout, q, k, v, mask, scale):
+    """The formulas of the gradients with every term's size instead of the term: what its relative error adds up to."""
+    do, qq, kk, vv = (np.abs(x) for x in (dout, q, k, v))
+    weights = naive(q, k, np.broadcast_to(np.eye(k.shape[2]), (*k.shape[:3], k.shape[2])), mask, scale)[0]
+    products = do @ vv.swapaxes(2, 3)
+    ds = scale * weights * (products + (weights * products).sum(axis=3, keepdims=True))
+    over_group = (x.sum(axis=1, keepdims=True) for x in (ds.swapaxes(2, 3) @ qq, weights.swapaxes(2, 3) @ do))
+    return ds @ kk, *over_group
 
 
 def test_fault_06_scale_zero_is_uniform(forward):

@@ -176,8 +176,8 @@ def test_fault_36_reference_does_not_depend_on_threads():
     threadpoolctl = pytest.importorskip("threadpoolctl")
     arrays = inputs(1, 2, 1, 90, 90, 64)
     with threadpoolctl.threadpool_limits(1):
-        one = spattn.attention(*arrays, backend="reference")
-    assert np.array_equal(one, spattn.attention(*arrays, backend="reference"))
+        one = spattn.attention(*arrays, "causal", backend="reference")
+    assert np.array_equal(one, spattn.attention(*arrays, "causal", backend="reference"))
 
 
 # -- 40 ----------------------------------------------------------------------------------------------------------------

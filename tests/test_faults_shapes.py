@@ -50,6 +50,49 @@ def test_fault_09_stride_products_beyond_two_to_the_31(forward, dtype):
         assert np.array_equal(a, b)
 
 
+@pytest.mark.parametrize("isa", cpu.instruction_sets())
+def test_fault_09_more_than_two_to_the_31_elements_of_queries(isa):
+    """All but the last hundred rows stand before the first key."""
+    q, k, v = inputs(1, 1, 1, 1, 100, 256, 1, dtype="float16")
+    many, few = (np.broadcast_to(q, (1, 1, rows, 256)) for rows in ((1 << 23) + 7, 100))
+    assert many.size > 2**31
+    out, lse = cpu.forward(many, k, v, cpu.plan_for(p.Causal(), many, k, v), 0.1, isa=isa)
+    assert not out[:, :, :-100].any() and (lse[:, :, :-100] == -np.inf).all()
+    Expectation(p.Causal(), few, k, v, 0.1).check(out[:, :, -100:], lse[:, :, -100:])
+
+
+def far_apart(x, axis, sign):
+    """A copy whose entries along an axis are at addresses that only 64 bits can tell: their last is 2³¹ elements and
+    more behind the first, or before it. The system gives memory only to the pages that are written."""
+    step = sign * (-(-(1 << 31) // (x.shape[axis] - 1)) + 5)
+    strides = list(np.empty(x.shape, x.dtype).strides)
+    room = np.zeros((x.shape[axis] - 1) * abs(step) + x.size, x.dtype)
+    strides[axis] = step * x.itemsize
+    first = room[(x.shape[axis] - 1) * abs(step) if sign < 0 else 0 :]
+    far = as_strided(first, x.shape, strides)
+    far[...] = x
+    return far
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("axis", [0, 1, 2, 3])
+@pytest.mark.parametrize("name", ["dout", "q", "k", "v", "out", "lse"])
+def test_fault_09_entries_beyond_two_to_the_31(name, axis, sign):
+    """Every argument of both passes, along every axis, by every instruction set."""
+    q, k, v = inputs(2, 4, 2, 7, 7, 8, dtype="float16")
+    dout, plan = random(q.shape, "float16", seed=5), cpu.plan_for(p.Causal(), q, k, v)
+    for isa in cpu.instruction_sets():
+        out, lse = cpu.forward(q, k, v, plan, 0.3, isa=isa)
+        plain = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+        far = plain | {name: far_apart(plain[name], min(axis, plain[name].ndim - 1), sign)}
+        results = [
+            (*cpu.forward(a["q"], a["k"], a["v"], plan, 0.3, isa=isa), *cpu.backward(*a.values(), plan, 0.3, isa=isa))
+            for a in (plain, far)
+        ]
+        for a, b in zip(*results, strict=True):
+            assert np.array_equal(a, b)
+
+
 @pytest.mark.parametrize("batch, heads", [(65537, 1), (1, 65537)])
 def test_fault_10_batch_or_heads_beyond_65536(forward, batch, heads):
     q, k, v = inputs(batch, heads, 1, 2, 3, 8)

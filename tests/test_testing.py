@@ -237,7 +237,7 @@ def test_pattern_that_forgets_a_field_is_noticed():
             check_pattern(Forgetful(3), 30)
         check.check_index_set(Forgetful(3), 1, 1, 30, 30)
     finally:
-        del p._base._REGISTRY["forgetful"]
+        del p._registry._REGISTRY["forgetful"]
 
 
 def test_leak_of_unseen_keys_is_noticed():
@@ -271,4 +271,4 @@ def test_pattern_of_a_user_gets_strategies_through_its_example():
         assert case.pattern == Mine(3) and (case.sizes.q_len, case.sizes.kv_len) == (40, 40)
         check_pattern(case.pattern, 40)
     finally:
-        del p._base._REGISTRY["mine"]
+        del p._registry._REGISTRY["mine"]

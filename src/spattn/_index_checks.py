@@ -33,11 +33,12 @@ def plain_array(name: str, value: Any) -> np.ndarray:
 def integer_array(name: str, value: Any, dtype: npt.DTypeLike = np.int64) -> np.ndarray:
     """`value` as an array of `dtype`; TypeError unless it holds integers, ValueError unless `dtype` can hold them."""
     array = plain_array(name, value)
-    if not array.size and not isinstance(value, np.ndarray):
-        return array.astype(dtype)  # an empty list says nothing of its type
-    python = array.dtype == object and all(isinstance(x, int) and not isinstance(x, bool) for x in array.flat)
-    if array.dtype.kind not in "iu" and not python:
-        raise TypeError(f"{name}: expected an array of integers, got one of {array.dtype}")
+    if array.dtype.kind not in "iu":
+        # Of a list with integers beyond int64 NumPy makes floats, and of an empty one too.
+        exact = array if isinstance(value, np.ndarray) else np.asarray(value, dtype=object)
+        if exact.dtype != object or not all(isinstance(x, int) and not isinstance(x, bool) for x in exact.flat):
+            raise TypeError(f"{name}: expected an array of integers, got one of {array.dtype}")
+        array = exact
     if not np.can_cast(array.dtype, dtype) and array.size:
         limits = np.iinfo(dtype)
         for number in (array.min(), array.max()):

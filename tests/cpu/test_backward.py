@@ -330,7 +330,7 @@ def test_thread_count_does_not_change_the_result():
             assert_same(results[0], results[2])
 
 
-def test_interrupt(assert_interruptible):
+def test_fault_35_interrupt(assert_interruptible):
     dout, q, k, v = (np.broadcast_to(x, (8, 8, 4096, 64)) for x in problem(q_len=4096, head_dim=64, dtype="float64"))
     made = cpu.plan_for(patterns.Full(), q, k, v)
     lse = np.zeros(q.shape[:3])

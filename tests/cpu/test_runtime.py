@@ -92,7 +92,7 @@ def test_forked_child_does_not_hang():
     assert os.waitstatus_to_exitcode(ended[1]) == 0
 
 
-def test_interrupt(assert_interruptible):
+def test_fault_35_interrupt(assert_interruptible):
     """The call would take minutes; the next one works."""
     q, k, v = (np.broadcast_to(x, (64, 8, 4096, 64)) for x in inputs(q_len=4096, head_dim=64, dtype="float64"))
     made = cpu.plan_for(patterns.Full(), q, k, v)

@@ -66,7 +66,7 @@ def test_warm_start_runs_no_compiler(nvcc, place):
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "changed", "longer"])
-def test_damaged_entry_is_rebuilt(nvcc, place, damage):
+def test_fault_37_damaged_entry_is_rebuilt(nvcc, place, damage):
     make()
     (entry,) = cubins(place)
     whole = entry.read_bytes()
@@ -103,7 +103,7 @@ def test_a_changed_header_is_compiled_again(nvcc, place, tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user needs root")
-def test_folder_of_another_user_is_refused(nvcc, place):
+def test_fault_38_folder_of_another_user_is_refused(nvcc, place):
     place.mkdir()
     os.chown(place, 12345, 12345)
     with pytest.raises(PermissionError, match="belongs to user 12345.*SPATTN_CACHE_DIR"):
@@ -111,7 +111,7 @@ def test_folder_of_another_user_is_refused(nvcc, place):
     assert not any("-o" in run for run in nvcc.runs)
 
 
-def test_world_writable_folder_is_refused(nvcc, place):
+def test_fault_38_world_writable_folder_is_refused(nvcc, place):
     make()
     place.chmod(0o777)
     with pytest.raises(PermissionError, match="everybody may write"):
@@ -120,7 +120,7 @@ def test_world_writable_folder_is_refused(nvcc, place):
     make()
 
 
-def test_unwritable_folder(nvcc, tmp_path, monkeypatch):
+def test_fault_37_unwritable_folder(nvcc, tmp_path, monkeypatch):
     """A folder that cannot be made costs the cache, not the result; the user is told."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SPATTN_CACHE_DIR", str(tmp_path / "file" / "cache"))
@@ -128,7 +128,7 @@ def test_unwritable_folder(nvcc, tmp_path, monkeypatch):
         assert make() == b"machine code by release 1"
 
 
-def test_many_writers(nvcc, place):
+def test_fault_37_many_writers(nvcc, place):
     """Writers of one entry and readers of it: whole entries only, and nothing left behind."""
     results, errors = [], []
 
@@ -172,7 +172,7 @@ def test_compiler_that_cannot_run(tmp_path, place, monkeypatch):
         make()
 
 
-def test_no_shell_reads_the_command(nvcc, place, tmp_path):
+def test_fault_40_no_shell_reads_the_command(nvcc, place, tmp_path):
     """Characters that a shell would act on reach the compiler as they are."""
     make(NAME="$(touch hacked);`touch hacked`")
     assert any("$(touch hacked);`touch hacked`" in run for run in nvcc.runs)

@@ -102,7 +102,7 @@ def test_error_inside_pops_the_context():
     assert done.returncode == 0 and done.stderr == ""
 
 
-def test_fork_without_gpu():
+def test_fault_30_fork_without_gpu():
     """Forked processes, and those that they fork, are refused from the moment CUDA is initialised and not before."""
     done = run_script("""
         import os
@@ -126,7 +126,7 @@ def test_fork_without_gpu():
 
 
 @pytest.mark.gpu
-def test_fork():
+def test_fault_30_fork():
     done = run_script(CALL + textwrap.dedent("""
         import os
         call()
@@ -142,7 +142,7 @@ def test_fork():
 
 
 @pytest.mark.gpu
-def test_fork_after_another_library():
+def test_fault_30_fork_after_another_library():
     """CUDA that PyTorch started in the parent is as lost in the child as our own."""
     pytest.importorskip("torch")
     done = run_script(CALL + textwrap.dedent("""
@@ -187,7 +187,7 @@ def test_plans_that_do_not_fit():
 
 
 @pytest.mark.gpu
-def test_sticky_error():
+def test_fault_26_sticky_error():
     """After an illegal access every call says that the process must restart."""
     done = run_script(CALL + textwrap.dedent("""
         from spattn.cuda import device, errors, portable
@@ -209,7 +209,7 @@ def test_sticky_error():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["torch", "cupy"])
-def test_out_of_memory(kind):
+def test_fault_25_out_of_memory(kind):
     """MemoryError with the bytes needed and free; the next call works."""
     library = pytest.importorskip(kind)
     if kind == "torch":
@@ -228,7 +228,7 @@ def test_out_of_memory(kind):
 
 
 @pytest.mark.gpu
-def test_out_of_memory_for_host_arrays():
+def test_fault_25_out_of_memory_for_host_arrays():
     """The same where spattn allocates itself."""
     with device.get() as gpu:
         with pytest.raises(MemoryError, match=rf"needed {1 << 50} bytes, \d+ are free"):

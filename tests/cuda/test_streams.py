@@ -21,7 +21,7 @@ def run(q, k, v):
     ("kernels", "dtype"), [("portable", "bfloat16"), ("portable", "float32"), ("hopper", "bfloat16")],
     indirect=["kernels"],
 )  # fmt: skip
-def test_torch_stream(torch, dtype):
+def test_fault_24_torch_stream(torch, dtype):
     """Inputs still being written on a side stream are waited for there, and the host does not wait."""
     values = torch.randn(3, 1, 4, 500, 64, device="cuda", dtype=getattr(torch, dtype))
     expected = run(*values)
@@ -55,7 +55,7 @@ def test_workspace_follows_the_stream(torch):
 
 
 @pytest.mark.parametrize(("kernels", "dtype"), [("portable", "float32"), ("hopper", "float16")], indirect=["kernels"])
-def test_cupy_stream(cupy, dtype):
+def test_fault_24_cupy_stream(cupy, dtype):
     values = cupy.random.standard_normal((3, 1, 4, 500, 64), dtype=np.float32).astype(dtype)
     expected = run(*values)
     inputs = cupy.empty_like(values)
@@ -92,7 +92,7 @@ def test_graph_capture(torch):
 
 
 @pytest.mark.parametrize("kernels", ["portable", "hopper"], indirect=True)
-def test_other_device(torch):
+def test_fault_23_other_device(torch):
     """Arrays of cuda:1 are worked on there while cuda:0 is current, and cuda:0 stays current."""
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs 2 GPUs, there is {torch.cuda.device_count()}")

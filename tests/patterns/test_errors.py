@@ -57,7 +57,7 @@ TYPES = [
     lambda: p.PerHead(("causal",)),
     lambda: p.BigBird(4, causal=1),
     lambda: ds.Fixed(attention=None),
-    lambda: p.Causal() & np.ones((2, 2), bool),
+    lambda: p.Causal() & np.ones((2, 2)),
 ]
 LENGTHS = [
     (p.Axial((4, 4), 0), 17, r"kv_len: expected 16 \(a grid of 4 × 4 tokens\), got 17"),
@@ -123,7 +123,7 @@ def test_names():
     {"pattern": "mask", "mask": {"array": "00" * 4, "dtype": "int32", "shape": [1, 1]}},
     {"pattern": "per_head", "patterns": 3},
 ])  # fmt: skip
-def test_untrusted_data(data):
+def test_fault_39_untrusted_data(data):
     with pytest.raises(ValueError):
         p.from_dict(data)
 

@@ -52,7 +52,7 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         int64_t stride[4]
 
     cdef struct Normaliser:
-        double largest, total
+        double largest, total, product
 
     cdef struct Call:
         Plan plan
@@ -301,7 +301,8 @@ cdef class Forward(Run):
         self.call.together = together
         self.call.plan.work = <const Work*>cnp.PyArray_DATA(work)
         self.owners.append(work)
-        self.allocate(threads, self.table.scratch_bytes[self.dtype](self.call), self.call.head_dim_v + 1)
+        self.allocate(threads, self.table.scratch_bytes[self.dtype](self.call),
+                      self.call.head_dim_v + sizeof(double) // self.value_bytes)  # the lse is a double: output.h
 
     cdef int64_t start(self, int step) noexcept nogil:
         if step == 0:
@@ -354,7 +355,7 @@ cdef class Backward(Run):
         lse = self.owners[0][4]
         self.call.far_lse = FAR_LSE[lse.itemsize]
         if ((np.abs(lse) > self.call.far_lse) & (lse != -np.inf)).any():
-            normalisers = np.full((lse.size, 2), (-np.inf, 0))
+            normalisers = np.full((lse.size, 3), (-np.inf, 0, 0))
             self.owners.append(normalisers)
             self.call.normalisers = <Normaliser*>cnp.PyArray_DATA(normalisers)
             self.first_step = -1

@@ -10,7 +10,7 @@ import numpy as np
 from .. import _arrays
 from .._index_checks import check_lengths
 from ..index_set import AffineRows, Runs
-from ._discover import discover, every_pair
+from ._discover import discover
 from ._registry import OPERATORS, pattern_class
 
 __all__ = ["Lattice", "Part", "Pattern"]
@@ -239,13 +239,10 @@ class Pattern:
         """
         return {"pattern": self.name} | {f.name: _encode(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
-    def _candidates(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
-        """(row, key) pairs, sorted, that contain every pair the pattern allows; as few as closed forms let us know."""
+    def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
+        """Runs that together contain every pair the pattern allows, as few as closed forms tell; None: all pairs."""
         runs = self.runs(q, kv_len)
-        if runs is None:
-            return every_pair(len(q), kv_len)
-        indptr, column = AffineRows.from_runs(runs, kv_len).to_csr()
-        return np.repeat(np.arange(len(q)), np.diff(indptr)), column
+        return None if runs is None else [runs]
 
     def __and__(self, other: Any) -> Pattern:
         return _joined("&", self, other)

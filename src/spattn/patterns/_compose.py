@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from ._base import Lattice, Part, Pattern
 from ._check import assign
+from ._discover import pair_count
 from ._predicate import allowed
 from ._registry import OPERATORS
 
@@ -122,11 +121,8 @@ class Or(_Composite):
         return parts
 
     def _candidates(self, q, kv_len):
-        found = np.zeros(len(q) * kv_len, dtype=bool)
-        for p in self.operands:
-            row, column = p._candidates(q, kv_len)
-            found[row * kv_len + column] = True
-        return np.divmod(np.flatnonzero(found), max(kv_len, 1))
+        each = [p._candidates(q, kv_len) for p in self.operands]
+        return None if None in each else list(itertools.chain.from_iterable(each))
 
     def __repr__(self):
         return f"({' | '.join(map(repr, self.operands))})"
@@ -149,7 +145,8 @@ class And(_Composite):
         return (Part(self),)
 
     def _candidates(self, q, kv_len):
-        return min((p._candidates(q, kv_len) for p in self.operands), key=lambda pairs: len(pairs[0]))
+        each = (p._candidates(q, kv_len) for p in self.operands)
+        return min((runs for runs in each if runs is not None), key=pair_count, default=None)
 
     def __repr__(self):
         first, *others = self.operands

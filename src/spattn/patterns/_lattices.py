@@ -11,8 +11,10 @@ def residue_parts(pattern: Pattern, stride: int, offset: int, q_len: int, kv_len
     """Pairs each residue class of queries modulo `stride` with the class of keys that lies `offset` before it.
 
     Classes with equal extents and equal distance between their first query and first key share their shifts: a pattern
-    of differences looks the same in all of them. There are at most four such groups.
+    of differences looks the same in all of them. There are at most four such groups. Classes of one key need no views.
     """
+    if stride >= kv_len:
+        return (Part(pattern),)
     groups: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     for first in range(min(stride, q_len)):
         query = kv_len - q_len + first

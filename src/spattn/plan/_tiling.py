@@ -10,6 +10,7 @@ import numpy as np
 
 from .._ragged import ramp
 from ..patterns import Lattice, Pattern
+from ..patterns._predicate import allowed as allowed_pairs
 from ._symbolic import Boxes, TilePairs, unique_rows
 from ._types import AXES, VIEW, grid_of, positions
 
@@ -104,16 +105,21 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
     k_positions, k_valid = positions(key, np.arange(key["tiles"]))
     q_positions = q_positions + shift
     try:
-        q_box, k_box, full = _search(pattern, query, key, shift)
+        # A single tile is sooner evaluated than searched for.
+        found = _search(pattern, query, key, shift) if len(q_positions) * len(k_positions) > 1 else None
     except TypeError as error:
+        allowed_pairs(pattern, q_positions[:1, :, None], k_positions[:1, None, :])  # raises what is its own fault
         warnings.warn(
             f"{pattern!r}: allows() cannot be evaluated on whole tiles ({error}); planning evaluates every cell",
             stacklevel=2,
         )
+        found = None
+    if found is None:
         q_box, k_box = (a.reshape(-1) for a in np.indices((int(query["tiles"]), int(key["tiles"]))))
         full = np.zeros(len(q_box), dtype=bool)
         kinds = first = np.arange(len(q_box))
     else:
+        q_box, k_box, full = found
         full &= k_valid.all(axis=1)[k_box]
         open_pairs = np.nonzero(~full)[0]
         first, kinds = _kinds(pattern, q_positions, k_positions, q_valid, k_valid, q_box[~full], k_box[~full])
@@ -206,7 +212,7 @@ def _evaluate(pattern, query, key, q_box, k_box, masks: Masks) -> np.ndarray:
     order = np.argsort(~q_valid[q_box].all(axis=1), kind="stable")
     for part in np.array_split(order, max(1, math.ceil(len(order) / _TILES_AT_ONCE))):
         q, k = q_box[part], k_box[part]
-        allowed = pattern.allows(q_positions[q][:, :, None], k_positions[k][:, None, :])
+        allowed = allowed_pairs(pattern, q_positions[q][:, :, None], k_positions[k][:, None, :])
         allowed = np.broadcast_to(allowed, (len(part), block_q, words * 64)) & k_valid[k][:, None, :]
         packed = np.packbits(allowed, axis=2, bitorder="little").view("<u8").astype(np.uint64)
         real = allowed & q_valid[q][:, :, None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from ..patterns import deepspeed
-from ._patterns import Sizes, maker, number, positions
+from ._patterns import Sizes, maker, number, positions, size
 
 __all__: list[str] = []
 
@@ -39,7 +39,7 @@ def deepspeed_dense(draw, s):
 @maker("deepspeed_fixed", fixes_lengths=True)
 def deepspeed_fixed(draw, s):
     block, _, s = whole_blocks(draw, s)
-    width, times = number(draw, 1, 3), number(draw, 1, 4)
+    width, times = size(draw, 1, 3), size(draw, 1, 4)
     attention = direction(draw)
     horizontal = attention == "bidirectional" and draw(st.booleans())
     return deepspeed.Fixed(block, width * times, width, attention, horizontal, number(draw, 1, times)), s
@@ -48,10 +48,10 @@ def deepspeed_fixed(draw, s):
 @maker("deepspeed_variable", fixes_lengths=True)
 def deepspeed_variable(draw, s):
     block, blocks, s = whole_blocks(draw, s)
-    windows = tuple(draw(st.lists(st.integers(1, 5), min_size=1, max_size=4)))
+    windows = tuple(size(draw, 1, 5) for _ in range(number(draw, 1, 4)))
     starts, ends = block_ranges(draw, blocks)
     return deepspeed.Variable(
-        block, number(draw, 0, min(3, blocks)), windows, starts, ends, direction(draw), draw(st.booleans()),
+        block, size(draw, 0, min(3, blocks)), windows, starts, ends, direction(draw), draw(st.booleans()),
         number(draw, 0, 2**64 - 1),
     ), s  # fmt: skip
 
@@ -60,7 +60,7 @@ def deepspeed_variable(draw, s):
 def deepspeed_bigbird(draw, s):
     block, blocks, s = whole_blocks(draw, s)
     return deepspeed.BigBird(
-        block, number(draw, 0, min(3, blocks)), number(draw, 1, 5), number(draw, 0, 2), direction(draw),
+        block, size(draw, 0, min(3, blocks)), size(draw, 1, 5), size(draw, 0, 2), direction(draw),
         number(draw, 0, 2**64 - 1),
     ), s  # fmt: skip
 
@@ -68,11 +68,10 @@ def deepspeed_bigbird(draw, s):
 @maker("deepspeed_bslongformer", fixes_lengths=True)
 def deepspeed_bslongformer(draw, s):
     block, blocks, s = whole_blocks(draw, s)
-    window = number(draw, 1, 5)
-    return deepspeed.BSLongformer(block, window, *block_ranges(draw, blocks), direction(draw)), s
+    return deepspeed.BSLongformer(block, size(draw, 1, 5), *block_ranges(draw, blocks), direction(draw)), s
 
 
 @maker("deepspeed_local_sliding_window", fixes_lengths=True)
 def deepspeed_local_sliding_window(draw, s):
     block, _, s = whole_blocks(draw, s)
-    return deepspeed.LocalSlidingWindow(block, number(draw, 1, 7), direction(draw)), s
+    return deepspeed.LocalSlidingWindow(block, size(draw, 1, 7), direction(draw)), s

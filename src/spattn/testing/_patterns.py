@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from typing import NamedTuple
 
 import numpy as np
@@ -67,12 +68,20 @@ def composition(draw, sizes: Sizes, depth: int):
 # -- what the makers are made of -------------------------------------------------------------------------------------
 
 
+BEYOND = st.sampled_from([2**31, 2**40 - 1, 2**40 + 1, 2**62, sys.maxsize, 2**64, 10**30])
+
+
 def number(draw, least: int, most: int) -> int:
     return draw(st.integers(least, max(least, most)))
 
 
+def size(draw, least: int, most: int) -> int:
+    """As `number`, but now and then a legal number that reaches beyond every sequence, and beyond 64 bits."""
+    return draw(BEYOND) if draw(st.integers(0, 15)) == 15 else number(draw, least, most)
+
+
 def block_size(draw, s: Sizes) -> int:
-    return number(draw, 1, s.kv_len + 3)
+    return size(draw, 1, s.kv_len + 3)
 
 
 def flags(draw, shape, share=None) -> np.ndarray:
@@ -87,13 +96,13 @@ def leading(draw, s: Sizes, heads: int) -> tuple[int, ...]:
 
 
 def positions(draw, below: int, most: int = 6) -> tuple[int, ...]:
-    return tuple(draw(st.lists(st.integers(0, max(below - 1, 0)), max_size=most)))
+    return tuple(draw(st.lists(st.integers(0, max(below - 1, 0)) | BEYOND, max_size=most)))
 
 
 def token_set(draw, s: Sizes):
     spaced = st.builds(lambda first, step, n: tuple(range(first, first + step * n, step)),
                        st.integers(0, s.kv_len), st.integers(2, 9), st.integers(0, 8))  # fmt: skip
-    return draw(st.one_of(st.integers(0, s.kv_len + 2), st.just(positions(draw, s.kv_len + 2)), spaced))
+    return draw(st.one_of(st.just(size(draw, 0, s.kv_len + 2)), st.just(positions(draw, s.kv_len + 2)), spaced))
 
 
 def grid(draw, s: Sizes) -> tuple[tuple[int, ...], Sizes]:
@@ -128,14 +137,14 @@ def causal(draw, s):
 
 @maker("sliding_window")
 def sliding_window(draw, s):
-    side = st.one_of(st.none(), st.integers(0, s.kv_len + 2))
-    return draw(st.builds(p.SlidingWindow, side, side) | st.builds(p.SlidingWindow, st.integers(0, s.kv_len)))
+    left, right = (draw(st.sampled_from([None, size(draw, 0, s.kv_len + 2)])) for _ in range(2))
+    return draw(st.sampled_from([p.SlidingWindow(left, right), p.SlidingWindow(left)]))
 
 
 @maker("dilated_window")
 def dilated_window(draw, s):
-    left, right = number(draw, 0, s.kv_len // 2), number(draw, 0, s.kv_len // 2)
-    return p.DilatedWindow(left, right, number(draw, 1, s.kv_len // 3))
+    left, right = size(draw, 0, s.kv_len // 2), size(draw, 0, s.kv_len // 2)
+    return p.DilatedWindow(left, right, size(draw, 1, s.kv_len // 3))
 
 
 @maker("block_local")
@@ -150,18 +159,19 @@ def global_tokens(draw, s):
 
 @maker("sinks")
 def sinks(draw, s):
-    return p.Sinks(number(draw, 0, s.kv_len + 2))
+    return p.Sinks(size(draw, 0, s.kv_len + 2))
 
 
 @maker("stride")
 def stride(draw, s):
-    n = number(draw, 1, s.kv_len + 2)
-    return p.Stride(n, number(draw, 0, n - 1))
+    n = size(draw, 1, s.kv_len + 2)
+    near_the_end = n - 1 - number(draw, 0, min(n - 1, s.kv_len))
+    return p.Stride(n, draw(st.sampled_from([number(draw, 0, n - 1), near_the_end])))
 
 
 @maker("columns")
 def columns(draw, s):
-    period = number(draw, 1, s.kv_len + 2)
+    period = size(draw, 1, s.kv_len + 2)
     start = number(draw, 0, period - 1)
     return p.Columns(period, start, number(draw, start + 1, period))
 
@@ -179,7 +189,7 @@ def documents(draw, s):
 
 @maker("prefix_lm")
 def prefix_lm(draw, s):
-    one = st.integers(0, s.kv_len + 2)
+    one = st.integers(0, s.kv_len + 2) | BEYOND
     return p.PrefixLM(draw(st.one_of(one, st.tuples(*(one for _ in range(s.batch))))))
 
 
@@ -229,7 +239,7 @@ def per_head(draw, s):
 
 @maker("strided")
 def strided(draw, s):
-    return p.Strided(number(draw, 1, s.kv_len + 2))
+    return p.Strided(size(draw, 1, s.kv_len + 2))
 
 
 @maker("fixed")
@@ -241,13 +251,13 @@ def fixed(draw, s):
 @maker("longformer")
 def longformer(draw, s):
     tokens = token_set(draw, s)
-    return p.Longformer(2 * number(draw, 1, s.kv_len // 2), number(draw, 1, s.kv_len // 4), tokens)
+    return p.Longformer(2 * size(draw, 1, s.kv_len // 2), size(draw, 1, s.kv_len // 4), tokens)
 
 
 @maker("bigbird")
 def bigbird(draw, s):
     return p.BigBird(
-        number(draw, 1, max(2, s.kv_len // 4)), number(draw, 1, 5), number(draw, 0, 2), number(draw, 0, 4),
+        size(draw, 1, max(2, s.kv_len // 4)), size(draw, 1, 5), size(draw, 0, 2), size(draw, 0, 4),
         seed=number(draw, 0, 2**64 - 1), causal=draw(st.booleans()),
     )  # fmt: skip
 

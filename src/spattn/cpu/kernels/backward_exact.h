@@ -16,7 +16,7 @@ template <class T> T read_lse(const Call& call, int64_t batch, int64_t head, int
 }
 
 // Weights are exp(logit - lse), which is wrong by the rounding error of lse. Up to this size, 2^14 for float32 and 2^43 for
-// float64, that is at most 2^-10, no more than what the logits of such a row are off; far above it nothing is left of them.
+// float64, that is at most 2^-11, less than the logits of such a row may be off; far above it nothing is left of them.
 template <class T> bool is_far(const Call& call, T lse) {
   return fabs(double(lse)) > call.far_lse && lse != -kInfinity<T>;
 }
@@ -24,6 +24,29 @@ template <class T> bool is_far(const Call& call, T lse) {
 inline Normaliser& normaliser(const Call& call, int64_t batch, int64_t head, int64_t position) {
   return call.normalisers[(batch * call.heads_q + head) * call.q_len + position];
 }
+
+// A row of dO.
+template <class E> struct ExactGradient {
+  const ExactRow<E>& row;
+  const char* data;
+  int64_t feature;  // bytes
+
+  ExactGradient(const ExactRow<E>& row, int64_t batch, int64_t head, int64_t position) : row(row) {
+    const Head gradients(row.call.dout, batch, head);
+    data = gradients.data + position * gradients.position;
+    feature = gradients.feature;
+  }
+
+  double operator[](int64_t j) const { return row.element(data + j * feature); }
+
+  // Its product with a row of V or O.
+  double times(const Head& head, int64_t position) const {
+    const char* other = head.data + position * head.position;
+    double sum = 0;
+    for (int64_t j = 0; j < row.call.head_dim_v; ++j) sum += (*this)[j] * row.element(other + j * head.feature);
+    return sum;
+  }
+};
 
 // Takes the keys of an item into the normalisers of its far rows.
 template <class E>
@@ -35,7 +58,12 @@ void normalise(const Call& call, int64_t batch, int64_t head, const Work& item, 
   for (int64_t cell = 0; cell < cells; ++cell) {
     const int64_t position = s.query_position[cell];
     if (position == kPadding || !is_far(call, read_lse<T>(call, batch, head, position))) continue;
-    ExactRow<E>(call, batch, head, item, cell, s).normalise(normaliser(call, batch, head, position));
+    const ExactRow<E> row(call, batch, head, item, cell, s);
+    const ExactGradient<E> dout(row, batch, head, position);
+    Normaliser& n = normaliser(call, batch, head, position);
+    row.weigh_keys(n, [&](int64_t key, double rescale, double weight) {
+      n.product = n.product * rescale + weight * dout.times(row.values, key);
+    });
   }
 }
 
@@ -46,29 +74,26 @@ void exact_gradients(const ExactRow<E>& row, int64_t batch, int64_t head, const 
   using T = typename E::Compute;
   const Call& call = row.call;
   const int64_t position = s.query_position[row.cell];
-  const Head gradients(call.dout, batch, head), outputs(call.out, batch, head);
-  const char *dout = gradients.data + position * gradients.position, *out = outputs.data + position * outputs.position;
-  const auto dout_at = [&](int64_t j) { return row.element(dout + j * gradients.feature); };
-  double origin = 0, rest = double(read_lse<T>(call, batch, head, position));  // of the log-sum-exp: a score, and more
-  if (is_far(call, T(rest))) {
+  const ExactGradient<E> dout(row, batch, head, position);
+  const T lse = read_lse<T>(call, batch, head, position);
+  double origin = 0, rest = double(lse), delta;  // the log-sum-exp is that of a score, and more
+  if (is_far(call, lse)) {
     const Normaliser& n = normaliser(call, batch, head, position);
-    origin = n.largest, rest = ::log(n.total);
+    origin = n.largest, rest = ::log(n.total), delta = n.product / n.total;
+  } else {
+    delta = dout.times(Head(call.out, batch, head), position);
   }
-  double delta = 0;
-  for (int64_t j = 0; j < call.head_dim_v; ++j) delta += dout_at(j) * row.element(out + j * outputs.feature);
   clear(s.exact_dq, call.head_dim);
   row.each_key([&](int64_t key) {
-    const char *k = row.keys.data + key * row.keys.position, *v = row.values.data + key * row.values.position;
+    const char* k = row.keys.data + key * row.keys.position;
     const double weight = ::exp((row.score(key) - origin) * row.natural - rest);
-    double product = 0;
-    for (int64_t j = 0; j < call.head_dim_v; ++j) product += dout_at(j) * row.element(v + j * row.values.feature);
-    const double gradient = weight * (product - delta) * call.scale;
+    const double gradient = weight * (dout.times(row.values, key) - delta) * call.scale;
     for (int64_t d = 0; d < call.head_dim; ++d) s.exact_dq[d] += gradient * row.element(k + d * row.keys.feature);
     if (!sums) return;
     T* dk = reinterpret_cast<T*>(sums->dk) + (key - sums->begin) * sums->ld_dk;
     T* dv = reinterpret_cast<T*>(sums->dv) + (key - sums->begin) * sums->ld_dv;
     for (int64_t d = 0; d < call.head_dim; ++d) dk[d] += T(gradient * row.element(row.query + d * row.query_feature));
-    for (int64_t j = 0; j < call.head_dim_v; ++j) dv[j] += T(weight * dout_at(j));
+    for (int64_t j = 0; j < call.head_dim_v; ++j) dv[j] += T(weight * dout[j]);
   });
 }
 

@@ -99,37 +99,37 @@ template <class E> struct ExactRow {
     }
   }
 
-  // Takes all keys of the item into a normaliser.
-  void normalise(Normaliser& n) const {
+  // Takes all allowed keys into a normaliser, and has visit(position, rescale, weight) do the same for any other sum with
+  // these weights: multiply it by `rescale` and add `weight` times what belongs to the key.
+  template <class Visit> void weigh_keys(Normaliser& n, Visit visit) const {
     each_key([&](int64_t position) {
       const double x = score(position), logit = x * natural;
-      if (logit == -kInfinity<double>) return;  // weighs nothing
-      if (!(logit < kInfinity<double>)) n.total = __builtin_nan("");  // exp(NaN) or inf / inf in every term
-      if (x > n.largest) {
-        n.total = n.total * ::exp((n.largest - x) * natural) + 1;
+      double rescale = 1, weight = 0;  // as a logit of -inf leaves them
+      if (x > n.largest && logit > -kInfinity<double>) {
+        rescale = ::exp((n.largest - x) * natural), weight = 1;
         n.largest = x;
-      } else {
-        n.total += ::exp((x - n.largest) * natural);
+      } else if (logit != -kInfinity<double>) {
+        weight = ::exp((x - n.largest) * natural);
       }
+      if (logit == kInfinity<double>) weight = __builtin_nan("");  // inf / inf
+      n.total = n.total * rescale + weight;
+      visit(position, rescale, weight);
     });
   }
 
   // The normalised output goes to `out`; returns the log-sum-exp.
-  T compute(T* out) const {
-    const int64_t width = call.head_dim_v;
+  double compute(T* out) const {
     double* sum = s.exact_output;
-    Normaliser n = {-kInfinity<double>, 0};
-    normalise(n);
-    clear(sum, width);
-    if (n.total > 0) {
-      each_key([&](int64_t position) {
-        const double weight = ::exp((score(position) - n.largest) * natural);
-        const char* value = values.data + position * values.position;
-        for (int64_t j = 0; j < width; ++j) sum[j] += weight * element(value + j * values.feature);
-      });
-    }
-    for (int64_t j = 0; j < width; ++j) out[j] = n.total == 0 ? T(0) : T(sum[j] / n.total);
-    return T(n.largest * natural + ::log(n.total));
+    Normaliser n = {-kInfinity<double>, 0, 0};
+    clear(sum, call.head_dim_v);
+    weigh_keys(n, [&](int64_t position, double rescale, double weight) {
+      const char* value = values.data + position * values.position;
+      for (int64_t j = 0; j < call.head_dim_v; ++j) {
+        sum[j] = sum[j] * rescale + weight * element(value + j * values.feature);
+      }
+    });
+    for (int64_t j = 0; j < call.head_dim_v; ++j) out[j] = n.total == 0 ? T(0) : T(sum[j] / n.total);
+    return n.largest * natural + ::log(n.total);
   }
 };
 

@@ -60,26 +60,27 @@ template <class T> bool scale_row(T* row, int64_t width, T factor) {
 template <class E, class T>
 void finish_item(const Call& call, int64_t batch, int64_t head, const Work& item, int64_t cells, const Scale<T>& scale,
                  const T* normaliser, Scratch<T>& s) {
-  for (int64_t i = 0; i < cells; ++i) s.lse[i] = T(natural_lse(s.row_max[i], s.origin[i], s.row_sum[i], scale));
+  for (int64_t i = 0; i < cells; ++i) s.lse[i] = natural_lse(s.row_max[i], s.origin[i], s.row_sum[i], scale);
   for (int64_t cell = 0; cell < cells; ++cell) {
     const int64_t position = s.query_position[cell];
     if (position == kPadding) continue;
     const T sum = s.row_sum[cell];
-    T *row = s.output + cell * s.ld_value, lse = s.lse[cell];
+    T* row = s.output + cell * s.ld_value;
+    double lse = s.lse[cell];
     const bool nothing = sum == T(0) && s.row_max[cell] == -kInfinity<T>;  // is allowed, or is above -inf
     if (nothing && !s.exact[cell]) {
-      lse = -kInfinity<T>;  // the sum's logarithm, also where a scale of 0 makes 0 * row_max undefined
+      lse = -kInfinity<double>;  // the sum's logarithm, also where a scale of 0 makes 0 * row_max undefined
       clear(row, call.head_dim_v);
     } else if (s.exact[cell] || sum == T(0) || !scale_row(row, s.ld_value, T(1) / normaliser[cell])) {
       report_nonfinite(call);
       lse = ExactRow<E>(call, batch, head, item, cell, s).compute(row);
     }
     if (item.slot < 0) {
-      write_result<E>(call, batch, head, position, row, lse);
+      write_result<E>(call, batch, head, position, row, T(lse));
     } else {
       T* slot = slot_row<T>(call, batch, head, item.slot * call.plan.block_q + cell);
       memcpy(slot, row, size_t(call.head_dim_v) * sizeof(T));
-      slot[call.head_dim_v] = lse;
+      memcpy(slot + call.head_dim_v, &lse, sizeof lse);
     }
   }
 }

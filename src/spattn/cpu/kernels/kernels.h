@@ -38,9 +38,10 @@ struct Array {
   int64_t stride[4];
 };
 
-// How the exact path normalises the weights of a row: the largest score and the sum of all exp((score - largest) * |scale|).
+// How the exact path normalises a row: the largest score, the sum of all weights exp((score - largest) * |scale|) and, in
+// the backward, that of the weights times dO V'.
 struct Normaliser {
-  double largest, total;
+  double largest, total, product;
 };
 
 struct Call {

@@ -9,11 +9,18 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The workspace holds, for each (batch, head), slots * block_q rows of head_dim_v + 1 values: the normalised output of
-// a query and its log-sum-exp.
+// The workspace holds, for each (batch, head), slots * block_q rows: the normalised output of a query, head_dim_v values,
+// and its log-sum-exp as a double, because the parts of a row of large logits may differ by less than float32 can tell.
 template <class T> T* slot_row(const Call& call, int64_t batch, int64_t head, int64_t row) {
+  constexpr int64_t kLseSize = sizeof(double) / sizeof(T);
   const int64_t rows = call.plan.slots * call.plan.block_q;
-  return reinterpret_cast<T*>(call.slots) + ((batch * call.heads_q + head) * rows + row) * (call.head_dim_v + 1);
+  return reinterpret_cast<T*>(call.slots) + ((batch * call.heads_q + head) * rows + row) * (call.head_dim_v + kLseSize);
+}
+
+template <class T> double slot_lse(const Call& call, const T* slot) {
+  double lse;
+  memcpy(&lse, slot + call.head_dim_v, sizeof lse);
+  return lse;
 }
 
 template <class E>
@@ -33,15 +40,16 @@ void merge_row(const Call& call, int64_t batch, int64_t head, int64_t position, 
   double largest = -kInfinity<double>, total = 0;
   bool valid = true;
   for (int64_t i = 0; i < count; ++i) {
-    const double lse = slot_row<T>(call, batch, head, sources[i])[width];
+    const double lse = slot_lse(call, slot_row<T>(call, batch, head, sources[i]));
     valid = valid && lse == lse;
     largest = lse > largest ? lse : largest;
   }
   for (int64_t j = 0; j < width; ++j) sum[j] = 0;
   for (int64_t i = 0; i < count; ++i) {
     const T* part = slot_row<T>(call, batch, head, sources[i]);
-    if (double(part[width]) == -kInfinity<double>) continue;  // attends to nothing
-    const double weight = ::exp(double(part[width]) - largest);
+    const double part_lse = slot_lse(call, part);
+    if (part_lse == -kInfinity<double>) continue;  // attends to nothing
+    const double weight = ::exp(part_lse - largest);
     for (int64_t j = 0; j < width; ++j) sum[j] += weight * double(part[j]);
     total += weight;
   }

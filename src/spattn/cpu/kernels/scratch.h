@@ -29,7 +29,8 @@ template <class T> struct Scratch {
   T* output;         // (ld_query, ld_value): O, not yet divided by row_sum
   T* keys;           // (block_kv, ld_key): rows on their way to where they are packed
   T* values;         // (block_kv, ld_value)
-  T *row_max, *row_sum, *weight_sum, *tile_max, *origin, *rescale, *lse;  // (ld_query)
+  T *row_max, *row_sum, *weight_sum, *tile_max, *origin, *rescale;  // (ld_query)
+  double* lse;             // (ld_query)
   Word<T>* allowed;        // (block_kv / bits of a word, ld_query): the tile's bitmask, one word per query lane
   Word<T>* reached;        // (block_kv / bits of a word, ld_query / lanes): the same, or-ed over a vector of queries
   int64_t* query_position;  // (block_q)

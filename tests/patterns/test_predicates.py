@@ -1,0 +1,107 @@
+"""What a predicate may return, wherever it is asked."""
+
+import dataclasses
+import math
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+import spattn
+from spattn import patterns as p
+from spattn.patterns import _discover
+from spattn.testing import inputs
+
+
+def mine(allows):
+    body = {"allows": lambda self, q, k: allows(q, k)}
+    return dataclasses.dataclass(frozen=True)(type("Mine", (p.Pattern,), body))()
+
+
+USES = {
+    "index_set": lambda pattern: pattern.index_set(150, 150),
+    "plan": lambda pattern: spattn.plan(pattern, 150),
+    "plan of one tile": lambda pattern: spattn.plan(pattern, 20),
+    "attention": lambda pattern: spattn.attention(*inputs(1, 1, q_len=150, head_dim=8), pattern),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("result, got", [
+    (lambda x: None, "NoneType"), (lambda x: x * 1, "ndarray of int64"), (lambda x: x * 1.0, "ndarray of float64"),
+    (lambda x: 1, "int"), (lambda x: "yes", "str"), (lambda x: NotImplemented, "NotImplementedType"),
+    (lambda x: np.ma.masked_array(x), "MaskedArray of bool"), (lambda x: np.asarray(x, object), "ndarray of object"),
+    (lambda x: [True], "list"), (lambda x: np.float32(1), "float32 of float32"),
+    (lambda x: np.ones((2, 3, 4, 5), bool), r"shape \(2, 3, 4, 5\)"), (lambda x: np.ones(7, bool), r"shape \(7,\)"),
+])  # fmt: skip
+def test_anything_but_truth_is_refused(use, result, got):
+    for pattern in (mine(lambda q, k: result(k <= q)), p.SlidingWindow(40) & mine(lambda q, k: result(k <= q))):
+        with warnings.catch_warnings(), pytest.raises(TypeError, match=rf"^allows\(\): .* from Mine\(\), got {got}"):
+            warnings.simplefilter("error")
+            USES[use](pattern)
+
+
+def test_integers_that_tiles_know_are_no_truth_value():
+    """A difference of positions has a rule on tiles, but 0 and 1 are not what it takes."""
+    with pytest.raises(TypeError, match=r"^allows\(\): expected a bool array from Mine\(\), got ndarray of int64"):
+        spattn.plan(mine(lambda q, k: k - q), 150)
+
+
+@pytest.mark.parametrize("n", [20, 150])
+@pytest.mark.parametrize("value", [True, False, np.True_, np.False_])
+def test_one_truth_value_for_all(value, n):
+    pattern = mine(lambda q, k: value)
+    assert pattern.index_set(n, n).nnz == spattn.plan(pattern, n).nnz == n * n * bool(value)
+
+
+def test_truth_of_one_side():
+    pattern = mine(lambda q, k: k % 3 == 0)
+    assert pattern.index_set(150, 150).nnz == spattn.plan(pattern, 150).nnz == 150 * 50
+
+
+def test_errors_of_a_predicate_are_its_own():
+    def allows(q, k):
+        raise TypeError("my own words")
+
+    for use in USES.values():
+        with warnings.catch_warnings(), pytest.raises(TypeError, match="^my own words"):
+            warnings.simplefilter("error")
+            use(mine(allows))
+
+
+def test_predicate_that_tiles_cannot_follow_is_planned_with_a_warning():
+    pattern = mine(lambda q, k: np.gcd(q, k) == 1)
+    with pytest.warns(UserWarning, match="cannot be evaluated on whole tiles"):
+        planned = spattn.plan(pattern, 150)
+    assert planned.nnz == pattern.index_set(150, 150).nnz
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be evaluated on whole tiles")
+@pytest.mark.parametrize("allows", [
+    lambda q, k: (q - sys.maxsize <= k) & (k <= q),  # q - k - maxsize wraps
+    lambda q, k: (q - 2**62 <= k) & (k < q + 2**62),
+    lambda q, k: k * 10**13 <= q * 10**13 - 10**14,  # the keys of tile pairs would wrap
+    lambda q, k: abs(q - k) < math.inf,
+    lambda q, k: (q - k) + (q - k) + 2**62 > 2**62,
+    lambda q, k: (q - k < 2**70) & (k <= q),
+    lambda q, k: p.apply(lambda t: t.astype(np.uint64) + 2**63, q) >= p.apply(lambda t: t.astype(np.uint64) + 2**63, k),
+])  # fmt: skip
+def test_huge_values_in_a_predicate(allows):
+    pattern = mine(allows)
+    assert spattn.plan(pattern, 400, tile=(16, 64)).nnz == pattern.index_set(400, 400).nnz > 0
+
+
+@pytest.mark.parametrize("pattern", [
+    p.SlidingWindow(3) & mine(lambda q, k: np.gcd(q, k) == 1), (p.Sinks(2) | p.SlidingWindow(2, 0)) - p.Stride(3),
+    mine(lambda q, k: np.gcd(q, k) == 1) & (p.Sinks(3) | p.VerticalSlash((7,), (0, 5))),
+], ids=["first", "union", "second"])  # fmt: skip
+def test_closed_forms_select_what_is_evaluated(pattern, monkeypatch):
+    q, k = np.ogrid[:300, :300]
+    want, cells = pattern.allows(q, k), []
+    monkeypatch.setattr(_discover, "allowed", lambda x, q, k: cells.append(np.broadcast(q, k).size) or x.allows(q, k))
+    for at_once in (1 << 20, 1000):
+        monkeypatch.setattr(_discover, "_PAIRS_AT_ONCE", at_once)
+        cells.clear()
+        assert np.array_equal(pattern.index_set(300, 300).to_dense(), want)
+        assert sum(cells) < 300 * 300 / 8
