@@ -289,3 +289,10 @@ def test_few_queries_of_heads_with_different_patterns(isa):
         q, k, v = inputs(1, 4, 1, q_len=3, kv_len=200, head_dim=16)
         made = plan(pattern, 3, 200, heads=4, tile=cpu.TILE)
         Expectation(pattern, q, k, v).check(*cpu.forward(q, k, v, made, 0.25, isa=isa), isa)
+
+
+@pytest.mark.parametrize("kv_len", [1, 3, 4, 6, 7, 8, 12, 23, 31, 32, 47, 55, 56, 63, 64])
+def test_gradients_of_any_number_of_keys(kv_len):
+    """Rows of dK and dV are added in blocks of six, then of what is left."""
+    arrays = problem(1, 1, q_len=20, kv_len=kv_len, head_dim=16)
+    check_gradients(*arrays, patterns.Full(), plan(patterns.Full(), 20, kv_len, tile=(16, 64)))
