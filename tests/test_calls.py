@@ -56,7 +56,8 @@ def test_whatever_differs_has_a_route_of_its_own():
     keys = [_routes.of_call(*tensors(), pattern, backend)[1]
             for pattern, backend in (("causal", "auto"), ("causal", "cpu"), ("full", "auto"), (p.Causal(), "auto"))]
     for name in NAMES:
-        for other in (torch.ones(1, 2, 10, 16), torch.ones(1, 2, 10, 8).double(), torch.ones(1, 10, 2, 8).transpose(1, 2)):
+        wider, moved = torch.ones(1, 2, 10, 16), torch.ones(1, 10, 2, 8).transpose(1, 2)
+        for other in (wider, moved, moved.double()):
             keys.append(_routes.of_call(*tensors(**{name: other}), "causal", "auto")[1])
     assert len(set(keys)) == len(keys)
     assert _routes.of_call(*tensors(), "causal", "auto")[1] == keys[0]

@@ -251,7 +251,8 @@ class Calls(RuleBasedStateMachine):
             for dtype in DTYPES:
                 fresh = inputs(*shape, dtype=dtype)
                 for kind in ("numpy", "torch"):
-                    assert all(bits(x) == bits(y) for x, y in zip(arrays_of(shape, dtype, kind)[1:], fresh, strict=True))
+                    given = arrays_of(shape, dtype, kind)[1:]
+                    assert all(bits(x) == bits(y) for x, y in zip(given, fresh, strict=True))
 
     @invariant()
     def caches_are_bounded(self):

@@ -1,10 +1,10 @@
-"""Do the tests notice a wrong line? ``make mutants`` puts each fault of mutants.toml into a scratch copy and runs tests.
+"""Do the tests notice a wrong line? ``make mutants`` puts each fault of mutants.toml into a copy and runs tests.
 
     python tools/mutants.py [--gpu] [--workers 2] [--scratch FOLDER] [PART-OF-A-NAME ...]
 
-One line for each mutant: ``caught`` and by which test, ``SURVIVED``, ``stale`` (the text to replace is not found, or not
-unique), ``equivalent`` and the proof (its tests have to pass: nothing can tell it from the original), or ``not run`` and
-why. The exit status is 1 if a mutant survives, is stale, or is told from the original in spite of its proof.
+One line for each mutant: ``caught`` and by which test, ``SURVIVED``, ``stale`` (the text to replace is not found, or is
+not unique), ``equivalent`` and the proof (its tests have to pass: nothing can tell it from the original), or ``not run``
+and why. The exit status is 1 if a mutant survives, is stale, or is told from the original in spite of its proof.
 
 A mutant is one entry of mutants.toml:
 
@@ -17,8 +17,8 @@ A mutant is one entry of mutants.toml:
     isa = "avx2"                                # optional: the kernels to build, besides the baseline
     equivalent = "why no test can see it"       # optional
 
-The core is built anew, without optimisation, where the mutant is in C++ or Cython; a mutant of a CUDA kernel needs a GPU
-and nvcc and runs only with ``--gpu``. The checkout itself is never changed.
+The core is built anew, without optimisation, where the mutant is in C++ or Cython. One of a CUDA kernel needs a GPU and
+nvcc, and runs only with ``--gpu``. The checkout itself is never changed.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Tree:
         self.write(f"src/spattn/cpu/{core.name}", core.read_bytes())
 
     def test(self, tests: list[str], on_gpu: bool) -> tuple[int, str]:
-        """(exit status, output) of pytest until the first failure; the status is "time limit" after TIME_LIMIT."""
+        """(exit status, output) of pytest until the first failure; after TIME_LIMIT the status is -SIGALRM."""
         marker = ["-m", "gpu"] if on_gpu else []
         command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *marker, *tests]
         environment = {
@@ -168,9 +168,9 @@ def judge(tree: Tree, mutant: Mutant) -> tuple[str, str]:
         return "stale", f"tests not found: {mutant.tests}"
     if status == 0 and " passed" not in output:
         return "not run", "all of its tests are skipped on this machine"
-    if mutant.equivalent:
-        return ("equivalent", mutant.equivalent) if status == 0 else ("WRONG PROOF", f"seen by {seen_by(status, output)}")
-    return ("SURVIVED", " ".join(mutant.tests)) if status == 0 else ("caught", seen_by(status, output))
+    if status:
+        return "WRONG PROOF" if mutant.equivalent else "caught", seen_by(status, output)
+    return ("equivalent", mutant.equivalent) if mutant.equivalent else ("SURVIVED", " ".join(mutant.tests))
 
 
 def check_original(tree: Tree, mutants: list[Mutant]) -> None:
@@ -249,7 +249,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         scratch = options.scratch.resolve() if options.scratch else Path(temporary)
         scratch.mkdir(parents=True, exist_ok=True)
-        lock = (scratch / "lock").open("w")  # until the process ends: two runs would put faults into each other's copies
+        lock = (scratch / "lock").open("w")  # until the process ends: two runs would spoil each other's copies
         fcntl.flock(lock, fcntl.LOCK_EX)
         workers = 1 if options.gpu else options.workers
         try:

@@ -14,7 +14,7 @@ OTHERS = [p.SlidingWindow(40, 3), p.BlockLocal(24), p.Columns(9, 2, 5), p.Global
 @pytest.mark.parametrize("other", OTHERS, ids=repr)
 @pytest.mark.parametrize("repeating", REPEATING, ids=repr)
 def test_pieces_that_repeat(repeating, other):
-    """Where the other pattern tells the pieces apart, each is a piece of its own; where they overlap, pairs count once."""
+    """Where the other pattern tells the pieces apart each is one of its own; where they overlap, pairs count once."""
     for pattern in (repeating & other, repeating | other, other | repeating, repeating - other, other - repeating):
         for q_len in (130, 77):
             check_plan(plan(pattern, q_len, 130, tile=(16, 64)), [pattern.index_set(q_len, 130)])

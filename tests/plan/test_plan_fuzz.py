@@ -1,7 +1,7 @@
 """Plans that somebody changed: whatever a plan says, a call refuses it or does what it says, inside of its arrays.
 
-``SPATTN_FUZZ_PLANS`` is the number of changed plans, ``SPATTN_FUZZ_SEED`` where to begin. `make sanitize` runs many on a
-core that checks its own memory accesses; elsewhere the inputs end at protected pages.
+``SPATTN_FUZZ_PLANS`` is the number of changed plans, ``SPATTN_FUZZ_SEED`` where to begin. ``make sanitize`` runs many on
+a core that checks its own memory accesses; elsewhere the inputs end at protected pages.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def call(plan, arrays, isa=None):
 # -- changes -----------------------------------------------------------------------------------------------------------
 
 
-def other_number(rng, number: int, dtype=np.dtype(np.int64)):
+def other_number(rng, number: int, dtype):
     """A neighbour, an extreme, or anything; as the dtype has it."""
     limits = np.iinfo(dtype)
     near = number + int(rng.integers(-2, 3))
@@ -117,7 +117,8 @@ def change_kind(rng, array: np.ndarray):
     if array.dtype.names:
         kinds = [array.tolist(), array.view(np.int32) if array.dtype.itemsize % 4 == 0 else None, array[None]]
     else:
-        kinds = [array.astype(t) for t in (np.int8, np.int16, np.int64, np.uint32, np.float64, bool, object, ">i4", "<i8")]
+        others = (np.int8, np.int16, np.int64, np.uint32, np.float64, bool, object, ">i4", "<i8")
+        kinds = [array.astype(dtype) for dtype in others]
         kinds += [array.tolist(), array[None], array[..., None], np.repeat(array, 2, axis=0)[::2]]
         kinds += [np.asfortranarray(array), array.view(np.matrix) if array.ndim == 2 else np.ma.masked_array(array)]
     kinds += [None, 0, (), "", np.zeros(0), array.astype(array.dtype)]
@@ -126,7 +127,7 @@ def change_kind(rng, array: np.ndarray):
 
 def change_whole_number(rng, number: int):
     odd = [float(number), bool(number), str(number), None, np.int64(number), np.float32(number), 1e300, 2**64, -(2**70)]
-    return odd[rng.integers(len(odd))] if rng.random() < 0.2 else other_number(rng, number)
+    return odd[rng.integers(len(odd))] if rng.random() < 0.2 else other_number(rng, number, np.int64)
 
 
 def changed_fields(rng, plan: Plan) -> dict:
