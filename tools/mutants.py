@@ -3,7 +3,7 @@
     python tools/mutants.py [--gpu] [--workers 2] [--scratch FOLDER] [PART-OF-A-NAME ...]
 
 One line for each mutant: ``caught`` and by which test, ``SURVIVED``, ``stale`` (the text to replace is not found, or is
-not unique), ``equivalent`` and the proof (its tests have to pass: nothing can tell it from the original), or ``not run``
+not unique), ``equivalent`` and the proof (its tests have to pass: nothing can tell it from the original), ``not run``
 and why. The exit status is 1 if a mutant survives, is stale, or is told from the original in spite of its proof.
 
 A mutant is one entry of mutants.toml:

@@ -243,7 +243,7 @@ def test_ragged_ends_beside_a_protected_page(isa, dtype):
 
 @every_kernel
 def test_diagonals_at_any_place(isa, dtype):
-    """Where the keys that neighbouring queries reach end in one step of the products, in the next or in another tile."""
+    """The keys that neighbouring queries reach end in one step of the products, in the next or in another tile."""
     for ahead in range(0, 72, 8):
         q, k, v = inputs(1, 1, q_len=64, kv_len=64 + ahead, head_dim=32, dtype=dtype)
         made = plan(patterns.Causal(), 64, 64 + ahead, tile=(64, 64))

@@ -1,7 +1,7 @@
 """Plans that somebody changed: whatever a plan says, a call refuses it or does what it says, inside of its arrays.
 
-``SPATTN_FUZZ_PLANS`` is the number of changed plans, ``SPATTN_FUZZ_SEED`` where to begin. ``make sanitize`` runs many on
-a core that checks its own memory accesses; elsewhere the inputs end at protected pages.
+``SPATTN_FUZZ_PLANS`` is the number of changed plans, ``SPATTN_FUZZ_SEED`` where to begin. ``make sanitize`` runs many
+on a core that checks its own memory accesses; elsewhere the inputs end at protected pages.
 """
 
 from __future__ import annotations
