@@ -104,9 +104,10 @@ def test_odd_tensors_are_refused(name, odd):
     torch = pytest.importorskip("torch")
     make, words = ODD_TENSORS[odd]
     given = arguments(torch.from_numpy, **{name: lambda x: make(torch, torch.from_numpy(x))})
-    with pytest.raises(TypeError, match=f"^{name}: expected a plain array, {words}") as raised:
-        call(**given)
-    assert "cuda" not in str(raised.value).lower()
+    for pattern in [given["pattern"], *(["causal"] if name != "pattern" else [])]:
+        with pytest.raises(TypeError, match=f"^{name}: expected a plain array, {words}") as raised:
+            call(**given | {"pattern": pattern})
+        assert "cuda" not in str(raised.value).lower()
 
 
 @pytest.mark.parametrize(
