@@ -12,9 +12,9 @@ import numpy as np
 from .._ragged import ramp
 from ..index_set import Runs
 from ._base import Pattern
+from ._check import assign, flag, integer, reach
 from ._predicate import apply
 from ._registry import register
-from ._check import assign, flag, integer, reach
 from ._table import BlockTable, ByContent, frozen_array
 
 __all__ = ["BlockLayout", "ColumnIntervals", "KeyBlocks", "Mask"]
@@ -190,9 +190,9 @@ class KeyBlocks(_ArrayPattern):
     TypeError
         If `blocks` is not of integers or a masked array, or a size not an integer.
     ValueError
-        If `blocks` has not two to four axes or a number below -1 or beyond int32, or a size is less than 1; from :meth:`bind`, if its
-        rows do not cover `kv_len` or a number is beyond the last key block; from :meth:`allows`, if :meth:`at` has not
-        chosen among several batch entries and heads.
+        If `blocks` has not two to four axes or a number below -1 or beyond int32, or a size is less than 1; from
+        :meth:`bind`, if its rows do not cover `kv_len` or a number is beyond the last key block; from :meth:`allows`,
+        if :meth:`at` has not chosen among several batch entries and heads.
 
     References
     ----------
@@ -264,9 +264,9 @@ class ColumnIntervals(_ArrayPattern):
     TypeError
         If the arrays are not of integers or masked arrays, or `causal` is not a bool.
     ValueError
-        If the arrays' shapes differ or have not one to three axes, a number does not fit into int64, or only one of `start2` and `stop2` is given; from
-        :meth:`bind`, if there is not one interval a key; from :meth:`allows`, if :meth:`at` has not chosen among
-        several batch entries and heads.
+        If the arrays' shapes differ or have not one to three axes, a number does not fit into int64, or only one of
+        `start2` and `stop2` is given; from :meth:`bind`, if there is not one interval a key; from :meth:`allows`, if
+        :meth:`at` has not chosen among several batch entries and heads.
 
     References
     ----------
