@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from functools import cached_property
 
 import numpy as np
+
+from .._cached import cached_property
+from .._frozen import frozen
 
 __all__ = ["BlockTable", "ByContent", "frozen_array"]
 
@@ -15,7 +17,7 @@ _COARSE = 64
 
 
 def frozen_array(name: str, value, dtype, ndims: tuple[int, ...]) -> np.ndarray:
-    """A read-only copy of an array, C-contiguous.
+    """A copy of an array that nobody can change, C-contiguous; the array itself if it is one.
 
     Raises
     ------
@@ -30,9 +32,7 @@ def frozen_array(name: str, value, dtype, ndims: tuple[int, ...]) -> np.ndarray:
         raise TypeError(f"{name}: expected an array of dtype {wanted}, got {array.dtype}")
     if array.ndim not in ndims:
         raise ValueError(f"{name}: expected {' or '.join(f'{n}-D' for n in ndims)}, got shape {array.shape}")
-    array = np.array(array, dtype=dtype, order="C")
-    array.flags.writeable = False
-    return array
+    return frozen(array.astype(dtype, copy=False))
 
 
 class ByContent:
@@ -71,7 +71,7 @@ class BlockTable(ByContent):
     Parameters
     ----------
     cells : (rows, columns) bool array
-        Copied.
+        Copied, unless nobody can change it.
     """
 
     cells: np.ndarray
