@@ -8,7 +8,7 @@ __all__ = ["frozen", "twin"]
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
-    """A C-contiguous copy over a ``bytes`` object, which NumPy cannot make writeable again; `array` itself if it is one.
+    """A C-contiguous copy over a ``bytes`` object, which NumPy cannot make writeable again; `array` if it is one.
 
     Arrays of Python objects have no bytes to copy and come back as they are.
     """
@@ -18,7 +18,7 @@ def frozen(array: np.ndarray) -> np.ndarray:
 
 
 def twin(array: np.ndarray) -> np.ndarray:
-    """Another array object over the same bytes: nobody can set the shape, dtype or data of one that he does not hold."""
+    """Another array object over the same bytes: nobody can set the shape or dtype of one that he does not hold."""
     array = frozen(array)
     return array if array.dtype.hasobject else np.ndarray(array.shape, array.dtype, array.base)
 

@@ -7,11 +7,10 @@ import math
 import os
 import resource
 from collections.abc import Callable
-from pathlib import Path
 
 __all__ = ["memory", "processors"]
 
-_CGROUPS = Path("/sys/fs/cgroup")
+_CGROUPS = "/sys/fs/cgroup"
 
 
 def processors() -> int:
@@ -25,7 +24,7 @@ def memory() -> int:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return _installed()
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    used = int(_read("/proc/self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
     return min(_installed(), max(0, limit - used))
 
 
@@ -42,43 +41,46 @@ def _installed() -> int:
     return int(min(installed, _least("memory", _memory_v2, _memory_v1)))
 
 
-def _least(controller: str, *limits: Callable[[Path], float]) -> float:
+def _least(controller: str, *limits: Callable[[str], float]) -> float:
     """The least of a controller's limits, in either version of cgroups."""
     return min(limit(folder) for folder in _folders(controller) for limit in limits)
 
 
-def _folders(controller: str) -> set[Path]:
+def _folders(controller: str) -> set[str]:
     """The process's own folders of a controller and all above them, as far as they are visible here."""
-    own = Path("/proc/self/cgroup")
-    folders = {_CGROUPS, _CGROUPS / controller}
-    for line in own.read_text().splitlines() if own.exists() else []:
+    folders = {_CGROUPS, f"{_CGROUPS}/{controller}"}
+    for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        root = _CGROUPS / controller if controller in controllers.split(",") else _CGROUPS
+        root = f"{_CGROUPS}/{controller}" if controller in controllers.split(",") else _CGROUPS
         if not controllers or root != _CGROUPS:
-            leaf = root / path.lstrip("/")
-            folders.update((leaf, *(p for p in leaf.parents if root in p.parents)))
+            names = path.strip("/").split("/")
+            folders.update("/".join([root, *names[:depth]]) for depth in range(1, len(names) + 1))
     return folders
 
 
-def _words(file: Path) -> list[str]:
-    return file.read_text().split() if file.is_file() else []
+def _read(file: str) -> str:
+    """What a file says, nothing where there is none."""
+    if not os.path.isfile(file):
+        return ""
+    with open(file) as opened:
+        return opened.read()
 
 
-def _processors_v2(folder: Path) -> float:
-    quota, period = _words(folder / "cpu.max") or ("max", "1")
+def _processors_v2(folder: str) -> float:
+    quota, period = _read(f"{folder}/cpu.max").split() or ("max", "1")
     return math.inf if quota == "max" else math.ceil(int(quota) / int(period))
 
 
-def _processors_v1(folder: Path) -> float:
-    quota, period = (_words(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-    return math.ceil(int(quota[0]) / int(period[0])) if quota and period and int(quota[0]) > 0 else math.inf
+def _processors_v1(folder: str) -> float:
+    quota, period = (_read(f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return math.ceil(int(quota) / int(period)) if quota and period and int(quota) > 0 else math.inf
 
 
-def _memory_v2(folder: Path) -> float:
-    most = _words(folder / "memory.max") or ["max"]
-    return math.inf if most == ["max"] else int(most[0])
+def _memory_v2(folder: str) -> float:
+    most = _read(f"{folder}/memory.max").strip() or "max"
+    return math.inf if most == "max" else int(most)
 
 
-def _memory_v1(folder: Path) -> float:
-    most = _words(folder / "memory.limit_in_bytes")
-    return int(most[0]) if most else math.inf
+def _memory_v1(folder: str) -> float:
+    most = _read(f"{folder}/memory.limit_in_bytes")
+    return int(most) if most else math.inf

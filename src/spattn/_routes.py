@@ -11,8 +11,8 @@ import sys
 from .patterns import Pattern
 from .plan import Plan
 from .plan._cache import routes as recent
+from .plan._cache import size_of
 from .plan._sealed import sealed
-from .plan._size import size_of
 
 _CONSTANT = (Pattern, Plan, str)
 _KEPT = 64

@@ -15,9 +15,12 @@ _STRIP = 8  # query tiles side by side that are taken row after row of a grid: t
 
 def by_rows(plan: Plan) -> np.ndarray:
     """Each variant's items in the order of their rows. Kept with the plan."""
+    return derived(plan, "cpu rows", lambda: _by_rows(plan))
+
+
+def _by_rows(plan: Plan) -> np.ndarray:
     work = plan.work
-    keys = work["begin"], work["query_tile"], work["component"], _variants(plan)
-    return derived(plan, "cpu rows", lambda: frozen(work[np.lexsort(keys)]))
+    return frozen(work[np.lexsort((work["begin"], work["query_tile"], work["component"], _variants(plan)))])
 
 
 def neighbours_together(plan: Plan) -> np.ndarray:

@@ -98,8 +98,9 @@ def _at_least(least: int, name: str, value: int) -> int:
 
 
 def _check_tile(tile: tuple[int, int]) -> tuple[int, int]:
-    sides = tile if type(tile) is tuple and all(type(side) is int for side in tile) else integers("tile", tile)
-    if len(sides) != 2 or not 1 <= min(sides) <= max(sides) <= LARGEST_SIDE or sides[1] % 64:
+    if not (type(tile) is tuple and len(tile) == 2 and type(tile[0]) is type(tile[1]) is int):
+        tile = integers("tile", tile)
+    if len(tile) != 2 or not 1 <= tile[0] <= LARGEST_SIDE or not 1 <= tile[1] <= LARGEST_SIDE or tile[1] % 64:
         expected = f"(block_q >= 1, a multiple of 64), both up to {LARGEST_SIDE}"
         raise ValueError(f"tile: expected {expected}, got {tile}")
-    return sides
+    return tile

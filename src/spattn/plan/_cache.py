@@ -6,19 +6,23 @@ after the other, and nothing here relies on two of them.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import sys
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from ..patterns import Pattern
 from ._sealed import Sealed, sealed
-from ._size import size_of
 from ._types import Plan
 
-__all__ = ["PlanCacheInfo", "clear_plan_cache", "derived", "find", "keep", "plan_cache_info", "routes"]
+__all__ = ["PlanCacheInfo", "clear_plan_cache", "derived", "find", "keep", "plan_cache_info", "routes", "size_of"]
 
 _MAX_BYTES = 256 << 20
 _MAX_PLANS = 256
+_OBJECT_BYTES = 8192  # of a plan, its sealed copy and its key, beside the pattern and the elements of arrays
 
 _clock = itertools.count()
 _plans: dict[tuple, Kept] = {}
@@ -26,7 +30,7 @@ routes: dict[tuple, Any] = {}  # see spattn._routes; here because they keep patt
 _counts = {"hits": 0, "misses": 0}
 
 
-@dataclass(eq=False, slots=True)
+@dataclasses.dataclass(eq=False, slots=True)
 class Kept:
     """A plan, what making it took (`needed` bytes), and what it and its key take now."""
 
@@ -34,7 +38,7 @@ class Kept:
     sealed: Sealed
     needed: int
     own_bytes: int
-    used: int = field(default_factory=_clock.__next__)
+    used: int = dataclasses.field(default_factory=_clock.__next__)
 
     @property
     def nbytes(self) -> int:
@@ -74,7 +78,7 @@ def find(key: tuple) -> Kept | None:
 def keep(key: tuple, plan: Plan, needed: int) -> Plan:
     """Keeps a plan, unless it is larger than all of them may be; returns the one that was there first."""
     _counts["misses"] += 1
-    kept = Kept(plan, sealed(plan), needed, size_of((key, plan)))
+    kept = Kept(plan, sealed(plan), needed, _OBJECT_BYTES + plan.nbytes + size_of(key[0]))
     if kept.nbytes > _MAX_BYTES:
         return plan
     kept = _plans.setdefault(key, kept)
@@ -95,13 +99,15 @@ def derived(plan: Plan, key: Hashable, make: Callable[[], Any]) -> Any:
 
 def _forget() -> None:
     """Drops the plans that were not used for longest while there are too many."""
-    oldest = sorted(_plans.copy().items(), key=lambda item: item[1].used)
-    total = sum(kept.nbytes for _, kept in oldest)
-    for left, (key, kept) in zip(range(len(oldest), 0, -1), oldest, strict=True):
-        if total <= _MAX_BYTES and left <= _MAX_PLANS:
-            break
+    plans = _plans.copy()
+    total, left = sum(kept.nbytes for kept in plans.values()), len(plans)
+    if total <= _MAX_BYTES and left <= _MAX_PLANS:
+        return
+    for key, kept in sorted(plans.items(), key=lambda item: item[1].used):
         _plans.pop(key, None)
-        total -= kept.nbytes
+        total, left = total - kept.nbytes, left - 1
+        if total <= _MAX_BYTES and left <= _MAX_PLANS:
+            return
 
 
 def plan_cache_info() -> PlanCacheInfo:
@@ -141,3 +147,27 @@ def clear_plan_cache() -> None:
     _plans.clear()
     routes.clear()
     _counts.update(hits=0, misses=0)
+
+
+def size_of(thing: Any) -> int:
+    """Bytes of an object and of all arrays, containers, patterns and dataclasses in it, each counted once."""
+    total, seen, pending = 0, set(), [thing]
+    while pending:
+        one = pending.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        total += sys.getsizeof(one)
+        pending.extend(_parts(one))
+    return total
+
+
+def _parts(thing: Any):
+    if isinstance(thing, np.ndarray):
+        return () if thing.base is None else (thing.base,)
+    if isinstance(thing, (tuple, list, set, frozenset)):
+        return thing
+    if isinstance(thing, dict):
+        return (*thing, *thing.values())
+    inside = isinstance(thing, Pattern) or dataclasses.is_dataclass(thing) and not isinstance(thing, type)
+    return vars(thing).values() if inside and hasattr(thing, "__dict__") else ()

@@ -1,15 +1,17 @@
-"""What a pattern's ``parts()`` says, checked: users write them, and plans are made of them."""
+"""What a pattern's ``parts()`` says, checked in Python's integers, which do not overflow: users write them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from ..patterns import Lattice, Part, Pattern
 from ..patterns._check import integer, integers
-from ._lattices import corners, repeats
 from ._types import AXES, LARGEST
 
-__all__ = ["parts_of"]
+__all__ = ["parts_of", "repeats"]
 
 
 def parts_of(pattern: Pattern, q_len: int, kv_len: int) -> list[Part]:
@@ -55,9 +57,39 @@ def _checked(lattice: Lattice) -> Lattice:
 
 
 def _check_reach(lattice: Lattice, shifts: list[int], first: int, end: int) -> None:
-    low, high = corners(*lattice)
+    low, high = _corners(*lattice)
     low, high = low + min(shifts), high + max(shifts)
     if low < first or high >= end:
         raise ValueError(f"parts(): expected positions in [{first}, {end}), got {low} to {high} from {lattice}")
     if repeats(lattice.strides, lattice.extents):
         raise ValueError(f"parts(): expected lattices that visit no position twice, got {lattice}")
+
+
+def _corners(offset: int, strides: Sequence[int], extents: Sequence[int]) -> tuple[int, int]:
+    """The least and the greatest position of a lattice whose extents are at least 1."""
+    reach = [stride * (extent - 1) for stride, extent in zip(strides, extents, strict=True)]
+    return offset + sum(r for r in reach if r < 0), offset + sum(r for r in reach if r > 0)
+
+
+def repeats(strides: Sequence[int], extents: Sequence[int]) -> bool:
+    """Whether two points of a lattice are one position.
+
+    None are where every stride exceeds the reach of the smaller ones, as in a grid; otherwise the points are counted,
+    which takes O(points) memory, but no more points than there are positions.
+    """
+    axes = sorted((abs(stride), extent) for stride, extent in zip(strides, extents, strict=True) if extent > 1)
+    reach = 0
+    for stride, extent in axes:
+        if stride <= reach:
+            break
+        reach += stride * (extent - 1)
+    else:
+        return False
+    low, high = _corners(0, strides, extents)
+    points = math.prod(extents)
+    if points > high - low + 1:
+        return True
+    positions = np.zeros(1, np.int64)
+    for stride, extent in axes:
+        positions = (positions[:, None] + stride * np.arange(extent)).ravel()
+    return len(np.unique(positions)) < points

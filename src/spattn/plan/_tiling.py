@@ -15,7 +15,7 @@ from ._symbolic import Boxes, TilePairs, unique_rows
 from ._types import AXES, LARGEST, VIEW, grid_of, positions
 
 _PAIRS_AT_ONCE = 1 << 15  # tile pairs of the coarsest level of the search
-_CELLS_AT_ONCE = 1 << 21  # of a side of the boxes that are evaluated at once, unless there are many times as many
+_CELLS_AT_ONCE = 1 << 22  # of a side of the boxes that are evaluated at once, unless there are many times as many
 _MOST_AT_ONCE = 8  # shares that a side is evaluated in
 _CELL_BYTES = 9  # of a position and of whether it is real
 _PAIR_BYTES = 41  # of a tile pair while it is refined
@@ -164,12 +164,10 @@ def _search(pattern: Pattern, query: np.void, key: np.void, shift: int, budget: 
         alive = always.copy()
         alive[unknown] |= hi > 0
         q_box, k_box, always = q_box[alive], k_box[alive], always[alive]
-        in_q, in_k = _boxes_inside(q_view, query), _boxes_inside(k_view, key)
-        budget.need_tiles(int((in_q[q_box[always]] * in_k[k_box[always]]).sum()))
         if level:
             finer = levels[level - 1]
-            in_q, in_k = (_boxes_inside(*views) for views in zip(levels[level], finer, strict=True))
-            budget.need(_PAIR_BYTES * int((in_q[q_box] * in_k[k_box]).sum()))
+            budget.need_tiles(_pairs_inside(levels[level], (query, key), q_box[always], k_box[always]))
+            budget.need(_PAIR_BYTES * _pairs_inside(levels[level], finer, q_box, k_box))
             q_box, k_box, always = _refine(q_box, k_box, always, *levels[level], *finer)
     return q_box, k_box, always
 
@@ -178,16 +176,20 @@ def _decide(pattern: Pattern, q_view: np.void, k_view: np.void, shift: int, q_bo
     """Lower and upper bounds of the predicate on pairs of boxes, computed on so many positions at once that memory is
     bounded."""
     (q_share, q_starts), (k_share, k_starts) = _shares(q_view), _shares(k_view)
-    share = q_box // q_share * len(k_starts) + k_box // k_share
+    if len(q_starts) == len(k_starts) == 1:
+        boxes = _boxes(q_view, 0, q_share, shift), _boxes(k_view, 0, k_share, 0)
+        result = TilePairs(*boxes, q_box, k_box, with_keys=False).evaluate(pattern)
+        return result.lo, result.hi
     lo, hi = np.zeros((2, len(q_box)), dtype=np.int64)
-    for number in np.unique(share):
-        q_start, k_start = q_starts[number // len(k_starts)], k_starts[number % len(k_starts)]
-        own = np.nonzero(share == number)[0]
+    for q_start in q_starts:
+        of_share = np.nonzero(q_box // q_share == q_start // q_share)[0]
         q_boxes = _boxes(q_view, q_start, q_share, shift)
-        k_boxes = _boxes(k_view, k_start, k_share, 0)
-        pairs = TilePairs(q_boxes, k_boxes, q_box[own] - q_start, k_box[own] - k_start, with_keys=False)
-        result = pairs.evaluate(pattern)
-        lo[own], hi[own] = result.lo, result.hi
+        for k_start in k_starts:
+            own = of_share[k_box[of_share] // k_share == k_start // k_share]
+            k_boxes = _boxes(k_view, k_start, k_share, 0)
+            pairs = TilePairs(q_boxes, k_boxes, q_box[own] - q_start, k_box[own] - k_start, with_keys=False)
+            result = pairs.evaluate(pattern)
+            lo[own], hi[own] = result.lo, result.hi
     return lo, hi
 
 
@@ -199,7 +201,9 @@ def _shares(view: np.void) -> tuple[int, range]:
 
 
 def _boxes(view: np.void, start: int, count: int, shift: int) -> Boxes:
-    return Boxes(positions(view, np.arange(start, min(start + count, int(view["tiles"]))))[0] + shift)
+    found = positions(view, np.arange(start, min(start + count, int(view["tiles"]))))[0]
+    found += shift
+    return Boxes(found)
 
 
 def _coarse(view: np.void) -> np.void:
@@ -207,6 +211,12 @@ def _coarse(view: np.void) -> np.void:
     sides = zip(view["box"].tolist(), view["grid"].tolist(), strict=True)
     box = [b * (_COARSER if g > 1 and _COARSER * b <= LARGEST else 1) for b, g in sides]
     return _view(view["offset"], view["stride"], view["extent"], box)
+
+
+def _pairs_inside(coarse, fine, q_box: np.ndarray, k_box: np.ndarray) -> int:
+    """How many pairs of boxes of the views `fine` some pairs of boxes of the views `coarse` hold."""
+    in_q, in_k = (_boxes_inside(*views) for views in zip(coarse, fine, strict=True))
+    return int((in_q[q_box] * in_k[k_box]).sum())
 
 
 def _boxes_inside(coarse: np.void, fine: np.void) -> np.ndarray:

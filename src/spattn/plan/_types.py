@@ -24,8 +24,9 @@ bitmask
     padding keys are never set in a row that is not padding; rows that are padding hold anything.
 work item
     A contiguous piece ``[begin, end)`` of one list, not empty; the pieces of a list are the whole list. It computes
-    softmax attention of the tile's rows over those keys. ``slot == -1``: nobody else writes these rows, so the item writes ``out`` and ``lse`` itself. Otherwise it writes
-    its normalised float32 rows (float64 for float64 inputs) and their natural-log lse to ``slot`` of the workspace.
+    softmax attention of the tile's rows over those keys. ``slot == -1``: nobody else writes these rows, so the item
+    writes ``out`` and ``lse`` itself. Otherwise it writes its normalised float32 rows (float64 for float64 inputs) and
+    their natural-log lse to ``slot`` of the workspace.
     Items of a variant are sorted by falling cost.
 merge
     Row ``merge_rows[m]`` is the log-sum-exp combination, in this order, of the workspace rows
