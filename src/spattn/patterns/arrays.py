@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
+from .._cached import cached_property
 from .._ragged import ramp
 from ..index_set import Runs
 from ._base import Pattern
@@ -41,6 +41,10 @@ class _ArrayPattern(ByContent, Pattern):
         )
         own = {name: self._one(array, where) for name, array in self._arrays().items()}
         return self if all(own[n] is a for n, a in self._arrays().items()) else dataclasses.replace(self, **own)
+
+    def _bound(self):
+        """An equal pattern, to plan with: its look-up table goes when the plan is made, however long `self` is kept."""
+        return dataclasses.replace(self)
 
     def _one(self, array: np.ndarray, where=(0, 0)) -> np.ndarray:
         """The array of one batch entry and one head."""
@@ -84,7 +88,7 @@ class Mask(_ArrayPattern):
     def bind(self, q_len, kv_len):
         if self.mask.shape[-2:] != (q_len, kv_len):
             raise ValueError(f"mask: expected shape (..., {q_len}, {kv_len}), got {self.mask.shape}")
-        return self
+        return self._bound()
 
     @cached_property
     def _table(self) -> BlockTable:
@@ -153,7 +157,7 @@ class BlockLayout(_ArrayPattern):
 
     def bind(self, q_len, kv_len):
         check_blocks("layout", "blocks", self.layout.shape[-1], kv_len, self.block)
-        return self
+        return self._bound()
 
     @cached_property
     def _table(self) -> BlockTable:
@@ -216,7 +220,7 @@ class KeyBlocks(_ArrayPattern):
         key_blocks = -(-kv_len // self.block_kv)
         if self.blocks.max(initial=-1) >= key_blocks:
             raise ValueError(f"blocks: expected numbers below {key_blocks} (key blocks), got {self.blocks.max()}")
-        return self
+        return self._bound()
 
     @cached_property
     def _table(self) -> BlockTable:

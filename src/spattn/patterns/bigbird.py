@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
+from .._cached import cached_property
 from ..index_set import Runs
 from ._base import Pattern
 from ._check import assign, flag, integer, reach
