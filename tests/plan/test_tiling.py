@@ -1,0 +1,95 @@
+"""From a predicate to tiles: how views are cut, and what the search for tiles costs and finds."""
+
+import math
+
+import pytest
+
+from spattn import patterns as p
+from spattn.patterns import Lattice, Part
+from spattn.plan import _tiling as tiling
+from spattn.plan import plan
+from spattn.plan._tiling import choose_box, make_view
+from spattn.plan._types import grid_of
+from spattn.testing import check_plan
+
+
+@pytest.mark.parametrize(
+    "extents, block, box",
+    [
+        ((1000,), 64, (64,)), ((64, 64), 64, (8, 8)), ((64, 64), 128, (8, 16)), ((16, 16, 16), 64, (4, 4, 4)),
+        ((100, 2), 64, (32, 2)), ((3, 64), 64, (1, 64)), ((1, 100), 64, (1, 64)),
+    ],
+)  # fmt: skip
+def test_boxes_are_as_cubic_as_they_may_be(extents, block, box):
+    """Among those that need at most a tenth more boxes than necessary."""
+    assert choose_box(extents, block) == box
+    fewest = min(math.prod(grid_of(extents, b)) for b in tiling._factorisations(block, len(extents)))
+    assert math.prod(grid_of(extents, box)) <= 1.1 * fewest
+
+
+def test_lattice_of_four_axes():
+    with pytest.raises(ValueError, match=r"^parts\(\): expected lattices of at most 3 axes, got 4$"):
+        make_view(Lattice(0, (8, 4, 2, 1), (2, 2, 2, 2)), 64)
+
+
+@pytest.fixture
+def pairs_asked(monkeypatch):
+    """The numbers of tile pairs that the rules were asked for."""
+    asked = []
+
+    class Counting(tiling.TilePairs):
+        def evaluate(self, pattern):
+            asked.append(len(self.query_box))
+            return super().evaluate(pattern)
+
+    monkeypatch.setattr(tiling, "TilePairs", Counting)
+    return asked
+
+
+@pytest.mark.parametrize("pattern", [p.SlidingWindow(64), p.BlockLocal(64), p.DilatedWindow(8, 8, 5)], ids=repr)
+def test_cost_follows_the_tiles_found(pattern, pairs_asked):
+    """Of 512 × 512 pairs of tiles (for one residue class a fifth each way), few are ever looked at."""
+    made = plan(pattern, 512 * 64, tile=(64, 64), workers=5)
+    assert sum(pairs_asked) < tiling._PAIRS_AT_ONCE + 8 * made.tiles
+
+
+@pytest.mark.parametrize("grid", [(40, 50), (9, 10, 21)], ids=str)
+def test_coarse_levels_find_every_tile(grid, monkeypatch):
+    """Boxes of several axes whose numbers of children differ, and from queries to keys."""
+    monkeypatch.setattr(tiling, "_PAIRS_AT_ONCE", 8)
+    tokens = math.prod(grid)
+    pattern = p.Neighborhood(grid, (5,) * len(grid))
+    for q_len, tile in ((tokens, (32, 64)), (tokens // 3, (7, 64))):
+        check_plan(plan(pattern, q_len, tokens, tile=tile, workers=6), [pattern.index_set(q_len, tokens)])
+
+
+class OnGrid(p.Pattern):
+    """Every pair, of tokens of a grid."""
+
+    def allows(self, q, k):
+        return (q >= 0) & (k >= 0)
+
+    def parts(self, q_len, kv_len):
+        return (Part(self, Lattice(0, (14, 1), (q_len // 14, 14)), Lattice(0, (14, 1), (kv_len // 14, 14))),)
+
+
+def test_tiles_that_differ_in_their_padding_alone():
+    """Of 14 × 14 tokens in boxes of 8 × 8, one has no padding and three have it elsewhere."""
+    made = plan(OnGrid(), 196, tile=(64, 64))
+    assert made.tiles == 16 and len(made.masks) == 3
+    check_plan(made, [OnGrid().index_set(196, 196)])
+
+
+class EveryOther(p.Pattern):
+    """Of differences there is no bit that intervals could describe."""
+
+    def allows(self, q, k):
+        return (q - k) & 1 == 0
+
+
+def test_predicate_without_rules_is_evaluated_in_every_cell():
+    """The slow way finds the same tiles, and says that it was taken."""
+    pattern = EveryOther()
+    with pytest.warns(UserWarning, match="planning evaluates every cell"):
+        made = plan(pattern, 100, 130, tile=(16, 64))
+    check_plan(made, [pattern.index_set(100, 130)])

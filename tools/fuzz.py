@@ -1,0 +1,82 @@
+"""Every property at random, over and over: ``make fuzz COUNT=100000 MINUTES=60``.
+
+    python tools/fuzz.py [--count 100000] [--minutes 60] [TEST ...]
+
+Runs the property tests in random order with the nightly profile, one after the other, until so many examples are drawn
+or so much time is over. Prints the seed and the number of examples of each; a failure can be had again by
+
+    SPATTN_HYPOTHESIS_PROFILE=nightly python -m pytest --hypothesis-seed=SEED TEST
+
+The exit status is 1 if a property failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+DRAWN = re.compile(r"- (\d+) passing(?: examples)?, (\d+) failing")  # as Hypothesis prints its statistics
+
+
+def pytest(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "hypothesis and not gpu", *arguments],
+        cwd=ROOT, env=os.environ | {"SPATTN_HYPOTHESIS_PROFILE": "nightly"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def properties(tests: list[str]) -> list[str]:
+    """The test functions that draw examples."""
+    listed = pytest("--collect-only", "-o", "addopts=--import-mode=importlib -q", *tests)
+    names = {line.partition("[")[0] for line in listed.stdout.splitlines() if "::" in line}
+    if listed.returncode or not names:
+        sys.exit(f"fuzz: no property found\n{listed.stdout}{listed.stderr}")
+    return sorted(names)
+
+
+def draw(name: str) -> tuple[int, bool]:
+    """(examples drawn, whether the property held) for one test and a new seed."""
+    seed = random.SystemRandom().randrange(2**32)
+    begin = time.monotonic()
+    done = pytest(f"--hypothesis-seed={seed}", "--hypothesis-show-statistics", name)
+    drawn = sum(int(passing) + int(failing) for passing, failing in DRAWN.findall(done.stdout))
+    held, seconds = done.returncode == 0 and drawn > 0, time.monotonic() - begin
+    print(f"{'held' if held else 'FAILED':6}  {drawn:6}  seed {seed:<10}  {seconds:4.0f} s  {name}", flush=True)
+    if not held:
+        print(done.stdout, done.stderr, flush=True)
+    return drawn, held
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=100_000, help="examples to draw at least")
+    parser.add_argument("--minutes", type=float, default=60, help="no test begins later than this")
+    parser.add_argument("tests", nargs="*", default=["tests"], help="files or tests, by default all")
+    options = parser.parse_args()
+    begin, drawn, failed = time.monotonic(), 0, 0
+    for name in itertools.chain.from_iterable(shuffled(properties(options.tests))):
+        if drawn >= options.count or time.monotonic() - begin >= 60 * options.minutes:
+            break
+        examples, held = draw(name)
+        drawn, failed = drawn + examples, failed + (not held)
+    print(f"{drawn} examples drawn, {failed} properties failed; {time.monotonic() - begin:.0f} s")
+    sys.exit(failed > 0)
+
+
+def shuffled(names: list[str]):
+    """All names in one random order after another."""
+    while True:
+        yield random.SystemRandom().sample(names, len(names))
+
+
+if __name__ == "__main__":
+    main()
