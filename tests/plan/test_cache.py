@@ -37,11 +37,11 @@ def test_hits_and_misses():
 
 @pytest.mark.parametrize(
     "other",
-    [dict(heads=2), dict(batch=2), dict(tile=(64, 64)), dict(workers=99), dict(q_len=299), dict(kv_len=301)],
+    [{"heads": 2}, {"batch": 2}, {"tile": (64, 64)}, {"workers": 99}, {"q_len": 299}, {"kv_len": 301}],
     ids=str,
 )
 def test_every_argument_tells_plans_apart(other):
-    arguments = dict(q_len=300, kv_len=300, batch=1, heads=4)
+    arguments = {"q_len": 300, "kv_len": 300, "batch": 1, "heads": 4}
     made = [spattn.plan(p.BigBird(16), **arguments), spattn.plan(p.BigBird(16), **arguments | other)]
     assert made[0] is not made[1] and spattn.plan_cache_info().misses == 2
     if "heads" in other:

@@ -1,4 +1,4 @@
-"""Users write ``parts()``: whatever leaves the sequence or visits a position twice is refused, before int64 can wrap."""
+"""Users write ``parts()``: what leaves the sequence or visits a position twice is refused before int64 can wrap."""
 
 from __future__ import annotations
 
@@ -82,9 +82,10 @@ def test_axes_that_interleave_without_meeting():
     "given, message",
     [
         (None, "expected a tuple of Part from Mine.*, got None"), ((None,), "got one with None"),
-        (part(shifts=((0, 0.5),)), "shifts: expected an integer, got 0.5"), (part((0, (1,), (5,))), "expected a Lattice"),
+        (part(shifts=((0, 0.5),)), "shifts: expected an integer, got 0.5"),
+        (part((0, (1,), (5,))), "expected a Lattice"), ((p.Part(3),), r"got one with Part\(pattern=3"),
         (part(p.Lattice(0.0, (1,), (5,))), "offset: expected an integer"),
-        (part(p.Lattice(0, (1.5,), (5,))), "strides: expected an integer"), ((p.Part(3),), r"got one with Part\(pattern=3"),
+        (part(p.Lattice(0, (1.5,), (5,))), "strides: expected an integer"),
     ],
 )  # fmt: skip
 def test_other_types(given, message):

@@ -1,4 +1,4 @@
-"""The check of plans that the planner did not make: it accepts every sound plan and refuses whatever a kernel relies on.
+"""The check of plans that the planner did not make: it accepts every sound one and refuses what no kernel may meet.
 
 The single numbers of ``tests/test_faults_plans.py`` point outside of something; here a plan is wrong although every
 number is in range.
@@ -80,16 +80,36 @@ def _turned(views):
     views["stride"][0] *= -1
 
 
-def _twice(views):
-    """A lattice of as many points that meet: the last axis in two rows that are one position apart."""
-    views["extent"][0], views["box"][0], views["grid"][0] = (1, 2, N // 2), (1, 1, 64), (1, 2, 3)
-    views["stride"][0], views["tiles"][0] = (0, 1, 1), 6
+def _stuck(views):
+    """All points of view 0 are its first position."""
+    views["stride"][0] = 0
 
 
-def _beyond_int64(views):
-    """Reaches 2⁶⁴, which int64 takes for 0."""
-    views["extent"][0], views["box"][0], views["grid"][0] = (1, 5, 60), (1, 1, 64), (1, 5, 1)
-    views["stride"][0] = (0, 2**62, 1)
+def _wraps(views):
+    """The last of the 300 points of view 0 is just beyond 2⁶⁴: int64 takes it for a position of the sequence."""
+    views["stride"][0, 2] = 2**64 // 299 + 1
+
+
+def _half_boxes(views):
+    """The key tiles of component 0 have half the keys."""
+    number = good_plan().components["key_view"][0]
+    grid = -(-int(views["extent"][number, 2]) // 32)
+    views["box"][number, 2], views["grid"][number, 2], views["tiles"][number] = 32, grid, grid
+
+
+def _falling(indices):
+    """Two neighbours of a list change places."""
+    plan = good_plan()
+    row = np.repeat(np.arange(len(plan.indptr) - 1), np.diff(plan.indptr))
+    at = np.nonzero((np.diff(row) == 0) & (np.diff(plan.key_view) == 0))[0][0]
+    indices[at : at + 2] = indices[at : at + 2][::-1]
+
+
+def _empty_first(work):
+    """An item of no tile, before the first one."""
+    empty = work[:1].copy()
+    empty["end"] = empty["begin"]
+    return np.concatenate([empty, work])
 
 
 def _another_shape(views):
@@ -100,55 +120,63 @@ def _another_shape(views):
     views["extent"][components["query_view"][second], 2] -= 1
 
 
-WRONG = {
-    "no work": dict(work=lambda w: w[:0], work_indptr=np.zeros_like),
-    "an item less": dict(work=drop(0), work_indptr=lambda e: np.maximum(e - 1, 0)),
-    "an item twice": dict(work=_double, work_indptr=lambda e: 2 * e),
-    "a piece shorter": dict(work=lambda w: put("end", 0, w["end"][0] - 1)(w)),
-    "an empty piece": dict(work=lambda w: put("end", 0, w["begin"][0])(w)),
-    "an item of another variant": dict(work_indptr=put(..., 1, 1)),
-    "a component of another variant": dict(components=put("variant", 0, 1)),
-    "items that share a slot": dict(work=lambda w: put("slot", w["slot"] >= 0, 0)(w)),
-    "a slot for a row that an item writes": dict(work=put("slot", slice(None), -1)),
-    "slots that do not count from 0": dict(work=lambda w: put("slot", w["slot"] == 0, 10**6)(w)),
-    "more slots": dict(slots=lambda n: n + 1),
-    "fewer slots": dict(slots=lambda n: n - 1),
-    "slots beyond int64": dict(slots=lambda n: 2**63),
-    "a merge less": dict(merge_rows=drop(0), merge_indptr=drop(0), merge_variants=lambda e: np.maximum(e - 1, 0)),
-    "a row merged twice": dict(merge_rows=lambda r: put(..., 0, r[1])(r)),
-    "merges of other rows": dict(merge_rows=_swap),
-    "sources of other rows": dict(merge_sources=_swap),
-    "a source twice": dict(merge_sources=lambda s: put(..., 0, s[1])(s)),
-    "merges of another variant": dict(merge_variants=put(..., 1, 0)),
-    "nnz": dict(nnz=lambda n: n + 1),
-    "a bit more": dict(masks=lambda m: put(..., (0, 0, 0), m[0, 0, 0] ^ np.uint64(1))(m)),
-    "a lattice outside": dict(views=_turned),
-    "a position twice": dict(views=_twice),
-    "an offset at the end of int64": dict(views=put("offset", 0, 2**63 - 1)),
-    "a lattice beyond int64": dict(views=_beyond_int64),
-    "a key view for queries": dict(views=lambda v: put("box", 0, v["box"][0][::-1])(v)),
-    "lengths": dict(q_len=lambda n: n - 1),
-    "a length beyond int32": dict(kv_len=lambda n: 2**31),
-    "a fraction": dict(q_len=float),
-    "a negative number": dict(nnz=lambda n: -n),
-    "tile": dict(block_q=lambda n: n // 2),
-    "tile of no keys": dict(block_kv=lambda n: 0),
-    "a tile beyond all masks": dict(block_q=lambda n: 2**31 - 64),
-    "no variant of any head": dict(variant=lambda v: v[:, :0]),
-    "one variant more": dict(work_indptr=lambda e: np.append(e, e[-1])),
-    "rows that no component has": dict(indptr=lambda e: np.append(e, e[-1])),
-    "families that overlap": dict(components=lambda c: put("first_row", -1, c["first_row"][-1] - 1)(c)),
-    "a family of different views": dict(views=_another_shape),
-    "a list that is not sorted": dict(indices=lambda i: i[::-1]),
-    "key views in another order": dict(key_view=lambda k: 1 - np.minimum(k, 1)),
-    "key views beyond int32": dict(key_view=lambda k: np.full_like(k, 2**31 - 1)),
+WRONG = {  # what: (what is expected instead, changes)
+    "no work": ("18 lists", {"work": lambda w: w[:0], "work_indptr": np.zeros_like}),
+    "an item less": ("18 lists", {"work": drop(0), "work_indptr": lambda e: np.maximum(e - 1, 0)}),
+    "an item twice": ("pieces that make up", {"work": _double, "work_indptr": lambda e: 2 * e}),
+    "a piece shorter": ("pieces that make up", {"work": lambda w: put("end", 0, w["end"][0] - 1)(w)}),
+    "an empty piece": ("pieces that make up", {"work": lambda w: put("end", 0, w["begin"][0])(w)}),
+    "an item of no tile": ("pieces that make up", {"work": _empty_first, "work_indptr": lambda e: e + (e > 0)}),
+    "an item of another variant": ("components of the item's variant", {"work_indptr": put(..., 1, 1)}),
+    "a component of another variant": ("components of the item's variant", {"components": put("variant", 0, 1)}),
+    "items that share a slot": ("a slot of its own", {"work": lambda w: put("slot", w["slot"] >= 0, 0)(w)}),
+    "a slot for a row that an item writes": ("each row to be written once", {"work": put("slot", slice(None), -1)}),
+    "slots that do not count from 0": ("a slot of its own", {"work": lambda w: put("slot", w["slot"] == 0, 10**6)(w)}),
+    "more slots": ("12, the most", {"slots": lambda n: n + 1}),
+    "fewer slots": ("12, the most", {"slots": lambda n: n - 1}),
+    "slots beyond int64": ("12, the most", {"slots": lambda n: 2**63}),
+    "a merge less": (
+        "numbers that rise",
+        {"merge_rows": drop(0), "merge_indptr": drop(0), "merge_variants": lambda e: np.maximum(e - 1, 0)},
+    ),
+    "a row merged twice": ("each row to be written once", {"merge_rows": lambda r: put(..., 0, r[1])(r)}),
+    "merges of other rows": ("each row to be written once", {"merge_rows": _swap}),
+    "sources of other rows": ("for its own row", {"merge_sources": _swap}),
+    "a source twice": ("for its own row", {"merge_sources": lambda s: put(..., 0, s[1])(s)}),
+    "merges of another variant": ("each row to be written once", {"merge_variants": put(..., 1, 0)}),
+    "nnz": ("15682 pairs", {"nnz": lambda n: n + 1}),
+    "a bit more": ("1568. pairs", {"masks": lambda m: put(..., (0, 0, 0), m[0, 0, 0] ^ np.uint64(1))(m)}),
+    "a lattice outside": ("positions in", {"views": _turned}),
+    "a position twice": ("no position twice", {"views": _stuck}),
+    "an offset at the end of int64": ("positions in", {"views": put("offset", 0, 2**63 - 1)}),
+    "a lattice beyond int64": ("positions in", {"views": _wraps}),
+    "boxes of half a tile": ("boxes of 64 cells", {"views": _half_boxes}),
+    "lengths": ("positions in", {"q_len": lambda n: n - 1}),
+    "a length beyond int32": ("lengths up to", {"kv_len": lambda n: 2**31}),
+    "a fraction": ("an integer", {"q_len": float}),
+    "a negative number": ("an integer", {"nnz": lambda n: -n}),
+    "tile": ("the tile's shape", {"block_q": lambda n: n // 2}),
+    "tile of no keys": ("a multiple of 64 keys", {"block_kv": lambda n: 0}),
+    "a tile beyond all masks": ("up to 32768 queries", {"block_q": lambda n: 2**31 - 64}),
+    "no variant of any head": ("at least one", {"variant": lambda v: v[:, :0]}),
+    "one variant more": ("one range per variant", {"work_indptr": lambda e: np.append(e, e[-1])}),
+    "rows that no component has": ("follow one another", {"indptr": lambda e: np.append(e, e[-1])}),
+    "families that overlap": (
+        "follow one another",
+        {"components": lambda c: put("first_row", -1, c["first_row"][-1] - 1)(c)},
+    ),
+    "a family of different views": ("one shape", {"views": _another_shape}),
+    "a list that is not sorted": ("sorted lists", {"indices": _falling}),
+    "key views in another order": ("numbers of key views", {"key_view": lambda k: 1 - np.minimum(k, 1)}),
+    "key views beyond int32": ("numbers of key views", {"key_view": lambda k: np.full_like(k, 2**31 - 1)}),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
 def test_refused(what):
-    with pytest.raises(ValueError, match="^plan: expected .*, got another in "):
-        validate(spoiled(good_plan(), **WRONG[what]))
+    expected, changes = WRONG[what]
+    with pytest.raises(ValueError, match=f"^plan: expected .*{expected}.*, got another in "):
+        validate(spoiled(good_plan(), **changes))
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,10 @@ def test_public_backends_check_for_themselves():
     good = good_plan()
     bad = dataclasses.replace(good, mask=good.mask + len(good.masks))
     out, lse = cpu.forward(q, k, v, good, 1.0)
-    for call in (lambda plan: cpu.forward(q, k, v, plan, 1.0), lambda plan: cpu.backward(out, q, k, v, out, lse, plan, 1)):
+    for call in (
+        lambda plan: cpu.forward(q, k, v, plan, 1.0),
+        lambda plan: cpu.backward(out, q, k, v, out, lse, plan, 1.0),
+    ):
         with pytest.raises(ValueError, match="^plan: expected"):
             call(bad)
         with pytest.raises(ValueError, match="^plan: expected lengths 300 and 300, got 64 and 64"):
