@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["frozen", "twin"]
+__all__ = ["frozen"]
 
 
 def frozen(array: np.ndarray) -> np.ndarray:
-    """A C-contiguous copy over a ``bytes`` object, which NumPy cannot make writeable again; `array` if it is one.
+    """A C-contiguous array over a ``bytes`` object with the same elements, which NumPy cannot make writeable.
 
-    Arrays of Python objects have no bytes to copy and come back as they are.
+    The bytes are a copy, unless `array` lies on such an object itself. The array object is always another one: NumPy
+    lets anybody who holds an array set its shape and dtype. Arrays of Python objects come back as they are.
     """
-    if array.dtype.hasobject or _is_frozen(array):
+    if array.dtype.hasobject:
         return array
-    return np.ndarray(array.shape, array.dtype, array.tobytes())
-
-
-def twin(array: np.ndarray) -> np.ndarray:
-    """Another array object over the same bytes: nobody can set the shape or dtype of one that he does not hold."""
-    array = frozen(array)
-    return array if array.dtype.hasobject else np.ndarray(array.shape, array.dtype, array.base)
-
-
-def _is_frozen(array: np.ndarray) -> bool:
-    whole = type(array) is np.ndarray and type(array.base) is bytes and array.nbytes == len(array.base)
-    return whole and array.flags.c_contiguous
+    whole = type(array.base) is bytes and array.nbytes == len(array.base) and array.flags.c_contiguous
+    return np.ndarray(array.shape, array.dtype, array.base if whole else array.tobytes())

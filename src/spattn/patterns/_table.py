@@ -19,7 +19,8 @@ _COARSE = 64
 
 
 def frozen_array(name: str, value, dtype, ndims: tuple[int, ...]) -> np.ndarray:
-    """A copy of an array of any framework that nobody can change, C-contiguous; the array itself if it is one.
+    """A copy of an array of any framework that nobody can change, C-contiguous; its elements are copied unless nobody
+    can change them.
 
     Raises
     ------

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-import numpy as np
-
-from .._frozen import twin
 from ._types import Plan
 from ._validate import check
 
@@ -14,7 +11,7 @@ __all__ = ["Sealed", "seal", "sealed", "sealed_for", "validate"]
 
 
 class Sealed(Plan):
-    """A checked plan that only backends hold, with array objects of its own over the bytes of the plan's.
+    """A checked plan that only backends hold. As every plan it has array objects of its own.
 
     Attributes
     ----------
@@ -101,5 +98,4 @@ def validate(plan: Plan) -> Plan:
 
 
 def _copy(plan: Plan) -> Sealed:
-    values = (getattr(plan, field.name) for field in fields(Plan))
-    return Sealed(*(twin(value) if isinstance(value, np.ndarray) else value for value in values))
+    return Sealed(*(getattr(plan, field.name) for field in fields(Plan)))
