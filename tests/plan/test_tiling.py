@@ -8,7 +8,7 @@ from spattn import patterns as p
 from spattn.patterns import Lattice, Part
 from spattn.plan import _tiling as tiling
 from spattn.plan import plan
-from spattn.plan._tiling import choose_box, make_view
+from spattn.plan._tiling import choose_box
 from spattn.plan._types import grid_of
 from spattn.testing import check_plan
 
@@ -25,11 +25,6 @@ def test_boxes_are_as_cubic_as_they_may_be(extents, block, box):
     assert choose_box(extents, block) == box
     fewest = min(math.prod(grid_of(extents, b)) for b in tiling._factorisations(block, len(extents)))
     assert math.prod(grid_of(extents, box)) <= 1.1 * fewest
-
-
-def test_lattice_of_four_axes():
-    with pytest.raises(ValueError, match=r"^parts\(\): expected lattices of at most 3 axes, got 4$"):
-        make_view(Lattice(0, (8, 4, 2, 1), (2, 2, 2, 2)), 64)
 
 
 @pytest.fixture
