@@ -20,22 +20,17 @@ from peers_cuda import SETS, measure
 TOKENS, HEADS, HEAD_DIM, ROUNDS = 16384, 16, 128, 7
 NOTES = (
     "Forward, batch 1, 16 heads, 16384 tokens, head_dim 128, window ±256 without every 64th key; medians of CUDA "
-    "events, contenders in turns. out_ulp, lse_ulp: the largest distance, in units of the last place, of rows with NaN "
-    "at those keys from the same rows with numbers there."
+    "events, contenders in turns. out_ulp, lse_ulp: the largest distance of a row with NaN at those keys from the same row "
+    "with numbers there, in units of the last place of its largest number."
 )
 
 
-def ulps(a, b) -> int:
-    """The largest distance of two tensors' numbers, counted in representable numbers."""
+def ulps(a, b) -> float:
+    """The largest distance of two tensors of rows, in units of the last place of the row's largest number."""
     import torch
 
-    integer = {2: torch.int16, 4: torch.int32}[a.element_size()]
-
-    def place(x):
-        bits = x.contiguous().view(integer).long()
-        return torch.where(bits < 0, torch.iinfo(integer).min - bits, bits)
-
-    return int((place(a) - place(b)).abs().max())
+    distance, largest = ((a.float() - b.float()).abs().amax(-1), a.float().abs().amax(-1))
+    return float((distance / (largest * torch.finfo(a.dtype).eps)).max())
 
 
 def run(dtype: str) -> dict:
@@ -65,7 +60,8 @@ def run(dtype: str) -> dict:
         "finite copies of K and V": lambda i: [torch.nan_to_num(x, 0, 0, 0) for x in sets[i][1:]],
     }
     times = {who: round(statistics.median(taken), 4) for who, taken in measure(calls, ROUNDS).items()}
-    moved = dict(zip(("out_ulp", "lse_ulp"), map(ulps, clean, poisoned), strict=True))
+    lse = [x[1].unsqueeze(-1) for x in (clean, poisoned)]
+    moved = {"out_ulp": round(ulps(clean[0], poisoned[0]), 2), "lse_ulp": round(ulps(*lse), 2)}
     return {"dtype": dtype} | {f"{who}_ms": time for who, time in times.items()} | moved
 
 

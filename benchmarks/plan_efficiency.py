@@ -13,7 +13,6 @@ a target is missed. No attention is computed: the figures, times apart, do not d
 from __future__ import annotations
 
 import argparse
-import importlib
 import statistics
 import time
 import tracemalloc
@@ -56,7 +55,7 @@ class Contiguous(sp.Pattern):
 
 def planned(pattern, tokens: int, tile=TILE):
     """A plan made now, not one from the cache."""
-    importlib.import_module("spattn.plan")._cache.clear()
+    spattn.clear_plan_cache()
     return spattn.plan(pattern, tokens, tile=tile)
 
 

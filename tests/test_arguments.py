@@ -20,7 +20,8 @@ def arguments(convert=lambda x: x, **changed):
     """The arrays of a forward and a backward call of 20 queries, 20 keys and the causal mask; some are changed."""
     q, k, v = inputs(1, 2, q_len=20, head_dim=8)
     out, lse = spattn.attention(q, k, v, "causal", return_lse=True)
-    made = {"q": q, "k": k, "v": v, "dout": random(out.shape), "out": out, "lse": lse, "pattern": np.tri(20, dtype=bool)}
+    mask = np.tri(20, dtype=bool)
+    made = {"q": q, "k": k, "v": v, "dout": random(out.shape), "out": out, "lse": lse, "pattern": mask}
     return {name: changed.get(name, convert)(x) for name, x in made.items()}
 
 
@@ -103,9 +104,10 @@ def test_odd_tensors_are_refused(name, odd):
     torch = pytest.importorskip("torch")
     make, words = ODD_TENSORS[odd]
     given = arguments(torch.from_numpy, **{name: lambda x: make(torch, torch.from_numpy(x))})
-    with pytest.raises(TypeError, match=f"^{name}: expected a plain array, {words}") as raised:
-        call(**given)
-    assert "cuda" not in str(raised.value).lower()
+    for pattern in [given["pattern"], *(["causal"] if name != "pattern" else [])]:
+        with pytest.raises(TypeError, match=f"^{name}: expected a plain array, {words}") as raised:
+            call(**given | {"pattern": pattern})
+        assert "cuda" not in str(raised.value).lower()
 
 
 @pytest.mark.parametrize(
@@ -148,6 +150,16 @@ def test_views_and_subclasses_that_are_their_values():
         given = {name: x if name == "pattern" else convert(x) for name, x in plain.items()}
         for got, want in zip(call(**given), expected, strict=True):
             assert type(got) is torch.Tensor and torch.equal(got, want)
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 5, 8), (2, 0, 5, 8), (2, 2, 0, 8)], ids=str)
+def test_tensors_without_elements(shape):
+    """They have no memory, and need none."""
+    torch = pytest.importorskip("torch")
+    empty, lse = torch.zeros(shape), torch.zeros(shape[:3])
+    out = spattn.attention(empty, empty, empty)
+    assert out.shape == shape and out.dtype == torch.float32
+    assert [x.shape for x in spattn.attention_backward(empty, empty, empty, empty, empty, lse)] == [shape] * 3
 
 
 def test_subclasses_of_numpy_that_are_their_values(tmp_path):

@@ -207,7 +207,7 @@ def test_fault_05_gradients_of_large_logits(isa, dtype, sign):
     exact = [x.astype(np.float64) for x in args]
     expected = naive_gradients(*exact, np.tri(90, dtype=bool))
     wide = np.promote_types(q.dtype, np.float32)
-    off = np.expm1(4 * eps(wide) * LARGE)  # a rounding each of the sum, of the scaled logit, of lse and of the difference
+    off = np.expm1(4 * eps(wide) * LARGE)  # the sum, the scaled logit, lse and their difference are rounded
     bounds = largest_gradients(*exact, np.tri(90, dtype=bool), scale)
     for name, x, want, bound in zip(("dq", "dk", "dv"), got, expected, bounds, strict=True):
         error = np.abs(x.astype(np.float64) - want)

@@ -1,5 +1,6 @@
 """FAULTS.md 17 and 18: plans and index sets that do not fit or are broken. Named by number."""
 
+import copy
 import dataclasses
 import pickle
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import spattn
 from spattn import patterns as p
 from spattn.index_set import AffineRows, Runs
+from spattn.plan._sealed import sealed
 from spattn.testing import Expectation, inputs
 
 
@@ -109,10 +111,10 @@ def test_fault_18_plan_is_read_only():
 def test_fault_18_unpickled_plan_is_checked_again():
     good = spattn.plan(p.Causal(), 300)
     bad = dataclasses.replace(good, indices=good.indices + 1)
-    bad.cache["valid"] = True  # it claims to be checked
-    copy = pickle.loads(pickle.dumps(bad))
-    with pytest.raises(ValueError, match="^plan: "):
-        spattn.attention(*inputs(q_len=300), copy)
+    vars(bad).update(_sealed=sealed(good), cache={"valid": True})  # it claims to be checked
+    for copied in (pickle.loads(pickle.dumps(bad)), copy.copy(bad), copy.deepcopy(bad), dataclasses.replace(bad)):
+        with pytest.raises(ValueError, match="^plan: "):
+            spattn.attention(*inputs(q_len=300), copied)
     back = pickle.loads(pickle.dumps(good))
     assert np.array_equal(*(spattn.attention(*inputs(q_len=300), plan) for plan in (good, back)))
 

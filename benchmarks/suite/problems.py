@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 
 import spattn
@@ -35,7 +33,7 @@ def problem(name: str):
 
 def fresh_plan(pattern, tokens: int):
     """A plan made now, not one from the cache."""
-    importlib.import_module("spattn.plan")._cache.clear()
+    spattn.clear_plan_cache()
     return spattn.plan(pattern, tokens, batch=max(1, pattern.sizes()[0]))
 
 

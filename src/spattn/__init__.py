@@ -5,10 +5,10 @@ from ._api import attention, attention_backward
 from ._backends import available_backends
 from ._errors import BackendUnavailable
 from ._versions import show_versions
-from .plan import Plan
+from .plan import Plan, PlanCacheInfo, clear_plan_cache, plan_cache_info
 from .plan import plan as plan
 
 __all__ = [
-    "BackendUnavailable", "Plan", "attention", "attention_backward", "available_backends", "patterns", "plan",
-    "show_versions",
+    "BackendUnavailable", "Plan", "PlanCacheInfo", "attention", "attention_backward", "available_backends",
+    "clear_plan_cache", "patterns", "plan", "plan_cache_info", "show_versions",
 ]  # fmt: skip

@@ -148,7 +148,7 @@ def attention_backward(
     Raises
     ------
     TypeError, ValueError, RuntimeError, BackendUnavailable
-        As :func:`attention`, for `dout`, `out` and `lse` too; BackendUnavailable also where the backend has no backward.
+        As :func:`attention`, for all six arrays; BackendUnavailable also where the backend has no backward.
 
     Notes
     -----

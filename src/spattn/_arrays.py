@@ -140,4 +140,9 @@ def wants_gradient(x: Any) -> bool:
     if kind(x) != "torch":
         return False
     torch = sys.modules["torch"]
-    return x.requires_grad and torch.is_grad_enabled() or torch.autograd.forward_ad.unpack_dual(x).tangent is not None
+    if x.requires_grad and torch.is_grad_enabled():
+        return True
+    forward_ad = torch.autograd.forward_ad
+    if getattr(forward_ad, "_current_level", 0) < 0:  # outside of dual_level(), which costs a microsecond to hear of x
+        return False
+    return forward_ad.unpack_dual(x).tangent is not None

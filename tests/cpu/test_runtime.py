@@ -50,16 +50,55 @@ def test_affinity_bounds_the_threads(monkeypatch):
 
 
 def test_cgroup_quota(monkeypatch, tmp_path):
-    from spattn.cpu import _threads
+    from spattn import _limits
 
-    monkeypatch.setattr(_threads, "_CGROUPS", tmp_path)
-    assert _threads._quota.__wrapped__() == np.inf
+    monkeypatch.setattr(_limits, "_CGROUPS", str(tmp_path))
+    assert _limits._quota.__wrapped__() == np.inf
     (tmp_path / "cpu.max").write_text("150000 100000\n")
-    assert _threads._quota.__wrapped__() == 2
+    assert _limits._quota.__wrapped__() == 2
     (tmp_path / "cpu").mkdir()
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("100000\n")
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-    assert _threads._quota.__wrapped__() == 1
+    assert _limits._quota.__wrapped__() == 1
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
+    assert _limits._quota.__wrapped__() == 2
+
+
+@pytest.mark.skipif(not cpu._core.OPENMP, reason="built without OpenMP")
+@pytest.mark.parametrize("processors, most", [(1, 64), (16, 64), (100, 400)])
+def test_omp_num_threads_is_bounded(monkeypatch, processors, most):
+    from spattn import _limits
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "100000")
+    monkeypatch.setattr(_limits, "processors", lambda: processors)
+    for asked, expected in ((100_000, most), (most, most), (most - 1, most - 1), (2, 2)):
+        monkeypatch.setattr(cpu._core, "openmp_threads", lambda asked=asked: asked)
+        assert cpu.num_threads() == expected
+
+
+@pytest.mark.skipif(not cpu._core.OPENMP, reason="built without OpenMP")
+def test_no_more_threads_than_tasks(monkeypatch):
+    """However many threads there may be: one query tile of one head is not shared by 64."""
+    monkeypatch.setattr(cpu, "num_threads", lambda: 64)
+    for q_len, kv_len, heads, most in ((40, 40, 64, 64), (500, 40, 1, 11), (1, 4000, 1, 63)):
+        q, k, v = inputs(1, heads, heads, q_len, kv_len, 256, dtype="float64")
+        made = cpu.plan_for(patterns.Full(), q, k, v)
+        monkeypatch.setattr(cpu, "_FLOPS_PER_THREAD", 1)
+        assert cpu._threads_for(q, v, made) == most
+        monkeypatch.setattr(cpu, "_FLOPS_PER_THREAD", 1e18)
+        assert cpu._threads_for(q, v, made) == 1
+
+
+@pytest.mark.skipif(not cpu._core.OPENMP, reason="built without OpenMP")
+def test_a_hundred_thousand_threads_do_not_fill_the_memory(python):
+    source = """
+import resource
+import spattn
+from spattn.testing import inputs
+spattn.attention(*inputs(1, 8, 8, 1000, head_dim=32), spattn.patterns.Full())
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+    assert int(python(source, OMP_NUM_THREADS="100000")) < 1000
 
 
 def test_concurrent_calls():

@@ -72,14 +72,14 @@ def test_clean_exit():
 def test_threads_that_end():
     """A thread that used the GPU may end: no context stays pushed in it."""
     done = run_script(CALL + textwrap.dedent("""
-        import gc, sys, threading
+        import gc, threading
+        import spattn
         for _ in range(3):
             thread = threading.Thread(target=call)
             thread.start(); thread.join()
         call()
-        plans = sys.modules["spattn.plan"]._cache
-        plans.clear(); gc.collect()
-        thread = threading.Thread(target=lambda: (call(300), plans.clear(), gc.collect()))
+        spattn.clear_plan_cache(); gc.collect()
+        thread = threading.Thread(target=lambda: (call(300), spattn.clear_plan_cache(), gc.collect()))
         thread.start(); thread.join()
     """))
     assert done.returncode == 0 and done.stderr == ""

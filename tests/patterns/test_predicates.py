@@ -11,6 +11,7 @@ import pytest
 import spattn
 from spattn import patterns as p
 from spattn.patterns import _discover
+from spattn.plan._symbolic import _combine
 from spattn.testing import inputs
 
 
@@ -77,19 +78,33 @@ def test_predicate_that_tiles_cannot_follow_is_planned_with_a_warning():
     assert planned.nnz == pattern.index_set(150, 150).nnz
 
 
+def times(n, x):
+    return x if n == 1 else times(n // 2, x) + times(n // 2, x)
+
+
 @pytest.mark.filterwarnings("ignore:.*cannot be evaluated on whole tiles")
 @pytest.mark.parametrize("allows", [
     lambda q, k: (q - sys.maxsize <= k) & (k <= q),  # q - k - maxsize wraps
     lambda q, k: (q - 2**62 <= k) & (k < q + 2**62),
     lambda q, k: k * 10**13 <= q * 10**13 - 10**14,  # the keys of tile pairs would wrap
     lambda q, k: abs(q - k) < math.inf,
-    lambda q, k: (q - k) + (q - k) + 2**62 > 2**62,
+    lambda q, k: times(8, q - k + 2**60) > 0,  # wraps where q >= k, as the predicate itself does
     lambda q, k: (q - k < 2**70) & (k <= q),
-    lambda q, k: p.apply(lambda t: t.astype(np.uint64) + 2**63, q) >= p.apply(lambda t: t.astype(np.uint64) + 2**63, k),
+    lambda q, k: (p.apply(lambda t: t.astype(np.uint64) + (2**64 - 2**20), q) > k) & (k <= q),
 ])  # fmt: skip
 def test_huge_values_in_a_predicate(allows):
     pattern = mine(allows)
     assert spattn.plan(pattern, 400, tile=(16, 64)).nnz == pattern.index_set(400, 400).nnz > 0
+
+
+def test_keys_of_pairs_do_not_wrap():
+    one, other = np.array([0, 4, 4]), np.array([0, 0, 2**62 - 1])  # 4 · 2⁶² wraps to 0
+    assert _combine(one, other).tolist() == [0, 1, 2]
+
+
+def test_union_with_a_predicate_that_has_no_closed_form():
+    pattern = p.Sinks(1) | mine(lambda q, k: (q - k) % 7 == 3)
+    assert np.array_equal(pattern.index_set(90, 90).to_dense(), pattern.allows(*np.ogrid[:90, :90]))
 
 
 @pytest.mark.parametrize("pattern", [

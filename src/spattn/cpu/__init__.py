@@ -9,6 +9,7 @@ import numpy as np
 
 from ..patterns import Pattern
 from ..plan import Plan, plan
+from ..plan._sealed import Sealed, sealed_for
 from . import _core, _nonfinite
 from ._order import neighbours_together
 from ._threads import num_threads
@@ -141,7 +142,7 @@ def forward(
     v : (batch, heads_kv, kv_len, head_dim_v) array
         Same dtype; ``1 <= head_dim_v <= 256``.
     plan : Plan
-        Validated, for these lengths.
+        For these lengths and heads. Checked at its first use, unless :func:`spattn.plan` made it.
     scale : float
         Factor of the logits.
     isa : str, optional
@@ -157,7 +158,7 @@ def forward(
     Raises
     ------
     ValueError
-        If shapes do not fit each other or the plan, or `isa` cannot run here.
+        If shapes do not fit each other or the plan, the plan is not sound, or `isa` cannot run here.
     TypeError
         If the dtypes differ or are not supported.
     MemoryError
@@ -169,7 +170,7 @@ def forward(
     several work items share, and under two megabytes per thread, most of it for packed keys and values. Up to 64 MiB
     of it are kept for later calls: see :func:`free_workspaces`.
     """
-    _check(q, k, v, plan)
+    plan = _check(q, k, v, plan)
     out = np.empty_like(q, shape=(*q.shape[:3], v.shape[3]), subok=False)
     lse = np.empty(q.shape[:3], np.float64 if q.dtype == np.float64 else np.float32)
     if out.size or lse.size:
@@ -211,7 +212,7 @@ def backward(
     -----
     Bitwise repeatable, for any number of threads. Extra memory is O(batch · heads · (q_len + kv_len) · head_dim).
     """
-    _check(q, k, v, plan)
+    plan = _check(q, k, v, plan)
     _check_results(q, v, dout, out, lse)
     dq, dk, dv = (np.empty_like(x, subok=False) for x in (q, k, v))
     if q.size:
@@ -230,11 +231,12 @@ def _threads_for(q, v, plan) -> int:
     rows = min(plan.block_q, plan.q_len)  # of a tile, with queries
     flops = 2.0 * pairs * plan.tiles / plan.variants * rows * plan.block_kv * (q.shape[3] + v.shape[3])
     useful = 1 + int(flops / _FLOPS_PER_THREAD)
-    return num_threads() if useful > 1 else 1
+    tasks = pairs * max(len(plan.work), -(-max(plan.q_len, plan.kv_len) // 64))  # no pass of a call has more
+    return min(num_threads(), tasks) if useful > 1 else 1
 
 
-def _check(q, k, v, plan) -> None:
-    """Whatever the kernels rely on to stay inside of the arrays."""
+def _check(q, k, v, plan) -> Sealed:
+    """Whatever the kernels rely on to stay inside of the arrays; returns the plan to execute."""
     if q.dtype.name not in _core.DTYPES:
         raise TypeError(f"q: expected one of {', '.join(_core.DTYPES)}, got {q.dtype}")
     batch, heads_q, q_len, head_dim = q.shape
@@ -249,9 +251,7 @@ def _check(q, k, v, plan) -> None:
         raise ValueError(f"k: expected a number of heads that divides {heads_q}, got {heads_kv}")
     if not 1 <= head_dim <= _MAX_HEAD_DIM or not 1 <= head_dim_v <= _MAX_HEAD_DIM:
         raise ValueError(f"head_dim: expected 1 to {_MAX_HEAD_DIM}, got {head_dim} and {head_dim_v} (v)")
-    if (plan.q_len, plan.kv_len) != (q_len, kv_len):
-        raise ValueError(f"plan: expected lengths {q_len} and {kv_len}, got {plan.q_len} and {plan.kv_len}")
-    np.broadcast_shapes(plan.variant.shape, (batch, heads_q))
+    return sealed_for(plan, batch, heads_q, q_len, kv_len)
 
 
 def _check_results(q, v, dout, out, lse) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from .._frozen import frozen
 from ..plan import Plan
+from ..plan._cache import derived
 
 __all__ = ["by_rows", "neighbours_together"]
 
@@ -12,9 +14,13 @@ _STRIP = 8  # query tiles side by side that are taken row after row of a grid: t
 
 
 def by_rows(plan: Plan) -> np.ndarray:
-    """Each variant's items in the order of their rows."""
+    """Each variant's items in the order of their rows. Kept with the plan."""
+    return derived(plan, "cpu rows", lambda: _by_rows(plan))
+
+
+def _by_rows(plan: Plan) -> np.ndarray:
     work = plan.work
-    return work[np.lexsort((work["begin"], work["query_tile"], work["component"], _variants(plan)))]
+    return frozen(work[np.lexsort((work["begin"], work["query_tile"], work["component"], _variants(plan)))])
 
 
 def neighbours_together(plan: Plan) -> np.ndarray:
@@ -23,15 +29,17 @@ def neighbours_together(plan: Plan) -> np.ndarray:
     Items much longer than most come first and much shorter ones last, so that all threads end together. Kept with the
     plan.
     """
-    if "cpu work" not in plan.cache:
-        work = plan.work
-        width = plan.views["grid"][plan.components["query_view"][work["component"]], -1]
-        row, column = np.divmod(work["query_tile"], width)
-        length = work["end"] - work["begin"]
-        size = np.rint(length / length.mean()) if len(work) else length
-        order = np.lexsort((work["begin"], column, row, column // _STRIP, work["component"], -size, _variants(plan)))
-        plan.cache["cpu work"] = work[order]
-    return plan.cache["cpu work"]
+    return derived(plan, "cpu work", lambda: _neighbours_together(plan))
+
+
+def _neighbours_together(plan: Plan) -> np.ndarray:
+    work = plan.work
+    width = plan.views["grid"][plan.components["query_view"][work["component"]], -1]
+    row, column = np.divmod(work["query_tile"], width)
+    length = work["end"] - work["begin"]
+    size = np.rint(length / length.mean()) if len(work) else length
+    order = np.lexsort((work["begin"], column, row, column // _STRIP, work["component"], -size, _variants(plan)))
+    return frozen(work[order])
 
 
 def _variants(plan: Plan) -> np.ndarray:

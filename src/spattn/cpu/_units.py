@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from .._frozen import frozen
 from ..plan import Plan
+from ..plan._cache import derived
 from ._order import by_rows
 
 __all__ = ["UNIT", "Units", "units"]
@@ -16,10 +20,11 @@ adds to dK and dV concerns the keys [begin, end), kept from row `offset` of a co
 _PARALLEL_UNITS = 8  # aimed at, whatever the machine's threads: every further unit of a head costs dK and dV once more
 
 
+@dataclass(frozen=True)
 class Units:
-    """A plan's work in the backward's order and its units.
+    """A plan's work in the backward's order and its units. Nobody can change its arrays.
 
-    Attributes
+    Parameters
     ----------
     work : (items,) WORK array
         As the plan's, but each variant's items in the order of their rows, so that a piece of it meets few keys.
@@ -31,25 +36,29 @@ class Units:
         Rows of the workspace.
     """
 
-    def __init__(self, plan: Plan, batch: int, heads_q: int, heads_kv: int):
-        self.work = by_rows(plan)
-        self.per_head = -(-_PARALLEL_UNITS // (batch * heads_kv))
-        groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
-        kinds, kind = np.unique(groups, axis=0, return_inverse=True)
-        ranges = _key_ranges(plan, self.work) if self.per_head > 1 else None
-        cuts = np.stack([_cut(plan, self.work, ranges, variants, self.per_head) for variants in kinds])
-        self.units = cuts[kind.ravel()].ravel()
-        self.units["batch"], self.units["head_kv"] = np.divmod(np.repeat(np.arange(len(kind)), self.per_head), heads_kv)
-        rows = np.cumsum(self.units["end"] - self.units["begin"])
-        self.units["offset"][1:], self.rows = rows[:-1], int(rows[-1])
+    work: np.ndarray
+    units: np.ndarray
+    per_head: int
+    rows: int
 
 
 def units(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> Units:
     """The units for these numbers of heads, kept with the plan. They do not depend on the number of threads."""
     key = "cpu units", batch, heads_q, heads_kv
-    if key not in plan.cache:
-        plan.cache[key] = Units(plan, batch, heads_q, heads_kv)
-    return plan.cache[key]
+    return derived(plan, key, lambda: _make(plan, batch, heads_q, heads_kv))
+
+
+def _make(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> Units:
+    work, per_head = by_rows(plan), -(-_PARALLEL_UNITS // (batch * heads_kv))
+    groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
+    kinds, kind = np.unique(groups, axis=0, return_inverse=True)
+    ranges = _key_ranges(plan, work) if per_head > 1 else None
+    cuts = np.stack([_cut(plan, work, ranges, variants, per_head) for variants in kinds])
+    made = cuts[kind.ravel()].ravel()
+    made["batch"], made["head_kv"] = np.divmod(np.repeat(np.arange(len(kind)), per_head), heads_kv)
+    rows = np.cumsum(made["end"] - made["begin"])
+    made["offset"][1:] = rows[:-1]
+    return Units(work, frozen(made), per_head, int(rows[-1]))
 
 
 def _cut(plan, work, ranges, variants, count) -> np.ndarray:

@@ -29,7 +29,7 @@ def give_back(memories: list[np.ndarray]) -> None:
         if _LEAST_KEPT <= len(memory) <= _MOST_KEPT:
             _kept.setdefault(len(memory), []).append(memory)
     for size in list(_kept):
-        if sum(size * len(same) for size, same in list(_kept.items())) <= _MOST_KEPT:
+        if sum(size * len(same) for size, same in _kept.copy().items()) <= _MOST_KEPT:
             break
         _kept.pop(size, None)
 

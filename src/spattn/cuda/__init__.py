@@ -16,6 +16,7 @@ import numpy as np
 from .. import _arrays
 from ..patterns import Pattern
 from ..plan import Plan, plan
+from ..plan._sealed import sealed_for
 from . import arrays, compile, device, execute, hopper, portable
 from .errors import NO_DEVICE, CudaError
 from .routes import Route, find
@@ -80,6 +81,8 @@ def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str 
 
     Raises
     ------
+    TypeError, ValueError
+        If `plan` is not a Plan, not sound, or made for other lengths, batch entries or heads.
     MemoryError
         If the GPU is out of memory, with the bytes needed and free.
     CudaError
@@ -88,6 +91,7 @@ def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str 
         In a process forked after CUDA was used.
     """
     shape = (*q.shape[:3], v.shape[3])
+    plan = sealed_for(plan, *q.shape[:3], k.shape[2])
     if 0 in shape or k.shape[2] == 0:
         return _nothing_to_read(q, shape)
     library = arrays.library(q)
@@ -118,6 +122,7 @@ def route(q: Any, k: Any, v: Any, plan: Plan, scale: float) -> Route | None:
     gpu = device.get(ordinal)
     if _kernels(gpu, library.dtype(q), q.shape[3], shape[3]) is not hopper:
         return None
+    plan = sealed_for(plan, *q.shape[:3], k.shape[2])
     return find(gpu, library, q, k, v, plan, scale) if hopper.accepts(plan.block_q, plan.block_kv) else None
 
 

@@ -11,9 +11,9 @@ import ctypes
 import functools
 import os
 import threading
-from functools import cached_property
 from typing import Any
 
+from .._cached import cached_property
 from .errors import CudaError, check
 
 OLDEST_ARCHITECTURE = (8, 0)  # cp.async, ldmatrix and mma.sync on bfloat16

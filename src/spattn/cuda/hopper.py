@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..plan._cache import derived
 from ..plan._types import Plan
 from . import portable
 from .buffer import upload
@@ -139,13 +140,7 @@ class HopperPlan:
     """A plan on one device for one number of batch entries and heads."""
 
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int):
-        shared = plan.cache.get(("hopper", device.ordinal))
-        if shared is None:
-            layout = make_layout(plan)
-            names = ("items", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
-            arrays = {name: getattr(layout, name) for name in names}
-            arrays |= {f"merge_{name}": getattr(layout.merges, name) for name in ("rows", "indptr", "sources")}
-            shared = plan.cache.setdefault(("hopper", device.ordinal), (layout, *upload(device, arrays)))
+        shared = derived(plan, ("hopper", device.ordinal), lambda: _lay_out(plan, device))
         self.layout, self._plan_buffer, plan_at = shared
         finishes = self.layout.finishes
         phases = [make_units(plan, chosen, batch, heads_q, heads_kv) for chosen in (~finishes, finishes)]
@@ -200,7 +195,13 @@ class HopperPlan:
 def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int) -> HopperPlan:
     """The device copy of a plan, made at first use and kept with it; the device's context must be current."""
     key = "hopper", device.ordinal, batch, heads_q, heads_kv
-    found = plan.cache.get(key)
-    if found is None:
-        found = plan.cache.setdefault(key, HopperPlan(plan, device, batch, heads_q, heads_kv))
-    return found
+    return derived(plan, key, lambda: HopperPlan(plan, device, batch, heads_q, heads_kv))
+
+
+def _lay_out(plan: Plan, device: Device) -> tuple:
+    """(layout, buffer, addresses) of what does not depend on the numbers of batch entries and heads."""
+    layout = make_layout(plan)
+    names = ("items", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
+    arrays = {name: getattr(layout, name) for name in names}
+    arrays |= {f"merge_{name}": getattr(layout.merges, name) for name in ("rows", "indptr", "sources")}
+    return layout, *upload(device, arrays)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..plan._cache import derived
 from ..plan._types import Plan
 from .hopper_layout import roles
 from .params import Call, Operand
@@ -31,10 +32,7 @@ def pack(call: Call) -> Call:
     operands = _merge_axes(call.q, group), _merge_axes(call.out, group)
     if None in operands:
         return call
-    key = KEY, group
-    found = call.plan.cache.get(key, key)
-    if found is key:
-        found = call.plan.cache.setdefault(key, pack_plan(call.plan, group))
+    found = derived(call.plan, (KEY, group), lambda: pack_plan(call.plan, group))
     return call if found is None else replace(call, plan=found, q=operands[0], out=operands[1])
 
 
@@ -67,7 +65,8 @@ def pack_plan(plan: Plan, group: int) -> Plan | None:
     for head in range(group):
         masks[:, head * rows : (head + 1) * rows] = plan.masks[:, :rows]
     merges = _repeat_merges(plan, group, rows)
-    return replace(plan, views=all_views, masks=masks, q_len=plan.q_len * group, variant=variant, **merges)
+    lengths = {"q_len": plan.q_len * group, "nnz": plan.nnz * group}
+    return replace(plan, views=all_views, masks=masks, variant=variant, **lengths, **merges)
 
 
 def _variant_of_groups(variant: np.ndarray, group: int) -> np.ndarray | None:

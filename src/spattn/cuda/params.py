@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..plan._cache import derived
 from ..plan._types import Plan
 from .buffer import upload
 from .device import Device
@@ -73,11 +74,8 @@ class PlanOnDevice:
     """A plan's arrays on one device, with the launch lists for one number of batch entries and heads."""
 
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int):
-        shared = plan.cache.get(("cuda", device.ordinal))
-        if shared is None:
-            shared = plan.cache.setdefault(
-                ("cuda", device.ordinal), upload(device, {name: getattr(plan, name) for name in _ARRAYS})
-            )
+        arrays = {name: getattr(plan, name) for name in _ARRAYS}
+        shared = derived(plan, ("cuda", device.ordinal), lambda: upload(device, arrays))
         variant = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(-1)
         heads = np.argsort(variant, kind="stable").astype(np.int32)
         counts = np.bincount(variant, minlength=plan.variants)
@@ -100,10 +98,7 @@ class PlanOnDevice:
 def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int) -> PlanOnDevice:
     """The device copy of a plan, made at first use and kept with it; the device's context must be current."""
     key = "cuda", device.ordinal, batch, heads_q
-    found = plan.cache.get(key)
-    if found is None:
-        found = plan.cache.setdefault(key, PlanOnDevice(plan, device, batch, heads_q))
-    return found
+    return derived(plan, key, lambda: PlanOnDevice(plan, device, batch, heads_q))
 
 
 def pack(call: Call, plan: PlanOnDevice, partial: int, partial_lse: int, first_block: int = 0) -> bytes:

@@ -81,7 +81,8 @@ class Pattern:
         Returns
         -------
         bool or bool array
-            Of the broadcast shape of `q` and `k`.
+            Of the broadcast shape of `q` and `k`, or of one that broadcasts to it. Numbers are no truth values: index
+            sets, plans and compositions raise TypeError for them.
         """
         raise NotImplementedError
 

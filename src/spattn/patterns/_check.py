@@ -12,7 +12,7 @@ REACH = 1 << 40  # further than two positions of any sequence lie apart, and far
 def reach(tokens: int) -> int:
     """`tokens`, or REACH where it is more: the same to every position, and NumPy can add and multiply it.
 
-    Parameters keep the value that they were given. Products of parameters are made of Python integers and cut afterwards.
+    Fields keep the value that they were given. Products of parameters are made of Python integers and cut afterwards.
     """
     return min(tokens, REACH)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ._base import Pattern
-from ._registry import pattern_class
 from ._check import integer, integers
+from ._registry import pattern_class
 from .basic import BlockLocal, Causal, Sinks, SlidingWindow
 from .documents import Documents
 from .tokens import GlobalTokens

@@ -14,7 +14,7 @@ __all__ = ["allowed", "apply", "member"]
 
 
 def allowed(pattern: Pattern, q: Any, k: Any) -> Any:
-    """``pattern.allows(q, k)``, TypeError unless that is what it promises: every caller comes through here.
+    """``pattern.allows(q, k)``, TypeError unless it returns what it promises: every caller comes through here.
 
     Parameters
     ----------

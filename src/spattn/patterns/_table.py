@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from functools import cached_property
 
 import numpy as np
 
 from .._arrays import kind, to_host
+from .._cached import cached_property
+from .._frozen import frozen
 from .._index_checks import integer_array, plain_array
 
 __all__ = ["BlockTable", "ByContent", "frozen_array"]
@@ -18,7 +19,8 @@ _COARSE = 64
 
 
 def frozen_array(name: str, value, dtype, ndims: tuple[int, ...]) -> np.ndarray:
-    """A read-only copy of an array of any framework, C-contiguous.
+    """A copy of an array of any framework that nobody can change, C-contiguous; its elements are copied unless nobody
+    can change them.
 
     Raises
     ------
@@ -33,9 +35,7 @@ def frozen_array(name: str, value, dtype, ndims: tuple[int, ...]) -> np.ndarray:
         raise TypeError(f"{name}: expected an array of dtype bool, got {array.dtype}")
     if array.ndim not in ndims:
         raise ValueError(f"{name}: expected {' or '.join(f'{n}-D' for n in ndims)}, got shape {array.shape}")
-    array = np.array(array, order="C")
-    array.flags.writeable = False
-    return array
+    return frozen(array)
 
 
 class ByContent:
@@ -74,7 +74,7 @@ class BlockTable(ByContent):
     Parameters
     ----------
     cells : (rows, columns) bool array
-        Copied.
+        Copied, unless nobody can change it.
     """
 
     cells: np.ndarray

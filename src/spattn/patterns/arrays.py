@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
+from .._cached import cached_property
 from .._ragged import ramp
 from ..index_set import Runs
 from ._base import Pattern
+from ._check import assign, flag, integer, reach
 from ._predicate import apply
 from ._registry import register
-from ._check import assign, flag, integer, reach
 from ._table import BlockTable, ByContent, frozen_array
 
 __all__ = ["BlockLayout", "ColumnIntervals", "KeyBlocks", "Mask"]
@@ -41,6 +41,10 @@ class _ArrayPattern(ByContent, Pattern):
         )
         own = {name: self._one(array, where) for name, array in self._arrays().items()}
         return self if all(own[n] is a for n, a in self._arrays().items()) else dataclasses.replace(self, **own)
+
+    def _bound(self):
+        """An equal pattern, to plan with: its look-up table goes when the plan is made, however long `self` is kept."""
+        return dataclasses.replace(self)
 
     def _one(self, array: np.ndarray, where=(0, 0)) -> np.ndarray:
         """The array of one batch entry and one head."""
@@ -84,7 +88,7 @@ class Mask(_ArrayPattern):
     def bind(self, q_len, kv_len):
         if self.mask.shape[-2:] != (q_len, kv_len):
             raise ValueError(f"mask: expected shape (..., {q_len}, {kv_len}), got {self.mask.shape}")
-        return self
+        return self._bound()
 
     @cached_property
     def _table(self) -> BlockTable:
@@ -153,7 +157,7 @@ class BlockLayout(_ArrayPattern):
 
     def bind(self, q_len, kv_len):
         check_blocks("layout", "blocks", self.layout.shape[-1], kv_len, self.block)
-        return self
+        return self._bound()
 
     @cached_property
     def _table(self) -> BlockTable:
@@ -190,9 +194,9 @@ class KeyBlocks(_ArrayPattern):
     TypeError
         If `blocks` is not of integers or a masked array, or a size not an integer.
     ValueError
-        If `blocks` has not two to four axes or a number below -1 or beyond int32, or a size is less than 1; from :meth:`bind`, if its
-        rows do not cover `kv_len` or a number is beyond the last key block; from :meth:`allows`, if :meth:`at` has not
-        chosen among several batch entries and heads.
+        If `blocks` has not two to four axes or a number below -1 or beyond int32, or a size is less than 1; from
+        :meth:`bind`, if its rows do not cover `kv_len` or a number is beyond the last key block; from :meth:`allows`,
+        if :meth:`at` has not chosen among several batch entries and heads.
 
     References
     ----------
@@ -216,7 +220,7 @@ class KeyBlocks(_ArrayPattern):
         key_blocks = -(-kv_len // self.block_kv)
         if self.blocks.max(initial=-1) >= key_blocks:
             raise ValueError(f"blocks: expected numbers below {key_blocks} (key blocks), got {self.blocks.max()}")
-        return self
+        return self._bound()
 
     @cached_property
     def _table(self) -> BlockTable:
@@ -264,9 +268,9 @@ class ColumnIntervals(_ArrayPattern):
     TypeError
         If the arrays are not of integers or masked arrays, or `causal` is not a bool.
     ValueError
-        If the arrays' shapes differ or have not one to three axes, a number does not fit into int64, or only one of `start2` and `stop2` is given; from
-        :meth:`bind`, if there is not one interval a key; from :meth:`allows`, if :meth:`at` has not chosen among
-        several batch entries and heads.
+        If the arrays' shapes differ or have not one to three axes, a number does not fit into int64, or only one of
+        `start2` and `stop2` is given; from :meth:`bind`, if there is not one interval a key; from :meth:`allows`, if
+        :meth:`at` has not chosen among several batch entries and heads.
 
     References
     ----------

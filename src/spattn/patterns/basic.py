@@ -9,9 +9,9 @@ import numpy as np
 
 from ..index_set import Runs
 from ._base import Part, Pattern
-from ._registry import register
 from ._check import REACH, assign, integer, reach
 from ._lattices import column_lattices, residue_parts
+from ._registry import register
 
 __all__ = ["BlockLocal", "Causal", "Columns", "DilatedWindow", "Full", "Sinks", "SlidingWindow", "Stride"]
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
+from .._cached import cached_property
 from ..index_set import Runs
 from ._base import Pattern
-from ._registry import register
 from ._check import assign, flag, integer, reach
 from ._random import draw_ranks
+from ._registry import register
 from ._table import BlockTable
 
 __all__ = ["BigBird"]
@@ -31,7 +31,8 @@ class BigBird(Pattern):
     global_blocks : int, optional
         The first so many blocks attend to all blocks and all blocks attend to them.
     random_blocks : int, optional
-        Blocks drawn for each row of blocks and each head among those that the row does not have yet.
+        Blocks drawn for each row of blocks and each head among those that the row does not have yet; all of these
+        where there are no more.
     seed : int, optional
         Key of the generator, ``0 <= seed < 2**64``.
     causal : bool, optional
@@ -45,7 +46,8 @@ class BigBird(Pattern):
         If a parameter is not an integer, or `causal` not a bool.
     ValueError
         If `block` or `window_blocks` is less than 1, another number negative, or `seed` or `head` not below ``2**64``;
-        from :meth:`allows`, if random blocks are asked for before :meth:`at` and :meth:`bind` have fixed head and length.
+        from :meth:`allows`, if random blocks are asked for before :meth:`at` and :meth:`bind` have fixed head and
+        length.
 
     Notes
     -----

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from ..index_set import Runs
 from ._base import Lattice, Part, Pattern
-from ._registry import register
 from ._check import assign, integer, reach
 from ._lattices import residue_parts
+from ._registry import register
 from .basic import BlockLocal, Causal, Columns, SlidingWindow, Stride, column_runs
 
 __all__ = ["Fixed", "Strided"]

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ._registry import register
 from ._check import flag, integer, integers, reach
 from ._deepspeed import LayoutPattern, check_ranges, global_ranges, random_layout, window_layout
+from ._registry import register
 
 __all__ = ["BSLongformer", "BigBird", "Dense", "Fixed", "LocalSlidingWindow", "Variable"]
 

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from .._index_checks import LONGEST
 from ..index_set import Runs
 from ._base import Pattern
+from ._check import assign, integer, integers, reach
 from ._predicate import apply
 from ._registry import register
-from ._check import assign, integer, integers, reach
 from ._table import frozen_array
 
 __all__ = ["Documents", "PrefixLM"]

@@ -10,9 +10,9 @@ import numpy as np
 
 from ..index_set import Runs
 from ._base import Lattice, Part
-from ._registry import register
 from ._boxes import GridPattern, box_runs, coordinates, lengths, row_major
 from ._check import assign, integer, per_axis
+from ._registry import register
 
 __all__ = ["Axial", "Windowed"]
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from ..index_set import Runs
 from ._base import Pattern
-from ._registry import register
 from ._check import assign, integer
+from ._registry import register
 from .basic import DilatedWindow
 from .tokens import GlobalTokens, token_groups, token_set
 

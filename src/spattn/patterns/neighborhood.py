@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ._base import Lattice, Part
-from ._registry import register
 from ._boxes import GridPattern, box_runs, coordinates, lengths, row_major
 from ._check import assign, flag, per_axis
+from ._registry import register
 
 __all__ = ["Neighborhood"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ._base import Pattern
-from ._registry import register
 from ._check import assign, integer
 from ._compose import nesting
+from ._registry import register
 
 __all__ = ["PerHead"]
 

@@ -8,9 +8,9 @@ import numpy as np
 
 from ..index_set import AffineRows, Runs
 from ._base import Lattice, Part, Pattern
+from ._check import REACH, assign, flag, integer, integers, reach
 from ._predicate import member
 from ._registry import register
-from ._check import REACH, assign, flag, integer, integers, reach
 from .basic import always
 
 __all__ = ["GlobalTokens"]

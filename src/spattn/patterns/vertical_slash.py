@@ -8,9 +8,9 @@ import numpy as np
 
 from ..index_set import Runs
 from ._base import Pattern
+from ._check import assign, integers
 from ._predicate import member
 from ._registry import register
-from ._check import assign, integers
 from .tokens import position_table
 
 __all__ = ["VerticalSlash"]

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .._ragged import ramp
-from ._types import WORK, positions
+from ._cells import real_cells
+from ._types import WORK
 
 
 class Schedule(NamedTuple):
@@ -28,7 +29,7 @@ def schedule(views, components, first_component, indptr, q_len, block_q, longest
     nothing = (np.zeros(0, np.int64),) * 4
     listed = [nothing, *(_lists(c, number, indptr) for number, c in enumerate(components, first_component))]
     component, query_tile, begin, end = (np.concatenate(column) for column in zip(*listed, strict=True))
-    row, owner, cell = _rows(views, components, first_component, component, query_tile)
+    owner, cell, row = real_cells(views[components["query_view"][component - first_component]], query_tile)
     pieces = -(-(end - begin) // longest)
     covered = np.bincount(row, minlength=q_len)
     shared = np.zeros(len(begin), dtype=bool)
@@ -45,19 +46,6 @@ def _lists(component, number: int, indptr: np.ndarray):
     ends = indptr[component["first_row"] : component["first_row"] + component["query_tiles"] + 1]
     tile = np.nonzero(np.diff(ends))[0]
     return np.full(len(tile), number), tile, ends[tile].astype(np.int64), ends[tile + 1].astype(np.int64)
-
-
-def _rows(views, components, first_component, component, query_tile):
-    """Every real row of every list: (row, number of the list, query cell)."""
-    row, owner, cell = [], [], []
-    for number in range(first_component, first_component + len(components)):
-        lists = np.nonzero(component == number)[0]
-        position, valid = positions(views[components[number - first_component]["query_view"]], query_tile[lists])
-        at, which = np.nonzero(valid)
-        row.append(position[valid])
-        owner.append(lists[at])
-        cell.append(which)
-    return tuple(np.concatenate(a) if a else np.zeros(0, np.int64) for a in (row, owner, cell))
 
 
 def _pieces(component, query_tile, begin, end, pieces, shared):

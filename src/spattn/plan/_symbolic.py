@@ -12,11 +12,11 @@ every cell of that side (O(q_len) work); where both sides meet, two things are t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from .._cached import cached_property
 from ..patterns._predicate import allowed
 
 _MOST = 1 << 61  # the largest value that is followed: sums and differences of two stay within int64

@@ -11,10 +11,15 @@ import numpy as np
 from .._ragged import ramp
 from ..patterns import Lattice, Pattern
 from ..patterns._predicate import allowed as allowed_pairs
+from ._budget import Budget
 from ._symbolic import Boxes, TilePairs, unique_rows
-from ._types import AXES, VIEW, grid_of, positions
+from ._types import AXES, LARGEST, VIEW, grid_of, positions
 
 _PAIRS_AT_ONCE = 1 << 15  # tile pairs of the coarsest level of the search
+_CELLS_AT_ONCE = 1 << 22  # of a side of the boxes that are evaluated at once, unless there are many times as many
+_MOST_AT_ONCE = 8  # shares that a side is evaluated in
+_CELL_BYTES = 9  # of a position and of whether it is real
+_PAIR_BYTES = 41  # of a tile pair while it is refined
 _TILES_AT_ONCE = 64  # tiles evaluated cell by cell at once
 _COARSER = 4  # boxes joined along each axis from one level of the search to the next
 
@@ -31,8 +36,9 @@ class Tiles(NamedTuple):
 class Masks:
     """The deduplicated bitmasks of a plan."""
 
-    def __init__(self, block_q: int, block_kv: int):
+    def __init__(self, block_q: int, block_kv: int, budget: Budget):
         self.shape = (block_q, block_kv // 64)
+        self._budget = budget
         self._number: dict[bytes, int] = {}
         self._array: list[np.ndarray] = []
 
@@ -40,6 +46,7 @@ class Masks:
         """Number of `mask`, (block_q, words) uint64."""
         number = self._number.setdefault(mask.tobytes(), len(self._array))
         if number == len(self._array):
+            self._budget.need(mask.nbytes * (number + 1))
             self._array.append(mask)
         return number
 
@@ -62,8 +69,6 @@ def make_view(lattice: Lattice, block: int) -> np.void:
 
 def _view(offset, strides, extents, box) -> np.void:
     missing = AXES - len(extents)
-    if missing < 0:
-        raise ValueError(f"parts(): expected lattices of at most {AXES} axes, got {len(extents)}")
     view = np.zeros((), dtype=VIEW)
     view["offset"] = offset
     view["stride"] = (0,) * missing + tuple(strides)
@@ -93,27 +98,33 @@ def _factorisations(number: int, factors: int):
     return [(d, *rest) for d in divisors for rest in _factorisations(number // d, factors - 1)]
 
 
-def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks: Masks) -> Tiles:
+def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks: Masks, budget: Budget) -> Tiles:
     """All tiles of `pattern` on a pair of views that hold an allowed pair.
 
     Parameters
     ----------
     shift : int
         kv_len − q_len: what turns a row of the query view into a position.
+    budget : Budget
+        Raises ValueError where they are too many.
     """
-    q_positions, q_valid = positions(query, np.arange(query["tiles"]))
-    k_positions, k_valid = positions(key, np.arange(key["tiles"]))
-    q_positions = q_positions + shift
+    budget.need(_CELL_BYTES * sum(int(view["tiles"]) * view["box"].prod(dtype=np.int64) for view in (query, key)))
     try:
         # A single tile is sooner evaluated than searched for.
-        found = _search(pattern, query, key, shift) if len(q_positions) * len(k_positions) > 1 else None
+        single = int(query["tiles"]) == int(key["tiles"]) == 1
+        found = None if single else _search(pattern, query, key, shift, budget)
     except TypeError as error:
-        allowed_pairs(pattern, q_positions[:1, :, None], k_positions[:1, None, :])  # raises what is its own fault
+        q, k = (positions(view, np.arange(1))[0] for view in (query, key))
+        allowed_pairs(pattern, q[:, :, None] + shift, k[:, None, :])  # raises what is its own fault
         warnings.warn(
             f"{pattern!r}: allows() cannot be evaluated on whole tiles ({error}); planning evaluates every cell",
             stacklevel=2,
         )
+        budget.need(_PAIR_BYTES * int(query["tiles"]) * int(key["tiles"]))
         found = None
+    q_positions, q_valid = positions(query, np.arange(query["tiles"]))
+    k_positions, k_valid = positions(key, np.arange(key["tiles"]))
+    q_positions = q_positions + shift
     if found is None:
         q_box, k_box = (a.reshape(-1) for a in np.indices((int(query["tiles"]), int(key["tiles"]))))
         full = np.zeros(len(q_box), dtype=bool)
@@ -135,10 +146,11 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
 _EMPTY = -2
 
 
-def _search(pattern: Pattern, query: np.void, key: np.void, shift: int):
+def _search(pattern: Pattern, query: np.void, key: np.void, shift: int, budget: Budget):
     """Tile pairs that may hold an allowed pair: (query box, key box, whether every cell is allowed).
 
-    Starts with coarse boxes and refines only what is undecided, so the cost follows the number of tiles found.
+    Starts with coarse boxes and refines only what is undecided, so the cost follows the number of tiles found. What is
+    decided at a coarse level is known to be in the plan before it is listed.
     """
     levels = [(query, key)]
     while int(levels[-1][0]["tiles"]) * int(levels[-1][1]["tiles"]) > _PAIRS_AT_ONCE:
@@ -151,22 +163,74 @@ def _search(pattern: Pattern, query: np.void, key: np.void, shift: int):
     always = np.zeros(len(q_box), dtype=bool)
     for level in range(len(levels) - 1, -1, -1):
         q_view, k_view = levels[level]
-        q_boxes = Boxes(positions(q_view, np.arange(q_view["tiles"]))[0] + shift)
-        k_boxes = Boxes(positions(k_view, np.arange(k_view["tiles"]))[0])
         unknown = np.nonzero(~always)[0]
-        result = TilePairs(q_boxes, k_boxes, q_box[unknown], k_box[unknown], with_keys=False).evaluate(pattern)
-        always[unknown] = result.lo > 0
+        lo, hi = _decide(pattern, q_view, k_view, shift, q_box[unknown], k_box[unknown])
+        always[unknown] = lo > 0
         alive = always.copy()
-        alive[unknown] |= result.hi > 0
+        alive[unknown] |= hi > 0
         q_box, k_box, always = q_box[alive], k_box[alive], always[alive]
         if level:
-            q_box, k_box, always = _refine(q_box, k_box, always, *levels[level], *levels[level - 1])
+            finer = levels[level - 1]
+            budget.need_tiles(_pairs_inside(levels[level], (query, key), q_box[always], k_box[always]))
+            budget.need(_PAIR_BYTES * _pairs_inside(levels[level], finer, q_box, k_box))
+            q_box, k_box, always = _refine(q_box, k_box, always, *levels[level], *finer)
     return q_box, k_box, always
 
 
+def _decide(pattern: Pattern, q_view: np.void, k_view: np.void, shift: int, q_box: np.ndarray, k_box: np.ndarray):
+    """Lower and upper bounds of the predicate on pairs of boxes, computed on so many positions at once that memory is
+    bounded."""
+    (q_share, q_starts), (k_share, k_starts) = _shares(q_view), _shares(k_view)
+    if len(q_starts) == len(k_starts) == 1:
+        boxes = _boxes(q_view, 0, q_share, shift), _boxes(k_view, 0, k_share, 0)
+        result = TilePairs(*boxes, q_box, k_box, with_keys=False).evaluate(pattern)
+        return result.lo, result.hi
+    lo, hi = np.zeros((2, len(q_box)), dtype=np.int64)
+    for q_start in q_starts:
+        of_share = np.nonzero(q_box // q_share == q_start // q_share)[0]
+        q_boxes = _boxes(q_view, q_start, q_share, shift)
+        for k_start in k_starts:
+            own = of_share[k_box[of_share] // k_share == k_start // k_share]
+            k_boxes = _boxes(k_view, k_start, k_share, 0)
+            pairs = TilePairs(q_boxes, k_boxes, q_box[own] - q_start, k_box[own] - k_start, with_keys=False)
+            result = pairs.evaluate(pattern)
+            lo[own], hi[own] = result.lo, result.hi
+    return lo, hi
+
+
+def _shares(view: np.void) -> tuple[int, range]:
+    """(boxes evaluated at once, where each share starts)."""
+    tiles, cells = int(view["tiles"]), int(view["box"].prod(dtype=np.int64))
+    share = max(1, _CELLS_AT_ONCE // cells, -(-tiles // _MOST_AT_ONCE))
+    return share, range(0, tiles, share)
+
+
+def _boxes(view: np.void, start: int, count: int, shift: int) -> Boxes:
+    found = positions(view, np.arange(start, min(start + count, int(view["tiles"]))))[0]
+    found += shift
+    return Boxes(found)
+
+
 def _coarse(view: np.void) -> np.void:
-    box = [int(b) * (_COARSER if g > 1 else 1) for b, g in zip(view["box"], view["grid"], strict=True)]
+    """The view in boxes that join several along each axis, as far as their size is an int32."""
+    sides = zip(view["box"].tolist(), view["grid"].tolist(), strict=True)
+    box = [b * (_COARSER if g > 1 and _COARSER * b <= LARGEST else 1) for b, g in sides]
     return _view(view["offset"], view["stride"], view["extent"], box)
+
+
+def _pairs_inside(coarse, fine, q_box: np.ndarray, k_box: np.ndarray) -> int:
+    """How many pairs of boxes of the views `fine` some pairs of boxes of the views `coarse` hold."""
+    in_q, in_k = (_boxes_inside(*views) for views in zip(coarse, fine, strict=True))
+    return int((in_q[q_box] * in_k[k_box]).sum())
+
+
+def _boxes_inside(coarse: np.void, fine: np.void) -> np.ndarray:
+    """How many boxes of `fine` each box of `coarse` holds."""
+    counts = np.ones(1, np.int64)
+    for ratio, boxes, finer in zip(coarse["box"] // fine["box"], coarse["grid"], fine["grid"], strict=True):
+        axis = np.minimum(ratio, finer - ratio.astype(np.int64) * np.arange(boxes))
+        counts = (counts[:, None] * axis).ravel()
+    return counts
 
 
 def _refine(q_box, k_box, always, q_coarse, k_coarse, q_fine, k_fine):

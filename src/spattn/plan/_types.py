@@ -4,8 +4,9 @@ A plan knows positions, tiles and bitmasks; it does not know patterns. A kernel 
 
 view
     An affine lattice of sequence positions over three axes. The lattice point with coordinates ``(c0, c1, c2)``,
-    ``0 <= c_a < extent[a]``, is the position ``offset + sum_a stride[a] * c_a``. Unused axes have extent 1, box 1 and
-    stride 0 and come first, so a plain sequence is ``extent = (1, 1, n)``, ``stride = (0, 0, 1)``.
+    ``0 <= c_a < extent[a]``, is the position ``offset + sum_a stride[a] * c_a``; no two points are one position. Unused
+    axes have extent 1, box 1 and stride 0 and come first, so a plain sequence is ``extent = (1, 1, n)``,
+    ``stride = (0, 0, 1)``.
 tile
     The lattice is cut into boxes of ``box[0] * box[1] * box[2] == block`` cells (``block_q`` for a query view,
     ``block_kv`` for a key view). There are ``grid[a] = ceil(extent[a] / box[a])`` boxes along axis a; tile ``t`` is the
@@ -15,14 +16,17 @@ component
     One query view with, for each of its query tiles, a list of key tiles: CSR row ``first_row + query_tile`` of
     ``indptr``. Entry ``e`` of the list is key tile ``indices[e]`` of view ``component.key_view + key_view[e]``, with
     the bitmask ``mask[e]`` (-1: every pair of the tile is allowed and no key of it is padding).
-    Components of one family share their CSR rows; they differ only in where their views start.
+    Components of one family share their CSR rows; they differ only in where their views start. The rows of the
+    families follow one another. No two components of a variant allow the same pair: whoever makes a plan by hand sees
+    to it, because nobody can check that cheaply.
 bitmask
     ``masks[m, r, w]``: bit ``b`` (1 << b) is set when query cell ``r`` may attend to key cell ``64 * w + b``. Bits of
     padding keys are never set in a row that is not padding; rows that are padding hold anything.
 work item
-    A contiguous piece ``[begin, end)`` of one list: computes softmax attention of the tile's rows over those keys.
-    ``slot == -1``: nobody else writes these rows, so the item writes ``out`` and ``lse`` itself. Otherwise it writes
-    its normalised float32 rows (float64 for float64 inputs) and their natural-log lse to ``slot`` of the workspace.
+    A contiguous piece ``[begin, end)`` of one list, not empty; the pieces of a list are the whole list. It computes
+    softmax attention of the tile's rows over those keys. ``slot == -1``: nobody else writes these rows, so the item
+    writes ``out`` and ``lse`` itself. Otherwise it writes its normalised float32 rows (float64 for float64 inputs) and
+    their natural-log lse to ``slot`` of the workspace.
     Items of a variant are sorted by falling cost.
 merge
     Row ``merge_rows[m]`` is the log-sum-exp combination, in this order, of the workspace rows
@@ -37,12 +41,16 @@ variant
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, fields
 
 import numpy as np
 
+from .._cached import cached_property
+from .._frozen import frozen
+
 AXES = 3
+LARGEST = 2**31 - 1  # what int32 holds: lengths, tiles, entries
+LARGEST_SIDE = 1 << 15  # tokens of a tile's side
 
 VIEW = np.dtype(
     [("offset", "i8"), ("stride", "i8", AXES), ("extent", "i4", AXES), ("box", "i4", AXES), ("grid", "i4", AXES),
@@ -80,6 +88,9 @@ def positions(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 @dataclass(frozen=True, eq=False)
 class Plan:
     """An executable description of a pattern at given lengths. Made by :func:`spattn.plan`; see the module's text.
+
+    A plan is a value: nobody can change its arrays, whether it was made, replaced, copied or unpickled. Backends check
+    a plan that :func:`spattn.plan` did not make before they first execute it.
 
     Parameters
     ----------
@@ -121,11 +132,6 @@ class Plan:
         Variant of each batch entry and query head.
     nnz : int
         Allowed (query, key) pairs, summed over variants.
-
-    Attributes
-    ----------
-    cache : dict
-        What backends derive from the plan (device copies, backward units); not pickled.
     """
 
     pattern: object
@@ -149,11 +155,17 @@ class Plan:
     merge_variants: np.ndarray
     variant: np.ndarray
     nnz: int
-    cache: dict = field(init=False, default_factory=dict)
 
-    def __getstate__(self) -> dict:
-        """Without what backends derived, and without the mark of having been checked."""
-        return self.__dict__ | {"cache": {}}
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                object.__setattr__(self, name, frozen(value))
+            elif isinstance(value, np.integer):
+                object.__setattr__(self, name, int(value))
+
+    def __reduce__(self):
+        """Copies and unpickled plans are made as any other: with arrays of their own, and unchecked."""
+        return Plan, tuple(getattr(self, field.name) for field in fields(Plan))
 
     @property
     def variants(self) -> int:
@@ -163,8 +175,9 @@ class Plan:
     @cached_property
     def tiles(self) -> int:
         """Key tiles visited, summed over query tiles, components and variants."""
-        lengths = np.diff(self.indptr)
-        return int(sum(lengths[c["first_row"]: c["first_row"] + c["query_tiles"]].sum() for c in self.components))
+        first = self.components["first_row"]
+        entries = self.indptr[first + self.components["query_tiles"]] - self.indptr[first]
+        return int(entries.sum(dtype=np.int64))
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -185,7 +198,7 @@ class Plan:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        return sum(a.nbytes for a in self.__dict__.values() if isinstance(a, np.ndarray))
+        return sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
 
     def __repr__(self) -> str:
         partial = int((self.mask >= 0).sum())

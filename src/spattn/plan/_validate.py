@@ -1,134 +1,223 @@
-"""A plan's arrays are checked once, before any kernel reads them."""
+"""A plan's arrays are checked once, before any kernel reads them.
+
+Whoever made the plan, the arithmetic is exact: int64 where entries are int32, and float64 where a product or a sum of
+theirs could leave int64, because a float64 that was rounded is far beyond every number that is allowed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import numpy as np
 
-from ._types import COMPONENT, VIEW, WORK, Plan, positions
+from ._cells import real_cells, real_extents
+from ._parts import repeats
+from ._symbolic import unique_rows
+from ._types import COMPONENT, LARGEST, LARGEST_SIDE, VIEW, WORK, Plan
+
+__all__ = ["check"]
+
+_INT32 = ("indptr", "indices", "key_view", "mask", "work_indptr", "merge_rows", "merge_indptr", "merge_sources",
+          "merge_variants", "variant")  # fmt: skip
+_DTYPES = {"views": VIEW, "components": COMPONENT, "work": WORK, "masks": np.dtype(np.uint64)}
+_DTYPES |= dict.fromkeys(_INT32, np.dtype(np.int32))
+_ENTRIES_AT_ONCE = 1 << 16  # whose padding is looked at
 
 
-def validate(plan: Plan) -> Plan:
-    """Check every index of a plan; returns it.
+class Family(NamedTuple):
+    """Components that share their CSR rows and differ in where their views start; the first stands for all."""
 
-    Raises
-    ------
-    ValueError
-        If an array has the wrong type or shape, or an entry points outside of what it refers to. Kernels trust plans,
-        so plans that did not come from :func:`spattn.plan` (edited, unpickled, hand-made) are checked before they run.
-    """
-    if not plan.cache.get("valid"):
-        for check in (_check_types, _check_views, _check_tiles, _check_padding, _check_work, _check_merges):
-            check(plan)
-        plan.cache["valid"] = True
-    return plan
+    components: np.ndarray  # numbers
+    lists: np.ndarray  # (query tiles + 1,) where each list starts
+    query_views: np.ndarray  # of each component
+    key_views: np.ndarray  # (key views of a component, components)
 
 
-def _require(condition, message: str) -> None:
-    if not np.all(condition):
-        raise ValueError(f"plan: {message}")
+def check(p: Plan) -> None:
+    """ValueError unless a plan is sound; see :func:`spattn.plan.validate`."""
+    _check_numbers(p)
+    _check_arrays(p)
+    found = _families(p)
+    pairs = sum(len(family.components) * _count_pairs(p, family) for family in found)
+    _require(p.nnz == pairs, "nnz", f"{pairs} pairs")
+    _check_work(p, sum(len(family.components) * np.count_nonzero(np.diff(family.lists)) for family in found))
+    _check_merges(p)
+
+
+def _check_numbers(p: Plan) -> None:
+    for name in ("q_len", "kv_len", "block_q", "block_kv", "slots", "nnz"):
+        number = getattr(p, name)
+        _require(type(number) is int and number >= 0, name, "an integer >= 0")
+    _require(max(p.q_len, p.kv_len) <= LARGEST, "q_len, kv_len", f"lengths up to {LARGEST}")
+    sides = 1 <= p.block_q <= LARGEST_SIDE and 1 <= p.block_kv <= LARGEST_SIDE and p.block_kv % 64 == 0
+    _require(sides, "block_q, block_kv", f"up to {LARGEST_SIDE} queries and a multiple of 64 keys")
+
+
+def _check_arrays(p: Plan) -> None:
+    for name, dtype in _DTYPES.items():
+        array, dimensions = getattr(p, name), {"masks": 3, "variant": 2}.get(name, 1)
+        fits = isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == dimensions
+        _require(fits, name, f"a {dimensions}-D array of {dtype}")
+    _require(p.masks.shape[1:] == (p.block_q, p.block_kv // 64), "masks", "bitmasks of the tile's shape")
+    _require(len(p.key_view) == len(p.indices) == len(p.mask), "indices, key_view, mask", "arrays of one length")
+    _require((p.mask >= -1) & (p.mask < len(p.masks)), "mask", "-1 or numbers of bitmasks")
+    for name, owned in (("indptr", p.indices), ("work_indptr", p.work), ("merge_indptr", p.merge_sources),
+                        ("merge_variants", p.merge_rows)):  # fmt: skip
+        _require(_partitions(getattr(p, name), len(owned)), name, f"numbers that rise from 0 to {len(owned)}")
+    _require(p.variants >= 1 and len(p.merge_variants) == p.variants + 1, "merge_variants", "one range per variant")
+    _require(len(p.merge_indptr) == len(p.merge_rows) + 1, "merge_indptr", "one range per merge")
+    _require(p.variant.size > 0, "variant", "at least one batch entry and head")
+    _require(((p.variant >= 0) & (p.variant < p.variants)).all(), "variant", "numbers of variants")
+
+
+def _families(p: Plan) -> list[Family]:
+    """The plan's families; ValueError unless all of its views and components are sound."""
+    _check_views(p)
+    c, views = p.components, len(p.views)
+    _require((c["query_view"] >= 0) & (c["query_view"] < views), "components", "numbers of query views")
+    _require(c["query_tiles"] == p.views["tiles"][c["query_view"]], "components", "the tiles of the query view")
+    _require((c["variant"] >= 0) & (c["variant"] < p.variants), "components", "numbers of variants")
+    found = list(_grouped(p))
+    _check_roles(p, found)
+    return found
+
+
+def _check_views(p: Plan) -> None:
+    v = p.views
+    _require(((v["extent"] >= 1) & (v["box"] >= 1)).all(axis=1), "views", "extents and boxes >= 1")
+    grid = -(-v["extent"].astype(np.int64) // v["box"])
+    _require((v["grid"] == grid).all(axis=1), "views", "grids of ceil(extent / box)")
+    _require(v["tiles"] == grid.prod(axis=1, dtype=np.float64), "views", "as many tiles as the grid has boxes")
+
+
+def _grouped(p: Plan) -> Iterator[Family]:
+    """Components by their first row."""
+    c = p.components
+    first_row, start, family = np.unique(c["first_row"], return_index=True, return_inverse=True)
+    ends = np.concatenate([[0], np.cumsum(c["query_tiles"][start], dtype=np.int64)])
+    follow = np.array_equal(ends[:-1], first_row) and ends[-1] == len(p.indptr) - 1
+    _require(follow, "components", "rows of families that follow one another")
+    _require(c["query_tiles"] == c["query_tiles"][start[family]], "components", "families of as many query tiles")
+    members = np.split(np.argsort(family, kind="stable"), np.cumsum(np.bincount(family)))
+    for own, low, high in zip(members, ends[:-1], ends[1:], strict=False):
+        lists = p.indptr[low : high + 1]
+        used = p.key_view[lists[0] : lists[-1]]
+        first, count = c["key_view"][own].astype(np.int64), int(used.max(initial=-1)) + 1
+        _require(used >= 0, "key_view", "numbers of key views")
+        _require((first >= 0) & (first + count <= len(p.views)), "components", "numbers of key views")
+        yield Family(own, lists, c["query_view"][own], first + np.arange(count)[:, None])
+
+
+def _check_roles(p: Plan, found: list[Family]) -> None:
+    """Views of a family's components are of one shape and stay inside of the sequence, each position once."""
+    v, shape = p.views, np.concatenate([p.views["stride"], p.views["extent"], p.views["box"]], axis=1)
+    cells, offset = v["box"].prod(axis=1, dtype=np.float64), v["offset"].astype(np.float64)
+    reach = v["stride"].astype(np.float64) * (v["extent"] - 1)
+    low, high = offset + np.minimum(reach, 0).sum(axis=1), offset + np.maximum(reach, 0).sum(axis=1)
+    used = np.zeros(len(v), dtype=bool)
+    for family in found:
+        sides = [(family.query_views, p.q_len, p.block_q), *((keys, p.kv_len, p.block_kv) for keys in family.key_views)]
+        for views, length, block in sides:
+            used[views] = True
+            _require((shape[views] == shape[views[0]]).all(), "views", "one shape for all components of a family")
+            _require((cells[views] == block).all(), "views", f"boxes of {block} cells")
+            _require(((low[views] >= 0) & (high[views] < length)).all(), "views", f"positions in [0, {length})")
+    for row in np.unique(shape[used, :6], axis=0).tolist():
+        _require(not repeats(row[:3], row[3:]), "views", "lattices that visit no position twice")
+
+
+def _count_pairs(p: Plan, family: Family) -> int:
+    """Pairs that the family's first component allows; checks its lists and that nobody attends to padding."""
+    entries = slice(family.lists[0], family.lists[-1])
+    row = np.repeat(np.arange(len(family.lists) - 1), np.diff(family.lists))
+    number, tile = p.key_view[entries], p.indices[entries]
+    if not len(tile):
+        return 0
+    _require((tile >= 0) & (tile < p.views["tiles"][family.key_views[number, 0]]), "indices", "key tiles of the view")
+    later = (number[1:] > number[:-1]) | (number[1:] == number[:-1]) & (tile[1:] > tile[:-1])
+    _require(later | (row[1:] > row[:-1]), "indices", "sorted lists without repeats")
+    columns = row, number, tile, p.mask[entries]
+    starts = range(0, len(tile), _ENTRIES_AT_ONCE)
+    return sum(_count_entries(p, family, *(column[at : at + _ENTRIES_AT_ONCE] for column in columns)) for at in starts)
+
+
+def _count_entries(p: Plan, family: Family, row, number, tile, mask) -> int:
+    query, key = p.views[family.query_views[:1]], p.views[family.key_views[:, 0]]
+    queries, keys = real_extents(np.repeat(query, len(row)), row), real_extents(key[number], tile)
+    full = mask < 0
+    _require(~full | (keys.prod(axis=1) == p.block_kv), "mask", "a bitmask for a tile with padding keys")
+    pairs = int(queries[full].prod(axis=1).sum()) * p.block_kv
+    mask, padding = mask[~full], np.column_stack([queries, number, keys])[~full]
+    first, kind = unique_rows(padding)
+    for own, extents in enumerate(padding[first]):  # tiles with the same padding
+        rows = p.masks[mask[kind == own]][:, _real(query["box"][0], extents[:3])]
+        real = np.packbits(_real(key["box"][extents[3]], extents[4:]), bitorder="little").view("<u8")
+        _require(not (rows & ~real).any(), "masks", "no padding key to be allowed")
+        pairs += int(np.bitwise_count(rows).sum(dtype=np.int64))
+    return pairs
+
+
+def _real(box, extents) -> np.ndarray:
+    """(cells,) whether each cell of a box is real, the first `extents` along each axis being so."""
+    inside = [np.arange(size) < extent for size, extent in zip(box, extents, strict=True)]
+    return (inside[0][:, None, None] & inside[1][:, None] & inside[2]).ravel()
+
+
+def _check_work(p: Plan, lists: int) -> None:
+    """ValueError unless the work items are pieces of the plan's `lists` lists that are not empty, and all of them."""
+    w, c = p.work, p.components
+    _require((w["component"] >= 0) & (w["component"] < len(c)), "work", "numbers of components")
+    own = c[w["component"]]
+    _require(own["variant"] == _variant(p.work_indptr), "work", "components of the item's variant")
+    _require((w["query_tile"] >= 0) & (w["query_tile"] < own["query_tiles"]), "work", "query tiles of the component")
+    row = own["first_row"] + w["query_tile"]
+    order = np.lexsort((w["begin"], w["query_tile"], w["component"]))
+    w, row = w[order], row[order]
+    starts = np.ones(len(w) + 1, dtype=bool)  # where another list starts, and where the last one ends
+    starts[1:-1] = (w["query_tile"][1:] != w["query_tile"][:-1]) | (w["component"][1:] != w["component"][:-1])
+    before = np.roll(w["end"], 1)
+    pieces = (w["begin"] == np.where(starts[:-1], p.indptr[row], before)) & (w["begin"] < w["end"])
+    pieces &= ~starts[1:] | (w["end"] == p.indptr[row + 1])
+    _require(pieces.all(), "work", "pieces that make up their lists")
+    _require(starts[:-1].sum() == lists, "work", f"{lists} lists")
+
+
+def _check_merges(p: Plan) -> None:
+    """ValueError unless one item or one merge writes each row of each variant, and merges read what is written."""
+    slots = 0
+    owner = np.repeat(np.arange(len(p.merge_rows)), np.diff(p.merge_indptr))
+    for variant in range(p.variants):
+        items = p.work[slice(*p.work_indptr[variant : variant + 2])]
+        number = np.sort(items["slot"][items["slot"] >= 0])
+        _require((items["slot"] >= -1).all(), "work", "slots or -1")
+        _require(np.array_equal(number, np.arange(len(number))), "work", "a slot of its own for each item that has one")
+        slots = max(slots, len(number))
+        item, cell, position = real_cells(p.views[p.components["query_view"][items["component"]]], items["query_tile"])
+        slot = items["slot"][item].astype(np.int64)
+        merges = slice(*p.merge_variants[variant : variant + 2])
+        rows = np.sort(np.concatenate([position[slot < 0], p.merge_rows[merges]]))
+        once = len(rows) == p.q_len and (rows == np.arange(p.q_len)).all()
+        _require(once, "work, merge_rows", "each row to be written once")
+        written = np.column_stack([slot * p.block_q + cell, position])[slot >= 0]
+        sources = slice(*p.merge_indptr[[merges.start, merges.stop]])
+        read = np.column_stack([p.merge_sources[sources], p.merge_rows[owner[sources]]])
+        same = np.array_equal(*(pairs[np.argsort(pairs[:, 0])] for pairs in (written, read)))
+        _require(same, "merge_sources", "each row of the workspace to be read once, for its own row")
+    _require(p.slots == slots, "slots", f"{slots}, the most that a variant has")
+
+
+def _variant(ends: np.ndarray) -> np.ndarray:
+    return np.repeat(np.arange(len(ends) - 1), np.diff(ends))
+
+
+def _require(sound, field: str, expected: str) -> None:
+    """ValueError unless all of `sound` is true: ``plan: expected ..., got another in FIELD``, with the first number."""
+    if not np.all(sound):
+        at = f"[{int(np.argmin(sound))}]" if np.ndim(sound) == 1 else ""
+        raise ValueError(f"plan: expected {expected}, got another in {field}{at}")
 
 
 def _partitions(ends: np.ndarray, length: int) -> bool:
     """Whether `ends` rises from 0 to `length`."""
-    return bool(len(ends) and ends[0] == 0 and ends[-1] == length and (np.diff(ends) >= 0).all())
-
-
-def _check_types(p: Plan) -> None:
-    expected = {"views": VIEW, "components": COMPONENT, "work": WORK, "masks": np.dtype(np.uint64)}
-    int32 = ("indptr", "indices", "key_view", "mask", "work_indptr", "merge_rows", "merge_indptr", "merge_sources",
-             "merge_variants", "variant")  # fmt: skip
-    for name, dtype in {**expected, **dict.fromkeys(int32, np.dtype(np.int32))}.items():
-        array = getattr(p, name)
-        dimensions = {"masks": 3, "variant": 2}.get(name, 1)
-        _require(
-            isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == dimensions,
-            f"{name}: expected a {dimensions}-D array of {dtype}",
-        )
-        _require(array.flags.c_contiguous, f"{name}: expected a contiguous array")
-    _require(p.block_kv % 64 == 0 and p.block_kv > 0 and p.block_q > 0, f"tile: got {p.block_q} × {p.block_kv}")
-    _require(p.masks.shape[1:] == (p.block_q, p.block_kv // 64), "masks: shape does not fit the tile")
-
-
-def _check_views(p: Plan) -> None:
-    v, c = p.views, p.components
-    _require((v["extent"] >= 1) & (v["box"] >= 1), "views: extents and boxes must be positive")
-    _require(v["grid"] == -(-v["extent"] // v["box"]), "views: grid does not fit extent and box")
-    _require(v["tiles"] == v["grid"].prod(axis=1, dtype=np.int64), "views: number of tiles does not fit the grid")
-    reach = (v["extent"].astype(np.int64) - 1) * v["stride"]
-    low, high = v["offset"] + np.minimum(reach, 0).sum(axis=1), v["offset"] + np.maximum(reach, 0).sum(axis=1)
-    queries = np.zeros(len(v), dtype=bool)
-    _require((c["query_view"] >= 0) & (c["query_view"] < len(v)), "components: query_view out of range")
-    queries[c["query_view"]] = True
-    _require((c["key_view"] >= 0) & (c["key_view"] < len(v)), "components: key_view out of range")
-    length, block = np.where(queries, p.q_len, p.kv_len), np.where(queries, p.block_q, p.block_kv)
-    _require((low >= 0) & (high < length), "views: positions out of range")
-    _require(v["box"].prod(axis=1, dtype=np.int64) == block, "views: box does not have the tile's cells")
-    _require(c["query_tiles"] == v["tiles"][c["query_view"]], "components: query_tiles does not fit the view")
-
-
-def _check_tiles(p: Plan) -> None:
-    c = p.components
-    _require(_partitions(p.indptr, len(p.indices)), "indptr: not a rising array from 0 to the number of indices")
-    _require(len(p.key_view) == len(p.indices) == len(p.mask), "indices, key_view, mask: lengths differ")
-    last_row = c["first_row"].astype(np.int64) + c["query_tiles"]
-    _require((c["first_row"] >= 0) & (last_row < len(p.indptr)), "components: rows out of range")
-    _require((p.mask >= -1) & (p.mask < len(p.masks)), "mask: number out of range")
-    for one in c:
-        span = slice(p.indptr[one["first_row"]], p.indptr[one["first_row"] + one["query_tiles"]])
-        view, tile = one["key_view"] + p.key_view[span], p.indices[span]
-        _require((view >= one["key_view"]) & (view < len(p.views)), "key_view: out of range")
-        _require((tile >= 0) & (tile < p.views["tiles"][view]), "indices: key tile out of range")
-        row = np.repeat(
-            np.arange(one["query_tiles"]), np.diff(p.indptr[one["first_row"] :][: one["query_tiles"] + 1])
-        )
-        code = (row.astype(np.int64) * len(p.views) + view) * (int(p.views["tiles"].max(initial=0)) + 1) + tile
-        _require(np.diff(code) > 0, "indices: a list is unsorted or repeats a tile")
-
-
-def _check_padding(p: Plan) -> None:
-    """No real query is allowed a padding key."""
-    for one in p.components:
-        span = slice(p.indptr[one["first_row"]], p.indptr[one["first_row"] + one["query_tiles"]])
-        lengths = np.diff(p.indptr[one["first_row"] :][: one["query_tiles"] + 1])
-        query_tile, key_view = np.repeat(np.arange(one["query_tiles"]), lengths), one["key_view"] + p.key_view[span]
-        for number in np.unique(key_view):
-            view = p.views[number]
-            if (view["extent"] % view["box"] == 0).all():
-                continue
-            entries = np.nonzero(key_view == number)[0]
-            _, real = positions(view, p.indices[span][entries])
-            ragged = ~real.all(axis=1)
-            entries, padding = entries[ragged], ~real[ragged]
-            _require(p.mask[span][entries] >= 0, "mask: -1 for a tile with padding keys")
-            words = np.packbits(padding, axis=1, bitorder="little").view("<u8")
-            _, real_query = positions(p.views[one["query_view"]], query_tile[entries])
-            allowed = p.masks[p.mask[span][entries]] & words[:, None, :]
-            _require(~allowed.any(axis=2) | ~real_query, "masks: a padding key is allowed")
-
-
-def _check_work(p: Plan) -> None:
-    w, c = p.work, p.components
-    ends = p.work_indptr
-    _require(len(ends) >= 2 and _partitions(ends, len(w)), "work_indptr: corrupt")
-    _require((p.variant >= 0) & (p.variant < len(ends) - 1), "variant: number out of range")
-    _require((w["component"] >= 0) & (w["component"] < len(c)), "work: component out of range")
-    own = c[w["component"]]
-    _require((w["query_tile"] >= 0) & (w["query_tile"] < own["query_tiles"]), "work: query tile out of range")
-    row = own["first_row"] + w["query_tile"]
-    _require(
-        (p.indptr[row] <= w["begin"]) & (w["begin"] <= w["end"]) & (w["end"] <= p.indptr[row + 1]),
-        "work: piece outside of its list",
-    )
-    _require((w["slot"] >= -1) & (w["slot"] < p.slots), "work: slot out of range")
-    for first, last in zip(ends[:-1], ends[1:], strict=True):
-        slot = w["slot"][first:last]
-        _require(np.bincount(slot[slot >= 0], minlength=1) <= 1, "work: two items share a slot")
-
-
-def _check_merges(p: Plan) -> None:
-    _require(len(p.merge_indptr) == len(p.merge_rows) + 1, "merge_indptr: length does not fit")
-    _require(_partitions(p.merge_indptr, len(p.merge_sources)), "merge_indptr: corrupt")
-    _require((p.merge_rows >= 0) & (p.merge_rows < p.q_len), "merge_rows: out of range")
-    _require((p.merge_sources >= 0) & (p.merge_sources < p.slots * p.block_q), "merge_sources: out of range")
-    ends = p.merge_variants
-    _require(len(ends) == len(p.work_indptr) and _partitions(ends, len(p.merge_rows)), "merge_variants: corrupt")
+    return bool(len(ends) and ends[0] == 0 and ends[-1] == length and (ends[1:] >= ends[:-1]).all())

@@ -1,0 +1,86 @@
+"""What the operating system grants this process: processors and memory."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import resource
+from collections.abc import Callable
+
+__all__ = ["memory", "processors"]
+
+_CGROUPS = "/sys/fs/cgroup"
+
+
+def processors() -> int:
+    """Processors of the affinity mask, and no more than the cgroup's quota of them, rounded up."""
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(own, _quota()))
+
+
+def memory() -> int:
+    """Bytes: of the machine or of the cgroup, and no more than the limit of the address space still has room for."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return _installed()
+    used = int(_read("/proc/self/statm").split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    return min(_installed(), max(0, limit - used))
+
+
+@functools.cache
+def _quota() -> float:
+    """Processors that the cgroup grants this process, rounded up; inf without a limit."""
+    return _least("cpu", _processors_v2, _processors_v1)
+
+
+@functools.cache
+def _installed() -> int:
+    """Bytes of the machine's memory, or of the cgroup's share of it."""
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(min(installed, _least("memory", _memory_v2, _memory_v1)))
+
+
+def _least(controller: str, *limits: Callable[[str], float]) -> float:
+    """The least of a controller's limits, in either version of cgroups."""
+    return min(limit(folder) for folder in _folders(controller) for limit in limits)
+
+
+def _folders(controller: str) -> set[str]:
+    """The process's own folders of a controller and all above them, as far as they are visible here."""
+    folders = {_CGROUPS, f"{_CGROUPS}/{controller}"}
+    for line in _read("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        root = f"{_CGROUPS}/{controller}" if controller in controllers.split(",") else _CGROUPS
+        if not controllers or root != _CGROUPS:
+            names = path.strip("/").split("/")
+            folders.update("/".join([root, *names[:depth]]) for depth in range(1, len(names) + 1))
+    return folders
+
+
+def _read(file: str) -> str:
+    """What a file says, nothing where there is none."""
+    if not os.path.isfile(file):
+        return ""
+    with open(file) as opened:
+        return opened.read()
+
+
+def _processors_v2(folder: str) -> float:
+    quota, period = _read(f"{folder}/cpu.max").split() or ("max", "1")
+    return math.inf if quota == "max" else math.ceil(int(quota) / int(period))
+
+
+def _processors_v1(folder: str) -> float:
+    quota, period = (_read(f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period"))
+    return math.ceil(int(quota) / int(period)) if quota and period and int(quota) > 0 else math.inf
+
+
+def _memory_v2(folder: str) -> float:
+    most = _read(f"{folder}/memory.max").strip() or "max"
+    return math.inf if most == "max" else int(most)
+
+
+def _memory_v1(folder: str) -> float:
+    most = _read(f"{folder}/memory.limit_in_bytes")
+    return int(most) if most else math.inf

@@ -1,0 +1,101 @@
+"""The plan as backends read it: checked once, then out of the reach of whoever holds the plan."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from ._types import Plan
+from ._validate import check
+
+__all__ = ["Sealed", "seal", "sealed", "sealed_for", "validate"]
+
+
+class Sealed(Plan):
+    """A checked plan that only backends hold. As every plan it has array objects of its own.
+
+    Attributes
+    ----------
+    derived : dict
+        What backends made of it: device copies, orders of work. See :func:`~spattn.plan._cache.derived`.
+    derived_bytes : int
+        Bytes of host memory that this takes.
+    routes : dict
+        Short ways of calls with this plan. See :mod:`spattn._routes`.
+    """
+
+    def __post_init__(self):
+        super().__post_init__()
+        vars(self).update(derived={}, derived_bytes=0, routes={})
+
+
+def sealed(plan: Plan) -> Sealed:
+    """The plan to execute; checks one that is new here.
+
+    Raises
+    ------
+    TypeError
+        If `plan` is not a Plan.
+    ValueError
+        As :func:`validate`.
+    """
+    if isinstance(plan, Sealed):
+        return plan
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan: expected a Plan, got {type(plan).__name__}")
+    found = vars(plan).get("_sealed")
+    if found is None:
+        copy = _copy(plan)
+        check(copy)
+        found = vars(plan).setdefault("_sealed", copy)
+    return found
+
+
+def sealed_for(plan: Plan, batch: int, heads: int, q_len: int, kv_len: int) -> Sealed:
+    """The plan to execute in a call of these sizes; ValueError if it is made for others."""
+    found = sealed(plan)
+    if found.q_len != q_len or found.kv_len != kv_len:
+        raise ValueError(f"plan: expected lengths {q_len} and {kv_len}, got {found.q_len} and {found.kv_len}")
+    shape = found.variant.shape
+    if shape[0] not in (1, batch) or shape[1] not in (1, heads):
+        raise ValueError(f"plan: expected {batch} batch entries and {heads} heads, got {shape[0]} and {shape[1]}")
+    return found
+
+
+def seal(plan: Plan) -> Plan:
+    """Says that a plan is sound: the planner's own need no check. Returns it."""
+    vars(plan)["_sealed"] = _copy(plan)
+    return plan
+
+
+def validate(plan: Plan) -> Plan:
+    """Check a plan; returns it.
+
+    Parameters
+    ----------
+    plan : Plan
+        Made by anybody.
+
+    Returns
+    -------
+    Plan
+        The same.
+
+    Raises
+    ------
+    TypeError
+        If `plan` is not a Plan.
+    ValueError
+        If an array has the wrong type or shape, an entry points outside of what it refers to, a row of the output would
+        be written twice or not at all, or `nnz` is not the number of pairs. Kernels trust plans, so plans that did not
+        come from :func:`spattn.plan` (edited, copied, unpickled, hand-made) are checked before they run.
+
+    Notes
+    -----
+    Costs O(tiles + items · block_q). That no two components allow the same pair is not checked.
+    """
+    sealed(plan)
+    return plan
+
+
+def _copy(plan: Plan) -> Sealed:
+    return Sealed(*(getattr(plan, field.name) for field in fields(Plan)))
