@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 
 from spattn import cpu, patterns, reference
-from spattn.testing import DTYPES, Expectation, assert_within_budget, dense_mask, eps, error_budget, inputs, naive_orders, random
+from spattn.testing import (
+    DTYPES,
+    Expectation,
+    assert_within_budget,
+    dense_mask,
+    eps,
+    error_budget,
+    inputs,
+    naive_orders,
+    random,
+)
 
 from .test_backward import NAMES
 from .test_backward import naive_orders as naive_gradient_orders
@@ -86,8 +96,8 @@ def mixed_numbers(family, dtype, head_dim):
 
 
 def terms_of_gradients(dout, q, k, v, mask, scale):
-    """Sums of the sizes of all terms that dq, dk and dv consist of, which a relative error of the weights multiplies, and
-    which rows have one key only that weighs anything."""
+    """Sums of the sizes of all terms that dq, dk and dv consist of, which a relative error of the weights multiplies,
+    and which rows have one key only that weighs anything."""
     shape = *k.shape[:2], q.shape[1] // k.shape[1], k.shape[2], -1
     dout, q, k, v = (x.astype(np.longdouble) for x in (dout, q, *(np.repeat(x, shape[2], axis=1) for x in (k, v))))
     logits = np.where(mask, q @ k.swapaxes(2, 3) * scale, -np.inf)
