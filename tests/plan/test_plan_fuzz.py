@@ -115,8 +115,9 @@ def change_order(rng, array: np.ndarray) -> np.ndarray:
 
 def change_kind(rng, array: np.ndarray):
     """Another dtype, number of axes or type; among them what holds the same numbers."""
+    array = np.ascontiguousarray(array)
     if array.dtype.names:
-        kinds = [array.tolist(), array.view(np.int32) if array.dtype.itemsize % 4 == 0 else None, array[None]]
+        kinds = [array.tolist(), array.view(np.int32), array[None]]
     else:
         others = (np.int8, np.int16, np.int64, np.uint32, np.float64, bool, object, ">i4", "<i8")
         kinds = [array.astype(dtype) for dtype in others]
