@@ -298,3 +298,29 @@ def test_gradients_of_any_number_of_keys(kv_len):
     """Rows of dK and dV are added in blocks of six, then of what is left."""
     arrays = problem(1, 1, q_len=20, kv_len=kv_len, head_dim=16)
     check_gradients(*arrays, patterns.Full(), plan(patterns.Full(), 20, kv_len, tile=(16, 64)))
+
+
+@every_kernel
+def test_gradients_where_every_logit_is_minus_infinity(isa, dtype):
+    """Such rows attend to nothing, whatever their mask says: no key gets a gradient, NaN included."""
+    dout, q, k, v = problem(1, 2, q_len=40, kv_len=70, head_dim=16, dtype=dtype)
+    q[..., 0], k[..., 0] = 1, -np.inf
+    for pattern in (patterns.Full(), patterns.SlidingWindow(30, 9)):
+        made = plan(pattern, 40, 70, heads=2, tile=(64, 64))
+        out, lse = cpu.forward(q, k, v, made, 0.25, isa=isa)
+        assert (out == 0).all() and (lse == -np.inf).all()
+        assert all((x == 0).all() for x in cpu.backward(dout, q, k, v, out, lse, made, 0.25, isa=isa))
+
+
+@every_kernel
+def test_gradients_beside_keys_that_nobody_sees(isa, dtype):
+    """NaN and infinities at every third key, between keys that are seen: to the bit, they change nothing."""
+    pattern = patterns.Mask(np.broadcast_to(np.arange(90) % 3 > 0, (90, 90)))  # in tiles of all keys
+    dout, q, k, v = problem(1, 2, q_len=90, kv_len=90, head_dim=32, dtype=dtype)
+    made = plan(pattern, 90, 90, heads=2, tile=(64, 64))
+    out, lse = cpu.forward(q, k, v, made, 0.2, isa=isa)
+    clean = cpu.backward(dout, q, k, v, out, lse, made, 0.2, isa=isa)
+    for poison in (np.nan, np.inf):
+        for x in (v, k):  # first V alone
+            x[:, :, ::3] = poison
+            assert_same(cpu.backward(dout, q, k, v, out, lse, made, 0.2, isa=isa), clean)
