@@ -1,11 +1,13 @@
-"""Tensors that require a gradient or do not fit, and the short ways of calls that repeat."""
+"""Tensors that require a gradient or do not fit, plans that do not fit, and the short ways of calls that repeat."""
 
+import dataclasses
 import sys
+import types
 
 import pytest
 
 import spattn
-from spattn import _arguments, _routes
+from spattn import _api, _arguments, _routes
 from spattn import patterns as p
 
 torch = pytest.importorskip("torch")
@@ -88,3 +90,26 @@ def test_no_route_where_torch_was_never_imported(monkeypatch):
     q, k, v = tensors()
     monkeypatch.delitem(sys.modules, "torch")
     assert _routes.of_call(q, k, v, "causal", "auto")[1] is None
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_every_backend_refuses_a_broken_plan(backend):
+    """Also one that would only look at the plan's pattern."""
+    made = spattn.plan(p.Causal(), 10)
+    broken = dataclasses.replace(made, indices=made.indices + 1)
+    with pytest.raises(ValueError, match="^plan: "):
+        spattn.attention(*tensors(), broken, backend=backend)
+
+
+def test_plan_for_other_heads_where_the_backend_would_plan_again():
+    """A backend without kernels for a plan's tiles plans its pattern, but not for what the plan was not made for."""
+    made = spattn.plan(p.PerHead((p.Full(), p.Causal(), p.SlidingWindow(3))), 10, heads=3)
+    planned = []
+    module = types.SimpleNamespace(
+        accepts=lambda plan, q, k, v: False, plan_for=lambda pattern, q, k, v: planned.append(pattern)
+    )
+    with pytest.raises(ValueError, match=r"^pattern: expected a plan for 1 batch entries and 2 heads, got .* 3$"):
+        _api.find_plan(module, made, *tensors())
+    assert not planned
+    _api.find_plan(module, spattn.plan(p.Causal(), 10, heads=2), *tensors())
+    assert planned == [p.Causal()]
