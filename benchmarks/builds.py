@@ -6,8 +6,8 @@
 
 Processes of either build take turns for some rounds; each times every problem after a warm call: on a CPU the process's
 CPU time on one thread, on a GPU pairs of CUDA events around several calls, and the host's time of a call on 128 tokens.
-A build's figure is the median over its processes. Writes ``benchmarks/results/builds_BACKEND.json`` with the ratio new to
-old of every problem; exits with 1 when one is above ``--most``.
+A build's figure is the median over its processes. Writes ``benchmarks/results/builds_BACKEND.json`` with the ratio new
+to old of every problem; exits with 1 when one is above ``--most``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 NOTES = "Medians over processes of either build that took turns. ratio: new to old, below 1 is faster."
@@ -54,11 +55,11 @@ def cpu_times() -> dict[str, float]:
             q, k, v, dout = (rng.standard_normal((1, 8, n, 64), np.float32).astype(dtype)
                              for n in (q_len, kv_len, kv_len, q_len))  # fmt: skip
             out, lse = spattn.attention(q, k, v, pattern, return_lse=True)
-            calls = {"forward": lambda: spattn.attention(q, k, v, pattern),
-                     "backward": lambda: spattn.attention_backward(dout, q, k, v, out, lse, pattern)}  # fmt: skip
-            for way, call in calls.items():
-                if way == "forward" or name in ("window ±256", "strided 128", "128 tokens"):
-                    times[f"{name}, {np.dtype(dtype).name}, {way}"] = cpu_time(call)
+            label = f"{name}, {np.dtype(dtype).name}"
+            times[f"{label}, forward"] = cpu_time(partial(spattn.attention, q, k, v, pattern))
+            if name in ("window ±256", "strided 128", "128 tokens"):
+                backward = partial(spattn.attention_backward, dout, q, k, v, out, lse, pattern)
+                times[f"{label}, backward"] = cpu_time(backward)
     return times
 
 
@@ -82,6 +83,9 @@ def cuda_times() -> dict[str, float]:
 
     import spattn
 
+    def attend(sets, pattern, i):
+        return spattn.attention(*sets[i], pattern)
+
     torch.manual_seed(0)
     times = {}
     for head_dim, dtype, kernel in ((128, "bfloat16", "auto"), (64, "bfloat16", "auto"), (64, "float16", "portable"),
@@ -91,11 +95,11 @@ def cuda_times() -> dict[str, float]:
             kv_len = 128 if q_len == 128 else TOKENS["cuda"]
             sets = [[torch.randn(1, 16, n, head_dim, device="cuda", dtype=getattr(torch, dtype))
                      for n in (q_len, kv_len, kv_len)] for _ in range(SETS)]  # fmt: skip
-            calls = {"": lambda i, sets=sets, pattern=pattern: spattn.attention(*sets[i], pattern)}
+            call = partial(attend, sets, pattern)
             label = f"{name}, {dtype}, d={head_dim}{', portable' if kernel == 'portable' else ''}"
-            times[label] = statistics.median(measure(calls, 5)[""])
+            times[label] = statistics.median(measure({"": call}, 5)[""])
             if q_len == 128:
-                times[f"{label}, host"] = overhead_cuda.host_us(lambda: calls[""](0)) / 1e3
+                times[f"{label}, host"] = overhead_cuda.host_us(partial(call, 0)) / 1e3
     return times
 
 

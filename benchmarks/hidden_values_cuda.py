@@ -20,8 +20,8 @@ from peers_cuda import SETS, measure
 TOKENS, HEADS, HEAD_DIM, ROUNDS = 16384, 16, 128, 7
 NOTES = (
     "Forward, batch 1, 16 heads, 16384 tokens, head_dim 128, window ±256 without every 64th key; medians of CUDA "
-    "events, contenders in turns. out_ulp, lse_ulp: the largest distance of a row with NaN at those keys from the same row "
-    "with numbers there, in units of the last place of its largest number."
+    "events, contenders in turns. out_ulp, lse_ulp: the largest distance of a row with NaN at those keys from the same "
+    "row with numbers there, in units of the last place of its largest number."
 )
 
 

@@ -112,7 +112,8 @@ class Tree:
         marker = ["-m", "gpu"] if on_gpu else []
         command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", *marker, *tests]
         environment = {
-            "PYTHONPATH": str(self.source / "src"), "PYTHONDONTWRITEBYTECODE": "1",  # its time stamps count in seconds
+            "PYTHONPATH": os.pathsep.join([str(self.source / "src"), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONDONTWRITEBYTECODE": "1",  # its time stamps count in seconds
             "SPATTN_HYPOTHESIS_PROFILE": "mutants", "SPATTN_CACHE_DIR": str(self.builds / "cubins"),
         }  # fmt: skip
         process = subprocess.Popen(

@@ -8,11 +8,22 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from threadpoolctl import threadpool_limits
 
 from spattn import cpu, patterns, reference
-from spattn.testing import DTYPES, Expectation, assert_within_budget, dense_mask, eps, error_budget, inputs, naive_orders, random
+from spattn.testing import (
+    DTYPES,
+    Expectation,
+    assert_within_budget,
+    dense_mask,
+    eps,
+    error_budget,
+    inputs,
+    naive_orders,
+    random,
+)
 
-from .test_backward import NAMES
+from .test_backward import NAMES, assert_same
 from .test_backward import naive_orders as naive_gradient_orders
 
 ISAS = cpu.instruction_sets()
@@ -86,8 +97,8 @@ def mixed_numbers(family, dtype, head_dim):
 
 
 def terms_of_gradients(dout, q, k, v, mask, scale):
-    """Sums of the sizes of all terms that dq, dk and dv consist of, which a relative error of the weights multiplies, and
-    which rows have one key only that weighs anything."""
+    """Sums of the sizes of all terms that dq, dk and dv consist of, which a relative error of the weights multiplies,
+    and which rows have one key only that weighs anything."""
     shape = *k.shape[:2], q.shape[1] // k.shape[1], k.shape[2], -1
     dout, q, k, v = (x.astype(np.longdouble) for x in (dout, q, *(np.repeat(x, shape[2], axis=1) for x in (k, v))))
     logits = np.where(mask, q @ k.swapaxes(2, 3) * scale, -np.inf)
@@ -121,3 +132,20 @@ def test_huge_and_tiny_logits_in_one_row(dtype, scale, family):
         for name, x, exact, most in zip(NAMES, got, gradients, terms, strict=True):
             error, rounding = abs(x.astype(np.longdouble) - exact), 2.0**-11 + 4 * eps(dtype)
             assert (error <= rounding * most + float(ml_dtypes.finfo(q.dtype).tiny)).all(), (isa, name)
+
+
+@pytest.mark.skipif(not cpu._core.OPENMP, reason="built without OpenMP")
+def test_thread_count_does_not_change_far_rows():
+    """Rows in several work items, whose sums in double precision are found before all else."""
+    family = FAMILIES["long lists"]
+    dout, q, k, v = small_numbers(family, "float32")
+    q, k = raised(q, k, 19, 0.3)
+    made = cpu.plan_for(family[0], q, k, v)
+    assert made.slots > 0
+    out, lse = cpu.forward(q, k, v, made, 0.3)
+    results = []
+    for threads in (1, 2, 3):
+        with threadpool_limits(threads, user_api="openmp"):
+            results.append(cpu.backward(dout, q, k, v, out, lse, made, 0.3))
+    assert_same(results[0], results[1])
+    assert_same(results[0], results[2])

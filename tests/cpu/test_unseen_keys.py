@@ -34,7 +34,7 @@ def put(x, keys, value):
 
 @st.composite
 def problems(draw, dtype):
-    """(dout, q, k, v, plan, scale, hidden): random pairs, keys of which nobody sees some and strange numbers at others."""
+    """(dout, q, k, v, plan, scale, hidden): random pairs, keys that nobody sees, strange numbers at some others."""
     heads_kv, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     q_len, kv_len = draw(st.sampled_from([1, 3, 8, 17, 65, 150])), draw(st.sampled_from([5, 64, 130, 700]))
     q, k, v = inputs(1, heads_kv * group, heads_kv, q_len, kv_len, draw(st.sampled_from([1, 8, 31, 32, 64])),
@@ -50,7 +50,8 @@ def problems(draw, dtype):
         v *= v.dtype.type(draw(st.sampled_from([1, 1e-5, 1e-38])))  # the last one lets sums underflow
     made = plan(patterns.Mask(allowed), q_len, kv_len, heads=heads_kv * group, workers=draw(st.sampled_from([1, 8])),
                 tile=draw(st.sampled_from([(48, 64), (64, 64)])))  # fmt: skip
-    return random((*q.shape[:3], v.shape[3]), dtype, seed=9), q, k, v, made, draw(st.sampled_from([0.3, -0.7, 0.0])), hidden
+    scale = draw(st.sampled_from([0.3, -0.7, 0.0]))
+    return random((*q.shape[:3], v.shape[3]), dtype, seed=9), q, k, v, made, scale, hidden
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -78,21 +79,42 @@ FAMILIES = {  # pattern, queries, keys
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("isa", ISAS)
 def test_rows_that_do_not_see_a_key_keep_their_bits(isa, dtype, family):
-    """NaN and infinity at one key that some rows see, others of the same tiles do not: NaN in exactly the former."""
+    """NaN and infinities at a key that some rows see, others of the same tiles do not, concern exactly the former."""
     pattern, q_len, kv_len = FAMILIES[family]
     q, k, v = inputs(1, 4, 2, q_len, kv_len, 24, 16, dtype=dtype)
     made = cpu.plan_for(pattern, q, k, v)
-    out, lse = cpu.forward(q, k, v, made, 0.3, isa=isa)
-    dq = cpu.backward(q[..., :16], q, k, v, out, lse, made, 0.3, isa=isa)[0]
+
+    def run(k, v):
+        with np.errstate(all="ignore"):
+            out, lse = cpu.forward(q, k, v, made, 0.3, isa=isa)
+            return out, lse[..., None], cpu.backward(q[..., :16], q, k, v, out, lse, made, 0.3, isa=isa)[0]
+
+    clean = run(k, v)
     mask = pattern.bind(q_len, kv_len).allows(np.arange(kv_len - q_len, kv_len)[:, None], np.arange(kv_len))
     for key in (kv_len - q_len // 2, kv_len - 1):
         rows = mask[:, key]
         assert rows.any() and not rows.all()
-        for value in (np.nan, np.inf):
-            k2, v2 = put(k, key, np.nan), put(v, key, value)
-            with np.errstate(all="ignore"):
-                got, got_lse = cpu.forward(q, k2, v2, made, 0.3, isa=isa)
-                got_dq = cpu.backward(q[..., :16], q, k2, v2, got, got_lse, made, 0.3, isa=isa)[0]
-            for x, clean in ((got, out), (got_lse[..., None], lse[..., None]), (got_dq, dq)):
-                assert np.isnan(x[:, :, rows].astype(float)).all()
-                assert x[:, :, ~rows].tobytes() == clean[:, :, ~rows].tobytes()
+        for strange_k, strange_v, touched in ((np.nan, 1, (0, 1, 2)), (1, np.nan, (0, 2)), (1, np.inf, (0, 2))):
+            found = run(put(k, key, strange_k), put(v, key, strange_v))
+            for x, before in zip(found, clean, strict=True):
+                assert x[:, :, ~rows].tobytes() == before[:, :, ~rows].tobytes()
+            for at in touched:
+                assert not np.isfinite(found[at][:, :, rows, 0].astype(float)).any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("isa", ISAS)
+def test_signs_at_hidden_keys_do_not_reach_a_zero(isa, dtype):
+    """A sum whose terms all underflow below 0 is -0, which 0 · 1 turns to 0 and 0 · -1 does not."""
+    tiny, hidden, even = np.finfo(dtype).smallest_subnormal, 59, np.arange(60) % 2 == 0  # the last key
+    q, k, v = (np.zeros((1, 1, 60, 8), dtype) for _ in range(3))
+    allowed = np.ones((60, 60), bool)
+    allowed[even, hidden] = False  # odd rows, next to them, see it
+    made = cpu.plan_for(patterns.Mask(allowed), q, k, v)
+    q[..., 0], k[:, :, 0, 0] = 1, 8  # key 0 has nearly all of the weight
+    v[...], v[:, :, 0] = -tiny, -0.0
+    found = []
+    for sign in (1, -1):
+        v[:, :, hidden] = sign
+        found.append(cpu.forward(q, k, v, made, 1.0, isa=isa)[0][:, :, even].tobytes())
+    assert found[0] == found[1]

@@ -87,6 +87,16 @@ def test_poison_and_merges(attend, dtype, pattern):
     np.testing.assert_allclose(dirty[0][0, 0, ~sees].astype(float), clean[0][0, 0, ~sees].astype(float), atol=0.02)
 
 
+@every_kernel
+def test_merges_of_empty_rows(attend, dtype):
+    """Rows of several components, all of whose logits are -inf: every part that is merged is empty."""
+    q, k, v = problem(dtype)
+    q[...] = np.abs(q) + q.dtype.type(0.125)
+    k[...] = -np.inf
+    out, lse = attend("numpy")(q, k, v, patterns.Strided(24))
+    assert not out.any() and (lse == -np.inf).all()
+
+
 @pytest.mark.parametrize("scale", [None, 1 / 3, -0.7], ids=str)
 @pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
 @pytest.mark.parametrize("pattern", [PATTERN, patterns.Strided(24)], ids=repr)

@@ -119,6 +119,8 @@ def test_public_backends_check_for_themselves():
             call(spattn.plan(p.Causal(), 64))
         with pytest.raises(ValueError, match="^plan: expected 1 batch entries and 1 heads, got 1 and 2"):
             call(spattn.plan(p.PerHead((p.Full(), p.Causal())), N))
+        with pytest.raises(ValueError, match="^plan: expected 1 batch entries and 1 heads, got 2 and 1"):
+            call(spattn.plan(p.Documents(((N,), (9, N - 9))), N, batch=2))
         with pytest.raises(TypeError, match="^plan: expected a Plan, got SlidingWindow"):
             call(p.SlidingWindow(3))
 

@@ -470,9 +470,9 @@ def heads_together(q, k, plan):
 def forward(q, k, v, out, lse, plan, work, double scale, str isa, int threads, instead=None):
     """Writes the attention of checked arrays of equal dtype to `out` and `lse`, on at most `threads` threads.
 
-    `work` has the plan's items in the order in which they are taken. True if a row came out non-finite. Where keys that it
-    may not attend to are the reason, the call has to be made again with `instead`: what :func:`._nonfinite.without` makes
-    of `v`.
+    `work` has the plan's items in the order in which they are taken. True if a row came out non-finite. Keys that it
+    may not attend to can be the reason, so the call has to be made again with `instead`, what
+    :func:`._nonfinite.without` makes of `v`, unless that is None.
     """
     run = Forward(isa, DTYPES.index(q.dtype.name), (q, k, v, out, lse), plan, scale)
     run.prepare(work, heads_together(q, k, plan), instead, threads)

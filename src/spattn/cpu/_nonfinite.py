@@ -2,8 +2,8 @@
 
 The tiles multiply the weight of a pair that is not allowed, 0, by V, and in the backward its gradient by K: 0 · NaN is
 NaN. A call that meets such a row is made again on a finite copy, so that the row comes out as with any other numbers
-there, to the last bit. Rows that do attend to such a key are marked and left to the exact path, which reads the original.
-It costs nothing while all is finite.
+there, to the last bit. Keys that are not finite are marked, and rows that attend to one are left to the exact path,
+which reads the original. It costs nothing while all is finite.
 """
 
 from __future__ import annotations

@@ -45,7 +45,6 @@ void write_query_gradients(const Call& call, int64_t batch, int64_t head, const 
       exact_gradients(ExactRow<E>(call, batch, head, item, cell, s), batch, head, s.exact[cell] ? &sums : nullptr, s);
       for (int64_t d = 0; d < call.head_dim; ++d) row[d] = T(s.exact_dq[d]);
     }
-    for (int64_t d = 0; d < call.head_dim; ++d) row[d] += T(0);  // no -0, as in scale_row()
     if (item.slot < 0) {
       write_row<E>(dq_row(call, batch, head, position), call.dq.stride[3], call.head_dim, row);
     } else {

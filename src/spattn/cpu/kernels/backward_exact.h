@@ -15,8 +15,8 @@ template <class T> T read_lse(const Call& call, int64_t batch, int64_t head, int
   return lse;
 }
 
-// Weights are exp(logit - lse), which is wrong by the rounding error of lse. Up to this size, 2^14 for float32 and 2^43 for
-// float64, that is at most 2^-11, less than the logits of such a row may be off; far above it nothing is left of them.
+// Weights are exp(logit - lse), which is wrong by the rounding error of lse. Up to this size, 2^14 for float32 and 2^43
+// for float64, that is at most 2^-11, less than the logits of such a row may be off; far above it nothing is left of them.
 template <class T> bool is_far(const Call& call, T lse) {
   return fabs(double(lse)) > call.far_lse && lse != -kInfinity<T>;
 }

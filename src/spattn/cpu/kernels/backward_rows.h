@@ -99,8 +99,8 @@ template <class U> struct QueryRows {
   int64_t width, width_value;
 };
 
-// lse2 of a row; takes rows out of the tile that would spread NaN to keys that they may not attend to, those whose lse is
-// too far out to find their weights, and those that s.exact has already.
+// lse2 of a row; takes rows out of the tile that would spread NaN to keys that they may not attend to, those whose lse
+// is too far out to find their weights, and those that s.exact has already.
 template <class T, class U>
 void prepare_row(const Call& call, T lse, const QueryRows<U>& rows, int64_t cell, BackwardScratch<T>& s) {
   U *query = rows.query + cell * rows.width, *dout = rows.dout + cell * rows.width_value,

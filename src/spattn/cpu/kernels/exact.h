@@ -46,8 +46,8 @@ void leave_marked(const Call& call, int64_t batch, int64_t head, const Work& ite
 
 // One query of a work item, whose positions are in s.query_position, and the keys that it may attend to.
 //
-// A score is sign(scale) * q.k; `natural`, |scale|, multiplies differences of scores only. A logit is rounded, and far
-// out its rounding error is many powers of e: scores of equal pairs cancel, whatever a compiler makes a multiply-add of.
+// A score is sign(scale) * q.k, and weights come from differences of scores, times `natural`, |scale|: a logit is rounded,
+// and far out its rounding error is many powers of e. Whatever compilers fuse then, the winner's difference is 0.
 template <class E> struct ExactRow {
   using T = typename E::Compute;
   const Call& call;
@@ -99,8 +99,8 @@ template <class E> struct ExactRow {
     }
   }
 
-  // Takes all allowed keys into a normaliser, and has visit(position, rescale, weight) do the same for any other sum with
-  // these weights: multiply it by `rescale` and add `weight` times what belongs to the key.
+  // Takes all allowed keys into a normaliser, and has visit(position, rescale, weight) do the same for any other sum
+  // with these weights: multiply it by `rescale` and add `weight` times what belongs to the key.
   template <class Visit> void weigh_keys(Normaliser& n, Visit visit) const {
     each_key([&](int64_t position) {
       const double x = score(position), logit = x * natural;

@@ -43,8 +43,8 @@ void take_tile(const Call& call, int64_t pair, const Component& component, int64
   accumulate_output<Path>(v, reached, cells, mask, first, s);
 }
 
-// Multiplies a row of O, a whole number of vectors, by `factor`; is every value of it finite? Adding 0 makes -0 a 0: a sum
-// that underflows keeps or loses its sign by the signs of terms that weigh nothing.
+// Multiplies a row of O, a whole number of vectors, by `factor`; is every value of it finite? Adding 0 makes -0 a 0: a
+// sum that underflows keeps or loses its sign by the signs of terms that weigh nothing.
 template <class T> bool scale_row(T* row, int64_t width, T factor) {
   IntVec<T> strange = {};
   for (int64_t j = 0; j < width; j += kLanes<T>) {
@@ -55,8 +55,8 @@ template <class T> bool scale_row(T* row, int64_t width, T factor) {
   return !any(strange);
 }
 
-// Divides the rows of O, leaves those that came out non-finite, and s.exact, to the exact path, and writes the results of
-// an item.
+// Divides the rows of O, leaves those that came out non-finite, and s.exact, to the exact path, and writes the results
+// of an item.
 template <class E, class T>
 void finish_item(const Call& call, int64_t batch, int64_t head, const Work& item, int64_t cells, const Scale<T>& scale,
                  const T* normaliser, Scratch<T>& s) {

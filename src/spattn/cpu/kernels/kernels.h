@@ -38,8 +38,8 @@ struct Array {
   int64_t stride[4];
 };
 
-// How the exact path normalises a row: the largest score, the sum of all weights exp((score - largest) * |scale|) and, in
-// the backward, that of the weights times dO V'.
+// How the exact path normalises a row: the largest score, the sum of all weights exp((score - largest) * |scale|) and,
+// in the backward, that of the weights times dO V'.
 struct Normaliser {
   double largest, total, product;
 };
@@ -49,8 +49,8 @@ struct Call {
   Array q, k, v, out, lse;
   Array dout, dq, dk, dv;   // the backward's
   Array exact_k, exact_v;   // as the exact path reads them: the caller's, where `k` or `v` is a copy
-  // (batch, heads_kv, kv_len): keys whose numbers the tiles cannot do; rows that may attend to one are left to the exact
-  // path. Null: none.
+  // (batch, heads_kv, kv_len): keys whose numbers the tiles cannot do; rows that may attend to one are left to the
+  // exact path. Null: none.
   const uint8_t* marked;
   int* nonfinite;           // becomes 1 when a row comes out non-finite, or might have
   double far_lse;           // of the backward: rows whose |lse| is above it, but for -inf, are left to the exact path,

@@ -9,8 +9,9 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The workspace holds, for each (batch, head), slots * block_q rows: the normalised output of a query, head_dim_v values,
-// and its log-sum-exp as a double, because the parts of a row of large logits may differ by less than float32 can tell.
+// The workspace holds, for each (batch, head), slots * block_q rows: the normalised output of a query, head_dim_v
+// values, and its log-sum-exp as a double, because parts of a row of large logits may differ by less than float32 can
+// tell.
 template <class T> T* slot_row(const Call& call, int64_t batch, int64_t head, int64_t row) {
   constexpr int64_t kLseSize = sizeof(double) / sizeof(T);
   const int64_t rows = call.plan.slots * call.plan.block_q;

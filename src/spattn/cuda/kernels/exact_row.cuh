@@ -24,19 +24,16 @@ __device__ inline RowTarget row_target(const Params& params, const Work& work, i
   return {true, (static_cast<long long>(batch_head) * params.slots + work.slot) * kBlockQ + cell, position};
 }
 
-// Calls visit(position) for every key that query cell `cell` of a work item may attend to, in order.
-template <int kBlockQ, int kBlockKV, typename Visit>
-__device__ inline void for_allowed_keys(const Params& params, const Work& work, int cell, Visit visit) {
-  const int first_view = params.components[work.component].key_view;
-  for (int entry = work.begin; entry < work.end; ++entry) {
-    const View& view = params.views[first_view + params.key_view[entry]];
-    const int tile = params.indices[entry], mask = params.mask[entry];
-    for (int word = 0; word < kBlockKV / 64; ++word) {
-      unsigned long long bits = ~0ull;
-      if (mask >= 0) bits = params.masks[(static_cast<long long>(mask) * kBlockQ + cell) * (kBlockKV / 64) + word];
-      for (; bits; bits &= bits - 1) visit(position_of(view, tile, word * 64 + __ffsll(bits) - 1));
-    }
+// Position of candidate `n` among the keys of a work item's tiles, -1 if query cell `cell` may not attend to it.
+template <int kBlockQ, int kBlockKV>
+__device__ inline int allowed_key(const Params& params, const Work& work, int cell, int n) {
+  const int entry = work.begin + n / kBlockKV, key = n % kBlockKV, mask = params.mask[entry];
+  if (mask >= 0) {
+    const long long words = (static_cast<long long>(mask) * kBlockQ + cell) * (kBlockKV / 64);
+    if (!(params.masks[words + key / 64] >> key % 64 & 1)) return -1;
   }
+  const View& view = params.views[params.components[work.component].key_view + params.key_view[entry]];
+  return position_of(view, params.indices[entry], key);
 }
 
 template <int kBlockQ, int kBlockKV, int kDimV>
@@ -47,24 +44,19 @@ __device__ __noinline__ void exact_row(const Params& params, const Work& work, i
   const Element* k = head_of<const Element>(params.k, batch, head / params.heads_per_kv);
   const Element* v = head_of<const Element>(params.v, batch, head / params.heads_per_kv);
   constexpr int kColumns = (kDimV + 31) / 32;
-  ExactSoftmax softmax{params.scale_log2};
-  double sums[kColumns] = {};
-  for_allowed_keys<kBlockQ, kBlockKV>(params, work, cell, [&](int key) {
-    double dot = 0;
-    for (int i = lane; i < params.head_dim; i += 32) {
-      const double factor = params.query_factor * double(widen(q[i * params.q.column]));
-      dot += factor * double(widen(k[key * params.k.row + i * params.k.column]));
+  const auto dot = [&](int key) {
+    double sum = 0;
+    for (int i = 0; i < params.head_dim; ++i) {
+      sum += double(widen(q[i * params.q.column])) * double(widen(k[key * params.k.row + i * params.k.column]));
     }
-    for (int other = 16; other; other /= 2) dot += __shfl_xor_sync(~0u, dot, other);
-    const auto weight = softmax.add(dot);
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      const int column = lane + 32 * i;
-      if (column >= params.head_dim_v) continue;
-      const double value = widen(v[key * params.v.row + column * params.v.column]);
-      sums[i] = sums[i] * weight.before + weight.own * value;
-    }
-  });
+    return params.query_factor * sum;
+  };
+  const auto value = [&](int key, int column) {
+    return column < params.head_dim_v ? double(widen(v[key * params.v.row + column * params.v.column])) : 0.0;
+  };
+  const auto row = exact_attention<kColumns>(
+      (work.end - work.begin) * kBlockKV, params.scale_log2,
+      [&](int n) { return allowed_key<kBlockQ, kBlockKV>(params, work, cell, n); }, dot, value);
 
   const RowTarget target = row_target<kBlockQ>(params, work, batch_head, cell, position);
   Element* out = head_of<Element>(params.out, batch, head) + position * params.out.row;
@@ -72,15 +64,15 @@ __device__ __noinline__ void exact_row(const Params& params, const Work& work, i
   for (int i = 0; i < kColumns; ++i) {
     const int column = lane + 32 * i;
     if (column >= params.head_dim_v) continue;
-    const Sum value = static_cast<Sum>(softmax.normalised(sums[i]));
+    const Sum result = static_cast<Sum>(row.out[i]);
     if (target.partial) {
-      static_cast<Sum*>(params.partial)[target.index * params.head_dim_v + column] = value;
+      static_cast<Sum*>(params.partial)[target.index * params.head_dim_v + column] = result;
     } else {
-      narrow(value, out[column]);
+      narrow(result, out[column]);
     }
   }
   Sum* lse = static_cast<Sum*>(target.partial ? params.partial_lse : params.lse);
-  if (lane == 0) lse[target.index] = static_cast<Sum>(softmax.lse());
+  if (lane == 0) lse[target.index] = static_cast<Sum>(row.lse);
 }
 
 }  // namespace spattn

@@ -19,38 +19,59 @@ __device__ __forceinline__ bool within_reach(T row_max) {
   return fabs(row_max) < kFarLogit<T> || (row_max < 0 && isinf(row_max));
 }
 
-struct ExactSoftmax {
-  double scale;  // |scale| · log2(e); the dot products carry its sign
-  double largest = -__longlong_as_double(0x7ff0000000000000LL);  // dot product
-  double sum = 0;                                                // of the weights
+__device__ __forceinline__ double warp_max(double x) {
+  for (int other = 16; other; other /= 2) x = fmax(x, __shfl_xor_sync(~0u, x, other));
+  return x;
+}
 
-  // What a key weighs, and what sums over the keys before it have to be multiplied with.
-  struct Weight {
-    double own, before;
-  };
+__device__ __forceinline__ double warp_sum(double x) {
+  for (int other = 16; other; other /= 2) x += __shfl_xor_sync(~0u, x, other);
+  return x;
+}
 
-  __device__ __forceinline__ Weight add(double dot) {
-    const double logit = dot * scale;
-    Weight weight = {logit - logit, 1};  // 0; NaN of a logit that is NaN or infinite, which the row then is
-    if (logit < 0 && isinf(logit)) {
-      weight.own = 0;
-    } else if (dot > largest) {
-      weight = {1 + weight.own, exp2((largest - dot) * scale)};
-      largest = dot;
-    } else {
-      weight.own += exp2((dot - largest) * scale);
-    }
-    sum = sum * weight.before + weight.own;
-    return weight;
-  }
-
-  // A sum of weighted values over the keys, divided by the sum of the weights; 0 for a row that attends to nothing.
-  __device__ __forceinline__ double normalised(double weighted) const { return sum == 0 ? 0 : weighted / sum; }
-
-  // Natural logarithm of the sum of exponentials; -inf for a row that attends to nothing.
-  __device__ __forceinline__ double lse() const {
-    return (sum == 0 ? largest : largest * scale + log2(sum)) * 0.693147180559945309417;
-  }
+// What a warp finds for a row: lane l has the output columns l, l + 32, ...
+template <int kColumns>
+struct ExactRow {
+  double out[kColumns];
+  double lse;  // natural; -inf, and out 0, for a row that attends to nothing
 };
+
+// One warp attends to a row's keys, 32 candidates at a time, a lane each for the dot products, then all lanes key by key
+// for the values.
+//
+//   key(n)              position of candidate n of `count`, -1 if the row may not attend to it
+//   dot(position)       q · k, with the sign of the scale
+//   value(position, c)  number c of V's row
+template <int kColumns, typename Key, typename Dot, typename Value>
+__device__ __forceinline__ ExactRow<kColumns> exact_attention(int count, double scale_log2, Key key, Dot dot, Value value) {
+  constexpr double kLn2 = 0.693147180559945309417, kInfinite = HUGE_VAL;
+  const int lane = threadIdx.x % 32;
+  double largest = -kInfinite, sum = 0;  // the largest dot product, and what the weights relative to it add up to
+  ExactRow<kColumns> row = {};
+  for (int first = 0; first < count; first += 32) {
+    const long long own = first + lane < count ? key(first + lane) : -1;
+    const unsigned allowed = __ballot_sync(~0u, own >= 0);
+    if (!allowed) continue;
+    const double product = own >= 0 ? dot(own) : -kInfinite, logit = product * scale_log2;
+    if (__any_sync(~0u, !(logit < kInfinite))) {  // NaN or infinite: so is every weight of the row
+      sum = __longlong_as_double(0x7ff8000000000000LL);
+      break;
+    }
+    const double top = warp_max(logit == -kInfinite ? -kInfinite : product);
+    const double before = top > largest ? exp2((largest - top) * scale_log2) : 1;
+    largest = fmax(largest, top);
+    const double weight = logit == -kInfinite ? 0 : exp2((product - largest) * scale_log2);
+    sum = sum * before + warp_sum(weight);
+    for (int i = 0; i < kColumns; ++i) row.out[i] *= before;
+    for (unsigned rest = allowed; rest; rest &= rest - 1) {
+      const double factor = __shfl_sync(~0u, weight, __ffs(rest) - 1);
+      const long long position = __shfl_sync(~0u, own, __ffs(rest) - 1);
+      for (int i = 0; i < kColumns; ++i) row.out[i] += factor * value(position, lane + 32 * i);
+    }
+  }
+  for (int i = 0; i < kColumns; ++i) row.out[i] = sum == 0 ? 0 : sum != sum ? sum : row.out[i] / sum;
+  row.lse = (sum == 0 ? -kInfinite : largest * scale_log2 + log2(sum)) * kLn2;
+  return row;
+}
 
 }  // namespace spattn

@@ -25,38 +25,33 @@ __device__ __forceinline__ void from_float(float x, float& y) { y = x; }
 template <typename Element, int kDim, int kTileKV, int kWarpgroups>
 __device__ void repair_row(const Params& p, const Item& item, const Unit& unit, int row, int64_t query,
                            float (&result)[kDim / 32], float& lse) {
-    const int lane = threadIdx.x % 32;
     const Element* q = static_cast<const Element*>(p.q) + unit.batch * p.q_stride.batch +
                        unit.head_q * p.q_stride.head + query * p.q_stride.token;
     const Element* k = static_cast<const Element*>(p.k) + unit.batch * p.k_stride.batch +
                        unit.head_kv * p.k_stride.head;
     const Element* v = static_cast<const Element*>(p.v) + unit.batch * p.v_stride.batch +
                        unit.head_kv * p.v_stride.head;
-    ExactSoftmax softmax{p.scale_log2};
-    double sums[kDim / 32] = {};
-    for (int e = item.begin; e < item.end; ++e) {
+    const auto key = [&](int n) -> long long {
+        const int e = item.begin + n / kTileKV, column = n % kTileKV;
+        int64_t position;
+        if (!mask_allows<kTileKV, kWarpgroups>(p.masks, p.entry_masks[e], row, column)) return -1;
         const Entry entry = p.entries[e];
         const View& view = p.key_views[item.key_view + entry.view];
-        const int mask = p.entry_masks[e];
-        for (int column = 0; column < kTileKV; ++column) {
-            int64_t key;
-            if (!mask_allows<kTileKV, kWarpgroups>(p.masks, mask, row, column)) continue;
-            if (!cell_position(view, entry.x, entry.y, entry.z, column, key)) continue;
-            double dot = 0;
-            for (int d = lane; d < p.head_dim; d += 32) {
-                dot += double(p.sign * to_float(q[d])) * double(to_float(k[key * p.k_stride.token + d]));
-            }
-            for (int step = 16; step; step /= 2) dot += __shfl_xor_sync(0xffffffff, dot, step);
-            const auto weight = softmax.add(dot);
-            for (int i = 0; i < kDim / 32; ++i) {
-                const int d = lane + 32 * i;
-                const double value = d < p.head_dim_v ? to_float(v[key * p.v_stride.token + d]) : 0.0f;
-                sums[i] = sums[i] * weight.before + weight.own * value;
-            }
+        return cell_position(view, entry.x, entry.y, entry.z, column, position) ? position : -1;
+    };
+    const auto dot = [&](int64_t position) {
+        double sum = 0;
+        for (int d = 0; d < p.head_dim; ++d) {
+            sum += double(to_float(q[d])) * double(to_float(k[position * p.k_stride.token + d]));
         }
-    }
-    for (int i = 0; i < kDim / 32; ++i) result[i] = float(softmax.normalised(sums[i]));
-    lse = float(softmax.lse());
+        return p.sign * sum;
+    };
+    const auto value = [&](int64_t position, int d) {
+        return d < p.head_dim_v ? double(to_float(v[position * p.v_stride.token + d])) : 0.0;
+    };
+    const auto exact = exact_attention<kDim / 32>((item.end - item.begin) * kTileKV, p.scale_log2, key, dot, value);
+    for (int i = 0; i < kDim / 32; ++i) result[i] = float(exact.out[i]);
+    lse = float(exact.lse);
 }
 
 }  // namespace spattn
