@@ -59,6 +59,14 @@ def test_every_shift_counts(shift, side):
     assert made.nnz == 300 and len(made.components) == 3
 
 
+def test_only_the_shifted_lattices_count():
+    """Where the lattices would be without a shift is nowhere: beyond int64."""
+    far = 2**70
+    one = p.Part(p.Full(), p.Lattice(far, (1,), (5,)), p.Lattice(-far, (1,), (4,)), ((-far, far), (9 - far, 3 + far)))
+    made = spattn.plan(Mine((one,)), N)
+    assert made.nnz == 40 and made.views["offset"].tolist() == [0, 0, 9, 3]
+
+
 def test_queries_before_the_first_key():
     """Query positions begin at kv_len - q_len."""
     with pytest.raises(ValueError, match=r"^parts\(\): expected positions in \[10, 20\), got 9 to 19"):

@@ -69,10 +69,7 @@ class _Builder:
         key_views = [make_view(part.key, self.block_kv) for part in parts]
         found = []
         for number, (part, key_view) in enumerate(zip(parts, key_views, strict=True)):
-            moved_q, moved_k = query_view.copy(), key_view.copy()
-            moved_q["offset"] += shifts[number, 0, 0]
-            moved_k["offset"] += shifts[number, 0, 1]
-            tiles = find_tiles(part.pattern, moved_q, moved_k, first, self.masks, self.budget)
+            tiles = find_tiles(part.pattern, query_view, key_view, first, self.masks, self.budget)
             self.budget.add_tiles(len(tiles.key_tile))
             self.nnz += tiles.nnz * len(part.shifts)
             found.append((tiles.query_tile, np.full(len(tiles.key_tile), number), tiles.key_tile, tiles.mask))

@@ -15,7 +15,7 @@ __all__ = ["parts_of", "repeats"]
 
 
 def parts_of(pattern: Pattern, q_len: int, kv_len: int) -> list[Part]:
-    """The parts of a pattern that hold a pair, with both lattices.
+    """The parts of a pattern that hold a pair, with both lattices, where the first shift puts them.
 
     Raises
     ------
@@ -40,8 +40,15 @@ def parts_of(pattern: Pattern, q_len: int, kv_len: int) -> list[Part]:
         if 0 not in query.extents + key.extents:
             _check_reach(query, [dq for dq, _ in shifts], kv_len - q_len, kv_len)
             _check_reach(key, [dk for _, dk in shifts], 0, kv_len)
-            parts.append(Part(part.pattern, query, key, shifts))
+            parts.append(_from_first(Part(part.pattern, query, key, shifts)))
     return parts
+
+
+def _from_first(part: Part) -> Part:
+    """The same part with shifts from (0, 0) on, so that all of its numbers are differences of positions."""
+    (dq, dk), (query, key) = part.shifts[0], part[1:3]
+    shifts = tuple((q - dq, k - dk) for q, k in part.shifts)
+    return Part(part.pattern, query._replace(offset=query.offset + dq), key._replace(offset=key.offset + dk), shifts)
 
 
 def _checked(lattice: Lattice) -> Lattice:
