@@ -30,7 +30,8 @@ def check_document_lengths(lengths) -> tuple[int, ...]:
     lengths = integers("lengths", lengths, 0)
     if sum(lengths) > LONGEST:
         raise ValueError(f"lengths: expected at most {LONGEST} tokens in all, got {sum(lengths)}")
-    if len(lengths) > 1 and lengths[0] == 0 < lengths[-1] and all(a <= b for a, b in pairwise(lengths)):
+    # (0, n) is one document of n tokens either way: a left-padded batch says so of an entry without padding.
+    if len(lengths) > 2 and lengths[0] == 0 < lengths[-1] and all(a <= b for a, b in pairwise(lengths)):
         raise ValueError(
             f"lengths: expected the tokens of each document, got {reprlib.repr(lengths)}, which looks like cumulative "
             "sequence lengths; use Documents.from_cu_seqlens, or leave out documents without tokens"
@@ -54,7 +55,7 @@ class Documents(Pattern):
         If `lengths` is not a sequence of integers, or of sequences of them.
     ValueError
         If a length is negative, an entry has more tokens than a sequence can have, or it looks like cumulative
-        sequence lengths (two numbers or more that start with 0, never fall and do not end with 0); from :meth:`bind`,
+        sequence lengths (three numbers or more that start with 0, never fall and do not end with 0); from :meth:`bind`,
         if the documents have more than `kv_len` tokens; from :meth:`allows`, if :meth:`at` has not chosen among
         several batch entries.
 
