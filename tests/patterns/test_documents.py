@@ -33,7 +33,9 @@ def test_not_cu_seqlens(cu_seqlens, error, message):
         p.Documents.from_cu_seqlens(cu_seqlens)
 
 
-@pytest.mark.parametrize("lengths", [(0, 5, 10, 20), (0, 0, 5), (0, 0, 5, 5), ((3, 4), (0, 2, 7)), np.array([0, 5, 10])])
+@pytest.mark.parametrize(
+    "lengths", [(0, 5, 10, 20), (0, 0, 5), (0, 0, 5, 5), ((3, 4), (0, 2, 7)), np.array([0, 5, 10])]
+)
 def test_cumulative_lengths_are_refused(lengths):
     with pytest.raises(ValueError, match=r"^lengths: expected the tokens of each document, got .*from_cu_seqlens"):
         p.Documents(lengths)
