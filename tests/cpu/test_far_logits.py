@@ -149,3 +149,18 @@ def test_thread_count_does_not_change_far_rows():
             results.append(cpu.backward(dout, q, k, v, out, lse, made, 0.3))
     assert_same(results[0], results[1])
     assert_same(results[0], results[2])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", ISAS)
+def test_an_infinite_logit_gives_nan(isa, dtype, family):
+    """inf / inf in every term of its rows, as the reference has it; -inf is a weight of 0."""
+    dout, q, k, v = small_numbers(family, dtype)
+    made = cpu.plan_for(family[0], q, k, v)
+    q[..., 0] = 1
+    for value in (np.inf, -np.inf):
+        k[:, :, -2, 0] = value
+        out, lse = (x.astype(float) for x in cpu.forward(q, k, v, made, 0.3, isa=isa))
+        want, lse_want = reference.attend(q, k, v, family[0], 0.3)
+        assert np.array_equal(np.isnan(out), np.isnan(want)) and np.array_equal(np.isnan(lse), np.isnan(lse_want))
+        assert np.isnan(lse).any() == (value > 0) and (np.isfinite(lse).any() or family[0] == patterns.Full())
