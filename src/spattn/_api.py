@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from . import _arguments, _arrays, _backends, _routes
-from ._eager import eager
+from ._arrays import eager
 from ._errors import BackendUnavailable
 from .patterns import Mask, Pattern, get
 from .plan import Plan, validate

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import ml_dtypes
 import numpy as np
+
+_P, _R = ParamSpec("_P"), TypeVar("_R")
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -146,3 +149,19 @@ def wants_gradient(x: Any) -> bool:
     if getattr(forward_ad, "_current_level", 0) < 0:  # outside of dual_level(), which costs a microsecond to hear of x
         return False
     return forward_ad.unpack_dual(x).tangent is not None
+
+
+def eager(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function, before which a graph that torch.compile is tracing ends and behind which the next one begins.
+
+    It would trace the checks, the planning and NumPy as if they were a model's.
+    """
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        traced = getattr(sys.modules.get("torch.compiler"), "is_dynamo_compiling", None)
+        if traced is not None and traced():
+            return sys.modules["torch"].compiler.disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call

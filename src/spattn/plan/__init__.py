@@ -6,10 +6,10 @@ from .._limits import memory
 from ..patterns import Pattern
 from ..patterns._base import check_lengths
 from ..patterns._check import integer, integers
-from ._budget import Budget
 from ._build import build
 from ._cache import PlanCacheInfo, clear_plan_cache, find, keep, plan_cache_info
 from ._sealed import seal, validate
+from ._tiling import Budget
 from ._types import LARGEST_SIDE, Plan, positions
 
 __all__ = ["Plan", "PlanCacheInfo", "clear_plan_cache", "plan", "plan_cache_info", "positions", "validate"]

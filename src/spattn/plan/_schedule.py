@@ -7,8 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .._ragged import ramp
-from ._cells import real_cells
-from ._types import WORK
+from ._types import WORK, real_cells
 
 
 class Schedule(NamedTuple):

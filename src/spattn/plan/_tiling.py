@@ -11,7 +11,6 @@ import numpy as np
 from .._ragged import ramp
 from ..patterns import Lattice, Pattern
 from ..patterns._predicate import allowed as allowed_pairs
-from ._budget import Budget
 from ._symbolic import Boxes, TilePairs, unique_rows
 from ._types import AXES, LARGEST, VIEW, grid_of, positions
 
@@ -22,6 +21,48 @@ _CELL_BYTES = 9  # of a position and of whether it is real
 _PAIR_BYTES = 41  # of a tile pair while it is refined
 _TILES_AT_ONCE = 64  # tiles evaluated cell by cell at once
 _COARSER = 4  # boxes joined along each axis from one level of the search to the next
+_TILE_BYTES = 12  # of a plan's indices, key_view and mask
+
+
+class Budget:
+    """What making a plan takes at least.
+
+    Parameters
+    ----------
+    max_bytes : int
+        The most that it may take.
+
+    Attributes
+    ----------
+    needed : int
+        The most that was asked for so far, in bytes.
+    """
+
+    def __init__(self, max_bytes: int):
+        self.max_bytes = max_bytes
+        self.needed = 0
+        self._tiles = 0
+
+    def need(self, nbytes: int) -> None:
+        """ValueError if so many bytes at once are too many."""
+        self.needed = max(self.needed, nbytes)
+        if nbytes > self.max_bytes:
+            raise ValueError(
+                f"pattern: expected a plan of at most max_bytes = {self.max_bytes} bytes, got one that needs at least "
+                f"{nbytes}"
+            )
+
+    def need_tiles(self, count: int) -> None:
+        """ValueError if a plan with `count` tiles more than it has is too large."""
+        tiles = self._tiles + count
+        if tiles > LARGEST:
+            raise ValueError(f"pattern: expected at most {LARGEST} tiles, got at least {tiles}; use a larger tile")
+        self.need(_TILE_BYTES * tiles)
+
+    def add_tiles(self, count: int) -> None:
+        """So many tiles have been found."""
+        self.need_tiles(count)
+        self._tiles += count
 
 
 class Tiles(NamedTuple):

@@ -11,10 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._cells import real_cells, real_extents
-from ._parts import repeats
+from ._build import repeats
 from ._symbolic import unique_rows
-from ._types import COMPONENT, LARGEST, LARGEST_SIDE, VIEW, WORK, Plan
+from ._types import COMPONENT, LARGEST, LARGEST_SIDE, VIEW, WORK, Plan, real_cells, real_extents
 
 __all__ = ["check"]
 
