@@ -324,3 +324,10 @@ def test_gradients_beside_keys_that_nobody_sees(isa, dtype):
         for x in (v, k):  # first V alone
             x[:, :, ::3] = poison
             assert_same(cpu.backward(dout, q, k, v, out, lse, made, 0.2, isa=isa), clean)
+
+
+def test_swapped_bytes_are_refused():
+    """Also where the backend is called by itself: the dtype's name says nothing of them."""
+    q, made = np.ones((1, 1, 4, 8), np.float32), plan(patterns.Full(), 4)
+    with pytest.raises(TypeError, match="^q: expected one of float32, .*, got >f4$"):
+        cpu.forward(*[q.astype(">f4")] * 3, made, 1.0)

@@ -237,7 +237,7 @@ def _threads_for(q, v, plan) -> int:
 
 def _check(q, k, v, plan) -> Sealed:
     """Whatever the kernels rely on to stay inside of the arrays; returns the plan to execute."""
-    if q.dtype.name not in _core.DTYPES:
+    if q.dtype.name not in _core.DTYPES or not q.dtype.isnative:  # the name does not tell the byte order
         raise TypeError(f"q: expected one of {', '.join(_core.DTYPES)}, got {q.dtype}")
     batch, heads_q, q_len, head_dim = q.shape
     heads_kv, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
