@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""Do two builds of spattn give the same bits, on every pattern, dtype and instruction set, forward and backward?
+
+    git worktree add /tmp/old COMMIT                        # and build it: a folder that holds the package spattn
+    python benchmarks/same_bits.py --old FOLDER --new FOLDER --backend cpu|cuda         # 2 minutes; a minute
+
+Either build computes the same problems on the same numbers in processes of its own, one for each instruction set or
+family of kernels; ``out``, ``lse`` and, where the backend has a backward, ``dq``, ``dk`` and ``dv`` are compared by
+their digests. Writes ``benchmarks/results/same_bits_BACKEND.json``; exits with 1 when a result differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+NOTES = "Digests of out, lse and the gradients of two builds on the same problems: how many agree, and which do not."
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+SHAPES = {  # (batch, heads_q, heads_kv, head_dim, head_dim_v): all of a small pattern; few of a large one
+    "small": ((1, 4, 4, 64, 64), (2, 4, 2, 40, 72), (1, 8, 2, 128, 128)),
+    "large": ((1, 4, 2, 64, 64),),
+}
+LARGE = 1200
+
+
+def make_problems() -> list[dict]:
+    """Every registered pattern and known composition at its own length; the scalable ones at more, and with few rows."""
+    from spattn import patterns as sp
+
+    problems = []
+
+    def add(name: str, pattern, q_len: int, kv_len: int, size: str):
+        problems.append({"name": f"{name}, {q_len} × {kv_len}", "pattern": pattern.to_dict(), "q_len": q_len,
+                         "kv_len": kv_len, "size": size})  # fmt: skip
+
+    for name in sp.names():
+        found = sp.example(name)
+        if found is not None:
+            add(name, *found, "small")
+    for name, (pattern, length) in sp.gallery().items():
+        add(name, pattern, length, length, "small")
+    large = {
+        "full": sp.Full(), "causal": sp.Causal(), "window": sp.SlidingWindow(100), "longformer":
+        sp.Longformer(200, global_tokens=16), "strided": sp.Strided(64), "fixed": sp.Fixed(64, 8),
+        "dilated": sp.DilatedWindow(64, 64, 3), "bigbird": sp.BigBird(64), "hole": sp.Causal() - sp.SlidingWindow(30),
+    }  # fmt: skip
+    for name, pattern in large.items():
+        add(name, pattern, LARGE, LARGE, "large")
+        for rows in (1, 5, 100):
+            add(name, pattern, rows, LARGE, "large")
+    add("neighbourhood", sp.Neighborhood((40, 30), 13), LARGE, LARGE, "large")
+    return problems
+
+
+def digests(problems: list[dict], backend: str) -> dict[str, str]:
+    """Result's name to the digest of its bytes, in this process's build."""
+    import ml_dtypes
+    import numpy as np
+
+    import spattn
+
+    found = {}
+    for number, problem in enumerate(problems):
+        pattern = spattn.patterns.from_dict(problem["pattern"])
+        for shape in SHAPES[problem["size"]]:
+            batch, heads_q, heads_kv, head_dim, head_dim_v = _that_fits(pattern, shape)
+            rows, keys = (batch, problem["q_len"], heads_q), (batch, problem["kv_len"], heads_kv)
+            for dtype in DTYPES:
+                rng = np.random.default_rng(number)
+                kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+                q, k, v, dout = (  # (batch, length, heads, dim) in memory, as models have them
+                    rng.standard_normal((*of, dim)).astype(kind).transpose(0, 2, 1, 3)
+                    for of, dim in ((rows, head_dim), (keys, head_dim), (keys, head_dim_v), (rows, head_dim_v))
+                )
+                results = compute(spattn, backend, q, k, v, dout, pattern)
+                label = f"{problem['name']}, heads {heads_q}/{heads_kv}, dim {head_dim}/{head_dim_v}, {dtype}"
+                for name, result in results.items():
+                    found[f"{label}: {name}"] = hashlib.sha256(np.ascontiguousarray(result).tobytes()).hexdigest()[:16]
+    return found
+
+
+def _that_fits(pattern, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with the numbers of batch entries and heads that a pattern insists on."""
+    batch, heads = pattern.sizes()
+    if heads and heads != shape[1]:
+        shape = (shape[0], heads, heads, *shape[3:])
+    return (batch or shape[0], *shape[1:])
+
+
+def compute(spattn, backend: str, q, k, v, dout, pattern) -> dict:
+    """Results by name."""
+    if backend == "cuda" and not hasattr(spattn.cuda, "backward"):
+        out, lse = spattn.attention(q, k, v, pattern, return_lse=True, backend=backend)
+        return {"out": out, "lse": lse}
+    out, lse = spattn.attention(q, k, v, pattern, return_lse=True, backend=backend)
+    gradients = spattn.attention_backward(dout, q, k, v, out, lse, pattern, backend=backend)
+    return {"out": out, "lse": lse, **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}
+
+
+def child(package: Path, problems: Path, backend: str, settings: dict[str, str]) -> dict[str, str]:
+    """What a process of one build finds."""
+    path = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, __file__, "--digests", str(problems), "--backend", backend]
+    done = subprocess.run(
+        command, env=os.environ | settings | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def variants(backend: str) -> dict[str, dict[str, str]]:
+    """Name to the environment that selects an instruction set or a family of kernels."""
+    if backend == "cuda":
+        return {name: {"SPATTN_CUDA_KERNEL": name} for name in ("auto", "portable")}
+    import spattn.cpu
+
+    return {name: {"SPATTN_ISA": name} for name in spattn.cpu.instruction_sets()}
+
+
+def main() -> int:
+    """Compute, compare, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--old", type=Path)
+    parser.add_argument("--new", type=Path)
+    parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--digests", type=Path, help="print the digests of these problems, as JSON")
+    args = parser.parse_args()
+    if args.digests:
+        import importlib
+
+        import spattn
+
+        importlib.import_module(f"{spattn.__name__}.{args.backend}")
+        print(json.dumps(digests(json.loads(args.digests.read_text()), args.backend)))
+        return 0
+    sys.path.insert(0, str(args.new.resolve()))
+    import record
+
+    rows, differing = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        problems = Path(folder, "problems.json")
+        problems.write_text(json.dumps(make_problems()))
+        for name, settings in variants(args.backend).items():
+            old, new = (child(build.resolve(), problems, args.backend, settings) for build in (args.old, args.new))
+            assert old.keys() == new.keys() and new, "the builds computed different problems"
+            differ = [result for result in new if old[result] != new[result]]
+            rows.append({"kernels": name, "results": len(new), "equal": len(new) - len(differ)})
+            differing += [f"{name}: {result}" for result in differ]
+            print(rows[-1], *differ[:20], sep="\n  ", flush=True)
+    record.write(f"same_bits_{args.backend}", rows, notes=NOTES, differing=differing)
+    return int(bool(differing))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
