@@ -30,7 +30,7 @@ LARGE = 1200
 
 
 def make_problems() -> list[dict]:
-    """Every registered pattern and known composition at its own length; the scalable ones at more, and with few rows."""
+    """Every registered pattern and known composition at its own length; scalable ones at more, and with few rows."""
     from spattn import patterns as sp
 
     problems = []

@@ -49,7 +49,7 @@ PROBLEMS += [(f"decoding, {keys} keys", sp.Full(), 1, keys) for keys in (TOKENS,
 def calls(name, pattern, q_len, kv_len, heads, dtype) -> Iterator[tuple[dict, Callable]]:
     """What to measure of one problem: facts and call of the forward, and of the backward except for decoding."""
     q, k, v = inputs(1, heads, heads, q_len, kv_len, HEAD_DIM, dtype=dtype)
-    plan = cpu.plan_for(pattern, q, k, v)
+    plan = spattn.plan(pattern, backend="cpu", like=(q, k, v))
     facts = {"problem": name, "heads": heads, "dtype": dtype, "threads_taken": cpu._threads_for(q, v, plan)}
     forward = partial(spattn.attention, q, k, v, pattern, return_lse=True, backend="cpu")
     yield facts | {"pass": "forward"}, forward

@@ -16,6 +16,7 @@ from unittest import mock
 
 import numpy as np
 
+import spattn
 from spattn import cpu, patterns
 from spattn.testing import DTYPES, inputs, random
 
@@ -75,7 +76,7 @@ def results(isa, plan, dout, q, k, v) -> list[np.ndarray]:
 
 def check(isa, side, arrays, pattern) -> None:
     """The same bits as from ordinary memory, in every layout."""
-    plan = cpu.plan_for(pattern, *arrays[1:])
+    plan = spattn.plan(pattern, backend="cpu", like=arrays[1:])
     expected = results(isa, plan, *arrays)
     moved = {name: copy_beside(x, side) for name, x in vars(plan).items() if isinstance(x, np.ndarray)}
     plan = dataclasses.replace(plan, **moved)

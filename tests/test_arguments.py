@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import _arrays
+from spattn.arrays import NUMPY, kind_of
 from spattn.testing import DTYPES, inputs, random
 
 ARRAYS = ("q", "k", "v", "dout", "out", "lse")
@@ -201,18 +201,18 @@ def test_a_device_that_is_neither_cpu_nor_cuda_is_named(device, backend):
 
 @pytest.mark.parametrize("name", ARRAYS)
 def test_arrays_on_another_device_than_q(monkeypatch, name):
-    given, of = arguments(), _arrays.device_of
-    monkeypatch.setattr(_arrays, "device_of", lambda x: "cuda:3" if x is given[name] else of(x))
+    given = arguments()
+    monkeypatch.setattr(NUMPY, "device", lambda x: "cuda:3" if x is given[name] else "cpu")
     where = ("k", "cuda:3", "cpu") if name == "q" else (name, "cpu", "cuda:3")
     with pytest.raises(ValueError, match="^{}: expected device {} like q, got {}$".format(*where)):
         backward(**given)
 
 
 @pytest.mark.parametrize("platform, name", [("cpu", "cpu"), ("gpu", "cuda:3"), ("cuda", "cuda:3"), ("tpu", "tpu:3")])
-def test_devices_of_jax(monkeypatch, platform, name):
-    monkeypatch.setattr(_arrays, "kind", lambda x: "jax")
+def test_devices_of_jax(platform, name):
+    jax = kind_of(pytest.importorskip("jax").numpy.zeros(1))
     device = SimpleNamespace(platform=platform, local_hardware_id=3)
-    assert _arrays.device_of(SimpleNamespace(devices=lambda: [device])) == name
+    assert jax.device(SimpleNamespace(devices=lambda: [device])) == name
 
 
 def test_frameworks_that_another_thread_is_importing(monkeypatch):

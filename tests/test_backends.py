@@ -24,7 +24,7 @@ def on(isa):
 
     def forward(q, k, v, pattern, scale):
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        return cpu.forward(q, k, v, cpu.plan_for(pattern, q, k, v), scale, isa=isa)
+        return cpu.forward(q, k, v, spattn.plan(pattern, backend="cpu", like=(q, k, v)), scale, isa=isa)
 
     return forward
 
@@ -161,7 +161,7 @@ def test_repeats_bit_by_bit(isa, dtype):
 def test_long_lists_are_split_and_merged():
     """One query block over many keys: more pieces than threads, and a merge of each row."""
     q, k, v = inputs(1, 1, 1, 40, 6000, 32)
-    made = cpu.plan_for(patterns.Full(), q, k, v)
+    made = spattn.plan(patterns.Full(), backend="cpu", like=(q, k, v))
     assert made.slots > 1
     check_backend(patterns.Full(), q, k, v)
 

@@ -1,17 +1,37 @@
-"""Tensors that require a gradient or do not fit, plans that do not fit, and the short ways of calls that repeat."""
+"""Tensors that require a gradient, plans that do not fit, and calls that repeat and find what was prepared for them."""
 
 import dataclasses
+import math
 import sys
 import types
 
+import numpy as np
 import pytest
 
 import spattn
-from spattn import _api, _arguments, _routes
+from spattn import _api, cpu
 from spattn import patterns as p
+from spattn.arrays import signature
+from spattn.call import Call
+from spattn.plan import _cache
 
 torch = pytest.importorskip("torch")
 NAMES = ("q", "k", "v")
+
+
+@pytest.fixture(autouse=True)
+def empty():
+    spattn.clear_plan_cache()
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """The calls that the CPU backend is asked to prepare."""
+    calls = []
+    for name in ("prepare", "prepare_backward"):
+        own = getattr(cpu, name)
+        monkeypatch.setattr(cpu, name, lambda call, plan, own=own: calls.append(call) or own(call, plan))
+    return calls
 
 
 def tensors(**changes):
@@ -36,60 +56,146 @@ def test_a_required_gradient_is_refused(name):
 def test_v_of_another_batch_is_named_before_any_backend_is_asked():
     q, k, v = tensors(v=torch.ones(2, 2, 10, 8))
     with pytest.raises(ValueError, match=r"^v: expected shape \(1, 2, 10, 8\), got \(2, 2, 10, 8\)$"):
-        _arguments.check_shapes(q, k, v)
+        Call.of(q, k, v)
+
+
+def test_what_a_call_says():
+    call = Call.of(torch.ones(2, 6, 5, 8), torch.ones(2, 3, 12, 8), torch.ones(2, 3, 12, 16), scale=2)
+    assert (call.kind.name, call.dtype, call.device, call.scale) == ("torch", "float32", "cpu", 2.0)
+    assert (call.q_offset, call.group, call.rows, call.out_shape) == (7, 2, (2, 6, 5), (2, 6, 5, 16))
+    assert Call.of(*tensors()).scale == 1 / math.sqrt(8)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "jax"])
+def test_a_call_is_prepared_once(kind, prepared):
+    convert = {"numpy": lambda x: x, "torch": torch.from_numpy}.get(kind) or pytest.importorskip("jax").numpy.asarray
+    rng = np.random.default_rng(0)
+    for scale in (None, 0.5, None):
+        q, k, v, dout = (convert(rng.standard_normal((1, 2, 30, 8), np.float32)) for _ in range(4))
+        out, lse = spattn.attention(q, k, v, "causal", scale=scale, return_lse=True)
+        gradients = spattn.attention_backward(dout, q, k, v, out, lse, "causal", scale=scale)
+        exact = spattn.attention(q, k, v, "causal", scale=scale, backend="reference")
+        np.testing.assert_allclose(np.asarray(out), np.asarray(exact), rtol=1e-4, atol=1e-5)
+        assert [type(x) for x in (out, *gradients)] == [type(q)] * 4
+    assert len(prepared) == 2
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_route_for_tensors_that_require_a_gradient(name):
-    assert _routes.of_call(*tensors(), "causal", "auto")[1] is not None
-    asking = tensors(**{name: torch.ones(1, 2, 10, 8, requires_grad=True)})
-    assert _routes.of_call(*asking, "causal", "auto")[1] is None
+def test_no_signature_for_tensors_that_require_a_gradient(name):
+    """What to do with them depends on whether gradients are recorded just now."""
+    assert signature(*tensors()) is not None
+    assert signature(*tensors(**{name: torch.ones(1, 2, 10, 8, requires_grad=True)})) is None
 
 
-def test_no_route_for_arrays_that_may_change_their_meaning():
-    for pattern in (torch.ones(10, 10, dtype=torch.bool), [1, 2]):
-        assert _routes.of_call(*tensors(), pattern, "auto")[1] is None
+def test_no_signature_for_arrays_of_several_kinds_or_classes():
     q, k, v = tensors()
-    assert _routes.of_call(q.numpy(), k, v, "causal", "auto")[1] is None
+    assert signature(q.numpy(), k, v) is None and signature(q, k, np.ma.masked_array(v)) is None
+    assert signature(torch.nn.Parameter(q, requires_grad=False), k, v) is None
+    assert signature([1], [2], [3]) is None
 
 
-def test_whatever_differs_has_a_route_of_its_own():
-    """Shape, strides and dtype of each tensor, the pattern and the backend."""
-    keys = [_routes.of_call(*tensors(), pattern, backend)[1]
-            for pattern, backend in (("causal", "auto"), ("causal", "cpu"), ("full", "auto"), (p.Causal(), "auto"))]
+def test_what_was_prepared_is_not_used_where_a_derivative_is_taken():
+    q, k, v = tensors()
+    spattn.attention(q, k, v, "causal")
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="^q: .*gradient"):
+        spattn.attention(forward_ad.make_dual(q, k), k, v, "causal")
+    with pytest.raises(TypeError, match="^q: .* transformation of torch.func"):
+        torch.func.vmap(lambda x: spattn.attention(x, k, v, "causal"))(q[None])
+
+
+def test_whatever_differs_is_prepared_for_itself(prepared):
+    """Shape, strides and dtype of each tensor, the pattern, the backend and the precision."""
+    for pattern in ("causal", "full", p.Causal(), p.Full()):
+        spattn.attention(*tensors(), pattern)
+    assert len(prepared) == 4
+    spattn.attention(*tensors(), "causal", backend="cpu")
+    moved = torch.ones(1, 10, 2, 8).transpose(1, 2)
     for name in NAMES:
-        wider, moved = torch.ones(1, 2, 10, 16), torch.ones(1, 10, 2, 8).transpose(1, 2)
-        for other in (wider, moved, moved.double()):
-            keys.append(_routes.of_call(*tensors(**{name: other}), "causal", "auto")[1])
-    assert len(set(keys)) == len(keys)
-    assert _routes.of_call(*tensors(), "causal", "auto")[1] == keys[0]
+        spattn.attention(*tensors(**{name: moved}), "causal")
+    spattn.attention(*tensors(v=torch.ones(1, 2, 10, 16)), "causal")
+    spattn.attention(*(x.double() for x in tensors()), "causal")
+    assert len(prepared) == 10
+    with pytest.raises(ValueError, match="^precision: 'tf32' needs a backend that has it"):
+        spattn.attention(*tensors(), "causal", precision="tf32")
+    spattn.attention(*tensors(), "causal")
+    assert len(prepared) == 10
 
 
-def test_routes_of_plans_are_kept_apart():
-    """With the plan, so that they end with it; never where another plan would find them."""
+def test_what_was_prepared_for_a_plan_ends_with_it(prepared):
+    """Never is it found through another plan, nor through the pattern."""
     plans = [spattn.plan(pattern, 10) for pattern in (p.Causal(), p.Full())]
-    (first, key), (second, _) = (_routes.of_call(*tensors(), plan, "auto") for plan in plans)
-    assert first is not second and first is not _routes.recent and second is not _routes.recent
-    _routes.remember(first, key, "a route")
-    assert key not in second and _routes.of_call(*tensors(), plans[0], "auto")[0][key] == "a route"
+    out = [spattn.attention(*tensors(), plan) for plan in plans]
+    assert len(prepared) == 2 and not _cache._calls
+    spattn.attention(*tensors(), plans[0])
+    assert len(prepared) == 2
+    spattn.attention(*tensors(), dataclasses.replace(plans[0]))
+    assert len(prepared) == 3 and torch.equal(out[0], out[1])
 
 
-def test_old_routes_are_forgotten():
-    kept = dict(_routes.recent)
-    try:
-        for number in range(3 * _routes._KEPT):
-            _routes.remember(_routes.recent, ("test", number), None)
-            assert len(_routes.recent) <= _routes._KEPT
-            assert ("test", number) in _routes.recent
-    finally:
-        _routes.recent.clear()
-        _routes.recent.update(kept)
+def test_masks_are_read_anew_by_every_call():
+    mask = torch.ones(10, 10, dtype=torch.bool)
+    first = spattn.attention(*tensors(v=torch.arange(160.0).view(1, 2, 10, 8)), mask)
+    mask[:, 3:] = False
+    assert not torch.equal(first, spattn.attention(*tensors(v=torch.arange(160.0).view(1, 2, 10, 8)), mask))
 
 
-def test_no_route_where_torch_was_never_imported(monkeypatch):
-    q, k, v = tensors()
-    monkeypatch.delitem(sys.modules, "torch")
-    assert _routes.of_call(q, k, v, "causal", "auto")[1] is None
+def test_prepared_calls_are_bounded_and_go_with_their_plan(monkeypatch):
+    for dim in range(1, 101):
+        spattn.attention(*[torch.ones(1, 1, 10, dim)] * 3, "causal")
+        assert 0 < len(_cache._calls) <= 64
+    monkeypatch.setattr(_cache, "_MAX_PLANS", 1)
+    spattn.attention(*tensors(), "full")
+    assert len(_cache._calls) == 1
+    plan = spattn.plan(p.Causal(), 10)
+    for dim in range(1, 101):
+        spattn.attention(*[torch.ones(1, 1, 10, dim)] * 3, plan)
+        assert 0 < len(plan._sealed.calls) <= 64
+    spattn.clear_plan_cache()
+    assert not _cache._calls
+
+
+def test_a_pattern_is_held_once_by_all_that_is_prepared_for_it():
+    for dim in (4, 8):
+        spattn.attention(*[torch.ones(1, 1, 10, dim)] * 3, p.Mask(np.tri(10, dtype=bool)))
+    held = {id(pattern) for pattern, _ in _cache._calls} | {id(key[0]) for key in _cache._plans}
+    assert len(_cache._calls) == 2 and len(held) == 1
+
+
+def test_a_call_in_use_keeps_its_plan(monkeypatch):
+    monkeypatch.setattr(_cache, "_MAX_PLANS", 2)
+    for length in range(11, 15):
+        spattn.attention(*tensors(), "causal")  # used again before each of the others is made
+        spattn.plan(p.Causal(), length)
+    misses = spattn.plan_cache_info().misses
+    spattn.plan(p.Causal(), 10, heads=2, tile=(48, 64), workers=8)
+    assert spattn.plan_cache_info().misses == misses
+
+
+def test_tensors_where_torch_was_never_imported(monkeypatch):
+    q, k, v = (x.numpy() for x in tensors())
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torch"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert spattn.attention(q, k, v, "causal").shape == q.shape
+
+
+def test_the_plan_that_a_backend_runs():
+    """Its tiles are those of the kernels, so its efficiency is the one that is paid."""
+    q, k, v = (torch.ones(2, 4, n, 16) for n in (100, 300, 300))
+    made = spattn.plan(p.SlidingWindow(20), backend="cpu", like=(q, k, v))
+    assert made.tile == (48, 64) and (made.q_len, made.kv_len) == (100, 300)
+    assert made is spattn.plan(p.SlidingWindow(20), like=(q, k, v))
+    misses = spattn.plan_cache_info().misses
+    spattn.attention(q, k, v, p.SlidingWindow(20))
+    assert spattn.plan_cache_info().misses == misses
+    for wrong in ({"q_len": 100}, {"q_len": 100, "kv_len": 300}, {"heads": 4}, {"tile": (64, 64)}, {"workers": 2}):
+        with pytest.raises(TypeError, match=r"^plan\(\): expected no lengths, .* beside like"):
+            spattn.plan(p.Causal(), **wrong, like=(q, k, v))
+    for wrong in ({}, {"q_len": 10, "backend": "cpu"}):
+        with pytest.raises(TypeError, match=r"^plan\(\): expected q_len, or arrays like="):
+            spattn.plan(p.Causal(), **wrong)
+    with pytest.raises(ValueError, match="^pattern: .*max_bytes = 10 bytes"):
+        spattn.plan(p.Causal(), like=(q, k, v), max_bytes=10)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -104,12 +210,12 @@ def test_every_backend_refuses_a_broken_plan(backend):
 def test_plan_for_other_heads_where_the_backend_would_plan_again():
     """A backend without kernels for a plan's tiles plans its pattern, but not for what the plan was not made for."""
     made = spattn.plan(p.PerHead((p.Full(), p.Causal(), p.SlidingWindow(3))), 10, heads=3)
-    planned = []
+    planned, call = [], Call.of(*tensors())
     module = types.SimpleNamespace(
-        accepts=lambda plan, q, k, v: False, plan_for=lambda pattern, q, k, v: planned.append(pattern)
+        accepts=lambda plan, call: False, plan_for=lambda pattern, call, max_bytes: planned.append(pattern)
     )
     with pytest.raises(ValueError, match=r"^pattern: expected a plan for 1 batch entries and 2 heads, got .* 3$"):
-        _api.find_plan(module, made, *tensors())
+        _api.find_plan(module, made, call)
     assert not planned
-    _api.find_plan(module, spattn.plan(p.Causal(), 10, heads=2), *tensors())
+    _api.find_plan(module, spattn.plan(p.Causal(), 10, heads=2), call)
     assert planned == [p.Causal()]

@@ -124,7 +124,7 @@ def test_fault_03_gradients_of_a_nan_query(isa, pattern, dtype):
     """NaN: the whole of dq in that row, dk and dv of the keys that it attends to. All others keep their bits."""
     q, k, v = inputs(1, 4, 2, 130, 2100, 9, 7, dtype=dtype)
     dout = random((*q.shape[:3], 7), dtype, seed=9)
-    plan = cpu.plan_for(pattern, q, k, v)
+    plan = spattn.plan(pattern, backend="cpu", like=(q, k, v))
 
     def gradients(q):
         return cpu.backward(dout, q, k, v, *cpu.forward(q, k, v, plan, 0.3, isa=isa), plan, 0.3, isa=isa)
@@ -202,7 +202,7 @@ def test_fault_05_close_races_of_large_logits(forward, dtype, head_dim, sign):
 def test_fault_05_gradients_of_large_logits(isa, dtype, sign):
     """A weight is exp(logit - lse): it is as wrong as these two are rounded, and a gradient as its weights."""
     args = dout, q, k, v = close_race(dtype, 64, sign)
-    plan, scale = cpu.plan_for(p.Causal(), q, k, v), 0.125
+    plan, scale = spattn.plan(p.Causal(), backend="cpu", like=(q, k, v)), 0.125
     got = cpu.backward(*args, *cpu.forward(q, k, v, plan, scale, isa=isa), plan, scale, isa=isa)
     exact = [x.astype(np.float64) for x in args]
     expected = naive_gradients(*exact, np.tri(90, dtype=bool))
@@ -277,7 +277,7 @@ def test_fault_07_nan_in_output_buffers(forward, nan_in_fresh_memory):
 @pytest.mark.parametrize("isa", cpu.instruction_sets())
 def test_fault_07_nan_in_gradient_buffers(isa, nan_in_fresh_memory):
     q, k, v = inputs(1, 2, 1, 70, 3000, 16)  # two heads share sums of dk and dv
-    plans = [cpu.plan_for(pattern, q, k, v) for pattern in LONG_LISTS]
+    plans = [spattn.plan(pattern, backend="cpu", like=(q, k, v)) for pattern in LONG_LISTS]
     calls = [(q, q, k, v, *cpu.forward(q, k, v, plan, 0.3, isa=isa), plan, 0.3) for plan in plans]
     expected = [cpu.backward(*call, isa=isa) for call in calls]
     nan_in_fresh_memory()
@@ -295,7 +295,7 @@ from spattn.testing import inputs
 q, k, v = inputs(1, 2, 1, 70, 3000, 20)
 for isa in cpu.instruction_sets():
     for pattern in (p.Full(), p.Documents((40, 2000)), p.Longformer(8, global_tokens=3)):
-        plan = cpu.plan_for(pattern, q, k, v)
+        plan = spattn.plan(pattern, backend="cpu", like=(q, k, v))
         out, lse = cpu.forward(q, k, v, plan, 0.3, isa=isa)
         gradients = cpu.backward(q, q, k, v, out, lse, plan, 0.3, isa=isa)
         print(isa, *(hashlib.sha256(x.tobytes()).hexdigest() for x in (out, lse, *gradients)))
@@ -322,7 +322,7 @@ from spattn import cpu, patterns
 tiny = np.float32(1e-40)
 q, k, v = (np.full((1, 4, 400, 16), tiny, np.float32) for _ in range(3))
 for isa in cpu.instruction_sets():
-    plan = cpu.plan_for(patterns.Causal(), q, k, v)
+    plan = spattn.plan(patterns.Causal(), backend="cpu", like=(q, k, v))
     out, lse = cpu.forward(q, k, v, plan, 1.0, isa=isa)
     assert mode() == before, isa
     _, _, dv = cpu.backward(q, q, k, v, out, lse, plan, 1.0, isa=isa)

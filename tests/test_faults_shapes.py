@@ -56,7 +56,7 @@ def test_fault_09_more_than_two_to_the_31_elements_of_queries(isa):
     q, k, v = inputs(1, 1, 1, 1, 100, 256, 1, dtype="float16")
     many, few = (np.broadcast_to(q, (1, 1, rows, 256)) for rows in ((1 << 23) + 7, 100))
     assert many.size > 2**31
-    out, lse = cpu.forward(many, k, v, cpu.plan_for(p.Causal(), many, k, v), 0.1, isa=isa)
+    out, lse = cpu.forward(many, k, v, spattn.plan(p.Causal(), backend="cpu", like=(many, k, v)), 0.1, isa=isa)
     assert not out[:, :, :-100].any() and (lse[:, :, :-100] == -np.inf).all()
     Expectation(p.Causal(), few, k, v, 0.1).check(out[:, :, -100:], lse[:, :, -100:])
 
@@ -80,7 +80,7 @@ def far_apart(x, axis, sign):
 def test_fault_09_entries_beyond_two_to_the_31(name, axis, sign):
     """Every argument of both passes, along every axis, by every instruction set."""
     q, k, v = inputs(2, 4, 2, 7, 7, 8, dtype="float16")
-    dout, plan = random(q.shape, "float16", seed=5), cpu.plan_for(p.Causal(), q, k, v)
+    dout, plan = random(q.shape, "float16", seed=5), spattn.plan(p.Causal(), backend="cpu", like=(q, k, v))
     for isa in cpu.instruction_sets():
         out, lse = cpu.forward(q, k, v, plan, 0.3, isa=isa)
         plain = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
@@ -190,7 +190,7 @@ def test_fault_16_gradients(length, dtype, tolerance):
     for pattern in RAGGED:
         for q_len in {length, max(1, length - 5)}:
             q, k, v = inputs(1, 2, 1, q_len, length, 16, dtype=dtype)
-            dout, plan = random(q.shape, dtype, seed=5), cpu.plan_for(pattern, q, k, v)
+            dout, plan = random(q.shape, dtype, seed=5), spattn.plan(pattern, backend="cpu", like=(q, k, v))
             wide = [x.astype(np.float64) for x in (dout, q, k, v)]
             expected = reference.gradients(*wide, pattern)
             for a, b in zip(expected, naive_gradients(*wide, dense_mask(pattern, 1, 2, q_len, length)), strict=True):

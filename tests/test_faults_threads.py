@@ -11,7 +11,7 @@ from spattn.testing import inputs, random
 
 q, k, v = inputs(1, 4, 2, 300, 300, 32)
 dout = random(q.shape, seed=1)
-plan = cpu.plan_for(p.Longformer(50, global_tokens=(0, 111)), q, k, v)
+plan = spattn.plan(p.Longformer(50, global_tokens=(0, 111)), backend="cpu", like=(q, k, v))
 
 def results(isa):
     out, lse = cpu.forward(q, k, v, plan, 0.2, isa=isa)
@@ -94,7 +94,7 @@ for sizes, pattern in (
 ):
     for dtype in DTYPES:
         q, k, v = inputs(*sizes, 32, dtype=dtype)
-        plan = cpu.plan_for(pattern, q, k, v)
+        plan = spattn.plan(pattern, backend="cpu", like=(q, k, v))
         found = hashlib.sha256(plan.work.tobytes() + plan.merge_sources.tobytes())
         for isa in cpu.instruction_sets():
             out, lse = cpu.forward(q, k, v, plan, 0.2, isa=isa)

@@ -18,7 +18,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 import spattn
 from spattn import cpu, reference
 from spattn import patterns as p
-from spattn._arrays import from_numpy, to_numpy
+from spattn.arrays import kind_of, to_host
 from spattn.patterns import from_dict
 from spattn.plan import Plan
 from spattn.testing import DTYPES, Expectation, assert_within_budget, dense_mask, inputs, random
@@ -26,6 +26,7 @@ from spattn.testing import DTYPES, Expectation, assert_within_budget, dense_mask
 from .cpu.test_backward import naive_orders
 
 torch = pytest.importorskip("torch")
+TORCH = kind_of(torch.empty(0))
 
 SHAPES = [(1, 2, 2, 60, 60, 16), (2, 4, 2, 33, 97, 8), (1, 4, 1, 3, 300, 32), (1, 4, 4, 130, 130, 24)]
 MASK = np.random.default_rng(0).random((130, 300)) < 0.3
@@ -71,25 +72,25 @@ def arrays_of(shape, dtype, kind):
     """dout, q, k, v; the same objects for every call."""
     made = inputs(*shape, dtype=dtype)
     made = random((*made[0].shape[:3], shape[5]), dtype, seed=7), *made
-    return tuple(from_numpy(x, torch.empty(0)) if kind == "torch" else x for x in made)
+    return tuple(TORCH.from_numpy(x) if kind == "torch" else x for x in made)
 
 
 @functools.cache
 def expectation(request: Request) -> Expectation:
-    return Expectation(request.make_pattern(), *map(to_numpy, arrays_of(*request[1:])[1:]))
+    return Expectation(request.make_pattern(), *map(to_host, arrays_of(*request[1:])[1:]))
 
 
 @functools.cache
 def expected_gradients(request: Request):
     """The reference's, and what the naive formula loses."""
-    arrays, pattern = [to_numpy(x) for x in arrays_of(*request[1:])], request.make_pattern()
+    arrays, pattern = [to_host(x) for x in arrays_of(*request[1:])], request.make_pattern()
     wide = np.longdouble if request.dtype == "float64" else np.float64
     mask = dense_mask(pattern, *arrays[1].shape[:3], request.lengths[1])
     return reference.gradients(*arrays, pattern, None, wide), naive_orders(*arrays, mask, None)
 
 
 def bits(x) -> bytes:
-    return to_numpy(x).tobytes()
+    return to_host(x).tobytes()
 
 
 class Calls(RuleBasedStateMachine):
@@ -114,7 +115,7 @@ class Calls(RuleBasedStateMachine):
     def forward(self, request, pattern, key):
         arrays = arrays_of(*request[1:])
         out, lse = spattn.attention(*arrays[1:], pattern, return_lse=True)
-        expectation(request).check(to_numpy(out), to_numpy(lse), str(request))
+        expectation(request).check(to_host(out), to_host(lse), str(request))
         self.keep((request, key), (out, lse))
         return out, lse
 
@@ -122,7 +123,7 @@ class Calls(RuleBasedStateMachine):
         arrays = arrays_of(*request[1:])
         got = spattn.attention_backward(*arrays, *self.forward(request, pattern, key), pattern)
         for name, x, exact, low in zip(("dq", "dk", "dv"), got, *expected_gradients(request), strict=True):
-            assert_within_budget(to_numpy(x), exact, low, DTYPES[request.dtype], f"{name} of {request}")
+            assert_within_budget(to_host(x), exact, low, DTYPES[request.dtype], f"{name} of {request}")
         self.keep((request, key, "gradients"), got)
 
     # -- rules: patterns ---------------------------------------------------------------------------------------------
@@ -156,10 +157,10 @@ class Calls(RuleBasedStateMachine):
         mask = MASK[: request.lengths[0], : request.lengths[1]].copy()
         for name in ("mask", "turned mask"):
             arrays = arrays_of(*request[1:])
-            given = from_numpy(mask, arrays[1]) if request.kind == "torch" else mask
+            given = TORCH.from_numpy(mask) if request.kind == "torch" else mask
             out, lse = spattn.attention(*arrays[1:], given, return_lse=True)
-            check = Expectation(p.Mask(mask), *map(to_numpy, arrays[1:]))
-            check.check(to_numpy(out), to_numpy(lse), f"{name} of {request}")
+            check = Expectation(p.Mask(mask), *map(to_host, arrays[1:]))
+            check.check(to_host(out), to_host(lse), f"{name} of {request}")
             self.keep((request._replace(pattern=name), "array"), (out, lse))
             mask[...] = ~mask
 

@@ -40,7 +40,7 @@ def compose() -> patterns.Pattern:
 def attend(pattern: patterns.Pattern) -> tuple[np.ndarray, ...]:
     q, k, v = testing.inputs(1, 2, q_len=9, dtype="bfloat16", layout=("bshd", "fortran", "gapped"))
     plan = spattn.plan(pattern, 9, batch=1, heads=2, tile=(48, 64), max_bytes=spattn.plan_cache_info().max_bytes)
-    out, lse = cpu.forward(q, k, v, cpu.plan_for(pattern, q, k, v), 0.1, isa="avx2")
+    out, lse = cpu.forward(q, k, v, spattn.plan(pattern, backend="cpu", like=(q, k, v)), 0.1, isa="avx2")
     dq, _, _ = cpu.backward(q, q, k, v, out, lse, plan, 0.1)
     exact, _ = reference.attend(q, k, v, pattern, dtype=np.longdouble)
     exact_dq, _, _ = reference.gradients(q, q, k, v, pattern)

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 
 import spattn
-from spattn import _backends
 
 from . import unfused
 from .problems import Inputs, Problem, mask_of
@@ -56,7 +55,7 @@ def build(name: str, problem: Problem, given: Inputs, both: bool) -> Contender:
 
 def plan_of(problem: Problem, given: Inputs) -> spattn.Plan:
     """The plan that spattn's CPU core executes for these inputs."""
-    return _backends.load("cpu").plan_for(problem.pattern, *given.arrays[:3])
+    return spattn.plan(problem.pattern, backend="cpu", like=given.arrays[:3])
 
 
 def versions() -> dict[str, str]:
@@ -77,8 +76,6 @@ def _since(start: float) -> float:
 
 
 def _spattn(problem: Problem, given: Inputs, both: bool) -> Contender:
-    if both and not hasattr(_backends.load("cpu"), "backward"):
-        raise NotHere("spattn's CPU core has no backward pass here")
     q, k, v, dout, pattern = given.q, given.k, given.v, given.dout, problem.pattern
     start = time.process_time()
     plan_of(problem, given)

@@ -1,12 +1,11 @@
 """spattn: exact sparse attention on CPU and GPU, at a cost that follows the allowed (query, key) pairs."""
 
 from . import patterns
-from ._api import attention, attention_backward
+from ._api import attention, attention_backward, plan
 from ._backends import available_backends
 from ._errors import BackendUnavailable
 from ._versions import show_versions
 from .plan import Plan, PlanCacheInfo, clear_plan_cache, plan_cache_info
-from .plan import plan as plan
 
 __all__ = [
     "BackendUnavailable", "Plan", "PlanCacheInfo", "attention", "attention_backward", "available_backends",

@@ -1,16 +1,20 @@
-"""The face: check the arguments, find the plan, call the backend."""
+"""The face: a call that repeats finds what was prepared for it; any other is checked, planned and prepared."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from . import _arguments, _arrays, _backends, _routes
-from ._arrays import eager
+from . import compiler
+from ._backends import Backend, load
 from ._errors import BackendUnavailable
+from .arrays import NUMPY, ArrayKind, dtype_name, eager, kind_of
+from .arrays import signature as signature_of
+from .call import Call, check_gradients, check_options, check_plain, check_results, check_scale, default_scale
 from .patterns import Mask, Pattern, get
 from .plan import Plan, validate
+from .plan._cache import find_call, keep_call
+
+_CONSTANT = (Pattern, Plan, str)  # what stays as it is; anything else is looked at anew by every call
 
 
 @eager
@@ -89,29 +93,17 @@ def attention(
     >>> out.shape, out.dtype
     ((1, 2, 100, 16), dtype('float32'))
     """
-    _arguments.check_options(backend, return_lse)
-    routes, key = _routes.of_call(q, k, v, pattern, backend)
-    route = routes.get(key)
-    if route is not None and precision is None:
-        found = route(q, k, v, None if scale is None else _arguments.check_scale(scale, q))
-        if found is not None:
-            return found if return_lse else found[0]
-    _arguments.check_arrays(q, k, v)
-    _arguments.check_shapes(q, k, v)
-    scale = _arguments.check_scale(scale, q)
-    _arguments.check_precision(precision, q, _resolve_backend(backend, q))
-    _arguments.check_gradients("attention", q=q, k=k, v=v)
-    module = _backends.load(_resolve_backend(backend, q))
-    if not module.HOST_ARRAYS:
-        plan = find_plan(module, pattern, q, k, v)
-        out, lse = module.forward(q, k, v, plan, scale, precision=precision)
-        if key is not None and key not in routes:
-            _routes.remember(routes, key, module.route(q, k, v, plan, _arguments.check_scale(None, q)))
+    check_options(backend, return_lse, precision)
+    signature = signature_of(q, k, v), backend, precision
+    prepared = find_call(pattern, signature) if signature[0] and isinstance(pattern, _CONSTANT) else None
+    if prepared is None:
+        call = Call.of(q, k, v, scale=scale, precision=precision)
+        check_gradients("attention", q=q, k=k, v=v)
+        prepared, scale = _prepare(call, pattern, backend, signature), call.scale
     else:
-        arrays = [_host_array(name, x, module) for name, x in (("q", q), ("k", k), ("v", v))]
-        plan = find_plan(module, pattern, *arrays)
-        out, lse = (_arrays.from_numpy(x, q) for x in module.forward(*arrays, plan, scale))
-    return (out, lse) if return_lse else out
+        scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
+    found = prepared.run(q, k, v, scale)
+    return found if return_lse else found[0]
 
 
 @eager
@@ -170,48 +162,180 @@ def attention_backward(
     >>> dq.shape
     (1, 2, 100, 16)
     """
-    _arguments.check_options(backend)
-    _arguments.check_arrays(q, k, v)
-    _arguments.check_shapes(q, k, v)
-    _arguments.check_results(q, v, dout, out, lse)
-    scale = _arguments.check_scale(scale, q)
-    arrays = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
-    _arguments.check_gradients("attention_backward", **arrays)
-    module = _backends.load(_resolve_backend(backend, q))
-    if not hasattr(module, "backward"):
-        raise BackendUnavailable(f"backend {module.__name__} has no backward yet; use backend='cpu' on host arrays")
-    if not module.HOST_ARRAYS:
-        return module.backward(dout, q, k, v, out, lse, find_plan(module, pattern, q, k, v), scale)
-    host = [_host_array(name, x, module) for name, x in arrays.items()]
-    plan = find_plan(module, pattern, *host[1:4])
-    return tuple(_arrays.from_numpy(x, q) for x in module.backward(*host, plan, scale))
+    check_options(backend)
+    signature = signature_of(dout, q, k, v, out, lse), backend
+    prepared = find_call(pattern, signature) if signature[0] and isinstance(pattern, _CONSTANT) else None
+    if prepared is None:
+        call = Call.of(q, k, v, scale=scale)
+        check_results(call, dout, out, lse)
+        check_gradients("attention_backward", dout=dout, q=q, k=k, v=v, out=out, lse=lse)
+        prepared, scale = _prepare(call, pattern, backend, signature, backward=True), call.scale
+    else:
+        scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
+    return prepared.run(dout, q, k, v, out, lse, scale)
 
 
-def find_plan(module, pattern, q, k, v) -> Plan:
-    """The plan of `pattern` that a backend wants for these arrays."""
-    lengths = q.shape[2], k.shape[2]
+def plan(
+    pattern: Pattern,
+    q_len: int | None = None,
+    kv_len: int | None = None,
+    *,
+    batch: int = 1,
+    heads: int | None = None,
+    tile: tuple[int, int] = compiler.TILE,
+    workers: int = 1,
+    max_bytes: int | None = None,
+    backend: str | None = None,
+    like: tuple[Any, Any, Any] | None = None,
+) -> Plan:
+    """Compile a pattern at given lengths into a plan that every backend can execute.
+
+    Parameters
+    ----------
+    pattern : Pattern
+        What is allowed.
+    q_len, kv_len : int
+        Lengths in tokens; `kv_len` defaults to `q_len`. `like` replaces them, and `batch`, `heads`, `tile` and
+        `workers`.
+    batch, heads : int, optional
+        Batch entries and query heads; they matter only to patterns that tell them apart. `heads` defaults to the
+        pattern's own number.
+    tile : (int, int), optional
+        Queries and keys of a tile, at most 32768; the number of keys is a multiple of 64.
+    workers : int, optional
+        How many workers (processor cores, multiprocessors) share one head's work, at least 1: long key lists are split
+        so that each has about four pieces.
+    max_bytes : int, optional
+        The most memory that making the plan may take; by default the memory that this process may use (the machine's,
+        the cgroup's or what the limit of its address space leaves). It does not change the plan.
+
+    backend : {"auto", "cpu", "cuda", "reference"}, optional
+        Only with `like`: the backend whose plan is asked for, by default the one that such arrays go to.
+    like : (q, k, v), optional
+        Arrays as for :func:`spattn.attention`, whose plan for them is returned: the one with the tiles that its kernels
+        have for such a call, so that its efficiency is the one that is paid.
+
+    Returns
+    -------
+    Plan
+        Those used last are kept, up to 256 plans and 256 MiB with their patterns; a larger one is made anew by every
+        call, unless its user keeps it and hands it to :func:`spattn.attention`. See :func:`spattn.plan_cache_info`.
+
+    Raises
+    ------
+    TypeError
+        If `pattern` is not a Pattern, or `batch`, `heads`, `tile`, `workers` or `max_bytes` is not of integers; if
+        neither lengths nor `like` are given, or both; as :func:`spattn.attention` for `like` and `backend`.
+    BackendUnavailable
+        If the backend asked for cannot run here.
+    ValueError
+        If the pattern does not fit the lengths, the batch or the heads; if a number is out of range; if the plan would
+        have 2³¹ tiles or more, or takes at least a number of bytes, which the message says, that `max_bytes` does not
+        allow; if ``pattern.parts()`` has a lattice that leaves the sequence or visits a position twice.
+
+    Notes
+    -----
+    Costs O(q_len + kv_len + tiles), never q_len × kv_len, for patterns whose ``allows`` uses operators and ufuncs. A
+    plan that is too large is refused before its tiles are listed, from the tiles that are known to be in it.
+
+    Examples
+    --------
+    >>> import spattn
+    >>> p = spattn.plan(spattn.patterns.SlidingWindow(256), 16384)
+    >>> p.nnz, round(p.efficiency, 2)
+    (8339200, 0.8)
+    >>> import numpy as np
+    >>> q = k = v = np.zeros((1, 8, 16384, 64), np.float32)
+    >>> spattn.plan(spattn.patterns.SlidingWindow(256), backend="cpu", like=(q, k, v)).tile
+    (48, 64)
+    """
+    if like is None:
+        if q_len is None or backend is not None:
+            raise TypeError("plan(): expected q_len, or arrays like=(q, k, v) with which a backend may be named")
+        return compiler.plan(
+            pattern, q_len, kv_len, batch=batch, heads=heads, tile=tile, workers=workers, max_bytes=max_bytes
+        )
+    given = q_len, kv_len, batch, heads, tile, workers
+    if given != (None, None, 1, None, compiler.TILE, 1):
+        raise TypeError("plan(): expected no lengths, batch, heads, tile or workers beside like=(q, k, v)")
+    backend = "auto" if backend is None else backend
+    check_options(backend)
+    call = Call.of(*like)
+    return find_plan(_backend_for(call, backend), pattern, call, max_bytes)
+
+
+class Prepared(NamedTuple):
+    """A prepared call with what checks its scale."""
+
+    run: Any
+    scale: float
+    dtype: str
+
+
+def _prepare(call: Call, pattern, backend: str, signature: tuple, backward: bool = False) -> Prepared:
+    """What computes calls like this one; kept where nothing that it depends on can change behind the signature."""
+    module = _backend_for(call, backend)
+    if backward and not module.LIMITS.backward:
+        raise BackendUnavailable(f"backend {_name_for(call, backend)!r} has no backward yet; use 'cpu' on host arrays")
+    plan = find_plan(module, pattern, call)
+    run = module.prepare_backward(call, plan) if backward else module.prepare(call, plan)
+    if module.LIMITS.host_arrays and call.kind is not NUMPY:
+        run = _through_numpy(call.kind, run)
+    prepared = Prepared(run, default_scale(call.head_dim), call.dtype)
+    if signature[0] and isinstance(pattern, _CONSTANT):
+        keep_call(pattern, signature, plan, prepared)
+    return prepared
+
+
+def _through_numpy(kind: ArrayKind, run):
+    """The same of arrays of another kind in host memory."""
+
+    def call(*operands):
+        *operands, scale = operands
+        return tuple([kind.from_numpy(x) for x in run(*map(kind.to_numpy, operands), scale)])
+
+    return call
+
+
+def _name_for(call: Call, backend: str) -> str:
+    return backend if backend != "auto" else "cpu" if call.device == "cpu" else "cuda"
+
+
+def _backend_for(call: Call, backend: str) -> Backend:
+    """The backend that takes a call; ValueError if the one that was asked for does not."""
+    name = _name_for(call, backend)
+    module = load(name)
+    if call.precision is not None and call.precision not in module.LIMITS.precisions:
+        raise ValueError(f"precision: {call.precision!r} needs a backend that has it, as cuda; got {name!r}")
+    if module.LIMITS.host_arrays and call.device != "cpu":
+        raise ValueError(f"q: expected host arrays for the backend {name!r}, got one on {call.device}")
+    return module
+
+
+def find_plan(module: Backend, pattern, call: Call, max_bytes: int | None = None) -> Plan:
+    """The plan of `pattern` that a backend wants for a call."""
     if isinstance(pattern, Plan):
-        if (pattern.q_len, pattern.kv_len) != lengths:
+        if (pattern.q_len, pattern.kv_len) != (call.q_len, call.kv_len):
             raise ValueError(
-                f"pattern: expected a plan for lengths {lengths[0]} × {lengths[1]}, "
+                f"pattern: expected a plan for lengths {call.q_len} × {call.kv_len}, "
                 f"got one for {pattern.q_len} × {pattern.kv_len}"
             )
         validate(pattern)
-        pattern = _plan_or_pattern(pattern, module, q, k, v)
+        pattern = _plan_or_pattern(pattern, module, call)
         if isinstance(pattern, Plan):
             return pattern
-    return module.plan_for(as_pattern(pattern), q, k, v)
+    return module.plan_for(as_pattern(pattern), call, max_bytes)
 
 
-def _plan_or_pattern(plan: Plan, module, q, k, v) -> Plan | Pattern:
+def _plan_or_pattern(plan: Plan, module: Backend, call: Call) -> Plan | Pattern:
     """The plan itself where its tiles suit the backend, otherwise its pattern, to be planned (and cached) again."""
     index = plan.variant
-    if index.shape[0] not in (1, q.shape[0]) or index.shape[1] not in (1, q.shape[1]):
+    if index.shape[0] not in (1, call.batch) or index.shape[1] not in (1, call.heads_q):
         raise ValueError(
-            f"pattern: expected a plan for {q.shape[0]} batch entries and {q.shape[1]} heads, "
+            f"pattern: expected a plan for {call.batch} batch entries and {call.heads_q} heads, "
             f"got one for {index.shape[0]} and {index.shape[1]}"
         )
-    if module.accepts(plan, q, k, v):
+    if module.accepts(plan, call):
         return plan
     if plan.pattern is None:
         raise ValueError(f"pattern: expected a plan with tiles that the backend has kernels for, got {plan.tile}")
@@ -224,22 +348,11 @@ def as_pattern(pattern) -> Pattern:
         return pattern
     if isinstance(pattern, str):
         return get(pattern)
-    if _arrays.kind(pattern) is not None and _arrays.dtype_name(pattern) == "bool":
-        _arguments.check_plain("pattern", pattern)
-        return Mask(_arrays.to_host(pattern))
     what = type(pattern).__name__
-    if _arrays.kind(pattern) is not None:
-        what = f"an array of {_arrays.dtype_name(pattern)}"
+    kind = kind_of(pattern)
+    if kind is not None:
+        if dtype_name(pattern) == "bool":
+            check_plain("pattern", pattern)
+            return Mask(kind.to_host(pattern))
+        what = f"an array of {dtype_name(pattern)}"
     raise TypeError(f"pattern: expected a Pattern, a registered name, a Plan or a bool array, got {what}")
-
-
-def _resolve_backend(backend: str, q) -> str:
-    if backend != "auto":
-        return backend
-    return "cpu" if _arrays.device_of(q) == "cpu" else "cuda"
-
-
-def _host_array(name: str, x, module) -> np.ndarray:
-    if _arrays.device_of(x) != "cpu":
-        raise ValueError(f"{name}: expected host arrays for {module.__name__}, got one on {_arrays.device_of(x)}")
-    return _arrays.to_numpy(x)

@@ -1,22 +1,78 @@
-"""Backends by name. Nothing is imported before it is asked for.
-
-A backend is a module with
-
-- ``unavailable() -> str | None``: why it cannot run here and what fixes it, without side effects that last;
-- ``plan_for(pattern, q, k, v) -> Plan``: the plan with the tile shape that its kernels want for these arrays;
-- ``forward(q, k, v, plan, scale) -> (out, lse)``; on device arrays also with ``precision``, None or "tf32";
-- ``backward(dout, q, k, v, out, lse, plan, scale) -> (dq, dk, dv)`` where it has one;
-- ``HOST_ARRAYS``: whether it works on NumPy arrays (True) or on any framework's device arrays (False).
-"""
+"""What a backend is, and which there are by name. None is imported before it is asked for."""
 
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
+from typing import Any, NamedTuple, Protocol, cast
 
 from ._errors import BackendUnavailable
+from .call import Call
+from .patterns import Pattern
+from .plan import Plan
+
+__all__ = ["Backend", "Limits", "PreparedBackward", "PreparedForward", "available_backends", "load", "names",
+           "why_unavailable"]  # fmt: skip
 
 _MODULES = {"cpu": "spattn.cpu", "cuda": "spattn.cuda", "reference": "spattn.reference"}
+
+
+class Limits(NamedTuple):
+    """What a backend takes.
+
+    Parameters
+    ----------
+    host_arrays : bool
+        Whether it works on NumPy arrays, as which arrays of every kind in host memory are handed to it; otherwise on
+        arrays of every kind as they come.
+    backward : bool
+        Whether it computes gradients.
+    precisions : tuple
+        Of the products, beside None, which is that of the dtype.
+    """
+
+    host_arrays: bool
+    backward: bool = True
+    precisions: tuple[str, ...] = ()
+
+
+class PreparedForward(Protocol):
+    """Computes calls of one signature: checks, plan and choice of kernels lie behind them."""
+
+    def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
+        """(out, lse)."""
+
+
+class PreparedBackward(Protocol):
+    """The same of gradients."""
+
+    def __call__(
+        self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float
+    ) -> tuple[Any, Any, Any]:
+        """(dq, dk, dv)."""
+
+
+class Backend(Protocol):
+    """A module that executes plans."""
+
+    LIMITS: Limits
+
+    def unavailable(self) -> str | None:
+        """Why it cannot run here and what fixes it, without side effects that last; None when it can."""
+
+    def info(self) -> dict[str, object]:
+        """Facts for :func:`spattn.show_versions`."""
+
+    def plan_for(self, pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan:
+        """The plan with the tiles and the number of workers that suit such a call."""
+
+    def accepts(self, plan: Plan, call: Call) -> bool:
+        """Whether :meth:`prepare` takes a sound plan for these lengths and heads."""
+
+    def prepare(self, call: Call, plan: Plan) -> PreparedForward:
+        """What computes this call, and every other that differs from it in values, addresses and scale alone."""
+
+    def prepare_backward(self, call: Call, plan: Plan) -> PreparedBackward:
+        """The same of its gradients, where the limits say that there are any."""
 
 
 def names() -> list[str]:
@@ -27,10 +83,14 @@ def names() -> list[str]:
 def why_unavailable(name: str) -> str | None:
     """None when the backend runs here, otherwise what is missing and the fix."""
     try:
-        module = importlib.import_module(_MODULES[name])
+        module = _module(name)
     except ImportError as error:
-        return f"{error}; reinstall spattn with its compiled core, or install the extra spattn[{name}]"
+        return f"{error}; reinstall spattn with its compiled core"
     return module.unavailable()
+
+
+def _module(name: str) -> Backend:
+    return cast(Backend, importlib.import_module(_MODULES[name]))
 
 
 def available_backends() -> list[str]:
@@ -50,7 +110,7 @@ def available_backends() -> list[str]:
     return [name for name in _MODULES if why_unavailable(name) is None]
 
 
-def load(name: str) -> ModuleType:
+def load(name: str) -> Backend:
     """The backend's module.
 
     Raises
@@ -65,4 +125,4 @@ def load(name: str) -> ModuleType:
     reason = why_unavailable(name)
     if reason is not None:
         raise BackendUnavailable(f"backend {name!r} is not available: {reason}")
-    return importlib.import_module(_MODULES[name])
+    return _module(name)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-__all__ = ["ramp"]
+__all__ = ["offsets", "ramp"]
+
+
+def offsets(lengths: ArrayLike) -> np.ndarray:
+    """Where each row starts, and where the last one ends: 0, n₀, n₀ + n₁, … in int64."""
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def ramp(lengths: np.ndarray) -> np.ndarray:

@@ -10,13 +10,17 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from ._backends import Limits, PreparedBackward, PreparedForward
+from .call import Call
+from .compiler import plan
 from .index_set import AffineRows
 from .patterns import Pattern
-from .plan import Plan, plan
+from .plan import Plan
 
-__all__ = ["HOST_ARRAYS", "accepts", "attend", "backward", "forward", "gradients", "info", "plan_for", "unavailable"]
+__all__ = ["LIMITS", "accepts", "attend", "gradients", "info", "plan_for", "prepare", "prepare_backward",
+           "unavailable"]  # fmt: skip
 
-HOST_ARRAYS = True
+LIMITS = Limits(host_arrays=True)
 
 _ELEMENTS_AT_ONCE = 1 << 23  # gathered float64 elements of K and V held at a time (64 MiB)
 
@@ -125,92 +129,89 @@ def info() -> dict[str, object]:
     return {"precision": "float64"}
 
 
-def plan_for(pattern: Pattern, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Plan:
+def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan:
     """A plan of the default tile shape; only its pattern matters here.
 
     Parameters
     ----------
     pattern : Pattern
         What is allowed.
-    q, k, v : arrays
-        As for :func:`attend`.
+    call : Call
+        What it is for.
+    max_bytes : int, optional
+        As for :func:`spattn.plan`.
 
     Returns
     -------
     Plan
     """
-    return plan(pattern, q.shape[2], k.shape[2], batch=q.shape[0], heads=q.shape[1])
+    return plan(pattern, call.q_len, call.kv_len, batch=call.batch, heads=call.heads_q, max_bytes=max_bytes)
 
 
-def accepts(made: Plan, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> bool:
-    """Whether :func:`forward` can execute a plan: any that knows its pattern.
+def accepts(plan: Plan, call: Call) -> bool:
+    """Whether :func:`prepare` takes a plan: any that knows its pattern.
 
     Parameters
     ----------
-    made : Plan
+    plan : Plan
         Made by anybody.
-    q, k, v : arrays
-        As for :func:`attend`.
+    call : Call
+        What it is for.
 
     Returns
     -------
     bool
     """
-    return made.pattern is not None
+    return plan.pattern is not None
 
 
-def forward(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, plan: Plan, scale: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """The backend interface over :func:`attend`: ``out`` in q's dtype, ``lse`` float32 (float64 for float64).
+def prepare(call: Call, plan: Plan) -> PreparedForward:
+    """:func:`attend` as a backend's forward: ``out`` in q's dtype, ``lse`` float32 (float64 for float64).
 
     Parameters
     ----------
-    q, k, v : arrays
-        As for :func:`attend`.
+    call : Call
+        Of NumPy arrays, or of arrays that are handed over as such.
     plan : Plan
         Only its pattern matters.
-    scale : float
-        Factor of the logits.
 
     Returns
     -------
-    out, lse : arrays
+    callable
+        ``(q, k, v, scale)`` to ``(out, lse)``.
     """
-    out, lse = attend(q, k, v, plan.pattern, scale)
-    with np.errstate(over="ignore"):
-        return out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32))
+
+    def run(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
+        out, lse = attend(q, k, v, plan.pattern, scale)
+        with np.errstate(over="ignore"):
+            return out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32))
+
+    return run
 
 
-def backward(
-    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, plan: Plan,
-    scale: float,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The backend interface over :func:`gradients`, in the dtypes of q, k and v.
+def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
+    """:func:`gradients` as a backend's backward, in the dtypes of q, k and v.
 
     `out` and `lse` belong to the interface; the oracle computes both afresh, so that the rounding of a forward pass
     does not enter its gradients.
 
     Parameters
     ----------
-    dout : array
-        Gradient with respect to `out`.
-    q, k, v : arrays
-        As for :func:`attend`.
-    out, lse : arrays
-        Not read.
-    plan : Plan
-        Only its pattern matters.
-    scale : float
-        Factor of the logits.
+    call, plan
+        As for :func:`prepare`.
 
     Returns
     -------
-    dq, dk, dv : arrays
+    callable
+        ``(dout, q, k, v, out, lse, scale)`` to ``(dq, dk, dv)``.
     """
-    with np.errstate(over="ignore"):
-        dq, dk, dv = gradients(dout, q, k, v, plan.pattern, scale)
-        return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
+
+    def run(dout, q, k, v, out, lse, scale):
+        with np.errstate(over="ignore"):
+            dq, dk, dv = gradients(dout, q, k, v, plan.pattern, scale)
+            return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
+
+    return run
 
 
 def _rows(pattern, q, k, v):

@@ -8,8 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spattn import cpu, patterns
-from spattn.plan import plan
+from spattn import cpu, patterns, plan
 from spattn.testing import inputs
 
 from .test_forward import check

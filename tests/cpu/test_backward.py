@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 import spattn
-from spattn import cpu, patterns, reference
+from spattn import cpu, patterns, plan, reference
 from spattn.patterns._gallery import example
-from spattn.plan import plan
 from spattn.testing import (
     DTYPES,
     LAYOUTS,
@@ -37,7 +36,7 @@ def problem(*shape, dtype="float32", layout="contiguous", seed=0, **sizes):
 
 def gradients(dout, q, k, v, pattern, isa=None, made=None, scale=None):
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    made = made or cpu.plan_for(pattern, q, k, v)
+    made = made or spattn.plan(pattern, backend="cpu", like=(q, k, v))
     out, lse = cpu.forward(q, k, v, made, scale, isa=isa)
     return cpu.backward(dout, q, k, v, out, lse, made, scale, isa=isa)
 
@@ -134,7 +133,7 @@ def test_finite_differences(name):
     pattern, q_len, kv_len = example(name)
     heads = max(1, pattern.sizes()[1])
     dout, q, k, v = problem(1, heads, q_len=q_len, kv_len=kv_len, head_dim=2, head_dim_v=3, dtype="float64")
-    made = cpu.plan_for(pattern, q, k, v)
+    made = spattn.plan(pattern, backend="cpu", like=(q, k, v))
     step = 2.0**-17  # truncation is O(step²), rounding O(eps / step), both about 1e-10
 
     def loss():
@@ -188,7 +187,7 @@ def test_lengths(dtype, q_len, kv_len):
 def test_rows_with_one_key(dtype):
     """Where O = V nothing depends on Q and K, and dS = P (dO V' - rowsum(dO O)) is 0 without a rounding error."""
     dout, q, k, v = problem(1, 2, q_len=70, head_dim=24, head_dim_v=80, dtype=dtype)
-    made = cpu.plan_for(patterns.SlidingWindow(0, 0), q, k, v)
+    made = spattn.plan(patterns.SlidingWindow(0, 0), backend="cpu", like=(q, k, v))
     for isa in ISAS:
         _, lse = cpu.forward(q, k, v, made, 0.2, isa=isa)
         dq, dk, dv = cpu.backward(dout, q, k, v, v, lse, made, 0.2, isa=isa)
@@ -224,7 +223,7 @@ def test_layouts(dtype, layout, head_dim):
 
 def test_strided_results_of_the_forward():
     dout, q, k, v = problem(2, 3, q_len=70, head_dim=16)
-    made = cpu.plan_for(patterns.Causal(), q, k, v)
+    made = spattn.plan(patterns.Causal(), backend="cpu", like=(q, k, v))
     out, lse = cpu.forward(q, k, v, made, 0.25)
     expected = cpu.backward(dout, q, k, v, out, lse, made, 0.25)
     out, lse = out[..., ::-1].copy()[..., ::-1], lse.transpose(2, 0, 1).copy().transpose(1, 2, 0)
@@ -332,7 +331,7 @@ def test_thread_count_does_not_change_the_result():
 
 def test_fault_35_interrupt(assert_interruptible):
     dout, q, k, v = (np.broadcast_to(x, (8, 8, 4096, 64)) for x in problem(q_len=4096, head_dim=64, dtype="float64"))
-    made = cpu.plan_for(patterns.Full(), q, k, v)
+    made = spattn.plan(patterns.Full(), backend="cpu", like=(q, k, v))
     lse = np.zeros(q.shape[:3])
     assert_interruptible(lambda: cpu.backward(dout, q, k, v, q, lse, made, 0.1, isa="baseline"))
     longformer()
@@ -353,7 +352,7 @@ def test_public_interface():
 
 def test_rejects_what_the_kernels_cannot_do():
     dout, q, k, v = problem(1, 2, q_len=10, head_dim=8)
-    made = cpu.plan_for(patterns.Full(), q, k, v)
+    made = spattn.plan(patterns.Full(), backend="cpu", like=(q, k, v))
     out, lse = cpu.forward(q, k, v, made, 1.0)
     with pytest.raises(TypeError, match="dout: expected dtype float32, got float64"):
         cpu.backward(dout.astype(float), q, k, v, out, lse, made, 1.0)

@@ -9,6 +9,7 @@ import os
 import numpy as np
 import pytest
 
+import spattn
 from spattn import cpu, patterns
 from spattn.cpu import _workspace
 from spattn.plan import plan, positions
@@ -94,7 +95,7 @@ def test_small_workspaces_are_not_kept():
 
 def test_direct_calls_with_v_of_another_length():
     q, k, v = inputs(1, 2, q_len=10, head_dim=8)
-    made = cpu.plan_for(patterns.Full(), q, k, v)
+    made = spattn.plan(patterns.Full(), backend="cpu", like=(q, k, v))
     for wrong in (v[:, :, :9], v[:, :1], np.concatenate([v, v])):
         with pytest.raises(ValueError, match="^v: expected shape"):
             cpu.forward(q, k, wrong, made, 1.0)

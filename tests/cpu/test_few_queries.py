@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from spattn import cpu, patterns
-from spattn.plan import plan
+import spattn
+from spattn import cpu, patterns, plan
 from spattn.testing import DTYPES, LAYOUTS, Expectation, at_protected_page, inputs
 
 ISAS = cpu.instruction_sets()
@@ -16,7 +16,7 @@ ISAS = cpu.instruction_sets()
 def check(q, k, v, pattern, scale=None):
     """Every instruction set gives the oracle's result."""
     expectation = Expectation(pattern, q, k, v, scale)
-    made = cpu.plan_for(pattern, q, k, v)
+    made = spattn.plan(pattern, backend="cpu", like=(q, k, v))
     for isa in ISAS:
         expectation.check(*cpu.forward(q, k, v, made, q.shape[3] ** -0.5 if scale is None else scale, isa=isa), isa)
 
@@ -87,10 +87,11 @@ def test_heads_together_are_as_if_alone(dtype, isa):
 def test_keys_that_are_not_allowed_have_no_influence(dtype, value):
     """In exactly the rows that attend to a key of NaN the result is NaN."""
     q, k, v = inputs(1, 4, 2, q_len=6, kv_len=200, head_dim=32, dtype=dtype)
-    clean = {isa: cpu.forward(q, k, v, cpu.plan_for(patterns.Causal(), q, k, v), 0.2, isa=isa) for isa in ISAS}
+    made = spattn.plan(patterns.Causal(), backend="cpu", like=(q, k, v))
+    clean = {isa: cpu.forward(q, k, v, made, 0.2, isa=isa) for isa in ISAS}
     v[:, 0, 197], k[:, 0, 197] = value, np.nan  # the last three queries may see it
     for isa in ISAS:
-        out, lse = cpu.forward(q, k, v, cpu.plan_for(patterns.Causal(), q, k, v), 0.2, isa=isa)
+        out, lse = cpu.forward(q, k, v, made, 0.2, isa=isa)
         assert np.isnan(lse[:, :2, 3:]).all() and np.isnan(out[:, :2, 3:].astype(float)).all()
         np.testing.assert_allclose(out[:, :, :3].astype(float), clean[isa][0][:, :, :3].astype(float), atol=1e-2)
         np.testing.assert_allclose(lse[:, :, :3], clean[isa][1][:, :, :3], atol=1e-5)
@@ -101,7 +102,7 @@ def test_keys_that_are_not_allowed_have_no_influence(dtype, value):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_thread_count_does_not_change_the_result(dtype):
     q, k, v = inputs(1, 8, 2, q_len=4, kv_len=5000, head_dim=64, dtype=dtype)
-    made = cpu.plan_for(patterns.Full(), q, k, v)
+    made = spattn.plan(patterns.Full(), backend="cpu", like=(q, k, v))
     results = []
     for threads in (1, 2, 3):
         with threadpool_limits(threads, user_api="openmp"):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spattn import cpu, patterns
-from spattn.plan import plan
+import spattn
+from spattn import cpu, patterns, plan
 from spattn.testing import DTYPES, inputs, random
 
 ISAS = cpu.instruction_sets()
@@ -82,7 +82,7 @@ def test_rows_that_do_not_see_a_key_keep_their_bits(isa, dtype, family):
     """NaN and infinities at a key that some rows see, others of the same tiles do not, concern exactly the former."""
     pattern, q_len, kv_len = FAMILIES[family]
     q, k, v = inputs(1, 4, 2, q_len, kv_len, 24, 16, dtype=dtype)
-    made = cpu.plan_for(pattern, q, k, v)
+    made = spattn.plan(pattern, backend="cpu", like=(q, k, v))
 
     def run(k, v):
         with np.errstate(all="ignore"):
@@ -110,7 +110,7 @@ def test_signs_at_hidden_keys_do_not_reach_a_zero(isa, dtype):
     q, k, v = (np.zeros((1, 1, 60, 8), dtype) for _ in range(3))
     allowed = np.ones((60, 60), bool)
     allowed[even, hidden] = False  # odd rows, next to them, see it
-    made = cpu.plan_for(patterns.Mask(allowed), q, k, v)
+    made = spattn.plan(patterns.Mask(allowed), backend="cpu", like=(q, k, v))
     q[..., 0], k[:, :, 0, 0] = 1, 8  # key 0 has nearly all of the weight
     v[...], v[:, :, 0] = -tiny, -0.0
     found = []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import _routes, cpu
+from spattn import cpu
 from spattn import patterns as p
 from spattn.plan import _cache
 from spattn.testing import inputs
@@ -78,7 +78,7 @@ def test_a_plan_larger_than_all_may_be_is_not_kept(monkeypatch):
 
 def test_what_backends_make_of_a_plan_counts(monkeypatch):
     q, k, v = inputs(1, 2, 2, 600)
-    plan = cpu.plan_for(p.SlidingWindow(50), q, k, v)
+    plan = spattn.plan(p.SlidingWindow(50), backend="cpu", like=(q, k, v))
     before = spattn.plan_cache_info().bytes
     out, lse = cpu.forward(q, k, v, plan, 0.1)
     assert spattn.plan_cache_info().bytes >= before + plan.work.nbytes
@@ -129,23 +129,6 @@ for length in range(1, 2001):
 print(resident() - before)
 """
     assert int(python(source)) < 180
-
-
-def test_routes_of_recent_calls_are_bounded_and_forgotten(monkeypatch):
-    monkeypatch.setattr(_routes, "_MAX_BYTES", 1 << 20)
-    for number, mask in enumerate(masks(9, 500)):
-        _routes.remember(_routes.recent, (mask, number), object())
-        assert sum(_cache.size_of(key[0]) for key in _routes.recent) <= 1 << 20
-    assert _routes.recent
-    spattn.clear_plan_cache()
-    assert not _routes.recent
-
-
-def test_routes_of_one_plan_are_bounded():
-    routes = {}
-    for number in range(1000):
-        _routes.remember(routes, ("route", number), None)
-        assert len(routes) <= 64
 
 
 def test_results_do_not_depend_on_what_is_kept(monkeypatch):

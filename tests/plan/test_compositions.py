@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from spattn import patterns as p
-from spattn.plan import plan
+from spattn import plan
 from spattn.testing import check_plan, dense_mask
 
 REPEATING = [p.DilatedWindow(9, 9, 5), p.Stride(7, 2), p.Strided(16), p.Fixed(16, 3)]

@@ -7,8 +7,9 @@ import pytest
 
 import spattn
 from spattn import patterns as p
+from spattn import plan
 from spattn.patterns import Lattice, Part
-from spattn.plan import plan, validate
+from spattn.plan import validate
 from spattn.testing import check_plan, inputs
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import spattn
 from spattn import patterns as p
-from spattn.plan import plan
+from spattn import plan
 from spattn.testing import Expectation, check_plan, inputs
 
 REQUEST = {"q_len": 130, "kv_len": 130, "batch": 2, "heads": 4, "tile": (64, 64), "workers": 8}

@@ -103,7 +103,7 @@ found = hashlib.sha256()
 for heads, n, pattern in ((1, 700, p.Causal()), (3, 500, p.Longformer(100, global_tokens=(0, 333))),
                           (2, 900, p.PerHead((p.Strided(50), p.BigBird(16))))):
     q, k, v = inputs(1, heads, heads, n, n, 64)
-    plan = cpu.plan_for(pattern, q, k, v)
+    plan = spattn.plan(pattern, backend="cpu", like=(q, k, v))
     for made in (plan, spattn.plan(pattern, n, heads=heads, workers=7)):
         for name, value in vars(made).items():
             if isinstance(value, (int, np.ndarray)):

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spattn import patterns as p
+from spattn import plan
 from spattn.patterns import member
-from spattn.plan import plan
 from spattn.plan._symbolic import Boxes, TilePairs
 from spattn.testing import check_plan
 

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from spattn import patterns as p
+from spattn import plan
 from spattn.patterns import Lattice, Part
 from spattn.plan import _tiling as tiling
-from spattn.plan import plan
 from spattn.plan._tiling import choose_box
 from spattn.plan._types import grid_of
 from spattn.testing import check_plan

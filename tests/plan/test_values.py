@@ -12,8 +12,8 @@ import pytest
 import spattn
 from spattn import cpu
 from spattn import patterns as p
-from spattn.cpu._order import by_rows, neighbours_together
-from spattn.cpu._units import units
+from spattn.schedule.gradients import units
+from spattn.schedule.order import by_rows, neighbours_together
 from spattn.testing import inputs
 
 N = 300

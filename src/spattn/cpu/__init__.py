@@ -7,26 +7,29 @@ import os
 
 import numpy as np
 
+from .. import compiler
+from .._backends import Limits, PreparedBackward, PreparedForward
+from ..call import Call, check_results
 from ..patterns import Pattern
-from ..plan import Plan, plan
-from ..plan._sealed import Sealed, sealed_for
+from ..plan import Plan
+from ..plan._sealed import sealed_for
+from ..schedule.gradients import units
+from ..schedule.order import neighbours_together
 from . import _core, _nonfinite
-from ._order import neighbours_together
 from ._threads import num_threads
-from ._units import units
 from ._workspace import free_workspaces
 
-__all__ = ["HOST_ARRAYS", "TILE", "accepts", "backward", "forward", "free_workspaces", "info", "instruction_sets",
-           "num_threads", "plan_for", "unavailable"]  # fmt: skip
+__all__ = ["LIMITS", "TILE", "accepts", "backward", "forward", "free_workspaces", "info", "instruction_sets",
+           "num_threads", "plan_for", "prepare", "prepare_backward", "unavailable"]  # fmt: skip
 
-HOST_ARRAYS = True
+LIMITS = Limits(host_arrays=True)
 
 TILE = (48, 64)
 """Queries and keys of a tile. 48 queries are three AVX-512 vectors, as wide as a register block of the scores, and
 eight register blocks of the output; with 64 keys the operands of either product stay in a 48 KiB first-level cache."""
 _AMX_TILE = (64, 64)  # two panels of queries, each two tiles of AMX wide
 
-_MAX_HEAD_DIM = 256
+_TWO_BYTES = ("float16", "bfloat16")
 _PARALLEL_TASKS = 16  # (batch, head) tasks times pieces that planning aims at, whatever the machine's threads
 _FLOPS_PER_THREAD = 4e6  # starting a thread pays off from about this much work
 
@@ -84,7 +87,7 @@ def info() -> dict[str, object]:
     }
 
 
-def plan_for(pattern: Pattern, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> Plan:
+def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan:
     """The plan with this backend's tile shape.
 
     Long lists are split by shape alone, so that results do not depend on the number of threads.
@@ -93,8 +96,10 @@ def plan_for(pattern: Pattern, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> P
     ----------
     pattern : Pattern
         What is allowed.
-    q, k, v : arrays
-        As for :func:`forward`.
+    call : Call
+        What it is for.
+    max_bytes : int, optional
+        As for :func:`spattn.plan`.
 
     Returns
     -------
@@ -103,29 +108,108 @@ def plan_for(pattern: Pattern, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> P
     Raises
     ------
     ValueError
-        If the pattern does not fit the shapes.
+        If the pattern does not fit the shapes, or takes too many bytes.
     """
-    batch, heads, q_len = q.shape[:3]
-    workers = max(1, _PARALLEL_TASKS // max(1, batch * heads))
-    tile = _AMX_TILE if _default_isa() == "amx" and q.dtype.itemsize == 2 else TILE
-    return plan(pattern, q_len, k.shape[2], batch=batch, heads=heads, tile=tile, workers=workers)
+    workers = max(1, _PARALLEL_TASKS // max(1, call.batch * call.heads_q))
+    tile = _AMX_TILE if _default_isa() == "amx" and call.dtype in _TWO_BYTES else TILE
+    return compiler.plan(
+        pattern, call.q_len, call.kv_len, batch=call.batch, heads=call.heads_q, tile=tile, workers=workers,
+        max_bytes=max_bytes,
+    )  # fmt: skip
 
 
-def accepts(made: Plan, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> bool:
-    """Whether :func:`forward` can execute a plan: one of any tile shape.
+def accepts(plan: Plan, call: Call) -> bool:
+    """Whether :func:`prepare` takes a plan: one of any tile shape.
 
     Parameters
     ----------
-    made : Plan
+    plan : Plan
         Made by anybody.
-    q, k, v : arrays
-        As for :func:`forward`.
+    call : Call
+        What it is for.
 
     Returns
     -------
     bool
     """
     return True
+
+
+def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForward:
+    """What computes calls like this one.
+
+    Parameters
+    ----------
+    call : Call
+        Of NumPy arrays, or of arrays that are handed over as such.
+    plan : Plan
+        For its lengths and heads. Checked at its first use, unless :func:`spattn.plan` made it.
+    isa : str, optional
+        One of :func:`instruction_sets`; default the environment variable ``SPATTN_ISA``, else the best one.
+
+    Returns
+    -------
+    callable
+        ``(q, k, v, scale)`` to ``(out, lse)``, for arrays of the call's dtype, shapes and strides.
+
+    Raises
+    ------
+    ValueError
+        If the plan is not sound or made for another call, or `isa` cannot run here.
+    """
+    plan = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
+    isa = isa or _default_isa()
+    q = call.kind.to_numpy(call.q)
+    shape, dtype, lse_dtype = call.out_shape, q.dtype, np.dtype(call.lse_dtype)
+    strides = np.empty_like(q, shape=shape, subok=False).strides
+    rows, work, useful = call.rows, neighbours_together(plan), _useful_threads(call, plan)
+
+    def run(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
+        out, lse = np.ndarray(shape, dtype, None, 0, strides), np.empty(rows, lse_dtype)
+        if lse.size:
+            arguments = q, k, v, out, lse, plan, work, scale, isa, min(useful, num_threads()) if useful > 1 else 1
+            if _core.forward(*arguments) and (instead := _nonfinite.without(v)):
+                _core.forward(*arguments, instead)
+        return out, lse
+
+    return run
+
+
+def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedBackward:
+    """What computes the gradients of calls like this one.
+
+    Parameters
+    ----------
+    call, plan, isa
+        As for :func:`prepare`.
+
+    Returns
+    -------
+    callable
+        ``(dout, q, k, v, out, lse, scale)`` to ``(dq, dk, dv)``.
+
+    Raises
+    ------
+    ValueError
+        As :func:`prepare`.
+    """
+    plan = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
+    isa = isa or _default_isa()
+    split = units(plan, call.batch, call.heads_q, call.heads_kv) if call.batch and call.heads_q else None
+    useful = _useful_threads(call, plan)
+
+    def run(dout, q, k, v, out, lse, scale):
+        dq, dk, dv = (np.empty_like(x, subok=False) for x in (q, k, v))
+        if q.size:
+            threads = min(useful, num_threads()) if useful > 1 else 1
+            arguments = dout, q, k, v, out, lse, dq, dk, dv, plan, split, scale, isa, threads
+            if _core.backward(*arguments) and (instead := _nonfinite.without(k)):
+                _core.backward(*arguments, instead)
+        else:
+            dk[...], dv[...] = 0, 0
+        return dq, dk, dv
+
+    return run
 
 
 def forward(
@@ -170,15 +254,8 @@ def forward(
     several work items share, and under two megabytes per thread, most of it for packed keys and values. Up to 64 MiB
     of it are kept for later calls: see :func:`free_workspaces`.
     """
-    plan = _check(q, k, v, plan)
-    out = np.empty_like(q, shape=(*q.shape[:3], v.shape[3]), subok=False)
-    lse = np.empty(q.shape[:3], np.float64 if q.dtype == np.float64 else np.float32)
-    if out.size or lse.size:
-        work, threads = neighbours_together(plan), _threads_for(q, v, plan)
-        arguments = q, k, v, out, lse, plan, work, scale, isa or _default_isa(), threads
-        if _core.forward(*arguments) and (instead := _nonfinite.without(v)):
-            _core.forward(*arguments, instead)
-    return out, lse
+    call = Call.of(q, k, v, scale=scale)
+    return prepare(call, plan, isa=isa)(q, k, v, call.scale)
 
 
 def backward(
@@ -212,57 +289,15 @@ def backward(
     -----
     Bitwise repeatable, for any number of threads. Extra memory is O(batch · heads · (q_len + kv_len) · head_dim).
     """
-    plan = _check(q, k, v, plan)
-    _check_results(q, v, dout, out, lse)
-    dq, dk, dv = (np.empty_like(x, subok=False) for x in (q, k, v))
-    if q.size:
-        split = units(plan, *q.shape[:2], k.shape[1])
-        threads = _threads_for(q, v, plan)
-        arguments = dout, q, k, v, out, lse, dq, dk, dv, plan, split, scale, isa or _default_isa(), threads
-        if _core.backward(*arguments) and (instead := _nonfinite.without(k)):
-            _core.backward(*arguments, instead)
-    else:
-        dk[...], dv[...] = 0, 0
-    return dq, dk, dv
+    call = Call.of(q, k, v, scale=scale)
+    check_results(call, dout, out, lse)
+    return prepare_backward(call, plan, isa=isa)(dout, q, k, v, out, lse, call.scale)
 
 
-def _threads_for(q, v, plan) -> int:
-    pairs = q.shape[0] * q.shape[1]
+def _useful_threads(call: Call, plan: Plan) -> int:
+    """How many threads have enough to do."""
+    pairs = call.batch * call.heads_q
     rows = min(plan.block_q, plan.q_len)  # of a tile, with queries
-    flops = 2.0 * pairs * plan.tiles / plan.variants * rows * plan.block_kv * (q.shape[3] + v.shape[3])
-    useful = 1 + int(flops / _FLOPS_PER_THREAD)
+    flops = 2.0 * pairs * plan.tiles / plan.variants * rows * plan.block_kv * (call.head_dim + call.head_dim_v)
     tasks = pairs * max(len(plan.work), -(-max(plan.q_len, plan.kv_len) // 64))  # no pass of a call has more
-    return min(num_threads(), tasks) if useful > 1 else 1
-
-
-def _check(q, k, v, plan) -> Sealed:
-    """Whatever the kernels rely on to stay inside of the arrays; returns the plan to execute."""
-    if q.dtype.name not in _core.DTYPES or not q.dtype.isnative:  # the name does not tell the byte order
-        raise TypeError(f"q: expected one of {', '.join(_core.DTYPES)}, got {q.dtype}")
-    batch, heads_q, q_len, head_dim = q.shape
-    heads_kv, kv_len, head_dim_v = k.shape[1], k.shape[2], v.shape[3]
-    length = batch, heads_kv, kv_len
-    for name, x, shape in (("k", k, (*length, head_dim)), ("v", v, (*length, head_dim_v))):
-        if x.dtype != q.dtype:
-            raise TypeError(f"{name}: expected dtype {q.dtype} like q, got {x.dtype}")
-        if x.shape != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {x.shape}")
-    if heads_q and (not heads_kv or heads_q % heads_kv):
-        raise ValueError(f"k: expected a number of heads that divides {heads_q}, got {heads_kv}")
-    if not 1 <= head_dim <= _MAX_HEAD_DIM or not 1 <= head_dim_v <= _MAX_HEAD_DIM:
-        raise ValueError(f"head_dim: expected 1 to {_MAX_HEAD_DIM}, got {head_dim} and {head_dim_v} (v)")
-    return sealed_for(plan, batch, heads_q, q_len, kv_len)
-
-
-def _check_results(q, v, dout, out, lse) -> None:
-    """The same for the backward's further arrays."""
-    rows = q.shape[:3]
-    statistic = np.dtype(np.float64 if q.dtype == np.float64 else np.float32)
-    shape = (*rows, v.shape[3])
-    for name, x, dtype, expected in (
-        ("dout", dout, q.dtype, shape), ("out", out, q.dtype, shape), ("lse", lse, statistic, rows),
-    ):  # fmt: skip
-        if x.dtype != dtype:
-            raise TypeError(f"{name}: expected dtype {dtype}, got {x.dtype}")
-        if x.shape != expected:
-            raise ValueError(f"{name}: expected shape {expected}, got {x.shape}")
+    return tasks if int(flops / _FLOPS_PER_THREAD) else 1

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import patterns
-from .._api import attention
-from .._backends import load as load_backend
+from .._api import attention, plan
 from ..patterns import Pattern
 from ..plan import Plan
 from . import text
@@ -147,4 +146,4 @@ def shift(name: str, embeddings: np.ndarray, dense: np.ndarray, plans: list[Plan
 def _plan(pattern: Pattern, tokens: int, encoder: Encoder, backend: str) -> Plan:
     """The plan that the backend makes for one text."""
     q = np.broadcast_to(np.float32(0), (1, encoder.heads, tokens, encoder.head_dim))
-    return load_backend(backend).plan_for(pattern, q, q, q)
+    return plan(pattern, backend=backend, like=(q, q, q))

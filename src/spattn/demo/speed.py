@@ -10,8 +10,7 @@ from functools import partial
 import numpy as np
 
 from .. import patterns
-from .._api import attention
-from .._backends import load as load_backend
+from .._api import attention, plan
 from ..patterns import Pattern
 from ..plan import Plan
 from . import text
@@ -143,7 +142,7 @@ def _plans(arrays, device: Device) -> tuple[dict[str, Plan], dict[str, float]]:
     plans, seconds = {}, {}
     for name, pattern in timed_patterns().items():
         start = time.perf_counter()
-        plans[name] = load_backend(device.backend).plan_for(pattern, *arrays)
+        plans[name] = plan(pattern, backend=device.backend, like=arrays)
         seconds[name] = time.perf_counter() - start
     return plans, seconds
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from .. import _arrays
 from .._index_checks import check_lengths
+from ..arrays import dtype_name, kind_of
 from ..index_set import AffineRows, Runs
 from ._discover import discover
 from ._registry import OPERATORS, pattern_class
@@ -275,10 +275,10 @@ def _operand(value: Any) -> Pattern | None:
     """What stands beside an operator, as a pattern: a bool array of any framework is a Mask. None if it is neither."""
     if isinstance(value, Pattern):
         return value
-    if _arrays.kind(value) is None:
+    if kind_of(value) is None:
         return None
-    if _arrays.dtype_name(value) != "bool":
-        got = _arrays.dtype_name(value)
+    if dtype_name(value) != "bool":
+        got = dtype_name(value)
         raise TypeError(f"operand: expected a pattern or a bool array, to wrap in Mask(...), got an array of {got}")
     return pattern_class("mask")(value)
 

@@ -7,10 +7,10 @@ import hashlib
 
 import numpy as np
 
-from .._arrays import kind, to_host
 from .._cached import cached_property
 from .._frozen import frozen
 from .._index_checks import integer_array, plain_array
+from ..arrays import NUMPY, kind_of, to_host
 
 __all__ = ["BlockTable", "ByContent", "frozen_array"]
 
@@ -29,7 +29,7 @@ def frozen_array(name: str, value, dtype, ndims: tuple[int, ...]) -> np.ndarray:
     ValueError
         If its number of axes is not among `ndims`, or a number does not fit into `dtype`.
     """
-    value = value if kind(value) in (None, "numpy") else to_host(value)
+    value = value if kind_of(value) in (None, NUMPY) else to_host(value)
     array = plain_array(name, value) if dtype is bool else integer_array(name, value, dtype)
     if dtype is bool and array.dtype != bool:
         raise TypeError(f"{name}: expected an array of dtype bool, got {array.dtype}")

@@ -1,31 +1,46 @@
-"""From a pattern to a plan, variant by variant; what users' ``parts()`` say is checked in Python's integers."""
+"""From a pattern to its tiles, variant by variant; what users' ``parts()`` say is checked in Python's integers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from .._frozen import frozen
+from .._ragged import offsets
 from ..patterns import Full, Lattice, Part, Pattern
 from ..patterns._check import integer, integers
-from ._schedule import schedule
 from ._tiling import Budget, Masks, find_tiles, make_view
-from ._types import AXES, COMPONENT, LARGEST, VIEW, Plan
+from ._types import AXES, COMPONENT, LARGEST, VIEW
 
-__all__ = ["build", "repeats"]
+__all__ = ["Tiled", "repeats", "tile_pattern"]
 
-_SHORTEST_PIECE = 16  # tiles: splitting a list further costs more in merging than it gains
-_PIECES_PER_WORKER = 4
 _INDEX_BYTES = 4  # of a (batch entry, head) in a plan's variant
 
 
-def build(
-    pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int], workers: int,
-    budget: Budget,
-) -> Plan:
-    """A new plan; ValueError where `budget` does not allow it."""
+@dataclass(frozen=True)
+class Tiled:
+    """What a pattern allows, as tiles over affine views: the fields of :class:`~spattn.plan.Plan` that say *what* is
+    computed. `variant_components` says where the components of each variant start."""
+
+    views: np.ndarray
+    components: np.ndarray
+    indptr: np.ndarray
+    indices: np.ndarray
+    key_view: np.ndarray
+    mask: np.ndarray
+    masks: np.ndarray
+    variant: np.ndarray
+    variant_components: tuple[int, ...]
+    nnz: int
+
+
+def tile_pattern(
+    pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int], budget: Budget
+) -> Tiled:
+    """All tiles of a pattern that hold an allowed pair; ValueError where `budget` does not allow so many."""
     own_batch, own_heads = pattern.sizes()
     budget.need(_INDEX_BYTES * (own_batch or batch) * (own_heads or heads))
     variants, index = pattern.variants(batch, heads)
@@ -34,9 +49,7 @@ def build(
     builder = _Builder(q_len, kv_len, tile, budget)
     for variant in variants:
         builder.add_variant(variant.bind(q_len, kv_len))
-    made = builder.finish(pattern, index, workers)
-    budget.need(made.nbytes)
-    return made
+    return builder.finish(index)
 
 
 class _Builder:
@@ -98,40 +111,17 @@ class _Builder:
         self.view_count += moved.size
         self.rows += int(views[0]["tiles"])
 
-    def finish(self, pattern: Pattern, index: np.ndarray, workers: int) -> Plan:
-        """Schedules every variant and assembles the plan, which takes over one array after the other."""
-        views, components = np.concatenate(self.views), np.concatenate(self.components)
-        indptr = _offsets(np.concatenate([np.zeros(0, np.int64), *self.counts]))
+    def finish(self, index: np.ndarray) -> Tiled:
+        """The tables, which take over one array after the other."""
         none = (np.zeros(0, np.int32),) * 3
         key_tile, key_view, mask = (
             frozen(np.concatenate(column).astype(np.int32)) for column in zip(none, *self.entries, strict=True)
         )
-        made = [self._schedule(views, components, indptr, v, workers) for v in range(len(self.variant_components) - 1)]
-        slots = max(s.slots for s in made)
-        if slots * self.block_q > LARGEST:
-            rows = slots * self.block_q
-            raise ValueError(f"pattern: expected at most {LARGEST} rows of workspace, got {rows}; use fewer workers")
-        return Plan(
-            pattern=pattern, q_len=self.q_len, kv_len=self.kv_len, block_q=self.block_q, block_kv=self.block_kv,
-            views=views, components=components, indptr=indptr, indices=key_tile, key_view=key_view,
-            mask=mask, masks=frozen(self.masks.array()), work=frozen(np.concatenate([s.work for s in made])),
-            work_indptr=_offsets([len(s.work) for s in made]), slots=slots,
-            merge_rows=frozen(np.concatenate([s.merge_rows for s in made]).astype(np.int32)),
-            merge_indptr=_offsets(np.concatenate([s.merge_counts for s in made])),
-            merge_sources=frozen(np.concatenate([s.merge_sources for s in made]).astype(np.int32)),
-            merge_variants=_offsets([len(s.merge_rows) for s in made]), variant=index, nnz=self.nnz,
+        return Tiled(
+            np.concatenate(self.views), np.concatenate(self.components),
+            offsets(np.concatenate([np.zeros(0, np.int64), *self.counts])).astype(np.int32), key_tile, key_view, mask,
+            frozen(self.masks.array()), index, tuple(self.variant_components), self.nnz,
         )  # fmt: skip
-
-    def _schedule(self, views, components, indptr, variant, workers):
-        first, last = self.variant_components[variant : variant + 2]
-        own = components[first:last]
-        tiles = int((indptr[own["first_row"] + own["query_tiles"]] - indptr[own["first_row"]]).sum(dtype=np.int64))
-        longest = max(_SHORTEST_PIECE, 1 << (tiles // (_PIECES_PER_WORKER * workers)).bit_length())
-        return schedule(views, own, first, indptr, self.q_len, self.block_q, longest)
-
-
-def _offsets(sizes) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
 
 
 def parts_of(pattern: Pattern, q_len: int, kv_len: int) -> list[Part]:

@@ -1,4 +1,4 @@
-"""The plans that were used last, with what backends made of them.
+"""The one cache: the plans that were used last, with what was made of them and the calls that are prepared to run them.
 
 There is no lock, so that neither a forked child nor a signal handler ever waits for one: dictionaries do one operation
 after the other, and nothing here relies on two of them.
@@ -7,10 +7,11 @@ after the other, and nothing here relies on two of them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import sys
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -18,15 +19,19 @@ from ..patterns import Pattern
 from ._sealed import Sealed, sealed
 from ._types import Plan
 
-__all__ = ["PlanCacheInfo", "clear_plan_cache", "derived", "find", "keep", "plan_cache_info", "routes", "size_of"]
+__all__ = ["PlanCacheInfo", "clear_plan_cache", "find", "find_call", "keep", "keep_call", "kept_with_plan",
+           "plan_cache_info", "size_of"]  # fmt: skip
+
+_P, _R = ParamSpec("_P"), TypeVar("_R")
 
 _MAX_BYTES = 256 << 20
 _MAX_PLANS = 256
+_MAX_CALLS = 64  # prepared for one plan
 _OBJECT_BYTES = 8192  # of a plan, its sealed copy and its key, beside the pattern and the elements of arrays
 
 _clock = itertools.count()
 _plans: dict[tuple, Kept] = {}
-routes: dict[tuple, Any] = {}  # see spattn._routes; here because they keep patterns alive, as plans do
+_calls: dict[Hashable, tuple[Any, Kept]] = {}  # prepared calls of patterns, each with the plan that it executes
 _counts = {"hits": 0, "misses": 0}
 
 
@@ -38,6 +43,7 @@ class Kept:
     sealed: Sealed
     needed: int
     own_bytes: int
+    signatures: list[Hashable] = dataclasses.field(default_factory=list)  # under which _calls has it
     used: int = dataclasses.field(default_factory=_clock.__next__)
 
     @property
@@ -51,8 +57,8 @@ class PlanCacheInfo(NamedTuple):
     Parameters
     ----------
     hits, misses : int
-        How often a plan was found, and made, since the start or :func:`spattn.clear_plan_cache`. Not exact while
-        several threads plan.
+        How often a plan, or a call prepared for it, was found, and how often one was made, since the start or
+        :func:`spattn.clear_plan_cache`. Not exact while several threads plan.
     plans : int
         Plans that are kept.
     bytes, max_bytes : int
@@ -86,15 +92,61 @@ def keep(key: tuple, plan: Plan, needed: int) -> Plan:
     return kept.plan
 
 
-def derived(plan: Plan, key: Hashable, make: Callable[[], Any]) -> Any:
-    """What a backend makes of a plan: ``make()`` at first use, then kept as long as the plan."""
-    of = sealed(plan)
-    if key not in of.derived:
-        made = make()
-        if of.derived.setdefault(key, made) is made:
-            vars(of)["derived_bytes"] += size_of(made)
-            _forget()
-    return of.derived[key]
+def kept_with_plan(make: Callable[Concatenate[Plan, _P], _R]) -> Callable[Concatenate[Plan, _P], _R]:
+    """A function of a plan and of hashable arguments, whose result is made once and kept as long as the plan."""
+
+    @functools.wraps(make)
+    def found_or_made(plan: Plan, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        of, key = sealed(plan), (make, *args, *kwargs.items())
+        if key not in of.derived:
+            made = make(plan, *args, **kwargs)
+            if of.derived.setdefault(key, made) is made:
+                vars(of)["derived_bytes"] += size_of(made)
+                _forget()
+        return of.derived[key]
+
+    return found_or_made
+
+
+def find_call(pattern: Hashable, signature: Hashable) -> Any:
+    """The call that was prepared for a pattern, or a plan, and arrays of this signature."""
+    if isinstance(pattern, Plan):
+        return sealed(pattern).calls.get(signature)
+    found = _calls.get((pattern, signature))
+    if found is None:
+        return None
+    prepared, kept = found
+    kept.used = next(_clock)
+    _counts["hits"] += 1
+    return prepared
+
+
+def keep_call(pattern: Hashable, signature: Hashable, plan: Plan, prepared: Any) -> None:
+    """Keeps a prepared call as long as the plan that it executes: with a plan that was handed over, or with the one of
+    the pattern in the cache."""
+    if isinstance(pattern, Plan):
+        calls = sealed(pattern).calls
+        if len(calls) >= _MAX_CALLS:
+            calls.clear()
+        calls[signature] = prepared
+        return
+    own = sealed(plan)
+    kept = next((kept for kept in _plans.copy().values() if kept.sealed is own), None)
+    if kept is None:  # too large to be kept
+        return
+    if len(kept.signatures) >= _MAX_CALLS:
+        _forget_calls(kept)
+    # A pattern equal to the plan's is replaced by it, so that each is held, and counted, once.
+    key = (pattern if isinstance(pattern, str) else plan.pattern), signature
+    kept.signatures.append(key)
+    _calls[key] = prepared, kept
+    if all(one is not kept for one in _plans.copy().values()):  # another thread has just dropped it
+        _forget_calls(kept)
+
+
+def _forget_calls(kept: Kept) -> None:
+    while kept.signatures:
+        _calls.pop(kept.signatures.pop(), None)
 
 
 def _forget() -> None:
@@ -105,6 +157,7 @@ def _forget() -> None:
         return
     for key, kept in sorted(plans.items(), key=lambda item: item[1].used):
         _plans.pop(key, None)
+        _forget_calls(kept)
         total, left = total - kept.nbytes, left - 1
         if total <= _MAX_BYTES and left <= _MAX_PLANS:
             return
@@ -145,7 +198,7 @@ def clear_plan_cache() -> None:
     0
     """
     _plans.clear()
-    routes.clear()
+    _calls.clear()
     _counts.update(hits=0, misses=0)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import fields
+from typing import Any
 
 from ._types import Plan
 from ._validate import check
@@ -16,16 +18,20 @@ class Sealed(Plan):
     Attributes
     ----------
     derived : dict
-        What backends made of it: device copies, orders of work. See :func:`~spattn.plan._cache.derived`.
+        What was made of it: orders of work, device copies. See :func:`~spattn.plan._cache.kept_with_plan`.
     derived_bytes : int
         Bytes of host memory that this takes.
-    routes : dict
-        Short ways of calls with this plan. See :mod:`spattn._routes`.
+    calls : dict
+        Prepared calls that execute it, by their signatures. See :func:`~spattn.plan._cache.keep_call`.
     """
+
+    derived: dict[tuple[Hashable, ...], Any]
+    derived_bytes: int
+    calls: dict[Hashable, Any]
 
     def __post_init__(self):
         super().__post_init__()
-        vars(self).update(derived={}, derived_bytes=0, routes={})
+        vars(self).update(derived={}, derived_bytes=0, calls={})
 
 
 def sealed(plan: Plan) -> Sealed:

@@ -7,8 +7,8 @@ import importlib.util
 import numpy as np
 
 from .. import patterns, reference
+from ..compiler import plan as make_plan
 from ..patterns import Full, Pattern, from_dict
-from ..plan import plan as make_plan
 from .arrays import inputs
 from .budget import assert_within_budget, dense_mask, naive_orders
 from .contract import check_plan, execute

@@ -8,8 +8,8 @@ import numpy as np
 
 from .._frozen import frozen
 from ..plan import Plan
-from ..plan._cache import derived
-from ._order import by_rows
+from ..plan._cache import kept_with_plan
+from .order import by_rows
 
 __all__ = ["UNIT", "Units", "units"]
 
@@ -42,13 +42,9 @@ class Units:
     rows: int
 
 
+@kept_with_plan
 def units(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> Units:
     """The units for these numbers of heads, kept with the plan. They do not depend on the number of threads."""
-    key = "cpu units", batch, heads_q, heads_kv
-    return derived(plan, key, lambda: _make(plan, batch, heads_q, heads_kv))
-
-
-def _make(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> Units:
     work, per_head = by_rows(plan), -(-_PARALLEL_UNITS // (batch * heads_kv))
     groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
     kinds, kind = np.unique(groups, axis=0, return_inverse=True)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from spattn import cpu
+import spattn
+from spattn import cpu, plan
 from spattn import patterns as p
-from spattn.plan import plan
 from spattn.testing import check_plan, inputs
 
 
@@ -48,7 +48,7 @@ def test_plans_do_not_depend_on_the_number_of_threads():
     made = []
     for threads in (1, 2, 64):
         with threadpool_limits(threads, user_api="openmp"):
-            made.append(cpu.plan_for(p.Full(), *arrays))
+            made.append(spattn.plan(p.Full(), backend="cpu", like=arrays))
     assert made[0].slots > 1
     for other in made[1:]:
         assert np.array_equal(other.work, made[0].work) and np.array_equal(other.merge_sources, made[0].merge_sources)

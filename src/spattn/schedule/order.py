@@ -1,4 +1,4 @@
-"""In which order the CPU takes a plan's work items. It changes no result."""
+"""The order in which threads take a plan's work items. It changes no result."""
 
 from __future__ import annotations
 
@@ -6,33 +6,27 @@ import numpy as np
 
 from .._frozen import frozen
 from ..plan import Plan
-from ..plan._cache import derived
+from ..plan._cache import kept_with_plan
 
 __all__ = ["by_rows", "neighbours_together"]
 
 _STRIP = 8  # query tiles side by side that are taken row after row of a grid: their keys stay in a second-level cache
 
 
+@kept_with_plan
 def by_rows(plan: Plan) -> np.ndarray:
     """Each variant's items in the order of their rows. Kept with the plan."""
-    return derived(plan, "cpu rows", lambda: _by_rows(plan))
-
-
-def _by_rows(plan: Plan) -> np.ndarray:
     work = plan.work
     return frozen(work[np.lexsort((work["begin"], work["query_tile"], work["component"], _variants(plan)))])
 
 
+@kept_with_plan
 def neighbours_together(plan: Plan) -> np.ndarray:
     """The same in strips of a grid of query tiles, which meet the same key tiles one soon after the other.
 
     Items much longer than most come first and much shorter ones last, so that all threads end together. Kept with the
     plan.
     """
-    return derived(plan, "cpu work", lambda: _neighbours_together(plan))
-
-
-def _neighbours_together(plan: Plan) -> np.ndarray:
     work = plan.work
     width = plan.views["grid"][plan.components["query_view"][work["component"]], -1]
     row, column = np.divmod(work["query_tile"], width)

@@ -6,29 +6,81 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._ragged import ramp
-from ._types import WORK, real_cells
+from .._frozen import frozen
+from .._ragged import offsets, ramp
+from ..plan._build import Tiled
+from ..plan._types import LARGEST, WORK, real_cells
+
+__all__ = ["Items", "share_out"]
+
+_SHORTEST_PIECE = 16  # tiles: splitting a list further costs more in merging than it gains
+_PIECES_PER_WORKER = 4
 
 
-class Schedule(NamedTuple):
-    """One variant's share of a plan's work arrays."""
+class Items(NamedTuple):
+    """The fields of :class:`~spattn.plan.Plan` that say *who* computes what."""
+
+    work: np.ndarray
+    work_indptr: np.ndarray
+    slots: int
+    merge_rows: np.ndarray
+    merge_indptr: np.ndarray
+    merge_sources: np.ndarray
+    merge_variants: np.ndarray
+
+
+class _Share(NamedTuple):
+    """One variant's part of them; `counts` are the sources of each merge."""
 
     work: np.ndarray
     slots: int
-    merge_rows: np.ndarray
-    merge_counts: np.ndarray
-    merge_sources: np.ndarray
+    rows: np.ndarray
+    counts: np.ndarray
+    sources: np.ndarray
 
 
-def schedule(views, components, first_component, indptr, q_len, block_q, longest) -> Schedule:
-    """Cuts the tile lists of a variant's components into items of at most `longest` tiles.
+def share_out(tiled: Tiled, q_len: int, block_q: int, workers: int) -> Items:
+    """Cuts the lists of every variant into items, about four for each of `workers`.
+
+    Raises
+    ------
+    ValueError
+        If the workspace would have 2³¹ rows or more.
+    """
+    ends = tiled.variant_components
+    shares = [_share(tiled, first, last, q_len, block_q, workers) for first, last in zip(ends, ends[1:], strict=False)]
+    slots = max(share.slots for share in shares)
+    if slots * block_q > LARGEST:
+        rows = slots * block_q
+        raise ValueError(f"pattern: expected at most {LARGEST} rows of workspace, got {rows}; use fewer workers")
+
+    def joined(name: str) -> np.ndarray:
+        return np.concatenate([getattr(share, name) for share in shares])
+
+    return Items(
+        frozen(joined("work")), _int32(offsets([len(share.work) for share in shares])), slots, _int32(joined("rows")),
+        _int32(offsets(joined("counts"))), _int32(joined("sources")),
+        _int32(offsets([len(share.rows) for share in shares])),
+    )  # fmt: skip
+
+
+def _int32(array: np.ndarray) -> np.ndarray:
+    return frozen(array.astype(np.int32))
+
+
+def _share(tiled: Tiled, first: int, last: int, q_len: int, block_q: int, workers: int) -> _Share:
+    """The items of the components [first, last).
 
     A list stays whole, and its item writes the output itself, when nobody else touches its rows.
     """
+    components, indptr = tiled.components[first:last], tiled.indptr
+    ends = indptr[components["first_row"] + components["query_tiles"]]
+    tiles = int((ends - indptr[components["first_row"]]).sum(dtype=np.int64))
+    longest = max(_SHORTEST_PIECE, 1 << (tiles // (_PIECES_PER_WORKER * workers)).bit_length())
     nothing = (np.zeros(0, np.int64),) * 4
-    listed = [nothing, *(_lists(c, number, indptr) for number, c in enumerate(components, first_component))]
+    listed = [nothing, *(_lists(c, number, indptr) for number, c in enumerate(components, first))]
     component, query_tile, begin, end = (np.concatenate(column) for column in zip(*listed, strict=True))
-    owner, cell, row = real_cells(views[components["query_view"][component - first_component]], query_tile)
+    owner, cell, row = real_cells(tiled.views[components["query_view"][component - first]], query_tile)
     pieces = -(-(end - begin) // longest)
     covered = np.bincount(row, minlength=q_len)
     shared = np.zeros(len(begin), dtype=bool)
@@ -37,7 +89,7 @@ def schedule(views, components, first_component, indptr, q_len, block_q, longest
     work, piece_list = _pieces(component, query_tile, begin, end, pieces, shared)
     rows, counts, sources = _merges(work, piece_list, row, owner, cell, shared, q_len, block_q)
     order = np.argsort(work["begin"] - work["end"], kind="stable")
-    return Schedule(work[order], int((work["slot"] >= 0).sum()), rows, counts, sources)
+    return _Share(work[order], int((work["slot"] >= 0).sum()), rows, counts, sources)
 
 
 def _lists(component, number: int, indptr: np.ndarray):

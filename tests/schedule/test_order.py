@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from spattn import cpu
+import spattn
 from spattn import patterns as sp
-from spattn.cpu._order import by_rows, neighbours_together
+from spattn.schedule.order import by_rows, neighbours_together
 
 PATTERNS = [
     (4096, sp.Neighborhood((64, 64), 13)),
@@ -19,7 +19,7 @@ PATTERNS = [
 
 def make(n, pattern):
     x = np.zeros((1, 4, n, 16), np.float32)
-    return cpu.plan_for(pattern, x, x, x)
+    return spattn.plan(pattern, backend="cpu", like=(x, x, x))
 
 
 @pytest.mark.parametrize("order", [by_rows, neighbours_together])

@@ -1,0 +1,81 @@
+"""The kinds of arrays that spattn takes, described alike: what they are, where they live, how to see them as NumPy.
+
+All that knows a library is in the module of its kind. Libraries are looked up in ``sys.modules`` only: an array of a
+library that was never imported cannot exist.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+
+from ._kind import BFLOAT16, DTYPES, ArrayKind, NumPy, dtype_name
+
+__all__ = ["BFLOAT16", "DTYPES", "NUMPY", "ArrayKind", "dtype_name", "eager", "kind_of", "signature", "to_host"]
+
+_P, _R = ParamSpec("_P"), TypeVar("_R")
+
+NUMPY = NumPy()
+_CLASSES = {"torch": "Tensor", "cupy": "ndarray", "jax": "Array"}
+_kinds: dict[str, ArrayKind] = {}
+_plain: dict[type, ArrayKind] = {np.ndarray: NUMPY}  # classes whose arrays are known at a glance
+
+
+def kind_of(x: Any) -> ArrayKind | None:
+    """The kind of an array; None for anything else."""
+    return _plain.get(type(x)) or _search(x)
+
+
+def _search(x: Any) -> ArrayKind | None:
+    if isinstance(x, np.ndarray):
+        return NUMPY
+    for name, array in _CLASSES.items():
+        own = getattr(sys.modules.get(name), array, None)  # a module that another thread is importing has none yet
+        if own is not None and isinstance(x, own):
+            kind = _kinds.get(name)
+            if kind is None:
+                kind = _kinds.setdefault(name, importlib.import_module(f"{__name__}._{name}").KIND)
+            if kind.is_plain(x):
+                _plain[type(x)] = kind
+            return kind
+    return None
+
+
+def signature(*arrays: Any) -> tuple | None:
+    """What checks, plan and kernels of a call depend on: kind, dtype, device, shape and strides of its arrays.
+
+    None for arrays that differ in kind or are not plain: these are looked at anew by every call.
+    """
+    of = type(arrays[0])
+    for x in arrays:
+        if type(x) is not of:
+            return None
+    kind = kind_of(arrays[0])
+    return kind.signature(*arrays) if of in _plain else None
+
+
+def to_host(x: Any) -> Any:
+    """Any array as NumPy, copied from its device where it is not in host memory."""
+    kind = kind_of(x)
+    return NUMPY.to_host(x) if kind is None else kind.to_host(x)
+
+
+def eager(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function, before which a graph that torch.compile is tracing ends and behind which the next one begins.
+
+    It would trace the checks, the planning and NumPy as if they were a model's.
+    """
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        traced = getattr(sys.modules.get("torch.compiler"), "is_dynamo_compiling", None)
+        if traced is not None and traced():
+            return sys.modules["torch"].compiler.disable(function)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,39 @@
+"""All that knows JAX."""
+
+from __future__ import annotations
+
+import sys
+
+from ._kind import ArrayKind
+
+
+class Jax(ArrayKind):
+    """JAX."""
+
+    name = "jax"
+
+    def __init__(self) -> None:
+        self.module = sys.modules["jax"]
+
+    def is_plain(self, x):
+        return not isinstance(x, self.module.core.Tracer)
+
+    def oddity(self, x):
+        if isinstance(x, self.module.core.Tracer):
+            return "a tracer, which has no values; call this outside of jax.jit, jax.grad and jax.vmap"
+        devices = len(x.devices())
+        return f"one on {devices} devices; use jax.device_put(x, device)" if devices > 1 else None
+
+    def signature(self, *arrays):
+        return self, *[(x.dtype, x.sharding, x.shape) for x in arrays]
+
+    def device(self, x):
+        device = next(iter(x.devices()))
+        name = {"gpu": "cuda"}.get(device.platform, device.platform)
+        return "cpu" if name == "cpu" else f"{name}:{device.local_hardware_id}"
+
+    def from_numpy(self, x):
+        return self.module.numpy.asarray(x)
+
+
+KIND = Jax()

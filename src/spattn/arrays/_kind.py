@@ -1,0 +1,82 @@
+"""What spattn asks of a kind of arrays, and NumPy's answers."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def dtype_name(x: Any) -> str:
+    """The element type's name without its library: 'float32', 'bfloat16', 'int64', ..."""
+    return _name(x.dtype)
+
+
+@functools.cache  # NumPy takes microseconds to spell a name
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class ArrayKind:
+    """Arrays of one library, whose name is `name`."""
+
+    name: str
+
+    def is_plain(self, x: Any) -> bool:
+        """Whether :meth:`signature` tells of arrays of x's class all that matters, but for their values."""
+        raise NotImplementedError
+
+    def oddity(self, x: Any) -> str | None:
+        """What an array is besides the values in its memory, and the way out; None for a plain array.
+
+        To read the memory alone would lose it in silence: a mask, a structure, a transformation that is under way.
+        """
+        return None
+
+    def signature(self, *arrays: Any) -> tuple | None:
+        """See :func:`spattn.arrays.signature`; the arrays are of one class and :meth:`is_plain`."""
+        raise NotImplementedError
+
+    def device(self, x: Any) -> str:
+        """'cpu', 'cuda:N', or the library's own name of another device: 'mps:0', 'tpu:3'; N is its number."""
+        return "cpu"
+
+    def to_numpy(self, x: Any) -> np.ndarray:
+        """A host array seen as NumPy, without copying where the library allows."""
+        return np.asarray(x)
+
+    def to_host(self, x: Any) -> np.ndarray:
+        """The same for an array anywhere, copied from its device."""
+        return np.asarray(x)
+
+    def from_numpy(self, x: np.ndarray) -> Any:
+        """A NumPy result as an array of this kind, in host memory."""
+        return x
+
+    def wants_gradient(self, x: Any) -> bool:
+        """Whether the library would record a gradient through this array now, or carry its tangent on."""
+        return False
+
+
+class NumPy(ArrayKind):
+    """NumPy: always in host memory."""
+
+    name = "numpy"
+
+    def is_plain(self, x):
+        return type(x) is np.ndarray
+
+    def oddity(self, x):
+        if type(x) is np.ndarray:
+            return None
+        masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
+        return "a masked array; use .filled(), and a pattern for what is not allowed" if isinstance(x, masked) else None
+
+    def signature(self, *arrays):
+        return self, *[(x.dtype, x.shape, x.strides) for x in arrays]

@@ -1,0 +1,83 @@
+"""All that knows PyTorch."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from typing import Any
+
+import numpy as np
+
+from ._kind import BFLOAT16, ArrayKind
+
+
+class Torch(ArrayKind):
+    """PyTorch."""
+
+    name = "torch"
+
+    def __init__(self) -> None:
+        self.module = sys.modules["torch"]
+        functorch = getattr(self.module._C, "_functorch", None)
+        # Whether a transformation of torch.func is under way, which wraps tensors without changing their class.
+        self._transformation = getattr(functorch, "peek_interpreter_stack", None)
+
+    def is_plain(self, x):
+        return type(x) is self.module.Tensor
+
+    def oddity(self, x):
+        if x.is_nested:
+            return "a nested tensor; join its sequences into one, with spattn.patterns.Documents"
+        if type(x).__torch_dispatch__ is not self.module.Tensor.__torch_dispatch__:
+            return (
+                f"a {type(x).__name__}, whose operations are not those of its memory; use a torch.Tensor of its values"
+            )
+        if x.layout is not self.module.strided:
+            return f"a tensor of layout {x.layout}; use .to_dense()"
+        if x.is_quantized:
+            return "a quantized tensor; use .dequantize()"
+        if x.is_meta:
+            return "a meta tensor, which has no values"
+        try:  # detached, because torch.func.grad wraps what is touched inside of it
+            somewhere = x.detach().data_ptr() or not x.numel()
+        except RuntimeError:
+            somewhere = False
+        return None if somewhere else "a tensor under a transformation of torch.func; call this outside of it"
+
+    def signature(self, *arrays):
+        if self._transformation is None or self._transformation() is not None or self._in_dual_level():
+            return None
+        try:
+            found = [(x.dtype, x.device, x.shape, x.stride(), x.requires_grad) for x in arrays]
+        except RuntimeError:  # of nested and sparse tensors, which have no shape or no strides
+            return None
+        if any(map(operator.itemgetter(4), found)):
+            return None
+        return self, *found
+
+    def device(self, x):
+        return "cpu" if x.device.type == "cpu" else f"{x.device.type}:{x.device.index or 0}"
+
+    def to_numpy(self, x):
+        x = x.detach().resolve_neg()  # of negation as a flag on the tensor
+        return x.view(self.module.int16).numpy().view(BFLOAT16) if x.dtype == self.module.bfloat16 else x.numpy()
+
+    def to_host(self, x):
+        return self.to_numpy(x.cpu())
+
+    def from_numpy(self, x):
+        if x.dtype == BFLOAT16:
+            return self.module.from_numpy(x.view(np.int16)).view(self.module.bfloat16)
+        return self.module.from_numpy(x)
+
+    def wants_gradient(self, x: Any) -> bool:
+        if x.requires_grad and self.module.is_grad_enabled():
+            return True
+        return self._in_dual_level() and self.module.autograd.forward_ad.unpack_dual(x).tangent is not None
+
+    def _in_dual_level(self) -> bool:
+        """Whether forward-mode differentiation is under way; to ask a tensor for its tangent costs a microsecond."""
+        return getattr(self.module.autograd.forward_ad, "_current_level", 0) >= 0
+
+
+KIND = Torch()

@@ -1,0 +1,87 @@
+"""From a pattern to a plan: the passes in their order, in front of them the cache.
+
+1. The pattern becomes one for each kind of head, bound to the lengths (:mod:`spattn.patterns`).
+2. :func:`spattn.plan._build.tile_pattern`: its parts become affine views, tiles and bitmasks, *what* is computed.
+3. :func:`spattn.schedule.items.share_out`: lists of tiles become work items, slots and merges, *who* computes it.
+
+Passes that only some backends need are made of the plan when they ask for them, and kept with it:
+:mod:`spattn.schedule`.
+"""
+
+from __future__ import annotations
+
+from ._index_checks import check_lengths
+from ._limits import memory
+from .patterns import Pattern
+from .patterns._check import integer, integers
+from .plan import Plan
+from .plan._build import tile_pattern
+from .plan._cache import find, keep
+from .plan._sealed import seal
+from .plan._tiling import Budget
+from .plan._types import LARGEST_SIDE
+from .schedule.items import share_out
+
+__all__ = ["TILE", "plan"]
+
+TILE = (128, 64)
+
+
+def plan(
+    pattern: Pattern,
+    q_len: int,
+    kv_len: int | None = None,
+    *,
+    batch: int = 1,
+    heads: int | None = None,
+    tile: tuple[int, int] = TILE,
+    workers: int = 1,
+    max_bytes: int | None = None,
+) -> Plan:
+    """The plan that is kept for these arguments, or a new one; see :func:`spattn.plan`, which names the errors."""
+    kv_len = q_len if kv_len is None else kv_len
+    if not isinstance(pattern, Pattern):
+        raise TypeError(f"pattern: expected a Pattern, got {type(pattern).__name__}")
+    check_lengths(q_len, kv_len)
+    heads = max(1, pattern.sizes()[1]) if heads is None else _at_least(0, "heads", heads)
+    key = (
+        pattern, int(q_len), int(kv_len), _at_least(0, "batch", batch), heads, _check_tile(tile),
+        _at_least(1, "workers", workers),
+    )  # fmt: skip
+    if max_bytes is not None:
+        _at_least(0, "max_bytes", max_bytes)
+    kept = find(key)
+    if kept is None:
+        budget = Budget(memory() if max_bytes is None else max_bytes)
+        return keep(key, seal(_compile(*key, budget)), budget.needed)
+    if max_bytes is not None:  # as if the plan were made now
+        Budget(max_bytes).need(kept.needed)
+    return kept.plan
+
+
+def _compile(
+    pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int], workers: int,
+    budget: Budget,
+) -> Plan:
+    tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, budget)
+    items = share_out(tiled, q_len, tile[0], workers)
+    made = Plan(
+        pattern=pattern, q_len=q_len, kv_len=kv_len, block_q=tile[0], block_kv=tile[1], views=tiled.views,
+        components=tiled.components, indptr=tiled.indptr, indices=tiled.indices, key_view=tiled.key_view,
+        mask=tiled.mask, masks=tiled.masks, variant=tiled.variant, nnz=tiled.nnz, **items._asdict(),
+    )  # fmt: skip
+    budget.need(made.nbytes)
+    return made
+
+
+def _at_least(least: int, name: str, value: int) -> int:
+    return value if type(value) is int and value >= least else integer(name, value, least)
+
+
+def _check_tile(tile: tuple[int, int]) -> tuple[int, int]:
+    if not (type(tile) is tuple and len(tile) == 2 and type(tile[0]) is type(tile[1]) is int):
+        tile = integers("tile", tile)
+    if len(tile) != 2 or not 1 <= tile[0] <= LARGEST_SIDE or not 1 <= tile[1] <= LARGEST_SIDE or tile[1] % 64:
+        expected = f"(block_q >= 1, a multiple of 64), both up to {LARGEST_SIDE}"
+        raise ValueError(f"tile: expected {expected}, got {tile}")
+    return tile
