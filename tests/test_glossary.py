@@ -20,7 +20,8 @@ def defined(page):
 
 def ruled_out(page):
     """The names in the first column of the page's table."""
-    return {name for row in re.findall(r"^   \* - (``.*)$", page, re.MULTILINE) for name in re.findall(r"``(\w+)``", row)}
+    rows = re.findall(r"^   \* - (``.*)$", page, re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"``(\w+)``", row)}
 
 
 def identifiers(source):
