@@ -37,6 +37,24 @@ def test_what_a_page_cites_is_there(page):
         assert (ROOT / path).is_file(), path
 
 
+def documents():
+    """Every file that may name a document, but data and what is built."""
+    folders = ("src", "tests", "tools", "benchmarks", "docs")
+    files = [*ROOT.glob("*.*"), *(file for folder in folders for file in (ROOT / folder).rglob("*.*"))]
+    kinds = {".py", ".pyx", ".h", ".cpp", ".cu", ".cuh", ".toml", ".build", ".rst", ".md"}
+    return [file for file in files if file.suffix in kinds and not {"generated", "_build"} & set(file.parts)]
+
+
+def test_every_document_that_is_named_is_in_the_tree():
+    files = documents()
+    pages = [f"/{file.relative_to(ROOT).as_posix()}" for file in files if file.suffix in (".rst", ".md")]
+    assert len(files) > 200 and len(pages) > 20
+    for file in files:
+        named = re.findall(r"(?<![\w.*])[\w/-]+\.(?:md|rst)\b", file.read_text(encoding="utf-8"))
+        missing = [name for name in named if not any(page.endswith(f"/{name}") for page in pages)]
+        assert not missing, file
+
+
 def test_pages_cite():
     cited = {page.name: len(CITED.findall(page.read_text(encoding="utf-8"))) for page in PAGES}
     assert cited["design.rst"] > 40 and cited["glossary.rst"] > 20
