@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,15 @@ def test_every_document_that_is_named_is_in_the_tree():
 def test_pages_cite():
     cited = {page.name: len(CITED.findall(page.read_text(encoding="utf-8"))) for page in PAGES}
     assert cited["design.rst"] > 40 and cited["glossary.rst"] > 20
+
+
+def test_the_layers_are_those_that_lint_checks():
+    """But for layers of modules that are optional, which stand in parentheses."""
+    text = (DOCS / "design.rst").read_text(encoding="utf-8").partition("\nLayers\n")[2]
+    block = text.partition(".. code-block:: text\n\n")[2].partition("\n\n")[0]
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    layers = [layer for layer in tools["importlinter"]["contracts"][0]["layers"] if "(" not in layer]
+    assert [re.split(r" {2,}", line.strip())[0] for line in block.splitlines()] == layers
 
 
 def signatures():
