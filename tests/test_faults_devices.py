@@ -1,4 +1,4 @@
-"""FAULTS.md, "Devices and streams" 27-29: each test is named by its number there; the others need a GPU: tests/cuda."""
+"""docs/faults.rst, "Devices and streams" 27-29: each test is named by its number there. The others: tests/cuda."""
 
 import importlib.abc
 import sys

@@ -1,5 +1,5 @@
-"""FAULTS.md, "Frameworks" 41-44: each test is named by its number there. spattn records no gradient, registers itself
-nowhere and knows of no other process: what follows from that is tested here."""
+"""docs/faults.rst, "Frameworks" 41-44: each test is named by its number there. spattn records no gradient, registers
+itself nowhere and knows of no other process: what follows from that is tested here."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""FAULTS.md 18, index sets: one number of a CSR that is changed, and a pattern whose closed form is corrupt."""
+"""docs/faults.rst 18, index sets: one number of a CSR that is changed, and a pattern whose closed form is corrupt."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""FAULTS.md, "Shapes and memory" 21 and 22, named by number; and how much memory a call takes."""
+"""docs/faults.rst, "Shapes and memory" 21 and 22, named by number; and how much memory a call takes."""
 
 import os
 import tracemalloc

@@ -1,4 +1,4 @@
-"""FAULTS.md, "Numbers": each test is named by its number there."""
+"""docs/faults.rst, "Numbers": each test is named by its number there."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""FAULTS.md 17 and 18: plans and index sets that do not fit or are broken. Named by number."""
+"""docs/faults.rst 17 and 18: plans and index sets that do not fit or are broken. Named by number."""
 
 import copy
 import dataclasses

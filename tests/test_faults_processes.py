@@ -1,4 +1,4 @@
-"""FAULTS.md, "Threads and processes" 31-36, "Files and caches" 40: each test is named by its number there."""
+"""docs/faults.rst, "Threads and processes" 31-36, "Files and caches" 40: each test is named by its number there."""
 
 import ast
 import os

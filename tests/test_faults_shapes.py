@@ -1,4 +1,4 @@
-"""FAULTS.md, "Shapes and memory" 9-20: each test is named by its number there."""
+"""docs/faults.rst, "Shapes and memory" 9-20: each test is named by its number there."""
 
 import re
 

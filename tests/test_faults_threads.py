@@ -1,4 +1,4 @@
-"""FAULTS.md, "Threads and processes" 32 and 36, for both passes: many forks at once, and any number of threads."""
+"""docs/faults.rst, "Threads and processes" 32 and 36, both passes: many forks at once, any number of threads."""
 
 import pytest
 

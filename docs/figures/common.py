@@ -1,4 +1,4 @@
-"""What the figures of the concepts page share: everything is drawn from real plans."""
+"""What the figures share: everything is drawn from real patterns and plans."""
 
 from dataclasses import dataclass
 

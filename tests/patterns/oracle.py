@@ -1,4 +1,4 @@
-"""PATTERNS.md, word for word, one pair at a time: plain Python, written apart from the package."""
+"""docs/patterns-definitions.rst, word for word, one pair at a time: plain Python, written apart from the package."""
 
 from __future__ import annotations
 

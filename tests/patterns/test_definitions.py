@@ -1,4 +1,4 @@
-"""Every pattern is what PATTERNS.md says, and its hints say the same as its predicate."""
+"""Every pattern is what docs/patterns-definitions.rst says, and its hints say the same as its predicate."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""PATTERNS.md, "the same window in other libraries' words": each line as a property, at any parameters and lengths."""
+"""docs/windows.rst, "the same window in other libraries' words": each line as a property, for all parameters."""
 
 import numpy as np
 from hypothesis import given, settings

@@ -32,8 +32,8 @@ struct Leaf {
   return has_avx512() && (Leaf(7, 1).eax & bit_AVX512BF16);
 }
 
-// Is `vdpbf16ps` faster than the multiply-adds that it replaces? Measured on two machines: twice as fast on AMD Zen 5
-// (466 against 232 GF/s per core), slower on an Intel core with AMX (DESIGN.md, 4). Other models are taken to be like
+// Is `vdpbf16ps` faster than the multiply-adds that it replaces? On AMD Zen 5 it is (417 against 251 GF/s per core), on
+// an Intel core with AMX it is not (84 against 194): docs/cpu-roofline.md, Ceilings. Other models are taken to be like
 // their vendor's. Not decided by a measurement at run time, because the choice changes the last bits of results.
 [[maybe_unused]] bool fast_dot_products() noexcept { return __builtin_cpu_is("amd"); }
 

@@ -1,0 +1,11 @@
+"""Pages whose examples need a package that the documentation does without."""
+
+import pytest
+
+NEEDS = {"torch_tensors.rst": "torch", "threads.rst": "threadpoolctl"}
+
+
+@pytest.fixture(autouse=True)
+def needed(request):
+    if request.path.name in NEEDS:
+        pytest.importorskip(NEEDS[request.path.name])

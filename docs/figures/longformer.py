@@ -1,0 +1,16 @@
+"""What Longformer and its relatives for generating text allow, for the tutorial on long documents."""
+
+import numpy as np
+from common import cells_of, figure, show
+
+from spattn import patterns as sp
+
+n = 64
+shown = {
+    "Longformer: window of 12,\n3 global tokens": sp.Longformer(12, global_tokens=(0, 1, 40)),
+    "the same, dilated by 3": sp.Longformer(12, dilation=3, global_tokens=(0, 1, 40)),
+    "sinks and a causal window": sp.a_shape(4, 10),
+}
+made, axes = figure(3, height=2.6, width=7.5)
+for axis, (title, pattern) in zip(axes, shown.items(), strict=True):
+    show(axis, cells_of(pattern, np.arange(n), np.arange(n)), title)
