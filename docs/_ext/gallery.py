@@ -13,10 +13,10 @@ import matplotlib as mpl
 
 mpl.use("agg")
 import matplotlib.pyplot as plt
+from spattn.patterns._base import pattern_class
 
 import spattn
 from spattn import patterns
-from spattn.patterns._base import pattern_class
 
 FOLDER = Path("gallery") / "generated"
 PUBLIC_MODULES = ("spattn.patterns", "spattn.patterns.deepspeed")

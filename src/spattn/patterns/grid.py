@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..index_set import Runs
-from ._base import Lattice, Part
 from ._boxes import GridPattern, box_runs, coordinates, lengths, row_major
 from ._check import assign, integer, per_axis
+from ._lattice import Lattice, Part
 from ._registry import register
 
 __all__ = ["Axial", "Windowed"]
@@ -83,6 +83,11 @@ class Axial(GridPattern):
     @classmethod
     def example(cls):
         return cls((6, 6), 0), 36
+
+    @classmethod
+    def random(cls, draw, sizes):
+        shape, sizes = cls.random_grid(draw, sizes)
+        return cls(shape, draw.integer(-len(shape), len(shape) - 1)), sizes
 
 
 @register("windowed")
@@ -171,3 +176,10 @@ class Windowed(GridPattern):
     @classmethod
     def example(cls):
         return cls((8, 8), 4, 2), 64
+
+    @classmethod
+    def random(cls, draw, sizes):
+        shape, sizes = cls.random_grid(draw, sizes)
+        window = [draw.integer(1, n) for n in shape]
+        shift = [draw.integer(0, w - 1) for w in window]
+        return cls(shape, draw.one_or_each(window), draw.one_or_each(shift)), sizes

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..index_set import Runs
-from ._base import Pattern
-from ._check import assign, integers
+from ._check import assign
+from ._parameters import Count
+from ._pattern import Pattern
 from ._predicate import member
 from ._registry import register
-from .tokens import position_table
+from .tokens import position_table, token_set
 
 __all__ = ["VerticalSlash"]
 
@@ -42,12 +43,12 @@ class VerticalSlash(Pattern):
     Jiang et al. MInference 1.0. arXiv:2407.02490.
     """
 
-    columns: tuple[int, ...]
-    diagonals: tuple[int, ...]
+    columns: tuple[Count, ...]
+    diagonals: tuple[Count, ...]
 
     def __post_init__(self):
-        for name in ("columns", "diagonals"):
-            assign(self, **{name: tuple(sorted(set(integers(name, getattr(self, name), 0))))})
+        super().__post_init__()
+        assign(self, columns=token_set(self.columns), diagonals=token_set(self.diagonals))
 
     def allows(self, q, k):
         columns, diagonals = map(position_table, (self.columns, self.diagonals))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from .._index_checks import check_lengths
 from .._limits import memory
 from ..patterns import Pattern
-from ..patterns._base import check_lengths
 from ..patterns._check import integer, integers
 from ._build import build
 from ._cache import PlanCacheInfo, clear_plan_cache, find, keep, plan_cache_info

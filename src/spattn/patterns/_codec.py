@@ -1,23 +1,36 @@
-"""Patterns from what :meth:`Pattern.to_dict` wrote."""
+"""Patterns as dicts of JSON, and back."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import reprlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._base import Pattern
 from ._check import integers
-from ._compose import DEEPEST
-from ._registry import OPERATORS, pattern_class
+from ._registry import DEEPEST, OPERATORS, pattern_class
 
-__all__ = ["from_dict"]
+if TYPE_CHECKING:
+    from ._pattern import Pattern
+
+__all__ = ["encode", "from_dict"]
 
 _LARGEST_ARRAY = 1 << 28
 _DEEPEST_DATA = 2 * DEEPEST  # a list of patterns is a level of its own
+
+
+def encode(value: Any) -> Any:
+    """What :func:`from_dict` reads back, of a parameter: integers, text, lists and dicts."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, np.ndarray):
+        packed = np.packbits(value) if value.dtype == bool else value
+        return {"array": packed.tobytes().hex(), "dtype": value.dtype.name, "shape": list(value.shape)}
+    if isinstance(value, (tuple, list)):
+        return [encode(v) for v in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def from_dict(data: dict[str, Any]) -> Pattern:
