@@ -29,7 +29,7 @@ def why_unavailable(name: str) -> str | None:
     try:
         module = importlib.import_module(_MODULES[name])
     except ImportError as error:
-        return f"{error}; reinstall spattn with its compiled core, or install the extra spattn[{name}]"
+        return f"{error}; build spattn with its compiled core: pip install . in a clone of its repository"
     return module.unavailable()
 
 

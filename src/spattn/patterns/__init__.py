@@ -1,9 +1,10 @@
 """Patterns: what is allowed. Every class here is registered by name; see :func:`get` and :func:`names`."""
 
+from typing import TYPE_CHECKING
+
 from . import deepspeed
 from ._codec import from_dict
 from ._content import ByContent
-from ._draw import draw
 from ._gallery import a_shape, chunked_causal, gallery, shared_prefix, tri_shape
 from ._lattice import Lattice, Part
 from ._parameters import Range
@@ -29,3 +30,15 @@ __all__ = [
     "VerticalSlash", "Windowed", "a_shape", "apply", "chunked_causal", "deepspeed", "draw", "example", "from_dict",
     "gallery", "get", "member", "names", "register", "shared_prefix", "tri_shape",
 ]  # fmt: skip
+
+if TYPE_CHECKING:
+    from ._draw import draw
+
+
+def __getattr__(name: str) -> object:
+    """What makes pictures is imported when somebody draws."""
+    if name != "draw":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ._draw import draw
+
+    return draw

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["encode", "from_dict"]
 
 _LARGEST_ARRAY = 1 << 28
+_DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+)  # fmt: skip
 _DEEPEST_DATA = 2 * DEEPEST  # a list of patterns is a level of its own
 
 
@@ -99,12 +102,14 @@ def _decode(value, depth: int):
 def _decode_array(value: dict) -> np.ndarray:
     try:
         shape = integers("shape", value["shape"], 0, _LARGEST_ARRAY)
-        dtype = np.dtype({"bool": bool, "int32": np.int32, "int64": np.int64}[value["dtype"]])
+        if value["dtype"] not in _DTYPES:
+            raise TypeError(value["dtype"])
+        dtype = np.dtype(value["dtype"])
         if math.prod(shape) > _LARGEST_ARRAY:
             raise ValueError(f"data: expected an array of at most {_LARGEST_ARRAY} elements, got shape {shape}")
         raw = np.frombuffer(bytes.fromhex(value["array"]), dtype=np.uint8 if dtype.kind == "b" else dtype)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"data: expected an array of bool, int32 or int64, got {reprlib.repr(value)}") from error
+        raise ValueError(f"data: expected an array of {', '.join(_DTYPES)}; got {reprlib.repr(value)}") from error
     if dtype.kind == "b" and raw.size == -(-math.prod(shape) // 8):  # unpackbits would make up missing bits
         raw = np.unpackbits(raw, count=math.prod(shape)).astype(bool)
     if raw.dtype != dtype or raw.size != math.prod(shape):

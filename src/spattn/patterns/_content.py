@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from typing import Any
 
 import numpy as np
@@ -80,6 +79,8 @@ class ByContent:
 
     @cached_property
     def _digest(self) -> bytes:
+        import hashlib  # with OpenSSL's modules, for arrays alone
+
         digest = hashlib.blake2b(digest_size=16)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

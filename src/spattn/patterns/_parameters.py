@@ -84,8 +84,8 @@ def _check_hash(pattern: Any, name: str, value: Any) -> None:
         hash(pattern)
     except TypeError as error:
         raise TypeError(
-            f"{name}: expected a parameter that can be hashed, such as a tuple, got {type(value).__name__}; for an array "
-            "derive from ByContent and Pattern, with @dataclass(frozen=True, eq=False, repr=False)"
+            f"{name}: expected a parameter that can be hashed, such as a tuple, got {type(value).__name__}; for an "
+            "array derive from ByContent and Pattern, with @dataclass(frozen=True, eq=False, repr=False)"
         ) from error
 
 
