@@ -27,6 +27,10 @@ class LayoutPattern(Pattern):
         blocks = draw.integer(1, sizes.kv_len // block)
         return block, blocks, draw.fitted(sizes, block * blocks)
 
+    @classmethod
+    def typical(cls):
+        return cls(), 4096
+
     def layout(self, n: int) -> np.ndarray:
         """The layout of `n` blocks, an (n, n) bool array."""
         raise NotImplementedError

@@ -167,6 +167,25 @@ class Pattern:
         return cls(**{name: default_value(cls, name) for name in required}), 32
 
     @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        """An instance as large as people use it, at a length where its plan says something about its cost.
+
+        By default the example, at 64 times its length unless it refuses that.
+
+        Returns
+        -------
+        pattern : Pattern
+        length : int
+            Tokens, of queries and of keys.
+        """
+        pattern, length = cls.example()
+        try:
+            pattern.at(0, 0).bind(64 * length, 64 * length)
+        except ValueError:
+            return pattern, length
+        return pattern, 64 * length
+
+    @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         """A random instance for property tests, and sizes that suit it.
 

@@ -72,6 +72,8 @@ class _ArrayPattern(ByContent, Pattern):
 class Mask(_ArrayPattern):
     """The pairs that a boolean array allows.
 
+    For whatever comes as an array, at lengths where a byte a pair fits into memory.
+
     Parameters
     ----------
     mask : bool array (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len)
@@ -110,6 +112,11 @@ class Mask(_ArrayPattern):
         return cls((i * i + j * j) % 7 < 3), 32
 
     @classmethod
+    def typical(cls):
+        i, j = np.ogrid[:512, :512]
+        return cls((i + j) % 192 < 64), 512
+
+    @classmethod
     def random(cls, draw, sizes):
         return cls(draw.flags((*cls._leading(draw, sizes, sizes.heads_q), sizes.q_len, sizes.kv_len))), sizes
 
@@ -138,6 +145,8 @@ def block_runs(table: np.ndarray, a: np.ndarray, block: int, kv_len: int) -> Run
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockLayout(_ArrayPattern):
     """The pairs whose blocks are set in a layout: ``layout[p // block, j // block]``.
+
+    For layouts that are computed or learned block by block.
 
     Parameters
     ----------
@@ -186,6 +195,11 @@ class BlockLayout(_ArrayPattern):
         return cls((a + 2 * b) % 5 < 2, 4), 32
 
     @classmethod
+    def typical(cls):
+        a, b = np.ogrid[:64, :64]
+        return cls((a + 2 * b) % 5 < 2, 64), 4096
+
+    @classmethod
     def random(cls, draw, sizes):
         block = draw.size(1, sizes.kv_len + 3)
         blocks = -(-sizes.kv_len // block)
@@ -196,6 +210,8 @@ class BlockLayout(_ArrayPattern):
 @dataclass(frozen=True, eq=False, repr=False)
 class KeyBlocks(_ArrayPattern):
     """Lists of key blocks for each block of queries, as top-k selection makes them.
+
+    For selections of the most relevant blocks, another one for each block of queries.
 
     Parameters
     ----------
@@ -264,6 +280,10 @@ class KeyBlocks(_ArrayPattern):
         return cls(np.array([[0, -1], [1, 0], [2, 0], [1, 3]]), 8, 8), 32
 
     @classmethod
+    def typical(cls):
+        return cls(np.maximum(np.arange(64)[:, None] - 5 * np.arange(4), -1), 64, 64), 4096
+
+    @classmethod
     def random(cls, draw, sizes):
         block_q, block_kv = (draw.size(1, sizes.kv_len + 3) for _ in range(2))
         rows, blocks = -(-sizes.kv_len // block_q), -(-sizes.kv_len // block_kv)
@@ -275,6 +295,8 @@ class KeyBlocks(_ArrayPattern):
 @dataclass(frozen=True, eq=False, repr=False)
 class ColumnIntervals(_ArrayPattern):
     """Every query but one or two intervals of them for each key.
+
+    For masks described key by key, in memory that grows with the length alone.
 
     Parameters
     ----------
@@ -338,6 +360,11 @@ class ColumnIntervals(_ArrayPattern):
     def example(cls):
         key = np.arange(32)
         return cls((key // 8 + 1) * 8, np.where(key % 8 == 0, 0, 32), causal=True), 32
+
+    @classmethod
+    def typical(cls):
+        key = np.arange(4096)
+        return cls((key // 512 + 1) * 512, np.full(4096, 4096), causal=True), 4096
 
     @classmethod
     def random(cls, draw, sizes):

@@ -25,7 +25,10 @@ def always(positions):
 @register("full")
 @dataclass(frozen=True)
 class Full(Pattern):
-    """Every key: dense attention."""
+    """Every key: dense attention.
+
+    For short sequences, and as the dense baseline of a comparison.
+    """
 
     translation_invariant = True
 
@@ -39,7 +42,10 @@ class Full(Pattern):
 @register("causal")
 @dataclass(frozen=True)
 class Causal(Pattern):
-    """The query's own key and every key before it."""
+    """The query's own key and every key before it.
+
+    For language models that generate; others become causal by it: ``Causal() & BlockLocal(512)``.
+    """
 
     translation_invariant = True
 
@@ -54,6 +60,8 @@ class Causal(Pattern):
 @dataclass(frozen=True)
 class SlidingWindow(Pattern):
     """Keys at most `left` tokens before and at most `right` tokens after the query.
+
+    For long sequences whose tokens depend mostly on near ones, as in the local layers of language models.
 
     Parameters
     ----------
@@ -108,11 +116,17 @@ class SlidingWindow(Pattern):
         start = np.zeros_like(q) if self.left is None else q - reach(self.left)
         return Runs.span(start, kv_len if self.right is None else q + reach(self.right) + 1, kv_len)
 
+    @classmethod
+    def typical(cls):
+        return cls(256), 16384
+
 
 @register("dilated_window")
 @dataclass(frozen=True)
 class DilatedWindow(Pattern):
     """Every `dilation`-th key around the query: ``j = p + dilation * t, -left <= t <= right``.
+
+    For a wider view at the cost of a plain window, where some of the near context can be left out.
 
     Parameters
     ----------
@@ -166,11 +180,17 @@ class DilatedWindow(Pattern):
     def example(cls):
         return cls(3, dilation=3), 32
 
+    @classmethod
+    def typical(cls):
+        return cls(256, dilation=4), 16384
+
 
 @register("block_local")
 @dataclass(frozen=True)
 class BlockLocal(Pattern):
     """Keys of the query's own block of `block` tokens.
+
+    For inputs that come in chunks of equal length, none of which needs another.
 
     Parameters
     ----------
@@ -200,11 +220,17 @@ class BlockLocal(Pattern):
     def example(cls):
         return cls(8), 32
 
+    @classmethod
+    def typical(cls):
+        return cls(512), 16384
+
 
 @register("sinks")
 @dataclass(frozen=True)
 class Sinks(Pattern):
     """The first `count` keys.
+
+    For streaming generation together with a window: trained models rely on the first tokens.
 
     Parameters
     ----------
@@ -240,6 +266,8 @@ class Sinks(Pattern):
 @dataclass(frozen=True)
 class Stride(Pattern):
     """Keys at a distance of `offset` modulo `stride`: ``(p - j) % stride == offset``.
+
+    For series with a known period, and as the far part of factorised attention.
 
     Parameters
     ----------
@@ -287,11 +315,17 @@ class Stride(Pattern):
         near_the_end = stride - 1 - draw.integer(0, min(stride - 1, sizes.kv_len))
         return cls(stride, draw.choice([draw.integer(0, stride - 1), near_the_end])), sizes
 
+    @classmethod
+    def typical(cls):
+        return cls(128), 16384
+
 
 @register("columns")
 @dataclass(frozen=True)
 class Columns(Pattern):
     """Keys in the columns ``[start, stop)`` of every `period` keys: ``start <= j % period < stop``.
+
+    For summary tokens that stand at fixed places of every period.
 
     Parameters
     ----------
@@ -334,6 +368,10 @@ class Columns(Pattern):
     @classmethod
     def example(cls):
         return cls(8, 5, 8), 32
+
+    @classmethod
+    def typical(cls):
+        return cls(128, 120, 128), 16384
 
     @classmethod
     def random(cls, draw, sizes):

@@ -23,6 +23,8 @@ __all__ = ["BigBird"]
 class BigBird(Pattern):
     """Window, global and random blocks (the paper's internal transformer construction).
 
+    For long documents where random links should keep any two tokens a few layers apart.
+
     Parameters
     ----------
     block : int
@@ -134,6 +136,10 @@ class BigBird(Pattern):
     @classmethod
     def example(cls):
         return cls(4, random_blocks=2), 64
+
+    @classmethod
+    def typical(cls):
+        return cls(64), 4096
 
     @classmethod
     def random(cls, draw, sizes):

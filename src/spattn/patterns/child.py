@@ -20,6 +20,8 @@ __all__ = ["Fixed", "Strided"]
 class Strided(Pattern):
     """The last `stride` keys and every `stride`-th key before them.
 
+    For data with a regular period, such as images read row by row, and music.
+
     Parameters
     ----------
     stride : int
@@ -63,11 +65,17 @@ class Strided(Pattern):
     def example(cls):
         return cls(6), 36
 
+    @classmethod
+    def typical(cls):
+        return cls(128), 16384
+
 
 @register("fixed")
 @dataclass(frozen=True)
 class Fixed(Pattern):
     """The query's own block and the last `summary` keys of every block before it.
+
+    For text and other data without a period, where the last tokens of a block can stand for it.
 
     Parameters
     ----------
@@ -131,6 +139,10 @@ class Fixed(Pattern):
     @classmethod
     def example(cls):
         return cls(8, 2), 32
+
+    @classmethod
+    def typical(cls):
+        return cls(128, 8), 16384
 
     @classmethod
     def random(cls, draw, sizes):

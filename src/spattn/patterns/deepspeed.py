@@ -38,6 +38,8 @@ Direction = Literal["bidirectional", "unidirectional"]
 class Dense(LayoutPattern):
     """All blocks.
 
+    For models configured with DeepSpeed's ``DenseSparsityConfig``.
+
     Parameters
     ----------
     block : int, optional
@@ -70,6 +72,8 @@ class Dense(LayoutPattern):
 @dataclass(frozen=True)
 class Fixed(LayoutPattern):
     """Local windows of blocks and, as global columns, the last blocks of each.
+
+    For models configured with DeepSpeed's ``FixedSparsityConfig``.
 
     Parameters
     ----------
@@ -153,6 +157,8 @@ class Fixed(LayoutPattern):
 @dataclass(frozen=True)
 class Variable(LayoutPattern):
     """Local windows of listed sizes, chosen global blocks and random blocks.
+
+    For models configured with DeepSpeed's ``VariableSparsityConfig``.
 
     Parameters
     ----------
@@ -238,6 +244,8 @@ class Variable(LayoutPattern):
 class BigBird(LayoutPattern):
     """Window, global and random blocks.
 
+    For models configured with DeepSpeed's ``BigBirdSparsityConfig``.
+
     Parameters
     ----------
     block : int, optional
@@ -302,6 +310,8 @@ class BigBird(LayoutPattern):
 class BSLongformer(LayoutPattern):
     """Window and chosen global blocks.
 
+    For models configured with DeepSpeed's ``BSLongformerSparsityConfig``.
+
     Parameters
     ----------
     block : int, optional
@@ -355,6 +365,8 @@ class BSLongformer(LayoutPattern):
 @dataclass(frozen=True)
 class LocalSlidingWindow(LayoutPattern):
     """A window of blocks.
+
+    For models configured with DeepSpeed's ``LocalSlidingWindowSparsityConfig``.
 
     Parameters
     ----------

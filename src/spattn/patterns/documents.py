@@ -45,6 +45,9 @@ def check_document_lengths(lengths) -> tuple[int, ...]:
 class Documents(Pattern):
     """Keys of the query's own document, for documents packed one after another.
 
+    For several documents packed into one sequence, none of which may see another; mostly as ``Causal() &
+    Documents(...)``.
+
     Parameters
     ----------
     lengths : tuple of int, or tuple of tuples of int
@@ -153,6 +156,10 @@ class Documents(Pattern):
         return cls((10, 4, 14)), 32
 
     @classmethod
+    def typical(cls):
+        return cls((1500, 700, 1200, 696)), 4096
+
+    @classmethod
     def random(cls, draw, sizes):
         def entry():
             """Those that fit; the longest first where they would look like cumulative lengths."""
@@ -167,6 +174,8 @@ class Documents(Pattern):
 @dataclass(frozen=True)
 class PrefixLM(Pattern):
     """A prefix that everybody sees, then causal: ``j < prefix or j <= p``.
+
+    For models that read their input in both directions and then generate.
 
     Parameters
     ----------
@@ -217,6 +226,10 @@ class PrefixLM(Pattern):
     @classmethod
     def example(cls):
         return cls(8), 32
+
+    @classmethod
+    def typical(cls):
+        return cls(1024), 4096
 
     @classmethod
     def random(cls, draw, sizes):

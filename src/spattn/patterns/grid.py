@@ -30,6 +30,8 @@ def grid_shape(grid) -> tuple[int, ...]:
 class Axial(GridPattern):
     """Keys that share every coordinate but one with the query.
 
+    For images and volumes, with another axis in each layer or head.
+
     Parameters
     ----------
     grid : tuple of int
@@ -85,6 +87,10 @@ class Axial(GridPattern):
         return cls((6, 6), 0), 36
 
     @classmethod
+    def typical(cls):
+        return cls((64, 64), 0), 4096
+
+    @classmethod
     def random(cls, draw, sizes):
         shape, sizes = cls.random_grid(draw, sizes)
         return cls(shape, draw.integer(-len(shape), len(shape) - 1)), sizes
@@ -94,6 +100,8 @@ class Axial(GridPattern):
 @dataclass(frozen=True)
 class Windowed(GridPattern):
     """Keys of the query's own window of a grid, after a cyclic shift of the windows.
+
+    For hierarchical vision models, whose layers with and without a shift take turns.
 
     Parameters
     ----------
@@ -176,6 +184,10 @@ class Windowed(GridPattern):
     @classmethod
     def example(cls):
         return cls((8, 8), 4, 2), 64
+
+    @classmethod
+    def typical(cls):
+        return cls((64, 64), 8, 4), 4096
 
     @classmethod
     def random(cls, draw, sizes):

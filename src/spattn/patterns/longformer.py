@@ -22,6 +22,8 @@ __all__ = ["Longformer"]
 class Longformer(Pattern):
     """A (dilated) window around each query and global tokens.
 
+    For long documents with a few tokens that must see everything, as in classification and question answering.
+
     Parameters
     ----------
     window : int
@@ -79,6 +81,10 @@ class Longformer(Pattern):
     @classmethod
     def example(cls):
         return cls(8, global_tokens=(0, 1)), 32
+
+    @classmethod
+    def typical(cls):
+        return cls(512, global_tokens=16), 16384
 
     @classmethod
     def random(cls, draw, sizes):

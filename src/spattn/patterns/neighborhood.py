@@ -20,6 +20,8 @@ __all__ = ["Neighborhood"]
 class Neighborhood(GridPattern):
     """The `kernel` nearest keys on each axis of a grid of tokens; the window shifts at the edges.
 
+    For images and volumes where every token needs a whole neighbourhood, at the edges too.
+
     Parameters
     ----------
     grid : int or tuple of int
@@ -127,6 +129,10 @@ class Neighborhood(GridPattern):
     @classmethod
     def example(cls):
         return cls((8, 8), 5), 64
+
+    @classmethod
+    def typical(cls):
+        return cls((128, 128), 13), 16384
 
     @classmethod
     def random(cls, draw, sizes):

@@ -17,6 +17,8 @@ __all__ = ["PerHead"]
 class PerHead(Pattern):
     """Head h attends as the h-th pattern says.
 
+    For models with local heads beside global ones.
+
     Parameters
     ----------
     patterns : tuple of Pattern
@@ -82,6 +84,12 @@ class PerHead(Pattern):
         from .basic import Causal, SlidingWindow
 
         return cls((Causal(), SlidingWindow(4, 0))), 32
+
+    @classmethod
+    def typical(cls):
+        from .basic import Causal, SlidingWindow
+
+        return cls((Causal(), SlidingWindow(511, 0))), 4096
 
     @classmethod
     def random(cls, draw, sizes):

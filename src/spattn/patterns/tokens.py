@@ -43,6 +43,8 @@ def token_groups(tokens: int | tuple[int, ...], kv_len: int) -> tuple[np.ndarray
 class GlobalTokens(Pattern):
     """Tokens that attend to every key and that every query attends to.
 
+    For classification or question tokens that gather from a long sequence and inform all of it.
+
     Parameters
     ----------
     tokens : int or tuple of int
@@ -127,3 +129,7 @@ class GlobalTokens(Pattern):
     @classmethod
     def example(cls):
         return cls((0, 1, 12)), 32
+
+    @classmethod
+    def typical(cls):
+        return cls(64), 4096

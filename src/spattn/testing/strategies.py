@@ -1,6 +1,6 @@
 """Hypothesis strategies: every registered pattern with parameters and lengths that fit, compositions, shapes, layouts.
 
-Needs ``hypothesis`` (the extra ``spattn[test]``).
+Needs ``hypothesis`` (``pip install hypothesis``).
 """
 
 from __future__ import annotations
