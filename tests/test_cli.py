@@ -1,13 +1,16 @@
 """The command `spattn`: what it prints, what it exits with, and that no user error ends in a traceback."""
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
 import spattn
+from spattn import patterns as p
 from spattn.cli import main
+from spattn.patterns._expression import parse
 
 DRAW = ["draw", "sliding_window", "--param", "left=4", "--q-len", "16"]
 
@@ -40,7 +43,7 @@ def test_info(capsys):
 
 
 def test_installed_command_and_module_are_the_same():
-    command = [sys.executable, "-m", "spattn.cli", "draw", "--help"]
+    command = [sys.executable, "-m", "spattn", "draw", "--help"]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "spattn draw" in result.stdout
     from importlib.metadata import entry_points
@@ -54,7 +57,6 @@ def test_installed_command_and_module_are_the_same():
     [
         [],
         ["paint"],
-        ["draw"],
         ["draw", "sliding_window"],  # left is missing
         ["draw", "mask", "--param", "mask=3"],
         ["draw", TWO_HEADS, "--q-len", "4", "--head", "2"],
@@ -69,6 +71,16 @@ def test_installed_command_and_module_are_the_same():
         ["draw", "causal", "--q-len", "0", "-o", "x.png"],
         ["draw", "causal", "--kv-len", "many", "-o", "x.png"],
         ["draw", "{broken json", "-o", "x.png"],
+        ["draw", "causal and sinks(4)"],
+        ["draw", "causal & __import__('os').remove('x')"],
+        ["draw", "causal & sinks(4) +"],
+        ["draw", "causal & sinks(print)"],
+        ["draw", "causal & sinks(-1)"],
+        ["draw", "causal & sinks('four')"],
+        ["draw", "sinks(**{'count': 4})"],
+        ["draw", "("],
+        ["draw", ""],
+        ["draw", "causal & sinks(4)", "--param", "count=4"],
         ["draw", '{"pattern": "causal"}', "--param", "left=3", "-o", "x.png"],
         ["demo", "--backend", "tpu"],
         ["demo", "--out"],
@@ -103,7 +115,49 @@ def test_draw_reads_what_to_dict_writes(capsys, tmp_path):
     assert path.stat().st_size > 1000
 
 
-@pytest.mark.parametrize("pattern, name", [("causal", "causal.png"), ('{"pattern": "causal"}', "pattern.png")])
+def test_draw_without_a_pattern_lists_them(capsys):
+    code, out, _ = run(capsys, "draw")
+    assert code == 0
+    lines = out.splitlines()
+    assert [line.partition("(")[0] for line in lines[::2]] == spattn.patterns.names()
+    assert "sliding_window(left, right='left')" in lines and "causal()" in lines
+    assert all(line.startswith("    ") and line.strip() for line in lines[1::2])
+
+
+@pytest.mark.parametrize("text, pattern", [
+    ("causal", p.Causal()), (" sliding_window(255, 0) ", p.SlidingWindow(255, 0)),
+    ("causal & sliding_window(255, right=None)", p.Causal() & p.SlidingWindow(255, None)),
+    ("(sinks(4) | ~block_local(8)) - causal()", (p.Sinks(4) | ~p.BlockLocal(8)) - p.Causal()),
+    ("neighborhood((8, 8), [3, 5])", p.Neighborhood((8, 8), (3, 5))), ("axial((2, 3), -1)", p.Axial((2, 3), -1)),
+    ("per_head((causal, ~sinks(2) & causal))", p.PerHead((p.Causal(), ~p.Sinks(2) & p.Causal()))),
+    ("mask([[True, False]])", p.Mask([[True, False]])),
+    ("deepspeed_fixed(4, attention='unidirectional')", p.deepspeed.Fixed(4, attention="unidirectional")),
+])  # fmt: skip
+def test_descriptions(text, pattern):
+    assert parse(text) == pattern
+
+
+@pytest.mark.parametrize("text, message", [
+    ("causal & slidng_window(4)", "pattern: expected one of .*; got 'slidng_window'; did you mean 'sliding_window'?"),
+    ("sliding_window", r"pattern: expected sliding_window\(left, right='left'\), got missing a required .*: 'left'"),
+    ("sinks(4, width=3)", r"pattern: expected sinks\(count\), got an unexpected keyword argument 'width'"),
+    ("sinks(2 + 3)", "pattern: expected a description like .*, got '2 \\+ 3'"),
+    ("causal and full", "pattern: expected a description like .*, got 'causal and full'"),
+])  # fmt: skip
+def test_descriptions_that_are_none(capsys, text, message):
+    code, _, err = run(capsys, "draw", text)
+    assert code == 2 and re.search(message, err), err
+
+
+@pytest.mark.parametrize("argv", [["--version"], ["info"]])
+def test_version(capsys, argv):
+    code, out, _ = run(capsys, *argv)
+    assert code == 0 and out.split()[:2] == ["spattn", spattn.__version__]
+
+
+@pytest.mark.parametrize("pattern, name", [
+    ("causal", "causal.png"), ('{"pattern": "causal"}', "pattern.png"), ("causal & sinks(4)", "pattern.png"),
+])  # fmt: skip
 def test_draw_names_the_picture_itself(capsys, tmp_path, monkeypatch, pattern, name):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("jax", reason="pip install 'spattn[test]' brings it")
+pytest.importorskip("jax", reason="pip install jax")
 
 SETUP = """
 import numpy as np

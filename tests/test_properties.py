@@ -6,7 +6,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from spattn import patterns, reference
-from spattn.plan import plan as make_plan
+from spattn import plan as make_plan
 from spattn.testing import check, check_plan, dense_mask, execute, inputs
 from spattn.testing.strategies import cases, compositions
 
@@ -112,19 +112,13 @@ def test_operators_are_those_of_sets(case, data):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_example_of_pattern_keeps_every_promise(name):
-    pattern, length = patterns._base.pattern_class(name).example()
-    check.check_pattern(pattern, length, batch=max(1, pattern.sizes()[0]))
-
-
-def test_every_registered_pattern_has_a_strategy_of_its_own():
-    from spattn.testing._patterns import MAKERS
-
-    assert set(NAMES) == set(MAKERS)
+    pattern, q_len, kv_len = patterns.example(name)
+    check.check_pattern(pattern, q_len, kv_len, batch=max(1, pattern.sizes()[0]))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_picture(name):
     pyplot = pytest.importorskip("matplotlib.pyplot")
-    pattern, length = patterns._base.pattern_class(name).example()
-    check.check_picture(pattern, length)
+    pattern, q_len, kv_len = patterns.example(name)
+    check.check_picture(pattern, q_len, kv_len)
     pyplot.close("all")

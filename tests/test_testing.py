@@ -1,9 +1,13 @@
 """The judges themselves: what they must notice, they notice."""
 
+import contextlib
 import dataclasses
+from typing import Annotated, Literal
 
 import numpy as np
 import pytest
+from hypothesis import find, settings
+from hypothesis.errors import NoSuchExample
 
 import spattn
 from spattn import patterns as p
@@ -23,6 +27,7 @@ from spattn.testing import (
     naive_orders,
     plan_pairs,
 )
+from spattn.testing.strategies import cases
 
 WINDOW = p.Longformer(20, global_tokens=(0, 150))
 
@@ -249,26 +254,81 @@ def test_leak_of_unseen_keys_is_noticed():
     check.check_unseen_keys(p.Sinks(3), 1, 1, 20, 20)
 
 
-def test_pattern_of_a_user_gets_strategies_through_its_example():
-    from hypothesis import find
+@contextlib.contextmanager
+def registered(name, cls):
+    """A class that is registered for as long."""
+    try:
+        yield p.register(name)(dataclasses.dataclass(frozen=True)(cls))
+    finally:
+        del p._registry._REGISTRY[name]
 
-    from spattn.testing.strategies import cases
 
-    @p.register("mine")
-    @dataclasses.dataclass(frozen=True)
-    class Mine(p.Pattern):
-        width: int
+class Comb(p.Pattern):
+    """Keys at distances below `width` modulo `period`."""
 
-        def allows(self, q, k):
-            return (q - k) % 7 < self.width
+    width: int
+    period: Annotated[int, p.Range(2, 9)]
+    both: bool = False
+    side: Literal["near", "far"] = "near"
+    ends: tuple[Annotated[int, p.Range(0)], ...] | None = None
+
+    def allows(self, q, k):
+        allowed = (q - k) % self.period < self.width
+        return allowed if self.both else allowed & (k <= q)
+
+
+def test_parameters_are_checked_and_drawn_as_their_annotations_declare():
+    with registered("comb", Comb) as cls:
+        for wrong, error, message in [
+            ({"period": 1}, ValueError, r"^period: expected an integer in \[2, 9\], got 1"),
+            ({"both": 1}, TypeError, "^both: expected True or False, got 1"),
+            ({"side": "left"}, ValueError, "^side: expected one of 'near', 'far'; got 'left'"),
+            ({"ends": (1, -1)}, ValueError, "^ends: expected an integer >= 0, got -1"),
+            ({"ends": "no"}, TypeError, "^ends: expected a sequence of integers, got 'no'"),
+        ]:
+            with pytest.raises(error, match=message):
+                cls(**({"width": 2, "period": 3} | wrong))
+        assert cls(2, np.int64(3), ends=[1, np.int32(2)]) == cls(2, 3, ends=(1, 2))
+        assert cls.example() == (cls(4, 4), 32)
+        for wanted in (
+            lambda x: x.period == 9, lambda x: x.both, lambda x: x.side == "far", lambda x: x.ends is None,
+            lambda x: x.ends == (), lambda x: len(x.ends or ()) > 2 and x.ends[2] > 2**40, lambda x: x.width == 4,
+        ):  # fmt: skip
+            drawn = find(cases("comb"), lambda case, wanted=wanted: wanted(case.pattern))
+            assert wanted(drawn.pattern) and 1 <= drawn.pattern.width <= 4 and 2 <= drawn.pattern.period <= 9
+        with pytest.raises(NoSuchExample):
+            find(cases("comb"), lambda case: not 1 <= case.pattern.width <= 4, settings=settings(max_examples=50))
+
+
+def test_pattern_that_refuses_lengths_comes_with_those_of_its_example():
+    class Even(Comb):
+        def bind(self, q_len, kv_len):
+            if kv_len % 2 or q_len != kv_len:
+                raise ValueError("kv_len: expected an even number")
+            return self
 
         @classmethod
         def example(cls):
-            return cls(3), 40
+            return cls(1, 3), 40
 
-    try:
-        case = find(cases("mine"), lambda case: True)
-        assert case.pattern == Mine(3) and (case.sizes.q_len, case.sizes.kv_len) == (40, 40)
-        check_pattern(case.pattern, 40)
-    finally:
-        del p._registry._REGISTRY["mine"]
+    with registered("even", Even):
+        case = find(cases("even"), lambda case: case.sizes.kv_len % 2 == 0 and case.sizes.kv_len == 40)
+        assert case.sizes.q_len == 40
+        with pytest.raises(NoSuchExample):
+            find(cases("even"), lambda case: case.sizes.kv_len % 2 == 1, settings=settings(max_examples=50))
+
+
+def test_example_needs_annotations_that_tell_values():
+    class Vague(p.Pattern):
+        table: "np.ndarray"
+
+    with registered("vague", Vague), pytest.raises(TypeError, match=r"^table: expected a default.* Vague.example\(\)"):
+        p.example("vague")
+
+
+def test_annotations_that_only_type_checkers_know_declare_nothing():
+    class Local(p.Pattern):
+        width: "NoSuchName" = 3  # noqa: F821
+
+    with registered("local", Local):
+        assert Local("anything").width == "anything" and find(cases("local"), lambda case: True).pattern == Local()

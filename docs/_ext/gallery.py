@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -16,11 +17,12 @@ import matplotlib.pyplot as plt
 
 import spattn
 from spattn import patterns
-from spattn.patterns._base import pattern_class
+from spattn.patterns._registry import pattern_class
 
 FOLDER = Path("gallery") / "generated"
 PUBLIC_MODULES = ("spattn.patterns", "spattn.patterns.deepspeed")
 LONGEST_REPR = 160
+_SMALL = 512  # tokens of a sequence that is a few tiles only
 MOST_HEADS = 3  # drawn side by side, for patterns that tell heads apart
 
 
@@ -29,9 +31,11 @@ class Entry(NamedTuple):
 
     file: str
     title: str
+    use: str
     text: list[str]
     definition: str | None
-    example: tuple[patterns.Pattern, int, int] | None
+    example: tuple[patterns.Pattern, int]
+    typical: tuple[patterns.Pattern, int]
 
 
 def write_gallery(app, config) -> None:
@@ -43,14 +47,14 @@ def write_gallery(app, config) -> None:
         "registered": [_registered(name) for name in patterns.names() if not name.startswith("deepspeed")],
         "compositions": [_composition(*entry) for entry in patterns.gallery().items()],
     }
-    wanted = {f"{group}.inc" for group in groups}
+    wanted = {f"{group}.inc" for group in groups} | {"uses.inc"}
+    _write(folder / "uses.inc", _uses(groups["registered"]))
     for group, entries in groups.items():
         _write(folder / f"{group}.inc", _overview(entries))
         for entry in entries:
             wanted |= {f"{entry.file}.rst", f"{entry.file}.png"}
             _write(folder / f"{entry.file}.rst", _page(entry))
-            if entry.example is not None:
-                _draw(folder / f"{entry.file}.png", *entry.example)
+            _draw(folder / f"{entry.file}.png", *entry.example)
     for file in folder.iterdir():
         if file.name not in wanted:
             file.unlink()
@@ -61,14 +65,43 @@ def _registered(name: str) -> Entry:
     path = public_path(cls)
     title = path.removeprefix("spattn.patterns.")
     text = [f"Registered as ``{name}``.", "", f".. autoclass:: {path}", ""]
-    return Entry(f"pattern-{name}", title, text, inspect.getsource(cls.allows), patterns.example(name))
+    return Entry(f"pattern-{name}", title, _use(cls), text, _definition(cls), cls.example(), cls.typical())
+
+
+def _use(cls: type) -> str:
+    """When to use a pattern: the paragraph after the first line of its docstring."""
+    paragraphs = (inspect.getdoc(cls) or "").split("\n\n")
+    told = len(paragraphs) > 1 and not paragraphs[1].startswith("Parameters\n")
+    return " ".join(paragraphs[1].split()) if told else ""
+
+
+def _definition(cls: type) -> str:
+    """The class's own methods that decide what is allowed: ``allows``, or what its family's ``bind`` asks for."""
+    own, wanted, found = _own_methods(cls), ["allows", "bind"], []
+    while wanted:
+        name = wanted.pop(0)
+        method = own.get(name) or getattr(cls, name, None)
+        if name in found or not callable(method):
+            continue
+        found.append(name)
+        tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
+        used = (node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+        wanted += [name for name in used if name in own and not hasattr(patterns.Pattern, name)]
+    shown = (inspect.getsource(own[name]) for name in found if name in own and name != "bind")
+    return "\n\n".join(textwrap.dedent(source).strip() for source in shown)
+
+
+def _own_methods(cls: type) -> dict:
+    """Functions that stand in the class itself, also those behind properties."""
+    behind = {n: getattr(x, "fget", None) or getattr(x, "function", None) or x for n, x in vars(cls).items()}
+    return {name: x for name, x in behind.items() if inspect.isfunction(x) and inspect.getsourcefile(x) != "<string>"}
 
 
 def _composition(name: str, known: tuple[patterns.Pattern, int]) -> Entry:
     pattern, length = known
     text = ["A composition:", "", ".. code-block:: text", "", f"   {_shortened(pattern)}", ""]
     file = "composition-" + re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
-    return Entry(file, name, text, None, (pattern, length, length))
+    return Entry(file, name, "", text, None, known, known)
 
 
 def public_path(cls: type) -> str:
@@ -86,53 +119,48 @@ def _shortened(pattern) -> str:
 
 def _page(entry: Entry) -> str:
     lines = [f".. _{entry.file}:", "", entry.title, "=" * len(entry.title), ""]
-    if entry.example is not None:
-        lines += _picture(entry)
-    lines += entry.text
+    lines += [*_picture(entry), *entry.text]
     if entry.definition is not None:
         source = textwrap.dedent(entry.definition).splitlines()
         lines += ["Definition", "-" * 10, "", ".. code-block:: python", "", *(f"   {line}" for line in source), ""]
-    if entry.example is not None:
-        lines += _planned(*entry.example)
+    lines += _planned(*entry.typical)
     return "\n".join(lines) + "\n"
 
 
 def _picture(entry: Entry) -> list[str]:
-    pattern, q_len, kv_len = entry.example
-    index_set, heads = pattern.index_set(q_len, kv_len), _heads_drawn(pattern)
+    pattern, length = entry.example
+    index_set, heads = pattern.index_set(length, length), _heads_drawn(pattern)
     width = 400 if heads == 1 else 700
-    lengths = f"{q_len} × {kv_len} tokens"
+    lengths = f"{length} × {length} tokens"
     lines = [f".. figure:: {entry.file}.png", f"   :alt: {entry.title} at {lengths}", f"   :width: {width}px", ""]
     counts = f"{index_set.nnz} pairs{' in head 0' if heads > 1 else ''}, density {index_set.density:.3g}"
     return [*lines, f"   ``{_shortened(pattern)}`` at {lengths}: {counts}.", ""]
 
 
-def _planned(pattern, q_len: int, kv_len: int) -> list[str]:
+def _planned(pattern, length: int) -> list[str]:
     """The plan and where its closed forms come from."""
-    plan = spattn.plan(pattern, q_len, kv_len, batch=max(1, pattern.sizes()[0]))
+    plan = spattn.plan(pattern, length, batch=max(1, pattern.sizes()[0]))
     cls, base = type(pattern), patterns.Pattern
     runs = "given in closed form" if cls.runs is not base.runs else "found from the predicate"
-    views = "in contiguous tiles" if _whole(pattern, q_len, kv_len) else "in views of its own"
+    views = "in contiguous tiles" if _whole(pattern, length) else "in views of its own"
     told = textwrap.wrap(" ".join(repr(plan).split()), 76)
+    small = ["At so few tokens most of a tile is empty: efficiency grows with length."] if length < _SMALL else []
     return [
-        "Plan", "-" * 4, "", ".. code-block:: text", "", *(f"   {line}" for line in told), "",
-        f"The index set is {runs}; planned {views}.",
-        "At so few tokens most of a tile is empty: efficiency grows with length.", "",
+        "Plan", "-" * 4, "", f"Of ``{_shortened(pattern)}`` at {length} × {length} tokens:", "",
+        ".. code-block:: text", "", *(f"   {line}" for line in told), "",
+        f"The index set is {runs}; planned {views}.", *small, "",
     ]  # fmt: skip
 
 
-def _whole(pattern, q_len: int, kv_len: int) -> bool:
+def _whole(pattern, length: int) -> bool:
     variants, _ = pattern.variants(*(max(1, size) for size in pattern.sizes()))
-    parts = [part for own in variants for part in own.bind(q_len, kv_len).parts(q_len, kv_len)]
+    parts = [part for own in variants for part in own.bind(length, length).parts(length, length)]
     return all(part.query is None and part.key is None for part in parts)
 
 
 def _overview(entries: list[Entry]) -> str:
     lines = [".. container:: pattern-grid", ""]
     for entry in entries:
-        if entry.example is None:
-            lines += [f"   :doc:`{entry.title} <generated/{entry.file}>`", ""]
-            continue
         lines += [
             f"   .. figure:: /{FOLDER.as_posix()}/{entry.file}.png", f"      :target: generated/{entry.file}.html",
             f"      :alt: {entry.title}", "", f"      :doc:`{entry.title} <generated/{entry.file}>`", "",
@@ -141,15 +169,24 @@ def _overview(entries: list[Entry]) -> str:
     return "\n".join(lines + toctree)
 
 
+def _uses(entries: list[Entry]) -> str:
+    """A table of what each pattern is for."""
+    lines = [".. list-table::", "   :widths: 25 75", ""]
+    for entry in entries:
+        if entry.use:
+            lines += [f"   * - :doc:`{entry.title} <generated/{entry.file}>`", f"     - {entry.use}"]
+    return "\n".join(lines) + "\n"
+
+
 def _heads_drawn(pattern) -> int:
     return min(max(1, pattern.sizes()[1]), MOST_HEADS)
 
 
-def _draw(path: Path, pattern, q_len: int, kv_len: int) -> None:
+def _draw(path: Path, pattern, length: int) -> None:
     heads = _heads_drawn(pattern)
     figure, axes = plt.subplots(1, heads, figsize=(4.5 * heads, 4.5), layout="constrained", squeeze=False)
     for head, ax in enumerate(axes[0]):
-        patterns.draw(pattern, q_len, kv_len, ax=ax, head=head, title=f"head {head}" if heads > 1 else None)
+        patterns.draw(pattern, length, ax=ax, head=head, title=f"head {head}" if heads > 1 else None)
     figure.savefig(path, dpi=100, facecolor="white")
     plt.close(figure)
 

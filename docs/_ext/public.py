@@ -7,7 +7,10 @@ import inspect
 import shutil
 from pathlib import Path
 
-from spattn.patterns import Pattern
+from gallery import public_path
+
+from spattn.patterns import Pattern, names
+from spattn.patterns._registry import pattern_class
 
 FOLDER = Path("api") / "generated"
 SECTIONS = (
@@ -32,6 +35,21 @@ def write_reference(app, config) -> None:
         lines = [title, "=" * len(title), "", text, "", ".. autosummary::", "   :toctree:", ""]
         lines += [f"   ~{module}.{name}" for name in public_names(module)]
         (folder / f"section-{module}.rst").write_text("\n".join(lines) + "\n")
+    (folder / "index.inc").write_text("\n".join(overview()) + "\n")
+
+
+def overview() -> list[str]:
+    """Every public name with its summary, linked to its page; pattern classes to theirs in the gallery."""
+    lines = []
+    for module, title, _ in SECTIONS:
+        public = [f"~{module}.{name}" for name in public_names(module)]
+        lines += [f":doc:`{title} <generated/section-{module}>`", "", *summaries(public)]
+    classes = sorted(public_path(pattern_class(name)) for name in names())
+    return [*lines, ":doc:`Pattern classes </gallery/index>`", "", *summaries([f"~{path}" for path in classes])]
+
+
+def summaries(names: list[str]) -> list[str]:
+    return [".. autosummary::", "", *(f"   {name}" for name in names), ""]
 
 
 def public_names(module: str) -> list[str]:

@@ -1,13 +1,28 @@
 """spattn: exact sparse attention on CPU and GPU, at a cost that follows the allowed (query, key) pairs."""
 
+from typing import TYPE_CHECKING
+
 from . import patterns
 from ._api import attention, attention_backward, plan
 from ._backends import available_backends
 from ._errors import BackendUnavailable
-from ._versions import show_versions
 from .plan import Plan, PlanCacheInfo, clear_plan_cache, plan_cache_info
 
 __all__ = [
-    "BackendUnavailable", "Plan", "PlanCacheInfo", "attention", "attention_backward", "available_backends",
-    "clear_plan_cache", "patterns", "plan", "plan_cache_info", "show_versions",
+    "BackendUnavailable", "Plan", "PlanCacheInfo", "__version__", "attention", "attention_backward",
+    "available_backends", "clear_plan_cache", "patterns", "plan", "plan_cache_info", "show_versions",
 ]  # fmt: skip
+
+if TYPE_CHECKING:
+    from ._versions import show_versions
+
+    __version__: str
+
+
+def __getattr__(name: str) -> object:
+    """What few programs ask for, and what reads the installed packages' metadata, which takes long to import."""
+    if name not in ("__version__", "show_versions"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import _versions
+
+    return _versions.version() if name == "__version__" else _versions.show_versions

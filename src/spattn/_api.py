@@ -235,7 +235,9 @@ def plan(
 
     Notes
     -----
-    Costs O(q_len + kv_len + tiles), never q_len × kv_len, for patterns whose ``allows`` uses operators and ufuncs. A
+    Costs O(q_len + kv_len + tiles) where ``allows`` can be followed on whole tiles: integers that depend on the query
+    or the key alone always can, and what depends on both if it is made of sums, differences, comparisons, extrema,
+    absolute values and ``//`` and ``%`` by constants. Otherwise q_len × kv_len cells are evaluated, with a warning. A
     plan that is too large is refused before its tiles are listed, from the tiles that are known to be in it.
 
     Examples

@@ -85,7 +85,7 @@ def why_unavailable(name: str) -> str | None:
     try:
         module = _module(name)
     except ImportError as error:
-        return f"{error}; reinstall spattn with its compiled core"
+        return f"{error}; build spattn with its compiled core: pip install . in a clone of its repository"
     return module.unavailable()
 
 

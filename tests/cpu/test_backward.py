@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_limits
 
 import spattn
 from spattn import cpu, patterns, plan, reference
-from spattn.patterns._gallery import example
+from spattn.patterns import example
 from spattn.testing import (
     DTYPES,
     LAYOUTS,

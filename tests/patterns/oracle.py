@@ -25,7 +25,8 @@ def sliding_window(x, q, k, n):
 
 
 def dilated_window(x, q, k, n):
-    return any(k == q + x.dilation * t for t in range(-x.left, x.right + 1))
+    steps, rest = divmod(k - q, x.dilation)
+    return rest == 0 and -x.left <= steps <= x.right
 
 
 def is_token(tokens, position):
@@ -69,9 +70,9 @@ def longformer(x, q, k, n):
 def floyd(generator, candidates: int, size: int) -> set[int]:
     """A sample of numbers below `candidates`, by Floyd's algorithm on the generator's raw words."""
     chosen: set[int] = set()
-    words = generator.random_raw(size)
     size = min(size, candidates)
-    for word, last in zip(words.tolist(), range(candidates - size, candidates), strict=False):
+    words = generator.random_raw(size)
+    for word, last in zip(words.tolist(), range(candidates - size, candidates), strict=True):
         number = word % (last + 1)
         chosen.add(last if number in chosen else number)
     return chosen
@@ -170,7 +171,7 @@ def deepspeed_variable(x, r, c, n):
     owner, window = [], 0
     while len(owner) < n:
         size = x.local_window_blocks[min(window, len(x.local_window_blocks) - 1)]
-        owner += [window] * size
+        owner += [window] * min(size, n)
         window += 1
     if owner[r] == owner[c] and earlier(x, r, c):
         return True
@@ -194,9 +195,9 @@ def deepspeed_bigbird(x, r, c, n):
 
 def deepspeed_bslongformer(x, r, c, n):
     ends = x.global_block_end_indices or [g + 1 for g in x.global_block_indices]
-    tokens = {b for start, end in zip(x.global_block_indices, ends, strict=True) for b in range(start, end)}
+    tokens = [range(start, end) for start, end in zip(x.global_block_indices, ends, strict=True)]
     near = abs(r - c) <= x.num_sliding_window_blocks // 2
-    return earlier(x, r, c) and (near or r in tokens or c in tokens)
+    return earlier(x, r, c) and (near or any(r in block or c in block for block in tokens))
 
 
 def deepspeed_local(x, r, c, n):

@@ -4,12 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from spattn import patterns as p
+from spattn.testing.strategies import Draw, cases, sizes
 
-from . import cases, oracle
+from . import oracle
 
 SETTINGS = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -68,24 +69,47 @@ def check_runs(pattern, q_len, kv_len):
         assert not keys or (min(keys) >= 0 and max(keys) < kv_len)
 
 
-@pytest.mark.parametrize("name", cases.NAMES)
+@st.composite
+def of_one_head(draw, name):
+    """(pattern of one batch entry and head, q_len, kv_len)"""
+    pattern, drawn = draw(cases(name, max_len=40, min_len=0))
+    batch, head = (draw(st.integers(0, (own or 4) - 1)) for own in pattern.sizes())
+    return pattern.at(batch, head), drawn.q_len, drawn.kv_len
+
+
+@pytest.mark.parametrize("name", sorted(cls.name for cls in oracle.RULES))
 @SETTINGS
 @given(data=st.data())
 def test_definition(name, data):
-    pattern, q_len, kv_len = data.draw(cases.of(name))
+    pattern, q_len, kv_len = data.draw(of_one_head(name))
     check(pattern, q_len, kv_len, oracle.mask(pattern, q_len, kv_len))
+
+
+@pytest.mark.parametrize("name", p.names())
+@SETTINGS
+@given(data=st.data())
+def test_hints_agree(name, data):
+    pattern, q_len, kv_len = data.draw(of_one_head(name))
+    check(pattern, q_len, kv_len, predicate(pattern.bind(q_len, kv_len), q_len, kv_len))
     check_runs(pattern, q_len, kv_len)
     again = p.from_dict(json.loads(json.dumps(pattern.to_dict())))
     assert again == pattern
     assert hash(again) == hash(pattern)
 
 
-def composed(depth, kv_len):
-    leaf = st.one_of(*cases.ANY_LENGTHS.values(), cases.documents(kv_len))
-    leaf = leaf.map(lambda x: (x, lambda *cell: oracle.allowed(x, *cell)))
+@st.composite
+def with_a_rule(draw, drawn):
+    """(pattern of one head, its rule)"""
+    pattern = Draw(draw).pattern(drawn).at(0, 0)
+    assume(type(pattern) in oracle.RULES)
+    return pattern, lambda *cell: oracle.allowed(pattern, *cell)
+
+
+def composed(depth, drawn):
+    leaf = with_a_rule(drawn)
     if depth == 0:
         return leaf
-    inner = composed(depth - 1, kv_len)
+    inner = composed(depth - 1, drawn)
     return st.one_of(
         leaf,
         st.tuples(inner, inner).map(lambda x: (x[0][0] & x[1][0], lambda *c: x[0][1](*c) and x[1][1](*c))),
@@ -96,24 +120,23 @@ def composed(depth, kv_len):
 
 
 @settings(SETTINGS, max_examples=80)
-@given(cases.lengths().flatmap(lambda both: st.tuples(composed(2, both[1]), st.just(both))))
-def test_composition(drawn):
-    (pattern, rule), (q_len, kv_len) = drawn
+@given(st.data())
+def test_composition(data):
+    drawn = data.draw(sizes(max_len=40, max_batch=1, max_heads=1, min_len=0))
+    (pattern, rule), q_len, kv_len = data.draw(composed(2, drawn)), drawn.q_len, drawn.kv_len
     cells = [[rule(i, j, q_len, kv_len) for j in range(kv_len)] for i in range(q_len)]
     check(pattern, q_len, kv_len, np.array(cells, dtype=bool).reshape(q_len, kv_len))
     assert p.from_dict(json.loads(json.dumps(pattern.to_dict()))) == pattern
 
 
-def test_every_registered_pattern_has_a_case_and_an_example():
-    ours = {n for n in p.names() if p.get.__module__.split(".")[0] in p._base.pattern_class(n).__module__}
-    assert ours - {"per_head"} == set(cases.NAMES)
-    for name in ours:
-        pattern, q_len, kv_len = p.example(name)
-        assert p.get(name, **{k: v for k, v in vars(pattern).items() if not k.startswith("_")}) == pattern
-        bound = pattern.at(0, 0).bind(q_len, kv_len)
-        rows = pattern.index_set(q_len, kv_len)
-        assert np.array_equal(rows.to_dense(), predicate(bound, q_len, kv_len))
-        assert name in ("full", "deepspeed_dense") or 0 < rows.density < 1
+@pytest.mark.parametrize("name", p.names())
+def test_example(name):
+    pattern, q_len, kv_len = p.example(name)
+    assert p.get(name, **{k: v for k, v in vars(pattern).items() if not k.startswith("_")}) == pattern
+    bound = pattern.at(0, 0).bind(q_len, kv_len)
+    rows = pattern.index_set(q_len, kv_len)
+    assert np.array_equal(rows.to_dense(), predicate(bound, q_len, kv_len))
+    assert name in ("full", "deepspeed_dense") or 0 < rows.density < 1
 
 
 @pytest.mark.parametrize("name", sorted(p.gallery()))
@@ -128,11 +151,11 @@ def test_python_integers():
         assert all(bool(pattern.allows(i, j)) == dense[i, j] for i in range(12) for j in range(12))
 
 
-@pytest.mark.parametrize("name", [n for n in cases.NAMES if n in cases.ANY_LENGTHS])
+@pytest.mark.parametrize("name", p.names())
 @settings(SETTINGS, max_examples=10)
 @given(data=st.data())
 def test_translation_invariance_is_true(name, data):
-    pattern, q_len, kv_len = data.draw(cases.of(name))
+    pattern = data.draw(of_one_head(name))[0]
     if pattern.translation_invariant:
         q, k = np.arange(20)[:, None], np.arange(20)[None, :]
         assert all(np.array_equal(pattern.allows(q, k), pattern.allows(q + t, k + t)) for t in (-7, 1, 5, 100))

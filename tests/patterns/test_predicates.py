@@ -12,7 +12,7 @@ import spattn
 from spattn import patterns as p
 from spattn.patterns import _discover
 from spattn.plan._symbolic import _combine
-from spattn.testing import inputs
+from spattn.testing import check_plan, inputs
 
 
 def mine(allows):
@@ -69,6 +69,30 @@ def test_errors_of_a_predicate_are_its_own():
         with warnings.catch_warnings(), pytest.raises(TypeError, match="^my own words"):
             warnings.simplefilter("error")
             use(mine(allows))
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("allows", [
+    lambda q, k: k <= q and q - 9 <= k, lambda q, k: not k <= q, lambda q, k: (k if k <= q else q) == 3,
+    lambda q, k: min(q, k) == 3,
+])  # fmt: skip
+def test_single_truth_values_are_refused_in_words(use, allows):
+    with warnings.catch_warnings(), pytest.raises(TypeError, match=r"^allows\(\): expected &, \| and ~.* got 'and'"):
+        warnings.simplefilter("error")
+        USES[use](mine(allows))
+
+
+@pytest.mark.parametrize("allows", [
+    lambda q, k: (q - k).clip(0, 5) == 3, lambda q, k: np.clip(q - k, None, 5) == 3,
+    lambda q, k: q.clip(30) - 7 <= k.clip(max=60), lambda q, k: np.clip(k, 3, 90) <= q,
+])  # fmt: skip
+def test_clipped_positions_are_planned_without_a_warning(allows):
+    pattern = mine(allows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = spattn.plan(pattern, 400, tile=(16, 64))
+    check_plan(made, [pattern.index_set(400, 400)])
+    assert 0 < made.nnz < 400 * 400
 
 
 def test_predicate_that_tiles_cannot_follow_is_planned_with_a_warning():

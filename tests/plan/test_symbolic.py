@@ -30,6 +30,8 @@ RULES = {
     "far": lambda q, k: np.abs(q - k) > 9,
     "minimum": lambda q, k: np.minimum(q - k, 4) == 4,
     "maximum": lambda q, k: np.maximum(q - k, k - q) <= 4,
+    "clip": lambda q, k: (q - k).clip(-3, 4) == 4,
+    "clip of one side": lambda q, k: np.clip(q, 20, None) - 9 <= k.clip(max=60),
     "and": lambda q, k: (q - k <= 9) & (k - q <= 9),
     "or": lambda q, k: (q - k > 9) | (k - q > 9),
     "not": lambda q, k: ~((q >= k) & (q - k < 5)),

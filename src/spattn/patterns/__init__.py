@@ -1,12 +1,16 @@
 """Patterns: what is allowed. Every class here is registered by name; see :func:`get` and :func:`names`."""
 
+from typing import TYPE_CHECKING
+
 from . import deepspeed
-from ._base import Lattice, Part, Pattern
-from ._draw import draw
-from ._gallery import a_shape, chunked_causal, example, gallery, shared_prefix, tri_shape
+from ._codec import from_dict
+from ._content import ByContent
+from ._gallery import a_shape, chunked_causal, gallery, shared_prefix, tri_shape
+from ._lattice import Lattice, Part
+from ._parameters import Range
+from ._pattern import Pattern
 from ._predicate import apply, member
-from ._registry import get, names, register
-from ._serial import from_dict
+from ._registry import example, get, names, register
 from .arrays import BlockLayout, ColumnIntervals, KeyBlocks, Mask
 from .basic import BlockLocal, Causal, Columns, DilatedWindow, Full, Sinks, SlidingWindow, Stride
 from .bigbird import BigBird
@@ -20,9 +24,21 @@ from .tokens import GlobalTokens
 from .vertical_slash import VerticalSlash
 
 __all__ = [
-    "Axial", "BigBird", "BlockLayout", "BlockLocal", "Causal", "ColumnIntervals", "Columns", "DilatedWindow",
-    "Documents", "Fixed", "Full", "GlobalTokens", "KeyBlocks", "Lattice", "Longformer", "Mask", "Neighborhood", "Part",
-    "Pattern", "PerHead", "PrefixLM", "Sinks", "SlidingWindow", "Stride", "Strided", "VerticalSlash", "Windowed",
-    "a_shape", "apply", "chunked_causal", "deepspeed", "draw", "example", "from_dict", "gallery", "get", "member",
-    "names", "register", "shared_prefix", "tri_shape",
-]
+    "Axial", "BigBird", "BlockLayout", "BlockLocal", "ByContent", "Causal", "ColumnIntervals", "Columns",
+    "DilatedWindow", "Documents", "Fixed", "Full", "GlobalTokens", "KeyBlocks", "Lattice", "Longformer", "Mask",
+    "Neighborhood", "Part", "Pattern", "PerHead", "PrefixLM", "Range", "Sinks", "SlidingWindow", "Stride", "Strided",
+    "VerticalSlash", "Windowed", "a_shape", "apply", "chunked_causal", "deepspeed", "draw", "example", "from_dict",
+    "gallery", "get", "member", "names", "register", "shared_prefix", "tri_shape",
+]  # fmt: skip
+
+if TYPE_CHECKING:
+    from ._draw import draw
+
+
+def __getattr__(name: str) -> object:
+    """What makes pictures is imported when somebody draws."""
+    if name != "draw":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ._draw import draw
+
+    return draw

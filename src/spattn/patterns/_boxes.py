@@ -10,8 +10,8 @@ import numpy as np
 
 from .._index_checks import LONGEST
 from ..index_set import Runs
-from ._base import Pattern
 from ._check import integer, integers
+from ._pattern import Pattern
 
 __all__ = ["GridPattern", "box_runs", "coordinates", "lengths", "row_major"]
 
@@ -21,6 +21,17 @@ class GridPattern(Pattern):
     """A pattern of a grid of tokens: it suits as many keys as fill the grid."""
 
     grid: int | tuple[int, ...]
+    fixes_lengths = True
+
+    @staticmethod
+    def random_grid(draw, sizes):
+        """A grid of one to three axes of at most kv_len tokens, and the sizes that fit it; q_len mostly all of it."""
+        axes = draw.integer(1, 3)
+        longest = 2 * int(sizes.kv_len ** (1 / axes))
+        shape: tuple[int, ...] = ()
+        for _ in range(axes):
+            shape += (draw.integer(1, min(longest, sizes.kv_len // math.prod(shape))),)
+        return shape, draw.fitted(sizes, math.prod(shape))
 
     def bind(self, q_len, kv_len):
         tokens = math.prod(self.grid)

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 import numpy as np
 
-from ._base import Pattern
-from ._check import assign, choice, integer, integers, reach
+from ._check import reach
+from ._parameters import Positive, Word
+from ._pattern import Pattern
 from ._random import draw_ranks
 from .arrays import BlockLayout
 
-__all__ = ["LayoutPattern", "check_ranges", "global_ranges", "random_layout", "window_layout"]
+__all__ = ["LayoutPattern", "check_ranges", "global_ranges", "random_layout", "random_ranges", "window_layout"]
 
 
 class LayoutPattern(Pattern):
     """Shared by the configurations: a boolean layout over blocks once the sequence length is known."""
 
-    block: int
-    head: int | None = None
+    block: Positive
+    head: Word | None = None
+    fixes_lengths = True
+
+    @staticmethod
+    def random_blocks(draw, sizes):
+        """Tokens of a block, how many blocks, and sizes of so many whole blocks."""
+        block = draw.integer(1, min(24, sizes.kv_len))
+        blocks = draw.integer(1, sizes.kv_len // block)
+        return block, blocks, draw.fitted(sizes, block * blocks)
+
+    @classmethod
+    def typical(cls):
+        return cls(), 4096
 
     def layout(self, n: int) -> np.ndarray:
         """The layout of `n` blocks, an (n, n) bool array."""
@@ -30,16 +43,6 @@ class LayoutPattern(Pattern):
     def allows(self, q, k):
         missing = ".bind(q_len, kv_len)" if self.sizes()[1] else ".at(batch, head)"
         raise ValueError(f"deepspeed.{type(self).__name__}: its layout depends on the lengths; use {missing}")
-
-    def _checked(self, **fields) -> None:
-        """Sets the fields that configurations have in common, and `fields`."""
-        if hasattr(self, "attention"):
-            fields["attention"] = choice("attention", self.attention, ("bidirectional", "unidirectional"))
-        if hasattr(self, "seed"):
-            fields["seed"] = integer("seed", self.seed, 0, 2**64 - 1)
-        if self.head is not None:
-            fields["head"] = integer("head", self.head, 0, 2**64 - 1)
-        assign(self, block=integer("block", self.block, 1), **fields)
 
     def _earlier(self, layout: np.ndarray) -> np.ndarray:
         """The layout, cut to the query's own and earlier blocks when unidirectional."""
@@ -67,14 +70,20 @@ def global_ranges(first: tuple[int, ...], end: tuple[int, ...] | None) -> list[t
     return list(zip(first, end or (g + 1 for g in first), strict=True))
 
 
-def check_ranges(first, end) -> dict:
-    first = integers("global_block_indices", first, 0)
+def check_ranges(first: tuple[int, ...], end: tuple[int, ...] | None) -> None:
+    """ValueError unless each range of global blocks that has an end ends after its start."""
     if end is None:
-        return {"global_block_indices": first}
-    end = integers("global_block_end_indices", end, 0)
+        return
     if len(end) != len(first):
         raise ValueError(f"global_block_end_indices: expected {len(first)} (one per global block), got {len(end)}")
     for a, b in zip(first, end, strict=True):
         if a >= b:
             raise ValueError(f"global_block_end_indices: expected an end beyond {a}, got {b}")
-    return {"global_block_indices": first, "global_block_end_indices": end}
+
+
+def random_ranges(draw, blocks: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Global block indices and, half the time, the ends of disjoint ranges that start there."""
+    if draw.flag():
+        return tuple(sorted(set(draw.positions(blocks + 1, 3)))), None
+    cuts = sorted(set(draw.positions(blocks + 2, 4)))
+    return tuple(cuts[0 : len(cuts) // 2 * 2 : 2]), tuple(cuts[1 : len(cuts) // 2 * 2 : 2])

@@ -10,7 +10,7 @@ from ..index_set import AffineRows, Runs
 from ._predicate import allowed
 
 if TYPE_CHECKING:
-    from ._base import Pattern
+    from ._pattern import Pattern
 
 __all__ = ["discover", "pair_count"]
 

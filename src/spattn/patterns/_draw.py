@@ -8,7 +8,7 @@ import numpy as np
 
 from .._ragged import ramp
 from ..index_set import AffineRows
-from ._base import Pattern
+from ._pattern import Pattern
 
 __all__ = ["density_map", "draw"]
 

@@ -1,15 +1,14 @@
-"""Compositions that people know by name, and a small example of every pattern."""
+"""Compositions that people know by name."""
 
 from __future__ import annotations
 
-from ._base import Pattern
 from ._check import integer, integers
-from ._registry import pattern_class
+from ._pattern import Pattern
 from .basic import BlockLocal, Causal, Sinks, SlidingWindow
 from .documents import Documents
 from .tokens import GlobalTokens
 
-__all__ = ["a_shape", "chunked_causal", "example", "gallery", "shared_prefix", "tri_shape"]
+__all__ = ["a_shape", "chunked_causal", "gallery", "shared_prefix", "tri_shape"]
 
 
 def chunked_causal(chunk: int) -> Pattern:
@@ -142,22 +141,3 @@ def gallery() -> dict[str, tuple[Pattern, int]]:
         "Mistral sliding_window=6": (SlidingWindow(6 - 1, 0), 32),
         "attention-gym sliding window 6": (SlidingWindow(6, 0), 32),
     }
-
-
-def example(name: str) -> tuple[Pattern, int, int] | None:
-    """A small instance of a registered pattern and lengths that suit it.
-
-    Parameters
-    ----------
-    name : str
-        One of :func:`names`.
-
-    Returns
-    -------
-    (pattern, q_len, kv_len), or None when the class has no ``example()`` classmethod that returns (pattern, length).
-    """
-    make = getattr(pattern_class(name), "example", None)
-    if make is None:
-        return None
-    pattern, length = make()
-    return pattern, length, length

@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from ._base import Pattern
+    from ._pattern import Pattern
 
-__all__ = ["allowed", "apply", "member"]
+__all__ = ["NO_TRUTH_VALUE", "allowed", "apply", "member"]
+
+NO_TRUTH_VALUE = (
+    "allows(): expected &, | and ~, np.minimum and np.maximum of arrays of positions, got 'and', 'or', 'not', 'if', "
+    "min() or max(), which ask an array for a single truth value"
+)
+_NO_TRUTH = "truth value of an array"  # how NumPy begins to say so
 
 
 def allowed(pattern: Pattern, q: Any, k: Any) -> Any:
@@ -25,7 +31,12 @@ def allowed(pattern: Pattern, q: Any, k: Any) -> Any:
     -------
     bool, bool array that broadcasts to the shape of `q` and `k`, or the planner's symbolic truth value
     """
-    result = pattern.allows(q, k)
+    try:
+        result = pattern.allows(q, k)
+    except ValueError as error:
+        if _NO_TRUTH in str(error):
+            raise TypeError(NO_TRUTH_VALUE) from error
+        raise
     if isinstance(result, (bool, np.bool_)) or getattr(result, "is_truth", False):
         return result
     if not isinstance(result, np.ndarray) or isinstance(result, np.ma.MaskedArray) or result.dtype != bool:

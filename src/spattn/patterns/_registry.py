@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from ._base import Pattern
+    from ._pattern import Pattern
 
-__all__ = ["OPERATORS", "get", "names", "pattern_class", "register"]
+__all__ = ["DEEPEST", "OPERATORS", "example", "get", "names", "pattern_class", "register"]
 
 PatternClass = TypeVar("PatternClass", bound="type[Pattern]")
 
+DEEPEST = 64  # how deep patterns nest: they are walked by recursion
 OPERATORS: dict[str, type] = {}  # "&", "|" and "~": how a pattern finds what it is joined by, which are patterns too
 _REGISTRY: dict[str, type[Pattern]] = {}
 
@@ -58,8 +59,16 @@ def names() -> list[str]:
 def pattern_class(name: str) -> type[Pattern]:
     """The class registered under `name`."""
     if not isinstance(name, str) or name not in _REGISTRY:
-        raise ValueError(f"pattern: expected one of {', '.join(names())}; got {name!r}")
+        raise ValueError(f"pattern: expected one of {', '.join(names())}; got {name!r}{_meant(name)}")
     return _REGISTRY[name]
+
+
+def _meant(name: object) -> str:
+    """The registered name that is most like an unknown one, as the end of a message."""
+    import difflib  # only where a name is wrong
+
+    close = difflib.get_close_matches(str(name), names(), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def get(name: str, **params: Any) -> Pattern:
@@ -84,3 +93,22 @@ def get(name: str, **params: Any) -> Pattern:
         If a parameter is missing or unknown.
     """
     return pattern_class(name)(**params)
+
+
+def example(name: str) -> tuple[Pattern, int, int]:
+    """A small instance of a registered pattern and lengths that suit it.
+
+    Parameters
+    ----------
+    name : str
+        One of :func:`names`.
+
+    Returns
+    -------
+    pattern : Pattern
+        From the class's :meth:`Pattern.example`.
+    q_len, kv_len : int
+        Lengths in tokens, which are equal.
+    """
+    pattern, length = pattern_class(name).example()
+    return pattern, length, length

@@ -1,70 +1,18 @@
-"""Look-ups by query and key at once, and patterns whose fields are arrays."""
+"""Look-ups by query and key at once."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 
 import numpy as np
 
 from .._cached import cached_property
-from .._frozen import frozen
-from .._index_checks import integer_array, plain_array
-from ..arrays import NUMPY, kind_of, to_host
+from ._content import ByContent, frozen_array
 
-__all__ = ["BlockTable", "ByContent", "frozen_array"]
+__all__ = ["BlockTable"]
 
 _EXACT_CELLS = 1 << 24  # the integral images of larger tables are made of coarser cells
 _COARSE = 64
-
-
-def frozen_array(name: str, value, dtype, ndims: tuple[int, ...]) -> np.ndarray:
-    """A copy of an array of any framework that nobody can change, C-contiguous; its elements are copied unless nobody
-    can change them.
-
-    Raises
-    ------
-    TypeError
-        If `value` is a masked array or has another kind of dtype: bool for `dtype` bool, integers otherwise.
-    ValueError
-        If its number of axes is not among `ndims`, or a number does not fit into `dtype`.
-    """
-    value = value if kind_of(value) in (None, NUMPY) else to_host(value)
-    array = plain_array(name, value) if dtype is bool else integer_array(name, value, dtype)
-    if dtype is bool and array.dtype != bool:
-        raise TypeError(f"{name}: expected an array of dtype bool, got {array.dtype}")
-    if array.ndim not in ndims:
-        raise ValueError(f"{name}: expected {' or '.join(f'{n}-D' for n in ndims)}, got shape {array.shape}")
-    return frozen(array)
-
-
-class ByContent:
-    """Equality, hash and repr of dataclasses with array fields (``@dataclass(frozen=True, eq=False, repr=False)``)."""
-
-    @cached_property
-    def _digest(self) -> bytes:
-        digest = hashlib.blake2b(digest_size=16)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, np.ndarray):
-                digest.update(f"{field.name}:{value.dtype.str}{value.shape}".encode())
-                digest.update(value.data if value.size else b"")
-            else:
-                digest.update(f"{field.name}={value!r};".encode())
-        return digest.digest()
-
-    def __eq__(self, other):
-        return self._digest == other._digest if type(other) is type(self) else NotImplemented
-
-    def __hash__(self):
-        return hash((type(self).__qualname__, self._digest))
-
-    def __repr__(self):
-        def show(value):
-            return f"<{value.dtype} {value.shape}>" if isinstance(value, np.ndarray) else repr(value)
-
-        fields = ", ".join(f"{f.name}={show(getattr(self, f.name))}" for f in dataclasses.fields(self))
-        return f"{type(self).__name__}({fields})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

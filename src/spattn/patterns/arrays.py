@@ -11,11 +11,12 @@ import numpy as np
 from .._cached import cached_property
 from .._ragged import ramp
 from ..index_set import Runs
-from ._base import Pattern
 from ._check import assign, flag, integer, reach
+from ._content import ByContent, frozen_array
+from ._pattern import Pattern
 from ._predicate import apply
 from ._registry import register
-from ._table import BlockTable, ByContent, frozen_array
+from ._table import BlockTable
 
 __all__ = ["BlockLayout", "ColumnIntervals", "KeyBlocks", "Mask"]
 
@@ -24,6 +25,11 @@ class _ArrayPattern(ByContent, Pattern):
     """Shared by the patterns whose array fields have the axes ``([[batch,] heads,] *own)``."""
 
     own_axes: ClassVar[int] = 2
+
+    @staticmethod
+    def _leading(draw, sizes, heads: int) -> tuple[int, ...]:
+        """Random leading axes: none, heads, or batch and heads, each also of size 1."""
+        return draw.choice([(), (1,), (heads,), (1, heads), (sizes.batch, 1), (sizes.batch, heads)])
 
     def _arrays(self) -> dict[str, np.ndarray]:
         fields = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
@@ -66,6 +72,8 @@ class _ArrayPattern(ByContent, Pattern):
 class Mask(_ArrayPattern):
     """The pairs that a boolean array allows.
 
+    For whatever comes as an array, at lengths where a byte a pair fits into memory.
+
     Parameters
     ----------
     mask : bool array (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len)
@@ -103,6 +111,15 @@ class Mask(_ArrayPattern):
         i, j = np.ogrid[:32, :32]
         return cls((i * i + j * j) % 7 < 3), 32
 
+    @classmethod
+    def typical(cls):
+        i, j = np.ogrid[:512, :512]
+        return cls((i + j) % 192 < 64), 512
+
+    @classmethod
+    def random(cls, draw, sizes):
+        return cls(draw.flags((*cls._leading(draw, sizes, sizes.heads_q), sizes.q_len, sizes.kv_len))), sizes
+
 
 def check_blocks(name: str, what: str, got: int, length: int, block: int) -> None:
     """ValueError unless `got` blocks cover `length` tokens with none to spare."""
@@ -128,6 +145,8 @@ def block_runs(table: np.ndarray, a: np.ndarray, block: int, kv_len: int) -> Run
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockLayout(_ArrayPattern):
     """The pairs whose blocks are set in a layout: ``layout[p // block, j // block]``.
+
+    For layouts that are computed or learned block by block.
 
     Parameters
     ----------
@@ -175,11 +194,24 @@ class BlockLayout(_ArrayPattern):
         a, b = np.ogrid[:8, :8]
         return cls((a + 2 * b) % 5 < 2, 4), 32
 
+    @classmethod
+    def typical(cls):
+        a, b = np.ogrid[:64, :64]
+        return cls((a + 2 * b) % 5 < 2, 64), 4096
+
+    @classmethod
+    def random(cls, draw, sizes):
+        block = draw.size(1, sizes.kv_len + 3)
+        blocks = -(-sizes.kv_len // block)
+        return cls(draw.flags((*cls._leading(draw, sizes, sizes.heads_q), blocks, blocks)), block), sizes
+
 
 @register("key_blocks")
 @dataclass(frozen=True, eq=False, repr=False)
 class KeyBlocks(_ArrayPattern):
     """Lists of key blocks for each block of queries, as top-k selection makes them.
+
+    For selections of the most relevant blocks, another one for each block of queries.
 
     Parameters
     ----------
@@ -247,11 +279,24 @@ class KeyBlocks(_ArrayPattern):
     def example(cls):
         return cls(np.array([[0, -1], [1, 0], [2, 0], [1, 3]]), 8, 8), 32
 
+    @classmethod
+    def typical(cls):
+        return cls(np.maximum(np.arange(64)[:, None] - 5 * np.arange(4), -1), 64, 64), 4096
+
+    @classmethod
+    def random(cls, draw, sizes):
+        block_q, block_kv = (draw.size(1, sizes.kv_len + 3) for _ in range(2))
+        rows, blocks = -(-sizes.kv_len // block_q), -(-sizes.kv_len // block_kv)
+        shape = (*cls._leading(draw, sizes, sizes.heads_kv), rows, draw.integer(0, 5))
+        return cls(draw.integers(shape, -1, blocks - 1), block_q, block_kv), sizes
+
 
 @register("column_intervals")
 @dataclass(frozen=True, eq=False, repr=False)
 class ColumnIntervals(_ArrayPattern):
     """Every query but one or two intervals of them for each key.
+
+    For masks described key by key, in memory that grows with the length alone.
 
     Parameters
     ----------
@@ -315,3 +360,13 @@ class ColumnIntervals(_ArrayPattern):
     def example(cls):
         key = np.arange(32)
         return cls((key // 8 + 1) * 8, np.where(key % 8 == 0, 0, 32), causal=True), 32
+
+    @classmethod
+    def typical(cls):
+        key = np.arange(4096)
+        return cls((key // 512 + 1) * 512, np.full(4096, 4096), causal=True), 4096
+
+    @classmethod
+    def random(cls, draw, sizes):
+        shape = draw.choice([2, 4]), *cls._leading(draw, sizes, sizes.heads_q), sizes.kv_len
+        return cls(*draw.integers(shape, -2, sizes.kv_len + 2), causal=draw.flag()), sizes

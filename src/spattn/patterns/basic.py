@@ -8,9 +8,10 @@ from typing import Literal
 import numpy as np
 
 from ..index_set import Runs
-from ._base import Part, Pattern
 from ._check import REACH, assign, integer, reach
-from ._lattices import column_lattices, residue_parts
+from ._lattice import Part, column_lattices, residue_parts
+from ._parameters import Count, Positive
+from ._pattern import Pattern
 from ._registry import register
 
 __all__ = ["BlockLocal", "Causal", "Columns", "DilatedWindow", "Full", "Sinks", "SlidingWindow", "Stride"]
@@ -24,7 +25,10 @@ def always(positions):
 @register("full")
 @dataclass(frozen=True)
 class Full(Pattern):
-    """Every key: dense attention."""
+    """Every key: dense attention.
+
+    For short sequences, and as the dense baseline of a comparison.
+    """
 
     translation_invariant = True
 
@@ -34,15 +38,14 @@ class Full(Pattern):
     def runs(self, q, kv_len):
         return Runs.span(np.zeros_like(q), kv_len, kv_len)
 
-    @classmethod
-    def example(cls):
-        return cls(), 32
-
 
 @register("causal")
 @dataclass(frozen=True)
 class Causal(Pattern):
-    """The query's own key and every key before it."""
+    """The query's own key and every key before it.
+
+    For language models that generate; others become causal by it: ``Causal() & BlockLocal(512)``.
+    """
 
     translation_invariant = True
 
@@ -52,15 +55,13 @@ class Causal(Pattern):
     def runs(self, q, kv_len):
         return Runs.span(np.zeros_like(q), q + 1, kv_len)
 
-    @classmethod
-    def example(cls):
-        return cls(), 32
-
 
 @register("sliding_window")
 @dataclass(frozen=True)
 class SlidingWindow(Pattern):
     """Keys at most `left` tokens before and at most `right` tokens after the query.
+
+    For long sequences whose tokens depend mostly on near ones, as in the local layers of language models.
 
     Parameters
     ----------
@@ -95,14 +96,14 @@ class SlidingWindow(Pattern):
            [0, 1, 1, 1]])
     """
 
-    left: int | None
-    right: int | None | Literal["left"] = "left"
+    left: Count | None
+    right: Count | None | Literal["left"] = "left"
     translation_invariant = True
 
     def __post_init__(self):
-        left = None if self.left is None else integer("left", self.left, 0)
-        right = left if self.right == "left" else self.right
-        assign(self, left=left, right=None if right is None else integer("right", right, 0))
+        super().__post_init__()
+        if self.right == "left":
+            assign(self, right=self.left)
 
     def allows(self, q, k):
         if self.left is None and self.right is None:
@@ -116,14 +117,16 @@ class SlidingWindow(Pattern):
         return Runs.span(start, kv_len if self.right is None else q + reach(self.right) + 1, kv_len)
 
     @classmethod
-    def example(cls):
-        return cls(4), 32
+    def typical(cls):
+        return cls(256), 16384
 
 
 @register("dilated_window")
 @dataclass(frozen=True)
 class DilatedWindow(Pattern):
     """Every `dilation`-th key around the query: ``j = p + dilation * t, -left <= t <= right``.
+
+    For a wider view at the cost of a plain window, where some of the near context can be left out.
 
     Parameters
     ----------
@@ -146,15 +149,15 @@ class DilatedWindow(Pattern):
     Beltagy, Peters, Cohan. Longformer. arXiv:2004.05150, §3.1.
     """
 
-    left: int
-    right: int | Literal["left"] = "left"
-    dilation: int = 1
+    left: Count
+    right: Count | Literal["left"] = "left"
+    dilation: Positive = 1
     translation_invariant = True
 
     def __post_init__(self):
-        left = integer("left", self.left, 0)
-        right = left if self.right == "left" else integer("right", self.right, 0)
-        assign(self, left=left, right=right, dilation=integer("dilation", self.dilation, 1))
+        super().__post_init__()
+        if self.right == "left":
+            assign(self, right=self.left)
 
     def spans(self) -> tuple[int, int, int]:
         """Tokens from the query back to its first key, on to its last, and from one key to the next."""
@@ -177,11 +180,17 @@ class DilatedWindow(Pattern):
     def example(cls):
         return cls(3, dilation=3), 32
 
+    @classmethod
+    def typical(cls):
+        return cls(256, dilation=4), 16384
+
 
 @register("block_local")
 @dataclass(frozen=True)
 class BlockLocal(Pattern):
     """Keys of the query's own block of `block` tokens.
+
+    For inputs that come in chunks of equal length, none of which needs another.
 
     Parameters
     ----------
@@ -196,10 +205,7 @@ class BlockLocal(Pattern):
         If it is less than 1.
     """
 
-    block: int
-
-    def __post_init__(self):
-        assign(self, block=integer("block", self.block, 1))
+    block: Positive
 
     def allows(self, q, k):
         block = reach(self.block)
@@ -214,11 +220,17 @@ class BlockLocal(Pattern):
     def example(cls):
         return cls(8), 32
 
+    @classmethod
+    def typical(cls):
+        return cls(512), 16384
+
 
 @register("sinks")
 @dataclass(frozen=True)
 class Sinks(Pattern):
     """The first `count` keys.
+
+    For streaming generation together with a window: trained models rely on the first tokens.
 
     Parameters
     ----------
@@ -241,10 +253,7 @@ class Sinks(Pattern):
     Xiao, Tian, Chen, Han, Lewis. Efficient Streaming Language Models with Attention Sinks. arXiv:2309.17453.
     """
 
-    count: int
-
-    def __post_init__(self):
-        assign(self, count=integer("count", self.count, 0))
+    count: Count
 
     def allows(self, q, k):
         return always(q) & (k < reach(self.count))
@@ -252,15 +261,13 @@ class Sinks(Pattern):
     def runs(self, q, kv_len):
         return Runs.span(np.zeros_like(q), reach(self.count), kv_len)
 
-    @classmethod
-    def example(cls):
-        return cls(4), 32
-
 
 @register("stride")
 @dataclass(frozen=True)
 class Stride(Pattern):
     """Keys at a distance of `offset` modulo `stride`: ``(p - j) % stride == offset``.
+
+    For series with a known period, and as the far part of factorised attention.
 
     Parameters
     ----------
@@ -277,13 +284,13 @@ class Stride(Pattern):
         If `stride` is less than 1, or `offset` not in ``[0, stride)``.
     """
 
-    stride: int
-    offset: int = 0
+    stride: Positive
+    offset: Count = 0
     translation_invariant = True
 
     def __post_init__(self):
-        stride = integer("stride", self.stride, 1)
-        assign(self, stride=stride, offset=integer("offset", self.offset, 0, stride - 1))
+        super().__post_init__()
+        integer("offset", self.offset, 0, self.stride - 1)
 
     def _within_reach(self) -> tuple[int, int]:
         """Stride and offset; of a stride out of reach only the keys `offset` before or ``stride - offset`` after."""
@@ -303,14 +310,22 @@ class Stride(Pattern):
         return (Part(self),) if self.stride == 1 else residue_parts(self, *self._within_reach(), q_len, kv_len)
 
     @classmethod
-    def example(cls):
-        return cls(4), 32
+    def random(cls, draw, sizes):
+        stride = draw.size(1, sizes.kv_len + 2)
+        near_the_end = stride - 1 - draw.integer(0, min(stride - 1, sizes.kv_len))
+        return cls(stride, draw.choice([draw.integer(0, stride - 1), near_the_end])), sizes
+
+    @classmethod
+    def typical(cls):
+        return cls(128), 16384
 
 
 @register("columns")
 @dataclass(frozen=True)
 class Columns(Pattern):
     """Keys in the columns ``[start, stop)`` of every `period` keys: ``start <= j % period < stop``.
+
+    For summary tokens that stand at fixed places of every period.
 
     Parameters
     ----------
@@ -327,14 +342,14 @@ class Columns(Pattern):
         If `period` is less than 1, or `start` and `stop` are not as above.
     """
 
-    period: int
-    start: int
-    stop: int
+    period: Positive
+    start: Count
+    stop: Positive
 
     def __post_init__(self):
-        period = integer("period", self.period, 1)
-        start = integer("start", self.start, 0, period - 1)
-        assign(self, period=period, start=start, stop=integer("stop", self.stop, start + 1, period))
+        super().__post_init__()
+        integer("start", self.start, 0, self.period - 1)
+        integer("stop", self.stop, self.start + 1, self.period)
 
     def _within_reach(self) -> tuple[int, int, int]:
         return reach(self.period), reach(self.start), reach(self.stop)
@@ -353,6 +368,16 @@ class Columns(Pattern):
     @classmethod
     def example(cls):
         return cls(8, 5, 8), 32
+
+    @classmethod
+    def typical(cls):
+        return cls(128, 120, 128), 16384
+
+    @classmethod
+    def random(cls, draw, sizes):
+        period = draw.size(1, sizes.kv_len + 2)
+        start = draw.integer(0, period - 1)
+        return cls(period, start, draw.integer(start + 1, period)), sizes
 
 
 def column_runs(period: int, start: int, stop: int, end: np.ndarray, kv_len: int) -> Runs:

@@ -8,8 +8,9 @@ import numpy as np
 
 from .._cached import cached_property
 from ..index_set import Runs
-from ._base import Pattern
-from ._check import assign, flag, integer, reach
+from ._check import reach
+from ._parameters import Count, Positive, Word
+from ._pattern import Pattern
 from ._random import draw_ranks
 from ._registry import register
 from ._table import BlockTable
@@ -21,6 +22,8 @@ __all__ = ["BigBird"]
 @dataclass(frozen=True)
 class BigBird(Pattern):
     """Window, global and random blocks (the paper's internal transformer construction).
+
+    For long documents where random links should keep any two tokens a few layers apart.
 
     Parameters
     ----------
@@ -58,22 +61,13 @@ class BigBird(Pattern):
     Zaheer et al. Big Bird: Transformers for Longer Sequences. arXiv:2007.14062.
     """
 
-    block: int
-    window_blocks: int = 3
-    global_blocks: int = 1
-    random_blocks: int = 3
-    seed: int = 0
+    block: Positive
+    window_blocks: Positive = 3
+    global_blocks: Count = 1
+    random_blocks: Count = 3
+    seed: Word = 0
     causal: bool = False
-    head: int | None = None
-
-    def __post_init__(self):
-        assign(
-            self, block=integer("block", self.block, 1), window_blocks=integer("window_blocks", self.window_blocks, 1),
-            global_blocks=integer("global_blocks", self.global_blocks, 0),
-            random_blocks=integer("random_blocks", self.random_blocks, 0),
-            seed=integer("seed", self.seed, 0, 2**64 - 1), causal=flag("causal", self.causal),
-            head=None if self.head is None else integer("head", self.head, 0, 2**64 - 1),
-        )
+    head: Word | None = None
 
     def sizes(self):
         return 1, 0 if self.random_blocks and self.head is None else 1
@@ -142,6 +136,17 @@ class BigBird(Pattern):
     @classmethod
     def example(cls):
         return cls(4, random_blocks=2), 64
+
+    @classmethod
+    def typical(cls):
+        return cls(64), 4096
+
+    @classmethod
+    def random(cls, draw, sizes):
+        block, window = draw.size(1, max(2, sizes.kv_len // 4)), draw.size(1, 5)
+        blocks = draw.size(0, 2), draw.size(0, 4)  # more random ones take long to draw
+        rest = (draw.value(cls, name, sizes) for name in ("seed", "causal", "head"))
+        return cls(block, window, *blocks, *rest), sizes
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..index_set import Runs
-from ._base import Lattice, Part, Pattern
-from ._check import assign, integer, reach
-from ._lattices import residue_parts
+from ._check import integer, reach
+from ._lattice import Lattice, Part, residue_parts
+from ._parameters import Positive
+from ._pattern import Pattern
 from ._registry import register
 from .basic import BlockLocal, Causal, Columns, SlidingWindow, Stride, column_runs
 
@@ -18,6 +19,8 @@ __all__ = ["Fixed", "Strided"]
 @dataclass(frozen=True)
 class Strided(Pattern):
     """The last `stride` keys and every `stride`-th key before them.
+
+    For data with a regular period, such as images read row by row, and music.
 
     Parameters
     ----------
@@ -40,11 +43,8 @@ class Strided(Pattern):
     Child, Gray, Radford, Sutskever. Generating Long Sequences with Sparse Transformers. arXiv:1904.10509, §4.2.
     """
 
-    stride: int
+    stride: Positive
     translation_invariant = True
-
-    def __post_init__(self):
-        assign(self, stride=integer("stride", self.stride, 1))
 
     def allows(self, q, k):
         s = reach(self.stride)
@@ -65,11 +65,17 @@ class Strided(Pattern):
     def example(cls):
         return cls(6), 36
 
+    @classmethod
+    def typical(cls):
+        return cls(128), 16384
+
 
 @register("fixed")
 @dataclass(frozen=True)
 class Fixed(Pattern):
     """The query's own block and the last `summary` keys of every block before it.
+
+    For text and other data without a period, where the last tokens of a block can stand for it.
 
     Parameters
     ----------
@@ -94,12 +100,12 @@ class Fixed(Pattern):
     Child, Gray, Radford, Sutskever. Generating Long Sequences with Sparse Transformers. arXiv:1904.10509, §4.2.
     """
 
-    block: int
-    summary: int
+    block: Positive
+    summary: Positive
 
     def __post_init__(self):
-        block = integer("block", self.block, 1)
-        assign(self, block=block, summary=integer("summary", self.summary, 1, block))
+        super().__post_init__()
+        integer("summary", self.summary, 1, self.block)
 
     def allows(self, q, k):
         block, start = self._within_reach()
@@ -133,3 +139,12 @@ class Fixed(Pattern):
     @classmethod
     def example(cls):
         return cls(8, 2), 32
+
+    @classmethod
+    def typical(cls):
+        return cls(128, 8), 16384
+
+    @classmethod
+    def random(cls, draw, sizes):
+        block = draw.size(1, sizes.kv_len + 3)
+        return cls(block, draw.integer(1, block)), sizes

@@ -12,20 +12,33 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
-from ._check import flag, integer, integers, reach
-from ._deepspeed import LayoutPattern, check_ranges, global_ranges, random_layout, window_layout
+from ._check import reach
+from ._deepspeed import (
+    LayoutPattern,
+    check_ranges,
+    global_ranges,
+    random_layout,
+    random_ranges,
+    window_layout,
+)
+from ._parameters import Count, Positive, Word
 from ._registry import register
 
 __all__ = ["BSLongformer", "BigBird", "Dense", "Fixed", "LocalSlidingWindow", "Variable"]
+
+Direction = Literal["bidirectional", "unidirectional"]
 
 
 @register("deepspeed_dense")
 @dataclass(frozen=True)
 class Dense(LayoutPattern):
     """All blocks.
+
+    For models configured with DeepSpeed's ``DenseSparsityConfig``.
 
     Parameters
     ----------
@@ -40,10 +53,7 @@ class Dense(LayoutPattern):
         If `block` is less than 1; from :meth:`bind`, if `kv_len` is not a multiple of `block`.
     """
 
-    block: int = 16
-
-    def __post_init__(self):
-        self._checked()
+    block: Positive = 16
 
     def layout(self, n):
         return np.ones((n, n), dtype=bool)
@@ -52,11 +62,18 @@ class Dense(LayoutPattern):
     def example(cls):
         return cls(8), 64
 
+    @classmethod
+    def random(cls, draw, sizes):
+        block, _, sizes = cls.random_blocks(draw, sizes)
+        return cls(block), sizes
+
 
 @register("deepspeed_fixed")
 @dataclass(frozen=True)
 class Fixed(LayoutPattern):
     """Local windows of blocks and, as global columns, the last blocks of each.
+
+    For models configured with DeepSpeed's ``FixedSparsityConfig``.
 
     Parameters
     ----------
@@ -84,26 +101,20 @@ class Fixed(LayoutPattern):
         ``num_local_blocks / num_global_blocks``; from :meth:`bind`, if `kv_len` is not a multiple of `block`.
     """
 
-    block: int = 16
-    num_local_blocks: int = 4
-    num_global_blocks: int = 1
-    attention: str = "bidirectional"
+    block: Positive = 16
+    num_local_blocks: Positive = 4
+    num_global_blocks: Positive = 1
+    attention: Direction = "bidirectional"
     horizontal_global_attention: bool = False
-    num_different_global_patterns: int = 1
-    head: int | None = None
+    num_different_global_patterns: Positive = 1
+    head: Word | None = None
 
     def __post_init__(self):
-        local = integer("num_local_blocks", self.num_local_blocks, 1)
-        width = integer("num_global_blocks", self.num_global_blocks, 1)
-        horizontal = flag("horizontal_global_attention", self.horizontal_global_attention)
-        versions = integer("num_different_global_patterns", self.num_different_global_patterns, 1)
+        super().__post_init__()
+        local, width, versions = self.num_local_blocks, self.num_global_blocks, self.num_different_global_patterns
         if local % width:
             raise ValueError(f"num_global_blocks: expected a divisor of {local} (num_local_blocks), got {width}")
-        self._checked(
-            num_local_blocks=local, num_global_blocks=width, horizontal_global_attention=horizontal,
-            num_different_global_patterns=versions,
-        )
-        if horizontal and self.attention == "unidirectional":
+        if self.horizontal_global_attention and self.attention == "unidirectional":
             raise ValueError("horizontal_global_attention: expected False with unidirectional attention, got True")
         if versions > local // width:
             raise ValueError(f"num_different_global_patterns: expected at most {local // width}, got {versions}")
@@ -133,11 +144,21 @@ class Fixed(LayoutPattern):
     def example(cls):
         return cls(4, attention="unidirectional"), 64
 
+    @classmethod
+    def random(cls, draw, sizes):
+        block, _, sizes = cls.random_blocks(draw, sizes)
+        width, times = draw.size(1, 3), draw.size(1, 4)
+        attention = draw.value(cls, "attention", sizes)
+        horizontal = attention == "bidirectional" and draw.flag()
+        return cls(block, width * times, width, attention, horizontal, draw.integer(1, times)), sizes
+
 
 @register("deepspeed_variable")
 @dataclass(frozen=True)
 class Variable(LayoutPattern):
     """Local windows of listed sizes, chosen global blocks and random blocks.
+
+    For models configured with DeepSpeed's ``VariableSparsityConfig``.
 
     Parameters
     ----------
@@ -168,26 +189,21 @@ class Variable(LayoutPattern):
         `attention` is neither of the two; from :meth:`bind`, if `kv_len` is not a multiple of `block`.
     """
 
-    block: int = 16
-    num_random_blocks: int = 0
-    local_window_blocks: tuple[int, ...] = (4,)
-    global_block_indices: tuple[int, ...] = (0,)
-    global_block_end_indices: tuple[int, ...] | None = None
-    attention: str = "bidirectional"
+    block: Positive = 16
+    num_random_blocks: Count = 0
+    local_window_blocks: tuple[Positive, ...] = (4,)
+    global_block_indices: tuple[Count, ...] = (0,)
+    global_block_end_indices: tuple[Count, ...] | None = None
+    attention: Direction = "bidirectional"
     horizontal_global_attention: bool = False
-    seed: int = 0
-    head: int | None = None
+    seed: Word = 0
+    head: Word | None = None
 
     def __post_init__(self):
-        windows = integers("local_window_blocks", self.local_window_blocks, 1)
-        if not windows:
+        super().__post_init__()
+        if not self.local_window_blocks:
             raise ValueError("local_window_blocks: expected at least one window, got ()")
-        horizontal = flag("horizontal_global_attention", self.horizontal_global_attention)
-        self._checked(
-            num_random_blocks=integer("num_random_blocks", self.num_random_blocks, 0), local_window_blocks=windows,
-            horizontal_global_attention=horizontal,
-            **check_ranges(self.global_block_indices, self.global_block_end_indices),
-        )
+        check_ranges(self.global_block_indices, self.global_block_end_indices)
 
     def sizes(self):
         return 1, 0 if self.num_random_blocks and self.head is None else 1
@@ -213,11 +229,22 @@ class Variable(LayoutPattern):
     def example(cls):
         return cls(4, local_window_blocks=(2, 4), global_block_indices=(0, 7)), 64
 
+    @classmethod
+    def random(cls, draw, sizes):
+        block, blocks, sizes = cls.random_blocks(draw, sizes)
+        windows = tuple(draw.size(1, 5) for _ in range(draw.integer(1, 4)))
+        fixed = windows, *random_ranges(draw, blocks)
+        rest = ("attention", "horizontal_global_attention", "seed", "head")
+        drawn = (draw.value(cls, name, sizes) for name in rest)
+        return cls(block, draw.size(0, min(3, blocks)), *fixed, *drawn), sizes
+
 
 @register("deepspeed_bigbird")
 @dataclass(frozen=True)
 class BigBird(LayoutPattern):
     """Window, global and random blocks.
+
+    For models configured with DeepSpeed's ``BigBirdSparsityConfig``.
 
     Parameters
     ----------
@@ -244,20 +271,13 @@ class BigBird(LayoutPattern):
         multiple of `block`.
     """
 
-    block: int = 16
-    num_random_blocks: int = 1
-    num_sliding_window_blocks: int = 3
-    num_global_blocks: int = 1
-    attention: str = "bidirectional"
-    seed: int = 0
-    head: int | None = None
-
-    def __post_init__(self):
-        self._checked(
-            num_random_blocks=integer("num_random_blocks", self.num_random_blocks, 0),
-            num_sliding_window_blocks=integer("num_sliding_window_blocks", self.num_sliding_window_blocks, 1),
-            num_global_blocks=integer("num_global_blocks", self.num_global_blocks, 0),
-        )
+    block: Positive = 16
+    num_random_blocks: Count = 1
+    num_sliding_window_blocks: Positive = 3
+    num_global_blocks: Count = 1
+    attention: Direction = "bidirectional"
+    seed: Word = 0
+    head: Word | None = None
 
     def sizes(self):
         return 1, 0 if self.num_random_blocks and self.head is None else 1
@@ -278,11 +298,19 @@ class BigBird(LayoutPattern):
     def example(cls):
         return cls(4), 64
 
+    @classmethod
+    def random(cls, draw, sizes):
+        block, blocks, sizes = cls.random_blocks(draw, sizes)
+        numbers = draw.size(0, min(3, blocks)), draw.size(1, 5), draw.size(0, 2)
+        return cls(block, *numbers, *(draw.value(cls, name, sizes) for name in ("attention", "seed", "head"))), sizes
+
 
 @register("deepspeed_bslongformer")
 @dataclass(frozen=True)
 class BSLongformer(LayoutPattern):
     """Window and chosen global blocks.
+
+    For models configured with DeepSpeed's ``BSLongformerSparsityConfig``.
 
     Parameters
     ----------
@@ -305,17 +333,15 @@ class BSLongformer(LayoutPattern):
         from :meth:`bind`, if `kv_len` is not a multiple of `block`.
     """
 
-    block: int = 16
-    num_sliding_window_blocks: int = 3
-    global_block_indices: tuple[int, ...] = (0,)
-    global_block_end_indices: tuple[int, ...] | None = None
-    attention: str = "bidirectional"
+    block: Positive = 16
+    num_sliding_window_blocks: Positive = 3
+    global_block_indices: tuple[Count, ...] = (0,)
+    global_block_end_indices: tuple[Count, ...] | None = None
+    attention: Direction = "bidirectional"
 
     def __post_init__(self):
-        self._checked(
-            num_sliding_window_blocks=integer("num_sliding_window_blocks", self.num_sliding_window_blocks, 1),
-            **check_ranges(self.global_block_indices, self.global_block_end_indices),
-        )
+        super().__post_init__()
+        check_ranges(self.global_block_indices, self.global_block_end_indices)
 
     def layout(self, n):
         layout = window_layout(n, self.num_sliding_window_blocks // 2)
@@ -328,11 +354,19 @@ class BSLongformer(LayoutPattern):
     def example(cls):
         return cls(4, global_block_indices=(0, 9)), 64
 
+    @classmethod
+    def random(cls, draw, sizes):
+        block, blocks, sizes = cls.random_blocks(draw, sizes)
+        ranges = random_ranges(draw, blocks)
+        return cls(block, draw.size(1, 5), *ranges, draw.value(cls, "attention", sizes)), sizes
+
 
 @register("deepspeed_local_sliding_window")
 @dataclass(frozen=True)
 class LocalSlidingWindow(LayoutPattern):
     """A window of blocks.
+
+    For models configured with DeepSpeed's ``LocalSlidingWindowSparsityConfig``.
 
     Parameters
     ----------
@@ -352,14 +386,9 @@ class LocalSlidingWindow(LayoutPattern):
         multiple of `block`.
     """
 
-    block: int = 16
-    num_sliding_window_blocks: int = 3
-    attention: str = "unidirectional"
-
-    def __post_init__(self):
-        self._checked(
-            num_sliding_window_blocks=integer("num_sliding_window_blocks", self.num_sliding_window_blocks, 1)
-        )
+    block: Positive = 16
+    num_sliding_window_blocks: Positive = 3
+    attention: Direction = "unidirectional"
 
     def layout(self, n):
         return self._earlier(window_layout(n, self.num_sliding_window_blocks // 2))
@@ -367,3 +396,8 @@ class LocalSlidingWindow(LayoutPattern):
     @classmethod
     def example(cls):
         return cls(4), 64
+
+    @classmethod
+    def random(cls, draw, sizes):
+        block, _, sizes = cls.random_blocks(draw, sizes)
+        return cls(block, draw.size(1, 7), draw.value(cls, "attention", sizes)), sizes

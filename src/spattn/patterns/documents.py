@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import reprlib
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from .._index_checks import LONGEST
 from ..index_set import Runs
-from ._base import Pattern
 from ._check import assign, integer, integers, reach
+from ._content import frozen_array
+from ._parameters import Count
+from ._pattern import Pattern
 from ._predicate import apply
 from ._registry import register
-from ._table import frozen_array
 
 __all__ = ["Documents", "PrefixLM"]
 
@@ -43,6 +44,9 @@ def check_document_lengths(lengths) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class Documents(Pattern):
     """Keys of the query's own document, for documents packed one after another.
+
+    For several documents packed into one sequence, none of which may see another; mostly as ``Causal() &
+    Documents(...)``.
 
     Parameters
     ----------
@@ -151,11 +155,27 @@ class Documents(Pattern):
     def example(cls):
         return cls((10, 4, 14)), 32
 
+    @classmethod
+    def typical(cls):
+        return cls((1500, 700, 1200, 696)), 4096
+
+    @classmethod
+    def random(cls, draw, sizes):
+        def entry():
+            """Those that fit; the longest first where they would look like cumulative lengths."""
+            lengths = [draw.integer(0, max(1, sizes.kv_len // 2)) for _ in range(draw.integer(0, 6))]
+            fitting = [n for n, end in zip(lengths, accumulate(lengths), strict=True) if end <= sizes.kv_len]
+            return tuple(reversed(fitting)) if fitting == sorted(fitting) else tuple(fitting)
+
+        return cls(tuple(entry() for _ in range(sizes.batch)) if draw.flag() else entry()), sizes
+
 
 @register("prefix_lm")
 @dataclass(frozen=True)
 class PrefixLM(Pattern):
     """A prefix that everybody sees, then causal: ``j < prefix or j <= p``.
+
+    For models that read their input in both directions and then generate.
 
     Parameters
     ----------
@@ -175,14 +195,12 @@ class PrefixLM(Pattern):
     Raffel et al. T5. arXiv:1910.10683, §3.2.1.
     """
 
-    prefix: int | tuple[int, ...]
+    prefix: Count | tuple[Count, ...]
 
     def __post_init__(self):
-        per_batch = hasattr(self.prefix, "__iter__")
-        prefix = integers("prefix", self.prefix, 0) if per_batch else integer("prefix", self.prefix, 0)
-        if prefix == ():
+        super().__post_init__()
+        if self.prefix == ():
             raise ValueError("prefix: expected at least one batch entry, got ()")
-        assign(self, prefix=prefix)
 
     def sizes(self):
         return (len(self.prefix) if isinstance(self.prefix, tuple) else 1), 1
@@ -208,3 +226,14 @@ class PrefixLM(Pattern):
     @classmethod
     def example(cls):
         return cls(8), 32
+
+    @classmethod
+    def typical(cls):
+        return cls(1024), 4096
+
+    @classmethod
+    def random(cls, draw, sizes):
+        def entry():
+            return draw.size(0, sizes.kv_len + 2)
+
+        return cls(tuple(entry() for _ in range(sizes.batch)) if draw.flag() else entry()), sizes

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..index_set import Runs
-from ._base import Lattice, Part
 from ._boxes import GridPattern, box_runs, coordinates, lengths, row_major
 from ._check import assign, integer, per_axis
+from ._lattice import Lattice, Part
 from ._registry import register
 
 __all__ = ["Axial", "Windowed"]
@@ -29,6 +29,8 @@ def grid_shape(grid) -> tuple[int, ...]:
 @dataclass(frozen=True)
 class Axial(GridPattern):
     """Keys that share every coordinate but one with the query.
+
+    For images and volumes, with another axis in each layer or head.
 
     Parameters
     ----------
@@ -84,11 +86,22 @@ class Axial(GridPattern):
     def example(cls):
         return cls((6, 6), 0), 36
 
+    @classmethod
+    def typical(cls):
+        return cls((64, 64), 0), 4096
+
+    @classmethod
+    def random(cls, draw, sizes):
+        shape, sizes = cls.random_grid(draw, sizes)
+        return cls(shape, draw.integer(-len(shape), len(shape) - 1)), sizes
+
 
 @register("windowed")
 @dataclass(frozen=True)
 class Windowed(GridPattern):
     """Keys of the query's own window of a grid, after a cyclic shift of the windows.
+
+    For hierarchical vision models, whose layers with and without a shift take turns.
 
     Parameters
     ----------
@@ -171,3 +184,14 @@ class Windowed(GridPattern):
     @classmethod
     def example(cls):
         return cls((8, 8), 4, 2), 64
+
+    @classmethod
+    def typical(cls):
+        return cls((64, 64), 8, 4), 4096
+
+    @classmethod
+    def random(cls, draw, sizes):
+        shape, sizes = cls.random_grid(draw, sizes)
+        window = [draw.integer(1, n) for n in shape]
+        shift = [draw.integer(0, w - 1) for w in window]
+        return cls(shape, draw.one_or_each(window), draw.one_or_each(shift)), sizes

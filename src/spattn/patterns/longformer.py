@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..index_set import Runs
-from ._base import Pattern
 from ._check import assign, integer
+from ._parameters import Count, Positive
+from ._pattern import Pattern
 from ._registry import register
 from .basic import DilatedWindow
 from .tokens import GlobalTokens, token_groups, token_set
@@ -20,6 +21,8 @@ __all__ = ["Longformer"]
 @dataclass(frozen=True)
 class Longformer(Pattern):
     """A (dilated) window around each query and global tokens.
+
+    For long documents with a few tokens that must see everything, as in classification and question answering.
 
     Parameters
     ----------
@@ -44,17 +47,15 @@ class Longformer(Pattern):
     """
 
     window: int
-    dilation: int = 1
-    global_tokens: int | tuple[int, ...] = ()
+    dilation: Positive = 1
+    global_tokens: Count | tuple[Count, ...] = ()
 
     def __post_init__(self):
         window = integer("window", self.window)
         if window < 2 or window % 2:
             raise ValueError(f"window: expected an even number >= 2, got {window}")
-        assign(
-            self, window=window, dilation=integer("dilation", self.dilation, 1),
-            global_tokens=token_set("global_tokens", self.global_tokens),
-        )
+        super().__post_init__()
+        assign(self, window=window, global_tokens=token_set(self.global_tokens))
 
     def _composition(self) -> Pattern:
         window = DilatedWindow(self.window // 2, self.window // 2, self.dilation)
@@ -80,3 +81,12 @@ class Longformer(Pattern):
     @classmethod
     def example(cls):
         return cls(8, global_tokens=(0, 1)), 32
+
+    @classmethod
+    def typical(cls):
+        return cls(512, global_tokens=16), 16384
+
+    @classmethod
+    def random(cls, draw, sizes):
+        side, dilation = draw.size(1, sizes.kv_len // 2), draw.size(1, sizes.kv_len // 4)
+        return cls(2 * side, dilation, draw.value(cls, "global_tokens", sizes)), sizes

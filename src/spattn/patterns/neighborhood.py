@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ._base import Lattice, Part
 from ._boxes import GridPattern, box_runs, coordinates, lengths, row_major
 from ._check import assign, flag, per_axis
+from ._lattice import Lattice, Part
 from ._registry import register
 
 __all__ = ["Neighborhood"]
@@ -19,6 +19,8 @@ __all__ = ["Neighborhood"]
 @dataclass(frozen=True)
 class Neighborhood(GridPattern):
     """The `kernel` nearest keys on each axis of a grid of tokens; the window shifts at the edges.
+
+    For images and volumes where every token needs a whole neighbourhood, at the edges too.
 
     Parameters
     ----------
@@ -127,3 +129,16 @@ class Neighborhood(GridPattern):
     @classmethod
     def example(cls):
         return cls((8, 8), 5), 64
+
+    @classmethod
+    def typical(cls):
+        return cls((128, 128), 13), 16384
+
+    @classmethod
+    def random(cls, draw, sizes):
+        shape, sizes = cls.random_grid(draw, sizes)
+        dilation = [draw.integer(1, max(1, n // 3)) for n in shape]
+        kernel = [draw.integer(1, n // d) for n, d in zip(shape, dilation, strict=True)]
+        step = [draw.integer(1, w) for w in kernel]
+        ahead = [draw.flag() for _ in shape]
+        return cls(shape, *map(draw.one_or_each, (kernel, dilation, step, ahead))), sizes

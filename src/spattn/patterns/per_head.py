@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ._base import Pattern
 from ._check import assign, integer
-from ._compose import nesting
+from ._composition import nesting
+from ._pattern import Pattern
 from ._registry import register
 
 __all__ = ["PerHead"]
@@ -16,6 +16,8 @@ __all__ = ["PerHead"]
 @dataclass(frozen=True)
 class PerHead(Pattern):
     """Head h attends as the h-th pattern says.
+
+    For models with local heads beside global ones.
 
     Parameters
     ----------
@@ -82,3 +84,15 @@ class PerHead(Pattern):
         from .basic import Causal, SlidingWindow
 
         return cls((Causal(), SlidingWindow(4, 0))), 32
+
+    @classmethod
+    def typical(cls):
+        from .basic import Causal, SlidingWindow
+
+        return cls((Causal(), SlidingWindow(511, 0))), 4096
+
+    @classmethod
+    def random(cls, draw, sizes):
+        heads = draw.choice([n for n in range(1, sizes.heads_q + 1) if sizes.heads_q % n == 0])
+        own = sizes._replace(heads_q=1, heads_kv=1)
+        return cls(tuple(draw.pattern(own) for _ in range(heads))), sizes

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..index_set import AffineRows, Runs
-from ._base import Lattice, Part, Pattern
-from ._check import REACH, assign, flag, integer, integers, reach
+from ._check import REACH, assign, reach
+from ._lattice import Lattice, Part
+from ._parameters import Count
+from ._pattern import Pattern
 from ._predicate import member
 from ._registry import register
 from .basic import always
@@ -16,11 +18,9 @@ from .basic import always
 __all__ = ["GlobalTokens"]
 
 
-def token_set(name: str, tokens) -> int | tuple[int, ...]:
+def token_set(tokens: int | tuple[int, ...]) -> int | tuple[int, ...]:
     """A count (the first so many positions) as it is; positions sorted and without repeats."""
-    if hasattr(tokens, "__iter__"):
-        return tuple(sorted(set(integers(name, tokens, 0))))
-    return integer(name, tokens, 0)
+    return tokens if isinstance(tokens, int) else tuple(sorted(set(tokens)))
 
 
 def position_table(positions: tuple[int, ...]) -> np.ndarray:
@@ -43,6 +43,8 @@ def token_groups(tokens: int | tuple[int, ...], kv_len: int) -> tuple[np.ndarray
 class GlobalTokens(Pattern):
     """Tokens that attend to every key and that every query attends to.
 
+    For classification or question tokens that gather from a long sequence and inform all of it.
+
     Parameters
     ----------
     tokens : int or tuple of int
@@ -64,15 +66,13 @@ class GlobalTokens(Pattern):
     Ainslie et al. ETC. arXiv:2004.08483. Beltagy, Peters, Cohan. Longformer. arXiv:2004.05150, §3.1.
     """
 
-    tokens: int | tuple[int, ...]
+    tokens: Count | tuple[Count, ...]
     queries: bool = True
     keys: bool = True
 
     def __post_init__(self):
-        assign(
-            self, tokens=token_set("tokens", self.tokens), queries=flag("queries", self.queries),
-            keys=flag("keys", self.keys),
-        )
+        super().__post_init__()
+        assign(self, tokens=token_set(self.tokens))
 
     def among(self, positions):
         """Whether each position is a global token."""
@@ -129,3 +129,7 @@ class GlobalTokens(Pattern):
     @classmethod
     def example(cls):
         return cls((0, 1, 12)), 32
+
+    @classmethod
+    def typical(cls):
+        return cls(64), 4096

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..index_set import Runs
-from ._base import Pattern
-from ._check import assign, integers
+from ._check import assign
+from ._parameters import Count
+from ._pattern import Pattern
 from ._predicate import member
 from ._registry import register
-from .tokens import position_table
+from .tokens import position_table, token_set
 
 __all__ = ["VerticalSlash"]
 
@@ -22,6 +23,8 @@ _MOST_RUNS = 1 << 23
 @dataclass(frozen=True)
 class VerticalSlash(Pattern):
     """Chosen key columns and chosen diagonals, causal: ``(j in columns or p - j in diagonals) and j <= p``.
+
+    For prefilling long prompts, with columns and diagonals that a sample of the queries has shown to matter.
 
     Parameters
     ----------
@@ -42,12 +45,12 @@ class VerticalSlash(Pattern):
     Jiang et al. MInference 1.0. arXiv:2407.02490.
     """
 
-    columns: tuple[int, ...]
-    diagonals: tuple[int, ...]
+    columns: tuple[Count, ...]
+    diagonals: tuple[Count, ...]
 
     def __post_init__(self):
-        for name in ("columns", "diagonals"):
-            assign(self, **{name: tuple(sorted(set(integers(name, getattr(self, name), 0))))})
+        super().__post_init__()
+        assign(self, columns=token_set(self.columns), diagonals=token_set(self.diagonals))
 
     def allows(self, q, k):
         columns, diagonals = map(position_table, (self.columns, self.diagonals))
@@ -69,3 +72,7 @@ class VerticalSlash(Pattern):
     @classmethod
     def example(cls):
         return cls((0, 1, 9), (0, 1, 2, 12)), 32
+
+    @classmethod
+    def typical(cls):
+        return cls(tuple(range(64)), tuple(range(512))), 4096

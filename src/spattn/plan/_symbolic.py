@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from .._cached import cached_property
-from ..patterns._predicate import allowed
+from ..patterns._predicate import NO_TRUTH_VALUE, allowed
 
 _MOST = 1 << 61  # the largest value that is followed: sums and differences of two stay within int64
 
@@ -62,6 +62,11 @@ class Symbolic(NDArrayOperatorsMixin):
         rule = _RULES.get(ufunc)
         return rule(first.pairs, *inputs) if rule is not None else NotImplemented
 
+    def clip(self, min=None, max=None, out=None):
+        """As an array's method, which np.clip() calls too."""
+        at_least = self if min is None else np.maximum(self, min)
+        return at_least if max is None else np.minimum(at_least, max)
+
     def contains(self, table, a, b) -> Pair:
         """Two-sided look-up in a BlockTable."""
         pairs = self.pairs
@@ -77,7 +82,7 @@ class Symbolic(NDArrayOperatorsMixin):
         raise NotImplementedError
 
     def __bool__(self):
-        raise TypeError("allows(): positions have no single truth value; use &, | and ~")
+        raise TypeError(NO_TRUTH_VALUE)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

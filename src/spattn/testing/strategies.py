@@ -1,6 +1,6 @@
 """Hypothesis strategies: every registered pattern with parameters and lengths that fit, compositions, shapes, layouts.
 
-Needs ``hypothesis`` (the extra ``spattn[test]``).
+Needs ``hypothesis`` (``pip install hypothesis``).
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from .. import patterns
-from ..patterns._base import pattern_class
-from . import _deepspeed_patterns  # noqa: F401 - registers its makers
-from ._patterns import MAKERS, Sizes, composition
+from ..patterns._registry import pattern_class
+from ._draw import Draw, Sizes
 from .arrays import DTYPES, LAYOUTS
 
-__all__ = ["Case", "Problem", "cases", "compositions", "dtypes", "layouts", "problems", "sizes"]
+__all__ = ["Case", "Draw", "Problem", "Sizes", "cases", "compositions", "dtypes", "layouts", "problems", "sizes"]
 
 
 class Case(NamedTuple):
@@ -65,31 +64,35 @@ class Problem(NamedTuple):
 
 
 @st.composite
-def sizes(draw: st.DrawFn, max_len: int = 160, max_batch: int = 2, max_heads: int = 4) -> Sizes:
+def sizes(draw: st.DrawFn, max_len: int = 160, max_batch: int = 2, max_heads: int = 4, min_len: int = 1) -> Sizes:
     """Batch, heads and lengths: equal lengths mostly, also decoding with few queries and more queries than keys.
 
     Parameters
     ----------
     max_len, max_batch, max_heads : int, optional
         Largest lengths, number of batch entries and of query heads.
+    min_len : int, optional
+        Smallest lengths.
 
     Returns
     -------
     strategy of Sizes
     """
-    kv_len = draw(st.integers(1, max_len))
-    q_len = draw(st.one_of(st.just(kv_len), st.integers(1, kv_len), st.integers(1, max_len)))
+    kv_len = draw(st.integers(min_len, max_len))
+    q_len = draw(st.one_of(st.just(kv_len), st.integers(min_len, kv_len), st.integers(min_len, max_len)))
     heads_kv = draw(st.integers(1, max_heads))
     group = draw(st.integers(1, max_heads // heads_kv))
     return Sizes(draw(st.integers(1, max_batch)), group * heads_kv, heads_kv, q_len, kv_len)
 
 
 @st.composite
-def cases(draw: st.DrawFn, name: str | None = None, max_len: int = 160, max_batch: int = 2, max_heads: int = 4) -> Case:
+def cases(
+    draw: st.DrawFn, name: str | None = None, max_len: int = 160, max_batch: int = 2, max_heads: int = 4,
+    min_len: int = 1,
+) -> Case:
     """A registered pattern (the one called `name`, or any) with sizes that it fits.
 
-    Patterns that a user registered and this module has no strategy for come from their ``example()``, which returns a
-    pattern and the number of tokens that it fits.
+    The class draws it: :meth:`spattn.patterns.Pattern.random`.
 
     Parameters
     ----------
@@ -97,6 +100,8 @@ def cases(draw: st.DrawFn, name: str | None = None, max_len: int = 160, max_batc
         A registered name, by default any.
     max_len, max_batch, max_heads : int, optional
         Largest lengths, number of batch entries and of query heads. A pattern made for certain numbers has those.
+    min_len : int, optional
+        Smallest lengths.
 
     Returns
     -------
@@ -110,21 +115,13 @@ def cases(draw: st.DrawFn, name: str | None = None, max_len: int = 160, max_batc
     True
     """
     name = draw(st.sampled_from(patterns.names())) if name is None else name
-    drawn = draw(sizes(max_len, max_batch, max_heads))
-    if name not in MAKERS:
-        pattern, length = pattern_class(name).example()
-        return Case(pattern, _fitted(pattern, drawn._replace(q_len=length, kv_len=length)))
-    return Case(*MAKERS[name](draw, drawn))
-
-
-def _fitted(pattern: patterns.Pattern, drawn: Sizes) -> Sizes:
-    batch, heads = (own or at_hand for own, at_hand in zip(pattern.sizes(), (drawn.batch, drawn.heads_q), strict=True))
-    return drawn._replace(batch=max(batch, 1), heads_q=max(heads, 1), heads_kv=1)
+    drawn = draw(sizes(max_len, max_batch, max_heads, min_len))
+    return Case(*pattern_class(name).random(Draw(draw, min_len), drawn))
 
 
 @st.composite
 def compositions(draw: st.DrawFn, max_len: int = 160, max_batch: int = 2, max_heads: int = 4, depth: int = 3) -> Case:
-    """Registered patterns joined by ``& | - ~``, up to `depth` operators deep.
+    """Registered patterns of any lengths joined by ``& | - ~``, up to `depth` operators deep.
 
     Parameters
     ----------
@@ -138,7 +135,21 @@ def compositions(draw: st.DrawFn, max_len: int = 160, max_batch: int = 2, max_he
     strategy of Case
     """
     drawn = draw(sizes(max_len, max_batch, max_heads))
-    return Case(*composition(draw, drawn, depth))
+
+    def compose(depth: int) -> patterns.Pattern:
+        operator = draw(st.sampled_from("&|-~")) if depth and draw(st.integers(0, 3)) else ""
+        match operator:
+            case "&":
+                return compose(depth - 1) & compose(depth - 1)
+            case "|":
+                return compose(depth - 1) | compose(depth - 1)
+            case "-":
+                return compose(depth - 1) - compose(depth - 1)
+            case "~":
+                return ~compose(depth - 1)
+        return Draw(draw).pattern(drawn)
+
+    return Case(compose(depth), drawn)
 
 
 def dtypes() -> st.SearchStrategy[str]:

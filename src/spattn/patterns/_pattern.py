@@ -3,69 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
 from .._index_checks import check_lengths
 from ..arrays import dtype_name, kind_of
 from ..index_set import AffineRows, Runs
+from ._codec import encode
 from ._discover import discover
+from ._lattice import Part
+from ._parameters import check_parameters, default_value
 from ._registry import OPERATORS, pattern_class
 
-__all__ = ["Lattice", "Part", "Pattern"]
-
-
-class Lattice(NamedTuple):
-    """An affine lattice of positions: ``offset + Σ strides[a]·c_a, 0 ≤ c_a < extents[a]``, at most three axes.
-
-    Parameters
-    ----------
-    offset : int
-        Position of the first point.
-    strides : tuple of int
-        Distance in tokens of neighbours along each axis.
-    extents : tuple of int
-        Points along each axis.
-    """
-
-    offset: int
-    strides: tuple[int, ...]
-    extents: tuple[int, ...]
-
-
-class Part(NamedTuple):
-    """A piece of a pattern and the views in which it is dense.
-
-    Parameters
-    ----------
-    pattern : Pattern
-        What is allowed in this piece; only pairs of the two lattices count.
-    query, key : Lattice or None
-        Absolute positions of the queries and of the keys; None is the whole sequence.
-    shifts : tuple of (int, int)
-        The piece repeats with both lattices moved by each of these (query, key) offsets, and it is *the same* piece:
-        in lattice coordinates the allowed pairs do not depend on the shift.
-    """
-
-    pattern: Pattern
-    query: Lattice | None = None
-    key: Lattice | None = None
-    shifts: tuple[tuple[int, int], ...] = ((0, 0),)
+__all__ = ["Pattern"]
 
 
 class Pattern:
     """A set of allowed (query, key) position pairs.
 
     Subclasses are frozen dataclasses. They define :meth:`allows`; everything else is a hint that must agree with it.
+    Annotations declare what their parameters may be: ``Annotated[int, Range(0)]``, ``bool``, ``Literal["one", "two"]``,
+    tuples and unions of these. Those with arrays among their fields derive from :class:`ByContent` too.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not of the type that its annotation declares, or cannot be hashed.
+    ValueError
+        If it is out of the range that its annotation declares.
     """
 
     name: ClassVar[str] = ""
     translation_invariant: ClassVar[bool] = False
     """True when ``allows(q + t, k + t) == allows(q, k)`` for every t."""
+    fixes_lengths: ClassVar[bool] = False
+    """True when the parameters leave only some lengths, as a grid does."""
     _depth: ClassVar[int] = 0
     _terms: ClassVar[int] = 1
     __array_ufunc__: ClassVar[None] = None  # `array & pattern` is a pattern, not an array of patterns
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
 
     def allows(self, q: Any, k: Any) -> Any:
         """Whether query position `q` may attend to key position `k` (integer arrays, broadcast together).
@@ -165,6 +144,69 @@ class Pattern:
         """
         return self
 
+    # -- to try it with ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        """A small instance for tests, benchmarks and pictures, and a length that suits it.
+
+        By default parameters have their own defaults, or else plain values that their annotations declare.
+
+        Returns
+        -------
+        pattern : Pattern
+        length : int
+            Tokens, of queries and of keys.
+
+        Raises
+        ------
+        TypeError
+            If the annotation of a parameter without a default does not tell a value.
+        """
+        required = [f.name for f in dataclasses.fields(cls) if _is_required(f)]  # type: ignore[arg-type]
+        return cls(**{name: default_value(cls, name) for name in required}), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        """An instance as large as people use it, at a length where its plan says something about its cost.
+
+        By default the example, at 64 times its length unless it refuses that.
+
+        Returns
+        -------
+        pattern : Pattern
+        length : int
+            Tokens, of queries and of keys.
+        """
+        pattern, length = cls.example()
+        try:
+            pattern.at(0, 0).bind(64 * length, 64 * length)
+        except ValueError:
+            return pattern, length
+        return pattern, 64 * length
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        """A random instance for property tests, and sizes that suit it.
+
+        By default each parameter is drawn as its annotation declares. Classes whose parameters depend on each other, or
+        on the lengths, override this.
+
+        Parameters
+        ----------
+        draw : spattn.testing.strategies.Draw
+            Draws numbers and choices: ``draw.integer(1, 9)``.
+        sizes : spattn.testing.strategies.Sizes
+            batch, heads_q, heads_kv, q_len and kv_len at hand.
+
+        Returns
+        -------
+        pattern : Pattern
+        sizes : Sizes
+            The same, or ``sizes._replace(q_len=..., kv_len=...)`` where :attr:`fixes_lengths` is True.
+        """
+        return draw.instance(cls, sizes)
+
     # -- derived -----------------------------------------------------------------------------------------------------
 
     def variants(self, batch: int, heads: int) -> tuple[list[Pattern], np.ndarray]:
@@ -238,7 +280,7 @@ class Pattern:
         dict
             Integers, text, lists and dicts only.
         """
-        return {"pattern": self.name} | {f.name: _encode(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return {"pattern": self.name} | {f.name: encode(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
         """Runs that together contain every pair the pattern allows, as few as closed forms tell; None: all pairs."""
@@ -271,6 +313,10 @@ class Pattern:
         raise TypeError("a pattern has no truth value: use & and | instead of 'and' and 'or'")
 
 
+def _is_required(field: dataclasses.Field) -> bool:
+    return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
 def _operand(value: Any) -> Pattern | None:
     """What stands beside an operator, as a pattern: a bool array of any framework is a Mask. None if it is neither."""
     if isinstance(value, Pattern):
@@ -286,14 +332,3 @@ def _operand(value: Any) -> Pattern | None:
 def _joined(symbol: str, left: Any, right: Any) -> Pattern:
     patterns = _operand(left), _operand(right)
     return NotImplemented if any(p is None for p in patterns) else OPERATORS[symbol].of(*patterns)
-
-
-def _encode(value):
-    if isinstance(value, Pattern):
-        return value.to_dict()
-    if isinstance(value, np.ndarray):
-        packed = np.packbits(value) if value.dtype == bool else value
-        return {"array": packed.tobytes().hex(), "dtype": value.dtype.name, "shape": list(value.shape)}
-    if isinstance(value, (tuple, list)):
-        return [_encode(v) for v in value]
-    return value.item() if isinstance(value, np.generic) else value

@@ -1,23 +1,39 @@
-"""Patterns from what :meth:`Pattern.to_dict` wrote."""
+"""Patterns as dicts of JSON, and back."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import reprlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._base import Pattern
 from ._check import integers
-from ._compose import DEEPEST
-from ._registry import OPERATORS, pattern_class
+from ._registry import DEEPEST, OPERATORS, pattern_class
 
-__all__ = ["from_dict"]
+if TYPE_CHECKING:
+    from ._pattern import Pattern
+
+__all__ = ["encode", "from_dict"]
 
 _LARGEST_ARRAY = 1 << 28
+_DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+)  # fmt: skip
 _DEEPEST_DATA = 2 * DEEPEST  # a list of patterns is a level of its own
+
+
+def encode(value: Any) -> Any:
+    """What :func:`from_dict` reads back, of a parameter: integers, text, lists and dicts."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, np.ndarray):
+        packed = np.packbits(value) if value.dtype == bool else value
+        return {"array": packed.tobytes().hex(), "dtype": value.dtype.name, "shape": list(value.shape)}
+    if isinstance(value, (tuple, list)):
+        return [encode(v) for v in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def from_dict(data: dict[str, Any]) -> Pattern:
@@ -86,12 +102,14 @@ def _decode(value, depth: int):
 def _decode_array(value: dict) -> np.ndarray:
     try:
         shape = integers("shape", value["shape"], 0, _LARGEST_ARRAY)
-        dtype = np.dtype({"bool": bool, "int32": np.int32, "int64": np.int64}[value["dtype"]])
+        if value["dtype"] not in _DTYPES:
+            raise TypeError(value["dtype"])
+        dtype = np.dtype(value["dtype"])
         if math.prod(shape) > _LARGEST_ARRAY:
             raise ValueError(f"data: expected an array of at most {_LARGEST_ARRAY} elements, got shape {shape}")
         raw = np.frombuffer(bytes.fromhex(value["array"]), dtype=np.uint8 if dtype.kind == "b" else dtype)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"data: expected an array of bool, int32 or int64, got {reprlib.repr(value)}") from error
+        raise ValueError(f"data: expected an array of {', '.join(_DTYPES)}; got {reprlib.repr(value)}") from error
     if dtype.kind == "b" and raw.size == -(-math.prod(shape) // 8):  # unpackbits would make up missing bits
         raw = np.unpackbits(raw, count=math.prod(shape)).astype(bool)
     if raw.dtype != dtype or raw.size != math.prod(shape):

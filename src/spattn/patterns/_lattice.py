@@ -1,10 +1,51 @@
-"""Views that several patterns share: residue classes and periodic columns."""
+"""Affine lattices of positions, the pieces of patterns that are dense in them, and those that patterns share."""
 
 from __future__ import annotations
 
-from ._base import Lattice, Part, Pattern
+from typing import TYPE_CHECKING, NamedTuple
 
-__all__ = ["column_lattices", "residue_parts"]
+if TYPE_CHECKING:
+    from ._pattern import Pattern
+
+__all__ = ["Lattice", "Part", "column_lattices", "residue_parts"]
+
+
+class Lattice(NamedTuple):
+    """An affine lattice of positions: ``offset + Σ strides[a]·c_a, 0 ≤ c_a < extents[a]``, at most three axes.
+
+    Parameters
+    ----------
+    offset : int
+        Position of the first point.
+    strides : tuple of int
+        Distance in tokens of neighbours along each axis.
+    extents : tuple of int
+        Points along each axis.
+    """
+
+    offset: int
+    strides: tuple[int, ...]
+    extents: tuple[int, ...]
+
+
+class Part(NamedTuple):
+    """A piece of a pattern and the views in which it is dense.
+
+    Parameters
+    ----------
+    pattern : Pattern
+        What is allowed in this piece; only pairs of the two lattices count.
+    query, key : Lattice or None
+        Absolute positions of the queries and of the keys; None is the whole sequence.
+    shifts : tuple of (int, int)
+        The piece repeats with both lattices moved by each of these (query, key) offsets, and it is *the same* piece:
+        in lattice coordinates the allowed pairs do not depend on the shift.
+    """
+
+    pattern: Pattern
+    query: Lattice | None = None
+    key: Lattice | None = None
+    shifts: tuple[tuple[int, int], ...] = ((0, 0),)
 
 
 def residue_parts(pattern: Pattern, stride: int, offset: int, q_len: int, kv_len: int) -> tuple[Part, ...]:

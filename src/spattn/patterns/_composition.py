@@ -9,15 +9,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ._base import Lattice, Part, Pattern
 from ._check import assign
 from ._discover import pair_count
+from ._lattice import Lattice, Part
+from ._pattern import Pattern
 from ._predicate import allowed
-from ._registry import OPERATORS
+from ._registry import DEEPEST, OPERATORS
 
-__all__ = ["DEEPEST", "And", "Not", "Or", "nesting"]
+__all__ = ["And", "Not", "Or", "nesting"]
 
-DEEPEST = 64  # patterns are walked by recursion
 _MOST_TERMS = 1 << 16  # one object used twice counts twice: 40 doublings would take for ever
 _MOST_PARTS = 32  # each part of a union excludes all operands before it: more of them cost more than their views save
 

@@ -1,0 +1,8 @@
+"""``python -m spattn`` is the command ``spattn``."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Patterns whose fields are arrays: read-only copies, compared by what they hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from .._cached import cached_property
+from .._frozen import frozen
+from .._index_checks import integer_array, plain_array
+from ..arrays import NUMPY, kind_of, to_host
+from ._check import assign
+
+__all__ = ["ByContent", "frozen_array"]
+
+
+def frozen_array(name: str, value, dtype, ndims: tuple[int, ...]) -> np.ndarray:
+    """A copy of an array of any framework that nobody can change, C-contiguous; its elements are copied unless nobody
+    can change them.
+
+    Raises
+    ------
+    TypeError
+        If `value` is a masked array or has another kind of dtype: bool for `dtype` bool, integers otherwise.
+    ValueError
+        If its number of axes is not among `ndims`, or a number does not fit into `dtype`.
+    """
+    value = _on_host(value)
+    array = plain_array(name, value) if dtype is bool else integer_array(name, value, dtype)
+    if dtype is bool and array.dtype != bool:
+        raise TypeError(f"{name}: expected an array of dtype bool, got {array.dtype}")
+    if array.ndim not in ndims:
+        raise ValueError(f"{name}: expected {' or '.join(f'{n}-D' for n in ndims)}, got shape {array.shape}")
+    return frozen(array)
+
+
+def _on_host(value: Any) -> Any:
+    return value if kind_of(value) in (None, NUMPY) else to_host(value)
+
+
+class ByContent:
+    """What a pattern with array fields derives from first: arrays are copied, and compared by what they hold.
+
+    The dataclass must leave equality, hash and repr to this class: ``@dataclass(frozen=True, eq=False, repr=False)``.
+    Fields that hold an array of any framework become read-only NumPy arrays; two patterns are equal, and have one plan,
+    where all elements are equal.
+
+    Raises
+    ------
+    TypeError
+        If an array is masked, which would lose its mask.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import numpy as np
+    >>> from spattn.patterns import ByContent, Pattern, apply
+    >>> @dataclass(frozen=True, eq=False, repr=False)
+    ... class Clusters(ByContent, Pattern):
+    ...     '''Keys whose token is in the query's cluster.'''
+    ...     cluster: np.ndarray
+    ...     def allows(self, q, k):
+    ...         return apply(lambda t: self.cluster[t], q) == apply(lambda t: self.cluster[t], k)
+    >>> pattern = Clusters(np.array([0, 1, 0, 1]))
+    >>> pattern
+    Clusters(cluster=<int64 (4,)>)
+    >>> pattern == Clusters(np.array([0, 1, 0, 1])), pattern.index_set(4, 4).row(3)
+    (True, array([1, 3]))
+    """
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if kind(value) is not None:
+                assign(self, **{field.name: frozen(plain_array(field.name, _on_host(value)))})
+        super().__post_init__()  # type: ignore[misc]
+
+    @cached_property
+    def _digest(self) -> bytes:
+        import hashlib  # with OpenSSL's modules, for arrays alone
+
+        digest = hashlib.blake2b(digest_size=16)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                digest.update(f"{field.name}:{value.dtype.str}{value.shape}".encode())
+                digest.update(value.data if value.size else b"")
+            else:
+                digest.update(f"{field.name}={value!r};".encode())
+        return digest.digest()
+
+    def __eq__(self, other: object) -> bool:
+        return self._digest == other._digest if type(other) is type(self) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((type(self).__qualname__, self._digest))
+
+    def __repr__(self) -> str:
+        def show(value):
+            return f"<{value.dtype} {value.shape}>" if isinstance(value, np.ndarray) else repr(value)
+
+        fields = ", ".join(f"{f.name}={show(getattr(self, f.name))}" for f in dataclasses.fields(self))
+        return f"{type(self).__name__}({fields})"

@@ -1,0 +1,99 @@
+"""Patterns with arrays among their fields."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+import spattn
+from spattn import patterns as p
+from spattn.testing import check_pattern, inputs
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Clusters(p.ByContent, p.Pattern):
+    """Keys of the query's cluster, where they are near."""
+
+    cluster: np.ndarray
+    weight: np.ndarray | None = None
+    name = "clusters_of_a_test"
+
+    def allows(self, q, k):
+        return p.apply(self.of, q) == p.apply(self.of, k)
+
+    def of(self, positions):
+        return self.cluster[positions]
+
+
+@dataclasses.dataclass(frozen=True)
+class Forgotten(p.Pattern):
+    """Does not say how it is compared."""
+
+    cluster: object
+
+    def allows(self, q, k):
+        return k <= q
+
+
+@dataclasses.dataclass(frozen=True)
+class EqualityForgotten(p.ByContent, p.Pattern):
+    """Lets the dataclass compare it."""
+
+    cluster: object
+
+    def allows(self, q, k):
+        return k <= q
+
+
+NUMBERS = np.random.default_rng(0).integers(0, 5, 40)
+
+
+def test_content_decides():
+    one, same, other = Clusters(NUMBERS), Clusters(NUMBERS.copy()), Clusters(NUMBERS + 1)
+    assert one == same and hash(one) == hash(same) and one != other and one != p.Causal()
+    assert spattn.plan(one, 40) is spattn.plan(same, 40) is not spattn.plan(other, 40)
+    assert repr(one) == "Clusters(cluster=<int64 (40,)>, weight=None)"
+
+
+def test_array_is_copied_and_read_only():
+    numbers = NUMBERS.copy()
+    pattern = Clusters(numbers)
+    numbers[:] = 0
+    assert np.array_equal(pattern.cluster, NUMBERS)
+    with pytest.raises(ValueError, match="read-only"):
+        pattern.cluster[0] = 1
+
+
+def test_array_of_torch_is_taken():
+    torch = pytest.importorskip("torch")
+    assert Clusters(torch.from_numpy(NUMBERS)) == Clusters(NUMBERS)
+
+
+def test_masked_array_is_refused():
+    with pytest.raises(TypeError, match="^cluster: expected a plain array, got a masked one"):
+        Clusters(np.ma.masked_array(NUMBERS))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "float32", "float64", "bool"])
+def test_keeps_every_promise(dtype):
+    p.register("clusters_of_a_test")(Clusters)
+    try:
+        check_pattern(Clusters(NUMBERS.astype(dtype), np.linspace(0, 1, 7)), 40)
+        with pytest.raises(ValueError, match="^data: expected an array of"):
+            p.from_dict(json.loads(json.dumps(Clusters(np.array(["a"])).to_dict())))
+    finally:
+        del p._registry._REGISTRY["clusters_of_a_test"]
+    q, k, v = inputs(1, 2, q_len=40, head_dim=8)
+    expected = spattn.attention(q, k, v, NUMBERS.astype(dtype)[:, None] == NUMBERS.astype(dtype))
+    assert np.array_equal(spattn.attention(q, k, v, Clusters(NUMBERS.astype(dtype))), expected)
+
+
+@pytest.mark.parametrize("cls", [Forgotten, EqualityForgotten])
+def test_what_cannot_be_hashed_is_refused_in_words(cls):
+    message = "^cluster: expected a parameter that can be hashed, such as a tuple, got ndarray; .* ByContent"
+    with pytest.raises(TypeError, match=message):
+        cls(NUMBERS)
+    with pytest.raises(TypeError, match="got list"):
+        cls([1, 2])
+    assert spattn.plan(cls((1, 2)), 5).nnz == 15
