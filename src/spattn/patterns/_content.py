@@ -73,7 +73,7 @@ class ByContent:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            if kind(value) is not None:
+            if kind_of(value) is not None:
                 assign(self, **{field.name: frozen(plain_array(field.name, _on_host(value)))})
         super().__post_init__()  # type: ignore[misc]
 
