@@ -28,7 +28,7 @@ struct Work {
 };
 
 struct Entry {
-    int32_t x, y, z, view;  // first lattice coordinates of the key tile, and its view relative to the work item's
+    int32_t x, y, z, view;  // first lattice coordinates of the key tile, and its view, counted from the work item's key_view
 };
 
 // A work item of one head.
@@ -63,7 +63,7 @@ struct Params {
     int32_t task_count, heads_q, head_dim, head_dim_v;
     int32_t q_batch, kv_batch;          // map coordinate of a head: batch * q_batch + head
     int32_t batch_maps;                 // map of a batch entry: map + batch * batch_maps
-    float scale, scale_log2, sign;      // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
+    float scale_log2, sign;             // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
 };
 
 // What merge.cu is given.

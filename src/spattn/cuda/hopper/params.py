@@ -25,7 +25,7 @@ MAPS = (16, 240)  # tensor maps that a kernel's parameters have room for; 240 is
 _PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
 _CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse", "counter")
 _INTEGERS = ("task_count", "heads_q", "head_dim", "head_dim_v", "q_batch", "kv_batch", "batch_maps")
-_FLOATS = ("scale", "scale_log2", "sign")
+_FLOATS = ("scale_log2", "sign")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
 _HEADS_KEPT = 64
 
@@ -116,7 +116,7 @@ class Template:
             params["tasks"], params["task_count"] = plan_at["tasks"] + first * TASK.itemsize, count
             self._tails.append(bytes(self._image[self._head_bytes :]))
         fields = params_dtype(room).fields
-        self._call_at, self._scale_at = (fields[name][1] - self._head_bytes for name in ("q", "scale"))
+        self._call_at, self._scale_at = (fields[name][1] - self._head_bytes for name in ("q", "scale_log2"))
         self.counter_at = fields["counter"][1]
         self._heads = Recent(_HEADS_KEPT)
 
@@ -124,7 +124,7 @@ class Template:
         """The bytes of ``Params`` for a launch of a call."""
         tail = bytearray(self._tails[launch])
         _ADDRESSES.pack_into(tail, self._call_at, *to[:7], counter)
-        _SCALES.pack_into(tail, self._scale_at, to.scale, *fold_scale(to.scale))
+        _SCALES.pack_into(tail, self._scale_at, *fold_scale(to.scale))
         return (self._heads.get(to[:4]) or self._move(to[:4])) + tail
 
     def _move(self, pointers: tuple[int, ...]) -> bytes:

@@ -17,7 +17,6 @@ __all__ = ["LARGEST_HEAD_DIM", "accepts", "fits", "forward", "tile"]
 LARGEST_HEAD_DIM = HEAD_DIMS[-1]
 LARGEST_BLOCK_Q = 256
 LARGEST_GRID = 2**31 - 1
-MERGE_WARPS = 4  # kWarps of merge.cu
 
 
 def tile(device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
@@ -43,8 +42,9 @@ def forward(call: Call) -> None:
     if plan.items:
         launch_all(call, plan, attention_kernel(call, plan), plan.items, partial, partial_lse)
     if plan.merges:
-        blocks = -(-plan.merges // MERGE_WARPS)
-        launch_all(call, plan, merge_kernel(call, plan), blocks, partial, partial_lse)
+        ready = merge_kernel(call, plan)
+        blocks = -(-plan.merges // (ready.threads // 32))  # a warp each
+        launch_all(call, plan, ready, blocks, partial, partial_lse)
 
 
 def launch_all(call: Call, plan: PlanOnDevice, ready: Kernel, blocks: int, partial: int, partial_lse: int) -> None:
