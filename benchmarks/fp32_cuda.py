@@ -30,7 +30,7 @@ def contenders(pattern, sets) -> dict:
     from torch.nn.functional import scaled_dot_product_attention
 
     from spattn import cuda, patterns
-    from spattn.cuda import portable
+    from spattn.cuda.portable import variants
 
     q, k, v = sets[0]
     scale, made = q.shape[3] ** -0.5, cuda.plan_for(pattern, q, k, v)
@@ -40,9 +40,9 @@ def contenders(pattern, sets) -> dict:
         return lambda i: cuda.forward(*sets[i], plan, scale, precision=precision)[0]
 
     calls = {"three TF32 products": ours(made), "tf32": ours(made, "tf32"), "multiply-adds": ours(plain)}
-    largest, portable.LARGEST_TF32_BLOCK_Q = portable.LARGEST_TF32_BLOCK_Q, 0
+    largest, variants.LARGEST_TF32_BLOCK_Q = variants.LARGEST_TF32_BLOCK_Q, 0
     calls["multiply-adds"](0)
-    portable.LARGEST_TF32_BLOCK_Q = largest
+    variants.LARGEST_TF32_BLOCK_Q = largest
     causal = pattern == patterns.Causal()
     if causal or pattern == patterns.Full():
         calls["torch SDPA"] = lambda i: scaled_dot_product_attention(*sets[i], is_causal=causal)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from spattn import _arrays, cuda, patterns
-from spattn.cuda import device, portable
+from spattn.cuda import portable
+from spattn.cuda.driver import device
 from spattn.testing import Expectation
 
 # JAX would take three quarters of the GPU's memory when it starts.

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from spattn.cuda import cache, compile
+from spattn.cuda.driver import cache, compile
+from spattn.cuda.portable.params import STRUCTS
 
-SOURCE = "merge.cu"
+SOURCE = "portable/merge.cu"
 FAKE_NVCC = """#!/bin/sh
 echo "$@" >> "{log}"
 if [ "$1" = --version ]; then echo "{version}"; exit 0; fi
@@ -49,7 +50,7 @@ def nvcc(tmp_path, monkeypatch, place):
 
 
 def make(**defines) -> bytes:
-    return compile.cubin(SOURCE, "sm_80", {"SPATTN_DTYPE": "float32", **defines})
+    return compile.cubin(SOURCE, "sm_80", {"SPATTN_DTYPE": "float32", **defines}, STRUCTS)
 
 
 def cubins(place: Path) -> list[Path]:
@@ -80,23 +81,25 @@ def test_fault_37_damaged_entry_is_rebuilt(nvcc, place, damage):
 def test_every_ingredient_counts(nvcc, place, tmp_path, monkeypatch):
     make()
     make(SPATTN_DTYPE="float64")
-    compile.cubin(SOURCE, "sm_90", {"SPATTN_DTYPE": "float32"})
+    compile.cubin(SOURCE, "sm_90", {"SPATTN_DTYPE": "float32"}, STRUCTS)
     assert len(cubins(place)) == 3
+    compile.cubin(SOURCE, "sm_80", {"SPATTN_DTYPE": "float32"}, {})
+    assert len(cubins(place)) == 4
     other = Compiler(tmp_path / "newer", "release 2")
     monkeypatch.setenv("SPATTN_NVCC", str(other.path))
     assert make() == b"machine code by release 2"
-    assert len(cubins(place)) == 4
+    assert len(cubins(place)) == 5
 
 
 def test_a_changed_header_is_compiled_again(nvcc, place, tmp_path, monkeypatch):
-    copy = tmp_path / "kernels"
-    copy.mkdir()
-    for path in compile.headers(SOURCE):
-        (copy / path.name).write_bytes(path.read_bytes())
-    assert "element.cuh" in [path.name for path in compile.headers(SOURCE)]
-    monkeypatch.setattr(compile, "KERNELS", copy)
+    names = [path.relative_to(compile.SOURCES) for path in compile.headers(SOURCE)]
+    assert Path("common/element.cuh") in names
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((compile.SOURCES / name).read_bytes())
+    monkeypatch.setattr(compile, "SOURCES", tmp_path)
     make()
-    with (copy / "element.cuh").open("a") as file:
+    with (tmp_path / "common/element.cuh").open("a") as file:
         file.write("// changed\n")
     make()
     assert len(cubins(place)) == 2

@@ -9,9 +9,14 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from spattn.cuda import compile, hopper, hopper_builds, hopper_layout, hopper_params, params, portable, prebuild
+from spattn.cuda import portable, prebuild
+from spattn.cuda.driver import compile, structs
+from spattn.cuda.hopper import builds
+from spattn.cuda.hopper import params as hopper_params
+from spattn.cuda.portable import params, variants
 
 NVCC = compile.find_nvcc()
 SPILLS = ("LDL", "STL")  # what they load or store may belong to the line after
@@ -27,42 +32,54 @@ def test_registers(tmp_path, arch, dtype, head_dim):
     for source, defines in prebuild.jobs(arch, [dtype], [head_dim]):
         # Three TF32 products keep a few words of a step of thousands of instructions in local memory at head_dim 128.
         allowed = 80 if defines.get("SPATTN_TERMS") == 3 and head_dim >= 128 else 0
-        check_registers(source, arch, defines, tmp_path / "kernel.cubin", 255, allowed)
+        check_registers(source, arch, defines, params.STRUCTS, tmp_path / "kernel.cubin", 255, allowed)
 
 
-def check_registers(source, arch, defines, cubin, most, allowed_spill):
-    """Compiles a kernel into `cubin`; at most so many registers a thread and bytes of spills."""
+def nvcc(unit, arch, defines, cubin):
+    """Compiles a translation unit into `cubin`; what nvcc did, with its report of registers."""
+    file = cubin.with_suffix(".cu")
+    file.write_text(unit)
     flags = [*compile.FLAGS, *compile.target(arch), *(f"-D{name}={value}" for name, value in defines.items())]
-    command = [NVCC, *flags, "-Xptxas", "-v", "-o", cubin, compile.KERNELS / source]
-    report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    command = [NVCC, *flags, f"-I{compile.SOURCES}", "-Xptxas", "-v", "-o", cubin, file]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def check_registers(source, arch, defines, structs, cubin, most, allowed_spill):
+    """Compiles a kernel into `cubin`; at most so many registers a thread and bytes of spills."""
+    done = nvcc(compile.translation_unit(source, structs), arch, defines, cubin)
+    report = done.stderr
+    assert done.returncode == 0, report
     assert max(int(n) for n in re.findall(r"(\d+) bytes spill", report)) <= allowed_spill, report
     assert max(int(n) for n in re.findall(r"Used (\d+) registers", report)) <= most, report
 
 
 # Each head dimension; the number of query tiles moves addresses only.
-@pytest.mark.parametrize("row", hopper_builds.TABLE[1::2], ids=lambda row: str(row.head_dim))
+@pytest.mark.parametrize("row", builds.TABLE[1::2], ids=lambda row: str(row.head_dim))
 def test_hopper(tmp_path, row):
-    """384 threads of 168 registers are all that a multiprocessor has; the loop over full tiles knows no masks."""
-    defines = hopper.variant("bfloat16", row.head_dim, hopper._MAPS[0], row.short_items)
+    """384 threads of 168 registers are all that an SM has; the loop over full tiles knows no masks."""
+    room = hopper_params.MAPS[0]
+    defines = builds.variant("bfloat16", row.head_dim, room, row.short_items)
     spill = 512 if row.head_dim > 128 else 0  # its output alone takes 128 registers a thread
-    check_registers("attention_sm90.cu", hopper.ARCH, defines, tmp_path / "kernel.cubin", 168, spill)
+    own = hopper_params.structs(room)
+    check_registers("hopper/attention.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", 168, spill)
     check_masks_are_skipped(tmp_path / "kernel.cubin", exponentials=row.step_kv // 2)
 
 
 def test_hopper_merge(tmp_path):
     for head_dim in (64, 256):
-        defines = hopper.variant("float16", head_dim, hopper._MAPS[0], False)
-        check_registers("merge_sm90.cu", hopper.ARCH, defines, tmp_path / "kernel.cubin", 255, 0)
+        room = hopper_params.MAPS[0]
+        defines, own = builds.variant("float16", head_dim, room, False), hopper_params.structs(room)
+        check_registers("hopper/merge.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", 255, 0)
 
 
 def check_masks_are_skipped(cubin, exponentials):
-    """Full tiles branch around the masking: without the instructions that come from sm90_mask.cuh there still is a way
+    """Full tiles branch around the masking: without the instructions that come from mask.cuh there still is a way
     around the loop of steps that takes all of a step's exponentials."""
     tool = disassembler() or pytest.skip("nvdisasm was not found; pip install nvidia-cuda-nvdisasm")
     listing = subprocess.run([tool, "-c", "-g", cubin], capture_output=True, text=True, check=True).stdout
     opcodes, origins, following = read_listing(listing)
     product = opcodes.index("HGMMA", opcodes.index("MUFU.EX2"))  # of the loop, behind the softmax of the first step
-    masking = {n for n, origin in enumerate(origins) if origin == "sm90_mask.cuh" and opcodes[n][:3] not in SPILLS}
+    masking = {n for n, origin in enumerate(origins) if origin == "mask.cuh" and opcodes[n][:3] not in SPILLS}
     whole, unmasked = (loop_of(product, following, without) for without in (set(), masking))
     assert sum(opcodes[number] == "FSEL" for number in masking & whole) >= exponentials  # one a logit
     assert sum(opcodes[number] == "MUFU.EX2" for number in unmasked) >= exponentials
@@ -119,48 +136,37 @@ def reach(start, neighbours, without):
     return found
 
 
-def test_struct_layout(tmp_path):
-    """``struct Params`` has the size and the offsets that params.py packs."""
-    fields = ["q", "k", "v", "out", "lse", "partial", "partial_lse", "first_block", "scale_log2", "query_factor",
-              "heads_q", "heads_per_kv", "head_dim", "head_dim_v", "views", "merge_sources", "items", "merges", "q_len",
-              "slots", "block_q"]  # fmt: skip
-    print_all = "".join(f'printf("%zu ", offsetof(spattn::Params, {name}));' for name in fields)
-    program = tmp_path / "layout.cu"
-    program.write_text(f"""#include <cstddef>
-        #include <cstdio>
-        #include "params.cuh"
-        int main() {{ {print_all} printf("%zu", sizeof(spattn::Params)); }}""")
-    binary = tmp_path / "layout"
-    subprocess.run([NVCC, f"-I{compile.KERNELS}", "-o", binary, program], check=True)
-    offsets = [int(n) for n in subprocess.run([binary], capture_output=True, text=True, check=True).stdout.split()]
-    call = params._CALL.size
-    assert offsets[:14] == [0, 40, 80, 120, 160, 168, 176, 184, 192, 200, 204, 208, 212, 216]
-    assert offsets[14:] == [call, call + 72, call + 80, call + 128, call + 176, call + 180, call + 184,
-                            call + params._PLAN.size]  # fmt: skip
+STRUCTS = {"portable": (params.STRUCTS, "sm_80", {"SPATTN_DTYPE": "float64"})} | {
+    f"hopper, {room} maps": (hopper_params.structs(room), builds.ARCH, builds.variant("bfloat16", 64, room, False))
+    for room in hopper_params.MAPS
+}
 
 
-@pytest.mark.parametrize("room", hopper._MAPS)
-def test_hopper_struct_layout(tmp_path, room):
-    """The structs of sm90_params.cuh and merge_sm90.cu have the sizes and offsets of the host's dtypes and packing."""
-    dtypes = {"Params": hopper_params.params_dtype(room), "View": hopper_layout.VIEW, "Item": hopper_layout.ITEM,
-              "Unit": hopper_layout.UNIT, "Strides": hopper_layout.STRIDES}  # fmt: skip
-    structs = {
-        name: ({field: dtype.fields[field][1] for field in dtype.names}, dtype.itemsize)
-        for name, dtype in dtypes.items()
-    }
-    merge = ("rows", "indptr", "sources", "heads", "partial_out", "partial_lse", "out", "lse", "partial_rows", "q_len",
-             "out_stride", "heads_q", "head_dim_v", "head_blocks", "unused")  # fmt: skip
-    structs["Merge"] = dict(zip(merge, [*range(0, 88, 8), 104, 108, 112, 116], strict=True)), hopper._MERGE.size
-    lines = ["#include <cstddef>", '#include "merge_sm90.cu"']
-    for name, (offsets, size) in structs.items():
-        lines += [f"static_assert(offsetof(spattn::{name}, {field}) == {at});" for field, at in offsets.items()]
-        lines.append(f"static_assert(sizeof(spattn::{name}) == {size});")
-    program = tmp_path / "layout.cu"
-    program.write_text("\n".join(lines))
-    defines = [f"-D{name}={value}" for name, value in hopper.variant("bfloat16", 64, room, False).items()]
-    command = [NVCC, *compile.FLAGS, *compile.target(hopper.ARCH), *defines, f"-I{compile.KERNELS}"]
-    done = subprocess.run([*command, "-o", tmp_path / "layout.cubin", program], capture_output=True, text=True)
+@pytest.mark.parametrize("family", STRUCTS)
+def test_structs(tmp_path, family):
+    """The structs of params.cuh are those that the host packs; each field that lies elsewhere is named."""
+    own, arch, defines = STRUCTS[family]
+    source = f"{family.split(',')[0]}/params.cuh"
+    done = nvcc(compile.translation_unit(source, own), arch, defines, tmp_path / "same.cubin")
     assert done.returncode == 0, done.stderr
+    moved = {name: np.dtype([("pad", "i8"), *fields(dtype)])[list(dtype.names)] for name, dtype in own.items()}
+    done = nvcc(compile.translation_unit(source, moved), arch, defines, tmp_path / "moved.cubin")
+    assert done.returncode != 0
+    named = set(re.findall(r"spattn::\w+::(\w+::\w+)", done.stderr))
+    assert named >= {f"{name}::{field}" for name, dtype in own.items() for field in dtype.names}
+
+
+def fields(dtype):
+    return [(name, dtype.fields[name][0]) for name in dtype.names]
+
+
+def test_packer():
+    """All numbers of nested structs and arrays, each at its place, whatever lies between them."""
+    inner = np.dtype([("count", "i4"), ("at", "i8", 2)], align=True)
+    dtype = np.dtype([("first", "i4"), ("inner", inner, 2), ("scale", "f8"), ("last", "f4")], align=True)
+    packed = np.frombuffer(structs.packer(dtype).pack(1, 2, 3, 4, 5, 6, 7, 0.5, 0.25), dtype)
+    assert [packed[name].item() for name in ("first", "scale", "last")] == [1, 0.5, 0.25]
+    assert packed["inner"]["count"].tolist() == [[2, 5]] and packed["inner"]["at"].tolist() == [[[3, 4], [6, 7]]]
 
 
 def test_every_default_has_a_kernel():
@@ -168,25 +174,27 @@ def test_every_default_has_a_kernel():
     for shared_bytes in (99 << 10, 163 << 10, 227 << 10):
         for dtype in prebuild.DTYPES:
             for head_dim in range(1, 257):
-                tile = portable.tile_within(shared_bytes, dtype, head_dim)
+                tile = variants.tile_within(shared_bytes, dtype, head_dim)
                 assert portable.accepts(*tile)
                 for precision in (None, "tf32") if dtype == "float32" else (None,):
-                    _, defines = portable.variant(dtype, head_dim, head_dim, tile, False, shared_bytes, precision)
+                    _, defines = variants.variant(dtype, head_dim, head_dim, tile, False, shared_bytes, precision)
                     assert defines["SPATTN_HEAD_DIM"] >= head_dim
-                assert portable._shared_bytes(tile[0], dtype, head_dim) <= shared_bytes
+                assert variants.shared_bytes_of(tile[0], dtype, head_dim) <= shared_bytes
 
 
 def test_hopper_table():
     """One row, the smallest that fits, for any problem; its registers exist; its macros are those asked for."""
     for head_dim in range(8, 257, 8):
         for short in (False, True):
-            row = hopper_builds.build(head_dim, short)
-            fitting = [r.head_dim for r in hopper_builds.TABLE if r.head_dim >= head_dim and r.short_items == short]
+            row = builds.build(head_dim, short)
+            fitting = [r.head_dim for r in builds.TABLE if r.head_dim >= head_dim and r.short_items == short]
             assert row.head_dim == min(fitting) and row.short_items == short
-    assert len({row[:2] for row in hopper_builds.TABLE}) == len(hopper_builds.TABLE)
-    for row in hopper_builds.TABLE:
+    assert len({row[:2] for row in builds.TABLE}) == len(builds.TABLE)
+    for row in builds.TABLE:
         assert 256 * row.consumer_registers + 128 * row.producer_registers <= 384 * 168 and row.reason
         assert row.consumer_registers % 8 == row.producer_registers % 8 == 0  # setmaxnreg
-    sources = compile.headers("attention_sm90.cu") + compile.headers("merge_sm90.cu")
-    asked = {name for path in sources for name in re.findall(r"\bSPATTN_\w+", path.read_text())} - {"SPATTN_"}
-    assert asked == set(hopper.variant("float16", 64, hopper._MAPS[0], False))
+    sources = compile.headers("hopper/attention.cu") + compile.headers("hopper/merge.cu")
+    texts = [path.read_text() for path in sources]
+    asked, defined = ({name for text in texts for name in re.findall(pattern, text)}
+                      for pattern in (r"\bSPATTN_\w+", r"#define (SPATTN_\w+)"))  # fmt: skip
+    assert asked - defined - {"SPATTN_"} == set(builds.variant("float16", 64, hopper_params.MAPS[0], False))

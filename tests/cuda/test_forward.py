@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from spattn import cuda, patterns, reference
 from spattn.cuda import portable
+from spattn.cuda.portable import variants
 from spattn.plan import plan
 from spattn.testing import DTYPES, Expectation, inputs
 from spattn.testing.strategies import cases, compositions
@@ -76,7 +77,7 @@ def test_any_tile(check, tile, dtype):
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_multiply_adds(check, monkeypatch, head_dim):
     """float32 without tensor cores: what tiles get that are too large for the TF32 kernel."""
-    monkeypatch.setattr(portable, "LARGEST_TF32_BLOCK_Q", 0)
+    monkeypatch.setattr(variants, "LARGEST_TF32_BLOCK_Q", 0)
 
     def forward(q, k, v, pattern, scale=None):
         made = plan(pattern, q.shape[2], k.shape[2], heads=2, tile=(128, 64), workers=3)

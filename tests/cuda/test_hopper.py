@@ -10,7 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from spattn import cuda, patterns
-from spattn.cuda import hopper, hopper_layout
+from spattn.cuda.hopper import layout, params
+from spattn.cuda.hopper.builds import TILE
 from spattn.plan import plan
 from spattn.testing import Expectation, inputs
 from spattn.testing.strategies import cases, compositions
@@ -34,7 +35,7 @@ def test_random(case, dtype, seed, eighths, eighths_v):
     """Any pattern or composition, any lengths, heads packed or not."""
     q, k, v = inputs(*case.sizes, 8 * eighths, 8 * eighths_v, dtype=dtype, seed=seed)
     made = cuda.plan_for(case.pattern, q, k, v)
-    assume(hopper_layout.make_layout(made).maps <= hopper._MAPS[-1])  # more of them run on the portable kernels
+    assume(layout.make_layout(made).maps <= params.MAPS[-1])  # more of them run on the portable kernels
     Expectation(case.pattern, q, k, v).check(*cuda.forward(q, k, v, made, q.shape[3] ** -0.5))
 
 
@@ -66,7 +67,7 @@ def test_heads_inside_tokens(torch, attend, pattern):
 def test_split_lists(check, workers, kv_len):
     """The last one has more pieces a row than a row has lanes in the kernel that merges them."""
     q, k, v = inputs(1, 2, 2, 130, kv_len, 64, dtype="bfloat16")
-    made = plan(patterns.Causal(), 130, kv_len, heads=2, tile=hopper.TILE, workers=workers)
+    made = plan(patterns.Causal(), 130, kv_len, heads=2, tile=TILE, workers=workers)
     check(patterns.Causal(), q, k, v, 0.125, forward=lambda q, k, v, pattern, scale: cuda.forward(q, k, v, made, scale))
 
 

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from spattn.cuda import arrays, routes
-from spattn.cuda.launch import Launch
-from spattn.cuda.params import Call
+from spattn.cuda.call import Call
+from spattn.cuda.driver.launch import Launch
 
 ADDRESSES, WORD = struct.Struct("@7Qd"), struct.Struct("@Q")  # the stand-in for a kernel's parameters
 STREAM = 7

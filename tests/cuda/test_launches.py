@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spattn import cuda, patterns
-from spattn.cuda import launch
+from spattn.cuda.driver import launch
 from spattn.testing import inputs
 
 pytestmark = pytest.mark.gpu

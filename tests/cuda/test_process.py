@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from spattn import cuda, patterns
-from spattn.cuda import device
-from spattn.cuda.buffer import Buffer
+from spattn.cuda.driver import device
+from spattn.cuda.driver.buffer import Buffer
 from spattn.plan import plan
 
 
@@ -106,7 +106,7 @@ def test_fault_30_fork_without_gpu():
     """Forked processes, and those that they fork, are refused from the moment CUDA is initialised and not before."""
     done = run_script("""
         import os
-        from spattn.cuda import device
+        from spattn.cuda.driver import device
 
         def refused():
             try: device.require_owner()
@@ -190,8 +190,9 @@ def test_plans_that_do_not_fit():
 def test_fault_26_sticky_error():
     """After an illegal access every call says that the process must restart."""
     done = run_script(CALL + textwrap.dedent("""
-        from spattn.cuda import device, errors, portable
-        from spattn.cuda.params import Call, Operand
+        from spattn.cuda import portable
+        from spattn.cuda.call import Call, Operand
+        from spattn.cuda.driver import device, errors
         q = np.zeros((1, 1, 64, 64), np.float32)
         plan = cuda.plan_for(patterns.Full(), q, q, q)
         wild = Operand(16, q.shape, (4096, 4096, 64, 1))

@@ -17,8 +17,9 @@ from .. import _arrays
 from ..patterns import Pattern
 from ..plan import Plan, plan
 from ..plan._sealed import sealed_for
-from . import arrays, compile, device, execute, hopper, portable
-from .errors import NO_DEVICE, CudaError
+from . import arrays, execute, hopper, portable
+from .driver import compile, device
+from .driver.errors import NO_DEVICE, CudaError
 from .routes import Route, find
 
 __all__ = ["HOST_ARRAYS", "CudaError", "accepts", "forward", "info", "plan_for", "route", "tile", "unavailable",
@@ -27,7 +28,7 @@ __all__ = ["HOST_ARRAYS", "CudaError", "accepts", "forward", "info", "plan_for",
 HOST_ARRAYS = False
 
 _works_in: int | None = None  # the process in which the backend was found to work
-_BLOCKS_PER_UNIT = 2  # that run side by side on a multiprocessor
+_BLOCKS_PER_SM = 2  # that run side by side
 _log = logging.getLogger(__name__)
 
 
@@ -128,22 +129,22 @@ def route(q: Any, k: Any, v: Any, plan: Plan, scale: float) -> Route | None:
 
 def plan_for(pattern: Pattern, q: Any, k: Any, v: Any) -> Plan:
     """The plan with the tile shape of this device's kernels. Long lists are split so that one head's work, times the
-    heads, occupies every multiprocessor."""
+    heads, occupies every SM."""
     batch, heads, q_len, head_dim = q.shape
     library = arrays.library(q)
     gpu = device.get(library.ordinal(q))
-    blocks = gpu.units * (1 if _decodes(gpu, q, k) else _BLOCKS_PER_UNIT)
+    blocks = gpu.sm_count * (1 if _decodes(gpu, q, k) else _BLOCKS_PER_SM)
     workers = max(1, -(-blocks // max(1, batch * heads)))
     shape = tile(library.dtype(q), head_dim, v.shape[3], gpu.ordinal)
     return plan(pattern, q_len, k.shape[2], batch=batch, heads=heads, tile=shape, workers=workers)
 
 
 def _decodes(gpu: device.Device, q: Any, k: Any) -> bool:
-    """Whether lists are best cut into as many pieces as there are multiprocessors: one query tile for all heads of a
+    """Whether lists are best cut into as many pieces as there are SMs: one query tile for all heads of a
     group, and at least four pieces a group. Fewer pieces are fewer rows to merge."""
     batch, heads, q_len, _ = q.shape
     heads_kv = k.shape[1]
-    return 0 < heads_kv < heads and heads // heads_kv * q_len <= hopper.TILE[0] and 4 * batch * heads_kv <= gpu.units
+    return 0 < heads_kv < heads and heads // heads_kv * q_len <= hopper.TILE[0] and 4 * batch * heads_kv <= gpu.sm_count
 
 
 def accepts(made: Plan, q: Any, k: Any, v: Any) -> bool:
@@ -161,8 +162,8 @@ def tile(dtype: str, head_dim: int, head_dim_v: int | None = None, ordinal: int 
 
 
 def units(ordinal: int | None = None) -> int:
-    """Number of multiprocessors of a device."""
-    return device.get(ordinal).units
+    """Number of SMs of a device."""
+    return device.get(ordinal).sm_count
 
 
 def info() -> dict[str, object]:
@@ -173,7 +174,7 @@ def info() -> dict[str, object]:
     version = int(driver.cuDriverGetVersion()[1])
     return {
         "GPUs": device.count(),
-        "GPU": f"{gpu.name}, compute capability {gpu.capability[0]}.{gpu.capability[1]}, {gpu.units} multiprocessors",
+        "GPU": f"{gpu.name}, compute capability {gpu.capability[0]}.{gpu.capability[1]}, {gpu.sm_count} SMs",
         "driver": f"CUDA {version // 1000}.{version % 1000 // 10}",
         "nvcc": str(compile.find_nvcc() or "not found: only kernels in the cache can run"),
         "kernel cache": str(compile.cache.folder()),

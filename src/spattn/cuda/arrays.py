@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .. import _arrays
-from .params import Operand
+from .call import Operand
 
 IN_ORDER = (0, 1, 2, 3)
 

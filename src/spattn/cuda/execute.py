@@ -12,17 +12,17 @@ from .. import _arrays
 from ..plan._types import Plan
 from . import arrays
 from .arrays import Library
-from .buffer import Buffer, out_of_memory
-from .device import Device
-from .errors import check
-from .params import Call, Operand
+from .call import Call, Operand
+from .driver.buffer import Buffer, out_of_memory
+from .driver.device import Device
+from .driver.errors import check
 
 
 @dataclass(slots=True)
 class Request:
     """What a caller asks of some kernels on a device: arrays of its library, as they came.
 
-    Once there are addresses, results and a stream it becomes a :class:`~spattn.cuda.params.Call`.
+    Once there are addresses, results and a stream it becomes a :class:`~spattn.cuda.call.Call`.
     """
 
     kernels: ModuleType

@@ -11,7 +11,9 @@ import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from . import cache, compile, portable
+from .driver import cache, compile
+from .portable.params import STRUCTS
+from .portable.variants import HEAD_DIMS, merge_variant, tile_within, variant
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 # Shared memory of a block, in bytes (CUDA C++ Programming Guide, table of technical specifications).
@@ -23,11 +25,11 @@ def jobs(arch: str, dtypes: Iterable[str], head_dims: Iterable[int]) -> Iterator
     """(source, macros) of everything that plans with this device's tiles and 16-byte aligned arrays need."""
     shared_bytes = _SHARED_BYTES.get(arch, _SHARED_BYTES_OTHERS)
     for dtype in dtypes:
-        yield "merge.cu", {"SPATTN_DTYPE": dtype}
+        yield merge_variant(dtype)
         for head_dim in head_dims:
-            tile = portable.tile_within(shared_bytes, dtype, head_dim)
+            tile = tile_within(shared_bytes, dtype, head_dim)
             for precision in (None, "tf32") if dtype == "float32" else (None,):
-                yield portable.variant(dtype, head_dim, head_dim, tile, True, shared_bytes, precision)
+                yield variant(dtype, head_dim, head_dim, tile, True, shared_bytes, precision)
 
 
 def main() -> None:
@@ -35,12 +37,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("arch", nargs="+", help="targets such as sm_80 or sm_90")
     parser.add_argument("--dtype", nargs="*", default=DTYPES, choices=DTYPES)
-    parser.add_argument("--head-dim", nargs="*", type=int, default=portable.HEAD_DIMS)
+    parser.add_argument("--head-dim", nargs="*", type=int, default=HEAD_DIMS)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     args = parser.parse_args()
     todo = [(arch, *job) for arch in args.arch for job in jobs(arch, args.dtype, args.head_dim)]
     with ThreadPoolExecutor(args.jobs) as pool:
-        for _ in pool.map(lambda job: compile.cubin(job[1], job[0], job[2]), todo):
+        for _ in pool.map(lambda job: compile.cubin(job[1], job[0], job[2], STRUCTS), todo):
             pass
     different = len({(arch, source, *itertools.chain(*sorted(macros.items()))) for arch, source, macros in todo})
     print(f"{different} kernels in {cache.folder()}")

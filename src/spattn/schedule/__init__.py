@@ -1,1 +1,1 @@
-"""Who computes a plan, and when: passes from a plan, or the tables of one, to tables. NumPy only."""
+"""From a plan to who computes it and when: passes from plans or tables to tables, by NumPy alone, for every backend."""

@@ -1,0 +1,96 @@
+"""One forward pass: operands in device memory, the plan, and where the results go. Every family of kernels takes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..plan._types import Plan
+from .driver.device import Device
+
+_SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+
+
+class Operand(NamedTuple):
+    """An array in device memory: address, shape, and strides in elements, of (batch, heads, rows, columns)."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Call:
+    """One forward pass whose arguments have been checked and whose outputs exist.
+
+    Attributes
+    ----------
+    stream : int
+        Raw handle; everything is ordered on it.
+    lse : int
+        Address of contiguous (batch, heads_q, q_len) float32, float64 for float64 inputs.
+    allocate : callable
+        Bytes to the address of memory that may be used on `stream` until the call's last kernel.
+    precision : {None, "tf32"}
+        Of the products; None is that of `dtype`.
+    """
+
+    device: Device
+    stream: int
+    plan: Plan
+    q: Operand
+    k: Operand
+    v: Operand
+    out: Operand
+    lse: int
+    dtype: str
+    scale: float
+    allocate: Callable[[int], int]
+    precision: str | None = None
+
+    def aligned(self, itemsize: int) -> bool:
+        """Whether every row of every array can be read and written 16 bytes at a time."""
+        return (
+            _is_aligned(self.q, itemsize)
+            and _is_aligned(self.k, itemsize)
+            and _is_aligned(self.v, itemsize)
+            and _is_aligned(self.out, itemsize)
+        )
+
+    def workspace(self) -> tuple[int, int]:
+        """Allocates the slots of work items that share rows: addresses of their rows and of these rows' lse.
+
+        (0, 0) where the plan has none.
+        """
+        batch, heads_q = self.q.shape[:2]
+        rows = batch * heads_q * self.plan.slots * self.plan.block_q
+        if rows == 0:
+            return 0, 0
+        itemsize = 8 if self.dtype == "float64" else 4
+        partial_bytes = -(-rows * self.v.shape[3] * itemsize // 256) * 256
+        partial = self.allocate(partial_bytes + rows * itemsize)
+        return partial, partial + partial_bytes
+
+
+def fold_scale(scale: float) -> tuple[float, int]:
+    """Positive factor in base 2, and sign. Kernels apply the sign before the mask: −∞ times 0 or −1 would not stay −∞.
+
+    A scale too small for float32 counts as zero: its logits differ by less than any rounding.
+    """
+    magnitude = abs(scale) * math.log2(math.e)
+    if magnitude < _SMALLEST_SCALE:
+        return 1.0, 0
+    return magnitude, 1 if scale > 0 else -1
+
+
+def _is_aligned(x: Operand, itemsize: int) -> bool:
+    batch, head, row, column = x.strides
+    if column != 1 or (x.pointer | x.shape[3] * itemsize) % 16:
+        return False
+    if (batch | head | row) * itemsize % 16 == 0:
+        return True
+    return all(stride * itemsize % 16 == 0 for stride, size in zip(x.strides[:3], x.shape, strict=False) if size > 1)

@@ -1,0 +1,10 @@
+// Addresses of shared memory as PTX wants them.
+#pragma once
+
+namespace spattn {
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+}  // namespace spattn

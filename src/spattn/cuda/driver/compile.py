@@ -1,0 +1,152 @@
+"""nvcc: kernel source to cubin, once per source, flags and compiler; a warm start runs no compiler at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from . import cache
+from .structs import checks
+
+SOURCES = Path(__file__).parents[1]  # what every #include "..." of ours starts from
+FLAGS = ("-std=c++17", "-O3", "-lineinfo", "-cubin")
+_INCLUDE = re.compile(rb'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+class CompileError(RuntimeError):
+    """nvcc is missing or did not accept a kernel; the message has the command and what it printed."""
+
+
+def cubin(source: str, arch: str, defines: Mapping[str, object], structs: Mapping[str, np.dtype]) -> bytes:
+    """The cubin of a kernel file, from the cache or compiled now.
+
+    Parameters
+    ----------
+    source : str
+        File in this package, such as ``"portable/merge.cu"``.
+    arch : str
+        Target such as ``"sm_80"`` or ``"sm_90a"``.
+    defines : mapping of str to object
+        Macros, ``-DNAME=value``.
+    structs : mapping of str to dtype
+        Structs that the kernel reads as the host packed them; one that differs from its dtype does not compile.
+
+    Raises
+    ------
+    CompileError
+        If nvcc is needed and missing, or fails.
+    PermissionError
+        If the cache folder belongs to somebody else or is writable by everybody.
+    """
+    flags = [*FLAGS, *target(arch), *(f"-D{name}={value}" for name, value in sorted(defines.items()))]
+    unit = translation_unit(source, structs)
+    stem = f"{source.removesuffix('.cu').replace('/', '-')}-{source_key(source, [*flags, unit])}"
+    compiler = find_nvcc()
+    if compiler is None:
+        return _without_compiler(stem, source)
+    name = f"{stem}-{compiler_key(compiler)}.cubin"
+    image = cache.read(name)
+    if image is None:
+        image = run_nvcc(compiler, unit, flags)
+        cache.write(name, image)
+    return image
+
+
+def target(arch: str) -> tuple[str, ...]:
+    """nvcc's options for machine code of one architecture. The ``a`` architectures need the long form."""
+    return ("-gencode", f"arch=compute_{arch.removeprefix('sm_')},code={arch}")
+
+
+def translation_unit(source: str, structs: Mapping[str, np.dtype]) -> str:
+    """What nvcc compiles: a kernel file, and checks of the structs of its namespace, named after its folder."""
+    return f'#include "{source}"\n' + checks(structs, "spattn::" + source.partition("/")[0])
+
+
+def source_key(source: str, flags: list[str]) -> str:
+    """A digest of the source, every file of ours that it includes, and the flags."""
+    digest = hashlib.sha256("\0".join(flags).encode())
+    for path in headers(source):
+        digest.update(f"\0{path.relative_to(SOURCES)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:40]
+
+
+def headers(source: str) -> list[Path]:
+    """The file and, transitively, what it includes of ours, in a fixed order."""
+    found: dict[str, Path] = {}
+    waiting = [source]
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found[name] = SOURCES / name
+            waiting += [include.decode() for include in _INCLUDE.findall(found[name].read_bytes())]
+    return [found[name] for name in sorted(found)]
+
+
+def find_nvcc() -> Path | None:
+    """``SPATTN_NVCC``, else nvcc of ``CUDA_HOME`` or ``CUDA_PATH``, on the PATH, or in ``/usr/local/cuda``."""
+    chosen = os.environ.get("SPATTN_NVCC")
+    if chosen is not None:
+        return Path(chosen) if chosen and Path(chosen).is_file() else None
+    roots = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    on_path = shutil.which("nvcc")
+    candidates = [Path(root) / "bin" / "nvcc" for root in roots if root]
+    candidates += [Path(on_path)] if on_path else []
+    candidates.append(Path("/usr/local/cuda/bin/nvcc"))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def compiler_key(compiler: Path) -> str:
+    """A digest of the compiler's version, kept by the file's identity so that a warm start asks nobody."""
+    status = compiler.resolve().stat()
+    return _compiler_key(compiler.resolve(), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache
+def _compiler_key(compiler: Path, size: int, modified: int) -> str:
+    identity = hashlib.sha256(f"{compiler}\0{size}\0{modified}".encode()).hexdigest()[:40]
+    name = f"nvcc-{identity}.version"
+    version = cache.read(name)
+    if version is None:
+        version = _run([str(compiler), "--version"]).stdout.encode()
+        cache.write(name, version)
+    return hashlib.sha256(version).hexdigest()[:16]
+
+
+def run_nvcc(compiler: Path, unit: str, flags: list[str]) -> bytes:
+    """Compile now. The command is a list: no shell reads it."""
+    with tempfile.TemporaryDirectory(prefix="spattn-nvcc-") as place:
+        file, out = Path(place) / "kernel.cu", Path(place) / "kernel.cubin"
+        file.write_text(unit)
+        _run([str(compiler), *flags, f"-I{SOURCES}", "-o", str(out), str(file)])
+        return out.read_bytes()
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise CompileError(f"{command[0]}: cannot be run: {error}") from error
+    if done.returncode:
+        raise CompileError(f"{' '.join(command)}\nexit status {done.returncode}\n{done.stdout}{done.stderr}")
+    return done
+
+
+def _without_compiler(stem: str, source: str) -> bytes:
+    """A cubin that some compiler made of exactly this source with these flags."""
+    for name in cache.names(stem + "-"):
+        image = cache.read(name)
+        if image is not None:
+            return image
+    raise CompileError(
+        f"{source}: not compiled yet and nvcc was not found; install the CUDA toolkit or set SPATTN_NVCC, or fill "
+        f"{cache.folder()} on a machine that has nvcc: python -m spattn.cuda.prebuild"
+    )

@@ -1,0 +1,50 @@
+"""Structs that the host packs and kernels read: each is a NumPy dtype, with the names of the fields in C++. What packs
+a struct and what checks that C++ agrees are made of its dtype.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+__all__ = ["checks", "packer"]
+
+_CODES = {"i4": "i", "i8": "q", "u8": "Q", "f4": "f", "f8": "d"}
+
+
+def packer(dtype: np.dtype) -> struct.Struct:
+    """Packs all numbers of a struct, those of nested ones included, in order and at once."""
+    codes, at = "@", 0
+    for offset, scalar in _scalars(dtype, 0):
+        codes += f"{offset - at}x{_CODES[scalar.str[1:]]}"
+        at = offset + scalar.itemsize
+    return struct.Struct(f"{codes}{dtype.itemsize - at}x")
+
+
+def checks(structs: Mapping[str, np.dtype], namespace: str) -> str:
+    """C++ that compiles only where the structs of a namespace have the sizes of these dtypes, and their fields the same
+    places and sizes."""
+    lines = ["#include <cstddef>"]
+    for name, dtype in structs.items():
+        own = f"{namespace}::{name}"
+        lines.append(f'static_assert(sizeof({own}) == {dtype.itemsize}, "size of {own}");')
+        for field, (inner, offset, *_) in dtype.fields.items():
+            right = f"offsetof({own}, {field}) == {offset} && sizeof({own}::{field}) == {inner.itemsize}"
+            lines.append(f'static_assert({right}, "{own}::{field}");')
+    return "\n".join(lines) + "\n"
+
+
+def _scalars(dtype: np.dtype, start: int) -> Iterator[tuple[int, np.dtype]]:
+    """(offset, dtype) of all numbers of a dtype."""
+    if dtype.names is not None:
+        for name in dtype.names:
+            inner, offset = dtype.fields[name][:2]
+            yield from _scalars(inner, start + offset)
+    elif dtype.subdtype is not None:
+        inner, shape = dtype.subdtype
+        for number in range(int(np.prod(shape))):
+            yield from _scalars(inner, start + number * inner.itemsize)
+    else:
+        yield start, dtype

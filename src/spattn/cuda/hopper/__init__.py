@@ -1,0 +1,79 @@
+"""The kernels for compute capability 9.0: TMA, WGMMA and persistent blocks, for 16-bit types.
+
+They execute plans with tiles of 128 queries and 64 keys; two key tiles make one product of 128 keys where the head
+dimension leaves room for it. Arrays that TMA cannot address (rows not 16-byte aligned, negative or zero strides) and
+plans of more than 240 tensor maps go to the portable kernels, which execute the same plan.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from .. import portable
+from ..call import Call
+from ..driver.device import Device
+from .builds import DTYPES, TILE
+from .maps import readable
+from .params import MAPS, Addresses
+from .prepared import prepare
+
+__all__ = ["accepts", "aligned", "forward", "prepare", "supports", "tile", "why_not"]
+
+LARGEST_HEAD_DIM = 256
+_log = logging.getLogger("spattn.cuda")
+
+
+def supports(device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool:
+    """Whether these kernels can run a problem. Which arrays they can read is known only at the call."""
+    return (
+        device.capability == (9, 0)
+        and dtype in DTYPES
+        and all(dim % 8 == 0 and 0 < dim <= LARGEST_HEAD_DIM for dim in (head_dim, head_dim_v))
+    )
+
+
+def tile(device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
+    """(block_q, block_kv) of every plan."""
+    return TILE
+
+
+def accepts(block_q: int, block_kv: int) -> bool:
+    """Whether the kernels can execute plans with tiles of this shape."""
+    return (block_q, block_kv) == TILE
+
+
+def forward(call: Call) -> None:
+    """Enqueue the attention kernel, and the merge kernel where the plan has merges; the context must be current."""
+    prepared = prepare(call)
+    addresses = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer
+    if prepared is None or not aligned(addresses):
+        if _log.isEnabledFor(logging.DEBUG):
+            _log.debug("portable kernels instead: %s", why_not(call))
+        portable.forward(call)
+        return
+    plan, ready, call = prepared
+    to = Addresses(*addresses, call.lse, *call.workspace(), call.scale)
+    for launch in range(len(plan.launches)):
+        ready.attention.launch(plan.blocks[launch], ready.template.fill(launch, to, plan.counter()), call.stream)
+    if ready.merge_blocks:
+        ready.merge.launch(ready.merge_blocks, ready.merge_params(to), call.stream)
+
+
+def aligned(addresses: tuple[int, ...]) -> bool:
+    """Whether TMA can address arrays that start here."""
+    q, k, v, out = addresses
+    return (q | k | v | out) % 16 == 0
+
+
+def why_not(call: Call) -> str:
+    """What of a call that these kernels leave to the portable ones TMA cannot address."""
+    for name in ("q", "k", "v", "out"):
+        operand = getattr(call, name)
+        if operand.pointer % 16:
+            return f"{name} starts at {operand.pointer:#x}, which is not on 16 bytes"
+        if not readable(operand):
+            return (
+                f"{name} has the shape {operand.shape} and the strides {operand.strides}: rows must start on 16 bytes, "
+                "their elements lie side by side, and strides be positive"
+            )
+    return f"the plan needs more than {MAPS[-1]} tensor maps"

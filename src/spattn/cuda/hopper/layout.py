@@ -1,0 +1,101 @@
+"""The plan in the form that attention.cu reads: NumPy only, no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...plan._types import Plan
+from ...schedule.finishers import Merges, find_finishers
+from ...schedule.roles import roles
+from .maps import PANEL, MapSpec, halve, map_views
+
+WORK = np.dtype([(name, "i4") for name in ("query_view", "x", "y", "z", "begin", "end", "key_view", "slot")])
+ENTRY = np.dtype([(name, "i4") for name in ("x", "y", "z", "view")])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Device arrays of a plan and the tensor maps they refer to.
+
+    Spec number ``s`` is maps ``2 s`` (q or k) and ``2 s + 1`` (out or v) of a batch entry; query specs come first.
+
+    Attributes
+    ----------
+    query_specs, key_specs : tuple of MapSpec
+    query_views, key_views : arrays of VIEW
+    work : (items,) array of WORK
+    entries : (entries,) array of ENTRY
+    entry_masks : (entries,) int32 array
+    masks : (n, warpgroups, 128) uint32 array
+        In the order of accumulators, see :func:`fragment_masks`.
+    priors : (finishers, block_q) int32 array
+        See :class:`~spattn.schedule.finishers.Finishers`.
+    finishes : (items,) bool array
+    merges : Merges
+    """
+
+    query_specs: tuple[MapSpec, ...]
+    key_specs: tuple[MapSpec, ...]
+    query_views: np.ndarray
+    key_views: np.ndarray
+    work: np.ndarray
+    entries: np.ndarray
+    entry_masks: np.ndarray
+    masks: np.ndarray
+    priors: np.ndarray
+    finishes: np.ndarray
+    merges: Merges
+
+    @property
+    def maps(self) -> int:
+        """Tensor maps of one batch entry."""
+        return 2 * (len(self.query_specs) + len(self.key_specs))
+
+
+def make_layout(plan: Plan) -> Layout:
+    """Lays a plan out for the Hopper kernel."""
+    query_ids, key_ids, row_component = roles(plan)
+    query_specs, query_views = map_views(plan.views, query_ids, 0)
+    query_specs, query_views = halve(query_specs, query_views, plan.block_q // PANEL)
+    key_specs, key_views = map_views(plan.views, key_ids, len(query_specs))
+    components = plan.components[plan.work["component"]]
+    if (plan.work["begin"] >= plan.work["end"]).any():
+        raise ValueError("plan: expected work items of at least one tile")
+    finishers = find_finishers(plan)
+    work = np.zeros(len(plan.work), dtype=WORK)
+    work["query_view"], work["key_view"] = components["query_view"], components["key_view"]
+    work["begin"], work["end"], work["slot"] = plan.work["begin"], plan.work["end"], finishers.slots
+    corner = first_coordinates(plan.views[components["query_view"]], plan.work["query_tile"])
+    work["x"], work["y"], work["z"] = corner.T
+    owner = plan.components[np.repeat(row_component, np.diff(plan.indptr))]
+    corner = first_coordinates(plan.views[owner["key_view"] + plan.key_view], plan.indices)
+    entries = np.zeros(len(plan.indices), dtype=ENTRY)
+    entries["x"], entries["y"], entries["z"] = corner.T
+    entries["view"] = plan.key_view
+    return Layout(
+        query_specs, key_specs, query_views, key_views, work, entries, plan.mask.astype(np.int32),
+        fragment_masks(plan.masks), finishers.priors, finishers.finishes, finishers.merges,
+    )  # fmt: skip
+
+
+def first_coordinates(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
+    """(n, 3) int32: the first lattice coordinates of tiles (tile i of view i), axis 2 first."""
+    grid, box = views["grid"].astype(np.int64), views["box"]
+    tiles = tiles.astype(np.int64)
+    numbers = (tiles % grid[:, 2], tiles // grid[:, 2] % grid[:, 1], tiles // (grid[:, 2] * grid[:, 1]))
+    return np.stack([number * box[:, 2 - i] for i, number in enumerate(numbers)], axis=1).astype(np.int32)
+
+
+def fragment_masks(masks: np.ndarray) -> np.ndarray:
+    """Bitmasks of tiles of 64 keys in the order of WGMMA accumulators: (n, warpgroups, 128 threads) of uint32.
+
+    Bit ``4 i + 2 h + b`` of lane ``4 g + t`` in warp ``w`` is row ``16 w + 8 h + g``, column ``8 i + 2 t + b``.
+    """
+    count, block_q, _ = masks.shape
+    little = np.ascontiguousarray(masks).astype("<u8").view(np.uint8)
+    bits = np.unpackbits(little, bitorder="little").reshape(count, block_q // 64, 4, 2, 8, 8, 4, 2)
+    bits = bits.transpose(0, 1, 2, 4, 6, 5, 3, 7)  # n, warpgroup, w, g, t, i, h, b
+    packed = np.packbits(np.ascontiguousarray(bits).reshape(count, block_q // 64, 128, 32), -1, "little")
+    return packed.view(np.uint32).reshape(count, block_q // 64, 128)

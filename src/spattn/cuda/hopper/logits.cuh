@@ -1,0 +1,22 @@
+// The logits policy: everything that is done to a step's products of query and key before the softmax sees them.
+#pragma once
+
+#include "hopper/config.cuh"
+#include "hopper/mask.cuh"
+
+namespace spattn::hopper {
+
+// Gives the products the sign of the scale, whose magnitude is folded into the exponent, and applies the masks of
+// partial tiles.
+__device__ __forceinline__ void logits_policy(float (&s)[kStepKV / 2], float sign, const StepMask& mask) {
+    if (sign != 1.0f) {
+#pragma unroll
+        for (int i = 0; i < kStepKV / 2; ++i) s[i] *= sign;
+    }
+    if (mask.partial) {
+        apply_mask<0>(s, mask.word[0]);
+        if constexpr (kTiles == 2) apply_mask<32>(s, mask.word[1]);
+    }
+}
+
+}  // namespace spattn::hopper

@@ -1,0 +1,155 @@
+"""Tensor maps: which a plan's views need, which arrays they can address, and how they are encoded."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...plan._types import AXES
+from ..call import Operand
+from ..driver.device import library
+from ..driver.errors import CudaError
+
+MAP_BYTES = 128
+ALIGNMENT = 64
+ELEMENT_BYTES = 2
+PANEL = 64  # elements of a 128-byte swizzled row
+_MAP_TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
+_SWIZZLE_128B, _L2_256B = 3, 3
+_RANK = 5
+_LARGEST_STRIDE = 1 << 40  # bytes (cuTensorMapEncodeTiled)
+
+VIEW = np.dtype(
+    [("map", "i4"), ("shift_y", "i4"), ("shift_z", "i4"), ("unused", "i4"), ("half", "i4", 4), ("offset", "i8"),
+     ("stride", "i8", AXES), ("extent", "i4", AXES), ("box", "i4", AXES)]
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MapSpec:
+    """A tensor map of one or several views, in tokens; axis 2 first, as TMA wants it."""
+
+    offset: int
+    extents: tuple[int, int, int]
+    strides: tuple[int, int, int]
+    box: tuple[int, int, int]
+
+
+def map_views(views: np.ndarray, ids: np.ndarray, first: int) -> tuple[tuple[MapSpec, ...], np.ndarray]:
+    """Tensor maps for the views `ids`, as few as there can be, and the device records of all views.
+
+    Views that differ by their offset alone share a map when the offsets are an arithmetic progression and an axis is
+    free to hold its number: the residue classes of a dilated or strided pattern are one map.
+    """
+    records = np.zeros(len(views), dtype=VIEW)
+    for name in ("offset", "stride", "extent", "box"):
+        records[name] = views[name]
+    classes: dict[tuple, list[int]] = {}
+    for number in ids:
+        view = views[number]
+        key = tuple(tuple(int(n) for n in view[name]) for name in ("stride", "extent", "box"))
+        classes.setdefault(key, []).append(int(number))
+    specs: list[MapSpec] = []
+    for (stride, extent, box), members in classes.items():
+        free = next((axis for axis in (1, 0) if extent[axis] == 1 and box[axis] == 1), None)
+        for start, step, numbers in _progressions(views["offset"][members], members, free is not None):
+            extents, strides = list(extent), list(stride)
+            if len(numbers) > 1:
+                extents[free], strides[free] = (numbers[-1][0] - start) // step + 1, step
+            for offset, number in numbers:
+                shift = (offset - start) // step
+                records["map"][number] = 2 * (first + len(specs))
+                records["shift_y"][number] = shift if free == 1 else 0
+                records["shift_z"][number] = shift if free == 0 else 0
+            specs.append(MapSpec(start, tuple(extents[::-1]), tuple(strides[::-1]), tuple(box[::-1])))
+    return tuple(specs), records
+
+
+def _progressions(offsets: np.ndarray, members: list[int], join: bool):
+    """Cuts views into arithmetic progressions of offsets: (start, step, [(offset, view), ...])."""
+    order = np.argsort(offsets, kind="stable")
+    pending = [(int(offsets[i]), members[i]) for i in order]
+    while pending:
+        later = [o for o, _ in pending if o > pending[0][0]]
+        step = later[0] - pending[0][0] if later and join else 0
+        taken, expected = [], pending[0][0]
+        for offset, number in pending:
+            if step and offset == expected + step:
+                expected += step
+            if offset == expected:
+                taken.append((offset, number))
+        chosen = {number for _, number in taken}
+        yield pending[0][0], max(step, 1), taken
+        pending = [pair for pair in pending if pair[1] not in chosen]
+
+
+def halve(
+    specs: tuple[MapSpec, ...], views: np.ndarray, parts: int
+) -> tuple[tuple[MapSpec, ...], np.ndarray]:
+    """Gives each warpgroup its own box: the query box cut in `parts` along its first axis that can be."""
+    halved, axes = [], []
+    for spec in specs:
+        axis = next((a for a in (2, 1, 0) if spec.box[a] % parts == 0), None)  # axis 0 of the lattice is last here
+        if axis is None:
+            raise ValueError(f"plan: cannot cut a query box {spec.box[::-1]} in {parts} parts")
+        box = list(spec.box)
+        box[axis] //= parts
+        axes.append((axis, box[axis]))
+        halved.append(MapSpec(spec.offset, spec.extents, spec.strides, tuple(box)))
+    views = views.copy()
+    for number in range(len(views)):
+        if specs:
+            axis, size = axes[views["map"][number] // 2]
+            views["half"][number, 2 - axis] = size
+    return tuple(halved), views
+
+
+def readable(operand: Operand) -> bool:
+    """Whether TMA can address an array that starts on 16 bytes: so must its rows, and strides be positive."""
+    *steps, feature = operand.strides
+    steps = [step * ELEMENT_BYTES for step, size in zip(steps, operand.shape, strict=False) if size > 1]
+    return (
+        (feature == 1 or operand.shape[3] == 1)
+        and operand.shape[3] * ELEMENT_BYTES % 16 == 0
+        and all(0 < step < _LARGEST_STRIDE and step % 16 == 0 for step in steps)
+    )
+
+
+def joint_heads(operand: Operand) -> bool:
+    """Whether batch and head are one axis of constant stride."""
+    return operand.shape[0] == 1 or operand.strides[0] == operand.shape[1] * operand.strides[1]
+
+
+def encode_map(target: int, operand: Operand, spec: MapSpec, dtype: str, batch: int | None) -> int:
+    """Writes the tensor map of `spec` over an array to address `target`; returns the map's offset in bytes.
+
+    Parameters
+    ----------
+    batch : int or None
+        The batch entry the map reads, or None when batch and head are one axis.
+    """
+    entries, heads, _, features = operand.shape
+    token = operand.strides[2] * ELEMENT_BYTES
+    offset = spec.offset * token + (0 if batch is None else batch * operand.strides[0] * ELEMENT_BYTES)
+    extents = (features, *spec.extents, entries * heads if batch is None else heads)
+    # An axis of one cell has no stride, but the encoder wants one.
+    steps = [step * token for step in spec.strides] + [operand.strides[1] * ELEMENT_BYTES]
+    strides = [step if step > 0 and size > 1 else 16 for step, size in zip(steps, extents[1:], strict=True)]
+    status = library().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(target), _MAP_TYPES[dtype], _RANK, ctypes.c_void_p(operand.pointer + offset),
+        (ctypes.c_uint64 * _RANK)(*extents), (ctypes.c_uint64 * (_RANK - 1))(*strides),
+        (ctypes.c_uint32 * _RANK)(PANEL, *spec.box, 1), (ctypes.c_uint32 * _RANK)(1, 1, 1, 1, 1),
+        0, _SWIZZLE_128B, _L2_256B, 0,
+    )  # fmt: skip
+    if status:
+        raise CudaError("cuTensorMapEncodeTiled", status, f"for {spec} over {operand}")
+    return offset
+
+
+def replace_address(target: int, address: int) -> None:
+    """Points the tensor map at `target` to another array of the same shape and strides."""
+    status = library().cuTensorMapReplaceAddress(target, address)
+    if status:
+        raise CudaError("cuTensorMapReplaceAddress", status, f"for address {address:#x}")

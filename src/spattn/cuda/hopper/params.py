@@ -1,0 +1,162 @@
+"""The parameters of attention.cu and merge.cu.
+
+Tensor maps travel inside the parameters, so a launch needs no copy and can be captured in a graph. Shapes and strides
+are encoded once; a call with other addresses only replaces those.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import threading
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ...schedule.tasks import TASK
+from ..call import Call, fold_scale
+from ..driver.structs import packer
+from ..recent import Recent
+from .layout import ENTRY, WORK, Layout
+from .maps import ALIGNMENT, MAP_BYTES, VIEW, encode_map, joint_heads, replace_address
+
+MAPS = (16, 240)  # tensor maps that a kernel's parameters have room for; 240 is what 32 KiB of parameters hold
+_PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
+_CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse", "counter")
+_INTEGERS = ("task_count", "heads_q", "head_dim", "head_dim_v", "q_batch", "kv_batch", "batch_maps")
+_FLOATS = ("scale_log2", "sign")
+_ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
+_HEADS_KEPT = 64
+
+STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "token")])
+MERGE = np.dtype([
+    *((name, "u8") for name in ("rows", "indptr", "sources", "heads", "partial_out", "partial_lse", "out", "lse")),
+    ("partial_rows", "i8"), ("q_len", "i8"), ("out_stride", STRIDES),
+    *((name, "i4") for name in ("heads_q", "head_dim_v", "head_blocks", "unused")),
+])  # fmt: skip
+pack_merge = packer(MERGE).pack
+
+
+@functools.cache
+def params_dtype(room: int) -> np.dtype:
+    """The struct Params with room for so many tensor maps."""
+    fields = [("maps", "u1", (room, MAP_BYTES)), *((name, "u8") for name in _PLAN_POINTERS + _CALL_POINTERS)]
+    fields += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "out")]
+    fields += [("partial_rows", "i8"), ("q_len", "i8"), *((name, "i4") for name in _INTEGERS)]
+    fields += [(name, "f4") for name in _FLOATS]
+    plain = np.dtype(fields)
+    return np.dtype({
+        "names": plain.names, "formats": [plain.fields[name][0] for name in plain.names],
+        "offsets": [plain.fields[name][1] for name in plain.names],
+        "itemsize": -(-plain.itemsize // ALIGNMENT) * ALIGNMENT,
+    })  # fmt: skip
+
+
+def structs(room: int) -> Mapping[str, np.dtype]:
+    """The structs of params.cuh, with room for so many tensor maps."""
+    return {"View": VIEW, "Work": WORK, "Entry": ENTRY, "Task": TASK, "Strides": STRIDES, "Params": params_dtype(room),
+            "Merge": MERGE}  # fmt: skip
+
+
+class _Map(NamedTuple):
+    operand: int  # number in (q, k, v, out)
+    offset: int  # bytes from the operand's address to the map's
+
+
+class Addresses(NamedTuple):
+    """What differs between calls that agree in shapes, strides and dtype."""
+
+    q: int
+    k: int
+    v: int
+    out: int
+    lse: int
+    partial: int
+    partial_lse: int
+    scale: float
+
+
+class Template:
+    """The parameters of all calls that agree in shapes, strides and dtype.
+
+    Parameters
+    ----------
+    layout : Layout
+    plan_at : dict
+        Device addresses of the plan's arrays.
+    launches : list of (int, int)
+        First task and number of tasks of each launch.
+    room : int
+        Tensor maps that the kernel's parameters have room for.
+    """
+
+    def __init__(self, layout: Layout, plan_at: dict[str, int], launches: list[tuple[int, int]], call: Call, room: int):
+        operands = call.q, call.k, call.v, call.out
+        joint = all(map(joint_heads, operands))
+        self._image = aligned_bytes(params_dtype(room).itemsize)
+        params = self._image.view(params_dtype(room))[0]
+        self._maps: list[_Map] = []
+        self._encode(layout, operands, call.dtype, joint)
+        for name in _PLAN_POINTERS:
+            params[name] = plan_at[name]
+        for name, operand in zip(("q", "k", "v", "out"), operands, strict=True):
+            params[f"{name}_stride"] = operand.strides[:3]
+        params["partial_rows"], params["q_len"] = call.plan.slots * call.plan.block_q, call.plan.q_len
+        heads_q, heads_kv = call.q.shape[1], call.k.shape[1]
+        sizes = (0, heads_q, call.q.shape[3], call.v.shape[3])
+        batches = (heads_q, heads_kv, 0) if joint else (0, 0, layout.maps)
+        for name, value in zip(_INTEGERS, (*sizes, *batches), strict=True):
+            params[name] = value
+        self._pointers = tuple(operand.pointer for operand in operands)  # that the maps of _image have now
+        self._lock = threading.Lock()
+        self._head_bytes = room * MAP_BYTES
+        self._tails = []
+        for first, count in launches:
+            params["tasks"], params["task_count"] = plan_at["tasks"] + first * TASK.itemsize, count
+            self._tails.append(bytes(self._image[self._head_bytes :]))
+        fields = params_dtype(room).fields
+        self._call_at, self._scale_at = (fields[name][1] - self._head_bytes for name in ("q", "scale_log2"))
+        self.counter_at = fields["counter"][1]
+        self._heads = Recent(_HEADS_KEPT)
+
+    def fill(self, launch: int, to: Addresses, counter: int) -> bytes:
+        """The bytes of ``Params`` for a launch of a call."""
+        tail = bytearray(self._tails[launch])
+        _ADDRESSES.pack_into(tail, self._call_at, *to[:7], counter)
+        _SCALES.pack_into(tail, self._scale_at, *fold_scale(to.scale))
+        return (self._heads.get(to[:4]) or self._move(to[:4])) + tail
+
+    def _move(self, pointers: tuple[int, ...]) -> bytes:
+        """The tensor maps for other addresses, kept because allocators hand out the same ones again and again."""
+        with self._lock:
+            at = self._image.ctypes.data
+            for number, (operand, offset) in enumerate(self._maps):
+                if pointers[operand] != self._pointers[operand]:
+                    replace_address(at + number * MAP_BYTES, pointers[operand] + offset)
+            self._pointers = pointers
+            maps = self._image[: self._head_bytes].tobytes()
+        return self._heads.keep(pointers, maps)
+
+    def _encode(self, layout: Layout, operands, dtype: str, joint: bool) -> None:
+        """Per batch entry (or once, where batch and head are one axis): maps of q and out, then of k and v."""
+        at = self._image.ctypes.data
+        for batch in (None,) if joint else range(operands[0].shape[0]):
+            for specs, numbers in ((layout.query_specs, (0, 3)), (layout.key_specs, (1, 2))):
+                for spec in specs:
+                    for number in numbers:
+                        offset = encode_map(at + len(self._maps) * MAP_BYTES, operands[number], spec, dtype, batch)
+                        self._maps.append(_Map(number, offset))
+
+
+def maps_needed(layout: Layout, call: Call) -> int:
+    """Tensor maps of a call."""
+    joint = all(map(joint_heads, (call.q, call.k, call.v, call.out)))
+    return layout.maps * (1 if joint else call.q.shape[0])
+
+
+def aligned_bytes(count: int) -> np.ndarray:
+    """`count` zero bytes at an address that suits tensor maps."""
+    raw = np.zeros(count + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + count]

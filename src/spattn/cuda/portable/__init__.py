@@ -1,0 +1,76 @@
+"""The kernels for every GPU from compute capability 8.0: ``mma.sync`` for 16-bit types and, by TF32 products, for
+float32; fused multiply-adds for float64, and for float32 where a tile is too large for the former.
+
+They execute any plan whose query tiles are multiples of 16 tokens.
+"""
+
+from __future__ import annotations
+
+from ..call import Call
+from ..driver.device import Device
+from ..driver.launch import Kernel, kernel
+from .params import STRUCTS, PlanOnDevice, pack, plan_on_device
+from .variants import HEAD_DIMS, ITEMSIZE, KEYS, merge_variant, shared_bytes_of, tile_within, variant
+
+__all__ = ["LARGEST_HEAD_DIM", "accepts", "fits", "forward", "tile"]
+
+LARGEST_HEAD_DIM = HEAD_DIMS[-1]
+LARGEST_BLOCK_Q = 256
+LARGEST_GRID = 2**31 - 1
+
+
+def tile(device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
+    """(block_q, block_kv) that suits a head dimension (the larger of that of q and v)."""
+    return tile_within(device.shared_bytes, dtype, head_dim)
+
+
+def accepts(block_q: int, block_kv: int) -> bool:
+    """Whether the kernels can execute plans with tiles of this shape."""
+    return block_q % 16 == 0 and 16 <= block_q <= LARGEST_BLOCK_Q and block_kv % KEYS == 0
+
+
+def fits(device: Device, block_q: int, dtype: str, head_dim: int) -> bool:
+    """Whether query tiles of this height leave room for the rest in a block's shared memory."""
+    return shared_bytes_of(block_q, dtype, head_dim) <= device.shared_bytes
+
+
+def forward(call: Call) -> None:
+    """Enqueue the attention kernel, and the merge kernel where the plan has merges; the context must be current."""
+    batch, heads_q = call.q.shape[:2]
+    plan = plan_on_device(call.plan, call.device, batch, heads_q)
+    partial, partial_lse = call.workspace()
+    if plan.items:
+        launch_all(call, plan, attention_kernel(call, plan), plan.items, partial, partial_lse)
+    if plan.merges:
+        ready = merge_kernel(call, plan)
+        blocks = -(-plan.merges // (ready.threads // 32))  # a warp each
+        launch_all(call, plan, ready, blocks, partial, partial_lse)
+
+
+def launch_all(call: Call, plan: PlanOnDevice, ready: Kernel, blocks: int, partial: int, partial_lse: int) -> None:
+    """Launch a kernel over a flat list of blocks, in as many grids as it takes."""
+    for first in range(0, blocks, LARGEST_GRID):
+        params = pack(call, plan, partial, partial_lse, first)
+        ready.launch(min(blocks - first, LARGEST_GRID), params, call.stream)
+
+
+def attention_kernel(call: Call, plan: PlanOnDevice) -> Kernel:
+    """The kernel for a call's dtype, dimensions and alignment."""
+    head_dim, head_dim_v, aligned = call.q.shape[3], call.v.shape[3], call.aligned(ITEMSIZE[call.dtype])
+    key = call.dtype, call.precision, head_dim, head_dim_v, aligned
+    found = plan.kernels.get(key)
+    if found is None:
+        tile = call.plan.block_q, call.plan.block_kv
+        room = call.device.shared_bytes
+        source, defines = variant(call.dtype, head_dim, head_dim_v, tile, aligned, room, call.precision)
+        found = plan.kernels[key] = kernel(call.device, source, call.device.arch, defines, STRUCTS, "attention")
+    return found
+
+
+def merge_kernel(call: Call, plan: PlanOnDevice) -> Kernel:
+    """The kernel for rows that several work items computed or that may attend to nothing."""
+    found = plan.kernels.get((call.dtype,))
+    if found is None:
+        source, defines = merge_variant(call.dtype)
+        found = plan.kernels[(call.dtype,)] = kernel(call.device, source, call.device.arch, defines, STRUCTS, "merge")
+    return found

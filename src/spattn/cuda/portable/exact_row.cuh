@@ -1,0 +1,78 @@
+// One row, key by key, for rows that the tile kernels could not finish with finite numbers, or whose logits are too
+// large for them.
+//
+// Tile kernels multiply the values of keys that a row may not see by a weight of zero. When such a value is NaN or
+// infinite the product is NaN (0 · NaN), so the row is computed again here from its allowed keys alone. A NaN at an
+// allowed key stays a NaN. Nothing is paid while all values are finite.
+#pragma once
+#include "common/element.cuh"
+#include "common/exact_softmax.cuh"
+#include "portable/params.cuh"
+
+namespace spattn::portable {
+
+// Where a row's result goes: the output, or the workspace when others write the same row.
+struct RowTarget {
+  bool partial;
+  long long index;  // of a row of the workspace, or of lse
+  int position;
+};
+
+template <int kBlockQ>
+__device__ inline RowTarget row_target(const Params& params, const Work& work, int batch_head, int cell, int position) {
+  if (work.slot < 0) return {false, static_cast<long long>(batch_head) * params.q_len + position, position};
+  return {true, (static_cast<long long>(batch_head) * params.slots + work.slot) * kBlockQ + cell, position};
+}
+
+// Position of candidate `n` among the keys of a work item's tiles, -1 if query cell `cell` may not attend to it.
+template <int kBlockQ, int kBlockKV>
+__device__ inline int allowed_key(const Params& params, const Work& work, int cell, int n) {
+  const int entry = work.begin + n / kBlockKV, key = n % kBlockKV, mask = params.mask[entry];
+  if (mask >= 0) {
+    const long long words = (static_cast<long long>(mask) * kBlockQ + cell) * (kBlockKV / 64);
+    if (!(params.masks[words + key / 64] >> key % 64 & 1)) return -1;
+  }
+  const View& view = params.views[params.components[work.component].key_view + params.key_view[entry]];
+  return position_of(view, params.indices[entry], key);
+}
+
+template <int kBlockQ, int kBlockKV, int kDimV>
+__device__ __noinline__ void exact_row(const Params& params, const Work& work, int batch_head, int cell, int position) {
+  const int lane = threadIdx.x % 32;
+  const int batch = batch_head / params.heads_q, head = batch_head % params.heads_q;
+  const Element* q = head_of<const Element>(params.q, batch, head) + position * params.q.row;
+  const Element* k = head_of<const Element>(params.k, batch, head / params.heads_per_kv);
+  const Element* v = head_of<const Element>(params.v, batch, head / params.heads_per_kv);
+  constexpr int kColumns = (kDimV + 31) / 32;
+  const auto dot = [&](int key) {
+    double sum = 0;
+    for (int i = 0; i < params.head_dim; ++i) {
+      sum += double(widen(q[i * params.q.column])) * double(widen(k[key * params.k.row + i * params.k.column]));
+    }
+    return params.sign * sum;
+  };
+  const auto value = [&](int key, int column) {
+    return column < params.head_dim_v ? double(widen(v[key * params.v.row + column * params.v.column])) : 0.0;
+  };
+  const auto row = exact_attention<kColumns>(
+      (work.end - work.begin) * kBlockKV, params.scale_log2,
+      [&](int n) { return allowed_key<kBlockQ, kBlockKV>(params, work, cell, n); }, dot, value);
+
+  const RowTarget target = row_target<kBlockQ>(params, work, batch_head, cell, position);
+  Element* out = head_of<Element>(params.out, batch, head) + position * params.out.row;
+#pragma unroll
+  for (int i = 0; i < kColumns; ++i) {
+    const int column = lane + 32 * i;
+    if (column >= params.head_dim_v) continue;
+    const Sum result = static_cast<Sum>(row.out[i]);
+    if (target.partial) {
+      static_cast<Sum*>(params.partial)[target.index * params.head_dim_v + column] = result;
+    } else {
+      narrow(result, out[column]);
+    }
+  }
+  Sum* lse = static_cast<Sum*>(target.partial ? params.partial_lse : params.lse);
+  if (lane == 0) lse[target.index] = static_cast<Sum>(row.lse);
+}
+
+}  // namespace spattn::portable

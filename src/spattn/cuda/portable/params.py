@@ -1,0 +1,75 @@
+"""The parameters of the portable kernels: the plan's part is packed once per plan, the rest every call."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...plan._cache import derived
+from ...plan._types import COMPONENT, VIEW, WORK, Plan
+from ...schedule.tasks import launch_lists
+from ..call import Call, fold_scale
+from ..driver.buffer import upload
+from ..driver.device import Device
+from ..driver.launch import Kernel
+from ..driver.structs import packer
+
+_ARRAYS = ("views", "components", "indices", "key_view", "mask", "masks", "work", "merge_rows", "merge_indptr",
+           "merge_sources")  # fmt: skip
+
+ARRAY = np.dtype([("data", "u8"), *((name, "i8") for name in ("batch", "head", "row", "column"))])
+LAUNCH_LIST = np.dtype(
+    [*((name, "u8") for name in ("task_indptr", "head_indptr", "heads", "first_number")), ("numbers", "i8"),
+     ("variants", "i4")], align=True,
+)  # fmt: skip
+_CALL = [
+    *((name, ARRAY) for name in ("q", "k", "v", "out")), *((name, "u8") for name in ("lse", "partial", "partial_lse")),
+    ("first_block", "i8"), ("scale_log2", "f8"),
+    *((name, "i4") for name in ("sign", "heads_q", "heads_per_kv", "head_dim", "head_dim_v")),
+]  # fmt: skip
+_PLAN = [*((name, "u8") for name in _ARRAYS), ("items", LAUNCH_LIST), ("merges", LAUNCH_LIST),
+         *((name, "i4") for name in ("q_len", "slots", "block_q"))]  # fmt: skip
+PARAMS = np.dtype(_CALL + _PLAN, align=True)
+
+# The structs of params.cuh.
+STRUCTS = {"View": VIEW, "Component": COMPONENT, "Work": WORK, "Array": ARRAY, "LaunchList": LAUNCH_LIST,
+           "Params": PARAMS}  # fmt: skip
+
+_pack_call, _pack_plan = (packer(np.dtype(fields, align=True)).pack for fields in (_CALL, _PLAN))
+
+
+class PlanOnDevice:
+    """A plan's arrays on one device, with the launch lists for one number of batch entries and heads."""
+
+    def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int):
+        arrays = {name: getattr(plan, name) for name in _ARRAYS}
+        shared = derived(plan, ("cuda", device.ordinal), lambda: upload(device, arrays))
+        lists = launch_lists(plan, batch, heads_q)
+        self.items, self.merges = int(lists.items_first[-1]), int(lists.merges_first[-1])
+        self._buffers = shared[0], upload(device, lists._asdict())
+        at, plan_at = self._buffers[1][1], shared[1]
+        self.kernels: dict[tuple, Kernel] = {}  # of the calls made so far, by what they depend on
+        self.packed = _pack_plan(
+            *(plan_at[name] for name in _ARRAYS),
+            at["items"], at["head_indptr"], at["heads"], at["items_first"], self.items, plan.variants,
+            at["merges"], at["head_indptr"], at["heads"], at["merges_first"], self.merges, plan.variants,
+            plan.q_len, plan.slots, plan.block_q,
+        )  # fmt: skip
+
+
+def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int) -> PlanOnDevice:
+    """The device copy of a plan, made at first use and kept with it; the device's context must be current."""
+    key = "cuda", device.ordinal, batch, heads_q
+    return derived(plan, key, lambda: PlanOnDevice(plan, device, batch, heads_q))
+
+
+def pack(call: Call, plan: PlanOnDevice, partial: int, partial_lse: int, first_block: int = 0) -> bytes:
+    """The bytes of ``Params``."""
+    scale_log2, sign = fold_scale(call.scale)
+    heads_q = call.q.shape[1]
+    head = _pack_call(
+        call.q.pointer, *call.q.strides, call.k.pointer, *call.k.strides,
+        call.v.pointer, *call.v.strides, call.out.pointer, *call.out.strides,
+        call.lse, partial, partial_lse, first_block, scale_log2,
+        sign, heads_q, heads_q // call.k.shape[1], call.q.shape[3], call.v.shape[3],
+    )  # fmt: skip
+    return head + plan.packed

@@ -1,0 +1,83 @@
+// Rows of a head between global and shared memory, gathered by position.
+#pragma once
+#include "common/element.cuh"
+#include "portable/params.cuh"
+#include "portable/ptx.cuh"
+
+namespace spattn::portable {
+
+constexpr int kLoadUnroll = 4;  // copies whose addresses are computed together
+
+// Where 16-byte chunk `chunk` of row `row` lies in a tile of kChunks chunks a row, in chunks. Eight consecutive rows at
+// one chunk fall into eight different bank groups, as ldmatrix and row-wise reads want. Rows of an odd number of
+// half-lines (64 bytes) alternate between the halves of a 128-byte line, so there only four values need spreading.
+template <int kChunks>
+__device__ __forceinline__ int chunk_at(int row, int chunk) {
+  static_assert(kChunks % 4 == 0, "rows of whole 64-byte half-lines");
+  return row * kChunks + (chunk ^ (kChunks % 8 == 0 ? row & 7 : (row >> 1) & 3));
+}
+
+// Shared-memory address of chunk `first + ahead` of a row from the address of chunk `first`, for first < 2 and `ahead`
+// even: the swizzle only exchanges chunks inside a line, so one exclusive-or (free for a constant) replaces chunk_at().
+template <int kChunks>
+__device__ __forceinline__ unsigned advance(unsigned address, int ahead) {
+  constexpr int kSpan = kChunks % 8 == 0 ? 8 : 4;
+  return (address ^ (ahead % kSpan * 16)) + ahead / kSpan * kSpan * 16;
+}
+
+// One chunk, element by element: any alignment, any stride, any number of columns.
+__device__ __forceinline__ void copy_elements(Element* destination, const Element* source, long long column_stride,
+                                              int columns) {
+  alignas(16) Element chunk[kVector];
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    if (i < columns) {
+      chunk[i] = source[i * column_stride];
+    } else {
+      narrow(Sum(0), chunk[i]);
+    }
+  }
+  *reinterpret_cast<uint4*>(destination) = *reinterpret_cast<const uint4*>(chunk);
+}
+
+// Calls visit(row, chunk) for this thread's share of the chunks of a tile.
+template <int kRows, int kChunks, int kThreads, typename Visit>
+__device__ __forceinline__ void for_own_chunks(Visit visit) {
+  constexpr int kTotal = kRows * kChunks, kTurns = (kTotal + kThreads - 1) / kThreads;
+#pragma unroll kLoadUnroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const int i = turn * kThreads + threadIdx.x;
+    if (kTotal % kThreads != 0 && i >= kTotal) break;
+    // Where a turn covers whole rows, a thread keeps its column: nothing but the row changes from turn to turn.
+    const bool whole = kThreads % kChunks == 0;
+    const int row = whole ? turn * (kThreads / kChunks) + threadIdx.x / kChunks : i / kChunks;
+    visit(row, whole ? threadIdx.x % kChunks : i % kChunks);
+  }
+}
+
+// Loads kRows rows × kChunks chunks, starting at column `first_column`, into a swizzled tile. Rows at position -1 and
+// columns from `columns` on become zeros and are not read. With kAligned the copies run in the background until
+// copies_wait().
+template <int kRows, int kChunks, int kThreads, bool kAligned>
+__device__ __forceinline__ void load_rows(Element* tile, const Element* head, const Array& array, const int* position,
+                                          int first_column, int columns) {
+  for_own_chunks<kRows, kChunks, kThreads>([&](int row, int chunk) {
+    const int column = first_column + chunk * kVector, at = position[row];
+    const bool inside = at >= 0 && column < columns;
+    Element* destination = tile + chunk_at<kChunks>(row, chunk) * kVector;
+    if constexpr (kAligned) {
+      copy_async(shared_address(destination), inside ? head + at * array.row + column : head, inside);
+    } else {
+      const Element* source = inside ? head + at * array.row + column * array.column : head;
+      copy_elements(destination, source, array.column, inside ? columns - column : 0);
+    }
+  });
+}
+
+// Multiplies a tile in place by a whole number: -1 and 0 stand for a negative and a zero scale.
+template <int kElements, int kThreads>
+__device__ inline void multiply_tile(Element* tile, int factor) {
+  for (int i = threadIdx.x; i < kElements; i += kThreads) narrow(widen(tile[i]) * Sum(factor), tile[i]);
+}
+
+}  // namespace spattn::portable

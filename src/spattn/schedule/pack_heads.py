@@ -1,0 +1,68 @@
+"""Grouped-query heads in one query tile: a plan whose rows are (query head of a group, query).
+
+With few queries most rows of a tile are padding, and every query head reads the keys of its group again. Here the heads
+of a group become an axis of the query view, so that one work item serves them all and reads each key once. It makes an
+ordinary plan for an ordinary call with ``heads_kv`` heads and ``group * q_len`` queries, over the same memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..plan._types import Plan
+from .roles import roles
+
+__all__ = ["pack_heads"]
+
+
+def pack_heads(plan: Plan, group: int) -> Plan | None:
+    """The plan with the heads of each group in one query tile; None where a tile has no room for them or the heads of a
+    group differ. A tile's cells are (head of the group, query), so that masks repeat once a head."""
+    heads = 1 << (group - 1).bit_length()
+    rows = plan.block_q // heads
+    queries, keys, _ = roles(plan)
+    views = plan.views[queries]
+    shared = np.isin(queries, keys).any()
+    one_tile = (views["tiles"] == 1).all() and (views["extent"][:, :2] == 1).all() and (views["box"][:, :2] == 1).all()
+    variant = _variant_of_groups(plan.variant, group)
+    if not rows or shared or not one_tile or (views["extent"][:, 2] > rows).any() or variant is None:
+        return None
+    all_views = plan.views.copy()
+    for name, values in (("stride", plan.q_len), ("extent", group), ("box", heads)):
+        all_views[name][queries, 1] = values
+    all_views["box"][queries, 2] = rows
+    masks = np.zeros_like(plan.masks)
+    for head in range(group):
+        masks[:, head * rows : (head + 1) * rows] = plan.masks[:, :rows]
+    merges = _repeat_merges(plan, group, rows)
+    lengths = {"q_len": plan.q_len * group, "nnz": plan.nnz * group}
+    return replace(plan, views=all_views, masks=masks, variant=variant, **lengths, **merges)
+
+
+def _variant_of_groups(variant: np.ndarray, group: int) -> np.ndarray | None:
+    """The variant of each group of heads; None where the heads of one differ."""
+    if variant.shape[1] == 1:
+        return variant
+    grouped = variant.reshape(variant.shape[0], -1, group)
+    same = (grouped == grouped[:, :, :1]).all()
+    return np.ascontiguousarray(grouped[:, :, 0]) if same else None
+
+
+def _repeat_merges(plan: Plan, group: int, rows: int) -> dict[str, np.ndarray]:
+    """The merges of each variant once for every head of a group."""
+    counts, head_rows, head_counts, head_sources = np.diff(plan.merge_indptr), [], [], []
+    for variant in range(plan.variants):
+        first, last = plan.merge_variants[variant : variant + 2]
+        sources = plan.merge_sources[plan.merge_indptr[first] : plan.merge_indptr[last]]
+        for head in range(group):
+            head_rows.append(plan.merge_rows[first:last] + head * plan.q_len)
+            head_counts.append(counts[first:last])
+            head_sources.append(sources + head * rows)
+    indptr = np.concatenate([[0], np.cumsum(np.concatenate(head_counts))])
+    return {
+        "merge_rows": np.concatenate(head_rows).astype(np.int32), "merge_indptr": indptr.astype(np.int32),
+        "merge_sources": np.concatenate(head_sources).astype(np.int32),
+        "merge_variants": (plan.merge_variants * group).astype(np.int32),
+    }  # fmt: skip

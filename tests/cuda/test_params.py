@@ -1,0 +1,109 @@
+"""The parameters that kernels are given, read back by the names of their fields; without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from spattn import patterns
+from spattn.cuda.call import Call, Operand
+from spattn.cuda.hopper import maps, prepared
+from spattn.cuda.hopper import params as hopper_params
+from spattn.cuda.portable import params
+from spattn.plan import plan
+from spattn.plan._sealed import sealed
+
+GPU = SimpleNamespace(ordinal=0, sm_count=132, shared_bytes=227 << 10)
+
+
+def upload(device, arrays):
+    """Addresses that tell the arrays apart."""
+    return None, {name: 4096 * (1 + sum(map(ord, name))) for name in arrays}
+
+
+class Driver:
+    """Stands in for libcuda: a tensor map that holds the address it was made for, again and again."""
+
+    def cuTensorMapEncodeTiled(self, target, dtype, rank, address, *shape):
+        return self.cuTensorMapReplaceAddress(target.value, address.value)
+
+    def cuTensorMapReplaceAddress(self, target, address):
+        ctypes.memmove(target, address.to_bytes(8, "little") * 16, 128)
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    driver = Driver()
+    monkeypatch.setattr(maps, "library", lambda: driver)
+    for module in (params, prepared):
+        monkeypatch.setattr(module, "upload", upload)
+    monkeypatch.setattr(prepared, "kernel", lambda *arguments: arguments)
+
+
+@pytest.fixture
+def call():
+    """Heads inside tokens, shared rows, and a negative scale."""
+    made = sealed(plan(patterns.Longformer(64, global_tokens=(0, 5)), 400, tile=(128, 64), heads=4, workers=9))
+    assert made.slots and len(made.merge_rows)
+    operands = [Operand(base << 30, (2, heads, 400, dim), (heads * dim * 400, dim, heads * dim, 1))
+                for base, heads, dim in ((1, 4, 64), (2, 2, 64), (3, 2, 128), (4, 4, 128))]  # fmt: skip
+    return Call(GPU, 7, made, *operands, 5 << 30, "bfloat16", -0.5, None)
+
+
+def test_portable(call):
+    on_device = params.plan_on_device(call.plan, GPU, 2, 4)
+    (found,) = np.frombuffer(params.pack(call, on_device, 111, 222, 333), params.PARAMS)
+    for name in ("q", "k", "v", "out"):
+        operand = getattr(call, name)
+        assert found[name].tolist() == (operand.pointer, *operand.strides)
+    expected = {"lse": 5 << 30, "partial": 111, "partial_lse": 222, "first_block": 333, "scale_log2": 0.5 / np.log(2),
+                "sign": -1, "heads_q": 4, "heads_per_kv": 2, "head_dim": 64, "head_dim_v": 128, "q_len": 400,
+                "slots": call.plan.slots, "block_q": 128}  # fmt: skip
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    at = upload(GPU, [*params._ARRAYS, "items", "merges", "items_first", "merges_first", "heads", "head_indptr"])[1]
+    assert all(found[name] == at[name] for name in params._ARRAYS)
+    for name, tasks in (("items", len(call.plan.work)), ("merges", len(call.plan.merge_rows))):
+        own = at[name], at["head_indptr"], at["heads"], at[f"{name}_first"], 8 * tasks, 1
+        assert found[name].tolist() == own
+
+
+def test_hopper(call):
+    plan_on_device, ready, call = prepared.prepare(call)
+    to = hopper_params.Addresses(*(x.pointer for x in (call.q, call.k, call.v, call.out)), 555, 666, 777, -0.5)
+    tasks = 0
+    for launch in range(len(plan_on_device.launches)):
+        (found,) = np.frombuffer(ready.template.fill(launch, to, 888), hopper_params.params_dtype(16))
+        expected = {"q": to.q, "k": to.k, "v": to.v, "out": to.out, "lse": 555, "partial_out": 666, "partial_lse": 777,
+                    "counter": 888, "scale_log2": 0.5 / np.log(2), "sign": -1, "q_len": 400, "heads_q": 4,
+                    "head_dim": 64, "head_dim_v": 128, "partial_rows": call.plan.slots * 128, "work": plan_on_device.at["work"],
+                    "tasks": plan_on_device.at["tasks"] + 16 * tasks}  # fmt: skip
+        assert {name: found[name] for name in expected} == pytest.approx(expected)
+        for name in ("q", "k", "v", "out"):
+            assert found[f"{name}_stride"].tolist() == getattr(call, name).strides[:3]
+        tasks += int(found["task_count"])
+    assert tasks == 8 * len(call.plan.work)
+    (merge,) = np.frombuffer(ready.merge_params(to), hopper_params.MERGE)
+    expected = {"rows": plan_on_device.at["merge_rows"], "heads": plan_on_device.at["merge_heads"], "partial_out": 666,
+                "partial_lse": 777, "out": to.out, "lse": 555, "partial_rows": call.plan.slots * 128, "q_len": 400,
+                "heads_q": 4, "head_dim_v": 128, "head_blocks": ready.merge_blocks // 8}  # fmt: skip
+    assert {name: merge[name] for name in expected} == expected
+    assert merge["out_stride"].tolist() == call.out.strides[:3]
+
+
+def test_maps_follow_the_arrays(call):
+    """Every tensor map is moved with its array and by as much; those of addresses seen before come from the cache."""
+    _, ready, call = prepared.prepare(call)
+    pointers = [x.pointer for x in (call.q, call.k, call.v, call.out)]
+    elsewhere = [pointer + 4096 * (1 + number) for number, pointer in enumerate(pointers)]
+    filled = [ready.template.fill(0, hopper_params.Addresses(*at, 0, 0, 0, 1.0), 0)
+              for at in (pointers, elsewhere, pointers)]  # fmt: skip
+    first, moved, again = (np.frombuffer(params, hopper_params.params_dtype(16)) for params in filled)
+    assert first.tobytes() == again.tobytes()
+    addresses, after = (x["maps"][0].view("u8")[:, 0].astype(np.int64) for x in (first, moved))
+    used = addresses > 0
+    assert used.any() and ((after - addresses)[used] == 4096 * (addresses[used] >> 30)).all()
+    assert len(ready.template._heads) == 2

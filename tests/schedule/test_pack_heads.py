@@ -1,0 +1,71 @@
+"""Heads of a group in one query tile: the packed plan allows the same pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spattn import patterns
+from spattn.cuda.hopper.layout import make_layout
+from spattn.plan import plan, positions, validate
+from spattn.schedule.pack_heads import pack_heads
+
+CASES = {
+    "full": (patterns.Full(), 1, 1000),
+    "causal": (patterns.Causal(), 7, 3000),
+    "window": (patterns.SlidingWindow(500), 16, 700),
+    "dilated": (patterns.DilatedWindow(90, 90, 4), 13, 1500),
+    "strided": (patterns.Strided(16), 16, 2000),
+    "some empty rows": (patterns.BlockLocal(50) & ~patterns.SlidingWindow(20, 90), 16, 300),
+    "per batch entry": (patterns.Documents(((100, 150), (30, 40, 180))), 5, 250),
+    "per group": (patterns.PerHead((patterns.Causal(),) * 3 + (patterns.Strided(12),) * 3), 9, 260),
+}  # fmt: skip
+
+
+def pairs(plan, variant):
+    """(q_len, kv_len) how often the items of a variant allow each pair, and {workspace row: row}."""
+    count, rows_of = np.zeros((plan.q_len, plan.kv_len), int), {}
+    for item in plan.work[slice(*plan.work_indptr[variant : variant + 2])]:
+        component = plan.components[item["component"]]
+        row, real = (x[0] for x in positions(plan.views[component["query_view"]], np.array([item["query_tile"]])))
+        for e in range(item["begin"], item["end"]):
+            view = plan.views[component["key_view"] + plan.key_view[e]]
+            key, there = (x[0] for x in positions(view, plan.indices[e : e + 1]))
+            allowed = np.ones((plan.block_q, plan.block_kv), bool)
+            if plan.mask[e] >= 0:
+                words = plan.masks[plan.mask[e]].astype("<u8").view(np.uint8)
+                allowed = np.unpackbits(words, axis=1, bitorder="little").astype(bool)
+            np.add.at(count, (row[real][:, None], key[None, there]), allowed[real][:, there].astype(int))
+        if item["slot"] >= 0:
+            rows_of |= {int(item["slot"]) * plan.block_q + c: int(row[c]) for c in np.nonzero(real)[0]}
+    return count, rows_of
+
+
+@pytest.mark.parametrize("group", [2, 3, 8])
+@pytest.mark.parametrize("case", CASES)
+def test_packed_plans_allow_the_same_pairs(case, group):
+    pattern, q_len, kv_len = CASES[case]
+    batch, heads = (max(1, n) for n in pattern.sizes())
+    group = 3 if heads > 1 else group
+    heads = max(heads, group)
+    made = plan(pattern, q_len, kv_len, batch=batch, heads=heads, workers=4)
+    packed = validate(pack_heads(made, group))
+    assert packed.variants == made.variants and packed.q_len == group * q_len
+    assert packed.variant.shape[1] in (1, heads // group)
+    for variant in range(made.variants):
+        count, _ = pairs(made, variant)
+        packed_count, rows_of = pairs(packed, variant)
+        np.testing.assert_array_equal(packed_count, np.tile(count, (group, 1)))
+        for m in range(*packed.merge_variants[variant : variant + 2]):
+            for source in packed.merge_sources[packed.merge_indptr[m] : packed.merge_indptr[m + 1]]:
+                assert rows_of[int(source)] == packed.merge_rows[m]
+    make_layout(packed)
+
+
+def test_what_cannot_be_packed():
+    """Too many rows, heads of a group that differ, queries in more than one tile or dimension."""
+    assert pack_heads(plan(patterns.Causal(), 65, 300), 2) is None
+    assert pack_heads(plan(patterns.Causal(), 300, 300), 2) is None
+    different = patterns.PerHead((patterns.Causal(), patterns.Strided(12)))
+    assert pack_heads(plan(different, 4, 260, heads=2), 2) is None
+    assert pack_heads(plan(patterns.Neighborhood((6, 8), 3), 48, 48), 2) is None
