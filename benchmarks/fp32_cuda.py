@@ -29,11 +29,12 @@ def contenders(pattern, sets) -> dict:
     """Name to a function of the number of an input set."""
     from torch.nn.functional import scaled_dot_product_attention
 
+    import spattn
     from spattn import cuda, patterns
     from spattn.cuda.portable import variants
 
     q, k, v = sets[0]
-    scale, made = q.shape[3] ** -0.5, cuda.plan_for(pattern, q, k, v)
+    scale, made = q.shape[3] ** -0.5, spattn.plan(pattern, backend="cuda", like=(q, k, v))
     plain = dataclasses.replace(made)  # the choice of a kernel is kept with a plan
 
     def ours(plan, precision=None):
@@ -53,7 +54,7 @@ def run(tokens: int, head_dim: int, name: str, pattern) -> list[dict]:
     """Rows of the result for one problem."""
     import torch
 
-    from spattn import cuda
+    import spattn
 
     torch.manual_seed(0)
     shape = (1, HEADS, tokens, head_dim)
@@ -63,7 +64,7 @@ def run(tokens: int, head_dim: int, name: str, pattern) -> list[dict]:
     for who, error in errors.items():
         if error > TOLERANCE.get(who, EXACT):
             raise AssertionError(f"{who} on {name}: relative error {error:.2g} against float64")
-    nnz = cuda.plan_for(pattern, *sets[0]).nnz
+    nnz = spattn.plan(pattern, backend="cuda", like=sets[0]).nnz
     for who, times in measure(calls, ROUNDS).items():
         median = statistics.median(times)
         rows.append({

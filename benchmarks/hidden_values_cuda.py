@@ -37,13 +37,14 @@ def run(dtype: str) -> dict:
     """The row of one dtype."""
     import torch
 
+    import spattn
     from spattn import cuda, patterns
 
     torch.manual_seed(0)
     pattern = patterns.SlidingWindow(256) - patterns.Columns(64, 0, 1)
     shape = (1, HEADS, TOKENS, HEAD_DIM)
     sets = [[torch.randn(shape, device="cuda", dtype=getattr(torch, dtype)) for _ in range(3)] for _ in range(SETS)]
-    plan = cuda.plan_for(pattern, *sets[0])
+    plan = spattn.plan(pattern, backend="cuda", like=sets[0])
     hidden = [[q, k.clone(), v.clone()] for q, k, v in sets]
     for _, k, v in hidden:
         k[:, :, ::64], v[:, :, ::64] = torch.nan, torch.nan

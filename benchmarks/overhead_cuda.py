@@ -80,7 +80,7 @@ def launching() -> Iterator[dict]:
     window = patterns.SlidingWindow(32)
     for tokens, head_dim, dtype in ((128, 64, torch.bfloat16), (128, 64, torch.float16), (1024, 64, torch.bfloat16)):
         q, k, v = (torch.randn(4, 8, tokens, head_dim, device="cuda", dtype=dtype) for _ in range(3))
-        made, kept = cuda.plan_for(window, q, k, v), []
+        made, kept = spattn.plan(window, backend="cuda", like=(q, k, v)), []
         calls = {
             "spattn.attention": lambda: spattn.attention(q, k, v, window),  # noqa: B023
             "spattn.attention, results kept": lambda: kept.append(spattn.attention(q, k, v, window)),  # noqa: B023

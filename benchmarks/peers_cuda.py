@@ -181,9 +181,9 @@ def run(tokens: int, head_dim: int, names: set[str] | None, quick: bool) -> list
 
 def table(name, tokens, head_dim, pattern, arrays, times, errors):
     """One row a contender."""
-    from spattn import cuda
+    import spattn
 
-    made = cuda.plan_for(pattern, *arrays)
+    made = spattn.plan(pattern, backend="cuda", like=arrays)
     medians = {who: statistics.median(values) for who, values in times.items()}
     for who, median in medians.items():
         tera = 4e-9 * HEADS * head_dim * made.nnz / median
@@ -203,7 +203,8 @@ def long_sequence() -> list[dict]:
     the clock falls with the power that a kernel draws."""
     import torch
 
-    from spattn import cuda, patterns
+    import spattn
+    from spattn import patterns
 
     pattern, rows = patterns.SlidingWindow(256), []
     for tokens in (65536, 1 << 20):
@@ -212,7 +213,7 @@ def long_sequence() -> list[dict]:
         times = measure(calls, 5, LONG_MS)
         rows.append({"problem": "window ±256, long", "tokens": tokens, "head_dim": 128, "contender": "spattn",
                      "median_ms": round(statistics.median(times["spattn"]), 4),
-                     "plan_kib": cuda.plan_for(pattern, *sets[0]).nbytes // 1024})  # fmt: skip
+                     "plan_kib": spattn.plan(pattern, backend="cuda", like=sets[0]).nbytes // 1024})  # fmt: skip
         del sets, calls
         torch.cuda.empty_cache()
     ratio = rows[1]["median_ms"] / rows[0]["median_ms"]

@@ -9,7 +9,9 @@ import os
 import numpy as np
 import pytest
 
-from spattn import _arrays, cuda, patterns
+import spattn
+from spattn import cuda, patterns
+from spattn.arrays import kind_of, to_host
 from spattn.cuda import portable
 from spattn.cuda.driver import device
 from spattn.testing import Expectation
@@ -105,7 +107,7 @@ def on_gpu(x: np.ndarray, kind: str):
     module = importlib.import_module(library)
     match kind:
         case "torch" | "torch-cpu":
-            tensor = _arrays.from_numpy(np.array(x), module.empty(0))
+            tensor = kind_of(module.empty(0)).from_numpy(np.array(x))
             return tensor if kind == "torch-cpu" else tensor.cuda()
         case "cupy":
             try:
@@ -117,13 +119,6 @@ def on_gpu(x: np.ndarray, kind: str):
     return x
 
 
-def to_host(x) -> np.ndarray:
-    """Any library's array as NumPy."""
-    if _arrays.kind(x) == "torch":
-        return _arrays.to_numpy(x.cpu())
-    return x.get() if _arrays.kind(x) == "cupy" else np.asarray(x)
-
-
 @pytest.fixture
 def attend():
     """``attend(kind)`` is a forward pass over NumPy arrays that runs on the GPU through arrays of that kind."""
@@ -132,9 +127,9 @@ def attend():
         def forward(q, k, v, pattern, scale=None):
             q, k, v = (on_gpu(x, kind) for x in (q, k, v))
             scale = q.shape[3] ** -0.5 if scale is None else scale
-            out, lse = cuda.forward(q, k, v, cuda.plan_for(pattern, q, k, v), scale)
-            assert _arrays.kind(out) == _arrays.kind(lse) == _arrays.kind(q)
-            assert _arrays.device_of(out) == _arrays.device_of(q)
+            out, lse = cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), scale)
+            assert kind_of(out) is kind_of(lse) is kind_of(q)
+            assert kind_of(out).device(out) == kind_of(q).device(q)
             return to_host(out), to_host(lse)
 
         return forward

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spattn import cuda, patterns, reference
+import spattn
+from spattn import cuda, patterns, plan, reference
 from spattn.cuda import portable
 from spattn.cuda.portable import variants
-from spattn.plan import plan
 from spattn.testing import DTYPES, Expectation, inputs
 from spattn.testing.strategies import cases, compositions
 
@@ -57,7 +57,7 @@ def test_random(case, dtype, seed, head_dim, head_dim_v, round_up):
         head_dim, head_dim_v = -(-head_dim // 8) * 8, -(-head_dim_v // 8) * 8
     q, k, v = inputs(*case.sizes, head_dim, head_dim_v, dtype=dtype, seed=seed)
 
-    result = cuda.forward(q, k, v, cuda.plan_for(case.pattern, q, k, v), q.shape[3] ** -0.5)
+    result = cuda.forward(q, k, v, spattn.plan(case.pattern, backend="cuda", like=(q, k, v)), q.shape[3] ** -0.5)
     Expectation(case.pattern, q, k, v).check(*result)
 
 
@@ -135,7 +135,7 @@ def test_grids_in_parts(attend, monkeypatch, dtype):
 def test_many_heads(torch, shape, dtype):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, *shape, 17, 32, device="cuda").to(getattr(torch, dtype))
-    out, lse = cuda.forward(q, k, v, cuda.plan_for(patterns.Causal(), q, k, v), 0.2)
+    out, lse = cuda.forward(q, k, v, spattn.plan(patterns.Causal(), backend="cuda", like=(q, k, v)), 0.2)
     s = (q.float() @ k.float().mT * 0.2).masked_fill(torch.ones(17, 17, device="cuda").triu(1) > 0, -torch.inf)
     torch.testing.assert_close(lse, s.logsumexp(-1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out.float(), s.softmax(-1) @ v.float(), rtol=0.02, atol=0.02)
@@ -164,6 +164,6 @@ def test_peer(torch, attend):
     q, k, v = torch.randn(3, 2, 4, 500, 64, device="cuda", dtype=torch.bfloat16)
     pattern = patterns.Neighborhood((20, 25), 5)
     mask = torch.from_numpy(pattern.allows(np.arange(500)[:, None], np.arange(500)[None])).cuda()
-    out, _ = cuda.forward(q, k, v, cuda.plan_for(pattern, q, k, v), 0.125)
+    out, _ = cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), 0.125)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.125)
     torch.testing.assert_close(out, expected, rtol=0.02, atol=0.01)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from spattn import cuda, patterns
+import spattn
+from spattn import cuda, patterns, plan
 from spattn.cuda.hopper import layout, params
 from spattn.cuda.hopper.builds import TILE
-from spattn.plan import plan
 from spattn.testing import Expectation, inputs
 from spattn.testing.strategies import cases, compositions
 
@@ -34,7 +34,7 @@ def test_patterns(check, problem, head_dim, dtype):
 def test_random(case, dtype, seed, eighths, eighths_v):
     """Any pattern or composition, any lengths, heads packed or not."""
     q, k, v = inputs(*case.sizes, 8 * eighths, 8 * eighths_v, dtype=dtype, seed=seed)
-    made = cuda.plan_for(case.pattern, q, k, v)
+    made = spattn.plan(case.pattern, backend="cuda", like=(q, k, v))
     assume(layout.make_layout(made).maps <= params.MAPS[-1])  # more of them run on the portable kernels
     Expectation(case.pattern, q, k, v).check(*cuda.forward(q, k, v, made, q.shape[3] ** -0.5))
 
@@ -58,7 +58,7 @@ def test_heads_inside_tokens(torch, attend, pattern):
     expected = attend("torch")(q, k, v, pattern)
     moved = [torch.from_numpy(x.astype(np.float32)).cuda().bfloat16().mT.contiguous().mT for x in (q, k, v)]
     moved = [x.permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3) for x in moved]
-    out, lse = cuda.forward(*moved, cuda.plan_for(pattern, *moved), 0.125)
+    out, lse = cuda.forward(*moved, spattn.plan(pattern, backend="cuda", like=moved), 0.125)
     np.testing.assert_array_equal(out.float().cpu(), expected[0].astype(np.float32))
     np.testing.assert_array_equal(lse.cpu(), expected[1])
 
@@ -116,7 +116,8 @@ def test_arrays_that_tma_cannot_read(check, portable_allowed, caplog):
         padded = torch.zeros(1, 2, 200, 65, device="cuda", dtype=torch.float16)
         padded[..., 1:] = torch.from_numpy(np.array(q)).cuda()
         rest = [torch.from_numpy(np.array(x)).cuda() for x in (k, v)]
-        out, lse = cuda.forward(padded[..., 1:], *rest, cuda.plan_for(pattern, padded[..., 1:], *rest), 0.125)
+        made = spattn.plan(pattern, backend="cuda", like=(padded[..., 1:], *rest))
+        out, lse = cuda.forward(padded[..., 1:], *rest, made, 0.125)
         return out.cpu().numpy(), lse.cpu().numpy()
 
     check(patterns.Causal(), q, k, v, forward=forward)
@@ -130,7 +131,7 @@ def test_results_are_repeatable(torch):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, 3000, 128, device="cuda", dtype=torch.bfloat16)
     for pattern in (patterns.Longformer(128, global_tokens=(0, 5)), patterns.Strided(64), patterns.Causal()):
-        made = cuda.plan_for(pattern, q, k, v)
+        made = spattn.plan(pattern, backend="cuda", like=(q, k, v))
         first = cuda.forward(q, k, v, made, 0.1)
         for _ in range(1000):
             out, lse = cuda.forward(q, k, v, made, 0.1)
@@ -143,7 +144,7 @@ def test_new_addresses(torch):
         torch.manual_seed(seed)
         keep = torch.empty(seed * 12345 + 1, device="cuda")
         q, k, v = (torch.randn(1, 2, 300, 64, device="cuda", dtype=torch.float16) for _ in range(3))
-        out, _ = cuda.forward(q, k, v, cuda.plan_for(patterns.Causal(), q, k, v), 0.125)
+        out, _ = cuda.forward(q, k, v, spattn.plan(patterns.Causal(), backend="cuda", like=(q, k, v)), 0.125)
         expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         torch.testing.assert_close(out, expected, rtol=0.01, atol=0.01)
         del keep
@@ -151,7 +152,7 @@ def test_new_addresses(torch):
 
 def test_graph_capture(torch):
     q, k, v = (torch.randn(1, 4, 1000, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    made = cuda.plan_for(patterns.Strided(32), q, k, v)
+    made = spattn.plan(patterns.Strided(32), backend="cuda", like=(q, k, v))
     cuda.forward(q, k, v, made, 0.125)  # compiles, uploads
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -168,7 +169,7 @@ def test_graph_capture(torch):
 def test_streams_side_by_side(torch):
     """Calls that run at the same time do not share a work counter."""
     q, k, v = (torch.randn(1, 2, 2000, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    made = cuda.plan_for(patterns.Strided(32), q, k, v)
+    made = spattn.plan(patterns.Strided(32), backend="cuda", like=(q, k, v))
     expected, _ = cuda.forward(q, k, v, made, 0.125)
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in range(4)]
@@ -187,7 +188,7 @@ def test_agrees_with_the_portable_kernels(torch, monkeypatch, portable_allowed):
     results = []
     for choice, portable_calls in (("auto", 0), ("portable", 1)):
         monkeypatch.setenv("SPATTN_CUDA_KERNEL", choice)
-        results.append(cuda.forward(q, k, v, cuda.plan_for(pattern, q, k, v), 0.1))
+        results.append(cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), 0.1))
         assert len(portable_allowed) == portable_calls
     torch.testing.assert_close(*(out for out, _ in results), rtol=0.02, atol=0.01)
     torch.testing.assert_close(*(lse for _, lse in results), rtol=1e-4, atol=1e-4)

@@ -1,4 +1,4 @@
-"""How the Hopper kernels are called: heads of a group packed into one tile, and the short way of calls that repeat."""
+"""How the Hopper kernels are called: heads of a group packed into one tile, and calls that repeat."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import _routes, cuda, patterns
+from spattn import cuda, patterns
+from spattn.plan import _cache
 from spattn.plan._sealed import sealed
+from spattn.schedule.pack_heads import pack_heads
 from spattn.testing import inputs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]
@@ -38,27 +40,28 @@ def test_packed_heads_need_one_axis(torch):
     """(batch, tokens, heads, features) in memory: rows of heads have no constant stride, and nothing is packed."""
     sizes = (8, 5), (2, 900), (2, 900)
     q, k, v = (torch.randn(2, *size, 64, device="cuda", dtype=torch.float16) for size in sizes)
-    made = cuda.plan_for(patterns.Causal(), q, k, v)
+    made = spattn.plan(patterns.Causal(), backend="cuda", like=(q, k, v))
     expected = cuda.forward(q, k, v, made, 0.125)
     moved = q.transpose(1, 2).contiguous().transpose(1, 2)
     out, lse = cuda.forward(moved, k, v, made, 0.125)
-    assert sealed(made).derived["packed heads", 4] is not None
+    assert sealed(made).derived[pack_heads, 4] is not None
     torch.testing.assert_close(out, expected[0], rtol=2e-3, atol=1e-3)
     torch.testing.assert_close(lse, expected[1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture
-def no_routes():
-    _routes.recent.clear()
-    return _routes.recent
+def kept():
+    """The calls that were prepared and are kept."""
+    spattn.clear_plan_cache()
+    return _cache._calls
 
 
 @pytest.mark.parametrize("heads_kv", [8, 2])
 @pytest.mark.parametrize(
     "pattern", [patterns.SlidingWindow(32), patterns.Strided(16), patterns.Longformer(32, global_tokens=(0,))], ids=repr
 )
-def test_repeated_calls(torch, no_routes, pattern, heads_kv):
-    """The short way of a repeated call gives the same bits: other values, addresses, scales, streams and threads."""
+def test_repeated_calls(torch, kept, pattern, heads_kv):
+    """A repeated call gives the same bits: other values, addresses, scales, streams and threads."""
 
     def arrays():
         shapes = ((2, 8, 100, 64), (2, heads_kv, 100, 64), (2, heads_kv, 100, 64))
@@ -66,39 +69,40 @@ def test_repeated_calls(torch, no_routes, pattern, heads_kv):
 
     def same(scale=None):
         q, k, v = arrays()
-        expected = cuda.forward(q, k, v, cuda.plan_for(pattern, q, k, v), 0.125 if scale is None else scale)
+        made = spattn.plan(pattern, backend="cuda", like=(q, k, v))
+        expected = cuda.forward(q, k, v, made, 0.125 if scale is None else scale)
         out, lse = spattn.attention(q, k, v, pattern, scale=scale, return_lse=True)
         results.append(torch.equal(out, expected[0]) and torch.equal(lse, expected[1]))
         return q, k, v, out, lse
 
     results = []
-    kept = [same() for _ in range(5)] + [same(scale) for scale in (0.3, -0.1, 0.0)]
-    assert len(no_routes) == 1 and None not in no_routes.values()
+    results_of = [same() for _ in range(5)] + [same(scale) for scale in (0.3, -0.1, 0.0)]
+    assert len(kept) == 1
     with torch.cuda.stream(torch.cuda.Stream()):
-        kept.append(same())
+        results_of.append(same())
     threads = [threading.Thread(target=same) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    q, k, v, *_ = kept[0]
+    q, k, v, *_ = results_of[0]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = spattn.attention(q, k, v, pattern)
     q.copy_(torch.randn_like(q))
     graph.replay()
     results.append(torch.equal(out, spattn.attention(q, k, v, pattern)))
-    assert len(no_routes) == 1 and len(results) == 14 and all(results)
+    assert len(kept) == 1 and len(results) == 14 and all(results)
 
 
-def test_repeated_calls_that_must_not_take_the_short_way(torch, no_routes, portable_allowed):
+def test_repeated_calls_that_are_not_like_the_first(torch, kept, portable_allowed):
     """Gradients, odd addresses and wrong arguments meet the same checks as a first call."""
     q, k, v = (torch.randn(1, 2, 100, 64, device="cuda", dtype=torch.float16) for _ in range(3))
     expected = spattn.attention(q, k, v, "causal")
     room = torch.empty(q.numel() + 1, device="cuda", dtype=torch.float16)
     odd = room[1:].view(q.shape).copy_(q)
     torch.testing.assert_close(spattn.attention(odd, k, v, "causal"), expected, rtol=0.01, atol=0.01)
-    assert len(portable_allowed) == 1 and len(no_routes) == 1
+    assert len(portable_allowed) == 1 and len(kept) == 1
     with pytest.raises(RuntimeError, match="gradient"):
         spattn.attention(q.clone().requires_grad_(), k, v, "causal")
     with pytest.raises(TypeError, match="dtype"):

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import spattn.patterns as patterns
+from spattn import plan
+from spattn.arrays._operand import Operand
 from spattn.cuda import hopper
-from spattn.cuda.call import Call, Operand
+from spattn.cuda.forward_pass import ForwardPass
 from spattn.cuda.hopper.layout import fragment_masks, make_layout
-from spattn.plan import plan, positions
+from spattn.plan import positions
 
 CASES = [
     (patterns.Full(), 300, 300),
@@ -104,5 +106,5 @@ ROWS = Operand(4096, (1, 2, 64, 64), (8192, 4096, 64, 1))
 )  # fmt: skip
 def test_why_the_portable_kernels_run(changed, reason):
     operands = {"q": ROWS, "k": ROWS, "v": ROWS, "out": ROWS} | changed
-    call = Call(device=None, stream=0, plan=None, lse=0, dtype="float16", scale=1.0, allocate=None, **operands)
+    call = ForwardPass(device=None, stream=0, plan=None, lse=0, dtype="float16", scale=1.0, allocate=None, **operands)
     assert re.match(reason, hopper.why_not(call))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import spattn
 from spattn import cuda, patterns
 from spattn.cuda.driver import launch
 from spattn.testing import inputs
@@ -40,5 +41,5 @@ def launches(monkeypatch):
 def test_grouped_batch_is_one_launch(kernels, launches, case):
     pattern, batch, heads, tokens, portable, hopper = GROUPED[case]
     q, k, v = inputs(batch, heads, heads, tokens, tokens, 64, dtype="bfloat16")
-    cuda.forward(q, k, v, cuda.plan_for(pattern, q, k, v), 0.125)
+    cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), 0.125)
     assert len(launches) == {"portable": portable, "hopper": hopper}[kernels]

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from spattn import patterns
-from spattn.cuda.call import Call, Operand
+from spattn import patterns, plan
+from spattn.arrays._operand import Operand
+from spattn.cuda.forward_pass import ForwardPass
 from spattn.cuda.hopper import maps, prepared
 from spattn.cuda.hopper import params as hopper_params
 from spattn.cuda.portable import params
-from spattn.plan import plan
 from spattn.plan._sealed import sealed
 
-GPU = SimpleNamespace(ordinal=0, sm_count=132, shared_bytes=227 << 10)
+GPU = type("Gpu", (), {"ordinal": 0, "sm_count": 132, "shared_bytes": 227 << 10})()
 
 
 def upload(device, arrays):
@@ -51,7 +50,7 @@ def call():
     assert made.slots and len(made.merge_rows)
     operands = [Operand(base << 30, (2, heads, 400, dim), (heads * dim * 400, dim, heads * dim, 1))
                 for base, heads, dim in ((1, 4, 64), (2, 2, 64), (3, 2, 128), (4, 4, 128))]  # fmt: skip
-    return Call(GPU, 7, made, *operands, 5 << 30, "bfloat16", -0.5, None)
+    return ForwardPass(GPU, 7, made, *operands, 5 << 30, "bfloat16", -0.5, None)
 
 
 def test_portable(call):
@@ -79,8 +78,8 @@ def test_hopper(call):
         (found,) = np.frombuffer(ready.template.fill(launch, to, 888), hopper_params.params_dtype(16))
         expected = {"q": to.q, "k": to.k, "v": to.v, "out": to.out, "lse": 555, "partial_out": 666, "partial_lse": 777,
                     "counter": 888, "scale_log2": 0.5 / np.log(2), "sign": -1, "q_len": 400, "heads_q": 4,
-                    "head_dim": 64, "head_dim_v": 128, "partial_rows": call.plan.slots * 128, "work": plan_on_device.at["work"],
-                    "tasks": plan_on_device.at["tasks"] + 16 * tasks}  # fmt: skip
+                    "head_dim": 64, "head_dim_v": 128, "partial_rows": call.plan.slots * 128,
+                    "work": plan_on_device.at["work"], "tasks": plan_on_device.at["tasks"] + 16 * tasks}  # fmt: skip
         assert {name: found[name] for name in expected} == pytest.approx(expected)
         for name in ("q", "k", "v", "out"):
             assert found[f"{name}_stride"].tolist() == getattr(call, name).strides[:3]

@@ -11,10 +11,11 @@ import textwrap
 import numpy as np
 import pytest
 
-from spattn import cuda, patterns
+import spattn
+from spattn import cuda, patterns, plan
+from spattn.call import Call
 from spattn.cuda.driver import device
 from spattn.cuda.driver.buffer import Buffer
-from spattn.plan import plan
 
 
 def run_script(text: str, **environment: str) -> subprocess.CompletedProcess:
@@ -26,7 +27,7 @@ def run_script(text: str, **environment: str) -> subprocess.CompletedProcess:
 
 
 def call(x):
-    return cuda.forward(x, x, x, cuda.plan_for(patterns.Full(), x, x, x), 1.0)
+    return cuda.forward(x, x, x, spattn.plan(patterns.Full(), backend="cuda", like=(x, x, x)), 1.0)
 
 
 CALL = """
@@ -34,7 +35,7 @@ import numpy as np
 from spattn import cuda, patterns
 def call(n=200):
     q = np.random.default_rng(0).standard_normal((1, 2, n, 64), dtype=np.float32)
-    return cuda.forward(q, q, q, cuda.plan_for(patterns.Causal(), q, q, q), 0.125)
+    return cuda.forward(q, q, q, spattn.plan(patterns.Causal(), backend="cuda", like=(q, q, q)), 0.125)
 """
 
 
@@ -106,7 +107,8 @@ def test_fault_30_fork_without_gpu():
     """Forked processes, and those that they fork, are refused from the moment CUDA is initialised and not before."""
     done = run_script("""
         import os
-        from spattn.cuda.driver import device
+        from spattn.call import Call
+from spattn.cuda.driver import device
 
         def refused():
             try: device.require_owner()
@@ -165,8 +167,8 @@ def test_planning_makes_no_context():
         import json
         assert cuda.unavailable() is None and json.dumps(cuda.info()) and cuda.units() and cuda.tile("float16", 64)
         q = np.zeros((1, 1, 100, 64), np.float32)
-        made = cuda.plan_for(patterns.Causal(), q, q, q)
-        assert cuda.accepts(made, q, q, q)
+        made = spattn.plan(patterns.Causal(), backend="cuda", like=(q, q, q))
+        assert cuda.accepts(made, Call.of(q, q, q))
         from cuda.bindings import driver
         def active(): return driver.cuDevicePrimaryCtxGetState(0)[2]
         assert not active()
@@ -181,7 +183,7 @@ def test_plans_that_do_not_fit():
     """Tiles of other shapes are refused before a kernel is asked for, so that the caller can plan again."""
     q = np.zeros((1, 1, 300, 128), np.float32)
     for tile, fine in {(128, 64): True, (48, 64): True, (256, 64): False, (40, 64): False, (512, 64): False}.items():
-        assert cuda.accepts(plan(patterns.Full(), 300, tile=tile), q, q, q) == fine, tile
+        assert cuda.accepts(plan(patterns.Full(), 300, tile=tile), Call.of(q, q, q)) == fine, tile
     with pytest.raises(ValueError, match="plan: no kernel has tiles of 40 × 64"):
         cuda.forward(q, q, q, plan(patterns.Full(), 300, tile=(40, 64)), 1.0)
 
@@ -191,13 +193,14 @@ def test_fault_26_sticky_error():
     """After an illegal access every call says that the process must restart."""
     done = run_script(CALL + textwrap.dedent("""
         from spattn.cuda import portable
-        from spattn.cuda.call import Call, Operand
+        from spattn.arrays._operand import Operand
+        from spattn.cuda.forward_pass import ForwardPass
         from spattn.cuda.driver import device, errors
         q = np.zeros((1, 1, 64, 64), np.float32)
-        plan = cuda.plan_for(patterns.Full(), q, q, q)
+        plan = spattn.plan(patterns.Full(), backend="cuda", like=(q, q, q))
         wild = Operand(16, q.shape, (4096, 4096, 64, 1))
         with device.get() as gpu:
-            portable.forward(Call(gpu, gpu.stream, plan, wild, wild, wild, wild, 16, "float32", 1.0, None))
+            portable.forward(ForwardPass(gpu, gpu.stream, plan, wild, wild, wild, wild, 16, "float32", 1.0, None))
         for _ in range(2):
             try: call()
             except errors.CudaError as error:
@@ -243,7 +246,7 @@ def test_unknown_kernel_is_refused(monkeypatch):
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", "fastest")
     q = np.zeros((1, 1, 8, 8), np.float32)
     with pytest.raises(ValueError, match="SPATTN_CUDA_KERNEL"):
-        cuda.plan_for(patterns.Full(), q, q, q)
+        spattn.plan(patterns.Full(), backend="cuda", like=(q, q, q))
 
 
 @pytest.mark.gpu
@@ -251,4 +254,4 @@ def test_head_dim_is_checked():
     for shape in ((1, 1, 8, 257), (1, 1, 8, 300)):
         q = np.zeros(shape, np.float32)
         with pytest.raises(ValueError, match=r"head_dim: expected 1 … 256, got"):
-            cuda.plan_for(patterns.Full(), q, q, q)
+            spattn.plan(patterns.Full(), backend="cuda", like=(q, q, q))

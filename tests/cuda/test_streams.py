@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import spattn
 from spattn import cuda, patterns
 
 pytestmark = pytest.mark.gpu
@@ -14,7 +15,7 @@ DELAY = 400_000_000  # clock cycles, about 0.2 s
 
 
 def run(q, k, v):
-    return cuda.forward(q, k, v, cuda.plan_for(PATTERN, q, k, v), 0.125)
+    return cuda.forward(q, k, v, spattn.plan(PATTERN, backend="cuda", like=(q, k, v)), 0.125)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_fault_24_cupy_stream(cupy, dtype):
 def test_graph_capture(torch):
     """A call with a warm plan and a warm kernel can be captured and replayed."""
     q, k, v = torch.randn(3, 1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
-    plan = cuda.plan_for(PATTERN, q, k, v)
+    plan = spattn.plan(PATTERN, backend="cuda", like=(q, k, v))
     cuda.forward(q, k, v, plan, 0.125)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import spattn
 from spattn import cuda, patterns, reference
 from spattn.testing import dense_mask, inputs
 
@@ -130,7 +131,7 @@ def test_overflowing_sums(attend):
 def test_memory_left_by_others(torch):
     """NaN in memory that the result and the workspace will reuse has no effect."""
     q, k, v = torch.randn(3, 1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
-    plan = cuda.plan_for(patterns.Strided(24), q, k, v)
+    plan = spattn.plan(patterns.Strided(24), backend="cuda", like=(q, k, v))
     expected = cuda.forward(q, k, v, plan, 0.125)
     for _ in range(3):
         torch.full((1 << 22,), torch.nan, device="cuda")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from ._kind import ArrayKind
+from ._kind import ArrayKind, numpy_dtype
+from ._operand import Operand, in_order
 
 
 class CuPy(ArrayKind):
@@ -26,6 +27,33 @@ class CuPy(ArrayKind):
 
     def to_host(self, x):
         return x.get()
+
+    # -- in device memory ---------------------------------------------------------------------------------------------
+
+    def ordinal(self, x):
+        return x.device.id
+
+    def operand(self, x):
+        return Operand(x.data.ptr, x.shape, tuple(step // x.itemsize for step in x.strides))
+
+    def stream(self, x):
+        with x.device:
+            return self.module.cuda.get_current_stream().ptr
+
+    def full(self, like, shape, dtype, value):
+        with like.device:
+            return self.module.full(shape, value, dtype=numpy_dtype(dtype))
+
+    def empty(self, like, shape, dtype, order=None):
+        shape, back = in_order(shape, order)
+        with like.device:
+            made = self.module.empty(shape, dtype=numpy_dtype(dtype))
+        return made if back is None else made.transpose(back)
+
+    def allocate(self, like, nbytes):
+        with like.device:
+            owner = self.module.cuda.alloc(nbytes)
+        return owner.ptr, owner
 
 
 KIND = CuPy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from ._kind import ArrayKind
+from ._operand import Operand, row_major
 
 
 class Jax(ArrayKind):
@@ -34,6 +35,26 @@ class Jax(ArrayKind):
 
     def from_numpy(self, x):
         return self.module.numpy.asarray(x)
+
+    # -- in device memory ---------------------------------------------------------------------------------------------
+
+    def ordinal(self, x):
+        device = next(iter(x.devices()))
+        return None if device.platform == "cpu" else device.local_hardware_id
+
+    def resolve(self, x):
+        return x.block_until_ready()
+
+    def operand(self, x):
+        return Operand(x.unsafe_buffer_pointer(), x.shape, row_major(x.shape))
+
+    def full(self, like, shape, dtype, value):
+        device = next(iter(like.devices()))
+        return self.module.device_put(self.module.numpy.full(shape, value, dtype=dtype), device)
+
+    def empty(self, like, shape, dtype, order=None):
+        # JAX arrays are immutable to their users; this one is new and computed, so nobody else uses its memory.
+        return self.full(like, shape, dtype, 0).block_until_ready()
 
 
 KIND = Jax()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
+
+if TYPE_CHECKING:
+    from ._operand import Operand
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -62,6 +65,45 @@ class ArrayKind:
     def wants_gradient(self, x: Any) -> bool:
         """Whether the library would record a gradient through this array now, or carry its tangent on."""
         return False
+
+    # What follows is asked of kinds whose arrays may lie in device memory, and but for `ordinal` only of such arrays.
+    # Addresses come from the library's own accessors: ``__cuda_array_interface__`` has no bfloat16.
+
+    def ordinal(self, x: Any) -> int | None:
+        """CUDA's number of the device that holds an array; None for host memory."""
+        return None
+
+    def resolve(self, x: Any) -> Any:
+        """The array with its values written down, or being written on the caller's stream."""
+        return x
+
+    def operand(self, x: Any) -> Operand:
+        """Address, shape and strides in elements."""
+        raise NotImplementedError
+
+    def stream(self, x: Any) -> int | None:
+        """Raw handle of the stream that the caller works on; None where the library has none to share."""
+        return None
+
+    def full(self, like: Any, shape: tuple[int, ...], dtype: str, value: float) -> Any:
+        """A new array of one value, of the kind and on the device of `like`."""
+        raise NotImplementedError
+
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: str, order: tuple[int, ...] | None = None) -> Any:
+        """A new array of the kind and on the device of `like`, its axes in memory in this order, slowest first."""
+        raise NotImplementedError
+
+    def allocate(self, like: Any, nbytes: int) -> tuple[int, Any]:
+        """(address, owner) of memory from the library's allocator, which reuses it in the order of the stream.
+
+        (0, None) asks the caller to bring its own.
+        """
+        return 0, None
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """NumPy's dtype of this name, bfloat16 included."""
+    return BFLOAT16 if name == "bfloat16" else np.dtype(name)
 
 
 class NumPy(ArrayKind):

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ._kind import BFLOAT16, ArrayKind
+from ._kind import BFLOAT16, DTYPES, ArrayKind
+from ._operand import Operand, in_order
 
 
 class Torch(ArrayKind):
@@ -18,6 +19,7 @@ class Torch(ArrayKind):
 
     def __init__(self) -> None:
         self.module = sys.modules["torch"]
+        self._dtypes = {name: getattr(self.module, name) for name in DTYPES}
         functorch = getattr(self.module._C, "_functorch", None)
         # Whether a transformation of torch.func is under way, which wraps tensors without changing their class.
         self._transformation = getattr(functorch, "peek_interpreter_stack", None)
@@ -78,6 +80,37 @@ class Torch(ArrayKind):
     def _in_dual_level(self) -> bool:
         """Whether forward-mode differentiation is under way; to ask a tensor for its tangent costs a microsecond."""
         return getattr(self.module.autograd.forward_ad, "_current_level", 0) >= 0
+
+    # -- in device memory ---------------------------------------------------------------------------------------------
+
+    def ordinal(self, x):
+        return x.device.index if x.device.type == "cuda" else None
+
+    def resolve(self, x):
+        return x.resolve_neg()  # a negation may be a flag on the tensor
+
+    def operand(self, x):
+        return Operand(x.data_ptr(), tuple(x.shape), x.stride())
+
+    @property
+    def raw_stream(self):
+        """Ordinal to stream: torch.cuda.current_stream(device).cuda_stream, without making a Stream first."""
+        return self.module._C._cuda_getCurrentRawStream
+
+    def stream(self, x):
+        return self.raw_stream(x.device.index)
+
+    def full(self, like, shape, dtype, value):
+        return like.new_full(shape, value, dtype=self._dtypes[dtype])
+
+    def empty(self, like, shape, dtype, order=None):
+        shape, back = in_order(shape, order)
+        made = like.new_empty(shape, dtype=self._dtypes[dtype])
+        return made if back is None else made.permute(back)
+
+    def allocate(self, like, nbytes):
+        owner = like.new_empty(nbytes, dtype=self.module.uint8)
+        return owner.data_ptr(), owner
 
 
 KIND = Torch()

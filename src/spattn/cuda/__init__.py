@@ -11,21 +11,20 @@ import os
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
-from .. import _arrays
+from .. import compiler
+from .._backends import Limits, PreparedForward
+from ..call import Call
 from ..patterns import Pattern
-from ..plan import Plan, plan
+from ..plan import Plan
 from ..plan._sealed import sealed_for
-from . import arrays, execute, hopper, portable
+from . import execute, hopper, portable, repeat
 from .driver import compile, device
 from .driver.errors import NO_DEVICE, CudaError
-from .routes import Route, find
 
-__all__ = ["HOST_ARRAYS", "CudaError", "accepts", "forward", "info", "plan_for", "route", "tile", "unavailable",
+__all__ = ["LIMITS", "CudaError", "accepts", "forward", "info", "plan_for", "prepare", "tile", "unavailable",
            "units"]  # fmt: skip
 
-HOST_ARRAYS = False
+LIMITS = Limits(host_arrays=False, backward=False, precisions=("tf32",))
 
 _works_in: int | None = None  # the process in which the backend was found to work
 _BLOCKS_PER_SM = 2  # that run side by side
@@ -91,67 +90,61 @@ def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str 
     RuntimeError
         In a process forked after CUDA was used.
     """
-    shape = (*q.shape[:3], v.shape[3])
-    plan = sealed_for(plan, *q.shape[:3], k.shape[2])
-    if 0 in shape or k.shape[2] == 0:
-        return _nothing_to_read(q, shape)
-    library = arrays.library(q)
-    ordinal = library.ordinal(q)
+    call = Call.of(q, k, v, scale=scale, precision=precision)
+    return prepare(call, plan)(q, k, v, call.scale)
+
+
+def prepare(call: Call, plan: Plan) -> PreparedForward:
+    """What computes this call, and every other that differs from it in values, addresses, stream and scale alone.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `plan` is not a Plan, not sound, made for other lengths, batch entries or heads, or of tiles that no kernel
+        has.
+    """
+    plan = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
+    if 0 in call.out_shape or call.kv_len == 0:
+        return execute.Nothing(call)
+    ordinal = call.kind.ordinal(call.q)
     gpu = device.get(ordinal)
-    kernels = _kernels(gpu, library.dtype(q), q.shape[3], shape[3])
+    kernels = _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v)
     if not kernels.accepts(plan.block_q, plan.block_kv):
         kernels = portable
     if not kernels.accepts(plan.block_q, plan.block_kv):
         raise ValueError(f"plan: no kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug("%s kernels: %s, head_dim %d and %d, tiles of %d × %d, %s", kernels.__name__.rpartition(".")[2],
-                   library.dtype(q), q.shape[3], shape[3], plan.block_q, plan.block_kv, gpu.name)  # fmt: skip
-    request = execute.Request(kernels, gpu, library, q, k, v, plan, scale, precision)
-    with gpu:
-        return execute.from_host(request) if ordinal is None else execute.on_device(request)
+                   call.dtype, call.head_dim, call.head_dim_v, plan.block_q, plan.block_kv, gpu.name)  # fmt: skip
+    if ordinal is None:
+        return execute.FromHost(call, plan, kernels, gpu, forward)
+    return repeat.on_device(call, plan, kernels, gpu, forward)
 
 
-def route(q: Any, k: Any, v: Any, plan: Plan, scale: float) -> Route | None:
-    """A short way for calls that repeat: ``route(q, k, v, scale)`` is ``forward(q, k, v, plan, scale)`` for arrays that
-    agree with these in kind, dtype, device, shapes and strides, or None where it cannot take the call; a scale of None
-    is the one given here. None for calls that have no short way."""
-    library = arrays.library(q)
-    ordinal = library.ordinal(q)
-    shape = (*q.shape[:3], v.shape[3])
-    if ordinal is None or type(library) is not arrays.Torch or 0 in shape or k.shape[2] == 0:
-        return None
-    gpu = device.get(ordinal)
-    if _kernels(gpu, library.dtype(q), q.shape[3], shape[3]) is not hopper:
-        return None
-    plan = sealed_for(plan, *q.shape[:3], k.shape[2])
-    return find(gpu, library, q, k, v, plan, scale) if hopper.accepts(plan.block_q, plan.block_kv) else None
-
-
-def plan_for(pattern: Pattern, q: Any, k: Any, v: Any) -> Plan:
+def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan:
     """The plan with the tile shape of this device's kernels. Long lists are split so that one head's work, times the
     heads, occupies every SM."""
-    batch, heads, q_len, head_dim = q.shape
-    library = arrays.library(q)
-    gpu = device.get(library.ordinal(q))
-    blocks = gpu.sm_count * (1 if _decodes(gpu, q, k) else _BLOCKS_PER_SM)
-    workers = max(1, -(-blocks // max(1, batch * heads)))
-    shape = tile(library.dtype(q), head_dim, v.shape[3], gpu.ordinal)
-    return plan(pattern, q_len, k.shape[2], batch=batch, heads=heads, tile=shape, workers=workers)
+    gpu = device.get(call.kind.ordinal(call.q))
+    blocks = gpu.sm_count * (1 if _decodes(gpu, call) else _BLOCKS_PER_SM)
+    workers = max(1, -(-blocks // max(1, call.batch * call.heads_q)))
+    shape = tile(call.dtype, call.head_dim, call.head_dim_v, gpu.ordinal)
+    return compiler.plan(
+        pattern, call.q_len, call.kv_len, batch=call.batch, heads=call.heads_q, tile=shape, workers=workers,
+        max_bytes=max_bytes,
+    )  # fmt: skip
 
 
-def _decodes(gpu: device.Device, q: Any, k: Any) -> bool:
+def _decodes(gpu: device.Device, call: Call) -> bool:
     """Whether lists are best cut into as many pieces as there are SMs: one query tile for all heads of a
     group, and at least four pieces a group. Fewer pieces are fewer rows to merge."""
-    batch, heads, q_len, _ = q.shape
-    heads_kv = k.shape[1]
-    return 0 < heads_kv < heads and heads // heads_kv * q_len <= hopper.TILE[0] and 4 * batch * heads_kv <= gpu.sm_count
+    few = call.group > 1 and call.group * call.q_len <= hopper.TILE[0]
+    return few and 4 * call.batch * call.heads_kv <= gpu.sm_count
 
 
-def accepts(made: Plan, q: Any, k: Any, v: Any) -> bool:
-    """Whether :func:`forward` can execute a plan."""
-    library = arrays.library(q)
-    gpu, dtype, head_dim = device.get(library.ordinal(q)), library.dtype(q), max(q.shape[3], v.shape[3])
-    return portable.accepts(made.block_q, made.block_kv) and portable.fits(gpu, made.block_q, dtype, head_dim)
+def accepts(plan: Plan, call: Call) -> bool:
+    """Whether :func:`prepare` takes a plan."""
+    gpu, head_dim = device.get(call.kind.ordinal(call.q)), max(call.head_dim, call.head_dim_v)
+    return portable.accepts(plan.block_q, plan.block_kv) and portable.fits(gpu, plan.block_q, call.dtype, head_dim)
 
 
 def tile(dtype: str, head_dim: int, head_dim_v: int | None = None, ordinal: int | None = None) -> tuple[int, int]:
@@ -184,7 +177,7 @@ def info() -> dict[str, object]:
 def _kernels(gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> ModuleType:
     """The kernels for a problem. A module of kernels has ``tile(device, dtype, head_dim)``, ``accepts(block_q,
     block_kv)`` and ``forward(call)``. ``SPATTN_CUDA_KERNEL=portable`` keeps to those that run everywhere."""
-    return _choose(os.environ.get("SPATTN_CUDA_KERNEL", "auto"), gpu, dtype, head_dim, head_dim_v)
+    return _choose(execute.chosen_kernels(), gpu, dtype, head_dim, head_dim_v)
 
 
 @functools.cache
@@ -197,14 +190,3 @@ def _choose(choice: str, gpu: device.Device, dtype: str, head_dim: int, head_dim
     if choice == "auto" and hopper.supports(gpu, dtype, head_dim, head_dim_v):
         return hopper
     return portable
-
-
-def _nothing_to_read(q: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
-    """out = 0 and lse = −∞ without a launch, for no queries, no heads or no keys."""
-    library = arrays.library(q)
-    dtype = library.dtype(q)
-    wide = execute.lse_dtype(dtype)
-    if library.ordinal(q) is None:
-        host = np.zeros(shape, _arrays.to_numpy(q).dtype), np.full(shape[:3], -np.inf, wide)
-        return tuple(_arrays.from_numpy(x, q) for x in host)
-    return library.full(q, shape, dtype, 0.0), library.full(q, shape[:3], wide, -float("inf"))

@@ -1,123 +1,141 @@
-"""From checked arguments to kernels in a stream: device arrays in place, host arrays up and back."""
+"""Prepared calls: from arrays of any library to kernels in a stream; device arrays in place, host arrays copied."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from .. import _arrays
+from ..arrays._kind import numpy_dtype
+from ..arrays._operand import Operand, memory_order, row_major
+from ..call import Call
 from ..plan._types import Plan
-from . import arrays
-from .arrays import Library
-from .call import Call, Operand
 from .driver.buffer import Buffer, out_of_memory
 from .driver.device import Device
 from .driver.errors import check
+from .forward_pass import ForwardPass
+
+_environment = os.environ._data  # The dict behind os.environ: get() on os.environ encodes the key and costs 0.5 µs.
 
 
-@dataclass(slots=True)
-class Request:
-    """What a caller asks of some kernels on a device: arrays of its library, as they came.
+def chosen_kernels() -> str:
+    """What ``SPATTN_CUDA_KERNEL`` says."""
+    return _environment.get(b"SPATTN_CUDA_KERNEL", b"auto").decode()
 
-    Once there are addresses, results and a stream it becomes a :class:`~spattn.cuda.call.Call`.
+
+class Prepared:
+    """Calls that agree with one call in everything but values, addresses, stream and scale, on some kernels.
+
+    Parameters
+    ----------
+    again : callable
+        ``(q, k, v, plan, scale, precision=)`` to the results, where the environment has come to ask for other kernels.
     """
 
-    kernels: ModuleType
-    device: Device
-    library: Library
-    q: Any
-    k: Any
-    v: Any
-    plan: Plan
-    scale: float
-    precision: str | None
+    def __init__(self, call: Call, plan: Plan, kernels: ModuleType, device: Device, again: Callable[..., Any]):
+        self.kind, self.dtype, self.lse_dtype, self.precision = call.kind, call.dtype, call.lse_dtype, call.precision
+        self.rows, self.shape = call.rows, call.out_shape
+        self.plan, self.kernels, self.device, self._again = plan, kernels, device, again
+        self._chosen = chosen_kernels()
+        wide, narrow = (numpy_dtype(name).itemsize for name in (call.lse_dtype, call.dtype))
+        heads = call.batch * call.heads_q
+        results = heads * call.q_len * (call.head_dim_v * narrow + wide)
+        self._needed = results + heads * plan.slots * plan.block_q * (call.head_dim_v + 1) * wide
+
+    def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
+        if chosen_kernels() != self._chosen:
+            return self._again(q, k, v, self.plan, scale, precision=self.precision)
+        with self.device:
+            return self.run(q, k, v, scale)
+
+    def run(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
+        """The results; the device's context is current."""
+        raise NotImplementedError
+
+    def out_of_memory(self) -> MemoryError:
+        """The error that says what a call needs; the device's context must be current."""
+        return out_of_memory(self.device, self._needed)
 
 
-def on_device(request: Request) -> tuple[Any, Any]:
-    """Attention of arrays in device memory, on the caller's stream and without waiting for it.
+class OnDevice(Prepared):
+    """Arrays in device memory, on the caller's stream and without waiting for it.
 
     JAX shares no stream: its inputs are waited for, and so is the result.
     """
-    device, library, plan = request.device, request.library, request.plan
-    q, k, v = map(library.resolve, (request.q, request.k, request.v))
-    dtype = library.dtype(q)
-    operands = [library.operand(x) for x in (q, k, v)]
-    stream = library.stream(q)
-    own = stream is None
-    owners: list[Any] = []
 
-    def allocate(nbytes: int) -> int:
-        address, owner = library.allocate(q, nbytes)
-        if owner is None:
-            owner = Buffer(device, nbytes)
-            address = owner.pointer
-        owners.append(owner)
-        return address
+    def run(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
+        device, kind = self.device, self.kind
+        q, k, v = map(kind.resolve, (q, k, v))
+        operands = [kind.operand(x) for x in (q, k, v)]
+        stream = kind.stream(q)
+        owners: list[Any] = []
 
-    rows = operands[0].shape[:3]
-    shape = (*rows, operands[2].shape[3])
-    try:
-        out = library.empty(q, shape, dtype, arrays.memory_order(operands[0]))
-        lse = library.empty(q, rows, lse_dtype(dtype))
-        call = Call(device, device.stream if own else stream, plan, *operands, library.operand(out),
-                    library.operand(lse).pointer, dtype, request.scale, allocate, request.precision)  # fmt: skip
-        request.kernels.forward(call)
-    except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":  # PyTorch's and CuPy's own
-            raise out_of_memory(device, needed_bytes(shape, dtype, plan)) from error
-        raise
-    if own:
-        _wait(device.stream)
-    return out, lse
+        def allocate(nbytes: int) -> int:
+            address, owner = kind.allocate(q, nbytes)
+            if owner is None:
+                owner = Buffer(device, nbytes)
+                address = owner.pointer
+            owners.append(owner)
+            return address
 
-
-def from_host(request: Request) -> tuple[Any, Any]:
-    """Attention of arrays in host memory: copied to the device, and the result back."""
-    host = [np.ascontiguousarray(_arrays.to_numpy(x)) for x in (request.q, request.k, request.v)]
-    dtype = _arrays.dtype_name(host[0])
-    device = request.device
-    stream = device.stream
-    buffers: list[Buffer] = []
-
-    def allocate(nbytes: int) -> int:
-        buffers.append(Buffer(device, nbytes))
-        return buffers[-1].pointer
-
-    out = np.empty((*host[0].shape[:3], host[2].shape[3]), host[0].dtype)
-    lse = np.empty(out.shape[:3], lse_dtype(dtype))
-    try:
-        operands = [_on_device(x, allocate) for x in (*host, out)]
-        lse_at = allocate(lse.nbytes)
-        for x, operand in zip(host, operands, strict=False):
-            _copy("cuMemcpyHtoDAsync", operand.pointer, x.ctypes.data, x.nbytes, stream)
-        call = Call(device, stream, request.plan, *operands, lse_at, dtype, request.scale, allocate, request.precision)
-        request.kernels.forward(call)
-        _copy("cuMemcpyDtoHAsync", out.ctypes.data, operands[3].pointer, out.nbytes, stream)
-        _copy("cuMemcpyDtoHAsync", lse.ctypes.data, lse_at, lse.nbytes, stream)
-    finally:
-        _wait(stream)
-    return _arrays.from_numpy(out, request.q), _arrays.from_numpy(lse, request.q)
+        try:
+            out = kind.empty(q, self.shape, self.dtype, memory_order(operands[0]))
+            lse = kind.empty(q, self.rows, self.lse_dtype)
+            self.kernels.forward(ForwardPass(
+                device, device.stream if stream is None else stream, self.plan, *operands, kind.operand(out),
+                kind.operand(lse).pointer, self.dtype, scale, allocate, self.precision,
+            ))  # fmt: skip
+        except Exception as error:
+            if type(error).__name__ == "OutOfMemoryError":  # PyTorch's and CuPy's own
+                raise self.out_of_memory() from error
+            raise
+        if stream is None:
+            _wait(device.stream)
+        return out, lse
 
 
-def needed_bytes(shape: tuple[int, ...], dtype: str, plan: Plan) -> int:
-    """Bytes of the result and of the workspace."""
-    batch, heads, q_len, head_dim_v = shape
-    wide = 8 if dtype == "float64" else 4
-    rows = batch * heads * plan.slots * plan.block_q
-    narrow = {"float16": 2, "bfloat16": 2}.get(dtype, wide)
-    return batch * heads * q_len * (head_dim_v * narrow + wide) + rows * (head_dim_v + 1) * wide
+class FromHost(Prepared):
+    """Arrays in host memory: copied to the device, and the result back."""
+
+    def run(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
+        q, k, v = (np.ascontiguousarray(self.kind.to_numpy(x)) for x in (q, k, v))
+        device, stream = self.device, self.device.stream
+        buffers: list[Buffer] = []
+
+        def allocate(nbytes: int) -> int:
+            buffers.append(Buffer(device, nbytes))
+            return buffers[-1].pointer
+
+        out, lse = np.empty(self.shape, q.dtype), np.empty(self.rows, self.lse_dtype)
+        try:
+            operands = [Operand(allocate(x.nbytes), x.shape, row_major(x.shape)) for x in (q, k, v, out)]
+            lse_at = allocate(lse.nbytes)
+            for x, operand in zip((q, k, v), operands, strict=False):
+                _copy("cuMemcpyHtoDAsync", operand.pointer, x.ctypes.data, x.nbytes, stream)
+            self.kernels.forward(
+                ForwardPass(device, stream, self.plan, *operands, lse_at, self.dtype, scale, allocate, self.precision)
+            )
+            _copy("cuMemcpyDtoHAsync", out.ctypes.data, operands[3].pointer, out.nbytes, stream)
+            _copy("cuMemcpyDtoHAsync", lse.ctypes.data, lse_at, lse.nbytes, stream)
+        finally:
+            _wait(stream)
+        return self.kind.from_numpy(out), self.kind.from_numpy(lse)
 
 
-def lse_dtype(dtype: str) -> str:
-    """The element type of lse."""
-    return "float64" if dtype == "float64" else "float32"
+class Nothing:
+    """Calls without queries, heads or keys: out = 0 and lse = −∞ without a launch."""
 
+    def __init__(self, call: Call):
+        self.kind, self.results = call.kind, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, -np.inf))
 
-def _on_device(x: np.ndarray, allocate) -> Operand:
-    return Operand(allocate(x.nbytes), x.shape, arrays.row_major(x.shape))
+    def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
+        if self.kind.ordinal(q) is None:
+            return tuple([self.kind.from_numpy(np.full(shape, value, numpy_dtype(dtype)))
+                          for shape, dtype, value in self.results])  # fmt: skip
+        return tuple([self.kind.full(q, *one) for one in self.results])
 
 
 def _copy(function: str, destination: int, source: int, nbytes: int, stream: int) -> None:

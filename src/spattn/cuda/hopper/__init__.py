@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 
 from .. import portable
-from ..call import Call
 from ..driver.device import Device
+from ..forward_pass import ForwardPass
 from .builds import DTYPES, TILE
 from .maps import readable
 from .params import MAPS, Addresses
@@ -42,7 +42,7 @@ def accepts(block_q: int, block_kv: int) -> bool:
     return (block_q, block_kv) == TILE
 
 
-def forward(call: Call) -> None:
+def forward(call: ForwardPass) -> None:
     """Enqueue the attention kernel, and the merge kernel where the plan has merges; the context must be current."""
     prepared = prepare(call)
     addresses = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer
@@ -65,7 +65,7 @@ def aligned(addresses: tuple[int, ...]) -> bool:
     return (q | k | v | out) % 16 == 0
 
 
-def why_not(call: Call) -> str:
+def why_not(call: ForwardPass) -> str:
     """What of a call that these kernels leave to the portable ones TMA cannot address."""
     for name in ("q", "k", "v", "out"):
         operand = getattr(call, name)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...plan._cache import derived
+from ...arrays._operand import Operand
+from ...plan._cache import kept_with_plan
 from ...schedule.pack_heads import pack_heads
-from ..call import Call, Operand
+from ..forward_pass import ForwardPass
 
 
-def with_packed_heads(call: Call) -> Call:
+def with_packed_heads(call: ForwardPass) -> ForwardPass:
     """The call with the heads of each group in one query tile, or the call itself where that cannot be done.
 
     It cannot when a group has one head, when its rows do not fit into a tile, when the pattern tells the heads of a
@@ -22,7 +23,7 @@ def with_packed_heads(call: Call) -> Call:
     operands = _merge_axes(call.q, group), _merge_axes(call.out, group)
     if None in operands:
         return call
-    found = derived(call.plan, ("packed heads", group), lambda: pack_heads(call.plan, group))
+    found = kept_with_plan(pack_heads)(call.plan, group)
     return call if found is None else replace(call, plan=found, q=operands[0], out=operands[1])
 
 

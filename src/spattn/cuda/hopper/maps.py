@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...arrays._operand import Operand
 from ...plan._types import AXES
-from ..call import Operand
 from ..driver.device import library
 from ..driver.errors import CudaError
 

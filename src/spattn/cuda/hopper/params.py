@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...schedule.tasks import TASK
-from ..call import Call, fold_scale
 from ..driver.structs import packer
+from ..forward_pass import ForwardPass, fold_scale
 from ..recent import Recent
 from .layout import ENTRY, WORK, Layout
 from .maps import ALIGNMENT, MAP_BYTES, VIEW, encode_map, joint_heads, replace_address
@@ -91,7 +91,9 @@ class Template:
         Tensor maps that the kernel's parameters have room for.
     """
 
-    def __init__(self, layout: Layout, plan_at: dict[str, int], launches: list[tuple[int, int]], call: Call, room: int):
+    def __init__(
+        self, layout: Layout, plan_at: dict[str, int], launches: list[tuple[int, int]], call: ForwardPass, room: int
+    ):
         operands = call.q, call.k, call.v, call.out
         joint = all(map(joint_heads, operands))
         self._image = aligned_bytes(params_dtype(room).itemsize)
@@ -149,7 +151,7 @@ class Template:
                         self._maps.append(_Map(number, offset))
 
 
-def maps_needed(layout: Layout, call: Call) -> int:
+def maps_needed(layout: Layout, call: ForwardPass) -> int:
     """Tensor maps of a call."""
     joint = all(map(joint_heads, (call.q, call.k, call.v, call.out)))
     return layout.maps * (1 if joint else call.q.shape[0])

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...plan._cache import derived
+from ...plan._cache import kept_with_plan
 from ...plan._types import Plan
 from ...schedule.tasks import merge_heads, order_tasks
-from ..call import Call
 from ..driver.buffer import upload
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
+from ..forward_pass import ForwardPass
 from ..recent import Recent
 from .builds import ARCH, KEYS_TOGETHER, has_short_items, variant
 from .heads import with_packed_heads
@@ -26,7 +26,7 @@ _READY_KEPT = 32
 _ROWS_PER_BLOCK = 32  # of merge.cu
 
 
-def prepare(call: Call) -> Prepared | None:
+def prepare(call: ForwardPass) -> Prepared | None:
     """What calls of these shapes and strides share; None when TMA cannot address them."""
     call = with_packed_heads(call)
     plan = plan_on_device(call.plan, call.device, call.q.shape[0], call.q.shape[1], call.k.shape[1])
@@ -54,14 +54,14 @@ class Prepared(NamedTuple):
 
     plan: HopperPlan
     ready: Ready
-    call: Call
+    call: ForwardPass
 
 
 class HopperPlan:
     """A plan on one device for one number of batch entries and heads."""
 
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int):
-        shared = derived(plan, ("hopper", device.ordinal), lambda: _lay_out(plan, device))
+        shared = _lay_out(plan, device)
         self.layout, self._plan_buffer, plan_at = shared
         finishes = self.layout.finishes
         phases = [
@@ -83,7 +83,7 @@ class HopperPlan:
         self.counter = itertools.cycle(range(self.at["counters"], self.at["counters"] + 4 * _COUNTERS, 4)).__next__
         self._ready = Recent(_READY_KEPT)
 
-    def ready(self, call: Call) -> Ready | None:
+    def ready(self, call: ForwardPass) -> Ready | None:
         """What calls of these shapes and strides share; None when TMA cannot address them."""
         arrays = call.q, call.k, call.v, call.out
         key = (call.dtype, *(part for x in arrays for part in x[1:]))
@@ -92,7 +92,7 @@ class HopperPlan:
             found = self._ready.keep(key, self._prepare(call))
         return found
 
-    def _prepare(self, call: Call) -> Ready | None:
+    def _prepare(self, call: ForwardPass) -> Ready | None:
         room = next((size for size in MAPS if maps_needed(self.layout, call) <= size), None)
         if room is None or not all(map(readable, (call.q, call.k, call.v, call.out))):
             return None
@@ -114,12 +114,13 @@ class HopperPlan:
         )  # fmt: skip
 
 
+@kept_with_plan
 def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int) -> HopperPlan:
     """The device copy of a plan, made at first use and kept with it; the device's context must be current."""
-    key = "hopper", device.ordinal, batch, heads_q, heads_kv
-    return derived(plan, key, lambda: HopperPlan(plan, device, batch, heads_q, heads_kv))
+    return HopperPlan(plan, device, batch, heads_q, heads_kv)
 
 
+@kept_with_plan
 def _lay_out(plan: Plan, device: Device) -> tuple:
     """(layout, buffer, addresses) of what does not depend on the numbers of batch entries and heads."""
     layout = make_layout(plan)

@@ -6,9 +6,9 @@ They execute any plan whose query tiles are multiples of 16 tokens.
 
 from __future__ import annotations
 
-from ..call import Call
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
+from ..forward_pass import ForwardPass
 from .params import STRUCTS, PlanOnDevice, pack, plan_on_device
 from .variants import HEAD_DIMS, ITEMSIZE, KEYS, merge_variant, shared_bytes_of, tile_within, variant
 
@@ -34,7 +34,7 @@ def fits(device: Device, block_q: int, dtype: str, head_dim: int) -> bool:
     return shared_bytes_of(block_q, dtype, head_dim) <= device.shared_bytes
 
 
-def forward(call: Call) -> None:
+def forward(call: ForwardPass) -> None:
     """Enqueue the attention kernel, and the merge kernel where the plan has merges; the context must be current."""
     batch, heads_q = call.q.shape[:2]
     plan = plan_on_device(call.plan, call.device, batch, heads_q)
@@ -47,14 +47,16 @@ def forward(call: Call) -> None:
         launch_all(call, plan, ready, blocks, partial, partial_lse)
 
 
-def launch_all(call: Call, plan: PlanOnDevice, ready: Kernel, blocks: int, partial: int, partial_lse: int) -> None:
+def launch_all(
+    call: ForwardPass, plan: PlanOnDevice, ready: Kernel, blocks: int, partial: int, partial_lse: int
+) -> None:
     """Launch a kernel over a flat list of blocks, in as many grids as it takes."""
     for first in range(0, blocks, LARGEST_GRID):
         params = pack(call, plan, partial, partial_lse, first)
         ready.launch(min(blocks - first, LARGEST_GRID), params, call.stream)
 
 
-def attention_kernel(call: Call, plan: PlanOnDevice) -> Kernel:
+def attention_kernel(call: ForwardPass, plan: PlanOnDevice) -> Kernel:
     """The kernel for a call's dtype, dimensions and alignment."""
     head_dim, head_dim_v, aligned = call.q.shape[3], call.v.shape[3], call.aligned(ITEMSIZE[call.dtype])
     key = call.dtype, call.precision, head_dim, head_dim_v, aligned
@@ -67,7 +69,7 @@ def attention_kernel(call: Call, plan: PlanOnDevice) -> Kernel:
     return found
 
 
-def merge_kernel(call: Call, plan: PlanOnDevice) -> Kernel:
+def merge_kernel(call: ForwardPass, plan: PlanOnDevice) -> Kernel:
     """The kernel for rows that several work items computed or that may attend to nothing."""
     found = plan.kernels.get((call.dtype,))
     if found is None:

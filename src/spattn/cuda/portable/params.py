@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...plan._cache import derived
+from ...plan._cache import kept_with_plan
 from ...plan._types import COMPONENT, VIEW, WORK, Plan
 from ...schedule.tasks import launch_lists
-from ..call import Call, fold_scale
 from ..driver.buffer import upload
 from ..driver.device import Device
 from ..driver.launch import Kernel
 from ..driver.structs import packer
+from ..forward_pass import ForwardPass, fold_scale
 
 _ARRAYS = ("views", "components", "indices", "key_view", "mask", "masks", "work", "merge_rows", "merge_indptr",
            "merge_sources")  # fmt: skip
@@ -41,8 +41,7 @@ class PlanOnDevice:
     """A plan's arrays on one device, with the launch lists for one number of batch entries and heads."""
 
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int):
-        arrays = {name: getattr(plan, name) for name in _ARRAYS}
-        shared = derived(plan, ("cuda", device.ordinal), lambda: upload(device, arrays))
+        shared = _upload_arrays(plan, device)
         lists = launch_lists(plan, batch, heads_q)
         self.items, self.merges = int(lists.items_first[-1]), int(lists.merges_first[-1])
         self._buffers = shared[0], upload(device, lists._asdict())
@@ -56,13 +55,19 @@ class PlanOnDevice:
         )  # fmt: skip
 
 
+@kept_with_plan
 def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int) -> PlanOnDevice:
     """The device copy of a plan, made at first use and kept with it; the device's context must be current."""
-    key = "cuda", device.ordinal, batch, heads_q
-    return derived(plan, key, lambda: PlanOnDevice(plan, device, batch, heads_q))
+    return PlanOnDevice(plan, device, batch, heads_q)
 
 
-def pack(call: Call, plan: PlanOnDevice, partial: int, partial_lse: int, first_block: int = 0) -> bytes:
+@kept_with_plan
+def _upload_arrays(plan: Plan, device: Device) -> tuple:
+    """(buffer, addresses) of what does not depend on the numbers of batch entries and heads."""
+    return upload(device, {name: getattr(plan, name) for name in _ARRAYS})
+
+
+def pack(call: ForwardPass, plan: PlanOnDevice, partial: int, partial_lse: int, first_block: int = 0) -> bytes:
     """The bytes of ``Params``."""
     scale_log2, sign = fold_scale(call.scale)
     heads_q = call.q.shape[1]

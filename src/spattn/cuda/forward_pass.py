@@ -5,26 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
+from ..arrays._operand import Operand
 from ..plan._types import Plan
 from .driver.device import Device
 
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 
-class Operand(NamedTuple):
-    """An array in device memory: address, shape, and strides in elements, of (batch, heads, rows, columns)."""
-
-    pointer: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
 @dataclass(slots=True)
-class Call:
+class ForwardPass:
     """One forward pass whose arguments have been checked and whose outputs exist.
 
     Attributes

@@ -1,4 +1,4 @@
-"""The short way of calls that repeat, without a GPU: tensors in host memory, and a driver that writes launches down."""
+"""Calls that repeat, without a GPU: tensors in host memory, and a driver that writes launches down."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from spattn.cuda import arrays, routes
-from spattn.cuda.call import Call
+from spattn.arrays import kind_of
+from spattn.call import Call
+from spattn.cuda import execute, repeat
 from spattn.cuda.driver.launch import Launch
+from spattn.cuda.forward_pass import ForwardPass
 
 ADDRESSES, WORD = struct.Struct("@7Qd"), struct.Struct("@Q")  # the stand-in for a kernel's parameters
 STREAM = 7
@@ -83,15 +85,17 @@ def tensors(torch):
 
 
 @pytest.fixture
-def route(torch, tensors, kernel):
-    own = SimpleNamespace(_cuda_getCurrentRawStream=abs)
-    module = SimpleNamespace(float32=torch.float32, uint8=torch.uint8, _C=own)
-    plan = SimpleNamespace(slots=0, block_q=128)
-    operands = [arrays.Torch("torch").operand(x) for x in (*tensors, tensors[0])]
-    call = Call(Gpu(), 0, plan, *operands, 0, "float16", 0.25, None)
+def repeated(torch, tensors, kernel, monkeypatch):
+    kind = kind_of(tensors[0])
+    monkeypatch.setattr(type(kind), "raw_stream", staticmethod(abs))
+    gpu, plan = Gpu(), SimpleNamespace(slots=0, block_q=128)
+    operands = [kind.operand(x) for x in (*tensors, tensors[0])]
+    run = ForwardPass(gpu, 0, plan, *operands, 0, "float16", 0.25, None)
     ready = SimpleNamespace(attention=kernel, template=Template(), merge_blocks=0)
     on_device = SimpleNamespace(blocks=[5, 5], counter=itertools.count(1000).__next__)
-    return routes.Route(SimpleNamespace(module=module), call, SimpleNamespace(plan=on_device, ready=ready, call=call))
+    prepared = SimpleNamespace(plan=on_device, ready=ready, call=run)
+    monkeypatch.setattr(repeat.OnDevice, "run", lambda self, q, k, v, scale: "the long way")
+    return repeat.Repeated(run, prepared, Call.of(*tensors), plan, None, gpu, lambda *args, **kwargs: "other kernels")
 
 
 def test_launch(kernel):
@@ -105,11 +109,11 @@ def test_launch(kernel):
         Launch(kernel, 5, params[1:], STREAM)
 
 
-def test_addresses(route, kernel, tensors):
+def test_addresses(repeated, kernel, tensors):
     """Every call launches with its own addresses, scale and counters; results lie in memory as q does."""
-    kept = [route(*tensors, scale) for scale in (None, None, 0.5, None)]
-    kept.append(route(*reversed(tensors), None))
-    assert [len(route(*tensors, None)) for _ in range(100)] == [2] * 100
+    kept = [repeated(*tensors, scale) for scale in (0.25, 0.25, 0.5, 0.25)]
+    kept.append(repeated(*reversed(tensors), 0.25))
+    assert [len(repeated(*tensors, 0.25)) for _ in range(100)] == [2] * 100
     assert all(out.stride() == tensors[0].stride() and lse.is_contiguous() for out, lse in kept)
     for number, (out, lse) in enumerate(kept):
         q, k, v = tensors if number < 4 else reversed(tensors)
@@ -120,35 +124,46 @@ def test_addresses(route, kernel, tensors):
     assert counters == list(range(1000, 1000 + len(counters)))
 
 
-def test_refused(torch, route, kernel, tensors, monkeypatch):
+def test_the_long_way(torch, repeated, kernel, tensors, monkeypatch):
     """Other kernels asked for at run time, odd addresses and values that are lazily negated need the long way."""
     odd = torch.zeros(2 * 3 * 6 * 16 + 1, dtype=torch.float16)[1:].view(2, 6, 3, 16).transpose(1, 2)
     negated = torch._neg_view(tensors[1])
     for others in ((odd, *tensors[1:]), (tensors[0], negated, tensors[2])):
-        assert route(*others, None) is None
+        assert repeated(*others, 0.25) == "the long way"
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", "portable")
-    assert route(*tensors, None) is None and not kernel.started
+    assert repeated(*tensors, 0.25) == "other kernels" and not kernel.started
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", "auto")
-    assert route(*tensors, None) is not None
+    assert len(repeated(*tensors, 0.25)) == 2
     monkeypatch.delenv("SPATTN_CUDA_KERNEL")
-    assert route(*tensors, None) is not None and len(kernel.started) == 4
+    assert len(repeated(*tensors, 0.25)) == 2 and len(kernel.started) == 4
 
 
-def test_other_device(route, tensors):
+def test_kernels_asked_for_later(tensors, monkeypatch):
+    """Whatever was prepared, and for whichever library."""
+    called = []
+    plan = SimpleNamespace(slots=0, block_q=128)
+    again = lambda *args, **kwargs: called.append((args, kwargs))  # noqa: E731
+    prepared = execute.Prepared(Call.of(*tensors), plan, None, Gpu(), again)
+    monkeypatch.setenv("SPATTN_CUDA_KERNEL", "portable")
+    prepared(*tensors, 0.5)
+    assert called == [((*tensors, prepared.plan, 0.5), {"precision": None})]
+
+
+def test_other_device(repeated, tensors):
     """The device is made current where it is not."""
-    gpu = route._device
-    assert route(*tensors, None) is not None and gpu.entered == 0
+    gpu = repeated.device
+    assert len(repeated(*tensors, 0.25)) == 2 and gpu.entered == 0
     gpu.current = False
-    assert route(*tensors, None) is not None and gpu.entered == 1
+    assert len(repeated(*tensors, 0.25)) == 2 and gpu.entered == 1
 
 
-def test_threads(route, kernel, tensors):
-    """Threads share a route's memory, and no launch of one is seen in another."""
+def test_threads(repeated, kernel, tensors):
+    """Threads share what was prepared, and no launch of one is seen in another."""
     from_threads = []
 
     def work(scale):
         for _ in range(200):
-            out, lse = route(*tensors, scale)
+            out, lse = repeated(*tensors, scale)
             from_threads.append((scale, out.data_ptr(), lse.data_ptr()))
 
     threads = [threading.Thread(target=work, args=(scale,)) for scale in (0.5, 1.0, 2.0)]

@@ -1,0 +1,44 @@
+"""Arrays in device memory, as kernels see them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["IN_ORDER", "Operand", "in_order", "memory_order", "row_major"]
+
+IN_ORDER = (0, 1, 2, 3)
+
+
+class Operand(NamedTuple):
+    """An array in device memory: address, shape, and strides in elements, of (batch, heads, rows, columns)."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides in elements of a contiguous array."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 1, 0, -1):
+        strides[axis - 1] = strides[axis] * shape[axis]
+    return tuple(strides)
+
+
+def memory_order(x: Operand) -> tuple[int, ...]:
+    """Axes of `x`, slowest in memory first and the last always last: a result so laid out can be reshaped as `x` can.
+
+    Axes of one element have no order of their own and stay where (batch, heads, rows) has them.
+    """
+    if x.strides[0] >= x.strides[1] >= x.strides[2]:
+        return IN_ORDER
+    longer = [axis for axis in range(3) if x.shape[axis] > 1]
+    ranked = iter(sorted(longer, key=lambda axis: -abs(x.strides[axis])))
+    return (*(next(ranked) if axis in longer else axis for axis in range(3)), 3)
+
+
+def in_order(shape, order):
+    """The shape with its axes in `order`, and the permutation back; None where there is nothing to permute."""
+    if order is None or order == IN_ORDER:
+        return shape, None
+    return tuple(shape[axis] for axis in order), tuple(order.index(axis) for axis in range(len(order)))

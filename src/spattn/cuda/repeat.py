@@ -1,0 +1,106 @@
+"""Calls of the Hopper kernels that repeat: two allocations, seven addresses and a launch or two.
+
+What depends on plan, shapes, strides, dtype and device alone is done once; launches are kept by their addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ..arrays._operand import memory_order, row_major
+from ..call import Call
+from ..plan._types import Plan
+from . import hopper
+from .driver.device import Device, require_owner
+from .driver.launch import Launch
+from .execute import OnDevice, _environment
+from .forward_pass import ForwardPass
+from .hopper.params import Addresses
+from .recent import Recent
+
+_KEPT = 64  # addresses of recent calls; an allocator hands out the same ones again and again
+
+
+class Repeated(OnDevice):
+    """Calls of PyTorch tensors that the Hopper kernels can read, but for those whose addresses they cannot."""
+
+    def __init__(self, run: ForwardPass, prepared: hopper.Prepared, call: Call, *args: Any):
+        super().__init__(call, *args)
+        self._own_plan, self._ready = prepared.plan, prepared.ready
+        self._counter, self._counter_at = prepared.plan.counter, prepared.ready.template.counter_at
+        self._strides, self._row_strides = run.out.strides, row_major(self.rows)
+        self._index, self._stream, self._types = self.device.ordinal, call.kind.raw_stream, call.kind.module
+        self._wide, self._bytes = self._types.float32, self._types.uint8
+        sizes: list[int] = []
+        prepared.call.allocate = lambda nbytes: sizes.append(nbytes) or 0
+        self._partial_bytes = prepared.call.workspace()[1]
+        self._workspace = tuple(sizes)
+        self._launches = Recent(_KEPT)
+
+    def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
+        require_owner()
+        if _environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto" or q.is_neg() or k.is_neg() or v.is_neg():
+            return super().__call__(q, k, v, scale)
+        try:  # with strides even where they are in order: PyTorch takes a quarter less time
+            out = q.new_empty_strided(self.shape, self._strides)
+            lse = q.new_empty_strided(self.rows, self._row_strides, dtype=self._wide)
+            rest = q.new_empty_strided(self._workspace, (1,), dtype=self._bytes) if self._workspace else None
+        except self._types.OutOfMemoryError as error:
+            with self.device:
+                raise self.out_of_memory() from error
+        key = (
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr(),
+            0 if rest is None else rest.data_ptr(), scale, self._stream(self._index),
+        )  # fmt: skip
+        launches = self._launches.get(key) or self._write(key)
+        if launches is None:
+            return super().__call__(q, k, v, scale)
+        if self.device.is_current():
+            self._start(*launches)
+        else:
+            with self.device:
+                self._start(*launches)
+        return out, lse
+
+    def _start(self, attention: list[Launch], merge: Launch | None) -> None:
+        for launch in attention:
+            launch(self._counter_at, self._counter())
+        if merge is not None:
+            merge()
+
+    def _write(self, key: tuple) -> tuple[list[Launch], Launch | None] | None:
+        """The launches for these addresses, but for the work counters; None where TMA cannot read there.
+
+        A call has them to itself: no other writes to the same addresses while it holds its results.
+        """
+        if not hopper.aligned(key[:4]):
+            return None
+        *addresses, scale, stream = key
+        to = Addresses(*addresses, addresses[5] + self._partial_bytes, scale)
+        ready = self._ready
+        attention = [
+            Launch(ready.attention, blocks, ready.template.fill(number, to, 0), stream)
+            for number, blocks in enumerate(self._own_plan.blocks)
+        ]
+        merge = Launch(ready.merge, ready.merge_blocks, ready.merge_params(to), stream) if ready.merge_blocks else None
+        return self._launches.keep(key, (attention, merge))
+
+
+def on_device(call: Call, plan: Plan, kernels: ModuleType, device: Device, again: Callable[..., Any]) -> OnDevice:
+    """What computes such calls of arrays in device memory."""
+    kind = call.kind
+    if kernels is hopper and kind.name == "torch":
+        operands = [kind.operand(x) for x in (call.q, call.k, call.v)]
+        out = kind.empty(call.q, call.out_shape, call.dtype, memory_order(operands[0]))
+        with device:
+            run = ForwardPass(device, 0, plan, *operands, kind.operand(out), 0, call.dtype, call.scale, _no_memory)
+            prepared = hopper.prepare(run)
+        if prepared is not None:
+            return Repeated(run, prepared, call, plan, kernels, device, again)
+    return OnDevice(call, plan, kernels, device, again)
+
+
+def _no_memory(nbytes: int) -> int:
+    raise RuntimeError(f"{nbytes} bytes asked for where nothing is computed")
