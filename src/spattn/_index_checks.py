@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from ._ragged import ramp
 
-__all__ = ["LONGEST", "check_csr", "check_disjoint", "check_lengths", "check_runs", "integer_array", "plain_array"]
+__all__ = ["LONGEST", "check_csr", "check_disjoint", "check_lengths", "check_runs", "integer_array", "plain_array",
+           "q_offset"]  # fmt: skip
 
 LONGEST = 2**31 - 1  # tokens of a sequence: plans and kernels hold positions as int32
 
@@ -21,6 +22,11 @@ def check_lengths(q_len: int, kv_len: int) -> tuple[int, int]:
         if not integer or not 0 <= length <= LONGEST:
             raise ValueError(f"{what}: expected an integer in [0, {LONGEST}], got {length!r}")
     return int(q_len), int(kv_len)
+
+
+def q_offset(q_len: int, kv_len: int) -> int:
+    """Position of the first query: the last query stands beside the last key, as in a cache of keys that grows."""
+    return kv_len - q_len
 
 
 def plain_array(name: str, value: Any) -> np.ndarray:

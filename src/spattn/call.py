@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ._index_checks import q_offset
 from .arrays import DTYPES, ArrayKind, dtype_name, kind_of
 
 __all__ = ["LARGEST_HEAD_DIM", "Call", "check_gradients", "check_options", "check_plain", "check_results",
@@ -86,8 +87,8 @@ class Call:
 
     @property
     def q_offset(self) -> int:
-        """Position of the first query: queries stand at the end of the keys."""
-        return self.kv_len - self.q_len
+        """Position of the first query."""
+        return q_offset(self.q_len, self.kv_len)
 
     @property
     def group(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from .._index_checks import q_offset
+
 if TYPE_CHECKING:
     from ._pattern import Pattern
 
@@ -58,7 +60,7 @@ def residue_parts(pattern: Pattern, stride: int, offset: int, q_len: int, kv_len
         return (Part(pattern),)
     groups: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     for first in range(min(stride, q_len)):
-        query = kv_len - q_len + first
+        query = q_offset(q_len, kv_len) + first
         key = (query - offset) % stride
         queries, keys = -((first - q_len) // stride), -((key - kv_len) // stride)
         if keys > 0:

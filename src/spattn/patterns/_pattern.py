@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from .._index_checks import check_lengths
+from .._index_checks import check_lengths, q_offset
 from ..arrays import dtype_name, kind_of
 from ..index_set import AffineRows, Runs
 from ._codec import encode
@@ -268,7 +268,7 @@ class Pattern:
         """
         q_len, kv_len = check_lengths(q_len, kv_len)
         bound = self.at(batch, head).bind(q_len, kv_len)
-        q = np.arange(kv_len - q_len, kv_len, dtype=np.int64)
+        q = np.arange(q_offset(q_len, kv_len), kv_len, dtype=np.int64)
         runs = bound.runs(q, kv_len)
         return AffineRows.from_runs(runs, kv_len) if runs is not None else discover(bound, q, kv_len)
 

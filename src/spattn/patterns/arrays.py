@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from .._cached import cached_property
+from .._index_checks import q_offset
 from .._ragged import ramp
 from ..index_set import Runs
 from ._check import assign, flag, integer, reach
@@ -104,7 +105,7 @@ class Mask(_ArrayPattern):
 
     def allows(self, q, k):
         q_len, kv_len = self.mask.shape[-2:]
-        return self._table.contains(q - (kv_len - q_len), k)
+        return self._table.contains(q - q_offset(q_len, kv_len), k)
 
     @classmethod
     def example(cls):

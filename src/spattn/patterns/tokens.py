@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .._index_checks import q_offset
 from ..index_set import AffineRows, Runs
 from ._check import REACH, assign, reach
 from ._lattice import Lattice, Part
@@ -112,7 +113,7 @@ class GlobalTokens(Pattern):
         parts = []
         if self.keys:
             parts.append(Part(keys, None, Lattice(first, (step,), (count,))))
-        before = max(0, -((first - (kv_len - q_len)) // step))  # global tokens that stand before the first query
+        before = max(0, -((first - q_offset(q_len, kv_len)) // step))  # global tokens that stand before the first query
         if self.queries and before < count:
             rows = Lattice(first + before * step, (step,), (count - before,))
             parts.append(Part(queries - keys if self.keys else queries, rows, None))

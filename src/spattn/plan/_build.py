@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .._frozen import frozen
+from .._index_checks import q_offset
 from .._ragged import offsets
 from ..patterns import Full, Lattice, Part, Pattern
 from ..patterns._check import integer, integers
@@ -78,7 +79,7 @@ class _Builder:
 
     def _add_group(self, query: Lattice, parts: list[Part]) -> int:
         """Finds the tiles of pieces with one query view; returns how many components they make."""
-        first = self.kv_len - self.q_len
+        first = q_offset(self.q_len, self.kv_len)
         shifts = np.array([part.shifts for part in parts])  # (parts, components, 2)
         query_view = make_view(query._replace(offset=query.offset - first), self.block_q)
         key_views = [make_view(part.key, self.block_kv) for part in parts]
@@ -137,7 +138,7 @@ def parts_of(pattern: Pattern, q_len: int, kv_len: int) -> list[Part]:
     found = pattern.parts(q_len, kv_len)
     if not isinstance(found, Iterable):
         raise TypeError(f"parts(): expected a tuple of Part from {pattern!r}, got {found!r}")
-    whole_q, whole_k = Lattice(kv_len - q_len, (1,), (q_len,)), Lattice(0, (1,), (kv_len,))
+    whole_q, whole_k = Lattice(q_offset(q_len, kv_len), (1,), (q_len,)), Lattice(0, (1,), (kv_len,))
     parts = []
     for part in found:
         if not isinstance(part, Part) or not isinstance(part.pattern, Pattern):
@@ -148,7 +149,7 @@ def parts_of(pattern: Pattern, q_len: int, kv_len: int) -> list[Part]:
         query = _checked(whole_q if part.query is None else part.query)
         key = _checked(whole_k if part.key is None else part.key)
         if 0 not in query.extents + key.extents:
-            _check_reach(query, [dq for dq, _ in shifts], kv_len - q_len, kv_len)
+            _check_reach(query, [dq for dq, _ in shifts], q_offset(q_len, kv_len), kv_len)
             _check_reach(key, [dk for _, dk in shifts], 0, kv_len)
             parts.append(_from_first(Part(part.pattern, query, key, shifts)))
     return parts
