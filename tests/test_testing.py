@@ -289,7 +289,7 @@ def test_parameters_are_checked_and_drawn_as_their_annotations_declare():
             with pytest.raises(error, match=message):
                 cls(**({"width": 2, "period": 3} | wrong))
         assert cls(2, np.int64(3), ends=[1, np.int32(2)]) == cls(2, 3, ends=(1, 2))
-        assert cls.example() == (cls(4, 4), 32)
+        assert cls.example() == (cls(4, 4), 32) and cls.typical() == (cls(4, 4), 2048)
         for wanted in (
             lambda x: x.period == 9, lambda x: x.both, lambda x: x.side == "far", lambda x: x.ends is None,
             lambda x: x.ends == (), lambda x: len(x.ends or ()) > 2 and x.ends[2] > 2**40, lambda x: x.width == 4,
@@ -312,6 +312,7 @@ def test_pattern_that_refuses_lengths_comes_with_those_of_its_example():
             return cls(1, 3), 40
 
     with registered("even", Even):
+        assert Even.typical() == (p.get("even", width=1, period=3), 2560)
         case = find(cases("even"), lambda case: case.sizes.kv_len % 2 == 0 and case.sizes.kv_len == 40)
         assert case.sizes.q_len == 40
         with pytest.raises(NoSuchExample):

@@ -17,6 +17,7 @@ import matplotlib.pyplot as plt
 
 import spattn
 from spattn import patterns
+from spattn.patterns._expression import signature
 from spattn.patterns._registry import pattern_class
 
 FOLDER = Path("gallery") / "generated"
@@ -64,7 +65,8 @@ def _registered(name: str) -> Entry:
     cls = pattern_class(name)
     path = public_path(cls)
     title = path.removeprefix("spattn.patterns.")
-    text = [f"Registered as ``{name}``.", "", f".. autoclass:: {path}", ""]
+    called = signature(name).removeprefix(name)  # without types, which are told by each parameter
+    text = [f"Registered as ``{name}``.", "", f".. autoclass:: {path}{called}", ""]
     return Entry(f"pattern-{name}", title, _use(cls), text, _definition(cls), cls.example(), cls.typical())
 
 

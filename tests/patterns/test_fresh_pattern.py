@@ -39,8 +39,8 @@ OF_ALL = ["import_is_quick", "lists_them", "composition", "of_anything", "execut
 def test_file_and_import_are_all_that_a_pattern_needs(tmp_path):
     """In a copy of the package and of its tests."""
     package = Path(spattn.__file__).parent
-    for folder in (package, ROOT / "tests", ROOT / "docs" / "_ext"):
-        shutil.copytree(folder, tmp_path / folder.name, ignore=shutil.ignore_patterns("__pycache__", ".hypothesis"))
+    for folder, copy in ((package, "spattn"), (ROOT / "tests", "tests"), (ROOT / "docs" / "_ext", "docs/_ext")):
+        shutil.copytree(folder, tmp_path / copy, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "spattn" / "patterns" / "log_sparse.py").write_text(PATTERN)
     with (tmp_path / "spattn" / "patterns" / "__init__.py").open("a") as file:
@@ -48,11 +48,11 @@ def test_file_and_import_are_all_that_a_pattern_needs(tmp_path):
     command = [
         sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", "-v",
         "tests/test_properties.py", "tests/patterns", "tests/cpu/test_backward.py", "tests/test_cli.py",
-        "tests/test_import.py", "-k", " or ".join(["log_sparse", *OF_ALL]),
+        "tests/test_import.py", "tests/test_gallery.py", "-k", " or ".join(["log_sparse", *OF_ALL]),
     ]  # fmt: skip
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     environment = os.environ | {"PYTHONPATH": path, "SPATTN_HYPOTHESIS_PROFILE": "dev"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     of_it = re.findall(r"^(\S+)\[\S*log_sparse\S*\] PASSED", done.stdout, re.MULTILINE)
-    assert len(set(of_it)) >= 9 and "SKIPPED" not in done.stdout, done.stdout
+    assert len(set(of_it)) >= 11 and "SKIPPED" not in done.stdout, done.stdout

@@ -11,10 +11,11 @@ from ._parameters import Range
 from ._pattern import Pattern
 from ._predicate import apply, member
 from ._registry import example, get, names, register
-from .arrays import BlockLayout, ColumnIntervals, KeyBlocks, Mask
-from .basic import BlockLocal, Causal, Columns, DilatedWindow, Full, Sinks, SlidingWindow, Stride
+from .arrays import BlockLayout, KeyBlocks, Mask
+from .basic import BlockLocal, Causal, Columns, Full, Sinks, Stride
 from .bigbird import BigBird
 from .child import Fixed, Strided
+from .column_intervals import ColumnIntervals
 from .documents import Documents, PrefixLM
 from .grid import Axial, Windowed
 from .longformer import Longformer
@@ -22,6 +23,7 @@ from .neighborhood import Neighborhood
 from .per_head import PerHead
 from .tokens import GlobalTokens
 from .vertical_slash import VerticalSlash
+from .windows import DilatedWindow, SlidingWindow
 
 __all__ = [
     "Axial", "BigBird", "BlockLayout", "BlockLocal", "ByContent", "Causal", "ColumnIntervals", "Columns",

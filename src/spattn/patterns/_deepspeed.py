@@ -7,7 +7,6 @@ import numpy as np
 from ._check import reach
 from ._parameters import Positive, Word
 from ._pattern import Pattern
-from ._random import draw_ranks
 from .arrays import BlockLayout
 
 __all__ = ["LayoutPattern", "check_ranges", "global_ranges", "random_layout", "random_ranges", "window_layout"]
@@ -57,6 +56,8 @@ def window_layout(n: int, side: int) -> np.ndarray:
 
 def random_layout(seed: int, head: int, candidates: np.ndarray, count: int) -> np.ndarray:
     """`count` different blocks below each row's number of candidates."""
+    from ._random import draw_ranks  # only where blocks are random
+
     n = len(candidates)
     layout = np.zeros((n, n), dtype=bool)
     ranks = draw_ranks(seed, head, np.arange(n), candidates, min(count, n))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ._check import integer, integers
 from ._pattern import Pattern
-from .basic import BlockLocal, Causal, Sinks, SlidingWindow
+from .basic import BlockLocal, Causal, Sinks
 from .documents import Documents
 from .tokens import GlobalTokens
+from .windows import SlidingWindow
 
 __all__ = ["a_shape", "chunked_causal", "gallery", "shared_prefix", "tri_shape"]
 

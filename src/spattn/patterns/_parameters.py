@@ -32,6 +32,9 @@ class Range(NamedTuple):
     least: int | None = None
     most: int | None = None
 
+    def __repr__(self) -> str:
+        return f"Range({self.least})" if self.most is None else f"Range({self.least}, {self.most})"
+
 
 Count = Annotated[int, Range(0)]
 Positive = Annotated[int, Range(1)]

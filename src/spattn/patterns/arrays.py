@@ -12,17 +12,16 @@ from .._cached import cached_property
 from .._index_checks import q_offset
 from .._ragged import ramp
 from ..index_set import Runs
-from ._check import assign, flag, integer, reach
+from ._check import assign, integer, reach
 from ._content import ByContent, frozen_array
 from ._pattern import Pattern
-from ._predicate import apply
 from ._registry import register
 from ._table import BlockTable
 
-__all__ = ["BlockLayout", "ColumnIntervals", "KeyBlocks", "Mask"]
+__all__ = ["ArrayPattern", "BlockLayout", "KeyBlocks", "Mask"]
 
 
-class _ArrayPattern(ByContent, Pattern):
+class ArrayPattern(ByContent, Pattern):
     """Shared by the patterns whose array fields have the axes ``([[batch,] heads,] *own)``."""
 
     own_axes: ClassVar[int] = 2
@@ -70,7 +69,7 @@ class _ArrayPattern(ByContent, Pattern):
 
 @register("mask")
 @dataclass(frozen=True, eq=False, repr=False)
-class Mask(_ArrayPattern):
+class Mask(ArrayPattern):
     """The pairs that a boolean array allows.
 
     For whatever comes as an array, at lengths where a byte a pair fits into memory.
@@ -144,7 +143,7 @@ def block_runs(table: np.ndarray, a: np.ndarray, block: int, kv_len: int) -> Run
 
 @register("block_layout")
 @dataclass(frozen=True, eq=False, repr=False)
-class BlockLayout(_ArrayPattern):
+class BlockLayout(ArrayPattern):
     """The pairs whose blocks are set in a layout: ``layout[p // block, j // block]``.
 
     For layouts that are computed or learned block by block.
@@ -209,7 +208,7 @@ class BlockLayout(_ArrayPattern):
 
 @register("key_blocks")
 @dataclass(frozen=True, eq=False, repr=False)
-class KeyBlocks(_ArrayPattern):
+class KeyBlocks(ArrayPattern):
     """Lists of key blocks for each block of queries, as top-k selection makes them.
 
     For selections of the most relevant blocks, another one for each block of queries.
@@ -290,84 +289,3 @@ class KeyBlocks(_ArrayPattern):
         rows, blocks = -(-sizes.kv_len // block_q), -(-sizes.kv_len // block_kv)
         shape = (*cls._leading(draw, sizes, sizes.heads_kv), rows, draw.integer(0, 5))
         return cls(draw.integers(shape, -1, blocks - 1), block_q, block_kv), sizes
-
-
-@register("column_intervals")
-@dataclass(frozen=True, eq=False, repr=False)
-class ColumnIntervals(_ArrayPattern):
-    """Every query but one or two intervals of them for each key.
-
-    For masks described key by key, in memory that grows with the length alone.
-
-    Parameters
-    ----------
-    start, stop : int arrays (kv_len,), (heads, kv_len) or (batch, heads, kv_len)
-        Query positions ``start[j] <= p < stop[j]`` do not attend to key j; copied. Where q_len = kv_len positions are
-        FlashMask's rows.
-    start2, stop2 : int arrays of the same shape, optional
-        A second interval.
-    causal : bool, optional
-        Whether only keys up to the query's are allowed.
-
-    Raises
-    ------
-    TypeError
-        If the arrays are not of integers or masked arrays, or `causal` is not a bool.
-    ValueError
-        If the arrays' shapes differ or have not one to three axes, a number does not fit into int64, or only one of
-        `start2` and `stop2` is given; from :meth:`bind`, if there is not one interval a key; from :meth:`allows`, if
-        :meth:`at` has not chosen among several batch entries and heads.
-
-    References
-    ----------
-    Wang et al. FlashMask. arXiv:2410.01359.
-    """
-
-    start: np.ndarray
-    stop: np.ndarray
-    start2: np.ndarray | None = None
-    stop2: np.ndarray | None = None
-    causal: bool = False
-    own_axes = 1
-
-    def __post_init__(self):
-        if (self.start2 is None) != (self.stop2 is None):
-            raise ValueError("start2, stop2: expected both or neither, got one of them")
-        for name in ("start", "stop") if self.start2 is None else ("start", "stop", "start2", "stop2"):
-            assign(self, **{name: frozen_array(name, getattr(self, name), np.int64, (1, 2, 3))})
-            if getattr(self, name).shape != self.start.shape:
-                raise ValueError(f"{name}: expected shape {self.start.shape}, got {getattr(self, name).shape}")
-        assign(self, causal=flag("causal", self.causal))
-
-    def bind(self, q_len, kv_len):
-        if self.start.shape[-1] != kv_len:
-            raise ValueError(f"start: expected shape (..., {kv_len}), got {self.start.shape}")
-        return self
-
-    def _masked(self, start: np.ndarray, stop: np.ndarray, q, k):
-        def of(bounds):
-            bounds = self._only(bounds)
-            return apply(lambda j: bounds[np.clip(j, 0, len(bounds) - 1)], k)
-
-        return (of(start) <= q) & (q < of(stop))
-
-    def allows(self, q, k):
-        allowed = ~self._masked(self.start, self.stop, q, k)
-        if self.start2 is not None:
-            allowed = allowed & ~self._masked(self.start2, self.stop2, q, k)
-        return allowed & (k <= q) if self.causal else allowed
-
-    @classmethod
-    def example(cls):
-        key = np.arange(32)
-        return cls((key // 8 + 1) * 8, np.where(key % 8 == 0, 0, 32), causal=True), 32
-
-    @classmethod
-    def typical(cls):
-        key = np.arange(4096)
-        return cls((key // 512 + 1) * 512, np.full(4096, 4096), causal=True), 4096
-
-    @classmethod
-    def random(cls, draw, sizes):
-        shape = draw.choice([2, 4]), *cls._leading(draw, sizes, sizes.heads_q), sizes.kv_len
-        return cls(*draw.integers(shape, -2, sizes.kv_len + 2), causal=draw.flag()), sizes

@@ -11,7 +11,6 @@ from ..index_set import Runs
 from ._check import reach
 from ._parameters import Count, Positive, Word
 from ._pattern import Pattern
-from ._random import draw_ranks
 from ._registry import register
 from ._table import BlockTable
 
@@ -106,6 +105,8 @@ class BigBird(Pattern):
 
     def draw(self, rows: np.ndarray, blocks: int) -> np.ndarray:
         """Random blocks of block rows `rows` of a sequence of `blocks` blocks, a row each; -1 = none."""
+        from ._random import draw_ranks  # only where blocks are random
+
         first, side = reach(self.global_blocks), self._side
         below = np.maximum(rows - side - first, 0)  # candidates between the global blocks and the window
         above_start = np.maximum(rows + side + 1, first)

@@ -10,7 +10,8 @@ from ._lattice import Lattice, Part, residue_parts
 from ._parameters import Positive
 from ._pattern import Pattern
 from ._registry import register
-from .basic import BlockLocal, Causal, Columns, SlidingWindow, Stride, column_runs
+from .basic import BlockLocal, Causal, Columns, Stride, column_runs
+from .windows import SlidingWindow
 
 __all__ = ["Fixed", "Strided"]
 

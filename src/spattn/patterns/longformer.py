@@ -11,8 +11,8 @@ from ._check import assign, integer
 from ._parameters import Count, Positive
 from ._pattern import Pattern
 from ._registry import register
-from .basic import DilatedWindow
 from .tokens import GlobalTokens, token_groups, token_set
+from .windows import DilatedWindow
 
 __all__ = ["Longformer"]
 

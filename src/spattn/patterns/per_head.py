@@ -81,13 +81,15 @@ class PerHead(Pattern):
 
     @classmethod
     def example(cls):
-        from .basic import Causal, SlidingWindow
+        from .basic import Causal
+        from .windows import SlidingWindow
 
         return cls((Causal(), SlidingWindow(4, 0))), 32
 
     @classmethod
     def typical(cls):
-        from .basic import Causal, SlidingWindow
+        from .basic import Causal
+        from .windows import SlidingWindow
 
         return cls((Causal(), SlidingWindow(511, 0))), 4096
 
