@@ -79,8 +79,8 @@ def test_hopper(call):
         (found,) = np.frombuffer(ready.template.fill(launch, to, 888), hopper_params.params_dtype(16))
         expected = {"q": to.q, "k": to.k, "v": to.v, "out": to.out, "lse": 555, "partial_out": 666, "partial_lse": 777,
                     "counter": 888, "scale_log2": 0.5 / np.log(2), "sign": -1, "q_len": 400, "heads_q": 4,
-                    "head_dim": 64, "head_dim_v": 128, "partial_rows": call.plan.slots * 128, "work": plan_on_device.at["work"],
-                    "tasks": plan_on_device.at["tasks"] + 16 * tasks}  # fmt: skip
+                    "head_dim": 64, "head_dim_v": 128, "partial_rows": call.plan.slots * 128,
+                    "work": plan_on_device.at["work"], "tasks": plan_on_device.at["tasks"] + 16 * tasks}  # fmt: skip
         assert {name: found[name] for name in expected} == pytest.approx(expected)
         for name in ("q", "k", "v", "out"):
             assert found[f"{name}_stride"].tolist() == getattr(call, name).strides[:3]
