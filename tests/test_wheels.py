@@ -30,7 +30,7 @@ print(json.dumps({"package": spattn.__file__, "OpenMP": cpu._core.OPENMP, "libra
 def wheel_for(python):
     """The one wheel that was built for this interpreter."""
     tag = subprocess.check_output([python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])"], text=True)
-    (wheel,) = Path(WHEELS).glob(f"spattn-*-{tag.strip()}-*.whl")
+    (wheel,) = Path(WHEELS).resolve().glob(f"spattn-*-{tag.strip()}-*.whl")
     return wheel
 
 
