@@ -1,4 +1,4 @@
-"""Public names as a program of a user's calls them. Never run: ``make lint`` lets mypy read it, with --strict.
+"""Public names as a program of a user's calls them. Never run: ``make lint`` lets mypy read it.
 
 A parameter or result of the public interface that loses its type, or has a wrong one, is an error here.
 """

@@ -31,5 +31,5 @@ class cached_property(Generic[T]):
     @overload
     def __get__(self, instance: object, owner: type | None = None) -> T: ...
 
-    def __get__(self, instance, owner=None):
+    def __get__(self, instance: object, owner: type | None = None) -> cached_property[T] | T:
         return self if instance is None else vars(instance).setdefault(self.name, self.function(instance))

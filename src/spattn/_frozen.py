@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 __all__ = ["frozen"]
@@ -15,5 +17,6 @@ def frozen(array: np.ndarray) -> np.ndarray:
     """
     if array.dtype.hasobject:
         return array
-    whole = type(array.base) is bytes and array.nbytes == len(array.base) and array.flags.c_contiguous
-    return np.ndarray(array.shape, array.dtype, array.base if whole else array.tobytes())
+    base: Any = array.base  # of which NumPy's types say that it is an array
+    whole = type(base) is bytes and array.nbytes == len(base) and array.flags.c_contiguous
+    return np.ndarray(array.shape, array.dtype, base if whole else array.tobytes())

@@ -102,7 +102,9 @@ def check_disjoint(indptr: np.ndarray, start: np.ndarray, step: np.ndarray, coun
         _check_pairs(a, a + lag, start, step, count, last)
 
 
-def _check_pairs(a, b, start, step, count, last) -> None:
+def _check_pairs(
+    a: np.ndarray, b: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray, last: np.ndarray
+) -> None:
     """ValueError if run ``a[i]`` shares a key with run ``b[i]``: the keys of the shorter one decide."""
     meet = (start[b] - start[a]) % np.gcd(step[a], step[b]) == 0
     a, b = a[meet], b[meet]

@@ -16,7 +16,7 @@ _CGROUPS = "/sys/fs/cgroup"
 def processors() -> int:
     """Processors of the affinity mask, and no more than the cgroup's quota of them, rounded up."""
     own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(own, _quota()))
+    return int(max(1, min(own, _quota())))
 
 
 def memory() -> int:

@@ -104,7 +104,7 @@ class Runs:
         """Both sets of runs; the caller knows that they are disjoint."""
         return Runs(*(np.concatenate(pair, axis=1) for pair in zip(self._fields(), other._fields(), strict=True)))
 
-    def _fields(self):
+    def _fields(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return self.start, self.step, self.count
 
 
@@ -237,7 +237,9 @@ class AffineRows:
         return cls.from_csr(indptr, column, mask.shape[1])
 
     @classmethod
-    def _from_flat(cls, rows, kv_len, row, start, step, count) -> AffineRows:
+    def _from_flat(
+        cls, rows: int, kv_len: int, row: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray
+    ) -> AffineRows:
         """From runs in any order, `row` naming each one's row."""
         order = np.lexsort((start, row))
         row, start, step, count = row[order], start[order], step[order], count[order]
@@ -359,7 +361,7 @@ class AffineRows:
             return False
         return all(np.array_equal(a, b) for a, b in zip(self.to_csr(), other.to_csr(), strict=True))
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]  # as Python itself does it
 
     def __repr__(self) -> str:
         return (
@@ -372,7 +374,7 @@ class AffineRows:
         return total[self.class_indptr[1:]] - total[self.class_indptr[:-1]]
 
 
-def _consecutive(row: np.ndarray, column: np.ndarray):
+def _consecutive(row: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Maximal runs of consecutive columns: (row, start, count)."""
     if not len(row):
         return row, column, column
@@ -381,7 +383,9 @@ def _consecutive(row: np.ndarray, column: np.ndarray):
     return row[first], column[first], np.diff(np.concatenate([first, [len(row)]]))
 
 
-def _join_singles(row, start, count):
+def _join_singles(
+    row: np.ndarray, start: np.ndarray, count: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Joins isolated keys at equal distances into strided runs; returns (row, start, step, count)."""
     single = np.nonzero(count == 1)[0]
     step = np.ones_like(start)
@@ -404,7 +408,9 @@ def _join_singles(row, start, count):
     )
 
 
-def _classes(per_row, first, start, step, count):
+def _classes(
+    per_row: np.ndarray, first: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Shares rows of equal shape: (class of each row, one row of each class)."""
     row_class = np.zeros(len(per_row), dtype=np.int64)
     chosen: list[np.ndarray] = []

@@ -59,7 +59,7 @@ def _torch_device() -> Device | None:
         return None
     torch.backends.cuda.matmul.allow_tf32 = False
 
-    def dense(q, k, v):
+    def dense(q: Any, k: Any, v: Any) -> Any:
         rows = max(1, 64 * STRIP_CELLS // k.shape[2])
         scale = q.shape[3] ** -0.5
         strips = [((x * scale) @ k.mT).softmax(-1) @ v for x in q.split(rows, dim=2)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -60,14 +62,14 @@ class Shift:
 
 def sparse_patterns() -> dict[str, Pattern]:
     """The patterns of part (b), for texts of up to 512 tokens."""
-    cases = {f"window ±{w}": patterns.SlidingWindow(w) for w in (16, 64, 128)}
+    cases: dict[str, Pattern] = {f"window ±{w}": patterns.SlidingWindow(w) for w in (16, 64, 128)}
     for w in (16, 64):
         cases[f"Longformer ±{w}, [CLS] global"] = patterns.Longformer(2 * w, global_tokens=(0,))
     return cases
 
 
 def compare(
-    encoder: Encoder, tokenizer, modules: int, backend: str, progress: Progress
+    encoder: Encoder, tokenizer: Any, modules: int, backend: str, progress: Progress
 ) -> tuple[Agreement, list[Shift]]:
     """Embeds texts of `modules` modules densely, in plain NumPy and by spattn, then with each sparse pattern."""
     texts = text.tokenise(tokenizer, text.sample(modules), encoder.max_len)
@@ -78,7 +80,7 @@ def compare(
 
     plain = np.stack([plain_embedding(encoder, t) for t in progress.each(texts)])
 
-    def embed(function, *arguments) -> np.ndarray:
+    def embed(function: Callable[..., np.ndarray], *arguments: Pattern) -> np.ndarray:
         result = np.empty_like(plain)
         for batch in progress.each(batches):
             result[batch] = function(encoder, [texts[i] for i in batch], backend, *arguments)

@@ -9,6 +9,7 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt  # noqa: E402  (the backend has to be chosen first)
+from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import LogLocator  # noqa: E402
 
 from .. import patterns  # noqa: E402
@@ -85,6 +86,6 @@ def pattern_pictures(path: Path, tokens: int = 64) -> None:
     _save(figure, path)
 
 
-def _save(figure, path: Path) -> None:
+def _save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=_DPI)
     plt.close(figure)

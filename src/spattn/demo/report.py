@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from .._backends import load as load_backend
 from . import embeddings, machine, model, speed
-from .device import device_for
+from .device import Device, device_for
 from .progress import Progress
 
 LENGTHS = [1024, 2048, 4096, 8192, 16384]
@@ -70,7 +72,7 @@ def run(out: Path, backend: str = "auto", quick: bool = False, say: Callable[[st
         say(f"    other programs took {100 * taken:.0f} % of the processors meanwhile: do not rely on the times")
     say("")
 
-    report = {
+    report: dict[str, Any] = {
         "machine": machine.facts() | {"taken by other programs": round(taken, 3)},
         "settings": {"backend": backend, "quick": quick, "layer": speed.LAYER, "heads": qkv[0].shape[1],
                      "head_dim": qkv[0].shape[3], "dtype": str(qkv[0].dtype), "note": device.note},
@@ -93,11 +95,11 @@ def run(out: Path, backend: str = "auto", quick: bool = False, say: Callable[[st
     return agreement.holds and _errors_hold(timings["cases"])
 
 
-def _figures():
+def _figures() -> ModuleType:
     try:
         from . import figures
     except ModuleNotFoundError as error:
-        raise model.DemoUnavailable(model.missing(error.name)) from error
+        raise model.DemoUnavailable(model.missing(error.name or "matplotlib")) from error
     return figures
 
 
@@ -105,7 +107,9 @@ def _errors_hold(cases: list[speed.Case]) -> bool:
     return all(c.error is None or c.error <= embeddings.TOLERANCE for c in cases)
 
 
-def _tell_embeddings(say, agreement: embeddings.Agreement, shifts: list[embeddings.Shift]) -> None:
+def _tell_embeddings(
+    say: Callable[[str], None], agreement: embeddings.Agreement, shifts: list[embeddings.Shift]
+) -> None:
     verdict = "ok" if agreement.holds else "TOO FAR APART"
     say(f"(a) dense embeddings of {agreement.texts} texts ({agreement.tokens} tokens) of the standard library's")
     say("    source, spattn in every attention layer against plain NumPy, largest absolute difference:")
@@ -122,7 +126,7 @@ def _tell_embeddings(say, agreement: embeddings.Agreement, shifts: list[embeddin
     say("")
 
 
-def _tell_speed(say, timings: dict, device) -> None:
+def _tell_speed(say: Callable[[str], None], timings: dict[str, Any], device: Device) -> None:
     lengths = sorted(timings["dense"])
     say("(c) forward time on the model's own q, k, v laid end to end, 12 heads of 32, float32: ms (speed-up)")
     say(f"    {device.note}")

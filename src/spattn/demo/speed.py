@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,7 @@ def timed_patterns() -> dict[str, Pattern]:
     }
 
 
-def real_qkv(encoder: Encoder, tokenizer, tokens: int, backend: str, progress: Progress) -> list[np.ndarray]:
+def real_qkv(encoder: Encoder, tokenizer: Any, tokens: int, backend: str, progress: Progress) -> list[np.ndarray]:
     """q, k and v of layer :data:`LAYER` for consecutive windows of source code, laid end to end to `tokens` tokens.
 
     Returns
@@ -83,7 +84,7 @@ def real_qkv(encoder: Encoder, tokenizer, tokens: int, backend: str, progress: P
     encoder = replace(encoder, layers=LAYER + 1)
     calls: list[tuple[np.ndarray, ...]] = []
 
-    def record(q, k, v):
+    def record(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         calls.append((q, k, v))
         return attention(q, k, v, patterns.Full(), backend=backend)
 
@@ -103,7 +104,7 @@ def _end_to_end(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x.swapaxes(0, 1)).reshape(1, x.shape[1], -1, x.shape[3])
 
 
-def measure(qkv: list[np.ndarray], lengths: list[int], device: Device, progress: Progress) -> dict:
+def measure(qkv: list[np.ndarray], lengths: list[int], device: Device, progress: Progress) -> dict[str, Any]:
     """Times naive dense attention and every pattern at every length, the contenders in turns.
 
     Returns
@@ -117,7 +118,7 @@ def measure(qkv: list[np.ndarray], lengths: list[int], device: Device, progress:
         arrays = [device.put(np.ascontiguousarray(x[:, :, :n])) for x in qkv]
         plans, plan_seconds = _plans(arrays, device)
         errors = _errors(arrays, device) if n == min(lengths) else {}
-        calls = {
+        calls: dict[str, Callable[[], object]] = {
             name: partial(attention, *arrays, pattern, backend=device.backend)
             for name, pattern in timed_patterns().items()
         }
@@ -137,7 +138,7 @@ def measure(qkv: list[np.ndarray], lengths: list[int], device: Device, progress:
     return {"dense": dense, "cases": results}
 
 
-def _plans(arrays, device: Device) -> tuple[dict[str, Plan], dict[str, float]]:
+def _plans(arrays: list[Any], device: Device) -> tuple[dict[str, Plan], dict[str, float]]:
     """Each pattern's plan as the backend makes it, and the seconds that took."""
     plans, seconds = {}, {}
     for name, pattern in timed_patterns().items():
@@ -147,7 +148,7 @@ def _plans(arrays, device: Device) -> tuple[dict[str, Plan], dict[str, float]]:
     return plans, seconds
 
 
-def _errors(arrays, device: Device) -> dict[str, float]:
+def _errors(arrays: list[Any], device: Device) -> dict[str, float]:
     """Largest absolute difference to the float64 reference, for each pattern."""
     errors = {}
     exact = [device.get(x).astype(np.float64) for x in arrays]
@@ -160,7 +161,7 @@ def _errors(arrays, device: Device) -> dict[str, float]:
 def take_turns(calls: dict[str, Callable[[], object]], wait: Callable[[], None]) -> dict[str, Timing]:
     """Times every call once a round, after a round that warms caches; a pause before each, at least three rounds."""
 
-    def once(call) -> float:
+    def once(call: Callable[[], object]) -> float:
         start = time.perf_counter()
         call()
         wait()

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +42,7 @@ def sample(modules: int) -> list[Text]:
     return texts
 
 
-def chunks(tokenizer, count: int, length: int) -> np.ndarray:
+def chunks(tokenizer: Any, count: int, length: int) -> np.ndarray:
     """`count` consecutive pieces of `length` tokens of the modules' source, each wrapped in [CLS] and [SEP].
 
     Returns
@@ -58,7 +59,7 @@ def chunks(tokenizer, count: int, length: int) -> np.ndarray:
     return np.concatenate([np.full((count, 1), cls), inner, np.full((count, 1), sep)], axis=1)
 
 
-def tokenise(tokenizer, texts: list[Text], max_len: int) -> list[np.ndarray]:
+def tokenise(tokenizer: Any, texts: list[Text], max_len: int) -> list[np.ndarray]:
     """Token numbers of each text, [CLS] and [SEP] included, cut to `max_len` tokens."""
     tokenizer.enable_truncation(max_len)
     encoded = [np.array(e.ids) for e in tokenizer.encode_batch([t.source for t in texts])]
