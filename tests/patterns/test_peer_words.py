@@ -1,4 +1,4 @@
-"""PATTERNS.md, "the same window in other libraries' words": each line as a property, at any parameters and lengths."""
+"""The same window in other libraries' words: each as a property, at any parameters and lengths."""
 
 import numpy as np
 from hypothesis import given, settings
