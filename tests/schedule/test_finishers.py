@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spattn import patterns
-from spattn.plan import plan, positions
+from spattn import patterns, plan
+from spattn.plan import positions
 from spattn.schedule.finishers import find_finishers
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spattn import patterns
+from spattn import patterns, plan
 from spattn.cuda.hopper.layout import make_layout
-from spattn.plan import plan, positions, validate
+from spattn.plan import positions, validate
 from spattn.schedule.pack_heads import pack_heads
 
 CASES = {

@@ -6,8 +6,7 @@ import itertools
 
 import numpy as np
 
-from spattn import patterns
-from spattn.plan import plan
+from spattn import patterns, plan
 from spattn.schedule.tasks import launch_lists, merge_heads, order_tasks
 
 DIFFERENT = patterns.PerHead((patterns.Causal(), patterns.Strided(16), patterns.Causal(), patterns.SlidingWindow(30)))
