@@ -34,6 +34,9 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
     cdef struct Work:
         int32_t slot
 
+    cdef struct Unit:
+        int64_t batch, head_kv, first, last, begin, end, offset
+
     cdef struct Plan:
         const View* views
         const Component* components
@@ -131,10 +134,6 @@ cdef Array describe(cnp.ndarray array):
     for axis in range(4):
         found.stride[axis] = array.strides[axis] if axis < array.ndim else 0
     return found
-
-
-cdef struct Unit:  # UNIT of _units.py
-    int64_t batch, head_kv, first, last, begin, end, offset
 
 
 cdef class Run:

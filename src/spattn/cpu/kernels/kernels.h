@@ -6,21 +6,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "records.h"  // View, Component, Work and Unit, as NumPy has them
+
 namespace spattn {
 
 enum Dtype { kFloat32, kFloat64, kFloat16, kBfloat16, kDtypes };
-
-// The records of spattn/plan/_types.py, whose text defines them.
-struct View {
-  int64_t offset, stride[3];
-  int32_t extent[3], box[3], grid[3], tiles;
-};
-struct Component {
-  int32_t query_view, key_view, first_row, query_tiles, variant;
-};
-struct Work {
-  int32_t component, query_tile, begin, end, slot;
-};
 
 struct Plan {
   const View* views;

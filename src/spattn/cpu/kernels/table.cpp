@@ -1,12 +1,12 @@
 // Compiled once per instruction set, with -DSPATTN_ISA=name and that set's flags, into a library of its own.
-#include "backward.h"
-#include "few_queries.h"
-#include "forward.h"
+#include "backward/backward.h"
+#include "decode/decode.h"
+#include "forward/forward.h"
 #include "kernels.h"
-#include "output.h"
+#include "finish/results.h"
 #if defined(SPATTN_AMX)
-#include "amx_backward.h"
-#include "amx_forward.h"
+#include "amx/backward.h"
+#include "amx/forward.h"
 #endif
 
 #define SPATTN_STRING_(x) #x

@@ -1,0 +1,195 @@
+// The two matrix products of a tile, on register-blocked micro-kernels: S' = K Q' and O += P V. How elements are
+// multiplied is the path's matter: see plain.h.
+#pragma once
+#include "tile/mask.h"
+#include "simd/native.h"
+#include "tile/operand.h"
+#include "tile/scratch.h"
+#include "simd/vec.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// Do the products of the scores bring memory to the first-level cache meanwhile: the keys after the next ones, and the
+// values of these? A cache line of each row in every 2 kKeyRows steps is what float32 with AVX-512 needs. Other element
+// types and narrower vectors have less time between two loads than that would cost them.
+template <class Path>
+constexpr bool kPrefetches = Path::kTerms == 1 && 2 * kKeyRows * sizeof(typename Path::Element) == 64;
+
+// kKeyRows rows of S' by N vectors of queries. Pairs that are not allowed become -inf; `tile_max` keeps the maximum.
+template <class Path, int N, bool kMasked>
+void score_block(Operand<typename Path::Element> keys, Operand<typename Path::Element> values, int64_t depth,
+                 int64_t key, int64_t column, Scratch<typename Path::T>& s) {
+  using T = typename Path::T;
+  using Element = typename Path::Element;
+  constexpr int L = kLanes<T>, kBits = 8 * sizeof(T);
+  const Element *left = keys.data + key * keys.ld, *query = reinterpret_cast<const Element*>(s.query) + column;
+  const int64_t ld_key = keys.ld, ld_query = s.ld_query;
+  const Element *soon = left + 2 * kKeyRows * ld_key, *value = values.data + key * values.ld;
+  Vec<T> sum[kKeyRows][N] = {};
+  for (int64_t d = 0; d < depth; ++d) {
+    if (kPrefetches<Path>) {
+      constexpr int kLine = 2 * kKeyRows;
+      const int64_t row = d % kKeyRows, line = d / kLine * kLine;
+      __builtin_prefetch(d & kKeyRows ? value + row * values.ld + line : soon + row * ld_key + line);
+    }
+    typename Path::Vector right[N];
+    SPATTN_UNROLL
+    for (int j = 0; j < N; ++j) right[j] = load<typename Path::Vector>(query + d * ld_query + j * L);
+    SPATTN_UNROLL
+    for (int i = 0; i < kKeyRows; ++i) {
+      const typename Path::Vector scalar = Path::splat(left[i * ld_key + d]);
+      SPATTN_UNROLL
+      for (int j = 0; j < N; ++j) sum[i][j] = Path::multiply_add(sum[i][j], scalar, right[j]);
+    }
+  }
+  const Word<T>* allowed = s.allowed + key / kBits * ld_query + column;
+  SPATTN_UNROLL
+  for (int j = 0; j < N; ++j) {
+    Vec<T> largest = load<Vec<T>>(s.tile_max + column + j * L);
+    SPATTN_UNROLL
+    for (int i = 0; i < kKeyRows; ++i) {
+      Vec<T> score = sum[i][j];
+      if (kMasked) {
+        const BitsVec<T> bit = load<BitsVec<T>>(allowed + j * L) & splat_bits<T>(Word<T>(1) << (key % kBits + i));
+        score = bit != 0 ? score : splat(-kInfinity<T>);
+      }
+      largest = larger(score, largest);
+      store(s.scores + (key + i) * ld_query + column + j * L, score);
+    }
+    store(s.tile_max + column + j * L, largest);
+  }
+}
+
+template <class Path, bool kMasked>
+SPATTN_INLINE void score_block(int64_t vectors, Operand<typename Path::Element> keys,
+                               Operand<typename Path::Element> values, int64_t depth, int64_t key, int64_t column,
+                               Scratch<typename Path::T>& s) {
+  static_assert(kQueryVectors == 3, "one case per panel width");
+  if (vectors == 3) score_block<Path, 3, kMasked>(keys, values, depth, key, column, s);
+  if (vectors == 2) score_block<Path, 2, kMasked>(keys, values, depth, key, column, s);
+  if (vectors == 1) score_block<Path, 1, kMasked>(keys, values, depth, key, column, s);
+}
+
+// Of the vectors of queries [column, column + vectors * L): which have any allowed key among kKeyRows keys from `key`?
+// Shrinks the range to them and marks the scores of the others as not allowed.
+template <class T> void skip_idle(int64_t key, int64_t& column, int64_t& vectors, Scratch<T>& s) {
+  constexpr int L = kLanes<T>;
+  const auto idle = [&](int64_t at) { return !s.reaches(at, key); };
+  const auto mark = [&](int64_t at) {
+    for (int i = 0; i < kKeyRows; ++i) store(s.scores + (key + i) * s.ld_query + at, splat(-kInfinity<T>));
+  };
+  for (; vectors && idle(column); column += L, --vectors) mark(column);
+  for (; vectors && idle(column + (vectors - 1) * L); --vectors) mark(column + (vectors - 1) * L);
+}
+
+// s.scores = S' and s.tile_max = the largest allowed score of each query, for the first `vectors` vectors of queries
+// and the keys [begin, end). Without a mask every pair is allowed.
+template <class Path>
+void compute_scores(Operand<typename Path::Element> keys, Operand<typename Path::Element> values, int64_t begin,
+                    int64_t end, int64_t head_dim, int64_t vectors, bool mask, Scratch<typename Path::T>& s) {
+  using T = typename Path::T;
+  constexpr int L = kLanes<T>;
+  const int64_t depth = (head_dim + Path::kTerms - 1) / Path::kTerms;
+  for (int64_t j = 0; j < vectors * L; j += L) store(s.tile_max + j, splat(-kInfinity<T>));
+  for (int64_t first = 0; first < vectors; first += kQueryVectors) {
+    const int64_t width = vectors - first < kQueryVectors ? vectors - first : kQueryVectors;
+    for (int64_t key = begin; key < end; key += kKeyRows) {
+      if (!mask) {
+        score_block<Path, false>(width, keys, values, depth, key, first * L, s);
+      } else {
+        int64_t column = first * L, active = width;
+        skip_idle(key, column, active, s);
+        score_block<Path, true>(active, keys, values, depth, key, column, s);
+      }
+    }
+  }
+}
+
+// Those of a tile's keys that any of the `count` rows from `row` on attends to: the weights of the others are 0.
+struct AllowedKeys {
+  Keys keys;
+  const Mask& mask;
+  int64_t row, count;
+
+  template <int kTerms, class Visit> SPATTN_INLINE void each(const Visit& visit) const {
+    static_assert(kTerms <= 2, "terms are neighbouring keys");
+    for (int64_t word = keys.begin / 64; word * 64 < keys.end; ++word) {
+      uint64_t bits = mask.merged(row, count, word) & keys.in_word(word);
+      if (kTerms == 2) bits = (bits | bits >> 1) & 0x5555555555555555;
+      for (; bits; bits &= bits - 1) visit((word * 64 + __builtin_ctzll(bits)) / kTerms);
+    }
+  }
+};
+
+// R rows of O by N vectors: O = rescale * O + P V, or P V for the first tile of an item. The products of a tile are
+// summed up before they meet O, which keeps the rounding error of long lists down.
+template <class Path, int R, int N, class Some, class T = typename Path::T, class Element = typename Path::Element>
+SPATTN_INLINE void output_block(const Element* weights, int64_t ld_weight, Operand<Element> values, const Some& keys,
+                                const T* rescale, T* output, int64_t ld_output) {
+  constexpr int L = kLanes<T>;
+  Vec<T> sum[R][N] = {};
+  keys.template each<Path::kTerms>([&](int64_t key) __attribute__((always_inline)) {
+    typename Path::Vector right[N];
+    SPATTN_UNROLL
+    for (int j = 0; j < N; ++j) right[j] = load<typename Path::Vector>(values.data + key * values.ld + j * L);
+    SPATTN_UNROLL
+    for (int i = 0; i < R; ++i) {
+      const typename Path::Vector left = Path::splat(weights[key * ld_weight + i]);
+      SPATTN_UNROLL
+      for (int j = 0; j < N; ++j) sum[i][j] = Path::multiply_add(sum[i][j], left, right[j]);
+    }
+  });
+  SPATTN_UNROLL
+  for (int i = 0; i < R; ++i) {
+    SPATTN_UNROLL
+    for (int j = 0; j < N; ++j) {
+      T* out = output + i * ld_output + j * L;
+      if (rescale) sum[i][j] += load<Vec<T>>(out) * rescale[i];
+      store(out, sum[i][j]);
+    }
+  }
+}
+
+// Rows [row, row + R) of the N vectors of O that start at `column`.
+template <class Path, int R, int N>
+SPATTN_INLINE void output_rows(Operand<typename Path::Element> values, Keys keys, const Mask& mask, int64_t row,
+                               int64_t column, bool first, Scratch<typename Path::T>& s) {
+  const auto* weights = reinterpret_cast<const typename Path::Element*>(s.scores) + row;
+  values.data += column;
+  const auto* rescale = first ? nullptr : s.rescale + row;
+  auto* output = s.output + row * s.ld_value + column;
+  if (mask) {
+    output_block<Path, R, N>(weights, s.ld_query, values, AllowedKeys{keys, mask, row, R}, rescale, output, s.ld_value);
+  } else {
+    output_block<Path, R, N>(weights, s.ld_query, values, keys, rescale, output, s.ld_value);
+  }
+}
+
+// N vectors of O, for the query cells [0, cells) and up to one more.
+template <class Path, int N>
+void output_panel(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask, int64_t column,
+                  bool first, Scratch<typename Path::T>& s) {
+  static_assert(kOutputRows == 6, "the remainders below");
+  int64_t row = 0;
+  for (; cells - row > 4; row += 6) output_rows<Path, 6, N>(values, keys, mask, row, column, first, s);
+  for (; cells - row > 0; row += 2) output_rows<Path, 2, N>(values, keys, mask, row, column, first, s);
+}
+
+// O = rescale * O + P V; the first time O = P V.
+template <class Path>
+void accumulate_output(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask,
+                       bool first, Scratch<typename Path::T>& s) {
+  constexpr int L = kLanes<typename Path::T>, W = kOutputVectors;
+  int64_t column = 0;
+  for (; s.ld_value - column >= W * L; column += W * L) {
+    output_panel<Path, W>(values, keys, cells, mask, column, first, s);
+  }
+  for (; s.ld_value - column >= 2 * L; column += 2 * L) {
+    output_panel<Path, 2>(values, keys, cells, mask, column, first, s);
+  }
+  if (column < s.ld_value) output_panel<Path, 1>(values, keys, cells, mask, column, first, s);
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn
