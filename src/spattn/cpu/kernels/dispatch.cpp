@@ -33,8 +33,8 @@ struct Leaf {
 }
 
 // Is `vdpbf16ps` faster than the multiply-adds that it replaces? Measured on two machines: twice as fast on AMD Zen 5
-// (466 against 232 GF/s per core), slower on an Intel core with AMX (DESIGN.md, 4). Other models are taken to be like
-// their vendor's. Not decided by a measurement at run time, because the choice changes the last bits of results.
+// (466 against 232 GF/s per core), slower on an Intel core with AMX. Other models are taken to be like their
+// vendor's. Not decided by a measurement at run time, because the choice changes the last bits of results.
 [[maybe_unused]] bool fast_dot_products() noexcept { return __builtin_cpu_is("amd"); }
 
 // AMX for bfloat16, and permission for this process to use the tile registers, which Linux wants to be asked for.

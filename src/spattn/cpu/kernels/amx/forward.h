@@ -6,7 +6,8 @@
 #pragma once
 #include "amx/pack.h"
 #include "amx/softmax.h"
-#include "forward/forward.h"
+#include "finish/finish.h"
+#include "tile/prefetch.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
@@ -44,39 +45,42 @@ void multiply(const Block& block, int64_t rows, const TileFactor& a, const TileF
 // s.panel_scores = K Q'.
 template <class Path> void multiply_keys(const Block& block, TileFactor keys, AmxScratch<Path>& s) {
   keys.data = keys.at(int(block.begin / kTileRows), 0, 0);
-  const TileFactor queries = {s.query_column(block.first), kPanelBytes, kTileBytes, kPanelSize,
-                              s.key_steps * kPanelSize};
-  multiply<Path>(block, (block.end - block.begin) / kTileRows, keys, queries, s.key_steps, false, s.panel_scores);
+  const int64_t steps = s.counts.key_steps;
+  const TileFactor queries = {s.query_column(block.first), kPanelBytes, kTileBytes, kPanelSize, steps * kPanelSize};
+  multiply<Path>(block, (block.end - block.begin) / kTileRows, keys, queries, steps, false, s.panel_scores);
 }
 
-// s.weight_tiles = P'. Where the origin of a row's exponents moves O' follows.
-template <class Path> void weigh(const Block& block, const Mask& mask, float factor, AmxScratch<Path>& s) {
+// s.weight_tiles = P'. Where the reference of a row's exponents moves O' follows.
+template <class Path>
+void weigh_block(const Block& block, const Mask& mask, Logits<float> logits, AmxScratch<Path>& s) {
   for (int64_t column = 0; column < block.columns; ++column) {
     const int64_t first = block.first + column * kTileColumns;
     float* scores = s.panel_scores + column * kTileColumns;
     const auto largest = mask ? largest_scores<true>(mask, first, block.begin, block.end, scores)
                               : largest_scores<false>(mask, first, block.begin, block.end, scores);
-    const bool moved = move_column(first, largest, factor, s);
-    weigh_column(scores, first, block.end - block.begin, factor, moved, s.weight_tiles + column * kTileBytes, s);
+    const bool moved = move_column<Path>(first, largest, logits, s.rows, s.exact);
+    weigh_column<Path>(scores, first, block.end - block.begin, logits, s.weight_tiles + column * kTileBytes,
+                       s.weight_part(), s.rows);
     if (!moved) continue;
-    const auto rescale = load<Vec<float>>(s.rescale + first);
+    const auto rescale = load<Vec<float>>(s.rows.rescale + first);
     float* out = s.output_column(first);
-    for (int64_t i = 0; i < s.value_tiles * kTileRows * kPanel; i += kPanel) {
+    for (int64_t i = 0; i < s.counts.value_tiles * kTileRows * kPanel; i += kPanel) {
       store(out + i, load<Vec<float>>(out + i) * rescale);
     }
   }
 }
 
-// O' += V' P', by the tile unit, or, where the accuracy of O asks for the products of a tile to be summed up before they
-// meet it, through s.product: see output_block().
+// O' += V' P' in the tile registers, or, where the accuracy of O asks for the products of a tile to be summed up
+// before they meet it, through s.product: see output_block().
 template <class Path> void multiply_values(const Block& block, TileFactor values, AmxScratch<Path>& s) {
   values.data = values.at(0, block.begin / kTileTerms, 0);
-  const TileFactor weights = {s.weight_tiles, kPanelBytes, kTileBytes, kPanelSize, s.tile_steps * kPanelSize};
+  const TileFactor weights = {s.weight_tiles, kPanelBytes, kTileBytes, kPanelSize, s.weight_part()};
   float* out = s.output_column(block.first);
-  multiply<Path>(block, s.value_tiles, values, weights, (block.end - block.begin) / kTileTerms, Path::kAddsInPlace,
+  const int64_t steps = (block.end - block.begin) / kTileTerms;
+  multiply<Path>(block, s.counts.value_tiles, values, weights, steps, Path::kAddsInPlace,
                  Path::kAddsInPlace ? out : s.product);
   if (Path::kAddsInPlace) return;
-  for (int64_t i = 0; i < s.value_tiles * kTileRows * kPanel; i += kPanel) {
+  for (int64_t i = 0; i < s.counts.value_tiles * kTileRows * kPanel; i += kPanel) {
     for (int64_t j = i; j < i + block.columns * kTileColumns; j += kTileColumns) {
       store(out + j, load<Vec<float>>(out + j) + load<Vec<float>>(s.product + j));
     }
@@ -84,33 +88,30 @@ template <class Path> void multiply_values(const Block& block, TileFactor values
 }
 
 // Leaves queries that may attend to keys which do not pass the check to the exact path.
-template <class Path>
-void leave_unfit(const Call& call, const Work& item, const Head& keys, int64_t cells, AmxScratch<Path>& s) {
-  leave_to_exact(call, item, cells, s, [&](int64_t position) {
+template <class Path> void leave_unfit(const Item& item, const Head& keys, int64_t cells, AmxScratch<Path>& s) {
+  leave_to_exact(item, cells, s.position.key, s.exact, [&](int64_t position) {
     typename Path::Check check;
-    read_row<typename Path::Raw>(keys.data + position * keys.position, keys.feature, call.head_dim, s.staged);
-    check.look_at(s.staged, call.head_dim);
+    read_row<typename Path::Raw>(keys.data + position * keys.position, keys.feature, item.call.head_dim, s.staged);
+    check.look_at(s.staged, item.call.head_dim);
     return !check.passed();
   });
 }
 
-// O', row_max and the sums over the entries of the item. As many tiles as may stay packed at a time are taken by one
-// panel after the other: a panel's own matrices then stay in the first-level cache, and the tiles pass through it.
+// O', row_max and the sums over the entries of the item. As many tiles as may stay packed at a time meet one panel
+// after the other: a panel's own matrices then stay in the first-level cache, and the tiles pass through it.
 template <class Path>
-void take_entries(const Call& call, int64_t pair, const Work& item, const Head& keys, const Head& values, int64_t cells,
-                  float factor, Ahead& ahead, AmxScratch<Path>& s) {
+void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& ahead, AmxScratch<Path>& s) {
   [[maybe_unused]] const TileSession session;
-  const Plan& plan = call.plan;
-  const int64_t first_view = plan.components[item.component].key_view;
-  const int64_t steps = (item.end - item.begin) * ((cells + kPanel - 1) / kPanel);
+  const Work& work = item.work;
+  const Head keys = item.keys(), values = item.values();
+  const int64_t steps = (work.end - work.begin) * ((cells + kPanel - 1) / kPanel);
   bool unfit = false;
-  for (int64_t i = item.begin; i < item.end;) {
+  for (int64_t i = work.begin; i < work.end;) {
     int64_t count = 0;
-    for (; count < s.slots && i < item.end; ++count, ++i) {
-      const int64_t e = item.query_tile % 2 ? item.begin + item.end - 1 - i : i;  // to and fro, for the cache's sake
-      const int64_t view = first_view + plan.key_view[e];
-      const Tile tile = locate(plan.views[view], plan.indices[e]);
-      s.entries[count] = {find_tile<Path>(call, pair, view, plan.indices[e], tile, keys, values, s), Mask(plan, e)};
+    for (; count < s.tiles.capacity && i < work.end; ++count, ++i) {
+      const bool back = work.query_tile % 2;  // to and fro, for the cache's sake
+      const int64_t entry = back ? work.begin + work.end - 1 - i : i;
+      s.entries[count] = {find_tile<Path>(item, entry, keys, values, s), Mask(item.call.plan, entry)};
       unfit |= s.entries[count].tile.unfit;
     }
     for (int64_t first = 0; first < cells; first += kPanel) {
@@ -119,52 +120,49 @@ void take_entries(const Call& call, int64_t pair, const Work& item, const Head& 
         ahead.run(steps);
         if (block.columns == 0) continue;
         multiply_keys(block, entry->tile.keys, s);
-        weigh(block, entry->mask, factor, s);
+        weigh_block(block, entry->mask, logits, s);
         multiply_values(block, entry->tile.values, s);
       }
     }
   }
-  if (unfit) leave_unfit(call, item, keys, cells, s);
+  if (unfit) leave_unfit(item, keys, cells, s);
 }
 
-// s.output = O, rows of ld_value, from the columns of O'.
+// s.output = O, from the columns of O'.
 template <class Path> void transpose_output(int64_t cells, AmxScratch<Path>& s) {
   for (int64_t first = 0; first < cells; first += kTileColumns) {
     const float* from = s.output_column(first);
-    for (int64_t d = 0; d < s.ld_value; d += kTileRows, from += kTileRows * kPanel) {
+    for (int64_t d = 0; d < s.output.ld; d += kTileRows, from += kTileRows * kPanel) {
       Vec<float> block[kTileRows];
       SPATTN_UNROLL
       for (int i = 0; i < kTileRows; ++i) block[i] = load<Vec<float>>(from + i * kPanel);
       transpose<float>(block);
       SPATTN_UNROLL
-      for (int i = 0; i < kTileRows; ++i) store(s.output + (first + i) * s.ld_value + d, block[i]);
+      for (int i = 0; i < kTileRows; ++i) store(s.output.row(first + i) + d, block[i]);
     }
   }
 }
 
-template <class Path>
-void amx_forward(const Call& call, int64_t batch, int64_t head, const Work& item, char* scratch) noexcept {
-  using E = typename Path::E;
-  AmxScratch<Path> s(call, scratch);
-  const Plan& plan = call.plan;
-  const Component& component = plan.components[item.component];
-  const int64_t heads_kv = call.heads_q / call.group, head_kv = head / call.group;
-  const Head queries(call.q, batch, head), keys(call.k, batch, head_kv), values(call.v, batch, head_kv);
-  const Tile tile = locate(plan.views[component.query_view], item.query_tile);
-  prefetch_rows(queries, tile, call.head_dim * int64_t(sizeof(typename E::Storage)));
-  const int64_t cells = list_positions(tile, s.query_position);
-  const Scale<float> scale(call.scale);
-  const int64_t columns = (cells + kTileColumns - 1) / kTileColumns, panels = (columns + 1) / 2;
-  leave_marked(call, batch, head, item, cells, s);
-  pack_queries<Path>(queries, cells, scale.sign, call, s);
-  reset_softmax(columns, s);
-  memset(s.origin, 0, size_t(columns * kTileBytes));
-  memset(s.output_tiles, 0, size_t(panels * s.value_tiles * kPanelSize));
-  Ahead ahead(call, item, Head(call.out, batch, head), queries, keys, values, sizeof(typename E::Storage), true);
-  take_entries<Path>(call, batch * heads_kv + head_kv, item, keys, values, cells, scale.factor, ahead, s);
-  transpose_output(cells, s);
-  finish_item<E>(call, batch, head, item, cells, scale, s.row_sum, s);
-}
+template <class Path> struct TileForward {
+  using Scratch = AmxScratch<Path>;
+
+  static void run(const Item& item, Scratch& s) {
+    using E = typename Path::E;
+    const Tile tile = item.query_tile();
+    prefetch_rows(item.queries(), tile, item.call.head_dim * int64_t(sizeof(typename E::Storage)));
+    const int64_t cells = list_positions(tile, s.position.query);
+    const int64_t columns = (cells + kTileColumns - 1) / kTileColumns, panels = (columns + 1) / 2;
+    const Logits<float> logits(item.call.scale);
+    leave_marked(item, cells, s.position.key, s.exact);
+    pack_queries<Path>(item, cells, logits.sign, s);
+    s.rows.reset(columns);
+    memset(s.output_tiles, 0, size_t(panels * s.counts.value_tiles * kPanelSize));
+    Ahead ahead(item, sizeof(typename E::Storage), true);
+    add_entries<Path>(item, cells, logits, ahead, s);
+    transpose_output(cells, s);
+    finish_item<E>(item, cells, logits, s.rows.row_sum, s.position, s.rows, s.output, s.exact);
+  }
+};
 
 }  // namespace SPATTN_ISA
 }  // namespace spattn

@@ -1,13 +1,12 @@
 // What AMX multiplies: bfloat16 as it is, float16 as two bfloat16 parts. `terms` are 32 neighbouring terms of a row,
-// `pairs` two rows' terms side by side, one in each half of a lane. `origin` is where the exponents of a row's weights
-// start, `Weigh` turns the scores of two neighbouring keys into weights. float32 would need three parts and six products,
-// which is slower than multiply-adds: see docs/decisions/007-amx.md.
+// `pairs` two rows' terms side by side, one in each half of a lane. `reference` is where the exponents of a row's
+// weights start, `Weigh` turns the scores of two neighbouring keys into weights. float32 would need three parts and
+// six products, which is slower than multiply-adds: see docs/decisions/007-amx.md.
 #pragma once
 #include <immintrin.h>
 
 #include "amx/tiles.h"
-#include "simd/exp2.h"
-#include "forward/paired.h"
+#include "simd/bfloat16.h"
 #include "softmax/softmax.h"
 
 namespace spattn {
@@ -21,14 +20,6 @@ template <int N> SPATTN_INLINE Vec<float> exp2_floor(Vec<float> x, const float (
   SPATTN_UNROLL
   for (int i = 1; i < N; ++i) power = power * f + coefficients[i];
   return (Vec<float>)_mm512_scalef_ps((__m512)power, (__m512)x);
-}
-
-// a0 b0 a1 b1 ... of two vectors of bfloat16 in one, first all of a.
-SPATTN_INLINE BitsVec<float> alternate(__m512bh both) {
-  typedef uint16_t Halves __attribute__((vector_size(64)));
-  constexpr Halves kOrder = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                             8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  return (BitsVec<float>)_mm512_permutexvar_epi16((__m512i)kOrder, bit_cast<__m512i>(both));
 }
 
 SPATTN_INLINE Vec<float> even_terms(BitsVec<float> pairs) { return (Vec<float>)(pairs << 16); }
@@ -64,18 +55,17 @@ struct WholeParts {
   static SPATTN_INLINE void terms(const Row* row, float sign, Bits (&parts)[kParts], Check& check) {
     parts[0] = load<Bits>(row);
     check.look_at(parts[0]);
-    if (sign != 1.0f) parts[0] = Paired::times(parts[0], sign);
+    if (sign != 1.0f) parts[0] = times_sign(parts[0], sign);
   }
   static SPATTN_INLINE void pairs(const Row* even, const Row* odd, Bits (&parts)[kParts]) {
-    parts[0] = Paired::widen(reinterpret_cast<const char*>(even)) |
-               Paired::widen(reinterpret_cast<const char*>(odd)) << 16;
+    parts[0] = side_by_side(even, odd);
   }
 
-  // Exponents are computed to 1/512, origins are multiples of that, and lie kSlack above the largest score, so that no
-  // exponent is above 0. From 2^12 on a score has not that many bits left: NaN.
-  static constexpr float kUnits = 512, kFar = 4096;
-  static SPATTN_INLINE Vec<float> origin(Vec<float> row_max, float factor) {
-    const Vec<float> scaled = row_max * factor + float(kSlack);
+  // Exponents are computed to 1/512, references are multiples of that, and lie kSlack above the largest score, so that
+  // no exponent is above 0. From 2^12 on a score has not that many bits left: NaN.
+  static constexpr float kSteps = 512, kFar = 4096;
+  static SPATTN_INLINE Vec<float> reference(Vec<float> row_max, Logits<float> logits) {
+    const Vec<float> scaled = row_max * logits.factor + float(kSlack);
     const Vec<float> whole = (Vec<float>)_mm512_roundscale_ps((__m512)scaled, 9 << 4 | 8);  // to 9 binary places
     const Vec<float> near = whole * whole < kFar * kFar ? whole : splat(__builtin_nanf(""));
     return row_max == -kInfinity<float> ? Vec<float>{} : near;
@@ -87,8 +77,8 @@ struct WholeParts {
   // on halves. The error is that of rounding to bfloat16 and at most 0.25 % more, 1.0 times as much in the mean square.
   // Sums are those of the rounded weights, so that the output is an average of V whose weights add up to 1.
   struct Weigh {
-    // 512 (f - (2^f - 1)) for f = (j - 1/8) / 128, modulo 1, rounded up: that takes back half a unit, by which rounding
-    // to a fourth of the units is off.
+    // 512 (f - (2^f - 1)) for f = (j - 1/8) / 128, modulo 1, rounded up: that takes back half a step, by which rounding
+    // to a fourth of the steps is off.
     alignas(64) static constexpr uint8_t kTable[128] = {
         1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23,
         24, 24, 25, 26, 27, 28, 29, 29, 30, 31, 32, 32, 33, 34, 34, 35, 35, 36, 37, 37, 38, 38,
@@ -102,9 +92,9 @@ struct WholeParts {
     __m512 factor, start;
     __m512i low, high;
 
-    SPATTN_INLINE Weigh(Vec<float> origin, float scale)
-        : factor(_mm512_set1_ps(scale * kUnits)),
-          start((__m512)(kMagic + 127 * kUnits + 2 - origin * kUnits)),  // 2: half of a unit of the result
+    SPATTN_INLINE Weigh(Vec<float> reference, Logits<float> logits)
+        : factor(_mm512_set1_ps(logits.factor * kSteps)),
+          start((__m512)(kMagic + 127 * kSteps + 2 - reference * kSteps)),  // 2: half of a step of the result
           low(_mm512_load_si512(kTable)),
           high(_mm512_load_si512(kTable + 64)) {}
 
@@ -117,7 +107,7 @@ struct WholeParts {
       const __m512i both = _mm512_mask_shuffle_epi8(exponent(even), 0xcccccccccccccccc, exponent(odd), up);
       const __m512i excess = _mm512_maskz_permutex2var_epi8(0x5555555555555555, low, _mm512_srli_epi16(both, 2), high);
       parts[0] = (Bits)_mm512_srli_epi16(_mm512_sub_epi16(both, excess), 2);
-      sum = Paired::multiply_add(sum, parts[0], Paired::splat(0x3f803f80));  // times (1, 1)
+      sum = add_pairs(sum, parts[0]);
     }
   };
 };
@@ -145,7 +135,7 @@ struct TwoParts {
     SPATTN_UNROLL
     for (int p = 0; p < kParts; ++p) {
       const __m512bh both = _mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
-      const Bits mixed = alternate(both);
+      const Bits mixed = alternate(bit_cast<__m512i>(both));
       a -= even_terms(mixed), b -= odd_terms(mixed);
       visit(p, both, mixed);
     }
@@ -160,18 +150,20 @@ struct TwoParts {
     split(a, b, [&](int p, __m512bh, Bits mixed) { parts[p] = mixed; });
   }
 
-  static SPATTN_INLINE Vec<float> origin(Vec<float> row_max, float factor) { return origin_of<float>(row_max, factor); }
+  static SPATTN_INLINE Vec<float> reference(Vec<float> row_max, Logits<float> logits) {
+    return logits.reference(row_max);
+  }
 
   struct Weigh {
-    Vec<float> origin;
-    float factor;
+    Vec<float> reference;
+    Logits<float> logits;
 
-    SPATTN_INLINE Weigh(Vec<float> origin, float factor) : origin(origin), factor(factor) {}
+    SPATTN_INLINE Weigh(Vec<float> reference, Logits<float> logits) : reference(reference), logits(logits) {}
 
     // Parts are cut off, not rounded: that is exact as well, and cheaper.
     SPATTN_INLINE void operator()(Vec<float> even, Vec<float> odd, Bits (&parts)[kParts], Vec<float>& sum) const {
-      even = exp2_floor(exponent<float>(even, origin, factor), kExp2);
-      odd = exp2_floor(exponent<float>(odd, origin, factor), kExp2);
+      even = exp2_floor(logits.exponent(even, reference), kExp2);
+      odd = exp2_floor(logits.exponent(odd, reference), kExp2);
       sum += even + odd;
       SPATTN_UNROLL
       for (int p = 0; p < kParts; ++p) {

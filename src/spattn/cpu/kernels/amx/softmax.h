@@ -1,7 +1,7 @@
-// The online softmax of one column of a panel, sixteen queries: see softmax.h, whose rules it follows.
+// The online softmax of one column of a panel, sixteen queries: see softmax/softmax.h, whose rules it follows.
 #pragma once
 #include "amx/parts.h"
-#include "amx/scratch.h"
+#include "amx/panel.h"
 #include "tile/mask.h"
 #include "softmax/softmax.h"
 
@@ -29,10 +29,9 @@ struct ColumnMask {
   }
   SPATTN_INLINE void skip(int keys) { bits = _mm512_srli_epi32(bits, unsigned(keys)); }
 
-  // Scores of the next key but `ahead`, -inf where a pair is not allowed.
-  SPATTN_INLINE Vec<float> keep(Vec<float> score, int ahead) const {
-    const __mmask16 allowed = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(1 << ahead));
-    return (Vec<float>)_mm512_mask_mov_ps(_mm512_set1_ps(-kInfinity<float>), allowed, (__m512)score);
+  // Which queries may attend to the next key but `ahead`.
+  SPATTN_INLINE __mmask16 allowed(int ahead) const {
+    return _mm512_test_epi32_mask(bits, _mm512_set1_epi32(1 << ahead));
   }
 };
 
@@ -43,56 +42,59 @@ inline Vec<float> largest_scores(const Mask& mask, int64_t row, int64_t begin, i
   using V = Vec<float>;
   V largest[kColumnChains];
   for (auto& x : largest) x = splat(-kInfinity<float>);
-  ColumnMask allowed(mask, row);
+  ColumnMask column(mask, row);
   for (int64_t key = begin; key < end; key += kTileTerms) {
-    if (kMasked) allowed.start(key);
+    if (kMasked) column.start(key);
     for (int step = 0; step < kTileTerms; step += kColumnChains, scores += kColumnChains * kPanel) {
       SPATTN_UNROLL
       for (int i = 0; i < kColumnChains; ++i) {
-        V score = load<V>(scores + i * kPanel);
-        if (kMasked) store(scores + i * kPanel, score = allowed.keep(score, i));
+        V score = Logits<float>::score(load<V>(scores + i * kPanel));
+        if (kMasked) store(scores + i * kPanel, score = Logits<float>::masked(score, column.allowed(i)));
         largest[i] = larger(score, largest[i]);
       }
-      if (kMasked) allowed.skip(kColumnChains);
+      if (kMasked) column.skip(kColumnChains);
     }
   }
   return larger(larger(largest[0], largest[1]), larger(largest[2], largest[3]));
 }
 
-// Updates row_max and the origin of the exponents of the column that starts at cell `first`; true: sums and O have to
-// be multiplied by s.rescale first. Rows that no origin suits are left to the exact path.
-template <class Path> bool move_column(int64_t first, Vec<float> tile_max, float factor, AmxScratch<Path>& s) {
+// Updates row_max, the reference and with it row_sum of the column that starts at cell `first`; true: O has to be
+// multiplied by `rescale`. Rows that no reference suits are left to the exact path.
+template <class Path>
+bool move_column(int64_t first, Vec<float> tile_max, Logits<float> logits, const RowStatistics<float>& rows,
+                 const ExactRowBuffer& exact) {
   using V = Vec<float>;
-  const V before = load<V>(s.row_max + first);
-  const IntVec<float> moved = (tile_max - before) * factor > float(kSlack);  // -inf - -inf: NaN, not greater
+  const V before = load<V>(rows.row_max + first);
+  const IntVec<float> moved = (tile_max - before) * logits.factor > float(kSlack);  // -inf - -inf: NaN, not greater
   if (_mm512_test_epi32_mask((__m512i)moved, (__m512i)moved) == 0) return false;
-  const V row_max = moved ? tile_max : before, origin = Path::origin(row_max, factor);
-  const V change = load<V>(s.origin + first) - origin;
-  store(s.rescale + first, exp2_floor(before == -kInfinity<float> ? before : change, Path::kRescale));
-  store(s.row_max + first, row_max);
-  store(s.origin + first, origin);
-  for (int i = 0; i < kTileColumns; ++i) s.exact[first + i] |= origin[i] != origin[i];
+  const V row_max = moved ? tile_max : before, reference = Path::reference(row_max, logits);
+  const V change = load<V>(rows.reference + first) - reference;
+  const V rescale = exp2_floor(before == -kInfinity<float> ? before : change, Path::kRescale);
+  store(rows.rescale + first, rescale);
+  store(rows.row_sum + first, load<V>(rows.row_sum + first) * rescale);
+  store(rows.row_max + first, row_max);
+  store(rows.reference + first, reference);
+  for (int i = 0; i < kTileColumns; ++i) exact.chosen[first + i] |= reference[i] != reference[i];
   return true;
 }
 
-// `out` = P' of `keys` keys, whole steps, from the scores of a column; updates its sums.
+// `out` = P' of `keys` keys, whole steps, from the scores of a column; adds to its sums. Parts of weights are
+// `part_bytes` apart.
 template <class Path>
-void weigh_column(const float* scores, int64_t first, int64_t keys, float factor, bool moved, char* out,
-                  AmxScratch<Path>& s) {
+void weigh_column(const float* scores, int64_t first, int64_t keys, Logits<float> logits, char* out,
+                  int64_t part_bytes, const RowStatistics<float>& rows) {
   using V = Vec<float>;
-  const typename Path::Weigh weigh(load<V>(s.origin + first), factor);
-  const int64_t part = s.tile_steps * kPanelSize;
+  const typename Path::Weigh weigh(load<V>(rows.reference + first), logits);
   V sum[kColumnChains] = {};
   for (int64_t key = 0; key < keys; key += 2 * kColumnChains) {
     SPATTN_UNROLL
     for (int i = 0; i < kColumnChains; ++i, scores += 2 * kPanel, out += kPanelBytes) {
       typename Path::Bits parts[Path::kParts];
       weigh(load<V>(scores), load<V>(scores + kPanel), parts, sum[i]);
-      for (int p = 0; p < Path::kParts; ++p) store(out + p * part, parts[p]);
+      for (int p = 0; p < Path::kParts; ++p) store(out + p * part_bytes, parts[p]);
     }
   }
-  const V before = load<V>(s.row_sum + first);
-  store(s.row_sum + first, (moved ? before * load<V>(s.rescale + first) : before) + add_up<kColumnChains>(sum));
+  store(rows.row_sum + first, load<V>(rows.row_sum + first) + add_up<kColumnChains>(sum));
 }
 
 }  // namespace SPATTN_ISA

@@ -7,65 +7,68 @@
 #include "backward/scratch.h"
 #include "backward/sums.h"
 #include "kernels.h"
+#include "tile/item.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
 
-// One entry of the list: what its pairs add to s.dq, dK and dV.
-template <class E>
-void take_gradients(const Call& call, const Component& component, int64_t entry, const Head& keys, const Head& values,
-                    int64_t cells, const Sums& sums, BackwardScratch<typename E::Compute>& s) {
-  using T = typename E::Compute;
-  const Plan& plan = call.plan;
-  const Tile place = locate(plan.views[component.key_view + plan.key_view[entry]], plan.indices[entry]);
+// One entry of the list: adds what its pairs contribute to dq, dK and dV.
+template <class E, class T = typename E::Compute>
+void add_tile(const Item& item, int64_t entry, const Head& keys, const Head& values, int64_t cells, const Sums& sums,
+              BackwardScratch<T>& s) {
+  const Call& call = item.call;
+  const Tile place = item.key_tile(entry);
+  int64_t* const position = s.rows.position.key;
   const int64_t rows = round_up(place.cells(), kKeyRows);
-  const KeyTile<T> tile = {key_rows<E>(keys, place, rows, call.head_dim, s.ld_key, s.key_position, s.keys),
-                           key_rows<E>(values, place, rows, call.head_dim_v, s.ld_value, s.key_position, s.values),
-                           rows, cells, Mask(plan, entry)};
-  for (int64_t key = list_positions(place, s.key_position); key < rows; ++key) s.key_position[key] = kPadding;
-  if (tile.mask) unpack<T>(tile.mask, cells, tile.rows, s);
-  compute_weights(call, tile, weight_factor<T>(call.scale), s);
+  const KeyTile<T> tile = {
+      key_rows<E>(keys, place, rows, call.head_dim, s.width.key, position, s.staging.keys),
+      key_rows<E>(values, place, rows, call.head_dim_v, s.width.value, position, s.staging.values), rows, cells,
+      Mask(call.plan, entry)};
+  for (int64_t key = list_positions(place, position); key < rows; ++key) position[key] = kPadding;
+  if (tile.mask) s.mask.expand(tile.mask, cells, tile.rows);
+  compute_weights(call, tile, SplitLogits<T>(call.scale), s);
   add_key_gradients(tile, sums, s);
   add_query_gradients(tile, s);
 }
 
-// The end of an item: its rows of s.dq go to dQ or a slot, once the exact path has dealt with those that need it.
-template <class E>
-void write_query_gradients(const Call& call, int64_t batch, int64_t head, const Work& item, const Tile& place,
-                           const Sums& sums, BackwardScratch<typename E::Compute>& s) {
-  using T = typename E::Compute;
-  for (int64_t cell = 0; cell < place.cells(); ++cell) {
-    const int64_t position = s.query_position[cell];
+// The end of an item: its rows of dq go to dQ or a slot, once the exact path has dealt with those that need it.
+template <class E, class T = typename E::Compute>
+void write_query_gradients(const Item& item, int64_t cells, const Sums& sums, const GradientRows<T>& rows) {
+  const Call& call = item.call;
+  for (int64_t cell = 0; cell < cells; ++cell) {
+    const int64_t position = rows.position.query[cell];
     if (position == kPadding) continue;
-    T* row = s.dq + cell * s.ld_key;
-    if (s.idle[cell]) {
+    T* row = rows.dq + cell * rows.ld;
+    const bool chosen = rows.exact.chosen[cell];
+    if (rows.idle[cell]) {
       clear(row, call.head_dim);
-    } else if (s.exact[cell] || !all_finite(row, s.ld_key)) {
+    } else if (chosen || !all_finite(row, rows.ld)) {
       report_nonfinite(call);
-      exact_gradients(ExactRow<E>(call, batch, head, item, cell, s), batch, head, s.exact[cell] ? &sums : nullptr, s);
-      for (int64_t d = 0; d < call.head_dim; ++d) row[d] = T(s.exact_dq[d]);
+      exact_gradients(ExactRow<E>(item, cell, rows.position), chosen ? &sums : nullptr, rows.exact.sum);
+      for (int64_t d = 0; d < call.head_dim; ++d) row[d] = T(rows.exact.sum[d]);
     }
-    if (item.slot < 0) {
-      write_row<E>(dq_row(call, batch, head, position), call.dq.stride[3], call.head_dim, row);
+    if (item.work.slot < 0) {
+      write_row<E>(dq_row(call, item.batch, item.head, position), call.dq.stride[3], call.head_dim, row);
     } else {
-      memcpy(dq_slot<T>(call, batch, head, item.slot * call.plan.block_q + cell), row,
+      memcpy(dq_slot<T>(call, item.batch, item.head, item.work.slot * call.plan.block_q + cell), row,
              size_t(call.head_dim) * sizeof(T));
     }
   }
 }
 
 template <class E>
-void backward(const Call& call, int64_t batch, int64_t head, const Work& item, const Sums& sums,
+void backward(const Call& call, int64_t batch, int64_t head, const Work& work, const Sums& sums,
               char* scratch) noexcept {
-  BackwardScratch<typename E::Compute> s(call, scratch);
-  const Component& component = call.plan.components[item.component];
-  const Head keys(call.k, batch, head / call.group), values(call.v, batch, head / call.group);
-  const Tile place = locate(call.plan.views[component.query_view], item.query_tile);
+  Arena arena(scratch);
+  BackwardScratch<typename E::Compute> s(call, arena);
+  const Item item = {call, batch, head, work};
+  const Head keys = item.keys(), values = item.values();
+  const Tile place = item.query_tile();
   const int64_t cells = place.cells();
-  gather_queries<E>(call, batch, head, item, place, s);
-  clear(s.dq, s.ld_query * s.ld_key);
-  for (int64_t e = item.begin; e < item.end; ++e) take_gradients<E>(call, component, e, keys, values, cells, sums, s);
-  write_query_gradients<E>(call, batch, head, item, place, sums, s);
+  prepare_queries<E>(item, place, s);
+  clear(s.rows.dq, s.width.query * s.width.key);
+  for (int64_t entry = work.begin; entry < work.end; ++entry) add_tile<E>(item, entry, keys, values, cells, sums, s);
+  write_query_gradients<E>(item, cells, sums, s.rows);
 }
 
 }  // namespace SPATTN_ISA

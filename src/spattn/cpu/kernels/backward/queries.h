@@ -7,36 +7,12 @@
 #include "simd/element.h"
 #include "kernels.h"
 #include "tile/operand.h"
-#include "softmax/softmax.h"
+#include "softmax/logits.h"
+#include "tile/item.h"
 #include "tile/tile.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
-
-// A number as a sum of two.
-template <class T> struct Split {
-  T high, low;
-};
-
-// x * log2(e), the logarithm or logits of base e to base 2.
-template <class T> Split<T> to_base_2(double x) {
-  constexpr double kLog2e = 1.4426950408889634074, kRest = 2.0355273740931033e-17;
-  const double product = x * kLog2e, rest = __builtin_fma(x, kLog2e, -product) + x * kRest;
-  const T high = T(product);
-  return {high, T(product - double(high) + rest)};
-}
-
-// |scale| * log2(e). The first part is rounded down, so that the second is positive and a logit of -inf stays -inf. As
-// Scale has it, a scale that rounds to 0 makes the logits 0 and the factor 1.
-template <class T> Split<T> weight_factor(double scale) {
-  Split<T> factor = to_base_2<T>(scale < 0 ? -scale : scale);
-  if (factor.high == T(0)) return {T(1), T(0)};
-  if (!(factor.low > T(0))) {
-    const T below = bit_cast<T>(Word<T>(bit_cast<Word<T>>(factor.high) - 1));
-    factor = {below, factor.low + (factor.high - below)};
-  }
-  return factor;
-}
 
 // The L rows and L columns of `from` at (first, d), times `factor`, transposed.
 template <class T>
@@ -67,11 +43,11 @@ template <class T> void compute_delta(int64_t rows, int64_t width, BackwardScrat
     Vec<T> delta = {};
     for (int64_t d = 0; d < width; d += L) {
       Vec<T> out[L];
-      transpose_block(s.out_rows, s.ld_value, first, d, T(1), out);
-      const T* dout = s.dout + d * s.ld_query + first;
-      for (int i = 0; i < L && i < width - d; ++i) delta += out[i] * load<Vec<T>>(dout + i * s.ld_query);
+      transpose_block(s.raw.out, s.raw.width_value, first, d, T(1), out);
+      const T* dout = s.dout + d * s.width.query + first;
+      for (int i = 0; i < L && i < width - d; ++i) delta += out[i] * load<Vec<T>>(dout + i * s.width.query);
     }
-    store(s.delta + first, delta);
+    store(s.rows.delta + first, delta);
   }
 }
 
@@ -93,61 +69,58 @@ inline bool all_finite(const uint16_t* row, int64_t width) {
   return largest < 0x7f80;
 }
 
-// Q, dO and O of the queries of an item, padded with zeros to `width` and `width_value`.
-template <class U> struct QueryRows {
-  U *query, *dout, *out;
-  int64_t width, width_value;
-};
-
 // lse2 of a row; takes rows out of the tile that would spread NaN to keys that they may not attend to, those whose lse
-// is too far out to find their weights, and those that s.exact has already.
+// is too far out to find their weights, and those that are left to the exact path already.
 template <class T, class U>
-void prepare_row(const Call& call, T lse, const QueryRows<U>& rows, int64_t cell, BackwardScratch<T>& s) {
-  U *query = rows.query + cell * rows.width, *dout = rows.dout + cell * rows.width_value,
-    *out = rows.out + cell * rows.width_value;
-  const bool fit = all_finite(query, rows.width) && all_finite(dout, rows.width_value) &&
-                   all_finite(out, rows.width_value) && fabs(double(lse)) <= call.far_lse;
-  s.idle[cell] = lse == -kInfinity<T>;
-  s.exact[cell] = !s.idle[cell] && (s.exact[cell] || !fit);
-  if (s.idle[cell] || s.exact[cell]) {
-    clear(query, rows.width);
-    clear(dout, rows.width_value);
-    clear(out, rows.width_value);
+void prepare_row(const Call& call, T lse, const QueryRows<U>& raw, int64_t cell, const GradientRows<T>& rows) {
+  U *query = raw.query + cell * raw.width, *dout = raw.dout + cell * raw.width_value,
+    *out = raw.out + cell * raw.width_value;
+  const bool fit = all_finite(query, raw.width) && all_finite(dout, raw.width_value) &&
+                   all_finite(out, raw.width_value) && fabs(double(lse)) <= call.far_lse;
+  bool& chosen = rows.exact.chosen[cell];
+  rows.idle[cell] = lse == -kInfinity<T>;
+  chosen = !rows.idle[cell] && (chosen || !fit);
+  if (rows.idle[cell] || chosen) {
+    clear(query, raw.width);
+    clear(dout, raw.width_value);
+    clear(out, raw.width_value);
     return;
   }
   const Split<T> lse2 = to_base_2<T>(lse);
-  s.lse2[cell] = lse2.high;
-  s.lse2_low[cell] = lse2.low;
+  rows.lse2[cell] = lse2.high;
+  rows.lse2_low[cell] = lse2.low;
 }
 
-// Fills `rows` with the rows of an item as the element type E reads them, and the rows' entries of `s`.
+// Fills `raw` with the rows of an item as the element type E reads them, and their entries of `rows`.
 template <class E, class T>
-void gather_item(const Call& call, int64_t batch, int64_t head, const Work& item, const Tile& tile,
-                 const QueryRows<typename E::Compute>& rows, BackwardScratch<T>& s) {
+void gather_item(const Item& item, const Tile& tile, const QueryRows<typename E::Compute>& raw,
+                 const GradientRows<T>& rows) {
+  const Call& call = item.call;
+  const int64_t count = rows.exact.rows;
   const auto gather = [&](const Array& array, int64_t width, int64_t ld, typename E::Compute* to) {
-    gather_rows<E>(Head(array, batch, head), tile, s.ld_query, width, ld, s.query_position, to);
+    gather_rows<E>(Head(array, item.batch, item.head), tile, count, width, ld, rows.position.query, to);
   };
-  gather(call.q, call.head_dim, rows.width, rows.query);
-  gather(call.dout, call.head_dim_v, rows.width_value, rows.dout);
-  gather(call.out, call.head_dim_v, rows.width_value, rows.out);
-  leave_marked(call, batch, head, item, tile.cells(), s);
-  for (int64_t cell = 0; cell < s.ld_query; ++cell) {
-    s.lse2[cell] = kInfinity<T>;
-    s.lse2_low[cell] = T(0);
-    s.idle[cell] = true;
-    if (cell >= tile.cells() || s.query_position[cell] == kPadding) continue;
-    prepare_row(call, read_lse<T>(call, batch, head, s.query_position[cell]), rows, cell, s);
+  gather(call.q, call.head_dim, raw.width, raw.query);
+  gather(call.dout, call.head_dim_v, raw.width_value, raw.dout);
+  gather(call.out, call.head_dim_v, raw.width_value, raw.out);
+  leave_marked(item, tile.cells(), rows.position.key, rows.exact);
+  for (int64_t cell = 0; cell < count; ++cell) {
+    rows.lse2[cell] = kInfinity<T>;
+    rows.lse2_low[cell] = T(0);
+    rows.idle[cell] = true;
+    if (cell >= tile.cells() || rows.position.query[cell] == kPadding) continue;
+    prepare_row(call, read_lse<T>(call, item.batch, item.head, rows.position.query[cell]), raw, cell, rows);
   }
 }
 
 template <class E>
-void gather_queries(const Call& call, int64_t batch, int64_t head, const Work& item, const Tile& tile,
-                    BackwardScratch<typename E::Compute>& s) {
+void prepare_queries(const Item& item, const Tile& tile, BackwardScratch<typename E::Compute>& s) {
   using T = typename E::Compute;
-  gather_item<E>(call, batch, head, item, tile, {s.query_rows, s.dout_rows, s.out_rows, s.ld_key, s.ld_value}, s);
+  const Call& call = item.call;
+  gather_item<E>(item, tile, s.raw, s.rows);
   const int64_t rows = round_up(tile.cells(), kLanes<T>);
-  transpose_rows(s.query_rows, s.ld_key, rows, call.head_dim, Scale<T>(call.scale).sign, s.query, s.ld_query);
-  transpose_rows(s.dout_rows, s.ld_value, rows, call.head_dim_v, T(call.scale), s.dout, s.ld_query);
+  transpose_rows(s.raw.query, s.width.key, rows, call.head_dim, Logits<T>(call.scale).sign, s.query, s.width.query);
+  transpose_rows(s.raw.dout, s.width.value, rows, call.head_dim_v, T(call.scale), s.dout, s.width.query);
   compute_delta(rows, call.head_dim_v, s);
 }
 

@@ -1,46 +1,59 @@
-// A thread's working memory for one item of the backward: the forward's, and what only gradients need.
+// A thread's working memory for one item of the backward.
 #pragma once
 #include "kernels.h"
+#include "tile/arena.h"
+#include "tile/mask.h"
 #include "tile/scratch.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
 
-// `query` holds Q' times the sign of the scale, `scores` P' and `keys`, `values` the rows of a key tile that cannot be
-// read in place. Like P', dS' has one row per key and the queries side by side: it is the left operand of both
-// dK += dS' Q and dQ += dS K as it lies.
-template <class T> struct BackwardScratch : Scratch<T> {
-  T* score_gradients;  // (block_kv, ld_query): dS'
-  T* dout;             // (head_dim_v, ld_query): scale * dO'
-  T* query_rows;       // (ld_query, ld_key): Q
-  T* dout_rows;        // (ld_query, ld_value): dO
-  T* out_rows;         // (ld_query, ld_value): O
-  T* dq;               // (ld_query, ld_key)
-  T *lse2, *lse2_low;  // (ld_query): log-sum-exp to base 2, in two parts; +inf for rows that are left out
-  T* delta;            // (ld_query): scale * rowsum(dO o O)
-  double* exact_dq;    // (head_dim)
-  bool* idle;          // (ld_query): rows without a gradient
+// What every backward keeps of the rows of an item.
+template <class T> struct GradientRows {
+  Positions position;
+  ExactRowBuffer exact;  // its sum is dQ of a row
+  T *lse2, *lse2_low;    // log-sum-exp to base 2, in two parts; +inf for rows that are left out
+  T* delta;              // rowsum(dO o O), times the scale where dO has it
+  bool* idle;            // rows without a gradient
+  int64_t ld;            // of dq, in whole vectors
+  T* dq;                 // (width.query, ld)
 
-  BackwardScratch(const Call& call, char* memory) : Scratch<T>(call, memory) {
-    const int64_t ld_query = this->ld_query;
-    this->carve(memory, score_gradients, call.plan.block_kv * ld_query);
-    this->carve(memory, dout, call.head_dim_v * ld_query);
-    this->carve(memory, query_rows, ld_query * this->ld_key);
-    this->carve(memory, dout_rows, ld_query * this->ld_value);
-    this->carve(memory, out_rows, ld_query * this->ld_value);
-    this->carve(memory, dq, ld_query * this->ld_key);
-    this->carve(memory, lse2, ld_query);
-    this->carve(memory, lse2_low, ld_query);
-    this->carve(memory, delta, ld_query);
-    this->carve(memory, exact_dq, call.head_dim);
-    this->carve(memory, idle, ld_query);
-  }
+  GradientRows(const Call& call, const Widths<T>& width, Arena& arena)
+      : position(call, arena), exact(width.query, call.head_dim, arena), lse2(arena.array<T>(width.query)),
+        lse2_low(arena.array<T>(width.query)), delta(arena.array<T>(width.query)),
+        idle(arena.array<bool>(width.query)), ld(width.key), dq(arena.array<T>(width.query * width.key)) {}
 };
 
-template <class T> size_t backward_scratch_bytes(const Call& call) noexcept {
-  alignas(64) char none[1];
-  return BackwardScratch<T>(call, none).bytes;
-}
+// Q, dO and O of the queries of an item, padded with zeros to `width` and `width_value`.
+template <class U> struct QueryRows {
+  int64_t width, width_value;
+  U *query, *dout, *out;
+
+  QueryRows(int64_t rows, int64_t width, int64_t width_value, Arena& arena)
+      : width(width), width_value(width_value), query(arena.array<U>(rows * width)),
+        dout(arena.array<U>(rows * width_value)), out(arena.array<U>(rows * width_value)) {}
+};
+
+// Like P', dS' has one row per key and the queries side by side: it is the left operand of both dK += dS' Q and
+// dQ += dS K as it lies.
+template <class T> struct BackwardScratch {
+  Widths<T> width;
+  GradientRows<T> rows;
+  QueryRows<T> raw;
+  LaneMask<T> mask;
+  KeyStaging<T> staging;
+  T* query;      // (head_dim, width.query): Q', times the sign of the scale
+  T* dout;       // (head_dim_v, width.query): scale * dO'
+  T* weights;    // (block_kv, width.query): P'
+  T* gradients;  // (block_kv, width.query): dS'
+
+  BackwardScratch(const Call& call, Arena& arena)
+      : width(call), rows(call, width, arena), raw(width.query, width.key, width.value, arena),
+        mask(call, width.query, arena), staging(call, width, arena),
+        query(arena.array<T>(call.head_dim * width.query)), dout(arena.array<T>(call.head_dim_v * width.query)),
+        weights(arena.array<T>(call.plan.block_kv * width.query)),
+        gradients(arena.array<T>(call.plan.block_kv * width.query)) {}
+};
 
 }  // namespace SPATTN_ISA
 }  // namespace spattn

@@ -3,7 +3,6 @@
 #include "simd/element.h"
 #include "kernels.h"
 #include "tile/operand.h"
-#include "tile/scratch.h"
 
 namespace spattn {
 namespace SPATTN_ISA {

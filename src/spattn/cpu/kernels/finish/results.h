@@ -4,7 +4,7 @@
 
 #include "simd/element.h"
 #include "kernels.h"
-#include "tile/scratch.h"
+#include "tile/arena.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
@@ -47,11 +47,11 @@ void merge_row(const Call& call, int64_t batch, int64_t head, int64_t position, 
   }
   for (int64_t j = 0; j < width; ++j) sum[j] = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const T* part = slot_row<T>(call, batch, head, sources[i]);
-    const double part_lse = slot_lse(call, part);
-    if (part_lse == -kInfinity<double>) continue;  // attends to nothing
-    const double weight = ::exp(part_lse - largest);
-    for (int64_t j = 0; j < width; ++j) sum[j] += weight * double(part[j]);
+    const T* source = slot_row<T>(call, batch, head, sources[i]);
+    const double source_lse = slot_lse(call, source);
+    if (source_lse == -kInfinity<double>) continue;  // attends to nothing
+    const double weight = ::exp(source_lse - largest);
+    for (int64_t j = 0; j < width; ++j) sum[j] += weight * double(source[j]);
     total += weight;
   }
   for (int64_t j = 0; j < width; ++j) row[j] = total == 0 ? T(0) : T(sum[j] / total);
@@ -62,11 +62,13 @@ void merge_row(const Call& call, int64_t batch, int64_t head, int64_t position, 
 template <class E>
 void merge(const Call& call, int64_t batch, int64_t head, int64_t begin, int64_t end, char* scratch) noexcept {
   using T = typename E::Compute;
-  Scratch<T> s(call, scratch);
+  Arena arena(scratch);
+  double* const sum = arena.array<double>(call.head_dim_v);
+  T* const row = arena.array<T>(call.head_dim_v);
   const Plan& plan = call.plan;
   for (int64_t m = begin; m < end; ++m) {
     merge_row<E>(call, batch, head, plan.merge_rows[m], plan.merge_sources + plan.merge_indptr[m],
-                 plan.merge_indptr[m + 1] - plan.merge_indptr[m], s.exact_output, s.output);
+                 plan.merge_indptr[m + 1] - plan.merge_indptr[m], sum, row);
   }
 }
 

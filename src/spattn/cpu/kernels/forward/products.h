@@ -1,11 +1,12 @@
 // The two matrix products of a tile, on register-blocked micro-kernels: S' = K Q' and O += P V. How elements are
 // multiplied is the path's matter: see plain.h.
 #pragma once
-#include "tile/mask.h"
+#include "forward/scratch.h"
 #include "simd/native.h"
-#include "tile/operand.h"
-#include "tile/scratch.h"
 #include "simd/vec.h"
+#include "softmax/logits.h"
+#include "tile/mask.h"
+#include "tile/operand.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
@@ -19,12 +20,13 @@ constexpr bool kPrefetches = Path::kTerms == 1 && 2 * kKeyRows * sizeof(typename
 // kKeyRows rows of S' by N vectors of queries. Pairs that are not allowed become -inf; `tile_max` keeps the maximum.
 template <class Path, int N, bool kMasked>
 void score_block(Operand<typename Path::Element> keys, Operand<typename Path::Element> values, int64_t depth,
-                 int64_t key, int64_t column, Scratch<typename Path::T>& s) {
+                 int64_t key, int64_t column, ForwardScratch<typename Path::T>& s) {
   using T = typename Path::T;
   using Element = typename Path::Element;
-  constexpr int L = kLanes<T>, kBits = 8 * sizeof(T);
+  constexpr int L = kLanes<T>;
+  constexpr int64_t kBits = LaneMask<T>::kBits;
   const Element *left = keys.data + key * keys.ld, *query = reinterpret_cast<const Element*>(s.query) + column;
-  const int64_t ld_key = keys.ld, ld_query = s.ld_query;
+  const int64_t ld_key = keys.ld, ld_query = s.width.query;
   const Element *soon = left + 2 * kKeyRows * ld_key, *value = values.data + key * values.ld;
   Vec<T> sum[kKeyRows][N] = {};
   for (int64_t d = 0; d < depth; ++d) {
@@ -43,29 +45,29 @@ void score_block(Operand<typename Path::Element> keys, Operand<typename Path::El
       for (int j = 0; j < N; ++j) sum[i][j] = Path::multiply_add(sum[i][j], scalar, right[j]);
     }
   }
-  const Word<T>* allowed = s.allowed + key / kBits * ld_query + column;
+  const Word<T>* allowed = s.mask.words(key, column);
   SPATTN_UNROLL
   for (int j = 0; j < N; ++j) {
-    Vec<T> largest = load<Vec<T>>(s.tile_max + column + j * L);
+    Vec<T> largest = load<Vec<T>>(s.rows.tile_max + column + j * L);
     SPATTN_UNROLL
     for (int i = 0; i < kKeyRows; ++i) {
-      Vec<T> score = sum[i][j];
+      Vec<T> score = Logits<T>::score(sum[i][j]);
       if (kMasked) {
         const BitsVec<T> bit = load<BitsVec<T>>(allowed + j * L) & splat_bits<T>(Word<T>(1) << (key % kBits + i));
-        score = bit != 0 ? score : splat(-kInfinity<T>);
+        score = Logits<T>::masked(score, bit);
       }
       largest = larger(score, largest);
       store(s.scores + (key + i) * ld_query + column + j * L, score);
     }
-    store(s.tile_max + column + j * L, largest);
+    store(s.rows.tile_max + column + j * L, largest);
   }
 }
 
 template <class Path, bool kMasked>
 SPATTN_INLINE void score_block(int64_t vectors, Operand<typename Path::Element> keys,
                                Operand<typename Path::Element> values, int64_t depth, int64_t key, int64_t column,
-                               Scratch<typename Path::T>& s) {
-  static_assert(kQueryVectors == 3, "one case per panel width");
+                               ForwardScratch<typename Path::T>& s) {
+  static_assert(kQueryVectors == 3, "one case per width");
   if (vectors == 3) score_block<Path, 3, kMasked>(keys, values, depth, key, column, s);
   if (vectors == 2) score_block<Path, 2, kMasked>(keys, values, depth, key, column, s);
   if (vectors == 1) score_block<Path, 1, kMasked>(keys, values, depth, key, column, s);
@@ -73,28 +75,28 @@ SPATTN_INLINE void score_block(int64_t vectors, Operand<typename Path::Element> 
 
 // Of the vectors of queries [column, column + vectors * L): which have any allowed key among kKeyRows keys from `key`?
 // Shrinks the range to them and marks the scores of the others as not allowed.
-template <class T> void skip_idle(int64_t key, int64_t& column, int64_t& vectors, Scratch<T>& s) {
+template <class T> void skip_idle(int64_t key, int64_t& column, int64_t& vectors, ForwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
-  const auto idle = [&](int64_t at) { return !s.reaches(at, key); };
+  const auto idle = [&](int64_t at) { return !s.mask.reaches(at, key); };
   const auto mark = [&](int64_t at) {
-    for (int i = 0; i < kKeyRows; ++i) store(s.scores + (key + i) * s.ld_query + at, splat(-kInfinity<T>));
+    for (int i = 0; i < kKeyRows; ++i) store(s.scores + (key + i) * s.width.query + at, splat(-kInfinity<T>));
   };
   for (; vectors && idle(column); column += L, --vectors) mark(column);
   for (; vectors && idle(column + (vectors - 1) * L); --vectors) mark(column + (vectors - 1) * L);
 }
 
-// s.scores = S' and s.tile_max = the largest allowed score of each query, for the first `vectors` vectors of queries
-// and the keys [begin, end). Without a mask every pair is allowed.
+// s.scores = S' and s.rows.tile_max = the largest allowed score of each query, for the first `vectors` vectors of
+// queries and the keys of whole blocks. Without a mask every pair is allowed.
 template <class Path>
-void compute_scores(Operand<typename Path::Element> keys, Operand<typename Path::Element> values, int64_t begin,
-                    int64_t end, int64_t head_dim, int64_t vectors, bool mask, Scratch<typename Path::T>& s) {
+void compute_scores(Operand<typename Path::Element> keys, Operand<typename Path::Element> values, Keys blocks,
+                    int64_t head_dim, int64_t vectors, bool mask, ForwardScratch<typename Path::T>& s) {
   using T = typename Path::T;
   constexpr int L = kLanes<T>;
   const int64_t depth = (head_dim + Path::kTerms - 1) / Path::kTerms;
-  for (int64_t j = 0; j < vectors * L; j += L) store(s.tile_max + j, splat(-kInfinity<T>));
+  for (int64_t j = 0; j < vectors * L; j += L) store(s.rows.tile_max + j, splat(-kInfinity<T>));
   for (int64_t first = 0; first < vectors; first += kQueryVectors) {
     const int64_t width = vectors - first < kQueryVectors ? vectors - first : kQueryVectors;
-    for (int64_t key = begin; key < end; key += kKeyRows) {
+    for (int64_t key = blocks.begin; key < blocks.end; key += kKeyRows) {
       if (!mask) {
         score_block<Path, false>(width, keys, values, depth, key, first * L, s);
       } else {
@@ -154,22 +156,23 @@ SPATTN_INLINE void output_block(const Element* weights, int64_t ld_weight, Opera
 // Rows [row, row + R) of the N vectors of O that start at `column`.
 template <class Path, int R, int N>
 SPATTN_INLINE void output_rows(Operand<typename Path::Element> values, Keys keys, const Mask& mask, int64_t row,
-                               int64_t column, bool first, Scratch<typename Path::T>& s) {
+                               int64_t column, bool first, ForwardScratch<typename Path::T>& s) {
   const auto* weights = reinterpret_cast<const typename Path::Element*>(s.scores) + row;
   values.data += column;
-  const auto* rescale = first ? nullptr : s.rescale + row;
-  auto* output = s.output + row * s.ld_value + column;
+  const auto* rescale = first ? nullptr : s.rows.rescale + row;
+  auto* output = s.output.row(row) + column;
+  const int64_t ld = s.width.query, ld_output = s.output.ld;
   if (mask) {
-    output_block<Path, R, N>(weights, s.ld_query, values, AllowedKeys{keys, mask, row, R}, rescale, output, s.ld_value);
+    output_block<Path, R, N>(weights, ld, values, AllowedKeys{keys, mask, row, R}, rescale, output, ld_output);
   } else {
-    output_block<Path, R, N>(weights, s.ld_query, values, keys, rescale, output, s.ld_value);
+    output_block<Path, R, N>(weights, ld, values, keys, rescale, output, ld_output);
   }
 }
 
 // N vectors of O, for the query cells [0, cells) and up to one more.
 template <class Path, int N>
-void output_panel(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask, int64_t column,
-                  bool first, Scratch<typename Path::T>& s) {
+void output_columns(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask, int64_t column,
+                  bool first, ForwardScratch<typename Path::T>& s) {
   static_assert(kOutputRows == 6, "the remainders below");
   int64_t row = 0;
   for (; cells - row > 4; row += 6) output_rows<Path, 6, N>(values, keys, mask, row, column, first, s);
@@ -179,16 +182,16 @@ void output_panel(Operand<typename Path::Element> values, Keys keys, int64_t cel
 // O = rescale * O + P V; the first time O = P V.
 template <class Path>
 void accumulate_output(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask,
-                       bool first, Scratch<typename Path::T>& s) {
+                       bool first, ForwardScratch<typename Path::T>& s) {
   constexpr int L = kLanes<typename Path::T>, W = kOutputVectors;
   int64_t column = 0;
-  for (; s.ld_value - column >= W * L; column += W * L) {
-    output_panel<Path, W>(values, keys, cells, mask, column, first, s);
+  for (; s.output.ld - column >= W * L; column += W * L) {
+    output_columns<Path, W>(values, keys, cells, mask, column, first, s);
   }
-  for (; s.ld_value - column >= 2 * L; column += 2 * L) {
-    output_panel<Path, 2>(values, keys, cells, mask, column, first, s);
+  for (; s.output.ld - column >= 2 * L; column += 2 * L) {
+    output_columns<Path, 2>(values, keys, cells, mask, column, first, s);
   }
-  if (column < s.ld_value) output_panel<Path, 1>(values, keys, cells, mask, column, first, s);
+  if (column < s.output.ld) output_columns<Path, 1>(values, keys, cells, mask, column, first, s);
 }
 
 }  // namespace SPATTN_ISA

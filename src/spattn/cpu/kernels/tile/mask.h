@@ -1,7 +1,9 @@
-// The bitmask of a partial tile: queries by keys.
+// The bitmask of a partial tile, queries by keys, and which keys and queries it leaves anything to do for.
 #pragma once
 #include "kernels.h"
-#include "tile/scratch.h"
+#include "simd/blocking.h"
+#include "simd/vec.h"
+#include "tile/arena.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
@@ -87,28 +89,49 @@ struct Mask {
   }
 };
 
-// s.allowed[w][r] = the w-th piece, as wide as a lane, of row r; s.reached. Returns the keys, among the first `count`, from
-// the first to the last that any of the `cells` queries attends to.
-template <class T> Keys unpack(const Mask& mask, int64_t cells, int64_t count, Scratch<T>& s) {
-  constexpr int64_t L = kLanes<T>, kBits = 8 * sizeof(T), kPieces = 64 / kBits;
-  Keys keys = {count, 0};
-  for (int64_t word = 0; word < mask.words; ++word) {
-    uint64_t found = 0;
-    for (int64_t first = 0; first < cells; first += L) {
-      const int64_t at = word * kPieces * s.ld_query + first;
-      uint64_t any = 0;
-      for (int64_t r = 0; r < L && first + r < cells; ++r) {
-        const uint64_t bits = mask.bits[(first + r) * mask.words + word];
-        for (int p = 0; p < kPieces; ++p) s.allowed[at + p * s.ld_query + r] = Word<T>(bits >> (p * kBits));
-        any |= bits;
-      }
-      for (int p = 0; p < kPieces; ++p) s.reached[(at + p * s.ld_query) / L] = Word<T>(any >> (p * kBits));
-      found |= any;
-    }
-    keys.cover(word, found);
+// A mask with one word per query, as the vectors of queries read it.
+template <class T> struct LaneMask {
+  static constexpr int64_t kBits = 8 * sizeof(T);
+  int64_t ld;
+  Word<T>* allowed;  // (block_kv / kBits, ld): pieces of the queries' rows
+  Word<T>* reached;  // (block_kv / kBits, ld / lanes): the same, or-ed over a vector of queries
+
+  LaneMask(const Call& call, int64_t ld, Arena& arena)
+      : ld(ld), allowed(arena.array<Word<T>>(call.plan.block_kv / kBits * ld)),
+        reached(arena.array<Word<T>>(call.plan.block_kv / kBits * ld / kLanes<T>)) {}
+
+  // The words of the queries from `column` on that hold key `key`, in bit `key % kBits`.
+  const Word<T>* words(int64_t key, int64_t column) const { return allowed + key / kBits * ld + column; }
+
+  // May any of the vector of queries from `column` on attend to any of kKeyRows keys from `key` on?
+  bool reaches(int64_t column, int64_t key) const {
+    const Word<T> found = reached[(key / kBits * ld + column) / kLanes<T>];
+    return found >> (key % kBits) & ((Word<T>(1) << kKeyRows) - 1);
   }
-  return keys.within({0, count});
-}
+
+  // Fills the words of `cells` queries. Returns the keys, among the first `count`, from the first to the last that any
+  // of the queries attends to.
+  Keys expand(const Mask& mask, int64_t cells, int64_t count) {
+    constexpr int64_t L = kLanes<T>, kPieces = 64 / kBits;
+    Keys keys = {count, 0};
+    for (int64_t word = 0; word < mask.words; ++word) {
+      uint64_t found = 0;
+      for (int64_t first = 0; first < cells; first += L) {
+        const int64_t at = word * kPieces * ld + first;
+        uint64_t any = 0;
+        for (int64_t r = 0; r < L && first + r < cells; ++r) {
+          const uint64_t bits = mask.bits[(first + r) * mask.words + word];
+          for (int p = 0; p < kPieces; ++p) allowed[at + p * ld + r] = Word<T>(bits >> (p * kBits));
+          any |= bits;
+        }
+        for (int p = 0; p < kPieces; ++p) reached[(at + p * ld) / L] = Word<T>(any >> (p * kBits));
+        found |= any;
+      }
+      keys.cover(word, found);
+    }
+    return keys.within({0, count});
+  }
+};
 
 }  // namespace SPATTN_ISA
 }  // namespace spattn

@@ -2,7 +2,6 @@
 #pragma once
 #include "simd/element.h"
 #include "kernels.h"
-#include "tile/scratch.h"
 #include "tile/tile.h"
 
 namespace spattn {

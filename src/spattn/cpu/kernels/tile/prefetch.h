@@ -1,7 +1,7 @@
-// Memory on its way to the second-level cache while an item is computed, a few rows at a time: a burst of prefetches
-// fills the buffers that every other miss needs as well, and work waits for it.
+// Spreads prefetches of the next item over this one: a burst would fill the line-fill buffers and stall other loads.
 #pragma once
 #include "kernels.h"
+#include "tile/item.h"
 #include "tile/operand.h"
 #include "tile/tile.h"
 
@@ -12,17 +12,17 @@ class Ahead {
  public:
   // What the item will write, and what the next one is likely to read that this one does not: its queries, and the key
   // tile after the last one, unless the products see to that. Elements are `size` bytes.
-  Ahead(const Call& call, const Work& item, const Head& out, const Head& queries, const Head& keys, const Head& values,
-        int64_t size, bool with_keys) {
-    const Plan& plan = call.plan;
-    const Component& component = plan.components[item.component];
-    const View& rows = plan.views[component.query_view];
-    if (item.slot < 0) add(out, rows, item.query_tile, call.head_dim_v * size);
-    add(queries, rows, item.query_tile + 1, call.head_dim * size);
-    if (item.begin == item.end || !with_keys) return;
-    const View& columns = plan.views[component.key_view + plan.key_view[item.end - 1]];
-    add(keys, columns, plan.indices[item.end - 1] + 1, call.head_dim * size);
-    add(values, columns, plan.indices[item.end - 1] + 1, call.head_dim_v * size);
+  Ahead(const Item& item, int64_t size, bool with_keys) {
+    const Call& call = item.call;
+    const Work& work = item.work;
+    const View& rows = call.plan.views[item.component().query_view];
+    if (work.slot < 0) add(Head(call.out, item.batch, item.head), rows, work.query_tile, call.head_dim_v * size);
+    add(item.queries(), rows, work.query_tile + 1, call.head_dim * size);
+    if (work.begin == work.end || !with_keys) return;
+    const View& columns = call.plan.views[item.key_view(work.end - 1)];
+    const int64_t next = call.plan.indices[work.end - 1] + 1;
+    add(item.keys(), columns, next, call.head_dim * size);
+    add(item.values(), columns, next, call.head_dim_v * size);
   }
 
   // Prefetches one of `shares` equal shares of all rows.
