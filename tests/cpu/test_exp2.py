@@ -1,4 +1,4 @@
-"""The kernels' own exponential (kernels/exp2.h), to the unit in the last place."""
+"""The kernels' own exponential (kernels/simd/exp2.h), to the unit in the last place."""
 
 from __future__ import annotations
 

@@ -34,6 +34,9 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
     cdef struct Work:
         int32_t slot
 
+    cdef struct Unit:
+        int64_t batch, head_kv, first, last, begin, end, offset
+
     cdef struct Plan:
         const View* views
         const Component* components
@@ -99,7 +102,7 @@ cdef extern from "kernels/threads.h" namespace "spattn" nogil:
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")  # in the order of kernels.h
 OPENMP = built_with_openmp()
-FAR_LSE = {4: 2.0**14, 8: 2.0**43}       # by the bytes of lse: see is_far() in backward_exact.h
+FAR_LSE = {4: 2.0**14, 8: 2.0**43}       # by the bytes of lse: see is_far() in kernels/backward/exact.h
 
 cdef int64_t kMergesAtOnce = 64
 cdef int64_t kKeysAtOnce = 64            # of dK and dV, in a task of the last pass of the backward
@@ -133,17 +136,13 @@ cdef Array describe(cnp.ndarray array):
     return found
 
 
-cdef struct Unit:  # UNIT of _units.py
-    int64_t batch, head_kv, first, last, begin, end, offset
-
-
 cdef class Run:
     """One call: what the kernels read, and its passes of independent tasks, spread over the threads."""
 
     cdef const KernelTable* table
     cdef Call call
     cdef int dtype, value_bytes          # what kernels compute in is 8 or 4 bytes wide
-    cdef int64_t heads, pairs            # query heads; batch * heads
+    cdef int64_t heads, all_heads        # query heads; of all batch entries
     cdef const int32_t* variant          # of each (batch, head)
     cdef const int32_t* work_indptr
     cdef const int32_t* merge_variants
@@ -160,9 +159,9 @@ cdef class Run:
         q, k, v, out, lse = arrays
         self.table = find_table(isa)
         self.dtype = dtype
-        self.heads, self.pairs = q.shape[1], q.shape[0] * q.shape[1]
+        self.heads, self.all_heads = q.shape[1], q.shape[0] * q.shape[1]
         variant = np.ascontiguousarray(np.broadcast_to(plan.variant, q.shape[:2]), dtype=np.int32)
-        first_task = np.empty(self.pairs + 1, np.int64)
+        first_task = np.empty(self.all_heads + 1, np.int64)
         self.value_bytes = 8 if DTYPES[dtype] == "float64" else 4
         self.owners, self.workspaces = [arrays, plan, variant, first_task], []
         self.variant = <const int32_t*>cnp.PyArray_DATA(variant)
@@ -213,25 +212,25 @@ cdef class Run:
         self.scratch = self.workspace(threads * self.scratch_bytes)
         for thread in range(threads):
             memset(self.scratch + thread * self.scratch_bytes, 0, kZeroedScratch)
-        rows = self.pairs * call.plan.slots * call.plan.block_q
+        rows = self.all_heads * call.plan.slots * call.plan.block_q
         call.slots = self.workspace(rows * slot_width * self.value_bytes)
 
     cdef int64_t count_tasks(self, const int32_t* ends, int64_t at_once, int64_t together) noexcept nogil:
-        """Numbers the tasks of a pass over the variants' ranges `ends`, `at_once` elements each, head after head. Of
-        `together` neighbouring heads the first one has the tasks of all."""
-        cdef int64_t pair, count, total = 0
-        for pair in range(self.pairs):
-            self.first_task[pair] = total
-            if pair % together:
+        """Numbers the tasks of a pass over the variants' ranges `ends`, `at_once` elements each, head after head.
+        When `together` heads form one task, it is numbered under the first."""
+        cdef int64_t number, count, total = 0
+        for number in range(self.all_heads):
+            self.first_task[number] = total
+            if number % together:
                 continue
-            count = ends[self.variant[pair] + 1] - ends[self.variant[pair]]
+            count = ends[self.variant[number] + 1] - ends[self.variant[number]]
             total += (count + at_once - 1) // at_once
-        self.first_task[self.pairs] = total
+        self.first_task[self.all_heads] = total
         return total
 
-    cdef int64_t pair_of(self, int64_t task) noexcept nogil:
+    cdef int64_t head_of(self, int64_t task) noexcept nogil:
         """The (batch, head) that a task belongs to: the last one whose first task is not after it."""
-        cdef int64_t low = 0, high = self.pairs, middle
+        cdef int64_t low = 0, high = self.all_heads, middle
         while high - low > 1:
             middle = (low + high) // 2
             if self.first_task[middle] <= task:
@@ -241,10 +240,11 @@ cdef class Run:
         return low
 
     cdef void merge_with(self, MergeFunction merge, int64_t task, int thread) noexcept nogil:
-        cdef int64_t pair = self.pair_of(task)
-        cdef int64_t begin = self.merge_variants[self.variant[pair]] + (task - self.first_task[pair]) * kMergesAtOnce
-        cdef int64_t end = min(begin + kMergesAtOnce, <int64_t>self.merge_variants[self.variant[pair] + 1])
-        merge(self.call, pair // self.heads, pair % self.heads, begin, end, self.scratch + thread * self.scratch_bytes)
+        cdef int64_t number = self.head_of(task), variant = self.variant[number]
+        cdef int64_t begin = self.merge_variants[variant] + (task - self.first_task[number]) * kMergesAtOnce
+        cdef int64_t end = min(begin + kMergesAtOnce, <int64_t>self.merge_variants[variant + 1])
+        merge(self.call, number // self.heads, number % self.heads, begin, end,
+              self.scratch + thread * self.scratch_bytes)
 
     cdef bint proceed(self, int thread) noexcept nogil:
         """False once the call has been interrupted. The calling thread, number 0, looks for signals now and then."""
@@ -270,7 +270,7 @@ cdef class Run:
         """Prepares pass `step` and returns the number of its tasks, -1 after the last pass."""
         return -1
 
-    cdef void take(self, int step, int64_t task, int thread) noexcept nogil:
+    cdef void run_task(self, int step, int64_t task, int thread) noexcept nogil:
         """Executes a task of pass `step`."""
 
     cdef bint execute(self, int threads) except -1:
@@ -284,7 +284,7 @@ cdef class Run:
                     break
                 for task in prange(tasks, schedule="dynamic", chunksize=1, num_threads=threads):
                     if self.proceed(threadid()):
-                        self.take(step, task, threadid())
+                        self.run_task(step, task, threadid())
                 step += 1
         _workspace.give_back(self.workspaces)
         if self.error is not None:
@@ -302,21 +302,21 @@ cdef class Forward(Run):
         self.call.plan.work = <const Work*>cnp.PyArray_DATA(work)
         self.owners.append(work)
         self.allocate(threads, self.table.scratch_bytes[self.dtype](self.call),
-                      self.call.head_dim_v + sizeof(double) // self.value_bytes)  # the lse is a double: output.h
+                      self.call.head_dim_v + sizeof(double) // self.value_bytes)  # the lse is a double: results.h
 
     cdef int64_t start(self, int step) noexcept nogil:
         if step == 0:
             return self.count_tasks(self.work_indptr, 1, self.call.together)
         return self.count_tasks(self.merge_variants, kMergesAtOnce, 1) if step == 1 else -1
 
-    cdef void take(self, int step, int64_t task, int thread) noexcept nogil:
-        cdef int64_t pair, item
+    cdef void run_task(self, int step, int64_t task, int thread) noexcept nogil:
+        cdef int64_t number, item
         if step == 1:
             self.merge_with(self.table.merge[self.dtype], task, thread)
             return
-        pair = self.pair_of(task)
-        item = self.work_indptr[self.variant[pair]] + task - self.first_task[pair]
-        self.table.forward[self.dtype](self.call, pair // self.heads, pair % self.heads, self.call.plan.work[item],
+        number = self.head_of(task)
+        item = self.work_indptr[self.variant[number]] + task - self.first_task[number]
+        self.table.forward[self.dtype](self.call, number // self.heads, number % self.heads, self.call.plan.work[item],
                                        self.scratch + thread * self.scratch_bytes)
 
 
@@ -400,7 +400,7 @@ cdef class Backward(Run):
 
     cdef int64_t start(self, int step) noexcept nogil:
         if step == -1:
-            return self.pairs
+            return self.all_heads
         if step == 0:
             return self.unit_count
         if step == 1:
@@ -412,14 +412,14 @@ cdef class Backward(Run):
     cdef int64_t tasks_per_head(self) noexcept nogil:
         return (self.kv_len + kKeysAtOnce - 1) // kKeysAtOnce
 
-    cdef void take(self, int step, int64_t task, int thread) noexcept nogil:
+    cdef void run_task(self, int step, int64_t task, int thread) noexcept nogil:
         cdef int64_t piece
         if step == -1:
             self.normalise(task, thread)
         elif step == 0:
             if self.by_thread:
                 self.place_sums(self.sums + task, thread * self.kv_len)
-            self.take_unit(self.units[task], self.sums[task], thread)
+            self.run_unit(self.units[task], self.sums[task], thread)
             if self.by_thread:
                 for piece in range(self.tasks_per_head()):
                     self.add_units(task, piece * kKeysAtOnce, thread)
@@ -428,16 +428,16 @@ cdef class Backward(Run):
         else:
             self.add_units(task // self.tasks_per_head(), task % self.tasks_per_head() * kKeysAtOnce, thread)
 
-    cdef void normalise(self, int64_t pair, int thread) noexcept nogil:
-        """Takes the items of a (batch, head) one after the other: several of them may have a part in a row."""
+    cdef void normalise(self, int64_t number, int thread) noexcept nogil:
+        """Runs the items of a head one after the other: several of them may have a part in a row."""
         cdef int64_t item
-        for item in range(self.work_indptr[self.variant[pair]], self.work_indptr[self.variant[pair] + 1]):
+        for item in range(self.work_indptr[self.variant[number]], self.work_indptr[self.variant[number] + 1]):
             if not self.proceed(thread):
                 return
-            self.table.normalise[self.dtype](self.call, pair // self.heads, pair % self.heads,
+            self.table.normalise[self.dtype](self.call, number // self.heads, number % self.heads,
                                              self.call.plan.work[item], self.scratch + thread * self.scratch_bytes)
 
-    cdef void take_unit(self, const Unit& unit, const Sums& sums, int thread) noexcept nogil:
+    cdef void run_unit(self, const Unit& unit, const Sums& sums, int thread) noexcept nogil:
         cdef int64_t key, head, variant, item, before = 0
         cdef int64_t first = unit.head_kv * self.call.group
         for key in range(unit.end - unit.begin):
@@ -453,9 +453,9 @@ cdef class Backward(Run):
                 self.table.backward[self.dtype](self.call, unit.batch, head, self.call.plan.work[item], sums,
                                                 self.scratch + thread * self.scratch_bytes)
 
-    cdef void add_units(self, int64_t pair, int64_t begin, int thread) noexcept nogil:
-        self.table.add_units[self.dtype](self.call, pair // self.heads_kv, pair % self.heads_kv,
-                                         self.sums + pair * self.per_head, self.per_head, begin,
+    cdef void add_units(self, int64_t number, int64_t begin, int thread) noexcept nogil:
+        self.table.add_units[self.dtype](self.call, number // self.heads_kv, number % self.heads_kv,
+                                         self.sums + number * self.per_head, self.per_head, begin,
                                          min(begin + kKeysAtOnce, self.kv_len),
                                          self.scratch + thread * self.scratch_bytes)
 

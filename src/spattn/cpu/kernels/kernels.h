@@ -6,21 +6,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "records.h"  // View, Component, Work and Unit, as NumPy has them
+
 namespace spattn {
 
 enum Dtype { kFloat32, kFloat64, kFloat16, kBfloat16, kDtypes };
-
-// The records of spattn/plan/_types.py, whose text defines them.
-struct View {
-  int64_t offset, stride[3];
-  int32_t extent[3], box[3], grid[3], tiles;
-};
-struct Component {
-  int32_t query_view, key_view, first_row, query_tiles, variant;
-};
-struct Work {
-  int32_t component, query_tile, begin, end, slot;
-};
 
 struct Plan {
   const View* views;
@@ -57,13 +47,14 @@ struct Call {
   Normaliser* normalisers;  // (batch, heads_q, q_len), which finds their weights with these. Null: there are none
   int64_t q_len, kv_len;
   int64_t heads_q, group;  // query heads; query heads per key-value head
-  int64_t together;        // query heads that a task of the forward takes: 1, or the whole group
+  int64_t together;        // query heads that a task of the forward computes: 1, or the whole group
   int64_t head_dim, head_dim_v;
   double scale;
-  char* slots;  // see slot_row() in output.h, dq_slot() in backward_sums.h
+  char* slots;  // see slot_row() in finish/results.h, dq_slot() in backward/sums.h
 };
 
-// Up to this many queries a task takes the heads of a group together, which are read K and V for once: few_queries.h.
+// Up to this many queries a task computes the heads of a group together, which are read K and V for once:
+// decode/decode.h.
 constexpr int64_t kFewQueries = 16;
 
 // Scratch is scratch_bytes() bytes, 64-byte aligned, one per thread and the same for all items of a pass. What an item
@@ -76,8 +67,9 @@ using ItemFunction = void (*)(const Call&, int64_t batch, int64_t head, const Wo
 using MergeFunction = void (*)(const Call&, int64_t batch, int64_t head, int64_t begin, int64_t end,
                                char* scratch) noexcept;
 
-// Where a unit of the backward, one that runs on one thread, adds up dK and dV of a key-value head: rows of the type that
-// the kernel computes in, of whole 64-byte blocks, for the keys [begin, end). `ld` counts elements from key to key.
+// Where a unit of the backward, one that runs on one thread, adds up dK and dV of a key-value head: rows of the type
+// that the kernel computes in, of whole 64-byte blocks, for the keys [begin, end). `ld` counts elements from key to
+// key.
 struct Sums {
   char *dk, *dv;
   int64_t ld_dk, ld_dv, begin, end;
@@ -98,7 +90,7 @@ struct KernelTable {
   ItemFunction forward[kDtypes];
   MergeFunction merge[kDtypes];
   ScratchFunction backward_scratch_bytes[kDtypes];
-  ItemFunction normalise[kDtypes];  // takes an item's keys into the normalisers of its rows
+  ItemFunction normalise[kDtypes];  // adds an item's keys to the normalisers of its rows
   BackwardFunction backward[kDtypes];
   MergeFunction merge_dq[kDtypes];
   AddFunction add_units[kDtypes];

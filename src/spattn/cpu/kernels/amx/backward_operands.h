@@ -1,0 +1,223 @@
+// The operands of the bfloat16 backward on AMX tiles: where they lie, how queries are packed once an item and keys
+// once a tile, and how S' and dP' become P' and dS', rounded to bfloat16 and laid out as factors of the products that
+// follow.
+#pragma once
+#include <immintrin.h>
+
+#include "amx/tiles.h"
+#include "backward/queries.h"
+#include "backward/scratch.h"
+#include "kernels.h"
+#include "simd/bfloat16.h"
+#include "softmax/logits.h"
+#include "softmax/weights.h"
+#include "tile/item.h"
+#include "tile/operand.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// Every product takes whole steps of kTileTerms terms, so each operand is padded with zeros to them. As everywhere, S'
+// and its kin have one row per key. A block is kTileTerms keys: what one step of dQ' = K' dS' takes. Two keys that lie
+// kTileRows apart in it make a pair. Arrays with two sides serve two neighbouring blocks or entries in turn.
+struct TileBackwardScratch {
+  Widths<float> width;
+  int64_t depth_key, depth_value;  // head_dim and head_dim_v, rounded up to whole steps
+  int64_t terms;                   // queries, likewise
+  int64_t blocks;                  // of a tile
+
+  GradientRows<float> rows;                // dq is filled last
+  QueryRows<uint16_t> raw;                 // as they are stored, `depth` features a row
+  uint32_t *query_columns, *dout_columns;  // (depth / 2, width.query): pairs of features
+  uint32_t *query_pairs, *dout_pairs;      // (terms / 2, width.key or width.value): pairs of queries
+  uint16_t *key_rows, *value_rows;         // (2 sides, block_kv, depth): K and V that cannot be read in place
+  uint16_t* key_columns;                   // (depth_key, block_kv): K', the keys of a block pair after pair
+  float *scores, *score_gradients;         // (2 sides, kTileTerms, width.query): S' and dP' of a block
+  uint32_t* allowed;                       // (width.query): a block's bitmask
+  uint16_t *weights, *gradients;           // (2 sides, kTileTerms, terms): P' and dS' of a block
+  uint32_t* gradient_pairs;                // (2 sides, block_kv / 2, width.query): dS' of an entry, pairs of keys
+  int64_t *first_active, *last_active;     // (2 sides, blocks): the vectors of queries that attend to a block
+  float* dq_columns;                       // (depth_key, width.query): dQ'
+  float* partial;                          // (kTileTerms, width.key or width.value): dK or dV of a block; O dO'
+  Strip* strips;                           // as many as can wait
+
+  TileBackwardScratch(const Call& call, Arena& arena)
+      : width(call), depth_key(round_up(call.head_dim, kTileTerms)), depth_value(round_up(call.head_dim_v, kTileTerms)),
+        terms(round_up(width.query, kTileTerms)), blocks(call.plan.block_kv / kTileTerms), rows(call, width, arena),
+        raw(width.query, depth_key, depth_value, arena) {
+    const int64_t block_kv = call.plan.block_kv, side = kTileTerms * width.query;
+    query_columns = arena.array<uint32_t>(depth_key / 2 * width.query);
+    dout_columns = arena.array<uint32_t>(depth_value / 2 * width.query);
+    query_pairs = arena.array<uint32_t>(terms / 2 * width.key);
+    dout_pairs = arena.array<uint32_t>(terms / 2 * width.value);
+    key_rows = arena.array<uint16_t>(2 * block_kv * depth_key);
+    value_rows = arena.array<uint16_t>(2 * block_kv * depth_value);
+    key_columns = arena.array<uint16_t>(depth_key * block_kv);
+    scores = arena.array<float>(2 * side);
+    score_gradients = arena.array<float>(2 * side);
+    allowed = arena.array<uint32_t>(width.query);
+    weights = arena.array<uint16_t>(2 * kTileTerms * terms);
+    gradients = arena.array<uint16_t>(2 * kTileTerms * terms);
+    gradient_pairs = arena.array<uint32_t>(2 * block_kv / 2 * width.query);
+    first_active = arena.array<int64_t>(2 * blocks);
+    last_active = arena.array<int64_t>(2 * blocks);
+    dq_columns = arena.array<float>(depth_key * width.query);
+    partial = arena.array<float>(kTileTerms * (width.key > width.value ? width.key : width.value));
+    const int64_t key_strips = (depth_key + depth_value) / kTileTerms, query_strips = terms / kTileTerms;
+    strips = arena.array<Strip>(key_strips + query_strips * (2 + depth_key / kTileTerms));
+  }
+};
+
+constexpr int64_t kPairRows = kTileTerms / 2;  // rows of B in a step
+
+// to = (sign * from)', pairs of features by rows.
+inline void pack_columns(const uint16_t* from, int64_t depth, int64_t rows, float sign, uint32_t* to, int64_t ld) {
+  constexpr int L = kLanes<float>;
+  for (int64_t first = 0; first < rows; first += L) {
+    for (int64_t d = 0; d < depth / 2; d += L) {
+      Vec<float> block[L];
+      SPATTN_UNROLL
+      for (int i = 0; i < L; ++i) {
+        const BitsVec<float> pairs = load<BitsVec<float>>(from + (first + i) * depth + 2 * d);
+        block[i] = (Vec<float>)(sign == 1 ? pairs : times_sign(pairs, sign));
+      }
+      transpose<float>(block);
+      SPATTN_UNROLL
+      for (int i = 0; i < L; ++i) store(to + (d + i) * ld + first, block[i]);
+    }
+  }
+}
+
+// Row p of `to` holds, for every feature, the rows 2 p and 2 p + 1; rows that `from` does not have are zeros.
+inline void pack_pairs(const uint16_t* from, int64_t depth, int64_t rows, uint32_t* to, int64_t ld, int64_t terms) {
+  for (int64_t row = 0; row < rows; row += 2, from += 2 * depth, to += ld) {
+    for (int64_t j = 0; j < ld; j += kLanes<float>) {
+      const char *even = reinterpret_cast<const char*>(from + j), *odd = even + 2 * depth;
+      store(to + j, side_by_side(even, odd));
+    }
+  }
+  clear(to, (terms - rows) / 2 * ld);
+}
+
+// Packs the rows of an item. delta, the diagonal of O dO', comes from the same instructions as dP' = V dO': a row that
+// attends to one key alone has O = V and dS = 0 exactly.
+inline void pack_queries(const Item& item, const Tile& tile, TileBackwardScratch& s) {
+  const int64_t ld = s.width.query;
+  const QueryRows<uint16_t>& raw = s.raw;
+  gather_item<RawBfloat16>(item, tile, raw, s.rows);
+  pack_columns(raw.query, s.depth_key, ld, Logits<float>(item.call.scale).sign, s.query_columns, ld);
+  pack_columns(raw.dout, s.depth_value, ld, 1, s.dout_columns, ld);
+  pack_pairs(raw.query, s.depth_key, ld, s.query_pairs, s.width.key, s.terms);
+  pack_pairs(raw.dout, s.depth_value, ld, s.dout_pairs, s.width.value, s.terms);
+  for (int64_t first = 0; first < ld; first += kTileRows) {
+    const TileFactor out = {raw.out + first * s.depth_value, 2 * s.depth_value, 0, kTileBytes, 0};
+    const TileFactor dout = {s.dout_columns + first, 4 * ld, 0, kPairRows * 4 * ld, 0};
+    tile_product<1, 1>(out, dout, s.depth_value / kTileTerms, false, s.partial, kTileBytes);
+    for (int i = 0; i < kTileRows; ++i) s.rows.delta[first + i] = s.partial[i * kTileColumns + i];
+  }
+}
+
+// Rows of `depth` bfloat16 features; the distance from row to row is in bytes.
+struct KeyRows {
+  const char* data;
+  int64_t ld;
+};
+
+// K or V of a key tile, `rows` of them: in place, or copied and padded.
+inline KeyRows tile_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t depth,
+                         int64_t* position, uint16_t* buffer) {
+  if (rows == tile.cells() && tile.even() && width == depth && head.feature == 2) {
+    return {head.data + tile.start * head.position, tile.stride[2] * head.position};
+  }
+  gather_rows<RawBfloat16>(head, tile, rows, width, depth, position, buffer);
+  return {reinterpret_cast<const char*>(buffer), 2 * depth};
+}
+
+// s.key_columns = K', for the block of keys that starts at `key`. Both halves of a pair of keys go through the 16 by 16
+// transpose as one number.
+inline void pack_key_columns(KeyRows keys, int64_t key, int64_t ld, TileBackwardScratch& s) {
+  constexpr int L = kLanes<float>;
+  using Vector = BitsVec<float>;
+  const auto pairs = [&](int64_t row, int64_t d) { return load<Vector>(keys.data + (key + row) * keys.ld + 2 * d); };
+  for (int64_t d = 0; d < s.depth_key; d += kTileTerms) {
+    uint16_t* out = s.key_columns + d * ld + key;
+    Vec<float> even[L], odd[L];
+    SPATTN_UNROLL
+    for (int i = 0; i < L; ++i) even[i] = (Vec<float>)((pairs(i, d) & 0xffff) | pairs(L + i, d) << 16);
+    transpose<float>(even);
+    SPATTN_UNROLL
+    for (int i = 0; i < L; ++i) store(out + 2 * i * ld, even[i]);
+    SPATTN_UNROLL
+    for (int i = 0; i < L; ++i) odd[i] = (Vec<float>)(pairs(i, d) >> 16 | (pairs(L + i, d) & 0xffff0000));
+    transpose<float>(odd);
+    SPATTN_UNROLL
+    for (int i = 0; i < L; ++i) store(out + (2 * i + 1) * ld, odd[i]);
+  }
+}
+
+// Sixteen bfloat16 of one row each.
+SPATTN_INLINE void store_halves(__m512i both, uint16_t* low, uint16_t* high) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm512_castsi512_si256(both));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_extracti64x4_epi64(both, 1));
+}
+
+// Where the matrices of a block of keys start.
+struct WeightBlock {
+  const float *scores, *score_gradients;  // S' and dP', rows of ld_query
+  uint16_t *weights, *gradients;          // P' and dS', rows of `terms`
+  uint32_t* pairs;                        // dS' by pairs of keys, rows of ld_query
+};
+
+constexpr int kStretch = 4;  // pairs of keys weighed between two products
+
+// The keys [row, row + kStretch) and those kTileRows after them, for the vector of queries that starts at `column`. The
+// rounding to bfloat16 hides what one part of lse2 and of the factor leave out: as much as the rounding of lse itself.
+template <bool kMasked>
+void weigh_rows(WeightBlock block, int64_t row, int64_t column, Logits<float> logits, float scale,
+                const TileBackwardScratch& s) {
+  const int64_t ld = s.width.query, terms = s.terms;
+  const Vec<float> lse2 = load<Vec<float>>(s.rows.lse2 + column), delta = load<Vec<float>>(s.rows.delta + column);
+  // Where a row is left out K may be infinite, and 0 * inf is NaN.
+  const __mmask16 present = _mm512_cmp_ps_mask((__m512)lse2, (__m512)splat(kInfinity<float>), _CMP_NEQ_UQ);
+  const BitsVec<float> allowed = load<BitsVec<float>>(s.allowed + column) >> uint32_t(row);
+  SPATTN_UNROLL
+  for (int i = 0; i < kStretch; ++i) {
+    const auto weigh = [&](int half, __m512& weight, __m512& gradient) {
+      const __m512i bit = (__m512i)splat_bits<float>(1u << (half * kTileRows + i));
+      const __mmask16 keep = kMasked ? _mm512_mask_test_epi32_mask(present, (__m512i)allowed, bit) : present;
+      const int64_t at = (row + half * kTileRows + i) * ld + column;
+      const Vec<float> score = Logits<float>::score(load<Vec<float>>(block.scores + at));
+      weight = keep_weight(exp2<float, CoarseExp2>(logits.exponent(score, lse2)), keep);
+      const Vec<float> difference = load<Vec<float>>(block.score_gradients + at) - delta;
+      gradient = score_gradient(weight, difference * scale);
+    };
+    __m512 weight[2], gradient[2];
+    weigh(0, weight[0], gradient[0]);
+    weigh(1, weight[1], gradient[1]);
+    const __m512i weights = bit_cast<__m512i>(_mm512_cvtne2ps_pbh(weight[1], weight[0]));
+    const __m512i gradients = bit_cast<__m512i>(_mm512_cvtne2ps_pbh(gradient[1], gradient[0]));
+    const int64_t low = (row + i) * terms + column, high = low + kTileRows * terms;
+    store_halves(weights, block.weights + low, block.weights + high);
+    store_halves(gradients, block.gradients + low, block.gradients + high);
+    store(block.pairs + (row + i) * ld + column, alternate(gradients));
+  }
+}
+
+// Zeros for a vector of queries of P' and dS' of a block, as factors of dV and dK.
+inline void clear_weights(const WeightBlock& block, int64_t vector, const TileBackwardScratch& s) {
+  constexpr int L = kLanes<float>;
+  for (int64_t key = 0; key < kTileTerms; ++key) {
+    clear(block.weights + key * s.terms + vector * L, L);
+    clear(block.gradients + key * s.terms + vector * L, L);
+  }
+}
+
+// The same of dS' as a factor of dQ'.
+inline void clear_pairs(uint32_t* pairs, int64_t vector, const TileBackwardScratch& s) {
+  for (int64_t row = 0; row < kTileRows; ++row) {
+    store(pairs + row * s.width.query + vector * kLanes<float>, Vec<float>{});
+  }
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

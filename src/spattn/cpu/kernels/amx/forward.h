@@ -1,0 +1,168 @@
+// One work item by AMX: for each key tile and panel of queries S' = K Q', then the softmax, then O' += V' P'.
+//
+// One after the other: tile and vector instructions do not overlap on the processors measured, and with two or three
+// key tiles in work at a time, so that no product reads what has only just been written, a step took a third longer
+// (docs/decisions/007-amx.md).
+#pragma once
+#include "amx/pack.h"
+#include "amx/softmax.h"
+#include "finish/finish.h"
+#include "tile/prefetch.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// The part of a key tile and a panel of queries that is computed.
+struct Block {
+  int64_t first, columns;  // of queries: the first one's cell, how many vectors of them
+  int64_t begin, end;      // the keys, whole steps of products
+};
+
+// The columns from cell `first` on, at most a panel, with the keys that any of them attends to; no columns: none.
+inline Block reached(const Mask& mask, int64_t first, int64_t cells, int64_t rows) {
+  Block block = {first, 0, rows, 0};
+  for (int64_t column = first; column < cells && column < first + kPanel; column += kTileColumns) {
+    int64_t begin = 0, end = rows;
+    if (mask) mask.reach(column, kTileColumns, begin, end);
+    if (begin == end) continue;
+    if (block.columns == 0) block.first = column;
+    block.columns = (column - block.first) / kTileColumns + 1;
+    block.begin = begin < block.begin ? begin : block.begin;
+    block.end = end > block.end ? end : block.end;
+  }
+  block.begin = block.begin / kTileTerms * kTileTerms, block.end = round_up(block.end, kTileTerms);
+  return block;
+}
+
+template <class Path>
+void multiply(const Block& block, int64_t rows, const TileFactor& a, const TileFactor& b, int64_t steps, bool add,
+              float* c) {
+  char* out = reinterpret_cast<char*>(c);
+  if (block.columns == 2) panel_product<Path::kParts, 2>(rows, a, b, steps, add, out);
+  if (block.columns == 1) panel_product<Path::kParts, 1>(rows, a, b, steps, add, out);
+}
+
+// s.panel_scores = K Q'.
+template <class Path> void multiply_keys(const Block& block, TileFactor keys, AmxScratch<Path>& s) {
+  keys.data = keys.at(int(block.begin / kTileRows), 0, 0);
+  const int64_t steps = s.counts.key_steps;
+  const TileFactor queries = {s.query_column(block.first), kPanelBytes, kTileBytes, kPanelSize, steps * kPanelSize};
+  multiply<Path>(block, (block.end - block.begin) / kTileRows, keys, queries, steps, false, s.panel_scores);
+}
+
+// s.weight_tiles = P'. Where the reference of a row's exponents moves O' follows.
+template <class Path>
+void weigh_block(const Block& block, const Mask& mask, Logits<float> logits, AmxScratch<Path>& s) {
+  for (int64_t column = 0; column < block.columns; ++column) {
+    const int64_t first = block.first + column * kTileColumns;
+    float* scores = s.panel_scores + column * kTileColumns;
+    const auto largest = mask ? largest_scores<true>(mask, first, block.begin, block.end, scores)
+                              : largest_scores<false>(mask, first, block.begin, block.end, scores);
+    const bool moved = move_column<Path>(first, largest, logits, s.rows, s.exact);
+    weigh_column<Path>(scores, first, block.end - block.begin, logits, s.weight_tiles + column * kTileBytes,
+                       s.weight_part(), s.rows);
+    if (!moved) continue;
+    const auto rescale = load<Vec<float>>(s.rows.rescale + first);
+    float* out = s.output_column(first);
+    for (int64_t i = 0; i < s.counts.value_tiles * kTileRows * kPanel; i += kPanel) {
+      store(out + i, load<Vec<float>>(out + i) * rescale);
+    }
+  }
+}
+
+// O' += V' P' in the tile registers, or, where the accuracy of O asks for the products of a tile to be summed up
+// before they meet it, through s.product: see output_block().
+template <class Path> void multiply_values(const Block& block, TileFactor values, AmxScratch<Path>& s) {
+  values.data = values.at(0, block.begin / kTileTerms, 0);
+  const TileFactor weights = {s.weight_tiles, kPanelBytes, kTileBytes, kPanelSize, s.weight_part()};
+  float* out = s.output_column(block.first);
+  const int64_t steps = (block.end - block.begin) / kTileTerms;
+  multiply<Path>(block, s.counts.value_tiles, values, weights, steps, Path::kAddsInPlace,
+                 Path::kAddsInPlace ? out : s.product);
+  if (Path::kAddsInPlace) return;
+  for (int64_t i = 0; i < s.counts.value_tiles * kTileRows * kPanel; i += kPanel) {
+    for (int64_t j = i; j < i + block.columns * kTileColumns; j += kTileColumns) {
+      store(out + j, load<Vec<float>>(out + j) + load<Vec<float>>(s.product + j));
+    }
+  }
+}
+
+// Leaves queries that may attend to keys which do not pass the check to the exact path.
+template <class Path> void leave_unfit(const Item& item, const Head& keys, int64_t cells, AmxScratch<Path>& s) {
+  leave_to_exact(item, cells, s.position.key, s.exact, [&](int64_t position) {
+    typename Path::Check check;
+    read_row<typename Path::Raw>(keys.data + position * keys.position, keys.feature, item.call.head_dim, s.staged);
+    check.look_at(s.staged, item.call.head_dim);
+    return !check.passed();
+  });
+}
+
+// O', row_max and the sums over the entries of the item. As many tiles as may stay packed at a time meet one panel
+// after the other: a panel's own matrices then stay in the first-level cache, and the tiles pass through it.
+template <class Path>
+void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& ahead, AmxScratch<Path>& s) {
+  [[maybe_unused]] const TileSession session;
+  const Work& work = item.work;
+  const Head keys = item.keys(), values = item.values();
+  const int64_t steps = (work.end - work.begin) * ((cells + kPanel - 1) / kPanel);
+  bool unfit = false;
+  for (int64_t i = work.begin; i < work.end;) {
+    int64_t count = 0;
+    for (; count < s.tiles.capacity && i < work.end; ++count, ++i) {
+      const bool back = work.query_tile % 2;  // to and fro, for the cache's sake
+      const int64_t entry = back ? work.begin + work.end - 1 - i : i;
+      s.entries[count] = {find_tile<Path>(item, entry, keys, values, s), Mask(item.call.plan, entry)};
+      unfit |= s.entries[count].tile.unfit;
+    }
+    for (int64_t first = 0; first < cells; first += kPanel) {
+      for (const Entry* entry = s.entries; entry < s.entries + count; ++entry) {
+        const Block block = reached(entry->mask, first, cells, entry->tile.rows);
+        ahead.run(steps);
+        if (block.columns == 0) continue;
+        multiply_keys(block, entry->tile.keys, s);
+        weigh_block(block, entry->mask, logits, s);
+        multiply_values(block, entry->tile.values, s);
+      }
+    }
+  }
+  if (unfit) leave_unfit(item, keys, cells, s);
+}
+
+// s.output = O, from the columns of O'.
+template <class Path> void transpose_output(int64_t cells, AmxScratch<Path>& s) {
+  for (int64_t first = 0; first < cells; first += kTileColumns) {
+    const float* from = s.output_column(first);
+    for (int64_t d = 0; d < s.output.ld; d += kTileRows, from += kTileRows * kPanel) {
+      Vec<float> block[kTileRows];
+      SPATTN_UNROLL
+      for (int i = 0; i < kTileRows; ++i) block[i] = load<Vec<float>>(from + i * kPanel);
+      transpose<float>(block);
+      SPATTN_UNROLL
+      for (int i = 0; i < kTileRows; ++i) store(s.output.row(first + i) + d, block[i]);
+    }
+  }
+}
+
+template <class Path> struct TileForward {
+  using Scratch = AmxScratch<Path>;
+
+  static void run(const Item& item, Scratch& s) {
+    using E = typename Path::E;
+    const Tile tile = item.query_tile();
+    prefetch_rows(item.queries(), tile, item.call.head_dim * int64_t(sizeof(typename E::Storage)));
+    const int64_t cells = list_positions(tile, s.position.query);
+    const int64_t columns = (cells + kTileColumns - 1) / kTileColumns, panels = (columns + 1) / 2;
+    const Logits<float> logits(item.call.scale);
+    leave_marked(item, cells, s.position.key, s.exact);
+    pack_queries<Path>(item, cells, logits.sign, s);
+    s.rows.reset(columns);
+    memset(s.output_tiles, 0, size_t(panels * s.counts.value_tiles * kPanelSize));
+    Ahead ahead(item, sizeof(typename E::Storage), true);
+    add_entries<Path>(item, cells, logits, ahead, s);
+    transpose_output(cells, s);
+    finish_item<E>(item, cells, logits, s.rows.row_sum, s.position, s.rows, s.output, s.exact);
+  }
+};
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

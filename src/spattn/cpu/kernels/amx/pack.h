@@ -1,0 +1,126 @@
+// Operands as AMX wants them: Q' and P' as the right factor, pairs of terms in a lane; K and V' as the left one, whole
+// terms in a row. Rows that are missing, and terms beyond the last, are zero.
+#pragma once
+#include "amx/parts.h"
+#include "amx/scratch.h"
+#include "tile/item.h"
+#include "tile/operand.h"
+#include "tile/tile.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// Stores a block of 16 vectors of 32-bit elements, transposed, as a tile with rows `ld` bytes apart.
+SPATTN_INLINE void store_transposed(Vec<float> (&block)[kTileRows], char* out, int64_t ld) {
+  transpose<float>(block);
+  SPATTN_UNROLL
+  for (int i = 0; i < kTileRows; ++i) store(out + i * ld, block[i]);
+}
+
+// Q' of a column of queries, from its staged rows.
+template <class Path> void pack_column(char* out, typename Path::Check& check, float sign, const AmxScratch<Path>& s) {
+  constexpr int kParts = Path::kParts;
+  for (int64_t t = 0; t < s.counts.key_steps; ++t) {
+    Vec<float> block[kParts][kTileRows];
+    for (int i = 0; i < kTileRows; ++i) {
+      typename Path::Bits parts[kParts];
+      Path::terms(s.staged + i * s.counts.key_width() + t * kTileTerms, sign, parts, check);
+      for (int p = 0; p < kParts; ++p) block[p][i] = (Vec<float>)parts[p];
+    }
+    for (int p = 0; p < kParts; ++p) {
+      store_transposed(block[p], out + (p * s.counts.key_steps + t) * kPanelSize, kPanelBytes);
+    }
+  }
+}
+
+// Q' of the cells [0, cells). Queries that the check does not pass are left to the exact path.
+template <class Path> void pack_queries(const Item& item, int64_t cells, float sign, AmxScratch<Path>& s) {
+  const int64_t ld = s.counts.key_width(), width = item.call.head_dim;
+  for (int64_t first = 0; first < cells; first += kTileColumns) {
+    gather_queries<typename Path::Raw>(item.queries(), first, kTileColumns, cells, width, ld, s.position.query,
+                                       s.staged);
+    typename Path::Check check;
+    pack_column<Path>(s.query_column(first), check, sign, s);
+    for (int64_t i = 0; i < kTileColumns && !check.passed(); ++i) {
+      typename Path::Check one;
+      one.look_at(s.staged + i * ld, ld);
+      s.exact.chosen[first + i] |= !one.passed();
+    }
+  }
+}
+
+// K of a tile to `out`, from `rows` rows of whole steps. True: they pass the check.
+template <class Path>
+bool pack_keys(Operand<typename Path::Row> from, int64_t rows, char* out, const PackedTiles<Path>& tiles) {
+  typename Path::Check check;
+  const int64_t steps = tiles.counts.key_steps;
+  for (int64_t row = 0; row < rows; ++row) {
+    char* line = out + row / kTileRows * steps * kTileSize + row % kTileRows * kTileBytes;
+    for (int64_t t = 0; t < steps; ++t) {
+      typename Path::Bits parts[Path::kParts];
+      Path::terms(from.data + row * from.ld + t * kTileTerms, 1.0f, parts, check);
+      for (int p = 0; p < Path::kParts; ++p) store(line + p * tiles.key_part + t * kTileSize, parts[p]);
+    }
+  }
+  return check.passed();
+}
+
+// V' of a tile to `out`, from `rows` rows of whole tiles.
+template <class Path>
+void pack_values(Operand<typename Path::Row> from, int64_t rows, char* out, const PackedTiles<Path>& tiles) {
+  constexpr int kParts = Path::kParts;
+  for (int64_t t = 0; t < rows / kTileTerms; ++t) {
+    for (int64_t d = 0; d < tiles.counts.value_tiles; ++d) {
+      Vec<float> block[kParts][kTileRows];
+      for (int i = 0; i < kTileRows; ++i) {
+        const auto* row = from.data + (t * kTileTerms + 2 * i) * from.ld + d * kTileRows;
+        typename Path::Bits parts[kParts];
+        Path::pairs(row, row + from.ld, parts);
+        for (int p = 0; p < kParts; ++p) block[p][i] = (Vec<float>)parts[p];
+      }
+      char* tile = out + (d * tiles.counts.steps + t) * kTileSize;
+      for (int p = 0; p < kParts; ++p) store_transposed(block[p], tile + p * tiles.value_part, kTileBytes);
+    }
+  }
+}
+
+// Rows of a tile, `width` whole elements each: in place or staged.
+template <class Path>
+Operand<typename Path::Row> tile_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t ld,
+                                      AmxScratch<Path>& s) {
+  using Raw = typename Path::Raw;
+  if (rows == tile.cells() && width == ld && readable_in_place<Raw>(head, tile)) return in_place<Raw>(head, tile);
+  gather_rows<Raw>(head, tile, rows, width, ld, s.position.key, s.staged);
+  return {s.staged, ld};
+}
+
+// Packs a tile to the place `index` of the cache; true: its keys pass the check.
+template <class Path>
+bool pack_tile(const Item& item, const Tile& tile, int64_t rows, const Head& keys, const Head& values, int index,
+               AmxScratch<Path>& s) {
+  const Call& call = item.call;
+  const auto k = tile_rows<Path>(keys, tile, rows, call.head_dim, s.counts.key_width(), s);
+  const bool fit = pack_keys<Path>(k, rows, s.tiles.keys(index), s.tiles);
+  const auto v = tile_rows<Path>(values, tile, rows, call.head_dim_v, s.counts.value_width(), s);
+  pack_values<Path>(v, rows, s.tiles.values(index), s.tiles);
+  return fit;
+}
+
+// The key tile of an entry out of the cache, packed where it is not there. As many tiles as the cache holds stay valid.
+template <class Path>
+PackedTile find_tile(const Item& item, int64_t entry, const Head& keys, const Head& values, AmxScratch<Path>& s) {
+  const Tile tile = item.key_tile(entry);
+  const int64_t rows = round_up(tile.cells(), kTileTerms), number = item.call.plan.indices[entry];
+  bool hit;
+  const int index = s.cache->find(item.kv_number(), item.key_view(entry), number, s.tiles.capacity, hit);
+  if (!hit) {
+    constexpr int64_t kBytes = sizeof(typename Path::E::Storage);
+    prefetch_rows(keys, tile, item.call.head_dim * kBytes);
+    prefetch_rows(values, tile, item.call.head_dim_v * kBytes);
+    s.cache->unfit[index] = !pack_tile<Path>(item, tile, rows, keys, values, index, s);
+  }
+  return s.tiles.tile(index, rows);
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

@@ -1,0 +1,112 @@
+// A thread's working memory for one item of the forward by AMX: operands lie in tiles of 1 KiB, so that a tile is
+// sixteen whole cache lines in a row.
+#pragma once
+#include "amx/panel.h"
+#include "finish/finish.h"
+#include "softmax/softmax.h"
+#include "tile/arena.h"
+#include "tile/mask.h"
+#include "tile/scratch.h"
+#include "tile/tile_cache.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// Queries come in panels of two columns, each a vector of queries and the width of a tile.
+static_assert(kLanes<float> == kTileColumns, "a lane is a query");
+
+// A key tile as both products read it.
+struct PackedTile {
+  TileFactor keys, values;
+  int64_t rows;  // keys, with padding
+  bool unfit;    // are there keys that the path's check does not pass?
+};
+
+// A key tile of an item's list.
+struct Entry {
+  PackedTile tile;
+  Mask mask;
+};
+
+// Numbers of tiles along head_dim, head_dim_v and the keys.
+struct TileCounts {
+  int64_t key_steps, value_tiles, steps;
+
+  explicit TileCounts(const Call& call)
+      : key_steps((call.head_dim + kTileTerms - 1) / kTileTerms),
+        value_tiles((call.head_dim_v + kTileRows - 1) / kTileRows), steps(call.plan.block_kv / kTileTerms) {}
+
+  // Elements of a row, in whole tiles.
+  int64_t key_width() const { return key_steps * kTileTerms; }
+  int64_t value_width() const { return value_tiles * kTileRows; }
+  int64_t larger_width() const { return key_width() > value_width() ? key_width() : value_width(); }
+};
+
+// The key tiles that a thread keeps packed: K [part][keys / 16][key_steps], then V' [part][value_tiles][steps].
+template <class Path> struct PackedTiles {
+  TileCache* cache;
+  TileCounts counts;
+  int64_t key_part, value_part, bytes;  // of a part of K or V', of a tile
+  int capacity;
+  char* data;
+
+  PackedTiles(const Call& call, TileCache* cache, Arena& arena)
+      : cache(cache), counts(call), key_part(call.plan.block_kv / kTileRows * counts.key_steps * kTileSize),
+        value_part(counts.value_tiles * counts.steps * kTileSize), bytes(Path::kParts * (key_part + value_part)),
+        capacity(TileCache::capacity_for(bytes)), data(arena.array<char>(capacity * bytes)) {}
+
+  char* keys(int index) const { return data + index * bytes; }
+  char* values(int index) const { return keys(index) + Path::kParts * key_part; }
+  PackedTile tile(int index, int64_t rows) const {
+    return {{keys(index), kTileBytes, counts.key_steps * kTileSize, kTileSize, key_part},
+            {values(index), kTileBytes, counts.steps * kTileSize, kTileSize, value_part},
+            rows,
+            cache->unfit[index]};
+  }
+};
+
+template <class Path> struct AmxScratch {
+  static constexpr int kParts = Path::kParts;
+  TileCache* cache;  // at the beginning, which is zero before the first item
+  Positions position;
+  RowStatistics<float> rows;
+  ExactRowBuffer exact;
+  TileCounts counts;
+  OutputBlock<float> output;   // O, rows of features
+  char* query_tiles;           // [panel][part][key_steps]: Q' times the scale's sign, pairs of features by queries
+  float* panel_scores;         // (keys, kPanel): S'
+  char* weight_tiles;          // [part][steps]: P' of a key tile and a panel, pairs of keys by queries
+  float* output_tiles;         // [panel][value_tiles]: O'
+  float* product;              // [value_tiles]: V' P', on its way to O'
+  typename Path::Row* staged;  // rows to pack
+  PackedTiles<Path> tiles;
+  Entry* entries;              // as many as tiles stay packed
+
+  AmxScratch(const Call& call, Arena& arena) : AmxScratch(call, Widths<float>(call), arena) {}
+
+  // Where the column of tiles begins that the query cell `first` begins.
+  char* query_column(int64_t first) const {
+    return query_tiles + first / kPanel * kParts * counts.key_steps * kPanelSize + first % kPanel * 4;
+  }
+  float* output_column(int64_t first) const {
+    return output_tiles + first / kPanel * counts.value_tiles * (kPanelSize / 4) + first % kPanel;
+  }
+  int64_t weight_part() const { return counts.steps * kPanelSize; }
+
+ private:
+  AmxScratch(const Call& call, const Widths<float>& width, Arena& arena)
+      : cache(arena.array<TileCache>(1)), position(call, arena), rows(width.query, arena),
+        exact(width.query, call.head_dim_v, arena), counts(call), output(width.query, width.value, arena),
+        query_tiles(arena.array<char>(panels(width) * kParts * counts.key_steps * kPanelSize)),
+        panel_scores(arena.array<float>(call.plan.block_kv * kPanel)),
+        weight_tiles(arena.array<char>(kParts * weight_part())),
+        output_tiles(arena.array<float>(panels(width) * counts.value_tiles * kPanelSize / 4)),
+        product(arena.array<float>(counts.value_tiles * kPanelSize / 4)),
+        staged(arena.array<typename Path::Row>(call.plan.block_kv * counts.larger_width())),
+        tiles(call, cache, arena), entries(arena.array<Entry>(tiles.capacity)) {}
+
+  static int64_t panels(const Widths<float>& width) { return (width.query + kPanel - 1) / kPanel; }
+};
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

@@ -1,0 +1,101 @@
+// The online softmax of one column of a panel, sixteen queries: see softmax/softmax.h, whose rules it follows.
+#pragma once
+#include "amx/parts.h"
+#include "amx/panel.h"
+#include "tile/mask.h"
+#include "softmax/softmax.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+constexpr int kColumnChains = 4;  // independent maxima and sums; several short sums round less than a long one
+
+// Which of kTileTerms keys the queries of a column may attend to, a few keys at a time.
+struct ColumnMask {
+  const char* words;  // of the first query
+  __m512i offset;     // of the other ones, in bytes
+  __mmask16 real;     // queries that the mask has
+  __m512i bits{};     // the next keys, from the lowest bit on
+
+  ColumnMask(const Mask& mask, int64_t row)
+      : words(mask ? reinterpret_cast<const char*>(mask.bits + row * mask.words) : nullptr) {
+    const __m512i rows = (__m512i)(BitsVec<float>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15});
+    offset = _mm512_mullo_epi32(rows, _mm512_set1_epi32(int(mask.words * 8)));
+    real = _mm512_cmpgt_epi32_mask(_mm512_set1_epi32(int(mask.rows - row)), rows);
+  }
+
+  SPATTN_INLINE void start(int64_t key) {
+    bits = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), real, offset, words + key / 8, 1);
+  }
+  SPATTN_INLINE void skip(int keys) { bits = _mm512_srli_epi32(bits, unsigned(keys)); }
+
+  // Which queries may attend to the next key but `ahead`.
+  SPATTN_INLINE __mmask16 allowed(int ahead) const {
+    return _mm512_test_epi32_mask(bits, _mm512_set1_epi32(1 << ahead));
+  }
+};
+
+// The largest score of each query of a column among the keys [begin, end), whole steps, with which `scores` begins.
+// Pairs that are not allowed become -inf.
+template <bool kMasked>
+inline Vec<float> largest_scores(const Mask& mask, int64_t row, int64_t begin, int64_t end, float* scores) {
+  using V = Vec<float>;
+  V largest[kColumnChains];
+  for (auto& x : largest) x = splat(-kInfinity<float>);
+  ColumnMask column(mask, row);
+  for (int64_t key = begin; key < end; key += kTileTerms) {
+    if (kMasked) column.start(key);
+    for (int step = 0; step < kTileTerms; step += kColumnChains, scores += kColumnChains * kPanel) {
+      SPATTN_UNROLL
+      for (int i = 0; i < kColumnChains; ++i) {
+        V score = Logits<float>::score(load<V>(scores + i * kPanel));
+        if (kMasked) store(scores + i * kPanel, score = Logits<float>::masked(score, column.allowed(i)));
+        largest[i] = larger(score, largest[i]);
+      }
+      if (kMasked) column.skip(kColumnChains);
+    }
+  }
+  return larger(larger(largest[0], largest[1]), larger(largest[2], largest[3]));
+}
+
+// Updates row_max, the reference and with it row_sum of the column that starts at cell `first`; true: O has to be
+// multiplied by `rescale`. Rows that no reference suits are left to the exact path.
+template <class Path>
+bool move_column(int64_t first, Vec<float> tile_max, Logits<float> logits, const RowStatistics<float>& rows,
+                 const ExactRowBuffer& exact) {
+  using V = Vec<float>;
+  const V before = load<V>(rows.row_max + first);
+  const IntVec<float> moved = (tile_max - before) * logits.factor > float(kSlack);  // -inf - -inf: NaN, not greater
+  if (_mm512_test_epi32_mask((__m512i)moved, (__m512i)moved) == 0) return false;
+  const V row_max = moved ? tile_max : before, reference = Path::reference(row_max, logits);
+  const V change = load<V>(rows.reference + first) - reference;
+  const V rescale = exp2_floor(before == -kInfinity<float> ? before : change, Path::kRescale);
+  store(rows.rescale + first, rescale);
+  store(rows.row_sum + first, load<V>(rows.row_sum + first) * rescale);
+  store(rows.row_max + first, row_max);
+  store(rows.reference + first, reference);
+  for (int i = 0; i < kTileColumns; ++i) exact.chosen[first + i] |= reference[i] != reference[i];
+  return true;
+}
+
+// `out` = P' of `keys` keys, whole steps, from the scores of a column; adds to its sums. Parts of weights are
+// `part_bytes` apart.
+template <class Path>
+void weigh_column(const float* scores, int64_t first, int64_t keys, Logits<float> logits, char* out,
+                  int64_t part_bytes, const RowStatistics<float>& rows) {
+  using V = Vec<float>;
+  const typename Path::Weigh weigh(load<V>(rows.reference + first), logits);
+  V sum[kColumnChains] = {};
+  for (int64_t key = 0; key < keys; key += 2 * kColumnChains) {
+    SPATTN_UNROLL
+    for (int i = 0; i < kColumnChains; ++i, scores += 2 * kPanel, out += kPanelBytes) {
+      typename Path::Bits parts[Path::kParts];
+      weigh(load<V>(scores), load<V>(scores + kPanel), parts, sum[i]);
+      for (int p = 0; p < Path::kParts; ++p) store(out + p * part_bytes, parts[p]);
+    }
+  }
+  store(rows.row_sum + first, load<V>(rows.row_sum + first) + add_up<kColumnChains>(sum));
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

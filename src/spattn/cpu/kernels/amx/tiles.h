@@ -1,0 +1,172 @@
+// Matrix products on AMX tiles: sixteen rows of 64 bytes, multiplied as bfloat16 and added up in float32.
+//
+// `tdpbf16ps` adds to a tile C of 16 x 16 float32 the product of A, 16 rows of 32 terms, and B, 16 rows of 16 columns
+// of two neighbouring terms. The even and the odd terms are summed up apart, then together, then added to C. Subnormal
+// numbers count as 0.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "simd/vec.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+constexpr int kTileRows = 16, kTileBytes = 64;
+constexpr int kTileTerms = 32;   // of a product, in one tile
+constexpr int kTileColumns = 16;
+
+#if defined(SPATTN_AMX_EMULATED)
+// For machines without AMX: the same instructions, slowly. What they compute is what tests need to see.
+inline thread_local char emulated_tiles[8][kTileRows][kTileBytes];
+
+struct TileSession {};
+
+template <int R> SPATTN_INLINE void tile_zero() { memset(emulated_tiles[R], 0, sizeof emulated_tiles[R]); }
+template <int R> inline void tile_load(const void* from, int64_t ld) {
+  for (int i = 0; i < kTileRows; ++i) memcpy(emulated_tiles[R][i], static_cast<const char*>(from) + i * ld, kTileBytes);
+}
+template <int R> inline void tile_store(void* to, int64_t ld) {
+  for (int i = 0; i < kTileRows; ++i) memcpy(static_cast<char*>(to) + i * ld, emulated_tiles[R][i], kTileBytes);
+}
+
+SPATTN_INLINE Vec<float> flush(Vec<float> x) {
+  const BitsVec<float> exponent = (BitsVec<float>)x & splat_bits<float>(0x7f800000);
+  return exponent != 0 ? x : Vec<float>{};
+}
+
+template <int C, int A, int B> inline void tile_dot() {
+  for (int i = 0; i < kTileRows; ++i) {
+    Vec<float> even = {}, odd = {};
+    for (int k = 0; k < kTileRows; ++k) {
+      uint32_t pair;
+      memcpy(&pair, &emulated_tiles[A][i][4 * k], 4);
+      const BitsVec<float> left = splat_bits<float>(pair), right = load<BitsVec<float>>(emulated_tiles[B][k]);
+      even = flush(even + flush((Vec<float>)(left << 16)) * flush((Vec<float>)(right << 16)));
+      odd = flush(odd + flush((Vec<float>)(left & 0xffff0000)) * flush((Vec<float>)(right & 0xffff0000)));
+    }
+    store(emulated_tiles[C][i], flush(load<Vec<float>>(emulated_tiles[C][i]) + flush(even + odd)));
+  }
+}
+#else
+// Configures the tile registers of this thread, all of full size, and gives them back: while they are in use every
+// switch of threads saves 8 KiB.
+struct TileSession {
+  TileSession() {
+    alignas(64) uint8_t config[64] = {1};  // palette 1; bytes 16...: bytes a row of each register; 48...: rows
+    for (int i = 0; i < 8; ++i) config[16 + 2 * i] = kTileBytes, config[48 + i] = kTileRows;
+    asm volatile("ldtilecfg %0" ::"m"(config));
+  }
+  ~TileSession() { asm volatile("tilerelease" ::: "memory"); }
+  TileSession(const TileSession&) = delete;
+};
+
+// The compilers' own intrinsics want the register as a literal, which no template can give them.
+template <int R> SPATTN_INLINE void tile_zero() { asm volatile("tilezero %%tmm%c0" ::"i"(R)); }
+template <int R> SPATTN_INLINE void tile_load(const void* from, int64_t ld) {
+  asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(R), "r"(from), "r"(ld) : "memory");
+}
+template <int R> SPATTN_INLINE void tile_store(void* to, int64_t ld) {
+  asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(R), "r"(to), "r"(ld) : "memory");
+}
+template <int C, int A, int B> SPATTN_INLINE void tile_dot() {
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
+#endif
+
+// Where the tiles of a factor lie; all distances in bytes.
+struct TileFactor {
+  const void* data;
+  int64_t ld;     // from row to row of a tile
+  int64_t block;  // from a tile to the next one of C's rows (A) or columns (B)
+  int64_t step;   // from a tile to the next one along the terms
+  int64_t part;   // from the high parts of the numbers to the low ones
+
+  const void* at(int index, int64_t terms, int number) const {
+    return static_cast<const char*>(data) + index * block + terms * step + number * part;
+  }
+};
+
+// Loads part `number` of N tiles of a factor into the registers from First on.
+template <int First, int N> SPATTN_INLINE void load_tiles(const TileFactor& factor, int64_t terms, int number) {
+  tile_load<First>(factor.at(0, terms, number), factor.ld);
+  if constexpr (N > 1) tile_load<First + 1>(factor.at(1, terms, number), factor.ld);
+}
+
+template <int M, int N> SPATTN_INLINE void multiply_tiles() {
+  tile_dot<0, 4, 6>();
+  if constexpr (N > 1) tile_dot<1, 4, 7>();
+  if constexpr (M > 1) tile_dot<2, 5, 6>();
+  if constexpr (M > 1 && N > 1) tile_dot<3, 5, 7>();
+}
+
+// C = A B, or C += A B, for M by N tiles of C, at most 2 by 2, over `steps` times kTileTerms terms. `ld` counts
+// the bytes from row to row of C, whose tiles are adjacent.
+template <int M, int N>
+SPATTN_INLINE void tile_product(const TileFactor& a, const TileFactor& b, int64_t steps, bool add, void* c,
+                                int64_t ld) {
+  static_assert(M <= 2 && N <= 2, "eight registers: four of C, two each of A and B");
+  char* out = static_cast<char*>(c);
+  const auto each = [&](auto visit0, auto visit1, auto visit2, auto visit3) {
+    visit0(out);
+    if constexpr (N > 1) visit1(out + kTileBytes);
+    if constexpr (M > 1) visit2(out + kTileRows * ld);
+    if constexpr (M > 1 && N > 1) visit3(out + kTileRows * ld + kTileBytes);
+  };
+  if (add) {
+    each([&](char* p) { tile_load<0>(p, ld); }, [&](char* p) { tile_load<1>(p, ld); },
+         [&](char* p) { tile_load<2>(p, ld); }, [&](char* p) { tile_load<3>(p, ld); });
+  } else {
+    each([](char*) { tile_zero<0>(); }, [](char*) { tile_zero<1>(); }, [](char*) { tile_zero<2>(); },
+         [](char*) { tile_zero<3>(); });
+  }
+  for (int64_t t = 0; t < steps; ++t) load_tiles<4, M>(a, t, 0), load_tiles<6, N>(b, t, 0), multiply_tiles<M, N>();
+  each([&](char* p) { tile_store<0>(p, ld); }, [&](char* p) { tile_store<1>(p, ld); },
+       [&](char* p) { tile_store<2>(p, ld); }, [&](char* p) { tile_store<3>(p, ld); });
+}
+
+// A product that waits for its turn: C = A B, or C += A B, for 2 by 2 tiles of C, or 2 by 1.
+struct Strip {
+  TileFactor a, b;
+  int64_t steps;
+  float* c;
+  int64_t ld;  // bytes
+  bool add, wide;
+
+  void run() const {
+    if (wide) {
+      tile_product<2, 2>(a, b, steps, add, c, ld);
+    } else {
+      tile_product<2, 1>(a, b, steps, add, c, ld);
+    }
+  }
+};
+
+struct Strips {
+  Strip* list;
+  int64_t count = 0, done = 0;
+
+  explicit Strips(Strip* memory) : list(memory) {}
+
+  // A product with 2 by `columns` tiles of C.
+  void push(const TileFactor& a, TileFactor b, int64_t steps, bool add, float* c, int64_t ld, int64_t columns) {
+    for (; columns > 0; columns -= 2, c += 2 * kTileColumns) {
+      list[count++] = {a, b, steps, c, ld, add, columns > 1};
+      b.data = b.at(2, 0, 0);
+    }
+  }
+
+  // Runs one of `shares` shares of what waits.
+  void run(int64_t shares) {
+    for (const int64_t end = done + (count - done + shares - 1) / shares; done < end; ++done) list[done].run();
+  }
+
+  void finish() {
+    run(1);
+    count = done = 0;
+  }
+};
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

@@ -1,0 +1,75 @@
+// One work item of the backward. With P = exp(scale * Q K' - lse) on the allowed pairs, recomputed tile by tile, and
+// delta = rowsum(dO o O): dV = P' dO, dS = scale * P o (dO V' - delta), dQ = dS K, dK = dS' Q.
+#pragma once
+#include "backward/exact.h"
+#include "backward/products.h"
+#include "backward/queries.h"
+#include "backward/scratch.h"
+#include "backward/sums.h"
+#include "kernels.h"
+#include "tile/item.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// One entry of the list: adds what its pairs contribute to dq, dK and dV.
+template <class E, class T = typename E::Compute>
+void add_tile(const Item& item, int64_t entry, const Head& keys, const Head& values, int64_t cells, const Sums& sums,
+              BackwardScratch<T>& s) {
+  const Call& call = item.call;
+  const Tile place = item.key_tile(entry);
+  int64_t* const position = s.rows.position.key;
+  const int64_t rows = round_up(place.cells(), kKeyRows);
+  const KeyTile<T> tile = {
+      key_rows<E>(keys, place, rows, call.head_dim, s.width.key, position, s.staging.keys),
+      key_rows<E>(values, place, rows, call.head_dim_v, s.width.value, position, s.staging.values), rows, cells,
+      Mask(call.plan, entry)};
+  for (int64_t key = list_positions(place, position); key < rows; ++key) position[key] = kPadding;
+  if (tile.mask) s.mask.expand(tile.mask, cells, tile.rows);
+  compute_weights(call, tile, SplitLogits<T>(call.scale), s);
+  add_key_gradients(tile, sums, s);
+  add_query_gradients(tile, s);
+}
+
+// The end of an item: its rows of dq go to dQ or a slot, once the exact path has dealt with those that need it.
+template <class E, class T = typename E::Compute>
+void write_query_gradients(const Item& item, int64_t cells, const Sums& sums, const GradientRows<T>& rows) {
+  const Call& call = item.call;
+  for (int64_t cell = 0; cell < cells; ++cell) {
+    const int64_t position = rows.position.query[cell];
+    if (position == kPadding) continue;
+    T* row = rows.dq + cell * rows.ld;
+    const bool chosen = rows.exact.chosen[cell];
+    if (rows.idle[cell]) {
+      clear(row, call.head_dim);
+    } else if (chosen || !all_finite(row, rows.ld)) {
+      report_nonfinite(call);
+      exact_gradients(ExactRow<E>(item, cell, rows.position), chosen ? &sums : nullptr, rows.exact.sum);
+      for (int64_t d = 0; d < call.head_dim; ++d) row[d] = T(rows.exact.sum[d]);
+    }
+    if (item.work.slot < 0) {
+      write_row<E>(dq_row(call, item.batch, item.head, position), call.dq.stride[3], call.head_dim, row);
+    } else {
+      memcpy(dq_slot<T>(call, item.batch, item.head, item.work.slot * call.plan.block_q + cell), row,
+             size_t(call.head_dim) * sizeof(T));
+    }
+  }
+}
+
+template <class E>
+void backward(const Call& call, int64_t batch, int64_t head, const Work& work, const Sums& sums,
+              char* scratch) noexcept {
+  Arena arena(scratch);
+  BackwardScratch<typename E::Compute> s(call, arena);
+  const Item item = {call, batch, head, work};
+  const Head keys = item.keys(), values = item.values();
+  const Tile place = item.query_tile();
+  const int64_t cells = place.cells();
+  prepare_queries<E>(item, place, s);
+  clear(s.rows.dq, s.width.query * s.width.key);
+  for (int64_t entry = work.begin; entry < work.end; ++entry) add_tile<E>(item, entry, keys, values, cells, sums, s);
+  write_query_gradients<E>(item, cells, sums, s.rows);
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

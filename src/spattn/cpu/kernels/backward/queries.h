@@ -1,0 +1,141 @@
+// The query rows of one item of the backward, gathered once: Q and dO, both as they are and transposed; lse and delta.
+#pragma once
+#include <math.h>
+
+#include "backward/exact.h"
+#include "backward/scratch.h"
+#include "simd/element.h"
+#include "kernels.h"
+#include "tile/operand.h"
+#include "softmax/logits.h"
+#include "tile/item.h"
+#include "tile/tile.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// The L rows and L columns of `from` at (first, d), times `factor`, transposed.
+template <class T>
+SPATTN_INLINE void transpose_block(const T* from, int64_t ld, int64_t first, int64_t d, T factor,
+                                   Vec<T> (&block)[kLanes<T>]) {
+  SPATTN_UNROLL
+  for (int i = 0; i < kLanes<T>; ++i) block[i] = load<Vec<T>>(from + (first + i) * ld + d) * factor;
+  transpose<T>(block);
+}
+
+// to = (factor * from)': `width` rows of `rows` values, both rounded up to whole vectors in `from`.
+template <class T>
+void transpose_rows(const T* from, int64_t ld_from, int64_t rows, int64_t width, T factor, T* to, int64_t ld_to) {
+  constexpr int L = kLanes<T>;
+  for (int64_t first = 0; first < rows; first += L) {
+    for (int64_t d = 0; d < width; d += L) {
+      Vec<T> block[L];
+      transpose_block(from, ld_from, first, d, factor, block);
+      for (int i = 0; i < L && i < width - d; ++i) store(to + (d + i) * ld_to + first, block[i]);
+    }
+  }
+}
+
+// delta = rowsum(dO o O), summed as dP = dO V' is: a row that attends to one key alone has O = V and dS = 0 exactly.
+template <class T> void compute_delta(int64_t rows, int64_t width, BackwardScratch<T>& s) {
+  constexpr int L = kLanes<T>;
+  for (int64_t first = 0; first < rows; first += L) {
+    Vec<T> delta = {};
+    for (int64_t d = 0; d < width; d += L) {
+      Vec<T> out[L];
+      transpose_block(s.raw.out, s.raw.width_value, first, d, T(1), out);
+      const T* dout = s.dout + d * s.width.query + first;
+      for (int i = 0; i < L && i < width - d; ++i) delta += out[i] * load<Vec<T>>(dout + i * s.width.query);
+    }
+    store(s.rows.delta + first, delta);
+  }
+}
+
+template <class T> bool all_finite(const T* row, int64_t width) {
+  Vec<T> zero = {};
+  for (int64_t j = 0; j < width; j += kLanes<T>) zero += load<Vec<T>>(row + j) * T(0);
+  T sum = 0;
+  for (int i = 0; i < kLanes<T>; ++i) sum += zero[i];
+  return sum == T(0);
+}
+
+// The same of bfloat16 numbers as they are stored.
+inline bool all_finite(const uint16_t* row, int64_t width) {
+  uint16_t largest = 0;
+  for (int64_t j = 0; j < width; ++j) {
+    const uint16_t magnitude = row[j] & 0x7fff;
+    largest = largest > magnitude ? largest : magnitude;
+  }
+  return largest < 0x7f80;
+}
+
+// lse2 of a row; takes rows out of the tile that would spread NaN to keys that they may not attend to, those whose lse
+// is too far out to find their weights, and those that are left to the exact path already.
+template <class T, class U>
+void prepare_row(const Call& call, T lse, const QueryRows<U>& raw, int64_t cell, const GradientRows<T>& rows) {
+  U *query = raw.query + cell * raw.width, *dout = raw.dout + cell * raw.width_value,
+    *out = raw.out + cell * raw.width_value;
+  const bool fit = all_finite(query, raw.width) && all_finite(dout, raw.width_value) &&
+                   all_finite(out, raw.width_value) && fabs(double(lse)) <= call.far_lse;
+  bool& chosen = rows.exact.chosen[cell];
+  rows.idle[cell] = lse == -kInfinity<T>;
+  chosen = !rows.idle[cell] && (chosen || !fit);
+  if (rows.idle[cell] || chosen) {
+    clear(query, raw.width);
+    clear(dout, raw.width_value);
+    clear(out, raw.width_value);
+    return;
+  }
+  const Split<T> lse2 = to_base_2<T>(lse);
+  rows.lse2[cell] = lse2.high;
+  rows.lse2_low[cell] = lse2.low;
+}
+
+// Fills `raw` with the rows of an item as the element type E reads them, and their entries of `rows`.
+template <class E, class T>
+void gather_item(const Item& item, const Tile& tile, const QueryRows<typename E::Compute>& raw,
+                 const GradientRows<T>& rows) {
+  const Call& call = item.call;
+  const int64_t count = rows.exact.rows;
+  const auto gather = [&](const Array& array, int64_t width, int64_t ld, typename E::Compute* to) {
+    gather_rows<E>(Head(array, item.batch, item.head), tile, count, width, ld, rows.position.query, to);
+  };
+  gather(call.q, call.head_dim, raw.width, raw.query);
+  gather(call.dout, call.head_dim_v, raw.width_value, raw.dout);
+  gather(call.out, call.head_dim_v, raw.width_value, raw.out);
+  leave_marked(item, tile.cells(), rows.position.key, rows.exact);
+  for (int64_t cell = 0; cell < count; ++cell) {
+    rows.lse2[cell] = kInfinity<T>;
+    rows.lse2_low[cell] = T(0);
+    rows.idle[cell] = true;
+    if (cell >= tile.cells() || rows.position.query[cell] == kPadding) continue;
+    prepare_row(call, read_lse<T>(call, item.batch, item.head, rows.position.query[cell]), raw, cell, rows);
+  }
+}
+
+template <class E>
+void prepare_queries(const Item& item, const Tile& tile, BackwardScratch<typename E::Compute>& s) {
+  using T = typename E::Compute;
+  const Call& call = item.call;
+  gather_item<E>(item, tile, s.raw, s.rows);
+  const int64_t rows = round_up(tile.cells(), kLanes<T>);
+  transpose_rows(s.raw.query, s.width.key, rows, call.head_dim, Logits<T>(call.scale).sign, s.query, s.width.query);
+  transpose_rows(s.raw.dout, s.width.value, rows, call.head_dim_v, T(call.scale), s.dout, s.width.query);
+  compute_delta(rows, call.head_dim_v, s);
+}
+
+// K or V of a key tile, `rows` by `ld`: every product of the backward reads whole vectors of adjacent rows.
+template <class E>
+Operand<typename E::Compute> key_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t ld,
+                                      int64_t* position, typename E::Compute* buffer) {
+  using T = typename E::Compute;
+  if (rows == tile.cells() && width == ld && readable_in_place<E>(head, tile)) {
+    const Operand<T> direct = in_place<E>(head, tile);
+    if (direct.ld == ld) return direct;
+  }
+  gather_rows<E>(head, tile, rows, width, ld, position, buffer);
+  return {buffer, ld};
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

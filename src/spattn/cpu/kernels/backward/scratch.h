@@ -1,0 +1,59 @@
+// A thread's working memory for one item of the backward.
+#pragma once
+#include "kernels.h"
+#include "tile/arena.h"
+#include "tile/mask.h"
+#include "tile/scratch.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// What every backward keeps of the rows of an item.
+template <class T> struct GradientRows {
+  Positions position;
+  ExactRowBuffer exact;  // its sum is dQ of a row
+  T *lse2, *lse2_low;    // log-sum-exp to base 2, in two parts; +inf for rows that are left out
+  T* delta;              // rowsum(dO o O), times the scale where dO has it
+  bool* idle;            // rows without a gradient
+  int64_t ld;            // of dq, in whole vectors
+  T* dq;                 // (width.query, ld)
+
+  GradientRows(const Call& call, const Widths<T>& width, Arena& arena)
+      : position(call, arena), exact(width.query, call.head_dim, arena), lse2(arena.array<T>(width.query)),
+        lse2_low(arena.array<T>(width.query)), delta(arena.array<T>(width.query)),
+        idle(arena.array<bool>(width.query)), ld(width.key), dq(arena.array<T>(width.query * width.key)) {}
+};
+
+// Q, dO and O of the queries of an item, padded with zeros to `width` and `width_value`.
+template <class U> struct QueryRows {
+  int64_t width, width_value;
+  U *query, *dout, *out;
+
+  QueryRows(int64_t rows, int64_t width, int64_t width_value, Arena& arena)
+      : width(width), width_value(width_value), query(arena.array<U>(rows * width)),
+        dout(arena.array<U>(rows * width_value)), out(arena.array<U>(rows * width_value)) {}
+};
+
+// Like P', dS' has one row per key and the queries side by side: it is the left operand of both dK += dS' Q and
+// dQ += dS K as it lies.
+template <class T> struct BackwardScratch {
+  Widths<T> width;
+  GradientRows<T> rows;
+  QueryRows<T> raw;
+  LaneMask<T> mask;
+  KeyStaging<T> staging;
+  T* query;      // (head_dim, width.query): Q', times the sign of the scale
+  T* dout;       // (head_dim_v, width.query): scale * dO'
+  T* weights;    // (block_kv, width.query): P'
+  T* gradients;  // (block_kv, width.query): dS'
+
+  BackwardScratch(const Call& call, Arena& arena)
+      : width(call), rows(call, width, arena), raw(width.query, width.key, width.value, arena),
+        mask(call, width.query, arena), staging(call, width, arena),
+        query(arena.array<T>(call.head_dim * width.query)), dout(arena.array<T>(call.head_dim_v * width.query)),
+        weights(arena.array<T>(call.plan.block_kv * width.query)),
+        gradients(arena.array<T>(call.plan.block_kv * width.query)) {}
+};
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

@@ -1,0 +1,59 @@
+// Gradients that several work items have a part in: dQ of rows with several items, dK and dV of all units.
+#pragma once
+#include "simd/element.h"
+#include "kernels.h"
+#include "tile/operand.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+inline char* dq_row(const Call& call, int64_t batch, int64_t head, int64_t position) {
+  return call.dq.data + batch * call.dq.stride[0] + head * call.dq.stride[1] + position * call.dq.stride[2];
+}
+
+// The workspace holds, for each (batch, head), slots * block_q rows of head_dim values.
+template <class T> T* dq_slot(const Call& call, int64_t batch, int64_t head, int64_t row) {
+  const int64_t rows = call.plan.slots * call.plan.block_q;
+  return reinterpret_cast<T*>(call.slots) + ((batch * call.heads_q + head) * rows + row) * call.head_dim;
+}
+
+template <class T> SPATTN_INLINE void add(T* to, const T* from, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) to[i] += from[i];
+}
+
+// dQ of the merges [begin, end): the sum of their sources, in order.
+template <class E>
+void merge_dq(const Call& call, int64_t batch, int64_t head, int64_t begin, int64_t end, char* scratch) noexcept {
+  using T = typename E::Compute;
+  T* sum = reinterpret_cast<T*>(scratch);
+  const Plan& plan = call.plan;
+  for (int64_t m = begin; m < end; ++m) {
+    clear(sum, call.head_dim);
+    for (int64_t source = plan.merge_indptr[m]; source < plan.merge_indptr[m + 1]; ++source) {
+      add(sum, dq_slot<T>(call, batch, head, plan.merge_sources[source]), call.head_dim);
+    }
+    write_row<E>(dq_row(call, batch, head, plan.merge_rows[m]), call.dq.stride[3], call.head_dim, sum);
+  }
+}
+
+// dK and dV of the keys [begin, end) of a key-value head: the sum over its units, in order.
+template <class E>
+void add_units(const Call& call, int64_t batch, int64_t head_kv, const Sums* units, int64_t count, int64_t begin,
+               int64_t end, char* scratch) noexcept {
+  using T = typename E::Compute;
+  T *dk = reinterpret_cast<T*>(scratch), *dv = dk + call.head_dim;
+  const Head keys(call.dk, batch, head_kv), values(call.dv, batch, head_kv);
+  for (int64_t key = begin; key < end; ++key) {
+    clear(dk, call.head_dim + call.head_dim_v);
+    for (const Sums* unit = units; unit < units + count; ++unit) {
+      if (key < unit->begin || key >= unit->end) continue;
+      add(dk, reinterpret_cast<const T*>(unit->dk) + (key - unit->begin) * unit->ld_dk, call.head_dim);
+      add(dv, reinterpret_cast<const T*>(unit->dv) + (key - unit->begin) * unit->ld_dv, call.head_dim_v);
+    }
+    write_row<E>(const_cast<char*>(keys.data) + key * keys.position, keys.feature, call.head_dim, dk);
+    write_row<E>(const_cast<char*>(values.data) + key * values.position, values.feature, call.head_dim_v, dv);
+  }
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

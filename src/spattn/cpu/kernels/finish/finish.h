@@ -1,0 +1,73 @@
+// The end of an item, on every path of the forward: its rows of O are divided by their sums and written.
+#pragma once
+#include "finish/exact.h"
+#include "finish/results.h"
+#include "simd/vec.h"
+#include "softmax/softmax.h"
+#include "tile/item.h"
+#include "tile/scratch.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// The rows of an item's O, not yet divided.
+template <class T> struct OutputBlock {
+  int64_t ld;
+  T* data;  // (rows, ld), ld in whole vectors
+
+  OutputBlock(int64_t rows, int64_t ld, Arena& arena) : ld(ld), data(arena.array<T>(rows * ld)) {}
+
+  T* row(int64_t cell) const { return data + cell * ld; }
+
+  // The rows from `first` on.
+  OutputBlock from(int64_t first) const {
+    OutputBlock rest = *this;
+    rest.data += first * ld;
+    return rest;
+  }
+};
+
+// Multiplies a row of O, a whole number of vectors, by `factor`; is every value of it finite? Adding 0 makes -0 a 0: a
+// sum that underflows keeps or loses its sign by the signs of terms that weigh nothing.
+template <class T> bool scale_row(T* row, int64_t width, T factor) {
+  IntVec<T> strange = {};
+  for (int64_t j = 0; j < width; j += kLanes<T>) {
+    const Vec<T> x = load<Vec<T>>(row + j) * factor + Vec<T>{};
+    store(row + j, x);
+    strange |= x - x != Vec<T>{};  // infinity - infinity is NaN
+  }
+  return !any(strange);
+}
+
+// Divides the rows of O by `divisor`, leaves those that come out non-finite, besides the chosen ones, to the exact
+// path, and writes the results of an item.
+template <class E, class T = typename E::Compute>
+void finish_item(const Item& item, int64_t cells, Logits<T> logits, const T* divisor, const Positions& position,
+                 const RowStatistics<T>& rows, const OutputBlock<T>& output, const ExactRowBuffer& exact) {
+  const Call& call = item.call;
+  for (int64_t i = 0; i < cells; ++i) rows.lse[i] = logits.lse(rows.row_max[i], rows.reference[i], rows.row_sum[i]);
+  for (int64_t cell = 0; cell < cells; ++cell) {
+    if (position.query[cell] == kPadding) continue;
+    const T sum = rows.row_sum[cell];
+    T* row = output.row(cell);
+    double lse = rows.lse[cell];
+    const bool nothing = sum == T(0) && rows.row_max[cell] == -kInfinity<T>;  // is allowed, or is above -inf
+    if (nothing && !exact.chosen[cell]) {
+      lse = -kInfinity<double>;  // the sum's logarithm, also where a scale of 0 makes 0 * row_max undefined
+      clear(row, call.head_dim_v);
+    } else if (exact.chosen[cell] || sum == T(0) || !scale_row(row, output.ld, T(1) / divisor[cell])) {
+      report_nonfinite(call);
+      lse = ExactRow<E>(item, cell, position).compute(exact.sum, row);
+    }
+    if (item.work.slot < 0) {
+      write_result<E>(call, item.batch, item.head, position.query[cell], row, T(lse));
+    } else {
+      T* slot = slot_row<T>(call, item.batch, item.head, item.work.slot * call.plan.block_q + cell);
+      memcpy(slot, row, size_t(call.head_dim_v) * sizeof(T));
+      memcpy(slot + call.head_dim_v, &lse, sizeof lse);
+    }
+  }
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

@@ -1,0 +1,76 @@
+// Where results go: the caller's arrays, or a slot of the workspace that a merge reads later.
+#pragma once
+#include <math.h>
+
+#include "simd/element.h"
+#include "kernels.h"
+#include "tile/arena.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// The workspace holds, for each (batch, head), slots * block_q rows: the normalised output of a query, head_dim_v
+// values, and its log-sum-exp as a double, because parts of a row of large logits may differ by less than float32 can
+// tell.
+template <class T> T* slot_row(const Call& call, int64_t batch, int64_t head, int64_t row) {
+  constexpr int64_t kLseSize = sizeof(double) / sizeof(T);
+  const int64_t rows = call.plan.slots * call.plan.block_q;
+  return reinterpret_cast<T*>(call.slots) + ((batch * call.heads_q + head) * rows + row) * (call.head_dim_v + kLseSize);
+}
+
+template <class T> double slot_lse(const Call& call, const T* slot) {
+  double lse;
+  memcpy(&lse, slot + call.head_dim_v, sizeof lse);
+  return lse;
+}
+
+template <class E>
+void write_result(const Call& call, int64_t batch, int64_t head, int64_t position, const typename E::Compute* row,
+                  typename E::Compute lse) {
+  const int64_t *out = call.out.stride, *stat = call.lse.stride;
+  write_row<E>(call.out.data + batch * out[0] + head * out[1] + position * out[2], out[3], call.head_dim_v, row);
+  memcpy(call.lse.data + batch * stat[0] + head * stat[1] + position * stat[2], &lse, sizeof lse);
+}
+
+// out, lse = the log-sum-exp combination of `sources`, in their order.
+template <class E>
+void merge_row(const Call& call, int64_t batch, int64_t head, int64_t position, const int32_t* sources, int64_t count,
+               double* sum, typename E::Compute* row) {
+  using T = typename E::Compute;
+  const int64_t width = call.head_dim_v;
+  double largest = -kInfinity<double>, total = 0;
+  bool valid = true;
+  for (int64_t i = 0; i < count; ++i) {
+    const double lse = slot_lse(call, slot_row<T>(call, batch, head, sources[i]));
+    valid = valid && lse == lse;
+    largest = lse > largest ? lse : largest;
+  }
+  for (int64_t j = 0; j < width; ++j) sum[j] = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const T* source = slot_row<T>(call, batch, head, sources[i]);
+    const double source_lse = slot_lse(call, source);
+    if (source_lse == -kInfinity<double>) continue;  // attends to nothing
+    const double weight = ::exp(source_lse - largest);
+    for (int64_t j = 0; j < width; ++j) sum[j] += weight * double(source[j]);
+    total += weight;
+  }
+  for (int64_t j = 0; j < width; ++j) row[j] = total == 0 ? T(0) : T(sum[j] / total);
+  const double lse = valid ? largest + ::log(total) : total;  // log(0) = -inf
+  write_result<E>(call, batch, head, position, row, T(lse));
+}
+
+template <class E>
+void merge(const Call& call, int64_t batch, int64_t head, int64_t begin, int64_t end, char* scratch) noexcept {
+  using T = typename E::Compute;
+  Arena arena(scratch);
+  double* const sum = arena.array<double>(call.head_dim_v);
+  T* const row = arena.array<T>(call.head_dim_v);
+  const Plan& plan = call.plan;
+  for (int64_t m = begin; m < end; ++m) {
+    merge_row<E>(call, batch, head, plan.merge_rows[m], plan.merge_sources + plan.merge_indptr[m],
+                 plan.merge_indptr[m + 1] - plan.merge_indptr[m], sum, row);
+  }
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

@@ -1,0 +1,59 @@
+// One work item: O = softmax(scale * Q K' + mask) V for the rows of a query tile over a piece of its key tile list.
+#pragma once
+#include "finish/exact.h"
+#include "finish/finish.h"
+#include "forward/products.h"
+#include "forward/scratch.h"
+#include "kernels.h"
+#include "softmax/softmax.h"
+#include "tile/item.h"
+#include "tile/mask.h"
+#include "tile/prefetch.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// One entry of the list: O, row_max and row_sum take in the keys of one tile.
+template <class Path, class T = typename Path::T>
+void add_tile(const Item& item, int64_t entry, const Head& keys, const Head& values, int64_t cells, Logits<T> logits,
+              ForwardScratch<T>& s) {
+  const Call& call = item.call;
+  const Tile tile = item.key_tile(entry);
+  const Mask mask(call.plan, entry);
+  const int64_t vectors = (cells + kLanes<T> - 1) / kLanes<T>;
+  const int64_t key_cells = tile.cells(), rows = round_up(key_cells, kKeyRows);
+  CachedTile<T> cached = {};
+  if (!Path::keys_in_place(keys, tile, rows, call) || !Path::values_in_place(values, tile, call)) {
+    cached = s.tiles.find(item.kv_number(), item.key_view(entry), call.plan.indices[entry]);
+  }
+  const auto k = Path::key_operand(keys, tile, rows, call, cached, s);
+  const auto v = Path::value_operand(values, tile, call, cached, s);
+  const Keys reached = mask ? s.mask.expand(mask, cells, key_cells) : Keys{0, key_cells};
+  const Keys blocks = {reached.begin / kKeyRows * kKeyRows, round_up(reached.end, kKeyRows)};
+  compute_scores<Path>(k, v, blocks, call.head_dim, vectors, bool(mask), s);
+  exponentiate<Path>(blocks.begin, blocks.end, vectors, logits, s.scores, s.width.query, s.rows);
+  accumulate_output<Path>(v, reached, cells, mask, entry == item.work.begin, s);
+}
+
+template <class Path> struct VectorForward {
+  using T = typename Path::T;
+  using Scratch = ForwardScratch<T>;
+
+  static void run(const Item& item, Scratch& s) {
+    const int64_t cells = list_positions(item.query_tile(), s.position.query);
+    const Head keys = item.keys(), values = item.values();
+    const Logits<T> logits(item.call.scale);
+    Path::pack_query(item.queries(), cells, logits.sign, item.call, s);
+    s.rows.reset((cells + kLanes<T> - 1) / kLanes<T>);
+    leave_marked(item, cells, s.position.key, s.exact);
+    Ahead ahead(item, sizeof(typename Path::E::Storage), !kPrefetches<Path>);
+    for (int64_t entry = item.work.begin; entry < item.work.end; ++entry) {
+      ahead.run(item.work.end - item.work.begin);
+      add_tile<Path>(item, entry, keys, values, cells, logits, s);
+    }
+    finish_item<typename Path::E>(item, cells, logits, Path::divisor(s.rows), s.position, s.rows, s.output, s.exact);
+  }
+};
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

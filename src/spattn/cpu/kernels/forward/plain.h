@@ -1,0 +1,75 @@
+// Products by fused multiply-add in the type that the kernels compute in: the path of every element type.
+#pragma once
+#include "forward/scratch.h"
+#include "kernels.h"
+#include "simd/element.h"
+#include "simd/exp2.h"
+#include "tile/operand.h"
+#include "tile/tile.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// A path says what the operands of both products are and how they are multiplied: `Element`, of which a vector has as
+// many as of T, stands for kTerms neighbouring features or keys.
+template <class Type> struct Plain {
+  using E = Type;
+  using T = typename E::Compute;
+  using Element = T;
+  using Vector = Vec<T>;
+  using Exp = Exp2<T>;  // of the weights
+  static constexpr int kTerms = 1;
+
+  static SPATTN_INLINE Vector splat(T x) { return SPATTN_ISA::splat(x); }
+  static SPATTN_INLINE Vec<T> multiply_add(Vec<T> sum, Vector a, Vector b) { return sum + a * b; }
+  static SPATTN_INLINE Vector join(const Vec<T>* weight, Vec<T>&) { return weight[0]; }
+  static const T* divisor(const RowStatistics<T>& rows) { return rows.row_sum; }
+
+  static bool keys_in_place(const Head& head, const Tile& tile, int64_t rows, const Call&) {
+    return rows == tile.cells() && readable_in_place<E>(head, tile);
+  }
+
+  // V is read once for every kOutputRows queries. Rows far apart would fall into few cache sets, so only adjacent
+  // ones are read in place; that they may straddle cache lines costs less than a copy.
+  static bool values_in_place(const Head& head, const Tile& tile, const Call& call) {
+    return readable_in_place<E>(head, tile) && call.head_dim_v % kLanes<T> == 0 &&
+           in_place<E>(head, tile).ld == call.head_dim_v;
+  }
+
+  // K of a tile: `rows`, a multiple of kKeyRows, rows of head_dim scalars.
+  static Operand<T> key_operand(const Head& head, const Tile& tile, int64_t rows, const Call& call,
+                                const CachedTile<T>& cached, ForwardScratch<T>& s) {
+    if (keys_in_place(head, tile, rows, call)) return in_place<E>(head, tile);
+    if (cached.fresh) gather_rows<E>(head, tile, rows, call.head_dim, s.width.key, s.position.key, cached.keys);
+    return {cached.keys, s.width.key};
+  }
+
+  // V of a tile: whole vectors.
+  static Operand<T> value_operand(const Head& head, const Tile& tile, const Call& call, const CachedTile<T>& cached,
+                                  ForwardScratch<T>& s) {
+    if (values_in_place(head, tile, call)) return in_place<E>(head, tile);
+    const int64_t ld = s.width.value;
+    if (cached.fresh) gather_rows<E>(head, tile, tile.cells(), call.head_dim_v, ld, s.position.key, cached.values);
+    return {cached.values, ld};
+  }
+
+  // s.query = (sign * Q)' of the cells [0, cells), the rest of the vectors in use zero.
+  static void pack_query(const Head& head, int64_t cells, T sign, const Call& call, ForwardScratch<T>& s) {
+    constexpr int L = kLanes<T>;
+    const int64_t ld = s.width.key;
+    for (int64_t first = 0; first < cells; first += L) {
+      gather_queries<E>(head, first, L, cells, call.head_dim, ld, s.position.query, s.staged);
+      for (int64_t d = 0; d < call.head_dim; d += L) {
+        Vec<T> block[L];
+        SPATTN_UNROLL
+        for (int i = 0; i < L; ++i) block[i] = load<Vec<T>>(s.staged + i * ld + d) * sign;
+        transpose<T>(block);
+        const int64_t left = call.head_dim - d;
+        for (int i = 0; i < L && i < left; ++i) store(s.query + (d + i) * s.width.query + first, block[i]);
+      }
+    }
+  }
+};
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

@@ -1,0 +1,198 @@
+// The two matrix products of a tile, on register-blocked micro-kernels: S' = K Q' and O += P V. How elements are
+// multiplied is the path's matter: see plain.h.
+#pragma once
+#include "forward/scratch.h"
+#include "simd/native.h"
+#include "simd/vec.h"
+#include "softmax/logits.h"
+#include "tile/mask.h"
+#include "tile/operand.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// Do the products of the scores bring memory to the first-level cache meanwhile: the keys after the next ones, and the
+// values of these? A cache line of each row in every 2 kKeyRows steps is what float32 with AVX-512 needs. Other element
+// types and narrower vectors have less time between two loads than that would cost them.
+template <class Path>
+constexpr bool kPrefetches = Path::kTerms == 1 && 2 * kKeyRows * sizeof(typename Path::Element) == 64;
+
+// kKeyRows rows of S' by N vectors of queries. Pairs that are not allowed become -inf; `tile_max` keeps the maximum.
+template <class Path, int N, bool kMasked>
+void score_block(Operand<typename Path::Element> keys, Operand<typename Path::Element> values, int64_t depth,
+                 int64_t key, int64_t column, ForwardScratch<typename Path::T>& s) {
+  using T = typename Path::T;
+  using Element = typename Path::Element;
+  constexpr int L = kLanes<T>;
+  constexpr int64_t kBits = LaneMask<T>::kBits;
+  const Element *left = keys.data + key * keys.ld, *query = reinterpret_cast<const Element*>(s.query) + column;
+  const int64_t ld_key = keys.ld, ld_query = s.width.query;
+  const Element *soon = left + 2 * kKeyRows * ld_key, *value = values.data + key * values.ld;
+  Vec<T> sum[kKeyRows][N] = {};
+  for (int64_t d = 0; d < depth; ++d) {
+    if (kPrefetches<Path>) {
+      constexpr int kLine = 2 * kKeyRows;
+      const int64_t row = d % kKeyRows, line = d / kLine * kLine;
+      __builtin_prefetch(d & kKeyRows ? value + row * values.ld + line : soon + row * ld_key + line);
+    }
+    typename Path::Vector right[N];
+    SPATTN_UNROLL
+    for (int j = 0; j < N; ++j) right[j] = load<typename Path::Vector>(query + d * ld_query + j * L);
+    SPATTN_UNROLL
+    for (int i = 0; i < kKeyRows; ++i) {
+      const typename Path::Vector scalar = Path::splat(left[i * ld_key + d]);
+      SPATTN_UNROLL
+      for (int j = 0; j < N; ++j) sum[i][j] = Path::multiply_add(sum[i][j], scalar, right[j]);
+    }
+  }
+  const Word<T>* allowed = s.mask.words(key, column);
+  SPATTN_UNROLL
+  for (int j = 0; j < N; ++j) {
+    Vec<T> largest = load<Vec<T>>(s.rows.tile_max + column + j * L);
+    SPATTN_UNROLL
+    for (int i = 0; i < kKeyRows; ++i) {
+      Vec<T> score = Logits<T>::score(sum[i][j]);
+      if (kMasked) {
+        const BitsVec<T> bit = load<BitsVec<T>>(allowed + j * L) & splat_bits<T>(Word<T>(1) << (key % kBits + i));
+        score = Logits<T>::masked(score, bit);
+      }
+      largest = larger(score, largest);
+      store(s.scores + (key + i) * ld_query + column + j * L, score);
+    }
+    store(s.rows.tile_max + column + j * L, largest);
+  }
+}
+
+template <class Path, bool kMasked>
+SPATTN_INLINE void score_block(int64_t vectors, Operand<typename Path::Element> keys,
+                               Operand<typename Path::Element> values, int64_t depth, int64_t key, int64_t column,
+                               ForwardScratch<typename Path::T>& s) {
+  static_assert(kQueryVectors == 3, "one case per width");
+  if (vectors == 3) score_block<Path, 3, kMasked>(keys, values, depth, key, column, s);
+  if (vectors == 2) score_block<Path, 2, kMasked>(keys, values, depth, key, column, s);
+  if (vectors == 1) score_block<Path, 1, kMasked>(keys, values, depth, key, column, s);
+}
+
+// Of the vectors of queries [column, column + vectors * L): which have any allowed key among kKeyRows keys from `key`?
+// Shrinks the range to them and marks the scores of the others as not allowed.
+template <class T> void skip_idle(int64_t key, int64_t& column, int64_t& vectors, ForwardScratch<T>& s) {
+  constexpr int L = kLanes<T>;
+  const auto idle = [&](int64_t at) { return !s.mask.reaches(at, key); };
+  const auto mark = [&](int64_t at) {
+    for (int i = 0; i < kKeyRows; ++i) store(s.scores + (key + i) * s.width.query + at, splat(-kInfinity<T>));
+  };
+  for (; vectors && idle(column); column += L, --vectors) mark(column);
+  for (; vectors && idle(column + (vectors - 1) * L); --vectors) mark(column + (vectors - 1) * L);
+}
+
+// s.scores = S' and s.rows.tile_max = the largest allowed score of each query, for the first `vectors` vectors of
+// queries and the keys of whole blocks. Without a mask every pair is allowed.
+template <class Path>
+void compute_scores(Operand<typename Path::Element> keys, Operand<typename Path::Element> values, Keys blocks,
+                    int64_t head_dim, int64_t vectors, bool mask, ForwardScratch<typename Path::T>& s) {
+  using T = typename Path::T;
+  constexpr int L = kLanes<T>;
+  const int64_t depth = (head_dim + Path::kTerms - 1) / Path::kTerms;
+  for (int64_t j = 0; j < vectors * L; j += L) store(s.rows.tile_max + j, splat(-kInfinity<T>));
+  for (int64_t first = 0; first < vectors; first += kQueryVectors) {
+    const int64_t width = vectors - first < kQueryVectors ? vectors - first : kQueryVectors;
+    for (int64_t key = blocks.begin; key < blocks.end; key += kKeyRows) {
+      if (!mask) {
+        score_block<Path, false>(width, keys, values, depth, key, first * L, s);
+      } else {
+        int64_t column = first * L, active = width;
+        skip_idle(key, column, active, s);
+        score_block<Path, true>(active, keys, values, depth, key, column, s);
+      }
+    }
+  }
+}
+
+// Those of a tile's keys that any of the `count` rows from `row` on attends to: the weights of the others are 0.
+struct AllowedKeys {
+  Keys keys;
+  const Mask& mask;
+  int64_t row, count;
+
+  template <int kTerms, class Visit> SPATTN_INLINE void each(const Visit& visit) const {
+    static_assert(kTerms <= 2, "terms are neighbouring keys");
+    for (int64_t word = keys.begin / 64; word * 64 < keys.end; ++word) {
+      uint64_t bits = mask.merged(row, count, word) & keys.in_word(word);
+      if (kTerms == 2) bits = (bits | bits >> 1) & 0x5555555555555555;
+      for (; bits; bits &= bits - 1) visit((word * 64 + __builtin_ctzll(bits)) / kTerms);
+    }
+  }
+};
+
+// R rows of O by N vectors: O = rescale * O + P V, or P V for the first tile of an item. The products of a tile are
+// summed up before they meet O, which keeps the rounding error of long lists down.
+template <class Path, int R, int N, class Some, class T = typename Path::T, class Element = typename Path::Element>
+SPATTN_INLINE void output_block(const Element* weights, int64_t ld_weight, Operand<Element> values, const Some& keys,
+                                const T* rescale, T* output, int64_t ld_output) {
+  constexpr int L = kLanes<T>;
+  Vec<T> sum[R][N] = {};
+  keys.template each<Path::kTerms>([&](int64_t key) __attribute__((always_inline)) {
+    typename Path::Vector right[N];
+    SPATTN_UNROLL
+    for (int j = 0; j < N; ++j) right[j] = load<typename Path::Vector>(values.data + key * values.ld + j * L);
+    SPATTN_UNROLL
+    for (int i = 0; i < R; ++i) {
+      const typename Path::Vector left = Path::splat(weights[key * ld_weight + i]);
+      SPATTN_UNROLL
+      for (int j = 0; j < N; ++j) sum[i][j] = Path::multiply_add(sum[i][j], left, right[j]);
+    }
+  });
+  SPATTN_UNROLL
+  for (int i = 0; i < R; ++i) {
+    SPATTN_UNROLL
+    for (int j = 0; j < N; ++j) {
+      T* out = output + i * ld_output + j * L;
+      if (rescale) sum[i][j] += load<Vec<T>>(out) * rescale[i];
+      store(out, sum[i][j]);
+    }
+  }
+}
+
+// Rows [row, row + R) of the N vectors of O that start at `column`.
+template <class Path, int R, int N>
+SPATTN_INLINE void output_rows(Operand<typename Path::Element> values, Keys keys, const Mask& mask, int64_t row,
+                               int64_t column, bool first, ForwardScratch<typename Path::T>& s) {
+  const auto* weights = reinterpret_cast<const typename Path::Element*>(s.scores) + row;
+  values.data += column;
+  const auto* rescale = first ? nullptr : s.rows.rescale + row;
+  auto* output = s.output.row(row) + column;
+  const int64_t ld = s.width.query, ld_output = s.output.ld;
+  if (mask) {
+    output_block<Path, R, N>(weights, ld, values, AllowedKeys{keys, mask, row, R}, rescale, output, ld_output);
+  } else {
+    output_block<Path, R, N>(weights, ld, values, keys, rescale, output, ld_output);
+  }
+}
+
+// N vectors of O, for the query cells [0, cells) and up to one more.
+template <class Path, int N>
+void output_columns(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask, int64_t column,
+                  bool first, ForwardScratch<typename Path::T>& s) {
+  static_assert(kOutputRows == 6, "the remainders below");
+  int64_t row = 0;
+  for (; cells - row > 4; row += 6) output_rows<Path, 6, N>(values, keys, mask, row, column, first, s);
+  for (; cells - row > 0; row += 2) output_rows<Path, 2, N>(values, keys, mask, row, column, first, s);
+}
+
+// O = rescale * O + P V; the first time O = P V.
+template <class Path>
+void accumulate_output(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask,
+                       bool first, ForwardScratch<typename Path::T>& s) {
+  constexpr int L = kLanes<typename Path::T>, W = kOutputVectors;
+  int64_t column = 0;
+  for (; s.output.ld - column >= W * L; column += W * L) {
+    output_columns<Path, W>(values, keys, cells, mask, column, first, s);
+  }
+  for (; s.output.ld - column >= 2 * L; column += 2 * L) {
+    output_columns<Path, 2>(values, keys, cells, mask, column, first, s);
+  }
+  if (column < s.output.ld) output_columns<Path, 1>(values, keys, cells, mask, column, first, s);
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

@@ -1,0 +1,61 @@
+// A thread's working memory for one item of the forward on vectors.
+#pragma once
+#include "finish/finish.h"
+#include "kernels.h"
+#include "softmax/softmax.h"
+#include "tile/arena.h"
+#include "tile/mask.h"
+#include "tile/scratch.h"
+#include "tile/tile_cache.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// K and V of a key tile as the products read them.
+template <class T> struct CachedTile {
+  T *keys, *values;  // (block_kv, width.key), (block_kv, width.value)
+  bool fresh;        // still to be read from the arrays, and packed
+};
+
+// Key tiles that cannot be read in place: gathered or converted once for all query tiles that meet them.
+template <class T> struct KeyTiles {
+  TileCache* cache;
+  int64_t key_size, size;  // elements: of K, of K and V
+  int capacity;
+  T* packed;  // [capacity] of K, then V
+
+  KeyTiles(const Call& call, const Widths<T>& width, TileCache* cache, Arena& arena)
+      : cache(cache), key_size(call.plan.block_kv * width.key), size(call.plan.block_kv * (width.key + width.value)),
+        capacity(TileCache::capacity_for(size * int64_t(sizeof(T)))), packed(arena.array<T>(capacity * size)) {}
+
+  CachedTile<T> find(int64_t kv_number, int64_t view, int64_t number) {
+    bool hit;
+    T* keys = packed + cache->find(kv_number, view, number, capacity, hit) * size;
+    return {keys, keys + key_size, !hit};
+  }
+};
+
+template <class T> struct ForwardScratch {
+  TileCache* cache;  // at the beginning, which is zero before the first item
+  Widths<T> width;
+  Positions position;
+  RowStatistics<T> rows;
+  ExactRowBuffer exact;
+  LaneMask<T> mask;
+  T* query;   // (head_dim, width.query): Q', times the sign of the scale
+  T* scores;  // (block_kv, width.query): S', then the weights
+  OutputBlock<T> output;
+  T* staged;  // (lanes, the larger of width.key and width.value): rows on their way to where they are packed
+  KeyTiles<T> tiles;
+
+  ForwardScratch(const Call& call, Arena& arena)
+      : cache(arena.array<TileCache>(1)), width(call), position(call, arena), rows(width.query, arena),
+        exact(width.query, call.head_dim_v, arena), mask(call, width.query, arena),
+        query(arena.array<T>(call.head_dim * width.query)),
+        scores(arena.array<T>(call.plan.block_kv * width.query)), output(width.query, width.value, arena),
+        staged(arena.array<T>(kLanes<T> * (width.key > width.value ? width.key : width.value))),
+        tiles(call, width, cache, arena) {}
+};
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

@@ -1,0 +1,104 @@
+// The online softmax of an item's rows, one query per vector lane: what it keeps of them, and how the scores of a tile
+// become weights.
+#pragma once
+#include "kernels.h"
+#include "simd/native.h"
+#include "softmax/logits.h"
+#include "softmax/weights.h"
+#include "tile/arena.h"
+#include "tile/scratch.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// The reference of a row moves only when the maximum outgrows it by this many bits: weights then stay below 2^8, which
+// costs no accuracy, and O is almost never rescaled after the first tiles.
+constexpr int kSlack = 8;
+
+template <class T> struct RowStatistics {
+  T *row_max, *reference;   // the largest score, but for kSlack; where exponents start
+  T *row_sum, *weight_sum;  // of the weights; of what they were rounded to, where a path rounds them
+  T *tile_max, *rescale;    // the largest score of a tile; what O and the sums are multiplied by after it
+  double* lse;
+
+  RowStatistics(int64_t rows, Arena& arena)
+      : row_max(arena.array<T>(rows)), reference(arena.array<T>(rows)), row_sum(arena.array<T>(rows)),
+        weight_sum(arena.array<T>(rows)), tile_max(arena.array<T>(rows)), rescale(arena.array<T>(rows)),
+        lse(arena.array<double>(rows)) {}
+
+  void reset(int64_t vectors) {
+    for (int64_t i = 0; i < vectors * kLanes<T>; ++i) {
+      row_max[i] = -kInfinity<T>;
+      reference[i] = T(0);
+      row_sum[i] = weight_sum[i] = T(0);
+    }
+  }
+
+  // Those of the rows from `first` on.
+  RowStatistics from(int64_t first) const {
+    RowStatistics rest = *this;
+    rest.row_max += first, rest.reference += first, rest.row_sum += first;
+    return rest;
+  }
+
+  // Updates row_max and the reference, and leaves in `rescale` the factors by which O has to be multiplied. All of it
+  // before the first weight, so that the chains of dependent instructions of several vectors overlap. The factor is the
+  // difference of the references that the weights before and after were computed with, hence exactly 1 where the
+  // reference stays: from row_max it would be off by the reference's rounding error, again with every tile, and so it
+  // would by a path's own coarser exp2.
+  void move_reference(int64_t vectors, Logits<T> logits) {
+    using V = Vec<T>;
+    for (int64_t column = 0; column < vectors * kLanes<T>; column += kLanes<T>) {
+      const V before = load<V>(row_max + column), largest = load<V>(tile_max + column);
+      const V after = (largest - before) * logits.factor > T(kSlack) ? largest : before;  // -inf - -inf: not greater
+      const V start = logits.reference(after);
+      const V moved = load<V>(reference + column) - start;
+      store(rescale + column, exp2<T>(before == -kInfinity<T> ? before : kFused ? moved : moved * logits.factor));
+      store(row_max + column, after);
+      store(reference + column, start);
+    }
+  }
+};
+
+// The sum of N terms, N a power of 2, by halves.
+template <int N, class V> SPATTN_INLINE V add_up(const V* terms) {
+  if constexpr (N == 1) {
+    return terms[0];
+  } else {
+    return add_up<N / 2>(terms) + add_up<N / 2>(terms + N / 2);
+  }
+}
+
+// `scores`, rows of `ld` queries: S' of the keys [begin, end) becomes the weights, as elements of the path.
+template <class Path, class T = typename Path::T>
+void exponentiate(int64_t begin, int64_t end, int64_t vectors, Logits<T> logits, T* matrix, int64_t ld,
+                  RowStatistics<T> rows) {
+  using V = Vec<T>;
+  constexpr int kTerms = Path::kTerms, kSums = kKeyRows / kTerms;
+  rows.move_reference(vectors, logits);
+  for (int64_t column = 0; column < vectors * kLanes<T>; column += kLanes<T>) {
+    const V reference = load<V>(rows.reference + column), rescale = load<V>(rows.rescale + column);
+    const T* scores = matrix + begin * ld + column;
+    auto* weights = reinterpret_cast<typename Path::Element*>(matrix) + begin / kTerms * ld + column;  // never ahead
+    V sum[kSums] = {}, rounded[kSums] = {};  // several short sums round less than a long one
+    for (int64_t key = begin; key < end; key += kKeyRows, scores += kKeyRows * ld, weights += kKeyRows / kTerms * ld) {
+      SPATTN_UNROLL
+      for (int i = 0; i < kSums; ++i) {
+        V weight[kTerms];
+        SPATTN_UNROLL
+        for (int t = 0; t < kTerms; ++t) {
+          const V score = load<V>(scores + (i * kTerms + t) * ld);
+          weight[t] = weigh<T, typename Path::Exp>(logits.exponent(score, reference), sum[i]);
+        }
+        store(weights + i * ld, Path::join(weight, rounded[i]));
+      }
+    }
+    store(rows.row_sum + column, load<V>(rows.row_sum + column) * rescale + add_up<kSums>(sum));
+    if (kTerms > 1) {
+      store(rows.weight_sum + column, load<V>(rows.weight_sum + column) * rescale + add_up<kSums>(rounded));
+    }
+  }
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

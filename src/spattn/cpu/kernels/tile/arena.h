@@ -1,0 +1,33 @@
+// A thread's scratch, handed out as arrays one after the other, each from a cache line of its own on.
+#pragma once
+#include "kernels.h"
+#include "simd/vec.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+class Arena {
+ public:
+  explicit Arena(char* memory) : begin_(reinterpret_cast<uintptr_t>(memory)), end_(begin_) {}
+
+  template <class U> U* array(int64_t count) {
+    const uintptr_t found = end_;
+    end_ += uintptr_t(round_up(count * int64_t(sizeof(U)), 64));
+    return reinterpret_cast<U*>(found);
+  }
+
+  size_t bytes() const { return end_ - begin_; }
+
+ private:
+  uintptr_t begin_, end_;
+};
+
+// How much a path's scratch takes: its arrays are handed out where there is no memory, and none is touched.
+template <class Scratch> size_t scratch_bytes(const Call& call) noexcept {
+  Arena arena(nullptr);
+  [[maybe_unused]] const Scratch measured(call, arena);
+  return arena.bytes();
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

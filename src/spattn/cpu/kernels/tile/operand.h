@@ -1,0 +1,81 @@
+// Operands of the matrix products: read in place where the array allows it, otherwise gathered, converted and padded.
+#pragma once
+#include "simd/element.h"
+#include "kernels.h"
+#include "tile/tile.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// One head of an array: element (position, feature).
+struct Head {
+  const char* data;
+  int64_t position, feature;  // strides in bytes
+
+  Head(const Array& array, int64_t batch, int64_t head)
+      : data(array.data + batch * array.stride[0] + head * array.stride[1]),
+        position(array.stride[2]),
+        feature(array.stride[3]) {}
+};
+
+template <class T> struct Operand {
+  const T* data;
+  int64_t ld;  // elements from row to row
+};
+
+template <class T> SPATTN_INLINE void clear(T* from, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) from[i] = T(0);
+}
+
+// The rows of a key tile, converted and padded with zeros to `rows` by `ld`.
+template <class E>
+void gather_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t ld, int64_t* position,
+                 typename E::Compute* out) {
+  const int64_t cells = list_positions(tile, position);
+  for (int64_t i = 0; i < cells; ++i) {
+    if (position[i] == kPadding) {
+      clear(out + i * ld, ld);
+    } else {
+      read_row<E>(head.data + position[i] * head.position, head.feature, width, out + i * ld);
+      clear(out + i * ld + width, ld - width);
+    }
+  }
+  clear(out + cells * ld, (rows - cells) * ld);
+}
+
+// `rows` queries from `first`, as rows of `ld`; zeros where there is none.
+template <class E>
+void gather_queries(const Head& head, int64_t first, int64_t rows, int64_t cells, int64_t width, int64_t ld,
+                    const int64_t* position, typename E::Compute* out) {
+  for (int64_t i = 0; i < rows; ++i, out += ld) {
+    const bool real = first + i < cells && position[first + i] != kPadding;
+    if (real) read_row<E>(head.data + position[first + i] * head.position, head.feature, width, out);
+    clear(out + (real ? width : 0), ld - (real ? width : 0));
+  }
+}
+
+// Brings rows that products or copies will read soon into the first-level cache, where they lie in whole lines.
+inline void prefetch_rows(const Head& head, const Tile& tile, int64_t bytes) {
+  if (!tile.even() || head.feature < 0 || head.feature > 8) return;
+  const char* row = head.data + tile.start * head.position;
+  for (int64_t i = 0; i < tile.count[2]; ++i, row += tile.stride[2] * head.position) {
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
+  }
+}
+
+// Can the cells of `tile` be read in place, as rows of E::Compute?
+template <class E> bool readable_in_place(const Head& head, const Tile& tile) {
+  using T = typename E::Compute;
+  constexpr int64_t size = sizeof(T);
+  return sizeof(typename E::Storage) == sizeof(T) && head.feature == size && tile.even() &&
+         head.position % size == 0 && reinterpret_cast<uintptr_t>(head.data) % size == 0;
+}
+
+template <class E> Operand<typename E::Compute> in_place(const Head& head, const Tile& tile) {
+  using T = typename E::Compute;
+  return {reinterpret_cast<const T*>(head.data + tile.start * head.position),
+          tile.stride[2] * head.position / int64_t(sizeof(T))};
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

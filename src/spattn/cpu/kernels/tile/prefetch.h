@@ -1,0 +1,67 @@
+// Spreads prefetches of the next item over this one: a burst would fill the line-fill buffers and stall other loads.
+#pragma once
+#include "kernels.h"
+#include "tile/item.h"
+#include "tile/operand.h"
+#include "tile/tile.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+class Ahead {
+ public:
+  // What the item will write, and what the next one is likely to read that this one does not: its queries, and the key
+  // tile after the last one, unless the products see to that. Elements are `size` bytes.
+  Ahead(const Item& item, int64_t size, bool with_keys) {
+    const Call& call = item.call;
+    const Work& work = item.work;
+    const View& rows = call.plan.views[item.component().query_view];
+    if (work.slot < 0) add(Head(call.out, item.batch, item.head), rows, work.query_tile, call.head_dim_v * size);
+    add(item.queries(), rows, work.query_tile + 1, call.head_dim * size);
+    if (work.begin == work.end || !with_keys) return;
+    const View& columns = call.plan.views[item.key_view(work.end - 1)];
+    const int64_t next = call.plan.indices[work.end - 1] + 1;
+    add(item.keys(), columns, next, call.head_dim * size);
+    add(item.values(), columns, next, call.head_dim_v * size);
+  }
+
+  // Prefetches one of `shares` equal shares of all rows.
+  void run(int64_t shares) {
+    for (int64_t left = (rows_ + shares - 1) / shares; left > 0 && done_ < count_;) {
+      Run& run = runs_[done_];
+      const int64_t rows = run.rows < left ? run.rows : left;
+      const char* row = run.row;
+      for (int64_t i = 0; i < rows; ++i, row += run.stride) {
+        for (int64_t at = 0; at < run.bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
+      }
+      left -= rows;
+      run.row = row;
+      if ((run.rows -= rows) == 0) ++done_;
+    }
+  }
+
+ private:
+  struct Run {
+    const char* row;
+    int64_t stride, rows, bytes;  // from row to row, how many, of a row
+  };
+
+  // The rows of a tile, if there is one of that number and they lie in whole lines.
+  void add(const Head& head, const View& view, int64_t number, int64_t bytes) {
+    if (number >= view.tiles || head.feature < 0 || head.feature > 8) return;
+    const Tile tile = locate(view, number);
+    for (int64_t i = 0; i < tile.count[0] * tile.count[1] && count_ < kMost; ++i) {
+      const int64_t first = tile.start + i / tile.count[1] * tile.stride[0] + i % tile.count[1] * tile.stride[1];
+      runs_[count_++] = {head.data + first * head.position, tile.stride[2] * head.position, tile.count[2], bytes};
+      rows_ += tile.count[2];
+    }
+  }
+
+  static constexpr int kMost = 64;  // what does not fit comes when it is read
+  int count_ = 0, done_ = 0;
+  int64_t rows_ = 0;
+  Run runs_[kMost];
+};
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

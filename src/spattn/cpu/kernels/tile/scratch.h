@@ -1,0 +1,47 @@
+// What the scratch of every path is composed of.
+#pragma once
+#include "kernels.h"
+#include "tile/arena.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// Row lengths of matrices in scratch: the sides of a tile and of the heads in whole vectors of T.
+template <class T> struct Widths {
+  int64_t query, key, value;
+
+  explicit Widths(const Call& call)
+      : query(round_up(call.plan.block_q, kLanes<T>)),
+        key(round_up(call.head_dim, kLanes<T>)),
+        value(round_up(call.head_dim_v, kLanes<T>)) {}
+};
+
+// Where the cells of the tiles in work are.
+struct Positions {
+  int64_t *query, *key;  // (block_q), (block_kv)
+
+  Positions(const Call& call, Arena& arena)
+      : query(arena.array<int64_t>(call.plan.block_q)), key(arena.array<int64_t>(call.plan.block_kv)) {}
+};
+
+// K and V of a tile that cannot be read in place.
+template <class T> struct KeyStaging {
+  T *keys, *values;  // (block_kv, width.key), (block_kv, width.value)
+
+  KeyStaging(const Call& call, const Widths<T>& width, Arena& arena)
+      : keys(arena.array<T>(call.plan.block_kv * width.key)),
+        values(arena.array<T>(call.plan.block_kv * width.value)) {}
+};
+
+// Rows of an item that are left to the exact path, and what it works in.
+struct ExactRowBuffer {
+  int64_t rows;
+  bool* chosen;  // (rows): by query cell
+  double* sum;   // (width): a row of O or dQ
+
+  ExactRowBuffer(int64_t rows, int64_t width, Arena& arena)
+      : rows(rows), chosen(arena.array<bool>(rows)), sum(arena.array<double>(width)) {}
+};
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

@@ -1,0 +1,54 @@
+// Where the cells of a tile are: positions of a box of an affine lattice.
+#pragma once
+#include "kernels.h"
+#include "simd/vec.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+constexpr int64_t kPadding = -1;
+
+struct Tile {
+  int64_t start;      // position of the first cell
+  int64_t stride[3];  // positions between neighbours along each axis
+  int64_t box[3];
+  int64_t count[3];  // real cells along each axis, at most box
+
+  // Cells up to and including the last real one.
+  int64_t cells() const { return ((count[0] - 1) * box[1] + count[1] - 1) * box[2] + count[2]; }
+  // Cells are evenly spaced: cell c is at start + c * stride[2].
+  bool even() const { return box[0] == 1 && box[1] == 1; }
+};
+
+inline Tile locate(const View& view, int64_t number) {
+  Tile tile;
+  tile.start = view.offset;
+  for (int axis = 2; axis >= 0; --axis) {
+    const int64_t first = number % view.grid[axis] * view.box[axis], left = view.extent[axis] - first;
+    number /= view.grid[axis];
+    tile.stride[axis] = view.stride[axis];
+    tile.box[axis] = view.box[axis];
+    tile.count[axis] = left < view.box[axis] ? left : view.box[axis];
+    tile.start += first * view.stride[axis];
+  }
+  return tile;
+}
+
+// positions[c] of the cells [0, tile.cells()), kPadding where a cell is padding; returns the number of cells.
+inline int64_t list_positions(const Tile& tile, int64_t* positions) {
+  const int64_t cells = tile.cells();
+  int64_t cell = 0;
+  for (int64_t i = 0; i < tile.count[0]; ++i) {
+    for (int64_t j = 0; j < tile.box[1] && cell < cells; ++j) {
+      const int64_t line = tile.start + i * tile.stride[0] + j * tile.stride[1];
+      const int64_t real = j < tile.count[1] ? tile.count[2] : 0;
+      for (int64_t k = 0; k < tile.box[2] && cell < cells; ++k, ++cell) {
+        positions[cell] = k < real ? line + k * tile.stride[2] : kPadding;
+      }
+    }
+  }
+  return cells;
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn

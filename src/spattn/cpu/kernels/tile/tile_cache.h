@@ -1,0 +1,63 @@
+// Per-thread LRU cache of packed key tiles, shared by neighbouring query tiles and the query heads of a group. What
+// is in the cache changes no result.
+#pragma once
+#include "kernels.h"
+#include "simd/vec.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+constexpr int kMostTiles = 64;                // that a cache holds
+constexpr int64_t kCacheBytes = 1024 * 1024;  // about, as second-level caches
+
+// The tags; tile `i` itself is wherever the owner keeps it. All zero: empty.
+struct TileCache {
+  static constexpr int kStep = 8;
+  uint64_t clock;
+  int64_t last;                                 // the index found last
+  uint64_t head[kMostTiles], tile[kMostTiles];  // 0: none
+  uint64_t used[kMostTiles];                    // the clock at that time
+  bool unfit[kMostTiles];                       // the owner's remark
+
+  static int capacity_for(int64_t tile_bytes) {
+    const int64_t room = kCacheBytes / tile_bytes;
+    return int(room < 1 ? 1 : room > kMostTiles ? kMostTiles : room);
+  }
+
+  // The index, below `capacity`, of tile `number` of a view, of K and V of one of all batch entries' heads; or else
+  // the one that has not been used for the longest time, which is the tile's from now on.
+  int find(int64_t kv_number, int64_t view, int64_t number, int capacity, bool& hit) {
+    const uint64_t of_head = uint64_t(kv_number) + 1, wanted = uint64_t(view) << 32 | uint64_t(number);
+    // Tiles come in the order in which they came before, or the other way round.
+    const auto guess = [&](int64_t index) {
+      if (head[index] != of_head || tile[index] != wanted) return false;
+      last = index;
+      used[index] = ++clock;
+      return hit = true;
+    };
+    if (guess(last + 1 < capacity ? last + 1 : 0) || guess(last ? last - 1 : capacity - 1)) return int(last);
+    uint64_t found = 0;
+    for (int i = 0; i < capacity; i += kStep) {  // without a branch that depends on where it is
+      BitsVec<double> same[kStep / kLanes<double>];
+      SPATTN_UNROLL
+      for (int j = 0; j < kStep / kLanes<double>; ++j) {
+        const int at = i + j * kLanes<double>;
+        same[j] = (BitsVec<double>)((load<BitsVec<double>>(head + at) == of_head) &
+                                    (load<BitsVec<double>>(tile + at) == wanted));
+      }
+      uint64_t each[kStep];
+      memcpy(each, same, sizeof each);
+      for (int j = 0; j < kStep; ++j) found |= (each[j] & 1) << (i + j);
+    }
+    hit = found != 0;
+    int index = hit ? __builtin_ctzll(found) : 0;
+    for (int i = 1; !hit && i < capacity; ++i) index = used[i] < used[index] ? i : index;
+    head[index] = of_head, tile[index] = wanted, used[index] = ++clock;
+    last = index;
+    return index;
+  }
+};
+static_assert(sizeof(TileCache) <= kZeroedScratch, "tags start as empty");
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn
