@@ -15,6 +15,7 @@ from ..plan import Plan
 from ..plan._sealed import sealed_for
 from ..schedule.gradients import units
 from ..schedule.order import neighbours_together
+from ..schedule.pack_heads import variant_of_groups
 from . import _core, _nonfinite
 from ._threads import num_threads
 from ._workspace import free_workspaces
@@ -162,12 +163,13 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
     q = call.kind.to_numpy(call.q)
     shape, dtype, lse_dtype = call.out_shape, q.dtype, np.dtype(call.lse_dtype)
     strides = np.empty_like(q, shape=shape, subok=False).strides
-    rows, work, useful = call.rows, neighbours_together(plan), _useful_threads(call, plan)
+    rows, useful = call.rows, _useful_threads(call, plan)
+    prepared = _core.Prepared(call, plan, neighbours_together(plan), _heads_together(call, plan), isa)
 
     def run(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
         out, lse = np.ndarray(shape, dtype, None, 0, strides), np.empty(rows, lse_dtype)
         if lse.size:
-            arguments = q, k, v, out, lse, plan, work, scale, isa, min(useful, num_threads()) if useful > 1 else 1
+            arguments = prepared, q, k, v, out, lse, scale, min(useful, num_threads()) if useful > 1 else 1
             if _core.forward(*arguments) and (instead := _nonfinite.without(v)):
                 _core.forward(*arguments, instead)
         return out, lse
@@ -195,14 +197,16 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
     """
     plan = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     isa = isa or _default_isa()
-    split = units(plan, call.batch, call.heads_q, call.heads_kv) if call.batch and call.heads_q else None
     useful = _useful_threads(call, plan)
+    if call.batch and call.heads_q:
+        split = units(plan, call.batch, call.heads_q, call.heads_kv)
+        prepared = _core.Prepared(call, plan, split.work, 1, isa)
 
     def run(dout, q, k, v, out, lse, scale):
         dq, dk, dv = (np.empty_like(x, subok=False) for x in (q, k, v))
         if q.size:
             threads = min(useful, num_threads()) if useful > 1 else 1
-            arguments = dout, q, k, v, out, lse, dq, dk, dv, plan, split, scale, isa, threads
+            arguments = prepared, split, dout, q, k, v, out, lse, dq, dk, dv, scale, threads
             if _core.backward(*arguments) and (instead := _nonfinite.without(k)):
                 _core.backward(*arguments, instead)
         else:
@@ -292,6 +296,12 @@ def backward(
     call = Call.of(q, k, v, scale=scale)
     check_results(call, dout, out, lse)
     return prepare_backward(call, plan, isa=isa)(dout, q, k, v, out, lse, call.scale)
+
+
+def _heads_together(call: Call, plan: Plan) -> int:
+    """How many query heads a task takes: of few rows all that share K and V, unless their patterns differ."""
+    few = call.group and call.q_len <= _core.FEW_QUERIES
+    return call.group if few and variant_of_groups(plan.variant, call.group) is not None else 1
 
 
 def _useful_threads(call: Call, plan: Plan) -> int:

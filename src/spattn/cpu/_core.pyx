@@ -102,8 +102,10 @@ cdef extern from "kernels/threads.h" namespace "spattn" nogil:
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")  # in the order of kernels.h
 OPENMP = built_with_openmp()
+FEW_QUERIES = kFewQueries                # up to which a task takes the heads of a group together
 FAR_LSE = {4: 2.0**14, 8: 2.0**43}       # by the bytes of lse: see is_far() in kernels/backward/exact.h
 
+cdef size_t kLine = 64                   # bytes of a cache line, where workspaces start
 cdef int64_t kMergesAtOnce = 64
 cdef int64_t kKeysAtOnce = 64            # of dK and dV, in a task of the last pass of the backward
 cdef int64_t kSignalPeriod = 50_000_000  # ns between looks at pending signals
@@ -136,8 +138,8 @@ cdef Array describe(cnp.ndarray array):
     return found
 
 
-cdef class Run:
-    """One call: what the kernels read, and its passes of independent tasks, spread over the threads."""
+cdef class Prepared:
+    """What calls of one signature share: the kernels of an instruction set, the plan and all sizes."""
 
     cdef const KernelTable* table
     cdef Call call
@@ -146,6 +148,43 @@ cdef class Run:
     cdef const int32_t* variant          # of each (batch, head)
     cdef const int32_t* work_indptr
     cdef const int32_t* merge_variants
+    cdef object owners
+
+    def __init__(self, call, plan, work, int64_t together, str isa):
+        """`call` has been checked; `work` has the plan's items in the order in which they are taken. A task takes
+        `together` heads."""
+        self.table = find_table(isa)
+        self.dtype = DTYPES.index(call.dtype)
+        self.value_bytes = 8 if call.dtype == "float64" else 4
+        self.heads, self.all_heads = call.heads_q, call.batch * call.heads_q
+        self.call.together = together
+        self.call.q_len, self.call.kv_len = call.q_len, call.kv_len
+        self.call.heads_q, self.call.group = call.heads_q, call.group
+        self.call.head_dim, self.call.head_dim_v = call.head_dim, call.head_dim_v
+        variant = np.ascontiguousarray(np.broadcast_to(plan.variant, (call.batch, call.heads_q)), dtype=np.int32)
+        self.owners = plan, work, variant
+        self.variant = <const int32_t*>cnp.PyArray_DATA(variant)
+        self.work_indptr = <const int32_t*>cnp.PyArray_DATA(plan.work_indptr)
+        self.merge_variants = <const int32_t*>cnp.PyArray_DATA(plan.merge_variants)
+        self.describe_plan(&self.call.plan, plan, work)
+
+    cdef describe_plan(self, Plan* to, plan, work):
+        to.block_q, to.block_kv, to.slots = plan.block_q, plan.block_kv, plan.slots
+        to.views = <const View*>cnp.PyArray_DATA(plan.views)
+        to.components = <const Component*>cnp.PyArray_DATA(plan.components)
+        to.indices = <const int32_t*>cnp.PyArray_DATA(plan.indices)
+        to.key_view = <const int32_t*>cnp.PyArray_DATA(plan.key_view)
+        to.mask = <const int32_t*>cnp.PyArray_DATA(plan.mask)
+        to.masks = <const uint64_t*>cnp.PyArray_DATA(plan.masks)
+        to.work = <const Work*>cnp.PyArray_DATA(work)
+        to.merge_rows = <const int32_t*>cnp.PyArray_DATA(plan.merge_rows)
+        to.merge_indptr = <const int32_t*>cnp.PyArray_DATA(plan.merge_indptr)
+        to.merge_sources = <const int32_t*>cnp.PyArray_DATA(plan.merge_sources)
+
+
+cdef class Run(Prepared):
+    """One call: what the kernels read, and its passes of independent tasks, spread over the threads."""
+
     cdef int64_t* first_task             # of each (batch, head), and the number of tasks
     cdef char* scratch
     cdef size_t scratch_bytes
@@ -153,42 +192,21 @@ cdef class Run:
     cdef int nonfinite                   # did a row come out so?
     cdef int64_t next_look
     cdef atomic[int] stopped
-    cdef object error, owners, workspaces
+    cdef object error, workspaces
 
-    def __init__(self, str isa, int dtype, arrays, plan, double scale):
-        q, k, v, out, lse = arrays
-        self.table = find_table(isa)
-        self.dtype = dtype
-        self.heads, self.all_heads = q.shape[1], q.shape[0] * q.shape[1]
-        variant = np.ascontiguousarray(np.broadcast_to(plan.variant, q.shape[:2]), dtype=np.int32)
-        first_task = np.empty(self.all_heads + 1, np.int64)
-        self.value_bytes = 8 if DTYPES[dtype] == "float64" else 4
-        self.owners, self.workspaces = [arrays, plan, variant, first_task], []
-        self.variant = <const int32_t*>cnp.PyArray_DATA(variant)
-        self.first_task = <int64_t*>cnp.PyArray_DATA(first_task)
-        self.work_indptr = <const int32_t*>cnp.PyArray_DATA(plan.work_indptr)
-        self.merge_variants = <const int32_t*>cnp.PyArray_DATA(plan.merge_variants)
-        self._describe(q, k, v, out, lse, plan)
-        self.call.scale = scale
-        self.next_look = monotonic_ns() + kSignalPeriod
-
-    cdef _describe(self, q, k, v, out, lse, plan):
+    cdef begin(self, Prepared prepared, arrays, double scale):
+        """Everything but the memory to work in."""
         cdef Call* call = &self.call
+        q, k, v, out, lse = arrays
+        self.table, self.dtype, self.value_bytes = prepared.table, prepared.dtype, prepared.value_bytes
+        self.heads, self.all_heads, self.variant = prepared.heads, prepared.all_heads, prepared.variant
+        self.work_indptr, self.merge_variants = prepared.work_indptr, prepared.merge_variants
+        self.owners, self.workspaces = [prepared, arrays], []
+        call[0] = prepared.call
         call.q, call.k, call.v, call.out, call.lse = describe(q), describe(k), describe(v), describe(out), describe(lse)
         call.exact_k, call.exact_v, call.nonfinite = call.k, call.v, &self.nonfinite
-        call.q_len, call.kv_len = q.shape[2], k.shape[2]
-        call.heads_q, call.group = q.shape[1], q.shape[1] // k.shape[1]
-        call.head_dim, call.head_dim_v = q.shape[3], v.shape[3]
-        call.plan.block_q, call.plan.block_kv, call.plan.slots = plan.block_q, plan.block_kv, plan.slots
-        call.plan.views = <const View*>cnp.PyArray_DATA(plan.views)
-        call.plan.components = <const Component*>cnp.PyArray_DATA(plan.components)
-        call.plan.indices = <const int32_t*>cnp.PyArray_DATA(plan.indices)
-        call.plan.key_view = <const int32_t*>cnp.PyArray_DATA(plan.key_view)
-        call.plan.mask = <const int32_t*>cnp.PyArray_DATA(plan.mask)
-        call.plan.masks = <const uint64_t*>cnp.PyArray_DATA(plan.masks)
-        call.plan.merge_rows = <const int32_t*>cnp.PyArray_DATA(plan.merge_rows)
-        call.plan.merge_indptr = <const int32_t*>cnp.PyArray_DATA(plan.merge_indptr)
-        call.plan.merge_sources = <const int32_t*>cnp.PyArray_DATA(plan.merge_sources)
+        call.scale = scale
+        self.next_look = monotonic_ns() + kSignalPeriod
 
     cdef replace(self, Array* array, instead):
         """Has the tiles read a finite copy of K or V; None: the caller's array."""
@@ -200,20 +218,22 @@ cdef class Run:
 
     cdef char* workspace(self, size_t size):
         """64-byte aligned memory that lives as long as the run; MemoryError when there is no room."""
-        memory = _workspace.take(size)
+        memory = _workspace.take(size + kLine)
         self.workspaces.append(memory)
-        return <char*>cnp.PyArray_DATA(memory)
+        return <char*>((<size_t>cnp.PyArray_DATA(memory) + kLine - 1) // kLine * kLine)
 
     cdef allocate(self, int threads, size_t scratch_bytes, int64_t slot_width):
         """The threads' scratch and the workspace of partial results, `slot_width` values a row."""
         cdef Call* call = &self.call
         cdef int thread
-        self.scratch_bytes = (scratch_bytes + 4095) // 4096 * 4096 + 64
-        self.scratch = self.workspace(threads * self.scratch_bytes)
+        self.scratch_bytes = (scratch_bytes + 4095) // 4096 * 4096 + kLine
+        self.scratch = self.workspace(threads * self.scratch_bytes + (self.all_heads + 1) * sizeof(int64_t))
+        self.first_task = <int64_t*>(self.scratch + threads * self.scratch_bytes)
         for thread in range(threads):
             memset(self.scratch + thread * self.scratch_bytes, 0, kZeroedScratch)
         rows = self.all_heads * call.plan.slots * call.plan.block_q
-        call.slots = self.workspace(rows * slot_width * self.value_bytes)
+        if rows:
+            call.slots = self.workspace(rows * slot_width * self.value_bytes)
 
     cdef int64_t count_tasks(self, const int32_t* ends, int64_t at_once, int64_t together) noexcept nogil:
         """Numbers the tasks of a pass over the variants' ranges `ends`, `at_once` elements each, head after head.
@@ -296,11 +316,8 @@ cdef class Run:
 cdef class Forward(Run):
     """Work items, then merges."""
 
-    cdef prepare(self, work, int64_t together, instead, int threads):
+    cdef make_room(self, instead, int threads):
         self.replace(&self.call.v, instead)
-        self.call.together = together
-        self.call.plan.work = <const Work*>cnp.PyArray_DATA(work)
-        self.owners.append(work)
         self.allocate(threads, self.table.scratch_bytes[self.dtype](self.call),
                       self.call.head_dim_v + sizeof(double) // self.value_bytes)  # the lse is a double: results.h
 
@@ -334,12 +351,11 @@ cdef class Backward(Run):
     cdef char* dk_rows                   # the sums of all units, or of all threads
     cdef char* dv_rows
 
-    cdef prepare(self, gradients, split, instead, int threads):
+    cdef make_room(self, gradients, split, instead, int threads):
         cdef Call* call = &self.call
         self.replace(&call.k, instead)
         dout, dq, dk, dv = gradients
         call.dout, call.dq, call.dk, call.dv = describe(dout), describe(dq), describe(dk), describe(dv)
-        call.plan.work = <const Work*>cnp.PyArray_DATA(split.work)
         self.owners += [gradients, split]
         self.allocate(threads, self.table.backward_scratch_bytes[self.dtype](call[0]), call.head_dim)
         self.units, self.unit_count = <const Unit*>cnp.PyArray_DATA(split.units), len(split.units)
@@ -352,7 +368,7 @@ cdef class Backward(Run):
 
     cdef find_far_rows(self):
         """Room for the normalisers of rows whose lse does not do, and the pass that finds them: before all others."""
-        lse = self.owners[0][4]
+        lse = self.owners[1][4]
         self.call.far_lse = FAR_LSE[lse.itemsize]
         if ((np.abs(lse) > self.call.far_lse) & (lse != -np.inf)).any():
             normalisers = np.full((lse.size, 3), (-np.inf, 0, 0))
@@ -460,30 +476,25 @@ cdef class Backward(Run):
                                          self.scratch + thread * self.scratch_bytes)
 
 
-def heads_together(q, k, plan):
-    """How many query heads a task takes: of few rows all that share K and V, unless their patterns differ."""
-    group = q.shape[1] // k.shape[1]
-    variant = np.broadcast_to(plan.variant, q.shape[:2]).reshape(-1, group)
-    return group if q.shape[2] <= kFewQueries and (variant == variant[:, :1]).all() else 1
+def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, instead=None):
+    """Writes the attention of arrays of the signature to `out` and `lse`, on at most `threads` threads.
 
-
-def forward(q, k, v, out, lse, plan, work, double scale, str isa, int threads, instead=None):
-    """Writes the attention of checked arrays of equal dtype to `out` and `lse`, on at most `threads` threads.
-
-    `work` has the plan's items in the order in which they are taken. True if a row came out non-finite. Keys that it
-    may not attend to can be the reason, so the call has to be made again with `instead`, what
-    :func:`._nonfinite.without` makes of `v`, unless that is None.
+    True if a row came out non-finite. Keys that it may not attend to can be the reason, so the call has to be made
+    again with `instead`, what :func:`._nonfinite.without` makes of `v`, unless that is None.
     """
-    run = Forward(isa, DTYPES.index(q.dtype.name), (q, k, v, out, lse), plan, scale)
-    run.prepare(work, heads_together(q, k, plan), instead, threads)
+    cdef Forward run = Forward.__new__(Forward)
+    run.begin(prepared, (q, k, v, out, lse), scale)
+    run.make_room(instead, threads)
     return run.execute(threads)
 
 
-def backward(dout, q, k, v, out, lse, dq, dk, dv, plan, split, double scale, str isa, int threads, instead=None):
-    """Writes the gradients of checked arrays to `dq`, `dk` and `dv`; `split` is the plan's Units for these heads.
+def backward(Prepared prepared, split, dout, q, k, v, out, lse, dq, dk, dv, double scale, int threads, instead=None):
+    """Writes the gradients of arrays of the signature to `dq`, `dk` and `dv`; `split` is the plan's Units for these
+    heads, whose work `prepared` has.
 
     The result and `instead` as for :func:`forward`, but that it is `k` that has to be replaced.
     """
-    run = Backward(isa, DTYPES.index(q.dtype.name), (q, k, v, out, lse), plan, scale)
-    run.prepare((dout, dq, dk, dv), split, instead, threads)
+    cdef Backward run = Backward.__new__(Backward)
+    run.begin(prepared, (q, k, v, out, lse), scale)
+    run.make_room((dout, dq, dk, dv), split, instead, threads)
     return run.execute(threads)

@@ -9,29 +9,28 @@ __all__ = ["free_workspaces", "give_back", "take"]
 
 _MOST_KEPT = 64 << 20  # bytes
 _LEAST_KEPT = 1 << 18  # of one workspace; smaller ones are cheap to get, and there are as many sizes as shapes
-_LINE = 64  # of a cache, where workspaces start
 
 _kept: dict[int, list[np.ndarray]] = {}  # by size; threads may call at the same time, so single operations only
 
 
 def take(size: int) -> np.ndarray:
     """`size` bytes that hold anything. MemoryError when there is no room."""
+    same = _kept.get(size)
     try:
-        return _kept[size].pop()
-    except (KeyError, IndexError):
-        memory = np.empty(size + _LINE, np.uint8)
-        return memory[-memory.ctypes.data % _LINE :][:size]
+        return same.pop() if same else np.empty(size, np.uint8)
+    except IndexError:  # another thread was faster
+        return np.empty(size, np.uint8)
 
 
 def give_back(memories: list[np.ndarray]) -> None:
     """Keeps them for later calls, and forgets other sizes, oldest first, while there is more than the limit."""
+    kept = False
     for memory in memories:
         if _LEAST_KEPT <= len(memory) <= _MOST_KEPT:
             _kept.setdefault(len(memory), []).append(memory)
-    for size in list(_kept):
-        if sum(size * len(same) for size, same in _kept.copy().items()) <= _MOST_KEPT:
-            break
-        _kept.pop(size, None)
+            kept = True
+    while kept and sum([size * len(same) for size, same in _kept.copy().items()]) > _MOST_KEPT:
+        _kept.pop(next(iter(_kept.copy()), 0), None)
 
 
 def free_workspaces() -> None:

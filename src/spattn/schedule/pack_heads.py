@@ -11,12 +11,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..plan._cache import kept_with_plan
 from ..plan._types import Plan
 from .roles import roles
 
-__all__ = ["pack_heads"]
+__all__ = ["pack_heads", "variant_of_groups"]
 
 
+@kept_with_plan
 def pack_heads(plan: Plan, group: int) -> Plan | None:
     """The plan with the heads of each group in one query tile; None where a tile has no room for them or the heads of a
     group differ. A tile's cells are (head of the group, query), so that masks repeat once a head."""
@@ -26,7 +28,7 @@ def pack_heads(plan: Plan, group: int) -> Plan | None:
     views = plan.views[queries]
     shared = np.isin(queries, keys).any()
     one_tile = (views["tiles"] == 1).all() and (views["extent"][:, :2] == 1).all() and (views["box"][:, :2] == 1).all()
-    variant = _variant_of_groups(plan.variant, group)
+    variant = variant_of_groups(plan.variant, group)
     if not rows or shared or not one_tile or (views["extent"][:, 2] > rows).any() or variant is None:
         return None
     all_views = plan.views.copy()
@@ -41,7 +43,7 @@ def pack_heads(plan: Plan, group: int) -> Plan | None:
     return replace(plan, views=all_views, masks=masks, variant=variant, **lengths, **merges)
 
 
-def _variant_of_groups(variant: np.ndarray, group: int) -> np.ndarray | None:
+def variant_of_groups(variant: np.ndarray, group: int) -> np.ndarray | None:
     """The variant of each group of heads; None where the heads of one differ."""
     if variant.shape[1] == 1:
         return variant

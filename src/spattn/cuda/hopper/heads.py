@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...arrays._operand import Operand
-from ...plan._cache import kept_with_plan
 from ...schedule.pack_heads import pack_heads
 from ..forward_pass import ForwardPass
 
@@ -23,7 +22,7 @@ def with_packed_heads(call: ForwardPass) -> ForwardPass:
     operands = _merge_axes(call.q, group), _merge_axes(call.out, group)
     if None in operands:
         return call
-    found = kept_with_plan(pack_heads)(call.plan, group)
+    found = pack_heads(call.plan, group)
     return call if found is None else replace(call, plan=found, q=operands[0], out=operands[1])
 
 
