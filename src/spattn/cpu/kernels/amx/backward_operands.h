@@ -19,7 +19,7 @@ namespace SPATTN_ISA {
 
 // Every product takes whole steps of kTileTerms terms, so each operand is padded with zeros to them. As everywhere, S'
 // and its kin have one row per key. A block is kTileTerms keys: what one step of dQ' = K' dS' takes. Two keys that lie
-// kTileRows apart in it make a pair. Arrays with two sides serve two neighbouring blocks or entries in turn.
+// kTileRows apart in it make a pair.
 struct TileBackwardScratch {
   Widths<float> width;
   int64_t depth_key, depth_value;  // head_dim and head_dim_v, rounded up to whole steps
@@ -30,42 +30,42 @@ struct TileBackwardScratch {
   QueryRows<uint16_t> raw;                 // as they are stored, `depth` features a row
   uint32_t *query_columns, *dout_columns;  // (depth / 2, width.query): pairs of features
   uint32_t *query_pairs, *dout_pairs;      // (terms / 2, width.key or width.value): pairs of queries
-  uint16_t *key_rows, *value_rows;         // (2 sides, block_kv, depth): K and V that cannot be read in place
+  uint16_t *key_rows, *value_rows;         // (block_kv, depth): K and V that cannot be read in place
   uint16_t* key_columns;                   // (depth_key, block_kv): K', the keys of a block pair after pair
-  float *scores, *score_gradients;         // (2 sides, kTileTerms, width.query): S' and dP' of a block
+  float *scores, *score_gradients;         // (kTileTerms, width.query): S' and dP' of a block
   uint32_t* allowed;                       // (width.query): a block's bitmask
-  uint16_t *weights, *gradients;           // (2 sides, kTileTerms, terms): P' and dS' of a block
-  uint32_t* gradient_pairs;                // (2 sides, block_kv / 2, width.query): dS' of an entry, pairs of keys
-  int64_t *first_active, *last_active;     // (2 sides, blocks): the vectors of queries that attend to a block
+  uint16_t *weights, *gradients;           // (kTileTerms, terms): P' and dS' of a block
+  uint32_t* gradient_pairs;                // (block_kv / 2, width.query): dS' of an entry, pairs of keys
+  int64_t *first_active, *last_active;     // (blocks): the vectors of queries that attend to a block
   float* dq_columns;                       // (depth_key, width.query): dQ'
   float* partial;                          // (kTileTerms, width.key or width.value): dK or dV of a block; O dO'
-  Strip* strips;                           // as many as can wait
 
   TileBackwardScratch(const Call& call, Arena& arena)
       : width(call), depth_key(round_up(call.head_dim, kTileTerms)), depth_value(round_up(call.head_dim_v, kTileTerms)),
         terms(round_up(width.query, kTileTerms)), blocks(call.plan.block_kv / kTileTerms), rows(call, width, arena),
         raw(width.query, depth_key, depth_value, arena) {
-    const int64_t block_kv = call.plan.block_kv, side = kTileTerms * width.query;
+    const int64_t block_kv = call.plan.block_kv;
     query_columns = arena.array<uint32_t>(depth_key / 2 * width.query);
     dout_columns = arena.array<uint32_t>(depth_value / 2 * width.query);
     query_pairs = arena.array<uint32_t>(terms / 2 * width.key);
     dout_pairs = arena.array<uint32_t>(terms / 2 * width.value);
-    key_rows = arena.array<uint16_t>(2 * block_kv * depth_key);
-    value_rows = arena.array<uint16_t>(2 * block_kv * depth_value);
+    key_rows = arena.array<uint16_t>(block_kv * depth_key);
+    value_rows = arena.array<uint16_t>(block_kv * depth_value);
     key_columns = arena.array<uint16_t>(depth_key * block_kv);
-    scores = arena.array<float>(2 * side);
-    score_gradients = arena.array<float>(2 * side);
+    scores = arena.array<float>(kTileTerms * width.query);
+    score_gradients = arena.array<float>(kTileTerms * width.query);
     allowed = arena.array<uint32_t>(width.query);
-    weights = arena.array<uint16_t>(2 * kTileTerms * terms);
-    gradients = arena.array<uint16_t>(2 * kTileTerms * terms);
-    gradient_pairs = arena.array<uint32_t>(2 * block_kv / 2 * width.query);
-    first_active = arena.array<int64_t>(2 * blocks);
-    last_active = arena.array<int64_t>(2 * blocks);
+    weights = arena.array<uint16_t>(kTileTerms * terms);
+    gradients = arena.array<uint16_t>(kTileTerms * terms);
+    gradient_pairs = arena.array<uint32_t>(block_kv / 2 * width.query);
+    first_active = arena.array<int64_t>(blocks);
+    last_active = arena.array<int64_t>(blocks);
     dq_columns = arena.array<float>(depth_key * width.query);
     partial = arena.array<float>(kTileTerms * (width.key > width.value ? width.key : width.value));
-    const int64_t key_strips = (depth_key + depth_value) / kTileTerms, query_strips = terms / kTileTerms;
-    strips = arena.array<Strip>(key_strips + query_strips * (2 + depth_key / kTileTerms));
   }
+
+  // dS' of a block as a factor of dQ', rows of width.query.
+  uint32_t* pairs_of(int64_t block) const { return gradient_pairs + block * kTileTerms / 2 * width.query; }
 };
 
 constexpr int64_t kPairRows = kTileTerms / 2;  // rows of B in a step
@@ -161,19 +161,12 @@ SPATTN_INLINE void store_halves(__m512i both, uint16_t* low, uint16_t* high) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_extracti64x4_epi64(both, 1));
 }
 
-// Where the matrices of a block of keys start.
-struct WeightBlock {
-  const float *scores, *score_gradients;  // S' and dP', rows of ld_query
-  uint16_t *weights, *gradients;          // P' and dS', rows of `terms`
-  uint32_t* pairs;                        // dS' by pairs of keys, rows of ld_query
-};
-
-constexpr int kStretch = 4;  // pairs of keys weighed between two products
+constexpr int kStretch = 4;  // pairs of keys weighed at a time
 
 // The keys [row, row + kStretch) and those kTileRows after them, for the vector of queries that starts at `column`. The
 // rounding to bfloat16 hides what one part of lse2 and of the factor leave out: as much as the rounding of lse itself.
 template <bool kMasked>
-void weigh_rows(WeightBlock block, int64_t row, int64_t column, Logits<float> logits, float scale,
+void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, uint32_t* pairs,
                 const TileBackwardScratch& s) {
   const int64_t ld = s.width.query, terms = s.terms;
   const Vec<float> lse2 = load<Vec<float>>(s.rows.lse2 + column), delta = load<Vec<float>>(s.rows.delta + column);
@@ -186,9 +179,9 @@ void weigh_rows(WeightBlock block, int64_t row, int64_t column, Logits<float> lo
       const __m512i bit = (__m512i)splat_bits<float>(1u << (half * kTileRows + i));
       const __mmask16 keep = kMasked ? _mm512_mask_test_epi32_mask(present, (__m512i)allowed, bit) : present;
       const int64_t at = (row + half * kTileRows + i) * ld + column;
-      const Vec<float> score = Logits<float>::score(load<Vec<float>>(block.scores + at));
+      const Vec<float> score = Logits<float>::score(load<Vec<float>>(s.scores + at));
       weight = keep_weight(exp2<float, CoarseExp2>(logits.exponent(score, lse2)), keep);
-      const Vec<float> difference = load<Vec<float>>(block.score_gradients + at) - delta;
+      const Vec<float> difference = load<Vec<float>>(s.score_gradients + at) - delta;
       gradient = score_gradient(weight, difference * scale);
     };
     __m512 weight[2], gradient[2];
@@ -197,18 +190,18 @@ void weigh_rows(WeightBlock block, int64_t row, int64_t column, Logits<float> lo
     const __m512i weights = bit_cast<__m512i>(_mm512_cvtne2ps_pbh(weight[1], weight[0]));
     const __m512i gradients = bit_cast<__m512i>(_mm512_cvtne2ps_pbh(gradient[1], gradient[0]));
     const int64_t low = (row + i) * terms + column, high = low + kTileRows * terms;
-    store_halves(weights, block.weights + low, block.weights + high);
-    store_halves(gradients, block.gradients + low, block.gradients + high);
-    store(block.pairs + (row + i) * ld + column, alternate(gradients));
+    store_halves(weights, s.weights + low, s.weights + high);
+    store_halves(gradients, s.gradients + low, s.gradients + high);
+    store(pairs + (row + i) * ld + column, alternate(gradients));
   }
 }
 
 // Zeros for a vector of queries of P' and dS' of a block, as factors of dV and dK.
-inline void clear_weights(const WeightBlock& block, int64_t vector, const TileBackwardScratch& s) {
+inline void clear_weights(int64_t vector, const TileBackwardScratch& s) {
   constexpr int L = kLanes<float>;
   for (int64_t key = 0; key < kTileTerms; ++key) {
-    clear(block.weights + key * s.terms + vector * L, L);
-    clear(block.gradients + key * s.terms + vector * L, L);
+    clear(s.weights + key * s.terms + vector * L, L);
+    clear(s.gradients + key * s.terms + vector * L, L);
   }
 }
 

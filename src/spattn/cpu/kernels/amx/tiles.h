@@ -126,47 +126,14 @@ SPATTN_INLINE void tile_product(const TileFactor& a, const TileFactor& b, int64_
        [&](char* p) { tile_store<2>(p, ld); }, [&](char* p) { tile_store<3>(p, ld); });
 }
 
-// A product that waits for its turn: C = A B, or C += A B, for 2 by 2 tiles of C, or 2 by 1.
-struct Strip {
-  TileFactor a, b;
-  int64_t steps;
-  float* c;
-  int64_t ld;  // bytes
-  bool add, wide;
-
-  void run() const {
-    if (wide) {
-      tile_product<2, 2>(a, b, steps, add, c, ld);
-    } else {
-      tile_product<2, 1>(a, b, steps, add, c, ld);
-    }
+// C = A B, or C += A B, for two rows of `columns` tiles of C.
+inline void strip_product(const TileFactor& a, TileFactor b, int64_t steps, bool add, float* c, int64_t ld,
+                          int64_t columns) {
+  for (; columns > 1; columns -= 2, c += 2 * kTileColumns, b.data = b.at(2, 0, 0)) {
+    tile_product<2, 2>(a, b, steps, add, c, ld);
   }
-};
-
-struct Strips {
-  Strip* list;
-  int64_t count = 0, done = 0;
-
-  explicit Strips(Strip* memory) : list(memory) {}
-
-  // A product with 2 by `columns` tiles of C.
-  void push(const TileFactor& a, TileFactor b, int64_t steps, bool add, float* c, int64_t ld, int64_t columns) {
-    for (; columns > 0; columns -= 2, c += 2 * kTileColumns) {
-      list[count++] = {a, b, steps, c, ld, add, columns > 1};
-      b.data = b.at(2, 0, 0);
-    }
-  }
-
-  // Runs one of `shares` shares of what waits.
-  void run(int64_t shares) {
-    for (const int64_t end = done + (count - done + shares - 1) / shares; done < end; ++done) list[done].run();
-  }
-
-  void finish() {
-    run(1);
-    count = done = 0;
-  }
-};
+  if (columns > 0) tile_product<2, 1>(a, b, steps, add, c, ld);
+}
 
 }  // namespace SPATTN_ISA
 }  // namespace spattn
