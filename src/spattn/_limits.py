@@ -1,4 +1,4 @@
-"""What the operating system grants this process: processors and memory."""
+"""What the operating system grants and tells this process: processors, memory, environment variables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import os
 import resource
 from collections.abc import Callable
 
-__all__ = ["memory", "processors"]
+__all__ = ["environment", "memory", "processors"]
 
 _CGROUPS = "/sys/fs/cgroup"
+
+
+# The dict behind os.environ, which encodes every name that it is asked for: that takes two microseconds.
+environment: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
 
 
 def processors() -> int:

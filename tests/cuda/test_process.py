@@ -32,6 +32,7 @@ def call(x):
 
 CALL = """
 import numpy as np
+import spattn
 from spattn import cuda, patterns
 def call(n=200):
     q = np.random.default_rng(0).standard_normal((1, 2, n, 64), dtype=np.float32)

@@ -55,8 +55,11 @@ def signature(*arrays: Any) -> tuple | None:
     for x in arrays:
         if type(x) is not of:
             return None
-    kind = kind_of(arrays[0])
-    return kind.signature(*arrays) if of in _plain else None
+    kind = _plain.get(of)
+    if kind is None:
+        _search(arrays[0])  # the first array of a kind
+        kind = _plain.get(of)
+    return None if kind is None else kind.signature(*arrays)
 
 
 def to_host(x: Any) -> Any:

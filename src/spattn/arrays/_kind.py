@@ -121,4 +121,7 @@ class NumPy(ArrayKind):
         return "a masked array; use .filled(), and a pattern for what is not allowed" if isinstance(x, masked) else None
 
     def signature(self, *arrays):
-        return self, *[(x.dtype, x.shape, x.strides) for x in arrays]
+        found: list[Any] = [self]
+        for x in arrays:
+            found += x.dtype, x.shape, x.strides
+        return tuple(found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import sys
 from typing import Any
 
@@ -20,6 +19,7 @@ class Torch(ArrayKind):
     def __init__(self) -> None:
         self.module = sys.modules["torch"]
         self._dtypes = {name: getattr(self.module, name) for name in DTYPES}
+        self._forward_ad = self.module.autograd.forward_ad
         functorch = getattr(self.module._C, "_functorch", None)
         # Whether a transformation of torch.func is under way, which wraps tensors without changing their class.
         self._transformation = getattr(functorch, "peek_interpreter_stack", None)
@@ -49,13 +49,15 @@ class Torch(ArrayKind):
     def signature(self, *arrays):
         if self._transformation is None or self._transformation() is not None or self._in_dual_level():
             return None
+        found: list[Any] = [self]
         try:
-            found = [(x.dtype, x.device, x.shape, x.stride(), x.requires_grad) for x in arrays]
+            for x in arrays:
+                if x.requires_grad:
+                    return None
+                found += x.dtype, x.is_cuda, x.get_device(), x.shape, x.stride()
         except RuntimeError:  # of nested and sparse tensors, which have no shape or no strides
             return None
-        if any(map(operator.itemgetter(4), found)):
-            return None
-        return self, *found
+        return tuple(found)
 
     def device(self, x):
         return "cpu" if x.device.type == "cpu" else f"{x.device.type}:{x.device.index or 0}"
@@ -75,11 +77,11 @@ class Torch(ArrayKind):
     def wants_gradient(self, x: Any) -> bool:
         if x.requires_grad and self.module.is_grad_enabled():
             return True
-        return self._in_dual_level() and self.module.autograd.forward_ad.unpack_dual(x).tangent is not None
+        return self._in_dual_level() and self._forward_ad.unpack_dual(x).tangent is not None
 
     def _in_dual_level(self) -> bool:
         """Whether forward-mode differentiation is under way; to ask a tensor for its tangent costs a microsecond."""
-        return getattr(self.module.autograd.forward_ad, "_current_level", 0) >= 0
+        return getattr(self._forward_ad, "_current_level", 0) >= 0
 
     # -- in device memory ---------------------------------------------------------------------------------------------
 

@@ -29,6 +29,6 @@ def num_threads() -> int:
     if os.getpid() != _IMPORTED_BY:
         return 1
     threads = _core.openmp_threads()
-    if "OMP_NUM_THREADS" not in os.environ:
+    if b"OMP_NUM_THREADS" not in _limits.environment:
         return min(threads, _limits.processors())
     return threads if threads <= _ALWAYS_ALLOWED else min(threads, max(_ALWAYS_ALLOWED, 4 * _limits.processors()))

@@ -24,12 +24,16 @@ def take(size: int) -> np.ndarray:
 
 def give_back(memories: list[np.ndarray]) -> None:
     """Keeps them for later calls, and forgets other sizes, oldest first, while there is more than the limit."""
-    kept = False
     for memory in memories:
         if _LEAST_KEPT <= len(memory) <= _MOST_KEPT:
-            _kept.setdefault(len(memory), []).append(memory)
-            kept = True
-    while kept and sum([size * len(same) for size, same in _kept.copy().items()]) > _MOST_KEPT:
+            same = _kept.setdefault(len(memory), [])
+            same.append(memory)
+            if len(same) > 1 or len(_kept) > 1:  # else it is all that there is
+                _forget()
+
+
+def _forget() -> None:
+    while sum([size * len(same) for size, same in _kept.copy().items()]) > _MOST_KEPT:
         _kept.pop(next(iter(_kept.copy()), 0), None)
 
 

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from .._limits import environment
 from ..arrays._operand import memory_order, row_major
 from ..call import Call
 from ..plan._types import Plan
 from . import hopper
 from .driver.device import Device, require_owner
 from .driver.launch import Launch
-from .execute import OnDevice, _environment
+from .execute import OnDevice
 from .forward_pass import ForwardPass
 from .hopper.params import Addresses
 from .recent import Recent
@@ -41,7 +42,7 @@ class Repeated(OnDevice):
 
     def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
         require_owner()
-        if _environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto" or q.is_neg() or k.is_neg() or v.is_neg():
+        if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto" or q.is_neg() or k.is_neg() or v.is_neg():
             return super().__call__(q, k, v, scale)
         try:  # with strides even where they are in order: PyTorch takes a quarter less time
             out = q.new_empty_strided(self.shape, self._strides)
