@@ -34,6 +34,7 @@ CALL = """
 import numpy as np
 import spattn
 from spattn import cuda, patterns
+from spattn.call import Call
 def call(n=200):
     q = np.random.default_rng(0).standard_normal((1, 2, n, 64), dtype=np.float32)
     return cuda.forward(q, q, q, spattn.plan(patterns.Causal(), backend="cuda", like=(q, q, q)), 0.125)
@@ -254,5 +255,5 @@ def test_unknown_kernel_is_refused(monkeypatch):
 def test_head_dim_is_checked():
     for shape in ((1, 1, 8, 257), (1, 1, 8, 300)):
         q = np.zeros(shape, np.float32)
-        with pytest.raises(ValueError, match=r"head_dim: expected 1 … 256, got"):
+        with pytest.raises(ValueError, match=r"^head_dim: expected 1 … 256 for q, k and v, got"):
             spattn.plan(patterns.Full(), backend="cuda", like=(q, q, q))
