@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from . import compiler
 from ._backends import Backend, load
 from ._errors import BackendUnavailable
 from .arrays import NUMPY, ArrayKind, dtype_name, eager, kind_of
@@ -13,6 +12,7 @@ from .call import Call, check_gradients, check_options, check_plain, check_resul
 from .patterns import Mask, Pattern, get
 from .plan import Plan, validate
 from .plan._cache import find_call, keep_call
+from .plan._types import TILE
 
 _CONSTANT = (Pattern, Plan, str)  # what stays as it is; anything else is looked at anew by every call
 
@@ -182,7 +182,7 @@ def plan(
     *,
     batch: int = 1,
     heads: int | None = None,
-    tile: tuple[int, int] = compiler.TILE,
+    tile: tuple[int, int] = TILE,
     workers: int = 1,
     max_bytes: int | None = None,
     backend: str | None = None,
@@ -252,13 +252,15 @@ def plan(
     (48, 64)
     """
     if like is None:
+        from . import compiler  # late, as backends are: `import spattn` takes little time
+
         if q_len is None or backend is not None:
             raise TypeError("plan(): expected q_len, or arrays like=(q, k, v) with which a backend may be named")
         return compiler.plan(
             pattern, q_len, kv_len, batch=batch, heads=heads, tile=tile, workers=workers, max_bytes=max_bytes
         )
     given = q_len, kv_len, batch, heads, tile, workers
-    if given != (None, None, 1, None, compiler.TILE, 1):
+    if given != (None, None, 1, None, TILE, 1):
         raise TypeError("plan(): expected no lengths, batch, heads, tile or workers beside like=(q, k, v)")
     backend = "auto" if backend is None else backend
     check_options(backend)

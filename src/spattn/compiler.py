@@ -19,12 +19,10 @@ from .plan._build import tile_pattern
 from .plan._cache import find, keep
 from .plan._sealed import seal
 from .plan._tiling import Budget
-from .plan._types import LARGEST_SIDE
+from .plan._types import LARGEST_SIDE, TILE
 from .schedule.items import share_out
 
-__all__ = ["TILE", "plan"]
-
-TILE = (128, 64)
+__all__ = ["plan"]
 
 
 def plan(

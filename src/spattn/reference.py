@@ -17,8 +17,8 @@ from .index_set import AffineRows
 from .patterns import Pattern
 from .plan import Plan
 
-__all__ = ["LIMITS", "accepts", "attend", "gradients", "info", "plan_for", "prepare", "prepare_backward",
-           "unavailable"]  # fmt: skip
+__all__ = ["LIMITS", "accepts", "attend", "backward", "forward", "gradients", "info", "plan_for", "prepare",
+           "prepare_backward", "unavailable"]  # fmt: skip
 
 LIMITS = Limits(host_arrays=True)
 
@@ -165,8 +165,62 @@ def accepts(plan: Plan, call: Call) -> bool:
     return plan.pattern is not None
 
 
+def forward(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, plan: Plan, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """:func:`attend` as backends compute it: ``out`` in q's dtype, ``lse`` float32 (float64 for float64).
+
+    Parameters
+    ----------
+    q, k, v : arrays
+        As for :func:`attend`.
+    plan : Plan
+        Only its pattern matters.
+    scale : float
+        Factor of the logits.
+
+    Returns
+    -------
+    out, lse : arrays
+    """
+    out, lse = attend(q, k, v, plan.pattern, scale)
+    with np.errstate(over="ignore"):
+        return out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32))
+
+
+def backward(
+    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, plan: Plan,
+    scale: float,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gradients as backends compute them, in the dtypes of q, k and v.
+
+    `out` and `lse` are what every backend is given; the oracle computes both afresh, so that the rounding of a forward
+    pass does not enter its gradients.
+
+    Parameters
+    ----------
+    dout : array
+        Gradient with respect to `out`.
+    q, k, v : arrays
+        As for :func:`attend`.
+    out, lse : arrays
+        Not read.
+    plan : Plan
+        Only its pattern matters.
+    scale : float
+        Factor of the logits.
+
+    Returns
+    -------
+    dq, dk, dv : arrays
+    """
+    with np.errstate(over="ignore"):
+        dq, dk, dv = gradients(dout, q, k, v, plan.pattern, scale)
+        return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
+
+
 def prepare(call: Call, plan: Plan) -> PreparedForward:
-    """:func:`attend` as a backend's forward: ``out`` in q's dtype, ``lse`` float32 (float64 for float64).
+    """:func:`forward` of a plan.
 
     Parameters
     ----------
@@ -180,20 +234,11 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
     callable
         ``(q, k, v, scale)`` to ``(out, lse)``.
     """
-
-    def run(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
-        out, lse = attend(q, k, v, plan.pattern, scale)
-        with np.errstate(over="ignore"):
-            return out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32))
-
-    return run
+    return lambda q, k, v, scale: forward(q, k, v, plan, scale)
 
 
 def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
-    """:func:`gradients` as a backend's backward, in the dtypes of q, k and v.
-
-    `out` and `lse` belong to the interface; the oracle computes both afresh, so that the rounding of a forward pass
-    does not enter its gradients.
+    """:func:`backward` of a plan.
 
     Parameters
     ----------
@@ -205,13 +250,7 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
     callable
         ``(dout, q, k, v, out, lse, scale)`` to ``(dq, dk, dv)``.
     """
-
-    def run(dout, q, k, v, out, lse, scale):
-        with np.errstate(over="ignore"):
-            dq, dk, dv = gradients(dout, q, k, v, plan.pattern, scale)
-            return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
-
-    return run
+    return lambda dout, q, k, v, out, lse, scale: backward(dout, q, k, v, out, lse, plan, scale)
 
 
 def _rows(pattern, q, k, v):

@@ -109,8 +109,7 @@ def test_fault_30_fork_without_gpu():
     """Forked processes, and those that they fork, are refused from the moment CUDA is initialised and not before."""
     done = run_script("""
         import os
-        from spattn.call import Call
-from spattn.cuda.driver import device
+        from spattn.cuda.driver import device
 
         def refused():
             try: device.require_owner()

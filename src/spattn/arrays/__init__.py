@@ -39,7 +39,7 @@ def _search(x: Any) -> ArrayKind | None:
         if own is not None and isinstance(x, own):
             kind = _kinds.get(name)
             if kind is None:
-                kind = _kinds.setdefault(name, importlib.import_module(f"{__name__}._{name}").KIND)
+                kind = _kinds.setdefault(name, importlib.import_module(f"{__name__}._{name}").KIND())
             if kind.is_plain(x):
                 _plain[type(x)] = kind
             return kind

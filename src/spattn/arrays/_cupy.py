@@ -56,4 +56,4 @@ class CuPy(ArrayKind):
         return owner.ptr, owner
 
 
-KIND = CuPy()
+KIND = CuPy

@@ -57,4 +57,4 @@ class Jax(ArrayKind):
         return self.full(like, shape, dtype, 0).block_until_ready()
 
 
-KIND = Jax()
+KIND = Jax

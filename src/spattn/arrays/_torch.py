@@ -115,4 +115,4 @@ class Torch(ArrayKind):
         return owner.data_ptr(), owner
 
 
-KIND = Torch()
+KIND = Torch

@@ -52,6 +52,7 @@ from .._ragged import ramp
 AXES = 3
 LARGEST = 2**31 - 1  # what int32 holds: lengths, tiles, entries
 LARGEST_SIDE = 1 << 15  # tokens of a tile's side
+TILE = (128, 64)  # of a plan that is for no backend in particular
 
 VIEW = np.dtype(
     [("offset", "i8"), ("stride", "i8", AXES), ("extent", "i4", AXES), ("box", "i4", AXES), ("grid", "i4", AXES),
