@@ -38,23 +38,22 @@ template <class T> struct KeyTiles {
 template <class T> struct ForwardScratch {
   TileCache* cache;  // at the beginning, which is zero before the first item
   Widths<T> width;
-  Positions position;
-  RowStatistics<T> rows;
-  ExactRowBuffer exact;
-  LaneMask<T> mask;
   T* query;   // (head_dim, width.query): Q', times the sign of the scale
   T* scores;  // (block_kv, width.query): S', then the weights
   OutputBlock<T> output;
   T* staged;  // (lanes, the larger of width.key and width.value): rows on their way to where they are packed
+  RowStatistics<T> rows;
+  LaneMask<T> mask;
+  Positions position;
+  ExactRowBuffer exact;
   KeyTiles<T> tiles;
 
   ForwardScratch(const Call& call, Arena& arena)
-      : cache(arena.array<TileCache>(1)), width(call), position(call, arena), rows(width.query, arena),
-        exact(width.query, call.head_dim_v, arena), mask(call, width.query, arena),
-        query(arena.array<T>(call.head_dim * width.query)),
+      : cache(arena.array<TileCache>(1)), width(call), query(arena.array<T>(call.head_dim * width.query)),
         scores(arena.array<T>(call.plan.block_kv * width.query)), output(width.query, width.value, arena),
         staged(arena.array<T>(kLanes<T> * (width.key > width.value ? width.key : width.value))),
-        tiles(call, width, cache, arena) {}
+        rows(width.query, arena), mask(call, width.query, arena), position(call, arena),
+        exact(width.query, call.head_dim_v, arena), tiles(call, width, cache, arena) {}
 };
 
 }  // namespace SPATTN_ISA

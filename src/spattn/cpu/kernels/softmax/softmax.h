@@ -26,7 +26,7 @@ template <class T> struct RowStatistics {
         weight_sum(arena.array<T>(rows)), tile_max(arena.array<T>(rows)), rescale(arena.array<T>(rows)),
         lse(arena.array<double>(rows)) {}
 
-  void reset(int64_t vectors) {
+  void reset(int64_t vectors) const {
     for (int64_t i = 0; i < vectors * kLanes<T>; ++i) {
       row_max[i] = -kInfinity<T>;
       reference[i] = T(0);
@@ -46,7 +46,7 @@ template <class T> struct RowStatistics {
   // difference of the references that the weights before and after were computed with, hence exactly 1 where the
   // reference stays: from row_max it would be off by the reference's rounding error, again with every tile, and so it
   // would by a path's own coarser exp2.
-  void move_reference(int64_t vectors, Logits<T> logits) {
+  void move_reference(int64_t vectors, Logits<T> logits) const {
     using V = Vec<T>;
     for (int64_t column = 0; column < vectors * kLanes<T>; column += kLanes<T>) {
       const V before = load<V>(row_max + column), largest = load<V>(tile_max + column);
@@ -69,10 +69,11 @@ template <int N, class V> SPATTN_INLINE V add_up(const V* terms) {
   }
 }
 
-// `scores`, rows of `ld` queries: S' of the keys [begin, end) becomes the weights, as elements of the path.
+// `matrix`, rows of `ld` queries: S' of the keys [begin, end) becomes the weights, as elements of the path. Never
+// inlined: the loop needs all registers.
 template <class Path, class T = typename Path::T>
-void exponentiate(int64_t begin, int64_t end, int64_t vectors, Logits<T> logits, T* matrix, int64_t ld,
-                  RowStatistics<T> rows) {
+__attribute__((noinline)) void exponentiate(int64_t begin, int64_t end, int64_t vectors, Logits<T> logits, T* matrix,
+                                            int64_t ld, const RowStatistics<T>& rows) {
   using V = Vec<T>;
   constexpr int kTerms = Path::kTerms, kSums = kKeyRows / kTerms;
   rows.move_reference(vectors, logits);
