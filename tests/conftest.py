@@ -50,13 +50,16 @@ def pytest_generate_tests(metafunc):
 @pytest.fixture
 def forward(request):
     """``forward(q, k, v, pattern, scale=None) -> (out, lse)``: the reference and each instruction set in turn."""
+    import spattn
     from spattn import cpu, reference
 
-    module, options = (reference, {}) if request.param == "reference" else (cpu, {"isa": request.param})
+    backend, module, options = "cpu", cpu, {"isa": request.param}
+    if request.param == "reference":
+        backend, module, options = "reference", reference, {}
 
     def run(q, k, v, pattern, scale=None):
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        return module.forward(q, k, v, module.plan_for(pattern, q, k, v), scale, **options)
+        return module.forward(q, k, v, spattn.plan(pattern, backend=backend, like=(q, k, v)), scale, **options)
 
     return run
 

@@ -50,7 +50,7 @@ def says(reason):
 @pytest.mark.parametrize("message, reason", [
     ("_driver.so: undefined symbol: cuMemAdvise_v2", "the NVIDIA driver is older than PyCUDA needs .*cuMemAdvise_v2"),
     ("libcuda.so.1: cannot open shared object file", r"no NVIDIA driver was found \(libcuda"),
-    ("No module named 'pycuda'", r"No module named 'pycuda'; pip install 'spattn\[cuda\]'"),
+    ("No module named 'pycuda'", r"No module named 'pycuda'; pip install pycuda cuda-bindings"),
 ])  # fmt: skip
 def test_fault_27_driver_that_does_not_serve(monkeypatch, message, reason):
     monkeypatch.setattr(cuda, "_works_in", None)

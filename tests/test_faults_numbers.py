@@ -290,6 +290,7 @@ def test_fault_07_garbage_in_workspace(python):
     """glibc fills every block that malloc returns with 0xFE (about -1.7e38 in float32)."""
     source = """
 import hashlib, numpy as np, spattn
+import spattn
 from spattn import cpu, patterns as p
 from spattn.testing import inputs
 q, k, v = inputs(1, 2, 1, 70, 3000, 20)

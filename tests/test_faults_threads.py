@@ -6,6 +6,7 @@ from spattn import cpu
 
 FORKS = """
 import os, signal, threading
+import spattn
 from spattn import cpu, patterns as p
 from spattn.testing import inputs, random
 
@@ -78,6 +79,7 @@ print(descend(3))
 
 DIGESTS = """
 import hashlib, os
+import spattn
 from spattn import cpu, patterns as p
 from spattn.testing import DTYPES, inputs, random
 

@@ -50,6 +50,7 @@ def attend(pattern, batch: int, heads_q: int, heads_kv: int, q_len: int, kv_len:
     """One problem, by each precision of its dtype; rows of the first key head that see key 3 take the exact path."""
     import numpy as np
 
+    import spattn
     from spattn import cuda
     from spattn.testing import inputs
 
@@ -57,7 +58,7 @@ def attend(pattern, batch: int, heads_q: int, heads_kv: int, q_len: int, kv_len:
     q, k, v = inputs(batch, heads_q, heads_kv, q_len, kv_len, *dims, dtype=dtype)
     v[:, 0, 3] = np.nan
     for precision in (None, "tf32") if dtype == "float32" else (None,):
-        cuda.forward(q, k, v, cuda.plan_for(pattern, q, k, v), -0.2, precision=precision)
+        cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), -0.2, precision=precision)
 
 
 def check(tool: str, kernels: str, dtypes: list[str], out: Path) -> bool:

@@ -166,7 +166,7 @@ def test_planning_makes_no_context():
     """Asking what there is, and planning for it, leaves the GPU's memory alone."""
     done = run_script(CALL + textwrap.dedent("""
         import json
-        assert cuda.unavailable() is None and json.dumps(cuda.info()) and cuda.units() and cuda.tile("float16", 64)
+        assert cuda.unavailable() is None and json.dumps(cuda.info()) and cuda.sm_count() and cuda.tile("float16", 64)
         q = np.zeros((1, 1, 100, 64), np.float32)
         made = spattn.plan(patterns.Causal(), backend="cuda", like=(q, q, q))
         assert cuda.accepts(made, Call.of(q, q, q))
@@ -193,6 +193,7 @@ def test_plans_that_do_not_fit():
 def test_fault_26_sticky_error():
     """After an illegal access every call says that the process must restart."""
     done = run_script(CALL + textwrap.dedent("""
+        import spattn
         from spattn.cuda import portable
         from spattn.arrays._operand import Operand
         from spattn.cuda.forward_pass import ForwardPass

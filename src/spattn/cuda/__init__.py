@@ -21,8 +21,8 @@ from . import execute, hopper, portable, repeat
 from .driver import compile, device
 from .driver.errors import NO_DEVICE, CudaError
 
-__all__ = ["LIMITS", "CudaError", "accepts", "forward", "info", "plan_for", "prepare", "tile", "unavailable",
-           "units"]  # fmt: skip
+__all__ = ["LIMITS", "CudaError", "accepts", "forward", "info", "plan_for", "prepare", "sm_count", "tile",
+           "unavailable"]  # fmt: skip
 
 LIMITS = Limits(host_arrays=False, backward=False, precisions=("tf32",))
 
@@ -51,7 +51,7 @@ def _why_not() -> str | None:
             return f"no NVIDIA driver was found ({error}); install one, or use backend='cpu'"
         if "undefined symbol: cu" in str(error):
             return f"the NVIDIA driver is older than PyCUDA needs ({error}); update it, or use backend='cpu'"
-        return f"{error}; pip install 'spattn[cuda]'"
+        return f"{error}; pip install pycuda cuda-bindings"
     try:
         number = device.count()
     except RuntimeError as error:
@@ -154,7 +154,7 @@ def tile(dtype: str, head_dim: int, head_dim_v: int | None = None, ordinal: int 
     return _kernels(gpu, dtype, head_dim, head_dim_v).tile(gpu, dtype, max(head_dim, head_dim_v))
 
 
-def units(ordinal: int | None = None) -> int:
+def sm_count(ordinal: int | None = None) -> int:
     """Number of SMs of a device."""
     return device.get(ordinal).sm_count
 

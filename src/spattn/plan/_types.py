@@ -90,13 +90,13 @@ def positions(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 def real_extents(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
     """(n, axes) int64: how many coordinates along each axis tile ``tiles[i]`` of ``views[i]`` has that are not padding;
     these come first."""
-    return np.minimum(views["box"], views["extent"] - _first_coordinates(views, tiles))
+    return np.minimum(views["box"], views["extent"] - first_coordinates(views, tiles))
 
 
 def real_cells(views: np.ndarray, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All real cells of tiles, tile after tile: number of the tile (tile ``tiles[i]`` of ``views[i]`` is number i),
     number of the cell in it, position."""
-    first = _first_coordinates(views, tiles)
+    first = first_coordinates(views, tiles)
     real = np.minimum(views["box"], views["extent"] - first)
     origin = views["offset"] + (views["stride"] * first).sum(axis=1)
     count = real.prod(axis=1)
@@ -111,7 +111,7 @@ def real_cells(views: np.ndarray, tiles: np.ndarray) -> tuple[np.ndarray, np.nda
     return owner, cell, position
 
 
-def _first_coordinates(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
+def first_coordinates(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
     """(n, axes) int64: the first coordinates of each tile."""
     first, rest = np.zeros((len(tiles), AXES), np.int64), tiles.astype(np.int64)
     for axis in reversed(range(AXES)):

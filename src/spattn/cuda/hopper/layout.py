@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...plan._types import Plan
+from ...plan._types import Plan, first_coordinates
 from ...schedule.finishers import Merges, find_finishers
 from ...schedule.roles import roles
 from .maps import PANEL, MapSpec, halve, map_views
@@ -67,25 +67,18 @@ def make_layout(plan: Plan) -> Layout:
     work = np.zeros(len(plan.work), dtype=WORK)
     work["query_view"], work["key_view"] = components["query_view"], components["key_view"]
     work["begin"], work["end"], work["slot"] = plan.work["begin"], plan.work["end"], finishers.slots
-    corner = first_coordinates(plan.views[components["query_view"]], plan.work["query_tile"])
-    work["x"], work["y"], work["z"] = corner.T
+    work["z"], work["y"], work["x"] = first_coordinates(
+        plan.views[components["query_view"]], plan.work["query_tile"]
+    ).T
     owner = plan.components[np.repeat(row_component, np.diff(plan.indptr))]
-    corner = first_coordinates(plan.views[owner["key_view"] + plan.key_view], plan.indices)
     entries = np.zeros(len(plan.indices), dtype=ENTRY)
-    entries["x"], entries["y"], entries["z"] = corner.T
+    key_views_of = plan.views[owner["key_view"] + plan.key_view]
+    entries["z"], entries["y"], entries["x"] = first_coordinates(key_views_of, plan.indices).T
     entries["view"] = plan.key_view
     return Layout(
         query_specs, key_specs, query_views, key_views, work, entries, plan.mask.astype(np.int32),
         fragment_masks(plan.masks), finishers.priors, finishers.finishes, finishers.merges,
     )  # fmt: skip
-
-
-def first_coordinates(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
-    """(n, 3) int32: the first lattice coordinates of tiles (tile i of view i), axis 2 first."""
-    grid, box = views["grid"].astype(np.int64), views["box"]
-    tiles = tiles.astype(np.int64)
-    numbers = (tiles % grid[:, 2], tiles // grid[:, 2] % grid[:, 1], tiles // (grid[:, 2] * grid[:, 1]))
-    return np.stack([number * box[:, 2 - i] for i, number in enumerate(numbers)], axis=1).astype(np.int32)
 
 
 def fragment_masks(masks: np.ndarray) -> np.ndarray:
