@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*") if page.suffix in (".rst", ".md") and "generated" not in page.parts)
 CITED = re.compile(r"``([\w./-]+\.\w+)::(\w+)``")
+DOCUMENT = re.compile(r"(?<![\w.*])[\w/-]+\.(?:md|rst)\b")
+ONLINE = "https://github.com/spattn/spattn/blob/main/"  # where files of this tree are read in a browser
 FILES = re.compile(r"`((?:tests|benchmarks|tools|src/spattn)/[\w./-]+\.\w+)`")
 
 
@@ -46,12 +48,22 @@ def documents():
     return [file for file in files if file.suffix in kinds and not {"generated", "_build"} & set(file.parts)]
 
 
+def documents_named(text):
+    """Those of this tree, also by their address online; not those of other places."""
+    return DOCUMENT.findall(re.sub(r"https?://\S+", "", text.replace(ONLINE, "")))
+
+
+def test_addresses_are_read():
+    text = f"[a]({ONLINE}CHANGELOG.md), https://example.org/b/c.md and docs/design.rst"
+    assert documents_named(text) == ["CHANGELOG.md", "docs/design.rst"]
+
+
 def test_every_document_that_is_named_is_in_the_tree():
     files = documents()
     pages = [f"/{file.relative_to(ROOT).as_posix()}" for file in files if file.suffix in (".rst", ".md")]
     assert len(files) > 200 and len(pages) > 20
     for file in files:
-        named = re.findall(r"(?<![\w.*])[\w/-]+\.(?:md|rst)\b", file.read_text(encoding="utf-8"))
+        named = documents_named(file.read_text(encoding="utf-8"))
         missing = [name for name in named if not any(page.endswith(f"/{name}") for page in pages)]
         assert not missing, file
 
