@@ -133,6 +133,13 @@ def test_what_was_prepared_for_a_plan_ends_with_it(prepared):
     assert len(prepared) == 3 and torch.equal(out[0], out[1])
 
 
+def test_results_lie_in_memory_as_q_does():
+    for x in (np.ones((1, 2, 10, 8), np.float32), np.ones((1, 10, 2, 8), np.float32).transpose(0, 2, 1, 3)):
+        out, lse = spattn.attention(x, x, x, "causal", return_lse=True)
+        dq, dk, dv = spattn.attention_backward(x, x, x, x, out, lse, "causal")
+        assert out.strides == dq.strides == dk.strides == dv.strides == x.strides
+
+
 def test_masks_are_read_anew_by_every_call():
     mask = torch.ones(10, 10, dtype=torch.bool)
     first = spattn.attention(*tensors(v=torch.arange(160.0).view(1, 2, 10, 8)), mask)
