@@ -167,7 +167,7 @@ def check_results(call: Call, dout: Any, out: Any, lse: Any) -> None:
         if tuple(x.shape) != shape:
             raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}")
         if dtype_name(x) != dtype:
-            raise TypeError(f"{name}: expected dtype {dtype}, got {dtype_name(x)}")
+            raise TypeError(f"{name}: expected {dtype}, got {dtype_name(x)}")
         if call.kind.device(x) != call.device:
             raise ValueError(f"{name}: expected device {call.device} like q, got {call.kind.device(x)}")
 
