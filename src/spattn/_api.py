@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ._backends import Backend, load
@@ -98,7 +99,7 @@ def attention(
     prepared = find_call(pattern, signature) if signature[0] and isinstance(pattern, _CONSTANT) else None
     if prepared is None:
         call = Call.of(q, k, v, scale=scale, precision=precision)
-        check_gradients("attention", q=q, k=k, v=v)
+        check_gradients("attention", call.kind, q=q, k=k, v=v)
         prepared, scale = _prepare(call, pattern, backend, signature), call.scale
     else:
         scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
@@ -168,7 +169,7 @@ def attention_backward(
     if prepared is None:
         call = Call.of(q, k, v, scale=scale)
         check_results(call, dout, out, lse)
-        check_gradients("attention_backward", dout=dout, q=q, k=k, v=v, out=out, lse=lse)
+        check_gradients("attention_backward", call.kind, dout=dout, q=q, k=k, v=v, out=out, lse=lse)
         prepared, scale = _prepare(call, pattern, backend, signature, backward=True), call.scale
     else:
         scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
@@ -271,18 +272,20 @@ def plan(
 class Prepared(NamedTuple):
     """A prepared call with what checks its scale."""
 
-    run: Any
+    run: Callable[..., Any]
     scale: float
     dtype: str
 
 
-def _prepare(call: Call, pattern, backend: str, signature: tuple, backward: bool = False) -> Prepared:
+def _prepare(
+    call: Call, pattern: Any, backend: str, signature: tuple[Any, ...], backward: bool = False
+) -> Prepared:
     """What computes calls like this one; kept where nothing that it depends on can change behind the signature."""
     module = _backend_for(call, backend)
     if backward and not module.LIMITS.backward:
         raise BackendUnavailable(f"backend {_name_for(call, backend)!r} has no backward yet; use 'cpu' on host arrays")
     plan = find_plan(module, pattern, call)
-    run = module.prepare_backward(call, plan) if backward else module.prepare(call, plan)
+    run: Callable[..., Any] = module.prepare_backward(call, plan) if backward else module.prepare(call, plan)
     if module.LIMITS.host_arrays and call.kind is not NUMPY:
         run = _through_numpy(call.kind, run)
     prepared = Prepared(run, default_scale(call.head_dim), call.dtype)
@@ -291,12 +294,12 @@ def _prepare(call: Call, pattern, backend: str, signature: tuple, backward: bool
     return prepared
 
 
-def _through_numpy(kind: ArrayKind, run):
+def _through_numpy(kind: ArrayKind, run: Callable[..., Any]) -> Callable[..., Any]:
     """The same of arrays of another kind in host memory."""
 
-    def call(*operands):
-        *operands, scale = operands
-        return tuple([kind.from_numpy(x) for x in run(*map(kind.to_numpy, operands), scale)])
+    def call(*operands: Any) -> tuple[Any, ...]:
+        *arrays, scale = operands
+        return tuple([kind.from_numpy(x) for x in run(*map(kind.to_numpy, arrays), scale)])
 
     return call
 
@@ -316,7 +319,7 @@ def _backend_for(call: Call, backend: str) -> Backend:
     return module
 
 
-def find_plan(module: Backend, pattern, call: Call, max_bytes: int | None = None) -> Plan:
+def find_plan(module: Backend, pattern: Any, call: Call, max_bytes: int | None = None) -> Plan:
     """The plan of `pattern` that a backend wants for a call."""
     if isinstance(pattern, Plan):
         if (pattern.q_len, pattern.kv_len) != (call.q_len, call.kv_len):
@@ -346,7 +349,7 @@ def _plan_or_pattern(plan: Plan, module: Backend, call: Call) -> Plan | Pattern:
     return plan.pattern
 
 
-def as_pattern(pattern) -> Pattern:
+def as_pattern(pattern: Any) -> Pattern:
     """A pattern from anything that attention() takes as one."""
     if isinstance(pattern, Pattern):
         return pattern

@@ -126,20 +126,9 @@ def check_options(backend: str, return_lse: bool = False, precision: str | None 
 
 def _check_operands(q: Any, k: Any, v: Any) -> tuple[ArrayKind, str, str]:
     """Three plain arrays of one kind, dtype and device, which are returned."""
-    like_q = None
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        kind = kind_of(x)
-        if kind is None:
-            raise TypeError(f"{name}: expected a NumPy, PyTorch, CuPy or JAX array, got {type(x).__name__}")
-        check_plain(name, x)
-        dtype, device = dtype_name(x), kind.device(x)
-        if dtype not in DTYPES:
-            raise TypeError(f"{name}: expected one of {', '.join(DTYPES)}, got {dtype}")
-        if x.ndim != 4:
-            raise ValueError(f"{name}: expected shape (batch, heads, length, head_dim), got {tuple(x.shape)}")
-        if not device.startswith(("cpu", "cuda:")):
-            raise ValueError(f"{name}: expected an array in host memory or on a CUDA device, got one on {device}")
-        like_q = like_q or (kind, dtype, device)
+    like_q = _check_operand("q", q)
+    for name, x in (("k", k), ("v", v)):
+        kind, dtype, device = _check_operand(name, x)
         if kind is not like_q[0]:
             raise TypeError(f"{name}: expected a {like_q[0].name} array like q, got {kind.name}")
         if dtype != like_q[1]:
@@ -147,6 +136,21 @@ def _check_operands(q: Any, k: Any, v: Any) -> tuple[ArrayKind, str, str]:
         if device != like_q[2]:
             raise ValueError(f"{name}: expected device {like_q[2]} like q, got {device}")
     return like_q
+
+
+def _check_operand(name: str, x: Any) -> tuple[ArrayKind, str, str]:
+    kind = kind_of(x)
+    if kind is None:
+        raise TypeError(f"{name}: expected a NumPy, PyTorch, CuPy or JAX array, got {type(x).__name__}")
+    check_plain(name, x)
+    dtype, device = dtype_name(x), kind.device(x)
+    if dtype not in DTYPES:
+        raise TypeError(f"{name}: expected one of {', '.join(DTYPES)}, got {dtype}")
+    if x.ndim != 4:
+        raise ValueError(f"{name}: expected shape (batch, heads, length, head_dim), got {tuple(x.shape)}")
+    if not device.startswith(("cpu", "cuda:")):
+        raise ValueError(f"{name}: expected an array in host memory or on a CUDA device, got one on {device}")
+    return kind, dtype, device
 
 
 def check_plain(name: str, x: Any) -> None:
@@ -172,9 +176,9 @@ def check_results(call: Call, dout: Any, out: Any, lse: Any) -> None:
             raise ValueError(f"{name}: expected device {call.device} like q, got {call.kind.device(x)}")
 
 
-def check_gradients(caller: str, **operands: Any) -> None:
-    """No array through which its library would expect a gradient."""
-    wanting = [name for name, x in operands.items() if kind_of(x).wants_gradient(x)]
+def check_gradients(caller: str, kind: ArrayKind, **operands: Any) -> None:
+    """No array of this kind through which its library would expect a gradient."""
+    wanting = [name for name, x in operands.items() if kind.wants_gradient(x)]
     if wanting:
         raise RuntimeError(
             f"{', '.join(wanting)}: expected no tensor that requires a gradient, which {caller}() does not record; "

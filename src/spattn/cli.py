@@ -55,7 +55,7 @@ def _complain(parser: argparse.ArgumentParser, what: object, code: int) -> int:
 class _Version(argparse.Action):
     """Prints the version, which is looked up only then."""
 
-    def __call__(self, parser, namespace, values, option_string=None):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         print(f"{parser.prog} {version()}")
         parser.exit()
 

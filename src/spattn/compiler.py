@@ -77,9 +77,9 @@ def _at_least(least: int, name: str, value: int) -> int:
 
 
 def _check_tile(tile: tuple[int, int]) -> tuple[int, int]:
-    if not (type(tile) is tuple and len(tile) == 2 and type(tile[0]) is type(tile[1]) is int):
-        tile = integers("tile", tile)
-    if len(tile) != 2 or not 1 <= tile[0] <= LARGEST_SIDE or not 1 <= tile[1] <= LARGEST_SIDE or tile[1] % 64:
+    known = type(tile) is tuple and len(tile) == 2 and type(tile[0]) is type(tile[1]) is int
+    sides: tuple[int, ...] = tile if known else integers("tile", tile)
+    if len(sides) != 2 or not 1 <= sides[0] <= LARGEST_SIDE or not 1 <= sides[1] <= LARGEST_SIDE or sides[1] % 64:
         expected = f"(block_q >= 1, a multiple of 64), both up to {LARGEST_SIDE}"
-        raise ValueError(f"tile: expected {expected}, got {tile}")
-    return tile
+        raise ValueError(f"tile: expected {expected}, got {sides}")
+    return sides[0], sides[1]

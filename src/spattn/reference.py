@@ -6,6 +6,7 @@ It executes a pattern's own index set, row by row, and never looks at a plan's t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -183,7 +184,7 @@ def forward(
     -------
     out, lse : arrays
     """
-    out, lse = attend(q, k, v, plan.pattern, scale)
+    out, lse = attend(q, k, v, _pattern_of(plan), scale)
     with np.errstate(over="ignore"):
         return out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32))
 
@@ -215,7 +216,7 @@ def backward(
     dq, dk, dv : arrays
     """
     with np.errstate(over="ignore"):
-        dq, dk, dv = gradients(dout, q, k, v, plan.pattern, scale)
+        dq, dk, dv = gradients(dout, q, k, v, _pattern_of(plan), scale)
         return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
 
 
@@ -233,7 +234,13 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
     -------
     callable
         ``(q, k, v, scale)`` to ``(out, lse)``.
+
+    Raises
+    ------
+    ValueError
+        If the plan does not know its pattern.
     """
+    _pattern_of(plan)
     return lambda q, k, v, scale: forward(q, k, v, plan, scale)
 
 
@@ -249,15 +256,29 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
     -------
     callable
         ``(dout, q, k, v, out, lse, scale)`` to ``(dq, dk, dv)``.
+
+    Raises
+    ------
+    ValueError
+        As :func:`prepare`.
     """
+    _pattern_of(plan)
     return lambda dout, q, k, v, out, lse, scale: backward(dout, q, k, v, out, lse, plan, scale)
 
 
-def _rows(pattern, q, k, v):
+def _pattern_of(plan: Plan) -> Pattern:
+    if plan.pattern is None:
+        raise ValueError("plan: expected one that knows its pattern, got one without")
+    return plan.pattern
+
+
+def _rows(
+    pattern: Pattern | np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray, int, np.ndarray]]:
     """Yields (batch entries, query heads, row, allowed keys): heads of one index set together, no empty rows."""
     q_len, kv_len = q.shape[2], k.shape[2]
     together = max(1, _ELEMENTS_AT_ONCE // max(1, kv_len * (k.shape[-1] + v.shape[-1])))
-    sets, index = _index_sets(pattern, *q.shape[:2], q_len, kv_len)
+    sets, index = _index_sets(pattern, q.shape[0], q.shape[1], q_len, kv_len)
     for number, index_set in enumerate(sets):
         batch, head = np.nonzero(np.broadcast_to(index, q.shape[:2]) == number)
         for first in range(0, len(batch), together):
@@ -268,7 +289,9 @@ def _rows(pattern, q, k, v):
                     yield b, h, i, keys
 
 
-def _index_sets(pattern, batch: int, heads: int, q_len: int, kv_len: int):
+def _index_sets(
+    pattern: Pattern | np.ndarray, batch: int, heads: int, q_len: int, kv_len: int
+) -> tuple[list[AffineRows], np.ndarray]:
     """The different index sets and which one each (batch entry, head) has."""
     if isinstance(pattern, np.ndarray):
         masks = pattern.reshape((1,) * (4 - pattern.ndim) + pattern.shape)
@@ -278,16 +301,16 @@ def _index_sets(pattern, batch: int, heads: int, q_len: int, kv_len: int):
     return [p.index_set(q_len, kv_len) for p in patterns], index
 
 
-def _gather(x, b, kv, keys, dtype):
+def _gather(x: np.ndarray, b: np.ndarray, kv: np.ndarray, keys: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
     """Rows `keys` of the chosen batch entries and heads: (n, keys, d)."""
     return x[b[:, None], kv[:, None], keys].astype(dtype)
 
 
-def _logits(qi, kk, scale):
+def _logits(qi: np.ndarray, kk: np.ndarray, scale: float) -> np.ndarray:
     return np.einsum("nd,nmd->nm", qi.astype(kk.dtype), kk) * scale
 
 
-def _softmax(s):
+def _softmax(s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(P, lse) of rows of logits; P is 0 and lse -inf where every logit is -inf."""
     row_max = s.max(axis=1)
     shift = np.where(row_max == -np.inf, 0, row_max)

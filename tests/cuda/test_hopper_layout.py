@@ -26,6 +26,7 @@ CASES = [
     (patterns.Neighborhood((24, 32), 7), 768, 768),
     (patterns.Neighborhood((24, 32), 5, 2), 768, 768),
     (patterns.Neighborhood((6, 8, 16), 3), 768, 768),
+    (patterns.PerHead((patterns.Neighborhood((6, 8, 16), 3), patterns.Neighborhood((6, 8, 16), 5))), 768, 768),
 ]
 TILES = [(128, 64), (192, 64), (64, 64)]
 

@@ -91,7 +91,7 @@ def repeated(torch, tensors, kernel, monkeypatch):
     gpu, plan = Gpu(), SimpleNamespace(slots=0, block_q=128)
     operands = [kind.operand(x) for x in (*tensors, tensors[0])]
     run = ForwardPass(gpu, 0, plan, *operands, 0, "float16", 0.25, None)
-    ready = SimpleNamespace(attention=kernel, template=Template(), merge_blocks=0)
+    ready = SimpleNamespace(attention=kernel, template=Template(), merge=None)
     on_device = SimpleNamespace(blocks=[5, 5], counter=itertools.count(1000).__next__)
     prepared = SimpleNamespace(plan=on_device, ready=ready, call=run)
     monkeypatch.setattr(repeat.OnDevice, "run", lambda self, q, k, v, scale: "the long way")

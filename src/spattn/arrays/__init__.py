@@ -18,7 +18,8 @@ from ._kind import BFLOAT16, DTYPES, ArrayKind, NumPy, dtype_name
 
 __all__ = ["BFLOAT16", "DTYPES", "NUMPY", "ArrayKind", "dtype_name", "eager", "kind_of", "signature", "to_host"]
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 NUMPY = NumPy()
 _CLASSES = {"torch": "Tensor", "cupy": "ndarray", "jax": "Array"}
@@ -46,7 +47,7 @@ def _search(x: Any) -> ArrayKind | None:
     return None
 
 
-def signature(*arrays: Any) -> tuple | None:
+def signature(*arrays: Any) -> tuple[Any, ...] | None:
     """What checks, plan and kernels of a call depend on: kind, dtype, device, shape and strides of its arrays.
 
     None for arrays that differ in kind or are not plain: these are looked at anew by every call.

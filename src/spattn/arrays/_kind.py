@@ -42,7 +42,7 @@ class ArrayKind:
         """
         return None
 
-    def signature(self, *arrays: Any) -> tuple | None:
+    def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
         """See :func:`spattn.arrays.signature`; the arrays are of one class and :meth:`is_plain`."""
         raise NotImplementedError
 
@@ -111,16 +111,16 @@ class NumPy(ArrayKind):
 
     name = "numpy"
 
-    def is_plain(self, x):
+    def is_plain(self, x: Any) -> bool:
         return type(x) is np.ndarray
 
-    def oddity(self, x):
+    def oddity(self, x: Any) -> str | None:
         if type(x) is np.ndarray:
             return None
         masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
         return "a masked array; use .filled(), and a pattern for what is not allowed" if isinstance(x, masked) else None
 
-    def signature(self, *arrays):
+    def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
         found: list[Any] = [self]
         for x in arrays:
             found += x.dtype, x.shape, x.strides

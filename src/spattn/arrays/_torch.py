@@ -24,10 +24,10 @@ class Torch(ArrayKind):
         # Whether a transformation of torch.func is under way, which wraps tensors without changing their class.
         self._transformation = getattr(functorch, "peek_interpreter_stack", None)
 
-    def is_plain(self, x):
+    def is_plain(self, x: Any) -> bool:
         return type(x) is self.module.Tensor
 
-    def oddity(self, x):
+    def oddity(self, x: Any) -> str | None:
         if x.is_nested:
             return "a nested tensor; join its sequences into one, with spattn.patterns.Documents"
         if type(x).__torch_dispatch__ is not self.module.Tensor.__torch_dispatch__:
@@ -46,7 +46,7 @@ class Torch(ArrayKind):
             somewhere = False
         return None if somewhere else "a tensor under a transformation of torch.func; call this outside of it"
 
-    def signature(self, *arrays):
+    def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
         if self._transformation is None or self._transformation() is not None or self._in_dual_level():
             return None
         found: list[Any] = [self]
@@ -59,17 +59,17 @@ class Torch(ArrayKind):
             return None
         return tuple(found)
 
-    def device(self, x):
+    def device(self, x: Any) -> str:
         return "cpu" if x.device.type == "cpu" else f"{x.device.type}:{x.device.index or 0}"
 
-    def to_numpy(self, x):
+    def to_numpy(self, x: Any) -> np.ndarray:
         x = x.detach().resolve_neg()  # of negation as a flag on the tensor
         return x.view(self.module.int16).numpy().view(BFLOAT16) if x.dtype == self.module.bfloat16 else x.numpy()
 
-    def to_host(self, x):
+    def to_host(self, x: Any) -> np.ndarray:
         return self.to_numpy(x.cpu())
 
-    def from_numpy(self, x):
+    def from_numpy(self, x: np.ndarray) -> Any:
         if x.dtype == BFLOAT16:
             return self.module.from_numpy(x.view(np.int16)).view(self.module.bfloat16)
         return self.module.from_numpy(x)
@@ -85,32 +85,32 @@ class Torch(ArrayKind):
 
     # -- in device memory ---------------------------------------------------------------------------------------------
 
-    def ordinal(self, x):
+    def ordinal(self, x: Any) -> int | None:
         return x.device.index if x.device.type == "cuda" else None
 
-    def resolve(self, x):
+    def resolve(self, x: Any) -> Any:
         return x.resolve_neg()  # a negation may be a flag on the tensor
 
-    def operand(self, x):
+    def operand(self, x: Any) -> Operand:
         return Operand(x.data_ptr(), tuple(x.shape), x.stride())
 
     @property
-    def raw_stream(self):
+    def raw_stream(self) -> Any:
         """Ordinal to stream: torch.cuda.current_stream(device).cuda_stream, without making a Stream first."""
         return self.module._C._cuda_getCurrentRawStream
 
-    def stream(self, x):
+    def stream(self, x: Any) -> int | None:
         return self.raw_stream(x.device.index)
 
-    def full(self, like, shape, dtype, value):
+    def full(self, like: Any, shape: tuple[int, ...], dtype: str, value: float) -> Any:
         return like.new_full(shape, value, dtype=self._dtypes[dtype])
 
-    def empty(self, like, shape, dtype, order=None):
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: str, order: tuple[int, ...] | None = None) -> Any:
         shape, back = in_order(shape, order)
         made = like.new_empty(shape, dtype=self._dtypes[dtype])
         return made if back is None else made.permute(back)
 
-    def allocate(self, like, nbytes):
+    def allocate(self, like: Any, nbytes: int) -> tuple[int, Any]:
         owner = like.new_empty(nbytes, dtype=self.module.uint8)
         return owner.data_ptr(), owner
 

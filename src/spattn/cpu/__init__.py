@@ -202,7 +202,9 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
         split = units(plan, call.batch, call.heads_q, call.heads_kv)
         prepared = _core.Prepared(call, plan, split.work, 1, isa)
 
-    def run(dout, q, k, v, out, lse, scale):
+    def run(
+        dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, scale: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         dq, dk, dv = (np.empty_like(x, subok=False) for x in (q, k, v))
         if q.size:
             threads = min(useful, num_threads()) if useful > 1 else 1

@@ -18,7 +18,7 @@ from ..patterns import Pattern
 from ..plan import Plan
 from ..plan._sealed import sealed_for
 from . import execute, hopper, portable, repeat
-from .driver import compile, device
+from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
 
 __all__ = ["LIMITS", "CudaError", "accepts", "forward", "info", "plan_for", "prepare", "sm_count", "tile",
@@ -64,7 +64,7 @@ def _why_not() -> str | None:
     if gpu.capability < device.OLDEST_ARCHITECTURE:
         has, needs = (".".join(map(str, pair)) for pair in (gpu.capability, device.OLDEST_ARCHITECTURE))
         return f"{gpu.name} has compute capability {has}, the kernels need {needs} or later; use backend='cpu'"
-    if compile.find_nvcc() is None and not compile.cache.names(""):
+    if compile.find_nvcc() is None and not cache.names(""):
         return (
             "nvcc was not found and no kernel is in the cache; install the CUDA toolkit or set SPATTN_NVCC, or copy a "
             "cache that python -m spattn.cuda.prebuild filled elsewhere and set SPATTN_CACHE_DIR"
@@ -170,7 +170,7 @@ def info() -> dict[str, object]:
         "GPU": f"{gpu.name}, compute capability {gpu.capability[0]}.{gpu.capability[1]}, {gpu.sm_count} SMs",
         "driver": f"CUDA {version // 1000}.{version % 1000 // 10}",
         "nvcc": str(compile.find_nvcc() or "not found: only kernels in the cache can run"),
-        "kernel cache": str(compile.cache.folder()),
+        "kernel cache": str(cache.folder()),
     }
 
 

@@ -67,7 +67,7 @@ class OnDevice(Prepared):
     def run(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
         device, kind = self.device, self.kind
         q, k, v = map(kind.resolve, (q, k, v))
-        operands = [kind.operand(x) for x in (q, k, v)]
+        operands = kind.operand(q), kind.operand(k), kind.operand(v)
         stream = kind.stream(q)
         owners: list[Any] = []
 
@@ -107,9 +107,12 @@ class FromHost(Prepared):
             buffers.append(Buffer(device, nbytes))
             return buffers[-1].pointer
 
+        def on_device(x: np.ndarray) -> Operand:
+            return Operand(allocate(x.nbytes), x.shape, row_major(x.shape))
+
         out, lse = np.empty(self.shape, q.dtype), np.empty(self.rows, self.lse_dtype)
         try:
-            operands = [Operand(allocate(x.nbytes), x.shape, row_major(x.shape)) for x in (q, k, v, out)]
+            operands = on_device(q), on_device(k), on_device(v), on_device(out)
             lse_at = allocate(lse.nbytes)
             for x, operand in zip((q, k, v), operands, strict=False):
                 _copy("cuMemcpyHtoDAsync", operand.pointer, x.ctypes.data, x.nbytes, stream)

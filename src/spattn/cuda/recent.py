@@ -7,7 +7,7 @@ from typing import Any
 __all__ = ["Recent"]
 
 
-class Recent(dict):
+class Recent(dict[Any, Any]):
     """What can be made again, for at most `most` keys: it forgets everything when it is full."""
 
     def __init__(self, most: int):

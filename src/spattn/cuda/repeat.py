@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from .._limits import environment
 from ..arrays._operand import memory_order, row_major
@@ -19,7 +19,11 @@ from .driver.launch import Launch
 from .execute import OnDevice
 from .forward_pass import ForwardPass
 from .hopper.params import Addresses
+from .hopper.prepared import Prepared
 from .recent import Recent
+
+if TYPE_CHECKING:
+    from ..arrays._torch import Torch
 
 _KEPT = 64  # addresses of recent calls; an allocator hands out the same ones again and again
 
@@ -27,15 +31,21 @@ _KEPT = 64  # addresses of recent calls; an allocator hands out the same ones ag
 class Repeated(OnDevice):
     """Calls of PyTorch tensors that the Hopper kernels can read, but for those whose addresses they cannot."""
 
-    def __init__(self, run: ForwardPass, prepared: hopper.Prepared, call: Call, *args: Any):
+    def __init__(self, run: ForwardPass, prepared: Prepared, call: Call, *args: Any):
         super().__init__(call, *args)
         self._own_plan, self._ready = prepared.plan, prepared.ready
         self._counter, self._counter_at = prepared.plan.counter, prepared.ready.template.counter_at
         self._strides, self._row_strides = run.out.strides, row_major(self.rows)
-        self._index, self._stream, self._types = self.device.ordinal, call.kind.raw_stream, call.kind.module
+        torch = cast("Torch", call.kind)
+        self._index, self._stream, self._types = self.device.ordinal, torch.raw_stream, torch.module
         self._wide, self._bytes = self._types.float32, self._types.uint8
         sizes: list[int] = []
-        prepared.call.allocate = lambda nbytes: sizes.append(nbytes) or 0
+
+        def note(nbytes: int) -> int:
+            sizes.append(nbytes)
+            return 0
+
+        prepared.call.allocate = note
         self._partial_bytes = prepared.call.workspace()[1]
         self._workspace = tuple(sizes)
         self._launches = Recent(_KEPT)
@@ -71,21 +81,21 @@ class Repeated(OnDevice):
         if merge is not None:
             merge()
 
-    def _write(self, key: tuple) -> tuple[list[Launch], Launch | None] | None:
+    def _write(self, key: tuple[Any, ...]) -> tuple[list[Launch], Launch | None] | None:
         """The launches for these addresses, but for the work counters; None where TMA cannot read there.
 
         A call has them to itself: no other writes to the same addresses while it holds its results.
         """
         if not hopper.aligned(key[:4]):
             return None
-        *addresses, scale, stream = key
-        to = Addresses(*addresses, addresses[5] + self._partial_bytes, scale)
-        ready = self._ready
-        attention = [
-            Launch(ready.attention, blocks, ready.template.fill(number, to, 0), stream)
-            for number, blocks in enumerate(self._own_plan.blocks)
-        ]
-        merge = Launch(ready.merge, ready.merge_blocks, ready.merge_params(to), stream) if ready.merge_blocks else None
+        q, k, v, out, lse, partial, scale, stream = key
+        to = Addresses(q, k, v, out, lse, partial, partial + self._partial_bytes, scale)
+        attention, merge, ready = [], None, self._ready
+        if ready.attention is not None:
+            for number, blocks in enumerate(self._own_plan.blocks):
+                attention.append(Launch(ready.attention, blocks, ready.template.fill(number, to, 0), stream))
+        if ready.merge is not None:
+            merge = Launch(ready.merge, ready.merge_blocks, ready.merge_params(to), stream)
         return self._launches.keep(key, (attention, merge))
 
 
@@ -93,7 +103,7 @@ def on_device(call: Call, plan: Plan, kernels: ModuleType, device: Device, again
     """What computes such calls of arrays in device memory."""
     kind = call.kind
     if kernels is hopper and kind.name == "torch":
-        operands = [kind.operand(x) for x in (call.q, call.k, call.v)]
+        operands = kind.operand(call.q), kind.operand(call.k), kind.operand(call.v)
         out = kind.empty(call.q, call.out_shape, call.dtype, memory_order(operands[0]))
         with device:
             run = ForwardPass(device, 0, plan, *operands, kind.operand(out), 0, call.dtype, call.scale, _no_memory)

@@ -115,7 +115,8 @@ def measure(qkv: list[np.ndarray], lengths: list[int], device: Device, progress:
     progress.start("timing", len(lengths))
     dense, results = {}, []
     for n in lengths:
-        arrays = [device.put(np.ascontiguousarray(x[:, :, :n])) for x in qkv]
+        q, k, v = (device.put(np.ascontiguousarray(x[:, :, :n])) for x in qkv)
+        arrays = q, k, v
         plans, plan_seconds = _plans(arrays, device)
         errors = _errors(arrays, device) if n == min(lengths) else {}
         calls: dict[str, Callable[[], object]] = {
@@ -138,7 +139,7 @@ def measure(qkv: list[np.ndarray], lengths: list[int], device: Device, progress:
     return {"dense": dense, "cases": results}
 
 
-def _plans(arrays: list[Any], device: Device) -> tuple[dict[str, Plan], dict[str, float]]:
+def _plans(arrays: tuple[Any, Any, Any], device: Device) -> tuple[dict[str, Plan], dict[str, float]]:
     """Each pattern's plan as the backend makes it, and the seconds that took."""
     plans, seconds = {}, {}
     for name, pattern in timed_patterns().items():
@@ -148,13 +149,13 @@ def _plans(arrays: list[Any], device: Device) -> tuple[dict[str, Plan], dict[str
     return plans, seconds
 
 
-def _errors(arrays: list[Any], device: Device) -> dict[str, float]:
+def _errors(arrays: tuple[Any, Any, Any], device: Device) -> dict[str, float]:
     """Largest absolute difference to the float64 reference, for each pattern."""
     errors = {}
-    exact = [device.get(x).astype(np.float64) for x in arrays]
+    q, k, v = (device.get(x).astype(np.float64) for x in arrays)
     for name, pattern in timed_patterns().items():
         got = device.get(attention(*arrays, pattern, backend=device.backend))
-        errors[name] = float(np.abs(got - attention(*exact, pattern, backend="reference")).max())
+        errors[name] = float(np.abs(got - attention(q, k, v, pattern, backend="reference")).max())
     return errors
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,7 +15,10 @@ from ..index_set import Runs
 from ._check import integer, integers
 from ._pattern import Pattern
 
-__all__ = ["GridPattern", "box_runs", "coordinates", "lengths", "row_major"]
+__all__ = ["GridPattern", "box_runs", "by_axis", "coordinates", "lengths", "row_major"]
+
+
+_T = TypeVar("_T", int, bool)
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class GridPattern(Pattern):
     fixes_lengths = True
 
     @staticmethod
-    def random_grid(draw, sizes):
+    def random_grid(draw: Any, sizes: Any) -> tuple[tuple[int, ...], Any]:
         """A grid of one to three axes of at most kv_len tokens, and the sizes that fit it; q_len mostly all of it."""
         axes = draw.integer(1, 3)
         longest = 2 * int(sizes.kv_len ** (1 / axes))
@@ -33,15 +38,20 @@ class GridPattern(Pattern):
             shape += (draw.integer(1, min(longest, sizes.kv_len // math.prod(shape))),)
         return shape, draw.fitted(sizes, math.prod(shape))
 
-    def bind(self, q_len, kv_len):
-        tokens = math.prod(self.grid)
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        tokens = math.prod(by_axis(self.grid))
         if kv_len != tokens:
-            shape = " × ".join(map(str, self.grid))
+            shape = " × ".join(map(str, by_axis(self.grid)))
             raise ValueError(f"kv_len: expected {tokens} (a grid of {shape} tokens), got {kv_len}")
         return self
 
 
-def lengths(grid) -> tuple[int, ...]:
+def by_axis(value: _T | tuple[_T, ...]) -> tuple[_T, ...]:
+    """A parameter with one value for each axis, as which a pattern keeps what it was given."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def lengths(grid: Any) -> tuple[int, ...]:
     """The tokens along each axis of a grid that a sequence can hold; a single number is a grid of one axis."""
     shape = integers("grid", grid, 1) if hasattr(grid, "__iter__") else (integer("grid", grid, 1),)
     if math.prod(shape) > LONGEST:
@@ -54,7 +64,7 @@ def row_major(grid: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(grid[axis + 1:]) for axis in range(len(grid)))
 
 
-def coordinates(positions, grid: tuple[int, ...]) -> list:
+def coordinates(positions: Any, grid: tuple[int, ...]) -> list[Any]:
     """Coordinates of tokens along each axis.
 
     A position before the first token has a negative coordinate on the outermost axis: it lies outside the grid, not at
@@ -64,7 +74,10 @@ def coordinates(positions, grid: tuple[int, ...]) -> list:
     return [positions // stride[0]] + [positions // stride[a] % grid[a] for a in range(1, len(grid))]
 
 
-def box_runs(start, count, step, most, grid: tuple[int, ...], kv_len: int) -> Runs:
+def box_runs(
+    start: Sequence[np.ndarray], count: Sequence[np.ndarray], step: Sequence[int], most: Sequence[int],
+    grid: tuple[int, ...], kv_len: int,
+) -> Runs:
     """A box of keys for each query, one run for each of its rows along the last axis.
 
     Parameters

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 __all__ = ["REACH", "assign", "choice", "flag", "integer", "integers", "per_axis", "reach"]
@@ -17,13 +20,13 @@ def reach(tokens: int) -> int:
     return min(tokens, REACH)
 
 
-def assign(pattern, **fields) -> None:
+def assign(pattern: Any, **fields: Any) -> None:
     """Sets the fields of a frozen dataclass from within its ``__post_init__``."""
     for name, value in fields.items():
         object.__setattr__(pattern, name, value)
 
 
-def integer(name: str, value, least: int | None = None, most: int | None = None) -> int:
+def integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
     """`value` as an int in ``[least, most]``.
 
     Raises
@@ -41,21 +44,21 @@ def integer(name: str, value, least: int | None = None, most: int | None = None)
     return int(value)
 
 
-def integers(name: str, value, least: int | None = None, most: int | None = None) -> tuple[int, ...]:
+def integers(name: str, value: Any, least: int | None = None, most: int | None = None) -> tuple[int, ...]:
     """`value` as a tuple of ints, each in ``[least, most]``."""
     if isinstance(value, (str, bytes, dict, set)) or not hasattr(value, "__iter__"):
         raise TypeError(f"{name}: expected a sequence of integers, got {value!r}")
     return tuple(integer(name, v, least, most) for v in value)
 
 
-def flag(name: str, value) -> bool:
+def flag(name: str, value: Any) -> bool:
     """`value` as a bool, TypeError if it is something else."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name}: expected True or False, got {value!r}")
     return bool(value)
 
 
-def choice(name: str, value, allowed: tuple[str, ...]) -> str:
+def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """`value`, ValueError unless it is one of `allowed`."""
     if not isinstance(value, str):
         raise TypeError(f"{name}: expected a string, got {value!r}")
@@ -64,7 +67,9 @@ def choice(name: str, value, allowed: tuple[str, ...]) -> str:
     return value
 
 
-def per_axis(name: str, value, axes: int, check=integer, **limits) -> tuple:
+def per_axis(
+    name: str, value: Any, axes: int, check: Callable[..., Any] = integer, **limits: int
+) -> tuple[Any, ...]:
     """`value`, a scalar or one per axis, as a tuple with one entry per axis."""
     if isinstance(value, (tuple, list, np.ndarray)):
         if len(value) != axes:

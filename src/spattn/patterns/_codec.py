@@ -57,7 +57,7 @@ def from_dict(data: dict[str, Any]) -> Pattern:
     return _decode_pattern(data, depth=0)
 
 
-def _decode_pattern(data, depth: int) -> Pattern:
+def _decode_pattern(data: Any, depth: int) -> Pattern:
     if not isinstance(data, dict) or not isinstance(data.get("pattern"), str):
         raise ValueError(f"data: expected a dict with a 'pattern' name, got {reprlib.repr(data)}")
     _check_depth(depth)
@@ -74,7 +74,7 @@ def _decode_pattern(data, depth: int) -> Pattern:
         raise ValueError(f"data: {error}") from error
 
 
-def _decode_operator(symbol: str, fields: dict, depth: int) -> Pattern:
+def _decode_operator(symbol: str, fields: dict[str, Any], depth: int) -> Pattern:
     operands = fields.get("operands")
     if set(fields) != {"operands"} or not isinstance(operands, list) or (len(operands) == 1) != (symbol == "~"):
         raise ValueError(f"data: expected a list of operands of {symbol!r}, got {reprlib.repr(fields)}")
@@ -88,7 +88,7 @@ def _check_depth(depth: int) -> None:
         raise ValueError(f"data: expected lists and dicts nested at most {_DEEPEST_DATA} deep, got more")
 
 
-def _decode(value, depth: int):
+def _decode(value: Any, depth: int) -> Any:
     if isinstance(value, dict):
         return _decode_array(value) if "array" in value else _decode_pattern(value, depth)
     if isinstance(value, list):
@@ -99,7 +99,7 @@ def _decode(value, depth: int):
     raise ValueError(f"data: expected integers, text, lists or patterns, got {reprlib.repr(value)}")
 
 
-def _decode_array(value: dict) -> np.ndarray:
+def _decode_array(value: dict[str, Any]) -> np.ndarray:
     try:
         shape = integers("shape", value["shape"], 0, _LARGEST_ARRAY)
         if value["dtype"] not in _DTYPES:

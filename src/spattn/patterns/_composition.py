@@ -7,7 +7,7 @@ import itertools
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ._check import assign
 from ._discover import pair_count
@@ -15,6 +15,11 @@ from ._lattice import Lattice, Part
 from ._pattern import Pattern
 from ._predicate import allowed
 from ._registry import DEEPEST, OPERATORS
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..index_set import Runs
 
 __all__ = ["And", "Not", "Or", "nesting"]
 
@@ -45,13 +50,14 @@ def _joint_size(sizes: Iterable[int]) -> int:
 
 
 @dataclass(frozen=True, repr=False)
-class _Composite(Pattern):
+class Composite(Pattern):
     """Shared by the operators: everything but the predicate goes through to the operands."""
 
     operands: tuple[Pattern, ...]
     symbol: ClassVar[str] = ""
+    _hash: ClassVar[int]  # of each object, and no field
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         # The hash is kept: it is asked for at every call and by every larger composition.
         assign(self, **nesting(self.operands), _hash=hash((self.symbol, self.operands)))
 
@@ -61,10 +67,10 @@ class _Composite(Pattern):
         flat = dict.fromkeys(p for each in patterns for p in (each.operands if isinstance(each, cls) else (each,)))
         return cls(tuple(flat)) if len(flat) > 1 else next(iter(flat))
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return self._hash
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.operands,)  # not the hash: it differs from process to process
 
     def _with(self, operands: Iterable[Pattern]) -> Pattern:
@@ -73,39 +79,39 @@ class _Composite(Pattern):
         unchanged = all(new is old for new, old in zip(operands, self.operands, strict=True))
         return self if unchanged else self.of(*operands)
 
-    def bind(self, q_len, kv_len):
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
         return self._with(p.bind(q_len, kv_len) for p in self.operands)
 
-    def sizes(self):
+    def sizes(self) -> tuple[int, int]:
         batch, heads = zip(*(p.sizes() for p in self.operands), strict=True)
         return _joint_size(batch), _joint_size(heads)
 
-    def at(self, batch, head):
+    def at(self, batch: int, head: int) -> Pattern:
         heads = self.sizes()[1]
 
-        def own(p):
+        def own(p: Pattern) -> Pattern:
             size = p.sizes()
             return p.at(batch if size[0] != 1 else 0, head * size[1] // heads if size[1] and heads else head)
 
         return self._with(map(own, self.operands))
 
     @property
-    def translation_invariant(self):
+    def translation_invariant(self) -> bool:  # type: ignore[override]  # of its operands, not of its class
         return all(p.translation_invariant for p in self.operands)
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         return {"pattern": self.symbol, "operands": [p.to_dict() for p in self.operands]}
 
 
-class Or(_Composite):
+class Or(Composite):
     """Pairs allowed by any operand."""
 
     symbol = "|"
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         return functools.reduce(operator.or_, (allowed(p, q, k) for p in self.operands))
 
-    def parts(self, q_len, kv_len):
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         pieces: list[tuple[Part, ...]] = []
         for p in self.operands:
             pieces.append(p.parts(q_len, kv_len))
@@ -120,23 +126,28 @@ class Or(_Composite):
             parts += tuple(piece for p in pieces[number] for piece in _filtered(p, (others,)))
         return parts
 
-    def _candidates(self, q, kv_len):
-        each = [p._candidates(q, kv_len) for p in self.operands]
-        return None if None in each else list(itertools.chain.from_iterable(each))
+    def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
+        joined: list[Runs] = []
+        for p in self.operands:
+            runs = p._candidates(q, kv_len)
+            if runs is None:
+                return None
+            joined += runs
+        return joined
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"({' | '.join(map(repr, self.operands))})"
 
 
-class And(_Composite):
+class And(Composite):
     """Pairs allowed by all operands."""
 
     symbol = "&"
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         return functools.reduce(operator.and_, (allowed(p, q, k) for p in self.operands))
 
-    def parts(self, q_len, kv_len):
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         for number, p in enumerate(self.operands):
             parts = p.parts(q_len, kv_len)
             if not _whole(parts):
@@ -144,30 +155,31 @@ class And(_Composite):
                 return tuple(piece for part in parts for piece in _filtered(part, others))
         return (Part(self),)
 
-    def _candidates(self, q, kv_len):
+    def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
         each = (p._candidates(q, kv_len) for p in self.operands)
         return min((runs for runs in each if runs is not None), key=pair_count, default=None)
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         first, *others = self.operands
         return f"({first!r}{''.join(f' - {p.operands[0]!r}' if isinstance(p, Not) else f' & {p!r}' for p in others)})"
 
 
-class Not(_Composite):
+class Not(Composite):
     """Pairs that its operand does not allow."""
 
     symbol = "~"
 
     @classmethod
-    def of(cls, pattern: Pattern) -> Pattern:
-        """The complement; that of a complement is what it was made of."""
+    def of(cls, *patterns: Pattern) -> Pattern:
+        """The complement of one pattern; that of a complement is what it was made of."""
+        (pattern,) = patterns
         return pattern.operands[0] if isinstance(pattern, Not) else cls((pattern,))
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         result = allowed(self.operands[0], q, k)
         return (not result) if isinstance(result, bool) else ~result  # Python integers compare to Python's bool
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"~{self.operands[0]!r}"
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from .._cached import cached_property
 from .._frozen import frozen
@@ -16,7 +17,7 @@ from ._check import assign
 __all__ = ["ByContent", "frozen_array"]
 
 
-def frozen_array(name: str, value, dtype, ndims: tuple[int, ...]) -> np.ndarray:
+def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, ...]) -> np.ndarray:
     """A copy of an array of any framework that nobody can change, C-contiguous; its elements are copied unless nobody
     can change them.
 
@@ -56,6 +57,7 @@ class ByContent:
     --------
     >>> from dataclasses import dataclass
     >>> import numpy as np
+import numpy.typing as npt
     >>> from spattn.patterns import ByContent, Pattern, apply
     >>> @dataclass(frozen=True, eq=False, repr=False)
     ... class Clusters(ByContent, Pattern):
@@ -70,8 +72,10 @@ class ByContent:
     (True, array([1, 3]))
     """
 
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # made by the decorator of subclasses
+
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if kind_of(value) is not None:
                 assign(self, **{field.name: frozen(plain_array(field.name, _on_host(value)))})
@@ -98,7 +102,7 @@ class ByContent:
         return hash((type(self).__qualname__, self._digest))
 
     def __repr__(self) -> str:
-        def show(value):
+        def show(value: Any) -> str:
             return f"<{value.dtype} {value.shape}>" if isinstance(value, np.ndarray) else repr(value)
 
         fields = ", ".join(f"{f.name}={show(getattr(self, f.name))}" for f in dataclasses.fields(self))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import numpy as np
 
 from ._check import reach
@@ -16,32 +18,38 @@ class LayoutPattern(Pattern):
     """Shared by the configurations: a boolean layout over blocks once the sequence length is known."""
 
     block: Positive
+    attention: str
     head: Word | None = None
     fixes_lengths = True
 
     @staticmethod
-    def random_blocks(draw, sizes):
+    def random_blocks(draw: Any, sizes: Any) -> tuple[int, int, Any]:
         """Tokens of a block, how many blocks, and sizes of so many whole blocks."""
         block = draw.integer(1, min(24, sizes.kv_len))
         blocks = draw.integer(1, sizes.kv_len // block)
         return block, blocks, draw.fitted(sizes, block * blocks)
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls(), 4096
 
     def layout(self, n: int) -> np.ndarray:
         """The layout of `n` blocks, an (n, n) bool array."""
         raise NotImplementedError
 
-    def bind(self, q_len, kv_len):
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
         if kv_len % self.block:
             raise ValueError(f"kv_len: expected a multiple of {self.block} (tokens of a block), got {kv_len}")
         return self if self.sizes()[1] == 0 else BlockLayout(self.layout(kv_len // self.block), self.block)
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> NoReturn:
         missing = ".bind(q_len, kv_len)" if self.sizes()[1] else ".at(batch, head)"
         raise ValueError(f"deepspeed.{type(self).__name__}: its layout depends on the lengths; use {missing}")
+
+    def _own_head(self) -> int:
+        if self.head is None:
+            raise ValueError(f"deepspeed.{type(self).__name__}: its layout depends on the head; use .at(batch, head)")
+        return self.head
 
     def _earlier(self, layout: np.ndarray) -> np.ndarray:
         """The layout, cut to the query's own and earlier blocks when unidirectional."""
@@ -82,7 +90,7 @@ def check_ranges(first: tuple[int, ...], end: tuple[int, ...] | None) -> None:
             raise ValueError(f"global_block_end_indices: expected an end beyond {a}, got {b}")
 
 
-def random_ranges(draw, blocks: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+def random_ranges(draw: Any, blocks: int) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """Global block indices and, half the time, the ends of disjoint ranges that start there."""
     if draw.flag():
         return tuple(sorted(set(draw.positions(blocks + 1, 3)))), None

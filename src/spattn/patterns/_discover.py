@@ -40,7 +40,8 @@ def _allowed_pairs(pattern: Pattern, q: np.ndarray, kv_len: int) -> tuple[np.nda
     shape = len(q), kv_len
     candidates = pattern._candidates(q, kv_len)
     if candidates is None or _SELECTING * pair_count(candidates) >= len(q) * kv_len:
-        return np.nonzero(np.broadcast_to(allowed(pattern, q[:, None], np.arange(kv_len)), shape))
+        row, column = np.nonzero(np.broadcast_to(allowed(pattern, q[:, None], np.arange(kv_len)), shape))
+        return row, column
     selected = np.zeros(shape, dtype=bool)
     for runs in candidates:
         indptr, column = AffineRows.from_runs(runs, kv_len).to_csr()

@@ -73,7 +73,7 @@ def draw(
     return ax
 
 
-def _grid_lines(ax, q_len: int, kv_len: int) -> None:
+def _grid_lines(ax: Any, q_len: int, kv_len: int) -> None:
     ax.set_xticks(np.arange(kv_len + 1), minor=True)
     ax.set_yticks(np.arange(q_len + 1), minor=True)
     ax.grid(which="minor", color="#d9dde0", linewidth=0.6)

@@ -47,7 +47,7 @@ def parameters(cls: type) -> dict[str, Any]:
     return {field.name: _annotation(cls, field) for field in dataclasses.fields(cls) if field.init}
 
 
-def _annotation(cls: type, field: dataclasses.Field) -> Any:
+def _annotation(cls: type, field: dataclasses.Field[Any]) -> Any:
     if not isinstance(field.type, str):
         return field.type
     owner = next(c for c in cls.__mro__ if field.name in inspect.get_annotations(c))
@@ -62,12 +62,13 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
-def check_parameters(pattern: Any) -> None:
+def check_parameters(pattern: object) -> None:
     """Replaces each parameter by what its annotation makes of it; TypeError or ValueError where that is nothing.
 
     TypeError also for a parameter that cannot be hashed, unless the pattern can: plans are found by their pattern.
     """
-    for name, check in _checks(type(pattern)):
+    cls: type = type(pattern)
+    for name, check in _checks(cls):
         value = getattr(pattern, name)
         if check is None:
             _check_hash(pattern, name, value)
@@ -104,18 +105,21 @@ def _check(kind: Any) -> Check | None:
         return lambda name, value: choice(name, value, args)
     within = limits(kind)
     if within is not None:
-        return lambda name, value: integer(name, value, *within)
-    within = limits(args[0]) if origin is tuple and args[1:] == (...,) else None
-    if within is not None:
-        return lambda name, value: integers(name, value, *within)
-    return None
+        least, most = within
+        return lambda name, value: integer(name, value, least, most)
+    of_each = limits(args[0]) if origin is tuple and args[1:] == (...,) else None
+    if of_each is None:
+        return None
+    lowest, highest = of_each
+    return lambda name, value: integers(name, value, lowest, highest)
 
 
 def _check_union(kinds: tuple[Any, ...]) -> Check | None:
     """None, a word and a sequence are told apart from the rest, which is checked as the first of its alternatives."""
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
-    several = [_check(kind) for kind in kinds if get_origin(kind) is tuple]
-    single = [_check(kind) for kind in kinds if get_origin(kind) not in (Literal, tuple) and kind is not types.NoneType]
+    several: list[Any] = [_check(kind) for kind in kinds if get_origin(kind) is tuple]
+    others = [kind for kind in kinds if get_origin(kind) not in (Literal, tuple) and kind is not types.NoneType]
+    single: list[Any] = [_check(kind) for kind in others]
     if None in (*several, *single):
         return None
 

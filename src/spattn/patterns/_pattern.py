@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,6 +42,7 @@ class Pattern:
     """True when the parameters leave only some lengths, as a grid does."""
     _depth: ClassVar[int] = 0
     _terms: ClassVar[int] = 1
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # made by the decorator of subclasses
     __array_ufunc__: ClassVar[None] = None  # `array & pattern` is a pattern, not an array of patterns
 
     def __post_init__(self) -> None:
@@ -163,7 +165,7 @@ class Pattern:
         TypeError
             If the annotation of a parameter without a default does not tell a value.
         """
-        required = [f.name for f in dataclasses.fields(cls) if _is_required(f)]  # type: ignore[arg-type]
+        required = [f.name for f in dataclasses.fields(cls) if _is_required(f)]
         return cls(**{name: default_value(cls, name) for name in required}), 32
 
     @classmethod
@@ -313,7 +315,7 @@ class Pattern:
         raise TypeError("a pattern has no truth value: use & and | instead of 'and' and 'or'")
 
 
-def _is_required(field: dataclasses.Field) -> bool:
+def _is_required(field: dataclasses.Field[Any]) -> bool:
     return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
@@ -326,9 +328,10 @@ def _operand(value: Any) -> Pattern | None:
     if dtype_name(value) != "bool":
         got = dtype_name(value)
         raise TypeError(f"operand: expected a pattern or a bool array, to wrap in Mask(...), got an array of {got}")
-    return pattern_class("mask")(value)
+    mask: Callable[[Any], Pattern] = pattern_class("mask")
+    return mask(value)
 
 
 def _joined(symbol: str, left: Any, right: Any) -> Pattern:
-    patterns = _operand(left), _operand(right)
-    return NotImplemented if any(p is None for p in patterns) else OPERATORS[symbol].of(*patterns)
+    one, other = _operand(left), _operand(right)
+    return NotImplemented if one is None or other is None else OPERATORS[symbol].of(one, other)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
+    from ._composition import Composite
     from ._pattern import Pattern
 
 __all__ = ["DEEPEST", "OPERATORS", "example", "get", "names", "pattern_class", "register"]
@@ -13,7 +14,8 @@ __all__ = ["DEEPEST", "OPERATORS", "example", "get", "names", "pattern_class", "
 PatternClass = TypeVar("PatternClass", bound="type[Pattern]")
 
 DEEPEST = 64  # how deep patterns nest: they are walked by recursion
-OPERATORS: dict[str, type] = {}  # "&", "|" and "~": how a pattern finds what it is joined by, which are patterns too
+# "&", "|" and "~": how a pattern finds what it is joined by, which are patterns too.
+OPERATORS: dict[str, type[Composite]] = {}
 _REGISTRY: dict[str, type[Pattern]] = {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -27,10 +28,10 @@ class BlockTable(ByContent):
 
     cells: np.ndarray
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "cells", frozen_array("cells", self.cells, bool, (2,)))
 
-    def contains(self, a, b):
+    def contains(self, a: Any, b: Any) -> Any:
         """``cells[a, b]``; False out of range. `a` and `b` may be the planner's symbolic positions."""
         for side in (a, b):
             dispatch = getattr(side, "contains", None)
@@ -46,7 +47,7 @@ class BlockTable(ByContent):
         found = self.cells.reshape(-1).take(cell)
         return found if row_exists.all() and column_exists.all() else found & row_exists & column_exists
 
-    def any_in(self, a_lo, a_hi, b_lo, b_hi) -> np.ndarray:
+    def any_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
         """Whether a cell of each rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` (inclusive) may be set.
 
         Exact up to 2^24 cells; larger tables are asked by coarse cells and may say True too often.
@@ -56,7 +57,7 @@ class BlockTable(ByContent):
         a_hi, b_hi = np.minimum(a_hi, rows - 1), np.minimum(b_hi, columns - 1)
         return _rectangle(self._images[0], self._coarse, a_lo, a_hi, b_lo, b_hi) > 0
 
-    def all_in(self, a_lo, a_hi, b_lo, b_hi) -> np.ndarray:
+    def all_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
         """Whether every cell of each rectangle (inclusive) is known to be set; cells out of range are not.
 
         Exact up to 2^24 cells; larger tables are asked by coarse cells and may say False too often.
@@ -92,7 +93,9 @@ def _integral(cells: np.ndarray) -> np.ndarray:
     return image
 
 
-def _rectangle(image: np.ndarray, coarse: int, a_lo, a_hi, b_lo, b_hi) -> np.ndarray:
+def _rectangle(
+    image: np.ndarray, coarse: int, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray
+) -> np.ndarray:
     """Number of set (coarse) cells that each inclusive rectangle touches; 0 where it is empty."""
     rows, columns = image.shape
     top, bottom = np.clip(a_lo // coarse, 0, rows - 1), np.clip(a_hi // coarse + 1, 0, rows - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class ArrayPattern(ByContent, Pattern):
     own_axes: ClassVar[int] = 2
 
     @staticmethod
-    def _leading(draw, sizes, heads: int) -> tuple[int, ...]:
+    def _leading(draw: Any, sizes: Any, heads: int) -> tuple[int, ...]:
         """Random leading axes: none, heads, or batch and heads, each also of size 1."""
         return draw.choice([(), (1,), (heads,), (1, heads), (sizes.batch, 1), (sizes.batch, heads)])
 
@@ -35,11 +35,11 @@ class ArrayPattern(ByContent, Pattern):
         fields = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
         return {name: value for name, value in fields if isinstance(value, np.ndarray)}
 
-    def sizes(self):
+    def sizes(self) -> tuple[int, int]:
         shape = next(iter(self._arrays().values())).shape
         return (1, 1, *shape)[-self.own_axes - 2 : -self.own_axes]
 
-    def at(self, batch, head):
+    def at(self, batch: int, head: int) -> Pattern:
         sizes = self.sizes()
         where = tuple(
             integer(name, number, 0, size - 1) if size != 1 else 0
@@ -48,11 +48,11 @@ class ArrayPattern(ByContent, Pattern):
         own = {name: self._one(array, where) for name, array in self._arrays().items()}
         return self if all(own[n] is a for n, a in self._arrays().items()) else dataclasses.replace(self, **own)
 
-    def _bound(self):
+    def _bound(self) -> Pattern:
         """An equal pattern, to plan with: its look-up table goes when the plan is made, however long `self` is kept."""
         return dataclasses.replace(self)
 
-    def _one(self, array: np.ndarray, where=(0, 0)) -> np.ndarray:
+    def _one(self, array: np.ndarray, where: tuple[int, ...] = (0, 0)) -> np.ndarray:
         """The array of one batch entry and one head."""
         leading = array.ndim - self.own_axes
         return array[where[2 - leading :]] if leading else array
@@ -90,10 +90,10 @@ class Mask(ArrayPattern):
 
     mask: np.ndarray
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         assign(self, mask=frozen_array("mask", self.mask, bool, (2, 3, 4)))
 
-    def bind(self, q_len, kv_len):
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
         if self.mask.shape[-2:] != (q_len, kv_len):
             raise ValueError(f"mask: expected shape (..., {q_len}, {kv_len}), got {self.mask.shape}")
         return self._bound()
@@ -102,22 +102,22 @@ class Mask(ArrayPattern):
     def _table(self) -> BlockTable:
         return BlockTable(self._only(self.mask))
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         q_len, kv_len = self.mask.shape[-2:]
         return self._table.contains(q - q_offset(q_len, kv_len), k)
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         i, j = np.ogrid[:32, :32]
         return cls((i * i + j * j) % 7 < 3), 32
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         i, j = np.ogrid[:512, :512]
         return cls((i + j) % 192 < 64), 512
 
     @classmethod
-    def random(cls, draw, sizes):
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         return cls(draw.flags((*cls._leading(draw, sizes, sizes.heads_q), sizes.q_len, sizes.kv_len))), sizes
 
 
@@ -168,13 +168,13 @@ class BlockLayout(ArrayPattern):
     layout: np.ndarray
     block: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         assign(self, layout=frozen_array("layout", self.layout, bool, (2, 3, 4)), block=integer("block", self.block, 1))
         rows, columns = self.layout.shape[-2:]
         if rows != columns:
             raise ValueError(f"layout: expected as many rows as columns, got shape {self.layout.shape}")
 
-    def bind(self, q_len, kv_len):
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
         check_blocks("layout", "blocks", self.layout.shape[-1], kv_len, self.block)
         return self._bound()
 
@@ -182,25 +182,25 @@ class BlockLayout(ArrayPattern):
     def _table(self) -> BlockTable:
         return BlockTable(self._only(self.layout))
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         return self._table.contains(q // reach(self.block), k // reach(self.block))
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         block = reach(self.block)
         return block_runs(self._only(self.layout), q // block, block, kv_len)
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         a, b = np.ogrid[:8, :8]
         return cls((a + 2 * b) % 5 < 2, 4), 32
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         a, b = np.ogrid[:64, :64]
         return cls((a + 2 * b) % 5 < 2, 64), 4096
 
     @classmethod
-    def random(cls, draw, sizes):
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         block = draw.size(1, sizes.kv_len + 3)
         blocks = -(-sizes.kv_len // block)
         return cls(draw.flags((*cls._leading(draw, sizes, sizes.heads_q), blocks, blocks)), block), sizes
@@ -239,7 +239,7 @@ class KeyBlocks(ArrayPattern):
     block_q: int
     block_kv: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         assign(
             self, blocks=frozen_array("blocks", self.blocks, np.int32, (2, 3, 4)),
             block_q=integer("block_q", self.block_q, 1), block_kv=integer("block_kv", self.block_kv, 1),
@@ -247,7 +247,7 @@ class KeyBlocks(ArrayPattern):
         if self.blocks.min(initial=0) < -1:
             raise ValueError(f"blocks: expected numbers of key blocks or -1, got {self.blocks.min()}")
 
-    def bind(self, q_len, kv_len):
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
         check_blocks("blocks", "query blocks", self.blocks.shape[-2], kv_len, self.block_q)
         key_blocks = -(-kv_len // self.block_kv)
         if self.blocks.max(initial=-1) >= key_blocks:
@@ -262,10 +262,10 @@ class KeyBlocks(ArrayPattern):
         cells[row, blocks[row, slot]] = True
         return BlockTable(cells)
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         return self._table.contains(q // reach(self.block_q), k // reach(self.block_kv))
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         blocks = np.sort(self._only(self.blocks).astype(np.int64), axis=1)
         blocks[:, 1:][blocks[:, 1:] == blocks[:, :-1]] = -1
         blocks = np.vstack([blocks, np.full_like(blocks[:1], -1, shape=(1, blocks.shape[1]))])
@@ -276,15 +276,15 @@ class KeyBlocks(ArrayPattern):
         return Runs(start, np.ones_like(start), np.maximum(stop - start, 0))
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls(np.array([[0, -1], [1, 0], [2, 0], [1, 3]]), 8, 8), 32
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls(np.maximum(np.arange(64)[:, None] - 5 * np.arange(4), -1), 64, 64), 4096
 
     @classmethod
-    def random(cls, draw, sizes):
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         block_q, block_kv = (draw.size(1, sizes.kv_len + 3) for _ in range(2))
         rows, blocks = -(-sizes.kv_len // block_q), -(-sizes.kv_len // block_kv)
         shape = (*cls._leading(draw, sizes, sizes.heads_kv), rows, draw.integer(0, 5))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from ._registry import register
 __all__ = ["BlockLocal", "Causal", "Columns", "Full", "Sinks", "Stride"]
 
 
-def always(positions):
+def always(positions: Any) -> Any:
     """True at every position: gives a predicate of one side the shape of both."""
     return 0 * positions == 0
 
@@ -31,10 +32,10 @@ class Full(Pattern):
 
     translation_invariant = True
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         return always(q) & always(k)
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         return Runs.span(np.zeros_like(q), kv_len, kv_len)
 
 
@@ -48,10 +49,10 @@ class Causal(Pattern):
 
     translation_invariant = True
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         return k <= q
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         return Runs.span(np.zeros_like(q), q + 1, kv_len)
 
 
@@ -77,21 +78,21 @@ class BlockLocal(Pattern):
 
     block: Positive
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         block = reach(self.block)
         return q // block == k // block
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         block = reach(self.block)
         first = q // block * block
         return Runs.span(first, first + block, kv_len)
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls(8), 32
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls(512), 16384
 
 
@@ -125,10 +126,10 @@ class Sinks(Pattern):
 
     count: Count
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         return always(q) & (k < reach(self.count))
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         return Runs.span(np.zeros_like(q), reach(self.count), kv_len)
 
 
@@ -158,7 +159,7 @@ class Stride(Pattern):
     offset: Count = 0
     translation_invariant = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         integer("offset", self.offset, 0, self.stride - 1)
 
@@ -167,26 +168,26 @@ class Stride(Pattern):
         stride, far = reach(self.stride), REACH // 2
         return stride, self.offset if self.offset < far else max(self.offset - self.stride + stride, far)
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         stride, offset = self._within_reach()
         # One side each: on a residue class both are constant, which interval arithmetic on p - j would not see.
         return (q - offset) % stride == k % stride
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         stride, offset = self._within_reach()
         return Runs.stepped((q - offset) % stride, kv_len, stride, kv_len)
 
-    def parts(self, q_len, kv_len):
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         return (Part(self),) if self.stride == 1 else residue_parts(self, *self._within_reach(), q_len, kv_len)
 
     @classmethod
-    def random(cls, draw, sizes):
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         stride = draw.size(1, sizes.kv_len + 2)
         near_the_end = stride - 1 - draw.integer(0, min(stride - 1, sizes.kv_len))
         return cls(stride, draw.choice([draw.integer(0, stride - 1), near_the_end])), sizes
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls(128), 16384
 
 
@@ -216,7 +217,7 @@ class Columns(Pattern):
     start: Count
     stop: Positive
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         integer("start", self.start, 0, self.period - 1)
         integer("stop", self.stop, self.start + 1, self.period)
@@ -224,27 +225,27 @@ class Columns(Pattern):
     def _within_reach(self) -> tuple[int, int, int]:
         return reach(self.period), reach(self.start), reach(self.stop)
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         period, start, stop = self._within_reach()
         column = k % period
         return always(q) & (start <= column) & (column < stop)
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         return column_runs(*self._within_reach(), np.full_like(q, kv_len), kv_len)
 
-    def parts(self, q_len, kv_len):
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         return tuple(Part(self, None, keys) for keys in column_lattices(*self._within_reach(), kv_len))
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls(8, 5, 8), 32
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls(128, 120, 128), 16384
 
     @classmethod
-    def random(cls, draw, sizes):
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         period = draw.size(1, sizes.kv_len + 2)
         start = draw.integer(0, period - 1)
         return cls(period, start, draw.integer(start + 1, period)), sizes

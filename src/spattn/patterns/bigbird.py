@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -68,22 +69,22 @@ class BigBird(Pattern):
     causal: bool = False
     head: Word | None = None
 
-    def sizes(self):
+    def sizes(self) -> tuple[int, int]:
         return 1, 0 if self.random_blocks and self.head is None else 1
 
-    def at(self, batch, head):
+    def at(self, batch: int, head: int) -> Pattern:
         return self if self.sizes()[1] else replace(self, head=head)
 
-    def bind(self, q_len, kv_len):
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
         return _Bound(self, kv_len) if self.random_blocks and self.head is not None else self
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         if self.random_blocks:
             missing = ".at(batch, head)" if self.head is None else ".bind(q_len, kv_len)"
             raise ValueError(f"BigBird: its random blocks depend on the head and on kv_len; use {missing}")
         return self.cut(self.regular(q, k), q, k)
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
         return None if self.random_blocks else self.block_runs(q, kv_len, np.zeros((len(q), 0), dtype=np.int64))
 
     @property
@@ -93,13 +94,13 @@ class BigBird(Pattern):
 
     # -- shared with the bound pattern -------------------------------------------------------------------------------
 
-    def regular(self, q, k):
+    def regular(self, q: Any, k: Any) -> Any:
         """Window and global blocks."""
         a, b, side, first = q // reach(self.block), k // reach(self.block), self._side, reach(self.global_blocks)
         near = (a - side <= b) & (b <= a + side)
         return near | (a < first) | (b < first)
 
-    def cut(self, allowed, q, k):
+    def cut(self, allowed: Any, q: Any, k: Any) -> Any:
         """Without the keys after the query when causal."""
         return allowed & (k <= q) if self.causal else allowed
 
@@ -107,6 +108,8 @@ class BigBird(Pattern):
         """Random blocks of block rows `rows` of a sequence of `blocks` blocks, a row each; -1 = none."""
         from ._random import draw_ranks  # only where blocks are random
 
+        if self.head is None:
+            raise ValueError("BigBird: its random blocks depend on the head; use .at(batch, head)")
         first, side = reach(self.global_blocks), self._side
         below = np.maximum(rows - side - first, 0)  # candidates between the global blocks and the window
         above_start = np.maximum(rows + side + 1, first)
@@ -116,7 +119,7 @@ class BigBird(Pattern):
         drawn = np.where(rank < below[:, None], first + rank, (above_start - below)[:, None] + rank)
         return np.where(rank < 0, -1, drawn)
 
-    def block_runs(self, q, kv_len: int, random: np.ndarray) -> Runs:
+    def block_runs(self, q: np.ndarray, kv_len: int, random: np.ndarray) -> Runs:
         """Closed form, given each query's random blocks (len(q), n)."""
         block = reach(self.block)
         own = q // block * block  # where the query's own block starts
@@ -135,15 +138,15 @@ class BigBird(Pattern):
         )
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls(4, random_blocks=2), 64
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls(64), 4096
 
     @classmethod
-    def random(cls, draw, sizes):
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         block, window = draw.size(1, max(2, sizes.kv_len // 4)), draw.size(1, 5)
         blocks = draw.size(0, 2), draw.size(0, 4)  # more random ones take long to draw
         rest = (draw.value(cls, name, sizes) for name in ("seed", "causal", "head"))
@@ -162,28 +165,28 @@ class _Bound(Pattern):
         return -(-self.kv_len // self.pattern.block)
 
     @cached_property
-    def random(self) -> np.ndarray:
+    def drawn(self) -> np.ndarray:
         return self.pattern.draw(np.arange(self.blocks), self.blocks)
 
     @cached_property
     def table(self) -> BlockTable:
         cells = np.zeros((self.blocks, self.blocks), dtype=bool)
-        row, slot = np.nonzero(self.random >= 0)
-        cells[row, self.random[row, slot]] = True
+        row, slot = np.nonzero(self.drawn >= 0)
+        cells[row, self.drawn[row, slot]] = True
         return BlockTable(cells)
 
-    def bind(self, q_len, kv_len):
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
         return self if kv_len == self.kv_len else self.pattern.bind(q_len, kv_len)
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         pattern = self.pattern
         random = self.table.contains(q // reach(pattern.block), k // reach(pattern.block))
         return pattern.cut(pattern.regular(q, k) | random, q, k)
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         a = q // reach(self.pattern.block)
-        rows = np.pad(self.random, ((0, 1), (0, 0)), constant_values=-1)  # one more row: nothing, for a out of range
+        rows = np.pad(self.drawn, ((0, 1), (0, 0)), constant_values=-1)  # one more row: nothing, for a out of range
         return self.pattern.block_runs(q, kv_len, rows[np.where((a < 0) | (a >= self.blocks), self.blocks, a)])
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         return self.pattern.to_dict()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from ..index_set import Runs
 from ._check import integer, reach
@@ -47,15 +50,15 @@ class Strided(Pattern):
     stride: Positive
     translation_invariant = True
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         s = reach(self.stride)
         return (k <= q) & ((q - s < k) | (q % s == k % s))
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         s = reach(self.stride)
         return Runs.span(q - s + 1, q + 1, kv_len) | Runs.stepped(q % s, q - s + 1, s, kv_len)
 
-    def parts(self, q_len, kv_len):
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         if self.stride == 1:
             return (Part(Causal()),)
         local = SlidingWindow(self.stride - 1, 0)
@@ -63,11 +66,11 @@ class Strided(Pattern):
         return (Part(Causal() & local), *residue_parts(far, reach(self.stride), 0, q_len, kv_len))
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls(6), 36
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls(128), 16384
 
 
@@ -104,11 +107,11 @@ class Fixed(Pattern):
     block: Positive
     summary: Positive
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         integer("summary", self.summary, 1, self.block)
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         block, start = self._within_reach()
         own = q // block == k // block
         return (k <= q) & (own | (k % block >= start))
@@ -118,13 +121,13 @@ class Fixed(Pattern):
         block = reach(self.block)
         return block, block - reach(self.summary)
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         block, start = self._within_reach()
         first = q // block * block
         before = column_runs(block, start, block, first, kv_len)
         return Runs.span(first, q + 1, kv_len) | before
 
-    def parts(self, q_len, kv_len):
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         own = BlockLocal(self.block)
         local = Part(Causal() & own)
         before = -(-kv_len // self.block) - 1  # blocks that a later one can see
@@ -138,14 +141,14 @@ class Fixed(Pattern):
         return local, Part(Causal() & (Columns(self.block, start, self.block) - own), None, keys)
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls(8, 2), 32
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls(128, 8), 16384
 
     @classmethod
-    def random(cls, draw, sizes):
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         block = draw.size(1, sizes.kv_len + 3)
         return cls(block, draw.integer(1, block)), sizes

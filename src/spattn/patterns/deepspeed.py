@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from ._deepspeed import (
     window_layout,
 )
 from ._parameters import Count, Positive, Word
+from ._pattern import Pattern
 from ._registry import register
 
 __all__ = ["BSLongformer", "BigBird", "Dense", "Fixed", "LocalSlidingWindow", "Variable"]
@@ -55,15 +56,15 @@ class Dense(LayoutPattern):
 
     block: Positive = 16
 
-    def layout(self, n):
+    def layout(self, n: int) -> np.ndarray:
         return np.ones((n, n), dtype=bool)
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls(8), 64
 
     @classmethod
-    def random(cls, draw, sizes):
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         block, _, sizes = cls.random_blocks(draw, sizes)
         return cls(block), sizes
 
@@ -109,7 +110,7 @@ class Fixed(LayoutPattern):
     num_different_global_patterns: Positive = 1
     head: Word | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         local, width, versions = self.num_local_blocks, self.num_global_blocks, self.num_different_global_patterns
         if local % width:
@@ -119,13 +120,13 @@ class Fixed(LayoutPattern):
         if versions > local // width:
             raise ValueError(f"num_different_global_patterns: expected at most {local // width}, got {versions}")
 
-    def sizes(self):
+    def sizes(self) -> tuple[int, int]:
         return 1, 0 if self.num_different_global_patterns > 1 and self.head is None else 1
 
-    def at(self, batch, head):
+    def at(self, batch: int, head: int) -> Pattern:
         return self if self.sizes()[1] else replace(self, head=head % self.num_different_global_patterns)
 
-    def layout(self, n):
+    def layout(self, n: int) -> np.ndarray:
         size, width = self.num_local_blocks, self.num_global_blocks
         r, c = np.ogrid[:n, :n]
         layout = self._earlier(r // reach(size) == c // reach(size))
@@ -141,11 +142,11 @@ class Fixed(LayoutPattern):
         return layout
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls(4, attention="unidirectional"), 64
 
     @classmethod
-    def random(cls, draw, sizes):
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         block, _, sizes = cls.random_blocks(draw, sizes)
         width, times = draw.size(1, 3), draw.size(1, 4)
         attention = draw.value(cls, "attention", sizes)
@@ -199,19 +200,19 @@ class Variable(LayoutPattern):
     seed: Word = 0
     head: Word | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if not self.local_window_blocks:
             raise ValueError("local_window_blocks: expected at least one window, got ()")
         check_ranges(self.global_block_indices, self.global_block_end_indices)
 
-    def sizes(self):
+    def sizes(self) -> tuple[int, int]:
         return 1, 0 if self.num_random_blocks and self.head is None else 1
 
-    def at(self, batch, head):
+    def at(self, batch: int, head: int) -> Pattern:
         return self if self.sizes()[1] else replace(self, head=head)
 
-    def layout(self, n):
+    def layout(self, n: int) -> np.ndarray:
         ends = np.array([reach(end) for end in itertools.accumulate(self.local_window_blocks)])
         number = np.arange(n)
         past = len(ends) + (number - ends[-1]) // reach(self.local_window_blocks[-1])
@@ -222,15 +223,15 @@ class Variable(LayoutPattern):
             if self.horizontal_global_attention:
                 layout[start:end] = True
         if self.num_random_blocks:
-            layout |= random_layout(self.seed, self.head, np.full(n, n), self.num_random_blocks)
+            layout |= random_layout(self.seed, self._own_head(), np.full(n, n), self.num_random_blocks)
         return layout
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls(4, local_window_blocks=(2, 4), global_block_indices=(0, 7)), 64
 
     @classmethod
-    def random(cls, draw, sizes):
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         block, blocks, sizes = cls.random_blocks(draw, sizes)
         windows = tuple(draw.size(1, 5) for _ in range(draw.integer(1, 4)))
         fixed = windows, *random_ranges(draw, blocks)
@@ -279,27 +280,27 @@ class BigBird(LayoutPattern):
     seed: Word = 0
     head: Word | None = None
 
-    def sizes(self):
+    def sizes(self) -> tuple[int, int]:
         return 1, 0 if self.num_random_blocks and self.head is None else 1
 
-    def at(self, batch, head):
+    def at(self, batch: int, head: int) -> Pattern:
         return self if self.sizes()[1] else replace(self, head=head)
 
-    def layout(self, n):
+    def layout(self, n: int) -> np.ndarray:
         layout = window_layout(n, self.num_sliding_window_blocks // 2)
         layout[: self.num_global_blocks] = True
         layout[:, : self.num_global_blocks] = True
         if self.num_random_blocks:
             candidates = np.arange(1, n + 1) if self.attention == "unidirectional" else np.full(n, n)
-            layout |= random_layout(self.seed, self.head, candidates, self.num_random_blocks)
+            layout |= random_layout(self.seed, self._own_head(), candidates, self.num_random_blocks)
         return self._earlier(layout)
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls(4), 64
 
     @classmethod
-    def random(cls, draw, sizes):
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         block, blocks, sizes = cls.random_blocks(draw, sizes)
         numbers = draw.size(0, min(3, blocks)), draw.size(1, 5), draw.size(0, 2)
         return cls(block, *numbers, *(draw.value(cls, name, sizes) for name in ("attention", "seed", "head"))), sizes
@@ -339,11 +340,11 @@ class BSLongformer(LayoutPattern):
     global_block_end_indices: tuple[Count, ...] | None = None
     attention: Direction = "bidirectional"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges(self.global_block_indices, self.global_block_end_indices)
 
-    def layout(self, n):
+    def layout(self, n: int) -> np.ndarray:
         layout = window_layout(n, self.num_sliding_window_blocks // 2)
         for start, end in global_ranges(self.global_block_indices, self.global_block_end_indices):
             layout[start:end] = True
@@ -351,11 +352,11 @@ class BSLongformer(LayoutPattern):
         return self._earlier(layout)
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls(4, global_block_indices=(0, 9)), 64
 
     @classmethod
-    def random(cls, draw, sizes):
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         block, blocks, sizes = cls.random_blocks(draw, sizes)
         ranges = random_ranges(draw, blocks)
         return cls(block, draw.size(1, 5), *ranges, draw.value(cls, "attention", sizes)), sizes
@@ -390,14 +391,14 @@ class LocalSlidingWindow(LayoutPattern):
     num_sliding_window_blocks: Positive = 3
     attention: Direction = "unidirectional"
 
-    def layout(self, n):
+    def layout(self, n: int) -> np.ndarray:
         return self._earlier(window_layout(n, self.num_sliding_window_blocks // 2))
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls(4), 64
 
     @classmethod
-    def random(cls, draw, sizes):
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         block, _, sizes = cls.random_blocks(draw, sizes)
         return cls(block, draw.size(1, 7), draw.value(cls, "attention", sizes)), sizes

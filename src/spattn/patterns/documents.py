@@ -5,6 +5,7 @@ from __future__ import annotations
 import reprlib
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ def check_batch(batch: int, entries: int) -> int:
     return integer("batch", batch, 0, entries - 1) if entries > 1 else 0
 
 
-def check_document_lengths(lengths) -> tuple[int, ...]:
+def check_document_lengths(lengths: Any) -> tuple[int, ...]:
     """The tokens of each document as a tuple; TypeError or ValueError where they cannot be that."""
     lengths = integers("lengths", lengths, 0)
     if sum(lengths) > LONGEST:
@@ -70,7 +71,7 @@ class Documents(Pattern):
 
     lengths: tuple[int, ...] | tuple[tuple[int, ...], ...]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not hasattr(self.lengths, "__iter__"):
             raise TypeError(f"lengths: expected a sequence of integers, got {self.lengths!r}")
         lengths = tuple(self.lengths)
@@ -110,8 +111,8 @@ class Documents(Pattern):
             raise ValueError(f"cu_seqlens: expected 0 and numbers that never fall, got {reprlib.repr(starts)}")
         return cls(tuple(b - a for a, b in pairwise(starts) if a < b))
 
-    def bind(self, q_len, kv_len):
-        for entry in self.lengths if self._per_batch else (self.lengths,):
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        for entry in self._entries():
             if sum(entry) > kv_len:
                 raise ValueError(f"lengths: expected at most {kv_len} tokens (kv_len), got {sum(entry)}")
         return self
@@ -120,31 +121,33 @@ class Documents(Pattern):
     def _per_batch(self) -> bool:
         return any(isinstance(entry, tuple) for entry in self.lengths)
 
-    def sizes(self):
+    def _entries(self) -> tuple[tuple[int, ...], ...]:
+        """The documents of each batch entry."""
+        return cast("tuple[tuple[int, ...], ...]", self.lengths if self._per_batch else (self.lengths,))
+
+    def sizes(self) -> tuple[int, int]:
         return (len(self.lengths) if self._per_batch else 1), 1
 
-    def at(self, batch, head):
+    def at(self, batch: int, head: int) -> Pattern:
         if not self._per_batch:
             return self
-        return Documents(self.lengths[check_batch(batch, len(self.lengths))])
+        return Documents(self._entries()[check_batch(batch, len(self.lengths))])
 
     def _ends(self) -> np.ndarray:
-        lengths = self.lengths
-        if self._per_batch:
-            if len(lengths) > 1:
-                raise ValueError(f"lengths: expected one batch entry, got {len(lengths)}; use .at(batch, head)")
-            lengths = lengths[0]
-        return np.cumsum(lengths, dtype=np.int64)
+        entries = self._entries()
+        if len(entries) > 1:
+            raise ValueError(f"lengths: expected one batch entry, got {len(entries)}; use .at(batch, head)")
+        return np.cumsum(entries[0], dtype=np.int64)
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         ends = self._ends()
 
-        def document(positions):
+        def document(positions: np.ndarray) -> np.ndarray:
             return np.where(positions < 0, -1, np.searchsorted(ends, positions, side="right"))
 
         return (apply(document, q) == apply(document, k)) & (k < (ends[-1] if len(ends) else 0))
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         ends = self._ends()
         number = np.searchsorted(ends, q, side="right")
         present = (q >= 0) & (number < len(ends))
@@ -152,16 +155,16 @@ class Documents(Pattern):
         return Runs.span(np.where(present, bounds[number], 0), np.where(present, bounds[number + 1], 0), kv_len)
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls((10, 4, 14)), 32
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls((1500, 700, 1200, 696)), 4096
 
     @classmethod
-    def random(cls, draw, sizes):
-        def entry():
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        def entry() -> tuple[int, ...]:
             """Those that fit; the longest first where they would look like cumulative lengths."""
             lengths = [draw.integer(0, max(1, sizes.kv_len // 2)) for _ in range(draw.integer(0, 6))]
             fitting = [n for n, end in zip(lengths, accumulate(lengths), strict=True) if end <= sizes.kv_len]
@@ -197,15 +200,15 @@ class PrefixLM(Pattern):
 
     prefix: Count | tuple[Count, ...]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.prefix == ():
             raise ValueError("prefix: expected at least one batch entry, got ()")
 
-    def sizes(self):
+    def sizes(self) -> tuple[int, int]:
         return (len(self.prefix) if isinstance(self.prefix, tuple) else 1), 1
 
-    def at(self, batch, head):
+    def at(self, batch: int, head: int) -> Pattern:
         if not isinstance(self.prefix, tuple):
             return self
         return PrefixLM(self.prefix[check_batch(batch, len(self.prefix))])
@@ -217,23 +220,23 @@ class PrefixLM(Pattern):
             raise ValueError(f"prefix: expected one batch entry, got {len(self.prefix)}; use .at(batch, head)")
         return reach(self.prefix[0])
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         return (k < self._length()) | (k <= q)
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         return Runs.span(np.zeros_like(q), np.maximum(self._length(), q + 1), kv_len)
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls(8), 32
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls(1024), 4096
 
     @classmethod
-    def random(cls, draw, sizes):
-        def entry():
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        def entry() -> int:
             return draw.size(0, sizes.kv_len + 2)
 
         return cls(tuple(entry() for _ in range(sizes.batch)) if draw.flag() else entry()), sizes

@@ -5,19 +5,21 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..index_set import Runs
-from ._boxes import GridPattern, box_runs, coordinates, lengths, row_major
+from ._boxes import GridPattern, box_runs, by_axis, coordinates, lengths, row_major
 from ._check import assign, integer, per_axis
 from ._lattice import Lattice, Part
+from ._pattern import Pattern
 from ._registry import register
 
 __all__ = ["Axial", "Windowed"]
 
 
-def grid_shape(grid) -> tuple[int, ...]:
+def grid_shape(grid: Any) -> tuple[int, ...]:
     """The tokens along each axis, at least one axis."""
     shape = lengths(grid)
     if not shape:
@@ -54,44 +56,46 @@ class Axial(GridPattern):
 
     axis: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         grid = grid_shape(self.grid)
         axis = integer("axis", self.axis, -len(grid), len(grid) - 1)
         assign(self, grid=grid, axis=axis % len(grid))
 
     def _steps(self) -> tuple[int, int]:
         """Distance of neighbours along the axis, and of neighbours along the next outer one."""
-        step = row_major(self.grid)[self.axis]
-        return step, step * self.grid[self.axis]
+        grid = by_axis(self.grid)
+        step = row_major(grid)[self.axis]
+        return step, step * grid[self.axis]
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         step, outer = self._steps()
         line = q % step == k % step
         return line & (q // outer == k // outer) if self.axis else line
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         step, outer = self._steps()
         first = q % step + (q // outer * outer if self.axis else 0)
         return Runs.stepped(first, first + outer, step, kv_len)
 
-    def parts(self, q_len, kv_len):
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         step, outer = self._steps()
         if q_len != kv_len or step == 1:
             return (Part(self),)
-        line = Lattice(0, (step,), (self.grid[self.axis],))
-        first = [block * outer + c for block in range(math.prod(self.grid[: self.axis])) for c in range(step)]
+        grid = by_axis(self.grid)
+        line = Lattice(0, (step,), (grid[self.axis],))
+        first = [block * outer + c for block in range(math.prod(grid[: self.axis])) for c in range(step)]
         return (Part(self, line, line, tuple((f, f) for f in first)),)
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls((6, 6), 0), 36
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls((64, 64), 0), 4096
 
     @classmethod
-    def random(cls, draw, sizes):
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         shape, sizes = cls.random_grid(draw, sizes)
         return cls(shape, draw.integer(-len(shape), len(shape) - 1)), sizes
 
@@ -130,7 +134,7 @@ class Windowed(GridPattern):
     window: int | tuple[int, ...]
     shift: int | tuple[int, ...] = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         grid = grid_shape(self.grid)
         window = per_axis("window", self.window, len(grid), least=1)
         shift = per_axis("shift", self.shift, len(grid), least=0)
@@ -141,39 +145,46 @@ class Windowed(GridPattern):
                 raise ValueError(f"shift: expected less than the window of the axis ({w}), got {s}")
         assign(self, grid=grid, window=window, shift=shift)
 
-    def _window(self, axis: int, x):
-        """Number of the window of coordinate `x`, and whether the shift moved it to the other edge."""
-        shifted = x - self.shift[axis]
-        return shifted % self.grid[axis] // self.window[axis], shifted < 0
+    def _along(self, axis: int) -> tuple[int, int, int]:
+        """Tokens of the axis and of a window, and the shift."""
+        return by_axis(self.grid)[axis], by_axis(self.window)[axis], by_axis(self.shift)[axis]
 
-    def allows(self, q, k):
-        allowed = None
-        for axis, (x, y) in enumerate(zip(coordinates(q, self.grid), coordinates(k, self.grid), strict=True)):
+    def _window(self, axis: int, x: Any) -> tuple[Any, Any]:
+        """Number of the window of coordinate `x`, and whether the shift moved it to the other edge."""
+        length, w, s = self._along(axis)
+        shifted = x - s
+        return shifted % length // w, shifted < 0
+
+    def allows(self, q: Any, k: Any) -> Any:
+        allowed, grid = None, by_axis(self.grid)
+        for axis, (x, y) in enumerate(zip(coordinates(q, grid), coordinates(k, grid), strict=True)):
             (window_q, moved_q), (window_k, moved_k) = self._window(axis, x), self._window(axis, y)
             same = (window_q == window_k) & (1 * moved_q == 1 * moved_k)
             allowed = same if allowed is None else allowed & same
         return allowed
 
-    def runs(self, q, kv_len):
-        bounds = [self._span(axis, x) for axis, x in enumerate(coordinates(q, self.grid))]
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
+        grid = by_axis(self.grid)
+        bounds = [self._span(axis, x) for axis, x in enumerate(coordinates(q, grid))]
         start, count = zip(*bounds, strict=True)
-        return box_runs(start, count, (1,) * len(self.grid), self.window, self.grid, kv_len)
+        return box_runs(start, count, (1,) * len(grid), by_axis(self.window), grid, kv_len)
 
     def _span(self, axis: int, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """First coordinate and number of coordinates of the window of coordinate `x`."""
-        length, w, s = self.grid[axis], self.window[axis], self.shift[axis]
+        length, w, s = self._along(axis)
         window, moved = self._window(axis, x)
         back = np.where(moved, length - s, -s)  # from shifted coordinates to the grid's
         first = np.maximum(window * w - back, np.where(moved, 0, s))
         stop = np.minimum((window + 1) * w - back, np.where(moved, s, length))
         return first, np.maximum(stop - first, 0)
 
-    def parts(self, q_len, kv_len):
-        if q_len != kv_len or len(self.grid) > 3 or (len(self.grid) == 1 and self.shift == (0,)):
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        grid, shift = by_axis(self.grid), by_axis(self.shift)
+        if q_len != kv_len or len(grid) > 3 or (len(grid) == 1 and shift == (0,)):
             return (Part(self),)
         # Nothing attends across the seam of the shift; beyond it the windows start at the lattice's first token.
-        stride = row_major(self.grid)
-        sides = (((0, s), (s, n - s)) if s else ((0, n),) for s, n in zip(self.shift, self.grid, strict=True))
+        stride = row_major(grid)
+        sides = (((0, s), (s, n - s)) if s else ((0, n),) for s, n in zip(shift, grid, strict=True))
         parts = []
         for box in itertools.product(*sides):
             first, extents = zip(*box, strict=True)
@@ -182,15 +193,15 @@ class Windowed(GridPattern):
         return tuple(parts)
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls((8, 8), 4, 2), 64
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls((64, 64), 8, 4), 4096
 
     @classmethod
-    def random(cls, draw, sizes):
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         shape, sizes = cls.random_grid(draw, sizes)
         window = [draw.integer(1, n) for n in shape]
         shift = [draw.integer(0, w - 1) for w in window]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..index_set import Runs
 from ._check import assign, integer
+from ._lattice import Part
 from ._parameters import Count, Positive
 from ._pattern import Pattern
 from ._registry import register
@@ -50,7 +52,7 @@ class Longformer(Pattern):
     dilation: Positive = 1
     global_tokens: Count | tuple[Count, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         window = integer("window", self.window)
         if window < 2 or window % 2:
             raise ValueError(f"window: expected an even number >= 2, got {window}")
@@ -61,10 +63,10 @@ class Longformer(Pattern):
         window = DilatedWindow(self.window // 2, self.window // 2, self.dilation)
         return window | GlobalTokens(self.global_tokens) if self.global_tokens else window
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         return self._composition().allows(q, k)
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         tokens = GlobalTokens(self.global_tokens)
         starts, stops = token_groups(self.global_tokens, kv_len)
         side, _, d = DilatedWindow(self.window // 2, dilation=self.dilation).spans()
@@ -75,18 +77,18 @@ class Longformer(Pattern):
         count = np.maximum(-((start - np.minimum(high, last)) // d), 0)
         return tokens.runs(q, kv_len) | Runs(start, np.full_like(start, d), count)
 
-    def parts(self, q_len, kv_len):
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         return self._composition().parts(q_len, kv_len)
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls(8, global_tokens=(0, 1)), 32
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls(512, global_tokens=16), 16384
 
     @classmethod
-    def random(cls, draw, sizes):
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         side, dilation = draw.size(1, sizes.kv_len // 2), draw.size(1, sizes.kv_len // 4)
         return cls(2 * side, dilation, draw.value(cls, "global_tokens", sizes)), sizes

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ._boxes import GridPattern, box_runs, coordinates, lengths, row_major
+from ..index_set import Runs
+from ._boxes import GridPattern, box_runs, by_axis, coordinates, lengths, row_major
 from ._check import assign, flag, per_axis
 from ._lattice import Lattice, Part
+from ._pattern import Pattern
 from ._registry import register
 
 __all__ = ["Neighborhood"]
@@ -61,7 +64,7 @@ class Neighborhood(GridPattern):
     stride: int | tuple[int, ...] = 1
     causal: bool | tuple[bool, ...] = False
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         grid = lengths(self.grid)
         if not 1 <= len(grid) <= 3:
             raise ValueError(f"grid: expected one to three axes, got {len(grid)}")
@@ -76,12 +79,12 @@ class Neighborhood(GridPattern):
                 raise ValueError(f"stride: expected at most the kernel of the axis ({w}), got {s}")
         assign(self, grid=grid, kernel=kernel, dilation=dilation, stride=stride, causal=causal)
 
-    def _span(self, axis: int, x):
+    def _span(self, axis: int, x: Any) -> tuple[Any, Any]:
         """First and last key of query coordinate `x` among those of its dilation group (keys ``g, g + d, ...``)."""
-        length, w, d, s = self.grid[axis], self.kernel[axis], self.dilation[axis], self.stride[axis]
+        length, w, d, s = (by_axis(each)[axis] for each in (self.grid, self.kernel, self.dilation, self.stride))
         u = x // d
         in_group = length // d + 1 * (x % d < length % d)
-        if self.causal[axis]:
+        if by_axis(self.causal)[axis]:
             leader = np.minimum(u // s * s + s - 1, in_group - 1)
             return leader - w + 1, u
         leader = np.minimum(u // s * s + s // 2, in_group - 1)
@@ -89,35 +92,36 @@ class Neighborhood(GridPattern):
         centre = np.minimum(np.maximum(leader, w // 2), in_group - 1 - after)
         return centre - w // 2, centre + after
 
-    def allows(self, q, k):
-        allowed = None
-        for axis, (x, y) in enumerate(zip(coordinates(q, self.grid), coordinates(k, self.grid), strict=True)):
-            d = self.dilation[axis]
+    def allows(self, q: Any, k: Any) -> Any:
+        allowed, grid = None, by_axis(self.grid)
+        for axis, (x, y) in enumerate(zip(coordinates(q, grid), coordinates(k, grid), strict=True)):
+            d = by_axis(self.dilation)[axis]
             first, last = self._span(axis, x)
             near = (first <= y // d) & (y // d <= last)
             near = near & (x % d == y % d) if d > 1 else near
             allowed = near if allowed is None else allowed & near
         return allowed
 
-    def runs(self, q, kv_len):
-        start, count = [], []
-        for axis, x in enumerate(coordinates(q, self.grid)):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
+        start, count, grid, dilation = [], [], by_axis(self.grid), by_axis(self.dilation)
+        for axis, x in enumerate(coordinates(q, grid)):
             first, last = self._span(axis, x)
             first = np.maximum(first, 0)
-            start.append(first * self.dilation[axis] + x % self.dilation[axis])
+            start.append(first * dilation[axis] + x % dilation[axis])
             count.append(np.maximum(last + 1 - first, 0))
-        return box_runs(start, count, self.dilation, self.kernel, self.grid, kv_len)
+        return box_runs(start, count, dilation, by_axis(self.kernel), grid, kv_len)
 
-    def parts(self, q_len, kv_len):
-        if q_len != kv_len or (len(self.grid) == 1 and self.dilation == (1,)):
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        grid, dilation = by_axis(self.grid), by_axis(self.dilation)
+        if q_len != kv_len or (len(grid) == 1 and dilation == (1,)):
             return (Part(self),)
-        stride = row_major(self.grid)
+        stride = row_major(grid)
         groups: dict[tuple[int, ...], list[int]] = {}
-        for residue in itertools.product(*(range(d) for d in self.dilation)):
-            axes = zip(self.grid, residue, self.dilation, strict=True)
+        for residue in itertools.product(*(range(d) for d in dilation)):
+            axes = zip(grid, residue, dilation, strict=True)
             extents = tuple(-((r - length) // d) for length, r, d in axes)
             groups.setdefault(extents, []).append(sum(r * s for r, s in zip(residue, stride, strict=True)))
-        strides = tuple(s * d for s, d in zip(stride, self.dilation, strict=True))
+        strides = tuple(s * d for s, d in zip(stride, dilation, strict=True))
         return tuple(
             Part(
                 self, Lattice(first[0], strides, extents), Lattice(first[0], strides, extents),
@@ -127,15 +131,15 @@ class Neighborhood(GridPattern):
         )
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls((8, 8), 5), 64
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls((128, 128), 13), 16384
 
     @classmethod
-    def random(cls, draw, sizes):
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         shape, sizes = cls.random_grid(draw, sizes)
         dilation = [draw.integer(1, max(1, n // 3)) for n in shape]
         kernel = [draw.integer(1, n // d) for n, d in zip(shape, dilation, strict=True)]

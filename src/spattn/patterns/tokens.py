@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -71,24 +72,24 @@ class GlobalTokens(Pattern):
     queries: bool = True
     keys: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         assign(self, tokens=token_set(self.tokens))
 
-    def among(self, positions):
+    def among(self, positions: Any) -> Any:
         """Whether each position is a global token."""
         if isinstance(self.tokens, int):
             return (0 <= positions) & (positions < reach(self.tokens))
         return member(position_table(self.tokens), positions)
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         if self.queries and self.keys:
             return self.among(q) | self.among(k)
         if not self.queries and not self.keys:
             return (0 * q == 1) & always(k)
         return self.among(q) & always(k) if self.queries else always(q) & self.among(k)
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         everything = self.among(q) & self.queries
         rows = Runs.span(np.zeros_like(q), np.where(everything, kv_len, 0), kv_len)
         if not self.keys:
@@ -103,7 +104,7 @@ class GlobalTokens(Pattern):
         inside = [t for t in self.tokens if t < kv_len]
         return AffineRows.from_csr([0, len(inside)], inside, kv_len).runs(0)
 
-    def parts(self, q_len, kv_len):
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         spaced = self._spacing(kv_len)
         if spaced is None:
             return (Part(self),)
@@ -128,9 +129,9 @@ class GlobalTokens(Pattern):
         return (int(inside[0]), int(step[0]), len(inside)) if len(step) == 1 and step[0] > 1 else None
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls((0, 1, 12)), 32
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls(64), 4096

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -48,15 +49,15 @@ class VerticalSlash(Pattern):
     columns: tuple[Count, ...]
     diagonals: tuple[Count, ...]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         assign(self, columns=token_set(self.columns), diagonals=token_set(self.diagonals))
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         columns, diagonals = map(position_table, (self.columns, self.diagonals))
         return (member(columns, k) | member(diagonals, q - k)) & (k <= q)
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
         columns, diagonals = map(position_table, (self.columns, self.diagonals))
         if len(q) * (len(columns) + len(diagonals)) > _MOST_RUNS:
             return None  # too many for one array; the index set then asks strip by strip
@@ -70,9 +71,9 @@ class VerticalSlash(Pattern):
         return bands | Runs(start, np.ones_like(start), alone.astype(np.int64))
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls((0, 1, 9), (0, 1, 2, 12)), 32
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls(tuple(range(64)), tuple(range(512))), 4096

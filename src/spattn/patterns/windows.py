@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -62,24 +62,30 @@ class SlidingWindow(Pattern):
     right: Count | None | Literal["left"] = "left"
     translation_invariant = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.right == "left":
             assign(self, right=self.left)
 
-    def allows(self, q, k):
-        if self.left is None and self.right is None:
+    @property
+    def _right(self) -> int | None:
+        return self.left if self.right == "left" else self.right
+
+    def allows(self, q: Any, k: Any) -> Any:
+        if self.left is None and self._right is None:
             return always(q) & always(k)
         after = always(q) if self.left is None else q - reach(self.left) <= k
-        before = always(k) if self.right is None else k <= q + reach(self.right)
+        right = self._right
+        before = always(k) if right is None else k <= q + reach(right)
         return after & before
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         start = np.zeros_like(q) if self.left is None else q - reach(self.left)
-        return Runs.span(start, kv_len if self.right is None else q + reach(self.right) + 1, kv_len)
+        right = self._right
+        return Runs.span(start, kv_len if right is None else q + reach(right) + 1, kv_len)
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls(256), 16384
 
 
@@ -116,7 +122,7 @@ class DilatedWindow(Pattern):
     dilation: Positive = 1
     translation_invariant = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.right == "left":
             assign(self, right=self.left)
@@ -124,24 +130,25 @@ class DilatedWindow(Pattern):
     def spans(self) -> tuple[int, int, int]:
         """Tokens from the query back to its first key, on to its last, and from one key to the next."""
         step = reach(self.dilation)
-        back, ahead = (reach(n * self.dilation) // step * step for n in (self.left, self.right))
+        right = self.left if self.right == "left" else self.right
+        back, ahead = (reach(n * self.dilation) // step * step for n in (self.left, right))
         return back, ahead, step
 
-    def allows(self, q, k):
+    def allows(self, q: Any, k: Any) -> Any:
         back, ahead, d = self.spans()
         return (q % d == k % d) & (q - back <= k) & (k <= q + ahead)
 
-    def runs(self, q, kv_len):
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         back, ahead, d = self.spans()
         return Runs.stepped(q - back, q + ahead + 1, d, kv_len)
 
-    def parts(self, q_len, kv_len):
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         return (Part(self),) if self.dilation == 1 else residue_parts(self, reach(self.dilation), 0, q_len, kv_len)
 
     @classmethod
-    def example(cls):
+    def example(cls) -> tuple[Pattern, int]:
         return cls(3, dilation=3), 32
 
     @classmethod
-    def typical(cls):
+    def typical(cls) -> tuple[Pattern, int]:
         return cls(256, dilation=4), 16384

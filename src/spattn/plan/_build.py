@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,15 @@ class Tiled:
     variant: np.ndarray
     variant_components: tuple[int, ...]
     nnz: int
+
+
+class Piece(NamedTuple):
+    """A part with both of its lattices, where its first shift puts them."""
+
+    pattern: Pattern
+    query: Lattice
+    key: Lattice
+    shifts: tuple[tuple[int, int], ...]
 
 
 def tile_pattern(
@@ -70,25 +80,25 @@ class _Builder:
 
     def add_variant(self, pattern: Pattern) -> None:
         """Plans one pattern: pieces that share their query view become one component."""
-        groups: dict[tuple, list[Part]] = {}
+        groups: dict[tuple[Lattice, tuple[int, ...]], list[Piece]] = {}
         for part in parts_of(pattern, self.q_len, self.kv_len) if self.q_len and self.kv_len else ():
             groups.setdefault((part.query, tuple(dq for dq, _ in part.shifts)), []).append(part)
         before = self.variant_components[-1]
         added = [self._add_group(query, parts) for (query, _), parts in groups.items()]
         self.variant_components.append(before + sum(added))
 
-    def _add_group(self, query: Lattice, parts: list[Part]) -> int:
+    def _add_group(self, query: Lattice, parts: list[Piece]) -> int:
         """Finds the tiles of pieces with one query view; returns how many components they make."""
         first = q_offset(self.q_len, self.kv_len)
         shifts = np.array([part.shifts for part in parts])  # (parts, components, 2)
         query_view = make_view(query._replace(offset=query.offset - first), self.block_q)
         key_views = [make_view(part.key, self.block_kv) for part in parts]
         found = []
-        for number, (part, key_view) in enumerate(zip(parts, key_views, strict=True)):
+        for index, (part, key_view) in enumerate(zip(parts, key_views, strict=True)):
             tiles = find_tiles(part.pattern, query_view, key_view, first, self.masks, self.budget)
             self.budget.add_tiles(len(tiles.key_tile))
             self.nnz += tiles.nnz * len(part.shifts)
-            found.append((tiles.query_tile, np.full(len(tiles.key_tile), number), tiles.key_tile, tiles.mask))
+            found.append((tiles.query_tile, np.full(len(tiles.key_tile), index), tiles.key_tile, tiles.mask))
         query_tile, number, key_tile, mask = (np.concatenate(column) for column in zip(*found, strict=True))
         order = np.lexsort((key_tile, number, query_tile))
         self.counts.append(np.bincount(query_tile, minlength=int(query_view["tiles"])))
@@ -125,8 +135,8 @@ class _Builder:
         )  # fmt: skip
 
 
-def parts_of(pattern: Pattern, q_len: int, kv_len: int) -> list[Part]:
-    """The parts of a pattern that hold a pair, with both lattices, where the first shift puts them.
+def parts_of(pattern: Pattern, q_len: int, kv_len: int) -> list[Piece]:
+    """The parts of a pattern that hold a pair.
 
     Raises
     ------
@@ -143,23 +153,24 @@ def parts_of(pattern: Pattern, q_len: int, kv_len: int) -> list[Part]:
     for part in found:
         if not isinstance(part, Part) or not isinstance(part.pattern, Pattern):
             raise TypeError(f"parts(): expected a tuple of Part from {pattern!r}, got one with {part!r}")
-        shifts = tuple(integers("parts(): shifts", shift) for shift in part.shifts)
-        if not shifts or any(len(shift) != 2 for shift in shifts) or len(set(shifts)) < len(shifts):
+        given = [integers("parts(): shifts", shift) for shift in part.shifts]
+        if not given or any(len(shift) != 2 for shift in given) or len(set(given)) < len(given):
             raise ValueError(f"parts(): expected shifts (query, key) that differ, got {part.shifts!r}")
+        shifts = [(dq, dk) for dq, dk in given]
         query = _checked(whole_q if part.query is None else part.query)
         key = _checked(whole_k if part.key is None else part.key)
         if 0 not in query.extents + key.extents:
             _check_reach(query, [dq for dq, _ in shifts], q_offset(q_len, kv_len), kv_len)
             _check_reach(key, [dk for _, dk in shifts], 0, kv_len)
-            parts.append(_from_first(Part(part.pattern, query, key, shifts)))
+            parts.append(_from_first(part.pattern, query, key, shifts))
     return parts
 
 
-def _from_first(part: Part) -> Part:
-    """The same part with shifts from (0, 0) on, so that all of its numbers are differences of positions."""
-    (dq, dk), (query, key) = part.shifts[0], part[1:3]
-    shifts = tuple((q - dq, k - dk) for q, k in part.shifts)
-    return Part(part.pattern, query._replace(offset=query.offset + dq), key._replace(offset=key.offset + dk), shifts)
+def _from_first(pattern: Pattern, query: Lattice, key: Lattice, shifts: list[tuple[int, int]]) -> Piece:
+    """The piece with shifts from (0, 0) on, so that all of its numbers are differences of positions."""
+    dq, dk = shifts[0]
+    moves = tuple((q - dq, k - dk) for q, k in shifts)
+    return Piece(pattern, query._replace(offset=query.offset + dq), key._replace(offset=key.offset + dk), moves)
 
 
 def _checked(lattice: Lattice) -> Lattice:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -22,7 +22,8 @@ from ._types import Plan
 __all__ = ["PlanCacheInfo", "clear_plan_cache", "find", "find_call", "keep", "keep_call", "kept_with_plan",
            "plan_cache_info", "size_of"]  # fmt: skip
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _MAX_BYTES = 256 << 20
 _MAX_PLANS = 256
@@ -30,7 +31,7 @@ _MAX_CALLS = 64  # prepared for one plan
 _OBJECT_BYTES = 8192  # of a plan, its sealed copy and its key, beside the pattern and the elements of arrays
 
 _clock = itertools.count()
-_plans: dict[tuple, Kept] = {}
+_plans: dict[tuple[Any, ...], Kept] = {}
 _calls: dict[Hashable, tuple[Any, Kept]] = {}  # prepared calls of patterns, each with the plan that it executes
 _counts = {"hits": 0, "misses": 0}
 
@@ -72,7 +73,7 @@ class PlanCacheInfo(NamedTuple):
     max_bytes: int
 
 
-def find(key: tuple) -> Kept | None:
+def find(key: tuple[Any, ...]) -> Kept | None:
     """The plan that was kept under `key`."""
     kept = _plans.get(key)
     if kept is not None:
@@ -81,7 +82,7 @@ def find(key: tuple) -> Kept | None:
     return kept
 
 
-def keep(key: tuple, plan: Plan, needed: int) -> Plan:
+def keep(key: tuple[Any, ...], plan: Plan, needed: int) -> Plan:
     """Keeps a plan, unless it is larger than all of them may be; returns the one that was there first."""
     _counts["misses"] += 1
     kept = Kept(plan, sealed(plan), needed, _OBJECT_BYTES + plan.nbytes + size_of(key[0]))
@@ -96,7 +97,7 @@ def kept_with_plan(make: Callable[Concatenate[Plan, _P], _R]) -> Callable[Concat
     """A function of a plan and of hashable arguments, whose result is made once and kept as long as the plan."""
 
     @functools.wraps(make)
-    def found_or_made(plan: Plan, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def found_or_made(plan: Plan, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         of, key = sealed(plan), (make, *args, *kwargs.items())
         if key not in of.derived:
             made = make(plan, *args, **kwargs)
@@ -215,7 +216,7 @@ def size_of(thing: Any) -> int:
     return total
 
 
-def _parts(thing: Any):
+def _parts(thing: Any) -> Iterable[Any]:
     if isinstance(thing, np.ndarray):
         return () if thing.base is None else (thing.base,)
     if isinstance(thing, (tuple, list, set, frozenset)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,7 @@ def declaration(name: str, record: np.dtype) -> str:
         If a field is none of these.
     """
     members, checks = [], [f"static_assert(sizeof({name}) == {record.itemsize});"]
-    for field, (kind, offset, *_) in record.fields.items():
+    for field, (kind, offset, *_) in (record.fields or {}).items():
         if not kind.isnative or kind.base.str[1:] not in _TYPES:
             raise TypeError(f"{field}: expected one of {', '.join(_TYPES)}, in native byte order; got {kind}")
         size = "".join(f"[{n}]" for n in kind.shape)
@@ -60,7 +61,7 @@ def declaration(name: str, record: np.dtype) -> str:
 
 def read(path: Path, name: str) -> np.dtype:
     """The dtype that a module's text gives to `name`. The module is not imported: its package is only being built."""
-    scope = {"np": np}
+    scope: dict[str, Any] = {"np": np}
     for statement in ast.parse(path.read_text()).body:
         if isinstance(statement, ast.Assign):
             names = [ast.unparse(target) for target in statement.targets]

@@ -29,7 +29,7 @@ class Sealed(Plan):
     derived_bytes: int
     calls: dict[Hashable, Any]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         vars(self).update(derived={}, derived_bytes=0, calls={})
 

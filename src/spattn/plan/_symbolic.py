@@ -11,13 +11,21 @@ every cell of that side (O(q_len) work); where both sides meet, two things are t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from .._cached import cached_property
 from ..patterns._predicate import NO_TRUTH_VALUE, allowed
+
+if TYPE_CHECKING:
+    from ..patterns import Pattern
+    from ..patterns._table import BlockTable
+
+    Rule = Callable[..., "Pair"]  # of the tile pairs and a ufunc's operands
 
 _MOST = 1 << 61  # the largest value that is followed: sums and differences of two stay within int64
 
@@ -39,7 +47,7 @@ class TilePairs:
     key_box: np.ndarray
     with_keys: bool
 
-    def evaluate(self, pattern) -> Pair:
+    def evaluate(self, pattern: Pattern) -> Pair:
         """The predicate on these pairs; raises TypeError where it uses an operation that tiles do not have."""
         q = OneSide(self, self.query_box, self.query.positions)
         k = OneSide(self, self.key_box, self.key.positions)
@@ -49,25 +57,28 @@ class TilePairs:
 class Symbolic(NDArrayOperatorsMixin):
     """Routes NumPy operators and ufuncs to the rules below."""
 
-    def __repr__(self):
+    pairs: TilePairs
+
+    def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self.pairs.query_box)} tiles>"
 
-    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         symbols = [x for x in inputs if isinstance(x, Symbolic)]
         if method != "__call__" or kwargs or not all(isinstance(x, Symbolic) or np.ndim(x) == 0 for x in inputs):
             return NotImplemented
         first = symbols[0]
-        if all(isinstance(x, OneSide) and x.box is first.box for x in symbols):
+        if isinstance(first, OneSide) and all(isinstance(x, OneSide) and x.box is first.box for x in symbols):
             return OneSide(first.pairs, first.box, ufunc(*(x.values if isinstance(x, OneSide) else x for x in inputs)))
         rule = _RULES.get(ufunc)
         return rule(first.pairs, *inputs) if rule is not None else NotImplemented
 
-    def clip(self, min=None, max=None, out=None):
+    def clip(self, min: Any = None, max: Any = None, out: None = None) -> Any:
         """As an array's method, which np.clip() calls too."""
-        at_least = self if min is None else np.maximum(self, min)
+        at_least: Any = self  # which NumPy's types do not know
+        at_least = at_least if min is None else np.maximum(at_least, min)
         return at_least if max is None else np.minimum(at_least, max)
 
-    def contains(self, table, a, b) -> Pair:
+    def contains(self, table: BlockTable, a: Any, b: Any) -> Symbolic:
         """Two-sided look-up in a BlockTable."""
         pairs = self.pairs
         if isinstance(a, OneSide) and isinstance(b, OneSide) and a.box is b.box:
@@ -81,7 +92,7 @@ class Symbolic(NDArrayOperatorsMixin):
         """Whether this is a truth value."""
         raise NotImplementedError
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         raise TypeError(NO_TRUTH_VALUE)
 
 
@@ -97,7 +108,7 @@ class OneSide(Symbolic):
     def is_truth(self) -> bool:
         return self.values.dtype == bool
 
-    def map(self, function) -> OneSide:
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> OneSide:
         """`function` of every cell."""
         return OneSide(self.pairs, self.box, function(self.values))
 
@@ -141,7 +152,7 @@ class Pair(Symbolic):
     is_truth: bool = False
     """Whether this is a truth value: lo and hi are 0 or 1."""
 
-    def map(self, function):
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> NoReturn:
         raise TypeError("apply(): expected positions of one side, got a value that depends on query and key")
 
     def member(self, table: np.ndarray) -> Pair:
@@ -179,7 +190,7 @@ def _combine(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
     return np.unique(a * width + (b - low), return_inverse=True)[1].reshape(-1)
 
 
-def _pair(pairs: TilePairs, x) -> Pair:
+def _pair(pairs: TilePairs, x: Any) -> Pair:
     """Any operand as a Pair."""
     if isinstance(x, Pair):
         return x
@@ -197,7 +208,7 @@ def _pair(pairs: TilePairs, x) -> Pair:
     return Pair(pairs, lo, hi, x.step, key)
 
 
-def _boolean(pairs: TilePairs, always, never_not, key) -> Pair:
+def _boolean(pairs: TilePairs, always: np.ndarray, never_not: np.ndarray, key: np.ndarray | None) -> Pair:
     """A truth value; tiles on which it is decided share two keys."""
     lo, hi = always.astype(np.int64), never_not.astype(np.int64)
     if key is not None:
@@ -205,7 +216,7 @@ def _boolean(pairs: TilePairs, always, never_not, key) -> Pair:
     return Pair(pairs, lo, hi, 1, key, is_truth=True)
 
 
-def _truth(pairs: TilePairs, x) -> Pair:
+def _truth(pairs: TilePairs, x: Any) -> Pair:
     """A truth value as a Pair; TypeError for integers, whose bits intervals do not describe."""
     value = _pair(pairs, x)
     if isinstance(x, (bool, np.bool_)) or getattr(x, "is_truth", False):
@@ -213,7 +224,7 @@ def _truth(pairs: TilePairs, x) -> Pair:
     raise TypeError("&, | and ~ of integers that depend on query and key")
 
 
-def _excerpt_key(table, a, b, x: Pair, y: Pair) -> np.ndarray | None:
+def _excerpt_key(table: BlockTable, a: Any, b: Any, x: Pair, y: Pair) -> np.ndarray | None:
     """Key of a table look-up: tiles that see equal excerpts of the table, through indices of equal shape, are equal.
 
     Excerpts of up to 62 cells are compared; larger ones are told apart by where they lie.
@@ -230,8 +241,8 @@ def _excerpt_key(table, a, b, x: Pair, y: Pair) -> np.ndarray | None:
     return _combine(shapes, np.unique(excerpt, return_inverse=True)[1].reshape(-1))
 
 
-def _sum(sign: int):
-    def rule(pairs, a, b) -> Pair:
+def _sum(sign: int) -> Rule:
+    def rule(pairs: TilePairs, a: Any, b: Any) -> Pair:
         x, y = _pair(pairs, a), _pair(pairs, b)
         lo, hi = (x.lo + y.lo, x.hi + y.hi) if sign > 0 else (x.lo - y.hi, x.hi - y.lo)
         if pairs.with_keys and isinstance(a, OneSide) and isinstance(b, OneSide):
@@ -248,25 +259,26 @@ def _sum(sign: int):
 _subtract = _sum(-1)
 
 
-def _compare(decide):
-    def rule(pairs, a, b) -> Pair:
+def _compare(decide: Callable[[Pair], tuple[np.ndarray, np.ndarray]]) -> Rule:
+    def rule(pairs: TilePairs, a: Any, b: Any) -> Pair:
         difference = _subtract(pairs, a, b)
-        return _boolean(pairs, *decide(difference), difference.key)
+        always, never_not = decide(difference)
+        return _boolean(pairs, always, never_not, difference.key)
 
     return rule
 
 
-def _equal(d: Pair):
+def _equal(d: Pair) -> tuple[np.ndarray, np.ndarray]:
     possible = (d.lo <= 0) & (d.hi >= 0) & (d.lo % d.step == 0 if d.step else d.lo == 0)
     return (d.lo == 0) & (d.hi == 0), possible
 
 
-def _not_equal(d: Pair):
+def _not_equal(d: Pair) -> tuple[np.ndarray, np.ndarray]:
     always, possible = _equal(d)
     return ~possible, ~always
 
 
-def _remainder(pairs, a, m) -> Pair:
+def _remainder(pairs: TilePairs, a: Any, m: Any) -> Pair:
     x = _constant_operand(pairs, a, m)
     if x.step % m == 0:
         return Pair(pairs, x.lo % m, x.lo % m, 0, x.key)
@@ -274,47 +286,47 @@ def _remainder(pairs, a, m) -> Pair:
     return Pair(pairs, np.where(wraps, 0, x.lo % m), np.where(wraps, m - 1, x.hi % m), 1, x.key)
 
 
-def _floor_divide(pairs, a, m) -> Pair:
+def _floor_divide(pairs: TilePairs, a: Any, m: Any) -> Pair:
     x = _constant_operand(pairs, a, m)
     return Pair(pairs, x.lo // m, x.hi // m, 1, x.key)
 
 
-def _constant_operand(pairs, a, m) -> Pair:
+def _constant_operand(pairs: TilePairs, a: Any, m: Any) -> Pair:
     if isinstance(m, Symbolic) or m <= 0:
         raise TypeError("allows(): // and % of a value that depends on query and key need a positive constant")
     return _pair(pairs, a)
 
 
-def _absolute(pairs, a) -> Pair:
+def _absolute(pairs: TilePairs, a: Any) -> Pair:
     x = _pair(pairs, a)
     lo = np.where((x.lo <= 0) & (x.hi >= 0), 0, np.minimum(np.abs(x.lo), np.abs(x.hi)))
     return Pair(pairs, lo, np.maximum(np.abs(x.lo), np.abs(x.hi)), 1, x.key)
 
 
-def _extreme(pick):
-    def rule(pairs, a, b) -> Pair:
+def _extreme(pick: np.ufunc) -> Rule:
+    def rule(pairs: TilePairs, a: Any, b: Any) -> Pair:
         x, y = _pair(pairs, a), _pair(pairs, b)
         return Pair(pairs, pick(x.lo, y.lo), pick(x.hi, y.hi), 1, _combine(x.key, y.key))
 
     return rule
 
 
-def _logical(operation):
-    def rule(pairs, a, b) -> Pair:
+def _logical(operation: np.ufunc) -> Rule:
+    def rule(pairs: TilePairs, a: Any, b: Any) -> Pair:
         x, y = _truth(pairs, a), _truth(pairs, b)
         return _boolean(pairs, operation(x.lo, y.lo), operation(x.hi, y.hi), _combine(x.key, y.key))
 
     return rule
 
 
-def _invert(pairs, a) -> Pair:
+def _invert(pairs: TilePairs, a: Any) -> Pair:
     x = _truth(pairs, a)
     return _boolean(pairs, 1 - x.hi, 1 - x.lo, x.key)
 
 
-def _followed(rule):
+def _followed(rule: Rule) -> Rule:
     """The rule's result, TypeError where its values grow out of what can be followed."""
-    def checked(pairs, *operands) -> Pair:
+    def checked(pairs: TilePairs, *operands: Any) -> Pair:
         result = rule(pairs, *operands)
         _within_range(result.lo, result.hi)
         return result
@@ -322,7 +334,7 @@ def _followed(rule):
     return checked
 
 
-_RULES = {
+_RULES: dict[np.ufunc, Rule] = {
     np.add: _followed(_sum(1)),
     np.subtract: _followed(_subtract),
     np.negative: lambda pairs, a: _subtract(pairs, 0, a),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -108,9 +109,9 @@ def make_view(lattice: Lattice, block: int) -> np.void:
     return _view(lattice.offset, lattice.strides, lattice.extents, choose_box(lattice.extents, block))
 
 
-def _view(offset, strides, extents, box) -> np.void:
+def _view(offset: int, strides: Sequence[int], extents: Sequence[int], box: Sequence[int]) -> np.void:
     missing = AXES - len(extents)
-    view = np.zeros((), dtype=VIEW)
+    view = np.zeros(1, dtype=VIEW)[0]
     view["offset"] = offset
     view["stride"] = (0,) * missing + tuple(strides)
     view["extent"] = (1,) * missing + tuple(extents)
@@ -123,7 +124,7 @@ def _view(offset, strides, extents, box) -> np.void:
 def choose_box(extents: tuple[int, ...], block: int) -> tuple[int, ...]:
     """The most cubic box of `block` cells among those that need (almost) the fewest; a tie favours the last axis."""
 
-    def boxes(box):
+    def boxes(box: tuple[int, ...]) -> int:
         return math.prod(grid_of(extents, box))
 
     candidates = _factorisations(block, len(extents))
@@ -132,7 +133,7 @@ def choose_box(extents: tuple[int, ...], block: int) -> tuple[int, ...]:
     return min(near, key=lambda box: (sum(box), box))
 
 
-def _factorisations(number: int, factors: int):
+def _factorisations(number: int, factors: int) -> list[tuple[int, ...]]:
     if factors == 1:
         return [(number,)]
     divisors = [d for d in range(1, number + 1) if number % d == 0]
@@ -172,7 +173,7 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
         kinds = first = np.arange(len(q_box))
     else:
         q_box, k_box, full = found
-        full &= k_valid.all(axis=1)[k_box]
+        full &= np.all(k_valid, axis=1)[k_box]
         open_pairs = np.nonzero(~full)[0]
         first, kinds = _kinds(pattern, q_positions, k_positions, q_valid, k_valid, q_box[~full], k_box[~full])
         first = open_pairs[first]
@@ -187,7 +188,9 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
 _EMPTY = -2
 
 
-def _search(pattern: Pattern, query: np.void, key: np.void, shift: int, budget: Budget):
+def _search(
+    pattern: Pattern, query: np.void, key: np.void, shift: int, budget: Budget
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tile pairs that may hold an allowed pair: (query box, key box, whether every cell is allowed).
 
     Starts with coarse boxes and refines only what is undecided, so the cost follows the number of tiles found. What is
@@ -195,7 +198,7 @@ def _search(pattern: Pattern, query: np.void, key: np.void, shift: int, budget: 
     """
     levels = [(query, key)]
     while int(levels[-1][0]["tiles"]) * int(levels[-1][1]["tiles"]) > _PAIRS_AT_ONCE:
-        coarser = tuple(_coarse(view) for view in levels[-1])
+        coarser = _coarse(levels[-1][0]), _coarse(levels[-1][1])
         if all(a["tiles"] == b["tiles"] for a, b in zip(coarser, levels[-1], strict=True)):
             break
         levels.append(coarser)
@@ -218,7 +221,9 @@ def _search(pattern: Pattern, query: np.void, key: np.void, shift: int, budget: 
     return q_box, k_box, always
 
 
-def _decide(pattern: Pattern, q_view: np.void, k_view: np.void, shift: int, q_box: np.ndarray, k_box: np.ndarray):
+def _decide(
+    pattern: Pattern, q_view: np.void, k_view: np.void, shift: int, q_box: np.ndarray, k_box: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper bounds of the predicate on pairs of boxes, computed on so many positions at once that memory is
     bounded."""
     (q_share, q_starts), (k_share, k_starts) = _shares(q_view), _shares(k_view)
@@ -259,7 +264,9 @@ def _coarse(view: np.void) -> np.void:
     return _view(view["offset"], view["stride"], view["extent"], box)
 
 
-def _pairs_inside(coarse, fine, q_box: np.ndarray, k_box: np.ndarray) -> int:
+def _pairs_inside(
+    coarse: tuple[np.void, np.void], fine: tuple[np.void, np.void], q_box: np.ndarray, k_box: np.ndarray
+) -> int:
     """How many pairs of boxes of the views `fine` some pairs of boxes of the views `coarse` hold."""
     in_q, in_k = (_boxes_inside(*views) for views in zip(coarse, fine, strict=True))
     return int((in_q[q_box] * in_k[k_box]).sum())
@@ -274,7 +281,10 @@ def _boxes_inside(coarse: np.void, fine: np.void) -> np.ndarray:
     return counts
 
 
-def _refine(q_box, k_box, always, q_coarse, k_coarse, q_fine, k_fine):
+def _refine(
+    q_box: np.ndarray, k_box: np.ndarray, always: np.ndarray, q_coarse: np.void, k_coarse: np.void, q_fine: np.void,
+    k_fine: np.void,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Replaces every pair of coarse boxes by the pairs of fine boxes inside it."""
     q_children, q_count = _children(q_coarse, q_fine)
     k_children, k_count = _children(k_coarse, k_fine)
@@ -296,7 +306,10 @@ def _children(coarse: np.void, fine: np.void) -> tuple[np.ndarray, np.ndarray]:
     return children, count
 
 
-def _kinds(pattern, q_positions, k_positions, q_valid, k_valid, q_box, k_box):
+def _kinds(
+    pattern: Pattern, q_positions: np.ndarray, k_positions: np.ndarray, q_valid: np.ndarray, k_valid: np.ndarray,
+    q_box: np.ndarray, k_box: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     """Groups tile pairs whose bitmasks are equal: (one pair of each group, group of each pair)."""
     if not len(q_box):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -304,11 +317,14 @@ def _kinds(pattern, q_positions, k_positions, q_valid, k_valid, q_box, k_box):
     used_k, k_at = np.unique(k_box, return_inverse=True)
     pairs = TilePairs(Boxes(q_positions[used_q]), Boxes(k_positions[used_k]), q_at, k_at, with_keys=True)
     q_padding, k_padding = (unique_rows(v)[1] for v in (q_valid[used_q], k_valid[used_k]))
-    key = np.stack([pairs.evaluate(pattern).key, q_padding[q_at], k_padding[k_at]], axis=1)
-    return unique_rows(key)
+    content: Any = pairs.evaluate(pattern).key  # never None: these pairs have keys
+    return unique_rows(np.stack([content, q_padding[q_at], k_padding[k_at]], axis=1))
 
 
-def _evaluate(pattern, query, key, q_box, k_box, masks: Masks) -> np.ndarray:
+def _evaluate(
+    pattern: Pattern, query: tuple[np.ndarray, np.ndarray], key: tuple[np.ndarray, np.ndarray], q_box: np.ndarray,
+    k_box: np.ndarray, masks: Masks,
+) -> np.ndarray:
     """Number of the bitmask of each tile pair; -1 when full, `_EMPTY` when nothing is allowed."""
     (q_positions, q_valid), (k_positions, k_valid) = query, key
     block_q, words = masks.shape

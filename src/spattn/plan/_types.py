@@ -41,13 +41,18 @@ variant
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._cached import cached_property
 from .._frozen import frozen
 from .._ragged import ramp
+
+if TYPE_CHECKING:
+    from ..patterns import Pattern
 
 AXES = 3
 LARGEST = 2**31 - 1  # what int32 holds: lengths, tiles, entries
@@ -169,7 +174,7 @@ class Plan:
         Allowed (query, key) pairs, summed over variants.
     """
 
-    pattern: object
+    pattern: Pattern | None
     q_len: int
     kv_len: int
     block_q: int
@@ -191,14 +196,14 @@ class Plan:
     variant: np.ndarray
     nnz: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if isinstance(value, np.ndarray):
                 object.__setattr__(self, name, frozen(value))
             elif isinstance(value, np.integer):
                 object.__setattr__(self, name, int(value))
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
         """Copies and unpickled plans are made as any other: with arrays of their own, and unchecked."""
         return Plan, tuple(getattr(self, field.name) for field in fields(Plan))
 
@@ -246,6 +251,6 @@ class Plan:
         )
 
 
-def grid_of(extent: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, ...]:
+def grid_of(extent: Iterable[int], box: Iterable[int]) -> tuple[int, ...]:
     """Boxes along each axis."""
     return tuple(math.ceil(n / b) for n, b in zip(extent, box, strict=True))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ._build import repeats
 from ._symbolic import unique_rows
@@ -40,7 +41,7 @@ def check(p: Plan) -> None:
     found = _families(p)
     pairs = sum(len(family.components) * _count_pairs(p, family) for family in found)
     _require(p.nnz == pairs, "nnz", f"{pairs} pairs")
-    _check_work(p, sum(len(family.components) * np.count_nonzero(np.diff(family.lists)) for family in found))
+    _check_work(p, sum(len(family.components) * int(np.count_nonzero(np.diff(family.lists))) for family in found))
     _check_merges(p)
 
 
@@ -141,7 +142,9 @@ def _count_pairs(p: Plan, family: Family) -> int:
     return sum(_count_entries(p, family, *(column[at : at + _ENTRIES_AT_ONCE] for column in columns)) for at in starts)
 
 
-def _count_entries(p: Plan, family: Family, row, number, tile, mask) -> int:
+def _count_entries(
+    p: Plan, family: Family, row: np.ndarray, number: np.ndarray, tile: np.ndarray, mask: np.ndarray
+) -> int:
     query, key = p.views[family.query_views[:1]], p.views[family.key_views[:, 0]]
     queries, keys = real_extents(np.repeat(query, len(row)), row), real_extents(key[number], tile)
     full = mask < 0
@@ -157,7 +160,7 @@ def _count_entries(p: Plan, family: Family, row, number, tile, mask) -> int:
     return pairs
 
 
-def _real(box, extents) -> np.ndarray:
+def _real(box: np.ndarray, extents: np.ndarray) -> np.ndarray:
     """(cells,) whether each cell of a box is real, the first `extents` along each axis being so."""
     inside = [np.arange(size) < extent for size, extent in zip(box, extents, strict=True)]
     return (inside[0][:, None, None] & inside[1][:, None] & inside[2]).ravel()
@@ -201,7 +204,8 @@ def _check_merges(p: Plan) -> None:
         written = np.column_stack([slot * p.block_q + cell, position])[slot >= 0]
         sources = slice(*p.merge_indptr[[merges.start, merges.stop]])
         read = np.column_stack([p.merge_sources[sources], p.merge_rows[owner[sources]]])
-        same = np.array_equal(*(pairs[np.argsort(pairs[:, 0])] for pairs in (written, read)))
+        written, read = (pairs[np.argsort(pairs[:, 0])] for pairs in (written, read))
+        same = np.array_equal(written, read)
         _require(same, "merge_sources", "each row of the workspace to be read once, for its own row")
     _require(p.slots == slots, "slots", f"{slots}, the most that a variant has")
 
@@ -210,7 +214,7 @@ def _variant(ends: np.ndarray) -> np.ndarray:
     return np.repeat(np.arange(len(ends) - 1), np.diff(ends))
 
 
-def _require(sound, field: str, expected: str) -> None:
+def _require(sound: npt.ArrayLike, field: str, expected: str) -> None:
     """ValueError unless all of `sound` is true: ``plan: expected ..., got another in FIELD``, with the first number."""
     if not np.all(sound):
         at = f"[{int(np.argmin(sound))}]" if np.ndim(sound) == 1 else ""

@@ -52,7 +52,8 @@ def find_finishers(plan: Plan) -> Finishers:
     that do not finish.
     """
     slots, block_q = plan.work["slot"].astype(np.int32), plan.block_q
-    priors, kept = [], np.ones(len(plan.merge_rows), dtype=bool)
+    priors: list[np.ndarray] = []
+    kept = np.ones(len(plan.merge_rows), dtype=bool)
     counts = np.diff(plan.merge_indptr)
     for variant in range(plan.variants):
         merges = np.arange(*plan.merge_variants[variant : variant + 2])

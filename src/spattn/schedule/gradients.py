@@ -57,7 +57,9 @@ def units(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> Units:
     return Units(work, frozen(made), per_head, int(rows[-1]))
 
 
-def _cut(plan, work, ranges, variants, count) -> np.ndarray:
+def _cut(
+    plan: Plan, work: np.ndarray, ranges: tuple[np.ndarray, np.ndarray] | None, variants: np.ndarray, count: int
+) -> np.ndarray:
     """`count` units of near-equal numbers of tiles out of the concatenated items of the variants."""
     item = np.concatenate([np.arange(plan.work_indptr[v], plan.work_indptr[v + 1]) for v in variants])
     cost = np.concatenate([[0], np.cumsum(work["end"][item] - work["begin"][item])])
@@ -74,7 +76,7 @@ def _cut(plan, work, ranges, variants, count) -> np.ndarray:
     return cut
 
 
-def _key_ranges(plan, work) -> tuple[np.ndarray, np.ndarray]:
+def _key_ranges(plan: Plan, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The least and the greatest key of each item; padding cells do not count."""
     length = work["end"] - work["begin"]
     first = np.cumsum(length) - length

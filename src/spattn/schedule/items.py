@@ -92,14 +92,17 @@ def _share(tiled: Tiled, first: int, last: int, q_len: int, block_q: int, worker
     return _Share(work[order], int((work["slot"] >= 0).sum()), rows, counts, sources)
 
 
-def _lists(component, number: int, indptr: np.ndarray):
+def _lists(component: np.void, number: int, indptr: np.ndarray) -> tuple[np.ndarray, ...]:
     """The component's non-empty lists: (component number, query tile, begin, end)."""
     ends = indptr[component["first_row"] : component["first_row"] + component["query_tiles"] + 1]
     tile = np.nonzero(np.diff(ends))[0]
     return np.full(len(tile), number), tile, ends[tile].astype(np.int64), ends[tile + 1].astype(np.int64)
 
 
-def _pieces(component, query_tile, begin, end, pieces, shared):
+def _pieces(
+    component: np.ndarray, query_tile: np.ndarray, begin: np.ndarray, end: np.ndarray, pieces: np.ndarray,
+    shared: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     """(items, list of each item); the items of shared lists have a slot each, in order."""
     which = np.repeat(np.arange(len(begin)), pieces)
     number = ramp(pieces)
@@ -112,7 +115,10 @@ def _pieces(component, query_tile, begin, end, pieces, shared):
     return work, which
 
 
-def _merges(work, piece_list, row, owner, cell, shared, q_len, block_q):
+def _merges(
+    work: np.ndarray, piece_list: np.ndarray, row: np.ndarray, owner: np.ndarray, cell: np.ndarray, shared: np.ndarray,
+    q_len: int, block_q: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows that no item writes alone, how many sources each has, and the sources in slot order."""
     written = np.zeros(q_len, dtype=bool)
     written[row[~shared[owner]]] = True

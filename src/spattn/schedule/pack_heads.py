@@ -8,6 +8,7 @@ ordinary plan for an ordinary call with ``heads_kv`` heads and ``group * q_len``
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -39,8 +40,8 @@ def pack_heads(plan: Plan, group: int) -> Plan | None:
     for head in range(group):
         masks[:, head * rows : (head + 1) * rows] = plan.masks[:, :rows]
     merges = _repeat_merges(plan, group, rows)
-    lengths = {"q_len": plan.q_len * group, "nnz": plan.nnz * group}
-    return replace(plan, views=all_views, masks=masks, variant=variant, **lengths, **merges)
+    q_len, nnz = plan.q_len * group, plan.nnz * group
+    return replace(plan, views=all_views, masks=masks, variant=variant, q_len=q_len, nnz=nnz, **merges)
 
 
 def variant_of_groups(variant: np.ndarray, group: int) -> np.ndarray | None:
@@ -52,7 +53,7 @@ def variant_of_groups(variant: np.ndarray, group: int) -> np.ndarray | None:
     return np.ascontiguousarray(grouped[:, :, 0]) if same else None
 
 
-def _repeat_merges(plan: Plan, group: int, rows: int) -> dict[str, np.ndarray]:
+def _repeat_merges(plan: Plan, group: int, rows: int) -> dict[str, Any]:
     """The merges of each variant once for every head of a group."""
     counts, head_rows, head_counts, head_sources = np.diff(plan.merge_indptr), [], [], []
     for variant in range(plan.variants):

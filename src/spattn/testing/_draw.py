@@ -216,8 +216,9 @@ class Draw:
         sizes : Sizes
         """
         example, length = cls.example()
+        owner: type = cls
         try:
-            pattern = cls(**{name: self.value(cls, name, sizes, example) for name in parameters(cls)})
+            pattern = cls(**{name: self.value(cls, name, sizes, example) for name in parameters(owner)})
         except ValueError:  # parameters that do not suit each other
             reject()
         batch, heads = pattern.sizes()
@@ -247,8 +248,9 @@ class Draw:
         -------
         object
         """
+        owner: type = cls
         usual = getattr(example, name, None)
-        kind = self.choice(alternatives(parameters(cls)[name]))
+        kind = self.choice(alternatives(parameters(owner)[name]))
         if kind is types.NoneType:
             return None
         if kind is bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -71,10 +73,11 @@ def inputs(
     layouts = (layout,) * 3 if isinstance(layout, str) else layout
     keys = batch, heads_kv, kv_len
     shapes = (batch, heads_q, q_len, head_dim), (*keys, head_dim), (*keys, head_dim_v)
-    return tuple(
+    q, k, v = (
         random(shape, dtype, layout=name, seed=(seed, n))
         for n, (shape, name) in enumerate(zip(shapes, layouts, strict=True))
     )
+    return q, k, v
 
 
 def random(
@@ -102,7 +105,7 @@ def random(
     rng = np.random.default_rng(seed)
     dtype = DTYPES[dtype] if isinstance(dtype, str) else np.dtype(dtype)
 
-    def draw(*shape):
+    def draw(*shape: int) -> np.ndarray:
         return rng.standard_normal(shape, dtype=np.float32).astype(dtype)
 
     return LAYOUTS[layout](draw, *shape)
@@ -122,13 +125,13 @@ def _read_only(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _overlapping(draw, b, h, t, f):
+def _overlapping(draw: Callable[..., np.ndarray], b: int, h: int, t: int, f: int) -> np.ndarray:
     """Token i starts one element after token i - 1, so neighbouring rows share all but one value."""
     heads = draw(b, h, max(t + f, 1))
     return as_strided(heads, (b, h, t, f), (*heads.strides[:2], heads.itemsize, heads.itemsize), writeable=False)
 
 
-LAYOUTS = {
+LAYOUTS: dict[str, Callable[..., np.ndarray]] = {
     "contiguous": lambda draw, *shape: draw(*shape),
     # (batch, tokens, heads, features) in memory, as most model code has it
     "bshd": lambda draw, b, h, t, f: draw(b, t, h, f).transpose(0, 2, 1, 3),
@@ -184,4 +187,4 @@ def at_protected_page(array: np.ndarray) -> np.ndarray:
     return copy
 
 
-_KEPT: list = []
+_KEPT: list[Any] = []

@@ -31,10 +31,17 @@ def dense_mask(pattern: Pattern | Plan, batch: int, heads: int, q_len: int, kv_l
     Returns
     -------
     (batch, heads, q_len, kv_len) bool array
+
+    Raises
+    ------
+    ValueError
+        If a plan does not know its pattern.
     """
-    pattern = pattern.pattern if isinstance(pattern, Plan) else pattern
+    named = pattern.pattern if isinstance(pattern, Plan) else pattern
+    if named is None:
+        raise ValueError("pattern: expected a plan that knows its pattern, got one without")
     q, k = np.arange(kv_len - q_len, kv_len)[:, None], np.arange(kv_len)[None, :]
-    patterns, index = pattern.variants(batch, heads)
+    patterns, index = named.variants(batch, heads)
     masks = np.zeros((max(len(patterns), 1), q_len, kv_len), dtype=bool)
     for mask, own in zip(masks, patterns, strict=False):
         mask[...] = own.bind(q_len, kv_len).allows(q, k)
@@ -69,8 +76,8 @@ def naive(
         features, keys = rng.permutation(q.shape[3]), rng.permutation(k.shape[2])
         q, k, v = q[..., features], k[:, :, keys][..., features], v[:, :, keys]
         mask = np.broadcast_to(mask, (*q.shape[:3], k.shape[2]))[..., keys]
-    p, lse, wide, dtype = _weights(q, k, mask, scale, dtype, order)
-    return _product(p.astype(wide), _per_query_head(v, q, wide), order).astype(dtype), lse
+    p, lse, wide, narrow = _weights(q, k, mask, scale, dtype, order)
+    return _product(p.astype(wide), _per_query_head(v, q, wide), order).astype(narrow), lse
 
 
 def naive_orders(
@@ -122,20 +129,22 @@ def naive_gradients(
     delta = (p * dp).sum(axis=-1, keepdims=True).astype(dtype).astype(wide)
     ds = (p * (dp - delta) * wide.type(scale)).astype(dtype).astype(wide)
 
-    def over_group(x):
+    def over_group(x: np.ndarray) -> np.ndarray:
         return x.reshape(*k.shape[:2], group, *x.shape[2:]).sum(axis=2).astype(dtype)
 
     return (ds @ kk).astype(dtype), over_group(_swap(ds) @ q.astype(wide)), over_group(_swap(p) @ do)
 
 
-def _weights(q, k, mask, scale, dtype, order):
+def _weights(
+    q: np.ndarray, k: np.ndarray, mask: np.ndarray, scale: float | None, dtype: npt.DTypeLike | None, order: int
+) -> tuple[np.ndarray, np.ndarray, np.dtype, np.dtype]:
     """(P, lse, accumulator dtype, dtype): a product accumulates in float32 at least and rounds once."""
     dtype = q.dtype if dtype is None else np.dtype(dtype)
     wide = np.promote_types(dtype, np.float32)
     log_base = wide.type(math.log(2) if order & 1 else 1)
     factor = wide.type(_scale(scale, q) / float(log_base))
 
-    def rounded(x):
+    def rounded(x: np.ndarray) -> np.ndarray:
         return x.astype(dtype).astype(wide)
 
     early, late = (factor, wide.type(1)) if order & 2 else (wide.type(1), factor)
@@ -151,7 +160,7 @@ def _weights(q, k, mask, scale, dtype, order):
     return (p / np.where(total == 0, 1, total)).astype(dtype), lse[..., 0], wide, dtype
 
 
-def _product(a, b, order):
+def _product(a: np.ndarray, b: np.ndarray, order: int) -> np.ndarray:
     """The matrix product ``a @ b``, summed one after another as a register accumulates where `order` says so."""
     if not order & 4:
         return a @ b
@@ -161,15 +170,15 @@ def _product(a, b, order):
     return total
 
 
-def _scale(scale, q) -> float:
+def _scale(scale: float | None, q: np.ndarray) -> float:
     return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
 
 
-def _per_query_head(x, q, wide):
+def _per_query_head(x: np.ndarray, q: np.ndarray, wide: np.dtype) -> np.ndarray:
     return np.repeat(x.astype(wide), q.shape[1] // x.shape[1], axis=1)
 
 
-def _swap(x):
+def _swap(x: np.ndarray) -> np.ndarray:
     return np.swapaxes(x, -1, -2)
 
 
@@ -235,6 +244,6 @@ def assert_within_budget(
     )
 
 
-def _first(wrong, actual, reference):
+def _first(wrong: np.ndarray, actual: np.ndarray, reference: np.ndarray) -> str:
     where = tuple(int(n) for n in np.argwhere(wrong)[0])
     return f"at {where}: expected {reference[where]!r}, got {actual[where]!r} ({int(wrong.sum())} such of {wrong.size})"

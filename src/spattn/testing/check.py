@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from .. import patterns, reference
 from ..compiler import plan as make_plan
+from ..index_set import AffineRows
 from ..patterns import Full, Pattern, from_dict
 from .arrays import inputs
 from .budget import assert_within_budget, dense_mask, naive_orders
 from .contract import check_plan, execute
 
 __all__ = ["Expectation", "check_pattern", "check_picture"]
+
+
+Forward = Callable[[np.ndarray, np.ndarray, np.ndarray, Pattern], tuple[np.ndarray, np.ndarray]]
 
 
 def check_pattern(
@@ -49,7 +55,7 @@ def check_pattern(
     check_unseen_keys(pattern, *lengths)
 
 
-def check_index_set(pattern, batch, heads, q_len, kv_len) -> None:
+def check_index_set(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> None:
     """The closed form equals the predicate."""
     expected = dense_mask(pattern, batch, heads, q_len, kv_len)
     for b, h, index_set in _index_sets(pattern, batch, heads, q_len, kv_len):
@@ -61,7 +67,7 @@ def check_index_set(pattern, batch, heads, q_len, kv_len) -> None:
         assert index_set.nnz == expected[b, h].sum(), f"{pattern!r}: nnz {index_set.nnz}, not {expected[b, h].sum()}"
 
 
-def check_laws(pattern, batch, heads, q_len, kv_len) -> None:
+def check_laws(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> None:
     """``p & Full == p``, ``p | p == p``, ``~~p == p``, ``p - p`` is empty, ``p | ~p`` is full."""
     mask = dense_mask(pattern, batch, heads, q_len, kv_len)
     laws = {
@@ -74,7 +80,7 @@ def check_laws(pattern, batch, heads, q_len, kv_len) -> None:
             assert np.array_equal(index_set.to_dense(), expected[b, h]), f"{law} is wrong for p = {pattern!r}"
 
 
-def check_round_trip(pattern, batch, heads, q_len, kv_len) -> None:
+def check_round_trip(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> None:
     """``from_dict(to_dict())`` is the same pattern, through JSON text."""
     import json
 
@@ -84,7 +90,7 @@ def check_round_trip(pattern, batch, heads, q_len, kv_len) -> None:
     assert np.array_equal(dense_mask(read, *lengths), dense_mask(pattern, *lengths))
 
 
-def check_planned(pattern, batch, heads, q_len, kv_len, **options) -> None:
+def check_planned(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int, **options: Any) -> None:
     """The plan visits the index set, each pair once, and executing it gives the reference's result."""
     made = make_plan(pattern, q_len, kv_len, batch=batch, heads=heads, **options)
     variants, _ = pattern.variants(batch, heads)
@@ -94,7 +100,9 @@ def check_planned(pattern, batch, heads, q_len, kv_len, **options) -> None:
         np.testing.assert_allclose(actual, expected, rtol=1e-11, atol=1e-12)
 
 
-def check_unseen_keys(pattern, batch, heads, q_len, kv_len, forward=None) -> None:
+def check_unseen_keys(
+    pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int, forward: Forward | None = None
+) -> None:
     """NaN at keys that no query of a head may see changes nothing at all.
 
     `forward` takes ``q, k, v, pattern`` and returns ``out, lse``; the reference by default.
@@ -128,7 +136,7 @@ class Expectation:
         self, pattern: Pattern, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float | None = None
     ) -> None:
         self.pattern, self.dtype = pattern, q.dtype
-        mask = dense_mask(pattern, *q.shape[:3], k.shape[2])
+        mask = dense_mask(pattern, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         self.naive = naive_orders(q, k, v, mask, scale)
         # A float64 result is judged by extended precision, where NumPy has it.
         precision = np.longdouble if q.dtype == np.float64 else np.float64
@@ -157,7 +165,9 @@ def check_picture(pattern: Pattern, q_len: int, kv_len: int | None = None) -> No
     assert axes is not None
 
 
-def _index_sets(pattern, batch, heads, q_len, kv_len):
+def _index_sets(
+    pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int
+) -> Iterator[tuple[int, int, AffineRows]]:
     variants, index = pattern.variants(batch, heads)
     made = [own.index_set(q_len, kv_len) for own in variants]
     for b, h in np.ndindex(batch, heads):

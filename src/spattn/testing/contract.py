@@ -7,7 +7,7 @@ It serves as the specification that kernels are compared with, and finds a plan'
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -43,9 +43,9 @@ def plan_pairs(plan: Plan, variant: int = 0) -> tuple[np.ndarray, np.ndarray]:
             r, c = np.nonzero(allowed)
             rows.append(query[r])
             keys.append(key[c])
-    rows, keys = np.concatenate(rows), np.concatenate(keys)
-    order = np.lexsort((keys, rows))
-    return rows[order], keys[order]
+    row, column = np.concatenate(rows), np.concatenate(keys)
+    order = np.lexsort((column, row))
+    return row[order], column[order]
 
 
 def check_plan(plan: Plan, index_sets: Sequence[AffineRows]) -> None:
@@ -94,12 +94,12 @@ def execute(
     variants = np.broadcast_to(plan.variant, q.shape[:2])
     for b, h in np.ndindex(q.shape[:2]):
         kv = h // (q.shape[1] // k.shape[1])
-        one = [x.astype(np.float64) for x in (q[b, h], k[b, kv], v[b, kv])]
-        _execute_head(plan, int(variants[b, h]), *one, scale, out[b, h], lse[b, h])
+        q_of, k_of, v_of = (x.astype(np.float64) for x in (q[b, h], k[b, kv], v[b, kv]))
+        _execute_head(plan, int(variants[b, h]), q_of, k_of, v_of, scale, out[b, h], lse[b, h])
     return out, lse
 
 
-def _visits(plan, variant) -> np.ndarray:
+def _visits(plan: Plan, variant: int) -> np.ndarray:
     """How often the variant's work items visit each pair, (q_len, kv_len)."""
     visits = np.zeros((plan.q_len, plan.kv_len), dtype=np.uint16)
     for item in _items(plan, variant):
@@ -109,7 +109,10 @@ def _visits(plan, variant) -> np.ndarray:
     return visits
 
 
-def _execute_head(plan, variant, q, k, v, scale, out, lse) -> None:
+def _execute_head(
+    plan: Plan, variant: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, out: np.ndarray,
+    lse: np.ndarray,
+) -> None:
     slot_out = np.full((plan.slots * plan.block_q, v.shape[-1]), np.nan)
     slot_lse = np.full(plan.slots * plan.block_q, np.nan)
     for item in _items(plan, variant):
@@ -126,7 +129,9 @@ def _execute_head(plan, variant, q, k, v, scale, out, lse) -> None:
         out[row], lse[row] = _weighted(slot_lse[sources], slot_out[sources])
 
 
-def _attend(plan, item, q, k, v, scale):
+def _attend(
+    plan: Plan, item: np.void, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float
+) -> tuple[np.ndarray, np.ndarray]:
     """Softmax attention of the item's query cells over the keys of its tiles."""
     row, valid = _query_cells(plan, item)
     tiles = list(_tiles(plan, item))
@@ -140,7 +145,7 @@ def _attend(plan, item, q, k, v, scale):
     return out, lse
 
 
-def _weighted(logits, values):
+def _weighted(logits: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, float]:
     """(softmax(logits) @ values, log Σ exp(logits)); (0, -inf) when no logit is above -inf."""
     row_max = logits.max(initial=-np.inf)
     if row_max == -np.inf:
@@ -149,11 +154,11 @@ def _weighted(logits, values):
     return (p / p.sum()) @ values, np.log(p.sum()) + row_max
 
 
-def _items(plan, variant: int):
+def _items(plan: Plan, variant: int) -> np.ndarray:
     return plan.work[plan.work_indptr[variant] : plan.work_indptr[variant + 1]]
 
 
-def _cells(view, tile: int) -> tuple[np.ndarray, np.ndarray]:
+def _cells(view: np.void, tile: int) -> tuple[np.ndarray, np.ndarray]:
     """(position, is real) of each cell of one tile: the contract's *view* and *tile* paragraphs, word for word."""
     place = np.unravel_index(tile, tuple(view["grid"]))
     coordinate = np.indices(tuple(view["box"])).reshape(3, -1) + (np.array(place) * view["box"])[:, None]
@@ -161,13 +166,13 @@ def _cells(view, tile: int) -> tuple[np.ndarray, np.ndarray]:
     return view["offset"] + (coordinate * view["stride"][:, None]).sum(axis=0), real
 
 
-def _query_cells(plan, item):
+def _query_cells(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:
     component = plan.components[item["component"]]
     assert component["variant"] >= 0
     return _cells(plan.views[component["query_view"]], int(item["query_tile"]))
 
 
-def _tiles(plan, item):
+def _tiles(plan: Plan, item: np.void) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Yields (row of each query cell, key of each key cell, which pairs are allowed) for each tile of a work item."""
     component = plan.components[item["component"]]
     row, row_real = _query_cells(plan, item)
@@ -183,9 +188,9 @@ def _tiles(plan, item):
         yield row, key, allowed & row_real[:, None]
 
 
-def _check_lists(plan, variant: int) -> None:
+def _check_lists(plan: Plan, variant: int) -> None:
     """Every entry of every list of the variant belongs to exactly one work item, and to a component of the variant."""
-    visited = Counter()
+    visited: Counter[tuple[int, int]] = Counter()
     for item in _items(plan, variant):
         assert plan.components[item["component"]]["variant"] == variant, "a work item of another variant's component"
         assert item["begin"] < item["end"], "an empty work item"
@@ -199,9 +204,11 @@ def _check_lists(plan, variant: int) -> None:
     assert not visited, "work items reach beyond their lists"
 
 
-def _check_writers(plan, variant: int) -> None:
+def _check_writers(plan: Plan, variant: int) -> None:
     """Each row is written once, each slot by one item; merges read what items wrote, all of it, each source once."""
-    written, filled, slots = Counter(), Counter(), Counter()
+    written: Counter[int] = Counter()
+    filled: Counter[int] = Counter()
+    slots: Counter[int] = Counter()
     for item in _items(plan, variant):
         row, valid = _query_cells(plan, item)
         if item["slot"] < 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def out_of_memory(device: Device, nbytes: int) -> MemoryError:
     return MemoryError(f"{device.name} (cuda:{device.ordinal}): needed {nbytes} bytes, {device.free_bytes()} are free")
 
 
-def _free(device: Device, allocation) -> None:
+def _free(device: Device, allocation: Any) -> None:
     if is_owner():
         with device:
             allocation.free()

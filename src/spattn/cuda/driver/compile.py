@@ -130,7 +130,7 @@ def run_nvcc(compiler: Path, unit: str, flags: list[str]) -> bytes:
         return out.read_bytes()
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess:
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from ..._cached import cached_property
@@ -35,10 +36,10 @@ os.register_at_fork(after_in_child=_after_fork)
 class _Current(threading.local):
     """Asks which context is current: ``get()`` is its raw handle. cuCtxGetCurrent writes it, so one per thread."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         context, ask = ctypes.c_void_p(), library().cuCtxGetCurrent
         at = ctypes.addressof(context)
-        self.get = lambda: None if ask(at) else context.value
+        self.get: Callable[[], int | None] = lambda: None if ask(at) else context.value
 
 
 class Device:
@@ -57,7 +58,7 @@ class Device:
         self._pop = driver.Context.pop
         self._device = driver.Device(ordinal)
         self._attribute = driver.device_attribute
-        self._context = None
+        self._context: Any = None
         self._current = _Current()
 
     @cached_property

@@ -29,7 +29,7 @@ class CudaError(RuntimeError):
         super().__init__(f"{call} failed with CUDA error {code}: {text}{after}")
 
 
-def check(result: tuple, call: str = "CUDA call") -> Any:
+def check(result: tuple[Any, ...], call: str = "CUDA call") -> Any:
     """Return what a call of ``cuda.bindings.driver`` returned, or raise what its status says.
 
     Raises

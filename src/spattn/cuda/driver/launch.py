@@ -6,6 +6,7 @@ import ctypes
 import struct
 import threading
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ STATIC_SHARED_BYTES = 48 * 1024  # a block gets more only after asking
 # CUlaunchConfig (grid, block, shared memory, stream, no attributes) and then the addresses of the parameters: one.
 _CONFIG, _WORD = struct.Struct("@7IPPIP"), struct.Struct("@Q")
 
-_kernels: dict[tuple, Kernel] = {}
+_kernels: dict[tuple[Any, ...], Kernel] = {}
 _lock = threading.Lock()
 
 

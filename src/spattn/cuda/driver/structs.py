@@ -9,9 +9,14 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-__all__ = ["checks", "packer"]
+__all__ = ["checks", "fields", "packer"]
 
 _CODES = {"i4": "i", "i8": "q", "u8": "Q", "f4": "f", "f8": "d"}
+
+
+def fields(dtype: np.dtype) -> dict[str, tuple[np.dtype, int]]:
+    """(dtype, offset) of the fields of a struct, in order; a number has none."""
+    return {name: (inner, offset) for name, (inner, offset, *_) in (dtype.fields or {}).items()}
 
 
 def packer(dtype: np.dtype) -> struct.Struct:
@@ -30,7 +35,7 @@ def checks(structs: Mapping[str, np.dtype], namespace: str) -> str:
     for name, dtype in structs.items():
         own = f"{namespace}::{name}"
         lines.append(f'static_assert(sizeof({own}) == {dtype.itemsize}, "size of {own}");')
-        for field, (inner, offset, *_) in dtype.fields.items():
+        for field, (inner, offset) in fields(dtype).items():
             right = f"offsetof({own}, {field}) == {offset} && sizeof({own}::{field}) == {inner.itemsize}"
             lines.append(f'static_assert({right}, "{own}::{field}");')
     return "\n".join(lines) + "\n"
@@ -39,8 +44,7 @@ def checks(structs: Mapping[str, np.dtype], namespace: str) -> str:
 def _scalars(dtype: np.dtype, start: int) -> Iterator[tuple[int, np.dtype]]:
     """(offset, dtype) of all numbers of a dtype."""
     if dtype.names is not None:
-        for name in dtype.names:
-            inner, offset = dtype.fields[name][:2]
+        for inner, offset in fields(dtype).values():
             yield from _scalars(inner, start + offset)
     elif dtype.subdtype is not None:
         inner, shape = dtype.subdtype

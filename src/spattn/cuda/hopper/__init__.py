@@ -17,7 +17,7 @@ from .maps import readable
 from .params import MAPS, Addresses
 from .prepared import prepare
 
-__all__ = ["accepts", "aligned", "forward", "prepare", "supports", "tile", "why_not"]
+__all__ = ["TILE", "accepts", "aligned", "forward", "prepare", "supports", "tile", "why_not"]
 
 LARGEST_HEAD_DIM = 256
 _log = logging.getLogger("spattn.cuda")
@@ -53,9 +53,10 @@ def forward(call: ForwardPass) -> None:
         return
     plan, ready, call = prepared
     to = Addresses(*addresses, call.lse, *call.workspace(), call.scale)
-    for launch in range(len(plan.launches)):
-        ready.attention.launch(plan.blocks[launch], ready.template.fill(launch, to, plan.counter()), call.stream)
-    if ready.merge_blocks:
+    if ready.attention is not None:
+        for launch, blocks in enumerate(plan.blocks):
+            ready.attention.launch(blocks, ready.template.fill(launch, to, plan.counter()), call.stream)
+    if ready.merge is not None:
         ready.merge.launch(ready.merge_blocks, ready.merge_params(to), call.stream)
 
 

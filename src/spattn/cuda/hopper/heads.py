@@ -19,11 +19,11 @@ def with_packed_heads(call: ForwardPass) -> ForwardPass:
     group = call.q.shape[1] // heads_kv
     if group == 1 or group * q_len > call.plan.block_q:
         return call
-    operands = _merge_axes(call.q, group), _merge_axes(call.out, group)
-    if None in operands:
+    q, out = _merge_axes(call.q, group), _merge_axes(call.out, group)
+    if q is None or out is None:
         return call
     found = pack_heads(call.plan, group)
-    return call if found is None else replace(call, plan=found, q=operands[0], out=operands[1])
+    return call if found is None else replace(call, plan=found, q=q, out=out)
 
 
 def _merge_axes(x: Operand, group: int) -> Operand | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,21 +33,21 @@ class MapSpec:
     """A tensor map of one or several views, in tokens; axis 2 first, as TMA wants it."""
 
     offset: int
-    extents: tuple[int, int, int]
-    strides: tuple[int, int, int]
-    box: tuple[int, int, int]
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
 
 
 def map_views(views: np.ndarray, ids: np.ndarray, first: int) -> tuple[tuple[MapSpec, ...], np.ndarray]:
     """Tensor maps for the views `ids`, as few as there can be, and the device records of all views.
 
     Views that differ by their offset alone share a map when the offsets are an arithmetic progression and an axis is
-    free to hold its number: the residue classes of a dilated or strided pattern are one map.
+    free to hold its number: the residue classes of a dilated or strided pattern are one map. Equal views always share.
     """
     records = np.zeros(len(views), dtype=VIEW)
     for name in ("offset", "stride", "extent", "box"):
         records[name] = views[name]
-    classes: dict[tuple, list[int]] = {}
+    classes: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for number in ids:
         view = views[number]
         key = tuple(tuple(int(n) for n in view[name]) for name in ("stride", "extent", "box"))
@@ -56,7 +57,7 @@ def map_views(views: np.ndarray, ids: np.ndarray, first: int) -> tuple[tuple[Map
         free = next((axis for axis in (1, 0) if extent[axis] == 1 and box[axis] == 1), None)
         for start, step, numbers in _progressions(views["offset"][members], members, free is not None):
             extents, strides = list(extent), list(stride)
-            if len(numbers) > 1:
+            if free is not None and len(numbers) > 1:
                 extents[free], strides[free] = (numbers[-1][0] - start) // step + 1, step
             for offset, number in numbers:
                 shift = (offset - start) // step
@@ -67,7 +68,9 @@ def map_views(views: np.ndarray, ids: np.ndarray, first: int) -> tuple[tuple[Map
     return tuple(specs), records
 
 
-def _progressions(offsets: np.ndarray, members: list[int], join: bool):
+def _progressions(
+    offsets: np.ndarray, members: list[int], join: bool
+) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
     """Cuts views into arithmetic progressions of offsets: (start, step, [(offset, view), ...])."""
     order = np.argsort(offsets, kind="stable")
     pending = [(int(offsets[i]), members[i]) for i in order]

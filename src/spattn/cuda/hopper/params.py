@@ -10,12 +10,13 @@ import functools
 import struct
 import threading
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...arrays._operand import Operand
 from ...schedule.tasks import TASK
-from ..driver.structs import packer
+from ..driver.structs import fields, packer
 from ..forward_pass import ForwardPass, fold_scale
 from ..recent import Recent
 from .layout import ENTRY, WORK, Layout
@@ -41,14 +42,15 @@ pack_merge = packer(MERGE).pack
 @functools.cache
 def params_dtype(room: int) -> np.dtype:
     """The struct Params with room for so many tensor maps."""
-    fields = [("maps", "u1", (room, MAP_BYTES)), *((name, "u8") for name in _PLAN_POINTERS + _CALL_POINTERS)]
-    fields += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "out")]
-    fields += [("partial_rows", "i8"), ("q_len", "i8"), *((name, "i4") for name in _INTEGERS)]
-    fields += [(name, "f4") for name in _FLOATS]
-    plain = np.dtype(fields)
+    members: list[tuple[Any, ...]] = [("maps", "u1", (room, MAP_BYTES))]
+    members += [(name, "u8") for name in _PLAN_POINTERS + _CALL_POINTERS]
+    members += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "out")]
+    members += [("partial_rows", "i8"), ("q_len", "i8"), *((name, "i4") for name in _INTEGERS)]
+    members += [(name, "f4") for name in _FLOATS]
+    plain = np.dtype(members)
+    inner, offsets = zip(*fields(plain).values(), strict=True)
     return np.dtype({
-        "names": plain.names, "formats": [plain.fields[name][0] for name in plain.names],
-        "offsets": [plain.fields[name][1] for name in plain.names],
+        "names": list(fields(plain)), "formats": list(inner), "offsets": list(offsets),
         "itemsize": -(-plain.itemsize // ALIGNMENT) * ALIGNMENT,
     })  # fmt: skip
 
@@ -117,9 +119,9 @@ class Template:
         for first, count in launches:
             params["tasks"], params["task_count"] = plan_at["tasks"] + first * TASK.itemsize, count
             self._tails.append(bytes(self._image[self._head_bytes :]))
-        fields = params_dtype(room).fields
-        self._call_at, self._scale_at = (fields[name][1] - self._head_bytes for name in ("q", "scale_log2"))
-        self.counter_at = fields["counter"][1]
+        at = {name: offset for name, (_, offset) in fields(params_dtype(room)).items()}
+        self._call_at, self._scale_at = (at[name] - self._head_bytes for name in ("q", "scale_log2"))
+        self.counter_at = at["counter"]
         self._heads = Recent(_HEADS_KEPT)
 
     def fill(self, launch: int, to: Addresses, counter: int) -> bytes:
@@ -140,7 +142,7 @@ class Template:
             maps = self._image[: self._head_bytes].tobytes()
         return self._heads.keep(pointers, maps)
 
-    def _encode(self, layout: Layout, operands, dtype: str, joint: bool) -> None:
+    def _encode(self, layout: Layout, operands: tuple[Operand, ...], dtype: str, joint: bool) -> None:
         """Per batch entry (or once, where batch and head are one axis): maps of q and out, then of k and v."""
         at = self._image.ctypes.data
         for batch in (None,) if joint else range(operands[0].shape[0]):

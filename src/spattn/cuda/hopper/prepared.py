@@ -10,14 +10,14 @@ import numpy as np
 from ...plan._cache import kept_with_plan
 from ...plan._types import Plan
 from ...schedule.tasks import merge_heads, order_tasks
-from ..driver.buffer import upload
+from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
 from ..forward_pass import ForwardPass
 from ..recent import Recent
 from .builds import ARCH, KEYS_TOGETHER, has_short_items, variant
 from .heads import with_packed_heads
-from .layout import make_layout
+from .layout import Layout, make_layout
 from .maps import readable
 from .params import MAPS, Addresses, Template, maps_needed, pack_merge, structs
 
@@ -98,7 +98,7 @@ class HopperPlan:
             return None
         dim = max(call.q.shape[3], call.v.shape[3])
 
-        def load(name: str, room: int, short_items: bool):
+        def load(name: str, room: int, short_items: bool) -> Kernel:
             defines = variant(call.dtype, dim, room, short_items)
             return kernel(call.device, f"hopper/{name}.cu", ARCH, defines, structs(room), f"hopper_{name}")
 
@@ -121,7 +121,7 @@ def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int, heads_k
 
 
 @kept_with_plan
-def _lay_out(plan: Plan, device: Device) -> tuple:
+def _lay_out(plan: Plan, device: Device) -> tuple[Layout, Buffer, dict[str, int]]:
     """(layout, buffer, addresses) of what does not depend on the numbers of batch entries and heads."""
     layout = make_layout(plan)
     names = ("work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")

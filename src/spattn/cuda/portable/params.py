@@ -7,7 +7,7 @@ import numpy as np
 from ...plan._cache import kept_with_plan
 from ...plan._types import COMPONENT, VIEW, WORK, Plan
 from ...schedule.tasks import launch_lists
-from ..driver.buffer import upload
+from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
 from ..driver.launch import Kernel
 from ..driver.structs import packer
@@ -46,7 +46,7 @@ class PlanOnDevice:
         self.items, self.merges = int(lists.items_first[-1]), int(lists.merges_first[-1])
         self._buffers = shared[0], upload(device, lists._asdict())
         at, plan_at = self._buffers[1][1], shared[1]
-        self.kernels: dict[tuple, Kernel] = {}  # of the calls made so far, by what they depend on
+        self.kernels: dict[tuple[object, ...], Kernel] = {}  # of the calls made so far, by what they depend on
         self.packed = _pack_plan(
             *(plan_at[name] for name in _ARRAYS),
             at["items"], at["head_indptr"], at["heads"], at["items_first"], self.items, plan.variants,
@@ -62,7 +62,7 @@ def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int) -> Plan
 
 
 @kept_with_plan
-def _upload_arrays(plan: Plan, device: Device) -> tuple:
+def _upload_arrays(plan: Plan, device: Device) -> tuple[Buffer, dict[str, int]]:
     """(buffer, addresses) of what does not depend on the numbers of batch entries and heads."""
     return upload(device, {name: getattr(plan, name) for name in _ARRAYS})
 

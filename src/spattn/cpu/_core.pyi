@@ -1,0 +1,28 @@
+"""What Python calls of the compiled core, for type checkers; _core.pyx documents it."""
+
+import numpy as np
+
+from ..call import Call
+from ..plan import Plan
+from ..schedule.gradients import Units
+
+DTYPES: tuple[str, ...]
+OPENMP: bool
+FEW_QUERIES: int
+FAR_LSE: dict[int, float]
+
+def table_names() -> tuple[str, ...]: ...
+def openmp_threads() -> int: ...
+
+class Prepared:
+    def __init__(self, call: Call, plan: Plan, work: np.ndarray, together: int, isa: str) -> None: ...
+
+def forward(
+    prepared: Prepared, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, scale: float,
+    threads: int, instead: tuple[np.ndarray, np.ndarray] | None = None,
+) -> bool: ...
+def backward(
+    prepared: Prepared, split: Units, dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray,
+    lse: np.ndarray, dq: np.ndarray, dk: np.ndarray, dv: np.ndarray, scale: float, threads: int,
+    instead: tuple[np.ndarray, np.ndarray] | None = None,
+) -> bool: ...
