@@ -1,5 +1,7 @@
 """The oracle itself: against the formula on a dense mask, against torch in float64, against numerical derivatives."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 import spattn
 from spattn import patterns as p
 from spattn import reference
+from spattn.call import Call
 from spattn.testing import dense_mask, inputs, naive, naive_gradients, random
 from spattn.testing.strategies import cases, compositions
 
@@ -112,3 +115,13 @@ def test_strips_do_not_change_the_result(monkeypatch):
     monkeypatch.setattr(reference, "_ELEMENTS_AT_ONCE", 1)
     for a, b in zip(reference.attend(q, k, v, p.Causal()), before, strict=True):
         assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("prepare", [reference.prepare, reference.prepare_backward])
+def test_plans_without_a_pattern_are_refused(prepare):
+    q, k, v = inputs(q_len=8)
+    made = replace(spattn.plan(p.Causal(), 8), pattern=None)
+    with pytest.raises(ValueError, match="plan: expected one that knows its pattern"):
+        prepare(Call.of(q, k, v), made)
+    with pytest.raises(ValueError, match="pattern: expected a plan that knows its pattern"):
+        dense_mask(made, 1, 1, 8, 8)

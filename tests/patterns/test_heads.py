@@ -88,3 +88,15 @@ def test_deepspeed_fixed_versions():
     variants, index = pattern.variants(1, 8)
     assert len(variants) == 4
     assert index.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("config", [p.deepspeed.BigBird(4), p.deepspeed.Variable(4, 2)], ids=repr)
+def test_random_layouts_belong_to_a_head(config):
+    with pytest.raises(ValueError, match=r"its layout depends on the head; use \.at\(batch, head\)"):
+        config.layout(8)
+    assert config.at(0, 1).layout(8).shape == (8, 8)
+
+
+def test_random_blocks_belong_to_a_head():
+    with pytest.raises(ValueError, match=r"its random blocks depend on the head; use \.at\(batch, head\)"):
+        p.BigBird(4).draw(np.arange(8), 8)
