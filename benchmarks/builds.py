@@ -32,13 +32,17 @@ def problems(tokens: int) -> dict:
 
     side = int(tokens**0.5)
     return {
-        "dense": (sp.Full(), tokens), "causal": (sp.Causal(), tokens), "window ±256": (sp.SlidingWindow(256), tokens),
+        "dense": (sp.Full(), tokens),
+        "causal": (sp.Causal(), tokens),
+        "window ±256": (sp.SlidingWindow(256), tokens),
         "Longformer ±256 + 16": (sp.Longformer(512, global_tokens=16), tokens),
-        "strided 128": (sp.Strided(128), tokens), "fixed 128, 8": (sp.Fixed(128, 8), tokens),
+        "strided 128": (sp.Strided(128), tokens),
+        "fixed 128, 8": (sp.Fixed(128, 8), tokens),
         "dilated ±256, d=4": (sp.DilatedWindow(256, 256, 4), tokens),
         "neighbourhood 13×13": (sp.Neighborhood((side, side), 13), tokens),
-        "one query": (sp.Causal(), 1), "128 tokens": (sp.SlidingWindow(32), 128),
-    }  # fmt: skip
+        "one query": (sp.Causal(), 1),
+        "128 tokens": (sp.SlidingWindow(32), 128),
+    }
 
 
 def cpu_times() -> dict[str, float]:
@@ -52,8 +56,9 @@ def cpu_times() -> dict[str, float]:
     for name, (pattern, q_len) in problems(TOKENS["cpu"]).items():
         kv_len = 128 if q_len == 128 else TOKENS["cpu"]
         for dtype in (np.float32, ml_dtypes.bfloat16):
-            q, k, v, dout = (rng.standard_normal((1, 8, n, 64), np.float32).astype(dtype)
-                             for n in (q_len, kv_len, kv_len, q_len))  # fmt: skip
+            q, k, v, dout = (
+                rng.standard_normal((1, 8, n, 64), np.float32).astype(dtype) for n in (q_len, kv_len, kv_len, q_len)
+            )
             out, lse = spattn.attention(q, k, v, pattern, return_lse=True)
             label = f"{name}, {np.dtype(dtype).name}"
             times[f"{label}, forward"] = cpu_time(partial(spattn.attention, q, k, v, pattern))
@@ -88,13 +93,22 @@ def cuda_times() -> dict[str, float]:
 
     torch.manual_seed(0)
     times = {}
-    for head_dim, dtype, kernel in ((128, "bfloat16", "auto"), (64, "bfloat16", "auto"), (64, "float16", "portable"),
-                                    (64, "float32", "auto")):  # fmt: skip
+    for head_dim, dtype, kernel in (
+        (128, "bfloat16", "auto"),
+        (64, "bfloat16", "auto"),
+        (64, "float16", "portable"),
+        (64, "float32", "auto"),
+    ):
         os.environ["SPATTN_CUDA_KERNEL"] = kernel
         for name, (pattern, q_len) in problems(TOKENS["cuda"]).items():
             kv_len = 128 if q_len == 128 else TOKENS["cuda"]
-            sets = [[torch.randn(1, 16, n, head_dim, device="cuda", dtype=getattr(torch, dtype))
-                     for n in (q_len, kv_len, kv_len)] for _ in range(SETS)]  # fmt: skip
+            sets = [
+                [
+                    torch.randn(1, 16, n, head_dim, device="cuda", dtype=getattr(torch, dtype))
+                    for n in (q_len, kv_len, kv_len)
+                ]
+                for _ in range(SETS)
+            ]
             call = partial(attend, sets, pattern)
             label = f"{name}, {dtype}, d={head_dim}{', portable' if kernel == 'portable' else ''}"
             times[label] = statistics.median(measure({"": call}, 5)[""])
@@ -135,11 +149,17 @@ def main() -> int:
     rows = []
     for problem in found["new"][0]:
         old, new = (statistics.median(times[problem] for times in found[name]) for name in ("old", "new"))
-        rows.append({"problem": problem, "old_ms": round(old, 5), "new_ms": round(new, 5),
-                     "ratio": round(new / old, 3)})  # fmt: skip
+        rows.append(
+            {"problem": problem, "old_ms": round(old, 5), "new_ms": round(new, 5), "ratio": round(new / old, 3)}
+        )
         print(f"{problem:48} {old:10.4f} ms {new:10.4f} ms  {new / old:.3f}", flush=True)
-    record.write(f"builds_{args.backend}", rows, notes=NOTES, rounds=args.rounds,
-                 geometric_mean=round(statistics.geometric_mean(row["ratio"] for row in rows), 4))  # fmt: skip
+    record.write(
+        f"builds_{args.backend}",
+        rows,
+        notes=NOTES,
+        rounds=args.rounds,
+        geometric_mean=round(statistics.geometric_mean(row["ratio"] for row in rows), 4),
+    )
     return int(max(row["ratio"] for row in rows) > args.most)
 
 

@@ -54,12 +54,20 @@ def measure(q, k, v, rounds: int, ceilings: Ceilings) -> list[dict]:
     for name in calls:
         row = timing.summary(times[name])
         rate = size / row["median_ms"]
-        rows.append({
-            "dtype": str(q.dtype).removeprefix("torch."), "head_dim": q.shape[3], "heads": q.shape[1],
-            "q_len": q.shape[2], "contender": name, **row,
-            "floor_ms": round(size / bandwidth, 3), "gb_per_s": round(rate, 1),
-            "read_gb_per_s": round(bandwidth, 1), "share_of_bandwidth_pct": round(100 * rate / bandwidth, 1),
-        })  # fmt: skip
+        rows.append(
+            {
+                "dtype": str(q.dtype).removeprefix("torch."),
+                "head_dim": q.shape[3],
+                "heads": q.shape[1],
+                "q_len": q.shape[2],
+                "contender": name,
+                **row,
+                "floor_ms": round(size / bandwidth, 3),
+                "gb_per_s": round(rate, 1),
+                "read_gb_per_s": round(bandwidth, 1),
+                "share_of_bandwidth_pct": round(100 * rate / bandwidth, 1),
+            }
+        )
     return rows
 
 
@@ -79,12 +87,22 @@ def main() -> None:
             q = torch.randn((1, heads, q_len, head_dim), generator=generator).to(dtype)
             rows += measure(q, k, v, rounds, ceilings)
             for row in rows[-2:]:
-                print(f"{row['dtype']} d={head_dim} {heads}/{HEADS_KV} heads, {q_len} queries, {row['contender']:6}: "
-                      f"{row['median_ms']:8.2f} ms, {row['gb_per_s']:5.1f} of {row['read_gb_per_s']:.1f} GB/s",
-                      flush=True)  # fmt: skip
+                print(
+                    f"{row['dtype']} d={head_dim} {heads}/{HEADS_KV} heads, {q_len} queries, {row['contender']:6}: "
+                    f"{row['median_ms']:8.2f} ms, {row['gb_per_s']:5.1f} of {row['read_gb_per_s']:.1f} GB/s",
+                    flush=True,
+                )
     if not quick:
-        record.write("decode_cpu", rows, notes=NOTES, keys=keys, heads_kv=HEADS_KV, threads=1, load_before=load,
-                     load_after=os.getloadavg())  # fmt: skip
+        record.write(
+            "decode_cpu",
+            rows,
+            notes=NOTES,
+            keys=keys,
+            heads_kv=HEADS_KV,
+            threads=1,
+            load_before=load,
+            load_after=os.getloadavg(),
+        )
 
 
 if __name__ == "__main__":

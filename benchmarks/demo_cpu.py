@@ -30,17 +30,30 @@ def rows(report: dict) -> list[dict]:
     naive = {d["tokens"]: d for d in report["dense"]}
     own = {c["tokens"]: c["timing"]["seconds"] for c in report["speed"] if c["pattern"] == "spattn dense"}
     found = [
-        {"name": "naive dense (NumPy)", "tokens": n, "ms": _ms(d["seconds"]), "runs": d["runs"], "pairs_percent": 100.0,
-         "times_faster_than_naive_dense": 1.0}
+        {
+            "name": "naive dense (NumPy)",
+            "tokens": n,
+            "ms": _ms(d["seconds"]),
+            "runs": d["runs"],
+            "pairs_percent": 100.0,
+            "times_faster_than_naive_dense": 1.0,
+        }
         for n, d in naive.items()
-    ]  # fmt: skip
+    ]
     found += [
-        {"name": c["pattern"], "tokens": c["tokens"], "ms": _ms(c["timing"]["seconds"]), "runs": c["timing"]["runs"],
-         "pairs_percent": round(100 * c["density"], 3), "efficiency": round(c["efficiency"], 3),
-         "plan_ms": _ms(c["plan_seconds"]), "times_faster_than_naive_dense": round(c["speedup"], 2),
-         "times_faster_than_spattn_dense": round(own[c["tokens"]] / c["timing"]["seconds"], 2)}
+        {
+            "name": c["pattern"],
+            "tokens": c["tokens"],
+            "ms": _ms(c["timing"]["seconds"]),
+            "runs": c["timing"]["runs"],
+            "pairs_percent": round(100 * c["density"], 3),
+            "efficiency": round(c["efficiency"], 3),
+            "plan_ms": _ms(c["plan_seconds"]),
+            "times_faster_than_naive_dense": round(c["speedup"], 2),
+            "times_faster_than_spattn_dense": round(own[c["tokens"]] / c["timing"]["seconds"], 2),
+        }
         for c in report["speed"]
-    ]  # fmt: skip
+    ]
     return found
 
 
@@ -84,9 +97,14 @@ def main() -> int:
     results = rows(report)
     notes = f"Medians of wall time, contenders in turns, float32, all threads. {report['settings']['note']}."
     record.write(
-        "demo_cpu", results, notes=notes, settings=report["settings"], agreement=report["agreement"],
-        embeddings=report["embeddings"], taken_by_other_programs=taken,
-    )  # fmt: skip
+        "demo_cpu",
+        results,
+        notes=notes,
+        settings=report["settings"],
+        agreement=report["agreement"],
+        embeddings=report["embeddings"],
+        taken_by_other_programs=taken,
+    )
     README.write_text(with_table(README.read_text(), results))
     return 0
 

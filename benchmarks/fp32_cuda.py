@@ -67,11 +67,18 @@ def run(tokens: int, head_dim: int, name: str, pattern) -> list[dict]:
     nnz = spattn.plan(pattern, backend="cuda", like=sets[0]).nnz
     for who, times in measure(calls, ROUNDS).items():
         median = statistics.median(times)
-        rows.append({
-            "problem": name, "tokens": tokens, "head_dim": head_dim, "contender": who, "median_ms": round(median, 4),
-            "best_ms": round(min(times), 4), "tflops": round(4e-9 * HEADS * head_dim * nnz / median, 1),
-            "relative_error": float(f"{errors[who]:.2g}"),
-        })  # fmt: skip
+        rows.append(
+            {
+                "problem": name,
+                "tokens": tokens,
+                "head_dim": head_dim,
+                "contender": who,
+                "median_ms": round(median, 4),
+                "best_ms": round(min(times), 4),
+                "tflops": round(4e-9 * HEADS * head_dim * nnz / median, 1),
+                "relative_error": float(f"{errors[who]:.2g}"),
+            }
+        )
         print(*rows[-1].values(), sep="  ", flush=True)
     return rows
 
@@ -85,8 +92,11 @@ def main() -> None:
 
     with torch.no_grad():
         rows = [row for head_dim in (64, 128, 256) for row in run(4096, head_dim, "dense", patterns.Full())]
-        for name, pattern in (("dense", patterns.Full()), ("causal", patterns.Causal()),
-                              ("window ±256", patterns.SlidingWindow(256))):  # fmt: skip
+        for name, pattern in (
+            ("dense", patterns.Full()),
+            ("causal", patterns.Causal()),
+            ("window ±256", patterns.SlidingWindow(256)),
+        ):
             rows += run(16384, 128, name, pattern)
     record.write("fp32_cuda", rows, notes=NOTES, gpu=torch.cuda.get_device_name())
 

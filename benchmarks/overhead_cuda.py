@@ -90,8 +90,14 @@ def launching() -> Iterator[dict]:
             "two torch allocations": lambda: (torch.empty_like(q), q.new_empty(q.shape[:3])),  # noqa: B023
         }
         for name, call in calls.items():
-            row = {"problem": "launching", "tokens": tokens, "head_dim": head_dim, "dtype": str(dtype)[6:],
-                   "contender": name, "host_us": round(host_us(call), 2)}  # fmt: skip
+            row = {
+                "problem": "launching",
+                "tokens": tokens,
+                "head_dim": head_dim,
+                "dtype": str(dtype)[6:],
+                "contender": name,
+                "host_us": round(host_us(call), 2),
+            }
             if "allocations" not in name and "kept" not in name:
                 row["graph_us"] = round(graph_us(call), 2)
                 row["loop_us"] = round(1e3 * gpu_ms(call), 2)
@@ -112,15 +118,27 @@ def decoding() -> Iterator[dict]:
             raise AssertionError(f"decoding {q_len} × {kv_len}, batch {batch}: relative error {error:.2g}")
         took = gpu_ms(lambda: spattn.attention(q, k, v, "causal"), 9)  # noqa: B023
         floor = 1e3 * 2 * k.nbytes / (COPY_TB_S * 1e12)
-        row = {"problem": "decoding", "q_len": q_len, "tokens": kv_len, "batch": batch, "contender": "spattn",
-               "median_ms": round(took, 4), "floor_ms": round(floor, 4), "times_floor": round(took / floor, 2),
-               "relative_error": float(f"{error:.2g}")}  # fmt: skip
+        row = {
+            "problem": "decoding",
+            "q_len": q_len,
+            "tokens": kv_len,
+            "batch": batch,
+            "contender": "spattn",
+            "median_ms": round(took, 4),
+            "floor_ms": round(floor, 4),
+            "times_floor": round(took / floor, 2),
+            "relative_error": float(f"{error:.2g}"),
+        }
         yield row
         if q_len == 1:  # causal masks of torch start at the first key; one query sees all keys without one
             dense = torch.nn.functional.scaled_dot_product_attention
             took = gpu_ms(lambda: dense(q, k, v, enable_gqa=True), 5)  # noqa: B023
-            yield row | {"contender": "torch SDPA", "median_ms": round(took, 4),
-                         "times_floor": round(took / floor, 2), "relative_error": None}  # fmt: skip
+            yield row | {
+                "contender": "torch SDPA",
+                "median_ms": round(took, 4),
+                "times_floor": round(took / floor, 2),
+                "relative_error": None,
+            }
 
 
 def decoding_error(q, k, v, out) -> float:
@@ -151,8 +169,14 @@ def window_over(tokens: int) -> dict:
     torch.cuda.synchronize()
     first = 1e3 * (time.perf_counter() - start)
     median = gpu_ms(lambda: spattn.attention(q, k, v, pattern), 9, 120.0)
-    return {"problem": "window ±256", "tokens": tokens, "head_dim": 128, "contender": "spattn",
-            "median_ms": round(median, 4), "first_call_ms": round(first, 1)}  # fmt: skip
+    return {
+        "problem": "window ±256",
+        "tokens": tokens,
+        "head_dim": 128,
+        "contender": "spattn",
+        "median_ms": round(median, 4),
+        "first_call_ms": round(first, 1),
+    }
 
 
 def long_sequence() -> Iterator[dict]:

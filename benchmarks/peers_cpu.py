@@ -59,8 +59,12 @@ class Comparison:
         if not names:
             return
         given = problems.inputs(problem, dtype)
-        facts = {"name": problem.name, "problem": f"{problem.title}, N = {problem.tokens}", "dtype": dtype,
-                 "pass": "forward + backward" if both else "forward"}  # fmt: skip
+        facts = {
+            "name": problem.name,
+            "problem": f"{problem.title}, N = {problem.tokens}",
+            "dtype": dtype,
+            "pass": "forward + backward" if both else "forward",
+        }
         facts["table"] = f"{dtype}, {facts['pass']}"  # what the documentation's tables select by
         print(f"\n{facts['problem']}, {dtype}, {facts['pass']}", flush=True)
         built, checks = self._build(problem, given, names, both, facts)
@@ -73,10 +77,15 @@ class Comparison:
             row = facts | {"contender": name} | timing.summary(times[name]) | checks[name]
             pairs = problems.HEADS * self._pairs(problem, contender.allowed)
             gflops = roofline.flops_per_pair(both) * pairs / row["median_ms"] / 1e6
-            row |= {"times_spattn": None, "gflops_on_allowed_pairs": round(gflops, 1),
-                    "share_of_ceiling_pct": round(100 * gflops / ceiling, 2), "ceiling": reference,
-                    "ceiling_gflops": round(ceiling, 1), "prepare_ms": round(contender.prepare_ms, 2),
-                    "compile_ms": contender.compile_ms and round(contender.compile_ms)}  # fmt: skip
+            row |= {
+                "times_spattn": None,
+                "gflops_on_allowed_pairs": round(gflops, 1),
+                "share_of_ceiling_pct": round(100 * gflops / ceiling, 2),
+                "ceiling": reference,
+                "ceiling_gflops": round(ceiling, 1),
+                "prepare_ms": round(contender.prepare_ms, 2),
+                "compile_ms": contender.compile_ms and round(contender.compile_ms),
+            }
             self.results.append(row)
         self._compare(len(built))
         if "spattn" in built:
@@ -124,9 +133,12 @@ def measure_memory(chosen, dtype: str, quick: bool) -> list[dict]:
             for name in problem.both if both else problem.forward:
                 found = memory.in_a_process(__file__, problem.name, name, dtype, both, quick)
                 row = {
-                    "problem": f"{problem.title}, N = {problem.tokens}", "dtype": dtype, "contender": name,
-                    "pass": "forward + backward" if both else "forward", **found,
-                }  # fmt: skip
+                    "problem": f"{problem.title}, N = {problem.tokens}",
+                    "dtype": dtype,
+                    "contender": name,
+                    "pass": "forward + backward" if both else "forward",
+                    **found,
+                }
                 print(f"  {row['problem']}, {row['pass']}, {dtype}, {name}: {found}", flush=True)
                 if "call_mib" in found:
                     rows.append(row)
@@ -196,14 +208,23 @@ def main() -> int:
                 comparison.run(problem, dtype, both)
     aims = targets.rows(comparison.results)
     tables = {
-        "peers_cpu": comparison.results, "peers_cpu_roofline": comparison.roofline, "peers_cpu_targets": aims,
+        "peers_cpu": comparison.results,
+        "peers_cpu_roofline": comparison.roofline,
+        "peers_cpu_targets": aims,
         "peers_cpu_ceilings": comparison.ceilings.rows(),
-    }  # fmt: skip
+    }
     part = options.only or options.dtype or options.which
     partial = bool(options.quick or (part and not options.suffix))
-    facts = {"shape": {"batch": 1, "heads": problems.HEADS, "head_dim": problems.HEAD_DIM}, "threads": 1,
-             "rounds": comparison.rounds, "vector_bits": comparison.ceilings.vector_bits, "skipped": comparison.skipped,
-             "load_before": load, "load_after": os.getloadavg(), "peers": contenders.versions()}  # fmt: skip
+    facts = {
+        "shape": {"batch": 1, "heads": problems.HEADS, "head_dim": problems.HEAD_DIM},
+        "threads": 1,
+        "rounds": comparison.rounds,
+        "vector_bits": comparison.ceilings.vector_bits,
+        "skipped": comparison.skipped,
+        "load_before": load,
+        "load_after": os.getloadavg(),
+        "peers": contenders.versions(),
+    }
     if comparison.results:
         write(tables, partial, options.suffix, **facts)
     for row in aims:

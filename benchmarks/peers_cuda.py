@@ -189,12 +189,22 @@ def table(name, tokens, head_dim, pattern, arrays, times, errors):
         tera = 4e-9 * HEADS * head_dim * made.nnz / median
         times_spattn = round(median / medians["spattn"], 3)
         row = {
-            "problem": name, "tokens": tokens, "head_dim": head_dim, "contender": who, "median_ms": round(median, 5),
-            "best_ms": round(min(times[who]), 5), "tflops": round(tera, 1), "times_spattn": times_spattn,
-            "relative_error": float(f"{errors[who]:.2g}"), "efficiency": round(made.efficiency, 4),
-        }  # fmt: skip
-        print(f"N={tokens} d={head_dim} {name:28s} {who:17s} {median:9.4f} ms {tera:6.0f} TF/s "
-              f"{times_spattn:.2f} × spattn's time", flush=True)  # fmt: skip
+            "problem": name,
+            "tokens": tokens,
+            "head_dim": head_dim,
+            "contender": who,
+            "median_ms": round(median, 5),
+            "best_ms": round(min(times[who]), 5),
+            "tflops": round(tera, 1),
+            "times_spattn": times_spattn,
+            "relative_error": float(f"{errors[who]:.2g}"),
+            "efficiency": round(made.efficiency, 4),
+        }
+        print(
+            f"N={tokens} d={head_dim} {name:28s} {who:17s} {median:9.4f} ms {tera:6.0f} TF/s "
+            f"{times_spattn:.2f} × spattn's time",
+            flush=True,
+        )
         yield row
 
 
@@ -211,9 +221,16 @@ def long_sequence() -> list[dict]:
         sets = [[torch.randn(1, HEADS, tokens, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3)]] * SETS
         calls = contenders("long", pattern, None, sets, True)
         times = measure(calls, 5, LONG_MS)
-        rows.append({"problem": "window ±256, long", "tokens": tokens, "head_dim": 128, "contender": "spattn",
-                     "median_ms": round(statistics.median(times["spattn"]), 4),
-                     "plan_kib": spattn.plan(pattern, backend="cuda", like=sets[0]).nbytes // 1024})  # fmt: skip
+        rows.append(
+            {
+                "problem": "window ±256, long",
+                "tokens": tokens,
+                "head_dim": 128,
+                "contender": "spattn",
+                "median_ms": round(statistics.median(times["spattn"]), 4),
+                "plan_kib": spattn.plan(pattern, backend="cuda", like=sets[0]).nbytes // 1024,
+            }
+        )
         del sets, calls
         torch.cuda.empty_cache()
     ratio = rows[1]["median_ms"] / rows[0]["median_ms"]
@@ -233,9 +250,14 @@ def short_sequences() -> list[dict]:
     def call():
         return spattn.attention(q, k, v, window)
 
-    row = {"problem": "window 32, batch 4, 8 heads", "tokens": 128, "head_dim": 64, "contender": "spattn",
-           "host_us": round(overhead_cuda.host_us(call), 2),
-           "graph_us": round(overhead_cuda.graph_us(call), 2)}  # fmt: skip
+    row = {
+        "problem": "window 32, batch 4, 8 heads",
+        "tokens": 128,
+        "head_dim": 64,
+        "contender": "spattn",
+        "host_us": round(overhead_cuda.host_us(call), 2),
+        "graph_us": round(overhead_cuda.graph_us(call), 2),
+    }
     print(f"128 tokens: {row['host_us']} µs of host time a call, {row['graph_us']} µs a graph replay", flush=True)
     return [row]
 
@@ -270,11 +292,16 @@ def main() -> None:
         rows += run(65536, 128, far, args.quick)
         rows += long_sequence() + short_sequences()
     result = {
-        "benchmark": "peers_cuda", "command": " ".join(["python", "benchmarks/peers_cuda.py", *sys.argv[1:]]),
-        "date": datetime.date.today().isoformat(), "commit": record.commit(), "notes": NOTES,
-        "machine": record.machine() | {"gpu": torch.cuda.get_device_name()}, "versions": record.versions(),
-        "floors": peers_cuda_floors.rows(rows), "results": rows,
-    }  # fmt: skip
+        "benchmark": "peers_cuda",
+        "command": " ".join(["python", "benchmarks/peers_cuda.py", *sys.argv[1:]]),
+        "date": datetime.date.today().isoformat(),
+        "commit": record.commit(),
+        "notes": NOTES,
+        "machine": record.machine() | {"gpu": torch.cuda.get_device_name()},
+        "versions": record.versions(),
+        "floors": peers_cuda_floors.rows(rows),
+        "results": rows,
+    }
     for row in result["floors"]:
         print(f"{row['what']}: {row['reached']} (floor {row['target']}): {row['met']}")
     os.makedirs(out.parent, exist_ok=True)

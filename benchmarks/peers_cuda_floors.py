@@ -54,6 +54,8 @@ def _short(results):
 def _row(what: str, sign: str, target: float, reached: float, unit: str) -> dict[str, str]:
     met = reached >= target if sign == "≥" else reached <= target
     return {
-        "what": what, "target": f"{sign} {target:g}{unit}", "reached": f"{reached:.4g}{unit}",
+        "what": what,
+        "target": f"{sign} {target:g}{unit}",
+        "reached": f"{reached:.4g}{unit}",
         "met": "yes" if met else "no",
-    }  # fmt: skip
+    }

@@ -36,8 +36,15 @@ def make_problems() -> list[dict]:
     problems = []
 
     def add(name: str, pattern, q_len: int, kv_len: int, size: str):
-        problems.append({"name": f"{name}, {q_len} × {kv_len}", "pattern": pattern.to_dict(), "q_len": q_len,
-                         "kv_len": kv_len, "size": size})  # fmt: skip
+        problems.append(
+            {
+                "name": f"{name}, {q_len} × {kv_len}",
+                "pattern": pattern.to_dict(),
+                "q_len": q_len,
+                "kv_len": kv_len,
+                "size": size,
+            }
+        )
 
     for name in sp.names():
         found = sp.example(name)
@@ -46,10 +53,16 @@ def make_problems() -> list[dict]:
     for name, (pattern, length) in sp.gallery().items():
         add(name, pattern, length, length, "small")
     large = {
-        "full": sp.Full(), "causal": sp.Causal(), "window": sp.SlidingWindow(100), "longformer":
-        sp.Longformer(200, global_tokens=16), "strided": sp.Strided(64), "fixed": sp.Fixed(64, 8),
-        "dilated": sp.DilatedWindow(64, 64, 3), "bigbird": sp.BigBird(64), "hole": sp.Causal() - sp.SlidingWindow(30),
-    }  # fmt: skip
+        "full": sp.Full(),
+        "causal": sp.Causal(),
+        "window": sp.SlidingWindow(100),
+        "longformer": sp.Longformer(200, global_tokens=16),
+        "strided": sp.Strided(64),
+        "fixed": sp.Fixed(64, 8),
+        "dilated": sp.DilatedWindow(64, 64, 3),
+        "bigbird": sp.BigBird(64),
+        "hole": sp.Causal() - sp.SlidingWindow(30),
+    }
     for name, pattern in large.items():
         add(name, pattern, LARGE, LARGE, "large")
         for rows in (1, 5, 100):

@@ -54,12 +54,25 @@ def main() -> int:
             took = measure(pattern, kind)
             own = (took[MANY] - took[1]) / (MANY - 1)
             times = took[1] / own
-            rows.append({"problem": name, "dtype": dtype, "call_us": round(took[1], 1), "kernel_us": round(own, 1),
-                         "times_kernel": round(times, 2), "met": "yes" if times <= MOST else "no"})  # fmt: skip
+            rows.append(
+                {
+                    "problem": name,
+                    "dtype": dtype,
+                    "call_us": round(took[1], 1),
+                    "kernel_us": round(own, 1),
+                    "times_kernel": round(times, 2),
+                    "met": "yes" if times <= MOST else "no",
+                }
+            )
             print(f"{name:11} {dtype:8} call {took[1]:6.1f} µs, kernel {own:6.1f} µs: {times:.2f} times")
-    record.write("small_cpu", rows, notes="Medians of CPU time on one thread; the kernel's own time by difference.",
-                 shape={"batch": 1, "heads": 8, "tokens": 128, "head_dim": 64}, rounds=ROUNDS,
-                 core={k: str(v) for k, v in cpu.info().items()})  # fmt: skip
+    record.write(
+        "small_cpu",
+        rows,
+        notes="Medians of CPU time on one thread; the kernel's own time by difference.",
+        shape={"batch": 1, "heads": 8, "tokens": 128, "head_dim": 64},
+        rounds=ROUNDS,
+        core={k: str(v) for k, v in cpu.info().items()},
+    )
     return 0 if all(row["met"] == "yes" for row in rows) else 1
 
 

@@ -112,8 +112,16 @@ def measure(problem: problems.Problem, rounds: int, ceilings: Ceilings) -> list[
         stages = made[name].medians() if name in made else {}
         if name in made:
             inspected[name] = inspect_unfused(problem.pattern, problem.tokens, made[name].names, 3)
-        rows.append(facts | {"pipeline": name, **timing.summary(times[name]), **checks[name], **stages,
-                             "inspect_ms": round(inspected.get(name, 0.0), 3)})  # fmt: skip
+        rows.append(
+            facts
+            | {
+                "pipeline": name,
+                **timing.summary(times[name]),
+                **checks[name],
+                **stages,
+                "inspect_ms": round(inspected.get(name, 0.0), 3),
+            }
+        )
     return _compared(rows)
 
 
@@ -133,14 +141,22 @@ def summary(rows: list[dict]) -> list[dict]:
         own = [r for r in rows if r["name"] == name]
         fused, unfused_rows = own[0], [r for r in own if "SDDMM_ms" in r]
         best = unfused_rows[0]
-        found.append({
-            "problem": fused["problem"], "fused_ms": fused["median_ms"], "plan_ms": fused["inspect_ms"],
-            "best_unfused": best["pipeline"], "best_unfused_ms": best["median_ms"], "times_best": best["times_fused"],
-            "csr_ms": best["inspect_ms"], "break_even_calls": best["break_even_calls"],
-            "times_scipy": _times(unfused_rows, "SciPy CSR"), "times_torch": _times(unfused_rows, "torch.sparse"),
-            "times_dense": next(r["times_fused"] for r in own if r["pipeline"].startswith("SDPA dense")),
-            "plan_in_fused_calls": round(fused["inspect_ms"] / fused["median_ms"], 2),
-        })  # fmt: skip
+        found.append(
+            {
+                "problem": fused["problem"],
+                "fused_ms": fused["median_ms"],
+                "plan_ms": fused["inspect_ms"],
+                "best_unfused": best["pipeline"],
+                "best_unfused_ms": best["median_ms"],
+                "times_best": best["times_fused"],
+                "csr_ms": best["inspect_ms"],
+                "break_even_calls": best["break_even_calls"],
+                "times_scipy": _times(unfused_rows, "SciPy CSR"),
+                "times_torch": _times(unfused_rows, "torch.sparse"),
+                "times_dense": next(r["times_fused"] for r in own if r["pipeline"].startswith("SDPA dense")),
+                "plan_in_fused_calls": round(fused["inspect_ms"] / fused["median_ms"], 2),
+            }
+        )
     return found
 
 
@@ -167,10 +183,15 @@ def main() -> int:
         for row in (r for r in rows if r["name"] == problem.name):
             measured = f"{row['median_ms']:9.2f} ms {row['times_fused']:6.2f}× inspection {row['inspect_ms']:8.2f} ms"
             print(f"{row['problem']:34} {measured}  {row['pipeline']}", flush=True)
-    facts = {"shape": {"batch": 1, "heads": problems.HEADS, "head_dim": problems.HEAD_DIM}, "threads": 1,
-             "ceilings": ceilings.rows(), "peers": contenders.versions(),
-             "load_before": load, "load_after": os.getloadavg(),
-             "sparse_dot_mkl": unfused.why_no_sparse_dot_mkl() or "available"}  # fmt: skip
+    facts = {
+        "shape": {"batch": 1, "heads": problems.HEADS, "head_dim": problems.HEAD_DIM},
+        "threads": 1,
+        "ceilings": ceilings.rows(),
+        "peers": contenders.versions(),
+        "load_before": load,
+        "load_after": os.getloadavg(),
+        "sparse_dot_mkl": unfused.why_no_sparse_dot_mkl() or "available",
+    }
     return finish(rows, facts, bool(options.quick or options.only))
 
 

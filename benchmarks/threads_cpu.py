@@ -55,8 +55,9 @@ def calls(name, pattern, q_len, kv_len, heads, dtype) -> Iterator[tuple[dict, Ca
     yield facts | {"pass": "forward"}, forward
     if q_len > 1:
         dout = random(q.shape, dtype, seed=9)
-        yield facts | {"pass": "backward"}, partial(
-            spattn.attention_backward, dout, q, k, v, *forward(), pattern, backend="cpu"
+        yield (
+            facts | {"pass": "backward"},
+            partial(spattn.attention_backward, dout, q, k, v, *forward(), pattern, backend="cpu"),
         )
 
 
@@ -102,12 +103,20 @@ def measure(threads: int, rounds: int) -> list[dict]:
             for facts, call in cases:
                 median = medians(call, limits, rounds)
                 one, several = median[1], median[threads]
-                rows.append(facts | {
-                    "one_thread_ms": round(one, 3), "threads_ms": round(several, 3),
-                    "times_faster": round(one / several, 2), "met": verdict(facts, one / several),
-                })  # fmt: skip
-                print(f"{facts['problem']:24} {facts['pass']:8} {dtype:8} {heads} heads {one:9.3f} ms "
-                      f"{several:9.3f} ms {one / several:6.2f}×  {rows[-1]['met']}", flush=True)  # fmt: skip
+                rows.append(
+                    facts
+                    | {
+                        "one_thread_ms": round(one, 3),
+                        "threads_ms": round(several, 3),
+                        "times_faster": round(one / several, 2),
+                        "met": verdict(facts, one / several),
+                    }
+                )
+                print(
+                    f"{facts['problem']:24} {facts['pass']:8} {dtype:8} {heads} heads {one:9.3f} ms "
+                    f"{several:9.3f} ms {one / several:6.2f}×  {rows[-1]['met']}",
+                    flush=True,
+                )
     return rows
 
 
@@ -138,10 +147,17 @@ def main() -> int:
         print(f"threads_cpu: other programs took {100 * taken:.0f} % of the processors; not recorded", file=sys.stderr)
         return 1
     record.write(
-        "threads_cpu", rows, notes="Medians of wall time; one thread and several in turns in one process.",
-        tokens=TOKENS, head_dim=HEAD_DIM, threads=args.threads, least_times_faster=LEAST_SPEEDUP, rounds=args.rounds,
-        taken_by_other_programs=round(taken, 3), core={k: str(v) for k, v in cpu.info().items()},
-    )  # fmt: skip
+        "threads_cpu",
+        rows,
+        notes="Medians of wall time; one thread and several in turns in one process.",
+        tokens=TOKENS,
+        head_dim=HEAD_DIM,
+        threads=args.threads,
+        least_times_faster=LEAST_SPEEDUP,
+        rounds=args.rounds,
+        taken_by_other_programs=round(taken, 3),
+        core={k: str(v) for k, v in cpu.info().items()},
+    )
     return 1 if missed else 0
 
 

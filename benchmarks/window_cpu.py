@@ -86,13 +86,26 @@ def main() -> int:
     rows = []
     for name, (_, pairs) in calls.items():
         gflops = 4 * SHAPE["head_dim"] * SHAPE["heads"] * pairs / median[name] / 1e6
-        rows.append({"name": name, "median_ms": round(median[name], 2), "gflops_on_allowed_pairs": round(gflops, 1),
-                     "times_faster_than_dense_sdpa": round(dense / median[name], 2)})  # fmt: skip
+        rows.append(
+            {
+                "name": name,
+                "median_ms": round(median[name], 2),
+                "gflops_on_allowed_pairs": round(gflops, 1),
+                "times_faster_than_dense_sdpa": round(dense / median[name], 2),
+            }
+        )
         print(f"{name:34} {median[name]:8.1f} ms  {gflops:6.1f} GF/s  {dense / median[name]:6.2f}×")
     notes = "Medians of CPU time on one thread, the contenders in turns. GF/s count allowed pairs, 4·head_dim each."
     record.write(
-        "window_cpu", rows, notes=notes, shape=SHAPE, window=SIDE, dtype="float32", repeats=args.repeats,
-        largest_difference=difference, core={k: str(v) for k, v in cpu.info().items()},
+        "window_cpu",
+        rows,
+        notes=notes,
+        shape=SHAPE,
+        window=SIDE,
+        dtype="float32",
+        repeats=args.repeats,
+        largest_difference=difference,
+        core={k: str(v) for k, v in cpu.info().items()},
     )
     ratio = dense / median["spattn window"]
     print(f"the window is {ratio:.1f} times faster than dense SDPA (target {LEAST_RATIO})")

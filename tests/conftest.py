@@ -70,8 +70,13 @@ def python(tmp_path):
 
     def run(source, *, timeout=240, **environment):
         done = subprocess.run(
-            [sys.executable, "-c", source], cwd=tmp_path, env=os.environ | environment, timeout=timeout,
-            capture_output=True, text=True, check=False,
+            [sys.executable, "-c", source],
+            cwd=tmp_path,
+            env=os.environ | environment,
+            timeout=timeout,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout

@@ -90,9 +90,10 @@ ODD_TENSORS = {
     "masked": (masked_tensor, "got a MaskedTensor, whose operations"),
     "fake": (fake, "got a FakeTensor, whose operations"),
     "quantized": (
-        lambda torch, x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8), r"got a quantized .*\.dequantize\(\)",
+        lambda torch, x: torch.quantize_per_tensor(x, 0.1, 0, torch.quint8),
+        r"got a quantized .*\.dequantize\(\)",
     ),
-}  # fmt: skip
+}
 OF_BOOLS = ("meta", "coordinates", "rows", "nested", "jagged", "fake")
 
 
@@ -117,9 +118,10 @@ def test_tensors_under_a_transformation_are_refused(transform, name):
     torch = pytest.importorskip("torch")
     given = arguments(torch.from_numpy)
     run = {
-        "vmap": lambda f, x: torch.func.vmap(f)(x[None]), "grad": lambda f, x: torch.func.grad(f)(x),
+        "vmap": lambda f, x: torch.func.vmap(f)(x[None]),
+        "grad": lambda f, x: torch.func.grad(f)(x),
         "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,)),
-    }[transform]  # fmt: skip
+    }[transform]
     first = name if transform == "vmap" else "q"  # PyTorch's derivatives wrap whatever is touched
     with pytest.raises(TypeError, match=f"^{first}: expected a plain array, got a tensor under a transformation"):
         run(lambda x: call(**given | {name: x})[0].sum(), given[name])
@@ -251,10 +253,17 @@ def test_scale_that_is_a_tensor():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    "scale, got", [(10**400, "inf"), (-(10**400), "-inf"), (10**5000, "inf"), (np.longdouble("1e400"), "inf"),
-                   (float("nan"), "nan"), (np.float16("-inf"), "-inf")],
+    "scale, got",
+    [
+        (10**400, "inf"),
+        (-(10**400), "-inf"),
+        (10**5000, "inf"),
+        (np.longdouble("1e400"), "inf"),
+        (float("nan"), "nan"),
+        (np.float16("-inf"), "-inf"),
+    ],
     ids=["int", "negative int", "int that cannot be printed", "longdouble", "nan", "float16"],
-)  # fmt: skip
+)
 def test_scale_beyond_every_number(dtype, scale, got):
     with pytest.raises(ValueError, match=f"^scale: expected a finite number, got {got}$"):
         spattn.attention(*inputs(dtype=dtype), scale=scale)

@@ -124,15 +124,20 @@ def test_draw_without_a_pattern_lists_them(capsys):
     assert all(line.startswith("    ") and line.strip() for line in lines[1::2])
 
 
-@pytest.mark.parametrize("text, pattern", [
-    ("causal", p.Causal()), (" sliding_window(255, 0) ", p.SlidingWindow(255, 0)),
-    ("causal & sliding_window(255, right=None)", p.Causal() & p.SlidingWindow(255, None)),
-    ("(sinks(4) | ~block_local(8)) - causal()", (p.Sinks(4) | ~p.BlockLocal(8)) - p.Causal()),
-    ("neighborhood((8, 8), [3, 5])", p.Neighborhood((8, 8), (3, 5))), ("axial((2, 3), -1)", p.Axial((2, 3), -1)),
-    ("per_head((causal, ~sinks(2) & causal))", p.PerHead((p.Causal(), ~p.Sinks(2) & p.Causal()))),
-    ("mask([[True, False]])", p.Mask([[True, False]])),
-    ("deepspeed_fixed(4, attention='unidirectional')", p.deepspeed.Fixed(4, attention="unidirectional")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, pattern",
+    [
+        ("causal", p.Causal()),
+        (" sliding_window(255, 0) ", p.SlidingWindow(255, 0)),
+        ("causal & sliding_window(255, right=None)", p.Causal() & p.SlidingWindow(255, None)),
+        ("(sinks(4) | ~block_local(8)) - causal()", (p.Sinks(4) | ~p.BlockLocal(8)) - p.Causal()),
+        ("neighborhood((8, 8), [3, 5])", p.Neighborhood((8, 8), (3, 5))),
+        ("axial((2, 3), -1)", p.Axial((2, 3), -1)),
+        ("per_head((causal, ~sinks(2) & causal))", p.PerHead((p.Causal(), ~p.Sinks(2) & p.Causal()))),
+        ("mask([[True, False]])", p.Mask([[True, False]])),
+        ("deepspeed_fixed(4, attention='unidirectional')", p.deepspeed.Fixed(4, attention="unidirectional")),
+    ],
+)
 def test_descriptions(text, pattern):
     assert parse(text) == pattern
 
@@ -155,9 +160,14 @@ def test_version(capsys, argv):
     assert code == 0 and out.split()[:2] == ["spattn", spattn.__version__]
 
 
-@pytest.mark.parametrize("pattern, name", [
-    ("causal", "causal.png"), ('{"pattern": "causal"}', "pattern.png"), ("causal & sinks(4)", "pattern.png"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "pattern, name",
+    [
+        ("causal", "causal.png"),
+        ('{"pattern": "causal"}', "pattern.png"),
+        ("causal & sinks(4)", "pattern.png"),
+    ],
+)
 def test_draw_names_the_picture_itself(capsys, tmp_path, monkeypatch, pattern, name):
     pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)

@@ -24,14 +24,19 @@ def small_encoder():
     def draw(*shape):
         return rng.standard_normal(shape, dtype=np.float32) * np.float32(shape[-1] ** -0.5)
 
-    weights = {f"embeddings.{name}_embeddings.weight": draw(rows, FEATURES)
-               for name, rows in (("word", 50), ("position", 64), ("token_type", 2))}  # fmt: skip
+    weights = {
+        f"embeddings.{name}_embeddings.weight": draw(rows, FEATURES)
+        for name, rows in (("word", 50), ("position", 64), ("token_type", 2))
+    }
     norms = ["embeddings.LayerNorm"]
     for layer in range(LAYERS):
         at = f"encoder.layer.{layer}"
         linear = {f"attention.self.{part}": (FEATURES, FEATURES) for part in ("query", "key", "value")}
-        linear |= {"attention.output.dense": (FEATURES, FEATURES), "intermediate.dense": (2 * FEATURES, FEATURES),
-                   "output.dense": (FEATURES, 2 * FEATURES)}  # fmt: skip
+        linear |= {
+            "attention.output.dense": (FEATURES, FEATURES),
+            "intermediate.dense": (2 * FEATURES, FEATURES),
+            "output.dense": (FEATURES, 2 * FEATURES),
+        }
         for name, shape in linear.items():
             weights |= {f"{at}.{name}.weight": draw(*shape), f"{at}.{name}.bias": draw(shape[0])}
         norms += [f"{at}.attention.output.LayerNorm", f"{at}.output.LayerNorm"]
@@ -66,8 +71,10 @@ def torch_embedding(encoder, tokens):
     x = norm(x, "embeddings.LayerNorm")
     for layer in range(encoder.layers):
         at = f"encoder.layer.{layer}"
-        q, k, v = (linear(x, f"{at}.attention.self.{part}").unflatten(-1, (encoder.heads, -1)).transpose(0, 1)
-                   for part in ("query", "key", "value"))  # fmt: skip
+        q, k, v = (
+            linear(x, f"{at}.attention.self.{part}").unflatten(-1, (encoder.heads, -1)).transpose(0, 1)
+            for part in ("query", "key", "value")
+        )
         mixed = f.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
         x = norm(x + linear(mixed, f"{at}.attention.output.dense"), f"{at}.attention.output.LayerNorm")
         inner = linear(f.gelu(linear(x, f"{at}.intermediate.dense")), f"{at}.output.dense")

@@ -12,8 +12,14 @@ import pytest
 import spattn
 
 README = Path(__file__).parents[1] / "README.md"
-NEEDS = {"torch": "torch", "jax": "jax", "cuda": "pycuda", "transformers": "transformers", "distributed": "torch",
-         "demo": "tokenizers"}  # fmt: skip
+NEEDS = {
+    "torch": "torch",
+    "jax": "jax",
+    "cuda": "pycuda",
+    "transformers": "transformers",
+    "distributed": "torch",
+    "demo": "tokenizers",
+}
 
 
 def modules():

@@ -47,11 +47,17 @@ def says(reason):
     assert "cuda" not in spattn.available_backends() and spattn.attention(*inputs()).shape == (1, 1, 64, 32)
 
 
-@pytest.mark.parametrize("message, reason", [
-    ("_driver.so: undefined symbol: cuMemAdvise_v2", "the NVIDIA driver is older than PyCUDA needs .*cuMemAdvise_v2"),
-    ("libcuda.so.1: cannot open shared object file", r"no NVIDIA driver was found \(libcuda"),
-    ("No module named 'pycuda'", r"No module named 'pycuda'; pip install pycuda cuda-bindings"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "message, reason",
+    [
+        (
+            "_driver.so: undefined symbol: cuMemAdvise_v2",
+            "the NVIDIA driver is older than PyCUDA needs .*cuMemAdvise_v2",
+        ),
+        ("libcuda.so.1: cannot open shared object file", r"no NVIDIA driver was found \(libcuda"),
+        ("No module named 'pycuda'", r"No module named 'pycuda'; pip install pycuda cuda-bindings"),
+    ],
+)
 def test_fault_27_driver_that_does_not_serve(monkeypatch, message, reason):
     monkeypatch.setattr(cuda, "_works_in", None)
     monkeypatch.delitem(sys.modules, "pycuda", raising=False)
@@ -85,11 +91,14 @@ def driver(monkeypatch):
     return answers
 
 
-@pytest.mark.parametrize("code, reason", [
-    (100, "the driver sees no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES"),
-    (803, "cuInit failed with CUDA error 803: what the driver says"),  # the libraries are not of the kernel module
-    (3, "multiprocessing method 'spawn'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "code, reason",
+    [
+        (100, "the driver sees no GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES"),
+        (803, "cuInit failed with CUDA error 803: what the driver says"),  # the libraries are not of the kernel module
+        (3, "multiprocessing method 'spawn'"),
+    ],
+)
 def test_fault_27_driver_that_does_not_start(driver, code, reason):
     driver.cuInit = code
     says(reason)

@@ -276,9 +276,10 @@ def test_fault_44_heads_split_over_ranks(ranks, shared):
         return out, lse, *spattn.attention_backward(*arrays, out, lse, pattern)
 
     for whole, of_rank in (
-        (p.PerHead(HEADS), lambda own: p.PerHead(HEADS[own])), (mask, lambda own: mask[own]),
+        (p.PerHead(HEADS), lambda own: p.PerHead(HEADS[own])),
+        (mask, lambda own: mask[own]),
         (p.Causal(), lambda own: p.Causal()),
-    ):  # fmt: skip
+    ):
         expected = both((dout, q, k, v), whole)
         for rank in range(ranks):
             own = slice(rank * 16 // ranks, (rank + 1) * 16 // ranks)
@@ -295,12 +296,14 @@ def test_fault_44_heads_split_over_ranks(ranks, shared):
     [
         (6, 4, p.Causal(), "^k: expected a number of heads that divides q's 6, got 4"),
         (2, 4, p.Causal(), "^k: expected a number of heads that divides q's 2, got 4"),
-        (4, 4, p.PerHead(HEADS[:3]), "heads"), (4, 2, p.PerHead(HEADS), "heads"),
-        (4, 4, np.ones((3, 20, 20), bool), "heads"), (4, 2, np.ones((8, 20, 20), bool), "heads"),
+        (4, 4, p.PerHead(HEADS[:3]), "heads"),
+        (4, 2, p.PerHead(HEADS), "heads"),
+        (4, 4, np.ones((3, 20, 20), bool), "heads"),
+        (4, 2, np.ones((8, 20, 20), bool), "heads"),
         (4, 4, p.PerHead(HEADS[:2]) & p.PerHead(HEADS[:3]), "heads"),
     ],
     ids=lambda x: None if isinstance(x, (np.ndarray, p.Pattern)) else str(x),
-)  # fmt: skip
+)
 def test_fault_44_heads_that_do_not_divide(monkeypatch, heads, heads_kv, pattern, message):
     """Refused on every rank alike, from shapes alone: no kernel has run."""
     q, k, v = inputs(1, heads, heads_kv, 20, 20, 8)

@@ -172,9 +172,12 @@ def test_fault_22_arrays_beside_a_protected_page(python, isa, side):
 
 @pytest.mark.parametrize(
     "array, inside, outside",
-    [("at_protected_page(np.arange(10.0))", 79, 80), ("beside_protected_page(10, float, 'after')", 79, 80),
-     ("beside_protected_page(10, float, 'before')", 0, -1)],
-)  # fmt: skip
+    [
+        ("at_protected_page(np.arange(10.0))", 79, 80),
+        ("beside_protected_page(10, float, 'after')", 79, 80),
+        ("beside_protected_page(10, float, 'before')", 0, -1),
+    ],
+)
 def test_fault_22_protected_page_is_protected(python, array, inside, outside):
     source = f"""
 import ctypes, os, runpy

@@ -19,9 +19,12 @@ from spattn.testing import (
 )
 
 SOME_ROWS_EMPTY = [
-    p.Sinks(0), p.Documents((30, 20)), p.Mask(np.arange(60)[:, None] * np.ones(60) % 3 == 1),
-    p.Causal() - p.SlidingWindow(20), p.Columns(7, 2, 3) & p.SlidingWindow(2, 0),
-]  # fmt: skip
+    p.Sinks(0),
+    p.Documents((30, 20)),
+    p.Mask(np.arange(60)[:, None] * np.ones(60) % 3 == 1),
+    p.Causal() - p.SlidingWindow(20),
+    p.Columns(7, 2, 3) & p.SlidingWindow(2, 0),
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -140,11 +140,17 @@ def test_fault_18_repeated_work_item_or_slot():
 @pytest.mark.parametrize(
     "indptr, indices, message",
     [
-        ([0, 2, 1], [0, 1], "indptr"), ([1, 2], [0, 1], "indptr"), ([0, 3], [0, 1], "indptr"), ([], [], "indptr"),
-        ([0, 2], [1, 0], "sorted"), ([0, 2], [1, 1], "repeats"), ([0, 1], [5], "indices"), ([0, 1], [-1], "indices"),
+        ([0, 2, 1], [0, 1], "indptr"),
+        ([1, 2], [0, 1], "indptr"),
+        ([0, 3], [0, 1], "indptr"),
+        ([], [], "indptr"),
+        ([0, 2], [1, 0], "sorted"),
+        ([0, 2], [1, 1], "repeats"),
+        ([0, 1], [5], "indices"),
+        ([0, 1], [-1], "indices"),
         ([0, -1, 2], [0, 1], "indptr"),
     ],
-)  # fmt: skip
+)
 def test_fault_18_corrupt_csr(indptr, indices, message):
     with pytest.raises(ValueError, match=message):
         AffineRows.from_csr(indptr, indices, 5)
@@ -160,17 +166,21 @@ def test_fault_18_sound_csr_is_accepted():
         ([[0, 1]], [[1, 1]], [[5, 900]], r"^count: expected keys in \[0, 10\), got 900 from 1"),
         ([[-3]], [[1]], [[4]], r"^start: expected keys in \[0, 10\), got -3"),
         ([[10]], [[1]], [[1]], r"^start: expected keys in \[0, 10\), got 10"),
-        ([[3]], [[0]], [[4]], "^step: expected numbers >= 1, got 0"), ([[3]], [[-1]], [[4]], "^step: "),
+        ([[3]], [[0]], [[4]], "^step: expected numbers >= 1, got 0"),
+        ([[3]], [[-1]], [[4]], "^step: "),
         ([[3]], [[1]], [[-1]], "^count: expected numbers >= 0, got -1"),
-        ([[3]], [[2]], [[5]], "^count: "), ([[3]], [[2**62]], [[5]], "^count: "),  # 3 + 4 · 2⁶² wraps to 3
+        ([[3]], [[2]], [[5]], "^count: "),
+        ([[3]], [[2**62]], [[5]], "^count: "),  # 3 + 4 · 2⁶² wraps to 3
         ([[3]], [[1]], [[2**63 - 1]], "^count: "),
-        ([[0, 4]], [[1, 1]], [[5, 2]], "^runs: "), ([[0, 0]], [[1, 1]], [[1, 1]], "^runs: "),
-        ([[0, 6]], [[3, 2]], [[4, 2]], "^runs: "), ([[1, 0]], [[2, 3]], [[5, 4]], "^runs: "),
+        ([[0, 4]], [[1, 1]], [[5, 2]], "^runs: "),
+        ([[0, 0]], [[1, 1]], [[1, 1]], "^runs: "),
+        ([[0, 6]], [[3, 2]], [[4, 2]], "^runs: "),
+        ([[1, 0]], [[2, 3]], [[5, 4]], "^runs: "),
         ([[0, 1, 8]], [[2, 2, 1]], [[5, 2, 1]], "^runs: "),  # the first run and the last but one behind it
         ([[0]], [[1, 1]], [[1, 1]], r"^step: expected shape \(1, 1\), got \(1, 2\)"),
         ([0], [1], [1], r"^start: expected shape \(rows, runs\), got \(1,\)"),
     ],
-)  # fmt: skip
+)
 def test_fault_18_corrupt_runs(start, step, count, message):
     with pytest.raises(ValueError, match=message):
         AffineRows.from_runs(Runs(*map(np.array, (start, step, count))), 10)

@@ -127,7 +127,9 @@ if __name__ == "__main__":
 
 def test_fault_34_inside_a_data_loader(python, digest):
     pytest.importorskip("torch")
-    source = DIGEST.format(first="import torch") + """
+    source = (
+        DIGEST.format(first="import torch")
+        + """
 class Texts(torch.utils.data.Dataset):
     def __len__(self):
         return 4
@@ -139,6 +141,7 @@ digest()  # OpenMP is in use before the workers are forked
 loader = torch.utils.data.DataLoader(Texts(), batch_size=2, num_workers=2, multiprocessing_context="fork")
 print({one for batch in loader for one in batch})
 """
+    )
     assert python(source) == f"{{'{digest}'}}\n"
 
 
@@ -194,8 +197,14 @@ def test_fault_40_no_shell_anywhere():
     started = 0
     for path in sorted(Path(spattn.__file__).parent.rglob("*.py")):
         for name, call in calls(ast.parse(path.read_text(encoding="utf-8"))):
-            assert name not in ("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "eval",
-                                "exec"), f"{path}: {name}"  # fmt: skip
+            assert name not in (
+                "os.system",
+                "os.popen",
+                "subprocess.getoutput",
+                "subprocess.getstatusoutput",
+                "eval",
+                "exec",
+            ), f"{path}: {name}"
             if name.startswith("subprocess."):
                 started += 1
                 assert not any(word.arg == "shell" for word in call.keywords), f"{path}: shell="

@@ -61,7 +61,9 @@ def test_fault_32_many_forks_while_other_threads_compute(python, parents, forks)
 
 def test_fault_32_a_child_of_a_child(python):
     """Only the process that imported spattn has OpenMP's threads: none of its descendants waits for them."""
-    source = FORKS.partition("lost, wrong")[0] + """
+    source = (
+        FORKS.partition("lost, wrong")[0]
+        + """
 import sys
 
 def descend(generations):
@@ -74,6 +76,7 @@ def descend(generations):
 
 print(descend(3))
 """
+    )
     assert python(source, OMP_NUM_THREADS="4") == "False\n"
 
 

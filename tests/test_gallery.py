@@ -26,12 +26,17 @@ def test_page(gallery, name):
     assert f":doc:`{entry.title} <generated/{entry.file}>`" in gallery._overview([entry])
 
 
-@pytest.mark.parametrize("name, shown, hidden", [
-    ("longformer", ["DilatedWindow(self.window // 2", "GlobalTokens("], []), ("causal", ["return k <= q"], []),
-    ("neighborhood", ["def allows(", "def _span("], ["def runs("]), ("mask", ["def _table("], ["def sizes("]),
-    ("deepspeed_dense", ["def layout(", "np.ones"], ["raise ValueError"]),
-    ("bigbird", ["def regular(", "def _side("], ["def block_runs("]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, shown, hidden",
+    [
+        ("longformer", ["DilatedWindow(self.window // 2", "GlobalTokens("], []),
+        ("causal", ["return k <= q"], []),
+        ("neighborhood", ["def allows(", "def _span("], ["def runs("]),
+        ("mask", ["def _table("], ["def sizes("]),
+        ("deepspeed_dense", ["def layout(", "np.ones"], ["raise ValueError"]),
+        ("bigbird", ["def regular(", "def _side("], ["def block_runs("]),
+    ],
+)
 def test_definition_is_what_decides(gallery, name, shown, hidden):
     definition = gallery._registered(name).definition
     assert all(text in definition for text in shown) and not any(text in definition for text in hidden)

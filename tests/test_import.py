@@ -89,10 +89,13 @@ def no_driver():
 
 @pytest.mark.parametrize(
     "load, driver, gpu",
-    [(Driver, "CUDA 12.4", "Card 10, Card 11"), (lambda: Driver(100), "CUDA 12.4", "CUDA error 100"),
-     (no_driver, "cannot open shared object", "unknown without a driver")],
+    [
+        (Driver, "CUDA 12.4", "Card 10, Card 11"),
+        (lambda: Driver(100), "CUDA 12.4", "CUDA error 100"),
+        (no_driver, "cannot open shared object", "unknown without a driver"),
+    ],
     ids=["two GPUs", "no GPU", "no driver"],
-)  # fmt: skip
+)
 def test_show_versions_where_the_backend_is_missing(capsys, monkeypatch, tmp_path, load, driver, gpu):
     """The parts are named all the same: that is when they are looked for."""
     from spattn import _versions, cuda, show_versions
@@ -124,9 +127,10 @@ def expected_in_package():
     """All of src/spattn but what only the build needs."""
     left_out = {"meson.build", ".pyx"}
     return {
-        name.removeprefix("src/") for name in tracked("src/spattn")
+        name.removeprefix("src/")
+        for name in tracked("src/spattn")
         if not any(name.endswith(end) for end in left_out) and "/cpu/kernels/" not in name
-    }  # fmt: skip
+    }
 
 
 def test_wheel_carries_every_file_that_it_runs_on(wheel):

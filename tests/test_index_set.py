@@ -32,16 +32,19 @@ def test_csr_of_any_integers(dtype):
     assert made.row(0).tolist() == [1, 100] and made.row(1).tolist() == [7]
 
 
-@pytest.mark.parametrize("indptr, indices, error, message", [
-    ([0, 1], [1.5], TypeError, "^indices: expected an array of integers"),
-    ([0.0, 1.0], [1], TypeError, "^indptr: expected an array of integers"),
-    ([0, 1], [True], TypeError, "^indices: expected an array of integers"),
-    ([0, 1], np.ma.masked_array([1], [True]), TypeError, "^indices: expected a plain array"),
-    ([0, 1], [2**64], ValueError, "^indices: expected integers in"),
-    ([0, 1], np.array([2**63 + 3], np.uint64), ValueError, "^indices: expected integers in"),
-    ([0, 2**63 - 1, -(2**63), -1, 0], [], ValueError, "^indptr: expected a rising"),
-    ([0, 1], [[1]], ValueError, "^indices: expected one axis"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "indptr, indices, error, message",
+    [
+        ([0, 1], [1.5], TypeError, "^indices: expected an array of integers"),
+        ([0.0, 1.0], [1], TypeError, "^indptr: expected an array of integers"),
+        ([0, 1], [True], TypeError, "^indices: expected an array of integers"),
+        ([0, 1], np.ma.masked_array([1], [True]), TypeError, "^indices: expected a plain array"),
+        ([0, 1], [2**64], ValueError, "^indices: expected integers in"),
+        ([0, 1], np.array([2**63 + 3], np.uint64), ValueError, "^indices: expected integers in"),
+        ([0, 2**63 - 1, -(2**63), -1, 0], [], ValueError, "^indptr: expected a rising"),
+        ([0, 1], [[1]], ValueError, "^indices: expected one axis"),
+    ],
+)
 def test_csr_that_is_refused(indptr, indices, error, message):
     with pytest.raises(error, match=message):
         AffineRows.from_csr(indptr, indices, 10)

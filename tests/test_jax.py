@@ -25,7 +25,9 @@ def assert_same(result, expected):
 
 def test_both_passes_are_numpys_to_the_bit(python):
     """Every dtype; a transposed array too. JAX has no strides, so that is a copy, and the result's order its own."""
-    python(SETUP + """
+    python(
+        SETUP
+        + """
 for dtype in ("float32", "float64", "float16", "bfloat16"):
     given = inputs(2, 4, 2, q_len=50, kv_len=70, head_dim=16, head_dim_v=24, dtype=dtype)
     expected = spattn.attention(*given, pattern, return_lse=True)
@@ -38,15 +40,19 @@ for dtype in ("float32", "float64", "float16", "bfloat16"):
     gradients = spattn.attention_backward(jnp.asarray(dout), *arrays, out, lse, pattern)
     for got, want in zip(gradients, spattn.attention_backward(dout, *given, *expected, pattern), strict=True):
         assert_same(got, want)
-""")
+"""
+    )
 
 
 def test_a_mask_may_be_a_jax_array(python):
-    python(SETUP + """
+    python(
+        SETUP
+        + """
 given = inputs(1, 2, q_len=20, head_dim=8)
 mask = np.random.default_rng(0).random((20, 20)) < 0.3
 assert_same(spattn.attention(*map(jnp.asarray, given), jnp.asarray(mask)), spattn.attention(*given, mask))
-""")
+"""
+    )
 
 
 REFUSED = """
@@ -62,7 +68,10 @@ def refused(error, message, call):
 
 def test_other_kinds_and_tracers_are_refused(python):
     """Under jit, grad and vmap arrays have no values: an error names the first that has none, in either pass."""
-    python(SETUP + REFUSED + """
+    python(
+        SETUP
+        + REFUSED
+        + """
 given = inputs(1, 2, q_len=20, head_dim=8)
 arrays = q, k, v = [jnp.asarray(x) for x in given]
 out, lse = spattn.attention(*arrays, pattern, return_lse=True)
@@ -80,12 +89,16 @@ for n, name in enumerate(("dout", "q", "k", "v", "out", "lse")):
     refused(TypeError, name + tracer, lambda: traced(args[n]))
 mask = jnp.ones((20, 20), bool)
 refused(TypeError, "pattern" + tracer, lambda: jax.jit(lambda mask: spattn.attention(*arrays, mask))(mask))
-""")
+"""
+    )
 
 
 def test_an_array_on_several_devices_is_refused(python):
     """Which of them should compute is the caller's to say."""
-    python(SETUP + REFUSED + """
+    python(
+        SETUP
+        + REFUSED
+        + """
 q, k, v = (jnp.asarray(x) for x in inputs(2, 2, q_len=20, head_dim=8))
 mesh = jax.sharding.Mesh(np.array(jax.devices()), ("batch",))
 split = jax.device_put(k, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("batch")))
@@ -93,4 +106,6 @@ refused(TypeError, "k: expected a plain array, got one on 2 devices; use jax.dev
         lambda: spattn.attention(q, split, v))
 expected = np.asarray(spattn.attention(q, k, v))
 assert_same(spattn.attention(q, jax.device_put(split, jax.devices()[0]), v), expected)
-""", XLA_FLAGS="--xla_force_host_platform_device_count=2")
+""",
+        XLA_FLAGS="--xla_force_host_platform_device_count=2",
+    )

@@ -62,9 +62,12 @@ class Request(NamedTuple):
 
 
 requests = st.builds(
-    Request, st.sampled_from(list(PATTERNS)), st.sampled_from(SHAPES), st.sampled_from(list(DTYPES)),
+    Request,
+    st.sampled_from(list(PATTERNS)),
+    st.sampled_from(SHAPES),
+    st.sampled_from(list(DTYPES)),
     st.sampled_from(["numpy", "torch"]),
-)  # fmt: skip
+)
 
 
 @functools.cache
@@ -136,9 +139,12 @@ class Calls(RuleBasedStateMachine):
     def copy_pattern(self, known, how):
         request, pattern = known
         copies = {
-            "pickle": lambda x: pickle.loads(pickle.dumps(x)), "copy": copy.copy, "deepcopy": copy.deepcopy,
-            "dict": lambda x: from_dict(x.to_dict()), "replace": dataclasses.replace,
-        }  # fmt: skip
+            "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+            "copy": copy.copy,
+            "deepcopy": copy.deepcopy,
+            "dict": lambda x: from_dict(x.to_dict()),
+            "replace": dataclasses.replace,
+        }
         made = copies[how](pattern)
         assert made == pattern and hash(made) == hash(pattern)
         return request, made
@@ -166,8 +172,12 @@ class Calls(RuleBasedStateMachine):
 
     # -- rules: plans ------------------------------------------------------------------------------------------------
 
-    @rule(target=plans, known=patterns, tile=st.sampled_from([(48, 64), (64, 64), (7, 128)]),
-          workers=st.sampled_from([1, 16]))  # fmt: skip
+    @rule(
+        target=plans,
+        known=patterns,
+        tile=st.sampled_from([(48, 64), (64, 64), (7, 128)]),
+        workers=st.sampled_from([1, 16]),
+    )
     def make_plan(self, known, tile, workers):
         request, pattern = known
         made = spattn.plan(
@@ -179,9 +189,12 @@ class Calls(RuleBasedStateMachine):
     def copy_plan(self, known, how):
         request, options, plan = known
         copies = {
-            "pickle": lambda x: pickle.loads(pickle.dumps(x)), "copy": copy.copy, "deepcopy": copy.deepcopy,
-            "replace": dataclasses.replace, "by hand": lambda x: dataclasses.replace(x, pattern=None),
-        }  # fmt: skip
+            "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+            "copy": copy.copy,
+            "deepcopy": copy.deepcopy,
+            "replace": dataclasses.replace,
+            "by hand": lambda x: dataclasses.replace(x, pattern=None),
+        }
         return request, options, copies[how](plan)
 
     @rule(known=plans)
@@ -222,9 +235,11 @@ class Calls(RuleBasedStateMachine):
         request, options, plan = known
         with ThreadPoolExecutor(4) as pool:
             calls = [
-                pool.submit(self.forward, *one, "pattern"), pool.submit(self.backward, *other, "pattern"),
-                pool.submit(self.forward, request, plan, options), pool.submit(self.forget),
-            ]  # fmt: skip
+                pool.submit(self.forward, *one, "pattern"),
+                pool.submit(self.backward, *other, "pattern"),
+                pool.submit(self.forward, request, plan, options),
+                pool.submit(self.forget),
+            ]
         for each in calls:
             each.result()
 

@@ -82,10 +82,16 @@ def make_full(mask):
 @pytest.mark.parametrize(
     "field, change",
     [
-        ("masks", clear_one_bit), ("masks", set_all_bits), ("mask", make_full), ("work", shorten_last_item),
-        ("work", share_a_slot), ("work", write_past_the_merge), ("work", unsort), ("merge_sources", other_source),
+        ("masks", clear_one_bit),
+        ("masks", set_all_bits),
+        ("mask", make_full),
+        ("work", shorten_last_item),
+        ("work", share_a_slot),
+        ("work", write_past_the_merge),
+        ("work", unsort),
+        ("merge_sources", other_source),
     ],
-)  # fmt: skip
+)
 def test_check_plan_notices(field, change):
     index_sets = [WINDOW.index_set(300, 300)]
     check_plan(plan_of_many_pieces(), index_sets)
@@ -291,9 +297,14 @@ def test_parameters_are_checked_and_drawn_as_their_annotations_declare():
         assert cls(2, np.int64(3), ends=[1, np.int32(2)]) == cls(2, 3, ends=(1, 2))
         assert cls.example() == (cls(4, 4), 32) and cls.typical() == (cls(4, 4), 2048)
         for wanted in (
-            lambda x: x.period == 9, lambda x: x.both, lambda x: x.side == "far", lambda x: x.ends is None,
-            lambda x: x.ends == (), lambda x: len(x.ends or ()) > 2 and x.ends[2] > 2**40, lambda x: x.width == 4,
-        ):  # fmt: skip
+            lambda x: x.period == 9,
+            lambda x: x.both,
+            lambda x: x.side == "far",
+            lambda x: x.ends is None,
+            lambda x: x.ends == (),
+            lambda x: len(x.ends or ()) > 2 and x.ends[2] > 2**40,
+            lambda x: x.width == 4,
+        ):
             drawn = find(cases("comb"), lambda case, wanted=wanted: wanted(case.pattern))
             assert wanted(drawn.pattern) and 1 <= drawn.pattern.width <= 4 and 2 <= drawn.pattern.period <= 9
         with pytest.raises(NoSuchExample):

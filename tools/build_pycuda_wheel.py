@@ -43,8 +43,18 @@ def empty_libcuda(folder: Path) -> Path:
 
 def unpack_source(python: Path, version: str, folder: Path) -> Path:
     """Download PyCUDA's sdist and return the folder it unpacks to."""
-    run(python, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=pycuda", f"pycuda{version}",
-        "--dest", folder)
+    run(
+        python,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-binary=pycuda",
+        f"pycuda{version}",
+        "--dest",
+        folder,
+    )
     (archive,) = folder.glob("pycuda-*.tar.gz")
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")
@@ -59,9 +69,12 @@ def build(args: argparse.Namespace, workspace: Path) -> None:
     source = unpack_source(python, args.version, workspace)
     library = empty_libcuda(workspace / "libcuda")
     run(
-        python, "configure.py",
-        f"--cuda-root={args.cuda_root}", f"--cuda-inc-dir={args.cuda_root / 'include'}",
-        "--no-cuda-enable-curand", f"--cudadrv-lib-dir={library}",
+        python,
+        "configure.py",
+        f"--cuda-root={args.cuda_root}",
+        f"--cuda-inc-dir={args.cuda_root / 'include'}",
+        "--no-cuda-enable-curand",
+        f"--cudadrv-lib-dir={library}",
         cwd=source,
     )
     # Some linkers drop a library that resolves no symbol, and so would drop the empty one.

@@ -29,9 +29,12 @@ DRAWN = re.compile(r"- (\d+) passing(?: examples)?, (\d+) failing")  # as Hypoth
 def pytest(*arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "hypothesis and not gpu", *arguments],
-        cwd=ROOT, env=os.environ | {"SPATTN_HYPOTHESIS_PROFILE": "nightly"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | {"SPATTN_HYPOTHESIS_PROFILE": "nightly"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def properties(tests: list[str]) -> list[str]:

@@ -82,8 +82,11 @@ class Tree:
         """Makes the copy equal to the checkout. Files that are equal keep their time, so that nothing is rebuilt."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-            cwd=ROOT, check=True, capture_output=True, text=True,
-        ).stdout.split("\0")  # fmt: skip
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.split("\0")
         wanted = {name for name in listed if name and (ROOT / name).is_file()}
         for path in [p for p in self.source.rglob("*") if p.is_file()]:
             if str(path.relative_to(self.source)) not in wanted:
@@ -114,12 +117,18 @@ class Tree:
         environment = {
             "PYTHONPATH": os.pathsep.join([str(self.source / "src"), os.environ.get("PYTHONPATH", "")]),
             "PYTHONDONTWRITEBYTECODE": "1",  # its time stamps count in seconds
-            "SPATTN_HYPOTHESIS_PROFILE": "mutants", "SPATTN_CACHE_DIR": str(self.builds / "cubins"),
-        }  # fmt: skip
+            "SPATTN_HYPOTHESIS_PROFILE": "mutants",
+            "SPATTN_CACHE_DIR": str(self.builds / "cubins"),
+        }
         process = subprocess.Popen(
-            command, cwd=self.source, env=os.environ | environment, text=True, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            command,
+            cwd=self.source,
+            env=os.environ | environment,
+            text=True,
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         try:
             output, _ = process.communicate(timeout=TIME_LIMIT)
         except subprocess.TimeoutExpired:

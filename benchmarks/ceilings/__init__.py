@@ -110,10 +110,18 @@ class Ceilings:
     def rows(self) -> list[dict]:
         """One row a ceiling that this machine has, for a results file."""
         return [
-            {"what": TITLES[name], "name": name, "unit": UNITS[name], "median": round(self.median(name), 1),
-             "least": round(min(rates), 1), "most": round(max(rates), 1), "samples": len(rates)}
-            for name, rates in sorted(self.samples.items(), key=lambda item: list(TITLES).index(item[0])) if max(rates)
-        ]  # fmt: skip
+            {
+                "what": TITLES[name],
+                "name": name,
+                "unit": UNITS[name],
+                "median": round(self.median(name), 1),
+                "least": round(min(rates), 1),
+                "most": round(max(rates), 1),
+                "samples": len(rates),
+            }
+            for name, rates in sorted(self.samples.items(), key=lambda item: list(TITLES).index(item[0]))
+            if max(rates)
+        ]
 
     def _loop(self, name: str):
         if name.startswith("gemm"):

@@ -171,8 +171,13 @@ def _banded(problem: Problem, given: Inputs, both: bool) -> Contender:
     prepared = _since(start)
 
     def function(q, k, v):
-        return torch.cat([F.scaled_dot_product_attention(q[:, :, rows], k[:, :, keys], v[:, :, keys], attn_mask=mask)
-                          for rows, keys, mask in bands], dim=2)  # fmt: skip
+        return torch.cat(
+            [
+                F.scaled_dot_product_attention(q[:, :, rows], k[:, :, keys], v[:, :, keys], attn_mask=mask)
+                for rows, keys, mask in bands
+            ],
+            dim=2,
+        )
 
     return _torch_contender(function, given, both, prepare_ms=prepared)
 

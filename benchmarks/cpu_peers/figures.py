@@ -15,9 +15,16 @@ INK, QUIET, GRID = "#1f2430", "#6b7280", "#e5e7eb"
 FORWARD, BOTH, TARGET = "#2a6f97", "#8ab6d6", "#c1121f"
 STAGES = {"products": "#2a6f97", "exp": "#e09f3e", "rest": "#d1d5db"}
 _STYLE = {
-    "font.size": 9, "axes.edgecolor": QUIET, "axes.labelcolor": INK, "text.color": INK, "xtick.color": QUIET,
-    "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
-}  # fmt: skip
+    "font.size": 9,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": INK,
+    "text.color": INK,
+    "xtick.color": QUIET,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+}
 
 
 def _save(figure, path: Path) -> None:
@@ -46,8 +53,10 @@ def peers(rows: list[dict], path: Path) -> None:
 
 def _height(rows: list[dict]) -> float:
     """Inches: a line for each bar of the fuller panel and two for each heading."""
-    lines = [sum(r["dtype"] == d for r in rows) + 2 * len({(r["name"], r["pass"]) for r in rows if r["dtype"] == d})
-             for d in {r["dtype"] for r in rows}]  # fmt: skip
+    lines = [
+        sum(r["dtype"] == d for r in rows) + 2 * len({(r["name"], r["pass"]) for r in rows if r["dtype"] == d})
+        for d in {r["dtype"] for r in rows}
+    ]
     return 1.0 + 0.19 * max(lines)
 
 
@@ -69,8 +78,16 @@ def _peers_panel(axis, rows: list[dict], dtype: str) -> None:
             labels.append(row["contender"])
         at += 1.5
     for y, text in heads:
-        axis.text(0.01, y, text, transform=axis.get_yaxis_transform(), fontsize=8.5, fontweight="bold", va="center",
-                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})  # fmt: skip
+        axis.text(
+            0.01,
+            y,
+            text,
+            transform=axis.get_yaxis_transform(),
+            fontsize=8.5,
+            fontweight="bold",
+            va="center",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+        )
     axis.set_xscale("log")
     axis.xaxis.set_major_formatter("{x:g}")
     axis.set_xlim(0.5, max(r["times_spattn"] for r in rows) * 2.2)
@@ -102,8 +119,13 @@ def roofline(rows: list[dict], path: Path) -> None:
                 at, max(0, 100 - left), left=left, height=0.7, color=STAGES["rest"], label="rest" if at == 0 else None
             )
             useful = row["share_of_ceiling_pct"]
-            axis.plot([useful, useful], [at - 0.42, at + 0.42], color=INK, linewidth=1.6,
-                      label="share on allowed pairs" if at == 0 else None)  # fmt: skip
+            axis.plot(
+                [useful, useful],
+                [at - 0.42, at + 0.42],
+                color=INK,
+                linewidth=1.6,
+                label="share on allowed pairs" if at == 0 else None,
+            )
             axis.text(101, at, f"{row['median_ms']:.1f} ms", va="center", fontsize=8, color=QUIET)
         short = {"float32": "fp32", "bfloat16": "bf16"}
         axis.set_yticks(range(len(rows)), [f"{r['problem']}, {r['pass']}, {short[r['dtype']]}" for r in rows])

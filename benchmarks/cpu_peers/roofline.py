@@ -51,14 +51,22 @@ def row(problem: Problem, given: Inputs, dtype: str, both: bool, median_ms: floa
     bound = max(stages, key=stages.get)
     gflops = flops_per_pair(both) * pairs / median_ms / 1e6
     return {
-        "problem": f"{problem.title}, N = {problem.tokens}", "dtype": dtype,
+        "problem": f"{problem.title}, N = {problem.tokens}",
+        "dtype": dtype,
         "pass": "forward + backward" if both else "forward",
-        "median_ms": round(median_ms, 2), "ceiling": reference, "ceiling_gflops": round(ceiling, 1),
-        "gflops_on_allowed_pairs": round(gflops, 1), "share_of_ceiling_pct": round(100 * gflops / ceiling, 1),
-        "tile": f"{plan.block_q} × {plan.block_kv}", "efficiency_pct": round(100 * plan.efficiency, 1),
+        "median_ms": round(median_ms, 2),
+        "ceiling": reference,
+        "ceiling_gflops": round(ceiling, 1),
+        "gflops_on_allowed_pairs": round(gflops, 1),
+        "share_of_ceiling_pct": round(100 * gflops / ceiling, 1),
+        "tile": f"{plan.block_q} × {plan.block_kv}",
+        "efficiency_pct": round(100 * plan.efficiency, 1),
         "share_of_ceiling_on_tiles_pct": round(100 * products / median_ms, 1),
-        "products_ms": round(products, 2), "exp_ms": round(exponentials, 2),
-        "l2_ms": None if both else round(l2, 2), "dram_ms": None if both else round(dram, 2),
-        "attainable_ms": round(attainable, 2), "attained_pct": round(100 * attainable / median_ms, 1),
+        "products_ms": round(products, 2),
+        "exp_ms": round(exponentials, 2),
+        "l2_ms": None if both else round(l2, 2),
+        "dram_ms": None if both else round(dram, 2),
+        "attainable_ms": round(attainable, 2),
+        "attained_pct": round(100 * attainable / median_ms, 1),
         "bound": "products and exp" if bound == "products" else f"reads from {bound}",
-    }  # fmt: skip
+    }

@@ -30,9 +30,13 @@ def rows(results: list[dict]) -> list[dict]:
             reached = match[0]["share_of_ceiling_pct" if share else "times_spattn"]
             unit = " %" if share else "×"
             comparison = "share of the arithmetic ceiling" if share else f"faster than {against}"
-            found.append({
-                "what": f"{match[0]['problem']}, {which}: {comparison}",
-                "dtype": dtype, "target": f"≥ {target:g}{unit}", "reached": f"{reached:.4g}{unit}",
-                "met": "yes" if reached >= target else "no",
-            })  # fmt: skip
+            found.append(
+                {
+                    "what": f"{match[0]['problem']}, {which}: {comparison}",
+                    "dtype": dtype,
+                    "target": f"≥ {target:g}{unit}",
+                    "reached": f"{reached:.4g}{unit}",
+                    "met": "yes" if reached >= target else "no",
+                }
+            )
     return found

@@ -61,6 +61,11 @@ def summary(times: list[float]) -> dict[str, float]:
     """Median and spread in milliseconds, three decimals."""
     ordered = sorted(times)
     quartiles = statistics.quantiles(ordered, n=4) if len(ordered) > 1 else [ordered[0]] * 3
-    values = {"median_ms": statistics.median(ordered), "least_ms": ordered[0], "q1_ms": quartiles[0],
-              "q3_ms": quartiles[2], "most_ms": ordered[-1]}  # fmt: skip
+    values = {
+        "median_ms": statistics.median(ordered),
+        "least_ms": ordered[0],
+        "q1_ms": quartiles[0],
+        "q3_ms": quartiles[2],
+        "most_ms": ordered[-1],
+    }
     return {key: round(value, 3) for key, value in values.items()} | {"runs": len(ordered)}

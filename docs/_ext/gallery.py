@@ -164,9 +164,13 @@ def _overview(entries: list[Entry]) -> str:
     lines = [".. container:: pattern-grid", ""]
     for entry in entries:
         lines += [
-            f"   .. figure:: /{FOLDER.as_posix()}/{entry.file}.png", f"      :target: generated/{entry.file}.html",
-            f"      :alt: {entry.title}", "", f"      :doc:`{entry.title} <generated/{entry.file}>`", "",
-        ]  # fmt: skip
+            f"   .. figure:: /{FOLDER.as_posix()}/{entry.file}.png",
+            f"      :target: generated/{entry.file}.html",
+            f"      :alt: {entry.title}",
+            "",
+            f"      :doc:`{entry.title} <generated/{entry.file}>`",
+            "",
+        ]
     toctree = [".. toctree::", "   :hidden:", "", *(f"   generated/{entry.file}" for entry in entries), ""]
     return "\n".join(lines + toctree)
 

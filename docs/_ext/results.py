@@ -25,9 +25,11 @@ class ResultsTable(SphinxDirective):
     required_arguments = 1
     final_argument_whitespace = True
     option_spec = {
-        "columns": directives.unchanged_required, "where": directives.unchanged, "split-by": directives.unchanged,
+        "columns": directives.unchanged_required,
+        "where": directives.unchanged,
+        "split-by": directives.unchanged,
         "no-source": directives.flag,
-    }  # fmt: skip
+    }
 
     def run(self) -> list[nodes.Node]:
         """The tables, and after those of a file a line that says where and when it was measured."""

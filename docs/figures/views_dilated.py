@@ -10,11 +10,21 @@ pattern = sp.DilatedWindow(48, dilation=d)
 made, axes = figure(2, height=3.7)
 
 contiguous = plan_without_cache(Contiguous(pattern), n, tile)
-show(axes[0], visited(contiguous, 0, range(n), range(n)),
-     f"order of the tokens\nefficiency {contiguous.efficiency:.2f}", tile)  # fmt: skip
+show(
+    axes[0],
+    visited(contiguous, 0, range(n), range(n)),
+    f"order of the tokens\nefficiency {contiguous.efficiency:.2f}",
+    tile,
+)
 
 plan = plan_without_cache(pattern, n, tile)
 order = np.concatenate([np.arange(residue, n, d) for residue in range(d)])
 picture = sum(visited(plan, c, order, order) for c in range(len(plan.components)))
-show(axes[1], picture, f"order of the views: each {d}th token\nefficiency {plan.efficiency:.2f}", tile,
-     "key, sorted by residue", "query, sorted by residue")  # fmt: skip
+show(
+    axes[1],
+    picture,
+    f"order of the views: each {d}th token\nefficiency {plan.efficiency:.2f}",
+    tile,
+    "key, sorted by residue",
+    "query, sorted by residue",
+)

@@ -277,9 +277,7 @@ class Prepared(NamedTuple):
     dtype: str
 
 
-def _prepare(
-    call: Call, pattern: Any, backend: str, signature: tuple[Any, ...], backward: bool = False
-) -> Prepared:
+def _prepare(call: Call, pattern: Any, backend: str, signature: tuple[Any, ...], backward: bool = False) -> Prepared:
     """What computes calls like this one; kept where nothing that it depends on can change behind the signature."""
     module = _backend_for(call, backend)
     if backward and not module.LIMITS.backward:

@@ -10,8 +10,16 @@ from .call import Call
 from .patterns import Pattern
 from .plan import Plan
 
-__all__ = ["Backend", "Limits", "PreparedBackward", "PreparedForward", "available_backends", "load", "names",
-           "why_unavailable"]  # fmt: skip
+__all__ = [
+    "Backend",
+    "Limits",
+    "PreparedBackward",
+    "PreparedForward",
+    "available_backends",
+    "load",
+    "names",
+    "why_unavailable",
+]
 
 _MODULES = {"cpu": "spattn.cpu", "cuda": "spattn.cuda", "reference": "spattn.reference"}
 
@@ -45,9 +53,7 @@ class PreparedForward(Protocol):
 class PreparedBackward(Protocol):
     """The same of gradients."""
 
-    def __call__(
-        self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float
-    ) -> tuple[Any, Any, Any]:
+    def __call__(self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, Any, Any]:
         """(dq, dk, dv)."""
 
 

@@ -9,8 +9,16 @@ import numpy.typing as npt
 
 from ._ragged import ramp
 
-__all__ = ["LONGEST", "check_csr", "check_disjoint", "check_lengths", "check_runs", "integer_array", "plain_array",
-           "q_offset"]  # fmt: skip
+__all__ = [
+    "LONGEST",
+    "check_csr",
+    "check_disjoint",
+    "check_lengths",
+    "check_runs",
+    "integer_array",
+    "plain_array",
+    "q_offset",
+]
 
 LONGEST = 2**31 - 1  # tokens of a sequence: plans and kernels hold positions as int32
 

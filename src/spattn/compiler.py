@@ -43,9 +43,14 @@ def plan(
     check_lengths(q_len, kv_len)
     heads = max(1, pattern.sizes()[1]) if heads is None else _at_least(0, "heads", heads)
     key = (
-        pattern, int(q_len), int(kv_len), _at_least(0, "batch", batch), heads, _check_tile(tile),
+        pattern,
+        int(q_len),
+        int(kv_len),
+        _at_least(0, "batch", batch),
+        heads,
+        _check_tile(tile),
         _at_least(1, "workers", workers),
-    )  # fmt: skip
+    )
     if max_bytes is not None:
         _at_least(0, "max_bytes", max_bytes)
     kept = find(key)
@@ -58,7 +63,13 @@ def plan(
 
 
 def _compile(
-    pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int], workers: int,
+    pattern: Pattern,
+    q_len: int,
+    kv_len: int,
+    batch: int,
+    heads: int,
+    tile: tuple[int, int],
+    workers: int,
     budget: Budget,
 ) -> Plan:
     tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, budget)

@@ -251,8 +251,14 @@ class AffineRows:
         lengths = per_row[chosen]
         pick = np.repeat(first[chosen], lengths) + ramp(lengths)
         return cls(
-            rows, int(kv_len), base, row_class.astype(np.int32), np.concatenate([[0], np.cumsum(lengths)]),
-            (start - base[row])[pick], step[pick], count[pick],
+            rows,
+            int(kv_len),
+            base,
+            row_class.astype(np.int32),
+            np.concatenate([[0], np.cumsum(lengths)]),
+            (start - base[row])[pick],
+            step[pick],
+            count[pick],
         )
 
     # -- what it offers ----------------------------------------------------------------------------------------------
@@ -284,7 +290,7 @@ class AffineRows:
         -------
         (n,) int64 array
         """
-        runs = range(*self.class_indptr[self.row_class[i]:][:2])
+        runs = range(*self.class_indptr[self.row_class[i] :][:2])
         keys = [self.row_base[i] + self.start[r] + self.step[r] * np.arange(self.count[r]) for r in runs]
         return np.sort(np.concatenate(keys)) if keys else np.zeros(0, dtype=np.int64)
 
@@ -300,7 +306,7 @@ class AffineRows:
         -------
         list of (int, int, int)
         """
-        first, last = self.class_indptr[self.row_class[i]:][:2]
+        first, last = self.class_indptr[self.row_class[i] :][:2]
         return [
             (int(self.row_base[i] + self.start[r]), int(self.step[r]), int(self.count[r])) for r in range(first, last)
         ]
@@ -403,8 +409,10 @@ def _join_singles(
     joined_step = np.where(length > 1, np.append(distance, 1)[np.minimum(first, len(distance))], 1)
     wide = np.nonzero(count > 1)[0]
     return (
-        np.concatenate([row[wide], r[first]]), np.concatenate([start[wide], s[first]]),
-        np.concatenate([step[wide], joined_step]), np.concatenate([count[wide], length]),
+        np.concatenate([row[wide], r[first]]),
+        np.concatenate([start[wide], s[first]]),
+        np.concatenate([step[wide], joined_step]),
+        np.concatenate([count[wide], length]),
     )
 
 

@@ -27,7 +27,11 @@ _ELEMENTS_AT_ONCE = 1 << 23  # gathered float64 elements of K and V held at a ti
 
 
 def attend(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | np.ndarray, scale: float | None = None,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    pattern: Pattern | np.ndarray,
+    scale: float | None = None,
     dtype: npt.DTypeLike = np.float64,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Softmax attention over a pattern's pairs, everything in one precision, float64 unless said otherwise.
@@ -70,8 +74,13 @@ def attend(
 
 
 def gradients(
-    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | np.ndarray,
-    scale: float | None = None, dtype: npt.DTypeLike = np.float64,
+    dout: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    pattern: Pattern | np.ndarray,
+    scale: float | None = None,
+    dtype: npt.DTypeLike = np.float64,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradients of ``Σ dout · out`` with respect to q, k and v, everything in one precision.
 
@@ -166,9 +175,7 @@ def accepts(plan: Plan, call: Call) -> bool:
     return plan.pattern is not None
 
 
-def forward(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, plan: Plan, scale: float
-) -> tuple[np.ndarray, np.ndarray]:
+def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, plan: Plan, scale: float) -> tuple[np.ndarray, np.ndarray]:
     """:func:`attend` as backends compute it: ``out`` in q's dtype, ``lse`` float32 (float64 for float64).
 
     Parameters
@@ -190,7 +197,13 @@ def forward(
 
 
 def backward(
-    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, plan: Plan,
+    dout: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    out: np.ndarray,
+    lse: np.ndarray,
+    plan: Plan,
     scale: float,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradients as backends compute them, in the dtypes of q, k and v.

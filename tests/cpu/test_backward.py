@@ -165,10 +165,14 @@ def test_any_tile_shape(tile):
         check(*arrays, pattern, plan(pattern, 190, 211, tile=tile))
 
 
-@pytest.mark.parametrize("pattern", [
-    patterns.Neighborhood((9, 11), (5, 3)),
-    patterns.Neighborhood((4, 5, 5), 3),
-], ids=repr)  # fmt: skip
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        patterns.Neighborhood((9, 11), (5, 3)),
+        patterns.Neighborhood((4, 5, 5), 3),
+    ],
+    ids=repr,
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_boxes_of_grids(dtype, pattern):
     tokens = int(np.prod(pattern.grid))

@@ -136,8 +136,11 @@ def test_sums_of_any_width_where_each_head_is_a_unit(dtype):
         check_gradients(*arrays, patterns.SlidingWindow(20, 9))
 
 
-GRIDS = [patterns.Neighborhood((9, 11), (5, 3)), patterns.Neighborhood((4, 5, 5), 3),
-         patterns.Windowed((6, 10), (3, 5))]  # fmt: skip
+GRIDS = [
+    patterns.Neighborhood((9, 11), (5, 3)),
+    patterns.Neighborhood((4, 5, 5), 3),
+    patterns.Windowed((6, 10), (3, 5)),
+]
 
 
 @pytest.mark.parametrize("isa", ISAS)

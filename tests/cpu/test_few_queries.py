@@ -32,14 +32,22 @@ def test_lengths(dtype, q_len):
 @pytest.mark.parametrize("head_dim", [1, 7, 16, 33, 80, 128, 256])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_head_dims(dtype, head_dim):
-    check(*inputs(2, 4, 2, q_len=3, kv_len=200, head_dim=head_dim, head_dim_v=257 - head_dim, dtype=dtype),
-          patterns.Causal())
+    check(
+        *inputs(2, 4, 2, q_len=3, kv_len=200, head_dim=head_dim, head_dim_v=257 - head_dim, dtype=dtype),
+        patterns.Causal(),
+    )
 
 
-@pytest.mark.parametrize("pattern", [
-    patterns.SlidingWindow(150, 0), patterns.DilatedWindow(40, 0, dilation=3), patterns.Strided(16),
-    patterns.Causal() & patterns.GlobalTokens(5),
-], ids=repr)  # fmt: skip
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        patterns.SlidingWindow(150, 0),
+        patterns.DilatedWindow(40, 0, dilation=3),
+        patterns.Strided(16),
+        patterns.Causal() & patterns.GlobalTokens(5),
+    ],
+    ids=repr,
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_patterns(dtype, pattern):
     check(*inputs(1, 4, 2, q_len=5, kv_len=400, head_dim=32, dtype=dtype), pattern)

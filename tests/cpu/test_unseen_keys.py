@@ -37,8 +37,17 @@ def problems(draw, dtype):
     """(dout, q, k, v, plan, scale, hidden): random pairs, keys that nobody sees, strange numbers at some others."""
     heads_kv, group = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     q_len, kv_len = draw(st.sampled_from([1, 3, 8, 17, 65, 150])), draw(st.sampled_from([5, 64, 130, 700]))
-    q, k, v = inputs(1, heads_kv * group, heads_kv, q_len, kv_len, draw(st.sampled_from([1, 8, 31, 32, 64])),
-                     draw(st.sampled_from([1, 16, 31, 64])), dtype=dtype, seed=draw(st.integers(0, 2**32 - 1)))
+    q, k, v = inputs(
+        1,
+        heads_kv * group,
+        heads_kv,
+        q_len,
+        kv_len,
+        draw(st.sampled_from([1, 8, 31, 32, 64])),
+        draw(st.sampled_from([1, 16, 31, 64])),
+        dtype=dtype,
+        seed=draw(st.integers(0, 2**32 - 1)),
+    )
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     hidden = rng.permutation(kv_len)[: 1 + kv_len // 4]
     allowed = rng.random((q_len, kv_len)) < draw(st.sampled_from([0.05, 0.3, 0.8]))
@@ -48,8 +57,14 @@ def problems(draw, dtype):
     q[..., 0] = draw(st.sampled_from([1, -1]))  # so that an infinite key gives infinite logits of one sign
     with np.errstate(invalid="ignore"):
         v *= v.dtype.type(draw(st.sampled_from([1, 1e-5, 1e-38])))  # the last one lets sums underflow
-    made = plan(patterns.Mask(allowed), q_len, kv_len, heads=heads_kv * group, workers=draw(st.sampled_from([1, 8])),
-                tile=draw(st.sampled_from([(48, 64), (64, 64)])))  # fmt: skip
+    made = plan(
+        patterns.Mask(allowed),
+        q_len,
+        kv_len,
+        heads=heads_kv * group,
+        workers=draw(st.sampled_from([1, 8])),
+        tile=draw(st.sampled_from([(48, 64), (64, 64)])),
+    )
     scale = draw(st.sampled_from([0.3, -0.7, 0.0]))
     return random((*q.shape[:3], v.shape[3]), dtype, seed=9), q, k, v, made, scale, hidden
 

@@ -39,7 +39,7 @@ LONGER = {
     "nothing": (patterns.Full() - patterns.Full(), 150, 150),
     "per head": (patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30), patterns.Strided(12))), 260, 260),
     "per batch entry": (patterns.Documents(((100, 150), (30, 40, 180))), 250, 250),
-}  # fmt: skip
+}
 PROBLEMS = {name: patterns.example(name) for name in patterns.names()} | {
     f"longer: {name}": problem for name, problem in LONGER.items()
 }

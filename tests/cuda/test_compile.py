@@ -195,6 +195,8 @@ def test_hopper_table():
         assert row.consumer_registers % 8 == row.producer_registers % 8 == 0  # setmaxnreg
     sources = compile.headers("hopper/attention.cu") + compile.headers("hopper/merge.cu")
     texts = [path.read_text() for path in sources]
-    asked, defined = ({name for text in texts for name in re.findall(pattern, text)}
-                      for pattern in (r"\bSPATTN_\w+", r"#define (SPATTN_\w+)"))  # fmt: skip
+    asked, defined = (
+        {name for text in texts for name in re.findall(pattern, text)}
+        for pattern in (r"\bSPATTN_\w+", r"#define (SPATTN_\w+)")
+    )
     assert asked - defined - {"SPATTN_"} == set(builds.variant("float16", 64, hopper_params.MAPS[0], False))

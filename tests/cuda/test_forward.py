@@ -50,8 +50,14 @@ def test_other_arrays(check, kind, dtype):
     check(patterns.Strided(24), *inputs(2, 4, 2, 190, 190, 64, dtype=dtype), kinds=(kind,))
 
 
-@given(st.one_of(cases(max_len=500), compositions(max_len=500)), st.sampled_from(list(DTYPES)), st.integers(0, 99),
-       st.integers(33, 64), st.integers(33, 64), st.booleans())  # fmt: skip
+@given(
+    st.one_of(cases(max_len=500), compositions(max_len=500)),
+    st.sampled_from(list(DTYPES)),
+    st.integers(0, 99),
+    st.integers(33, 64),
+    st.integers(33, 64),
+    st.booleans(),
+)
 def test_random(case, dtype, seed, head_dim, head_dim_v, round_up):
     if round_up:  # 16-byte loads
         head_dim, head_dim_v = -(-head_dim // 8) * 8, -(-head_dim_v // 8) * 8

@@ -29,8 +29,13 @@ def test_patterns(check, problem, head_dim, dtype):
     check(pattern, *inputs(batch, heads, 1, q_len, kv_len, head_dim, dtype=dtype), kinds=KINDS)
 
 
-@given(st.one_of(cases(max_len=500), compositions(max_len=500)), st.sampled_from(["float16", "bfloat16"]),
-       st.integers(0, 99), st.integers(1, 8), st.integers(1, 8))  # fmt: skip
+@given(
+    st.one_of(cases(max_len=500), compositions(max_len=500)),
+    st.sampled_from(["float16", "bfloat16"]),
+    st.integers(0, 99),
+    st.integers(1, 8),
+    st.integers(1, 8),
+)
 def test_random(case, dtype, seed, eighths, eighths_v):
     """Any pattern or composition, any lengths, heads packed or not."""
     q, k, v = inputs(*case.sizes, 8 * eighths, 8 * eighths_v, dtype=dtype, seed=seed)

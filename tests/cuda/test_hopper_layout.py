@@ -104,7 +104,7 @@ ROWS = Operand(4096, (1, 2, 64, 64), (8192, 4096, 64, 1))
         ({"out": ROWS._replace(strides=(8192, 4096, -64, 1))}, "out has .* strides be positive"),
         ({}, "the plan needs more than 240 tensor maps"),
     ],
-)  # fmt: skip
+)
 def test_why_the_portable_kernels_run(changed, reason):
     operands = {"q": ROWS, "k": ROWS, "v": ROWS, "out": ROWS} | changed
     call = ForwardPass(device=None, stream=0, plan=None, lse=0, dtype="float16", scale=1.0, allocate=None, **operands)

@@ -18,9 +18,13 @@ GROUPED = {
     # Shared rows: a merge kernel; on Hopper also the items that join two sources themselves.
     "heads, shared rows": (
         patterns.PerHead((patterns.Strided(12), patterns.Longformer(64, global_tokens=(0, 5)), patterns.Causal())),
-        5, 3, 300, 2, 3,
+        5,
+        3,
+        300,
+        2,
+        3,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

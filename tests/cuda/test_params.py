@@ -48,8 +48,10 @@ def call():
     """Heads inside tokens, shared rows, and a negative scale."""
     made = sealed(plan(patterns.Longformer(64, global_tokens=(0, 5)), 400, tile=(128, 64), heads=4, workers=9))
     assert made.slots and len(made.merge_rows)
-    operands = [Operand(base << 30, (2, heads, 400, dim), (heads * dim * 400, dim, heads * dim, 1))
-                for base, heads, dim in ((1, 4, 64), (2, 2, 64), (3, 2, 128), (4, 4, 128))]  # fmt: skip
+    operands = [
+        Operand(base << 30, (2, heads, 400, dim), (heads * dim * 400, dim, heads * dim, 1))
+        for base, heads, dim in ((1, 4, 64), (2, 2, 64), (3, 2, 128), (4, 4, 128))
+    ]
     return ForwardPass(GPU, 7, made, *operands, 5 << 30, "bfloat16", -0.5, None)
 
 
@@ -98,8 +100,9 @@ def test_maps_follow_the_arrays(call):
     _, ready, call = prepared.prepare(call)
     pointers = [x.pointer for x in (call.q, call.k, call.v, call.out)]
     elsewhere = [pointer + 4096 * (1 + number) for number, pointer in enumerate(pointers)]
-    filled = [ready.template.fill(0, hopper_params.Addresses(*at, 0, 0, 0, 1.0), 0)
-              for at in (pointers, elsewhere, pointers)]  # fmt: skip
+    filled = [
+        ready.template.fill(0, hopper_params.Addresses(*at, 0, 0, 0, 1.0), 0) for at in (pointers, elsewhere, pointers)
+    ]
     first, moved, again = (np.frombuffer(params, hopper_params.params_dtype(16)) for params in filled)
     assert first.tobytes() == again.tobytes()
     addresses, after = (x["maps"][0].view("u8")[:, 0].astype(np.int64) for x in (first, moved))

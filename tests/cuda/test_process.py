@@ -21,9 +21,13 @@ from spattn.cuda.driver.buffer import Buffer
 def run_script(text: str, **environment: str) -> subprocess.CompletedProcess:
     """A fresh interpreter, with what it printed."""
     return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text)], env={**os.environ, **environment}, capture_output=True,
-        text=True, timeout=300, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", textwrap.dedent(text)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 def call(x):
@@ -74,7 +78,9 @@ def test_clean_exit():
 @pytest.mark.gpu
 def test_threads_that_end():
     """A thread that used the GPU may end: no context stays pushed in it."""
-    done = run_script(CALL + textwrap.dedent("""
+    done = run_script(
+        CALL
+        + textwrap.dedent("""
         import gc, threading
         import spattn
         for _ in range(3):
@@ -84,13 +90,16 @@ def test_threads_that_end():
         spattn.clear_plan_cache(); gc.collect()
         thread = threading.Thread(target=lambda: (call(300), spattn.clear_plan_cache(), gc.collect()))
         thread.start(); thread.join()
-    """))
+    """)
+    )
     assert done.returncode == 0 and done.stderr == ""
 
 
 @pytest.mark.gpu
 def test_error_inside_pops_the_context():
-    done = run_script(CALL + textwrap.dedent("""
+    done = run_script(
+        CALL
+        + textwrap.dedent("""
         import threading
         from spattn.cuda import portable
         def broken(call): raise KeyError("inside")
@@ -101,7 +110,8 @@ def test_error_inside_pops_the_context():
         thread = threading.Thread(target=work); thread.start(); thread.join()
         portable.forward = working
         call()
-    """))
+    """)
+    )
     assert done.returncode == 0 and done.stderr == ""
 
 
@@ -130,7 +140,9 @@ def test_fault_30_fork_without_gpu():
 
 @pytest.mark.gpu
 def test_fault_30_fork():
-    done = run_script(CALL + textwrap.dedent("""
+    done = run_script(
+        CALL
+        + textwrap.dedent("""
         import os
         call()
         child = os.fork()
@@ -140,7 +152,8 @@ def test_fault_30_fork():
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         call()
-    """))
+    """)
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -148,7 +161,9 @@ def test_fault_30_fork():
 def test_fault_30_fork_after_another_library():
     """CUDA that PyTorch started in the parent is as lost in the child as our own."""
     pytest.importorskip("torch")
-    done = run_script(CALL + textwrap.dedent("""
+    done = run_script(
+        CALL
+        + textwrap.dedent("""
         import os, torch
         torch.ones(1, device="cuda")
         child = os.fork()
@@ -157,14 +172,17 @@ def test_fault_30_fork_after_another_library():
             except RuntimeError as error: os._exit(0 if "spawn" in str(error) and "spawn" in cuda.unavailable() else 2)
             os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    """))
+    """)
+    )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.gpu
 def test_planning_makes_no_context():
     """Asking what there is, and planning for it, leaves the GPU's memory alone."""
-    done = run_script(CALL + textwrap.dedent("""
+    done = run_script(
+        CALL
+        + textwrap.dedent("""
         import json
         assert cuda.unavailable() is None and json.dumps(cuda.info()) and cuda.sm_count() and cuda.tile("float16", 64)
         q = np.zeros((1, 1, 100, 64), np.float32)
@@ -175,7 +193,8 @@ def test_planning_makes_no_context():
         assert not active()
         call()
         assert active()
-    """))
+    """)
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -192,7 +211,9 @@ def test_plans_that_do_not_fit():
 @pytest.mark.gpu
 def test_fault_26_sticky_error():
     """After an illegal access every call says that the process must restart."""
-    done = run_script(CALL + textwrap.dedent("""
+    done = run_script(
+        CALL
+        + textwrap.dedent("""
         import spattn
         from spattn.cuda import portable
         from spattn.arrays._operand import Operand
@@ -209,7 +230,8 @@ def test_fault_26_sticky_error():
                 assert error.sticky and "must restart" in str(error), error
             else: raise AssertionError("expected CudaError")
         print("as expected")
-    """))
+    """)
+    )
     assert "as expected" in done.stdout, done.stderr
 
 

@@ -19,9 +19,10 @@ def run(q, k, v):
 
 
 @pytest.mark.parametrize(
-    ("kernels", "dtype"), [("portable", "bfloat16"), ("portable", "float32"), ("hopper", "bfloat16")],
+    ("kernels", "dtype"),
+    [("portable", "bfloat16"), ("portable", "float32"), ("hopper", "bfloat16")],
     indirect=["kernels"],
-)  # fmt: skip
+)
 def test_fault_24_torch_stream(torch, dtype):
     """Inputs still being written on a side stream are waited for there, and the host does not wait."""
     values = torch.randn(3, 1, 4, 500, 64, device="cuda", dtype=getattr(torch, dtype))
@@ -62,9 +63,12 @@ def test_fault_24_cupy_stream(cupy, dtype):
     inputs = cupy.empty_like(values)
     inputs[...] = values  # CuPy compiles the copy now, not while the stream is being watched
     inputs.fill(cupy.nan)
-    delay = cupy.RawKernel("""extern "C" __global__ void delay(long long cycles) {
+    delay = cupy.RawKernel(
+        """extern "C" __global__ void delay(long long cycles) {
         for (long long start = clock64(); clock64() - start < cycles;);
-    }""", "delay")  # fmt: skip
+    }""",
+        "delay",
+    )
     delay((1,), (1,), (np.int64(1),))
     cupy.cuda.Device().synchronize()
     with cupy.cuda.Stream(non_blocking=True) as side:

@@ -73,9 +73,10 @@ def test_logits_of_minus_infinity(attend, dtype):
 
 
 @pytest.mark.parametrize(
-    ("kernels", "dtype"), [("portable", "bfloat16"), ("portable", "float32"), ("hopper", "bfloat16")],
+    ("kernels", "dtype"),
+    [("portable", "bfloat16"), ("portable", "float32"), ("hopper", "bfloat16")],
     indirect=["kernels"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("pattern", [patterns.Strided(24), patterns.Longformer(64, global_tokens=(0, 5))], ids=repr)
 def test_poison_and_merges(attend, dtype, pattern):
     """The same through the workspace: rows of several components, and lists in pieces."""

@@ -84,8 +84,16 @@ def test_nesting_has_an_end():
     with pytest.raises(ValueError, match="nested at most 64 deep"):
         p.PerHead((deep, deep))
     with pytest.raises(ValueError, match="^pattern: .* nested at most 64 deep"):
-        p.from_dict({"pattern": "|", "operands": [deep.to_dict(), {"pattern": "full"}, {"pattern": "&", "operands": [
-            deep.to_dict(), {"pattern": "full"}]}]})  # fmt: skip
+        p.from_dict(
+            {
+                "pattern": "|",
+                "operands": [
+                    deep.to_dict(),
+                    {"pattern": "full"},
+                    {"pattern": "&", "operands": [deep.to_dict(), {"pattern": "full"}]},
+                ],
+            }
+        )
 
 
 def test_heads_nest_as_operators_do():
@@ -97,10 +105,16 @@ def test_heads_nest_as_operators_do():
         p.PerHead((pattern,))
 
 
-@pytest.mark.parametrize("wrap", [
-    lambda data: {"pattern": "~", "operands": [data]}, lambda data: {"pattern": "per_head", "patterns": [data]},
-    lambda data: {"pattern": "documents", "lengths": data}, lambda data: [data],
-], ids=["operator", "heads", "field", "list"])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda data: {"pattern": "~", "operands": [data]},
+        lambda data: {"pattern": "per_head", "patterns": [data]},
+        lambda data: {"pattern": "documents", "lengths": data},
+        lambda data: [data],
+    ],
+    ids=["operator", "heads", "field", "list"],
+)
 def test_deep_data_is_refused(wrap):
     data = {"pattern": "causal"}
     for _ in range(900):
@@ -169,9 +183,11 @@ def test_masked_fields_are_refused():
         return np.ma.masked_array(x, np.zeros(np.shape(x), bool))
 
     for name, make in {
-        "mask": lambda: p.Mask(hidden(MASK)), "layout": lambda: p.BlockLayout(hidden(MASK), 4),
-        "blocks": lambda: p.KeyBlocks(hidden([[0, 1]]), 4, 4), "start": lambda: p.ColumnIntervals(hidden([0]), [1]),
+        "mask": lambda: p.Mask(hidden(MASK)),
+        "layout": lambda: p.BlockLayout(hidden(MASK), 4),
+        "blocks": lambda: p.KeyBlocks(hidden([[0, 1]]), 4, 4),
+        "start": lambda: p.ColumnIntervals(hidden([0]), [1]),
         "cu_seqlens": lambda: p.Documents.from_cu_seqlens(hidden([0, 5])),
-    }.items():  # fmt: skip
+    }.items():
         with pytest.raises(TypeError, match=f"^{name}: expected a plain array, got a masked one"):
             make()

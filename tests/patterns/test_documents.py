@@ -7,10 +7,17 @@ import spattn
 from spattn import patterns as p
 
 
-@pytest.mark.parametrize("cu_seqlens, lengths", [
-    ([0, 5, 10, 20], (5, 5, 10)), ((0, 7), (7,)), ([0], ()), ([0, 0, 5, 5, 12], (5, 7)),
-    (np.array([0, 3, 4], np.int32), (3, 1)), (np.array([0, 2], np.uint64), (2,)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "cu_seqlens, lengths",
+    [
+        ([0, 5, 10, 20], (5, 5, 10)),
+        ((0, 7), (7,)),
+        ([0], ()),
+        ([0, 0, 5, 5, 12], (5, 7)),
+        (np.array([0, 3, 4], np.int32), (3, 1)),
+        (np.array([0, 2], np.uint64), (2,)),
+    ],
+)
 def test_from_cu_seqlens(cu_seqlens, lengths):
     assert p.Documents.from_cu_seqlens(cu_seqlens) == p.Documents(lengths)
 
@@ -20,14 +27,21 @@ def test_from_cu_seqlens_of_torch():
     assert p.Documents.from_cu_seqlens(torch.tensor([0, 4, 6], dtype=torch.int32)) == p.Documents((4, 2))
 
 
-@pytest.mark.parametrize("cu_seqlens, error, message", [
-    ([], ValueError, "cu_seqlens: expected 0 and numbers that never fall, got"),
-    ([1, 5], ValueError, "cu_seqlens: expected 0 and"), ([0, 5, 4], ValueError, "cu_seqlens: expected 0 and"),
-    ([[0, 5]], ValueError, "cu_seqlens: expected 1-D"), (5, ValueError, "cu_seqlens: expected 1-D"),
-    ([0, 2**63], ValueError, "cu_seqlens: expected integers in"), ([0, 2**40], ValueError, "lengths: expected at most"),
-    ([0.0, 5.0], TypeError, "cu_seqlens: expected an array of integers"),
-    ([False, True], TypeError, "cu_seqlens: expected an array of integers"), (None, TypeError, "cu_seqlens: expected"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "cu_seqlens, error, message",
+    [
+        ([], ValueError, "cu_seqlens: expected 0 and numbers that never fall, got"),
+        ([1, 5], ValueError, "cu_seqlens: expected 0 and"),
+        ([0, 5, 4], ValueError, "cu_seqlens: expected 0 and"),
+        ([[0, 5]], ValueError, "cu_seqlens: expected 1-D"),
+        (5, ValueError, "cu_seqlens: expected 1-D"),
+        ([0, 2**63], ValueError, "cu_seqlens: expected integers in"),
+        ([0, 2**40], ValueError, "lengths: expected at most"),
+        ([0.0, 5.0], TypeError, "cu_seqlens: expected an array of integers"),
+        ([False, True], TypeError, "cu_seqlens: expected an array of integers"),
+        (None, TypeError, "cu_seqlens: expected"),
+    ],
+)
 def test_not_cu_seqlens(cu_seqlens, error, message):
     with pytest.raises(error, match="^" + message):
         p.Documents.from_cu_seqlens(cu_seqlens)

@@ -53,7 +53,7 @@ EQUAL = {  # a pattern with parameters out of reach, and one that allows the sam
     "deepspeed bigbird": lambda far: (ds.BigBird(4, far, 1, 0, head=0), ds.Dense(4)),
     "deepspeed global blocks": lambda far: (ds.BigBird(4, 0, 1, far), ds.Dense(4)),
     "deepspeed sliding": lambda far: (ds.LocalSlidingWindow(4, far, "bidirectional"), ds.Dense(4)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("far", FAR)
@@ -93,7 +93,7 @@ REFUSED = [
     (lambda: p.BigBird(4, seed=2**64), "^seed: expected an integer in"),
     (lambda: p.Causal().index_set(2**31, 5), r"^q_len: expected an integer in \[0, 2147483647\], got 2147483648"),
     (lambda: p.Causal().index_set(5, 2**40), "^kv_len: expected an integer in"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("make", "message"), REFUSED)
@@ -121,14 +121,19 @@ def test_tri_shape_lists_no_positions():
     assert pattern.index_set(30, 30) == p.a_shape(2, 4).index_set(30, 30)
 
 
-@pytest.mark.parametrize("data", [
-    {"pattern": "sinks", "count": float("inf")}, {"pattern": "sinks", "count": float("nan")},
-    {"pattern": "bigbird", "block": 4, "seed": 10**40}, {"pattern": "documents", "lengths": [10**400]},
-    {"pattern": "mask", "mask": {"array": "", "dtype": "bool", "shape": [float("inf"), 1]}},
-    {"pattern": "mask", "mask": {"array": "", "dtype": "bool", "shape": [0, 10**30]}},
-    {"pattern": "mask", "mask": {"array": "ff", "dtype": "bool", "shape": [1.0, 8]}},
-    {"pattern": "mask", "mask": {"array": 5, "dtype": "bool", "shape": [1, 8]}},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"pattern": "sinks", "count": float("inf")},
+        {"pattern": "sinks", "count": float("nan")},
+        {"pattern": "bigbird", "block": 4, "seed": 10**40},
+        {"pattern": "documents", "lengths": [10**400]},
+        {"pattern": "mask", "mask": {"array": "", "dtype": "bool", "shape": [float("inf"), 1]}},
+        {"pattern": "mask", "mask": {"array": "", "dtype": "bool", "shape": [0, 10**30]}},
+        {"pattern": "mask", "mask": {"array": "ff", "dtype": "bool", "shape": [1.0, 8]}},
+        {"pattern": "mask", "mask": {"array": 5, "dtype": "bool", "shape": [1, 8]}},
+    ],
+)
 def test_infinities_from_json_are_refused(data):
     with pytest.raises(ValueError, match=": expected|^data: "):
         p.from_dict(data)

@@ -26,8 +26,11 @@ def test_prefix_per_batch():
 def test_array_axes(leading, sizes):
     rng = np.random.default_rng(0)
     own = {
-        "mask": (8, 8), "block_layout": (4, 4), "key_blocks": (4, 2), "column_intervals": (8,),
-    }  # fmt: skip
+        "mask": (8, 8),
+        "block_layout": (4, 4),
+        "key_blocks": (4, 2),
+        "column_intervals": (8,),
+    }
     makers = {
         "mask": lambda shape: p.Mask(rng.random(shape) < 0.5),
         "block_layout": lambda shape: p.BlockLayout(rng.random(shape) < 0.5, 2),

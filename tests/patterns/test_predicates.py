@@ -72,20 +72,30 @@ def test_errors_of_a_predicate_are_its_own():
 
 
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("allows", [
-    lambda q, k: k <= q and q - 9 <= k, lambda q, k: not k <= q, lambda q, k: (k if k <= q else q) == 3,
-    lambda q, k: min(q, k) == 3,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "allows",
+    [
+        lambda q, k: k <= q and q - 9 <= k,
+        lambda q, k: not k <= q,
+        lambda q, k: (k if k <= q else q) == 3,
+        lambda q, k: min(q, k) == 3,
+    ],
+)
 def test_single_truth_values_are_refused_in_words(use, allows):
     with warnings.catch_warnings(), pytest.raises(TypeError, match=r"^allows\(\): expected &, \| and ~.* got 'and'"):
         warnings.simplefilter("error")
         USES[use](mine(allows))
 
 
-@pytest.mark.parametrize("allows", [
-    lambda q, k: (q - k).clip(0, 5) == 3, lambda q, k: np.clip(q - k, None, 5) == 3,
-    lambda q, k: q.clip(30) - 7 <= k.clip(max=60), lambda q, k: np.clip(k, 3, 90) <= q,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "allows",
+    [
+        lambda q, k: (q - k).clip(0, 5) == 3,
+        lambda q, k: np.clip(q - k, None, 5) == 3,
+        lambda q, k: q.clip(30) - 7 <= k.clip(max=60),
+        lambda q, k: np.clip(k, 3, 90) <= q,
+    ],
+)
 def test_clipped_positions_are_planned_without_a_warning(allows):
     pattern = mine(allows)
     with warnings.catch_warnings():
@@ -107,15 +117,18 @@ def times(n, x):
 
 
 @pytest.mark.filterwarnings("ignore:.*cannot be evaluated on whole tiles")
-@pytest.mark.parametrize("allows", [
-    lambda q, k: (q - sys.maxsize <= k) & (k <= q),  # q - k - maxsize wraps
-    lambda q, k: (q - 2**62 <= k) & (k < q + 2**62),
-    lambda q, k: k * 10**13 <= q * 10**13 - 10**14,  # the keys of tile pairs would wrap
-    lambda q, k: abs(q - k) < math.inf,
-    lambda q, k: times(8, q - k + 2**60) > 0,  # wraps where q >= k, as the predicate itself does
-    lambda q, k: (q - k < 2**70) & (k <= q),
-    lambda q, k: (p.apply(lambda t: t.astype(np.uint64) + (2**64 - 2**20), q) > k) & (k <= q),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "allows",
+    [
+        lambda q, k: (q - sys.maxsize <= k) & (k <= q),  # q - k - maxsize wraps
+        lambda q, k: (q - 2**62 <= k) & (k < q + 2**62),
+        lambda q, k: k * 10**13 <= q * 10**13 - 10**14,  # the keys of tile pairs would wrap
+        lambda q, k: abs(q - k) < math.inf,
+        lambda q, k: times(8, q - k + 2**60) > 0,  # wraps where q >= k, as the predicate itself does
+        lambda q, k: (q - k < 2**70) & (k <= q),
+        lambda q, k: (p.apply(lambda t: t.astype(np.uint64) + (2**64 - 2**20), q) > k) & (k <= q),
+    ],
+)
 def test_huge_values_in_a_predicate(allows):
     pattern = mine(allows)
     assert spattn.plan(pattern, 400, tile=(16, 64)).nnz == pattern.index_set(400, 400).nnz > 0
@@ -131,10 +144,15 @@ def test_union_with_a_predicate_that_has_no_closed_form():
     assert np.array_equal(pattern.index_set(90, 90).to_dense(), pattern.allows(*np.ogrid[:90, :90]))
 
 
-@pytest.mark.parametrize("pattern", [
-    p.SlidingWindow(3) & mine(lambda q, k: np.gcd(q, k) == 1), (p.Sinks(2) | p.SlidingWindow(2, 0)) - p.Stride(3),
-    mine(lambda q, k: np.gcd(q, k) == 1) & (p.Sinks(3) | p.VerticalSlash((7,), (0, 5))),
-], ids=["first", "union", "second"])  # fmt: skip
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        p.SlidingWindow(3) & mine(lambda q, k: np.gcd(q, k) == 1),
+        (p.Sinks(2) | p.SlidingWindow(2, 0)) - p.Stride(3),
+        mine(lambda q, k: np.gcd(q, k) == 1) & (p.Sinks(3) | p.VerticalSlash((7,), (0, 5))),
+    ],
+    ids=["first", "union", "second"],
+)
 def test_closed_forms_select_what_is_evaluated(pattern, monkeypatch):
     q, k = np.ogrid[:300, :300]
     want, cells = pattern.allows(q, k), []

@@ -118,10 +118,11 @@ def test_cgroups(monkeypatch, tmp_path):
     installed = _limits._installed.__wrapped__()
     assert installed > 1 << 26
     for name, text, expected in (
-        ("memory.max", "max\n", installed), ("memory.max", "123456\n", 123456),
+        ("memory.max", "max\n", installed),
+        ("memory.max", "123456\n", 123456),
         ("memory/memory.limit_in_bytes", "9223372036854771712\n", 123456),
         ("memory/memory.limit_in_bytes", "99999\n", 99999),
-    ):  # fmt: skip
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
         assert _limits._installed.__wrapped__() == expected

@@ -93,8 +93,10 @@ def test_a_mask_of_n_bytes_costs_at_most_3n(form):
     n = 1200
     for mask in masks(1, n):
         pattern = {
-            "mask": mask, "one of a batch": p.Mask(mask.mask[None, None]), "within a composition": mask & p.Causal(),
-        }[form]  # fmt: skip
+            "mask": mask,
+            "one of a batch": p.Mask(mask.mask[None, None]),
+            "within a composition": mask & p.Causal(),
+        }[form]
         plan = spattn.plan(pattern, n)
         kept = spattn.plan_cache_info().bytes
         assert n * n < kept <= 3 * n * n

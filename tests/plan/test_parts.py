@@ -34,13 +34,20 @@ def part(lattice=None, shifts=((0, 0),), side="key"):
 @pytest.mark.parametrize(
     "lattice",
     [
-        p.Lattice(-1, (1,), (5,)), p.Lattice(0, (1,), (N + 1,)), p.Lattice(N, (1,), (1,)), p.Lattice(0, (-1,), (2,)),
-        p.Lattice(0, (3, -3), (3, 3)), p.Lattice(0, (10**9, -(10**9)), (3, 3)), p.Lattice(2**64, (1,), (1,)),
-        p.Lattice(0, (0x5555555555555556,), (4,)), p.Lattice(0, (2**62, -(2**62)), (3, 3)),
-        p.Lattice(0, (np.int64(2**62),), (np.int64(5),)), p.Lattice(0, (1,), (2**64,)),
+        p.Lattice(-1, (1,), (5,)),
+        p.Lattice(0, (1,), (N + 1,)),
+        p.Lattice(N, (1,), (1,)),
+        p.Lattice(0, (-1,), (2,)),
+        p.Lattice(0, (3, -3), (3, 3)),
+        p.Lattice(0, (10**9, -(10**9)), (3, 3)),
+        p.Lattice(2**64, (1,), (1,)),
+        p.Lattice(0, (0x5555555555555556,), (4,)),
+        p.Lattice(0, (2**62, -(2**62)), (3, 3)),
+        p.Lattice(0, (np.int64(2**62),), (np.int64(5),)),
+        p.Lattice(0, (1,), (2**64,)),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_positions_outside(lattice, side):
     with pytest.raises(ValueError, match=r"^parts\(\): expected positions in \[0, 20\), got -?\d+ to \d+ from Lattice"):
         spattn.plan(Mine(part(lattice, side=side)), N)
@@ -89,13 +96,15 @@ def test_axes_that_interleave_without_meeting():
 @pytest.mark.parametrize(
     "given, message",
     [
-        (None, "expected a tuple of Part from Mine.*, got None"), ((None,), "got one with None"),
+        (None, "expected a tuple of Part from Mine.*, got None"),
+        ((None,), "got one with None"),
         (part(shifts=((0, 0.5),)), "shifts: expected an integer, got 0.5"),
-        (part((0, (1,), (5,))), "expected a Lattice"), ((p.Part(3),), r"got one with Part\(pattern=3"),
+        (part((0, (1,), (5,))), "expected a Lattice"),
+        ((p.Part(3),), r"got one with Part\(pattern=3"),
         (part(p.Lattice(0.0, (1,), (5,))), "offset: expected an integer"),
         (part(p.Lattice(0, (1.5,), (5,))), "strides: expected an integer"),
     ],
-)  # fmt: skip
+)
 def test_other_types(given, message):
     with pytest.raises(TypeError, match=rf"^parts\(\): .*{message}"):
         spattn.plan(Mine(given), N)
@@ -104,11 +113,16 @@ def test_other_types(given, message):
 @pytest.mark.parametrize(
     "given",
     [
-        part(shifts=()), part(shifts=((0, 0), (0, 0))), part(shifts=((0,),)), part(p.Lattice(0, (1, 2), (3,))),
-        part(p.Lattice(0, (), ())), part(p.Lattice(0, (1,) * 4, (1,) * 4)), part(p.Lattice(0, (1,), (-1,))),
+        part(shifts=()),
+        part(shifts=((0, 0), (0, 0))),
+        part(shifts=((0,),)),
+        part(p.Lattice(0, (1, 2), (3,))),
+        part(p.Lattice(0, (), ())),
+        part(p.Lattice(0, (1,) * 4, (1,) * 4)),
+        part(p.Lattice(0, (1,), (-1,))),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_shifts_and_axes(given):
     with pytest.raises(ValueError, match=r"^parts\(\):"):
         spattn.plan(Mine(given), N)

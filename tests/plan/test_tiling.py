@@ -16,10 +16,15 @@ from spattn.testing import check_plan
 @pytest.mark.parametrize(
     "extents, block, box",
     [
-        ((1000,), 64, (64,)), ((64, 64), 64, (8, 8)), ((64, 64), 128, (8, 16)), ((16, 16, 16), 64, (4, 4, 4)),
-        ((100, 2), 64, (32, 2)), ((3, 64), 64, (1, 64)), ((1, 100), 64, (1, 64)),
+        ((1000,), 64, (64,)),
+        ((64, 64), 64, (8, 8)),
+        ((64, 64), 128, (8, 16)),
+        ((16, 16, 16), 64, (4, 4, 4)),
+        ((100, 2), 64, (32, 2)),
+        ((3, 64), 64, (1, 64)),
+        ((1, 100), 64, (1, 64)),
     ],
-)  # fmt: skip
+)
 def test_boxes_are_as_cubic_as_they_may_be(extents, block, box):
     """Among those that need at most a tenth more boxes than necessary."""
     assert choose_box(extents, block) == box

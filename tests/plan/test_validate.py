@@ -61,8 +61,9 @@ def test_good_plan_has_it_all():
 @given(case=st.one_of(cases(), compositions()), workers=st.sampled_from([1, 64]))
 def test_every_plan_of_the_planner_is_sound(case, tile, workers):
     sizes = case.sizes
-    made = spattn.plan(case.pattern, sizes.q_len, sizes.kv_len, batch=sizes.batch, heads=sizes.heads_q, tile=tile,
-                       workers=workers)  # fmt: skip
+    made = spattn.plan(
+        case.pattern, sizes.q_len, sizes.kv_len, batch=sizes.batch, heads=sizes.heads_q, tile=tile, workers=workers
+    )
     validate(dataclasses.replace(made))
 
 

@@ -10,8 +10,16 @@ from spattn.plan import positions
 from spattn.schedule.finishers import find_finishers
 
 
-@pytest.mark.parametrize("pattern, length", [(patterns.Strided(16), 512), (patterns.Longformer(64, 1, 16), 1024),
-                                             (patterns.Causal(), 700), (patterns.Full(), 4000)], ids=repr)  # fmt: skip
+@pytest.mark.parametrize(
+    "pattern, length",
+    [
+        (patterns.Strided(16), 512),
+        (patterns.Longformer(64, 1, 16), 1024),
+        (patterns.Causal(), 700),
+        (patterns.Full(), 4000),
+    ],
+    ids=repr,
+)
 def test_every_shared_row_is_joined_once(pattern, length):
     """A row's sources are those of the plan, whether the merge kernel or a finishing item joins them."""
     made = plan(pattern, length, tile=(128, 64), workers=40)
@@ -27,8 +35,10 @@ def test_every_shared_row_is_joined_once(pattern, length):
             assert int(position[0, cell]) not in joined
             joined[int(position[0, cell])] = [int(priors[cell]), int(work["slot"]) * 128 + int(cell)]
         assert (priors[~valid[0]] == -1).all()
-    expected = {int(row): made.merge_sources[slice(*made.merge_indptr[number : number + 2])].tolist()
-                for number, row in enumerate(made.merge_rows)}  # fmt: skip
+    expected = {
+        int(row): made.merge_sources[slice(*made.merge_indptr[number : number + 2])].tolist()
+        for number, row in enumerate(made.merge_rows)
+    }
     assert joined == expected
     if isinstance(pattern, patterns.Strided):
         assert found.finishes.any() and not len(found.merges.rows)

@@ -19,7 +19,7 @@ CASES = {
     "some empty rows": (patterns.BlockLocal(50) & ~patterns.SlidingWindow(20, 90), 16, 300),
     "per batch entry": (patterns.Documents(((100, 150), (30, 40, 180))), 5, 250),
     "per group": (patterns.PerHead((patterns.Causal(),) * 3 + (patterns.Strided(12),) * 3), 9, 260),
-}  # fmt: skip
+}
 
 
 def pairs(plan, variant):

@@ -37,9 +37,7 @@ def memory_order(x: Operand) -> tuple[int, ...]:
     return (*(next(ranked) if axis in longer else axis for axis in range(3)), 3)
 
 
-def in_order(
-    shape: tuple[int, ...], order: tuple[int, ...] | None
-) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+def in_order(shape: tuple[int, ...], order: tuple[int, ...] | None) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     """The shape with its axes in `order`, and the permutation back; None where there is nothing to permute."""
     if order is None or order == IN_ORDER:
         return shape, None

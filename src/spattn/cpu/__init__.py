@@ -114,9 +114,15 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan
     workers = max(1, _PARALLEL_TASKS // max(1, call.batch * call.heads_q))
     tile = _AMX_TILE if _default_isa() == "amx" and call.dtype in _TWO_BYTES else TILE
     return compiler.plan(
-        pattern, call.q_len, call.kv_len, batch=call.batch, heads=call.heads_q, tile=tile, workers=workers,
+        pattern,
+        call.q_len,
+        call.kv_len,
+        batch=call.batch,
+        heads=call.heads_q,
+        tile=tile,
+        workers=workers,
         max_bytes=max_bytes,
-    )  # fmt: skip
+    )
 
 
 def accepts(plan: Plan, call: Call) -> bool:
@@ -265,8 +271,16 @@ def forward(
 
 
 def backward(
-    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, plan: Plan,
-    scale: float, *, isa: str | None = None,
+    dout: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    out: np.ndarray,
+    lse: np.ndarray,
+    plan: Plan,
+    scale: float,
+    *,
+    isa: str | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradients of ``Σ dout · out`` with respect to q, k and v.
 

@@ -18,11 +18,29 @@ class Prepared:
     def __init__(self, call: Call, plan: Plan, work: np.ndarray, together: int, isa: str) -> None: ...
 
 def forward(
-    prepared: Prepared, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, scale: float,
-    threads: int, instead: tuple[np.ndarray, np.ndarray] | None = None,
+    prepared: Prepared,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    out: np.ndarray,
+    lse: np.ndarray,
+    scale: float,
+    threads: int,
+    instead: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> bool: ...
 def backward(
-    prepared: Prepared, split: Units, dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray,
-    lse: np.ndarray, dq: np.ndarray, dk: np.ndarray, dv: np.ndarray, scale: float, threads: int,
+    prepared: Prepared,
+    split: Units,
+    dout: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    out: np.ndarray,
+    lse: np.ndarray,
+    dq: np.ndarray,
+    dk: np.ndarray,
+    dv: np.ndarray,
+    scale: float,
+    threads: int,
     instead: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> bool: ...

@@ -114,8 +114,16 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
     if not kernels.accepts(plan.block_q, plan.block_kv):
         raise ValueError(f"plan: no kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
     if _log.isEnabledFor(logging.DEBUG):
-        _log.debug("%s kernels: %s, head_dim %d and %d, tiles of %d × %d, %s", kernels.__name__.rpartition(".")[2],
-                   call.dtype, call.head_dim, call.head_dim_v, plan.block_q, plan.block_kv, gpu.name)  # fmt: skip
+        _log.debug(
+            "%s kernels: %s, head_dim %d and %d, tiles of %d × %d, %s",
+            kernels.__name__.rpartition(".")[2],
+            call.dtype,
+            call.head_dim,
+            call.head_dim_v,
+            plan.block_q,
+            plan.block_kv,
+            gpu.name,
+        )
     if ordinal is None:
         return execute.FromHost(call, plan, kernels, gpu, forward)
     return repeat.on_device(call, plan, kernels, gpu, forward)
@@ -129,9 +137,15 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan
     workers = max(1, -(-blocks // max(1, call.batch * call.heads_q)))
     shape = tile(call.dtype, call.head_dim, call.head_dim_v, gpu.ordinal)
     return compiler.plan(
-        pattern, call.q_len, call.kv_len, batch=call.batch, heads=call.heads_q, tile=shape, workers=workers,
+        pattern,
+        call.q_len,
+        call.kv_len,
+        batch=call.batch,
+        heads=call.heads_q,
+        tile=shape,
+        workers=workers,
         max_bytes=max_bytes,
-    )  # fmt: skip
+    )
 
 
 def _decodes(gpu: device.Device, call: Call) -> bool:

@@ -134,8 +134,12 @@ class Nothing:
 
     def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
         if self.kind.ordinal(q) is None:
-            return tuple([self.kind.from_numpy(np.full(shape, value, numpy_dtype(dtype)))
-                          for shape, dtype, value in self.results])  # fmt: skip
+            return tuple(
+                [
+                    self.kind.from_numpy(np.full(shape, value, numpy_dtype(dtype)))
+                    for shape, dtype, value in self.results
+                ]
+            )
         return tuple([self.kind.full(q, *one) for one in self.results])
 
 

@@ -62,9 +62,15 @@ class Repeated(OnDevice):
             with self.device:
                 raise self.out_of_memory() from error
         key = (
-            q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse.data_ptr(),
-            0 if rest is None else rest.data_ptr(), scale, self._stream(self._index),
-        )  # fmt: skip
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            lse.data_ptr(),
+            0 if rest is None else rest.data_ptr(),
+            scale,
+            self._stream(self._index),
+        )
         launches = self._launches.get(key) or self._write(key)
         if launches is None:
             return super().__call__(q, k, v, scale)

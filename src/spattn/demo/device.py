@@ -41,13 +41,23 @@ def device_for(backend: str) -> Device:
     """NumPy arrays, or PyTorch's on the GPU where the backend is "cuda" and PyTorch sees one."""
     if backend == "cuda":
         return _torch_device() or Device(
-            "cuda", np.asarray, np.asarray, _nothing, dense_attention, "naive dense (NumPy, on the CPU)",
+            "cuda",
+            np.asarray,
+            np.asarray,
+            _nothing,
+            dense_attention,
+            "naive dense (NumPy, on the CPU)",
             "PyTorch sees no GPU: spattn's times include copies to and from it, and the dense line is the CPU's",
-        )  # fmt: skip
+        )
     return Device(
-        backend, np.asarray, np.asarray, _nothing, dense_attention, "naive dense (NumPy)",
+        backend,
+        np.asarray,
+        np.asarray,
+        _nothing,
+        dense_attention,
+        "naive dense (NumPy)",
         "naive dense: softmax(q kᵀ / √d) v in NumPy, head by head in strips of rows; matrix products by its BLAS",
-    )  # fmt: skip
+    )
 
 
 def _torch_device() -> Device | None:
@@ -66,10 +76,14 @@ def _torch_device() -> Device | None:
         return torch.cat(strips, dim=2)
 
     return Device(
-        "cuda", lambda x: torch.from_numpy(x).cuda(), lambda x: x.cpu().numpy(), torch.cuda.synchronize, dense,
+        "cuda",
+        lambda x: torch.from_numpy(x).cuda(),
+        lambda x: x.cpu().numpy(),
+        torch.cuda.synchronize,
+        dense,
         "naive dense (PyTorch, on the GPU)",
         "naive dense: softmax(q kᵀ / √d) v in PyTorch float32 (no TF32) on the same GPU, in strips of rows",
-    )  # fmt: skip
+    )
 
 
 def _nothing() -> None:

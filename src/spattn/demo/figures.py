@@ -54,9 +54,15 @@ def embeddings(path: Path, shifts: list[Shift]) -> None:
     figure, axes = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
     for number, s in enumerate(shifts):
         axes.errorbar(
-            100 * s.pairs, s.cosine_mean, yerr=[[s.cosine_mean - s.cosine_min], [0]], fmt=_MARKERS[number],
-            color="black" if s.pattern == "dense" else f"C{number}", capsize=4, markersize=8, label=s.pattern,
-        )  # fmt: skip
+            100 * s.pairs,
+            s.cosine_mean,
+            yerr=[[s.cosine_mean - s.cosine_min], [0]],
+            fmt=_MARKERS[number],
+            color="black" if s.pattern == "dense" else f"C{number}",
+            capsize=4,
+            markersize=8,
+            label=s.pattern,
+        )
     axes.set_xlabel("pairs computed (% of all pairs of the texts)")
     axes.set_ylabel("cosine to the dense embedding\n(mean; whisker: worst text)")
     axes.set_xlim(0, 105)

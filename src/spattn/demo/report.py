@@ -74,13 +74,20 @@ def run(out: Path, backend: str = "auto", quick: bool = False, say: Callable[[st
 
     report: dict[str, Any] = {
         "machine": machine.facts() | {"taken by other programs": round(taken, 3)},
-        "settings": {"backend": backend, "quick": quick, "layer": speed.LAYER, "heads": qkv[0].shape[1],
-                     "head_dim": qkv[0].shape[3], "dtype": str(qkv[0].dtype), "note": device.note},
+        "settings": {
+            "backend": backend,
+            "quick": quick,
+            "layer": speed.LAYER,
+            "heads": qkv[0].shape[1],
+            "head_dim": qkv[0].shape[3],
+            "dtype": str(qkv[0].dtype),
+            "note": device.note,
+        },
         "agreement": asdict(agreement) | {"tolerance": embeddings.TOLERANCE, "holds": agreement.holds},
         "embeddings": [asdict(s) for s in shifts],
         "dense": [{"tokens": n} | asdict(t) for n, t in timings["dense"].items()],
         "speed": [asdict(c) for c in timings["cases"]],
-    }  # fmt: skip
+    }
     known = report["machine"]
     line = f"{known['processor']}, {known['cpus']} CPUs; backend {backend}; NumPy {known['numpy']}"
     if taken > _BUSY:
@@ -113,16 +120,20 @@ def _tell_embeddings(
     verdict = "ok" if agreement.holds else "TOO FAR APART"
     say(f"(a) dense embeddings of {agreement.texts} texts ({agreement.tokens} tokens) of the standard library's")
     say("    source, spattn in every attention layer against plain NumPy, largest absolute difference:")
-    say(f"    padded batches {agreement.padded:.1e}, packed without padding {agreement.packed:.1e}; "
-        f"tolerance {embeddings.TOLERANCE:.0e}: {verdict}")  # fmt: skip
+    say(
+        f"    padded batches {agreement.padded:.1e}, packed without padding {agreement.packed:.1e}; "
+        f"tolerance {embeddings.TOLERANCE:.0e}: {verdict}"
+    )
     say("")
     say("(b) sparse patterns: how far the embeddings move, and how much of the work is left")
     say("    'found': functions whose nearest module opening is their own module's")
     say(f"    {'pattern':30} {'pairs':>7} {'efficiency':>10} {'cosine':>7} {'worst':>7} {'found':>8}")
     for s in shifts:
         found = f"{s.found}/{agreement.texts // 2}"
-        say(f"    {s.pattern:30} {100 * s.pairs:5.1f} % {s.efficiency:10.2f} {s.cosine_mean:7.4f} {s.cosine_min:7.4f} "
-            f"{found:>8}")  # fmt: skip
+        say(
+            f"    {s.pattern:30} {100 * s.pairs:5.1f} % {s.efficiency:10.2f} {s.cosine_mean:7.4f} {s.cosine_min:7.4f} "
+            f"{found:>8}"
+        )
     say("")
 
 
@@ -138,5 +149,7 @@ def _tell_speed(say: Callable[[str], None], timings: dict[str, Any], device: Dev
         say("    " + f"{name:42}" + "".join(f"{cell:>16}" for cell in cells))
     errors = [c.error for c in timings["cases"] if c.error is not None]
     verdict = "ok" if _errors_hold(timings["cases"]) else "TOO FAR APART"
-    say(f"    largest absolute difference to the float64 reference at {lengths[0]} tokens: {max(errors):.1e}, "
-        f"tolerance {embeddings.TOLERANCE:.0e}: {verdict}")  # fmt: skip
+    say(
+        f"    largest absolute difference to the float64 reference at {lengths[0]} tokens: {max(errors):.1e}, "
+        f"tolerance {embeddings.TOLERANCE:.0e}: {verdict}"
+    )

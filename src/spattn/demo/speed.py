@@ -128,12 +128,17 @@ def measure(qkv: list[np.ndarray], lengths: list[int], device: Device, progress:
         dense[n] = timings.pop("")
         results += [
             Case(
-                pattern=name, tokens=n, timing=timing, speedup=dense[n].seconds / timing.seconds,
-                density=plans[name].density, efficiency=plans[name].efficiency, plan_seconds=plan_seconds[name],
+                pattern=name,
+                tokens=n,
+                timing=timing,
+                speedup=dense[n].seconds / timing.seconds,
+                density=plans[name].density,
+                efficiency=plans[name].efficiency,
+                plan_seconds=plan_seconds[name],
                 error=errors.get(name),
             )
             for name, timing in timings.items()
-        ]  # fmt: skip
+        ]
         progress.step(f"{n} tokens done")
     progress.finish()
     return {"dense": dense, "cases": results}

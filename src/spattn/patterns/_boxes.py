@@ -61,7 +61,7 @@ def lengths(grid: Any) -> tuple[int, ...]:
 
 def row_major(grid: tuple[int, ...]) -> tuple[int, ...]:
     """Distance in tokens of neighbours along each axis."""
-    return tuple(math.prod(grid[axis + 1:]) for axis in range(len(grid)))
+    return tuple(math.prod(grid[axis + 1 :]) for axis in range(len(grid)))
 
 
 def coordinates(positions: Any, grid: tuple[int, ...]) -> list[Any]:
@@ -75,8 +75,12 @@ def coordinates(positions: Any, grid: tuple[int, ...]) -> list[Any]:
 
 
 def box_runs(
-    start: Sequence[np.ndarray], count: Sequence[np.ndarray], step: Sequence[int], most: Sequence[int],
-    grid: tuple[int, ...], kv_len: int,
+    start: Sequence[np.ndarray],
+    count: Sequence[np.ndarray],
+    step: Sequence[int],
+    most: Sequence[int],
+    grid: tuple[int, ...],
+    kv_len: int,
 ) -> Runs:
     """A box of keys for each query, one run for each of its rows along the last axis.
 

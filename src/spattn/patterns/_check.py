@@ -67,9 +67,7 @@ def choice(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     return value
 
 
-def per_axis(
-    name: str, value: Any, axes: int, check: Callable[..., Any] = integer, **limits: int
-) -> tuple[Any, ...]:
+def per_axis(name: str, value: Any, axes: int, check: Callable[..., Any] = integer, **limits: int) -> tuple[Any, ...]:
     """`value`, a scalar or one per axis, as a tuple with one entry per axis."""
     if isinstance(value, (tuple, list, np.ndarray)):
         if len(value) != axes:

@@ -57,7 +57,6 @@ class ByContent:
     --------
     >>> from dataclasses import dataclass
     >>> import numpy as np
-import numpy.typing as npt
     >>> from spattn.patterns import ByContent, Pattern, apply
     >>> @dataclass(frozen=True, eq=False, repr=False)
     ... class Clusters(ByContent, Pattern):

@@ -18,8 +18,15 @@ _RUNS_AT_ONCE = 1 << 12
 
 
 def draw(
-    pattern: Pattern, q_len: int, kv_len: int | None = None, *, ax: Any = None, batch: int = 0, head: int = 0,
-    color: str = "#2a6f97", title: str | None = None,
+    pattern: Pattern,
+    q_len: int,
+    kv_len: int | None = None,
+    *,
+    ax: Any = None,
+    batch: int = 0,
+    head: int = 0,
+    color: str = "#2a6f97",
+    title: str | None = None,
 ) -> Any:
     """Draws which keys (columns) each query (rows, downwards) attends to.
 

@@ -13,8 +13,16 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from ._check import assign, choice, flag, integer, integers
 
 __all__ = [
-    "Count", "Positive", "Range", "Word", "alternatives", "check_parameters", "default_value", "limits", "parameters",
-]  # fmt: skip
+    "Count",
+    "Positive",
+    "Range",
+    "Word",
+    "alternatives",
+    "check_parameters",
+    "default_value",
+    "limits",
+    "parameters",
+]
 
 Check = Callable[[str, Any], Any]
 _USUAL = 4  # what an integer is in an example, where its range allows it
@@ -147,8 +155,10 @@ def default_value(cls: type, name: str) -> Any:
     one = kind if get_origin(kind) is not tuple else get_args(kind)[0]
     within = Range() if one is int else limits(one)
     if within is None:
-        raise TypeError(f"{name}: expected a default, or an annotation that tells a value for it; or define "
-                        f"{cls.__name__}.example(), got {kind}")  # fmt: skip
+        raise TypeError(
+            f"{name}: expected a default, or an annotation that tells a value for it; or define "
+            f"{cls.__name__}.example(), got {kind}"
+        )
     value = _USUAL if within.least is None else max(_USUAL, within.least)
     value = value if within.most is None else min(value, within.most)
     return value if one is kind else (value,)

@@ -24,8 +24,10 @@ def random_words(seed: int, head: int, rows: np.ndarray, count: int) -> np.ndarr
     blocks = -(-count // 4)
     shape = (len(rows), blocks)
     counter = [
-        np.broadcast_to(np.arange(1, blocks + 1, dtype=np.uint64), shape), np.zeros(shape, np.uint64),
-        np.full(shape, head, np.uint64), np.broadcast_to(rows.astype(np.uint64)[:, None], shape),
+        np.broadcast_to(np.arange(1, blocks + 1, dtype=np.uint64), shape),
+        np.zeros(shape, np.uint64),
+        np.full(shape, head, np.uint64),
+        np.broadcast_to(rows.astype(np.uint64)[:, None], shape),
     ]
     key = [seed & _WORD, seed >> 64]
     for _ in range(10):

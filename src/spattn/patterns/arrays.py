@@ -241,8 +241,10 @@ class KeyBlocks(ArrayPattern):
 
     def __post_init__(self) -> None:
         assign(
-            self, blocks=frozen_array("blocks", self.blocks, np.int32, (2, 3, 4)),
-            block_q=integer("block_q", self.block_q, 1), block_kv=integer("block_kv", self.block_kv, 1),
+            self,
+            blocks=frozen_array("blocks", self.blocks, np.int32, (2, 3, 4)),
+            block_q=integer("block_q", self.block_q, 1),
+            block_kv=integer("block_kv", self.block_kv, 1),
         )
         if self.blocks.min(initial=0) < -1:
             raise ValueError(f"blocks: expected numbers of key blocks or -1, got {self.blocks.min()}")

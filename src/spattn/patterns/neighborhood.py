@@ -124,7 +124,9 @@ class Neighborhood(GridPattern):
         strides = tuple(s * d for s, d in zip(stride, dilation, strict=True))
         return tuple(
             Part(
-                self, Lattice(first[0], strides, extents), Lattice(first[0], strides, extents),
+                self,
+                Lattice(first[0], strides, extents),
+                Lattice(first[0], strides, extents),
                 tuple((f - first[0], f - first[0]) for f in first),
             )
             for extents, first in groups.items()

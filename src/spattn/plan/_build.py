@@ -129,10 +129,17 @@ class _Builder:
             frozen(np.concatenate(column).astype(np.int32)) for column in zip(none, *self.entries, strict=True)
         )
         return Tiled(
-            np.concatenate(self.views), np.concatenate(self.components),
-            offsets(np.concatenate([np.zeros(0, np.int64), *self.counts])).astype(np.int32), key_tile, key_view, mask,
-            frozen(self.masks.array()), index, tuple(self.variant_components), self.nnz,
-        )  # fmt: skip
+            np.concatenate(self.views),
+            np.concatenate(self.components),
+            offsets(np.concatenate([np.zeros(0, np.int64), *self.counts])).astype(np.int32),
+            key_tile,
+            key_view,
+            mask,
+            frozen(self.masks.array()),
+            index,
+            tuple(self.variant_components),
+            self.nnz,
+        )
 
 
 def parts_of(pattern: Pattern, q_len: int, kv_len: int) -> list[Piece]:

@@ -326,6 +326,7 @@ def _invert(pairs: TilePairs, a: Any) -> Pair:
 
 def _followed(rule: Rule) -> Rule:
     """The rule's result, TypeError where its values grow out of what can be followed."""
+
     def checked(pairs: TilePairs, *operands: Any) -> Pair:
         result = rule(pairs, *operands)
         _within_range(result.lo, result.hi)

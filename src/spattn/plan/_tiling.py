@@ -282,7 +282,12 @@ def _boxes_inside(coarse: np.void, fine: np.void) -> np.ndarray:
 
 
 def _refine(
-    q_box: np.ndarray, k_box: np.ndarray, always: np.ndarray, q_coarse: np.void, k_coarse: np.void, q_fine: np.void,
+    q_box: np.ndarray,
+    k_box: np.ndarray,
+    always: np.ndarray,
+    q_coarse: np.void,
+    k_coarse: np.void,
+    q_fine: np.void,
     k_fine: np.void,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Replaces every pair of coarse boxes by the pairs of fine boxes inside it."""
@@ -307,8 +312,13 @@ def _children(coarse: np.void, fine: np.void) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _kinds(
-    pattern: Pattern, q_positions: np.ndarray, k_positions: np.ndarray, q_valid: np.ndarray, k_valid: np.ndarray,
-    q_box: np.ndarray, k_box: np.ndarray,
+    pattern: Pattern,
+    q_positions: np.ndarray,
+    k_positions: np.ndarray,
+    q_valid: np.ndarray,
+    k_valid: np.ndarray,
+    q_box: np.ndarray,
+    k_box: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Groups tile pairs whose bitmasks are equal: (one pair of each group, group of each pair)."""
     if not len(q_box):
@@ -322,8 +332,12 @@ def _kinds(
 
 
 def _evaluate(
-    pattern: Pattern, query: tuple[np.ndarray, np.ndarray], key: tuple[np.ndarray, np.ndarray], q_box: np.ndarray,
-    k_box: np.ndarray, masks: Masks,
+    pattern: Pattern,
+    query: tuple[np.ndarray, np.ndarray],
+    key: tuple[np.ndarray, np.ndarray],
+    q_box: np.ndarray,
+    k_box: np.ndarray,
+    masks: Masks,
 ) -> np.ndarray:
     """Number of the bitmask of each tile pair; -1 when full, `_EMPTY` when nothing is allowed."""
     (q_positions, q_valid), (k_positions, k_valid) = query, key
@@ -359,5 +373,3 @@ def _count(mask: np.ndarray, q_box: np.ndarray, q_valid: np.ndarray, masks: Mask
     for n in np.nonzero(~full & ~plain)[0]:
         nnz += int(rows_bits[mask[n]][q_valid[q_box[n]]].sum())
     return nnz
-
-

@@ -60,8 +60,14 @@ LARGEST_SIDE = 1 << 15  # tokens of a tile's side
 TILE = (128, 64)  # of a plan that is for no backend in particular
 
 VIEW = np.dtype(
-    [("offset", "i8"), ("stride", "i8", AXES), ("extent", "i4", AXES), ("box", "i4", AXES), ("grid", "i4", AXES),
-     ("tiles", "i4")],
+    [
+        ("offset", "i8"),
+        ("stride", "i8", AXES),
+        ("extent", "i4", AXES),
+        ("box", "i4", AXES),
+        ("grid", "i4", AXES),
+        ("tiles", "i4"),
+    ],
     align=True,
 )
 COMPONENT = np.dtype(

@@ -62,8 +62,12 @@ def _check_arrays(p: Plan) -> None:
     _require(p.masks.shape[1:] == (p.block_q, p.block_kv // 64), "masks", "bitmasks of the tile's shape")
     _require(len(p.key_view) == len(p.indices) == len(p.mask), "indices, key_view, mask", "arrays of one length")
     _require((p.mask >= -1) & (p.mask < len(p.masks)), "mask", "-1 or numbers of bitmasks")
-    for name, owned in (("indptr", p.indices), ("work_indptr", p.work), ("merge_indptr", p.merge_sources),
-                        ("merge_variants", p.merge_rows)):  # fmt: skip
+    for name, owned in (
+        ("indptr", p.indices),
+        ("work_indptr", p.work),
+        ("merge_indptr", p.merge_sources),
+        ("merge_variants", p.merge_rows),
+    ):
         _require(_partitions(getattr(p, name), len(owned)), name, f"numbers that rise from 0 to {len(owned)}")
     _require(p.variants >= 1 and len(p.merge_variants) == p.variants + 1, "merge_variants", "one range per variant")
     _require(len(p.merge_indptr) == len(p.merge_rows) + 1, "merge_indptr", "one range per merge")

@@ -77,6 +77,8 @@ def find_finishers(plan: Plan) -> Finishers:
 def _without(plan: Plan, kept: np.ndarray, counts: np.ndarray) -> Merges:
     """The merges that a mask keeps."""
     return Merges(
-        plan.merge_rows[kept], np.r_[0, np.cumsum(counts[kept])].astype(np.int32),
-        plan.merge_sources[np.repeat(kept, counts)], np.r_[0, np.cumsum(kept)].astype(np.int32)[plan.merge_variants],
-    )  # fmt: skip
+        plan.merge_rows[kept],
+        np.r_[0, np.cumsum(counts[kept])].astype(np.int32),
+        plan.merge_sources[np.repeat(kept, counts)],
+        np.r_[0, np.cumsum(kept)].astype(np.int32)[plan.merge_variants],
+    )

@@ -58,10 +58,14 @@ def share_out(tiled: Tiled, q_len: int, block_q: int, workers: int) -> Items:
         return np.concatenate([getattr(share, name) for share in shares])
 
     return Items(
-        frozen(joined("work")), _int32(offsets([len(share.work) for share in shares])), slots, _int32(joined("rows")),
-        _int32(offsets(joined("counts"))), _int32(joined("sources")),
+        frozen(joined("work")),
+        _int32(offsets([len(share.work) for share in shares])),
+        slots,
+        _int32(joined("rows")),
+        _int32(offsets(joined("counts"))),
+        _int32(joined("sources")),
         _int32(offsets([len(share.rows) for share in shares])),
-    )  # fmt: skip
+    )
 
 
 def _int32(array: np.ndarray) -> np.ndarray:
@@ -100,7 +104,11 @@ def _lists(component: np.void, number: int, indptr: np.ndarray) -> tuple[np.ndar
 
 
 def _pieces(
-    component: np.ndarray, query_tile: np.ndarray, begin: np.ndarray, end: np.ndarray, pieces: np.ndarray,
+    component: np.ndarray,
+    query_tile: np.ndarray,
+    begin: np.ndarray,
+    end: np.ndarray,
+    pieces: np.ndarray,
     shared: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(items, list of each item); the items of shared lists have a slot each, in order."""
@@ -116,8 +124,14 @@ def _pieces(
 
 
 def _merges(
-    work: np.ndarray, piece_list: np.ndarray, row: np.ndarray, owner: np.ndarray, cell: np.ndarray, shared: np.ndarray,
-    q_len: int, block_q: int,
+    work: np.ndarray,
+    piece_list: np.ndarray,
+    row: np.ndarray,
+    owner: np.ndarray,
+    cell: np.ndarray,
+    shared: np.ndarray,
+    q_len: int,
+    block_q: int,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows that no item writes alone, how many sources each has, and the sources in slot order."""
     written = np.zeros(q_len, dtype=bool)

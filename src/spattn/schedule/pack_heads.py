@@ -65,7 +65,8 @@ def _repeat_merges(plan: Plan, group: int, rows: int) -> dict[str, Any]:
             head_sources.append(sources + head * rows)
     indptr = np.concatenate([[0], np.cumsum(np.concatenate(head_counts))])
     return {
-        "merge_rows": np.concatenate(head_rows).astype(np.int32), "merge_indptr": indptr.astype(np.int32),
+        "merge_rows": np.concatenate(head_rows).astype(np.int32),
+        "merge_indptr": indptr.astype(np.int32),
         "merge_sources": np.concatenate(head_sources).astype(np.int32),
         "merge_variants": (plan.merge_variants * group).astype(np.int32),
-    }  # fmt: skip
+    }

@@ -37,9 +37,17 @@ def eps(dtype: npt.DTypeLike) -> float:
 
 
 def inputs(
-    batch: int = 1, heads_q: int = 1, heads_kv: int | None = None, q_len: int = 64, kv_len: int | None = None,
-    head_dim: int = 32, head_dim_v: int | None = None, *, dtype: npt.DTypeLike = "float32",
-    layout: str | tuple[str, str, str] = "contiguous", seed: int = 0,
+    batch: int = 1,
+    heads_q: int = 1,
+    heads_kv: int | None = None,
+    q_len: int = 64,
+    kv_len: int | None = None,
+    head_dim: int = 32,
+    head_dim_v: int | None = None,
+    *,
+    dtype: npt.DTypeLike = "float32",
+    layout: str | tuple[str, str, str] = "contiguous",
+    seed: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Random normal ``q, k, v`` for :func:`spattn.attention`.
 
@@ -81,7 +89,10 @@ def inputs(
 
 
 def random(
-    shape: tuple[int, int, int, int], dtype: npt.DTypeLike = "float32", *, layout: str = "contiguous",
+    shape: tuple[int, int, int, int],
+    dtype: npt.DTypeLike = "float32",
+    *,
+    layout: str = "contiguous",
     seed: int | tuple[int, ...] = 0,
 ) -> np.ndarray:
     """A random normal array (batch, heads, tokens, features) of one dtype and layout.

@@ -49,8 +49,14 @@ def dense_mask(pattern: Pattern | Plan, batch: int, heads: int, q_len: int, kv_l
 
 
 def naive(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, scale: float | None = None,
-    dtype: npt.DTypeLike | None = None, *, order: int = 0,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    mask: np.ndarray,
+    scale: float | None = None,
+    dtype: npt.DTypeLike | None = None,
+    *,
+    order: int = 0,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Attention as one would write it in a low precision: every step's result is rounded to `dtype`.
 
@@ -81,7 +87,11 @@ def naive(
 
 
 def naive_orders(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, scale: float | None = None,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    mask: np.ndarray,
+    scale: float | None = None,
     dtype: npt.DTypeLike | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """:func:`naive` in several orders of evaluation: a list of ``out`` and a list of ``lse`` for :func:`error_budget`.
@@ -104,7 +114,12 @@ def naive_orders(
 
 
 def naive_gradients(
-    dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray, scale: float | None = None,
+    dout: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    mask: np.ndarray,
+    scale: float | None = None,
     dtype: npt.DTypeLike | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradients as one would write them in a low precision, every step rounded to `dtype`.
@@ -182,9 +197,7 @@ def _swap(x: np.ndarray) -> np.ndarray:
     return np.swapaxes(x, -1, -2)
 
 
-def error_budget(
-    reference64: np.ndarray, naive_lowprec: np.ndarray | list[np.ndarray], dtype: npt.DTypeLike
-) -> float:
+def error_budget(reference64: np.ndarray, naive_lowprec: np.ndarray | list[np.ndarray], dtype: npt.DTypeLike) -> float:
     """``2 · max|naive_lowprec - reference64| + eps(dtype) · max|reference64|`` over the finite reference values.
 
     Parameters
@@ -216,8 +229,11 @@ def error_budget(
 
 
 def assert_within_budget(
-    actual: np.ndarray, reference64: np.ndarray, naive_lowprec: np.ndarray | list[np.ndarray],
-    dtype: npt.DTypeLike | None = None, what: str = "out",
+    actual: np.ndarray,
+    reference64: np.ndarray,
+    naive_lowprec: np.ndarray | list[np.ndarray],
+    dtype: npt.DTypeLike | None = None,
+    what: str = "out",
 ) -> None:
     """AssertionError unless `actual` is within :func:`error_budget` and has the reference's NaN and infinities.
 

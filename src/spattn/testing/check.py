@@ -71,10 +71,14 @@ def check_laws(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int
     """``p & Full == p``, ``p | p == p``, ``~~p == p``, ``p - p`` is empty, ``p | ~p`` is full."""
     mask = dense_mask(pattern, batch, heads, q_len, kv_len)
     laws = {
-        "p & Full": (pattern & Full(), mask), "p | p": (pattern | pattern, mask), "p & p": (pattern & pattern, mask),
-        "~~p": (~~pattern, mask), "~p": (~pattern, ~mask), "p - p": (pattern - pattern, np.zeros_like(mask)),
+        "p & Full": (pattern & Full(), mask),
+        "p | p": (pattern | pattern, mask),
+        "p & p": (pattern & pattern, mask),
+        "~~p": (~~pattern, mask),
+        "~p": (~pattern, ~mask),
+        "p - p": (pattern - pattern, np.zeros_like(mask)),
         "p | ~p": (pattern | ~pattern, np.ones_like(mask)),
-    }  # fmt: skip
+    }
     for law, (composed, expected) in laws.items():
         for b, h, index_set in _index_sets(composed, batch, heads, q_len, kv_len):
             assert np.array_equal(index_set.to_dense(), expected[b, h]), f"{law} is wrong for p = {pattern!r}"

@@ -73,9 +73,7 @@ def check_plan(plan: Plan, index_sets: Sequence[AffineRows]) -> None:
     assert plan.nnz == sum(s.nnz for s in index_sets), "nnz differs from the index sets'"
 
 
-def execute(
-    plan: Plan, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float
-) -> tuple[np.ndarray, np.ndarray]:
+def execute(plan: Plan, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
     """Runs a plan as a kernel would, in float64: work items into slots or outputs, then the merges in their order.
 
     Parameters
@@ -110,7 +108,13 @@ def _visits(plan: Plan, variant: int) -> np.ndarray:
 
 
 def _execute_head(
-    plan: Plan, variant: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float, out: np.ndarray,
+    plan: Plan,
+    variant: int,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    scale: float,
+    out: np.ndarray,
     lse: np.ndarray,
 ) -> None:
     slot_out = np.full((plan.slots * plan.block_q, v.shape[-1]), np.nan)

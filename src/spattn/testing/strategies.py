@@ -87,7 +87,11 @@ def sizes(draw: st.DrawFn, max_len: int = 160, max_batch: int = 2, max_heads: in
 
 @st.composite
 def cases(
-    draw: st.DrawFn, name: str | None = None, max_len: int = 160, max_batch: int = 2, max_heads: int = 4,
+    draw: st.DrawFn,
+    name: str | None = None,
+    max_len: int = 160,
+    max_batch: int = 2,
+    max_heads: int = 4,
     min_len: int = 1,
 ) -> Case:
     """A registered pattern (the one called `name`, or any) with sizes that it fits.
@@ -174,7 +178,9 @@ def layouts() -> st.SearchStrategy[tuple[str, str, str]]:
 
 @st.composite
 def problems(
-    draw: st.DrawFn, case: st.SearchStrategy[Case] | None = None, dtype: str | None = None,
+    draw: st.DrawFn,
+    case: st.SearchStrategy[Case] | None = None,
+    dtype: str | None = None,
     layout: tuple[str, str, str] | None = None,
 ) -> Problem:
     """All that one call of :func:`spattn.attention` needs.

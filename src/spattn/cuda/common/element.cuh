@@ -54,12 +54,18 @@ __device__ __forceinline__ double logarithm_of_two(double x) { return log2(x); }
 template <typename T>
 __device__ __forceinline__ T infinity();
 template <>
-__device__ __forceinline__ float infinity<float>() { return __int_as_float(0x7f800000); }
+__device__ __forceinline__ float infinity<float>() {
+  return __int_as_float(0x7f800000);
+}
 template <>
-__device__ __forceinline__ double infinity<double>() { return __longlong_as_double(0x7ff0000000000000LL); }
+__device__ __forceinline__ double infinity<double>() {
+  return __longlong_as_double(0x7ff0000000000000LL);
+}
 
 template <typename T>
-__device__ __forceinline__ bool is_finite(T x) { return fabs(x) < infinity<T>(); }
+__device__ __forceinline__ bool is_finite(T x) {
+  return fabs(x) < infinity<T>();
+}
 
 constexpr int kVector = 16 / sizeof(Element);  // elements of a 16-byte access
 

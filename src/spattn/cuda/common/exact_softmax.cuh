@@ -34,7 +34,8 @@ struct ExactRow {
 //   dot(position)       q · k, with the sign of the scale
 //   value(position, c)  number c of V's row
 template <int kColumns, typename Key, typename Dot, typename Value>
-__device__ __forceinline__ ExactRow<kColumns> exact_attention(int count, double scale_log2, Key key, Dot dot, Value value) {
+__device__ __forceinline__ ExactRow<kColumns> exact_attention(int count, double scale_log2, Key key, Dot dot,
+                                                              Value value) {
   constexpr double kLn2 = 0.693147180559945309417, kInfinite = HUGE_VAL;
   const int lane = threadIdx.x % 32;
   double largest = -kInfinite, sum = 0;  // the largest dot product, and what the weights relative to it add up to

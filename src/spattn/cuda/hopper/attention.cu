@@ -20,38 +20,37 @@ namespace spattn::hopper {
 // {threads, dynamic shared bytes, bytes of the parameter}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kThreads, sizeof(Shared), sizeof(Params)};
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1)
-hopper_attention(const __grid_constant__ Params params) {
-    extern __shared__ __align__(1024) uint8_t dynamic[];
-    Shared& shared = *reinterpret_cast<Shared*>(dynamic);
-    if (shared_address(dynamic) % 1024) __trap();  // the swizzle counts from 1024-byte boundaries
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < kQueries; ++i) {
-            barrier_init(shared_address(&shared.query_full[i]), 1);
-            barrier_init(shared_address(&shared.query_empty[i]), 32);
-            barrier_init(shared_address(&shared.done[i]), 128 * kWarpgroups);
-        }
-        for (int i = 0; i < kStages; ++i) {
-            barrier_init(shared_address(&shared.full[i]), 1);
-            barrier_init(shared_address(&shared.empty[i]), 4 * kWarpgroups);
-        }
-        fence_barrier_init();
+extern "C" __global__ void __launch_bounds__(kThreads, 1) hopper_attention(const __grid_constant__ Params params) {
+  extern __shared__ __align__(1024) uint8_t dynamic[];
+  Shared& shared = *reinterpret_cast<Shared*>(dynamic);
+  if (shared_address(dynamic) % 1024) __trap();  // the swizzle counts from 1024-byte boundaries
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kQueries; ++i) {
+      barrier_init(shared_address(&shared.query_full[i]), 1);
+      barrier_init(shared_address(&shared.query_empty[i]), 32);
+      barrier_init(shared_address(&shared.done[i]), 128 * kWarpgroups);
     }
-    __syncthreads();
-    if (threadIdx.x < 128) {
-        registers_shrink<kProducerRegisters>();
-        if (threadIdx.x < 32) {
-            Producer producer{params, shared};
-            producer.run();
-        } else if (threadIdx.x < 64) {
-            Writer writer{params, shared};
-            writer.run();
-        }
-    } else {
-        registers_grow<kConsumerRegisters>();
-        Consumer consumer{params, shared};
-        consumer.run();
+    for (int i = 0; i < kStages; ++i) {
+      barrier_init(shared_address(&shared.full[i]), 1);
+      barrier_init(shared_address(&shared.empty[i]), 4 * kWarpgroups);
     }
+    fence_barrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    registers_shrink<kProducerRegisters>();
+    if (threadIdx.x < 32) {
+      Producer producer{params, shared};
+      producer.run();
+    } else if (threadIdx.x < 64) {
+      Writer writer{params, shared};
+      writer.run();
+    }
+  } else {
+    registers_grow<kConsumerRegisters>();
+    Consumer consumer{params, shared};
+    consumer.run();
+  }
 }
 
 }  // namespace spattn::hopper

@@ -57,11 +57,17 @@ def variant(dtype: str, head_dim: int, room: int, short_items: bool) -> dict[str
     """Macros for a problem, with room for so many tensor maps in the parameters."""
     row = build(head_dim, short_items)
     return {
-        "SPATTN_DTYPE": dtype, "SPATTN_HEAD_DIM": row.head_dim, "SPATTN_BLOCK_Q": TILE[0], "SPATTN_BLOCK_KV": TILE[1],
-        "SPATTN_STEP_KV": row.step_kv, "SPATTN_MAPS": room, "SPATTN_QUERIES": row.queries,
-        "SPATTN_STAGES": row.stages, "SPATTN_CONSUMER_REGISTERS": row.consumer_registers,
+        "SPATTN_DTYPE": dtype,
+        "SPATTN_HEAD_DIM": row.head_dim,
+        "SPATTN_BLOCK_Q": TILE[0],
+        "SPATTN_BLOCK_KV": TILE[1],
+        "SPATTN_STEP_KV": row.step_kv,
+        "SPATTN_MAPS": room,
+        "SPATTN_QUERIES": row.queries,
+        "SPATTN_STAGES": row.stages,
+        "SPATTN_CONSUMER_REGISTERS": row.consumer_registers,
         "SPATTN_PRODUCER_REGISTERS": row.producer_registers,
-    }  # fmt: skip
+    }
 
 
 def has_short_items(plan: Plan) -> bool:

@@ -9,12 +9,12 @@
 
 namespace spattn::hopper {
 
-constexpr int kDim = SPATTN_HEAD_DIM;   // 64, 128 or 256: smaller head_dim arrive padded with zeros
+constexpr int kDim = SPATTN_HEAD_DIM;  // 64, 128 or 256: smaller head_dim arrive padded with zeros
 constexpr int kBlockQ = SPATTN_BLOCK_Q;
 constexpr int kBlockKV = SPATTN_BLOCK_KV;
-constexpr int kStepKV = SPATTN_STEP_KV;  // keys a product covers
+constexpr int kStepKV = SPATTN_STEP_KV;     // keys a product covers
 constexpr int kTiles = kStepKV / kBlockKV;  // of a step
-constexpr int kPanels = kDim / 64;       // 64 elements are one 128-byte swizzled row
+constexpr int kPanels = kDim / 64;          // 64 elements are one 128-byte swizzled row
 constexpr int kWarpgroups = kBlockQ / 64;
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kConsumerRegisters = SPATTN_CONSUMER_REGISTERS;
@@ -31,22 +31,22 @@ static_assert(kBlockQ == 128 && kBlockKV == 64, "masks are words of 64 keys, and
 static_assert((kTiles == 1 || kTiles == 2) && kTiles * kPanels <= 32);
 
 using QueryKeyProduct = Product<kStepKV>;
-using ValueProduct = Product<kDim < 128 ? kDim : 128>;
+using ValueProduct = Product < kDim<128 ? kDim : 128>;
 
 // What the producer tells the consumers and the writer about a task; a work item without keys ends the kernel.
 struct alignas(16) Assignment {
-    Work work;
-    Task task;
+  Work work;
+  Task task;
 };
 
 struct alignas(1024) Shared {
-    uint8_t query[kQueries][kQueryBytes];
-    uint8_t ring[kStages][kStageBytes];
-    Assignment assigned[kQueries];
-    float lse[kQueries][kBlockQ];
-    uint32_t exact_rows[kQueries][kBlockQ / 16];  // bit r: row 16 w + r came out non-finite
-    uint64_t query_full[kQueries], query_empty[kQueries], done[kQueries], full[kStages], empty[kStages];
-    int32_t masks[kStages][kTiles];
+  uint8_t query[kQueries][kQueryBytes];
+  uint8_t ring[kStages][kStageBytes];
+  Assignment assigned[kQueries];
+  float lse[kQueries][kBlockQ];
+  uint32_t exact_rows[kQueries][kBlockQ / 16];  // bit r: row 16 w + r came out non-finite
+  uint64_t query_full[kQueries], query_empty[kQueries], done[kQueries], full[kStages], empty[kStages];
+  int32_t masks[kStages][kTiles];
 };
 
 // Named barriers: 1 + w is warpgroup w's turn on the tensor cores, 4 + w its own threads.
@@ -54,25 +54,25 @@ constexpr uint32_t kTurn = 1, kOwn = 4;
 
 // First workspace row of a head.
 __device__ __forceinline__ int64_t partial_base(const Params& p, const Task& task) {
-    return (static_cast<int64_t>(task.batch) * p.heads_q + task.head_q) * p.partial_rows;
+  return (static_cast<int64_t>(task.batch) * p.heads_q + task.head_q) * p.partial_rows;
 }
 
 // Row of the workspace where row `row` of a task goes.
 __device__ __forceinline__ int64_t partial_row(const Params& p, const Assignment& assigned, int row) {
-    return partial_base(p, assigned.task) + assigned.work.slot * kBlockQ + row;
+  return partial_base(p, assigned.task) + assigned.work.slot * kBlockQ + row;
 }
 
 // Row of the workspace that holds the rest of row `row` of a finishing work item (slot <= -2); -1 for padding.
 __device__ __forceinline__ int64_t prior_row(const Params& p, const Assignment& assigned, int row) {
-    const int prior = p.priors[(-2 - assigned.work.slot) * kBlockQ + row];
-    return prior < 0 ? -1 : partial_base(p, assigned.task) + prior;
+  const int prior = p.priors[(-2 - assigned.work.slot) * kBlockQ + row];
+  return prior < 0 ? -1 : partial_base(p, assigned.task) + prior;
 }
 
 // Position of row `row` of a task; false for padding.
 __device__ __forceinline__ bool query_position(const Params& p, const Assignment& assigned, int row,
                                                int64_t& position) {
-    const Work& work = assigned.work;
-    return cell_position(p.query_views[work.query_view], work.x, work.y, work.z, row, position);
+  const Work& work = assigned.work;
+  return cell_position(p.query_views[work.query_view], work.x, work.y, work.z, row, position);
 }
 
 }  // namespace spattn::hopper

@@ -11,273 +11,271 @@
 namespace spattn::hopper {
 
 struct Consumer {
-    const Params& p;
-    Shared& shared;
-    const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128 - 1, 0);
-    const int thread = threadIdx.x % 128;
-    RingPosition<kStages> ring;
-    RingPosition<kQueries> query;
-    Softmax softmax;
+  const Params& p;
+  Shared& shared;
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / 128 - 1, 0);
+  const int thread = threadIdx.x % 128;
+  RingPosition<kStages> ring;
+  RingPosition<kQueries> query;
+  Softmax softmax;
 
-    __device__ __forceinline__ void wait_stage() {
-        barrier_wait(shared_address(&shared.full[ring.stage]), ring.parity);
-    }
+  __device__ __forceinline__ void wait_stage() { barrier_wait(shared_address(&shared.full[ring.stage]), ring.parity); }
 
-    // Where the keys or values of a stage lie, and this warpgroup's rows of a query tile.
-    __device__ __forceinline__ uint32_t stage_address(uint32_t stage) const {
-        return uniform(shared_address(shared.ring[stage]));
-    }
+  // Where the keys or values of a stage lie, and this warpgroup's rows of a query tile.
+  __device__ __forceinline__ uint32_t stage_address(uint32_t stage) const {
+    return uniform(shared_address(shared.ring[stage]));
+  }
 
-    __device__ __forceinline__ uint32_t rows_address(uint32_t query_stage) const {
-        return uniform(shared_address(shared.query[query_stage]) + warpgroup * 64 * kRowBytes);
-    }
+  __device__ __forceinline__ uint32_t rows_address(uint32_t query_stage) const {
+    return uniform(shared_address(shared.query[query_stage]) + warpgroup * 64 * kRowBytes);
+  }
 
-    __device__ __forceinline__ void release(uint32_t stage) {
-        if (thread % 32 == 0) barrier_arrive(shared_address(&shared.empty[stage]));
-    }
+  __device__ __forceinline__ void release(uint32_t stage) {
+    if (thread % 32 == 0) barrier_arrive(shared_address(&shared.empty[stage]));
+  }
 
-    // s = q k^T of the query rows and the keys at these addresses; asynchronous.
-    __device__ __forceinline__ void multiply_keys(float (&s)[kStepKV / 2], uint32_t rows, uint32_t keys) {
-        const uint64_t a = operand_descriptor(rows, 16, 1024), b = operand_descriptor(keys, 16, 1024);
-        pin(s);
-        wgmma_fence();
+  // s = q k^T of the query rows and the keys at these addresses; asynchronous.
+  __device__ __forceinline__ void multiply_keys(float (&s)[kStepKV / 2], uint32_t rows, uint32_t keys) {
+    const uint64_t a = operand_descriptor(rows, 16, 1024), b = operand_descriptor(keys, 16, 1024);
+    pin(s);
+    wgmma_fence();
 #pragma unroll
-        for (int chunk = 0; chunk < kDim / 16; ++chunk) {
-            const int panel = chunk / 4, within = chunk % 4 * 32;
-            QueryKeyProduct::shared(s, a + (panel * kBlockQ * kRowBytes + within) / 16,
-                                    b + (panel * kStepKV * kRowBytes + within) / 16, chunk != 0);
-        }
-        wgmma_commit();
+    for (int chunk = 0; chunk < kDim / 16; ++chunk) {
+      const int panel = chunk / 4, within = chunk % 4 * 32;
+      QueryKeyProduct::shared(s, a + (panel * kBlockQ * kRowBytes + within) / 16,
+                              b + (panel * kStepKV * kRowBytes + within) / 16, chunk != 0);
     }
+    wgmma_commit();
+  }
 
-    // o += weights v; asynchronous.
-    __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const uint32_t (&weights)[kStepKV / 4],
-                                                    uint32_t values) {
-        const uint64_t b = operand_descriptor(values, kStepKV * kRowBytes, 1024);
-        pin(o);
-        wgmma_fence();
+  // o += weights v; asynchronous.
+  __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const uint32_t (&weights)[kStepKV / 4],
+                                                  uint32_t values) {
+    const uint64_t b = operand_descriptor(values, kStepKV * kRowBytes, 1024);
+    pin(o);
+    wgmma_fence();
 #pragma unroll
-        for (int chunk = 0; chunk < kStepKV / 16; ++chunk) {
+    for (int chunk = 0; chunk < kStepKV / 16; ++chunk) {
 #pragma unroll
-            for (int block = 0; block < kDim / 2 / ValueProduct::kCount; ++block) {
-                ValueProduct::registers(o + block * ValueProduct::kCount, weights + 4 * chunk,
-                                        b + (chunk * 16 + block * 2 * kStepKV) * kRowBytes / 16);
-            }
-        }
-        wgmma_commit();
+      for (int block = 0; block < kDim / 2 / ValueProduct::kCount; ++block) {
+        ValueProduct::registers(o + block * ValueProduct::kCount, weights + 4 * chunk,
+                                b + (chunk * 16 + block * 2 * kStepKV) * kRowBytes / 16);
+      }
     }
+    wgmma_commit();
+  }
 
-    // The mask words of the step in a stage, issued early so that their latency hides behind the product.
-    __device__ __forceinline__ StepMask load_mask(uint32_t stage) {
-        StepMask mask;
-        mask.partial = false;
-        int number[kTiles];
+  // The mask words of the step in a stage, issued early so that their latency hides behind the product.
+  __device__ __forceinline__ StepMask load_mask(uint32_t stage) {
+    StepMask mask;
+    mask.partial = false;
+    int number[kTiles];
 #pragma unroll
-        for (int t = 0; t < kTiles; ++t) {
-            // One lane reads what the same lane releases; the reduction tells the others.
-            number[t] = static_cast<int>(uniform(thread % 32 == 0 ? shared.masks[stage][t] : 0));
-            mask.partial |= number[t] != kFullTile;
-        }
-        if (mask.partial) {
+    for (int t = 0; t < kTiles; ++t) {
+      // One lane reads what the same lane releases; the reduction tells the others.
+      number[t] = static_cast<int>(uniform(thread % 32 == 0 ? shared.masks[stage][t] : 0));
+      mask.partial |= number[t] != kFullTile;
+    }
+    if (mask.partial) {
 #pragma unroll
-            for (int t = 0; t < kTiles; ++t) mask.word[t] = mask_word(p.masks, number[t], warpgroup, thread);
-        }
-        return mask;
+      for (int t = 0; t < kTiles; ++t) mask.word[t] = mask_word(p.masks, number[t], warpgroup, thread);
     }
+    return mask;
+  }
 
-    __device__ __forceinline__ bool weigh(float (&s)[kStepKV / 2], const StepMask& mask, float (&rescale)[2]) {
-        logits_policy(s, p.sign, mask);
-        return softmax.update(s, p.scale_log2, rescale);
-    }
+  __device__ __forceinline__ bool weigh(float (&s)[kStepKV / 2], const StepMask& mask, float (&rescale)[2]) {
+    logits_policy(s, p.sign, mask);
+    return softmax.update(s, p.scale_log2, rescale);
+  }
 
-    template <int kCount>
-    __device__ __forceinline__ static void clear(float (&o)[kCount]) {
+  template <int kCount>
+  __device__ __forceinline__ static void clear(float (&o)[kCount]) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) o[i] = 0.0f;
-    }
+    for (int i = 0; i < kCount; ++i) o[i] = 0.0f;
+  }
 
-    __device__ __forceinline__ static void narrow_weights(const float (&s)[kStepKV / 2],
+  __device__ __forceinline__ static void narrow_weights(const float (&s)[kStepKV / 2],
                                                         uint32_t (&weights)[kStepKV / 4]) {
 #pragma unroll
-        for (int i = 0; i < kStepKV / 4; ++i) weights[i] = narrow2(s[2 * i], s[2 * i + 1]);
-    }
+    for (int i = 0; i < kStepKV / 4; ++i) weights[i] = narrow2(s[2 * i], s[2 * i + 1]);
+  }
 
-    // Normalised rows as elements into this warpgroup's own rows of the query tile, for the writer to store.
-    __device__ __forceinline__ void stage_tile(const float (&o)[kDim / 2]) {
-        const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
-        const uint32_t tile = shared_address(shared.query[query.stage]) + (warpgroup * 64 + row) * kRowBytes;
+  // Normalised rows as elements into this warpgroup's own rows of the query tile, for the writer to store.
+  __device__ __forceinline__ void stage_tile(const float (&o)[kDim / 2]) {
+    const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+    const uint32_t tile = shared_address(shared.query[query.stage]) + (warpgroup * 64 + row) * kRowBytes;
 #pragma unroll
-        for (int i = 0; i < kDim / 8; i += 2) {
-            const int chunk = i % 8 + lane / 16;
-            store_matrices(tile + i / 8 * kBlockQ * kRowBytes + (chunk ^ (row % 8)) * 16,
-                           narrow2(o[4 * i], o[4 * i + 1]), narrow2(o[4 * i + 2], o[4 * i + 3]),
-                           narrow2(o[4 * i + 4], o[4 * i + 5]), narrow2(o[4 * i + 6], o[4 * i + 7]));
-        }
-        fence_async_proxy();
+    for (int i = 0; i < kDim / 8; i += 2) {
+      const int chunk = i % 8 + lane / 16;
+      store_matrices(tile + i / 8 * kBlockQ * kRowBytes + (chunk ^ (row % 8)) * 16, narrow2(o[4 * i], o[4 * i + 1]),
+                     narrow2(o[4 * i + 2], o[4 * i + 3]), narrow2(o[4 * i + 4], o[4 * i + 5]),
+                     narrow2(o[4 * i + 6], o[4 * i + 7]));
     }
+    fence_async_proxy();
+  }
 
-    __device__ __forceinline__ void store_partial(const Assignment& assigned, const float (&o)[kDim / 2]) {
-        const int lane = thread % 32;
+  __device__ __forceinline__ void store_partial(const Assignment& assigned, const float (&o)[kDim / 2]) {
+    const int lane = thread % 32;
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
-            int64_t position;
-            // Most rows of a decoding tile are padding, and nobody reads them.
-            if (!query_position(p, assigned, row, position)) continue;
-            float* target = p.partial_out + partial_row(p, assigned, row) * p.head_dim_v;
+    for (int h = 0; h < 2; ++h) {
+      const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
+      int64_t position;
+      // Most rows of a decoding tile are padding, and nobody reads them.
+      if (!query_position(p, assigned, row, position)) continue;
+      float* target = p.partial_out + partial_row(p, assigned, row) * p.head_dim_v;
 #pragma unroll
-            for (int i = 0; i < kDim / 8; ++i) {
-                const int column = 8 * i + lane % 4 * 2;
-                if (column < p.head_dim_v) {
-                    *reinterpret_cast<float2*>(target + column) = make_float2(o[4 * i + 2 * h], o[4 * i + 2 * h + 1]);
-                }
-            }
+      for (int i = 0; i < kDim / 8; ++i) {
+        const int column = 8 * i + lane % 4 * 2;
+        if (column < p.head_dim_v) {
+          *reinterpret_cast<float2*>(target + column) = make_float2(o[4 * i + 2 * h], o[4 * i + 2 * h + 1]);
         }
+      }
     }
+  }
 
-    // Rows of a finishing work item: normalised, and joined with what another one has left in the workspace.
-    __device__ __forceinline__ void join_prior(const Assignment& assigned, float (&o)[kDim / 2],
-                                               const float (&inverse)[2]) {
-        const int lane = thread % 32;
+  // Rows of a finishing work item: normalised, and joined with what another one has left in the workspace.
+  __device__ __forceinline__ void join_prior(const Assignment& assigned, float (&o)[kDim / 2],
+                                             const float (&inverse)[2]) {
+    const int lane = thread % 32;
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
-            const int64_t prior = prior_row(p, assigned, row);
-            float& lse = shared.lse[query.stage][row];
-            Blend both = {1.0f, 0.0f, lse};
-            if (prior >= 0) both = blend(lse, p.partial_lse[prior]);
-            __syncwarp();
-            if (lane % 4 == 0) lse = both.lse;
-            const float* source = p.partial_out + max(prior, int64_t(0)) * p.head_dim_v + lane % 4 * 2;
-            const float own = both.own * inverse[h];
+    for (int h = 0; h < 2; ++h) {
+      const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
+      const int64_t prior = prior_row(p, assigned, row);
+      float& lse = shared.lse[query.stage][row];
+      Blend both = {1.0f, 0.0f, lse};
+      if (prior >= 0) both = blend(lse, p.partial_lse[prior]);
+      __syncwarp();
+      if (lane % 4 == 0) lse = both.lse;
+      const float* source = p.partial_out + max(prior, int64_t(0)) * p.head_dim_v + lane % 4 * 2;
+      const float own = both.own * inverse[h];
 #pragma unroll
-            for (int i = 0; i < kDim / 8; ++i) {
-                const bool real = prior >= 0 && 8 * i < p.head_dim_v;
-                const float2 rest = real ? __ldcs(reinterpret_cast<const float2*>(source + 8 * i)) : float2{};
-                o[4 * i + 2 * h] = o[4 * i + 2 * h] * own + rest.x * both.other;
-                o[4 * i + 2 * h + 1] = o[4 * i + 2 * h + 1] * own + rest.y * both.other;
-            }
-        }
+      for (int i = 0; i < kDim / 8; ++i) {
+        const bool real = prior >= 0 && 8 * i < p.head_dim_v;
+        const float2 rest = real ? __ldcs(reinterpret_cast<const float2*>(source + 8 * i)) : float2{};
+        o[4 * i + 2 * h] = o[4 * i + 2 * h] * own + rest.x * both.other;
+        o[4 * i + 2 * h + 1] = o[4 * i + 2 * h + 1] * own + rest.y * both.other;
+      }
     }
+  }
 
-    // Normalises the rows of the task at `query` and hands them to the writer.
-    __device__ __forceinline__ void finish(Softmax softmax, float (&o)[kDim / 2]) {
-        const int lane = thread % 32, first = warpgroup * 64 + thread / 32 * 16;
-        softmax.total();
-        float probe[2], inverse[2];
-        probe_rows(o, probe);
+  // Normalises the rows of the task at `query` and hands them to the writer.
+  __device__ __forceinline__ void finish(Softmax softmax, float (&o)[kDim / 2]) {
+    const int lane = thread % 32, first = warpgroup * 64 + thread / 32 * 16;
+    softmax.total();
+    float probe[2], inverse[2];
+    probe_rows(o, probe);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            probe[h] = quad_sum(probe[h] + softmax.row_sum[h] * 0.0f + (softmax.far(h) ? 1.0f : 0.0f));
-            inverse[h] = softmax.row_sum[h] == 0.0f ? 0.0f : 1.0f / softmax.row_sum[h];
-            if (lane % 4 == 0) shared.lse[query.stage][first + 8 * h + lane / 4] = softmax.lse(h);
-        }
-        uint32_t rows = 0;
-        if (__any_sync(0xffffffff, !(probe[0] + probe[1] == 0.0f))) {
-            for (int h = 0; h < 2; ++h) {
-                const uint32_t lanes = __ballot_sync(0xffffffff, !(probe[h] == 0.0f));
-                for (int r = 0; r < 8; ++r) rows |= (lanes >> (4 * r) & 1) << (8 * h + r);
-            }
-        }
-        if (lane == 0) shared.exact_rows[query.stage][first / 16] = rows;
-        const Assignment& assigned = shared.assigned[query.stage];
-        __syncwarp();
-        if (assigned.work.slot <= -2) join_prior(assigned, o, inverse);
-        else scale_rows(o, inverse);
-        named_sync(kOwn + warpgroup, 128);  // all of its warps are done with the query tile
-        if (assigned.work.slot >= 0) store_partial(assigned, o);
-        else stage_tile(o);
-        barrier_arrive(shared_address(&shared.done[query.stage]));
+    for (int h = 0; h < 2; ++h) {
+      probe[h] = quad_sum(probe[h] + softmax.row_sum[h] * 0.0f + (softmax.far(h) ? 1.0f : 0.0f));
+      inverse[h] = softmax.row_sum[h] == 0.0f ? 0.0f : 1.0f / softmax.row_sum[h];
+      if (lane % 4 == 0) shared.lse[query.stage][first + 8 * h + lane / 4] = softmax.lse(h);
     }
-
-    // Waits for a query tile and returns the number of steps of its work item; 0 ends the kernel.
-    __device__ __forceinline__ int open(const RingPosition<kQueries>& position) {
-        barrier_wait(shared_address(&shared.query_full[position.stage]), position.parity);
-        const Work& work = shared.assigned[position.stage].work;
-        return (work.end - work.begin + kTiles - 1) / kTiles;
+    uint32_t rows = 0;
+    if (__any_sync(0xffffffff, !(probe[0] + probe[1] == 0.0f))) {
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t lanes = __ballot_sync(0xffffffff, !(probe[h] == 0.0f));
+        for (int r = 0; r < 8; ++r) rows |= (lanes >> (4 * r) & 1) << (8 * h + r);
+      }
     }
+    if (lane == 0) shared.exact_rows[query.stage][first / 16] = rows;
+    const Assignment& assigned = shared.assigned[query.stage];
+    __syncwarp();
+    if (assigned.work.slot <= -2) join_prior(assigned, o, inverse);
+    else scale_rows(o, inverse);
+    named_sync(kOwn + warpgroup, 128);  // all of its warps are done with the query tile
+    if (assigned.work.slot >= 0) store_partial(assigned, o);
+    else stage_tile(o);
+    barrier_arrive(shared_address(&shared.done[query.stage]));
+  }
 
-    // One stream of steps through all tasks of this CTA: the products of a step run while the softmax of the next one
-    // (of the same task, or the first of the next task) is computed.
-    __device__ void run() {
-        if (warpgroup == kWarpgroups - 1) named_arrive(kTurn, 256);
-        int steps = open(query);
-        if (steps == 0) return finish_all(query);
-        float s[kStepKV / 2], o[kDim / 2], rescale[2];
-        uint32_t weights[kStepKV / 4];
-        softmax.reset();
-        clear(o);
-        wait_stage();
-        multiply_keys(s, rows_address(query.stage), stage_address(ring.stage));
-        weigh_first(s, rescale);
-        narrow_weights(s, weights);
-        bool last = steps == 1;
-        RingPosition<kQueries> ahead = query;  // the task whose step comes next
-        if (last) ahead.advance();
-        uint32_t rows = rows_address(ahead.stage), keys = stage_address(ring.stage);
-        while (true) {
-            steps = last ? open(ahead) : steps - 1;
-            if (steps == 0) break;
-            wait_stage();
-            named_sync(kTurn + warpgroup, 256);
-            multiply_keys(s, rows, keys);
-            const uint32_t key_stage = ring.stage;
-            const StepMask mask = load_mask(key_stage);
-            ring.advance();
-            wait_stage();
-            multiply_values(o, weights, stage_address(ring.stage));
-            named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
+  // Waits for a query tile and returns the number of steps of its work item; 0 ends the kernel.
+  __device__ __forceinline__ int open(const RingPosition<kQueries>& position) {
+    barrier_wait(shared_address(&shared.query_full[position.stage]), position.parity);
+    const Work& work = shared.assigned[position.stage].work;
+    return (work.end - work.begin + kTiles - 1) / kTiles;
+  }
 
-            const uint32_t value_stage = ring.stage;  // addresses of the next step, while this one is computed
-            const bool finished = last;
-            ring.advance();
-            keys = stage_address(ring.stage);
-            last = steps == 1;
-            if (last) ahead.advance();
-            rows = rows_address(ahead.stage);
+  // One stream of steps through all tasks of this CTA: the products of a step run while the softmax of the next one
+  // (of the same task, or the first of the next task) is computed.
+  __device__ void run() {
+    if (warpgroup == kWarpgroups - 1) named_arrive(kTurn, 256);
+    int steps = open(query);
+    if (steps == 0) return finish_all(query);
+    float s[kStepKV / 2], o[kDim / 2], rescale[2];
+    uint32_t weights[kStepKV / 4];
+    softmax.reset();
+    clear(o);
+    wait_stage();
+    multiply_keys(s, rows_address(query.stage), stage_address(ring.stage));
+    weigh_first(s, rescale);
+    narrow_weights(s, weights);
+    bool last = steps == 1;
+    RingPosition<kQueries> ahead = query;  // the task whose step comes next
+    if (last) ahead.advance();
+    uint32_t rows = rows_address(ahead.stage), keys = stage_address(ring.stage);
+    while (true) {
+      steps = last ? open(ahead) : steps - 1;
+      if (steps == 0) break;
+      wait_stage();
+      named_sync(kTurn + warpgroup, 256);
+      multiply_keys(s, rows, keys);
+      const uint32_t key_stage = ring.stage;
+      const StepMask mask = load_mask(key_stage);
+      ring.advance();
+      wait_stage();
+      multiply_values(o, weights, stage_address(ring.stage));
+      named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
 
-            wgmma_wait<1>();
-            pin(s);
-            release(key_stage);
-            const Softmax before = softmax;
-            if (finished) softmax.reset();
-            const bool moved = weigh(s, mask, rescale);
-            softmax.settle();
-            wgmma_wait<0>();
-            pin(o);
-            release(value_stage);
-            narrow_weights(s, weights);
-            if (finished) {
-                finish(before, o);
-                query.advance();
-                clear(o);
-            } else if (moved) {
-                scale_rows(o, rescale);
-            }
-        }
-        wait_stage();
-        multiply_values(o, weights, stage_address(ring.stage));
-        wgmma_wait<0>();
-        pin(o);
-        finish(softmax, o);
+      const uint32_t value_stage = ring.stage;  // addresses of the next step, while this one is computed
+      const bool finished = last;
+      ring.advance();
+      keys = stage_address(ring.stage);
+      last = steps == 1;
+      if (last) ahead.advance();
+      rows = rows_address(ahead.stage);
+
+      wgmma_wait<1>();
+      pin(s);
+      release(key_stage);
+      const Softmax before = softmax;
+      if (finished) softmax.reset();
+      const bool moved = weigh(s, mask, rescale);
+      softmax.settle();
+      wgmma_wait<0>();
+      pin(o);
+      release(value_stage);
+      narrow_weights(s, weights);
+      if (finished) {
+        finish(before, o);
         query.advance();
-        finish_all(query);
+        clear(o);
+      } else if (moved) {
+        scale_rows(o, rescale);
+      }
     }
+    wait_stage();
+    multiply_values(o, weights, stage_address(ring.stage));
+    wgmma_wait<0>();
+    pin(o);
+    finish(softmax, o);
+    query.advance();
+    finish_all(query);
+  }
 
-    // Softmax of the very first step, which has no product to hide behind.
-    __device__ __forceinline__ void weigh_first(float (&s)[kStepKV / 2], float (&rescale)[2]) {
-        const StepMask mask = load_mask(ring.stage);
-        wgmma_wait<0>();
-        pin(s);
-        release(ring.stage);
-        ring.advance();
-        weigh(s, mask, rescale);
-    }
+  // Softmax of the very first step, which has no product to hide behind.
+  __device__ __forceinline__ void weigh_first(float (&s)[kStepKV / 2], float (&rescale)[2]) {
+    const StepMask mask = load_mask(ring.stage);
+    wgmma_wait<0>();
+    pin(s);
+    release(ring.stage);
+    ring.advance();
+    weigh(s, mask, rescale);
+  }
 
-    // Passes the end marker on to the writer.
-    __device__ __forceinline__ void finish_all(const RingPosition<kQueries>& end) {
-        barrier_arrive(shared_address(&shared.done[end.stage]));
-    }
+  // Passes the end marker on to the writer.
+  __device__ __forceinline__ void finish_all(const RingPosition<kQueries>& end) {
+    barrier_arrive(shared_address(&shared.done[end.stage]));
+  }
 };
 
 }  // namespace spattn::hopper

@@ -15,35 +15,33 @@ namespace spattn::hopper {
 // Softmax attention of row `row` (position `query`) of a task; lane l holds dimensions l, l + 32, ... of the result.
 __device__ inline void exact_row(const Params& p, const Assignment& assigned, int row, int64_t query,
                                  float (&result)[kDim / 32], float& lse) {
-    const Work& work = assigned.work;
-    const Task& task = assigned.task;
-    const Element* q = static_cast<const Element*>(p.q) + task.batch * p.q_stride.batch +
-                       task.head_q * p.q_stride.head + query * p.q_stride.token;
-    const Element* k = static_cast<const Element*>(p.k) + task.batch * p.k_stride.batch +
-                       task.head_kv * p.k_stride.head;
-    const Element* v = static_cast<const Element*>(p.v) + task.batch * p.v_stride.batch +
-                       task.head_kv * p.v_stride.head;
-    const auto key = [&](int n) -> long long {
-        const int e = work.begin + n / kBlockKV, column = n % kBlockKV;
-        int64_t position;
-        if (!mask_allows(p.masks, p.entry_masks[e], row, column)) return -1;
-        const Entry entry = p.entries[e];
-        const View& view = p.key_views[work.key_view + entry.view];
-        return cell_position(view, entry.x, entry.y, entry.z, column, position) ? position : -1;
-    };
-    const auto dot = [&](int64_t position) {
-        double sum = 0;
-        for (int d = 0; d < p.head_dim; ++d) {
-            sum += double(widen(q[d])) * double(widen(k[position * p.k_stride.token + d]));
-        }
-        return p.sign * sum;
-    };
-    const auto value = [&](int64_t position, int d) {
-        return d < p.head_dim_v ? double(widen(v[position * p.v_stride.token + d])) : 0.0;
-    };
-    const auto exact = exact_attention<kDim / 32>((work.end - work.begin) * kBlockKV, p.scale_log2, key, dot, value);
-    for (int i = 0; i < kDim / 32; ++i) result[i] = float(exact.out[i]);
-    lse = float(exact.lse);
+  const Work& work = assigned.work;
+  const Task& task = assigned.task;
+  const Element* q = static_cast<const Element*>(p.q) + task.batch * p.q_stride.batch + task.head_q * p.q_stride.head +
+                     query * p.q_stride.token;
+  const Element* k = static_cast<const Element*>(p.k) + task.batch * p.k_stride.batch + task.head_kv * p.k_stride.head;
+  const Element* v = static_cast<const Element*>(p.v) + task.batch * p.v_stride.batch + task.head_kv * p.v_stride.head;
+  const auto key = [&](int n) -> long long {
+    const int e = work.begin + n / kBlockKV, column = n % kBlockKV;
+    int64_t position;
+    if (!mask_allows(p.masks, p.entry_masks[e], row, column)) return -1;
+    const Entry entry = p.entries[e];
+    const View& view = p.key_views[work.key_view + entry.view];
+    return cell_position(view, entry.x, entry.y, entry.z, column, position) ? position : -1;
+  };
+  const auto dot = [&](int64_t position) {
+    double sum = 0;
+    for (int d = 0; d < p.head_dim; ++d) {
+      sum += double(widen(q[d])) * double(widen(k[position * p.k_stride.token + d]));
+    }
+    return p.sign * sum;
+  };
+  const auto value = [&](int64_t position, int d) {
+    return d < p.head_dim_v ? double(widen(v[position * p.v_stride.token + d])) : 0.0;
+  };
+  const auto exact = exact_attention<kDim / 32>((work.end - work.begin) * kBlockKV, p.scale_log2, key, dot, value);
+  for (int i = 0; i < kDim / 32; ++i) result[i] = float(exact.out[i]);
+  lse = float(exact.lse);
 }
 
 }  // namespace spattn::hopper

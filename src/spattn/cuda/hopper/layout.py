@@ -67,9 +67,7 @@ def make_layout(plan: Plan) -> Layout:
     work = np.zeros(len(plan.work), dtype=WORK)
     work["query_view"], work["key_view"] = components["query_view"], components["key_view"]
     work["begin"], work["end"], work["slot"] = plan.work["begin"], plan.work["end"], finishers.slots
-    work["z"], work["y"], work["x"] = first_coordinates(
-        plan.views[components["query_view"]], plan.work["query_tile"]
-    ).T
+    work["z"], work["y"], work["x"] = first_coordinates(plan.views[components["query_view"]], plan.work["query_tile"]).T
     owner = plan.components[np.repeat(row_component, np.diff(plan.indptr))]
     entries = np.zeros(len(plan.indices), dtype=ENTRY)
     key_views_of = plan.views[owner["key_view"] + plan.key_view]

@@ -88,9 +88,7 @@ def _progressions(
         pending = [pair for pair in pending if pair[1] not in chosen]
 
 
-def halve(
-    specs: tuple[MapSpec, ...], views: np.ndarray, parts: int
-) -> tuple[tuple[MapSpec, ...], np.ndarray]:
+def halve(specs: tuple[MapSpec, ...], views: np.ndarray, parts: int) -> tuple[tuple[MapSpec, ...], np.ndarray]:
     """Gives each warpgroup its own box: the query box cut in `parts` along its first axis that can be."""
     halved, axes = [], []
     for spec in specs:
@@ -141,11 +139,19 @@ def encode_map(target: int, operand: Operand, spec: MapSpec, dtype: str, batch: 
     steps = [step * token for step in spec.strides] + [operand.strides[1] * ELEMENT_BYTES]
     strides = [step if step > 0 and size > 1 else 16 for step, size in zip(steps, extents[1:], strict=True)]
     status = library().cuTensorMapEncodeTiled(
-        ctypes.c_void_p(target), _MAP_TYPES[dtype], _RANK, ctypes.c_void_p(operand.pointer + offset),
-        (ctypes.c_uint64 * _RANK)(*extents), (ctypes.c_uint64 * (_RANK - 1))(*strides),
-        (ctypes.c_uint32 * _RANK)(PANEL, *spec.box, 1), (ctypes.c_uint32 * _RANK)(1, 1, 1, 1, 1),
-        0, _SWIZZLE_128B, _L2_256B, 0,
-    )  # fmt: skip
+        ctypes.c_void_p(target),
+        _MAP_TYPES[dtype],
+        _RANK,
+        ctypes.c_void_p(operand.pointer + offset),
+        (ctypes.c_uint64 * _RANK)(*extents),
+        (ctypes.c_uint64 * (_RANK - 1))(*strides),
+        (ctypes.c_uint32 * _RANK)(PANEL, *spec.box, 1),
+        (ctypes.c_uint32 * _RANK)(1, 1, 1, 1, 1),
+        0,
+        _SWIZZLE_128B,
+        _L2_256B,
+        0,
+    )
     if status:
         raise CudaError("cuTensorMapEncodeTiled", status, f"for {spec} over {operand}")
     return offset

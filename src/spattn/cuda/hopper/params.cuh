@@ -11,80 +11,81 @@ namespace spattn::hopper {
 // A view as TMA sees it (maps[map] reads k or q, maps[map + 1] reads v or writes out; `shift_*` adds the place of the
 // view inside a map that several views share) and as positions of the sequence.
 struct View {
-    int32_t map, shift_y, shift_z, unused;
-    int32_t half[4];  // query views: coordinates of the second warpgroup's box relative to the first's
-    int64_t offset;
-    int64_t stride[3];
-    int32_t extent[3];
-    int32_t box[3];
+  int32_t map, shift_y, shift_z, unused;
+  int32_t half[4];  // query views: coordinates of the second warpgroup's box relative to the first's
+  int64_t offset;
+  int64_t stride[3];
+  int32_t extent[3];
+  int32_t box[3];
 };
 
 // A work item. slot >= 0: it writes float32 rows to the workspace. slot == -1: it alone knows its rows and writes the
 // output. slot <= -2: it writes the output of rows that one other item has put into the workspace in an earlier launch;
 // row r of the tile finds them in workspace row priors[(-2 - slot) * block_q + r].
 struct Work {
-    int32_t query_view, x, y, z;  // first lattice coordinates of the query tile: axis 2, 1, 0
-    int32_t begin, end, key_view, slot;
+  int32_t query_view, x, y, z;  // first lattice coordinates of the query tile: axis 2, 1, 0
+  int32_t begin, end, key_view, slot;
 };
 
 struct Entry {
-    int32_t x, y, z, view;  // first lattice coordinates of the key tile, and its view, counted from the work item's key_view
+  int32_t x, y, z,
+      view;  // first lattice coordinates of the key tile, and its view, counted from the work item's key_view
 };
 
 // A work item of one head.
 struct Task {
-    int32_t item, batch, head_q, head_kv;
+  int32_t item, batch, head_q, head_kv;
 };
 
 struct Strides {
-    int64_t batch, head, token;  // in elements
+  int64_t batch, head, token;  // in elements
 };
 
 struct Params {
-    TensorMap maps[SPATTN_MAPS];
-    const Task* tasks;
-    const Work* work;
-    const Entry* entries;
-    const int32_t* entry_masks;
-    const uint32_t* masks;
-    const View* query_views;
-    const View* key_views;
-    const int32_t* priors;
-    const void* q;
-    const void* k;
-    const void* v;
-    void* out;
-    float* lse;
-    float* partial_out;  // workspace (batch·heads_q, partial_rows, head_dim_v)
-    float* partial_lse;  // workspace (batch·heads_q, partial_rows)
-    int32_t* counter;    // work-stealing counter: 0 before and after a launch
-    Strides q_stride, k_stride, v_stride, out_stride;
-    int64_t partial_rows, q_len;
-    int32_t task_count, heads_q, head_dim, head_dim_v;
-    int32_t q_batch, kv_batch;          // map coordinate of a head: batch * q_batch + head
-    int32_t batch_maps;                 // map of a batch entry: map + batch * batch_maps
-    float scale_log2, sign;             // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
+  TensorMap maps[SPATTN_MAPS];
+  const Task* tasks;
+  const Work* work;
+  const Entry* entries;
+  const int32_t* entry_masks;
+  const uint32_t* masks;
+  const View* query_views;
+  const View* key_views;
+  const int32_t* priors;
+  const void* q;
+  const void* k;
+  const void* v;
+  void* out;
+  float* lse;
+  float* partial_out;  // workspace (batch·heads_q, partial_rows, head_dim_v)
+  float* partial_lse;  // workspace (batch·heads_q, partial_rows)
+  int32_t* counter;    // work-stealing counter: 0 before and after a launch
+  Strides q_stride, k_stride, v_stride, out_stride;
+  int64_t partial_rows, q_len;
+  int32_t task_count, heads_q, head_dim, head_dim_v;
+  int32_t q_batch, kv_batch;  // map coordinate of a head: batch * q_batch + head
+  int32_t batch_maps;         // map of a batch entry: map + batch * batch_maps
+  float scale_log2, sign;     // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
 };
 
 // What merge.cu is given.
 struct Merge {
-    const int32_t *rows, *indptr, *sources;
-    const int4* heads;  // {first merge, last merge, batch, head} of every (batch, head)
-    const float *partial_out, *partial_lse;
-    void* out;
-    float* lse;
-    int64_t partial_rows, q_len;
-    Strides out_stride;
-    int32_t heads_q, head_dim_v, head_blocks, unused;  // head_blocks: CTAs of a head
+  const int32_t *rows, *indptr, *sources;
+  const int4* heads;  // {first merge, last merge, batch, head} of every (batch, head)
+  const float *partial_out, *partial_lse;
+  void* out;
+  float* lse;
+  int64_t partial_rows, q_len;
+  Strides out_stride;
+  int32_t heads_q, head_dim_v, head_blocks, unused;  // head_blocks: CTAs of a head
 };
 
 // Position of row-major cell `cell` of the box that starts at (x, y, z) of a view; false for padding.
 __device__ __forceinline__ bool cell_position(const View& view, int x, int y, int z, int cell, int64_t& position) {
-    const int c2 = x + cell % view.box[2];
-    const int c1 = y + cell / view.box[2] % view.box[1];
-    const int c0 = z + cell / (view.box[2] * view.box[1]);
-    position = view.offset + c0 * view.stride[0] + c1 * view.stride[1] + c2 * view.stride[2];
-    return c0 < view.extent[0] && c1 < view.extent[1] && c2 < view.extent[2];
+  const int c2 = x + cell % view.box[2];
+  const int c1 = y + cell / view.box[2] % view.box[1];
+  const int c0 = z + cell / (view.box[2] * view.box[1]);
+  position = view.offset + c0 * view.stride[0] + c1 * view.stride[1] + c2 * view.stride[2];
+  return c0 < view.extent[0] && c1 < view.extent[1] && c2 < view.extent[2];
 }
 
 }  // namespace spattn::hopper

@@ -31,11 +31,15 @@ _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f
 _HEADS_KEPT = 64
 
 STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "token")])
-MERGE = np.dtype([
-    *((name, "u8") for name in ("rows", "indptr", "sources", "heads", "partial_out", "partial_lse", "out", "lse")),
-    ("partial_rows", "i8"), ("q_len", "i8"), ("out_stride", STRIDES),
-    *((name, "i4") for name in ("heads_q", "head_dim_v", "head_blocks", "unused")),
-])  # fmt: skip
+MERGE = np.dtype(
+    [
+        *((name, "u8") for name in ("rows", "indptr", "sources", "heads", "partial_out", "partial_lse", "out", "lse")),
+        ("partial_rows", "i8"),
+        ("q_len", "i8"),
+        ("out_stride", STRIDES),
+        *((name, "i4") for name in ("heads_q", "head_dim_v", "head_blocks", "unused")),
+    ]
+)
 pack_merge = packer(MERGE).pack
 
 
@@ -49,16 +53,27 @@ def params_dtype(room: int) -> np.dtype:
     members += [(name, "f4") for name in _FLOATS]
     plain = np.dtype(members)
     inner, offsets = zip(*fields(plain).values(), strict=True)
-    return np.dtype({
-        "names": list(fields(plain)), "formats": list(inner), "offsets": list(offsets),
-        "itemsize": -(-plain.itemsize // ALIGNMENT) * ALIGNMENT,
-    })  # fmt: skip
+    return np.dtype(
+        {
+            "names": list(fields(plain)),
+            "formats": list(inner),
+            "offsets": list(offsets),
+            "itemsize": -(-plain.itemsize // ALIGNMENT) * ALIGNMENT,
+        }
+    )
 
 
 def structs(room: int) -> Mapping[str, np.dtype]:
     """The structs of params.cuh, with room for so many tensor maps."""
-    return {"View": VIEW, "Work": WORK, "Entry": ENTRY, "Task": TASK, "Strides": STRIDES, "Params": params_dtype(room),
-            "Merge": MERGE}  # fmt: skip
+    return {
+        "View": VIEW,
+        "Work": WORK,
+        "Entry": ENTRY,
+        "Task": TASK,
+        "Strides": STRIDES,
+        "Params": params_dtype(room),
+        "Merge": MERGE,
+    }
 
 
 class _Map(NamedTuple):

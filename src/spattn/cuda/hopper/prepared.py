@@ -109,9 +109,16 @@ class HopperPlan:
             load("merge", MAPS[0], False) if self.merge_blocks else None,
             call.q.shape[0] * call.q.shape[1] * self.merge_blocks,
             tuple(self.at[name] for name in names),
-            (call.plan.slots * call.plan.block_q, call.plan.q_len, *call.out.strides[:3], call.q.shape[1],
-             call.v.shape[3], self.merge_blocks, 0),
-        )  # fmt: skip
+            (
+                call.plan.slots * call.plan.block_q,
+                call.plan.q_len,
+                *call.out.strides[:3],
+                call.q.shape[1],
+                call.v.shape[3],
+                self.merge_blocks,
+                0,
+            ),
+        )
 
 
 @kept_with_plan

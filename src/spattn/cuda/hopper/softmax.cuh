@@ -13,16 +13,16 @@ namespace spattn::hopper {
 
 // 2^x with flushed denormals: one instruction, where exp2f() spends two more to scale them.
 __device__ __forceinline__ float exp2_flushed(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 
 // Two floats as packed elements, `low` in the low half.
 __device__ __forceinline__ uint32_t narrow2(float low, float high) {
-    Element2 pair;
-    narrow(low, high, pair);
-    return *reinterpret_cast<uint32_t*>(&pair);
+  Element2 pair;
+  narrow(low, high, pair);
+  return *reinterpret_cast<uint32_t*>(&pair);
 }
 
 // The row's reference moves only when a logit exceeds it by more than this in base 2, so weights stay below 2^8:
@@ -30,121 +30,121 @@ __device__ __forceinline__ uint32_t narrow2(float low, float high) {
 constexpr float kSlack = 8.0f;
 
 struct Softmax {
-    float reference[2];  // of the row's exponents: a logit times scale * log2(e)
-    float limit[2];      // raw logit above which the reference moves; -inf until the row has seen a key
-    float row_sum[2];    // this thread's columns only, until total()
+  float reference[2];  // of the row's exponents: a logit times scale * log2(e)
+  float limit[2];      // raw logit above which the reference moves; -inf until the row has seen a key
+  float row_sum[2];    // this thread's columns only, until total()
 
-    __device__ __forceinline__ void reset() {
-        reference[0] = reference[1] = row_sum[0] = row_sum[1] = 0.0f;
-        limit[0] = limit[1] = -infinity<float>();
-    }
+  __device__ __forceinline__ void reset() {
+    reference[0] = reference[1] = row_sum[0] = row_sum[1] = 0.0f;
+    limit[0] = limit[1] = -infinity<float>();
+  }
 
-    // Replaces logits by weights 2^(logit * scale_log2 - reference). True when a reference of this warp moved: what was
-    // accumulated before is then worth `rescale` times as much. Masked logits (-inf) weigh 0 under any reference.
-    template <int kCount>
-    __device__ __forceinline__ bool update(float (&s)[kCount], float scale_log2, float (&rescale)[2]) {
-        float largest[2];
+  // Replaces logits by weights 2^(logit * scale_log2 - reference). True when a reference of this warp moved: what was
+  // accumulated before is then worth `rescale` times as much. Masked logits (-inf) weigh 0 under any reference.
+  template <int kCount>
+  __device__ __forceinline__ bool update(float (&s)[kCount], float scale_log2, float (&rescale)[2]) {
+    float largest[2];
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float first = s[2 * h], second = s[2 * h + 1];
+    for (int h = 0; h < 2; ++h) {
+      float first = s[2 * h], second = s[2 * h + 1];
 #pragma unroll
-            for (int i = 4; i < kCount; i += 4) {
-                first = fmaxf(first, s[i + 2 * h]);
-                second = fmaxf(second, s[i + 2 * h + 1]);
-            }
-            largest[h] = fmaxf(first, second);
-        }
-        const bool moved = __any_sync(0xffffffff, largest[0] > limit[0] || largest[1] > limit[1]);
-        if (moved) move(largest, scale_log2, rescale);
-        weights_policy(s, scale_log2);
-        return moved;
+      for (int i = 4; i < kCount; i += 4) {
+        first = fmaxf(first, s[i + 2 * h]);
+        second = fmaxf(second, s[i + 2 * h + 1]);
+      }
+      largest[h] = fmaxf(first, second);
     }
+    const bool moved = __any_sync(0xffffffff, largest[0] > limit[0] || largest[1] > limit[1]);
+    if (moved) move(largest, scale_log2, rescale);
+    weights_policy(s, scale_log2);
+    return moved;
+  }
 
-    // The weights policy: replaces logits by weights, which multiply the values, and counts them in the rows' sums.
-    template <int kCount>
-    __device__ __forceinline__ void weights_policy(float (&s)[kCount], float scale_log2) {
+  // The weights policy: replaces logits by weights, which multiply the values, and counts them in the rows' sums.
+  template <int kCount>
+  __device__ __forceinline__ void weights_policy(float (&s)[kCount], float scale_log2) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float even = 0.0f, odd = 0.0f;
+    for (int h = 0; h < 2; ++h) {
+      float even = 0.0f, odd = 0.0f;
 #pragma unroll
-            for (int i = 0; i < kCount; i += 4) {
-                s[i + 2 * h] = exp2_flushed(s[i + 2 * h] * scale_log2 - reference[h]);
-                s[i + 2 * h + 1] = exp2_flushed(s[i + 2 * h + 1] * scale_log2 - reference[h]);
-                even += s[i + 2 * h];
-                odd += s[i + 2 * h + 1];
-            }
-            row_sum[h] += even + odd;
-        }
+      for (int i = 0; i < kCount; i += 4) {
+        s[i + 2 * h] = exp2_flushed(s[i + 2 * h] * scale_log2 - reference[h]);
+        s[i + 2 * h + 1] = exp2_flushed(s[i + 2 * h + 1] * scale_log2 - reference[h]);
+        even += s[i + 2 * h];
+        odd += s[i + 2 * h + 1];
+      }
+      row_sum[h] += even + odd;
     }
+  }
 
-    __device__ __forceinline__ void move(const float (&largest)[2], float scale_log2, float (&rescale)[2]) {
+  __device__ __forceinline__ void move(const float (&largest)[2], float scale_log2, float (&rescale)[2]) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const float top = quad_max(largest[h]);
-            const float moved = top * scale_log2;
-            const bool moves = top > limit[h];
-            rescale[h] = !moves ? 1.0f : limit[h] == -infinity<float>() ? 0.0f : exp2_flushed(reference[h] - moved);
-            reference[h] = moves ? moved : reference[h];
-            limit[h] = moves ? top + kSlack / scale_log2 : limit[h];
-            row_sum[h] *= rescale[h];
-        }
+    for (int h = 0; h < 2; ++h) {
+      const float top = quad_max(largest[h]);
+      const float moved = top * scale_log2;
+      const bool moves = top > limit[h];
+      rescale[h] = !moves ? 1.0f : limit[h] == -infinity<float>() ? 0.0f : exp2_flushed(reference[h] - moved);
+      reference[h] = moves ? moved : reference[h];
+      limit[h] = moves ? top + kSlack / scale_log2 : limit[h];
+      row_sum[h] *= rescale[h];
     }
+  }
 
-    // Sums of exponentials are never negative, but the compiler does not know: the branch keeps it from sinking the
-    // exponentials below what follows, the wait for the product that they are to hide behind.
-    __device__ __forceinline__ void settle() const {
-        if (fminf(row_sum[0], row_sum[1]) < 0.0f) __trap();
-    }
+  // Sums of exponentials are never negative, but the compiler does not know: the branch keeps it from sinking the
+  // exponentials below what follows, the wait for the product that they are to hide behind.
+  __device__ __forceinline__ void settle() const {
+    if (fminf(row_sum[0], row_sum[1]) < 0.0f) __trap();
+  }
 
-    __device__ __forceinline__ void total() {
-        row_sum[0] = quad_sum(row_sum[0]);
-        row_sum[1] = quad_sum(row_sum[1]);
-    }
+  __device__ __forceinline__ void total() {
+    row_sum[0] = quad_sum(row_sum[0]);
+    row_sum[1] = quad_sum(row_sum[1]);
+  }
 
-    // Whether the reference of a row is too large for its exponents to mean anything.
-    __device__ __forceinline__ bool far(int h) const { return !(fabsf(reference[h]) < kFarLogit<float>); }
+  // Whether the reference of a row is too large for its exponents to mean anything.
+  __device__ __forceinline__ bool far(int h) const { return !(fabsf(reference[h]) < kFarLogit<float>); }
 
-    // Natural logarithm of the sum of exponentials of a row; -inf when it attends to nothing.
-    __device__ __forceinline__ float lse(int h) const {
-        constexpr float kLn2 = 0.693147180559945309f;
-        return row_sum[h] == 0.0f ? -infinity<float>() : (reference[h] + __log2f(row_sum[h])) * kLn2;
-    }
+  // Natural logarithm of the sum of exponentials of a row; -inf when it attends to nothing.
+  __device__ __forceinline__ float lse(int h) const {
+    constexpr float kLn2 = 0.693147180559945309f;
+    return row_sum[h] == 0.0f ? -infinity<float>() : (reference[h] + __log2f(row_sum[h])) * kLn2;
+  }
 };
 
 // Two softmax results over disjoint keys as one: what each row is worth, and the joint lse.
 struct Blend {
-    float own, other, lse;
+  float own, other, lse;
 };
 
 __device__ __forceinline__ Blend blend(float own, float other) {
-    const float top = own > other || own != own ? own : other;
-    const float reference = top == -infinity<float>() ? 0.0f : top;
-    const float weight = expf(own - reference), weight_other = expf(other - reference), sum = weight + weight_other;
-    if (sum == 0.0f) return {0.0f, 0.0f, -infinity<float>()};
-    return {weight / sum, weight_other / sum, reference + logf(sum)};
+  const float top = own > other || own != own ? own : other;
+  const float reference = top == -infinity<float>() ? 0.0f : top;
+  const float weight = expf(own - reference), weight_other = expf(other - reference), sum = weight + weight_other;
+  if (sum == 0.0f) return {0.0f, 0.0f, -infinity<float>()};
+  return {weight / sum, weight_other / sum, reference + logf(sum)};
 }
 
 // accumulator[row h] *= factor[h].
 template <int kCount>
 __device__ __forceinline__ void scale_rows(float (&accumulator)[kCount], const float (&factor)[2]) {
 #pragma unroll
-    for (int i = 0; i < kCount; i += 4) {
-        accumulator[i] *= factor[0];
-        accumulator[i + 1] *= factor[0];
-        accumulator[i + 2] *= factor[1];
-        accumulator[i + 3] *= factor[1];
-    }
+  for (int i = 0; i < kCount; i += 4) {
+    accumulator[i] *= factor[0];
+    accumulator[i + 1] *= factor[0];
+    accumulator[i + 2] *= factor[1];
+    accumulator[i + 3] *= factor[1];
+  }
 }
 
 // Per row h: NaN when any of its values is not finite, else 0.
 template <int kCount>
 __device__ __forceinline__ void probe_rows(const float (&accumulator)[kCount], float (&probe)[2]) {
-    probe[0] = probe[1] = 0.0f;
+  probe[0] = probe[1] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kCount; i += 4) {
-        probe[0] = fmaf(accumulator[i], 0.0f, fmaf(accumulator[i + 1], 0.0f, probe[0]));
-        probe[1] = fmaf(accumulator[i + 2], 0.0f, fmaf(accumulator[i + 3], 0.0f, probe[1]));
-    }
+  for (int i = 0; i < kCount; i += 4) {
+    probe[0] = fmaf(accumulator[i], 0.0f, fmaf(accumulator[i + 1], 0.0f, probe[0]));
+    probe[1] = fmaf(accumulator[i + 2], 0.0f, fmaf(accumulator[i + 3], 0.0f, probe[1]));
+  }
 }
 
 }  // namespace spattn::hopper

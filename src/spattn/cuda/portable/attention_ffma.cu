@@ -117,7 +117,7 @@ __device__ __forceinline__ void multiply_query_key(Scores& s, const Element* q, 
 
 // O += P V for one slice of output columns
 __device__ __forceinline__ void multiply_weight_value(Output& o, int slice, const Element* p, const Element* v, int x,
-                                                           int y) {
+                                                      int y) {
 #pragma unroll kUnroll
   for (int key = 0; key < kKeys; key += kVector) {
     Chunk b[kVector];
@@ -160,8 +160,8 @@ __device__ __forceinline__ void logits_policy(Scores& s, const Params& params, i
 
 // The weights policy: writes the weights exp2(S · scale_log2 − reference) of a row, which multiply the values, and
 // returns the sum that the row's total counts.
-__device__ __forceinline__ Sum weights_policy(const Sum (&s)[kColumns], Element* row, Sum scale_log2,
-                                              Sum reference, int x) {
+__device__ __forceinline__ Sum weights_policy(const Sum (&s)[kColumns], Element* row, Sum scale_log2, Sum reference,
+                                              int x) {
   Sum sum = 0;
 #pragma unroll
   for (int j = 0; j < kColumns; ++j) {

@@ -35,8 +35,7 @@ __device__ __forceinline__ void load_fragments(unsigned (&a)[kAtoms][4], const S
 // S = Q Kᵀ
 __device__ __forceinline__ void multiply_query_key(Scores& s, const Shared& shared, QueryFragments& q) {
   const int lane = threadIdx.x % 32;
-  const unsigned base =
-      shared_address(shared.k + chunk_at<kChunks>(lane / 16 * 8 + lane % 8, lane / 8 % 2) * kVector);
+  const unsigned base = shared_address(shared.k + chunk_at<kChunks>(lane / 16 * 8 + lane % 8, lane / 8 % 2) * kVector);
 #pragma unroll
   for (int atom = 0; atom < kAtoms; ++atom) {
 #pragma unroll

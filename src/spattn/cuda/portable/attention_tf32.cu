@@ -115,8 +115,7 @@ __device__ __forceinline__ void multiply_query_key(Scores& scores, const Shared&
 }
 
 // O += P V
-__device__ __forceinline__ void multiply_weight_value(Output& output, const Scores& weights,
-                                                           const Shared& shared) {
+__device__ __forceinline__ void multiply_weight_value(Output& output, const Scores& weights, const Shared& shared) {
   const int lane = threadIdx.x % 32, group = lane / 4, quad_lane = lane % 4;
   const auto& p = weights[0];
   auto& o = output[0];

@@ -35,7 +35,7 @@ struct Array {
 // Tasks (work items or merges) of every variant × the (batch, head) numbers that use the variant.
 // Tasks of one head lie together, so that heads that run at the same time share K and V in L2.
 struct LaunchList {
-  const int* task_indptr;          // (variants + 1): tasks of a variant
+  const int* task_indptr;         // (variants + 1): tasks of a variant
   const int* head_indptr;         // (variants + 1): its part of `heads`
   const int* heads;               // batch * heads_q + head
   const long long* first_number;  // (variants + 1): where its tasks × heads start
@@ -51,7 +51,7 @@ struct Params {
   void* partial_lse;      // workspace: (batch * heads_q, slots, block_q)
   long long first_block;  // of this launch; a grid has at most 2^31 - 1 blocks
   double scale_log2;      // |scale| · log2(e); 1 when scale is 0
-  int sign;       // sign of scale: the kernels multiply it into Q, so that scale_log2 is always positive
+  int sign;               // sign of scale: the kernels multiply it into Q, so that scale_log2 is always positive
   int heads_q;
   int heads_per_kv;  // heads_q / heads_kv
   int head_dim, head_dim_v;

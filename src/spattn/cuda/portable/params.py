@@ -18,21 +18,37 @@ _ARRAYS = ("views", "components", "indices", "key_view", "mask", "masks", "work"
 
 ARRAY = np.dtype([("data", "u8"), *((name, "i8") for name in ("batch", "head", "row", "column"))])
 LAUNCH_LIST = np.dtype(
-    [*((name, "u8") for name in ("task_indptr", "head_indptr", "heads", "first_number")), ("numbers", "i8"),
-     ("variants", "i4")], align=True,
-)  # fmt: skip
+    [
+        *((name, "u8") for name in ("task_indptr", "head_indptr", "heads", "first_number")),
+        ("numbers", "i8"),
+        ("variants", "i4"),
+    ],
+    align=True,
+)
 _CALL = [
-    *((name, ARRAY) for name in ("q", "k", "v", "out")), *((name, "u8") for name in ("lse", "partial", "partial_lse")),
-    ("first_block", "i8"), ("scale_log2", "f8"),
+    *((name, ARRAY) for name in ("q", "k", "v", "out")),
+    *((name, "u8") for name in ("lse", "partial", "partial_lse")),
+    ("first_block", "i8"),
+    ("scale_log2", "f8"),
     *((name, "i4") for name in ("sign", "heads_q", "heads_per_kv", "head_dim", "head_dim_v")),
-]  # fmt: skip
-_PLAN = [*((name, "u8") for name in _ARRAYS), ("items", LAUNCH_LIST), ("merges", LAUNCH_LIST),
-         *((name, "i4") for name in ("q_len", "slots", "block_q"))]  # fmt: skip
+]
+_PLAN = [
+    *((name, "u8") for name in _ARRAYS),
+    ("items", LAUNCH_LIST),
+    ("merges", LAUNCH_LIST),
+    *((name, "i4") for name in ("q_len", "slots", "block_q")),
+]
 PARAMS = np.dtype(_CALL + _PLAN, align=True)
 
 # The structs of params.cuh.
-STRUCTS = {"View": VIEW, "Component": COMPONENT, "Work": WORK, "Array": ARRAY, "LaunchList": LAUNCH_LIST,
-           "Params": PARAMS}  # fmt: skip
+STRUCTS = {
+    "View": VIEW,
+    "Component": COMPONENT,
+    "Work": WORK,
+    "Array": ARRAY,
+    "LaunchList": LAUNCH_LIST,
+    "Params": PARAMS,
+}
 
 _pack_call, _pack_plan = (packer(np.dtype(fields, align=True)).pack for fields in (_CALL, _PLAN))
 

@@ -63,8 +63,8 @@ class TileItem {
     entry.blocks = (entry.place.cells() + kTileTerms - 1) / kTileTerms;
     int64_t* const position = s_.rows.position.key;
     entry.keys = tile_rows(keys_, entry.place, entry.rows(), call.head_dim, s_.depth_key, position, s_.key_rows);
-    entry.values = tile_rows(values_, entry.place, entry.rows(), call.head_dim_v, s_.depth_value, position,
-                             s_.value_rows);
+    entry.values =
+        tile_rows(values_, entry.place, entry.rows(), call.head_dim_v, s_.depth_value, position, s_.value_rows);
     return entry;
   }
 

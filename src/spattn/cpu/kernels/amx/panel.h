@@ -7,8 +7,8 @@ namespace SPATTN_ISA {
 
 // Every factor or result with queries along its rows is made of panel tiles, whose rows are twice as long as those of a
 // tile: the two tiles of a panel lie side by side.
-constexpr int kPanel = 2 * kTileColumns;      // queries
-constexpr int kPanelBytes = 2 * kTileBytes;  // of a row
+constexpr int kPanel = 2 * kTileColumns;                                                     // queries
+constexpr int kPanelBytes = 2 * kTileBytes;                                                  // of a row
 constexpr int64_t kTileSize = kTileRows * kTileBytes, kPanelSize = kTileRows * kPanelBytes;  // bytes
 
 // A row of N tiles of C: registers C and C + 1, and A, 6 and 7 for the factors.

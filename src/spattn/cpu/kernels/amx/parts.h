@@ -33,8 +33,8 @@ struct WholeParts {
   using Bits = BitsVec<float>;
   static constexpr int kParts = 1;
   static constexpr bool kAddsInPlace = true;  // O' += V' P' on the tiles
-  static constexpr float kRescale[] = {2.17022549e-4f, 1.24396884e-3f, 9.67884064e-3f, 5.54833412e-2f,
-                                       2.40229830e-1f, 6.93147004e-1f, 1.0f};
+  static constexpr float kRescale[] = {
+      2.17022549e-4f, 1.24396884e-3f, 9.67884064e-3f, 5.54833412e-2f, 2.40229830e-1f, 6.93147004e-1f, 1.0f};
 
   // Finds queries and keys with numbers that are not finite, or so large that sums of products might not be: weights in
   // the integers know neither NaN nor infinity.
@@ -80,13 +80,11 @@ struct WholeParts {
     // 512 (f - (2^f - 1)) for f = (j - 1/8) / 128, modulo 1, rounded up: that takes back half a step, by which rounding
     // to a fourth of the steps is off.
     alignas(64) static constexpr uint8_t kTable[128] = {
-        1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23,
-        24, 24, 25, 26, 27, 28, 29, 29, 30, 31, 32, 32, 33, 34, 34, 35, 35, 36, 37, 37, 38, 38,
-        39, 39, 40, 40, 40, 41, 41, 42, 42, 42, 43, 43, 43, 43, 44, 44, 44, 44, 44, 44, 44, 44,
-        45, 45, 45, 45, 45, 44, 44, 44, 44, 44, 44, 44, 43, 43, 43, 43, 42, 42, 42, 41, 41, 40,
-        40, 40, 39, 38, 38, 37, 37, 36, 36, 35, 34, 33, 33, 32, 31, 30, 29, 29, 28, 27, 26, 25,
-        24, 23, 22, 21, 19, 18, 17, 16, 15, 13, 12, 11, 9, 8, 7, 5, 4, 2
-    };
+        1,  2,  3,  4,  5,  6,  7,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 24, 25, 26,
+        27, 28, 29, 29, 30, 31, 32, 32, 33, 34, 34, 35, 35, 36, 37, 37, 38, 38, 39, 39, 40, 40, 40, 41, 41, 42,
+        42, 42, 43, 43, 43, 43, 44, 44, 44, 44, 44, 44, 44, 44, 45, 45, 45, 45, 45, 44, 44, 44, 44, 44, 44, 44,
+        43, 43, 43, 43, 42, 42, 42, 41, 41, 40, 40, 40, 39, 38, 38, 37, 37, 36, 36, 35, 34, 33, 33, 32, 31, 30,
+        29, 29, 28, 27, 26, 25, 24, 23, 22, 21, 19, 18, 17, 16, 15, 13, 12, 11, 9,  8,  7,  5,  4,  2};
     static constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: integers up to 2^22 more stand in the low bits
     static constexpr float kNone = kMagic + 1;    // from here on weights round to 0
     __m512 factor, start;
@@ -95,8 +93,7 @@ struct WholeParts {
     SPATTN_INLINE Weigh(Vec<float> reference, Logits<float> logits)
         : factor(_mm512_set1_ps(logits.factor * kSteps)),
           start((__m512)(kMagic + 127 * kSteps + 2 - reference * kSteps)),  // 2: half of a step of the result
-          low(_mm512_load_si512(kTable)),
-          high(_mm512_load_si512(kTable + 64)) {}
+          low(_mm512_load_si512(kTable)), high(_mm512_load_si512(kTable + 64)) {}
 
     SPATTN_INLINE void operator()(Vec<float> even, Vec<float> odd, Bits (&parts)[kParts], Vec<float>& sum) const {
       const auto exponent = [&](Vec<float> score) {
@@ -120,8 +117,8 @@ struct TwoParts {
   using Bits = BitsVec<float>;
   static constexpr int kParts = 2;
   static constexpr bool kAddsInPlace = false;
-  static constexpr float kExp2[] = {2.17022549e-4f, 1.24396884e-3f, 9.67884064e-3f, 5.54833412e-2f,
-                                    2.40229830e-1f, 6.93147004e-1f, 1.0f};
+  static constexpr float kExp2[] = {
+      2.17022549e-4f, 1.24396884e-3f, 9.67884064e-3f, 5.54833412e-2f, 2.40229830e-1f, 6.93147004e-1f, 1.0f};
   static constexpr const auto& kRescale = kExp2;
 
   // Nothing to find: a number that is not finite leaves NaN in a part, and so in the row's sum.

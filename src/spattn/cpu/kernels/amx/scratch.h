@@ -80,7 +80,7 @@ template <class Path> struct AmxScratch {
   float* product;              // [value_tiles]: V' P', on its way to O'
   typename Path::Row* staged;  // rows to pack
   PackedTiles<Path> tiles;
-  Entry* entries;              // as many as tiles stay packed
+  Entry* entries;  // as many as tiles stay packed
 
   AmxScratch(const Call& call, Arena& arena) : AmxScratch(call, Widths<float>(call), arena) {}
 
@@ -102,8 +102,8 @@ template <class Path> struct AmxScratch {
         weight_tiles(arena.array<char>(kParts * weight_part())),
         output_tiles(arena.array<float>(panels(width) * counts.value_tiles * kPanelSize / 4)),
         product(arena.array<float>(counts.value_tiles * kPanelSize / 4)),
-        staged(arena.array<typename Path::Row>(call.plan.block_kv * counts.larger_width())),
-        tiles(call, cache, arena), entries(arena.array<Entry>(tiles.capacity)) {}
+        staged(arena.array<typename Path::Row>(call.plan.block_kv * counts.larger_width())), tiles(call, cache, arena),
+        entries(arena.array<Entry>(tiles.capacity)) {}
 
   static int64_t panels(const Widths<float>& width) { return (width.query + kPanel - 1) / kPanel; }
 };

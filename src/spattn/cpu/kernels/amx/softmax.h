@@ -81,8 +81,8 @@ bool move_column(int64_t first, Vec<float> tile_max, Logits<float> logits, const
 // `out` = P' of `keys` keys, whole steps, from the scores of a column; adds to its sums. Parts of weights are
 // `part_bytes` apart.
 template <class Path>
-void weigh_column(const float* scores, int64_t first, int64_t keys, Logits<float> logits, char* out,
-                  int64_t part_bytes, const RowStatistics<float>& rows) {
+void weigh_column(const float* scores, int64_t first, int64_t keys, Logits<float> logits, char* out, int64_t part_bytes,
+                  const RowStatistics<float>& rows) {
   using V = Vec<float>;
   const typename Path::Weigh weigh(load<V>(rows.reference + first), logits);
   V sum[kColumnChains] = {};

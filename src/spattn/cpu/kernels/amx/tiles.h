@@ -14,7 +14,7 @@ namespace spattn {
 namespace SPATTN_ISA {
 
 constexpr int kTileRows = 16, kTileBytes = 64;
-constexpr int kTileTerms = 32;   // of a product, in one tile
+constexpr int kTileTerms = 32;  // of a product, in one tile
 constexpr int kTileColumns = 16;
 
 #if defined(SPATTN_AMX_EMULATED)

@@ -20,10 +20,9 @@ void add_tile(const Item& item, int64_t entry, const Head& keys, const Head& val
   const Tile place = item.key_tile(entry);
   int64_t* const position = s.rows.position.key;
   const int64_t rows = round_up(place.cells(), kKeyRows);
-  const KeyTile<T> tile = {
-      key_rows<E>(keys, place, rows, call.head_dim, s.width.key, position, s.staging.keys),
-      key_rows<E>(values, place, rows, call.head_dim_v, s.width.value, position, s.staging.values), rows, cells,
-      Mask(call.plan, entry)};
+  const KeyTile<T> tile = {key_rows<E>(keys, place, rows, call.head_dim, s.width.key, position, s.staging.keys),
+                           key_rows<E>(values, place, rows, call.head_dim_v, s.width.value, position, s.staging.values),
+                           rows, cells, Mask(call.plan, entry)};
   for (int64_t key = list_positions(place, position); key < rows; ++key) position[key] = kPadding;
   if (tile.mask) s.mask.expand(tile.mask, cells, tile.rows);
   compute_weights(call, tile, SplitLogits<T>(call.scale), s);

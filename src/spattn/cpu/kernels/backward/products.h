@@ -39,8 +39,8 @@ template <class T> struct KeyTile {
 
 // kKeyRows rows of P' and dS' by N vectors of queries.
 template <class T, int N, bool kMasked>
-void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column,
-                  SplitLogits<T> logits, BackwardScratch<T>& s) {
+void weight_block(const Call& call, const KeyTile<T>& tile, int64_t key, int64_t column, SplitLogits<T> logits,
+                  BackwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
   constexpr int64_t kBits = LaneMask<T>::kBits;
   const int64_t ld = s.width.query, at = key * ld + column;
@@ -138,7 +138,7 @@ SPATTN_INLINE void add_keys(const T* left, Operand<T> right, int64_t begin, int6
 // R rows of dK and dV, the widths of both as whole vectors of up to kOutputVectors.
 template <class T, int R, int N>
 SPATTN_INLINE void add_key_columns(const T* left, Operand<T> right, int64_t begin, int64_t end, int64_t key, T* sums,
-                                  int64_t ld, int64_t first_key, int64_t& column, const BackwardScratch<T>& s) {
+                                   int64_t ld, int64_t first_key, int64_t& column, const BackwardScratch<T>& s) {
   for (; right.ld - column >= N * kLanes<T>; column += N * kLanes<T>) {
     add_keys<T, R, N>(left, right, begin, end, key, column, sums, ld, first_key, s);
   }
@@ -172,7 +172,7 @@ template <class T> void add_key_gradients(const KeyTile<T>& tile, const Sums& su
 // Rows [row, row + R) of N vectors of dQ: += dS K.
 template <class T, int R, int N>
 SPATTN_INLINE void add_query_columns(const KeyTile<T>& tile, int64_t row, int64_t begin, int64_t end, int64_t& column,
-                                    BackwardScratch<T>& s) {
+                                     BackwardScratch<T>& s) {
   for (; s.width.key - column >= N * kLanes<T>; column += N * kLanes<T>) {
     Vec<T> sum[R][N] = {};
     multiply(s.gradients + begin * s.width.query + row, 1, s.width.query,

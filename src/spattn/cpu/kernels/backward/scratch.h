@@ -20,8 +20,8 @@ template <class T> struct GradientRows {
 
   GradientRows(const Call& call, const Widths<T>& width, Arena& arena)
       : position(call, arena), exact(width.query, call.head_dim, arena), lse2(arena.array<T>(width.query)),
-        lse2_low(arena.array<T>(width.query)), delta(arena.array<T>(width.query)),
-        idle(arena.array<bool>(width.query)), ld(width.key), dq(arena.array<T>(width.query * width.key)) {}
+        lse2_low(arena.array<T>(width.query)), delta(arena.array<T>(width.query)), idle(arena.array<bool>(width.query)),
+        ld(width.key), dq(arena.array<T>(width.query * width.key)) {}
 };
 
 // Q, dO and O of the queries of an item, padded with zeros to `width` and `width_value`.
@@ -49,9 +49,8 @@ template <class T> struct BackwardScratch {
 
   BackwardScratch(const Call& call, Arena& arena)
       : width(call), rows(call, width, arena), raw(width.query, width.key, width.value, arena),
-        mask(call, width.query, arena), staging(call, width, arena),
-        query(arena.array<T>(call.head_dim * width.query)), dout(arena.array<T>(call.head_dim_v * width.query)),
-        weights(arena.array<T>(call.plan.block_kv * width.query)),
+        mask(call, width.query, arena), staging(call, width, arena), query(arena.array<T>(call.head_dim * width.query)),
+        dout(arena.array<T>(call.head_dim_v * width.query)), weights(arena.array<T>(call.plan.block_kv * width.query)),
         gradients(arena.array<T>(call.plan.block_kv * width.query)) {}
 };
 

@@ -73,7 +73,9 @@ SPATTN_INLINE void visit_rows(const Head& head, const Tile& tile, const Tile& ne
 }
 
 // How many rows are computed at once: their accumulators, for several keys or features, fill the registers.
-template <int N> struct Count { static constexpr int value = N; };
+template <int N> struct Count {
+  static constexpr int value = N;
+};
 template <class T> constexpr int kRowsAtOnce = kLanes<T> < 4 ? kLanes<T> : 4;
 
 // run(Count<R>, first) for blocks of R rows, then for what is left in halves of R.
@@ -117,7 +119,7 @@ void multiply_keys(const Rows& keys, int64_t count, const T* query, int64_t dept
 // N vectors of R rows of O, from `column` of V on: O = rescale * O + P V, or P V for the first tile of an item.
 template <class Stored, int R, int N, class T>
 void multiply_values(const Rows& values, int64_t column, int64_t keys, const T* weights, int64_t ld_weight,
-                const T* rescale, T* output, int64_t ld) {
+                     const T* rescale, T* output, int64_t ld) {
   constexpr int L = kLanes<T>;
   Vec<T> sum[R][N] = {};
   for (int64_t key = 0; key < keys; ++key) {
@@ -206,24 +208,24 @@ void add_tile(const Item& item, int64_t entry, const Head& keys, const Head& val
   const int64_t ld_key = s.width.key, ld_value = s.width.value;
   visit_rows<E>(keys, tile, next, count, call.head_dim, ld_key, s.position.key, s.staging.keys,
                 [&](auto stored, Rows k) {
-    in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-      multiply_keys<decltype(stored), decltype(some)::value>(k, count, s.query + row * ld_key, ld_key,
-                                                             s.scores + row * ld, ld);
-      k.width = 0;  // prefetched
-    });
-  });
+                  in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
+                    multiply_keys<decltype(stored), decltype(some)::value>(k, count, s.query + row * ld_key, ld_key,
+                                                                           s.scores + row * ld, ld);
+                    k.width = 0;  // prefetched
+                  });
+                });
   weigh_rows(Mask(call.plan, entry), cells, count, rows, ld, logits, s);
-  visit_rows<E>(values, tile, next, count, call.head_dim_v, ld_value, s.position.key, s.staging.values,
-                [&](auto stored, Rows v) {
-    in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-      in_blocks<W>(ld_value / L, [&](auto vectors, int64_t column) {
-        multiply_values<decltype(stored), decltype(some)::value, decltype(vectors)::value>(
-            v, column * L, count, s.scores + row * ld, ld, entry == item.work.begin ? nullptr : s.rows.rescale + row,
-            s.output.row(row) + column * L, ld_value);
-        v.width = 0;
+  visit_rows<E>(
+      values, tile, next, count, call.head_dim_v, ld_value, s.position.key, s.staging.values, [&](auto stored, Rows v) {
+        in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
+          in_blocks<W>(ld_value / L, [&](auto vectors, int64_t column) {
+            multiply_values<decltype(stored), decltype(some)::value, decltype(vectors)::value>(
+                v, column * L, count, s.scores + row * ld, ld,
+                entry == item.work.begin ? nullptr : s.rows.rescale + row, s.output.row(row) + column * L, ld_value);
+            v.width = 0;
+          });
+        });
       });
-    });
-  });
 }
 
 // As many heads of an item, up to `end`, as there are rows for.

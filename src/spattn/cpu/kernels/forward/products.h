@@ -172,7 +172,7 @@ SPATTN_INLINE void output_rows(Operand<typename Path::Element> values, Keys keys
 // N vectors of O, for the query cells [0, cells) and up to one more.
 template <class Path, int N>
 void output_columns(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask, int64_t column,
-                  bool first, ForwardScratch<typename Path::T>& s) {
+                    bool first, ForwardScratch<typename Path::T>& s) {
   static_assert(kOutputRows == 6, "the remainders below");
   int64_t row = 0;
   for (; cells - row > 4; row += 6) output_rows<Path, 6, N>(values, keys, mask, row, column, first, s);
@@ -181,8 +181,8 @@ void output_columns(Operand<typename Path::Element> values, Keys keys, int64_t c
 
 // O = rescale * O + P V; the first time O = P V.
 template <class Path>
-void accumulate_output(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask,
-                       bool first, ForwardScratch<typename Path::T>& s) {
+void accumulate_output(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask, bool first,
+                       ForwardScratch<typename Path::T>& s) {
   constexpr int L = kLanes<typename Path::T>, W = kOutputVectors;
   int64_t column = 0;
   for (; s.output.ld - column >= W * L; column += W * L) {

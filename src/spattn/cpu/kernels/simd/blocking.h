@@ -12,7 +12,7 @@ namespace SPATTN_ISA {
 #if defined(__AVX512F__) || defined(__aarch64__)  // 32 vector registers
 constexpr int kKeyRows = 8, kQueryVectors = 3;    // S': 8 keys by 3 vectors of queries
 constexpr int kOutputRows = 6, kOutputVectors = 4;
-#else                                             // 16
+#else  // 16
 constexpr int kKeyRows = 4, kQueryVectors = 3;
 constexpr int kOutputRows = 6, kOutputVectors = 2;
 #endif

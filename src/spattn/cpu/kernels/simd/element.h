@@ -67,8 +67,12 @@ struct Float16 {
 
 // Elements that are stored as what the kernels compute in.
 template <class T> struct NativeOf;
-template <> struct NativeOf<float> { using Type = Float32; };
-template <> struct NativeOf<double> { using Type = Float64; };
+template <> struct NativeOf<float> {
+  using Type = Float32;
+};
+template <> struct NativeOf<double> {
+  using Type = Float64;
+};
 template <class T> using Native = typename NativeOf<T>::Type;
 
 // A vector's worth of adjacent elements; any alignment.

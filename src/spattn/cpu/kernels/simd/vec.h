@@ -69,7 +69,9 @@ constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple -
 // Lanes of `a` and `b` interleaved: the first half of the result pairs, then the second.
 template <int... I> struct Lane {};
 template <int N, int... I> struct MakeLanes : MakeLanes<N - 1, N - 1, I...> {};
-template <int... I> struct MakeLanes<0, I...> { using type = Lane<I...>; };
+template <int... I> struct MakeLanes<0, I...> {
+  using type = Lane<I...>;
+};
 
 template <int L, class V, int... I> SPATTN_INLINE V zip_low(V a, V b, Lane<I...>) {
   return __builtin_shufflevector(a, b, (I / 2 + I % 2 * L)...);

@@ -13,8 +13,7 @@ struct Head {
   int64_t position, feature;  // strides in bytes
 
   Head(const Array& array, int64_t batch, int64_t head)
-      : data(array.data + batch * array.stride[0] + head * array.stride[1]),
-        position(array.stride[2]),
+      : data(array.data + batch * array.stride[0] + head * array.stride[1]), position(array.stride[2]),
         feature(array.stride[3]) {}
 };
 
@@ -67,8 +66,8 @@ inline void prefetch_rows(const Head& head, const Tile& tile, int64_t bytes) {
 template <class E> bool readable_in_place(const Head& head, const Tile& tile) {
   using T = typename E::Compute;
   constexpr int64_t size = sizeof(T);
-  return sizeof(typename E::Storage) == sizeof(T) && head.feature == size && tile.even() &&
-         head.position % size == 0 && reinterpret_cast<uintptr_t>(head.data) % size == 0;
+  return sizeof(typename E::Storage) == sizeof(T) && head.feature == size && tile.even() && head.position % size == 0 &&
+         reinterpret_cast<uintptr_t>(head.data) % size == 0;
 }
 
 template <class E> Operand<typename E::Compute> in_place(const Head& head, const Tile& tile) {

@@ -11,8 +11,7 @@ template <class T> struct Widths {
   int64_t query, key, value;
 
   explicit Widths(const Call& call)
-      : query(round_up(call.plan.block_q, kLanes<T>)),
-        key(round_up(call.head_dim, kLanes<T>)),
+      : query(round_up(call.plan.block_q, kLanes<T>)), key(round_up(call.head_dim, kLanes<T>)),
         value(round_up(call.head_dim_v, kLanes<T>)) {}
 };
 
@@ -29,8 +28,8 @@ template <class T> struct KeyStaging {
   T *keys, *values;  // (block_kv, width.key), (block_kv, width.value)
 
   KeyStaging(const Call& call, const Widths<T>& width, Arena& arena)
-      : keys(arena.array<T>(call.plan.block_kv * width.key)),
-        values(arena.array<T>(call.plan.block_kv * width.value)) {}
+      : keys(arena.array<T>(call.plan.block_kv * width.key)), values(arena.array<T>(call.plan.block_kv * width.value)) {
+  }
 };
 
 // Rows of an item that are left to the exact path, and what it works in.
