@@ -3,6 +3,11 @@
 #pragma once
 #include <stdint.h>
 #include <string.h>
+#if defined(__FMA__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 #if defined(__AVX512F__)
 #define SPATTN_VECTOR_BYTES 64
@@ -55,6 +60,38 @@ template <class V, class T> SPATTN_INLINE void store(T* p, V v) { memcpy(p, &v, 
 // x - 0 is x for every x, -0 included, so that nothing but the broadcast remains.
 template <class T> SPATTN_INLINE Vec<T> splat(T x) { return x - Vec<T>{}; }
 template <class T> SPATTN_INLINE BitsVec<T> splat_bits(Word<T> x) { return x - BitsVec<T>{}; }
+
+// a * b - c, rounded once where kFused says that there is an instruction for it. It is asked for by its name: compilers
+// fuse the expression only at some levels of optimisation, and results must not depend on that.
+#if defined(__FMA__) || defined(__aarch64__)
+constexpr bool kFused = true;
+#else
+constexpr bool kFused = false;
+#endif
+#if defined(__AVX512F__)
+SPATTN_INLINE Vec<float> multiply_subtract(Vec<float> a, Vec<float> b, Vec<float> c) {
+  return (Vec<float>)_mm512_fmsub_ps((__m512)a, (__m512)b, (__m512)c);
+}
+SPATTN_INLINE Vec<double> multiply_subtract(Vec<double> a, Vec<double> b, Vec<double> c) {
+  return (Vec<double>)_mm512_fmsub_pd((__m512d)a, (__m512d)b, (__m512d)c);
+}
+#elif defined(__FMA__)
+SPATTN_INLINE Vec<float> multiply_subtract(Vec<float> a, Vec<float> b, Vec<float> c) {
+  return (Vec<float>)_mm256_fmsub_ps((__m256)a, (__m256)b, (__m256)c);
+}
+SPATTN_INLINE Vec<double> multiply_subtract(Vec<double> a, Vec<double> b, Vec<double> c) {
+  return (Vec<double>)_mm256_fmsub_pd((__m256d)a, (__m256d)b, (__m256d)c);
+}
+#elif defined(__aarch64__)
+SPATTN_INLINE Vec<float> multiply_subtract(Vec<float> a, Vec<float> b, Vec<float> c) {
+  return (Vec<float>)vfmaq_f32(vnegq_f32((float32x4_t)c), (float32x4_t)a, (float32x4_t)b);
+}
+SPATTN_INLINE Vec<double> multiply_subtract(Vec<double> a, Vec<double> b, Vec<double> c) {
+  return (Vec<double>)vfmaq_f64(vnegq_f64((float64x2_t)c), (float64x2_t)a, (float64x2_t)b);
+}
+#else
+template <class V> SPATTN_INLINE V multiply_subtract(V a, V b, V c) { return a * b - c; }
+#endif
 
 // Is any bit set?
 template <class V> SPATTN_INLINE bool any(V bits) {

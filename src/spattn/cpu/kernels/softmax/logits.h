@@ -18,14 +18,6 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// With a fused multiply-add, factor * score - reference where `reference` is factor * row_max rounded: its error is the
-// same for all keys of a row, and lse() takes it back. Without one, the difference comes first.
-#if defined(__FMA__) || defined(__aarch64__)
-constexpr bool kFused = true;
-#else
-constexpr bool kFused = false;
-#endif
-
 // The natural logarithm of a normal number, within 2 ulp, and something for others; without a branch or a call, so
 // that loops over rows are vectorised. x = 2^n m with m between sqrt(1/2) and sqrt(2), and
 // log(m) = 2 artanh((m - 1) / (m + 1)).
@@ -77,9 +69,12 @@ template <class T> struct Logits {
     return row_max == -kInfinity<T> ? Vec<T>{} : start;
   }
 
-  // The logarithms of weights to base 2.
+  // The logarithms of weights to base 2. With a fused multiply-add, factor * score - reference where `reference` is
+  // factor * row_max rounded: its error is the same for all keys of a row, and lse() takes it back. Without one, the
+  // difference comes first.
   SPATTN_INLINE Vec<T> exponent(Vec<T> score, Vec<T> reference) const {
-    return kFused ? score * factor - reference : (score - reference) * factor;
+    if constexpr (kFused) return multiply_subtract(score, splat(factor), reference);
+    return (score - reference) * factor;
   }
 
   // The natural logarithm of a weight.
