@@ -209,9 +209,11 @@ def test_the_plan_that_a_backend_runs():
 def test_every_backend_refuses_a_broken_plan(backend):
     """Also one that would only look at the plan's pattern."""
     made = spattn.plan(p.Causal(), 10)
-    broken = dataclasses.replace(made, indices=made.indices + 1)
-    with pytest.raises(ValueError, match="^plan: "):
-        spattn.attention(*(x.numpy() for x in tensors()), broken, backend=backend)
+    plain = [x.numpy() for x in tensors()]
+    for arrays in (plain, [x.view(type("Own", (np.ndarray,), {})) for x in plain]):  # without a signature
+        broken = dataclasses.replace(made, indices=made.indices + 1)
+        with pytest.raises(ValueError, match="^plan: "):
+            spattn.attention(*arrays, broken, backend=backend)
 
 
 def test_plan_for_other_heads_where_the_backend_would_plan_again():

@@ -19,6 +19,14 @@ def test_lists_are_in_the_order_of_views_and_tiles():
         assert (order == np.arange(end - begin)).all()
 
 
+def test_items_of_a_variant_are_sorted_by_falling_cost():
+    for pattern in (p.Causal(), p.PerHead((p.Causal(), p.SlidingWindow(300)))):
+        made = plan(pattern, 2000, tile=(64, 64))
+        length = made.work["end"] - made.work["begin"]
+        for first, last in zip(made.work_indptr[:-1], made.work_indptr[1:], strict=True):
+            assert (np.diff(length[first:last]) <= 0).all() and length[first] > length[last - 1]
+
+
 def test_more_workers_get_more_pieces():
     few, many = (plan(p.Full(), 64, 20_000, tile=(64, 64), workers=workers) for workers in (1, 64))
     longest = [int((made.work["end"] - made.work["begin"]).max()) for made in (few, many)]
