@@ -59,8 +59,10 @@ def _annotation(cls: type, field: dataclasses.Field[Any]) -> Any:
     if not isinstance(field.type, str):
         return field.type
     owner = next(c for c in cls.__mro__ if field.name in inspect.get_annotations(c))
+    holder = types.FunctionType((lambda: None).__code__, vars(sys.modules[owner.__module__]))
+    holder.__annotations__ = {field.name: field.type}  # alone, because another one may name what is not there
     try:
-        return eval(field.type, dict(vars(sys.modules[owner.__module__])))  # the text stands in the class itself
+        return inspect.get_annotations(holder, eval_str=True)[field.name]
     except NameError:  # of a class in a function, or imported for type checkers only
         return None
 
