@@ -204,6 +204,8 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
     plan = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     isa = isa or _default_isa()
     useful = _useful_threads(call, plan)
+    for x in (call.q, call.k, call.v):  # MemoryError where there is no room for gradients, before units are cut
+        np.empty_like(call.kind.to_numpy(x), subok=False)
     if call.batch and call.heads_q:
         split = units(plan, call.batch, call.heads_q, call.heads_kv)
         prepared = _core.Prepared(call, plan, split.work, 1, isa)
