@@ -13,6 +13,7 @@ from spattn import _api, cpu
 from spattn import patterns as p
 from spattn.arrays import signature
 from spattn.call import Call
+from spattn.patterns import _registry
 from spattn.plan import _cache
 
 torch = pytest.importorskip("torch")
@@ -228,3 +229,61 @@ def test_plan_for_other_heads_where_the_backend_would_plan_again():
     assert not planned
     _api.find_plan(module, spattn.plan(p.Causal(), 10, heads=2), call)
     assert planned == [p.Causal()]
+
+
+def run_prepared(backward, **changes):
+    """A prepared call of tensors (1, 4 over 2, 10, 8), values 6 wide, with some of its arrays changed."""
+    call = Call.of(*(np.ones(shape, np.float32) for shape in ((1, 4, 10, 8), (1, 2, 12, 8), (1, 2, 12, 6))))
+    made = cpu.plan_for(p.Causal(), call)
+    out, lse = cpu.prepare(call, made)(call.q, call.k, call.v, 1.0)
+    arrays = {"dout": out, "q": call.q, "k": call.k, "v": call.v, "out": out, "lse": lse}
+    if not backward:
+        arrays = {name: arrays[name] for name in NAMES}
+    prepare = cpu.prepare_backward if backward else cpu.prepare
+    return prepare(call, made)(*(changes.get(name, lambda x: x)(x) for name, x in arrays.items()), 1.0)
+
+
+OTHERS = {
+    "longer": lambda x: np.concatenate([x, x], axis=2),
+    "shorter": lambda x: x[:, :, :-1],
+    "fewer heads": lambda x: x[:, :1],
+    "wider": lambda x: np.concatenate([x, x], axis=3),
+    "batch": lambda x: np.concatenate([x, x]),
+    "dtype": lambda x: x.astype(np.float64),
+    "byte order": lambda x: x.astype(x.dtype.newbyteorder()),
+    "axes": lambda x: x[0],
+}
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+def test_prepared_calls_refuse_what_they_are_not_for(backward):
+    """Kernels would read outside of the arrays."""
+    run_prepared(backward)
+    refused = 0
+    for name in ("dout", *NAMES, "out", "lse") if backward else NAMES:
+        for other in OTHERS if name != "lse" else OTHERS.keys() - {"wider"}:
+            with pytest.raises(ValueError, match=f"^{name}: expected shape .* and the dtype .*, got "):
+                run_prepared(backward, **{name: OTHERS[other]})
+            refused += 1
+    assert refused == (47 if backward else 24)
+
+
+def test_a_name_means_the_class_that_has_it_now():
+    """A notebook's cell that is run again registers its class again."""
+
+    def registered(window):
+        @p.register("of_a_cell")
+        class OfACell(p.Pattern):
+            def allows(self, q, k):
+                return (q - k < window) & (q >= k)
+
+        return OfACell
+
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 1, 40, 8))
+    try:
+        for window in (3, 9):
+            cls = registered(window)
+            for _ in range(2):
+                np.testing.assert_array_equal(spattn.attention(q, k, v, "of_a_cell"), spattn.attention(q, k, v, cls()))
+    finally:
+        _registry._REGISTRY.pop("of_a_cell", None)

@@ -95,12 +95,12 @@ def attention(
     ((1, 2, 100, 16), dtype('float32'))
     """
     check_options(backend, return_lse, precision)
-    signature = signature_of(q, k, v), backend, precision
-    prepared = find_call(pattern, signature) if signature[0] and isinstance(pattern, _CONSTANT) else None
+    key = _key(pattern, (q, k, v), backend, precision)
+    prepared = None if key is None else find_call(pattern, key)
     if prepared is None:
         call = Call.of(q, k, v, scale=scale, precision=precision)
         check_gradients("attention", call.kind, q=q, k=k, v=v)
-        prepared, scale = _prepare(call, pattern, backend, signature), call.scale
+        prepared, scale = _prepare(call, pattern, backend, key), call.scale
     else:
         scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
     found = prepared.run(q, k, v, scale)
@@ -164,13 +164,13 @@ def attention_backward(
     (1, 2, 100, 16)
     """
     check_options(backend)
-    signature = signature_of(dout, q, k, v, out, lse), backend
-    prepared = find_call(pattern, signature) if signature[0] and isinstance(pattern, _CONSTANT) else None
+    key = _key(pattern, (dout, q, k, v, out, lse), backend)
+    prepared = None if key is None else find_call(pattern, key)
     if prepared is None:
         call = Call.of(q, k, v, scale=scale)
         check_results(call, dout, out, lse)
         check_gradients("attention_backward", call.kind, dout=dout, q=q, k=k, v=v, out=out, lse=lse)
-        prepared, scale = _prepare(call, pattern, backend, signature, backward=True), call.scale
+        prepared, scale = _prepare(call, pattern, backend, key, backward=True), call.scale
     else:
         scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
     return prepared.run(dout, q, k, v, out, lse, scale)
@@ -277,8 +277,14 @@ class Prepared(NamedTuple):
     dtype: str
 
 
-def _prepare(call: Call, pattern: Any, backend: str, signature: tuple[Any, ...], backward: bool = False) -> Prepared:
-    """What computes calls like this one; kept where nothing that it depends on can change behind the signature."""
+def _key(pattern: Any, arrays: tuple[Any, ...], *options: Any) -> tuple[Any, ...] | None:
+    """Under what a prepared call is kept; None where something that it depends on could change behind that."""
+    signature = signature_of(*arrays) if isinstance(pattern, _CONSTANT) else None
+    return None if signature is None else (signature, *options)
+
+
+def _prepare(call: Call, pattern: Any, backend: str, key: tuple[Any, ...] | None, backward: bool = False) -> Prepared:
+    """What computes calls like this one, kept under the key."""
     module = _backend_for(call, backend)
     if backward and not module.LIMITS.backward:
         raise BackendUnavailable(f"backend {_name_for(call, backend)!r} has no backward yet; use 'cpu' on host arrays")
@@ -287,8 +293,8 @@ def _prepare(call: Call, pattern: Any, backend: str, signature: tuple[Any, ...],
     if module.LIMITS.host_arrays and call.kind is not NUMPY:
         run = _through_numpy(call.kind, run)
     prepared = Prepared(run, default_scale(call.head_dim), call.dtype)
-    if signature[0] and isinstance(pattern, _CONSTANT):
-        keep_call(pattern, signature, plan, prepared)
+    if key is not None:
+        keep_call(pattern, key, plan, prepared)
     return prepared
 
 

@@ -1,11 +1,11 @@
-"""Properties that are computed once."""
+"""What is computed once, and what is kept for a while."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
-__all__ = ["cached_property"]
+__all__ = ["Recent", "cached_property"]
 
 T = TypeVar("T")
 
@@ -33,3 +33,17 @@ class cached_property(Generic[T]):
 
     def __get__(self, instance: object, owner: type | None = None) -> cached_property[T] | T:
         return self if instance is None else vars(instance).setdefault(self.name, self.function(instance))
+
+
+class Recent(dict[Any, Any]):
+    """What can be made again, for at most `most` keys: it forgets everything when it is full."""
+
+    def __init__(self, most: int):
+        super().__init__()
+        self.most = most
+
+    def keep(self, key: Any, value: Any) -> Any:
+        """Keeps a value; returns the one that was there first."""
+        if len(self) >= self.most:
+            self.clear()
+        return self.setdefault(key, value)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from ._index_checks import check_lengths
 from ._limits import memory
+from .call import Call
 from .patterns import Pattern
 from .patterns._check import integer, integers
 from .plan import Plan
@@ -22,7 +23,7 @@ from .plan._tiling import Budget
 from .plan._types import LARGEST_SIDE, TILE
 from .schedule.items import share_out
 
-__all__ = ["plan"]
+__all__ = ["plan", "plan_for"]
 
 
 def plan(
@@ -60,6 +61,26 @@ def plan(
     if max_bytes is not None:  # as if the plan were made now
         Budget(max_bytes).need(kept.needed)
     return kept.plan
+
+
+def plan_for(
+    pattern: Pattern,
+    call: Call,
+    tile: tuple[int, int] = TILE,
+    workers: int = 1,
+    max_bytes: int | None = None,
+) -> Plan:
+    """The same for a call, with the tiles and the number of workers that suit a backend."""
+    return plan(
+        pattern,
+        call.q_len,
+        call.kv_len,
+        batch=call.batch,
+        heads=call.heads_q,
+        tile=tile,
+        workers=workers,
+        max_bytes=max_bytes,
+    )
 
 
 def _compile(

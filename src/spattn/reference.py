@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from . import compiler
 from ._backends import Limits, PreparedBackward, PreparedForward
 from .call import Call
-from .compiler import plan
 from .index_set import AffineRows
 from .patterns import Pattern
 from .plan import Plan
@@ -155,7 +155,7 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan
     -------
     Plan
     """
-    return plan(pattern, call.q_len, call.kv_len, batch=call.batch, heads=call.heads_q, max_bytes=max_bytes)
+    return compiler.plan_for(pattern, call, max_bytes=max_bytes)
 
 
 def accepts(plan: Plan, call: Call) -> bool:

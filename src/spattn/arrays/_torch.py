@@ -54,7 +54,7 @@ class Torch(ArrayKind):
             for x in arrays:
                 if x.requires_grad:
                     return None
-                found += x.dtype, x.is_cuda, x.get_device(), x.shape, x.stride()
+                found += x.dtype, x.device, x.shape, x.stride()
         except RuntimeError:  # of nested and sparse tensors, which have no shape or no strides
             return None
         return tuple(found)

@@ -113,16 +113,7 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan
     """
     workers = max(1, _PARALLEL_TASKS // max(1, call.batch * call.heads_q))
     tile = _AMX_TILE if _default_isa() == "amx" and call.dtype in _TWO_BYTES else TILE
-    return compiler.plan(
-        pattern,
-        call.q_len,
-        call.kv_len,
-        batch=call.batch,
-        heads=call.heads_q,
-        tile=tile,
-        workers=workers,
-        max_bytes=max_bytes,
-    )
+    return compiler.plan_for(pattern, call, tile, workers, max_bytes)
 
 
 def accepts(plan: Plan, call: Call) -> bool:

@@ -130,12 +130,9 @@ cdef const KernelTable* find_table(str name) except NULL:
     raise ValueError(f"isa: expected one of {', '.join(table_names())}, got {name!r}")
 
 
-cdef Array describe(cnp.ndarray array):
-    cdef Array found
-    found.data = <char*>cnp.PyArray_DATA(array)
-    for axis in range(4):
-        found.stride[axis] = array.strides[axis] if axis < array.ndim else 0
-    return found
+cdef struct Shape:
+    int axes
+    int64_t size[4]
 
 
 cdef class Prepared:
@@ -143,6 +140,8 @@ cdef class Prepared:
 
     cdef const KernelTable* table
     cdef Call call
+    cdef Shape of_q, of_k, of_v, of_out, of_lse
+    cdef int element, lse_element        # NumPy's numbers of the dtypes
     cdef int dtype, value_bytes          # what kernels compute in is 8 or 4 bytes wide
     cdef int64_t heads, all_heads        # query heads; of all batch entries
     cdef const int32_t* variant          # of each (batch, head)
@@ -167,6 +166,34 @@ cdef class Prepared:
         self.work_indptr = <const int32_t*>cnp.PyArray_DATA(plan.work_indptr)
         self.merge_variants = <const int32_t*>cnp.PyArray_DATA(plan.merge_variants)
         self.describe_plan(&self.call.plan, plan, work)
+        self.element = np.dtype(call.kind.to_numpy(call.q).dtype).num
+        self.lse_element = np.dtype(call.lse_dtype).num
+        self.of_q = Shape(4, [call.batch, call.heads_q, call.q_len, call.head_dim])
+        self.of_k = Shape(4, [call.batch, call.heads_kv, call.kv_len, call.head_dim])
+        self.of_v = Shape(4, [call.batch, call.heads_kv, call.kv_len, call.head_dim_v])
+        self.of_out = Shape(4, [call.batch, call.heads_q, call.q_len, call.head_dim_v])
+        self.of_lse = Shape(3, [call.batch, call.heads_q, call.q_len, 0])
+
+    cdef Array describe(self, str name, cnp.ndarray array, const Shape& shape) except *:
+        """Where an array lies. ValueError if it is none of those that the call is prepared for: kernels would read, or
+        write, outside of it."""
+        cdef Array found
+        cdef int axis
+        cdef int element = self.lse_element if shape.axes == 3 else self.element
+        cdef bint fits = (array.ndim == shape.axes and cnp.PyArray_TYPE(array) == element
+                          and cnp.PyArray_ISNOTSWAPPED(array))
+        for axis in range(4):
+            if not fits or axis >= shape.axes:
+                found.stride[axis] = 0
+            else:
+                found.stride[axis] = array.strides[axis]
+                fits = array.shape[axis] == shape.size[axis]
+        if not fits:
+            expected = tuple([shape.size[axis] for axis in range(shape.axes)])
+            raise ValueError(f"{name}: expected shape {expected} and the dtype that the call is prepared for, "
+                             f"got {(<object>array).shape} of {array.dtype}")
+        found.data = <char*>cnp.PyArray_DATA(array)
+        return found
 
     cdef describe_plan(self, Plan* to, plan, work):
         to.block_q, to.block_kv, to.slots = plan.block_q, plan.block_kv, plan.slots
@@ -193,6 +220,7 @@ cdef class Run(Prepared):
     cdef int64_t next_look
     cdef atomic[int] stopped
     cdef object error, workspaces
+    cdef Prepared prepared
 
     cdef begin(self, Prepared prepared, arrays, double scale):
         """Everything but the memory to work in."""
@@ -201,18 +229,21 @@ cdef class Run(Prepared):
         self.table, self.dtype, self.value_bytes = prepared.table, prepared.dtype, prepared.value_bytes
         self.heads, self.all_heads, self.variant = prepared.heads, prepared.all_heads, prepared.variant
         self.work_indptr, self.merge_variants = prepared.work_indptr, prepared.merge_variants
-        self.owners, self.workspaces = [prepared, arrays], []
+        self.prepared, self.owners, self.workspaces = prepared, [arrays], []
         call[0] = prepared.call
-        call.q, call.k, call.v, call.out, call.lse = describe(q), describe(k), describe(v), describe(out), describe(lse)
+        call.q, call.k = prepared.describe("q", q, prepared.of_q), prepared.describe("k", k, prepared.of_k)
+        call.v = prepared.describe("v", v, prepared.of_v)
+        call.out = prepared.describe("out", out, prepared.of_out)
+        call.lse = prepared.describe("lse", lse, prepared.of_lse)
         call.exact_k, call.exact_v, call.nonfinite = call.k, call.v, &self.nonfinite
         call.scale = scale
         self.next_look = monotonic_ns() + kSignalPeriod
 
-    cdef replace(self, Array* array, instead):
+    cdef replace(self, Array* array, str name, const Shape& shape, instead):
         """Has the tiles read a finite copy of K or V; None: the caller's array."""
         if instead is not None:
             copy, marked = instead
-            array[0] = describe(copy)
+            array[0] = self.prepared.describe(name, copy, shape)
             self.call.marked = <const uint8_t*>cnp.PyArray_DATA(marked)
             self.owners.append(instead)
 
@@ -317,7 +348,7 @@ cdef class Forward(Run):
     """Work items, then merges."""
 
     cdef make_room(self, instead, int threads):
-        self.replace(&self.call.v, instead)
+        self.replace(&self.call.v, "v", self.prepared.of_v, instead)
         self.allocate(threads, self.table.scratch_bytes[self.dtype](self.call),
                       self.call.head_dim_v + sizeof(double) // self.value_bytes)  # the lse is a double: results.h
 
@@ -353,9 +384,11 @@ cdef class Backward(Run):
 
     cdef make_room(self, gradients, split, instead, int threads):
         cdef Call* call = &self.call
-        self.replace(&call.k, instead)
+        cdef Prepared of = self.prepared
+        self.replace(&call.k, "k", of.of_k, instead)
         dout, dq, dk, dv = gradients
-        call.dout, call.dq, call.dk, call.dv = describe(dout), describe(dq), describe(dk), describe(dv)
+        call.dout, call.dq = of.describe("dout", dout, of.of_out), of.describe("dq", dq, of.of_q)
+        call.dk, call.dv = of.describe("dk", dk, of.of_k), of.describe("dv", dv, of.of_v)
         self.owners += [gradients, split]
         self.allocate(threads, self.table.backward_scratch_bytes[self.dtype](call[0]), call.head_dim)
         self.units, self.unit_count = <const Unit*>cnp.PyArray_DATA(split.units), len(split.units)
@@ -368,7 +401,7 @@ cdef class Backward(Run):
 
     cdef find_far_rows(self):
         """Room for the normalisers of rows whose lse does not do, and the pass that finds them: before all others."""
-        lse = self.owners[1][4]
+        lse = self.owners[0][4]
         self.call.far_lse = FAR_LSE[lse.itemsize]
         if ((np.abs(lse) > self.call.far_lse) & (lse != -np.inf)).any():
             normalisers = np.full((lse.size, 3), (-np.inf, 0, 0))

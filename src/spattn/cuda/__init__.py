@@ -21,7 +21,7 @@ from . import execute, hopper, portable, repeat
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
 
-__all__ = ["LIMITS", "CudaError", "accepts", "forward", "info", "plan_for", "prepare", "sm_count", "tile",
+__all__ = ["LIMITS", "CudaError", "accepts", "forward", "info", "plan_for", "sm_count", "tile",
            "unavailable"]  # fmt: skip
 
 LIMITS = Limits(host_arrays=False, backward=False, precisions=("tf32",))
@@ -136,16 +136,7 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan
     blocks = gpu.sm_count * (1 if _decodes(gpu, call) else _BLOCKS_PER_SM)
     workers = max(1, -(-blocks // max(1, call.batch * call.heads_q)))
     shape = tile(call.dtype, call.head_dim, call.head_dim_v, gpu.ordinal)
-    return compiler.plan(
-        pattern,
-        call.q_len,
-        call.kv_len,
-        batch=call.batch,
-        heads=call.heads_q,
-        tile=shape,
-        workers=workers,
-        max_bytes=max_bytes,
-    )
+    return compiler.plan_for(pattern, call, shape, workers, max_bytes)
 
 
 def _decodes(gpu: device.Device, call: Call) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+from .._cached import Recent
 from .._limits import environment
 from ..arrays._operand import memory_order, row_major
 from ..call import Call
@@ -20,7 +21,6 @@ from .execute import OnDevice
 from .forward_pass import ForwardPass
 from .hopper.params import Addresses
 from .hopper.prepared import Prepared
-from .recent import Recent
 
 if TYPE_CHECKING:
     from ..arrays._torch import Torch

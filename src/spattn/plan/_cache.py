@@ -16,7 +16,8 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from ..patterns import Pattern
-from ._sealed import Sealed, sealed
+from ..patterns._registry import pattern_class
+from ._sealed import MAX_CALLS, Sealed, sealed
 from ._types import Plan
 
 __all__ = ["PlanCacheInfo", "clear_plan_cache", "find", "find_call", "keep", "keep_call", "kept_with_plan",
@@ -27,12 +28,11 @@ _R = TypeVar("_R")
 
 _MAX_BYTES = 256 << 20
 _MAX_PLANS = 256
-_MAX_CALLS = 64  # prepared for one plan
 _OBJECT_BYTES = 8192  # of a plan, its sealed copy and its key, beside the pattern and the elements of arrays
 
 _clock = itertools.count()
 _plans: dict[tuple[Any, ...], Kept] = {}
-_calls: dict[Hashable, tuple[Any, Kept]] = {}  # prepared calls of patterns, each with the plan that it executes
+_calls: dict[tuple[object, Hashable], tuple[Any, Kept]] = {}  # prepared calls of patterns, each with the plan that it executes
 _counts = {"hits": 0, "misses": 0}
 
 
@@ -44,7 +44,7 @@ class Kept:
     sealed: Sealed
     needed: int
     own_bytes: int
-    signatures: list[Hashable] = dataclasses.field(default_factory=list)  # under which _calls has it
+    signatures: list[tuple[object, Hashable]] = dataclasses.field(default_factory=list)  # under which _calls has it
     used: int = dataclasses.field(default_factory=_clock.__next__)
 
     @property
@@ -113,7 +113,7 @@ def find_call(pattern: Hashable, signature: Hashable) -> Any:
     """The call that was prepared for a pattern, or a plan, and arrays of this signature."""
     if isinstance(pattern, Plan):
         return sealed(pattern).calls.get(signature)
-    found = _calls.get((pattern, signature))
+    found = _calls.get((_meant(pattern), signature))
     if found is None:
         return None
     prepared, kept = found
@@ -126,23 +126,25 @@ def keep_call(pattern: Hashable, signature: Hashable, plan: Plan, prepared: Any)
     """Keeps a prepared call as long as the plan that it executes: with a plan that was handed over, or with the one of
     the pattern in the cache."""
     if isinstance(pattern, Plan):
-        calls = sealed(pattern).calls
-        if len(calls) >= _MAX_CALLS:
-            calls.clear()
-        calls[signature] = prepared
+        sealed(pattern).calls.keep(signature, prepared)
         return
     own = sealed(plan)
     kept = next((kept for kept in _plans.copy().values() if kept.sealed is own), None)
     if kept is None:  # too large to be kept
         return
-    if len(kept.signatures) >= _MAX_CALLS:
+    if len(kept.signatures) >= MAX_CALLS:
         _forget_calls(kept)
     # A pattern equal to the plan's is replaced by it, so that each is held, and counted, once.
-    key = (pattern if isinstance(pattern, str) else plan.pattern), signature
+    key = (_meant(pattern) if isinstance(pattern, str) else plan.pattern), signature
     kept.signatures.append(key)
     _calls[key] = prepared, kept
     if all(one is not kept for one in _plans.copy().values()):  # another thread has just dropped it
         _forget_calls(kept)
+
+
+def _meant(pattern: Hashable) -> object:
+    """What a name stands for: the class that has it now, with the defaults of its parameters."""
+    return pattern_class(pattern) if isinstance(pattern, str) else pattern
 
 
 def _forget_calls(kept: Kept) -> None:

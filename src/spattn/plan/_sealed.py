@@ -6,10 +6,14 @@ from collections.abc import Hashable
 from dataclasses import fields
 from typing import Any
 
+from .._cached import Recent
 from ._types import Plan
 from ._validate import check
 
 __all__ = ["Sealed", "seal", "sealed", "sealed_for", "validate"]
+
+
+MAX_CALLS = 64  # prepared for one plan
 
 
 class Sealed(Plan):
@@ -21,17 +25,17 @@ class Sealed(Plan):
         What was made of it: orders of work, device copies. See :func:`~spattn.plan._cache.kept_with_plan`.
     derived_bytes : int
         Bytes of host memory that this takes.
-    calls : dict
+    calls : Recent
         Prepared calls that execute it, by their signatures. See :func:`~spattn.plan._cache.keep_call`.
     """
 
     derived: dict[tuple[Hashable, ...], Any]
     derived_bytes: int
-    calls: dict[Hashable, Any]
+    calls: Recent
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        vars(self).update(derived={}, derived_bytes=0, calls={})
+        vars(self).update(derived={}, derived_bytes=0, calls=Recent(MAX_CALLS))
 
 
 def sealed(plan: Plan) -> Sealed:

@@ -13,7 +13,17 @@ from .order import by_rows
 
 __all__ = ["UNIT", "Units", "units"]
 
-UNIT = np.dtype([(name, "i8") for name in ("batch", "head_kv", "first", "last", "begin", "end", "offset")])
+UNIT = np.dtype(
+    [
+        ("batch", "i8"),
+        ("head_kv", "i8"),
+        ("first", "i8"),
+        ("last", "i8"),
+        ("begin", "i8"),
+        ("end", "i8"),
+        ("offset", "i8"),
+    ]
+)
 """A unit takes the work items [first, last) of all query heads of one key-value head, one head after the other. What it
 adds to dK and dV concerns the keys [begin, end), kept from row `offset` of a common workspace."""
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ..._records import assertions
 from . import cache
-from .structs import checks
 
 SOURCES = Path(__file__).parents[1]  # what every #include "..." of ours starts from
 FLAGS = ("-std=c++17", "-O3", "-lineinfo", "-cubin")
@@ -68,7 +68,9 @@ def target(arch: str) -> tuple[str, ...]:
 
 def translation_unit(source: str, structs: Mapping[str, np.dtype]) -> str:
     """What nvcc compiles: a kernel file, and checks of the structs of its namespace, named after its folder."""
-    return f'#include "{source}"\n' + checks(structs, "spattn::" + source.partition("/")[0])
+    namespace = "spattn::" + source.partition("/")[0]
+    checks = [assertions(f"{namespace}::{name}", dtype) for name, dtype in structs.items()]
+    return "\n".join([f'#include "{source}"', "#include <cstddef>", *checks])
 
 
 def source_key(source: str, flags: list[str]) -> str:

@@ -1,15 +1,13 @@
-"""Structs that the host packs and kernels read: each is a NumPy dtype, with the names of the fields in C++. What packs
-a struct and what checks that C++ agrees are made of its dtype.
-"""
+"""Structs that the host packs and kernels read: each is a NumPy dtype, with the names of the fields in C++."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 
-__all__ = ["checks", "fields", "packer"]
+__all__ = ["fields", "packer"]
 
 _CODES = {"i4": "i", "i8": "q", "u8": "Q", "f4": "f", "f8": "d"}
 
@@ -26,19 +24,6 @@ def packer(dtype: np.dtype) -> struct.Struct:
         codes += f"{offset - at}x{_CODES[scalar.str[1:]]}"
         at = offset + scalar.itemsize
     return struct.Struct(f"{codes}{dtype.itemsize - at}x")
-
-
-def checks(structs: Mapping[str, np.dtype], namespace: str) -> str:
-    """C++ that compiles only where the structs of a namespace have the sizes of these dtypes, and their fields the same
-    places and sizes."""
-    lines = ["#include <cstddef>"]
-    for name, dtype in structs.items():
-        own = f"{namespace}::{name}"
-        lines.append(f'static_assert(sizeof({own}) == {dtype.itemsize}, "size of {own}");')
-        for field, (inner, offset) in fields(dtype).items():
-            right = f"offsetof({own}, {field}) == {offset} && sizeof({own}::{field}) == {inner.itemsize}"
-            lines.append(f'static_assert({right}, "{own}::{field}");')
-    return "\n".join(lines) + "\n"
 
 
 def _scalars(dtype: np.dtype, start: int) -> Iterator[tuple[int, np.dtype]]:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._cached import Recent
 from ...arrays._operand import Operand
 from ...schedule.tasks import TASK
 from ..driver.structs import fields, packer
 from ..forward_pass import ForwardPass, fold_scale
-from ..recent import Recent
 from .layout import ENTRY, WORK, Layout
 from .maps import ALIGNMENT, MAP_BYTES, VIEW, encode_map, joint_heads, replace_address
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..._cached import Recent
 from ...plan._cache import kept_with_plan
 from ...plan._types import Plan
 from ...schedule.tasks import merge_heads, order_tasks
@@ -14,7 +15,6 @@ from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
 from ..forward_pass import ForwardPass
-from ..recent import Recent
 from .builds import ARCH, KEYS_TOGETHER, has_short_items, variant
 from .heads import with_packed_heads
 from .layout import Layout, make_layout

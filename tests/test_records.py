@@ -8,8 +8,8 @@ import subprocess
 import numpy as np
 import pytest
 
+from spattn._records import declaration, main
 from spattn.plan import _types
-from spattn.plan._records import declaration, main
 
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
@@ -48,5 +48,5 @@ def test_the_header_of_a_build_reads_modules_without_importing_them(tmp_path):
     module.write_text("import nothing_of_that_name\nN = 3\nPOINT = np.dtype([('x', 'f8', N), ('id', 'i8')])\n")
     main(str(header), f"Point={module}:POINT")
     text = header.read_text()
-    assert "  double x[3];" in text and "static_assert(offsetof(Point, id) == 24);" in text
+    assert "  double x[3];" in text and "static_assert(offsetof(Point, id) == 24 && sizeof(Point::id) == 8);" in text
     assert COMPILER is None or compiles(text)
