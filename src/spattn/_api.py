@@ -95,10 +95,10 @@ def attention(
     ((1, 2, 100, 16), dtype('float32'))
     """
     check_options(backend, return_lse, precision)
-    key = _key(pattern, (q, k, v), backend, precision)
-    prepared = None if key is None else find_call(pattern, key)
+    key = signature_of(q, k, v), backend, precision, return_lse
+    prepared = find_call(pattern, key) if isinstance(pattern, _CONSTANT) else None
     if prepared is None:
-        call = Call.of(q, k, v, scale=scale, precision=precision)
+        call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=return_lse)
         check_gradients("attention", call.kind, q=q, k=k, v=v)
         prepared, scale = _prepare(call, pattern, backend, key), call.scale
     else:
@@ -164,8 +164,8 @@ def attention_backward(
     (1, 2, 100, 16)
     """
     check_options(backend)
-    key = _key(pattern, (dout, q, k, v, out, lse), backend)
-    prepared = None if key is None else find_call(pattern, key)
+    key = signature_of(dout, q, k, v, out, lse), backend
+    prepared = find_call(pattern, key) if isinstance(pattern, _CONSTANT) else None
     if prepared is None:
         call = Call.of(q, k, v, scale=scale)
         check_results(call, dout, out, lse)
@@ -277,14 +277,8 @@ class Prepared(NamedTuple):
     dtype: str
 
 
-def _key(pattern: Any, arrays: tuple[Any, ...], *options: Any) -> tuple[Any, ...] | None:
-    """Under what a prepared call is kept; None where something that it depends on could change behind that."""
-    signature = signature_of(*arrays) if isinstance(pattern, _CONSTANT) else None
-    return None if signature is None else (signature, *options)
-
-
-def _prepare(call: Call, pattern: Any, backend: str, key: tuple[Any, ...] | None, backward: bool = False) -> Prepared:
-    """What computes calls like this one, kept under the key."""
+def _prepare(call: Call, pattern: Any, backend: str, key: tuple[Any, ...], backward: bool = False) -> Prepared:
+    """What computes calls like this one; kept where nothing that it depends on can change behind the key."""
     module = _backend_for(call, backend)
     if backward and not module.LIMITS.backward:
         raise BackendUnavailable(f"backend {_name_for(call, backend)!r} has no backward yet; use 'cpu' on host arrays")
@@ -293,7 +287,7 @@ def _prepare(call: Call, pattern: Any, backend: str, key: tuple[Any, ...] | None
     if module.LIMITS.host_arrays and call.kind is not NUMPY:
         run = _through_numpy(call.kind, run)
     prepared = Prepared(run, default_scale(call.head_dim), call.dtype)
-    if key is not None:
+    if key[0] is not None and isinstance(pattern, _CONSTANT):
         keep_call(pattern, key, plan, prepared)
     return prepared
 

@@ -47,7 +47,7 @@ class PreparedForward(Protocol):
     """Computes calls of one signature: checks, plan and choice of kernels lie behind them."""
 
     def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
-        """(out, lse)."""
+        """(out, lse); the lse may be None where the call that was prepared did not ask for it."""
 
 
 class PreparedBackward(Protocol):

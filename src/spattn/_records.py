@@ -43,10 +43,10 @@ def assertions(name: str, record: np.dtype) -> str:
     str
         C++ that needs ``offsetof``.
     """
-    lines = [f"static_assert(sizeof({name}) == {record.itemsize});"]
+    lines = [f'static_assert(sizeof({name}) == {record.itemsize}, "size of {name}");']
     for field, (kind, offset, *_) in (record.fields or {}).items():
-        size = f"sizeof({name}::{field}) == {kind.itemsize}"
-        lines.append(f"static_assert(offsetof({name}, {field}) == {offset} && {size});")
+        right = f"offsetof({name}, {field}) == {offset} && sizeof({name}::{field}) == {kind.itemsize}"
+        lines.append(f'static_assert({right}, "{name}::{field}");')
     return "\n".join([*lines, ""])
 
 

@@ -48,6 +48,8 @@ class Call:
         Factor of the logits.
     precision : {None, "tf32"}
         Of the products; None is that of `dtype`.
+    return_lse : bool
+        Whether somebody wants the lse; a backend may leave it out otherwise.
     """
 
     q: Any = field(repr=False)
@@ -65,9 +67,19 @@ class Call:
     head_dim_v: int
     scale: float
     precision: str | None = None
+    return_lse: bool = True
 
     @classmethod
-    def of(cls, q: Any, k: Any, v: Any, *, scale: float | None = None, precision: str | None = None) -> Call:
+    def of(
+        cls,
+        q: Any,
+        k: Any,
+        v: Any,
+        *,
+        scale: float | None = None,
+        precision: str | None = None,
+        return_lse: bool = True,
+    ) -> Call:
         """The call of these operands, by default with the scale ``1 / sqrt(head_dim)``.
 
         Raises
@@ -91,7 +103,7 @@ class Call:
         scale = default_scale(head_dim) if scale is None else check_scale(scale, dtype)
         _check_precision(precision, dtype)
         return cls(q, k, v, kind, dtype, device, batch, heads_q, heads_kv, q_len, kv_len, head_dim, head_dim_v, scale,
-                   precision)  # fmt: skip
+                   precision, bool(return_lse))  # fmt: skip
 
     @property
     def q_offset(self) -> int:

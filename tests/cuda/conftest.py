@@ -120,6 +120,12 @@ def on_gpu(x: np.ndarray, kind: str):
 
 
 @pytest.fixture
+def arrays():
+    """``arrays(kind)`` makes an array of that kind of NumPy's: see `on_gpu`."""
+    return lambda kind: lambda x: on_gpu(x, kind)
+
+
+@pytest.fixture
 def attend():
     """``attend(kind)`` is a forward pass over NumPy arrays that runs on the GPU through arrays of that kind."""
 

@@ -13,7 +13,8 @@ import pytest
 from spattn.arrays import kind_of
 from spattn.call import Call
 from spattn.cuda import execute, repeat
-from spattn.cuda.driver.launch import Launch
+from spattn.cuda.driver import _launch
+from spattn.cuda.driver._launch import Launch
 from spattn.cuda.forward_pass import ForwardPass
 
 ADDRESSES, WORD = struct.Struct("@7Qd"), struct.Struct("@Q")  # the stand-in for a kernel's parameters
@@ -38,7 +39,8 @@ class Kernel:
 
     def __init__(self):
         self.started: list[tuple[int, bytes]] = []
-        self.start = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(self._start)
+        self._function = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(self._start)
+        self.start = ctypes.cast(self._function, ctypes.c_void_p).value
 
     def _start(self, config, function, params, extra):
         config = Config.from_address(config)
@@ -87,7 +89,8 @@ def tensors(torch):
 
 
 @pytest.fixture
-def repeated(torch, tensors, kernel, monkeypatch):
+def make(torch, tensors, kernel, monkeypatch):
+    """What computes calls like one of the tensors."""
     kind = kind_of(tensors[0])
     monkeypatch.setattr(type(kind), "raw_stream", staticmethod(abs))
     gpu, plan = Gpu(), SimpleNamespace(slots=0, block_q=128)
@@ -97,10 +100,19 @@ def repeated(torch, tensors, kernel, monkeypatch):
     on_device = SimpleNamespace(blocks=[5, 5], counter=itertools.count(1000).__next__)
     prepared = SimpleNamespace(plan=on_device, ready=ready, call=run)
     monkeypatch.setattr(repeat.OnDevice, "run", lambda self, q, k, v, scale: "the long way")
-    return repeat.Repeated(run, prepared, Call.of(*tensors), plan, None, gpu, lambda *args, **kwargs: "other kernels")
+
+    def of(call):
+        return repeat.Repeated(run, prepared, call, plan, None, gpu, lambda *args, **kwargs: "other kernels")
+
+    return of
 
 
-def test_launch(kernel):
+@pytest.fixture
+def repeated(make, tensors):
+    return make(Call.of(*tensors))
+
+
+def test_launch(kernel, monkeypatch):
     """The driver reads what was written, and a word can be replaced."""
     params = bytes(range(kernel.params_bytes))
     launch = Launch(kernel, 5, params, STREAM)
@@ -109,6 +121,11 @@ def test_launch(kernel):
     assert kernel.started == [(STREAM, params), (STREAM, params[:8] + WORD.pack(0x1122334455667788) + params[16:])]
     with pytest.raises(ValueError, match=r"params: expected 72 bytes, got 71"):
         Launch(kernel, 5, params[1:], STREAM)
+    with pytest.raises(ValueError, match=r"at: expected 0 … 64, got 65"):
+        launch(65, 0)
+    monkeypatch.setattr(_launch, "error", lambda status, call: RuntimeError(f"{call}: {status}"))
+    with pytest.raises(RuntimeError, match="^cuLaunchKernelEx: 1$"):  # the stand-in expects five blocks
+        Launch(kernel, 6, params, STREAM)()
 
 
 def test_addresses(repeated, kernel, tensors):
@@ -124,6 +141,14 @@ def test_addresses(repeated, kernel, tensors):
             assert stream == STREAM and list(ADDRESSES.unpack(params[:-8])) == expected
     counters = [WORD.unpack(params[-8:])[0] for _, params in kernel.started]
     assert counters == list(range(1000, 1000 + len(counters)))
+
+
+def test_an_lse_that_nobody_wants(make, kernel, tensors):
+    """Is not allocated, and kernels are told so."""
+    out, lse = make(Call.of(*tensors, return_lse=False))(*tensors, 0.25)
+    assert lse is None
+    for _, params in kernel.started:
+        assert ADDRESSES.unpack(params[:-8])[3:5] == (out.data_ptr(), 0)
 
 
 def test_the_long_way(torch, repeated, kernel, tensors, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 
 import spattn
 from spattn import cuda, patterns, reference
+from spattn.arrays import to_host
 from spattn.testing import dense_mask, inputs
 
 pytestmark = pytest.mark.gpu
@@ -140,3 +141,18 @@ def test_memory_left_by_others(torch):
             torch.full((size // 4,), torch.nan, device="cuda")
         for a, b in zip(expected, cuda.forward(q, k, v, plan, 0.125), strict=True):
             assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+@every_kernel
+def test_an_lse_that_nobody_wants(arrays, dtype, kind):
+    """The same bits without it, in rows that are merged, not finite or empty too."""
+    pattern = patterns.Longformer(30, global_tokens=(0, 90)) & patterns.Documents((120, 80))
+    q, k, v = problem(dtype)
+    q[0, 0, 70] = np.nan
+    q, k, v = (arrays(kind)(x) for x in (q, k, v))
+    expected, lse = spattn.attention(q, k, v, pattern, backend="cuda", return_lse=True)
+    for _ in range(2):
+        out = spattn.attention(q, k, v, pattern, backend="cuda")
+        assert to_host(out).tobytes() == to_host(expected).tobytes()
+    assert np.isnan(to_host(lse)[0, 0, 70])

@@ -49,7 +49,7 @@ class Torch(ArrayKind):
     def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
         if self._transformation is None or self._transformation() is not None or self._in_dual_level():
             return None
-        found: list[Any] = [self]
+        found: tuple[Any, ...] = ()
         try:
             for x in arrays:
                 if x.requires_grad:
@@ -57,7 +57,7 @@ class Torch(ArrayKind):
                 found += x.dtype, x.device, x.shape, x.stride()
         except RuntimeError:  # of nested and sparse tensors, which have no shape or no strides
             return None
-        return tuple(found)
+        return self, found
 
     def device(self, x: Any) -> str:
         return "cpu" if x.device.type == "cpu" else f"{x.device.type}:{x.device.index or 0}"

@@ -35,7 +35,7 @@ class Prepared:
 
     def __init__(self, call: Call, plan: Plan, kernels: ModuleType, device: Device, again: Callable[..., Any]):
         self.kind, self.dtype, self.lse_dtype, self.precision = call.kind, call.dtype, call.lse_dtype, call.precision
-        self.rows, self.shape = call.rows, call.out_shape
+        self.rows, self.shape, self.return_lse = call.rows, call.out_shape, call.return_lse
         self.plan, self.kernels, self.device, self._again = plan, kernels, device, again
         self._chosen = chosen_kernels()
         wide, narrow = (numpy_dtype(name).itemsize for name in (call.lse_dtype, call.dtype))
@@ -81,10 +81,10 @@ class OnDevice(Prepared):
 
         try:
             out = kind.empty(q, self.shape, self.dtype, memory_order(operands[0]))
-            lse = kind.empty(q, self.rows, self.lse_dtype)
+            lse = kind.empty(q, self.rows, self.lse_dtype) if self.return_lse else None
             self.kernels.forward(ForwardPass(
                 device, device.stream if stream is None else stream, self.plan, *operands, kind.operand(out),
-                kind.operand(lse).pointer, self.dtype, scale, allocate, self.precision,
+                0 if lse is None else kind.operand(lse).pointer, self.dtype, scale, allocate, self.precision,
             ))  # fmt: skip
         except Exception as error:
             if type(error).__name__ == "OutOfMemoryError":  # PyTorch's and CuPy's own

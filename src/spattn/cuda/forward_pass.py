@@ -24,7 +24,7 @@ class ForwardPass:
     stream : int
         Raw handle; everything is ordered on it.
     lse : int
-        Address of contiguous (batch, heads_q, q_len) float32, float64 for float64 inputs.
+        Address of contiguous (batch, heads_q, q_len) float32, float64 for float64 inputs; 0 where nobody wants it.
     allocate : callable
         Bytes to the address of memory that may be used on `stream` until the call's last kernel.
     precision : {None, "tf32"}

@@ -1,4 +1,4 @@
-"""Calls of the Hopper kernels that repeat: two allocations, seven addresses and a launch or two.
+"""Calls of the Hopper kernels that repeat: an allocation for each result, their addresses and a launch or two.
 
 What depends on plan, shapes, strides, dtype and device alone is done once; launches are kept by their addresses.
 """
@@ -15,8 +15,8 @@ from ..arrays._operand import memory_order, row_major
 from ..call import Call
 from ..plan._types import Plan
 from . import hopper
+from .driver._launch import Launch
 from .driver.device import Device, require_owner
-from .driver.launch import Launch
 from .execute import OnDevice
 from .forward_pass import ForwardPass
 from .hopper.params import Addresses
@@ -38,6 +38,8 @@ class Repeated(OnDevice):
         self._strides, self._row_strides = run.out.strides, row_major(self.rows)
         torch = cast("Torch", call.kind)
         self._index, self._stream, self._types = self.device.ordinal, torch.raw_stream, torch.module
+        self._like_q = self.shape == tuple(call.q.shape) and self._strides == call.q.stride()
+        self._empty_like = self._types.empty_like
         self._wide, self._bytes = self._types.float32, self._types.uint8
         sizes: list[int] = []
 
@@ -54,9 +56,9 @@ class Repeated(OnDevice):
         require_owner()
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto" or q.is_neg() or k.is_neg() or v.is_neg():
             return super().__call__(q, k, v, scale)
-        try:  # with strides even where they are in order: PyTorch takes a quarter less time
-            out = q.new_empty_strided(self.shape, self._strides)
-            lse = q.new_empty_strided(self.rows, self._row_strides, dtype=self._wide)
+        try:  # with strides even where they are in order: PyTorch takes a quarter less time, and still less like q
+            out = self._empty_like(q) if self._like_q else q.new_empty_strided(self.shape, self._strides)
+            lse = q.new_empty_strided(self.rows, self._row_strides, dtype=self._wide) if self.return_lse else None
             rest = q.new_empty_strided(self._workspace, (1,), dtype=self._bytes) if self._workspace else None
         except self._types.OutOfMemoryError as error:
             with self.device:
@@ -66,7 +68,7 @@ class Repeated(OnDevice):
             k.data_ptr(),
             v.data_ptr(),
             out.data_ptr(),
-            lse.data_ptr(),
+            0 if lse is None else lse.data_ptr(),
             0 if rest is None else rest.data_ptr(),
             scale,
             self._stream(self._index),

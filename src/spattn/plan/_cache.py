@@ -32,7 +32,9 @@ _OBJECT_BYTES = 8192  # of a plan, its sealed copy and its key, beside the patte
 
 _clock = itertools.count()
 _plans: dict[tuple[Any, ...], Kept] = {}
-_calls: dict[tuple[object, Hashable], tuple[Any, Kept]] = {}  # prepared calls of patterns, each with the plan that it executes
+_calls: dict[
+    tuple[object, Hashable], tuple[Any, Kept]
+] = {}  # prepared calls of patterns, each with the plan that it executes
 _counts = {"hits": 0, "misses": 0}
 
 
@@ -113,7 +115,7 @@ def find_call(pattern: Hashable, signature: Hashable) -> Any:
     """The call that was prepared for a pattern, or a plan, and arrays of this signature."""
     if isinstance(pattern, Plan):
         return sealed(pattern).calls.get(signature)
-    found = _calls.get((_meant(pattern), signature))
+    found = _calls.get((pattern_class(pattern) if isinstance(pattern, str) else pattern, signature))
     if found is None:
         return None
     prepared, kept = found
@@ -134,17 +136,13 @@ def keep_call(pattern: Hashable, signature: Hashable, plan: Plan, prepared: Any)
         return
     if len(kept.signatures) >= MAX_CALLS:
         _forget_calls(kept)
-    # A pattern equal to the plan's is replaced by it, so that each is held, and counted, once.
-    key = (_meant(pattern) if isinstance(pattern, str) else plan.pattern), signature
+    # A name stands for the class that has it now. A pattern equal to the plan's is replaced by it, so that each is
+    # held, and counted, once.
+    key = pattern_class(pattern) if isinstance(pattern, str) else plan.pattern, signature
     kept.signatures.append(key)
     _calls[key] = prepared, kept
     if all(one is not kept for one in _plans.copy().values()):  # another thread has just dropped it
         _forget_calls(kept)
-
-
-def _meant(pattern: Hashable) -> object:
-    """What a name stands for: the class that has it now, with the defaults of its parameters."""
-    return pattern_class(pattern) if isinstance(pattern, str) else pattern
 
 
 def _forget_calls(kept: Kept) -> None:

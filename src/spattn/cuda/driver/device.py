@@ -11,10 +11,10 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from ..._cached import cached_property
+from ._launch import current_context
 from .errors import CudaError, check
 
 OLDEST_ARCHITECTURE = (8, 0)  # cp.async, ldmatrix and mma.sync on bfloat16
@@ -31,15 +31,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-class _Current(threading.local):
-    """Asks which context is current: ``get()`` is its raw handle. cuCtxGetCurrent writes it, so one per thread."""
-
-    def __init__(self) -> None:
-        context, ask = ctypes.c_void_p(), library().cuCtxGetCurrent
-        at = ctypes.addressof(context)
-        self.get: Callable[[], int | None] = lambda: None if ask(at) else context.value
 
 
 class Device:
@@ -59,7 +50,7 @@ class Device:
         self._device = driver.Device(ordinal)
         self._attribute = driver.device_attribute
         self._context: Any = None
-        self._current = _Current()
+        self._current = address("cuCtxGetCurrent")
 
     @cached_property
     def name(self) -> str:
@@ -103,14 +94,14 @@ class Device:
         return self
 
     @cached_property
-    def _handle(self) -> int | None:
+    def _handle(self) -> int:
         with self:
-            return self._current.get()
+            return current_context(self._current)
 
     def is_current(self) -> bool:
         """Whether this device's primary context is current in this thread, as PyTorch leaves it. Asking takes less time
         than making it so."""
-        return self._current.get() == self._handle
+        return current_context(self._current) == self._handle
 
     def _retain(self) -> Any:
         from pycuda import driver
@@ -151,10 +142,13 @@ class Device:
 def library() -> ctypes.CDLL:
     """The driver's own library, for calls on which PyCUDA or cuda-bindings would spend more time than the driver."""
     found = ctypes.CDLL("libcuda.so.1")
-    found.cuCtxGetCurrent.argtypes = [ctypes.c_void_p]
-    found.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
     found.cuTensorMapReplaceAddress.argtypes = [ctypes.c_void_p] * 2
     return found
+
+
+def address(name: str) -> int:
+    """Where a function of the driver's library starts, for callers in compiled code."""
+    return ctypes.cast(getattr(library(), name), ctypes.c_void_p).value or 0
 
 
 def initialise() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import struct
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +9,11 @@ from typing import Any
 import numpy as np
 
 from . import compile
-from .device import Device, library
-from .errors import check, error
+from ._launch import Launch
+from .device import Device, address
+from .errors import check
 
 STATIC_SHARED_BYTES = 48 * 1024  # a block gets more only after asking
-
-# CUlaunchConfig (grid, block, shared memory, stream, no attributes) and then the addresses of the parameters: one.
-_CONFIG, _WORD = struct.Struct("@7IPPIP"), struct.Struct("@Q")
 
 _kernels: dict[tuple[Any, ...], Kernel] = {}
 _lock = threading.Lock()
@@ -46,7 +42,7 @@ class Kernel:
         shape = np.zeros(3, np.int32)
         pointer, _ = check(driver.cuModuleGetGlobal(module, b"launch_shape"), "cuModuleGetGlobal")
         check(driver.cuMemcpyDtoH(shape.ctypes.data, pointer, shape.nbytes), "cuMemcpyDtoH")
-        self.handle, self.start = int(function), library().cuLaunchKernelEx
+        self.handle, self.start = int(function), address("cuLaunchKernelEx")
         self.threads, self.shared_bytes, self.params_bytes = shape.tolist()
         if self.shared_bytes > device.shared_bytes:
             raise ValueError(
@@ -60,43 +56,6 @@ class Kernel:
     def launch(self, blocks: int, params: bytes, stream: int) -> None:
         """Start `blocks` blocks on a raw stream handle; the device's context must be current."""
         Launch(self, blocks, params, stream)()
-
-
-class Launch:
-    """A prepared launch: config and parameters in one buffer. Reusable, not thread-safe.
-
-    Parameters
-    ----------
-    params : bytes
-        The kernel's only parameter, passed by value.
-    stream : int
-        Raw handle.
-    """
-
-    def __init__(self, kernel: Kernel, blocks: int, params: bytes, stream: int):
-        if len(params) != kernel.params_bytes:
-            raise ValueError(f"params: expected {kernel.params_bytes} bytes, got {len(params)}")
-        self._memory = bytearray(_CONFIG.size) + params  # stays where it is: its size does not change
-        at = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        _CONFIG.pack_into(
-            self._memory, 0, blocks, 1, 1, kernel.threads, 1, 1, kernel.shared_bytes, stream, 0, 0, at + _CONFIG.size
-        )
-        self._start = kernel.start
-        self._arguments = at, kernel.handle, at + _CONFIG.size - _WORD.size, None
-
-    def __call__(self, at: int = 0, word: int | None = None) -> None:
-        """Start it; the device's context must be current. The driver has copied everything when this returns.
-
-        Parameters
-        ----------
-        at, word : int
-            Eight bytes of the parameter to replace first.
-        """
-        if word is not None:
-            _WORD.pack_into(self._memory, _CONFIG.size + at, word)
-        status = self._start(*self._arguments)
-        if status:
-            raise error(status, "cuLaunchKernelEx")
 
 
 def kernel(

@@ -34,7 +34,7 @@ struct Writer {
     const bool valid = query_position(p, assigned, row, position);
     if (assigned.work.slot >= 0) {
       p.partial_lse[partial_row(p, assigned, row)] = lse;
-    } else if (valid) {
+    } else if (valid && p.lse != nullptr) {
       const Task& task = assigned.task;
       p.lse[(static_cast<int64_t>(task.batch) * p.heads_q + task.head_q) * p.q_len + position] = lse;
     }

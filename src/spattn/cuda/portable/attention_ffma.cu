@@ -219,8 +219,7 @@ __device__ __forceinline__ bool finish_row(const Sum (&o)[kSlicesV][kVector], Su
   }
   if (x == 0 && target.position >= 0) {
     const Sum row_lse = (row_max + logarithm_of_two(row_sum)) * Sum(0.693147180559945309417);
-    static_cast<Sum*>(target.partial ? params.partial_lse : params.lse)[target.index] =
-        row_sum == 0 ? -infinity<Sum>() : row_lse;
+    store_lse(params, target, row_sum == 0 ? -infinity<Sum>() : row_lse);
   }
   return finite || target.position < 0;
 }

@@ -24,6 +24,13 @@ __device__ inline RowTarget row_target(const Params& params, const Work& work, i
   return {true, (static_cast<long long>(batch_head) * params.slots + work.slot) * kBlockQ + cell, position};
 }
 
+// Keeps a row's lse: in the workspace, or in the result unless nobody asked for it.
+template <typename Sum>
+__device__ __forceinline__ void store_lse(const Params& params, const RowTarget& target, Sum lse) {
+  Sum* to = static_cast<Sum*>(target.partial ? params.partial_lse : params.lse);
+  if (to != nullptr) to[target.index] = lse;
+}
+
 // Position of candidate `n` among the keys of a work item's tiles, -1 if query cell `cell` may not attend to it.
 template <int kBlockQ, int kBlockKV>
 __device__ inline int allowed_key(const Params& params, const Work& work, int cell, int n) {
@@ -71,8 +78,7 @@ __device__ __noinline__ void exact_row(const Params& params, const Work& work, i
       narrow(result, out[column]);
     }
   }
-  Sum* lse = static_cast<Sum*>(target.partial ? params.partial_lse : params.lse);
-  if (lane == 0) lse[target.index] = static_cast<Sum>(row.lse);
+  if (lane == 0) store_lse(params, target, static_cast<Sum>(row.lse));
 }
 
 }  // namespace spattn::portable

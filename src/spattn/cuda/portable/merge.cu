@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(32 * kWarps, 1) merge(const __grid_constant__ 
     }
     narrow(sum, out[column]);
   }
-  if (lane == 0) static_cast<Sum*>(params.lse)[static_cast<long long>(task.batch_head) * params.q_len + row] = row_lse;
+  if (lane != 0 || params.lse == nullptr) return;
+  static_cast<Sum*>(params.lse)[static_cast<long long>(task.batch_head) * params.q_len + row] = row_lse;
 }
 
 }  // extern "C"

@@ -82,8 +82,7 @@ __device__ __forceinline__ bool finish_row(const Output& o, const RowState& stat
   }
   if (quad_lane == 0 && target.position >= 0) {
     const float row_lse = (state.row_max + log2f(row_sum)) * 0.6931471805599453f;
-    static_cast<float*>(target.partial ? params.partial_lse : params.lse)[target.index] =
-        row_sum == 0.f ? -infinity<float>() : row_lse;
+    store_lse(params, target, row_sum == 0.f ? -infinity<float>() : row_lse);
   }
   return (__ballot_sync(~0u, finite) >> (threadIdx.x % 32 / 4 * 4) & 15) == 15;
 }

@@ -46,7 +46,7 @@ struct LaunchList {
 struct Params {
   // Of this call.
   Array q, k, v, out;
-  void* lse;              // (batch, heads_q, q_len)
+  void* lse;              // (batch, heads_q, q_len), or null where nobody asked for it
   void* partial;          // workspace: (batch * heads_q, slots, block_q, head_dim_v)
   void* partial_lse;      // workspace: (batch * heads_q, slots, block_q)
   long long first_block;  // of this launch; a grid has at most 2^31 - 1 blocks

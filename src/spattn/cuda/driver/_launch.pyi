@@ -1,0 +1,9 @@
+"""For type checkers; _launch.pyx documents it."""
+
+from .launch import Kernel
+
+def current_context(get_current: int) -> int: ...
+
+class Launch:
+    def __init__(self, kernel: Kernel, blocks: int, params: bytes, stream: int) -> None: ...
+    def __call__(self, at: int = 0, word: int | None = None) -> None: ...
