@@ -101,14 +101,16 @@ class Tree:
             path.write_bytes(content)
 
     def build(self, isa: str) -> None:
-        """Puts the core with these kernels where Python finds it; quick when nothing changed."""
+        """Puts what is compiled, with these kernels, where Python finds it; quick when nothing changed."""
         folder = self.builds / isa
         if not (folder / "build.ninja").exists():
             options = f"-Disa={'[]' if isa == 'baseline' else isa}", f"-Damx_emulated={str(not has_amx()).lower()}"
             execute("meson", "setup", folder, self.source, "-Doptimization=0", *options)
         execute("ninja", "-C", folder)
-        (core,) = (folder / "src/spattn/cpu").glob("_core.*.so")
-        self.write(f"src/spattn/cpu/{core.name}", core.read_bytes())
+        modules = list((folder / "src").rglob("*.so"))
+        assert modules, "nothing was compiled"
+        for module in modules:
+            self.write(str(module.relative_to(folder)), module.read_bytes())
 
     def test(self, tests: list[str], on_gpu: bool) -> tuple[int, str]:
         """(exit status, output) of pytest until the first failure; after TIME_LIMIT the status is -SIGALRM."""
