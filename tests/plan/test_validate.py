@@ -1,6 +1,6 @@
 """The check of plans that the planner did not make: it accepts every sound one and refuses what no kernel may meet.
 
-The single numbers of ``tests/test_faults_plans.py`` point outside of something; here a plan is wrong although every
+The single numbers of ``tests/faults/test_plans.py`` point outside of something; here a plan is wrong although every
 number is in range.
 """
 

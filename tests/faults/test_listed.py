@@ -5,7 +5,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ENTRY = re.compile(r"^(\d+)\. (.*?)\[([^\]]+)\]$", re.MULTILINE | re.DOTALL)
 
 

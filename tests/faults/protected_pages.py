@@ -1,6 +1,6 @@
-"""Every array of a call beside a page that nobody may touch; test_faults_memory.py runs it in processes of its own.
+"""Every array of a call beside a page that nobody may touch; test_memory.py runs it in processes of its own.
 
-python tests/protected_pages.py avx512 after        # prints "intact", or ends by a signal
+python tests/faults/protected_pages.py avx512 after        # prints "intact", or ends by a signal
 """
 
 from __future__ import annotations
