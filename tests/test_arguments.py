@@ -232,10 +232,26 @@ def test_frameworks_that_another_thread_is_importing(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "scale", [True, False, np.True_, np.bool_(False), 1j, np.complex64(1), "0.5", b"1", Decimal("0.5"), Fraction(1, 2),
-              np.array(0.5), np.array([0.5]), [0.5], np.timedelta64(1), object()],
+    "scale",
+    [
+        True,
+        False,
+        np.True_,
+        np.bool_(False),
+        1j,
+        np.complex64(1),
+        "0.5",
+        b"1",
+        Decimal("0.5"),
+        Fraction(1, 2),
+        np.array(0.5),
+        np.array([0.5]),
+        [0.5],
+        np.timedelta64(1),
+        object(),
+    ],
     ids=lambda scale: type(scale).__name__,
-)  # fmt: skip
+)
 def test_scale_that_is_no_number(scale):
     given = arguments()
     pattern = f"^scale: expected a number .*, got {type(scale).__name__}$"

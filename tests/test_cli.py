@@ -142,13 +142,22 @@ def test_descriptions(text, pattern):
     assert parse(text) == pattern
 
 
-@pytest.mark.parametrize("text, message", [
-    ("causal & slidng_window(4)", "pattern: expected one of .*; got 'slidng_window'; did you mean 'sliding_window'?"),
-    ("sliding_window", r"pattern: expected sliding_window\(left, right='left'\), got missing a required .*: 'left'"),
-    ("sinks(4, width=3)", r"pattern: expected sinks\(count\), got an unexpected keyword argument 'width'"),
-    ("sinks(2 + 3)", "pattern: expected a description like .*, got '2 \\+ 3'"),
-    ("causal and full", "pattern: expected a description like .*, got 'causal and full'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (
+            "causal & slidng_window(4)",
+            "pattern: expected one of .*; got 'slidng_window'; did you mean 'sliding_window'?",
+        ),
+        (
+            "sliding_window",
+            r"pattern: expected sliding_window\(left, right='left'\), got missing a required .*: 'left'",
+        ),
+        ("sinks(4, width=3)", r"pattern: expected sinks\(count\), got an unexpected keyword argument 'width'"),
+        ("sinks(2 + 3)", "pattern: expected a description like .*, got '2 \\+ 3'"),
+        ("causal and full", "pattern: expected a description like .*, got 'causal and full'"),
+    ],
+)
 def test_descriptions_that_are_none(capsys, text, message):
     code, _, err = run(capsys, "draw", text)
     assert code == 2 and re.search(message, err), err

@@ -55,8 +55,21 @@ def test_show_versions(capsys):
 
     spattn.show_versions()
     printed = capsys.readouterr().out
-    for word in ("spattn", "python", "numpy", "ml_dtypes", "torch", "backend cpu", "backend cuda", "instruction sets",
-                 "threads", "pycuda", "GPU", "driver", "nvcc"):  # fmt: skip
+    for word in (
+        "spattn",
+        "python",
+        "numpy",
+        "ml_dtypes",
+        "torch",
+        "backend cpu",
+        "backend cuda",
+        "instruction sets",
+        "threads",
+        "pycuda",
+        "GPU",
+        "driver",
+        "nvcc",
+    ):
         assert word in printed, printed
 
 

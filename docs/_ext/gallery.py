@@ -148,10 +148,19 @@ def _planned(pattern, length: int) -> list[str]:
     told = textwrap.wrap(" ".join(repr(plan).split()), 76)
     small = ["At so few tokens most of a tile is empty: efficiency grows with length."] if length < _SMALL else []
     return [
-        "Plan", "-" * 4, "", f"Of ``{_shortened(pattern)}`` at {length} × {length} tokens:", "",
-        ".. code-block:: text", "", *(f"   {line}" for line in told), "",
-        f"The index set is {runs}; planned {views}.", *small, "",
-    ]  # fmt: skip
+        "Plan",
+        "-" * 4,
+        "",
+        f"Of ``{_shortened(pattern)}`` at {length} × {length} tokens:",
+        "",
+        ".. code-block:: text",
+        "",
+        *(f"   {line}" for line in told),
+        "",
+        f"The index set is {runs}; planned {views}.",
+        *small,
+        "",
+    ]
 
 
 def _whole(pattern, length: int) -> bool:

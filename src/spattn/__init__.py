@@ -9,9 +9,19 @@ from ._errors import BackendUnavailable
 from .plan import Plan, PlanCacheInfo, clear_plan_cache, plan_cache_info
 
 __all__ = [
-    "BackendUnavailable", "Plan", "PlanCacheInfo", "__version__", "attention", "attention_backward",
-    "available_backends", "clear_plan_cache", "patterns", "plan", "plan_cache_info", "show_versions",
-]  # fmt: skip
+    "BackendUnavailable",
+    "Plan",
+    "PlanCacheInfo",
+    "__version__",
+    "attention",
+    "attention_backward",
+    "available_backends",
+    "clear_plan_cache",
+    "patterns",
+    "plan",
+    "plan_cache_info",
+    "show_versions",
+]
 
 if TYPE_CHECKING:
     from ._versions import show_versions

@@ -102,8 +102,24 @@ class Call:
             )
         scale = default_scale(head_dim) if scale is None else check_scale(scale, dtype)
         _check_precision(precision, dtype)
-        return cls(q, k, v, kind, dtype, device, batch, heads_q, heads_kv, q_len, kv_len, head_dim, head_dim_v, scale,
-                   precision, bool(return_lse))  # fmt: skip
+        return cls(
+            q,
+            k,
+            v,
+            kind,
+            dtype,
+            device,
+            batch,
+            heads_q,
+            heads_kv,
+            q_len,
+            kv_len,
+            head_dim,
+            head_dim_v,
+            scale,
+            precision,
+            bool(return_lse),
+        )
 
     @property
     def q_offset(self) -> int:

@@ -96,10 +96,22 @@ def _compile(
     tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, budget)
     items = share_out(tiled, q_len, tile[0], workers)
     made = Plan(
-        pattern=pattern, q_len=q_len, kv_len=kv_len, block_q=tile[0], block_kv=tile[1], views=tiled.views,
-        components=tiled.components, indptr=tiled.indptr, indices=tiled.indices, key_view=tiled.key_view,
-        mask=tiled.mask, masks=tiled.masks, variant=tiled.variant, nnz=tiled.nnz, **items._asdict(),
-    )  # fmt: skip
+        pattern=pattern,
+        q_len=q_len,
+        kv_len=kv_len,
+        block_q=tile[0],
+        block_kv=tile[1],
+        views=tiled.views,
+        components=tiled.components,
+        indptr=tiled.indptr,
+        indices=tiled.indices,
+        key_view=tiled.key_view,
+        mask=tiled.mask,
+        masks=tiled.masks,
+        variant=tiled.variant,
+        nnz=tiled.nnz,
+        **items._asdict(),
+    )
     budget.need(made.nbytes)
     return made
 

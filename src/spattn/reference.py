@@ -18,8 +18,19 @@ from .index_set import AffineRows
 from .patterns import Pattern
 from .plan import Plan
 
-__all__ = ["LIMITS", "accepts", "attend", "backward", "forward", "gradients", "info", "plan_for", "prepare",
-           "prepare_backward", "unavailable"]  # fmt: skip
+__all__ = [
+    "LIMITS",
+    "accepts",
+    "attend",
+    "backward",
+    "forward",
+    "gradients",
+    "info",
+    "plan_for",
+    "prepare",
+    "prepare_backward",
+    "unavailable",
+]
 
 LIMITS = Limits(host_arrays=True)
 

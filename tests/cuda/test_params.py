@@ -61,9 +61,21 @@ def test_portable(call):
     for name in ("q", "k", "v", "out"):
         operand = getattr(call, name)
         assert found[name].tolist() == (operand.pointer, *operand.strides)
-    expected = {"lse": 5 << 30, "partial": 111, "partial_lse": 222, "first_block": 333, "scale_log2": 0.5 / np.log(2),
-                "sign": -1, "heads_q": 4, "heads_per_kv": 2, "head_dim": 64, "head_dim_v": 128, "q_len": 400,
-                "slots": call.plan.slots, "block_q": 128}  # fmt: skip
+    expected = {
+        "lse": 5 << 30,
+        "partial": 111,
+        "partial_lse": 222,
+        "first_block": 333,
+        "scale_log2": 0.5 / np.log(2),
+        "sign": -1,
+        "heads_q": 4,
+        "heads_per_kv": 2,
+        "head_dim": 64,
+        "head_dim_v": 128,
+        "q_len": 400,
+        "slots": call.plan.slots,
+        "block_q": 128,
+    }
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     at = upload(GPU, [*params._ARRAYS, "items", "merges", "items_first", "merges_first", "heads", "head_indptr"])[1]
     assert all(found[name] == at[name] for name in params._ARRAYS)
@@ -78,19 +90,44 @@ def test_hopper(call):
     tasks = 0
     for launch in range(len(plan_on_device.launches)):
         (found,) = np.frombuffer(ready.template.fill(launch, to, 888), hopper_params.params_dtype(16))
-        expected = {"q": to.q, "k": to.k, "v": to.v, "out": to.out, "lse": 555, "partial_out": 666, "partial_lse": 777,
-                    "counter": 888, "scale_log2": 0.5 / np.log(2), "sign": -1, "q_len": 400, "heads_q": 4,
-                    "head_dim": 64, "head_dim_v": 128, "partial_rows": call.plan.slots * 128,
-                    "work": plan_on_device.at["work"], "tasks": plan_on_device.at["tasks"] + 16 * tasks}  # fmt: skip
+        expected = {
+            "q": to.q,
+            "k": to.k,
+            "v": to.v,
+            "out": to.out,
+            "lse": 555,
+            "partial_out": 666,
+            "partial_lse": 777,
+            "counter": 888,
+            "scale_log2": 0.5 / np.log(2),
+            "sign": -1,
+            "q_len": 400,
+            "heads_q": 4,
+            "head_dim": 64,
+            "head_dim_v": 128,
+            "partial_rows": call.plan.slots * 128,
+            "work": plan_on_device.at["work"],
+            "tasks": plan_on_device.at["tasks"] + 16 * tasks,
+        }
         assert {name: found[name] for name in expected} == pytest.approx(expected)
         for name in ("q", "k", "v", "out"):
             assert found[f"{name}_stride"].tolist() == getattr(call, name).strides[:3]
         tasks += int(found["task_count"])
     assert tasks == 8 * len(call.plan.work)
     (merge,) = np.frombuffer(ready.merge_params(to), hopper_params.MERGE)
-    expected = {"rows": plan_on_device.at["merge_rows"], "heads": plan_on_device.at["merge_heads"], "partial_out": 666,
-                "partial_lse": 777, "out": to.out, "lse": 555, "partial_rows": call.plan.slots * 128, "q_len": 400,
-                "heads_q": 4, "head_dim_v": 128, "head_blocks": ready.merge_blocks // 8}  # fmt: skip
+    expected = {
+        "rows": plan_on_device.at["merge_rows"],
+        "heads": plan_on_device.at["merge_heads"],
+        "partial_out": 666,
+        "partial_lse": 777,
+        "out": to.out,
+        "lse": 555,
+        "partial_rows": call.plan.slots * 128,
+        "q_len": 400,
+        "heads_q": 4,
+        "head_dim_v": 128,
+        "head_blocks": ready.merge_blocks // 8,
+    }
     assert {name: merge[name] for name in expected} == expected
     assert merge["out_stride"].tolist() == call.out.strides[:3]
 

@@ -66,15 +66,35 @@ def broken_plans():
     yield "work_indptr wrong end", "work_indptr", -1, far
     yield "variant out of range", "variant", (0, 0), 1
     yield "variant negative", "variant", (0, 0), -1
-    for field, value in (("component", far), ("component", -1), ("query_tile", far), ("query_tile", -1), ("begin", -1),
-                         ("begin", far), ("end", far), ("end", -1), ("slot", plan.slots), ("slot", -2)):  # fmt: skip
+    for field, value in (
+        ("component", far),
+        ("component", -1),
+        ("query_tile", far),
+        ("query_tile", -1),
+        ("begin", -1),
+        ("begin", far),
+        ("end", far),
+        ("end", -1),
+        ("slot", plan.slots),
+        ("slot", -2),
+    ):
         yield f"work.{field} {value}", "work", (0, field), value
     for field in ("query_view", "key_view", "first_row", "query_tiles"):
         for value in (-1, far):
             yield f"components.{field} {value}", "components", (0, field), value
-    for field, value in (("offset", -1), ("offset", 300), ("offset", 2**62), ("stride", 2**40), ("stride", -(2**62)),
-                         ("extent", 0), ("extent", far), ("box", 0), ("box", far), ("grid", far),
-                         ("tiles", far)):  # fmt: skip
+    for field, value in (
+        ("offset", -1),
+        ("offset", 300),
+        ("offset", 2**62),
+        ("stride", 2**40),
+        ("stride", -(2**62)),
+        ("extent", 0),
+        ("extent", far),
+        ("box", 0),
+        ("box", far),
+        ("grid", far),
+        ("tiles", far),
+    ):
         yield f"views.{field} {value}", "views", (0, field), value
 
 

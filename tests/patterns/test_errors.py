@@ -113,16 +113,26 @@ def test_names():
         p.Causal() and p.Full()
 
 
-@pytest.mark.parametrize("data", [
-    None, {}, {"pattern": 3}, {"pattern": "nothing"}, {"pattern": "causal", "x": 1}, {"pattern": "sinks"},
-    {"pattern": "sinks", "count": -1}, {"pattern": "sinks", "count": 1.5}, {"pattern": "&", "operands": []},
-    {"pattern": "mask", "mask": {"array": "ff", "dtype": "bool", "shape": [3, 99]}},
-    {"pattern": "mask", "mask": {"array": "zz", "dtype": "bool", "shape": [1, 1]}},
-    {"pattern": "mask", "mask": {"array": "00", "dtype": "object", "shape": [1, 1]}},
-    {"pattern": "mask", "mask": {"array": "00", "dtype": "bool", "shape": [1 << 40, 1 << 40]}},
-    {"pattern": "mask", "mask": {"array": "00" * 4, "dtype": "int32", "shape": [1, 1]}},
-    {"pattern": "per_head", "patterns": 3},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        {},
+        {"pattern": 3},
+        {"pattern": "nothing"},
+        {"pattern": "causal", "x": 1},
+        {"pattern": "sinks"},
+        {"pattern": "sinks", "count": -1},
+        {"pattern": "sinks", "count": 1.5},
+        {"pattern": "&", "operands": []},
+        {"pattern": "mask", "mask": {"array": "ff", "dtype": "bool", "shape": [3, 99]}},
+        {"pattern": "mask", "mask": {"array": "zz", "dtype": "bool", "shape": [1, 1]}},
+        {"pattern": "mask", "mask": {"array": "00", "dtype": "object", "shape": [1, 1]}},
+        {"pattern": "mask", "mask": {"array": "00", "dtype": "bool", "shape": [1 << 40, 1 << 40]}},
+        {"pattern": "mask", "mask": {"array": "00" * 4, "dtype": "int32", "shape": [1, 1]}},
+        {"pattern": "per_head", "patterns": 3},
+    ],
+)
 def test_fault_39_untrusted_data(data):
     with pytest.raises(ValueError):
         p.from_dict(data)

@@ -46,10 +46,23 @@ def test_file_and_import_are_all_that_a_pattern_needs(tmp_path):
     with (tmp_path / "spattn" / "patterns" / "__init__.py").open("a") as file:
         file.write(IMPORT)
     command = [
-        sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", "-v",
-        "tests/test_properties.py", "tests/patterns", "tests/cpu/test_backward.py", "tests/test_cli.py",
-        "tests/test_import.py", "tests/test_gallery.py", "-k", " or ".join(["log_sparse", *OF_ALL]),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "addopts=--import-mode=importlib",
+        "-v",
+        "tests/test_properties.py",
+        "tests/patterns",
+        "tests/cpu/test_backward.py",
+        "tests/test_cli.py",
+        "tests/test_import.py",
+        "tests/test_gallery.py",
+        "-k",
+        " or ".join(["log_sparse", *OF_ALL]),
+    ]
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     environment = os.environ | {"PYTHONPATH": path, "SPATTN_HYPOTHESIS_PROFILE": "dev"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

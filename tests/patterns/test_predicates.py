@@ -29,13 +29,23 @@ USES = {
 
 
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("result, got", [
-    (lambda x: None, "NoneType"), (lambda x: x * 1, "ndarray of int64"), (lambda x: x * 1.0, "ndarray of float64"),
-    (lambda x: 1, "int"), (lambda x: "yes", "str"), (lambda x: NotImplemented, "NotImplementedType"),
-    (lambda x: np.ma.masked_array(x), "MaskedArray of bool"), (lambda x: np.asarray(x, object), "ndarray of object"),
-    (lambda x: [True], "list"), (lambda x: np.float32(1), "float32 of float32"),
-    (lambda x: np.ones((2, 3, 4, 5), bool), r"shape \(2, 3, 4, 5\)"), (lambda x: np.ones(7, bool), r"shape \(7,\)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "result, got",
+    [
+        (lambda x: None, "NoneType"),
+        (lambda x: x * 1, "ndarray of int64"),
+        (lambda x: x * 1.0, "ndarray of float64"),
+        (lambda x: 1, "int"),
+        (lambda x: "yes", "str"),
+        (lambda x: NotImplemented, "NotImplementedType"),
+        (lambda x: np.ma.masked_array(x), "MaskedArray of bool"),
+        (lambda x: np.asarray(x, object), "ndarray of object"),
+        (lambda x: [True], "list"),
+        (lambda x: np.float32(1), "float32 of float32"),
+        (lambda x: np.ones((2, 3, 4, 5), bool), r"shape \(2, 3, 4, 5\)"),
+        (lambda x: np.ones(7, bool), r"shape \(7,\)"),
+    ],
+)
 def test_anything_but_truth_is_refused(use, result, got):
     for pattern in (mine(lambda q, k: result(k <= q)), p.SlidingWindow(40) & mine(lambda q, k: result(k <= q))):
         with warnings.catch_warnings(), pytest.raises(TypeError, match=rf"^allows\(\): .* from Mine\(\), got {got}"):

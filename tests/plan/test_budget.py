@@ -130,9 +130,18 @@ def test_cgroups(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     "name, value",
-    [("workers", 0), ("workers", -1), ("batch", -1), ("heads", -1), ("max_bytes", -1), ("tile", (16, 64, 3)),
-     ("tile", (1 << 16, 64)), ("tile", (16, 1 << 16)), ("tile", ())],
-)  # fmt: skip
+    [
+        ("workers", 0),
+        ("workers", -1),
+        ("batch", -1),
+        ("heads", -1),
+        ("max_bytes", -1),
+        ("tile", (16, 64, 3)),
+        ("tile", (1 << 16, 64)),
+        ("tile", (16, 1 << 16)),
+        ("tile", ()),
+    ],
+)
 def test_numbers_out_of_range(name, value):
     with pytest.raises(ValueError, match=rf"^{name}: expected .*, got "):
         spattn.plan(p.Causal(), 20, **{name: value})
@@ -141,9 +150,18 @@ def test_numbers_out_of_range(name, value):
 @pytest.mark.parametrize("kept", [False, True])
 @pytest.mark.parametrize(
     "name, value",
-    [("workers", 1.5), ("workers", 1.0), ("workers", True), ("batch", "1"), ("heads", 1.0), ("max_bytes", 1e9),
-     ("tile", (128.0, 64)), ("tile", 128), ("tile", (True, 64))],
-)  # fmt: skip
+    [
+        ("workers", 1.5),
+        ("workers", 1.0),
+        ("workers", True),
+        ("batch", "1"),
+        ("heads", 1.0),
+        ("max_bytes", 1e9),
+        ("tile", (128.0, 64)),
+        ("tile", 128),
+        ("tile", (True, 64)),
+    ],
+)
 def test_numbers_of_other_types(name, value, kept):
     """Also where a plan of equal numbers is kept: 1.0 == 1 == True."""
     spattn.clear_plan_cache()

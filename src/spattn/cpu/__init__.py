@@ -20,8 +20,21 @@ from . import _core, _nonfinite
 from ._threads import num_threads
 from ._workspace import free_workspaces
 
-__all__ = ["LIMITS", "TILE", "accepts", "backward", "forward", "free_workspaces", "info", "instruction_sets",
-           "num_threads", "plan_for", "prepare", "prepare_backward", "unavailable"]  # fmt: skip
+__all__ = [
+    "LIMITS",
+    "TILE",
+    "accepts",
+    "backward",
+    "forward",
+    "free_workspaces",
+    "info",
+    "instruction_sets",
+    "num_threads",
+    "plan_for",
+    "prepare",
+    "prepare_backward",
+    "unavailable",
+]
 
 LIMITS = Limits(host_arrays=True)
 

@@ -21,8 +21,7 @@ from . import execute, hopper, portable, repeat
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
 
-__all__ = ["LIMITS", "CudaError", "accepts", "forward", "info", "plan_for", "sm_count", "tile",
-           "unavailable"]  # fmt: skip
+__all__ = ["LIMITS", "CudaError", "accepts", "forward", "info", "plan_for", "sm_count", "tile", "unavailable"]
 
 LIMITS = Limits(host_arrays=False, backward=False, precisions=("tf32",))
 

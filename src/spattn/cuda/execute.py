@@ -82,10 +82,20 @@ class OnDevice(Prepared):
         try:
             out = kind.empty(q, self.shape, self.dtype, memory_order(operands[0]))
             lse = kind.empty(q, self.rows, self.lse_dtype) if self.return_lse else None
-            self.kernels.forward(ForwardPass(
-                device, device.stream if stream is None else stream, self.plan, *operands, kind.operand(out),
-                0 if lse is None else kind.operand(lse).pointer, self.dtype, scale, allocate, self.precision,
-            ))  # fmt: skip
+            self.kernels.forward(
+                ForwardPass(
+                    device,
+                    device.stream if stream is None else stream,
+                    self.plan,
+                    *operands,
+                    kind.operand(out),
+                    0 if lse is None else kind.operand(lse).pointer,
+                    self.dtype,
+                    scale,
+                    allocate,
+                    self.precision,
+                )
+            )
         except Exception as error:
             if type(error).__name__ == "OutOfMemoryError":  # PyTorch's and CuPy's own
                 raise self.out_of_memory() from error

@@ -13,11 +13,39 @@ from typing import Any
 import numpy as np
 
 MODULES = (
-    "argparse.py", "ast.py", "base64.py", "bdb.py", "calendar.py", "cmd.py", "configparser.py", "csv.py",
-    "dataclasses.py", "difflib.py", "enum.py", "fractions.py", "ftplib.py", "getpass.py", "gettext.py", "gzip.py",
-    "heapq.py", "html/parser.py", "imaplib.py", "inspect.py", "json/decoder.py", "locale.py", "mailbox.py", "pprint.py",
-    "queue.py", "random.py", "sched.py", "shutil.py", "statistics.py", "tarfile.py", "threading.py", "wave.py",
-)  # fmt: skip
+    "argparse.py",
+    "ast.py",
+    "base64.py",
+    "bdb.py",
+    "calendar.py",
+    "cmd.py",
+    "configparser.py",
+    "csv.py",
+    "dataclasses.py",
+    "difflib.py",
+    "enum.py",
+    "fractions.py",
+    "ftplib.py",
+    "getpass.py",
+    "gettext.py",
+    "gzip.py",
+    "heapq.py",
+    "html/parser.py",
+    "imaplib.py",
+    "inspect.py",
+    "json/decoder.py",
+    "locale.py",
+    "mailbox.py",
+    "pprint.py",
+    "queue.py",
+    "random.py",
+    "sched.py",
+    "shutil.py",
+    "statistics.py",
+    "tarfile.py",
+    "threading.py",
+    "wave.py",
+)
 """Relative to the standard library's folder; present in every Python that spattn supports."""
 
 

@@ -19,8 +19,19 @@ __all__ = ["encode", "from_dict"]
 
 _LARGEST_ARRAY = 1 << 28
 _DTYPES = (
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
-)  # fmt: skip
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+)
 _DEEPEST_DATA = 2 * DEEPEST  # a list of patterns is a level of its own
 
 

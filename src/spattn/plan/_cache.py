@@ -20,8 +20,17 @@ from ..patterns._registry import pattern_class
 from ._sealed import MAX_CALLS, Sealed, sealed
 from ._types import Plan
 
-__all__ = ["PlanCacheInfo", "clear_plan_cache", "find", "find_call", "keep", "keep_call", "kept_with_plan",
-           "plan_cache_info", "size_of"]  # fmt: skip
+__all__ = [
+    "PlanCacheInfo",
+    "clear_plan_cache",
+    "find",
+    "find_call",
+    "keep",
+    "keep_call",
+    "kept_with_plan",
+    "plan_cache_info",
+    "size_of",
+]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

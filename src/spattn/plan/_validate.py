@@ -18,8 +18,18 @@ from ._types import COMPONENT, LARGEST, LARGEST_SIDE, VIEW, WORK, Plan, real_cel
 
 __all__ = ["check"]
 
-_INT32 = ("indptr", "indices", "key_view", "mask", "work_indptr", "merge_rows", "merge_indptr", "merge_sources",
-          "merge_variants", "variant")  # fmt: skip
+_INT32 = (
+    "indptr",
+    "indices",
+    "key_view",
+    "mask",
+    "work_indptr",
+    "merge_rows",
+    "merge_indptr",
+    "merge_sources",
+    "merge_variants",
+    "variant",
+)
 _DTYPES = {"views": VIEW, "components": COMPONENT, "work": WORK, "masks": np.dtype(np.uint64)}
 _DTYPES |= dict.fromkeys(_INT32, np.dtype(np.int32))
 _ENTRIES_AT_ONCE = 1 << 16  # whose padding is looked at

@@ -7,7 +7,21 @@ from .check import Expectation, check_pattern
 from .contract import check_plan, execute, plan_pairs
 
 __all__ = [
-    "DTYPES", "Expectation", "LAYOUTS", "assert_within_budget", "at_protected_page", "check_pattern", "check_plan",
-    "dense_mask", "eps", "error_budget", "execute", "inputs", "naive", "naive_gradients", "naive_orders", "plan_pairs",
+    "DTYPES",
+    "Expectation",
+    "LAYOUTS",
+    "assert_within_budget",
+    "at_protected_page",
+    "check_pattern",
+    "check_plan",
+    "dense_mask",
+    "eps",
+    "error_budget",
+    "execute",
+    "inputs",
+    "naive",
+    "naive_gradients",
+    "naive_orders",
+    "plan_pairs",
     "random",
-]  # fmt: skip
+]

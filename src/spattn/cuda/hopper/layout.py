@@ -74,9 +74,18 @@ def make_layout(plan: Plan) -> Layout:
     entries["z"], entries["y"], entries["x"] = first_coordinates(key_views_of, plan.indices).T
     entries["view"] = plan.key_view
     return Layout(
-        query_specs, key_specs, query_views, key_views, work, entries, plan.mask.astype(np.int32),
-        fragment_masks(plan.masks), finishers.priors, finishers.finishes, finishers.merges,
-    )  # fmt: skip
+        query_specs,
+        key_specs,
+        query_views,
+        key_views,
+        work,
+        entries,
+        plan.mask.astype(np.int32),
+        fragment_masks(plan.masks),
+        finishers.priors,
+        finishers.finishes,
+        finishers.merges,
+    )
 
 
 def fragment_masks(masks: np.ndarray) -> np.ndarray:

@@ -23,9 +23,18 @@ _RANK = 5
 _LARGEST_STRIDE = 1 << 40  # bytes (cuTensorMapEncodeTiled)
 
 VIEW = np.dtype(
-    [("map", "i4"), ("shift_y", "i4"), ("shift_z", "i4"), ("unused", "i4"), ("half", "i4", 4), ("offset", "i8"),
-     ("stride", "i8", AXES), ("extent", "i4", AXES), ("box", "i4", AXES)]
-)  # fmt: skip
+    [
+        ("map", "i4"),
+        ("shift_y", "i4"),
+        ("shift_z", "i4"),
+        ("unused", "i4"),
+        ("half", "i4", 4),
+        ("offset", "i8"),
+        ("stride", "i8", AXES),
+        ("extent", "i4", AXES),
+        ("box", "i4", AXES),
+    ]
+)
 
 
 @dataclass(frozen=True)

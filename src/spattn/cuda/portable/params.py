@@ -13,8 +13,18 @@ from ..driver.launch import Kernel
 from ..driver.structs import packer
 from ..forward_pass import ForwardPass, fold_scale
 
-_ARRAYS = ("views", "components", "indices", "key_view", "mask", "masks", "work", "merge_rows", "merge_indptr",
-           "merge_sources")  # fmt: skip
+_ARRAYS = (
+    "views",
+    "components",
+    "indices",
+    "key_view",
+    "mask",
+    "masks",
+    "work",
+    "merge_rows",
+    "merge_indptr",
+    "merge_sources",
+)
 
 ARRAY = np.dtype([("data", "u8"), *((name, "i8") for name in ("batch", "head", "row", "column"))])
 LAUNCH_LIST = np.dtype(
@@ -65,10 +75,22 @@ class PlanOnDevice:
         self.kernels: dict[tuple[object, ...], Kernel] = {}  # of the calls made so far, by what they depend on
         self.packed = _pack_plan(
             *(plan_at[name] for name in _ARRAYS),
-            at["items"], at["head_indptr"], at["heads"], at["items_first"], self.items, plan.variants,
-            at["merges"], at["head_indptr"], at["heads"], at["merges_first"], self.merges, plan.variants,
-            plan.q_len, plan.slots, plan.block_q,
-        )  # fmt: skip
+            at["items"],
+            at["head_indptr"],
+            at["heads"],
+            at["items_first"],
+            self.items,
+            plan.variants,
+            at["merges"],
+            at["head_indptr"],
+            at["heads"],
+            at["merges_first"],
+            self.merges,
+            plan.variants,
+            plan.q_len,
+            plan.slots,
+            plan.block_q,
+        )
 
 
 @kept_with_plan
@@ -88,9 +110,23 @@ def pack(call: ForwardPass, plan: PlanOnDevice, partial: int, partial_lse: int, 
     scale_log2, sign = fold_scale(call.scale)
     heads_q = call.q.shape[1]
     head = _pack_call(
-        call.q.pointer, *call.q.strides, call.k.pointer, *call.k.strides,
-        call.v.pointer, *call.v.strides, call.out.pointer, *call.out.strides,
-        call.lse, partial, partial_lse, first_block, scale_log2,
-        sign, heads_q, heads_q // call.k.shape[1], call.q.shape[3], call.v.shape[3],
-    )  # fmt: skip
+        call.q.pointer,
+        *call.q.strides,
+        call.k.pointer,
+        *call.k.strides,
+        call.v.pointer,
+        *call.v.strides,
+        call.out.pointer,
+        *call.out.strides,
+        call.lse,
+        partial,
+        partial_lse,
+        first_block,
+        scale_log2,
+        sign,
+        heads_q,
+        heads_q // call.k.shape[1],
+        call.q.shape[3],
+        call.v.shape[3],
+    )
     return head + plan.packed
