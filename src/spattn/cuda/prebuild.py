@@ -21,7 +21,7 @@ _SHARED_BYTES = {"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_90": 227 << 10, "sm
 _SHARED_BYTES_OTHERS = 99 << 10
 
 
-def jobs(arch: str, dtypes: Iterable[str], head_dims: Iterable[int]) -> Iterator[tuple[str, dict[str, object]]]:
+def kernels(arch: str, dtypes: Iterable[str], head_dims: Iterable[int]) -> Iterator[tuple[str, dict[str, object]]]:
     """(source, macros) of everything that plans with this device's tiles and 16-byte aligned arrays need."""
     shared_bytes = _SHARED_BYTES.get(arch, _SHARED_BYTES_OTHERS)
     for dtype in dtypes:
@@ -40,9 +40,9 @@ def main() -> None:
     parser.add_argument("--head-dim", nargs="*", type=int, default=HEAD_DIMS)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     args = parser.parse_args()
-    todo = [(arch, *job) for arch in args.arch for job in jobs(arch, args.dtype, args.head_dim)]
+    todo = [(arch, *one) for arch in args.arch for one in kernels(arch, args.dtype, args.head_dim)]
     with ThreadPoolExecutor(args.jobs) as pool:
-        for _ in pool.map(lambda job: compile.cubin(job[1], job[0], job[2], STRUCTS), todo):
+        for _ in pool.map(lambda one: compile.cubin(one[1], one[0], one[2], STRUCTS), todo):
             pass
     different = len({(arch, source, *itertools.chain(*sorted(macros.items()))) for arch, source, macros in todo})
     print(f"{different} kernels in {cache.folder()}")
