@@ -215,6 +215,8 @@ def test_every_backend_refuses_a_broken_plan(backend):
         broken = dataclasses.replace(made, indices=made.indices + 1)
         with pytest.raises(ValueError, match="^plan: "):
             spattn.attention(*arrays, broken, backend=backend)
+    with pytest.raises(ValueError, match="^plan: "):
+        spattn.plan(dataclasses.replace(made, indices=made.indices + 1), backend=backend, like=plain)
 
 
 def test_plan_for_other_heads_where_the_backend_would_plan_again():
