@@ -59,7 +59,7 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
 
     cdef struct Call:
         Plan plan
-        Array q, k, v, out, lse, dout, dq, dk, dv, exact_k, exact_v
+        Array q, k, v, out, lse, dout, dlse, dq, dk, dv, exact_k, exact_v
         const uint8_t* marked
         int* nonfinite
         double far_lse
@@ -354,8 +354,10 @@ cdef class Backward(Run):
     cdef make_room(self, gradients, split, instead, int threads):
         cdef Call* call = &self.call
         self.replace(&call.k, instead)
-        dout, dq, dk, dv = gradients
+        dout, dlse, dq, dk, dv = gradients
         call.dout, call.dq, call.dk, call.dv = describe(dout), describe(dq), describe(dk), describe(dv)
+        if dlse is not None:
+            call.dlse = describe(dlse)
         self.owners += [gradients, split]
         self.allocate(threads, self.table.backward_scratch_bytes[self.dtype](call[0]), call.head_dim)
         self.units, self.unit_count = <const Unit*>cnp.PyArray_DATA(split.units), len(split.units)
@@ -488,13 +490,14 @@ def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, ins
     return run.execute(threads)
 
 
-def backward(Prepared prepared, split, dout, q, k, v, out, lse, dq, dk, dv, double scale, int threads, instead=None):
+def backward(Prepared prepared, split, dout, q, k, v, out, lse, dlse, dq, dk, dv, double scale, int threads,
+             instead=None):
     """Writes the gradients of arrays of the signature to `dq`, `dk` and `dv`; `split` is the plan's Units for these
-    heads, whose work `prepared` has.
+    heads, whose work `prepared` has. `dlse` may be None.
 
     The result and `instead` as for :func:`forward`, but that it is `k` that has to be replaced.
     """
     cdef Backward run = Backward.__new__(Backward)
     run.begin(prepared, (q, k, v, out, lse), scale)
-    run.make_room((dout, dq, dk, dv), split, instead, threads)
+    run.make_room((dout, dlse, dq, dk, dv), split, instead, threads)
     return run.execute(threads)
