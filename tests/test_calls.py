@@ -238,7 +238,7 @@ def run_prepared(backward, **changes):
     call = Call.of(*(np.ones(shape, np.float32) for shape in ((1, 4, 10, 8), (1, 2, 12, 8), (1, 2, 12, 6))))
     made = cpu.plan_for(p.Causal(), call)
     out, lse = cpu.prepare(call, made)(call.q, call.k, call.v, 1.0)
-    arrays = {"dout": out, "q": call.q, "k": call.k, "v": call.v, "out": out, "lse": lse}
+    arrays = {"dout": out, "q": call.q, "k": call.k, "v": call.v, "out": out, "lse": lse, "dlse": lse}
     if not backward:
         arrays = {name: arrays[name] for name in NAMES}
     prepare = cpu.prepare_backward if backward else cpu.prepare
@@ -262,12 +262,12 @@ def test_prepared_calls_refuse_what_they_are_not_for(backward):
     """Kernels would read outside of the arrays."""
     run_prepared(backward)
     refused = 0
-    for name in ("dout", *NAMES, "out", "lse") if backward else NAMES:
-        for other in OTHERS if name != "lse" else OTHERS.keys() - {"wider"}:
+    for name in ("dout", *NAMES, "out", "lse", "dlse") if backward else NAMES:
+        for other in OTHERS if not name.endswith("lse") else OTHERS.keys() - {"wider"}:
             with pytest.raises(ValueError, match=f"^{name}: expected shape .* and the dtype .*, got "):
                 run_prepared(backward, **{name: OTHERS[other]})
             refused += 1
-    assert refused == (47 if backward else 24)
+    assert refused == (54 if backward else 24)
 
 
 def test_a_name_means_the_class_that_has_it_now():

@@ -117,6 +117,7 @@ def attention_backward(
     lse: Any,
     pattern: Pattern | Plan | str | Any = "full",
     *,
+    dlse: Any = None,
     scale: float | None = None,
     backend: str = "auto",
 ) -> tuple[Any, Any, Any]:
@@ -132,6 +133,8 @@ def attention_backward(
         What ``attention(q, k, v, pattern, scale=scale, return_lse=True)`` returned.
     pattern, scale, backend
         As in the forward call.
+    dlse : (batch, heads_q, q_len) array, optional
+        Gradient of the loss with respect to `lse`, of its dtype; None is zero. Rows with ``lse = -inf`` ignore theirs.
 
     Returns
     -------
@@ -141,11 +144,11 @@ def attention_backward(
     Raises
     ------
     TypeError, ValueError, RuntimeError, BackendUnavailable
-        As :func:`attention`, for all six arrays; BackendUnavailable also where the backend has no backward.
+        As :func:`attention`, for all arrays; BackendUnavailable also where the backend has no backward.
 
     Notes
     -----
-    With ``P = exp(scale · q·k − lse)`` on the allowed pairs and ``δ = rowsum(dout ∘ out)``:
+    With ``P = exp(scale · q·k − lse)`` on the allowed pairs and ``δ = rowsum(dout ∘ out) − dlse``:
     ``dv = Pᵀ dout``, ``dS = P ∘ (dout vᵀ − δ)``, ``dq = scale · dS k``, ``dk = scale · dSᵀ q``. P is recomputed tile by
     tile; extra memory is O(batch · heads · (q_len + kv_len) · head_dim). Bitwise repeatable.
 
@@ -164,16 +167,18 @@ def attention_backward(
     (1, 2, 100, 16)
     """
     check_options(backend)
-    key = signature_of(dout, q, k, v, out, lse), backend
+    arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
+    key = signature_of(*arrays), backend
     prepared = find_call(pattern, key) if isinstance(pattern, _CONSTANT) else None
     if prepared is None:
         call = Call.of(q, k, v, scale=scale)
-        check_results(call, dout, out, lse)
-        check_gradients("attention_backward", call.kind, dout=dout, q=q, k=k, v=v, out=out, lse=lse)
+        check_results(call, dout, out, lse, dlse)
+        named = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+        check_gradients("attention_backward", call.kind, **named, **({} if dlse is None else {"dlse": dlse}))
         prepared, scale = _prepare(call, pattern, backend, key, backward=True), call.scale
     else:
         scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
-    return prepared.run(dout, q, k, v, out, lse, scale)
+    return prepared.run(dout, q, k, v, out, lse, dlse, scale)
 
 
 def plan(
@@ -297,7 +302,8 @@ def _through_numpy(kind: ArrayKind, run: Callable[..., Any]) -> Callable[..., An
 
     def call(*operands: Any) -> tuple[Any, ...]:
         *arrays, scale = operands
-        return tuple([kind.from_numpy(x) for x in run(*map(kind.to_numpy, arrays), scale)])
+        given = (x if x is None else kind.to_numpy(x) for x in arrays)
+        return tuple([kind.from_numpy(x) for x in run(*given, scale)])
 
     return call
 

@@ -53,8 +53,10 @@ class PreparedForward(Protocol):
 class PreparedBackward(Protocol):
     """The same of gradients."""
 
-    def __call__(self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, Any, Any]:
-        """(dq, dk, dv)."""
+    def __call__(
+        self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float
+    ) -> tuple[Any, ...]:
+        """(dq, dk, dv); `dlse` may be None, which stands for zeros."""
 
 
 class Backend(Protocol):

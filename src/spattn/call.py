@@ -197,10 +197,11 @@ def check_plain(name: str, x: Any) -> None:
         raise TypeError(f"{name}: expected a plain array, got {odd}")
 
 
-def check_results(call: Call, dout: Any, out: Any, lse: Any) -> None:
-    """What the forward call returned, and the gradient of its out."""
+def check_results(call: Call, dout: Any, out: Any, lse: Any, dlse: Any = None) -> None:
+    """What the forward call returned, and the gradients of it; that of its lse may be None."""
     of_out, of_lse = (call.out_shape, call.dtype), (call.rows, call.lse_dtype)
-    for name, x, (shape, dtype) in (("dout", dout, of_out), ("out", out, of_out), ("lse", lse, of_lse)):
+    given = [("dout", dout, of_out), ("out", out, of_out), ("lse", lse, of_lse)]
+    for name, x, (shape, dtype) in given if dlse is None else [*given, ("dlse", dlse, of_lse)]:
         if kind_of(x) is not call.kind:
             raise TypeError(f"{name}: expected a {call.kind.name} array like q, got {type(x).__name__}")
         check_plain(name, x)

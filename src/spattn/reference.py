@@ -92,14 +92,17 @@ def gradients(
     pattern: Pattern | np.ndarray,
     scale: float | None = None,
     dtype: npt.DTypeLike = np.float64,
+    dlse: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gradients of ``Σ dout · out`` with respect to q, k and v, everything in one precision.
+    """Gradients of ``Σ dout · out + Σ dlse · lse`` with respect to q, k and v, everything in one precision.
 
     Parameters
     ----------
     dout : (batch, heads_q, q_len, head_dim_v) array
     q, k, v, pattern, scale, dtype
         As for :func:`attend`.
+    dlse : (batch, heads_q, q_len) array, optional
+        None is zero.
 
     Returns
     -------
@@ -107,7 +110,7 @@ def gradients(
 
     Notes
     -----
-    With P the attention weights: ``dv = Pᵀ dout``, ``dP = dout vᵀ``, ``δ[i] = Σ_j P[i, j] dP[i, j]``,
+    With P the attention weights: ``dv = Pᵀ dout``, ``dP = dout vᵀ``, ``δ[i] = Σ_j P[i, j] dP[i, j] − dlse[i]``,
     ``dS = P ∘ (dP - δ)``, ``dq = scale · dS k``, ``dk = scale · dSᵀ q``. A row without a finite logit contributes
     nothing.
     """
@@ -122,7 +125,10 @@ def gradients(
             kv = h // (q.shape[1] // k.shape[1])
             do, qi = dout[b, h, i].astype(dtype), q[b, h, i].astype(dtype)
             dp = np.einsum("nd,nmd->nm", do, _gather(v, b, kv, keys, dtype))
-            ds = p * (dp - (p * dp).sum(axis=1, keepdims=True)) * scale
+            delta = (p * dp).sum(axis=1)
+            if dlse is not None:
+                delta -= dlse[b, h, i]
+            ds = p * (dp - delta[:, None]) * scale
             dq[b, h, i] = np.einsum("nm,nmd->nd", ds, kk)
             at = b[:, None], kv[:, None], keys
             np.add.at(dk, at, ds[:, :, None] * qi[:, None, :])
@@ -216,6 +222,7 @@ def backward(
     lse: np.ndarray,
     plan: Plan,
     scale: float,
+    dlse: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradients as backends compute them, in the dtypes of q, k and v.
 
@@ -234,13 +241,15 @@ def backward(
         Only its pattern matters.
     scale : float
         Factor of the logits.
+    dlse : array, optional
+        Gradient with respect to `lse`.
 
     Returns
     -------
     dq, dk, dv : arrays
     """
     with np.errstate(over="ignore"):
-        dq, dk, dv = gradients(dout, q, k, v, _pattern_of(plan), scale)
+        dq, dk, dv = gradients(dout, q, k, v, _pattern_of(plan), scale, dlse=dlse)
         return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype)
 
 
@@ -279,7 +288,7 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
     Returns
     -------
     callable
-        ``(dout, q, k, v, out, lse, scale)`` to ``(dq, dk, dv)``.
+        ``(dout, q, k, v, out, lse, dlse, scale)`` to ``(dq, dk, dv)``.
 
     Raises
     ------
@@ -287,7 +296,7 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
         As :func:`prepare`.
     """
     _pattern_of(plan)
-    return lambda dout, q, k, v, out, lse, scale: backward(dout, q, k, v, out, lse, plan, scale)
+    return lambda dout, q, k, v, out, lse, dlse, scale: backward(dout, q, k, v, out, lse, plan, scale, dlse)
 
 
 def _pattern_of(plan: Plan) -> Pattern:

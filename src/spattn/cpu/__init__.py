@@ -198,7 +198,7 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
     Returns
     -------
     callable
-        ``(dout, q, k, v, out, lse, scale)`` to ``(dq, dk, dv)``.
+        ``(dout, q, k, v, out, lse, dlse, scale)`` to ``(dq, dk, dv)``.
 
     Raises
     ------
@@ -215,12 +215,19 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
         prepared = _core.Prepared(call, plan, split.work, 1, isa)
 
     def run(
-        dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, lse: np.ndarray, scale: float
+        dout: np.ndarray,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        out: np.ndarray,
+        lse: np.ndarray,
+        dlse: np.ndarray | None,
+        scale: float,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         dq, dk, dv = (np.empty_like(x, subok=False) for x in (q, k, v))
         if q.size:
             threads = min(useful, num_threads()) if useful > 1 else 1
-            arguments = prepared, split, dout, q, k, v, out, lse, dq, dk, dv, scale, threads
+            arguments = prepared, split, dout, q, k, v, out, lse, dlse, dq, dk, dv, scale, threads
             if _core.backward(*arguments) and (instead := _nonfinite.without(k)):
                 _core.backward(*arguments, instead)
         else:
@@ -286,9 +293,10 @@ def backward(
     plan: Plan,
     scale: float,
     *,
+    dlse: np.ndarray | None = None,
     isa: str | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gradients of ``Σ dout · out`` with respect to q, k and v.
+    """Gradients of ``Σ dout · out + Σ dlse · lse`` with respect to q, k and v.
 
     Parameters
     ----------
@@ -300,6 +308,8 @@ def backward(
         What :func:`forward` returned for them.
     plan, scale, isa
         As for :func:`forward`.
+    dlse : (batch, heads_q, q_len) array, optional
+        Of lse's dtype; None is zero.
 
     Returns
     -------
@@ -316,8 +326,8 @@ def backward(
     Bitwise repeatable, for any number of threads. Extra memory is O(batch · heads · (q_len + kv_len) · head_dim).
     """
     call = Call.of(q, k, v, scale=scale)
-    check_results(call, dout, out, lse)
-    return prepare_backward(call, plan, isa=isa)(dout, q, k, v, out, lse, call.scale)
+    check_results(call, dout, out, lse, dlse)
+    return prepare_backward(call, plan, isa=isa)(dout, q, k, v, out, lse, dlse, call.scale)
 
 
 def _heads_together(call: Call, plan: Plan) -> int:

@@ -37,6 +37,7 @@ def backward(
     v: np.ndarray,
     out: np.ndarray,
     lse: np.ndarray,
+    dlse: np.ndarray | None,
     dq: np.ndarray,
     dk: np.ndarray,
     dv: np.ndarray,

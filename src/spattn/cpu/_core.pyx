@@ -59,7 +59,7 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
 
     cdef struct Call:
         Plan plan
-        Array q, k, v, out, lse, dout, dq, dk, dv, exact_k, exact_v
+        Array q, k, v, out, lse, dout, dlse, dq, dk, dv, exact_k, exact_v
         const uint8_t* marked
         int* nonfinite
         double far_lse
@@ -386,9 +386,11 @@ cdef class Backward(Run):
         cdef Call* call = &self.call
         cdef Prepared of = self.prepared
         self.replace(&call.k, "k", of.of_k, instead)
-        dout, dq, dk, dv = gradients
+        dout, dlse, dq, dk, dv = gradients
         call.dout, call.dq = of.describe("dout", dout, of.of_out), of.describe("dq", dq, of.of_q)
         call.dk, call.dv = of.describe("dk", dk, of.of_k), of.describe("dv", dv, of.of_v)
+        if dlse is not None:
+            call.dlse = of.describe("dlse", dlse, of.of_lse)
         self.owners += [gradients, split]
         self.allocate(threads, self.table.backward_scratch_bytes[self.dtype](call[0]), call.head_dim)
         self.units, self.unit_count = <const Unit*>cnp.PyArray_DATA(split.units), len(split.units)
@@ -521,13 +523,14 @@ def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, ins
     return run.execute(threads)
 
 
-def backward(Prepared prepared, split, dout, q, k, v, out, lse, dq, dk, dv, double scale, int threads, instead=None):
+def backward(Prepared prepared, split, dout, q, k, v, out, lse, dlse, dq, dk, dv, double scale, int threads,
+             instead=None):
     """Writes the gradients of arrays of the signature to `dq`, `dk` and `dv`; `split` is the plan's Units for these
-    heads, whose work `prepared` has.
+    heads, whose work `prepared` has. `dlse` may be None.
 
     The result and `instead` as for :func:`forward`, but that it is `k` that has to be replaced.
     """
     cdef Backward run = Backward.__new__(Backward)
     run.begin(prepared, (q, k, v, out, lse), scale)
-    run.make_room((dout, dq, dk, dv), split, instead, threads)
+    run.make_room((dout, dlse, dq, dk, dv), split, instead, threads)
     return run.execute(threads)

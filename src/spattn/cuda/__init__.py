@@ -12,18 +12,18 @@ from types import ModuleType
 from typing import Any
 
 from .. import compiler
-from .._backends import Limits, PreparedForward
+from .._backends import Limits, PreparedBackward, PreparedForward
 from ..call import Call
 from ..patterns import Pattern
 from ..plan import Plan
 from ..plan._sealed import sealed_for
-from . import execute, hopper, portable, repeat
+from . import execute, hopper, hopper_backward, portable, portable_backward, repeat
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
 
 __all__ = ["LIMITS", "CudaError", "accepts", "forward", "info", "plan_for", "sm_count", "tile", "unavailable"]
 
-LIMITS = Limits(host_arrays=False, backward=False, precisions=("tf32",))
+LIMITS = Limits(host_arrays=False, precisions=("tf32",))
 
 _works_in: int | None = None  # the process in which the backend was found to work
 _BLOCKS_PER_SM = 2  # that run side by side
@@ -126,6 +126,29 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
     if ordinal is None:
         return execute.FromHost(call, plan, kernels, gpu, forward)
     return repeat.on_device(call, plan, kernels, gpu, forward)
+
+
+def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
+    """The same of its gradients. They take the forward's plan: its tiles are those of both.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`prepare`.
+    """
+    plan = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
+    if 0 in call.rows or call.kv_len == 0:
+        return execute.NoGradients(call)
+    gpu = device.get(call.kind.ordinal(call.q))
+    if not portable.accepts(plan.block_q, plan.block_kv):
+        raise ValueError(f"plan: no kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
+
+    def choose() -> ModuleType:
+        family = _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v)
+        fits = family is hopper and hopper.accepts(plan.block_q, plan.block_kv)
+        return hopper_backward if fits else portable_backward
+
+    return execute.Backward(call, plan, gpu, choose)
 
 
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan:

@@ -13,6 +13,7 @@ from ..arrays._kind import numpy_dtype
 from ..arrays._operand import Operand, memory_order, row_major
 from ..call import Call
 from ..plan._types import Plan
+from .backward_pass import BackwardPass
 from .driver.buffer import Buffer, out_of_memory
 from .driver.device import Device
 from .driver.errors import check
@@ -22,6 +23,9 @@ from .forward_pass import ForwardPass
 def chosen_kernels() -> str:
     """What ``SPATTN_CUDA_KERNEL`` says."""
     return environment.get(b"SPATTN_CUDA_KERNEL", b"auto").decode()
+
+
+_BACKWARD_ARRAYS = ("dout", "q", "k", "v", "out", "lse", "dlse", "dq", "dk", "dv")
 
 
 class Prepared:
@@ -134,6 +138,106 @@ class FromHost(Prepared):
         finally:
             _wait(stream)
         return self.kind.from_numpy(out), self.kind.from_numpy(lse)
+
+
+class Backward:
+    """Gradients of calls that agree with one call in everything but values, addresses, stream and scale.
+
+    Arrays in device memory are worked on where they lie, on the caller's stream and without waiting for it; JAX shares
+    no stream. Arrays in host memory are copied to the device, and the gradients back.
+
+    Parameters
+    ----------
+    choose : callable
+        () to the kernels that the environment asks for now.
+    """
+
+    def __init__(self, call: Call, plan: Plan, device: Device, choose: Callable[[], ModuleType]):
+        self.kind, self.dtype, self.plan, self.device = call.kind, call.dtype, plan, device
+        self._choose, self._on_device = choose, call.kind.ordinal(call.q) is not None
+        sizes = (call.heads_q * call.q_len + call.heads_kv * call.kv_len) * (call.head_dim + call.head_dim_v)
+        self._needed = call.batch * sizes * numpy_dtype(call.dtype).itemsize
+
+    def __call__(
+        self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float
+    ) -> tuple[Any, ...]:
+        with self.device:
+            arrays = dout, q, k, v, out, lse, dlse
+            return self._in_place(arrays, scale) if self._on_device else self._copied(arrays, scale)
+
+    def _in_place(self, arrays: tuple[Any, ...], scale: float) -> tuple[Any, ...]:
+        device, kind = self.device, self.kind
+        arrays = tuple(x if x is None else kind.resolve(x) for x in arrays)
+        operands: list[Any] = [x if x is None else kind.operand(x) for x in arrays]
+        q, stream = arrays[1], kind.stream(arrays[1])
+        owners: list[Any] = []
+
+        def allocate(nbytes: int) -> int:
+            address, owner = kind.allocate(q, nbytes)
+            if owner is None:
+                owner = Buffer(device, nbytes)
+                address = owner.pointer
+            owners.append(owner)
+            return address
+
+        try:
+            results = tuple(kind.empty(q, x.shape, self.dtype, memory_order(x)) for x in operands[1:4])
+            operands += map(kind.operand, results)
+            self._enqueue(device.stream if stream is None else stream, operands, scale, allocate)
+        except Exception as error:
+            if type(error).__name__ == "OutOfMemoryError":  # PyTorch's and CuPy's own
+                raise out_of_memory(device, self._needed) from error
+            raise
+        if stream is None:
+            _wait(device.stream)
+        return results
+
+    def _copied(self, arrays: tuple[Any, ...], scale: float) -> tuple[Any, ...]:
+        device, stream = self.device, self.device.stream
+        host = tuple(x if x is None else np.ascontiguousarray(self.kind.to_numpy(x)) for x in arrays)
+        buffers: list[Buffer] = []
+
+        def allocate(nbytes: int) -> int:
+            buffers.append(Buffer(device, nbytes))
+            return buffers[-1].pointer
+
+        def on_device(x: np.ndarray) -> Operand:
+            return Operand(allocate(x.nbytes), x.shape, row_major(x.shape))
+
+        results = tuple(np.empty_like(x) for x in host[1:4])
+        try:
+            operands: list[Any] = [x if x is None else on_device(x) for x in host]
+            for x, operand in zip(host, operands, strict=True):
+                if x is not None:
+                    _copy("cuMemcpyHtoDAsync", operand.pointer, x.ctypes.data, x.nbytes, stream)
+            operands += map(on_device, results)
+            self._enqueue(stream, operands, scale, allocate)
+            for x, operand in zip(results, operands[-3:], strict=True):
+                _copy("cuMemcpyDtoHAsync", x.ctypes.data, operand.pointer, x.nbytes, stream)
+        finally:
+            _wait(stream)
+        return tuple(map(self.kind.from_numpy, results))
+
+    def _enqueue(self, stream: int, operands: list[Any], scale: float, allocate: Callable[[int], int]) -> None:
+        arrays = dict(zip(_BACKWARD_ARRAYS, operands, strict=True))
+        self._choose().backward(
+            BackwardPass(self.device, stream, self.plan, dtype=self.dtype, scale=scale, allocate=allocate, **arrays)
+        )
+
+
+class NoGradients:
+    """Calls without queries, heads or keys: nothing that is written depends on anything."""
+
+    def __init__(self, call: Call):
+        self.kind, self.dtype = call.kind, call.dtype
+
+    def __call__(
+        self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float
+    ) -> tuple[Any, ...]:
+        if self.kind.ordinal(q) is None:
+            shapes = (tuple(x.shape) for x in (q, k, v))
+            return tuple(self.kind.from_numpy(np.zeros(shape, numpy_dtype(self.dtype))) for shape in shapes)
+        return tuple(self.kind.full(q, tuple(x.shape), self.dtype, 0.0) for x in (q, k, v))
 
 
 class Nothing:

@@ -11,7 +11,7 @@ from .._ragged import offsets, ramp
 from ..plan._build import Tiled
 from ..plan._types import LARGEST, WORK, real_cells
 
-__all__ = ["Items", "share_out"]
+__all__ = ["Items", "Lists", "Share", "cut_lists", "join_shares", "share_out"]
 
 _SHORTEST_PIECE = 16  # tiles: splitting a list further costs more in merging than it gains
 _PIECES_PER_WORKER = 4
@@ -29,7 +29,18 @@ class Items(NamedTuple):
     merge_variants: np.ndarray
 
 
-class _Share(NamedTuple):
+class Lists(NamedTuple):
+    """Lists of tiles that are to be cut into items: whose they are, where they begin and end, and the rows that each
+    writes, as (number of the list, cell of its tile, row)."""
+
+    component: np.ndarray
+    query_tile: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    cells: tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+class Share(NamedTuple):
     """One variant's part of them; `counts` are the sources of each merge."""
 
     work: np.ndarray
@@ -49,6 +60,17 @@ def share_out(tiled: Tiled, q_len: int, block_q: int, workers: int) -> Items:
     """
     ends = tiled.variant_components
     shares = [_share(tiled, first, last, q_len, block_q, workers) for first, last in zip(ends, ends[1:], strict=False)]
+    return join_shares(shares, block_q)
+
+
+def join_shares(shares: list[Share], block_q: int) -> Items:
+    """The items of all variants.
+
+    Raises
+    ------
+    ValueError
+        If the workspace would have 2³¹ rows or more.
+    """
     slots = max(share.slots for share in shares)
     if slots * block_q > LARGEST:
         rows = slots * block_q
@@ -72,19 +94,25 @@ def _int32(array: np.ndarray) -> np.ndarray:
     return frozen(array.astype(np.int32))
 
 
-def _share(tiled: Tiled, first: int, last: int, q_len: int, block_q: int, workers: int) -> _Share:
-    """The items of the components [first, last).
-
-    A list stays whole, and its item writes the output itself, when nobody else touches its rows.
-    """
+def _share(tiled: Tiled, first: int, last: int, q_len: int, block_q: int, workers: int) -> Share:
+    """The items of the components [first, last)."""
     components, indptr = tiled.components[first:last], tiled.indptr
     ends = indptr[components["first_row"] + components["query_tiles"]]
     tiles = int((ends - indptr[components["first_row"]]).sum(dtype=np.int64))
-    longest = max(_SHORTEST_PIECE, 1 << (tiles // (_PIECES_PER_WORKER * workers)).bit_length())
     nothing = (np.zeros(0, np.int64),) * 4
     listed = [nothing, *(_lists(c, number, indptr) for number, c in enumerate(components, first))]
     component, query_tile, begin, end = (np.concatenate(column) for column in zip(*listed, strict=True))
-    owner, cell, row = real_cells(tiled.views[components["query_view"][component - first]], query_tile)
+    cells = real_cells(tiled.views[components["query_view"][component - first]], query_tile)
+    return cut_lists(Lists(component, query_tile, begin, end, cells), tiles, q_len, block_q, workers)
+
+
+def cut_lists(lists: Lists, tiles: int, q_len: int, block_q: int, workers: int) -> Share:
+    """The items of lists that have so many tiles in all.
+
+    A list stays whole, and its item writes the output itself, when nobody else touches its rows.
+    """
+    component, query_tile, begin, end, (owner, cell, row) = lists
+    longest = max(_SHORTEST_PIECE, 1 << (tiles // (_PIECES_PER_WORKER * workers)).bit_length())
     pieces = -(-(end - begin) // longest)
     covered = np.bincount(row, minlength=q_len)
     shared = np.zeros(len(begin), dtype=bool)
@@ -93,7 +121,7 @@ def _share(tiled: Tiled, first: int, last: int, q_len: int, block_q: int, worker
     work, piece_list = _pieces(component, query_tile, begin, end, pieces, shared)
     rows, counts, sources = _merges(work, piece_list, row, owner, cell, shared, q_len, block_q)
     order = np.argsort(work["begin"] - work["end"], kind="stable")
-    return _Share(work[order], int((work["slot"] >= 0).sum()), rows, counts, sources)
+    return Share(work[order], int((work["slot"] >= 0).sum()), rows, counts, sources)
 
 
 def _lists(component: np.void, number: int, indptr: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from .._ragged import ramp
 from ..plan._types import Plan
 
-__all__ = ["TASK", "LaunchLists", "launch_lists", "merge_heads", "order_tasks"]
+__all__ = ["TASK", "LaunchLists", "Listed", "launch_lists", "merge_heads", "order_tasks"]
 
 TASK = np.dtype([(name, "i4") for name in ("item", "batch", "head_q", "head_kv")])
 
 
+class Listed(Protocol):
+    """What has work items by variant: a plan, or a pass of its backward."""
+
+    @property
+    def work(self) -> np.ndarray: ...
+    @property
+    def work_indptr(self) -> np.ndarray: ...
+    @property
+    def variant(self) -> np.ndarray: ...
+    @property
+    def kv_len(self) -> int: ...
+
+
 def order_tasks(
-    plan: Plan, chosen: np.ndarray, batch: int, heads_q: int, heads_kv: int, keys_together: int
+    plan: Listed, chosen: np.ndarray, batch: int, heads_q: int, heads_kv: int, keys_together: int
 ) -> np.ndarray:
     """The order in which to run the tasks of some work items: few heads at a time, so that their keys and values stay
     in the cache, and the longest work items of those heads first, so that no SM is left with a long one.

@@ -121,6 +121,7 @@ def naive_gradients(
     mask: np.ndarray,
     scale: float | None = None,
     dtype: npt.DTypeLike | None = None,
+    dlse: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Gradients as one would write them in a low precision, every step rounded to `dtype`.
 
@@ -130,6 +131,8 @@ def naive_gradients(
         Gradient with respect to the output.
     q, k, v, mask, scale, dtype
         As for :func:`naive`.
+    dlse : (batch, heads_q, q_len) array, optional
+        Gradient with respect to `lse`.
 
     Returns
     -------
@@ -141,7 +144,10 @@ def naive_gradients(
     group = q.shape[1] // k.shape[1] if k.shape[1] else 1
     p, do, kk, vv = p.astype(wide), dout.astype(wide), _per_query_head(k, q, wide), _per_query_head(v, q, wide)
     dp = (do @ _swap(vv)).astype(dtype).astype(wide)
-    delta = (p * dp).sum(axis=-1, keepdims=True).astype(dtype).astype(wide)
+    delta = (p * dp).sum(axis=-1, keepdims=True)
+    if dlse is not None:
+        delta -= dlse[..., None]
+    delta = delta.astype(dtype).astype(wide)
     ds = (p * (dp - delta) * wide.type(scale)).astype(dtype).astype(wide)
 
     def over_group(x: np.ndarray) -> np.ndarray:

@@ -52,6 +52,11 @@ struct alignas(1024) Shared {
 // Named barriers: 1 + w is warpgroup w's turn on the tensor cores, 4 + w its own threads.
 constexpr uint32_t kTurn = 1, kOwn = 4;
 
+// The block of a mask (or kFullTile, kNoTile) that is this warpgroup's.
+__device__ __forceinline__ int64_t mask_block(int mask, int warpgroup) {
+  return mask < 0 ? mask : int64_t(mask) * kWarpgroups + warpgroup;
+}
+
 // First workspace row of a head.
 __device__ __forceinline__ int64_t partial_base(const Params& p, const Task& task) {
   return (static_cast<int64_t>(task.batch) * p.heads_q + task.head_q) * p.partial_rows;

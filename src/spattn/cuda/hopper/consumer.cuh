@@ -66,8 +66,8 @@ struct Consumer {
   }
 
   // The mask words of the step in a stage, issued early so that their latency hides behind the product.
-  __device__ __forceinline__ StepMask load_mask(uint32_t stage) {
-    StepMask mask;
+  __device__ __forceinline__ StepMask<kTiles> load_mask(uint32_t stage) {
+    StepMask<kTiles> mask;
     mask.partial = false;
     int number[kTiles];
 #pragma unroll
@@ -78,12 +78,12 @@ struct Consumer {
     }
     if (mask.partial) {
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) mask.word[t] = mask_word(p.masks, number[t], warpgroup, thread);
+      for (int t = 0; t < kTiles; ++t) mask.word[t] = mask_word(p.masks, mask_block(number[t], warpgroup), thread);
     }
     return mask;
   }
 
-  __device__ __forceinline__ bool weigh(float (&s)[kStepKV / 2], const StepMask& mask, float (&rescale)[2]) {
+  __device__ __forceinline__ bool weigh(float (&s)[kStepKV / 2], const StepMask<kTiles>& mask, float (&rescale)[2]) {
     logits_policy(s, p.sign, mask);
     return softmax.update(s, p.scale_log2, rescale);
   }
@@ -220,7 +220,7 @@ struct Consumer {
       named_sync(kTurn + warpgroup, 256);
       multiply_keys(s, rows, keys);
       const uint32_t key_stage = ring.stage;
-      const StepMask mask = load_mask(key_stage);
+      const StepMask<kTiles> mask = load_mask(key_stage);
       ring.advance();
       wait_stage();
       multiply_values(o, weights, stage_address(ring.stage));
@@ -264,7 +264,7 @@ struct Consumer {
 
   // Softmax of the very first step, which has no product to hide behind.
   __device__ __forceinline__ void weigh_first(float (&s)[kStepKV / 2], float (&rescale)[2]) {
-    const StepMask mask = load_mask(ring.stage);
+    const StepMask<kTiles> mask = load_mask(ring.stage);
     wgmma_wait<0>();
     pin(s);
     release(ring.stage);

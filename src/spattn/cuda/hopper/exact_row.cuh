@@ -24,7 +24,7 @@ __device__ inline void exact_row(const Params& p, const Assignment& assigned, in
   const auto key = [&](int n) -> long long {
     const int e = work.begin + n / kBlockKV, column = n % kBlockKV;
     int64_t position;
-    if (!mask_allows(p.masks, p.entry_masks[e], row, column)) return -1;
+    if (!mask_allows(p.masks, mask_block(p.entry_masks[e], row / 64), row % 64, column)) return -1;
     const Entry entry = p.entries[e];
     const View& view = p.key_views[work.key_view + entry.view];
     return cell_position(view, entry.x, entry.y, entry.z, column, position) ? position : -1;

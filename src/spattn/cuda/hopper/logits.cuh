@@ -8,7 +8,7 @@ namespace spattn::hopper {
 
 // Gives the products the sign of the scale, whose magnitude is folded into the exponent, and applies the masks of
 // partial tiles.
-__device__ __forceinline__ void logits_policy(float (&s)[kStepKV / 2], float sign, const StepMask& mask) {
+__device__ __forceinline__ void logits_policy(float (&s)[kStepKV / 2], float sign, const StepMask<kTiles>& mask) {
   if (sign != 1.0f) {
 #pragma unroll
     for (int i = 0; i < kStepKV / 2; ++i) s[i] *= sign;

@@ -17,8 +17,13 @@ MAP_BYTES = 128
 ALIGNMENT = 64
 ELEMENT_BYTES = 2
 PANEL = 64  # elements of a 128-byte swizzled row
-_MAP_TYPES = {"float16": 6, "bfloat16": 9}  # CUtensorMapDataType
-_SWIZZLE_128B, _L2_256B = 3, 3
+_SWIZZLE_NONE, _SWIZZLE_128B, _L2_256B = 0, 3, 3
+# CUtensorMapDataType, bytes of an element, elements of a box's rows and their swizzle. float32 is for rows of four.
+_FORMATS = {
+    "float16": (6, ELEMENT_BYTES, PANEL, _SWIZZLE_128B),
+    "bfloat16": (9, ELEMENT_BYTES, PANEL, _SWIZZLE_128B),
+    "float32": (7, 4, 4, _SWIZZLE_NONE),
+}
 _RANK = 5
 _LARGEST_STRIDE = 1 << 40  # bytes (cuTensorMapEncodeTiled)
 
@@ -140,24 +145,25 @@ def encode_map(target: int, operand: Operand, spec: MapSpec, dtype: str, batch: 
     batch : int or None
         The batch entry the map reads, or None when batch and head are one axis.
     """
+    map_type, itemsize, columns, swizzle = _FORMATS[dtype]
     entries, heads, _, features = operand.shape
-    token = operand.strides[2] * ELEMENT_BYTES
-    offset = spec.offset * token + (0 if batch is None else batch * operand.strides[0] * ELEMENT_BYTES)
+    token = operand.strides[2] * itemsize
+    offset = spec.offset * token + (0 if batch is None else batch * operand.strides[0] * itemsize)
     extents = (features, *spec.extents, entries * heads if batch is None else heads)
     # An axis of one cell has no stride, but the encoder wants one.
-    steps = [step * token for step in spec.strides] + [operand.strides[1] * ELEMENT_BYTES]
+    steps = [step * token for step in spec.strides] + [operand.strides[1] * itemsize]
     strides = [step if step > 0 and size > 1 else 16 for step, size in zip(steps, extents[1:], strict=True)]
     status = library().cuTensorMapEncodeTiled(
         ctypes.c_void_p(target),
-        _MAP_TYPES[dtype],
+        map_type,
         _RANK,
         ctypes.c_void_p(operand.pointer + offset),
         (ctypes.c_uint64 * _RANK)(*extents),
         (ctypes.c_uint64 * (_RANK - 1))(*strides),
-        (ctypes.c_uint32 * _RANK)(PANEL, *spec.box, 1),
+        (ctypes.c_uint32 * _RANK)(columns, *spec.box, 1),
         (ctypes.c_uint32 * _RANK)(1, 1, 1, 1, 1),
         0,
-        _SWIZZLE_128B,
+        swizzle,
         _L2_256B,
         0,
     )

@@ -115,6 +115,7 @@ inline void pack_queries(const Item& item, const Tile& tile, TileBackwardScratch
     tile_product<1, 1>(out, dout, s.depth_value / kTileTerms, false, s.partial, kTileBytes);
     for (int i = 0; i < kTileRows; ++i) s.rows.delta[first + i] = s.partial[i * kTileColumns + i];
   }
+  subtract_dlse(item, tile.cells(), 1.0f, s.rows);
 }
 
 // Rows of `depth` bfloat16 features; the distance from row to row is in bytes.

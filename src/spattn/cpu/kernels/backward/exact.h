@@ -22,6 +22,16 @@ template <class T> bool is_far(const Call& call, T lse) {
   return fabs(double(lse)) > call.far_lse && lse != -kInfinity<T>;
 }
 
+// The gradient of a row's lse.
+template <class T> T read_dlse(const Call& call, int64_t batch, int64_t head, int64_t position) {
+  const int64_t* stride = call.dlse.stride;
+  T dlse = 0;
+  if (call.dlse.data) {
+    memcpy(&dlse, call.dlse.data + batch * stride[0] + head * stride[1] + position * stride[2], sizeof dlse);
+  }
+  return dlse;
+}
+
 inline Normaliser& normaliser(const Call& call, int64_t batch, int64_t head, int64_t position) {
   return call.normalisers[(batch * call.heads_q + head) * call.q_len + position];
 }
@@ -83,6 +93,7 @@ template <class E> void exact_gradients(const ExactRow<E>& row, const Sums* sums
   } else {
     delta = dout.times(Head(call.out, batch, head), row.position);
   }
+  delta -= double(read_dlse<T>(call, batch, head, row.position));
   clear(dq, call.head_dim);
   row.each_key([&](int64_t key) {
     const char* k = row.keys.data + key * row.keys.position;

@@ -51,6 +51,15 @@ template <class T> void compute_delta(int64_t rows, int64_t width, BackwardScrat
   }
 }
 
+// delta -= dlse, `factor` times, as dO has it. Rows that attend to nothing have no lse to differentiate.
+template <class T> void subtract_dlse(const Item& item, int64_t cells, T factor, const GradientRows<T>& rows) {
+  if (!item.call.dlse.data) return;
+  for (int64_t cell = 0; cell < cells; ++cell) {
+    if (rows.idle[cell]) continue;
+    rows.delta[cell] -= factor * read_dlse<T>(item.call, item.batch, item.head, rows.position.query[cell]);
+  }
+}
+
 template <class T> bool all_finite(const T* row, int64_t width) {
   Vec<T> zero = {};
   for (int64_t j = 0; j < width; j += kLanes<T>) zero += load<Vec<T>>(row + j) * T(0);
@@ -122,6 +131,7 @@ void prepare_queries(const Item& item, const Tile& tile, BackwardScratch<typenam
   transpose_rows(s.raw.query, s.width.key, rows, call.head_dim, Logits<T>(call.scale).sign, s.query, s.width.query);
   transpose_rows(s.raw.dout, s.width.value, rows, call.head_dim_v, T(call.scale), s.dout, s.width.query);
   compute_delta(rows, call.head_dim_v, s);
+  subtract_dlse(item, tile.cells(), T(call.scale), s.rows);
 }
 
 // K or V of a key tile, `rows` by `ld`: every product of the backward reads whole vectors of adjacent rows.

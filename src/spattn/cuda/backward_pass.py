@@ -1,0 +1,46 @@
+"""One backward pass: operands in device memory, the plan, and where the gradients go, for every family of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..arrays._operand import Operand
+from ..plan._types import Plan
+from .driver.device import Device
+
+__all__ = ["BackwardPass"]
+
+
+@dataclass(slots=True)
+class BackwardPass:
+    """One backward pass whose arguments have been checked and whose results exist.
+
+    Attributes
+    ----------
+    stream : int
+        Raw handle; everything is ordered on it.
+    lse, dlse : Operand
+        (batch, heads_q, q_len) float32, float64 for float64 inputs; `dlse` is None where it is zero.
+    dq, dk, dv : Operand
+        Where the gradients go.
+    allocate : callable
+        Bytes to the address of memory that may be used on `stream` until the call's last kernel.
+    """
+
+    device: Device
+    stream: int
+    plan: Plan
+    dout: Operand
+    q: Operand
+    k: Operand
+    v: Operand
+    out: Operand
+    lse: Operand
+    dlse: Operand | None
+    dq: Operand
+    dk: Operand
+    dv: Operand
+    dtype: str
+    scale: float
+    allocate: Callable[[int], int]

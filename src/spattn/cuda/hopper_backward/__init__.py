@@ -1,0 +1,31 @@
+"""The backward for compute capability 9.0, in the forward's terms: TMA, WGMMA and persistent blocks, for 16-bit types.
+
+Two passes over the plan's tiles, each of which owns what it writes: by rows of keys for dK and dV, by rows of queries
+for dQ. Nothing is added up by atomics, so gradients have the same bits every time.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from .. import portable_backward
+from ..backward_pass import BackwardPass
+from .prepared import plan_on_device
+
+__all__ = ["backward"]
+
+_log = logging.getLogger("spattn.cuda")
+
+
+def backward(call: BackwardPass) -> None:
+    """Enqueue all kernels; the context must be current."""
+    (batch, heads_q), heads_kv = call.q.shape[:2], call.k.shape[1]
+    arrays = call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv
+    ready = None
+    if not any(x.pointer % 16 for x in arrays):
+        ready = plan_on_device(call.plan, call.device, batch, heads_q, heads_kv).ready(call)
+    if ready is None:
+        _log.debug("portable kernels instead: TMA cannot address these arrays, or the plan needs too many tensor maps")
+        portable_backward.backward(call)
+    else:
+        ready.run(call)

@@ -1,0 +1,55 @@
+// Formula    dV = P' dO, dK = scale dS' Q (rows are keys), or dQ = scale dS K (rows are queries), with
+//            P = exp(scale Q K' - lse) on the pass's pairs and dS = P o (dO V' - delta).
+// Grid       one persistent CTA an SM; tasks (work item, batch, head) are handed out by an atomic counter.
+// Target     sm_90a: TMA, WGMMA, setmaxnreg.
+// Types      bfloat16 or float16 in and out, float32 accumulation, statistics and workspace.
+// Warps      warpgroup 0: its first warp loads (TMA), its second stores results; warpgroups 1 and 2: 64 rows each. P and
+//            dS never leave their registers: by keys S and dP are computed transposed.
+// Shared     kBlocks row tiles of two operands, a ring of kStages steps of columns. Results leave through the row tile.
+// Registers  240 a consumer thread, 24 the others.
+// Test       tests/cuda/test_hopper_backward.py      Benchmark  benchmarks/peers_cuda.py
+// Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/slabs.py.
+
+#include "hopper_backward/consumer.cuh"
+#include "hopper_backward/producer.cuh"
+#include "hopper_backward/writer.cuh"
+
+namespace spattn::hopper_backward {
+
+// {threads, dynamic shared bytes, bytes of the parameter}, read by launch.py.
+extern "C" __constant__ int launch_shape[3] = {kThreads, sizeof(Shared), sizeof(Params)};
+
+extern "C" __global__ void __launch_bounds__(kThreads, 1) hopper_backward(const __grid_constant__ Params params) {
+  extern __shared__ __align__(1024) uint8_t dynamic[];
+  Shared& shared = *reinterpret_cast<Shared*>(dynamic);
+  if (shared_address(dynamic) % 1024) __trap();  // the swizzle counts from 1024-byte boundaries
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kBlocks; ++i) {
+      barrier_init(shared_address(&shared.rows_full[i]), 1);
+      barrier_init(shared_address(&shared.rows_empty[i]), 32);
+      barrier_init(shared_address(&shared.done[i]), 128 * kWarpgroups);
+    }
+    for (int i = 0; i < kStages; ++i) {
+      barrier_init(shared_address(&shared.full[i]), 1);
+      barrier_init(shared_address(&shared.empty[i]), 4 * kWarpgroups);
+    }
+    fence_barrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    registers_shrink<kProducerRegisters>();
+    if (threadIdx.x < 32) {
+      Producer producer{params, shared};
+      producer.run();
+    } else if (threadIdx.x < 64) {
+      Writer writer{params, shared};
+      writer.run();
+    }
+  } else {
+    registers_grow<kConsumerRegisters>();
+    Consumer consumer{params, shared};
+    consumer.run();
+  }
+}
+
+}  // namespace spattn::hopper_backward

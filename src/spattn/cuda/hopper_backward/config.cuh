@@ -1,0 +1,75 @@
+// Sizes and shared memory of backward.cu; everything follows from the SPATTN_ macros, a row of the table in builds.py.
+#pragma once
+
+#include <cstdint>
+
+#include "common/element.cuh"
+#include "hopper/barrier.cuh"
+#include "hopper/mask.cuh"
+#include "hopper/wgmma.cuh"
+#include "hopper_backward/params.cuh"
+
+namespace spattn::hopper_backward {
+
+using namespace hopper;  // barriers, copies, products, masks
+
+constexpr bool kByKeys = SPATTN_BY_KEYS;  // rows are keys and columns queries, or the other way round
+constexpr bool kScores = SPATTN_SCORES;   // computes dK (by keys) or dQ
+constexpr bool kValues = SPATTN_VALUES;   // computes dV (by keys)
+static_assert(kByKeys ? kScores || kValues : kScores && !kValues);
+
+constexpr int kDim = SPATTN_HEAD_DIM;  // 64, 128 or 256: smaller head_dim arrive padded with zeros
+constexpr int kSlab = 64;
+constexpr int kWarpgroups = 2;
+constexpr int kBlock = kSlab * kWarpgroups;  // rows of an item
+constexpr int kStep = SPATTN_STEP;           // columns of a product
+constexpr int kTiles = kStep / kSlab;
+constexpr int kPanels = kDim / 64;  // 64 elements are one 128-byte swizzled row
+constexpr int kThreads = 128 * (kWarpgroups + 1);
+constexpr int kConsumerRegisters = SPATTN_CONSUMER_REGISTERS, kProducerRegisters = 3 * 168 - 2 * kConsumerRegisters;
+
+constexpr uint32_t kRowBytes = 128;
+constexpr uint32_t kBlockBytes = kBlock * kDim * 2;
+constexpr uint32_t kStageBytes = kStep * kDim * 2;
+constexpr int kBlocks = SPATTN_BLOCKS;  // row tiles in shared memory
+constexpr int kStages = SPATTN_STAGES;  // column steps in shared memory
+constexpr int kOperands = kScores ? 2 : 1;  // of the rows: (k, v) or (q, dout); the values alone need no v
+
+using ScoreProduct = Product<kStep>;
+using SumProduct = Product<kDim<128 ? kDim : 128>;
+static_assert(kStages >= 2 && (kTiles == 1 || kTiles == 2));
+
+// What the producer tells the others about a task; a work item without columns ends the kernel.
+struct alignas(16) Assignment {
+  Work work;
+  Task task;
+};
+
+// A slab of columns as coordinates of a tensor map, and what the consumers must know of it.
+struct Column {
+  int x, y, z, map, head;
+  int masks[kWarpgroups];
+};
+
+struct alignas(1024) Shared {
+  uint8_t rows[kBlocks][kOperands][kBlockBytes];
+  uint8_t ring[kStages][kStageBytes];
+  Statistic statistics[kByKeys ? kStages * kStep : kBlocks * kBlock];  // of the queries
+  Assignment assigned[kBlocks];
+  Column columns[2][32];  // the producer's own: the next entries of a task, and the first of the next task
+  uint64_t rows_full[kBlocks], rows_empty[kBlocks], done[kBlocks], full[kStages], empty[kStages];
+  int32_t masks[kStages][kTiles][kWarpgroups];
+};
+static_assert(sizeof(Shared) <= 227 * 1024);
+
+constexpr uint32_t kOwn = 1;  // named barrier kOwn + w: warpgroup w's own threads
+
+// Workspace row of row `row` of a task.
+__device__ __forceinline__ int64_t partial_row(const Params& p, const Assignment& assigned, int row) {
+  const Task& task = assigned.task;
+  const int64_t head = kByKeys ? int64_t(task.batch) * p.heads_kv + task.head_kv
+                               : int64_t(task.batch) * p.heads_q + task.head_q;
+  return head * p.partial_rows + assigned.work.slot * kBlock + row;
+}
+
+}  // namespace spattn::hopper_backward

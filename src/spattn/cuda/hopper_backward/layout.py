@@ -1,0 +1,109 @@
+"""The passes of a backward in the form that backward.cu reads: NumPy only, no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...plan._types import AXES, Plan, first_coordinates
+from ...schedule.roles import roles
+from ...schedule.slabs import Pass, slab_masks
+from ..hopper.layout import fragment_masks
+from ..hopper.maps import MapSpec, map_views
+
+__all__ = ["ENTRY", "SLAB", "WORK", "Views", "lay_out", "lay_out_masks", "lay_out_views"]
+
+SLAB = 64  # queries, and keys, of a slab
+MAPS_OF_VIEW = 4  # q, dout, dq and statistics; or k, v, dk and dv
+WORK = np.dtype(
+    [(name, "i4") for name in ("view", "begin", "end", "columns", "slot", "heads")] + [("slab", "i4", (2, AXES))]
+)
+ENTRY = np.dtype([(name, "i4") for name in ("x", "y", "z", "view", "head")] + [("masks", "i4", 2), ("unused", "i4")])
+
+
+@dataclass(frozen=True)
+class Views:
+    """Tensor maps of a plan's slabs and where they are.
+
+    Attributes
+    ----------
+    query_specs, key_specs : tuple of MapSpec
+        Spec number ``s`` is maps ``4 s`` to ``4 s + 3`` of a batch entry; query specs come first.
+    query_records, key_records : arrays of VIEW
+    parts : (views, 2, AXES) int64 array
+        First coordinates of the slabs of a query tile relative to the tile's.
+    """
+
+    query_specs: tuple[MapSpec, ...]
+    key_specs: tuple[MapSpec, ...]
+    query_records: np.ndarray
+    key_records: np.ndarray
+    parts: np.ndarray
+
+    @property
+    def maps(self) -> int:
+        """Tensor maps of one batch entry."""
+        return MAPS_OF_VIEW * (len(self.query_specs) + len(self.key_specs))
+
+
+def lay_out_views(plan: Plan) -> Views:
+    """The views of a plan with tiles of two query slabs and one key slab."""
+    query_ids, key_ids, _ = roles(plan)
+    slabs, parts = plan.views.copy(), np.zeros((len(plan.views), 2, AXES), np.int64)
+    for number in query_ids:
+        axis = next((a for a in range(AXES) if slabs["box"][number, a] % 2 == 0), None)
+        if axis is None:
+            raise ValueError(f"plan: cannot cut a query box {plan.views['box'][number].tolist()} in two")
+        slabs["box"][number, axis] //= 2
+        parts[number, 1, axis] = slabs["box"][number, axis]
+    query_specs, query_records = map_views(slabs, query_ids, 0)
+    key_specs, key_records = map_views(plan.views, key_ids, len(query_specs))
+    for records in (query_records, key_records):
+        records["map"] *= MAPS_OF_VIEW // 2
+    return Views(query_specs, key_specs, query_records, key_records, parts)
+
+
+def lay_out_masks(plan: Plan, by_keys: bool) -> np.ndarray:
+    """(n, 128) uint32: bitmasks of pairs of slabs in the order of accumulators, rows being queries or keys."""
+    _, bits = slab_masks(plan, SLAB)
+    bits = bits.swapaxes(1, 2) if by_keys else bits
+    words = np.packbits(np.ascontiguousarray(bits), axis=2, bitorder="little").view("<u8").astype(np.uint64)
+    return fragment_masks(words).reshape(-1, 128)
+
+
+def lay_out(plan: Plan, views: Views, made: Pass, by_keys: bool) -> dict[str, np.ndarray]:
+    """Work items and entries of a pass."""
+    work = np.zeros(len(made.work), WORK)
+    for name in ("view", "begin", "end", "columns", "slot", "heads"):
+        work[name] = made.work[name]
+    own = plan.views[made.work["view"]]
+    first = first_coordinates(own, made.work["tile"])
+    for slab in range(2):
+        if by_keys:
+            tile = made.work["tile"] + slab
+            there = tile < own["tiles"]
+            at = np.where(there[:, None], first_coordinates(own, np.where(there, tile, 0)), own["extent"])
+        else:
+            at = first + views.parts[made.work["view"], slab]
+        work["slab"][:, slab] = at[:, ::-1]
+    entries = np.zeros(len(made.entries), ENTRY)
+    for name in ("view", "head"):
+        entries[name] = made.entries[name]
+    # Entries of a pass by queries name views relative to their item's.
+    view = made.entries["view"] + _first_views(plan, made)
+    at = first_coordinates(plan.views[view], made.entries["tile"])
+    if by_keys:
+        at = at + views.parts[view, made.entries["part"]]
+    entries["x"], entries["y"], entries["z"] = at[:, 2], at[:, 1], at[:, 0]
+    entries["masks"] = made.masks
+    return {"work": work, "entries": entries}
+
+
+def _first_views(plan: Plan, made: Pass) -> np.ndarray:
+    """For each entry the `columns` of an item that has it: tiles of a family's views have the same coordinates."""
+    length = made.work["end"] - made.work["begin"]
+    entry = np.repeat(made.work["begin"] - (np.cumsum(length) - length), length) + np.arange(length.sum())
+    first = np.zeros(len(made.entries), np.int64)
+    first[entry] = np.repeat(made.work["columns"], length)
+    return first

@@ -1,0 +1,193 @@
+"""The parameters of backward.cu, statistics.cu and sum.cu. Tensor maps travel inside, as in the forward."""
+
+from __future__ import annotations
+
+import functools
+import struct
+import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..._cached import Recent
+from ...arrays._operand import Operand, row_major
+from ...schedule.tasks import TASK
+from ..backward_pass import BackwardPass
+from ..driver.structs import fields, packer
+from ..forward_pass import fold_scale
+from ..hopper.maps import ALIGNMENT, MAP_BYTES, VIEW, encode_map, joint_heads, replace_address
+from ..hopper.params import STRIDES, aligned_bytes
+from .layout import ENTRY, WORK, Views
+
+__all__ = ["MAPS", "Addresses", "Launch", "Template", "maps_needed", "pack_rows", "pack_sum", "structs"]
+
+MAPS = (16, 240)  # tensor maps that a kernel's parameters have room for; 240 is what 32 KiB of parameters hold
+STATISTIC_FLOATS = 4
+_PASS_POINTERS = ("tasks", "work", "entries", "masks", "row_views", "column_views")
+_CALL_POINTERS = ("q", "k", "v", "dout", "statistics", "partial_scores", "partial_values", "counter")
+_INTEGERS = ("task_count", "heads_q", "heads_kv", "head_dim", "head_dim_v", "q_batch", "kv_batch", "batch_maps")
+_FLOATS = ("scale_log2", "sign", "scale")
+_ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
+_HEADS_KEPT = 64
+
+STATISTIC = np.dtype([("lse", "f4"), ("delta", "f4"), ("unused", "f4", 2)])
+ROWS = np.dtype(
+    [
+        *((name, "u8") for name in ("dout", "out", "lse", "dlse", "statistics")),
+        *((f"{name}_stride", STRIDES) for name in ("dout", "out", "lse", "dlse")),
+        ("rows", "i8"),
+        *((name, "i4") for name in ("heads_q", "q_len", "head_dim_v", "unused")),
+    ]
+)
+SUM = np.dtype(
+    [
+        *((name, "u8") for name in ("rows", "indptr", "sources", "heads", "partial", "target")),
+        ("target_stride", STRIDES),
+        ("partial_rows", "i8"),
+        *((name, "i4") for name in ("heads_count", "features", "head_blocks", "unused")),
+    ]
+)
+pack_rows, pack_sum = packer(ROWS).pack, packer(SUM).pack
+
+
+@functools.cache
+def params_dtype(room: int) -> np.dtype:
+    """The struct Params with room for so many tensor maps."""
+    members: list[tuple[Any, ...]] = [("maps", "u1", (room, MAP_BYTES))]
+    members += [(name, "u8") for name in (*_PASS_POINTERS, *_CALL_POINTERS[:5])]
+    members += [("partial", "u8", 2), ("counter", "u8")]
+    members += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "dout")]
+    members += [("partial_rows", "i8"), ("q_len", "i8"), *((name, "i4") for name in _INTEGERS)]
+    members += [(name, "f4") for name in _FLOATS]
+    plain = np.dtype(members)
+    inner, offsets = zip(*fields(plain).values(), strict=True)
+    return np.dtype(
+        {
+            "names": list(fields(plain)),
+            "formats": list(inner),
+            "offsets": list(offsets),
+            "itemsize": -(-plain.itemsize // ALIGNMENT) * ALIGNMENT,
+        }
+    )
+
+
+def structs(room: int) -> Mapping[str, np.dtype]:
+    """The structs of params.cuh, with room for so many tensor maps."""
+    return {
+        "View": VIEW,
+        "Work": WORK,
+        "Entry": ENTRY,
+        "Task": TASK,
+        "Strides": STRIDES,
+        "Statistic": STATISTIC,
+        "Params": params_dtype(room),
+        "Rows": ROWS,
+        "Sum": SUM,
+    }
+
+
+class Launch(NamedTuple):
+    """What tells one launch of backward.cu from the others of a call: device addresses of its pass, and its size."""
+
+    at: dict[str, int]  # of the pass's arrays
+    tasks: int
+    partial_rows: int
+
+
+class Addresses(NamedTuple):
+    """What differs between calls that agree in shapes, strides and dtype."""
+
+    q: int
+    k: int
+    v: int
+    dout: int
+    dq: int
+    dk: int
+    dv: int
+    statistics: int
+    scale: float
+
+    @property
+    def mapped(self) -> tuple[int, ...]:
+        """Of the arrays that tensor maps address."""
+        return self[:8]
+
+
+class _Map(NamedTuple):
+    operand: int  # number in Addresses
+    offset: int  # bytes from the operand's address to the map's
+
+
+class Template:
+    """The parameters of all calls that agree in shapes, strides and dtype."""
+
+    def __init__(self, views: Views, launches: list[Launch], call: BackwardPass, room: int):
+        operands = mapped_operands(call)
+        joint = all(map(joint_heads, operands))
+        self._image = aligned_bytes(params_dtype(room).itemsize)
+        params = self._image.view(params_dtype(room))[0]
+        self._maps: list[_Map] = []
+        self._encode(views, operands, call.dtype, joint)
+        for name, operand in (("q", call.q), ("k", call.k), ("v", call.v), ("dout", call.dout)):
+            params[f"{name}_stride"] = operand.strides[:3]
+        params["q_len"] = call.plan.q_len
+        heads_q, heads_kv = call.q.shape[1], call.k.shape[1]
+        sizes = (0, heads_q, heads_kv, call.q.shape[3], call.v.shape[3])
+        batches = (heads_q, heads_kv, 0) if joint else (0, 0, views.maps)
+        for name, value in zip(_INTEGERS, (*sizes, *batches), strict=True):
+            params[name] = value
+        self._pointers = tuple(operand.pointer for operand in operands)  # that the maps of _image have now
+        self._lock = threading.Lock()
+        self._head_bytes = room * MAP_BYTES
+        self._tails = []
+        for launch in launches:
+            for name in _PASS_POINTERS:
+                params[name] = launch.at[name]
+            params["task_count"], params["partial_rows"] = launch.tasks, launch.partial_rows
+            self._tails.append(bytes(self._image[self._head_bytes :]))
+        at = {name: offset for name, (_, offset) in fields(params_dtype(room)).items()}
+        self._call_at, self._scale_at = (at[name] - self._head_bytes for name in ("q", "scale_log2"))
+        self._heads = Recent(_HEADS_KEPT)
+
+    def fill(self, launch: int, to: Addresses, partial: tuple[int, int], counter: int) -> bytes:
+        """The bytes of ``Params`` for a launch of a call."""
+        tail = bytearray(self._tails[launch])
+        _ADDRESSES.pack_into(tail, self._call_at, *to[:4], to.statistics, *partial, counter)
+        _SCALES.pack_into(tail, self._scale_at, *fold_scale(to.scale), to.scale)
+        return (self._heads.get(to.mapped) or self._move(to.mapped)) + tail
+
+    def _move(self, pointers: tuple[int, ...]) -> bytes:
+        """The tensor maps for other addresses, kept because allocators hand out the same ones again and again."""
+        with self._lock:
+            at = self._image.ctypes.data
+            for number, (operand, offset) in enumerate(self._maps):
+                if pointers[operand] != self._pointers[operand]:
+                    replace_address(at + number * MAP_BYTES, pointers[operand] + offset)
+            self._pointers = pointers
+            maps = self._image[: self._head_bytes].tobytes()
+        return self._heads.keep(pointers, maps)
+
+    def _encode(self, views: Views, operands: tuple[Operand, ...], dtype: str, joint: bool) -> None:
+        """Per batch entry (or once, where batch and head are one axis): the maps of queries, then those of keys."""
+        at = self._image.ctypes.data
+        for batch in (None,) if joint else range(operands[0].shape[0]):
+            for specs, numbers in ((views.query_specs, (0, 3, 4, 7)), (views.key_specs, (1, 2, 5, 6))):
+                for spec in specs:
+                    for number in numbers:
+                        own = "float32" if number == 7 else dtype
+                        offset = encode_map(at + len(self._maps) * MAP_BYTES, operands[number], spec, own, batch)
+                        self._maps.append(_Map(number, offset))
+
+
+def mapped_operands(call: BackwardPass) -> tuple[Operand, ...]:
+    """In the order of Addresses; statistics are encoded as if they lay at q."""
+    shape = (*call.q.shape[:3], STATISTIC_FLOATS)
+    statistics = Operand(call.q.pointer, shape, row_major(shape))
+    return call.q, call.k, call.v, call.dout, call.dq, call.dk, call.dv, statistics
+
+
+def maps_needed(views: Views, call: BackwardPass) -> int:
+    """Tensor maps of a call."""
+    joint = all(map(joint_heads, mapped_operands(call)))
+    return views.maps * (1 if joint else call.q.shape[0])

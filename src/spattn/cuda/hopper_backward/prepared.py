@@ -1,0 +1,185 @@
+"""What calls share: both passes of a plan on a device, and the kernels and parameters of all calls of some shapes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._cached import Recent
+from ...plan._cache import kept_with_plan
+from ...plan._types import Plan
+from ...schedule.slabs import Pass, by_keys, by_queries
+from ...schedule.tasks import merge_heads, order_tasks
+from ..backward_pass import BackwardPass
+from ..driver.buffer import Buffer, upload
+from ..driver.device import Device
+from ..driver.launch import Kernel, kernel
+from ..hopper.builds import ARCH, KEYS_TOGETHER
+from ..hopper.maps import readable
+from .builds import Build, builds, variant
+from .layout import SLAB, lay_out, lay_out_masks, lay_out_views
+from .params import MAPS, Addresses, Launch, Template, maps_needed, pack_rows, pack_sum, structs
+
+__all__ = ["Ready", "plan_on_device"]
+
+_COUNTERS = 1024  # launches on different streams that may run a plan at the same time
+_READY_KEPT = 32
+_BLOCKS_PER_SM = 2  # that long lists are split for
+_ROWS_PER_BLOCK = 32  # of sum.cu and statistics.cu
+_ROWS = 2 * SLAB  # of an item
+_STATISTIC_BYTES = 16
+
+
+class OnDevice(NamedTuple):
+    """A pass on the device. `blocks` is the grid of its kernels, `sum_blocks` that of a head's sums."""
+
+    launch: Launch
+    blocks: int
+    slots: int
+    sums: dict[str, int]
+    sum_blocks: int
+
+
+class Sum(NamedTuple):
+    """Sums that are left of one gradient: number in (dq, dk, dv), pass, and the fields of ``Sum`` behind the target."""
+
+    target: int
+    of: OnDevice
+    blocks: int
+    tail: tuple[int, ...]
+
+
+class BackwardPlan:
+    """Both passes of a plan on one device for one number of batch entries and heads."""
+
+    def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int):
+        self.views = lay_out_views(plan)
+        workers = -(-_BLOCKS_PER_SM * device.sm_count // (batch * heads_kv))
+        made = by_queries(plan, SLAB), by_keys(plan, batch, heads_q, heads_kv, SLAB, 2, workers)
+        shared = {"query_views": self.views.query_records, "key_views": self.views.key_records}
+        shared["counters"] = np.zeros(_COUNTERS, np.int32)
+        buffer, at = upload(device, shared)
+        self._buffers: list[Buffer] = [buffer]
+        self.passes = tuple(
+            self._upload(plan, one, keyed, device, batch, heads_q, heads_kv, at) for keyed, one in enumerate(made)
+        )
+        # Addresses of work counters that no launch still in flight uses.
+        self.counter = itertools.cycle(range(at["counters"], at["counters"] + 4 * _COUNTERS, 4)).__next__
+        self._ready = Recent(_READY_KEPT)
+
+    def _upload(
+        self,
+        plan: Plan,
+        made: Pass,
+        keyed: int,
+        device: Device,
+        batch: int,
+        heads_q: int,
+        heads_kv: int,
+        views_at: dict[str, int],
+    ) -> OnDevice:
+        heads, group = (heads_kv, heads_q // heads_kv) if keyed else (heads_q, 1)
+        everything = np.ones(len(made.work), bool)
+        tasks = order_tasks(made, everything, batch, heads, heads if keyed else heads_kv, KEYS_TOGETHER)
+        tasks["head_q"] *= group
+        merges = made.merges
+        arrays = lay_out(plan, self.views, made, bool(keyed)) | {
+            "tasks": tasks,
+            "masks": lay_out_masks(plan, bool(keyed)),
+            "rows": merges.rows,
+            "indptr": merges.indptr,
+            "sources": merges.sources,
+            "heads": merge_heads(merges.variants, made.variant, batch, heads),
+        }
+        buffer, at = upload(device, arrays)
+        self._buffers.append(buffer)
+        names = ("key_views", "query_views") if keyed else ("query_views", "key_views")
+        at |= {"row_views": views_at[names[0]], "column_views": views_at[names[1]]}
+        sum_blocks = -(-int(np.diff(merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
+        blocks = min(device.sm_count, len(tasks))
+        return OnDevice(Launch(at, len(tasks), made.slots * _ROWS), blocks, made.slots, at, sum_blocks)
+
+    def ready(self, call: BackwardPass) -> Ready | None:
+        """What calls of these shapes and strides share; None when TMA cannot address them."""
+        arrays = call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv
+        key = (call.dtype, *(part for x in arrays for part in x[1:]))
+        found = self._ready.get(key, self)
+        if found is self:
+            room = next((size for size in MAPS if maps_needed(self.views, call) <= size), None)
+            fits = room is not None and all(map(readable, arrays))
+            found = self._ready.keep(key, Ready(self, call, room) if fits and room else None)
+        return found
+
+
+class Ready:
+    """Kernels and parameters of all calls of a plan that agree in shapes, strides and dtype."""
+
+    def __init__(self, plan: BackwardPlan, call: BackwardPass, room: int):
+        self._plan = plan
+        batch, heads_q, q_len, head_dim = call.q.shape
+        heads_kv, head_dim_v = call.k.shape[1], call.v.shape[3]
+        rows = builds(max(head_dim, head_dim_v))
+        self._kernels = [(self._load(call, "backward", row, room), int(row.by_keys)) for row in rows]
+        self._statistics = self._load(call, "statistics", rows[0], MAPS[0])
+        self._sum = self._load(call, "sum", rows[0], MAPS[0])
+        self._template = Template(plan.views, [plan.passes[keyed].launch for _, keyed in self._kernels], call, room)
+        self._rows = batch * heads_q * q_len
+        self._rows_tail = self._rows, heads_q, q_len, head_dim_v, 0
+        queries, keys = plan.passes
+        results = (queries, call.dq, heads_q), (keys, call.dk, heads_kv), (keys, call.dv, heads_kv)
+        self._sums = [
+            Sum(
+                number,
+                of,
+                batch * heads * of.sum_blocks,
+                (*x.strides[:3], of.launch.partial_rows, heads, x.shape[3], of.sum_blocks, 0),
+            )
+            for number, (of, x, heads) in enumerate(results)
+            if of.sum_blocks
+        ]
+        sizes = [batch * heads * of.slots * _ROWS * x.shape[3] * 4 for of, x, heads in results]
+        self._offsets = list(itertools.accumulate([self._rows * _STATISTIC_BYTES, *sizes]))
+
+    @staticmethod
+    def _load(call: BackwardPass, name: str, row: Build, room: int) -> Kernel:
+        source = f"hopper_backward/{name}.cu"
+        return kernel(call.device, source, ARCH, variant(row, call.dtype, room), structs(room), f"hopper_{name}")
+
+    def run(self, call: BackwardPass) -> None:
+        """Enqueue everything; the context must be current."""
+        workspace = call.allocate(self._offsets[-1])
+        partial = [workspace + offset for offset in self._offsets[:3]]
+        to = Addresses(
+            call.q.pointer,
+            call.k.pointer,
+            call.v.pointer,
+            call.dout.pointer,
+            call.dq.pointer,
+            call.dk.pointer,
+            call.dv.pointer,
+            workspace,
+            call.scale,
+        )
+        dlse, by_dlse = (0, (0, 0, 0)) if call.dlse is None else (call.dlse.pointer, call.dlse.strides)
+        strides = *call.dout.strides[:3], *call.out.strides[:3], *call.lse.strides, *by_dlse
+        arrays = call.dout.pointer, call.out.pointer, call.lse.pointer, dlse, workspace
+        rows = pack_rows(*arrays, *strides, *self._rows_tail)
+        self._statistics.launch(-(-self._rows // _ROWS_PER_BLOCK), rows, call.stream)
+        for number, (ready, keyed) in enumerate(self._kernels):
+            own = self._plan.passes[keyed]
+            if own.blocks:
+                to_rows = (partial[1], partial[2]) if keyed else (partial[0], 0)
+                params = self._template.fill(number, to, to_rows, self._plan.counter())
+                ready.launch(own.blocks, params, call.stream)
+        for number, of, blocks, tail in self._sums:
+            target = (call.dq, call.dk, call.dv)[number].pointer
+            lists = (of.sums[name] for name in ("rows", "indptr", "sources", "heads"))
+            self._sum.launch(blocks, pack_sum(*lists, partial[number], target, *tail), call.stream)
+
+
+@kept_with_plan
+def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int) -> BackwardPlan:
+    """The device copy of a plan's passes, made at first use and kept with it; the device's context must be current."""
+    return BackwardPlan(plan, device, batch, heads_q, heads_kv)

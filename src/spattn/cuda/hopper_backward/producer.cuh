@@ -1,0 +1,170 @@
+// The warp that loads: row tiles and column steps by TMA, tasks by an atomic counter.
+#pragma once
+
+#include <cstddef>
+
+#include "hopper/tma.cuh"
+#include "hopper_backward/config.cuh"
+
+namespace spattn::hopper_backward {
+
+// Number of a word of an Assignment.
+#define SPATTN_WORD(field) (offsetof(Assignment, field) / 4)
+static_assert(sizeof(Assignment) / 4 <= 32);
+
+struct Producer {
+  const Params& p;
+  Shared& shared;
+  const int lane = threadIdx.x % 32;
+  RingPosition<kStages> ring;
+  RingPosition<kBlocks> rows;
+
+  // A task is known by its Assignment, of which lane l has word l.
+  __device__ __forceinline__ static int word_of(int now, int number) {
+    return __shfl_sync(0xffffffff, now, number);
+  }
+
+  // Map coordinate of the first head that a task's rows (kRows), or its columns, belong to.
+  template <bool kRows>
+  __device__ __forceinline__ int head_of(int now) const {
+    constexpr bool kKeys = kRows == kByKeys;
+    return word_of(now, SPATTN_WORD(task.batch)) * (kKeys ? p.kv_batch : p.q_batch) +
+           word_of(now, kKeys ? SPATTN_WORD(task.head_kv) : SPATTN_WORD(task.head_q));
+  }
+
+  // Looks up the entries e, e + 1, ... of a task's list, one a lane.
+  __device__ __forceinline__ void look_up_columns(int now, int e, uint32_t buffer) {
+    const int end = word_of(now, SPATTN_WORD(work.end)), head = head_of<false>(now);
+    const int first_view = word_of(now, SPATTN_WORD(work.columns));
+    const int first_map = word_of(now, SPATTN_WORD(task.batch)) * p.batch_maps;
+    const Entry entry = p.entries[min(e + lane, end - 1)];
+    const View& view = p.column_views[first_view + entry.view];
+    const bool real = e + lane < end;
+    __syncwarp();
+    shared.columns[buffer][lane] = {entry.x,
+                                    entry.y + view.shift_y,
+                                    entry.z + view.shift_z,
+                                    view.map + first_map,
+                                    head + entry.head,
+                                    {real ? entry.masks[0] : kNoTile, real ? entry.masks[1] : kNoTile}};
+    __syncwarp();
+  }
+
+  // Four dependent reads: done for the next task while this one's copies are under way. Without heads it is the end.
+  __device__ __forceinline__ int look_up(int number, uint32_t buffer) {
+    constexpr int kWork = sizeof(Work) / 4, kTask = sizeof(Task) / 4;
+    static_assert(SPATTN_WORD(task) == kWork);
+    if (number >= p.task_count) return 0;
+    const int item = p.tasks[number].item;
+    int found = 0;
+    if (lane < kWork) found = reinterpret_cast<const int*>(p.work + item)[lane];
+    else if (lane < kWork + kTask) found = reinterpret_cast<const int*>(p.tasks + number)[lane - kWork];
+    __syncwarp();
+    look_up_columns(found, word_of(found, SPATTN_WORD(work.begin)), buffer);
+    return found;
+  }
+
+  __device__ __forceinline__ void load_rows(int now) {
+    constexpr int kCopies = kOperands * kWarpgroups * kPanels;
+    constexpr uint32_t kStatistics = kByKeys ? 0 : kBlock * sizeof(Statistic);
+    static_assert(kCopies + kWarpgroups <= 32);
+    const uint32_t full = shared_address(&shared.rows_full[rows.stage]);
+    const View& view = p.row_views[word_of(now, SPATTN_WORD(work.view))];
+    const bool copies = lane < kCopies;
+    const int slab = copies ? lane / kPanels % kWarpgroups : lane % kWarpgroups;
+    const int operand = lane / (kPanels * kWarpgroups), panel = lane % kPanels, head = head_of<true>(now);
+    const int x = word_of(now, SPATTN_WORD(work.slab) + 3 * slab);
+    const int y = word_of(now, SPATTN_WORD(work.slab) + 3 * slab + 1) + view.shift_y;
+    const int z = word_of(now, SPATTN_WORD(work.slab) + 3 * slab + 2) + view.shift_z;
+    const TensorMap* map = &p.maps[view.map + word_of(now, SPATTN_WORD(task.batch)) * p.batch_maps];
+    barrier_wait(shared_address(&shared.rows_empty[rows.stage]), rows.parity ^ 1);
+    if (lane < sizeof(Assignment) / 4) reinterpret_cast<int*>(&shared.assigned[rows.stage])[lane] = now;
+    __syncwarp();
+    if (lane == 0) barrier_arrive_expect(full, kOperands * kBlockBytes + kStatistics);
+    __syncwarp();
+    if (copies) {
+      const uint32_t target =
+          shared_address(shared.rows[rows.stage][operand]) + (panel * kBlock + slab * kSlab) * kRowBytes;
+      tma_load(target, map + operand, full, panel * 64, x, y, z, head);
+    } else if (!kByKeys && lane < kCopies + kWarpgroups) {
+      tma_load(shared_address(&shared.statistics[rows.stage * kBlock + slab * kSlab]), map + 3, full, 0, x, y, z, head);
+    }
+    rows.advance();
+  }
+
+  // Fills the next stage with the columns' first operand (q or k; kSecond = 0) or second (dout or v; 1): lane tile *
+  // kPanels + panel issues one copy, the lanes behind them those of the statistics.
+  template <int kSecond>
+  __device__ __forceinline__ void load_columns(const Column* columns, int head) {
+    constexpr bool kStatistics = kByKeys && kSecond;
+    constexpr int kCopies = kTiles * kPanels;
+    const uint32_t full = shared_address(&shared.full[ring.stage]);
+    const int number = lane < kCopies ? lane / kPanels : lane % kTiles, panel = lane % kPanels;
+    const Column& column = columns[number];
+    barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
+    if (!kSecond && lane < kCopies && panel == 0) {
+      for (int w = 0; w < kWarpgroups; ++w) shared.masks[ring.stage][number][w] = column.masks[w];
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive_expect(full, kStageBytes + (kStatistics ? kStep * sizeof(Statistic) : 0));
+    __syncwarp();
+    const TensorMap* map = &p.maps[column.map];
+    if (lane < kCopies) {
+      const uint32_t target = shared_address(shared.ring[ring.stage]) + (panel * kStep + number * kSlab) * kRowBytes;
+      tma_load(target, map + kSecond, full, panel * 64, column.x, column.y, column.z, column.head + head);
+    } else if (kStatistics && lane < kCopies + kTiles) {
+      tma_load(shared_address(&shared.statistics[ring.stage * kStep + number * kSlab]), map + 3, full, 0, column.x,
+               column.y, column.z, column.head + head);
+    }
+    ring.advance();
+  }
+
+  // The counter hands out task_count + gridDim.x tickets in all, whoever draws them. A ticket is used long after it was
+  // drawn, so that nothing waits for the atomic.
+  __device__ __forceinline__ int draw() const { return lane == 0 ? atomicAdd(p.counter, 1) : 0; }
+
+  // Number of a ticket's task; whoever holds the last ticket puts the counter back to zero.
+  __device__ __forceinline__ int settle(int ticket) const {
+    if (lane == 0 && ticket == p.task_count + gridDim.x - 1) atomicExch(p.counter, 0);
+    return gridDim.x + __shfl_sync(0xffffffff, ticket, 0);
+  }
+
+  // Loads a task and returns the next one, whose ticket is replaced by the ticket of the one after it.
+  __device__ __forceinline__ int load_task(int now, uint32_t buffer, int& ticket) {
+    const int begin = word_of(now, SPATTN_WORD(work.begin)), end = word_of(now, SPATTN_WORD(work.end));
+    const int heads = word_of(now, SPATTN_WORD(work.heads));
+    int next = 0;
+    load_rows(now);
+#pragma unroll 1
+    for (int head = 0; head < heads; ++head) {
+#pragma unroll 1
+      for (int e = begin; e < end; e += kTiles) {
+        const int place = (e - begin) % 32;
+        if (place == 0 && e + head > begin) look_up_columns(now, e, buffer);
+        load_columns<0>(shared.columns[buffer] + place, head);
+        load_columns<1>(shared.columns[buffer] + place, head);
+        if (e == begin && head == 0) next = look_up(settle(ticket), buffer ^ 1);
+      }
+    }
+    ticket = draw();
+    return next;
+  }
+
+  __device__ void run() {
+    int ticket = draw();
+    uint32_t buffer = 0;
+    for (int now = look_up(blockIdx.x, 0); word_of(now, SPATTN_WORD(work.heads)); buffer ^= 1) {
+      now = load_task(now, buffer, ticket);
+    }
+    settle(ticket);
+    barrier_wait(shared_address(&shared.rows_empty[rows.stage]), rows.parity ^ 1);
+    if (lane == 0) {
+      shared.assigned[rows.stage].work.heads = 0;
+      barrier_arrive(shared_address(&shared.rows_full[rows.stage]));
+    }
+  }
+};
+
+#undef SPATTN_WORD
+
+}  // namespace spattn::hopper_backward

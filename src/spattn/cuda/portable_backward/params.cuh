@@ -1,0 +1,63 @@
+// What the kernels of this folder are given. params.py describes these structs; each compilation asserts that both agree.
+#pragma once
+#include "common/element.cuh"
+#include "portable/params.cuh"
+
+namespace spattn::portable_backward {
+
+using portable::Array;
+using portable::View;
+
+// spattn.schedule.slabs.SLAB_WORK and SLAB_ENTRY, spattn.schedule.tasks.TASK
+struct Work {
+  int view, tile, begin, end, columns, slot, heads;
+};
+
+struct Entry {
+  int view, tile, part, head;
+};
+
+struct Task {
+  int item, batch, head_q, head_kv;
+};
+
+// A pass: for every (batch, head) and item a task, as many CTAs a task as it has slabs times parts of 32 rows.
+struct Pass {
+  const View* views;
+  const Task* tasks;
+  const Work* work;
+  const Entry* entries;
+  const int* masks;                // (entries, slabs)
+  const unsigned long long* bits;  // (n, rows of a slab): bit c of row r of a pair of slabs
+  long long partial_rows;
+  int slabs, slab_rows, slab_columns, row_parts;  // row_parts, column_parts: slabs of a tile of rows, of columns
+  int column_parts, unused;
+};
+
+struct Params {
+  Array q, k, v, dout, out, lse, dlse;  // dlse.data is null where it is zero
+  Array scores, values;                 // the results: dQ or dK, and dV
+  void* statistics;                     // (batch, heads_q, q_len, 2): log-sum-exp in base 2, and delta
+  void *partial_scores, *partial_values;
+  double scale_log2, scale;
+  long long rows;  // batch * heads_q * q_len
+  Pass pass;
+  int sign, heads_q, heads_kv, q_len, head_dim, head_dim_v;
+};
+
+// What sum.cu is given.
+struct Rows {
+  const int *rows, *indptr, *sources;
+  const int4* heads;  // {first merge, last merge, batch, head} of every (batch, head)
+  const void* partial;
+  Array target;
+  long long partial_rows;
+  int heads_count, features, head_blocks, unused;
+};
+
+template <typename T>
+__device__ inline T* token(const Array& array, int batch, int head, long long position) {
+  return portable::head_of<T>(array, batch, head) + position * array.row;
+}
+
+}  // namespace spattn::portable_backward

@@ -1,0 +1,235 @@
+"""The two passes of a backward that owns what it writes: by rows of queries for dQ, by rows of keys for dK and dV.
+
+Both are lists of *slabs*: consecutive cells of a tile, `side` of a query tile or 64 of a key tile, the rows and columns
+that a group of threads multiplies at once. An item has a few slabs as its rows and visits a list of slabs of the other
+kind as columns. The pass by keys is the plan's transpose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from .._frozen import frozen
+from .._ragged import ramp
+from ..plan._types import Plan, real_cells
+from .finishers import Merges
+from .items import Items, Lists, Share, cut_lists, join_shares
+
+__all__ = ["EMPTY", "FULL", "KEYS", "SLAB_ENTRY", "SLAB_WORK", "Pass", "by_keys", "by_queries", "slab_masks"]
+
+KEYS = 64  # of a slab
+FULL, EMPTY = -1, -2  # numbers of masks that need no bits
+SLAB_WORK = np.dtype([(name, "i4") for name in ("view", "tile", "begin", "end", "columns", "slot", "heads")])
+"""An item: rows are tile `tile` of view `view` (and the next, where several are together), columns the entries
+[begin, end), for each of `heads` query heads; `slot` as in a plan. `columns` is the first view of its columns."""
+SLAB_ENTRY = np.dtype([(name, "i4") for name in ("view", "tile", "part", "head")])
+"""Slab `part` of a tile; the view counts from the item's `columns`, the head from the item's first query head."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Lists of slabs. Nobody can change its arrays.
+
+    Attributes
+    ----------
+    work : (items,) array of SLAB_WORK
+        By variant, sorted by falling cost.
+    work_indptr, variant, slots
+        As in a plan; of a pass by keys the variants are of key-value heads.
+    entries : (entries,) array of SLAB_ENTRY
+    masks : (entries, slabs) int32 array
+        For each slab of the rows, the number of its bitmask in :func:`slab_masks`, `FULL` or `EMPTY`.
+    merges : Merges
+        Sums that are left, of workspace rows ``slot * rows of an item + row``.
+    kv_len : int
+        Keys of the plan.
+    """
+
+    work: np.ndarray
+    work_indptr: np.ndarray
+    variant: np.ndarray
+    slots: int
+    entries: np.ndarray
+    masks: np.ndarray
+    merges: Merges
+    kv_len: int
+
+
+class _Visits(NamedTuple):
+    """Which key tiles meet which query tiles: one element for each entry of each component."""
+
+    component: np.ndarray
+    query_tile: np.ndarray
+    entry: np.ndarray
+
+
+def slab_masks(plan: Plan, side: int) -> tuple[np.ndarray, np.ndarray]:
+    """Bitmasks of pairs of slabs.
+
+    Returns
+    -------
+    numbers : (masks + 1, query slabs of a tile, key slabs of a tile) int32 array
+        The number of each pair's bits, `FULL` or `EMPTY`; the last row is that of mask -1.
+    bits : (n, side, 64) bool array
+    """
+    count, block_q, words = plan.masks.shape
+    little = np.ascontiguousarray(plan.masks).astype("<u8").view(np.uint8)
+    bits = np.unpackbits(little, bitorder="little").reshape(count, block_q // side, side, words, KEYS)
+    bits = bits.transpose(0, 1, 3, 2, 4).astype(bool)
+    numbers = np.arange(count * (block_q // side) * words, dtype=np.int32).reshape(count, block_q // side, words)
+    numbers[bits.all(axis=(3, 4))] = FULL
+    numbers[~bits.any(axis=(3, 4))] = EMPTY
+    last = np.full((1, block_q // side, words), FULL, np.int32)
+    return np.concatenate([numbers, last]), bits.reshape(-1, side, KEYS)
+
+
+def by_queries(plan: Plan, side: int) -> Pass:
+    """The plan's own items, with key slabs as columns."""
+    numbers, _ = slab_masks(plan, side)
+    parts = plan.block_kv // KEYS
+    components = plan.components[plan.work["component"]]
+    work = np.zeros(len(plan.work), SLAB_WORK)
+    work["view"], work["columns"], work["heads"] = components["query_view"], components["key_view"], 1
+    work["tile"], work["slot"] = plan.work["query_tile"], plan.work["slot"]
+    work["begin"], work["end"] = plan.work["begin"] * parts, plan.work["end"] * parts
+    entries = np.zeros(len(plan.indices) * parts, SLAB_ENTRY)
+    entries["view"], entries["tile"] = np.repeat(plan.key_view, parts), np.repeat(plan.indices, parts)
+    entries["part"] = np.tile(np.arange(parts), len(plan.indices))
+    masks = numbers[plan.mask].transpose(0, 2, 1).reshape(len(entries), plan.block_q // side)
+    merges = Merges(plan.merge_rows, plan.merge_indptr, plan.merge_sources, plan.merge_variants)
+    return Pass(
+        frozen(work), plan.work_indptr, plan.variant, plan.slots, frozen(entries), frozen(masks), merges, plan.kv_len
+    )
+
+
+def by_keys(plan: Plan, batch: int, heads_q: int, heads_kv: int, side: int, together: int, workers: int) -> Pass:
+    """The transpose: for every `together` key tiles the query slabs that visit them.
+
+    The heads of a group are one after the other in an item, so that their sums have a fixed order. Lists of all
+    components that have the same key view are one list.
+
+    Parameters
+    ----------
+    side : int
+        Queries of a slab.
+    together : int
+        Key tiles of an item.
+    workers : int
+        How many share the work of one key-value head: long lists are split.
+    """
+    groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
+    alike = bool((groups == groups[:, :1]).all())
+    repeat = heads_q // heads_kv if alike else 1
+    kinds, kind = np.unique(groups[:, :1] if alike else groups, axis=0, return_inverse=True)
+    views = _first_equal(plan.views)
+    numbers, _ = slab_masks(plan, side)
+    shares: list[Share] = []
+    work: list[np.ndarray] = []
+    entries: list[np.ndarray] = []
+    masks: list[np.ndarray] = []
+    first = 0
+    for variants in kinds:
+        share, own, columns, own_masks = _transpose(plan, variants, views, numbers, together, repeat, workers)
+        for name in ("begin", "end"):
+            own[name] += first
+        first += len(columns)
+        shares.append(share)
+        work.append(own)
+        entries.append(columns)
+        masks.append(own_masks)
+    items: Items = join_shares(shares, together * plan.block_kv)
+    return Pass(
+        frozen(np.concatenate(work)),
+        items.work_indptr,
+        frozen(kind.reshape(batch, heads_kv).astype(np.int32)),
+        items.slots,
+        frozen(np.concatenate(entries)),
+        frozen(np.concatenate(masks)),
+        Merges(items.merge_rows, items.merge_indptr, items.merge_sources, items.merge_variants),
+        plan.kv_len,
+    )
+
+
+def _transpose(
+    plan: Plan,
+    variants: np.ndarray,
+    canonical: np.ndarray,
+    numbers: np.ndarray,
+    together: int,
+    repeat: int,
+    workers: int,
+) -> tuple[Share, np.ndarray, np.ndarray, np.ndarray]:
+    """(share, work, entries, masks) of key-value heads whose query heads have these variants, one after the other."""
+    visits = [_visits(plan, int(variant)) for variant in variants]
+    head = np.repeat(np.arange(len(visits)), [len(v.entry) for v in visits])
+    component, query_tile, entry = (np.concatenate(column) for column in zip(*visits, strict=True))
+    relative, tile = plan.key_view[entry], plan.indices[entry]
+    view = canonical[plan.components["key_view"][component] + relative]
+    parts_q, parts_kv = numbers.shape[1:]
+    # One element for each pair of slabs.
+    pair = np.repeat(np.arange(len(entry)), parts_q * parts_kv)
+    part_q, part_kv = np.divmod(np.tile(np.arange(parts_q * parts_kv), len(entry)), parts_kv)
+    number = numbers[plan.mask[entry]].reshape(-1)
+    kept = number != EMPTY
+    pair, part_q, part_kv, number = pair[kept], part_q[kept], part_kv[kept], number[kept]
+    row, slab = tile[pair] // together, tile[pair] % together * parts_kv + part_kv
+    column = (view[pair], row, head[pair], component[pair], query_tile[pair], part_q, relative[pair])
+    order = np.lexsort((slab, *column[::-1]))
+    sorted_columns = np.stack(column)[:, order].astype(np.int64)
+    differs = np.ones((2, len(order)), bool)  # from the element before: in its list, in its column
+    differs[0, 1:] = (sorted_columns[:2, 1:] != sorted_columns[:2, :-1]).any(axis=0)
+    differs[1, 1:] = (sorted_columns[:, 1:] != sorted_columns[:, :-1]).any(axis=0)
+    at, place = order[differs[1]], np.cumsum(differs[1]) - 1
+    masks = np.full((len(at), together * parts_kv), EMPTY, np.int32)
+    masks[place, slab[order]] = number[order]
+    if (masks != EMPTY).sum() != len(order):
+        raise ValueError("plan: expected every key tile once in a list")
+    entries = np.zeros(len(at), SLAB_ENTRY)
+    entries["view"] = plan.components["query_view"][component[pair[at]]]
+    entries["tile"], entries["part"], entries["head"] = query_tile[pair[at]], part_q[at], head[pair[at]]
+    begin = place[differs[0]]
+    lists = sorted_columns[:2, differs[0]]
+    share = _share(plan, lists, begin, len(entries), together, workers)
+    work = np.zeros(len(share.work), SLAB_WORK)
+    work["view"], work["tile"] = lists[0, share.work["component"]], lists[1, share.work["component"]] * together
+    work["heads"] = repeat
+    for name in ("begin", "end", "slot"):
+        work[name] = share.work[name]
+    return share, work, entries, masks
+
+
+def _share(plan: Plan, lists: np.ndarray, begin: np.ndarray, entries: int, together: int, workers: int) -> Share:
+    """The items of lists of (view, number of its `together` tiles)."""
+    view = np.repeat(lists[0], together)
+    tile = (lists[1][:, None] * together + np.arange(together)).ravel()
+    real = tile < plan.views["tiles"][view]
+    owner, cell, position = real_cells(plan.views[view[real]], tile[real])
+    which = np.nonzero(real)[0][owner]
+    cells = which // together, cell + which % together * plan.block_kv, position
+    end = np.append(begin[1:], entries)
+    number = np.arange(len(begin))
+    listed = Lists(number, np.zeros_like(number), begin, end, cells)
+    return cut_lists(listed, entries, plan.kv_len, together * plan.block_kv, workers)
+
+
+def _visits(plan: Plan, variant: int) -> _Visits:
+    """All entries of a variant's components, which may share their lists."""
+    number = np.nonzero(plan.components["variant"] == variant)[0]
+    tiles = plan.components["query_tiles"][number]
+    component, query_tile = np.repeat(number, tiles), ramp(tiles)
+    row = plan.components["first_row"][component] + query_tile
+    count = np.diff(plan.indptr)[row]
+    entry = np.repeat(plan.indptr[row], count) + ramp(count)
+    return _Visits(np.repeat(component, count), np.repeat(query_tile, count), entry)
+
+
+def _first_equal(views: np.ndarray) -> np.ndarray:
+    """For each view the number of the first one that equals it."""
+    table = np.concatenate(
+        [views[name].reshape(len(views), -1).astype(np.int64) for name in ("offset", "stride", "extent", "box")], axis=1
+    )
+    _, first, same = np.unique(table, axis=0, return_index=True, return_inverse=True)
+    return first[same.ravel()] if len(views) else np.zeros(0, np.int64)
