@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ._backends import Backend, load
 from ._errors import BackendUnavailable
-from .arrays import NUMPY, ArrayKind, dtype_name, eager, kind_of
+from .arrays import NUMPY, ArrayKind, dtype_name, eager, kind_of, recorder
 from .arrays import signature as signature_of
 from .call import Call, check_gradients, check_options, check_plain, check_results, check_scale, default_scale
 from .patterns import Mask, Pattern, get
@@ -73,8 +74,7 @@ def attention(
         CPU nor CUDA's, the name of a pattern, backend or precision is unknown, `scale` is not finite or, but for
         float64, beyond float32's largest number, or the backend takes no arrays of this device.
     RuntimeError
-        If PyTorch would record a gradient through q, k or v, or they carry a tangent of forward-mode differentiation:
-        nothing here is recorded.
+        If q, k or v carry a tangent of PyTorch's forward-mode differentiation: only gradients are recorded.
     BackendUnavailable
         If the backend asked for cannot run here.
 
@@ -82,7 +82,8 @@ def attention(
     -----
     ``out[i] = Σ_j softmax_j(scale · q[i]·k[j]) v[j]`` over the allowed keys j of query i. Query row i stands at
     position ``i + kv_len - q_len``. A row with no allowed key gives 0. Values at keys that are not allowed have no
-    influence, NaN included. Time is O(tiles · head_dim) where ``plan.efficiency`` relates tiles to allowed pairs;
+    influence, NaN included. PyTorch records the gradients of out and lse, as :func:`attention_backward` computes them,
+    where a tensor requires one; there is no second derivative. Time is O(tiles · head_dim) where ``plan.efficiency`` relates tiles to allowed pairs;
     extra memory is O(batch · heads · q_len · head_dim).
 
     Examples
@@ -98,6 +99,10 @@ def attention(
     key = signature_of(q, k, v), backend, precision, return_lse
     prepared = find_call(pattern, key) if isinstance(pattern, _CONSTANT) else None
     if prepared is None:
+        record = recorder(q, k, v)
+        if record is not None:
+            found = _recorded(record, q, k, v, pattern, scale=scale, backend=backend, precision=precision)
+            return found if return_lse else found[0]
         call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=return_lse)
         check_gradients("attention", call.kind, q=q, k=k, v=v)
         prepared, scale = _prepare(call, pattern, backend, key), call.scale
@@ -272,6 +277,16 @@ def plan(
     check_options(backend)
     call = Call.of(*like)
     return find_plan(_backend_for(call, backend), pattern, call, max_bytes)
+
+
+def _recorded(
+    record: Callable[..., Any], q: Any, k: Any, v: Any, pattern: Any, *, precision: str | None, **options: Any
+) -> Any:
+    """Attention whose gradient the arrays' library records, of a pattern that nobody can change in between."""
+    if not isinstance(pattern, Plan):
+        pattern = as_pattern(pattern)
+    forward = functools.partial(attention, pattern=pattern, return_lse=True, precision=precision, **options)
+    return record(forward, functools.partial(attention_backward, pattern=pattern, **options), q, k, v)
 
 
 class Prepared(NamedTuple):

@@ -104,7 +104,7 @@ def test_repeated_calls_that_are_not_like_the_first(torch, kept, portable_allowe
     torch.testing.assert_close(spattn.attention(odd, k, v, "causal"), expected, rtol=0.01, atol=0.01)
     assert len(portable_allowed) == 1 and len(kept) == 1
     with pytest.raises(RuntimeError, match="gradient"):
-        spattn.attention(q.clone().requires_grad_(), k, v, "causal")
+        spattn.attention_backward(q, q.clone().requires_grad_(), k, v, q, q[..., 0].float(), "causal")
     with pytest.raises(TypeError, match="dtype"):
         spattn.attention(q, k.float(), v, "causal")
     with pytest.raises(ValueError, match="scale"):

@@ -16,7 +16,7 @@ import numpy as np
 
 from ._kind import BFLOAT16, DTYPES, ArrayKind, NumPy, dtype_name
 
-__all__ = ["BFLOAT16", "DTYPES", "NUMPY", "ArrayKind", "dtype_name", "eager", "kind_of", "signature", "to_host"]
+__all__ = ["BFLOAT16", "DTYPES", "NUMPY", "ArrayKind", "dtype_name", "eager", "kind_of", "recorder", "signature", "to_host"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -61,6 +61,12 @@ def signature(*arrays: Any) -> tuple[Any, ...] | None:
         _search(arrays[0])  # the first array of a kind
         kind = _plain.get(of)
     return None if kind is None else kind.signature(*arrays)
+
+
+def recorder(*operands: Any) -> Callable[..., tuple[Any, Any]] | None:
+    """See :meth:`ArrayKind.recorder`, of the first operand's kind."""
+    kind = kind_of(operands[0])
+    return None if kind is None else kind.recorder(*operands)
 
 
 def to_host(x: Any) -> Any:

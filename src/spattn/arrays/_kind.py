@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -65,6 +66,13 @@ class ArrayKind:
     def wants_gradient(self, x: Any) -> bool:
         """Whether the library would record a gradient through this array now, or carry its tangent on."""
         return False
+
+    def recorder(self, *operands: Any) -> Callable[..., tuple[Any, Any]] | None:
+        """What computes attention so that the library records its gradient; None where it would record none.
+
+        It takes a forward, a backward and the operands, and returns what the forward does: out and lse.
+        """
+        return None
 
     # What follows is asked of kinds whose arrays may lie in device memory, and but for `ordinal` only of such arrays.
     # Addresses come from the library's own accessors: ``__cuda_array_interface__`` has no bfloat16.

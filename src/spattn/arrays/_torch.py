@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -50,9 +51,10 @@ class Torch(ArrayKind):
         if self._transformation is None or self._transformation() is not None or self._in_dual_level():
             return None
         found: tuple[Any, ...] = ()
+        recording = self.module.is_grad_enabled()
         try:
             for x in arrays:
-                if x.requires_grad:
+                if x.requires_grad and recording:
                     return None
                 found += x.dtype, x.device, x.shape, x.stride()
         except RuntimeError:  # of nested and sparse tensors, which have no shape or no strides
@@ -78,6 +80,15 @@ class Torch(ArrayKind):
         if x.requires_grad and self.module.is_grad_enabled():
             return True
         return self._in_dual_level() and self._forward_ad.unpack_dual(x).tangent is not None
+
+    def recorder(self, *operands: Any) -> Callable[..., tuple[Any, Any]] | None:
+        if not self.module.is_grad_enabled() or not any(getattr(x, "requires_grad", False) for x in operands):
+            return None
+        if self._transformation is not None and self._transformation() is not None or self._in_dual_level():
+            return None  # neither is recorded, but refused
+        from ._torch_gradients import Recorded
+
+        return Recorded.apply  # type: ignore[no-any-return]
 
     def _in_dual_level(self) -> bool:
         """Whether forward-mode differentiation is under way; to ask a tensor for its tangent costs a microsecond."""
