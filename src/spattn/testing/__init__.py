@@ -5,9 +5,10 @@ from .arrays import DTYPES, LAYOUTS, at_protected_page, eps, inputs, random
 from .budget import assert_within_budget, dense_mask, error_budget, naive, naive_gradients, naive_orders
 from .check import Expectation, check_pattern
 from .contract import check_plan, execute, plan_pairs
+from .gradients import GradientExpectation, naive_from_results
 
 __all__ = [
-    "DTYPES", "Expectation", "LAYOUTS", "assert_within_budget", "at_protected_page", "check_pattern", "check_plan",
-    "dense_mask", "eps", "error_budget", "execute", "inputs", "naive", "naive_gradients", "naive_orders", "plan_pairs",
-    "random",
+    "DTYPES", "Expectation", "GradientExpectation", "LAYOUTS", "assert_within_budget", "at_protected_page",
+    "check_pattern", "check_plan", "dense_mask", "eps", "error_budget", "execute", "inputs", "naive",
+    "naive_from_results", "naive_gradients", "naive_orders", "plan_pairs", "random",
 ]  # fmt: skip
