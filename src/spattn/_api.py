@@ -83,8 +83,8 @@ def attention(
     ``out[i] = Σ_j softmax_j(scale · q[i]·k[j]) v[j]`` over the allowed keys j of query i. Query row i stands at
     position ``i + kv_len - q_len``. A row with no allowed key gives 0. Values at keys that are not allowed have no
     influence, NaN included. PyTorch records the gradients of out and lse, as :func:`attention_backward` computes them,
-    where a tensor requires one; there is no second derivative. Time is O(tiles · head_dim) where ``plan.efficiency`` relates tiles to allowed pairs;
-    extra memory is O(batch · heads · q_len · head_dim).
+    where a tensor requires one; there is no second derivative. Time is O(tiles · head_dim) where ``plan.efficiency``
+    relates tiles to allowed pairs; extra memory is O(batch · heads · q_len · head_dim).
 
     Examples
     --------

@@ -14,11 +14,12 @@ from spattn.patterns import example
 from spattn.testing import (
     DTYPES,
     LAYOUTS,
+    GradientExpectation,
     assert_within_budget,
     at_protected_page,
     dense_mask,
     inputs,
-    naive,
+    naive_from_results,
     naive_gradients,
     random,
 )
@@ -41,34 +42,6 @@ def gradients(dout, q, k, v, pattern, isa=None, made=None, scale=None):
     return cpu.backward(dout, q, k, v, out, lse, made, scale, isa=isa)
 
 
-def naive_from_results(dout, q, k, v, mask, scale, order, ulps):
-    """The formula of :func:`spattn.attention_backward` as it stands, every step rounded.
-
-    Its arguments ``out`` and ``lse`` are rounded numbers: here they come from an order of evaluation of their own, see
-    :func:`spattn.testing.naive`, and are so many units in the last place off.
-    """
-    dtype, group = q.dtype, q.shape[1] // k.shape[1]
-    wide = np.promote_types(dtype, np.float32)
-    scale = wide.type(q.shape[3] ** -0.5 if scale is None else scale)
-    out, lse = naive(q, k, v, mask, float(scale), order=order)
-    lse = np.where(lse == -np.inf, np.inf, lse + ulps * np.spacing(np.where(np.isfinite(lse), lse, 1)))
-    out = out + dtype.type(ulps) * np.spacing(out)
-
-    def rounded(x):
-        return x.astype(dtype).astype(wide)
-
-    def over_group(x):
-        return x.reshape(*k.shape[:2], group, *x.shape[2:]).sum(axis=2).astype(dtype)
-
-    kk, vv = (np.repeat(x.astype(wide), group, axis=1) for x in (k, v))
-    qq, do = q.astype(wide), dout.astype(wide)
-    logits = np.where(mask, rounded(rounded(qq @ kk.swapaxes(2, 3)) * scale), -np.inf)
-    p = rounded(np.exp(logits - lse[..., None]))
-    delta = rounded((do * out.astype(wide)).sum(axis=3, keepdims=True))
-    ds = rounded(p * (rounded(do @ vv.swapaxes(2, 3)) - delta) * scale)
-    return (ds @ kk).astype(dtype), over_group(ds.swapaxes(2, 3) @ qq), over_group(p.swapaxes(2, 3) @ do)
-
-
 def naive_orders(dout, q, k, v, mask, scale):
     """The naive gradients in several orders of keys and features: one evaluation may be exact by luck."""
     found = []
@@ -80,7 +53,8 @@ def naive_orders(dout, q, k, v, mask, scale):
         back, column, place = np.argsort(features), np.argsort(columns), np.argsort(keys)
         args = *args, mask[..., keys], scale
         forwards = zip((2 * order, 2 * order + 1, 5), (-1, 0, 1), strict=True)  # 5 sums one after another
-        for dq, dk, dv in (naive_gradients(*args), *(naive_from_results(*args, *each) for each in forwards)):
+        low = [naive_from_results(*args, order=one, ulps=ulps) for one, ulps in forwards]
+        for dq, dk, dv in (naive_gradients(*args), *low):
             found.append((dq[..., back], dk[:, :, place][..., back], dv[:, :, place][..., column]))
     return [list(one) for one in zip(*found, strict=True)]
 
@@ -366,3 +340,39 @@ def test_rejects_what_the_kernels_cannot_do():
         cpu.backward(dout, q, k, v, out, lse[:, :1], made, 1.0)
     with pytest.raises(ValueError, match="isa: expected one of .*baseline, got 'sse9'"):
         cpu.backward(dout, q, k, v, out, lse, made, 1.0, isa="sse9")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", ISAS)
+def test_gradient_of_lse(isa, dtype):
+    """Rows that attend to nothing have no lse to differentiate, whatever is handed over for them."""
+    pattern = patterns.BlockLocal(50) & ~patterns.SlidingWindow(20, 90)
+    q, k, v = inputs(2, 4, 2, 130, 130, 32, 48, dtype=dtype)
+    expected = GradientExpectation(pattern, q, k, v, with_dlse=True)
+    made = spattn.plan(pattern, backend="cpu", like=(q, k, v))
+    out, lse = cpu.forward(q, k, v, made, 32**-0.5, isa=isa)
+    empty = lse == -np.inf
+    assert empty.any() and not empty.all()
+    dlse = np.where(empty, lse.dtype.type(np.nan), expected.dlse.astype(lse.dtype))
+    got = cpu.backward(expected.dout, q, k, v, out, lse, made, 32**-0.5, dlse=dlse, isa=isa)
+    expected.check(got, isa)
+
+
+def test_gradient_of_lse_alone():
+    """With dout = 0 it is that of the softmax's sum, by finite differences in float64."""
+    rng = np.random.default_rng(3)
+    q, k, v = rng.standard_normal((3, 1, 2, 20, 8))
+    pattern, dlse = patterns.SlidingWindow(5), rng.standard_normal((1, 2, 20))
+
+    def loss(q, k):
+        return (spattn.attention(q, k, v, pattern, return_lse=True)[1] * dlse).sum()
+
+    out, lse = spattn.attention(q, k, v, pattern, return_lse=True)
+    dq, dk, dv = spattn.attention_backward(np.zeros_like(out), q, k, v, out, lse, pattern, dlse=dlse)
+    np.testing.assert_array_equal(dv, 0)
+    for name, x, gradient in (("q", q, dq), ("k", k, dk)):
+        for at in np.ndindex(1, 2, 3, 2):
+            step = np.zeros_like(x)
+            step[at] = 1e-6
+            ends = [loss(**{"q": q, "k": k, name: x + sign * step}) for sign in (1, -1)]
+            assert abs((ends[0] - ends[1]) / 2e-6 - gradient[at]) < 1e-6

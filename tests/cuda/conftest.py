@@ -12,9 +12,9 @@ import pytest
 import spattn
 from spattn import cuda, patterns
 from spattn.arrays import kind_of, to_host
-from spattn.cuda import portable
+from spattn.cuda import portable, portable_backward
 from spattn.cuda.driver import device
-from spattn.testing import Expectation
+from spattn.testing import Expectation, GradientExpectation
 
 # JAX would take three quarters of the GPU's memory when it starts.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -72,6 +72,7 @@ def hopper_kernels(monkeypatch):
         pytest.skip("needs a GPU of compute capability 9.0")
     original = portable.forward
     monkeypatch.setattr(portable, "forward", lambda call: pytest.fail("the portable kernels were called"))
+    monkeypatch.setattr(portable_backward, "backward", lambda call: pytest.fail("the portable kernels were called"))
     return original
 
 
@@ -141,6 +142,29 @@ def attend():
         return forward
 
     return of_kind
+
+
+@pytest.fixture
+def check_gradients():
+    """``check_gradients(pattern, q, k, v)`` holds a backward pass on the GPU, through arrays of each kind, against the
+    oracle; a second one must have the same bits."""
+
+    def run(pattern, q, k, v, scale=None, *, kinds=("numpy",), with_dlse=True, made=None):
+        expectation = GradientExpectation(pattern, q, k, v, scale, with_dlse=with_dlse)
+        for kind in kinds:
+            dout, *operands = (on_gpu(x, kind) for x in (expectation.dout, q, k, v))
+            dlse = on_gpu(expectation.dlse, kind) if with_dlse else None
+            own = spattn.plan(pattern, backend="cuda", like=operands) if made is None else made
+            out, lse = spattn.attention(*operands, own, scale=scale, return_lse=True, backend="cuda")
+            arguments = dout, *operands, out, lse, own
+            got = spattn.attention_backward(*arguments, dlse=dlse, scale=scale, backend="cuda")
+            again = spattn.attention_backward(*arguments, dlse=dlse, scale=scale, backend="cuda")
+            for x, twin, like in zip(got, again, operands, strict=True):
+                assert kind_of(x) is kind_of(like) and kind_of(x).device(x) == kind_of(like).device(like)
+                np.testing.assert_array_equal(to_host(x), to_host(twin))
+            expectation.check(tuple(map(to_host, got)), kind)
+
+    return run
 
 
 @pytest.fixture

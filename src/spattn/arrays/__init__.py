@@ -16,7 +16,18 @@ import numpy as np
 
 from ._kind import BFLOAT16, DTYPES, ArrayKind, NumPy, dtype_name
 
-__all__ = ["BFLOAT16", "DTYPES", "NUMPY", "ArrayKind", "dtype_name", "eager", "kind_of", "recorder", "signature", "to_host"]
+__all__ = [
+    "BFLOAT16",
+    "DTYPES",
+    "NUMPY",
+    "ArrayKind",
+    "dtype_name",
+    "eager",
+    "kind_of",
+    "recorder",
+    "signature",
+    "to_host",
+]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -88,7 +88,7 @@ class Torch(ArrayKind):
             return None  # neither is recorded, but refused
         from ._torch_gradients import Recorded
 
-        return Recorded.apply  # type: ignore[no-any-return]
+        return Recorded.apply
 
     def _in_dual_level(self) -> bool:
         """Whether forward-mode differentiation is under way; to ask a tensor for its tangent costs a microsecond."""

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 __all__ = ["Recorded"]
 
 
-class Recorded(torch.autograd.Function):
+class Recorded(torch.autograd.Function):  # type: ignore[misc]
     """``apply(forward, backward, q, k, v)`` is ``forward(q, k, v)``, which are out and lse, with both on record.
 
     `backward` takes (dout, q, k, v, out, lse) and ``dlse=``. There is no second derivative, and PyTorch says so.

@@ -5,10 +5,12 @@ from .arrays import DTYPES, LAYOUTS, at_protected_page, eps, inputs, random
 from .budget import assert_within_budget, dense_mask, error_budget, naive, naive_gradients, naive_orders
 from .check import Expectation, check_pattern
 from .contract import check_plan, execute, plan_pairs
+from .gradients import GradientExpectation, naive_from_results
 
 __all__ = [
     "DTYPES",
     "Expectation",
+    "GradientExpectation",
     "LAYOUTS",
     "assert_within_budget",
     "at_protected_page",
@@ -20,6 +22,7 @@ __all__ = [
     "execute",
     "inputs",
     "naive",
+    "naive_from_results",
     "naive_gradients",
     "naive_orders",
     "plan_pairs",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 __all__ = ["Build", "builds", "variant"]
@@ -53,5 +54,6 @@ def variant(row: Build, dtype: str, room: int) -> dict[str, object]:
         "SPATTN_BLOCKS": row.blocks,
         "SPATTN_STAGES": row.stages,
         "SPATTN_CONSUMER_REGISTERS": row.consumer_registers,
+        "SPATTN_TURNS": int(os.environ.get("SPATTN_TURNS", "1")),
         "SPATTN_MAPS": room,
     }

@@ -62,7 +62,9 @@ struct alignas(1024) Shared {
 };
 static_assert(sizeof(Shared) <= 227 * 1024);
 
-constexpr uint32_t kOwn = 1;  // named barrier kOwn + w: warpgroup w's own threads
+// Named barriers: kTurn + w is warpgroup w's turn to start a step, kOwn + w its own threads.
+constexpr uint32_t kTurn = 1, kOwn = 4;
+constexpr bool kTurns = SPATTN_TURNS;
 
 // Workspace row of row `row` of a task.
 __device__ __forceinline__ int64_t partial_row(const Params& p, const Assignment& assigned, int row) {

@@ -158,7 +158,18 @@ struct Consumer {
     return load_mask(ring.stage, mask);
   }
 
+  // The warpgroups start steps in turns, so that one's softmax hides behind the other's products.
+  __device__ __forceinline__ void take_turn() const {
+    if (kTurns) named_sync(kTurn + warpgroup, 128 * kWarpgroups);
+  }
+
+  __device__ __forceinline__ void pass_turn() const {
+    if (kTurns) named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 128 * kWarpgroups);
+  }
+
   __device__ __forceinline__ void skip_step() {
+    take_turn();
+    pass_turn();
     for (int operand = 0; operand < 2; ++operand) {
       wait_stage();
       release(ring.stage);
@@ -176,12 +187,14 @@ struct Consumer {
     const uint32_t first = ring.stage;
     ring.advance();
     float s[kProducts], d[kProducts];
+    take_turn();
     multiply<0>(s, first);
     wait_stage();
     const uint32_t second = ring.stage;
     ring.advance();
     if constexpr (kScores) multiply<1>(d, second);
     if constexpr (kBefore) accumulate(scores, gradients, held);
+    pass_turn();
     wgmma_wait<kScores + kBefore>();
     pin(s);
     weigh(s, mask, row, second);
@@ -348,6 +361,7 @@ struct Consumer {
   }
 
   __device__ void run() {
+    if (warpgroup == kWarpgroups - 1) pass_turn();
     for (;; rows.advance()) {
       barrier_wait(shared_address(&shared.rows_full[rows.stage]), rows.parity);
       const Work& work = shared.assigned[rows.stage].work;
