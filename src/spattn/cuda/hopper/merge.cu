@@ -104,7 +104,8 @@ extern "C" __global__ void __launch_bounds__(kMergeThreads) hopper_merge(const _
   sum = row_sum(sum);
   if (!real) return;
   store_row(m, head, target, sum == 0.0f ? 0.0f : 1.0f / sum, result);
-  if (lane == 0 && m.lse != nullptr) m.lse[place * m.q_len + target] = sum == 0.0f ? -infinity<float>() : reference + logf(sum);
+  if (lane == 0 && m.lse != nullptr)
+    m.lse[place * m.q_len + target] = sum == 0.0f ? -infinity<float>() : reference + logf(sum);
 }
 
 }  // namespace spattn::hopper

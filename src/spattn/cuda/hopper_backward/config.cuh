@@ -31,12 +31,12 @@ constexpr int kConsumerRegisters = SPATTN_CONSUMER_REGISTERS, kProducerRegisters
 constexpr uint32_t kRowBytes = 128;
 constexpr uint32_t kBlockBytes = kBlock * kDim * 2;
 constexpr uint32_t kStageBytes = kStep * kDim * 2;
-constexpr int kBlocks = SPATTN_BLOCKS;  // row tiles in shared memory
-constexpr int kStages = SPATTN_STAGES;  // column steps in shared memory
+constexpr int kBlocks = SPATTN_BLOCKS;      // row tiles in shared memory
+constexpr int kStages = SPATTN_STAGES;      // column steps in shared memory
 constexpr int kOperands = kScores ? 2 : 1;  // of the rows: (k, v) or (q, dout); the values alone need no v
 
 using ScoreProduct = Product<kStep>;
-using SumProduct = Product<kDim<128 ? kDim : 128>;
+using SumProduct = Product < kDim<128 ? kDim : 128>;
 static_assert(kStages >= 2 && (kTiles == 1 || kTiles == 2));
 
 // What the producer tells the others about a task; a work item without columns ends the kernel.
@@ -69,8 +69,8 @@ constexpr bool kTurns = SPATTN_TURNS;
 // Workspace row of row `row` of a task.
 __device__ __forceinline__ int64_t partial_row(const Params& p, const Assignment& assigned, int row) {
   const Task& task = assigned.task;
-  const int64_t head = kByKeys ? int64_t(task.batch) * p.heads_kv + task.head_kv
-                               : int64_t(task.batch) * p.heads_q + task.head_q;
+  const int64_t head =
+      kByKeys ? int64_t(task.batch) * p.heads_kv + task.head_kv : int64_t(task.batch) * p.heads_q + task.head_q;
   return head * p.partial_rows + assigned.work.slot * kBlock + row;
 }
 

@@ -10,10 +10,10 @@
 
 namespace spattn::hopper_backward {
 
-constexpr int kSums = kDim / 2;         // accumulators of a result
-constexpr int kProducts = kStep / 2;    // of a product of a step
-constexpr int kWeights = kProducts / 2;  // the same as pairs of elements
-constexpr bool kBehind = kScores && kSums * (kScores + kValues) <= 64;  // else there are no registers for it
+constexpr int kSums = kDim / 2;                                                    // accumulators of a result
+constexpr int kProducts = kStep / 2;                                               // of a product of a step
+constexpr int kWeights = kProducts / 2;                                            // the same as pairs of elements
+constexpr bool kBehind = kScores && kSums * (kScores + kValues) <= 64;             // else there are no registers for it
 constexpr int kScoreSums = kScores ? kSums : 4, kValueSums = kValues ? kSums : 4;  // 4: not used
 
 struct Consumer {
@@ -95,7 +95,8 @@ struct Consumer {
   __device__ __forceinline__ RowStatistics row_statistics() const {
     RowStatistics found = {};
     if (kByKeys) return found;
-    const Statistic* own = shared.statistics + rows.stage * kBlock + warpgroup * kSlab + thread / 32 * 16 + thread % 32 / 4;
+    const Statistic* own =
+        shared.statistics + rows.stage * kBlock + warpgroup * kSlab + thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
     for (int h = 0; h < 2; ++h) found.lse[h] = own[8 * h].lse, found.delta[h] = own[8 * h].delta;
     return found;
