@@ -33,4 +33,6 @@ class Recorded(torch.autograd.Function):  # type: ignore[misc]
         q, k, v, out, lse = ctx.saved_tensors
         if dout is None:  # nobody used out
             dout = torch.zeros_like(out)
+        if 0 in dout.stride():  # a sum's; what copies tiles by itself, as a Hopper GPU, cannot read such an array
+            dout = dout.contiguous()
         return None, None, *ctx.backward_of(dout, q, k, v, out, lse, dlse=dlse)
