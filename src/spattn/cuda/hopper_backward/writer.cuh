@@ -30,8 +30,8 @@ struct Writer {
 
   __device__ void run() {
     for (;; rows.advance()) {
-      barrier_wait(shared_address(&shared.done[rows.stage]), rows.parity);
       const Assignment& assigned = shared.assigned[rows.stage];
+      barrier_wait(shared_address(&shared.done[rows.stage]), rows.parity);
       if (assigned.work.heads == 0) break;
       if (assigned.work.slot < 0) store_tile(assigned);
       tma_store_wait_read();
