@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 __all__ = ["Build", "builds", "variant"]
@@ -37,12 +36,12 @@ TABLE = (
 
 
 def builds(head_dim: int, one_pass: bool) -> list[Build]:
-    """The kernels of a backward at a head dimension (the larger of that of q and v): in one pass where there is such a
-    kernel and it is asked for."""
+    """The kernels of a backward at a head dimension (the larger of that of q and v), that of dQ last. The first computes
+    all three where there is such a kernel and it is asked for."""
     padded = next(row.head_dim for row in TABLE if row.head_dim >= head_dim)
     rows = [row for row in TABLE if row.head_dim == padded]
     single = [row for row in rows if row.results == "dk dv dq"]
-    return single if one_pass and single else [row for row in rows if row not in single]
+    return [*single, rows[-1]] if one_pass and single else [row for row in rows if row not in single]
 
 
 def variant(row: Build, dtype: str, room: int) -> dict[str, object]:
@@ -58,6 +57,6 @@ def variant(row: Build, dtype: str, room: int) -> dict[str, object]:
         "SPATTN_BLOCKS": row.blocks,
         "SPATTN_STAGES": row.stages,
         "SPATTN_CONSUMER_REGISTERS": row.consumer_registers,
-        "SPATTN_TURNS": int(row.turns or "SPATTN_TURNS" in os.environ),
+        "SPATTN_TURNS": int(row.turns),
         "SPATTN_MAPS": room,
     }

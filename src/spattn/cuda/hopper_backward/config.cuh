@@ -56,11 +56,11 @@ struct Column {
 constexpr uint32_t kQuerySumBytes = kSlab * kDim * 4;
 
 // What a pass by keys needs to add up dQ: dS of two steps, rows of keys, and what a step adds to the sums of a slab.
-constexpr int kAdders = kQueries ? 2 : 0;  // warps
+constexpr int kWriters = kQueries ? 3 : 1;  // warps
 struct QuerySums {
   uint8_t gradients[2][kQueries ? kBlock * kRowBytes : 16];
   float sums[kQueries ? kQuerySumBytes / 4 : 4];
-  uint64_t full[2], empty[2];  // of even and of odd steps
+  uint64_t full[kWriters], empty[kWriters];  // of each writer's steps
 };
 
 struct alignas(1024) Shared {

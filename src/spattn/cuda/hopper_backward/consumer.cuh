@@ -134,14 +134,14 @@ struct Consumer {
 
   // Hands dQ of the step to the writer: float4 number i of thread t lies at 128 i + t.
   __device__ __forceinline__ void stage_queries(const float (&q)[kQueryProducts]) {
-    if (steps) barrier_wait(shared_address(&shared.queries.empty[(steps - 1) % 2]), (steps - 1) / 2 % 2);
+    if (steps) barrier_wait(shared_address(&shared.queries.empty[(steps - 1) % kWriters]), (steps - 1) / kWriters % 2);
     float4* target = reinterpret_cast<float4*>(shared.queries.sums) + warpgroup * kQueryProducts / 4 * 128 + thread;
 #pragma unroll
     for (int i = 0; i < kQueryProducts / 4; ++i) {
       target[128 * i] = make_float4(q[4 * i], q[4 * i + 1], q[4 * i + 2], q[4 * i + 3]);
     }
     fence_async_proxy();
-    barrier_arrive(shared_address(&shared.queries.full[steps % 2]));
+    barrier_arrive(shared_address(&shared.queries.full[steps % kWriters]));
   }
 
   // The weights policy: logits to weights. `stage` holds the statistics of columns.
@@ -420,7 +420,6 @@ struct Consumer {
       run_steps(left, scores, values);
       finish(scores, values);
     }
-    barrier_arrive(shared_address(&shared.done[rows.stage]));  // passes the end marker on to the writer
   }
 };
 

@@ -21,6 +21,7 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads) hopper_convert(con
   const bool any = p.added[blockIdx.x] > 0;
   const float4* sums = reinterpret_cast<const float4*>(p.query_sums + int64_t(blockIdx.x) * kSlab * kDim);
   // Half of the features from each warpgroup; float4 number i of its thread t is at 128 i + t.
+  float probe = 0.0f;  // NaN where a sum is not finite
   const int half = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
 #pragma unroll
   for (int i = 0; i < kHalf / 8; ++i) {
@@ -28,8 +29,10 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads) hopper_convert(con
     const int row = thread / 32 * 16 + lane / 4, column = half * kHalf + 8 * i + lane % 4 * 2;
     narrow(x.x * p.scale, x.y * p.scale, *reinterpret_cast<Element2*>(&tile[row][column]));
     narrow(x.z * p.scale, x.w * p.scale, *reinterpret_cast<Element2*>(&tile[row + 8][column]));
+    probe = fmaf(x.x, 0.0f, fmaf(x.y, 0.0f, fmaf(x.z, 0.0f, fmaf(x.w, 0.0f, probe))));
   }
-  __syncthreads();
+  // Keys that a query may not attend to can be the reason: dQ is then computed by queries, who know their own.
+  if (__syncthreads_or(!(probe == 0.0f)) && threadIdx.x == 0) *p.nonfinite = 1;
   const int* first = p.slabs + 3 * slab;
   constexpr int kVectors = kDim / kVector;
   for (int cell = threadIdx.x; cell < kSlab * kVectors; cell += kConvertThreads) {

@@ -50,6 +50,7 @@ struct Params {
   float* partial[2];            // workspaces (batch·heads, partial_rows, features): of dQ or dK, and of dV
   float* query_sums;            // (batch·heads_q, query_slabs, 64 · features): dQ in the order of accumulators
   int32_t* added;               // (batch·heads_q, query_slabs): how often something was added to them
+  const int32_t* gate;          // null, or where 0 says that there is nothing to do
   int32_t* counter;             // work-stealing counter: 0 before and after a launch
   Strides q_stride, k_stride, v_stride, dout_stride;
   int64_t partial_rows, q_len;
@@ -79,6 +80,7 @@ struct Sum {
   const int4* heads;  // {first merge, last merge, batch, head} of every (batch, head)
   const float* partial;
   void* target;
+  const int32_t* gate;  // as above
   Strides target_stride;
   int64_t partial_rows;
   int32_t heads_count, features, head_blocks, unused;  // head_blocks: CTAs of a head
@@ -88,6 +90,7 @@ struct Sum {
 struct Converted {
   const float* query_sums;
   const int32_t* added;
+  int32_t* nonfinite;  // becomes 1 where a sum is not finite
   const View* view;
   const int32_t* slabs;  // (query_slabs, 3): first lattice coordinates, axis 2, 1, 0
   void* dq;

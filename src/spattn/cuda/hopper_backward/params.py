@@ -36,7 +36,7 @@ MAPS = (16, 240)  # tensor maps that a kernel's parameters have room for; 240 is
 STATISTIC_FLOATS = 4
 _PASS_POINTERS = ("tasks", "work", "entries", "masks", "row_views", "column_views")
 _CALL_POINTERS = ("q", "k", "v", "dout", "statistics", "partial_scores", "partial_values", "query_sums", "added",
-                  "counter")  # fmt: skip
+                  "gate", "counter")  # fmt: skip
 _INTEGERS = ("task_count", "heads_q", "heads_kv", "head_dim", "head_dim_v", "query_slabs", "q_batch", "kv_batch",
              "batch_maps")  # fmt: skip
 _FLOATS = ("scale_log2", "sign", "scale")
@@ -54,7 +54,7 @@ ROWS = np.dtype(
 )
 SUM = np.dtype(
     [
-        *((name, "u8") for name in ("rows", "indptr", "sources", "heads", "partial", "target")),
+        *((name, "u8") for name in ("rows", "indptr", "sources", "heads", "partial", "target", "gate")),
         ("target_stride", STRIDES),
         ("partial_rows", "i8"),
         *((name, "i4") for name in ("heads_count", "features", "head_blocks", "unused")),
@@ -62,7 +62,7 @@ SUM = np.dtype(
 )
 CONVERTED = np.dtype(
     [
-        *((name, "u8") for name in ("query_sums", "added", "view", "slabs", "dq")),
+        *((name, "u8") for name in ("query_sums", "added", "nonfinite", "view", "slabs", "dq")),
         ("dq_stride", STRIDES),
         *((name, "i4") for name in ("query_slabs", "heads_q", "head_dim")),
         ("scale", "f4"),
@@ -171,7 +171,7 @@ class Template:
         self._call_at, self._scale_at = (at[name] - self._head_bytes for name in ("q", "scale_log2"))
         self._heads = Recent(_HEADS_KEPT)
 
-    def fill(self, launch: int, to: Addresses, workspaces: tuple[int, int, int, int], counter: int) -> bytes:
+    def fill(self, launch: int, to: Addresses, workspaces: tuple[int, ...], counter: int) -> bytes:
         """The bytes of ``Params`` for a launch of a call."""
         tail = bytearray(self._tails[launch])
         _ADDRESSES.pack_into(tail, self._call_at, *to[:4], to.statistics, *workspaces, counter)

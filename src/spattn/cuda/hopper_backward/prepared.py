@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -28,9 +27,10 @@ __all__ = ["Ready", "plan_on_device"]
 _COUNTERS = 1024  # launches on different streams that may run a plan at the same time
 _READY_KEPT = 32
 _BLOCKS_PER_SM = 2  # that long lists are split for
-# In one pass, dQ of a head is added up by one item after another, some 7 µs apart. Nobody waits for long where so many
-# steps, of an item times the heads side by side, come to an SM; and a short item's steps cost more than a second pass.
-_STEPS_PER_SM, _LEAST_STEPS = 4.5, 32
+# In one pass, dQ of a head is added up by one item after another. They hardly wait for each other where there are many
+# steps, of an item times the heads side by side, for each SM; and where items are short, a second pass is faster.
+_STEPS_PER_SM, _LEAST_STEPS = 8, 32
+_HEADS_TOGETHER = 16  # side by side: more of them leave the cache
 _ROWS_PER_BLOCK = 32  # of sum.cu and statistics.cu
 _ROWS = 2 * SLAB  # of an item
 _STATISTIC_BYTES = 16
@@ -126,31 +126,27 @@ class Ready:
         heads_kv, head_dim_v = call.k.shape[1], call.v.shape[3]
         queries, keys = plan.passes
         slabs = plan.query_slabs
-        rows = builds(max(head_dim, head_dim_v), slabs is not None)
-        one_pass = len(rows) == 1
-        self._kernels = [(self._load(call, "backward", row, room), int(row.results != "dq")) for row in rows]
-        self._statistics = self._load(call, "statistics", rows[0], MAPS[0])
-        self._sum = self._load(call, "sum", rows[0], MAPS[0])
-        self._slabs = len(slabs.coordinates) if slabs is not None and one_pass else 0
-        self._convert = self._load(call, "convert", rows[0], MAPS[0]) if one_pass else None
-        self._view = 0 if slabs is None else plan.at["query_views"] + slabs.view * VIEW.itemsize
-        self._template = Template(
-            plan.views, [plan.passes[keyed].launch for _, keyed in self._kernels], call, room, self._slabs
-        )
-        self._rows = batch * heads_q * q_len
-        self._added = batch * heads_q * self._slabs
-        self._rows_tail = self._rows, heads_q, q_len, head_dim_v, self._added
+        table = builds(max(head_dim, head_dim_v), slabs is not None)
+        self._kernels = [(self._load(call, "backward", row, room), int(row.results != "dq")) for row in table]
+        self._statistics = self._load(call, "statistics", table[0], MAPS[0])
+        self._sum = self._load(call, "sum", table[0], MAPS[0])
+        self._convert, self._slabs, self._view = None, 0, 0
+        if slabs is not None and table[0].results == "dk dv dq":
+            self._convert = self._load(call, "convert", table[0], MAPS[0])
+            self._slabs = len(slabs.coordinates)
+            self._view = plan.at["query_views"] + slabs.view * VIEW.itemsize
+        launches = [plan.passes[keyed].launch for _, keyed in self._kernels]
+        self._template = Template(plan.views, launches, call, room, self._slabs)
+        self._rows, self._added = batch * heads_q * q_len, batch * heads_q * self._slabs
+        self._rows_tail = self._rows, heads_q, q_len, head_dim_v, self._added + 1
         results = (queries, call.dq, heads_q), (keys, call.dk, heads_kv), (keys, call.dv, heads_kv)
         self._sums = [
             Sum(number, of, batch * heads * of.sum_blocks,
                 (*x.strides[:3], of.launch.partial_rows, heads, x.shape[3], of.sum_blocks, 0))
-            for number, (of, x, heads) in enumerate(results)
-            if of.sum_blocks and not (one_pass and of is queries)
+            for number, (of, x, heads) in enumerate(results) if of.sum_blocks
         ]  # fmt: skip
         sizes = [batch * heads * of.slots * _ROWS * x.shape[3] * 4 for of, x, heads in results]
-        if one_pass:
-            sizes[0] = 0
-        sizes += [self._added * SLAB * rows[0].head_dim * 4, self._added * 4]
+        sizes += [self._added * SLAB * table[0].head_dim * 4, (self._added + 1) * 4]
         self._offsets = list(itertools.accumulate([self._rows * _STATISTIC_BYTES, *sizes]))
 
     @staticmethod
@@ -171,22 +167,27 @@ class Ready:
         arrays = call.dout.pointer, call.out.pointer, call.lse.pointer, dlse, workspace, added
         rows = pack_rows(*arrays, *strides, *self._rows_tail)
         self._statistics.launch(-(-self._rows // _ROWS_PER_BLOCK), rows, call.stream)
+        # In one pass, dQ is computed again by queries where a sum is not finite: most calls only ask.
+        nonfinite = added + 4 * self._added
+        gate = 0 if self._convert is None else nonfinite
         for number, (ready, keyed) in enumerate(self._kernels):
             own = self._plan.passes[keyed]
+            results = (partial[1], partial[2]) if keyed else (partial[0], 0)
             if own.blocks:
-                to_rows = (partial[1], partial[2]) if keyed else (partial[0], 0)
-                params = self._template.fill(number, to, (*to_rows, query_sums, added), self._plan.counter())
+                workspaces = *results, query_sums, added, 0 if keyed else gate
+                params = self._template.fill(number, to, workspaces, self._plan.counter())
                 ready.launch(own.blocks, params, call.stream)
-        if self._convert is not None:
-            params = pack_converted(
-                query_sums, added, self._view, self._plan.at["slabs"], to.dq, *call.dq.strides[:3],
-                self._slabs, call.q.shape[1], call.q.shape[3], call.scale,
-            )  # fmt: skip
-            self._convert.launch(self._added, params, call.stream)
+            if keyed and self._convert is not None:
+                params = pack_converted(
+                    query_sums, added, nonfinite, self._view, self._plan.at["slabs"], to.dq, *call.dq.strides[:3],
+                    self._slabs, call.q.shape[1], call.q.shape[3], call.scale,
+                )  # fmt: skip
+                self._convert.launch(self._added, params, call.stream)
         for number, of, blocks, tail in self._sums:
             target = (call.dq, call.dk, call.dv)[number].pointer
             lists = (of.sums[name] for name in ("rows", "indptr", "sources", "heads"))
-            self._sum.launch(blocks, pack_sum(*lists, partial[number], target, *tail), call.stream)
+            params = pack_sum(*lists, partial[number], target, 0 if number else gate, *tail)
+            self._sum.launch(blocks, params, call.stream)
 
 
 def _heads_in_order(keys: Pass, device: Device, heads: int) -> int:
@@ -194,8 +195,8 @@ def _heads_in_order(keys: Pass, device: Device, heads: int) -> int:
     if not len(keys.work):
         return 0
     steps = float(((keys.work["end"] - keys.work["begin"]) * keys.work["heads"]).mean())
-    together = math.ceil(_STEPS_PER_SM * device.sm_count / steps)
-    return together if steps >= _LEAST_STEPS and together <= heads else 0
+    together = min(heads, _HEADS_TOGETHER)
+    return together if steps >= _LEAST_STEPS and steps * together >= _STEPS_PER_SM * device.sm_count else 0
 
 
 @kept_with_plan
