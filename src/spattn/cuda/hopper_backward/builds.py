@@ -36,8 +36,8 @@ TABLE = (
 
 
 def builds(head_dim: int, one_pass: bool) -> list[Build]:
-    """The kernels of a backward at a head dimension (the larger of that of q and v), that of dQ last. The first computes
-    all three where there is such a kernel and it is asked for."""
+    """The kernels of a backward at a head dimension (the larger of that of q and v), that of dQ last. In one pass the
+    first computes all three; wide heads have no such kernel."""
     padded = next(row.head_dim for row in TABLE if row.head_dim >= head_dim)
     rows = [row for row in TABLE if row.head_dim == padded]
     single = [row for row in rows if row.results == "dk dv dq"]
