@@ -11,13 +11,24 @@ import spattn
 from spattn import patterns, plan
 from spattn.cuda import portable_backward
 from spattn.cuda.hopper.builds import TILE
-from spattn.cuda.hopper_backward import layout, params
+from spattn.cuda.hopper_backward import layout, params, prepared
 from spattn.testing import GradientExpectation, inputs
 from spattn.testing.strategies import cases, compositions
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]
 
 KINDS = ("numpy", "torch", "cupy")  # CuPy last: where it has no bfloat16 it skips the rest
+
+
+@pytest.fixture(params=["two passes", "one pass"])
+def passes(request, monkeypatch):
+    """Either way, whatever is faster: a plan with one query view can be computed in both."""
+    least = (0, 1) if request.param == "one pass" else (np.inf, np.inf)
+    monkeypatch.setattr(prepared, "_STEPS_PER_SM", least[0])
+    monkeypatch.setattr(prepared, "_LEAST_STEPS", least[1])
+    spattn.clear_plan_cache()
+    yield request.param
+    spattn.clear_plan_cache()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -53,9 +64,16 @@ def test_head_dims_differ(check_gradients, dims):
     check_gradients(patterns.SlidingWindow(40, 30), q, k, v, kinds=("torch",))
 
 
+@pytest.mark.parametrize("dims", [(64, 64), (128, 40)], ids=str)
+@pytest.mark.parametrize("pattern", [patterns.Full(), patterns.Causal(), patterns.SlidingWindow(70)], ids=repr)
+def test_passes(check_gradients, passes, pattern, dims):
+    """Long enough for several blocks to add to the same sums."""
+    check_gradients(pattern, *inputs(2, 4, 2, 700, 900, *dims, dtype="bfloat16"), kinds=("torch",))
+
+
 @pytest.mark.parametrize("group", [2, 8])
 @pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.Strided(16)], ids=repr)
-def test_groups(check_gradients, pattern, group):
+def test_groups(check_gradients, passes, pattern, group):
     """dK and dV are sums over the query heads of a group."""
     check_gradients(pattern, *inputs(2, 2 * group, 2, 260, 300, 64, dtype="bfloat16"), kinds=("torch",))
 
@@ -101,7 +119,7 @@ def test_scale(check_gradients, dtype, scale):
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("which", range(4), ids=["dout", "q", "k", "v"])
 @pytest.mark.parametrize("pattern", [patterns.SlidingWindow(20, 5), patterns.Strided(12)], ids=repr)
-def test_values_that_are_not_allowed(torch, pattern, which, bad):
+def test_values_that_are_not_allowed(torch, passes, pattern, which, bad):
     """What is not finite reaches the gradients that the formula gives it to, and no other."""
     arrays = [torch.randn(1, 1, 300, 128, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
 
@@ -142,12 +160,12 @@ def test_arrays_that_tma_cannot_read(torch, monkeypatch):
     assert len(calls) == 1
 
 
-def test_the_same_bits(torch):
+@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.Longformer(100, global_tokens=(0, 700))], ids=repr)
+def test_the_same_bits(torch, passes, pattern):
     """Whichever block takes which task, and in whichever order they end."""
-    pattern = patterns.Longformer(100, global_tokens=(0, 700))
     dout, q, k, v = (torch.randn(1, 4, 1500, 64, device="cuda", dtype=torch.bfloat16) for _ in range(4))
     out, lse = spattn.attention(q, k, v, pattern, return_lse=True)
     first = spattn.attention_backward(dout, q, k, v, out, lse, pattern)
-    for _ in range(1000):
+    for _ in range(250):
         again = spattn.attention_backward(dout, q, k, v, out, lse, pattern)
         assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))

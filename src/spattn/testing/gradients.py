@@ -103,8 +103,7 @@ class GradientExpectation:
         self.dlse = random(q.shape[:3], wide, seed=seed + 1) if with_dlse else None
         exact = np.longdouble if q.dtype == np.float64 else np.float64
         self._exact = reference.gradients(self.dout, q, k, v, pattern, scale, exact, self.dlse)
-        batch, heads, q_len, _ = q.shape
-        mask = dense_mask(pattern, batch, heads, q_len, k.shape[2])
+        mask = dense_mask(pattern, q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         low = [naive_gradients(self.dout, q, k, v, mask, scale, dlse=self.dlse)]
         for order, ulps in ((0, 0), (1, 0), (4, 1)):
             low.append(naive_from_results(self.dout, q, k, v, mask, scale, order=order, ulps=ulps, dlse=self.dlse))

@@ -56,6 +56,9 @@ __device__ __forceinline__ void named_arrive(uint32_t name, uint32_t threads) {
 // Orders this thread's ordinary shared-memory accesses before later accesses by tensor cores and copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+// The same of global memory, in both directions.
+__device__ __forceinline__ void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 // Moves registers between warpgroups: every warp of the warpgroup executes it.
 template <int kRegisters>
 __device__ __forceinline__ void registers_grow() {

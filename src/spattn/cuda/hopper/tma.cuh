@@ -31,6 +31,18 @@ __device__ __forceinline__ void tma_store(const TensorMap* map, uint32_t source,
                : "memory");
 }
 
+// `bytes` that lie side by side, as they are or added to the float32 numbers that are there.
+__device__ __forceinline__ void bulk_store(void* target, uint32_t source, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target), "r"(source), "r"(bytes)
+               : "memory");
+}
+
+__device__ __forceinline__ void bulk_add(float* target, uint32_t source, uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(target), "r"(source),
+               "r"(bytes)
+               : "memory");
+}
+
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
 // The stores of this thread have read their shared memory.

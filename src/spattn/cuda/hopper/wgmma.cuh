@@ -47,10 +47,30 @@ template <int kColumns>
 struct Product;
 
 template <>
+struct Product<32> {
+  static constexpr int kCount = 16;
+
+  // As those of Product<64>.
+  template <int kTransposed = 0>
+  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
+    asm volatile(
+        "{\n.reg .pred keep;\nsetp.ne.b32 keep, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE
+        " {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, keep, 1, 1, %19, %19;\n}"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
+          "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+        : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposed));
+  }
+};
+
+template <>
 struct Product<64> {
   static constexpr int kCount = 32;
 
-  // A and B from shared memory, K contiguous in both. `accumulate` = 0 overwrites D.
+  // A and B from shared memory, K contiguous in both, or, kTransposed, M and N. `accumulate` = 0 overwrites D.
+  template <int kTransposed = 0>
   __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
     asm volatile(
         "{\n.reg .pred keep;\nsetp.ne.b32 keep, %34, 0;\n"
@@ -58,12 +78,12 @@ struct Product<64> {
         " {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
         "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, %32, %33, keep, 1, 1, 0, 0;\n}"
+        "}, %32, %33, keep, 1, 1, %35, %35;\n}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
           "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
           "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
           "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-        : "l"(a), "l"(b), "r"(accumulate));
+        : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposed));
   }
 
   // A from registers, B from shared memory with N contiguous; always accumulates.

@@ -4,7 +4,10 @@
 // Target     sm_90a: TMA, WGMMA, setmaxnreg.
 // Types      bfloat16 or float16 in and out, float32 accumulation, statistics and workspace.
 // Warps      warpgroup 0: its first warp loads (TMA), its second stores results; warpgroups 1 and 2: 64 rows each. P and
-//            dS never leave their registers: by keys S and dP are computed transposed.
+//            dS are operands in registers: by keys S and dP are computed transposed.
+// One pass   SPATTN_QUERIES: the pass by keys computes dQ = dS K of each step too, half of the features a warpgroup, and
+//            the second to fourth warp add it to float32 sums in global memory (TMA), item after item in the order of
+//            the tasks: who comes later waits. A task waits for earlier ones alone, and these have all been taken.
 // Shared     kBlocks row tiles of two operands, a ring of kStages steps of columns. Results leave through the row tile.
 // Registers  240 a consumer thread, 24 the others.
 // Test       tests/cuda/test_hopper_backward.py      Benchmark  benchmarks/peers_cuda.py
@@ -20,18 +23,23 @@ namespace spattn::hopper_backward {
 extern "C" __constant__ int launch_shape[3] = {kThreads, sizeof(Shared), sizeof(Params)};
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) hopper_backward(const __grid_constant__ Params params) {
+  if (params.gate != nullptr && *params.gate == 0) return;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   if (shared_address(dynamic) % 1024) __trap();  // the swizzle counts from 1024-byte boundaries
   if (threadIdx.x == 0) {
     for (int i = 0; i < kBlocks; ++i) {
       barrier_init(shared_address(&shared.rows_full[i]), 1);
-      barrier_init(shared_address(&shared.rows_empty[i]), 32);
+      barrier_init(shared_address(&shared.rows_empty[i]), 32 + kWriters - 1);
       barrier_init(shared_address(&shared.done[i]), 128 * kWarpgroups);
     }
     for (int i = 0; i < kStages; ++i) {
       barrier_init(shared_address(&shared.full[i]), 1);
       barrier_init(shared_address(&shared.empty[i]), 4 * kWarpgroups);
+    }
+    for (int i = 0; i < kWriters; ++i) {
+      barrier_init(shared_address(&shared.queries.full[i]), 128 * kWarpgroups);
+      barrier_init(shared_address(&shared.queries.empty[i]), 1);
     }
     fence_barrier_init();
   }
@@ -41,8 +49,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) hopper_backward(const 
     if (threadIdx.x < 32) {
       Producer producer{params, shared};
       producer.run();
-    } else if (threadIdx.x < 64) {
-      Writer writer{params, shared};
+    } else if (threadIdx.x < 32 + 32 * kWriters) {
+      Writer writer{params, shared, threadIdx.x / 32 - 1};
       writer.run();
     }
   } else {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 __all__ = ["Build", "builds", "variant"]
@@ -12,34 +11,37 @@ class Build(NamedTuple):
     """Sizes of a kernel. A row serves the head dimensions up to its own that the rows before it do not."""
 
     head_dim: int
-    by_keys: bool
-    scores: bool  # computes dK, or dQ
-    values: bool  # computes dV
+    results: str  # "dk dv dq", in one pass by keys, some of them, or "dq" alone by queries
     step: int  # columns of a product
     blocks: int  # row tiles in shared memory
     stages: int  # column steps in shared memory
     consumer_registers: int
+    turns: bool  # whether the warpgroups start steps in turns
     reason: str
 
 
+_TURNS = "turns: 6.36 against 6.63 ms dense"
 _WIDE = "a result takes 128 registers a thread: dK and dV one after the other; untuned"
 TABLE = (
-    Build(64, True, True, True, 64, 2, 8, 216, "products of 128 queries would spill"),
-    Build(64, False, True, False, 128, 2, 8, 224, "products of 128 keys read shared memory less often"),
-    Build(
-        128, True, True, True, 64, 2, 5, 240, "dK and dV take 128 registers a thread, S and dP of 64 queries as many"
-    ),
-    Build(128, False, True, False, 64, 2, 5, 216, "products of 128 keys have no room in shared memory"),
-    Build(256, True, True, False, 64, 1, 2, 224, _WIDE),
-    Build(256, True, False, True, 64, 1, 4, 216, _WIDE),
-    Build(256, False, True, False, 64, 1, 2, 224, _WIDE),
+    Build(64, "dk dv", 64, 2, 8, 216, True, f"products of 128 queries spill; {_TURNS} at head_dim 128"),
+    Build(64, "dk dv dq", 64, 2, 8, 216, False, "as without dQ"),
+    Build(64, "dq", 128, 2, 8, 224, False, "products of 128 keys read shared memory less often"),
+    Build(128, "dk dv", 64, 2, 5, 240, True, f"dK, dV, S and dP take 192 registers a thread; {_TURNS}"),
+    Build(128, "dk dv dq", 64, 1, 5, 240, False, "dS and the sums of dQ take the room of the second row tile"),
+    Build(128, "dq", 64, 2, 5, 216, False, "no room for products of 128 keys; turns: 6.27 against 5.32 ms dense"),
+    Build(256, "dk", 64, 1, 2, 224, True, _WIDE),
+    Build(256, "dv", 64, 1, 4, 216, True, _WIDE),
+    Build(256, "dq", 64, 1, 2, 224, False, _WIDE),
 )
 
 
-def builds(head_dim: int) -> list[Build]:
-    """The kernels of a backward at a head dimension (the larger of that of q and v)."""
+def builds(head_dim: int, one_pass: bool) -> list[Build]:
+    """The kernels of a backward at a head dimension (the larger of that of q and v), that of dQ last. In one pass the
+    first computes all three; wide heads have no such kernel."""
     padded = next(row.head_dim for row in TABLE if row.head_dim >= head_dim)
-    return [row for row in TABLE if row.head_dim == padded]
+    rows = [row for row in TABLE if row.head_dim == padded]
+    single = [row for row in rows if row.results == "dk dv dq"]
+    return [*single, rows[-1]] if one_pass and single else [row for row in rows if row not in single]
 
 
 def variant(row: Build, dtype: str, room: int) -> dict[str, object]:
@@ -47,13 +49,14 @@ def variant(row: Build, dtype: str, room: int) -> dict[str, object]:
     return {
         "SPATTN_DTYPE": dtype,
         "SPATTN_HEAD_DIM": row.head_dim,
-        "SPATTN_BY_KEYS": int(row.by_keys),
-        "SPATTN_SCORES": int(row.scores),
-        "SPATTN_VALUES": int(row.values),
+        "SPATTN_BY_KEYS": int(row.results != "dq"),
+        "SPATTN_SCORES": int(row.results != "dv"),
+        "SPATTN_VALUES": int("dv" in row.results),
+        "SPATTN_QUERIES": int(row.results == "dk dv dq"),
         "SPATTN_STEP": row.step,
         "SPATTN_BLOCKS": row.blocks,
         "SPATTN_STAGES": row.stages,
         "SPATTN_CONSUMER_REGISTERS": row.consumer_registers,
-        "SPATTN_TURNS": int(os.environ.get("SPATTN_TURNS", "1")),
+        "SPATTN_TURNS": int(row.turns),
         "SPATTN_MAPS": room,
     }

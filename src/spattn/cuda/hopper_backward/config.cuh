@@ -13,10 +13,12 @@ namespace spattn::hopper_backward {
 
 using namespace hopper;  // barriers, copies, products, masks
 
-constexpr bool kByKeys = SPATTN_BY_KEYS;  // rows are keys and columns queries, or the other way round
-constexpr bool kScores = SPATTN_SCORES;   // computes dK (by keys) or dQ
-constexpr bool kValues = SPATTN_VALUES;   // computes dV (by keys)
+constexpr bool kByKeys = SPATTN_BY_KEYS;   // rows are keys and columns queries, or the other way round
+constexpr bool kScores = SPATTN_SCORES;    // computes dK (by keys) or dQ
+constexpr bool kValues = SPATTN_VALUES;    // computes dV (by keys)
+constexpr bool kQueries = SPATTN_QUERIES;  // by keys: adds up dQ on the way, so that there is no pass by queries
 static_assert(kByKeys ? kScores || kValues : kScores && !kValues);
+static_assert(!kQueries || (kByKeys && kScores && kValues && SPATTN_STEP == 64));
 
 constexpr int kDim = SPATTN_HEAD_DIM;  // 64, 128 or 256: smaller head_dim arrive padded with zeros
 constexpr int kSlab = 64;
@@ -51,10 +53,21 @@ struct Column {
   int masks[kWarpgroups];
 };
 
+constexpr uint32_t kQuerySumBytes = kSlab * kDim * 4;
+
+// What a pass by keys needs to add up dQ: dS of two steps, rows of keys, and what a step adds to the sums of a slab.
+constexpr int kWriters = kQueries ? 3 : 1;  // warps
+struct QuerySums {
+  uint8_t gradients[2][kQueries ? kBlock * kRowBytes : 16];
+  float sums[kQueries ? kQuerySumBytes / 4 : 4];
+  uint64_t full[kWriters], empty[kWriters];  // of each writer's steps
+};
+
 struct alignas(1024) Shared {
   uint8_t rows[kBlocks][kOperands][kBlockBytes];
   uint8_t ring[kStages][kStageBytes];
-  Statistic statistics[kByKeys ? kStages * kStep : kBlocks * kBlock];  // of the queries
+  QuerySums queries;
+  alignas(128) Statistic statistics[kByKeys ? kStages * kStep : kBlocks * kBlock];  // of the queries
   Assignment assigned[kBlocks];
   Column columns[2][32];  // the producer's own: the next entries of a task, and the first of the next task
   uint64_t rows_full[kBlocks], rows_empty[kBlocks], done[kBlocks], full[kStages], empty[kStages];
@@ -63,7 +76,7 @@ struct alignas(1024) Shared {
 static_assert(sizeof(Shared) <= 227 * 1024);
 
 // Named barriers: kTurn + w is warpgroup w's turn to start a step, kOwn + w its own threads.
-constexpr uint32_t kTurn = 1, kOwn = 4;
+constexpr uint32_t kTurn = 1, kOwn = 4, kBoth = 6;
 constexpr bool kTurns = SPATTN_TURNS;
 
 // Workspace row of row `row` of a task.

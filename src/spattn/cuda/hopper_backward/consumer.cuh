@@ -10,10 +10,13 @@
 
 namespace spattn::hopper_backward {
 
-constexpr int kSums = kDim / 2;                                                    // accumulators of a result
-constexpr int kProducts = kStep / 2;                                               // of a product of a step
-constexpr int kWeights = kProducts / 2;                                            // the same as pairs of elements
-constexpr bool kBehind = kScores && kSums * (kScores + kValues) <= 64;             // else there are no registers for it
+constexpr int kSums = kDim / 2;          // accumulators of a result
+constexpr int kProducts = kStep / 2;     // of a product of a step
+constexpr int kWeights = kProducts / 2;  // the same as pairs of elements
+constexpr bool kBehind =
+    kScores && !kQueries && kSums * (kScores + kValues) <= 64;  // else there are no registers for it
+using QueryProduct = Product<kQueries ? kDim / 2 : 64>;         // dQ of a step: half of the features
+constexpr int kQueryProducts = QueryProduct::kCount;
 constexpr int kScoreSums = kScores ? kSums : 4, kValueSums = kValues ? kSums : 4;  // 4: not used
 
 struct Consumer {
@@ -23,7 +26,8 @@ struct Consumer {
   const int thread = threadIdx.x % 128;
   RingPosition<kStages> ring;
   RingPosition<kBlocks> rows;
-  int held = 0;  // stage whose columns the last product of the step before reads
+  uint32_t steps = 0;  // that have added to dQ
+  int held = 0;        // stage whose columns the last product of the step before reads
 
   __device__ __forceinline__ void wait_stage() { barrier_wait(shared_address(&shared.full[ring.stage]), ring.parity); }
 
@@ -79,6 +83,7 @@ struct Consumer {
       mask.partial |= number[t] != kFullTile;
       any |= number[t] != kNoTile;
     }
+    if (kQueries) any = true;  // both warpgroups multiply the dS of both
     if (mask.partial && any) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) mask.word[t] = mask_word(p.masks, number[t], thread);
@@ -104,6 +109,41 @@ struct Consumer {
 
   __device__ __forceinline__ const Statistic& column_statistic(uint32_t stage, int i, int b) const {
     return shared.statistics[stage * kStep + 8 * (i / 4) + thread % 4 * 2 + b];
+  }
+
+  // dQ of the step: half of the features from the dS of all 128 keys, which the step before last has left room for.
+  __device__ __forceinline__ void multiply_queries(float (&q)[kQueryProducts], const uint32_t (&gradients)[kWeights]) {
+    const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+    const uint32_t tile = shared_address(shared.queries.gradients[steps % 2]);
+#pragma unroll
+    for (int i = 0; i < kStep / 8; i += 2) {
+      store_matrices(tile + (warpgroup * kSlab + row) * kRowBytes + ((i + lane / 16) ^ (row % 8)) * 16,
+                     gradients[2 * i], gradients[2 * i + 1], gradients[2 * i + 2], gradients[2 * i + 3]);
+    }
+    fence_async_proxy();
+    named_sync(kBoth, 128 * kWarpgroups);
+    const uint32_t keys =
+        shared_address(shared.rows[rows.stage][0]) + (kDim == 64 ? warpgroup * 64 : warpgroup * kBlock * kRowBytes);
+    const uint64_t a = operand_descriptor(uniform(tile), 16, 1024), b = operand_descriptor(uniform(keys), 16, 1024);
+    pin(q);
+    wgmma_fence();
+#pragma unroll
+    for (int chunk = 0; chunk < kBlock / 16; ++chunk) {
+      QueryProduct::template shared<1>(q, a + chunk * 16 * kRowBytes / 16, b + chunk * 16 * kRowBytes / 16, chunk != 0);
+    }
+    wgmma_commit();
+  }
+
+  // Hands dQ of the step to the writer: float4 number i of thread t lies at 128 i + t.
+  __device__ __forceinline__ void stage_queries(const float (&q)[kQueryProducts]) {
+    if (steps) barrier_wait(shared_address(&shared.queries.empty[(steps - 1) % kWriters]), (steps - 1) / kWriters % 2);
+    float4* target = reinterpret_cast<float4*>(shared.queries.sums) + warpgroup * kQueryProducts / 4 * 128 + thread;
+#pragma unroll
+    for (int i = 0; i < kQueryProducts / 4; ++i) {
+      target[128 * i] = make_float4(q[4 * i], q[4 * i + 1], q[4 * i + 2], q[4 * i + 3]);
+    }
+    fence_async_proxy();
+    barrier_arrive(shared_address(&shared.queries.full[steps % kWriters]));
   }
 
   // The weights policy: logits to weights. `stage` holds the statistics of columns.
@@ -215,7 +255,15 @@ struct Consumer {
       }
       narrow_all(d, gradients);
       held = first;
+      float q[kQueryProducts];
+      if constexpr (kQueries) multiply_queries(q, gradients);
       if constexpr (!kBehind) accumulate(scores, gradients, first);
+      if constexpr (kQueries) {
+        wgmma_wait<1>();
+        pin(q);
+        stage_queries(q);
+        ++steps;
+      }
     }
     wgmma_wait<kScores && !kBehind>();
     if constexpr (kValues) pin(values);
@@ -374,7 +422,6 @@ struct Consumer {
       run_steps(left, scores, values);
       finish(scores, values);
     }
-    barrier_arrive(shared_address(&shared.done[rows.stage]));  // passes the end marker on to the writer
   }
 };
 

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from ..._ragged import ramp
 from ...plan._types import AXES, Plan, first_coordinates
 from ...schedule.roles import roles
 from ...schedule.slabs import Pass, slab_masks
 from ..hopper.layout import fragment_masks
 from ..hopper.maps import MapSpec, map_views
 
-__all__ = ["ENTRY", "SLAB", "WORK", "Views", "lay_out", "lay_out_masks", "lay_out_views"]
+__all__ = ["ENTRY", "SLAB", "WORK", "QuerySlabs", "Views", "lay_out", "lay_out_masks", "lay_out_views", "query_slabs"]
 
 SLAB = 64  # queries, and keys, of a slab
 MAPS_OF_VIEW = 4  # q, dout, dq and statistics; or k, v, dk and dv
 WORK = np.dtype(
     [(name, "i4") for name in ("view", "begin", "end", "columns", "slot", "heads")] + [("slab", "i4", (2, AXES))]
 )
-ENTRY = np.dtype([(name, "i4") for name in ("x", "y", "z", "view", "head")] + [("masks", "i4", 2), ("unused", "i4")])
+ENTRY = np.dtype(
+    [(name, "i4") for name in ("x", "y", "z", "view", "head")] + [("masks", "i4", 2), ("slab", "i4"), ("rank", "i4")]
+)
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,44 @@ def lay_out(plan: Plan, views: Views, made: Pass, by_keys: bool) -> dict[str, np
     entries["x"], entries["y"], entries["z"] = at[:, 2], at[:, 1], at[:, 0]
     entries["masks"] = made.masks
     return {"work": work, "entries": entries}
+
+
+class QuerySlabs(NamedTuple):
+    """The slabs of a plan with one query view, to which a pass by keys can add up dQ.
+
+    Attributes
+    ----------
+    view : int
+    coordinates : (slabs, AXES) int32 array
+        First lattice coordinates: axis 2, 1, 0.
+    of_entry, rank : (entries,) int32 arrays
+        The slab of each entry, and how many entries of its query head add to it before: the items' order.
+    """
+
+    view: int
+    coordinates: np.ndarray
+    of_entry: np.ndarray
+    rank: np.ndarray
+
+
+def query_slabs(plan: Plan, views: Views, keys: Pass) -> QuerySlabs | None:
+    """None where heads have different patterns or queries several views."""
+    used = np.unique(keys.entries["view"])
+    if len(used) != 1 or len(keys.work_indptr) != 2:
+        return None
+    view = int(used[0])
+    parts = views.parts.shape[1]
+    tile, part = np.divmod(np.arange(int(plan.views["tiles"][view]) * parts), parts)
+    at = first_coordinates(np.repeat(plan.views[view : view + 1], len(tile)), tile) + views.parts[view, part]
+    of_entry = keys.entries["tile"] * parts + keys.entries["part"]
+    # Entries in the order in which items, and their steps, are taken.
+    length = keys.work["end"] - keys.work["begin"]
+    entry = np.repeat(keys.work["begin"] - (np.cumsum(length) - length), length) + np.arange(length.sum())
+    order = entry[np.lexsort((np.arange(len(entry)), of_entry[entry], keys.entries["head"][entry]))]
+    group = keys.entries["head"][order].astype(np.int64) * len(tile) + of_entry[order]
+    rank = np.zeros(len(of_entry), np.int32)
+    rank[order] = ramp(np.unique(group, return_counts=True)[1])
+    return QuerySlabs(view, at[:, ::-1].astype(np.int32), of_entry.astype(np.int32), rank)
 
 
 def _first_views(plan: Plan, made: Pass) -> np.ndarray:

@@ -20,13 +20,45 @@ from ..hopper.maps import ALIGNMENT, MAP_BYTES, VIEW, encode_map, joint_heads, r
 from ..hopper.params import STRIDES, aligned_bytes
 from .layout import ENTRY, WORK, Views
 
-__all__ = ["MAPS", "Addresses", "Launch", "Template", "maps_needed", "pack_rows", "pack_sum", "structs"]
+__all__ = [
+    "MAPS",
+    "Addresses",
+    "Launch",
+    "Template",
+    "maps_needed",
+    "pack_converted",
+    "pack_rows",
+    "pack_sum",
+    "structs",
+]
 
 MAPS = (16, 240)  # tensor maps that a kernel's parameters have room for; 240 is what 32 KiB of parameters hold
 STATISTIC_FLOATS = 4
 _PASS_POINTERS = ("tasks", "work", "entries", "masks", "row_views", "column_views")
-_CALL_POINTERS = ("q", "k", "v", "dout", "statistics", "partial_scores", "partial_values", "counter")
-_INTEGERS = ("task_count", "heads_q", "heads_kv", "head_dim", "head_dim_v", "q_batch", "kv_batch", "batch_maps")
+_CALL_POINTERS = (
+    "q",
+    "k",
+    "v",
+    "dout",
+    "statistics",
+    "partial_scores",
+    "partial_values",
+    "query_sums",
+    "added",
+    "gate",
+    "counter",
+)
+_INTEGERS = (
+    "task_count",
+    "heads_q",
+    "heads_kv",
+    "head_dim",
+    "head_dim_v",
+    "query_slabs",
+    "q_batch",
+    "kv_batch",
+    "batch_maps",
+)
 _FLOATS = ("scale_log2", "sign", "scale")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
 _HEADS_KEPT = 64
@@ -34,21 +66,29 @@ _HEADS_KEPT = 64
 STATISTIC = np.dtype([("lse", "f4"), ("delta", "f4"), ("unused", "f4", 2)])
 ROWS = np.dtype(
     [
-        *((name, "u8") for name in ("dout", "out", "lse", "dlse", "statistics")),
+        *((name, "u8") for name in ("dout", "out", "lse", "dlse", "statistics", "added")),
         *((f"{name}_stride", STRIDES) for name in ("dout", "out", "lse", "dlse")),
         ("rows", "i8"),
-        *((name, "i4") for name in ("heads_q", "q_len", "head_dim_v", "unused")),
+        *((name, "i4") for name in ("heads_q", "q_len", "head_dim_v", "added_count")),
     ]
 )
 SUM = np.dtype(
     [
-        *((name, "u8") for name in ("rows", "indptr", "sources", "heads", "partial", "target")),
+        *((name, "u8") for name in ("rows", "indptr", "sources", "heads", "partial", "target", "gate")),
         ("target_stride", STRIDES),
         ("partial_rows", "i8"),
         *((name, "i4") for name in ("heads_count", "features", "head_blocks", "unused")),
     ]
 )
-pack_rows, pack_sum = packer(ROWS).pack, packer(SUM).pack
+CONVERTED = np.dtype(
+    [
+        *((name, "u8") for name in ("query_sums", "added", "nonfinite", "view", "slabs", "dq")),
+        ("dq_stride", STRIDES),
+        *((name, "i4") for name in ("query_slabs", "heads_q", "head_dim")),
+        ("scale", "f4"),
+    ]
+)
+pack_rows, pack_sum, pack_converted = packer(ROWS).pack, packer(SUM).pack, packer(CONVERTED).pack
 
 
 @functools.cache
@@ -56,7 +96,7 @@ def params_dtype(room: int) -> np.dtype:
     """The struct Params with room for so many tensor maps."""
     members: list[tuple[Any, ...]] = [("maps", "u1", (room, MAP_BYTES))]
     members += [(name, "u8") for name in (*_PASS_POINTERS, *_CALL_POINTERS[:5])]
-    members += [("partial", "u8", 2), ("counter", "u8")]
+    members += [("partial", "u8", 2), *((name, "u8") for name in _CALL_POINTERS[7:])]
     members += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "dout")]
     members += [("partial_rows", "i8"), ("q_len", "i8"), *((name, "i4") for name in _INTEGERS)]
     members += [(name, "f4") for name in _FLOATS]
@@ -84,6 +124,7 @@ def structs(room: int) -> Mapping[str, np.dtype]:
         "Params": params_dtype(room),
         "Rows": ROWS,
         "Sum": SUM,
+        "Converted": CONVERTED,
     }
 
 
@@ -122,7 +163,7 @@ class _Map(NamedTuple):
 class Template:
     """The parameters of all calls that agree in shapes, strides and dtype."""
 
-    def __init__(self, views: Views, launches: list[Launch], call: BackwardPass, room: int):
+    def __init__(self, views: Views, launches: list[Launch], call: BackwardPass, room: int, query_slabs: int):
         operands = mapped_operands(call)
         joint = all(map(joint_heads, operands))
         self._image = aligned_bytes(params_dtype(room).itemsize)
@@ -133,7 +174,7 @@ class Template:
             params[f"{name}_stride"] = operand.strides[:3]
         params["q_len"] = call.plan.q_len
         heads_q, heads_kv = call.q.shape[1], call.k.shape[1]
-        sizes = (0, heads_q, heads_kv, call.q.shape[3], call.v.shape[3])
+        sizes = (0, heads_q, heads_kv, call.q.shape[3], call.v.shape[3], query_slabs)
         batches = (heads_q, heads_kv, 0) if joint else (0, 0, views.maps)
         for name, value in zip(_INTEGERS, (*sizes, *batches), strict=True):
             params[name] = value
@@ -150,10 +191,10 @@ class Template:
         self._call_at, self._scale_at = (at[name] - self._head_bytes for name in ("q", "scale_log2"))
         self._heads = Recent(_HEADS_KEPT)
 
-    def fill(self, launch: int, to: Addresses, partial: tuple[int, int], counter: int) -> bytes:
+    def fill(self, launch: int, to: Addresses, workspaces: tuple[int, ...], counter: int) -> bytes:
         """The bytes of ``Params`` for a launch of a call."""
         tail = bytearray(self._tails[launch])
-        _ADDRESSES.pack_into(tail, self._call_at, *to[:4], to.statistics, *partial, counter)
+        _ADDRESSES.pack_into(tail, self._call_at, *to[:4], to.statistics, *workspaces, counter)
         _SCALES.pack_into(tail, self._scale_at, *fold_scale(to.scale), to.scale)
         return (self._heads.get(to.mapped) or self._move(to.mapped)) + tail
 

@@ -17,16 +17,20 @@ from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
 from ..hopper.builds import ARCH, KEYS_TOGETHER
-from ..hopper.maps import readable
+from ..hopper.maps import VIEW, readable
 from .builds import Build, builds, variant
-from .layout import SLAB, lay_out, lay_out_masks, lay_out_views
-from .params import MAPS, Addresses, Launch, Template, maps_needed, pack_rows, pack_sum, structs
+from .layout import SLAB, lay_out, lay_out_masks, lay_out_views, query_slabs
+from .params import MAPS, Addresses, Launch, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs
 
 __all__ = ["Ready", "plan_on_device"]
 
 _COUNTERS = 1024  # launches on different streams that may run a plan at the same time
 _READY_KEPT = 32
 _BLOCKS_PER_SM = 2  # that long lists are split for
+# In one pass, dQ of a head is added up by one item after another. They hardly wait for each other where there are many
+# steps, of an item times the heads side by side, for each SM; and where items are short, a second pass is faster.
+_STEPS_PER_SM, _LEAST_STEPS = 8, 32
+_HEADS_TOGETHER = 16  # side by side: more of them leave the cache
 _ROWS_PER_BLOCK = 32  # of sum.cu and statistics.cu
 _ROWS = 2 * SLAB  # of an item
 _STATISTIC_BYTES = 16
@@ -57,46 +61,46 @@ class BackwardPlan:
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int):
         self.views = lay_out_views(plan)
         workers = -(-_BLOCKS_PER_SM * device.sm_count // (batch * heads_kv))
-        made = by_queries(plan, SLAB), by_keys(plan, batch, heads_q, heads_kv, SLAB, 2, workers)
+        queries, keys = by_queries(plan, SLAB), by_keys(plan, batch, heads_q, heads_kv, SLAB, 2, workers)
+        together = _heads_in_order(keys, device, batch * heads_kv)
+        self.query_slabs = query_slabs(plan, self.views, keys) if together else None
         shared = {"query_views": self.views.query_records, "key_views": self.views.key_records}
         shared["counters"] = np.zeros(_COUNTERS, np.int32)
-        buffer, at = upload(device, shared)
+        if self.query_slabs is not None:
+            shared["slabs"] = self.query_slabs.coordinates
+        buffer, self.at = upload(device, shared)
         self._buffers: list[Buffer] = [buffer]
-        self.passes = tuple(
-            self._upload(plan, one, keyed, device, batch, heads_q, heads_kv, at) for keyed, one in enumerate(made)
+        in_cache = max(KEYS_TOGETHER, plan.kv_len * together)
+        tasks = order_tasks(queries, np.ones(len(queries.work), bool), batch, heads_q, heads_kv, KEYS_TOGETHER)
+        own_tasks = order_tasks(keys, np.ones(len(keys.work), bool), batch, heads_kv, heads_kv, in_cache)
+        own_tasks["head_q"] *= heads_q // heads_kv
+        self.passes = (
+            self._upload(plan, queries, False, device, tasks, (batch, heads_q)),
+            self._upload(plan, keys, True, device, own_tasks, (batch, heads_kv)),
         )
         # Addresses of work counters that no launch still in flight uses.
-        self.counter = itertools.cycle(range(at["counters"], at["counters"] + 4 * _COUNTERS, 4)).__next__
+        first = self.at["counters"]
+        self.counter = itertools.cycle(range(first, first + 4 * _COUNTERS, 4)).__next__
         self._ready = Recent(_READY_KEPT)
 
     def _upload(
-        self,
-        plan: Plan,
-        made: Pass,
-        keyed: int,
-        device: Device,
-        batch: int,
-        heads_q: int,
-        heads_kv: int,
-        views_at: dict[str, int],
+        self, plan: Plan, made: Pass, keyed: bool, device: Device, tasks: np.ndarray, heads: tuple[int, int]
     ) -> OnDevice:
-        heads, group = (heads_kv, heads_q // heads_kv) if keyed else (heads_q, 1)
-        everything = np.ones(len(made.work), bool)
-        tasks = order_tasks(made, everything, batch, heads, heads if keyed else heads_kv, KEYS_TOGETHER)
-        tasks["head_q"] *= group
         merges = made.merges
-        arrays = lay_out(plan, self.views, made, bool(keyed)) | {
+        arrays = lay_out(plan, self.views, made, keyed) | {
             "tasks": tasks,
-            "masks": lay_out_masks(plan, bool(keyed)),
+            "masks": lay_out_masks(plan, keyed),
             "rows": merges.rows,
             "indptr": merges.indptr,
             "sources": merges.sources,
-            "heads": merge_heads(merges.variants, made.variant, batch, heads),
+            "heads": merge_heads(merges.variants, made.variant, *heads),
         }
+        if keyed and self.query_slabs is not None:
+            arrays["entries"]["slab"], arrays["entries"]["rank"] = self.query_slabs.of_entry, self.query_slabs.rank
         buffer, at = upload(device, arrays)
         self._buffers.append(buffer)
         names = ("key_views", "query_views") if keyed else ("query_views", "key_views")
-        at |= {"row_views": views_at[names[0]], "column_views": views_at[names[1]]}
+        at |= {"row_views": self.at[names[0]], "column_views": self.at[names[1]]}
         sum_blocks = -(-int(np.diff(merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
         blocks = min(device.sm_count, len(tasks))
         return OnDevice(Launch(at, len(tasks), made.slots * _ROWS), blocks, made.slots, at, sum_blocks)
@@ -120,14 +124,21 @@ class Ready:
         self._plan = plan
         batch, heads_q, q_len, head_dim = call.q.shape
         heads_kv, head_dim_v = call.k.shape[1], call.v.shape[3]
-        rows = builds(max(head_dim, head_dim_v))
-        self._kernels = [(self._load(call, "backward", row, room), int(row.by_keys)) for row in rows]
-        self._statistics = self._load(call, "statistics", rows[0], MAPS[0])
-        self._sum = self._load(call, "sum", rows[0], MAPS[0])
-        self._template = Template(plan.views, [plan.passes[keyed].launch for _, keyed in self._kernels], call, room)
-        self._rows = batch * heads_q * q_len
-        self._rows_tail = self._rows, heads_q, q_len, head_dim_v, 0
         queries, keys = plan.passes
+        slabs = plan.query_slabs
+        table = builds(max(head_dim, head_dim_v), slabs is not None)
+        self._kernels = [(self._load(call, "backward", row, room), int(row.results != "dq")) for row in table]
+        self._statistics = self._load(call, "statistics", table[0], MAPS[0])
+        self._sum = self._load(call, "sum", table[0], MAPS[0])
+        self._convert, self._slabs, self._view = None, 0, 0
+        if slabs is not None and table[0].results == "dk dv dq":
+            self._convert = self._load(call, "convert", table[0], MAPS[0])
+            self._slabs = len(slabs.coordinates)
+            self._view = plan.at["query_views"] + slabs.view * VIEW.itemsize
+        launches = [plan.passes[keyed].launch for _, keyed in self._kernels]
+        self._template = Template(plan.views, launches, call, room, self._slabs)
+        self._rows, self._added = batch * heads_q * q_len, batch * heads_q * self._slabs
+        self._rows_tail = self._rows, heads_q, q_len, head_dim_v, self._added + 1
         results = (queries, call.dq, heads_q), (keys, call.dk, heads_kv), (keys, call.dv, heads_kv)
         self._sums = [
             Sum(
@@ -140,6 +151,7 @@ class Ready:
             if of.sum_blocks
         ]
         sizes = [batch * heads * of.slots * _ROWS * x.shape[3] * 4 for of, x, heads in results]
+        sizes += [self._added * SLAB * table[0].head_dim * 4, (self._added + 1) * 4]
         self._offsets = list(itertools.accumulate([self._rows * _STATISTIC_BYTES, *sizes]))
 
     @staticmethod
@@ -150,7 +162,7 @@ class Ready:
     def run(self, call: BackwardPass) -> None:
         """Enqueue everything; the context must be current."""
         workspace = call.allocate(self._offsets[-1])
-        partial = [workspace + offset for offset in self._offsets[:3]]
+        *partial, query_sums, added = [workspace + offset for offset in self._offsets[:5]]
         to = Addresses(
             call.q.pointer,
             call.k.pointer,
@@ -164,19 +176,48 @@ class Ready:
         )
         dlse, by_dlse = (0, (0, 0, 0)) if call.dlse is None else (call.dlse.pointer, call.dlse.strides)
         strides = *call.dout.strides[:3], *call.out.strides[:3], *call.lse.strides, *by_dlse
-        arrays = call.dout.pointer, call.out.pointer, call.lse.pointer, dlse, workspace
+        arrays = call.dout.pointer, call.out.pointer, call.lse.pointer, dlse, workspace, added
         rows = pack_rows(*arrays, *strides, *self._rows_tail)
         self._statistics.launch(-(-self._rows // _ROWS_PER_BLOCK), rows, call.stream)
+        # In one pass, dQ is computed again by queries where a sum is not finite: most calls only ask.
+        nonfinite = added + 4 * self._added
+        gate = 0 if self._convert is None else nonfinite
         for number, (ready, keyed) in enumerate(self._kernels):
             own = self._plan.passes[keyed]
+            results = (partial[1], partial[2]) if keyed else (partial[0], 0)
             if own.blocks:
-                to_rows = (partial[1], partial[2]) if keyed else (partial[0], 0)
-                params = self._template.fill(number, to, to_rows, self._plan.counter())
+                workspaces = *results, query_sums, added, 0 if keyed else gate
+                params = self._template.fill(number, to, workspaces, self._plan.counter())
                 ready.launch(own.blocks, params, call.stream)
+            if keyed and self._convert is not None:
+                params = pack_converted(
+                    query_sums,
+                    added,
+                    nonfinite,
+                    self._view,
+                    self._plan.at["slabs"],
+                    to.dq,
+                    *call.dq.strides[:3],
+                    self._slabs,
+                    call.q.shape[1],
+                    call.q.shape[3],
+                    call.scale,
+                )
+                self._convert.launch(self._added, params, call.stream)
         for number, of, blocks, tail in self._sums:
             target = (call.dq, call.dk, call.dv)[number].pointer
             lists = (of.sums[name] for name in ("rows", "indptr", "sources", "heads"))
-            self._sum.launch(blocks, pack_sum(*lists, partial[number], target, *tail), call.stream)
+            params = pack_sum(*lists, partial[number], target, 0 if number else gate, *tail)
+            self._sum.launch(blocks, params, call.stream)
+
+
+def _heads_in_order(keys: Pass, device: Device, heads: int) -> int:
+    """How many heads side by side keep items from waiting for each other in one pass; 0 where two passes are better."""
+    if not len(keys.work):
+        return 0
+    steps = float(((keys.work["end"] - keys.work["begin"]) * keys.work["heads"]).mean())
+    together = min(heads, _HEADS_TOGETHER)
+    return together if steps >= _LEAST_STEPS and steps * together >= _STEPS_PER_SM * device.sm_count else 0
 
 
 @kept_with_plan

@@ -23,7 +23,9 @@ __device__ __forceinline__ float dot(const uint4& a, const uint4& b, float sum) 
 }
 
 extern "C" __global__ void __launch_bounds__(kStatisticThreads) hopper_statistics(const __grid_constant__ Rows p) {
-  const int64_t row = (int64_t(blockIdx.x) * kStatisticThreads + threadIdx.x) / kLanes;
+  const int64_t thread = int64_t(blockIdx.x) * kStatisticThreads + threadIdx.x;
+  if (thread < p.added_count) p.added[thread] = 0;
+  const int64_t row = thread / kLanes;
   const int lane = threadIdx.x % kLanes;
   const bool real = row < p.rows;  // the others stay for the shuffles
   float sum = 0.0f;

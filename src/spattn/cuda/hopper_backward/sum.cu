@@ -22,6 +22,7 @@ __device__ __forceinline__ void add(float4& sum, const float4& x) {
 }
 
 extern "C" __global__ void __launch_bounds__(kSumThreads) hopper_sum(const __grid_constant__ Sum p) {
+  if (p.gate != nullptr && *p.gate == 0) return;
   const int lane = threadIdx.x % kLanes;
   const int4 head = p.heads[blockIdx.x / p.head_blocks];
   const int merge = head.x + blockIdx.x % p.head_blocks * kRows + threadIdx.x / kLanes;

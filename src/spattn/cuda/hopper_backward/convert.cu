@@ -1,0 +1,48 @@
+// Formula    dQ = scale * sums, from the order of accumulators to rows of elements.
+// Grid       one CTA a slab of 64 queries of a head.
+// Target     sm_90a (nothing special; it shares the structs of backward.cu).
+// Types      float32 sums; bfloat16 or float16 dq.
+// Test       tests/cuda/test_hopper_backward.py      Bound  memory: reads the sums once, 16 bytes a lane.
+
+#include "common/element.cuh"
+#include "hopper_backward/params.cuh"
+
+namespace spattn::hopper_backward {
+
+constexpr int kDim = SPATTN_HEAD_DIM, kSlab = 64, kConvertThreads = 256, kHalf = kDim / 2;
+constexpr int kPadded = kDim + 8;  // 16 bytes more: rows start at different banks
+
+// {threads, dynamic shared bytes, bytes of the parameter}, read by launch.py.
+extern "C" __constant__ int launch_shape[3] = {kConvertThreads, 0, sizeof(Converted)};
+
+extern "C" __global__ void __launch_bounds__(kConvertThreads) hopper_convert(const __grid_constant__ Converted p) {
+  __shared__ __align__(16) Element tile[kSlab][kPadded];
+  const int slab = blockIdx.x % p.query_slabs, place = blockIdx.x / p.query_slabs;
+  const bool any = p.added[blockIdx.x] > 0;
+  const float4* sums = reinterpret_cast<const float4*>(p.query_sums + int64_t(blockIdx.x) * kSlab * kDim);
+  // Half of the features from each warpgroup; float4 number i of its thread t is at 128 i + t.
+  float probe = 0.0f;  // NaN where a sum is not finite
+  const int half = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
+#pragma unroll
+  for (int i = 0; i < kHalf / 8; ++i) {
+    const float4 x = any ? __ldcs(sums + half * (kHalf / 8) * 128 + 128 * i + thread) : float4{};
+    const int row = thread / 32 * 16 + lane / 4, column = half * kHalf + 8 * i + lane % 4 * 2;
+    narrow(x.x * p.scale, x.y * p.scale, *reinterpret_cast<Element2*>(&tile[row][column]));
+    narrow(x.z * p.scale, x.w * p.scale, *reinterpret_cast<Element2*>(&tile[row + 8][column]));
+    probe = fmaf(x.x, 0.0f, fmaf(x.y, 0.0f, fmaf(x.z, 0.0f, fmaf(x.w, 0.0f, probe))));
+  }
+  // Keys that a query may not attend to can be the reason: dQ is then computed by queries, who know their own.
+  if (__syncthreads_or(!(probe == 0.0f)) && threadIdx.x == 0) *p.nonfinite = 1;
+  const int* first = p.slabs + 3 * slab;
+  constexpr int kVectors = kDim / kVector;
+  for (int cell = threadIdx.x; cell < kSlab * kVectors; cell += kConvertThreads) {
+    const int row = cell / kVectors, d = cell % kVectors * kVector;
+    int64_t position;
+    if (!hopper::cell_position(*p.view, first[0], first[1], first[2], row, position) || d >= p.head_dim) continue;
+    Element* target = static_cast<Element*>(p.dq) + place / p.heads_q * p.dq_stride.batch +
+                      place % p.heads_q * p.dq_stride.head + position * p.dq_stride.token;
+    *reinterpret_cast<uint4*>(target + d) = *reinterpret_cast<const uint4*>(&tile[row][d]);
+  }
+}
+
+}  // namespace spattn::hopper_backward

@@ -1,0 +1,69 @@
+"""What the Hopper backward is given: NumPy alone, so no GPU is needed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from spattn import patterns, plan
+from spattn.cuda.hopper_backward import builds, layout
+from spattn.plan._types import positions
+from spattn.schedule.slabs import by_keys, slab_masks
+
+
+def positions_at(view, coordinates, box):
+    """Positions of the slab that starts at (axis 2, 1, 0); -1 for padding."""
+    cells = np.stack(np.unravel_index(np.arange(int(np.prod(box))), box), axis=1) + np.asarray(coordinates)[::-1]
+    inside = (cells < view["extent"]).all(axis=1)
+    return np.where(inside, view["offset"] + (cells * view["stride"]).sum(axis=1), -1)
+
+
+@pytest.mark.parametrize(
+    "pattern", [patterns.Strided(16), patterns.Neighborhood((18, 22), 7), patterns.Causal()], ids=repr
+)
+def test_slabs_of_queries_are_halves_of_tiles(pattern):
+    made = plan(pattern, 396)
+    views = layout.lay_out_views(made)
+    keys = by_keys(made, 1, 1, 1, 64, 2, 1)
+    entries = layout.lay_out(made, views, keys, True)["entries"]
+    for entry, slab in zip(entries, keys.entries, strict=True):
+        view = made.views[slab["view"]]
+        expected, valid = positions(view, np.array([slab["tile"]]))
+        part = slice(64 * slab["part"], 64 * slab["part"] + 64)
+        got = positions_at(view, (entry["x"], entry["y"], entry["z"]), views.query_records["box"][slab["view"]])
+        np.testing.assert_array_equal(got, np.where(valid[0, part], expected[0, part], -1))
+
+
+def test_masks_by_keys_are_transposed():
+    made = plan(patterns.Causal() & patterns.SlidingWindow(40), 300)
+    _, bits = slab_masks(made, 64)
+    words = layout.lay_out_masks(made, True)
+    for number, thread, i, h, b in ((0, 5, 3, 1, 0), (0, 77, 7, 0, 1), (1, 127, 0, 1, 1)):
+        row, column = thread // 32 * 16 + 8 * h + thread % 32 // 4, 8 * i + 2 * (thread % 4) + b
+        assert (words[number, thread] >> (4 * i + 2 * h + b) & 1) == bits[number, column, row]
+
+
+def test_sums_of_queries_are_added_to_in_the_order_of_items():
+    """A rank for each time that something is added: 0, 1, ... in the order in which items are taken."""
+    made = plan(patterns.SlidingWindow(300), 2000, heads=2)
+    keys = by_keys(made, 1, 2, 1, 64, 2, 1)
+    slabs = layout.query_slabs(made, layout.lay_out_views(made), keys)
+    count = np.zeros(len(slabs.coordinates), int)
+    for item in keys.work:
+        for entry in range(item["begin"], item["end"]):
+            assert slabs.rank[entry] == count[slabs.of_entry[entry]]
+            count[slabs.of_entry[entry]] += 1
+    assert (count[: -(-2000 // 64)] > 0).all()
+
+
+def test_one_pass_needs_one_query_view():
+    made = plan(patterns.Strided(16), 400)
+    assert layout.query_slabs(made, layout.lay_out_views(made), by_keys(made, 1, 1, 1, 64, 2, 1)) is None
+
+
+def test_every_head_dimension_has_kernels_for_all_gradients():
+    for head_dim in range(8, 257, 8):
+        for one_pass in (False, True):
+            rows = builds.builds(head_dim, one_pass)
+            assert {name for row in rows for name in row.results.split()} == {"dq", "dk", "dv"}
+            assert rows[-1].results == "dq" and all(row.head_dim >= head_dim for row in rows)
