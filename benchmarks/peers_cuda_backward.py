@@ -4,7 +4,7 @@
     python benchmarks/peers_cuda_backward.py                     # about 4 minutes on an H200; needs torch
     python benchmarks/peers_cuda_backward.py --head-dims 128     # half of it
 
-Problems, contenders, turns and medians are those of peers_cuda.py. spattn is timed as ``spattn.attention_backward``, its
+Problems, contenders, turns and medians are those of peers_cuda.py. spattn is timed as ``attention_backward``, its
 peers as ``torch.autograd.grad`` of a graph that is kept. Gradients of one head are checked against float64 before they
 are timed. TF/s count allowed pairs alone, 10·head_dim each. Writes ``benchmarks/results/peers_cuda_backward.json``.
 """
