@@ -38,7 +38,7 @@ struct Call {
   Plan plan;
   Array q, k, v, out, lse;
   Array dout, dlse, dq, dk, dv;  // the backward's; dlse without data is zero
-  Array exact_k, exact_v;  // as the exact path reads them: the caller's, where `k` or `v` is a copy
+  Array exact_k, exact_v;        // as the exact path reads them: the caller's, where `k` or `v` is a copy
   // (batch, heads_kv, kv_len): keys whose numbers the tiles cannot do; rows that may attend to one are left to the
   // exact path. Null: none.
   const uint8_t* marked;

@@ -13,9 +13,9 @@ namespace spattn::hopper_backward {
 
 using namespace hopper;  // barriers, copies, products, masks
 
-constexpr bool kByKeys = SPATTN_BY_KEYS;  // rows are keys and columns queries, or the other way round
-constexpr bool kScores = SPATTN_SCORES;   // computes dK (by keys) or dQ
-constexpr bool kValues = SPATTN_VALUES;   // computes dV (by keys)
+constexpr bool kByKeys = SPATTN_BY_KEYS;   // rows are keys and columns queries, or the other way round
+constexpr bool kScores = SPATTN_SCORES;    // computes dK (by keys) or dQ
+constexpr bool kValues = SPATTN_VALUES;    // computes dV (by keys)
 constexpr bool kQueries = SPATTN_QUERIES;  // by keys: adds up dQ on the way, so that there is no pass by queries
 static_assert(kByKeys ? kScores || kValues : kScores && !kValues);
 static_assert(!kQueries || (kByKeys && kScores && kValues && SPATTN_STEP == 64));
@@ -33,12 +33,12 @@ constexpr int kConsumerRegisters = SPATTN_CONSUMER_REGISTERS, kProducerRegisters
 constexpr uint32_t kRowBytes = 128;
 constexpr uint32_t kBlockBytes = kBlock * kDim * 2;
 constexpr uint32_t kStageBytes = kStep * kDim * 2;
-constexpr int kBlocks = SPATTN_BLOCKS;  // row tiles in shared memory
-constexpr int kStages = SPATTN_STAGES;  // column steps in shared memory
+constexpr int kBlocks = SPATTN_BLOCKS;      // row tiles in shared memory
+constexpr int kStages = SPATTN_STAGES;      // column steps in shared memory
 constexpr int kOperands = kScores ? 2 : 1;  // of the rows: (k, v) or (q, dout); the values alone need no v
 
 using ScoreProduct = Product<kStep>;
-using SumProduct = Product<kDim<128 ? kDim : 128>;
+using SumProduct = Product < kDim<128 ? kDim : 128>;
 static_assert(kStages >= 2 && (kTiles == 1 || kTiles == 2));
 
 // What the producer tells the others about a task; a work item without columns ends the kernel.
@@ -82,8 +82,8 @@ constexpr bool kTurns = SPATTN_TURNS;
 // Workspace row of row `row` of a task.
 __device__ __forceinline__ int64_t partial_row(const Params& p, const Assignment& assigned, int row) {
   const Task& task = assigned.task;
-  const int64_t head = kByKeys ? int64_t(task.batch) * p.heads_kv + task.head_kv
-                               : int64_t(task.batch) * p.heads_q + task.head_q;
+  const int64_t head =
+      kByKeys ? int64_t(task.batch) * p.heads_kv + task.head_kv : int64_t(task.batch) * p.heads_q + task.head_q;
   return head * p.partial_rows + assigned.work.slot * kBlock + row;
 }
 

@@ -10,11 +10,12 @@
 
 namespace spattn::hopper_backward {
 
-constexpr int kSums = kDim / 2;         // accumulators of a result
-constexpr int kProducts = kStep / 2;    // of a product of a step
+constexpr int kSums = kDim / 2;          // accumulators of a result
+constexpr int kProducts = kStep / 2;     // of a product of a step
 constexpr int kWeights = kProducts / 2;  // the same as pairs of elements
-constexpr bool kBehind = kScores && !kQueries && kSums * (kScores + kValues) <= 64;  // else there are no registers for it
-using QueryProduct = Product<kQueries ? kDim / 2 : 64>;  // dQ of a step: half of the features
+constexpr bool kBehind =
+    kScores && !kQueries && kSums * (kScores + kValues) <= 64;  // else there are no registers for it
+using QueryProduct = Product<kQueries ? kDim / 2 : 64>;         // dQ of a step: half of the features
 constexpr int kQueryProducts = QueryProduct::kCount;
 constexpr int kScoreSums = kScores ? kSums : 4, kValueSums = kValues ? kSums : 4;  // 4: not used
 
@@ -26,7 +27,7 @@ struct Consumer {
   RingPosition<kStages> ring;
   RingPosition<kBlocks> rows;
   uint32_t steps = 0;  // that have added to dQ
-  int held = 0;  // stage whose columns the last product of the step before reads
+  int held = 0;        // stage whose columns the last product of the step before reads
 
   __device__ __forceinline__ void wait_stage() { barrier_wait(shared_address(&shared.full[ring.stage]), ring.parity); }
 
@@ -99,7 +100,8 @@ struct Consumer {
   __device__ __forceinline__ RowStatistics row_statistics() const {
     RowStatistics found = {};
     if (kByKeys) return found;
-    const Statistic* own = shared.statistics + rows.stage * kBlock + warpgroup * kSlab + thread / 32 * 16 + thread % 32 / 4;
+    const Statistic* own =
+        shared.statistics + rows.stage * kBlock + warpgroup * kSlab + thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
     for (int h = 0; h < 2; ++h) found.lse[h] = own[8 * h].lse, found.delta[h] = own[8 * h].delta;
     return found;
@@ -120,8 +122,8 @@ struct Consumer {
     }
     fence_async_proxy();
     named_sync(kBoth, 128 * kWarpgroups);
-    const uint32_t keys = shared_address(shared.rows[rows.stage][0]) +
-                          (kDim == 64 ? warpgroup * 64 : warpgroup * kBlock * kRowBytes);
+    const uint32_t keys =
+        shared_address(shared.rows[rows.stage][0]) + (kDim == 64 ? warpgroup * 64 : warpgroup * kBlock * kRowBytes);
     const uint64_t a = operand_descriptor(uniform(tile), 16, 1024), b = operand_descriptor(uniform(keys), 16, 1024);
     pin(q);
     wgmma_fence();

@@ -61,12 +61,11 @@ struct ExactRow {
       double weight = 0, gradient = 0;
       if (other >= 0) {
         const int64_t query = kByKeys ? other : own, key = kByKeys ? own : other;
-        const Statistic statistic =
-            p.statistics[(int64_t(task.batch) * p.heads_q + head) * p.q_len + query];
-        const double product = dot(token(p.q, p.q_stride, head, query), token(p.k, p.k_stride, task.head_kv, key),
-                                   p.head_dim);
-        const double upstream = dot(token(p.dout, p.dout_stride, head, query),
-                                    token(p.v, p.v_stride, task.head_kv, key), p.head_dim_v);
+        const Statistic statistic = p.statistics[(int64_t(task.batch) * p.heads_q + head) * p.q_len + query];
+        const double product =
+            dot(token(p.q, p.q_stride, head, query), token(p.k, p.k_stride, task.head_kv, key), p.head_dim);
+        const double upstream =
+            dot(token(p.dout, p.dout_stride, head, query), token(p.v, p.v_stride, task.head_kv, key), p.head_dim_v);
         weight = exp((p.sign * product * p.scale_log2 - statistic.lse) * kLn2);
         gradient = weight * (upstream - statistic.delta) * p.scale;
       }
@@ -74,8 +73,7 @@ struct ExactRow {
         const int from = __ffs(rest) - 1;
         const double w = __shfl_sync(~0u, weight, from), g = __shfl_sync(~0u, gradient, from);
         const int64_t at = __shfl_sync(~0u, other, from);
-        const Element* scored =
-            kByKeys ? token(p.q, p.q_stride, head, at) : token(p.k, p.k_stride, task.head_kv, at);
+        const Element* scored = kByKeys ? token(p.q, p.q_stride, head, at) : token(p.k, p.k_stride, task.head_kv, at);
         const Element* valued = kByKeys ? token(p.dout, p.dout_stride, head, at) : nullptr;
         for (int i = 0; i < kDim / 32; ++i) {
           const int d = lane + 32 * i;

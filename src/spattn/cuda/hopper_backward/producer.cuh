@@ -20,9 +20,7 @@ struct Producer {
   RingPosition<kBlocks> rows;
 
   // A task is known by its Assignment, of which lane l has word l.
-  __device__ __forceinline__ static int word_of(int now, int number) {
-    return __shfl_sync(0xffffffff, now, number);
-  }
+  __device__ __forceinline__ static int word_of(int now, int number) { return __shfl_sync(0xffffffff, now, number); }
 
   // Map coordinate of the first head that a task's rows (kRows), or its columns, belong to.
   template <bool kRows>

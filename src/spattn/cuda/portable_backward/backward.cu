@@ -23,7 +23,7 @@ extern "C" __constant__ int launch_shape[3] = {kThreads, 0, sizeof(Params)};
 struct Shared {
   Sum a[kSide][kSide + 1], b[kSide][kSide + 1];
   Sum weight[kSide][kSide + 1], gradient[kSide][kSide + 1];
-  Sum lse[kSide], delta[kSide];  // of the queries, rows or columns
+  Sum lse[kSide], delta[kSide];   // of the queries, rows or columns
   int row[kSide], column[kSide];  // positions, -1 for padding
 };
 
@@ -46,7 +46,8 @@ struct Block {
                                        int first, int features) {
     for (int cell = thread; cell < kSide * kSide; cell += kThreads) {
       const int row = cell / kSide, d = first + cell % kSide, at = position[row];
-      tile[row][cell % kSide] = at >= 0 && d < features ? Sum(widen(head.data[at * head.row + d * head.feature])) : Sum(0);
+      tile[row][cell % kSide] =
+          at >= 0 && d < features ? Sum(widen(head.data[at * head.row + d * head.feature])) : Sum(0);
     }
   }
 
@@ -77,7 +78,8 @@ struct Block {
       for (int c = 0; c < kSide; ++c) {
         const Sum w = weights[own][c];
         if (w == Sum(0)) continue;
-        for (int j = 0; j < kOwn; ++j) sums[chunk * kOwn + j] = fma(w, shared.b[c][lane + kLanes * j], sums[chunk * kOwn + j]);
+        for (int j = 0; j < kOwn; ++j)
+          sums[chunk * kOwn + j] = fma(w, shared.b[c][lane + kLanes * j], sums[chunk * kOwn + j]);
       }
     }
   }
@@ -110,7 +112,8 @@ struct Block {
     const int position = shared.row[own], head = kByKeys ? task.head_kv : task.head_q;
     if (position < 0) return;
     const long long place = static_cast<long long>(task.batch) * (kByKeys ? p.heads_kv : p.heads_q) + head;
-    const long long slot = place * p.pass.partial_rows + static_cast<long long>(work.slot) * p.pass.slabs * p.pass.slab_rows + row;
+    const long long slot =
+        place * p.pass.partial_rows + static_cast<long long>(work.slot) * p.pass.slabs * p.pass.slab_rows + row;
     const auto store = [&](const Array& target, void* partial, int d, int features, Sum value) {
       if (d >= features) return;
       if (work.slot >= 0) static_cast<Sum*>(partial)[slot * features + d] = value;
@@ -131,7 +134,8 @@ struct Block {
     const int part = blockIdx.x % parts, slab = blockIdx.x / parts % pass.slabs;
     const Task task = pass.tasks[blockIdx.x / parts / pass.slabs];
     const Work work = pass.work[task.item];
-    const int tile = work.tile + slab / pass.row_parts, first_row = slab % pass.row_parts * pass.slab_rows + part * kSide;
+    const int tile = work.tile + slab / pass.row_parts,
+              first_row = slab % pass.row_parts * pass.slab_rows + part * kSide;
     const int rows = min(kSide, pass.slab_rows - part * kSide);
     if (thread < kSide) {
       shared.row[thread] = thread < rows ? portable::position_of(pass.views[work.view], tile, first_row + thread) : -1;

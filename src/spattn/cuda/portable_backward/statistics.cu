@@ -19,7 +19,8 @@ extern "C" __global__ void __launch_bounds__(kThreads) statistics(const __grid_c
   const int lane = threadIdx.x % 32, query = row % p.q_len, head = row / p.q_len % p.heads_q,
             batch = row / p.q_len / p.heads_q;
   if (row >= p.rows) return;
-  const Element *dout = token<const Element>(p.dout, batch, head, query), *out = token<const Element>(p.out, batch, head, query);
+  const Element *dout = token<const Element>(p.dout, batch, head, query),
+                *out = token<const Element>(p.out, batch, head, query);
   Sum sum = 0;
   for (int d = lane; d < p.head_dim_v; d += 32) {
     sum = fma(Sum(widen(dout[d * p.dout.column])), Sum(widen(out[d * p.out.column])), sum);
