@@ -101,7 +101,7 @@ struct Block {
     for (int j = 0; j < kOwn; ++j) {
       const int c = lane + kLanes * j, query = kByKeys ? c : own;
       const bool allowed = bits >> c & 1 && shared.row[own] >= 0 && shared.column[c] >= 0;
-      const Sum weight = power_of_two(s[j] * Sum(p.sign) * Sum(p.scale_log2) - shared.lse[query]);
+      const Sum weight = exp(fma(s[j], Sum(p.scale), -shared.lse[query]));  // in base e: nothing is rounded twice
       shared.weight[own][c] = allowed ? weight : Sum(0);
       shared.gradient[own][c] = allowed ? weight * (d[j] - shared.delta[query]) : Sum(0);
     }

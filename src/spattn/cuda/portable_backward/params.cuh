@@ -37,12 +37,12 @@ struct Pass {
 struct Params {
   Array q, k, v, dout, out, lse, dlse;  // dlse.data is null where it is zero
   Array scores, values;                 // the results: dQ or dK, and dV
-  void* statistics;                     // (batch, heads_q, q_len, 2): log-sum-exp in base 2, and delta
+  void* statistics;                     // (batch, heads_q, q_len, 2): log-sum-exp and delta
   void *partial_scores, *partial_values;
-  double scale_log2, scale;
+  double scale;
   long long rows;  // batch * heads_q * q_len
   Pass pass;
-  int sign, heads_q, heads_kv, q_len, head_dim, head_dim_v;
+  int heads_q, heads_kv, q_len, head_dim, head_dim_v;
 };
 
 // What sum.cu is given.

@@ -13,7 +13,6 @@ from ..backward_pass import BackwardPass
 from ..driver.buffer import upload
 from ..driver.device import Device
 from ..driver.structs import packer
-from ..forward_pass import fold_scale
 from ..portable.params import ARRAY
 
 __all__ = ["STRUCTS", "PassOnDevice", "pack", "pack_sum", "plan_on_device"]
@@ -34,11 +33,10 @@ PARAMS = np.dtype(
     [
         *((name, ARRAY) for name in ("q", "k", "v", "dout", "out", "lse", "dlse", "scores", "values")),
         *((name, "u8") for name in ("statistics", "partial_scores", "partial_values")),
-        ("scale_log2", "f8"),
         ("scale", "f8"),
         ("rows", "i8"),
         ("pass", PASS),
-        *((name, "i4") for name in ("sign", "heads_q", "heads_kv", "q_len", "head_dim", "head_dim_v")),
+        *((name, "i4") for name in ("heads_q", "heads_kv", "q_len", "head_dim", "head_dim_v")),
     ],
     align=True,
 )
@@ -138,7 +136,6 @@ def pack(
     values: tuple[Operand, int] | None,
 ) -> bytes:
     """The bytes of ``Params`` for a pass; results are arrays with the addresses of their workspaces."""
-    scale_log2, sign = fold_scale(call.scale)
     batch, heads_q, q_len, head_dim = call.q.shape
     nothing = Operand(0, (), (0, 0, 0, 0))
     to_values, partial = values or (nothing, 0)
@@ -148,11 +145,9 @@ def pack(
         statistics,
         scores[1],
         partial,
-        scale_log2,
         call.scale,
         batch * heads_q * q_len,
         *own.packed,
-        sign,
         heads_q,
         call.k.shape[1],
         q_len,

@@ -1,4 +1,4 @@
-// Formula    lse2 = lse log2(e), +inf for rows that attend to nothing; delta = rowsum(dout o out) - dlse.
+// Formula    lse, +inf for rows that attend to nothing; delta = rowsum(dout o out) - dlse.
 // Grid       one warp a row of queries, flat.
 // Target     compute capability 8.0 and up.
 // Types      any; sums in float32, float64 for float64.
@@ -27,12 +27,11 @@ extern "C" __global__ void __launch_bounds__(kThreads) statistics(const __grid_c
   }
   for (int step = 16; step; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   if (lane) return;
-  constexpr double kLog2E = 1.44269504088896340736;
   const Sum lse = *token<const Sum>(p.lse, batch, head, query);
   const bool nothing = lse == -infinity<Sum>();
   const Sum dlse = p.dlse.data == nullptr ? Sum(0) : *token<const Sum>(p.dlse, batch, head, query);
   Sum* target = static_cast<Sum*>(p.statistics) + 2 * row;
-  target[0] = nothing ? infinity<Sum>() : lse * Sum(kLog2E);
+  target[0] = nothing ? infinity<Sum>() : lse;
   target[1] = nothing ? Sum(0) : sum - dlse;
 }
 
