@@ -51,7 +51,7 @@ struct Block {
     }
   }
 
-  // x[j] = product of row `own` and column lane + 8 j.
+  // x[j] = product of row `own` and column lane + 8 j: sums of 32 features each are added up, so that no sum is long.
   __device__ __forceinline__ void multiply(Sum (&x)[kOwn], const Head& rows, const Head& columns, int features) {
     for (int j = 0; j < kOwn; ++j) x[j] = 0;
     for (int first = 0; first < features; first += kSide) {
@@ -59,9 +59,11 @@ struct Block {
       load(shared.a, rows, shared.row, first, features);
       load(shared.b, columns, shared.column, first, features);
       __syncthreads();
+      Sum chunk[kOwn] = {};
       for (int d = 0; d < kSide; ++d) {
-        for (int j = 0; j < kOwn; ++j) x[j] = fma(shared.a[own][d], shared.b[lane + kLanes * j][d], x[j]);
+        for (int j = 0; j < kOwn; ++j) chunk[j] = fma(shared.a[own][d], shared.b[lane + kLanes * j][d], chunk[j]);
       }
+      for (int j = 0; j < kOwn; ++j) x[j] += chunk[j];
     }
   }
 
