@@ -3,6 +3,7 @@
 
     python benchmarks/peers_cuda_backward.py            # about 6 minutes on an H200; needs torch
     python benchmarks/peers_cuda_backward.py --dims 128 --only dense "window ±256"
+    python benchmarks/peers_cuda_backward.py --without-flex           # whose masks take minutes to compile
 
 The backward alone, bfloat16, batch 1, 16 heads, 16384 tokens, measured as peers_cuda.py measures the forward. spattn is
 timed as ``spattn.attention_backward``, warm, the others as ``torch.autograd.grad`` of a graph that is kept. Gradients
@@ -135,7 +136,7 @@ def worst_error(pattern, q, k, v, dout, gradients) -> float:
     return worst
 
 
-def run(head_dim: int, names: list[str] | None) -> Iterator[dict]:
+def run(head_dim: int, names: list[str] | None, with_flex: bool = True) -> Iterator[dict]:
     """Rows of the result for one head dimension."""
     import torch
 
@@ -147,7 +148,7 @@ def run(head_dim: int, names: list[str] | None) -> Iterator[dict]:
     for name, (pattern, mask) in peers_cuda.problems(TOKENS).items():
         if names is not None and name not in names:
             continue
-        calls = contenders(name, pattern, mask, sets)
+        calls = contenders(name, pattern, mask if with_flex else None, sets)
         errors = {who: worst_error(pattern, *sets[0], call(0)) for who, call in calls.items()}
         for who, error in errors.items():
             if error > TOLERANCE:
@@ -196,6 +197,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dims", nargs="*", type=int, default=[128, 64])
     parser.add_argument("--only", nargs="*")
+    parser.add_argument("--without-flex", action="store_true")
     parser.add_argument("--out", type=Path, default=record.RESULTS / "peers_cuda_backward.json")
     args = parser.parse_args()
     import torch
@@ -204,7 +206,7 @@ def main() -> None:
     torch._dynamo.config.accumulated_recompile_limit = 5000
     rows: list[dict] = []
     for head_dim in args.dims:
-        for row in run(head_dim, args.only):
+        for row in run(head_dim, args.only, not args.without_flex):
             rows.append(row)
             write(args.out, rows)
     for row in peers_cuda_floors.backward_rows(rows):

@@ -75,7 +75,7 @@ struct alignas(1024) Shared {
 };
 static_assert(sizeof(Shared) <= 227 * 1024);
 
-// Named barriers: kTurn + w is warpgroup w's turn to start a step, kOwn + w its own threads.
+// Named barriers: kTurn + w is warpgroup w's turn to start a step, kOwn + w its own threads, kBoth those of both.
 constexpr uint32_t kTurn = 1, kOwn = 4, kBoth = 6;
 constexpr bool kTurns = SPATTN_TURNS;
 

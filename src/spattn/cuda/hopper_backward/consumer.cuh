@@ -396,7 +396,9 @@ struct Consumer {
       exact |= nonfinite_rows(scores);
     }
     if constexpr (kValues) exact |= nonfinite_rows(values);
-    named_sync(kOwn + warpgroup, 128);  // all of its warps are done with the row tile
+    // All who read these rows are done with them: this warpgroup's warps or, for dQ, those of both.
+    if constexpr (kQueries) named_sync(kBoth, 128 * kWarpgroups);
+    else named_sync(kOwn + warpgroup, 128);
     if (assigned.work.slot >= 0) {
       if constexpr (kScores) store_partial(assigned, scores, p.partial[0], p.head_dim);
       if constexpr (kValues) store_partial(assigned, values, p.partial[1], p.head_dim_v);

@@ -23,7 +23,7 @@ from .layout import ENTRY, WORK, Views
 __all__ = [
     "MAPS",
     "Addresses",
-    "Launch",
+    "PassParams",
     "Template",
     "maps_needed",
     "pack_converted",
@@ -128,7 +128,7 @@ def structs(room: int) -> Mapping[str, np.dtype]:
     }
 
 
-class Launch(NamedTuple):
+class PassParams(NamedTuple):
     """What tells one launch of backward.cu from the others of a call: device addresses of its pass, and its size."""
 
     at: dict[str, int]  # of the pass's arrays
@@ -163,7 +163,7 @@ class _Map(NamedTuple):
 class Template:
     """The parameters of all calls that agree in shapes, strides and dtype."""
 
-    def __init__(self, views: Views, launches: list[Launch], call: BackwardPass, room: int, query_slabs: int):
+    def __init__(self, views: Views, launches: list[PassParams], call: BackwardPass, room: int, query_slabs: int):
         operands = mapped_operands(call)
         joint = all(map(joint_heads, operands))
         self._image = aligned_bytes(params_dtype(room).itemsize)
@@ -188,6 +188,7 @@ class Template:
             params["task_count"], params["partial_rows"] = launch.tasks, launch.partial_rows
             self._tails.append(bytes(self._image[self._head_bytes :]))
         at = {name: offset for name, (_, offset) in fields(params_dtype(room)).items()}
+        self.counter_at = at["counter"]
         self._call_at, self._scale_at = (at[name] - self._head_bytes for name in ("q", "scale_log2"))
         self._heads = Recent(_HEADS_KEPT)
 

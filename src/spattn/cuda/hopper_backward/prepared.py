@@ -13,6 +13,7 @@ from ...plan._types import Plan
 from ...schedule.slabs import Pass, by_keys, by_queries
 from ...schedule.tasks import merge_heads, order_tasks
 from ..backward_pass import BackwardPass
+from ..driver._launch import Launch
 from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
@@ -20,12 +21,13 @@ from ..hopper.builds import ARCH, KEYS_TOGETHER
 from ..hopper.maps import VIEW, readable
 from .builds import Build, builds, variant
 from .layout import SLAB, lay_out, lay_out_masks, lay_out_views, query_slabs
-from .params import MAPS, Addresses, Launch, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs
+from .params import MAPS, Addresses, PassParams, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs
 
 __all__ = ["Ready", "plan_on_device"]
 
 _COUNTERS = 1024  # launches on different streams that may run a plan at the same time
 _READY_KEPT = 32
+_LAUNCHES_KEPT = 64  # of addresses of recent calls; an allocator hands out the same ones again and again
 _BLOCKS_PER_SM = 2  # that long lists are split for
 # In one pass, dQ of a head is added up by one item after another. They hardly wait for each other where there are many
 # steps, of an item times the heads side by side, for each SM; and where items are short, a second pass is faster.
@@ -39,7 +41,7 @@ _STATISTIC_BYTES = 16
 class OnDevice(NamedTuple):
     """A pass on the device. `blocks` is the grid of its kernels, `sum_blocks` that of a head's sums."""
 
-    launch: Launch
+    launch: PassParams
     blocks: int
     slots: int
     sums: dict[str, int]
@@ -103,7 +105,7 @@ class BackwardPlan:
         at |= {"row_views": self.at[names[0]], "column_views": self.at[names[1]]}
         sum_blocks = -(-int(np.diff(merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
         blocks = min(device.sm_count, len(tasks))
-        return OnDevice(Launch(at, len(tasks), made.slots * _ROWS), blocks, made.slots, at, sum_blocks)
+        return OnDevice(PassParams(at, len(tasks), made.slots * _ROWS), blocks, made.slots, at, sum_blocks)
 
     def ready(self, call: BackwardPass) -> Ready | None:
         """What calls of these shapes and strides share; None when TMA cannot address them."""
@@ -152,7 +154,8 @@ class Ready:
         ]
         sizes = [batch * heads * of.slots * _ROWS * x.shape[3] * 4 for of, x, heads in results]
         sizes += [self._added * SLAB * table[0].head_dim * 4, (self._added + 1) * 4]
-        self._offsets = list(itertools.accumulate([self._rows * _STATISTIC_BYTES, *sizes]))
+        *self._offsets, self._workspace_bytes = itertools.accumulate([self._rows * _STATISTIC_BYTES, *sizes])
+        self._launches = Recent(_LAUNCHES_KEPT)
 
     @staticmethod
     def _load(call: BackwardPass, name: str, row: Build, room: int) -> Kernel:
@@ -161,8 +164,20 @@ class Ready:
 
     def run(self, call: BackwardPass) -> None:
         """Enqueue everything; the context must be current."""
-        workspace = call.allocate(self._offsets[-1])
-        *partial, query_sums, added = [workspace + offset for offset in self._offsets[:5]]
+        workspace = call.allocate(self._workspace_bytes)
+        rows = (call.lse, call.dlse) if call.dlse is not None else (call.lse,)
+        arrays = call.dout, call.q, call.k, call.v, call.out, call.dq, call.dk, call.dv
+        key = *(x.pointer for x in arrays), *((x.pointer, x.strides) for x in rows), workspace, call.scale, call.stream
+        # A call has these launches to itself: no other writes to the same addresses while it holds its results.
+        for launch, draws in self._launches.get(key) or self._launches.keep(key, self._write(call, workspace)):
+            if draws:
+                launch(self._template.counter_at, self._plan.counter())
+            else:
+                launch()
+
+    def _write(self, call: BackwardPass, workspace: int) -> list[tuple[Launch, bool]]:
+        """The launches of a call, and whether each needs a work counter of its own."""
+        *partial, query_sums, added = [workspace + offset for offset in self._offsets]
         to = Addresses(
             call.q.pointer,
             call.k.pointer,
@@ -177,8 +192,12 @@ class Ready:
         dlse, by_dlse = (0, (0, 0, 0)) if call.dlse is None else (call.dlse.pointer, call.dlse.strides)
         strides = *call.dout.strides[:3], *call.out.strides[:3], *call.lse.strides, *by_dlse
         arrays = call.dout.pointer, call.out.pointer, call.lse.pointer, dlse, workspace, added
-        rows = pack_rows(*arrays, *strides, *self._rows_tail)
-        self._statistics.launch(-(-self._rows // _ROWS_PER_BLOCK), rows, call.stream)
+        written: list[tuple[Launch, bool]] = []
+
+        def write(kernel: Kernel, blocks: int, params: bytes, draws: bool = False) -> None:
+            written.append((Launch(kernel, blocks, params, call.stream), draws))
+
+        write(self._statistics, -(-self._rows // _ROWS_PER_BLOCK), pack_rows(*arrays, *strides, *self._rows_tail))
         # In one pass, dQ is computed again by queries where a sum is not finite: most calls only ask.
         nonfinite = added + 4 * self._added
         gate = 0 if self._convert is None else nonfinite
@@ -187,8 +206,7 @@ class Ready:
             results = (partial[1], partial[2]) if keyed else (partial[0], 0)
             if own.blocks:
                 workspaces = *results, query_sums, added, 0 if keyed else gate
-                params = self._template.fill(number, to, workspaces, self._plan.counter())
-                ready.launch(own.blocks, params, call.stream)
+                write(ready, own.blocks, self._template.fill(number, to, workspaces, 0), True)
             if keyed and self._convert is not None:
                 params = pack_converted(
                     query_sums,
@@ -203,12 +221,13 @@ class Ready:
                     call.q.shape[3],
                     call.scale,
                 )
-                self._convert.launch(self._added, params, call.stream)
+                write(self._convert, self._added, params)
         for number, of, blocks, tail in self._sums:
             target = (call.dq, call.dk, call.dv)[number].pointer
             lists = (of.sums[name] for name in ("rows", "indptr", "sources", "heads"))
             params = pack_sum(*lists, partial[number], target, 0 if number else gate, *tail)
-            self._sum.launch(blocks, params, call.stream)
+            write(self._sum, blocks, params)
+        return written
 
 
 def _heads_in_order(keys: Pass, device: Device, heads: int) -> int:

@@ -117,14 +117,17 @@ struct Producer {
     ring.advance();
   }
 
-  // The counter hands out task_count + gridDim.x tickets in all, whoever draws them. A ticket is used long after it was
-  // drawn, so that nothing waits for the atomic.
+  // The counter hands out task_count + kIdle * gridDim.x tickets in all, whoever draws them. A ticket is used long after
+  // it was drawn, so that nothing waits for the atomic. The first task of a CTA is that of its number; but where tasks
+  // wait for those before them it is drawn as well, since a CTA that has no SM yet must not hold one.
+  static constexpr int kIdle = kQueries ? 2 : 1;
+
   __device__ __forceinline__ int draw() const { return lane == 0 ? atomicAdd(p.counter, 1) : 0; }
 
   // Number of a ticket's task; whoever holds the last ticket puts the counter back to zero.
   __device__ __forceinline__ int settle(int ticket) const {
-    if (lane == 0 && ticket == p.task_count + gridDim.x - 1) atomicExch(p.counter, 0);
-    return gridDim.x + __shfl_sync(0xffffffff, ticket, 0);
+    if (lane == 0 && ticket == p.task_count + kIdle * gridDim.x - 1) atomicExch(p.counter, 0);
+    return (kQueries ? 0 : gridDim.x) + __shfl_sync(0xffffffff, ticket, 0);
   }
 
   // Loads a task and returns the next one, whose ticket is replaced by the ticket of the one after it.
@@ -149,9 +152,10 @@ struct Producer {
   }
 
   __device__ void run() {
+    const int first = kQueries ? settle(draw()) : blockIdx.x;
     int ticket = draw();
     uint32_t buffer = 0;
-    for (int now = look_up(blockIdx.x, 0); word_of(now, SPATTN_WORD(work.heads)); buffer ^= 1) {
+    for (int now = look_up(first, 0); word_of(now, SPATTN_WORD(work.heads)); buffer ^= 1) {
       now = load_task(now, buffer, ticket);
     }
     settle(ticket);

@@ -1,0 +1,85 @@
+"""The launches of a backward call, with a GPU that is not there: what is launched, and what is written only once."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from spattn import patterns, plan
+from spattn.arrays._operand import Operand, row_major
+from spattn.cuda.backward_pass import BackwardPass
+from spattn.cuda.hopper_backward import params, prepared
+
+PARAMETERS = {"backward": "Params", "statistics": "Rows", "sum": "Sum", "convert": "Converted"}
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Names of kernels in the order in which they are started; addresses are numbers."""
+    names, written, addresses = [], [], itertools.count(1 << 20, 1 << 20)
+
+    def upload(device, arrays):
+        return None, {name: next(addresses) for name in arrays}
+
+    def kernel(device, source, arch, defines, structs, entry):
+        name = entry.removeprefix("hopper_")
+        what = f"{name} by {'keys' if defines['SPATTN_BY_KEYS'] else 'queries'}" if name == "backward" else name
+        return SimpleNamespace(name=what, params_bytes=structs[PARAMETERS[name]].itemsize)
+
+    class Launch:
+        def __init__(self, kernel, blocks, params, stream):
+            assert len(params) == kernel.params_bytes and blocks > 0
+            self.name = kernel.name
+            written.append(self.name)
+
+        def __call__(self, at=0, word=None):
+            assert (word is not None) == self.name.startswith("backward")
+            names.append(self.name)
+
+    monkeypatch.setattr(prepared, "upload", upload)
+    monkeypatch.setattr(prepared, "kernel", kernel)
+    monkeypatch.setattr(prepared, "Launch", Launch)
+    monkeypatch.setattr(params, "encode_map", lambda *args: 0)
+    monkeypatch.setattr(params, "replace_address", lambda *args: None)
+    return SimpleNamespace(names=names, written=written)
+
+
+def run(pattern, tokens, heads, calls=1):
+    """Runs calls that differ in nothing."""
+    made = plan(pattern, tokens, heads=heads, workers=1)
+    x = Operand(1 << 12, (1, heads, tokens, 64), row_major((1, heads, tokens, 64)))
+    lse = Operand(1 << 12, (1, heads, tokens), row_major((1, heads, tokens)))
+    of_plan = prepared.BackwardPlan(made, SimpleNamespace(sm_count=4), 1, heads, heads)
+    for _ in range(calls):
+        call = BackwardPass(None, 0, made, x, x, x, x, x, lse, None, x, x, x, "bfloat16", 0.125, lambda nbytes: 1 << 30)
+        of_plan.ready(call).run(call)
+
+
+def test_two_passes(launched):
+    run(patterns.SlidingWindow(100), 1000, 2)
+    assert launched.names == ["statistics", "backward by keys", "backward by queries"]
+
+
+def test_one_pass(launched):
+    """Items are long. The pass by queries asks whether it is needed."""
+    run(patterns.Full(), 4096, 2)
+    assert launched.names == ["statistics", "backward by keys", "convert", "backward by queries"]
+
+
+def test_rows_that_several_items_compute_are_summed(launched):
+    run(patterns.Strided(16), 1000, 2)
+    assert launched.names[-3:] == ["sum"] * 3
+
+
+def test_a_call_that_repeats_writes_nothing(launched):
+    run(patterns.SlidingWindow(100), 1000, 2, calls=3)
+    assert len(launched.names) == 9 and len(launched.written) == 3
+
+
+def test_nothing_allowed_launches_no_pass(launched):
+    run(patterns.Full() - patterns.Full(), 200, 2)
+    assert launched.names == ["statistics", "sum", "sum", "sum"]
+    assert np.isin(launched.written, launched.names).all()
