@@ -136,10 +136,12 @@ def attention_backward(
         The inputs of the forward call.
     out, lse : array
         What ``attention(q, k, v, pattern, scale=scale, return_lse=True)`` returned.
-    pattern, scale, backend
+    pattern
         As in the forward call.
     dlse : (batch, heads_q, q_len) array, optional
         Gradient of the loss with respect to `lse`, of its dtype; None is zero. Rows with ``lse = -inf`` ignore theirs.
+    scale, backend
+        As in the forward call.
 
     Returns
     -------

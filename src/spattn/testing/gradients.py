@@ -35,10 +35,12 @@ def naive_from_results(
 
     Parameters
     ----------
-    dout, q, k, v, mask, scale, dlse
+    dout, q, k, v, mask, scale
         As for :func:`naive_gradients`.
     order, ulps : int
         See above.
+    dlse : array, optional
+        As for :func:`naive_gradients`.
 
     Returns
     -------
