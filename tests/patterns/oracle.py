@@ -231,6 +231,7 @@ RULES = {
     p.Mask: masked,
     p.BlockLayout: block_layout,
     p.KeyBlocks: key_blocks,
+    p.KeyPadding: lambda x, q, k, n: bool(x.valid.reshape(-1)[k]),
     p.Strided: lambda x, q, k, n: k <= q and (q - k < x.stride or (q - k) % x.stride == 0),
     p.Fixed: lambda x, q, k, n: k <= q and (k // x.block == q // x.block or k % x.block >= x.block - x.summary),
     p.Longformer: longformer,

@@ -20,6 +20,7 @@ from .documents import Documents, PrefixLM
 from .grid import Axial, Windowed
 from .longformer import Longformer
 from .neighborhood import Neighborhood
+from .padding import KeyPadding
 from .per_head import PerHead
 from .tokens import GlobalTokens
 from .vertical_slash import VerticalSlash
@@ -40,6 +41,7 @@ __all__ = [
     "Full",
     "GlobalTokens",
     "KeyBlocks",
+    "KeyPadding",
     "Lattice",
     "Longformer",
     "Mask",

@@ -14,7 +14,7 @@ from .._index_checks import integer_array, plain_array
 from ..arrays import NUMPY, kind_of, to_host
 from ._check import assign
 
-__all__ = ["ByContent", "frozen_array"]
+__all__ = ["ByContent", "frozen_array", "on_host"]
 
 
 def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, ...]) -> np.ndarray:
@@ -28,7 +28,7 @@ def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, 
     ValueError
         If its number of axes is not among `ndims`, or a number does not fit into `dtype`.
     """
-    value = _on_host(value)
+    value = on_host(value)
     array = plain_array(name, value) if dtype is bool else integer_array(name, value, dtype)
     if dtype is bool and array.dtype != bool:
         raise TypeError(f"{name}: expected an array of dtype bool, got {array.dtype}")
@@ -37,7 +37,8 @@ def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, 
     return frozen(array)
 
 
-def _on_host(value: Any) -> Any:
+def on_host(value: Any) -> Any:
+    """An array of another framework as NumPy's; anything else, masked arrays among it, as it is."""
     return value if kind_of(value) in (None, NUMPY) else to_host(value)
 
 
@@ -77,7 +78,7 @@ class ByContent:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if kind_of(value) is not None:
-                assign(self, **{field.name: frozen(plain_array(field.name, _on_host(value)))})
+                assign(self, **{field.name: frozen(plain_array(field.name, on_host(value)))})
         super().__post_init__()  # type: ignore[misc]
 
     @cached_property
