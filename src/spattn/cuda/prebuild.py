@@ -8,9 +8,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+
+from . import portable_backward
 from .driver import cache, compile
 from .portable.params import STRUCTS
 from .portable.variants import HEAD_DIMS, merge_variant, tile_within, variant
@@ -21,15 +24,23 @@ _SHARED_BYTES = {"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_90": 227 << 10, "sm
 _SHARED_BYTES_OTHERS = 99 << 10
 
 
-def kernels(arch: str, dtypes: Iterable[str], head_dims: Iterable[int]) -> Iterator[tuple[str, dict[str, object]]]:
-    """(source, macros) of everything that plans with this device's tiles and 16-byte aligned arrays need."""
+def kernels(
+    arch: str, dtypes: Iterable[str], head_dims: Iterable[int]
+) -> Iterator[tuple[str, dict[str, object], Mapping[str, np.dtype]]]:
+    """(source, macros, structs) of everything that plans with this device's tiles and 16-byte aligned arrays need,
+    forward and backward."""
     shared_bytes = _SHARED_BYTES.get(arch, _SHARED_BYTES_OTHERS)
     for dtype in dtypes:
-        yield merge_variant(dtype)
+        yield *merge_variant(dtype), STRUCTS
+        for name in ("statistics", "sum"):
+            yield *portable_backward.variant(name, dtype, 0, 0, 0), portable_backward.STRUCTS
         for head_dim in head_dims:
             tile = tile_within(shared_bytes, dtype, head_dim)
             for precision in (None, "tf32") if dtype == "float32" else (None,):
-                yield variant(dtype, head_dim, head_dim, tile, True, shared_bytes, precision)
+                yield *variant(dtype, head_dim, head_dim, tile, True, shared_bytes, precision), STRUCTS
+            for by_keys in (0, 1):
+                own = portable_backward.variant("backward", dtype, head_dim, head_dim, by_keys)
+                yield *own, portable_backward.STRUCTS
 
 
 def main() -> None:
@@ -42,9 +53,9 @@ def main() -> None:
     args = parser.parse_args()
     todo = [(arch, *one) for arch in args.arch for one in kernels(arch, args.dtype, args.head_dim)]
     with ThreadPoolExecutor(args.jobs) as pool:
-        for _ in pool.map(lambda one: compile.cubin(one[1], one[0], one[2], STRUCTS), todo):
+        for _ in pool.map(lambda one: compile.cubin(one[1], one[0], *one[2:]), todo):
             pass
-    different = len({(arch, source, *itertools.chain(*sorted(macros.items()))) for arch, source, macros in todo})
+    different = len({(arch, source, *itertools.chain(*sorted(macros.items()))) for arch, source, macros, _ in todo})
     print(f"{different} kernels in {cache.folder()}")
 
 

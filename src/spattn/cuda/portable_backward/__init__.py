@@ -11,7 +11,7 @@ from ..backward_pass import BackwardPass
 from ..driver.launch import Kernel, kernel
 from .params import STRUCTS, pack, pack_sum, plan_on_device
 
-__all__ = ["backward"]
+__all__ = ["STRUCTS", "backward", "variant"]
 
 _THREADS = 256
 _ROWS = 32  # of backward.cu's blocks
@@ -45,10 +45,15 @@ def backward(call: BackwardPass) -> None:
                 _kernel(call, "sum", 0).launch(blocks, pack_sum(plan[keyed], target, partial), call.stream)
 
 
-def _kernel(call: BackwardPass, name: str, by_keys: int) -> Kernel:
-    dims = (-(-dim // _COLUMNS) * _COLUMNS for dim in (call.q.shape[3], call.v.shape[3]))
-    defines: dict[str, object] = {"SPATTN_DTYPE": call.dtype}
+def variant(name: str, dtype: str, head_dim: int, head_dim_v: int, by_keys: int) -> tuple[str, dict[str, object]]:
+    """(source, macros) of a kernel; only those of "backward" differ by head dimension and pass."""
+    macros: dict[str, object] = {"SPATTN_DTYPE": dtype}
     if name == "backward":
-        defines |= {"SPATTN_BY_KEYS": by_keys, "SPATTN_HEAD_DIM": next(dims), "SPATTN_HEAD_DIM_V": next(dims)}
-    source = f"portable_backward/{name}.cu"
-    return kernel(call.device, source, call.device.arch, defines, STRUCTS, name)
+        padded, padded_v = (-(-dim // _COLUMNS) * _COLUMNS for dim in (head_dim, head_dim_v))
+        macros |= {"SPATTN_BY_KEYS": by_keys, "SPATTN_HEAD_DIM": padded, "SPATTN_HEAD_DIM_V": padded_v}
+    return f"portable_backward/{name}.cu", macros
+
+
+def _kernel(call: BackwardPass, name: str, by_keys: int) -> Kernel:
+    source, macros = variant(name, call.dtype, call.q.shape[3], call.v.shape[3], by_keys)
+    return kernel(call.device, source, call.device.arch, macros, STRUCTS, name)
