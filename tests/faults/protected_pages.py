@@ -64,26 +64,42 @@ def allocations_beside(side):
     def empty_like(like, *, shape=None, subok=True):
         return beside_protected_page(like.shape if shape is None else shape, like.dtype, side)
 
-    with mock.patch.object(np, "empty", empty), mock.patch.object(np, "empty_like", empty_like):
+    class NumPy:
+        """What the backend makes `out` with, whose memory order is its own."""
+
+        def __getattr__(self, name):
+            return getattr(np, name)
+
+        @staticmethod
+        def ndarray(shape, dtype, buffer, offset, strides):
+            return np.ndarray(shape, dtype, beside_protected_page(math.prod(shape), dtype, side), offset, strides)
+
+    with (
+        mock.patch.object(np, "empty", empty),
+        mock.patch.object(np, "empty_like", empty_like),
+        mock.patch.object(cpu, "np", NumPy()),
+    ):
         yield
 
 
-def results(isa, plan, dout, q, k, v) -> list[np.ndarray]:
+def results(isa, plan, dlse, dout, q, k, v) -> list[np.ndarray]:
     """out, lse, dq, dk, dv."""
     out, lse = cpu.forward(q, k, v, plan, 0.3, isa=isa)
-    return [out, lse, *cpu.backward(dout, q, k, v, out, lse, plan, 0.3, isa=isa)]
+    return [out, lse, *cpu.backward(dout, q, k, v, out, lse, plan, 0.3, dlse=dlse, isa=isa)]
 
 
 def check(isa, side, arrays, pattern) -> None:
     """The same bits as from ordinary memory, in every layout."""
-    plan = spattn.plan(pattern, backend="cpu", like=arrays[1:])
-    expected = results(isa, plan, *arrays)
+    plan, q = spattn.plan(pattern, backend="cpu", like=arrays[1:]), arrays[1]
+    dlse = random(q.shape[:3], np.promote_types(q.dtype, np.float32), seed=8)
+    expected = results(isa, plan, dlse, *arrays)
+    dlse = copy_beside(dlse, side)
     moved = {name: copy_beside(x, side) for name, x in vars(plan).items() if isinstance(x, np.ndarray)}
     plan = dataclasses.replace(plan, **moved)
     for name, lay in LAYOUTS.items():
         laid = [lay(x, lambda x: copy_beside(x, side)) for x in arrays]
         with allocations_beside(side):
-            got = results(isa, plan, *laid)
+            got = results(isa, plan, dlse, *laid)
         for x, y in zip(got, expected, strict=True):
             assert np.array_equal(x, y), (name, pattern, [x.shape for x in arrays])
 
