@@ -64,7 +64,7 @@ test: $(STAMPS)/test
 
 # Python itself is not instrumented, so the sanitizers' libraries are loaded before it. It frees little when it ends: no
 # search for leaks. MemoryError is tested, so malloc must fail as usual. Left out: tests that start nvcc, whose programs
-# do not bear the preloaded library. Most properties are about Python code, so few examples of each unless asked for more;
+# do not bear the preloaded library, and tests of memory, to which the sanitizers add. Most properties are about Python code, so few examples of each unless asked for more;
 # but many changed plans, whose whole point is what the kernels then read.
 SANITIZER = LD_PRELOAD="$$($(GXX) -print-file-name=libasan.so) $$($(GXX) -print-file-name=libubsan.so)" \
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
@@ -72,7 +72,7 @@ SANITIZER = LD_PRELOAD="$$($(GXX) -print-file-name=libasan.so) $$($(GXX) -print-
   SPATTN_FUZZ_PLANS="$${SPATTN_FUZZ_PLANS:-20000}"
 
 sanitize: $(STAMPS)/test $(STAMPS)/sanitized
-	$(SANITIZER) $(BIN)/python -m pytest $(TESTS) --ignore=tests/cuda/test_compile.py $(PYTEST_ARGS)
+	$(SANITIZER) $(BIN)/python -m pytest $(TESTS) -m "not footprint" --ignore-glob='tests/cuda/test_*compile.py' $(PYTEST_ARGS)
 
 mutants: $(STAMPS)/test
 	$(BIN)/python tools/mutants.py --scratch $(VENV)/mutants $(MUTANTS_ARGS)

@@ -23,6 +23,7 @@ settings.load_profile(os.environ.get("SPATTN_HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_configure(config):
+    config.addinivalue_line("markers", "footprint: measures the memory of a process, to which sanitizers add their own")
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; run with `pytest -m gpu`")
 
 

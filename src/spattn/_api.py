@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ._backends import Backend, load
 from ._errors import BackendUnavailable
+from ._imports import whole_imports
 from .arrays import NUMPY, ArrayKind, dtype_name, eager, kind_of, recorder
 from .arrays import signature as signature_of
 from .call import Call, check_gradients, check_options, check_plain, check_results, check_scale, default_scale
@@ -265,7 +266,8 @@ def plan(
     (48, 64)
     """
     if like is None:
-        from . import compiler  # late, as backends are: `import spattn` takes little time
+        with whole_imports:
+            from . import compiler  # late, as backends are: `import spattn` takes little time
 
         if q_len is None or backend is not None:
             raise TypeError("plan(): expected q_len, or arrays like=(q, k, v) with which a backend may be named")

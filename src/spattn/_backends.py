@@ -6,6 +6,7 @@ import importlib
 from typing import Any, NamedTuple, Protocol, cast
 
 from ._errors import BackendUnavailable
+from ._imports import whole_imports
 from .call import Call
 from .patterns import Pattern
 from .plan import Plan
@@ -98,7 +99,8 @@ def why_unavailable(name: str) -> str | None:
 
 
 def _module(name: str) -> Backend:
-    return cast(Backend, importlib.import_module(_MODULES[name]))
+    with whole_imports:
+        return cast(Backend, importlib.import_module(_MODULES[name]))
 
 
 def available_backends() -> list[str]:

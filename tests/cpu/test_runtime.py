@@ -90,6 +90,7 @@ def test_no_more_threads_than_tasks(monkeypatch):
         assert cpu._useful_threads(Call.of(q, k, v), made) == 1
 
 
+@pytest.mark.footprint
 @pytest.mark.skipif(not cpu._core.OPENMP, reason="built without OpenMP")
 def test_a_hundred_thousand_threads_do_not_fill_the_memory(python):
     source = """

@@ -80,6 +80,7 @@ def test_heads_that_are_too_many():
     assert refusal(p.BigBird(16), 64, 10**6, heads=10**9) == 4 * 10**9
 
 
+@pytest.mark.footprint
 def test_more_tiles_than_a_plan_can_hold(python):
     """10 million tokens, causal, have 6 · 10⁹ tiles; 256 MB is less than the positions of the tokens alone."""
     source = """

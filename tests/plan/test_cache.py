@@ -113,6 +113,7 @@ def test_size_counts_each_thing_once():
     assert _cache.size_of(p.Documents((9,) * 5000)) > 8 * 5000
 
 
+@pytest.mark.footprint
 def test_changing_shapes_and_masks_do_not_fill_the_memory(python):
     """2,000 lengths and 64 masks of 1024²: 64 MiB of masks alone."""
     source = """

@@ -58,6 +58,35 @@ def test_no_child_is_lost_that_is_forked_while_threads_plan_and_compute(python):
     assert python("import warnings; warnings.simplefilter('ignore')\n" + FORKS.format(forks=120)) == "[] False\n"
 
 
+def test_no_fork_cuts_an_import_in_two(python):
+    """A thread is in the middle of importing what planning an array needs, and its parent forks: the child can plan."""
+    source = """
+import importlib.abc, os, signal, sys, threading, time
+import numpy as np, spattn
+from spattn import patterns as p
+
+class Slow(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "hashlib":
+            inside.set()
+            time.sleep(0.5)
+
+for name in ("hashlib", "spattn.compiler"):
+    sys.modules.pop(name, None)
+inside = threading.Event()
+sys.meta_path.insert(0, Slow())
+thread = threading.Thread(target=lambda: spattn.plan(p.Mask(np.eye(20, dtype=bool)), 20))
+thread.start()
+assert inside.wait(60)
+if (pid := os.fork()) == 0:
+    signal.alarm(10)
+    os._exit(spattn.plan(p.Mask(np.eye(20, dtype=bool)), 20).nnz != 20)
+print(os.waitpid(pid, 0)[1])
+thread.join(60)
+"""
+    assert python(source) == "0\n"
+
+
 def test_a_child_forked_within_a_cached_property_can_use_it(python):
     """A thread of the parent is in the middle of planning's slowest property, for good as far as the child knows."""
     source = """

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
+from .._imports import whole_imports
 from ._kind import BFLOAT16, DTYPES, ArrayKind, NumPy, dtype_name
 
 __all__ = [
@@ -51,7 +52,9 @@ def _search(x: Any) -> ArrayKind | None:
         if own is not None and isinstance(x, own):
             kind = _kinds.get(name)
             if kind is None:
-                kind = _kinds.setdefault(name, importlib.import_module(f"{__name__}._{name}").KIND())
+                with whole_imports:
+                    module = importlib.import_module(f"{__name__}._{name}")
+                kind = _kinds.setdefault(name, module.KIND())
             if kind.is_plain(x):
                 _plain[type(x)] = kind
             return kind

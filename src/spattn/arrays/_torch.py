@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from .._imports import whole_imports
 from ._kind import BFLOAT16, DTYPES, ArrayKind
 from ._operand import Operand, in_order
 
@@ -86,8 +87,8 @@ class Torch(ArrayKind):
             return None
         if self._transformation is not None and self._transformation() is not None or self._in_dual_level():
             return None  # neither is recorded, but refused
-        from ._torch_gradients import Recorded
-
+        with whole_imports:
+            from ._torch_gradients import Recorded
         return Recorded.apply
 
     def _in_dual_level(self) -> bool:

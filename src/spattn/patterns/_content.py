@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .._cached import cached_property
 from .._frozen import frozen
+from .._imports import whole_imports
 from .._index_checks import integer_array, plain_array
 from ..arrays import NUMPY, kind_of, to_host
 from ._check import assign
@@ -83,8 +84,8 @@ class ByContent:
 
     @cached_property
     def _digest(self) -> bytes:
-        import hashlib  # with OpenSSL's modules, for arrays alone
-
+        with whole_imports:
+            import hashlib  # with OpenSSL's modules, for arrays alone
         digest = hashlib.blake2b(digest_size=16)
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from .._imports import whole_imports
 from ._check import reach
 from ._parameters import Positive, Word
 from ._pattern import Pattern
@@ -64,7 +65,8 @@ def window_layout(n: int, side: int) -> np.ndarray:
 
 def random_layout(seed: int, head: int, candidates: np.ndarray, count: int) -> np.ndarray:
     """`count` different blocks below each row's number of candidates."""
-    from ._random import draw_ranks  # only where blocks are random
+    with whole_imports:
+        from ._random import draw_ranks  # only where blocks are random
 
     n = len(candidates)
     layout = np.zeros((n, n), dtype=bool)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .._cached import cached_property
+from .._imports import whole_imports
 from ..index_set import Runs
 from ._check import reach
 from ._parameters import Count, Positive, Word
@@ -106,7 +107,8 @@ class BigBird(Pattern):
 
     def draw(self, rows: np.ndarray, blocks: int) -> np.ndarray:
         """Random blocks of block rows `rows` of a sequence of `blocks` blocks, a row each; -1 = none."""
-        from ._random import draw_ranks  # only where blocks are random
+        with whole_imports:
+            from ._random import draw_ranks  # only where blocks are random
 
         if self.head is None:
             raise ValueError("BigBird: its random blocks depend on the head; use .at(batch, head)")
