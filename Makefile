@@ -64,8 +64,9 @@ test: $(STAMPS)/test
 
 # Python itself is not instrumented, so the sanitizers' libraries are loaded before it. It frees little when it ends: no
 # search for leaks. MemoryError is tested, so malloc must fail as usual. Left out: tests that start nvcc, whose programs
-# do not bear the preloaded library, and tests of memory, to which the sanitizers add. Most properties are about Python code, so few examples of each unless asked for more;
-# but many changed plans, whose whole point is what the kernels then read.
+# do not bear the preloaded library, and tests of memory, to which the sanitizers add their own. Most properties are about
+# Python code, so few examples of each unless asked for more; but many changed plans, whose whole point is what the
+# kernels then read.
 SANITIZER = LD_PRELOAD="$$($(GXX) -print-file-name=libasan.so) $$($(GXX) -print-file-name=libubsan.so)" \
   ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
   PYTHONPATH="$(CURDIR)/$(SANITIZED)" SPATTN_HYPOTHESIS_PROFILE="$${SPATTN_HYPOTHESIS_PROFILE:-dev}" \

@@ -82,8 +82,10 @@ template <class T> struct Logits {
 
   // The log-sum-exp of a row whose weights add up to `sum`.
   double lse(T row_max, T reference, T sum) const {
-    const double error = kFused ? __builtin_fma(-double(row_max), double(factor), double(reference)) : 0;
-    return double(row_max) * natural + error * 0.69314718055994530942 + logarithm(double(sum));
+    const double ours = logarithm(double(sum));
+    if (!kFused) return double(row_max) * natural + ours;
+    const double error = __builtin_fma(-double(row_max), double(factor), double(reference));
+    return __builtin_fma(double(row_max), natural, error * 0.69314718055994530942) + ours;
   }
 };
 
