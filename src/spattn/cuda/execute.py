@@ -28,6 +28,28 @@ def chosen_kernels() -> str:
 _BACKWARD_ARRAYS = ("dout", "q", "k", "v", "out", "lse", "dlse", "dq", "dk", "dv")
 
 
+class Workspace:
+    """Gives out device memory by the byte, which is there as long as this object is.
+
+    Parameters
+    ----------
+    own : callable, optional
+        Bytes to (address, owner) of the caller's library; an owner of None says that it has none to give.
+    """
+
+    def __init__(self, device: Device, own: Callable[[int], tuple[int, Any]] = lambda nbytes: (0, None)):
+        self._device, self._own = device, own
+        self._owners: list[Any] = []
+
+    def __call__(self, nbytes: int) -> int:
+        address, owner = self._own(nbytes)
+        if owner is None:
+            owner = Buffer(self._device, nbytes)
+            address = owner.pointer
+        self._owners.append(owner)
+        return address
+
+
 class Prepared:
     """Calls that agree with one call in everything but values, addresses, stream and scale, on some kernels.
 
@@ -73,16 +95,7 @@ class OnDevice(Prepared):
         q, k, v = map(kind.resolve, (q, k, v))
         operands = kind.operand(q), kind.operand(k), kind.operand(v)
         stream = kind.stream(q)
-        owners: list[Any] = []
-
-        def allocate(nbytes: int) -> int:
-            address, owner = kind.allocate(q, nbytes)
-            if owner is None:
-                owner = Buffer(device, nbytes)
-                address = owner.pointer
-            owners.append(owner)
-            return address
-
+        allocate = Workspace(device, lambda nbytes: kind.allocate(q, nbytes))
         try:
             out = kind.empty(q, self.shape, self.dtype, memory_order(operands[0]))
             lse = kind.empty(q, self.rows, self.lse_dtype) if self.return_lse else None
@@ -115,11 +128,7 @@ class FromHost(Prepared):
     def run(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
         q, k, v = (np.ascontiguousarray(self.kind.to_numpy(x)) for x in (q, k, v))
         device, stream = self.device, self.device.stream
-        buffers: list[Buffer] = []
-
-        def allocate(nbytes: int) -> int:
-            buffers.append(Buffer(device, nbytes))
-            return buffers[-1].pointer
+        allocate = Workspace(device)
 
         def on_device(x: np.ndarray) -> Operand:
             return Operand(allocate(x.nbytes), x.shape, row_major(x.shape))
@@ -170,16 +179,7 @@ class Backward:
         arrays = tuple(x if x is None else kind.resolve(x) for x in arrays)
         operands: list[Any] = [x if x is None else kind.operand(x) for x in arrays]
         q, stream = arrays[1], kind.stream(arrays[1])
-        owners: list[Any] = []
-
-        def allocate(nbytes: int) -> int:
-            address, owner = kind.allocate(q, nbytes)
-            if owner is None:
-                owner = Buffer(device, nbytes)
-                address = owner.pointer
-            owners.append(owner)
-            return address
-
+        allocate = Workspace(device, lambda nbytes: kind.allocate(q, nbytes))
         try:
             results = tuple(kind.empty(q, x.shape, self.dtype, memory_order(x)) for x in operands[1:4])
             operands += map(kind.operand, results)
@@ -195,11 +195,7 @@ class Backward:
     def _copied(self, arrays: tuple[Any, ...], scale: float) -> tuple[Any, ...]:
         device, stream = self.device, self.device.stream
         host = tuple(x if x is None else np.ascontiguousarray(self.kind.to_numpy(x)) for x in arrays)
-        buffers: list[Buffer] = []
-
-        def allocate(nbytes: int) -> int:
-            buffers.append(Buffer(device, nbytes))
-            return buffers[-1].pointer
+        allocate = Workspace(device)
 
         def on_device(x: np.ndarray) -> Operand:
             return Operand(allocate(x.nbytes), x.shape, row_major(x.shape))

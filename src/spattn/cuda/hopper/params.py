@@ -43,15 +43,9 @@ MERGE = np.dtype(
 pack_merge = packer(MERGE).pack
 
 
-@functools.cache
-def params_dtype(room: int) -> np.dtype:
-    """The struct Params with room for so many tensor maps."""
-    members: list[tuple[Any, ...]] = [("maps", "u1", (room, MAP_BYTES))]
-    members += [(name, "u8") for name in _PLAN_POINTERS + _CALL_POINTERS]
-    members += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "out")]
-    members += [("partial_rows", "i8"), ("q_len", "i8"), *((name, "i4") for name in _INTEGERS)]
-    members += [(name, "f4") for name in _FLOATS]
-    plain = np.dtype(members)
+def with_maps(room: int, members: list[tuple[Any, ...]]) -> np.dtype:
+    """A struct of parameters that begins with room for so many tensor maps, and is as long as these are aligned."""
+    plain = np.dtype([("maps", "u1", (room, MAP_BYTES)), *members])
     inner, offsets = zip(*fields(plain).values(), strict=True)
     return np.dtype(
         {
@@ -61,6 +55,16 @@ def params_dtype(room: int) -> np.dtype:
             "itemsize": -(-plain.itemsize // ALIGNMENT) * ALIGNMENT,
         }
     )
+
+
+@functools.cache
+def params_dtype(room: int) -> np.dtype:
+    """The struct Params with room for so many tensor maps."""
+    members: list[tuple[Any, ...]] = [(name, "u8") for name in _PLAN_POINTERS + _CALL_POINTERS]
+    members += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "out")]
+    members += [("partial_rows", "i8"), ("q_len", "i8"), *((name, "i4") for name in _INTEGERS)]
+    members += [(name, "f4") for name in _FLOATS]
+    return with_maps(room, members)
 
 
 def structs(room: int) -> Mapping[str, np.dtype]:

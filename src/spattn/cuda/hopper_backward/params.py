@@ -16,8 +16,8 @@ from ...schedule.tasks import TASK
 from ..backward_pass import BackwardPass
 from ..driver.structs import fields, packer
 from ..forward_pass import fold_scale
-from ..hopper.maps import ALIGNMENT, MAP_BYTES, VIEW, encode_map, joint_heads, replace_address
-from ..hopper.params import STRIDES, aligned_bytes
+from ..hopper.maps import MAP_BYTES, VIEW, encode_map, joint_heads, replace_address
+from ..hopper.params import MAPS, STRIDES, aligned_bytes, with_maps
 from .layout import ENTRY, WORK, Views
 
 __all__ = [
@@ -32,7 +32,6 @@ __all__ = [
     "structs",
 ]
 
-MAPS = (16, 240)  # tensor maps that a kernel's parameters have room for; 240 is what 32 KiB of parameters hold
 STATISTIC_FLOATS = 4
 _PASS_POINTERS = ("tasks", "work", "entries", "masks", "row_views", "column_views")
 _CALL_POINTERS = (
@@ -94,22 +93,12 @@ pack_rows, pack_sum, pack_converted = packer(ROWS).pack, packer(SUM).pack, packe
 @functools.cache
 def params_dtype(room: int) -> np.dtype:
     """The struct Params with room for so many tensor maps."""
-    members: list[tuple[Any, ...]] = [("maps", "u1", (room, MAP_BYTES))]
-    members += [(name, "u8") for name in (*_PASS_POINTERS, *_CALL_POINTERS[:5])]
+    members: list[tuple[Any, ...]] = [(name, "u8") for name in (*_PASS_POINTERS, *_CALL_POINTERS[:5])]
     members += [("partial", "u8", 2), *((name, "u8") for name in _CALL_POINTERS[7:])]
     members += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "dout")]
     members += [("partial_rows", "i8"), ("q_len", "i8"), *((name, "i4") for name in _INTEGERS)]
     members += [(name, "f4") for name in _FLOATS]
-    plain = np.dtype(members)
-    inner, offsets = zip(*fields(plain).values(), strict=True)
-    return np.dtype(
-        {
-            "names": list(fields(plain)),
-            "formats": list(inner),
-            "offsets": list(offsets),
-            "itemsize": -(-plain.itemsize // ALIGNMENT) * ALIGNMENT,
-        }
-    )
+    return with_maps(room, members)
 
 
 def structs(room: int) -> Mapping[str, np.dtype]:
