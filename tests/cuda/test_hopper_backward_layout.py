@@ -43,19 +43,6 @@ def test_masks_by_keys_are_transposed():
         assert (words[number, thread] >> (4 * i + 2 * h + b) & 1) == bits[number, column, row]
 
 
-def test_sums_of_queries_are_added_to_in_the_order_of_items():
-    """A rank for each time that something is added: 0, 1, ... in the order in which items are taken."""
-    made = plan(patterns.SlidingWindow(300), 2000, heads=2)
-    keys = by_keys(made, 1, 2, 1, 64, 2, 1)
-    slabs = layout.query_slabs(made, layout.lay_out_views(made), keys)
-    count = np.zeros(len(slabs.coordinates), int)
-    for item in keys.work:
-        for entry in range(item["begin"], item["end"]):
-            assert slabs.rank[entry] == count[slabs.of_entry[entry]]
-            count[slabs.of_entry[entry]] += 1
-    assert (count[: -(-2000 // 64)] > 0).all()
-
-
 def test_one_pass_needs_one_query_view():
     made = plan(patterns.Strided(16), 400)
     assert layout.query_slabs(made, layout.lay_out_views(made), by_keys(made, 1, 1, 1, 64, 2, 1)) is None

@@ -176,7 +176,9 @@ def _transpose(
     kept = number != EMPTY
     pair, part_q, part_kv, number = pair[kept], part_q[kept], part_kv[kept], number[kept]
     row, slab = tile[pair] // together, tile[pair] % together * parts_kv + part_kv
-    column = (view[pair], row, head[pair], component[pair], query_tile[pair], part_q, relative[pair])
+    # Falling tiles: where every item visits the queries near its keys, in their order, the items before it have been
+    # there already, and those that add to the same sums in turns (turns.py) need not wait.
+    column = (view[pair], -row, head[pair], component[pair], query_tile[pair], part_q, relative[pair])
     order = np.lexsort((slab, *column[::-1]))
     sorted_columns = np.stack(column)[:, order].astype(np.int64)
     differs = np.ones((2, len(order)), bool)  # from the element before: in its list, in its column
@@ -191,7 +193,7 @@ def _transpose(
     entries["view"] = plan.components["query_view"][component[pair[at]]]
     entries["tile"], entries["part"], entries["head"] = query_tile[pair[at]], part_q[at], head[pair[at]]
     begin = place[differs[0]]
-    lists = sorted_columns[:2, differs[0]]
+    lists = sorted_columns[:2, differs[0]] * [[1], [-1]]
     share = _share(plan, lists, begin, len(entries), together, workers)
     work = np.zeros(len(share.work), SLAB_WORK)
     work["view"], work["tile"] = lists[0, share.work["component"]], lists[1, share.work["component"]] * together

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._ragged import ramp
 from ...plan._types import AXES, Plan, first_coordinates
 from ...schedule.roles import roles
 from ...schedule.slabs import Pass, slab_masks
@@ -112,14 +111,13 @@ class QuerySlabs(NamedTuple):
     view : int
     coordinates : (slabs, AXES) int32 array
         First lattice coordinates: axis 2, 1, 0.
-    of_entry, rank : (entries,) int32 arrays
-        The slab of each entry, and how many entries of its query head add to it before: the items' order.
+    of_entry : (entries,) int32 array
+        The slab of each entry.
     """
 
     view: int
     coordinates: np.ndarray
     of_entry: np.ndarray
-    rank: np.ndarray
 
 
 def query_slabs(plan: Plan, views: Views, keys: Pass) -> QuerySlabs | None:
@@ -132,14 +130,7 @@ def query_slabs(plan: Plan, views: Views, keys: Pass) -> QuerySlabs | None:
     tile, part = np.divmod(np.arange(int(plan.views["tiles"][view]) * parts), parts)
     at = first_coordinates(np.repeat(plan.views[view : view + 1], len(tile)), tile) + views.parts[view, part]
     of_entry = keys.entries["tile"] * parts + keys.entries["part"]
-    # Entries in the order in which items, and their steps, are taken.
-    length = keys.work["end"] - keys.work["begin"]
-    entry = np.repeat(keys.work["begin"] - (np.cumsum(length) - length), length) + np.arange(length.sum())
-    order = entry[np.lexsort((np.arange(len(entry)), of_entry[entry], keys.entries["head"][entry]))]
-    group = keys.entries["head"][order].astype(np.int64) * len(tile) + of_entry[order]
-    rank = np.zeros(len(of_entry), np.int32)
-    rank[order] = ramp(np.unique(group, return_counts=True)[1])
-    return QuerySlabs(view, at[:, ::-1].astype(np.int32), of_entry.astype(np.int32), rank)
+    return QuerySlabs(view, at[:, ::-1].astype(np.int32), of_entry.astype(np.int32))
 
 
 def _first_views(plan: Plan, made: Pass) -> np.ndarray:

@@ -8,10 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._cached import Recent
+from ..._ragged import offsets
 from ...plan._cache import kept_with_plan
 from ...plan._types import Plan
-from ...schedule.slabs import Pass, by_keys, by_queries
+from ...schedule.slabs import EMPTY, Pass, by_keys, by_queries
 from ...schedule.tasks import merge_heads, order_tasks
+from ...schedule.turns import take_turns
 from ..backward_pass import BackwardPass
 from ..driver._launch import Launch
 from ..driver.buffer import Buffer, upload
@@ -29,9 +31,10 @@ _COUNTERS = 1024  # launches on different streams that may run a plan at the sam
 _READY_KEPT = 32
 _LAUNCHES_KEPT = 64  # of addresses of recent calls; an allocator hands out the same ones again and again
 _BLOCKS_PER_SM = 2  # that long lists are split for
-# In one pass, dQ of a head is added up by one item after another. They hardly wait for each other where there are many
-# steps, of an item times the heads side by side, for each SM; and where items are short, a second pass is faster.
-_STEPS_PER_SM, _LEAST_STEPS = 8, 32
+# In one pass, dQ of a head is added up by one item after another. They hardly wait for each other where those side by
+# side, each the lag behind the one before, are not further apart than items are long, and get there in a small part of
+# the time. A product of slabs then takes longer than in two passes: 0.58 against 0.60 ms for a window of ±256.
+_MOST_APART, _MOST_FILLING, _SLOWER = 1.0, 0.15, 1.22
 _HEADS_TOGETHER = 16  # side by side: more of them leave the cache
 _ROWS_PER_BLOCK = 32  # of sum.cu and statistics.cu
 _ROWS = 2 * SLAB  # of an item
@@ -64,15 +67,22 @@ class BackwardPlan:
         self.views = lay_out_views(plan)
         workers = -(-_BLOCKS_PER_SM * device.sm_count // (batch * heads_kv))
         queries, keys = by_queries(plan, SLAB), by_keys(plan, batch, heads_q, heads_kv, SLAB, 2, workers)
-        together = _heads_in_order(keys, device, batch * heads_kv)
-        self.query_slabs = query_slabs(plan, self.views, keys) if together else None
+        together = min(batch * heads_kv, _HEADS_TOGETHER)
+        self.query_slabs, self._turns = query_slabs(plan, self.views, keys), None
+        if self.query_slabs is not None:
+            side_by_side = -(-device.sm_count // together)
+            self._turns = take_turns(keys, self.query_slabs.of_entry, side_by_side)
+            one, two = _products(keys, queries, heads_q // heads_kv)
+            hardly_wait = _hardly_wait(keys, self._turns.lag * side_by_side, batch * heads_kv, device)
+            if not hardly_wait or _SLOWER * one > two:
+                self.query_slabs = None
         shared = {"query_views": self.views.query_records, "key_views": self.views.key_records}
         shared["counters"] = np.zeros(_COUNTERS, np.int32)
         if self.query_slabs is not None:
             shared["slabs"] = self.query_slabs.coordinates
         buffer, self.at = upload(device, shared)
         self._buffers: list[Buffer] = [buffer]
-        in_cache = max(KEYS_TOGETHER, plan.kv_len * together)
+        in_cache = KEYS_TOGETHER if self.query_slabs is None else max(KEYS_TOGETHER, plan.kv_len * together)
         tasks = order_tasks(queries, np.ones(len(queries.work), bool), batch, heads_q, heads_kv, KEYS_TOGETHER)
         own_tasks = order_tasks(keys, np.ones(len(keys.work), bool), batch, heads_kv, heads_kv, in_cache)
         own_tasks["head_q"] *= heads_q // heads_kv
@@ -97,8 +107,8 @@ class BackwardPlan:
             "sources": merges.sources,
             "heads": merge_heads(merges.variants, made.variant, *heads),
         }
-        if keyed and self.query_slabs is not None:
-            arrays["entries"]["slab"], arrays["entries"]["rank"] = self.query_slabs.of_entry, self.query_slabs.rank
+        if keyed and self.query_slabs is not None and self._turns is not None:
+            arrays["entries"]["slab"], arrays["entries"]["rank"] = self.query_slabs.of_entry, self._turns.rank
         buffer, at = upload(device, arrays)
         self._buffers.append(buffer)
         names = ("key_views", "query_views") if keyed else ("query_views", "key_views")
@@ -230,13 +240,24 @@ class Ready:
         return written
 
 
-def _heads_in_order(keys: Pass, device: Device, heads: int) -> int:
-    """How many heads side by side keep items from waiting for each other in one pass; 0 where two passes are better."""
-    if not len(keys.work):
-        return 0
-    steps = float(((keys.work["end"] - keys.work["begin"]) * keys.work["heads"]).mean())
-    together = min(heads, _HEADS_TOGETHER)
-    return together if steps >= _LEAST_STEPS and steps * together >= _STEPS_PER_SM * device.sm_count else 0
+def _hardly_wait(keys: Pass, apart: float, heads: int, device: Device) -> bool:
+    """Whether items in one pass that run side by side, the last one `apart` steps behind the first, hardly wait."""
+    steps = (keys.work["end"] - keys.work["begin"]).astype(np.int64) * keys.work["heads"]
+    of_each_sm = float(steps.sum()) * heads / device.sm_count
+    return len(steps) > 0 and apart <= _MOST_APART * float(steps.mean()) and apart <= _MOST_FILLING * of_each_sm
+
+
+def _products(keys: Pass, queries: Pass, group: int) -> tuple[int, int]:
+    """Products of slabs for a key-value head: in one pass, where both warpgroups take part in every step, and in two,
+    where a warpgroup passes over what its rows do not see."""
+    steps, by_keys = (_entries(keys, which) for which in (np.ones_like(keys.masks, bool), keys.masks != EMPTY))
+    return 5 * steps, 4 * by_keys + 3 * group * _entries(queries, queries.masks != EMPTY)
+
+
+def _entries(made: Pass, chosen: np.ndarray) -> int:
+    """How many slabs of rows meet the columns of all items, of those that are `chosen`."""
+    before = offsets(chosen.sum(axis=1))
+    return int(((before[made.work["end"]] - before[made.work["begin"]]) * made.work["heads"]).sum())
 
 
 @kept_with_plan
