@@ -176,6 +176,16 @@ def test_naive_orders_round_differently():
     assert len({out.tobytes() for out in outs}) == len(outs) == 8 and len({lse.tobytes() for lse in lses}) == 8
 
 
+def test_naive_orders_are_many_where_few_products_show_an_error():
+    """However many pairs there are beside them that are not allowed, and rows of one key."""
+    q, k, v = inputs(1, 1, 1, 1000, 1000, 16)
+    mask = np.eye(1000, dtype=bool)
+    mask[:16, :1000] = True
+    assert len(naive_orders(q, k, v, mask)[0]) == 8
+    mask[16:18] = True
+    assert len(naive_orders(q, k, v, mask)[0]) == 2
+
+
 def test_naive_rounds_every_step():
     q, k, v = inputs(1, 1, 1, 30, 30, 64, dtype="bfloat16")
     mask = dense_mask(p.Full(), 1, 1, 30, 30)
