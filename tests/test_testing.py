@@ -173,7 +173,16 @@ def test_naive_orders_are_the_same_formula(order):
 def test_naive_orders_round_differently():
     q, k, v = inputs(1, 1, 1, 30, 30, 64)
     outs, lses = naive_orders(q, k, v, dense_mask(p.Causal(), 1, 1, 30, 30))
-    assert len({out.tobytes() for out in outs}) == len(outs) == 8 and len({lse.tobytes() for lse in lses}) == 8
+    assert len({out.tobytes() for out in outs}) == len(outs) == 32 and len({lse.tobytes() for lse in lses}) == 32
+
+
+def test_naive_orders_are_many_where_few_products_show_an_error():
+    """However many pairs there are beside them that are not allowed, and rows of one key."""
+    q, k, v = inputs(1, 1, 1, 1000, 1000, 16)
+    for rows, orders in ((4, 32), (16, 8), (1000, 2)):
+        mask = np.eye(1000, dtype=bool)
+        mask[:rows] = True
+        assert len(naive_orders(q, k, v, mask)[0]) == orders
 
 
 def test_naive_rounds_every_step():

@@ -69,7 +69,7 @@ def test_portable(call):
         "scale_log2": 0.5 / np.log(2),
         "sign": -1,
         "heads_q": 4,
-        "heads_per_kv": 2,
+        "group": 2,
         "head_dim": 64,
         "head_dim_v": 128,
         "q_len": 400,

@@ -238,8 +238,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) attention(const __grid_cons
   const int batch = task.batch_head / params.heads_q, head = task.batch_head % params.heads_q;
   const Element* q = head_of<const Element>(params.q, batch, head);
   Stream stream{params,
-                head_of<const Element>(params.k, batch, head / params.heads_per_kv),
-                head_of<const Element>(params.v, batch, head / params.heads_per_kv),
+                head_of<const Element>(params.k, batch, head / params.group),
+                head_of<const Element>(params.v, batch, head / params.group),
                 component.key_view,
                 work.begin,
                 work.end};

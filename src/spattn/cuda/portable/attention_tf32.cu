@@ -30,7 +30,7 @@ static_assert(kTiles == kHeld || kTiles == 2 * kHeld, "P is taken in one piece o
 
 // Which elements of a product meet is free as long as both operands agree. Here every fragment is a whole 16-byte chunk:
 // - Q Kᵀ: lane t of a quad reads chunks 2 t and 2 t + 1 of a pass; elements 2 e and 2 e + 1 are its k = t and t + 4.
-// - P V: k = t and t + 4 are keys 2 t and 2 t + 1, where the accumulators of S have P already; lane group g reads chunk g
+// - P V: k = t and t + 4 are keys 2 t and 2 t + 1, where the accumulators of S have P already; quad g reads chunk g
 //   of a pass, whose element j is column g of tile j. So column c of tile j is column 4 c + j of the pass.
 // Eight lanes at a time read eight different bank groups either way (chunk_at).
 struct Operand {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void multiply_add(float (&sum)[4], float (&rest)[4], 
 
 // S = Q Kᵀ
 __device__ __forceinline__ void multiply_query_key(Scores& scores, const Shared& shared) {
-  const int lane = threadIdx.x % 32, group = lane / 4, quad_lane = lane % 4;
+  const int lane = threadIdx.x % 32, quad = lane / 4, quad_lane = lane % 4;
   auto& s = scores[0];
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.f;
@@ -95,13 +95,13 @@ __device__ __forceinline__ void multiply_query_key(Scores& scores, const Shared&
     float sum[kTiles][4] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int at = ((2 * quad_lane + half) ^ group) + pass * 8;
-      const Element* q = shared.q + (threadIdx.x / 32 * 16 + group) * kDim;
+      const int at = ((2 * quad_lane + half) ^ quad) + pass * 8;
+      const Element* q = shared.q + (threadIdx.x / 32 * 16 + quad) * kDim;
       const float4 upper = chunk(q, at), lower = chunk(q + 8 * kDim, at);
       const Operand a[2] = {split(upper.x, lower.x, upper.y, lower.y), split(upper.z, lower.z, upper.w, lower.w)};
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        const float4 key = chunk(shared.k + (n * 8 + group) * kDim, at);
+        const float4 key = chunk(shared.k + (n * 8 + quad) * kDim, at);
         const Operand b = split(key.x, key.y, key.z, key.w);
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
@@ -116,7 +116,7 @@ __device__ __forceinline__ void multiply_query_key(Scores& scores, const Shared&
 
 // O += P V
 __device__ __forceinline__ void multiply_weight_value(Output& output, const Scores& weights, const Shared& shared) {
-  const int lane = threadIdx.x % 32, group = lane / 4, quad_lane = lane % 4;
+  const int lane = threadIdx.x % 32, quad = lane / 4, quad_lane = lane % 4;
   const auto& p = weights[0];
   auto& o = output[0];
   // A loop at run time: unrolled, ptxas moves so many loads ahead that it spills.
@@ -136,8 +136,8 @@ __device__ __forceinline__ void multiply_weight_value(Output& output, const Scor
 #pragma unroll
       for (int k = 0; k < kHeld; ++k) {
         const Element* v = shared.v + ((first + k) * 8 + 2 * quad_lane) * kDimV;
-        const float4 even = chunk(v, (group ^ 2 * quad_lane) + pass * 8);
-        const float4 odd = chunk(v + kDimV, (group ^ (2 * quad_lane + 1)) + pass * 8);
+        const float4 even = chunk(v, (quad ^ 2 * quad_lane) + pass * 8);
+        const float4 odd = chunk(v + kDimV, (quad ^ (2 * quad_lane + 1)) + pass * 8);
         const Operand b0 = split(even.x, even.y, even.z, even.w), b1 = split(odd.x, odd.y, odd.z, odd.w);
 #pragma unroll
         for (int j = 0; j < 4; ++j) multiply_add(kSplit ? sum[j] : o[pass * 4 + j], rest[j], a[k], b0, b1, j, j);

@@ -48,8 +48,8 @@ __device__ __noinline__ void exact_row(const Params& params, const Work& work, i
   const int lane = threadIdx.x % 32;
   const int batch = batch_head / params.heads_q, head = batch_head % params.heads_q;
   const Element* q = head_of<const Element>(params.q, batch, head) + position * params.q.row;
-  const Element* k = head_of<const Element>(params.k, batch, head / params.heads_per_kv);
-  const Element* v = head_of<const Element>(params.v, batch, head / params.heads_per_kv);
+  const Element* k = head_of<const Element>(params.k, batch, head / params.group);
+  const Element* v = head_of<const Element>(params.v, batch, head / params.group);
   constexpr int kColumns = (kDimV + 31) / 32;
   const auto dot = [&](int key) {
     double sum = 0;

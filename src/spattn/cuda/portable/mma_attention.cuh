@@ -143,8 +143,8 @@ __device__ __forceinline__ void attend(const Params& params) {
   const Work& work = params.work[task.number];
   const int batch = task.batch_head / params.heads_q, head = task.batch_head % params.heads_q;
   const Element* q = head_of<const Element>(params.q, batch, head);
-  const Element* k = head_of<const Element>(params.k, batch, head / params.heads_per_kv);
-  const Element* v = head_of<const Element>(params.v, batch, head / params.heads_per_kv);
+  const Element* k = head_of<const Element>(params.k, batch, head / params.group);
+  const Element* v = head_of<const Element>(params.v, batch, head / params.group);
 
   const Component& component = params.components[work.component];
   Steps steps{params, component.key_view, work.begin, work.end};

@@ -53,7 +53,7 @@ struct Params {
   double scale_log2;      // |scale| · log2(e); 1 when scale is 0
   int sign;               // sign of scale: the kernels multiply it into Q, so that scale_log2 is always positive
   int heads_q;
-  int heads_per_kv;  // heads_q / heads_kv
+  int group;  // heads_q / heads_kv
   int head_dim, head_dim_v;
   // Of the plan.
   const View* views;

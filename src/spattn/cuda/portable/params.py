@@ -40,7 +40,7 @@ _CALL = [
     *((name, "u8") for name in ("lse", "partial", "partial_lse")),
     ("first_block", "i8"),
     ("scale_log2", "f8"),
-    *((name, "i4") for name in ("sign", "heads_q", "heads_per_kv", "head_dim", "head_dim_v")),
+    *((name, "i4") for name in ("sign", "heads_q", "group", "head_dim", "head_dim_v")),
 ]
 _PLAN = [
     *((name, "u8") for name in _ARRAYS),
