@@ -184,12 +184,37 @@ def test_a_pattern_that_is_made_within_is_not_that_of_its_defaults():
 def test_errors_are_those_of_eager_calls():
     q, k, v = tensors()
     compiled = torch.compile(spattn.attention, backend="eager")
-    for given in ((q, k[:, :, 1:], v, WINDOW), (q, k, v.double(), WINDOW), (q, k, v, p.Mask(np.ones((3, 3), bool)))):
+    for given, options in (
+        ((q, k[:, :, 1:], v, WINDOW), {}),
+        ((q, k, v.double(), WINDOW), {}),
+        ((q, k, v, p.Mask(np.ones((3, 3), bool))), {}),
+        ((q, k, v, "casual"), {}),
+        ((q, k, v, None), {}),
+        ((q, k, v), {"scale": float("nan")}),
+        ((q, k, v), {"scale": "1"}),
+        ((q, k, v), {"backend": "gpu"}),
+        ((q, k, v), {"precision": "tf32"}),
+        ((q, k, v), {"return_lse": "yes"}),
+    ):
         with pytest.raises((TypeError, ValueError)) as eager:
-            spattn.attention(*given)
+            spattn.attention(*given, **options)
         with pytest.raises(type(eager.value)) as raised:
-            compiled(*given)
+            compiled(*given, **options)
         assert str(raised.value).splitlines()[0] == str(eager.value)
+
+
+def test_numbers_of_numpy():
+    q, k, v = tensors()
+    run = functools.partial(spattn.attention, q, k, v, WINDOW, scale=np.float32(0.3))
+    assert torch.equal(torch.compile(run, backend="eager")(), run())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_scripts_hold_the_operator():
+    """And not the values that it gave while they were traced."""
+    q, k, v = (x.detach() for x in tensors())
+    traced = torch.jit.trace(lambda q: spattn.attention(q, k, v, WINDOW), q, check_trace=False)
+    assert torch.equal(traced(2 * q), spattn.attention(2 * q, k, v, WINDOW))
 
 
 # -- with whatever else is going on ------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ class Torch(ArrayKind):
         self._transformation = getattr(functorch, "peek_interpreter_stack", None)
         # How many modes see every operation: those that trace graphs or hold tensors without values, and users' own.
         self._modes = self.module._C._len_torch_dispatch_stack
+        self._script = self.module._C._get_tracing_state  # of torch.jit.trace, None elsewhere
 
     def is_plain(self, x: Any) -> bool:
         return type(x) is self.module.Tensor
@@ -51,7 +52,9 @@ class Torch(ArrayKind):
         return None if somewhere else "a tensor under a transformation of torch.func; call this outside of it"
 
     def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
-        if self._transformation is None or self._transformation() is not None or self._in_dual_level() or self._modes():
+        if self._transformation is None or self._transformation() is not None or self._in_dual_level():
+            return None
+        if self._modes() or self._script() is not None:
             return None
         found: tuple[Any, ...] = ()
         recording = self.module.is_grad_enabled()
@@ -88,7 +91,7 @@ class Torch(ArrayKind):
         if self._in_dual_level():
             return False  # operators would lose the tangents in silence
         if self._transformation is None or self._transformation() is None:
-            return self._modes() > 0
+            return self._modes() > 0 or self._script() is not None
         functorch = self.module._C._functorch
         followed = functorch.TransformType.Vmap, functorch.TransformType.Functionalize
         return all(one.key() in followed for one in functorch.get_interpreter_stack())

@@ -15,6 +15,7 @@ from .. import _api
 from ..arrays import traced
 from ..arrays._operand import Operand, memory_order
 from ..arrays._torch_gradients import without_repeats
+from ..call import check_options
 from ..patterns import Full, KeyPadding, Mask, Pattern
 from ..plan import Plan
 from ._text import pattern_of, text_of
@@ -161,7 +162,8 @@ def attention(
     precision: str | None = None,
 ) -> Any:
     """:func:`spattn.attention` where PyTorch follows calls."""
-    text, allowed = _described(q, pattern)
+    check_options(backend, return_lse, precision)
+    text, allowed = _described(q, pattern, scale)
     if text is None:
         options = {"scale": scale, "backend": backend, "return_lse": return_lse, "precision": precision}
         return _without_text_or_tensors(_api.attention, q, k, v, pattern, **options)
@@ -183,24 +185,28 @@ def attention_backward(
     backend: str = "auto",
 ) -> Any:
     """:func:`spattn.attention_backward` where PyTorch follows calls."""
-    text, allowed = _described(q, pattern)
+    check_options(backend)
+    text, allowed = _described(q, pattern, scale)
     if text is None:
         options = {"dlse": dlse, "scale": scale, "backend": backend}
         return _without_text_or_tensors(_api.attention_backward, dout, q, k, v, out, lse, pattern, **options)
     return torch.ops.spattn.attention_backward(dout, dlse, q, k, v, out, lse, text, allowed, scale, backend)
 
 
-def _described(q: Any, pattern: Any) -> tuple[str | None, torch.Tensor | None]:
+def _described(q: Any, pattern: Any, scale: Any) -> tuple[str | None, torch.Tensor | None]:
     """A pattern as operators take it: its text, and the tensor that it is instead; no text where there is no operator.
 
-    Arrays of NumPy are something else than they seem to be while torch.compile is tracing.
+    What NumPy makes is something else than it seems to be while torch.compile is tracing.
     """
-    if isinstance(pattern, torch.Tensor) and pattern.dtype == torch.bool:
-        return _FULL, pattern[(None,) * (4 - pattern.ndim)] if pattern.ndim in (2, 3) else pattern
+    is_mask = isinstance(pattern, torch.Tensor) and pattern.dtype == torch.bool
     if torch.compiler.is_dynamo_compiling() and not (
-        isinstance(q, torch.Tensor) and isinstance(pattern, (Pattern, Plan, str))
+        isinstance(q, torch.Tensor)
+        and (is_mask or isinstance(pattern, (Pattern, Plan, str)))
+        and (scale is None or isinstance(scale, (int, float)))
     ):
         return None, None
+    if is_mask:
+        return _FULL, pattern[(None,) * (4 - pattern.ndim)] if pattern.ndim in (2, 3) else pattern
     return text_of(pattern), None
 
 
@@ -208,9 +214,12 @@ def _described(q: Any, pattern: Any) -> tuple[str | None, torch.Tensor | None]:
 def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> Any:
     """A call between two graphs of torch.compile. Nothing else that follows calls can do without operators."""
     if traced(arguments[0]):
+        pattern = arguments[-1]
+        if not isinstance(pattern, Plan):
+            pattern = _api.as_pattern(pattern)  # unless it is none at all
         raise TypeError(
             "pattern: expected one that has a text, as graphs hold it: of a class that is registered, with parameters "
-            f"that from_dict() reads back; got {arguments[-1]!r}"
+            f"that from_dict() reads back; got {pattern!r}"
         )
     return function(*arguments, **options)
 

@@ -22,13 +22,13 @@ def text_of(pattern: Pattern | Plan | str | Any) -> str | None:
 
     In a graph that torch.compile is tracing, an object that is made there lacks its fields, but for their defaults.
     """
-    pattern = pattern.pattern if isinstance(pattern, Plan) else as_pattern(pattern)
     try:
+        pattern = pattern.pattern if isinstance(pattern, Plan) else as_pattern(pattern)
         if pattern is None or not {field.name for field in dataclasses.fields(pattern)} <= vars(pattern).keys():
             return None
         text = json.dumps(pattern.to_dict(), separators=(",", ":"))
         return text if from_dict(json.loads(text)) == pattern else None
-    except (TypeError, ValueError):  # of no registered class, or with parameters that JSON does not have
+    except (TypeError, ValueError):  # no pattern, of no registered class, or with parameters that JSON does not have
         return None
 
 
