@@ -129,7 +129,7 @@ def attention(
     prepared = find_call(pattern, key) if isinstance(pattern, _CONSTANT) else None
     if prepared is None:
         if traced(q, k, v):
-            return _operators().attention(
+            return _operator("attention")(
                 q, k, v, pattern, scale=scale, backend=backend, return_lse=return_lse, precision=precision
             )
         record = recorder(q, k, v)
@@ -212,7 +212,7 @@ def attention_backward(
     prepared = find_call(pattern, key) if isinstance(pattern, _CONSTANT) else None
     if prepared is None:
         if traced(q, k, v):
-            return _operators().attention_backward(
+            return _operator("attention_backward")(
                 dout, q, k, v, out, lse, pattern, dlse=dlse, scale=scale, backend=backend
             )
         call = Call.of(q, k, v, scale=scale)
@@ -317,6 +317,11 @@ def plan(
     check_options(backend)
     call = Call.of(*like)
     return find_plan(_backend_for(call, backend), pattern, call, max_bytes)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    with whole_imports:
+        return getattr(_operators(), name)
 
 
 def _recorded(
