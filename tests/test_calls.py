@@ -102,7 +102,7 @@ def test_what_was_prepared_is_not_used_where_a_derivative_is_taken():
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="^q: .*gradient"):
         spattn.attention(forward_ad.make_dual(q, k), k, v, "causal")
     with pytest.raises(TypeError, match="^q: .* transformation of torch.func"):
-        torch.func.vmap(lambda x: spattn.attention(x, k, v, "causal"))(q[None])
+        torch.func.grad(lambda x: spattn.attention(x, k, v, "causal").sum())(q)
 
 
 def test_whatever_differs_is_prepared_for_itself(prepared):

@@ -12,6 +12,7 @@ import numpy as np
 
 import spattn
 from spattn import cpu, index_set, patterns, reference, testing
+from spattn import torch as spattn_torch
 
 
 @patterns.register("typed")
@@ -59,6 +60,12 @@ def judge(pattern: patterns.Pattern) -> float:
     testing.check_plan(spattn.plan(pattern, 64), [pattern.index_set(64, 64)])
     testing.Expectation(pattern, q, k, v).check(testing.at_protected_page(out), lse, "what")
     return testing.error_budget(testing.random((1, 1, 64, 32)), outs, "float32") + testing.eps(np.float32)
+
+
+def layer(pattern: patterns.Pattern) -> patterns.Pattern:
+    made = spattn_torch.SparseAttention(64, 4, pattern, bias=False, heads_kv=2, device="cpu", dtype=None)
+    made.pattern = spattn_torch.attention(made(1, 2, 3, key_padding_mask=None, need_weights=False)[0], 1, 2, "causal")
+    return made.pattern
 
 
 def index(pattern: patterns.Pattern) -> int:

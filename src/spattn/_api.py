@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from ._backends import Backend, load
 from ._errors import BackendUnavailable
 from ._imports import whole_imports
-from .arrays import NUMPY, ArrayKind, dtype_name, eager, kind_of, recorder
+from .arrays import NUMPY, ArrayKind, compiling, dtype_name, kind_of, recorder, traced
 from .arrays import signature as signature_of
 from .call import Call, check_gradients, check_options, check_plain, check_results, check_scale, default_scale
 from .patterns import Mask, Pattern, get
@@ -19,8 +19,33 @@ from .plan._types import TILE
 
 _CONSTANT = (Pattern, Plan, str)  # what stays as it is; anything else is looked at anew by every call
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
-@eager
+
+def _traceable(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function, whose place the operator of its name takes in a graph that torch.compile is tracing.
+
+    It would trace the checks, the planning and NumPy as if they were a model's.
+    """
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if compiling():
+            return getattr(_operators(), function.__name__)(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _operators() -> Any:
+    """What takes the place of the functions here where PyTorch follows calls."""
+    from .torch import _operators  # which needs PyTorch, and these functions
+
+    return _operators
+
+
+@_traceable
 def attention(
     q: Any,
     k: Any,
@@ -68,12 +93,14 @@ def attention(
     TypeError
         If an argument is not an array of a supported dtype, kinds or dtypes differ, or the dtype has no such
         `precision`; if an array, or a mask, is not plain: masked, sparse, nested, quantized or without values, as meta
-        and fake tensors, tracers and tensors under :mod:`torch.func` are; if `pattern`, `scale`, `backend`,
-        `return_lse` or `precision` is of another type than said above.
+        tensors, tracers of JAX and tensors under a derivative of :mod:`torch.func` are; if PyTorch makes a graph of
+        the call and the pattern's class is not registered; if `pattern`, `scale`, `backend`, `return_lse` or
+        `precision` is of another type than said above.
     ValueError
         If shapes do not fit each other or the pattern, arrays are on different devices or on one that is neither the
         CPU nor CUDA's, the name of a pattern, backend or precision is unknown, `scale` is not finite or, but for
-        float64, beyond float32's largest number, or the backend takes no arrays of this device.
+        float64, beyond float32's largest number, or the backend takes no arrays of this device; if the pattern tells
+        batch entries apart under :func:`torch.func.vmap`.
     RuntimeError
         If q, k or v carry a tangent of PyTorch's forward-mode differentiation: only gradients are recorded.
     BackendUnavailable
@@ -84,8 +111,9 @@ def attention(
     ``out[i] = Σ_j softmax_j(scale · q[i]·k[j]) v[j]`` over the allowed keys j of query i. Query row i stands at
     position ``i + kv_len - q_len``. A row with no allowed key gives 0. Values at keys that are not allowed have no
     influence, NaN included. PyTorch records the gradients of out and lse, as :func:`attention_backward` computes them,
-    where a tensor requires one; there is no second derivative. Time is O(tiles · head_dim) where ``plan.efficiency``
-    relates tiles to allowed pairs; extra memory is O(batch · heads · q_len · head_dim).
+    where a tensor requires one; there is no second derivative. Its graphs (:func:`torch.compile`, :mod:`torch.export`)
+    hold a call as one operator, with the pattern in it, or with the mask as an operand. Time is O(tiles · head_dim)
+    where ``plan.efficiency`` relates tiles to allowed pairs; extra memory is O(batch · heads · q_len · head_dim).
 
     Examples
     --------
@@ -100,6 +128,10 @@ def attention(
     key = signature_of(q, k, v), backend, precision, return_lse
     prepared = find_call(pattern, key) if isinstance(pattern, _CONSTANT) else None
     if prepared is None:
+        if traced(q, k, v):
+            return _operator("attention")(
+                q, k, v, pattern, scale=scale, backend=backend, return_lse=return_lse, precision=precision
+            )
         record = recorder(q, k, v)
         if record is not None:
             found = _recorded(record, q, k, v, pattern, scale=scale, backend=backend, precision=precision)
@@ -113,7 +145,7 @@ def attention(
     return found if return_lse else found[0]
 
 
-@eager
+@_traceable
 def attention_backward(
     dout: Any,
     q: Any,
@@ -179,6 +211,10 @@ def attention_backward(
     key = signature_of(*arrays), backend
     prepared = find_call(pattern, key) if isinstance(pattern, _CONSTANT) else None
     if prepared is None:
+        if traced(q, k, v):
+            return _operator("attention_backward")(
+                dout, q, k, v, out, lse, pattern, dlse=dlse, scale=scale, backend=backend
+            )
         call = Call.of(q, k, v, scale=scale)
         check_results(call, dout, out, lse, dlse)
         named = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
@@ -281,6 +317,11 @@ def plan(
     check_options(backend)
     call = Call.of(*like)
     return find_plan(_backend_for(call, backend), pattern, call, max_bytes)
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    with whole_imports:
+        return getattr(_operators(), name)
 
 
 def _recorded(

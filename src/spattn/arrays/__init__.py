@@ -6,11 +6,10 @@ library that was never imported cannot exist.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -22,16 +21,14 @@ __all__ = [
     "DTYPES",
     "NUMPY",
     "ArrayKind",
+    "compiling",
     "dtype_name",
-    "eager",
     "kind_of",
     "recorder",
     "signature",
     "to_host",
+    "traced",
 ]
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
 
 NUMPY = NumPy()
 _CLASSES = {"torch": "Tensor", "cupy": "ndarray", "jax": "Array"}
@@ -83,23 +80,19 @@ def recorder(*operands: Any) -> Callable[..., tuple[Any, Any]] | None:
     return None if kind is None else kind.recorder(*operands)
 
 
+def traced(*operands: Any) -> bool:
+    """See :meth:`ArrayKind.traced`, of the first operand's kind."""
+    kind = kind_of(operands[0])
+    return kind is not None and kind.traced()
+
+
 def to_host(x: Any) -> Any:
     """Any array as NumPy, copied from its device where it is not in host memory."""
     kind = kind_of(x)
     return NUMPY.to_host(x) if kind is None else kind.to_host(x)
 
 
-def eager(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The function, before which a graph that torch.compile is tracing ends and behind which the next one begins.
-
-    It would trace the checks, the planning and NumPy as if they were a model's.
-    """
-
-    @functools.wraps(function)
-    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        traced = getattr(sys.modules.get("torch.compiler"), "is_dynamo_compiling", None)
-        if traced is not None and traced():
-            return sys.modules["torch"].compiler.disable(function)(*args, **kwargs)
-        return function(*args, **kwargs)
-
-    return call
+def compiling() -> bool:
+    """Whether torch.compile is tracing the caller, whose arrays are stand-ins."""
+    traced = getattr(sys.modules.get("torch.compiler"), "is_dynamo_compiling", None)
+    return traced is not None and traced()

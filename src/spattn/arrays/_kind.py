@@ -67,6 +67,13 @@ class ArrayKind:
         """Whether the library would record a gradient through this array now, or carry its tangent on."""
         return False
 
+    def traced(self) -> bool:
+        """Whether the library follows calls now, to write them into a graph or to transform them.
+
+        Arrays may have no values then, and only the library's own operators are followed.
+        """
+        return False
+
     def recorder(self, *operands: Any) -> Callable[..., tuple[Any, Any]] | None:
         """What computes attention so that the library records its gradient; None where it would record none.
 

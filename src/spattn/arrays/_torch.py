@@ -25,6 +25,9 @@ class Torch(ArrayKind):
         functorch = getattr(self.module._C, "_functorch", None)
         # Whether a transformation of torch.func is under way, which wraps tensors without changing their class.
         self._transformation = getattr(functorch, "peek_interpreter_stack", None)
+        # How many modes see every operation: those that trace graphs or hold tensors without values, and users' own.
+        self._modes = self.module._C._len_torch_dispatch_stack
+        self._script = self.module._C._get_tracing_state  # of torch.jit.trace, None elsewhere
 
     def is_plain(self, x: Any) -> bool:
         return type(x) is self.module.Tensor
@@ -50,6 +53,8 @@ class Torch(ArrayKind):
 
     def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
         if self._transformation is None or self._transformation() is not None or self._in_dual_level():
+            return None
+        if self._modes() or self._script() is not None:
             return None
         found: tuple[Any, ...] = ()
         recording = self.module.is_grad_enabled()
@@ -81,6 +86,15 @@ class Torch(ArrayKind):
         if x.requires_grad and self.module.is_grad_enabled():
             return True
         return self._in_dual_level() and self._forward_ad.unpack_dual(x).tangent is not None
+
+    def traced(self) -> bool:
+        if self._in_dual_level():
+            return False  # operators would lose the tangents in silence
+        if self._transformation is None or self._transformation() is None:
+            return self._modes() > 0 or self._script() is not None
+        functorch = self.module._C._functorch
+        followed = functorch.TransformType.Vmap, functorch.TransformType.Functionalize
+        return all(one.key() in followed for one in functorch.get_interpreter_stack())
 
     def recorder(self, *operands: Any) -> Callable[..., tuple[Any, Any]] | None:
         if not self.module.is_grad_enabled() or not any(getattr(x, "requires_grad", False) for x in operands):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-__all__ = ["Recorded"]
+__all__ = ["Recorded", "without_repeats"]
 
 
 class Recorded(torch.autograd.Function):  # type: ignore[misc]
@@ -33,6 +33,9 @@ class Recorded(torch.autograd.Function):  # type: ignore[misc]
         q, k, v, out, lse = ctx.saved_tensors
         if dout is None:  # nobody used out
             dout = torch.zeros_like(out)
-        if 0 in dout.stride():  # a sum's; what copies tiles by itself, as a Hopper GPU, cannot read such an array
-            dout = dout.contiguous()
-        return None, None, *ctx.backward_of(dout, q, k, v, out, lse, dlse=dlse)
+        return None, None, *ctx.backward_of(without_repeats(dout), q, k, v, out, lse, dlse=dlse)
+
+
+def without_repeats(dout: torch.Tensor) -> torch.Tensor:
+    """A gradient whose elements lie apart: a Hopper GPU, which copies tiles by itself, cannot read that of a sum."""
+    return dout.contiguous() if 0 in dout.stride() else dout
