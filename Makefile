@@ -5,6 +5,7 @@ PYTHON ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(she
 VENV   ?= .venv
 OUT    ?= out
 PYTEST_ARGS ?=
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 GCC    ?= gcc
 GXX    ?= g++
 CLANG  ?= clang
@@ -43,7 +44,7 @@ SOURCES := $(shell find src -name __pycache__ -prune -o -print) \
 
 help:
 	@echo "make demo       build, then run a real sentence encoder on spattn; pictures and demo.json land in $(OUT)/"
-	@echo "make test       build, then run all tests (PYTEST_ARGS='-k plan' selects)"
+	@echo "make test       build, then run all tests, side by side on WORKERS cores (PYTEST_ARGS='-k plan' selects)"
 	@echo "make sanitize   the tests on a CPU core that checks its own memory accesses and arithmetic (gcc)"
 	@echo "make mutants    do the tests notice a wrong line? (MUTANTS_ARGS='--gpu', or parts of names)"
 	@echo "make fuzz       every property at random until COUNT examples are drawn or MINUTES are over"
@@ -60,7 +61,7 @@ demo: $(STAMPS)/demo
 	$(BIN)/spattn demo --out $(OUT)
 
 test: $(STAMPS)/test
-	$(BIN)/python -m pytest $(TESTS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS) $(PYTEST_ARGS)
 
 # Python itself is not instrumented, so the sanitizers' libraries are loaded before it. It frees little when it ends: no
 # search for leaks. MemoryError is tested, so malloc must fail as usual. Left out: tests that start nvcc, whose programs
@@ -73,7 +74,7 @@ SANITIZER = LD_PRELOAD="$$($(GXX) -print-file-name=libasan.so) $$($(GXX) -print-
   SPATTN_FUZZ_PLANS="$${SPATTN_FUZZ_PLANS:-20000}"
 
 sanitize: $(STAMPS)/test $(STAMPS)/sanitized
-	$(SANITIZER) $(BIN)/python -m pytest $(TESTS) -m "not footprint" --ignore-glob='tests/cuda/test_*compile.py' $(PYTEST_ARGS)
+	$(SANITIZER) $(BIN)/python -m pytest $(TESTS) -n $(WORKERS) --dist worksteal -m "not footprint" --ignore-glob='tests/cuda/test_*compile.py' $(PYTEST_ARGS)
 
 mutants: $(STAMPS)/test
 	$(BIN)/python tools/mutants.py --scratch $(VENV)/mutants $(MUTANTS_ARGS)
