@@ -11,6 +11,8 @@ from spattn import patterns as p
 
 def allowed(pattern, i: int, j: int, q_len: int, kv_len: int) -> bool:
     """Whether query row `i` may attend to key `j`."""
+    if isinstance(pattern, p.QueriesAt):
+        return queries_at(pattern, i, j, q_len, kv_len)
     return RULES[type(pattern)](pattern, i + kv_len - q_len, j, kv_len)
 
 
@@ -18,6 +20,15 @@ def mask(pattern, q_len: int, kv_len: int) -> np.ndarray:
     """The pattern as a boolean array (q_len, kv_len)."""
     cells = [[allowed(pattern, i, j, q_len, kv_len) for j in range(kv_len)] for i in range(q_len)]
     return np.array(cells, dtype=bool).reshape(q_len, kv_len)
+
+
+def queries_at(x, i, j, q_len, kv_len):
+    if isinstance(x.positions, int):
+        position, last = x.positions + i, x.positions + q_len - 1
+    else:
+        position, last = x.positions[i] if 0 <= i < q_len else -1, max(x.positions, default=-1)
+    tokens = max(kv_len, last + 1)
+    return allowed(x.inner, int(position), j, tokens, tokens)
 
 
 def sliding_window(x, q, k, n):
@@ -239,5 +250,6 @@ RULES = {
     p.Axial: axial,
     p.Windowed: windowed,
     p.Neighborhood: neighborhood,
+    p.QueriesAt: queries_at,
     **dict.fromkeys(LAYOUTS, deepspeed),
 }

@@ -21,7 +21,8 @@ from .grid import Axial, Windowed
 from .longformer import Longformer
 from .neighborhood import Neighborhood
 from .padding import KeyPadding
-from .per_head import PerHead
+from .per_head import PerBatch, PerHead
+from .queries_at import QueriesAt
 from .tokens import GlobalTokens
 from .vertical_slash import VerticalSlash
 from .windows import DilatedWindow, SlidingWindow
@@ -48,8 +49,10 @@ __all__ = [
     "Neighborhood",
     "Part",
     "Pattern",
+    "PerBatch",
     "PerHead",
     "PrefixLM",
+    "QueriesAt",
     "Range",
     "Sinks",
     "SlidingWindow",
