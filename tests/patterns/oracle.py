@@ -64,7 +64,8 @@ def masked(x, q, k, n):
 
 
 def block_layout(x, q, k, n):
-    a, b = q // x.block, k // x.block
+    block_q, block_kv = x.block if isinstance(x.block, tuple) else (x.block, x.block)
+    a, b = q // block_q, k // block_kv
     return a >= 0 and bool(x.layout[a, b])
 
 

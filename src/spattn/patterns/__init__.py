@@ -1,7 +1,9 @@
 """Patterns: what is allowed. Every class here is registered by name; see :func:`get` and :func:`names`."""
 
+import importlib
 from typing import TYPE_CHECKING
 
+from .._imports import whole_imports
 from . import deepspeed
 from ._codec import from_dict
 from ._content import ByContent
@@ -66,7 +68,9 @@ __all__ = [
     "deepspeed",
     "draw",
     "example",
+    "from_block_mask",
     "from_dict",
+    "from_mask_mod",
     "gallery",
     "get",
     "member",
@@ -78,12 +82,14 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ._draw import draw
+    from .flex_attention import from_block_mask, from_mask_mod
+
+_LATER = {"draw": "_draw", "from_block_mask": "flex_attention", "from_mask_mod": "flex_attention"}
 
 
 def __getattr__(name: str) -> object:
-    """What makes pictures is imported when somebody draws."""
-    if name != "draw":
+    """What makes pictures, or reads what other libraries call a mask, is imported when somebody asks for it."""
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._draw import draw
-
-    return draw
+    with whole_imports:
+        return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

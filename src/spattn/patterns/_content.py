@@ -83,15 +83,31 @@ class ByContent:
         super().__post_init__()  # type: ignore[misc]
 
     @cached_property
-    def _content(self) -> tuple[Any, ...]:
-        """What is compared: arrays by a digest of their elements, anything else as it is and as it is written."""
-        return tuple(_content_of(getattr(self, field.name)) for field in dataclasses.fields(self))
+    def _digest(self) -> bytes:
+        with whole_imports:
+            import hashlib  # with OpenSSL's modules, for arrays alone
+        digest = hashlib.blake2b(digest_size=16)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray):
+                digest.update(f"{field.name}:{value.dtype.str}{value.shape}".encode())
+                digest.update(value.data if value.size else b"")
+            else:
+                digest.update(f"{field.name}={value!r};".encode())
+        return digest.digest()
 
     def __eq__(self, other: object) -> bool:
-        return self._content == other._content if type(other) is type(self) else NotImplemented
+        if type(other) is not type(self):
+            return NotImplemented
+        return self._digest == other._digest and self._plain_fields() == other._plain_fields()
+
+    def _plain_fields(self) -> list[Any]:
+        """What is no array: a pattern among it may hold more than it is written as."""
+        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return [value for value in values if not isinstance(value, np.ndarray)]
 
     def __hash__(self) -> int:
-        return hash((type(self).__qualname__, self._content))
+        return hash((type(self).__qualname__, self._digest))
 
     def __repr__(self) -> str:
         def show(value: Any) -> str:
@@ -99,13 +115,3 @@ class ByContent:
 
         fields = ", ".join(f"{f.name}={show(getattr(self, f.name))}" for f in dataclasses.fields(self))
         return f"{type(self).__name__}({fields})"
-
-
-def _content_of(value: Any) -> tuple[Any, ...]:
-    if not isinstance(value, np.ndarray):
-        hashable = type(value).__hash__ is not None
-        return repr(value), value if hashable else None  # 1 and True are equal, and written differently
-    with whole_imports:
-        import hashlib  # with OpenSSL's modules, for arrays alone
-    data = value.data if value.size else b""
-    return value.dtype.str, value.shape, hashlib.blake2b(data, digest_size=16).digest()

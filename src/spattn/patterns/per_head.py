@@ -65,9 +65,6 @@ class Chosen(Pattern):
             raise ValueError(f"{name}: expected the pattern of one {one}, got {got}; use .at(batch, head)")
         return self.patterns[0]
 
-    def allows(self, q: Any, k: Any) -> Any:
-        return self._only().allows(q, k)
-
     def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
         return self._only().runs(q, kv_len)
 
@@ -114,6 +111,9 @@ class PerHead(Chosen):
 
     axis = 1
 
+    def allows(self, q: Any, k: Any) -> Any:
+        return self._only().allows(q, k)
+
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         heads = draw.choice([n for n in range(1, sizes.heads_q + 1) if sizes.heads_q % n == 0])
@@ -151,6 +151,9 @@ class PerBatch(Chosen):
     """
 
     axis = 0
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return self._only().allows(q, k)
 
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
