@@ -13,6 +13,8 @@ def allowed(pattern, i: int, j: int, q_len: int, kv_len: int) -> bool:
     """Whether query row `i` may attend to key `j`."""
     if isinstance(pattern, p.QueriesAt):
         return queries_at(pattern, i, j, q_len, kv_len)
+    if isinstance(pattern, p.RowIntervals):
+        return 0 <= i < q_len and pattern.start[i] <= j < pattern.stop[i]
     return RULES[type(pattern)](pattern, i + kv_len - q_len, j, kv_len)
 
 
@@ -252,5 +254,6 @@ RULES = {
     p.Windowed: windowed,
     p.Neighborhood: neighborhood,
     p.QueriesAt: queries_at,
+    p.RowIntervals: None,  # by the row, as allowed() says
     **dict.fromkeys(LAYOUTS, deepspeed),
 }

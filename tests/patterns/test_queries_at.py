@@ -59,6 +59,7 @@ def test_heads_and_entries_of_their_own():
     pattern = p.QueriesAt(p.PerHead((p.Causal(), p.SlidingWindow(1, 0))), 2)
     assert pattern.sizes() == (1, 2)
     assert np.array_equal(dense(pattern, 2, 6, head=1), np.eye(2, 6, 2, bool) | np.eye(2, 6, 1, bool))
+    assert pattern.bind(2, 6).at(0, 1) == pattern.at(0, 1).bind(2, 6) and pattern.bind(2, 6).sizes() == (1, 2)
     caches = p.PerBatch((p.QueriesAt(p.Causal(), 0), p.QueriesAt(p.Causal(), 3)))
     assert dense(caches, 1, 5, batch=1).sum() == 4 and dense(caches, 1, 5, batch=0).sum() == 1
 

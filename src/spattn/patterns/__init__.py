@@ -17,9 +17,9 @@ from .arrays import BlockLayout, KeyBlocks, Mask
 from .basic import BlockLocal, Causal, Columns, Full, Sinks, Stride
 from .bigbird import BigBird
 from .child import Fixed, Strided
-from .column_intervals import ColumnIntervals
 from .documents import Documents, PrefixLM
 from .grid import Axial, Windowed
+from .intervals import ColumnIntervals, RowIntervals
 from .longformer import Longformer
 from .neighborhood import Neighborhood
 from .padding import KeyPadding
@@ -56,6 +56,7 @@ __all__ = [
     "PrefixLM",
     "QueriesAt",
     "Range",
+    "RowIntervals",
     "Sinks",
     "SlidingWindow",
     "Stride",
@@ -69,8 +70,13 @@ __all__ = [
     "draw",
     "example",
     "from_block_mask",
+    "from_deepspeed",
     "from_dict",
+    "from_flash_attention",
+    "from_flashmask",
     "from_mask_mod",
+    "from_natten",
+    "from_xformers",
     "gallery",
     "get",
     "member",
@@ -83,8 +89,19 @@ __all__ = [
 if TYPE_CHECKING:
     from ._draw import draw
     from .flex_attention import from_block_mask, from_mask_mod
+    from .other_libraries import from_deepspeed, from_flash_attention, from_flashmask, from_natten
+    from .xformers import from_xformers
 
-_LATER = {"draw": "_draw", "from_block_mask": "flex_attention", "from_mask_mod": "flex_attention"}
+_LATER = {
+    "draw": "_draw",
+    "from_block_mask": "flex_attention",
+    "from_deepspeed": "other_libraries",
+    "from_flash_attention": "other_libraries",
+    "from_flashmask": "other_libraries",
+    "from_mask_mod": "flex_attention",
+    "from_natten": "other_libraries",
+    "from_xformers": "xformers",
+}
 
 
 def __getattr__(name: str) -> object:

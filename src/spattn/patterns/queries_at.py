@@ -82,7 +82,7 @@ class QueriesAt(ByContent, Pattern):
     def sizes(self) -> tuple[int, int]:
         return self.inner.sizes()
 
-    def at(self, batch: int, head: int) -> Pattern:
+    def at(self, batch: int, head: int) -> QueriesAt:
         own = self.inner.at(batch, head)
         return self if own is self.inner else replace(self, inner=own)
 
@@ -139,6 +139,12 @@ class _Bound(Pattern):
             return known[np.where((row < 0) | (row >= len(positions)), len(positions), row)]
 
         return apply(look_up, q)
+
+    def sizes(self) -> tuple[int, int]:
+        return self.inner.sizes()
+
+    def at(self, batch: int, head: int) -> Pattern:
+        return replace(self, given=self.given.at(batch, head), inner=self.inner.at(batch, head))
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         return self if (q_len, kv_len) == (self.q_len, self.kv_len) else self.given.bind(q_len, kv_len)
