@@ -233,7 +233,7 @@ RULES = {
     p.Causal: lambda x, q, k, n: k <= q,
     p.SlidingWindow: sliding_window,
     p.DilatedWindow: dilated_window,
-    p.BlockLocal: lambda x, q, k, n: k in range(q // x.block * x.block, (q // x.block + 1) * x.block),
+    p.BlockLocal: lambda x, q, k, n: (q - x.offset) // x.block == (k - x.offset) // x.block,
     p.GlobalTokens: global_tokens,
     p.Sinks: lambda x, q, k, n: k < x.count,
     p.Stride: lambda x, q, k, n: (q - k) % x.stride == x.offset,
