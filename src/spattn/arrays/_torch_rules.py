@@ -27,7 +27,7 @@ def by_rule(step: Step, value: Callable[[Any], Any]) -> Any:
         rule = _OF_TRUTH[name]
     elif kinds <= {"bool", "integer"}:
         rule = (_COMPARISONS if dtype == "bool" else _ARITHMETIC if dtype in _BITS else {}).get(name)
-    if rule is None:
+    if rule is None or not _numbers_fit(step.args):
         return NotImplemented
     found = rule(*map(value, step.args), **{key: x for key, x in step.options if key in ("alpha", "rounding_mode")})
     return found if found is NotImplemented or dtype in ("bool", "int64") else _wrapped(found, dtype)
@@ -43,11 +43,19 @@ def _kind(operand: Any) -> str:
     return {bool: "bool", int: "integer"}.get(type(operand), "number")
 
 
+def _numbers_fit(operands: tuple[Any, ...]) -> bool:
+    """Whether plain numbers are among the integers of every operand's type, to which PyTorch converts them."""
+    types = [x.dtype for x in operands if isinstance(x, Ref) and x.dtype in _BITS]
+    return all(0 <= x - _least(dtype) < 1 << _BITS[dtype] for x in operands if type(x) is int for dtype in types)
+
+
+def _least(dtype: str) -> int:
+    return 0 if dtype == "uint8" else -1 << (_BITS[dtype] - 1)
+
+
 def _wrapped(value: Any, dtype: str) -> Any:
     """Integers of any size as those of fewer bits, which PyTorch computes with."""
-    size = 1 << _BITS[dtype]
-    least = 0 if dtype == "uint8" else -size // 2
-    return (value - least) % size + least
+    return (value - _least(dtype)) % (1 << _BITS[dtype]) + _least(dtype)
 
 
 def _add(a: Any, b: Any, alpha: int = 1) -> Any:

@@ -13,6 +13,8 @@ from ._composition import nesting
 from ._lattice import Part
 from ._pattern import Pattern
 from ._registry import register
+from .basic import Causal
+from .windows import SlidingWindow
 
 __all__ = ["PerBatch", "PerHead"]
 
@@ -71,20 +73,6 @@ class Chosen(Pattern):
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         return self._only().parts(q_len, kv_len)
 
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        from .basic import Causal
-        from .windows import SlidingWindow
-
-        return cls((Causal(), SlidingWindow(4, 0))), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        from .basic import Causal
-        from .windows import SlidingWindow
-
-        return cls((Causal(), SlidingWindow(511, 0))), 4096
-
 
 @register("per_head")
 @dataclass(frozen=True)
@@ -113,6 +101,14 @@ class PerHead(Chosen):
 
     def allows(self, q: Any, k: Any) -> Any:
         return self._only().allows(q, k)
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls((Causal(), SlidingWindow(4, 0))), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls((Causal(), SlidingWindow(511, 0))), 4096
 
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
@@ -154,6 +150,14 @@ class PerBatch(Chosen):
 
     def allows(self, q: Any, k: Any) -> Any:
         return self._only().allows(q, k)
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls((SlidingWindow(4, 0),)), 32  # for one entry, as other examples are
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls((SlidingWindow(511, 0),)), 4096
 
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
