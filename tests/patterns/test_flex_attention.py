@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spattn
@@ -95,6 +95,7 @@ OPERATIONS = [
 ]
 
 
+@settings(max_examples=max(20, settings.default.max_examples // 2), deadline=None)
 @given(st.lists(st.integers(-128, 255), min_size=75, max_size=75), NARROW, NARROW, st.sampled_from(OPERATIONS))
 def test_operations(numbers, left, right, operation):
     """Of numbers of any width, which may wrap, on tiles and off them."""
@@ -111,6 +112,16 @@ def test_operations(numbers, left, right, operation):
         warnings.simplefilter("ignore")
         assert spattn.plan(pattern, 70, 75, tile=(16, 64)).nnz == expected.sum()
         assert np.array_equal(planned(pattern, 1, 1, 70, 75), expected)
+
+
+def test_numbers_that_do_not_fit():
+    """PyTorch makes 254 of −2 for a uint8, and so the least of a clamp."""
+    table = torch.arange(100, dtype=torch.uint8)
+
+    def mask_mod(b, h, q, k):
+        return (table[q] - table[k]).clamp(-2, 3) == 3
+
+    assert np.array_equal(pairs(p.from_mask_mod(mask_mod), 1, 1, 90, 99), everywhere(mask_mod, 1, 1, 90, 99))
 
 
 # -- a pattern is a value ----------------------------------------------------------------------------------------------

@@ -47,6 +47,12 @@ def test_rows_of_a_square():
         p.QueriesAt(p.Mask(mask[:3]), 0).index_set(3, 12)
 
 
+def test_a_grid_of_more_tokens_than_keys():
+    """Its closed form knows all of its tokens; those that are no keys do not come out."""
+    whole = p.Neighborhood((4, 6), 3).index_set(24, 24).to_dense()
+    assert np.array_equal(dense(p.QueriesAt(p.Neighborhood((4, 6), 3), 10), 14, 20), whole[10:, :20])
+
+
 def test_a_cache_that_is_not_full():
     """Decoding into a cache of 64 keys, whose end nobody may see: the same bits as without that end."""
     q, k, v = inputs(1, 2, q_len=4, kv_len=64, head_dim=16)

@@ -159,7 +159,7 @@ def from_flashmask(startend_row_indices: npt.ArrayLike, causal: bool = True) -> 
     Returns
     -------
     Pattern
-        For as many queries as keys.
+        For as many queries as keys; fewer are the last ones.
 
     Raises
     ------
