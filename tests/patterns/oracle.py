@@ -42,6 +42,11 @@ def dilated_window(x, q, k, n):
     return rest == 0 and -x.left <= steps <= x.right
 
 
+def periodic_window(x, q, k, n):
+    own, other = (q - x.offset) % x.period, (k - x.offset) % x.period
+    return -x.left <= other - own <= x.right
+
+
 def is_token(tokens, position):
     return position in (range(tokens) if isinstance(tokens, int) else tokens)
 
@@ -239,6 +244,7 @@ RULES = {
     p.Stride: lambda x, q, k, n: (q - k) % x.stride == x.offset,
     p.Columns: lambda x, q, k, n: k % x.period in range(x.start, x.stop),
     p.Documents: documents,
+    p.PeriodicWindow: periodic_window,
     p.PrefixLM: lambda x, q, k, n: k < x.prefix or k <= q,
     p.VerticalSlash: lambda x, q, k, n: (k in x.columns or q - k in x.diagonals) and k <= q,
     p.ColumnIntervals: column_intervals,

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import spattn
 from spattn import patterns as p
 
 
@@ -45,6 +46,15 @@ def test_compositions():
     assert keys(p.tri_shape(2, 4, 3, 40), 36) == [0, 1, 33, 34, 35, 36]
     assert keys(p.tri_shape(2, 4, 3, 40), 37) == list(range(38))
     assert keys(p.shared_prefix(4, (10, 10)), 16) == [0, 1, 2, 3, 14, 15, 16]
+
+
+def test_periodic_window_is_planned_by_places():
+    """Video tokens with the same surroundings in each frame, behind a prompt."""
+    prompt, frame, width = 14, 96, 8
+    pattern = p.GlobalTokens(prompt) | p.PeriodicWindow(frame, width, offset=prompt)
+    assert keys(pattern, 20, 14 + 2 * 96) == [*range(14), *range(14, 29), *range(110, 125)]
+    plan = spattn.plan(p.PeriodicWindow(frame, width), 32 * frame)
+    assert plan.efficiency > 0.5 and plan.nnz == 32**2 * (frame * (2 * width + 1) - width * (width + 1))
 
 
 def test_swin_labels():

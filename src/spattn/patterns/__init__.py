@@ -27,7 +27,7 @@ from .per_head import PerBatch, PerHead
 from .queries_at import QueriesAt
 from .tokens import GlobalTokens
 from .vertical_slash import VerticalSlash
-from .windows import DilatedWindow, SlidingWindow
+from .windows import DilatedWindow, PeriodicWindow, SlidingWindow
 
 __all__ = [
     "Axial",
@@ -53,6 +53,7 @@ __all__ = [
     "Pattern",
     "PerBatch",
     "PerHead",
+    "PeriodicWindow",
     "PrefixLM",
     "QueriesAt",
     "Range",
