@@ -18,6 +18,11 @@ def allowed(pattern, i: int, j: int, q_len: int, kv_len: int) -> bool:
     return RULES[type(pattern)](pattern, i + kv_len - q_len, j, kv_len)
 
 
+def has_rule(pattern) -> bool:
+    """Whether this page knows a pattern, and what is in it."""
+    return type(pattern) in RULES and (not isinstance(pattern, p.QueriesAt) or has_rule(pattern.inner))
+
+
 def mask(pattern, q_len: int, kv_len: int) -> np.ndarray:
     """The pattern as a boolean array (q_len, kv_len)."""
     cells = [[allowed(pattern, i, j, q_len, kv_len) for j in range(kv_len)] for i in range(q_len)]
@@ -29,7 +34,7 @@ def queries_at(x, i, j, q_len, kv_len):
         position, last = x.positions + i, x.positions + q_len - 1
     else:
         position, last = x.positions[i] if 0 <= i < q_len else -1, max(x.positions, default=-1)
-    tokens = max(kv_len, last + 1)
+    tokens = max(kv_len, int(last) + 1)
     return allowed(x.inner, int(position), j, tokens, tokens)
 
 
@@ -67,7 +72,7 @@ def column_intervals(x, q, k, n):
 
 def masked(x, q, k, n):
     row = q - (x.mask.shape[1] - x.mask.shape[0])
-    return bool(x.mask[row, k])
+    return row >= 0 and bool(x.mask[row, k])
 
 
 def block_layout(x, q, k, n):
