@@ -11,13 +11,31 @@ from spattn import patterns as p
 
 def allowed(pattern, i: int, j: int, q_len: int, kv_len: int) -> bool:
     """Whether query row `i` may attend to key `j`."""
+    if isinstance(pattern, p.QueriesAt):
+        return queries_at(pattern, i, j, q_len, kv_len)
+    if isinstance(pattern, p.RowIntervals):
+        return 0 <= i < q_len and pattern.start[i] <= j < pattern.stop[i]
     return RULES[type(pattern)](pattern, i + kv_len - q_len, j, kv_len)
+
+
+def has_rule(pattern) -> bool:
+    """Whether this page knows a pattern, and what is in it."""
+    return type(pattern) in RULES and (not isinstance(pattern, p.QueriesAt) or has_rule(pattern.inner))
 
 
 def mask(pattern, q_len: int, kv_len: int) -> np.ndarray:
     """The pattern as a boolean array (q_len, kv_len)."""
     cells = [[allowed(pattern, i, j, q_len, kv_len) for j in range(kv_len)] for i in range(q_len)]
     return np.array(cells, dtype=bool).reshape(q_len, kv_len)
+
+
+def queries_at(x, i, j, q_len, kv_len):
+    if isinstance(x.positions, int):
+        position, last = x.positions + i, x.positions + q_len - 1
+    else:
+        position, last = x.positions[i] if 0 <= i < q_len else -1, max(x.positions, default=-1)
+    tokens = max(kv_len, int(last) + 1)
+    return allowed(x.inner, int(position), j, tokens, tokens)
 
 
 def sliding_window(x, q, k, n):
@@ -27,6 +45,11 @@ def sliding_window(x, q, k, n):
 def dilated_window(x, q, k, n):
     steps, rest = divmod(k - q, x.dilation)
     return rest == 0 and -x.left <= steps <= x.right
+
+
+def periodic_window(x, q, k, n):
+    own, other = (q - x.offset) % x.period, (k - x.offset) % x.period
+    return -x.left <= other - own <= x.right
 
 
 def is_token(tokens, position):
@@ -49,11 +72,12 @@ def column_intervals(x, q, k, n):
 
 def masked(x, q, k, n):
     row = q - (x.mask.shape[1] - x.mask.shape[0])
-    return bool(x.mask[row, k])
+    return row >= 0 and bool(x.mask[row, k])
 
 
 def block_layout(x, q, k, n):
-    a, b = q // x.block, k // x.block
+    block_q, block_kv = x.block if isinstance(x.block, tuple) else (x.block, x.block)
+    a, b = q // block_q, k // block_kv
     return a >= 0 and bool(x.layout[a, b])
 
 
@@ -219,12 +243,13 @@ RULES = {
     p.Causal: lambda x, q, k, n: k <= q,
     p.SlidingWindow: sliding_window,
     p.DilatedWindow: dilated_window,
-    p.BlockLocal: lambda x, q, k, n: k in range(q // x.block * x.block, (q // x.block + 1) * x.block),
+    p.BlockLocal: lambda x, q, k, n: (q - x.offset) // x.block == (k - x.offset) // x.block,
     p.GlobalTokens: global_tokens,
     p.Sinks: lambda x, q, k, n: k < x.count,
     p.Stride: lambda x, q, k, n: (q - k) % x.stride == x.offset,
     p.Columns: lambda x, q, k, n: k % x.period in range(x.start, x.stop),
     p.Documents: documents,
+    p.PeriodicWindow: periodic_window,
     p.PrefixLM: lambda x, q, k, n: k < x.prefix or k <= q,
     p.VerticalSlash: lambda x, q, k, n: (k in x.columns or q - k in x.diagonals) and k <= q,
     p.ColumnIntervals: column_intervals,
@@ -239,5 +264,7 @@ RULES = {
     p.Axial: axial,
     p.Windowed: windowed,
     p.Neighborhood: neighborhood,
+    p.QueriesAt: queries_at,
+    p.RowIntervals: None,  # by the row, as allowed() says
     **dict.fromkeys(LAYOUTS, deepspeed),
 }

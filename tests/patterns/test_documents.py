@@ -36,7 +36,7 @@ def test_from_cu_seqlens_of_torch():
         ([[0, 5]], ValueError, "cu_seqlens: expected 1-D"),
         (5, ValueError, "cu_seqlens: expected 1-D"),
         ([0, 2**63], ValueError, "cu_seqlens: expected integers in"),
-        ([0, 2**40], ValueError, "lengths: expected at most"),
+        ([0, 2**40], ValueError, "cu_seqlens: expected at most"),
         ([0.0, 5.0], TypeError, "cu_seqlens: expected an array of integers"),
         ([False, True], TypeError, "cu_seqlens: expected an array of integers"),
         (None, TypeError, "cu_seqlens: expected"),

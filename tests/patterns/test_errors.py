@@ -13,6 +13,8 @@ VALUES = [
     (lambda: p.SlidingWindow(-1), "left: expected an integer >= 0, got -1"),
     (lambda: p.DilatedWindow(1, 1, 0), "dilation: expected an integer >= 1, got 0"),
     (lambda: p.BlockLocal(0), "block: expected"),
+    (lambda: p.BlockLocal(4, -1), "offset: expected an integer >= 0, got -1"),
+    (lambda: p.PeriodicWindow(2**31, 1), "period: expected an integer in"),
     (lambda: p.GlobalTokens((1, -2)), "tokens: expected an integer >= 0, got -2"),
     (lambda: p.Stride(4, 4), r"offset: expected an integer in \[0, 3\], got 4"),
     (lambda: p.Columns(4, 2, 2), r"stop: expected an integer in \[3, 4\], got 2"),

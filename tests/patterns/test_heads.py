@@ -69,6 +69,34 @@ def test_per_head():
     assert index[:, 0].tolist() == index[:, 1].tolist()
 
 
+def test_per_batch():
+    """Whatever has no batch axis of its own gets one."""
+    patterns = p.GlobalTokens((0, 5)), p.Longformer(4, global_tokens=(2,)), p.SlidingWindow(3, 0), p.BlockLocal(4)
+    pattern = p.PerBatch(patterns)
+    assert pattern.sizes() == (4, 1)
+    for entry, one in enumerate(patterns):
+        assert pattern.at(entry, 0) == one
+        assert pattern.index_set(8, 8, batch=entry) == one.index_set(8, 8)
+    with pytest.raises(ValueError, match=r"^PerBatch: expected the pattern of one batch entry, got 4; use \.at\(batch"):
+        pattern.allows(0, 0)
+    with pytest.raises(ValueError, match="^batch: expected an integer in"):
+        pattern.at(4, 0)
+    with pytest.raises(ValueError, match="^patterns: expected patterns of one batch entry or 2, got one of 3"):
+        p.PerBatch((p.Causal(), p.PrefixLM((1, 2, 3))))
+
+
+def test_per_batch_of_heads():
+    heads = p.PerHead((p.Causal(), p.Full()))
+    pattern = p.PerBatch((heads, p.BigBird(2), p.SlidingWindow(1)))
+    assert pattern.sizes() == (3, 2)
+    assert [pattern.at(0, h) for h in range(2)] == [p.Causal(), p.Full()]
+    assert pattern.at(1, 1) == p.BigBird(2, head=1) and pattern.at(2, 1) == p.SlidingWindow(1)
+    turned = p.PerHead((p.PerBatch((p.Causal(), p.Full())), p.Sinks(1)))
+    assert turned.sizes() == (2, 2) and turned.at(1, 0) == p.Full() and turned.at(1, 1) == p.Sinks(1)
+    with pytest.raises(ValueError, match=r"^patterns: expected patterns for one number of heads, got \[2, 3\]"):
+        p.PerBatch((heads, p.PerHead((p.Causal(),) * 3))).sizes()
+
+
 def test_composition_of_heads():
     pattern = p.Causal() & p.PerHead((p.Sinks(1), p.Sinks(2)))
     assert pattern.sizes() == (1, 2)

@@ -1,6 +1,7 @@
 """docs/windows.rst, "the same window in other libraries' words": each line as a property, for all parameters."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,8 @@ def mask_of(pattern, q_len, kv_len):
 @some
 @given(st.integers(0, 70), st.integers(0, 70), LENGTHS, LENGTHS)
 def test_words_flash_attention_window_size_and_splash_local_mask(left, right, q_len, kv_len):
-    """flash-attn: row i sees keys within [i + kv_len - q_len - left, i + kv_len - q_len + right]."""
+    """flash-attn: row i sees keys within [i + kv_len - q_len - left, i + kv_len - q_len + right]; so does splash with
+    that offset."""
     i, j = np.ogrid[:q_len, :kv_len]
     theirs = (j >= i + kv_len - q_len - left) & (j <= i + kv_len - q_len + right)
     assert np.array_equal(mask_of(p.SlidingWindow(left, right), q_len, kv_len), theirs)
@@ -90,3 +92,60 @@ def test_words_longformer_attention_window(half, tokens, length):
     i, j = np.ogrid[:length, :length]
     theirs = (np.abs(i - j) <= half) | (i < tokens) | (j < tokens)
     assert np.array_equal(mask_of(p.Longformer(2 * half, global_tokens=tokens), length, length), theirs)
+
+
+@some
+@given(st.integers(0, 70), st.integers(0, 70), st.integers(-70, 70), LENGTHS, LENGTHS)
+def test_words_splash_local_mask_has_an_offset(left, right, offset, q_len, kv_len):
+    """JAX splash: row i sees keys within [i + offset - left, i + offset + right]; an offset of 0 is the top left."""
+    i, j = np.ogrid[:q_len, :kv_len]
+    theirs = (j >= i + offset - left) & (j <= i + offset + right)
+    assert np.array_equal(mask_of(p.QueriesAt(p.SlidingWindow(left, right), offset), q_len, kv_len), theirs)
+
+
+@some
+@given(st.integers(0, 20), st.integers(0, 20), st.integers(-20, 20), st.integers(1, 30), st.integers(1, 30))
+def test_words_splash_local_mask_itself(left, right, offset, q_len, kv_len):
+    splash = pytest.importorskip("jax.experimental.pallas.ops.tpu.splash_attention", reason="JAX is not installed")
+    theirs = splash.LocalMask((q_len, kv_len), (left, right), offset)[:, :]
+    assert np.array_equal(mask_of(p.QueriesAt(p.SlidingWindow(left, right), offset), q_len, kv_len), theirs)
+
+
+@some
+@given(st.integers(1, 40), LENGTHS)
+def test_words_hugging_face_encoders(half, length):
+    """transformers: |q - kv| <= sliding_window, which ModernBERT halves from local_attention; EmbeddingGemma makes
+    sliding_window // 2 + 1 of its configuration's and asks for less than that."""
+    i, j = np.ogrid[:length, :length]
+    modernbert = np.abs(i - j) <= half
+    assert np.array_equal(mask_of(p.SlidingWindow(half), length, length), modernbert)
+    for configured in (2 * half, 2 * half + 1):
+        gemma = np.abs(i - j) < configured // 2 + 1
+        assert np.array_equal(mask_of(p.SlidingWindow(configured // 2), length, length), gemma)
+
+
+@some
+@given(st.integers(1, 20), st.integers(0, 30), LENGTHS)
+def test_words_hugging_face_chunks_are_counted_behind_the_padding(chunk, padding, length):
+    """transformers: (q - left_padding) // chunk == (kv - left_padding) // chunk, and causal."""
+    i, j = np.ogrid[:length, :length]
+    theirs = ((i - padding) // chunk == (j - padding) // chunk) & (j <= i)
+    assert np.array_equal(mask_of(p.chunked_causal(chunk, padding), length, length), theirs)
+
+
+@some
+@given(st.integers(1, 5), st.integers(4, 9), st.integers(0, 3), st.integers(0, 2**32 - 1))
+def test_words_bigbird_of_google(block, blocks, count, seed):
+    """The first and the last block are global, a row has the blocks beside its own, and random ones that are listed."""
+    listed = np.random.default_rng(seed).integers(-1, blocks, (blocks, count))
+    listed[[0, -1]] = -1
+    a, b = np.ogrid[:blocks, :blocks]
+    layout = (np.abs(a - b) <= 1) | np.isin(a, (0, blocks - 1)) | np.isin(b, (0, blocks - 1))
+    layout |= (listed[:, None, :] == b[..., None]).any(axis=2)
+    n = block * blocks
+    ours = (
+        p.BigBird(block, random_blocks=0)
+        | p.GlobalTokens(tuple(range(n - block, n)))
+        | p.KeyBlocks(listed, block, block)
+    )
+    assert np.array_equal(mask_of(ours, n, n), np.kron(layout, np.ones((block, block), bool)))

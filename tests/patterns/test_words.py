@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import spattn
 from spattn import patterns as p
 
 
@@ -38,10 +39,22 @@ def test_longformer_is_its_composition():
 
 def test_compositions():
     assert keys(p.chunked_causal(8), 19) == [16, 17, 18, 19]
+    assert keys(p.chunked_causal(8, 5), 19) == keys(p.chunked_causal(8, 13), 19) == [13, 14, 15, 16, 17, 18, 19]
+    assert keys(p.chunked_causal(8, 5), 3) == [0, 1, 2, 3] and keys(p.chunked_causal(2**70, 2**69), 2) == [0, 1, 2]
+    assert keys(p.QueriesAt(p.BlockLocal(2**70, 2**70 - 2), -4), 1) == [] and keys(p.BlockLocal(2**70, 30), 31)[0] == 30
     assert keys(p.a_shape(2, 4), 19) == [0, 1, 16, 17, 18, 19]
     assert keys(p.tri_shape(2, 4, 3, 40), 36) == [0, 1, 33, 34, 35, 36]
     assert keys(p.tri_shape(2, 4, 3, 40), 37) == list(range(38))
     assert keys(p.shared_prefix(4, (10, 10)), 16) == [0, 1, 2, 3, 14, 15, 16]
+
+
+def test_periodic_window_is_planned_by_places():
+    """Video tokens with the same surroundings in each frame, behind a prompt."""
+    prompt, frame, width = 14, 96, 8
+    pattern = p.GlobalTokens(prompt) | p.PeriodicWindow(frame, width, offset=prompt)
+    assert keys(pattern, 20, 14 + 2 * 96) == [*range(14), *range(14, 29), *range(110, 125)]
+    plan = spattn.plan(p.PeriodicWindow(frame, width), 32 * frame)
+    assert plan.efficiency > 0.5 and plan.nnz == 32**2 * (frame * (2 * width + 1) - width * (width + 1))
 
 
 def test_swin_labels():

@@ -1,7 +1,9 @@
 """Patterns: what is allowed. Every class here is registered by name; see :func:`get` and :func:`names`."""
 
+import importlib
 from typing import TYPE_CHECKING
 
+from .._imports import whole_imports
 from . import deepspeed
 from ._codec import from_dict
 from ._content import ByContent
@@ -15,16 +17,17 @@ from .arrays import BlockLayout, KeyBlocks, Mask
 from .basic import BlockLocal, Causal, Columns, Full, Sinks, Stride
 from .bigbird import BigBird
 from .child import Fixed, Strided
-from .column_intervals import ColumnIntervals
 from .documents import Documents, PrefixLM
 from .grid import Axial, Windowed
+from .intervals import ColumnIntervals, RowIntervals
 from .longformer import Longformer
 from .neighborhood import Neighborhood
 from .padding import KeyPadding
-from .per_head import PerHead
+from .per_head import PerBatch, PerHead
+from .queries_at import QueriesAt
 from .tokens import GlobalTokens
 from .vertical_slash import VerticalSlash
-from .windows import DilatedWindow, SlidingWindow
+from .windows import DilatedWindow, PeriodicWindow, SlidingWindow
 
 __all__ = [
     "Axial",
@@ -48,9 +51,13 @@ __all__ = [
     "Neighborhood",
     "Part",
     "Pattern",
+    "PerBatch",
     "PerHead",
+    "PeriodicWindow",
     "PrefixLM",
+    "QueriesAt",
     "Range",
+    "RowIntervals",
     "Sinks",
     "SlidingWindow",
     "Stride",
@@ -63,7 +70,14 @@ __all__ = [
     "deepspeed",
     "draw",
     "example",
+    "from_block_mask",
+    "from_deepspeed",
     "from_dict",
+    "from_flash_attention",
+    "from_flashmask",
+    "from_mask_mod",
+    "from_natten",
+    "from_xformers",
     "gallery",
     "get",
     "member",
@@ -75,12 +89,25 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ._draw import draw
+    from .flex_attention import from_block_mask, from_mask_mod
+    from .other_libraries import from_deepspeed, from_flash_attention, from_flashmask, from_natten
+    from .xformers import from_xformers
+
+_LATER = {
+    "draw": "_draw",
+    "from_block_mask": "flex_attention",
+    "from_deepspeed": "other_libraries",
+    "from_flash_attention": "other_libraries",
+    "from_flashmask": "other_libraries",
+    "from_mask_mod": "flex_attention",
+    "from_natten": "other_libraries",
+    "from_xformers": "xformers",
+}
 
 
 def __getattr__(name: str) -> object:
-    """What makes pictures is imported when somebody draws."""
-    if name != "draw":
+    """What makes pictures, or reads what other libraries call a mask, is imported when somebody asks for it."""
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._draw import draw
-
-    return draw
+    with whole_imports:
+        return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

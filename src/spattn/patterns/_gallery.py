@@ -12,13 +12,15 @@ from .windows import SlidingWindow
 __all__ = ["a_shape", "chunked_causal", "gallery", "shared_prefix", "tri_shape"]
 
 
-def chunked_causal(chunk: int) -> Pattern:
+def chunked_causal(chunk: int, offset: int = 0) -> Pattern:
     """Causal attention inside chunks of `chunk` tokens (Llama 4's local layers).
 
     Parameters
     ----------
     chunk : int
         Tokens of a chunk.
+    offset : int, optional
+        Where a chunk starts: the padding before the first token, which chunks are counted from.
 
     Returns
     -------
@@ -30,9 +32,9 @@ def chunked_causal(chunk: int) -> Pattern:
     TypeError
         If a parameter is not an integer.
     ValueError
-        If `chunk` is less than 1.
+        If `chunk` is less than 1, or `offset` negative.
     """
-    return Causal() & BlockLocal(chunk)
+    return Causal() & BlockLocal(chunk, offset)
 
 
 def a_shape(sinks: int, window: int) -> Pattern:

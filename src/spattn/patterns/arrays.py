@@ -12,7 +12,7 @@ from .._cached import cached_property
 from .._index_checks import q_offset
 from .._ragged import ramp
 from ..index_set import Runs
-from ._check import assign, integer, reach
+from ._check import assign, integer, per_axis, reach
 from ._content import ByContent, frozen_array
 from ._pattern import Pattern
 from ._registry import register
@@ -144,38 +144,47 @@ def block_runs(table: np.ndarray, a: np.ndarray, block: int, kv_len: int) -> Run
 @register("block_layout")
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockLayout(ArrayPattern):
-    """The pairs whose blocks are set in a layout: ``layout[p // block, j // block]``.
+    """The pairs whose blocks are set in a layout: ``layout[p // block_q, j // block_kv]``.
 
     For layouts that are computed or learned block by block.
 
     Parameters
     ----------
-    layout : bool array (blocks, blocks), (heads, blocks, blocks) or (batch, heads, blocks, blocks)
-        Copied. ``blocks`` is ``ceil(kv_len / block)``.
-    block : int
-        Tokens of a block.
+    layout : bool array (rows, columns), (heads, rows, columns) or (batch, heads, rows, columns)
+        Copied. There are ``ceil(kv_len / block_q)`` rows and ``ceil(kv_len / block_kv)`` columns.
+    block : int or (int, int)
+        Tokens of a block, or of a block of queries and of one of keys: ``block_q, block_kv``.
 
     Raises
     ------
     TypeError
-        If `layout` is not boolean or a masked array, or `block` not an integer.
+        If `layout` is not boolean or a masked array, or `block` not an integer or two of them.
     ValueError
-        If `layout` has not two to four axes or is not square, or `block` is less than 1; from :meth:`bind`, if its
-        blocks do not cover `kv_len`; from :meth:`allows`, if :meth:`at` has not chosen among several batch entries and
-        heads.
+        If `layout` has not two to four axes, a block has less than 1 token, or one number of tokens is given for a
+        layout that is not square; from :meth:`bind`, if its blocks do not cover `kv_len`; from :meth:`allows`, if
+        :meth:`at` has not chosen among several batch entries and heads.
     """
 
     layout: np.ndarray
-    block: int
+    block: int | tuple[int, int]
 
     def __post_init__(self) -> None:
-        assign(self, layout=frozen_array("layout", self.layout, bool, (2, 3, 4)), block=integer("block", self.block, 1))
+        tokens = per_axis("block", self.block, 2, least=1)
+        several = isinstance(self.block, (tuple, list, np.ndarray))
+        assign(
+            self, layout=frozen_array("layout", self.layout, bool, (2, 3, 4)), block=tokens if several else tokens[0]
+        )
         rows, columns = self.layout.shape[-2:]
-        if rows != columns:
+        if rows != columns and not several:
             raise ValueError(f"layout: expected as many rows as columns, got shape {self.layout.shape}")
 
+    def _tokens(self) -> tuple[int, int]:
+        """Tokens of a block of queries and of one of keys."""
+        return self.block if isinstance(self.block, tuple) else (self.block, self.block)
+
     def bind(self, q_len: int, kv_len: int) -> Pattern:
-        check_blocks("layout", "blocks", self.layout.shape[-1], kv_len, self.block)
+        for got, block in zip(self.layout.shape[-2:], self._tokens(), strict=True):
+            check_blocks("layout", "blocks", got, kv_len, block)
         return self._bound()
 
     @cached_property
@@ -183,11 +192,12 @@ class BlockLayout(ArrayPattern):
         return BlockTable(self._only(self.layout))
 
     def allows(self, q: Any, k: Any) -> Any:
-        return self._table.contains(q // reach(self.block), k // reach(self.block))
+        block_q, block_kv = map(reach, self._tokens())
+        return self._table.contains(q // block_q, k // block_kv)
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
-        block = reach(self.block)
-        return block_runs(self._only(self.layout), q // block, block, kv_len)
+        block_q, block_kv = map(reach, self._tokens())
+        return block_runs(self._only(self.layout), q // block_q, block_kv, kv_len)
 
     @classmethod
     def example(cls) -> tuple[Pattern, int]:
@@ -202,8 +212,10 @@ class BlockLayout(ArrayPattern):
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         block = draw.size(1, sizes.kv_len + 3)
-        blocks = -(-sizes.kv_len // block)
-        return cls(draw.flags((*cls._leading(draw, sizes, sizes.heads_q), blocks, blocks)), block), sizes
+        block = block if draw.flag() else (block, draw.size(1, sizes.kv_len + 3))
+        tokens = block if isinstance(block, tuple) else (block, block)
+        shape = *cls._leading(draw, sizes, sizes.heads_q), *(-(-sizes.kv_len // n) for n in tokens)
+        return cls(draw.flags(shape), block), sizes
 
 
 @register("key_blocks")

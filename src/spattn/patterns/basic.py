@@ -67,24 +67,32 @@ class BlockLocal(Pattern):
     ----------
     block : int
         Tokens of a block.
+    offset : int, optional
+        Where a block starts, as after padding; others start a block's length before it and after it.
 
     Raises
     ------
     TypeError
-        If `block` is not an integer.
+        If a parameter is not an integer.
     ValueError
-        If it is less than 1.
+        If `block` is less than 1, or `offset` negative.
     """
 
     block: Positive
+    offset: Count = 0
+
+    def _within_reach(self) -> tuple[int, int]:
+        """Block and offset; an offset out of reach leaves every position in blocks before it."""
+        block, offset = reach(self.block), self.offset % self.block
+        return block, offset if offset < REACH // 2 else max(offset - self.block, -REACH // 2)
 
     def allows(self, q: Any, k: Any) -> Any:
-        block = reach(self.block)
-        return q // block == k // block
+        block, offset = self._within_reach()
+        return (q - offset) // block == (k - offset) // block
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
-        block = reach(self.block)
-        first = q // block * block
+        block, offset = self._within_reach()
+        first = (q - offset) // block * block + offset
         return Runs.span(first, first + block, kv_len)
 
     @classmethod

@@ -18,6 +18,7 @@ from ._parameters import Count
 from ._pattern import Pattern
 from ._predicate import apply
 from ._registry import register
+from .intervals import RowIntervals
 
 __all__ = ["Documents", "PrefixLM"]
 
@@ -39,6 +40,16 @@ def check_document_lengths(lengths: Any) -> tuple[int, ...]:
             "sequence lengths; use Documents.from_cu_seqlens, or leave out documents without tokens"
         )
     return lengths
+
+
+def check_cu_seqlens(name: str, value: npt.ArrayLike) -> np.ndarray:
+    """Cumulative lengths as int64; TypeError or ValueError where they cannot be that."""
+    starts = frozen_array(name, value, np.int64, (1,))
+    if not len(starts) or starts[0] != 0 or (starts[1:] < starts[:-1]).any():
+        raise ValueError(f"{name}: expected 0 and numbers that never fall, got {reprlib.repr(starts.tolist())}")
+    if starts[-1] > LONGEST:
+        raise ValueError(f"{name}: expected at most {LONGEST} tokens in all, got {starts[-1]}")
+    return starts
 
 
 @register("documents")
@@ -81,35 +92,47 @@ class Documents(Pattern):
             assign(self, lengths=check_document_lengths(lengths))
 
     @classmethod
-    def from_cu_seqlens(cls, cu_seqlens: npt.ArrayLike) -> Documents:
+    def from_cu_seqlens(cls, cu_seqlens: npt.ArrayLike, cu_seqlens_k: npt.ArrayLike | None = None) -> Pattern:
         """The documents between cumulative sequence lengths, as variable-length attention functions take them.
 
         Parameters
         ----------
         cu_seqlens : (documents + 1,) int array
             Where each document starts, and where the last one ends: ``0, n_0, n_0 + n_1, ...``.
+        cu_seqlens_k : (documents + 1,) int array, optional
+            The same of the keys, where a document has another number of them than of queries.
 
         Returns
         -------
         Documents
-            Without those that have no tokens.
+            Without those that have no tokens; with `cu_seqlens_k` :class:`RowIntervals`, for as many queries as
+            `cu_seqlens` ends with. :func:`from_flash_attention` also has causal attention and windows in them.
 
         Raises
         ------
         TypeError
-            If `cu_seqlens` is not of integers, or a masked array.
+            If an array is not of integers, or a masked array.
         ValueError
-            If it has not exactly one axis, does not start with 0, falls, or ends beyond the longest sequence.
+            If one has not exactly one axis, does not start with 0, falls, or ends beyond the longest sequence, or they
+            differ in length.
 
         Examples
         --------
         >>> Documents.from_cu_seqlens([0, 5, 10, 10, 20])
         Documents(lengths=(5, 5, 10))
+        >>> Documents.from_cu_seqlens([0, 1, 3], [0, 2, 4]).index_set(3, 4).to_dense().astype(int)
+        array([[1, 1, 0, 0],
+               [0, 0, 1, 1],
+               [0, 0, 1, 1]])
         """
-        starts = frozen_array("cu_seqlens", cu_seqlens, np.int64, (1,)).tolist()
-        if not starts or starts[0] != 0 or any(a > b for a, b in pairwise(starts)):
-            raise ValueError(f"cu_seqlens: expected 0 and numbers that never fall, got {reprlib.repr(starts)}")
-        return cls(tuple(b - a for a, b in pairwise(starts) if a < b))
+        starts = check_cu_seqlens("cu_seqlens", cu_seqlens)
+        if cu_seqlens_k is None:
+            return cls(tuple(n for n in np.diff(starts).tolist() if n))
+        keys = check_cu_seqlens("cu_seqlens_k", cu_seqlens_k)
+        if len(keys) != len(starts):
+            raise ValueError(f"cu_seqlens_k: expected {len(starts)} numbers, got {len(keys)}")
+        queries = np.diff(starts)
+        return RowIntervals(np.repeat(keys[:-1], queries), np.repeat(keys[1:], queries))
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         for entry in self._entries():

@@ -1,21 +1,22 @@
-"""Windows: the keys near a query, all of them or every so many."""
+"""Windows: the keys near a query, all of them, every so many, or in every period."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
+from .._index_checks import LONGEST, q_offset
 from ..index_set import Runs
 from ._check import assign, reach
-from ._lattice import Part, residue_parts
-from ._parameters import Count, Positive
+from ._lattice import Lattice, Part, residue_parts
+from ._parameters import Count, Positive, Range
 from ._pattern import Pattern
 from ._registry import register
 from .basic import always
 
-__all__ = ["DilatedWindow", "SlidingWindow"]
+__all__ = ["DilatedWindow", "PeriodicWindow", "SlidingWindow"]
 
 
 @register("sliding_window")
@@ -152,3 +153,89 @@ class DilatedWindow(Pattern):
     @classmethod
     def typical(cls) -> tuple[Pattern, int]:
         return cls(256, dilation=4), 16384
+
+
+@register("periodic_window")
+@dataclass(frozen=True)
+class PeriodicWindow(Pattern):
+    """Keys whose place in their period is near the query's place in its own.
+
+    For videos, where a token attends to its surroundings in every frame.
+
+    Parameters
+    ----------
+    period : int
+        Tokens of a period.
+    left : int
+        Places before the query's.
+    right : int, optional
+        Places after it; as many as `left` when left out.
+    offset : int, optional
+        Where a period starts, as after a prompt.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not an integer.
+    ValueError
+        If `period` is less than 1 or beyond the longest sequence, or another one negative.
+
+    Notes
+    -----
+    The window is cut off at the ends of a period. With a prompt of n tokens that sees all and is seen by all it is
+    ``GlobalTokens(n) | PeriodicWindow(period, w, offset=n)``.
+
+    References
+    ----------
+    Xi et al. Sparse VideoGen. arXiv:2502.01776.
+
+    Examples
+    --------
+    >>> PeriodicWindow(4, 1).index_set(8, 8).row(5)
+    array([0, 1, 2, 4, 5, 6])
+    """
+
+    period: Annotated[int, Range(1, LONGEST)]
+    left: Count
+    right: Count | Literal["left"] = "left"
+    offset: Count = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.right == "left":
+            assign(self, right=self.left)
+
+    def _place(self, positions: Any) -> Any:
+        """Each position's place in its period."""
+        return (positions - self.offset % self.period) % self.period
+
+    def allows(self, q: Any, k: Any) -> Any:
+        right = self.left if self.right == "left" else self.right
+        own, other = self._place(q), self._place(k)
+        return (own - reach(self.left) <= other) & (other <= own + reach(right))
+
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        queries, keys = (self._lattices(first, kv_len) for first in (q_offset(q_len, kv_len), 0))
+        return tuple(Part(self, query, key) for query in queries for key in keys)
+
+    def _lattices(self, first: int, end: int) -> tuple[Lattice, ...]:
+        """The positions from `first` to `end`: whole periods place by place, what is before them and what is behind."""
+        start = min(first + -(first - self.offset) % self.period, end)
+        periods = (end - start) // self.period
+        stop = start + periods * self.period
+        whole = (Lattice(start, (1, self.period), (self.period, periods)),) if periods > 1 else ()
+        ends = ((first, start), (stop, end)) if whole else ((first, end),)
+        return whole + tuple(Lattice(a, (1,), (b - a,)) for a, b in ends if a < b)
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        period = draw.integer(1, sizes.kv_len + 2)
+        return cls(period, draw.size(0, period), draw.size(0, period), draw.size(0, 2 * period)), sizes
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls(8, 1, offset=3), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls(512, 32), 4096

@@ -1,0 +1,345 @@
+"""mask_mods and BlockMasks of FlexAttention: the same pairs as evaluating them everywhere."""
+
+import copy
+import pickle
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import spattn
+from spattn import patterns as p
+from spattn.testing import inputs
+
+torch = pytest.importorskip("torch")
+flex = pytest.importorskip("torch.nn.attention.flex_attention")
+from .flex_gallery import CELL_BY_CELL, GALLERY, causal, documents, padding, window_by_head  # noqa: E402
+
+
+def everywhere(mask_mod, batch, heads, q_len, kv_len):
+    return flex.create_mask(mask_mod, batch, heads, q_len, kv_len, device="cpu").numpy()
+
+
+def pairs(pattern, batch, heads, q_len, kv_len):
+    """By the index set of each batch entry and head."""
+    own_batch, own_heads = pattern.sizes()
+    found = np.empty((batch, heads, q_len, kv_len), bool)
+    for b, h in np.ndindex(batch, heads):
+        which = {"batch": b if own_batch != 1 else 0, "head": h if own_heads != 1 else 0}
+        found[b, h] = pattern.index_set(q_len, kv_len, **which).to_dense()
+    return found
+
+
+def planned(pattern, batch, heads, q_len, kv_len):
+    """By the plan that kernels execute: one-hot values show which keys a row has."""
+    q, k, v = np.zeros((batch, heads, q_len, 8)), np.zeros((batch, heads, kv_len, 8)), np.eye(kv_len)
+    v = np.broadcast_to(v, (batch, heads, kv_len, kv_len))
+    return spattn.attention(q, k, v, pattern) > 0
+
+
+@pytest.mark.parametrize("name", GALLERY)
+def test_gallery(name):
+    """No tile is evaluated cell by cell but those that differ, which the planner would warn of."""
+    mask_mod, *sizes = GALLERY[name]
+    pattern, expected = p.from_mask_mod(mask_mod), everywhere(mask_mod, *sizes)
+    assert np.array_equal(pairs(pattern, *sizes), expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.array_equal(planned(pattern, *sizes), expected)
+
+
+@pytest.mark.parametrize("name", CELL_BY_CELL)
+def test_what_tiles_cannot_be_asked(name):
+    mask_mod, *sizes = CELL_BY_CELL[name]
+    pattern, expected = p.from_mask_mod(mask_mod), everywhere(mask_mod, *sizes)
+    assert np.array_equal(pairs(pattern, *sizes), expected)
+    if min(sizes[2:]) > 48:
+        with pytest.warns(UserWarning, match="planning evaluates every cell"):
+            assert np.array_equal(planned(pattern, *sizes), expected)
+
+
+def test_long_sequences_are_planned_by_tiles():
+    """9 · 10⁹ pairs, of which only those of a few tiles are looked at."""
+    lengths = [15_000, 40_000, 40_000]
+    plan = spattn.plan(p.from_mask_mod(documents(lengths, causal)), sum(lengths))
+    assert plan.nnz == sum(n * (n + 1) // 2 for n in lengths)
+
+
+NARROW = st.sampled_from([torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64])
+OPERATIONS = [
+    lambda a, b: a - b >= 0,
+    lambda a, b: b + a < 7,
+    lambda a, b: 3 - a < b,
+    lambda a, b: torch.sub(a, b, alpha=2) < 0,
+    lambda a, b: (a - b).abs() % 5 == 2,
+    lambda a, b: torch.remainder(a - b, -3) == -1,
+    lambda a, b: torch.div(a - b, 3, rounding_mode="floor") == torch.div(b, 3, rounding_mode="trunc"),
+    lambda a, b: (a - b) // 4 == -1,
+    lambda a, b: torch.minimum(a, b) == -torch.maximum(-a, -b),
+    lambda a, b: (a - b).clamp(-2, 3) == (a - b).clamp_min(-2),
+    lambda a, b: (a - b).clamp_max(1) != 1,
+    lambda a, b: ((a > b) ^ (a < 4)) & ~(b == a) | torch.logical_xor(a >= b, b <= 2),
+    lambda a, b: torch.where(a > b, b > 3, a < 2),
+    lambda a, b: torch.where(a > b, a, b) > 3,
+    lambda a, b: (a == b).to(torch.int32) + (a > b) == 1,
+    lambda a, b: (a - b).bool() & torch.logical_not(torch.logical_and(a < b, b < 9)),
+    lambda a, b: (a - b).to(torch.int16) > 1.5,
+    lambda a, b: torch.stack([a, b]).sum() > 5,
+    lambda a, b: (a == b) == (a < 3),
+    lambda a, b: (a & 3) == (b & 3),
+    lambda a, b: ((a - b) & 2) > 0,
+]
+
+
+@settings(max_examples=max(20, settings.default.max_examples // 2), deadline=None)
+@given(st.lists(st.integers(-128, 255), min_size=75, max_size=75), NARROW, NARROW, st.sampled_from(OPERATIONS))
+def test_operations(numbers, left, right, operation):
+    """Of numbers of any width, which may wrap, on tiles and off them."""
+    table = torch.tensor(numbers)
+    one, other = table.to(left), table.flip(0).to(right)
+
+    def mask_mod(b, h, q, k):
+        return operation(one[q], other[k])
+
+    expected = everywhere(mask_mod, 1, 1, 70, 75)
+    pattern = p.from_mask_mod(mask_mod)
+    assert np.array_equal(pairs(pattern, 1, 1, 70, 75), expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert spattn.plan(pattern, 70, 75, tile=(16, 64)).nnz == expected.sum()
+        assert np.array_equal(planned(pattern, 1, 1, 70, 75), expected)
+
+
+def test_numbers_that_do_not_fit():
+    """PyTorch makes 254 of −2 for a uint8, and so the least of a clamp."""
+    table = torch.arange(100, dtype=torch.uint8)
+
+    def mask_mod(b, h, q, k):
+        return (table[q] - table[k]).clamp(-2, 3) == 3
+
+    assert np.array_equal(pairs(p.from_mask_mod(mask_mod), 1, 1, 90, 99), everywhere(mask_mod, 1, 1, 90, 99))
+
+
+# -- a pattern is a value ----------------------------------------------------------------------------------------------
+
+
+def test_tensors_are_copied_and_compared():
+    """A tensor that changes later changes no pattern; one made then is another one, and the first is found again."""
+    owner = torch.tensor([0, 0, 1, 1])
+
+    def make():
+        return p.from_mask_mod(lambda b, h, q, k: owner[q] == owner[k])
+
+    first = make()
+    assert make() == first and hash(make()) == hash(first) and spattn.plan(make(), 4) is spattn.plan(first, 4)
+    owner[1] = 1
+    second = make()
+    assert first != second
+    assert first.index_set(4, 4).row(1).tolist() == [0, 1] and second.index_set(4, 4).row(1).tolist() == [1, 2, 3]
+    owner[1] = 0
+    assert make() == first
+
+
+def test_calls_see_what_changed_between_patterns():
+    q, k, v = (torch.from_numpy(x) for x in inputs(1, 1, q_len=6, head_dim=8))
+    owner = torch.zeros(6, dtype=torch.int64)
+    for number in range(3):
+        owner[number:] = number
+        expected = spattn.attention(q, k, v, owner[:, None] == owner)
+        assert torch.equal(
+            spattn.attention(q, k, v, p.from_mask_mod(lambda b, h, q, k: owner[q] == owner[k])), expected
+        )
+
+
+def test_numbers_of_other_types_are_others():
+    one, other = (p.from_mask_mod(lambda b, h, q, k, n=n: q / n > k) for n in (1, True))
+    assert one != other and one == p.from_mask_mod(lambda b, h, q, k: q / 1 > k)
+
+
+def test_heads_alike_share_a_variant():
+    pattern = p.from_mask_mod(window_by_head([3, 9, 9, 200]))
+    assert spattn.plan(pattern, 150, heads=4).variant.tolist() == [[0, 1, 1, 2]]
+    assert spattn.plan(p.from_mask_mod(causal, batch=3, heads=4), 150, batch=3).variant.tolist() == [[0] * 4] * 3
+    assert spattn.plan(p.from_mask_mod(causal), 150, batch=3, heads=4).variant.tolist() == [[0]]
+
+
+def test_sizes():
+    assert p.from_mask_mod(causal).sizes() == (1, 1)
+    assert p.from_mask_mod(padding([3, 4])).sizes() == (0, 1)
+    made = p.from_mask_mod(padding([3, 4]), batch=2, heads=4)
+    assert made.sizes() == (2, 4)
+    with pytest.raises(ValueError, match="^pattern: expected one for 3 batch entries, got one for 2"):
+        spattn.plan(made, 8, batch=3, heads=4)
+    with pytest.raises(ValueError, match="^batch: expected an integer in"):
+        made.at(2, 0)
+    assert p.from_mask_mod(padding([3, 4]), batch=1).index_set(8, 8).row(7).tolist() == [0, 1, 2]
+
+
+def test_copies_and_pickles():
+    pattern = p.from_mask_mod(documents([3, 5]))
+    for again in (copy.deepcopy(pattern), pickle.loads(pickle.dumps(pattern))):
+        assert again == pattern and again.index_set(8, 8) == pattern.index_set(8, 8)
+    assert repr(pattern).startswith("QueriesAt(inner=MaskMod(<")
+    with pytest.raises(TypeError, match=r"^to_dict\(\): expected a pattern made of parameters"):
+        pattern.to_dict()
+
+
+def test_in_compositions():
+    made = p.from_mask_mod(padding([90, 30])) & p.SlidingWindow(10) | p.Sinks(2)
+    expected = p.Causal() & p.KeyPadding.from_lengths([90, 30], 100) & p.SlidingWindow(10) | p.Sinks(2)
+    for batch in range(2):
+        assert made.index_set(100, 100, batch=batch) == expected.index_set(100, 100, batch=batch)
+
+
+def test_gradients_of_parameters_are_not_asked_for():
+    scale = torch.nn.Parameter(torch.tensor([3.0]))
+    assert p.from_mask_mod(lambda b, h, q, k: (q - k).abs() < scale[0]).index_set(9, 9) == p.SlidingWindow(2).index_set(
+        9, 9
+    )
+
+
+@pytest.mark.parametrize("name", ["causal documents", "tree", "a mask"])
+def test_positions_of_any_form(name):
+    """Numbers alone and arrays of fewer bits, of which a pair is more than their type holds."""
+    mask_mod, *sizes = (GALLERY | CELL_BY_CELL)[name]
+    pattern, dense = p.from_mask_mod(mask_mod).bind(7, 7), everywhere(mask_mod, 1, 1, 7, 7)[0, 0]
+    assert all(bool(pattern.allows(i, j)) == dense[i, j] for i, j in np.ndindex(7, 7))
+    q, k = np.ogrid[:7, :7]
+    assert np.array_equal(pattern.allows(q.astype(np.int32), k.astype(np.int32)), dense)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, lambda: torch.device("meta"), lambda: torch.autocast("cpu")])
+def test_modes_of_torch(mode):
+    mask_mod, *sizes = GALLERY["documents by entry"]
+    expected = pairs(p.from_mask_mod(mask_mod), *sizes)
+    with mode():
+        pattern = p.from_mask_mod(mask_mod)
+        assert np.array_equal(pairs(pattern, *sizes), expected)
+    assert np.array_equal(pairs(pattern, *sizes), expected)
+
+
+def test_in_a_compiled_function():
+    """A graph ends before a mask_mod is traced, as before a call."""
+    owner = torch.tensor([0, 0, 1, 1, 1])
+
+    def model(x):
+        return spattn.attention(x, x, x + 1, p.from_mask_mod(lambda b, h, q, k: owner[q] == owner[k])) * 2
+
+    x = torch.from_numpy(inputs(1, 1, q_len=5, head_dim=8)[0])
+    assert torch.allclose(torch.compile(model, backend="eager")(x), model(x))
+
+
+def test_torch_is_imported_when_a_mask_mod_comes():
+    program = """
+import sys
+import spattn
+assert "torch" not in sys.modules
+found = spattn.patterns.from_mask_mod(lambda b, h, q, k: (q - k).abs() <= 1).index_set(3, 3)
+assert found == spattn.patterns.SlidingWindow(1).index_set(3, 3) and "torch" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_without_torch(monkeypatch):
+    monkeypatch.setitem(sys.modules, "spattn.arrays._torch_recorder", None)
+    with pytest.raises(spattn.BackendUnavailable, match="^mask_mod: expected PyTorch, .*pip install torch"):
+        p.from_mask_mod(causal)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def changes_a_tensor(b, h, q, k):
+    return q.sub_(k) > 0
+
+
+def picks_by_truth(b, h, q, k):
+    return torch.arange(3)[torch.stack([q > 5] * 3)].sum() > 0
+
+
+@pytest.mark.parametrize(
+    "mask_mod, words",
+    [
+        (7, "expected a function of b, h, q_idx and kv_idx, got 7"),
+        (
+            lambda b, h, q, k: k <= q if q > 3 else k > q,
+            "expected tensor operations alone, got aten._local_scalar_dense",
+        ),
+        (lambda b, h, q, k: int(q) > k, "expected tensor operations alone"),
+        (lambda b, h, q, k: k <= q and k > 3, "expected tensor operations alone"),
+        (lambda b, h, q, k: np.arange(9)[q] == k, "expected operations on tensors of one integer each, got .*numpy"),
+        (lambda b, h, q, k: torch.rand_like(q.float()) < 0.5, "expected tensor operations alone, got aten.rand_like"),
+        (changes_a_tensor, "expected operations that change no tensor, got aten.sub_"),
+        (picks_by_truth, "expected operations that torch.vmap knows"),
+        (
+            lambda b, h, q, k: q - k,
+            "expected a function that returns a bool tensor without axes, got torch.int64 of shape",
+        ),
+        (lambda b, h, q, k: (q > k)[None], r"got torch.bool of shape \(1,\)"),
+        (lambda b, h, q, k: True, "expected a function that returns a bool tensor without axes, got True"),
+        (
+            lambda b, h, q, k: torch.zeros(9, device="meta")[q] > k,
+            "expected to refer to plain tensors, got a meta tensor",
+        ),
+    ],
+)
+def test_refused(mask_mod, words):
+    with pytest.raises(TypeError, match=f"^mask_mod: .*{words}"):
+        p.from_mask_mod(mask_mod)
+
+
+def test_tables_that_are_too_short():
+    pattern = p.from_mask_mod(documents([3, 5]))
+    assert pattern.index_set(8, 8).nnz == 9 + 25
+    with pytest.raises(ValueError, match="^mask_mod: expected tensors as long as what they are asked for, got index 8"):
+        pattern.index_set(8, 9)
+
+
+@pytest.mark.parametrize(
+    "batch, heads, error", [(0, None, ValueError), (None, 1.0, TypeError), (True, None, TypeError)]
+)
+def test_sizes_are_checked(batch, heads, error):
+    with pytest.raises(error, match="^(batch|heads): expected"):
+        p.from_mask_mod(causal, batch=batch, heads=heads)
+
+
+def test_unresolved():
+    pattern = p.from_mask_mod(padding([3, 4]))
+    with pytest.raises(ValueError, match=r"^MaskMod: .*use \.at\(batch, head\)"):
+        pattern.bind(8, 8).allows(np.arange(8), np.arange(8))
+
+
+# -- BlockMask ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["causal", "causal, fewer queries", "causal documents", "natten", "by entry and head"])
+@pytest.mark.parametrize("block", [16, (32, 16)])
+def test_block_mask(name, block):
+    mask_mod, *sizes = GALLERY[name]
+    block_mask = flex.create_block_mask(mask_mod, *sizes, device="cpu", BLOCK_SIZE=block)
+    assert np.array_equal(pairs(p.from_block_mask(block_mask), *sizes), everywhere(mask_mod, *sizes))
+
+
+def test_block_mask_of_lists():
+    """Blocks that are listed without a mask_mod, and full ones that it is not asked about."""
+    counts, listed = torch.tensor([[[1, 2]]]), torch.tensor([[[[2, 0, 0], [1, 0, 0]]]])
+    plain = flex.BlockMask.from_kv_blocks(counts, listed, BLOCK_SIZE=16, seq_lengths=(30, 44))
+    layout = np.zeros((2, 3), bool)
+    layout[0, 2] = layout[1, :2] = True
+    tokens = np.kron(layout, np.ones((16, 16), bool))[:30, :44]
+    assert np.array_equal(pairs(p.from_block_mask(plain), 1, 1, 30, 44)[0, 0], tokens)
+    full = torch.zeros_like(counts), torch.zeros_like(listed)
+    full[0][0, 0, 1], full[1][0, 0, 1, 0] = 1, 2
+    mixed = flex.BlockMask.from_kv_blocks(counts, listed, *full, BLOCK_SIZE=16, mask_mod=causal, seq_lengths=(30, 44))
+    expected = tokens & np.tri(30, 44, dtype=bool)
+    expected[16:, 32:] = True
+    assert np.array_equal(pairs(p.from_block_mask(mixed), 1, 1, 30, 44)[0, 0], expected)
+
+
+def test_what_is_no_block_mask():
+    with pytest.raises(TypeError, match="^block_mask: expected a BlockMask, got function"):
+        p.from_block_mask(causal)
