@@ -1,5 +1,7 @@
 """The rules that evaluate a predicate on whole tiles: right in every cell, and decided where the interval decides."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from spattn import patterns as p
 from spattn import plan
-from spattn.patterns import member
+from spattn.patterns import apply, member
 from spattn.plan._symbolic import Boxes, TilePairs
 from spattn.testing import check_plan
 
@@ -38,6 +40,24 @@ RULES = {
     "logical": lambda q, k: np.logical_or(np.logical_not(q > k), np.logical_and(q > k + 4, q % 2 == k % 2)),
     "member": lambda q, k: member(TABLE, q - k),
     "both sides apart": lambda q, k: (q % 3 == 0) & (k % 3 == 0),
+}
+
+
+NARROW = [np.bool_, np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64]
+
+# Truth values of numbers a and b of a table's dtype, whose results may wrap.
+ARITHMETIC = {
+    "difference": lambda a, b: a - b > 3,
+    "sum": lambda a, b: a + b == 1,
+    "sum of three": lambda a, b: a + b + b >= 100,
+    "negative": lambda a, b: -(a + b) > 3,
+    "absolute": lambda a, b: np.abs(a - b) < 6,
+    "remainder": lambda a, b: (a - b) % 7 < 3,
+    "floor division": lambda a, b: (a + b) // 5 == 1,
+    "extrema": lambda a, b: np.maximum(a, b) - np.minimum(a, b) < 4,
+    "number": lambda a, b: np.minimum(a, b) + 100 > 120,
+    "number of a dtype": lambda a, b: np.minimum(a, b) + np.int8(100) > 120,
+    "comparison": lambda a, b: a >= b,
 }
 
 
@@ -75,6 +95,36 @@ def test_rules_hold_in_every_cell(name, query, key):
     for number in np.unique(found.key):
         same = truth[found.key == number]
         assert (same == same[0]).all()
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+@given(dtype=st.sampled_from(NARROW), query=positions, key=positions, seed=st.integers(0, 99))
+def test_numbers_of_few_bits_are_followed_or_refused(name, dtype, query, key, seed):
+    """NumPy's sums of narrow integers wrap, and those of truth values are truth values: no interval follows that."""
+    info = (0, 2) if dtype is np.bool_ else (max(np.iinfo(dtype).min, -300), min(np.iinfo(dtype).max, 300))
+    table = np.random.default_rng(seed).integers(*info, 400).astype(dtype)
+
+    def look_up(x):
+        return apply(lambda positions: table[positions % 400], x)
+
+    try:
+        found, truth = evaluate(lambda q, k: ARITHMETIC[name](look_up(q), look_up(k)), query, key)
+    except (TypeError, OverflowError):
+        return  # refused, so the planner looks at every pair, and NumPy may refuse it too
+    assert (found.lo <= truth.min(axis=(1, 2))).all() and (found.hi >= truth.max(axis=(1, 2))).all()
+
+
+def test_a_predicate_over_a_narrow_table_is_planned_as_it_is_evaluated():
+    table = (np.arange(300) * 7).astype(np.uint8)
+
+    @dataclass(frozen=True)
+    class Near(p.Pattern):
+        def allows(self, q, k):
+            return apply(lambda x: table[x], q) - apply(lambda x: table[x], k) < 100
+
+    with pytest.warns(UserWarning, match="planning evaluates every cell"):
+        made = plan(Near(), 300)
+    check_plan(made, [Near().index_set(300, 300)])
 
 
 EXACT = ["less", "less equal", "greater", "greater equal", "equal", "not equal", "sum", "negative", "absolute", "far"]

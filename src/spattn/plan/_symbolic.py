@@ -12,7 +12,7 @@ every cell of that side (O(q_len) work); where both sides meet, two things are t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     Rule = Callable[..., "Pair"]  # of the tile pairs and a ufunc's operands
 
+_INT64, _BOOL = np.dtype(np.int64), np.dtype(bool)
 _MOST = 1 << 61  # the largest value that is followed: sums and differences of two stay within int64
 
 
@@ -58,6 +59,8 @@ class Symbolic(NDArrayOperatorsMixin):
     """Routes NumPy operators and ufuncs to the rules below."""
 
     pairs: TilePairs
+    dtype: np.dtype
+    """That of NumPy's result."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self.pairs.query_box)} tiles>"
@@ -89,8 +92,8 @@ class Symbolic(NDArrayOperatorsMixin):
 
     @property
     def is_truth(self) -> bool:
-        """Whether this is a truth value."""
-        raise NotImplementedError
+        """Whether this is a truth value: an interval's ends are 0 or 1."""
+        return self.dtype == _BOOL
 
     def __bool__(self) -> bool:
         raise TypeError(NO_TRUTH_VALUE)
@@ -105,8 +108,8 @@ class OneSide(Symbolic):
     values: np.ndarray
 
     @property
-    def is_truth(self) -> bool:
-        return self.values.dtype == bool
+    def dtype(self) -> np.dtype:  # type: ignore[override]
+        return self.values.dtype
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> OneSide:
         """`function` of every cell."""
@@ -149,8 +152,7 @@ class Pair(Symbolic):
     hi: np.ndarray
     step: int
     key: np.ndarray | None
-    is_truth: bool = False
-    """Whether this is a truth value: lo and hi are 0 or 1."""
+    dtype: np.dtype = _INT64
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> NoReturn:
         raise TypeError("apply(): expected positions of one side, got a value that depends on query and key")
@@ -161,10 +163,14 @@ class Pair(Symbolic):
         return _boolean(self.pairs, inside == self.hi - self.lo + 1, inside > 0, self.key)
 
 
-def _within_range(lo: np.ndarray, hi: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both bounds; TypeError where one is so large that later sums might wrap."""
-    if lo.min(initial=0) < -_MOST or hi.max(initial=0) > _MOST:
-        raise TypeError(f"values beyond {_MOST} where query and key meet")
+def _within_range(lo: np.ndarray, hi: np.ndarray, dtype: np.dtype = _INT64) -> tuple[np.ndarray, np.ndarray]:
+    """Both bounds; TypeError where one is so large that later sums might wrap, or that NumPy's result has wrapped."""
+    least, most = -_MOST, _MOST
+    if dtype.kind in "biu":
+        own = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+        least, most = max(least, own[0]), min(most, own[1])
+    if lo.min(initial=0) < least or hi.max(initial=0) > most:
+        raise TypeError(f"values beyond {least} and {most} where query and key meet")
     return lo, hi
 
 
@@ -205,7 +211,7 @@ def _pair(pairs: TilePairs, x: Any) -> Pair:
     if pairs.with_keys:
         shape, base = x.shape_and_base
         key = _combine(shape[x.box], base[x.box])
-    return Pair(pairs, lo, hi, x.step, key)
+    return Pair(pairs, lo, hi, x.step, key, x.dtype)
 
 
 def _boolean(pairs: TilePairs, always: np.ndarray, never_not: np.ndarray, key: np.ndarray | None) -> Pair:
@@ -213,7 +219,7 @@ def _boolean(pairs: TilePairs, always: np.ndarray, never_not: np.ndarray, key: n
     lo, hi = always.astype(np.int64), never_not.astype(np.int64)
     if key is not None:
         key = np.where(lo == hi, lo, key + 2)
-    return Pair(pairs, lo, hi, 1, key, is_truth=True)
+    return Pair(pairs, lo, hi, 1, key, _BOOL)
 
 
 def _truth(pairs: TilePairs, x: Any) -> Pair:
@@ -325,12 +331,13 @@ def _invert(pairs: TilePairs, a: Any) -> Pair:
 
 
 def _followed(rule: Rule) -> Rule:
-    """The rule's result, TypeError where its values grow out of what can be followed."""
+    """The rule's result, TypeError where its values grow out of what can be followed, or out of their dtype."""
 
     def checked(pairs: TilePairs, *operands: Any) -> Pair:
         result = rule(pairs, *operands)
-        _within_range(result.lo, result.hi)
-        return result
+        dtype = np.result_type(*(x.dtype if isinstance(x, Symbolic) else x for x in operands))
+        _within_range(result.lo, result.hi, dtype)
+        return replace(result, dtype=dtype)
 
     return checked
 
@@ -338,18 +345,18 @@ def _followed(rule: Rule) -> Rule:
 _RULES: dict[np.ufunc, Rule] = {
     np.add: _followed(_sum(1)),
     np.subtract: _followed(_subtract),
-    np.negative: lambda pairs, a: _subtract(pairs, 0, a),
+    np.negative: _followed(lambda pairs, a: _subtract(pairs, 0, a)),
     np.less_equal: _compare(lambda d: (d.hi <= 0, d.lo <= 0)),
     np.less: _compare(lambda d: (d.hi < 0, d.lo < 0)),
     np.greater_equal: _compare(lambda d: (d.lo >= 0, d.hi >= 0)),
     np.greater: _compare(lambda d: (d.lo > 0, d.hi > 0)),
     np.equal: _compare(_equal),
     np.not_equal: _compare(_not_equal),
-    np.remainder: _remainder,
-    np.floor_divide: _floor_divide,
-    np.absolute: _absolute,
-    np.minimum: _extreme(np.minimum),
-    np.maximum: _extreme(np.maximum),
+    np.remainder: _followed(_remainder),
+    np.floor_divide: _followed(_floor_divide),
+    np.absolute: _followed(_absolute),
+    np.minimum: _followed(_extreme(np.minimum)),
+    np.maximum: _followed(_extreme(np.maximum)),
     np.bitwise_and: _logical(np.minimum),
     np.bitwise_or: _logical(np.maximum),
     np.logical_and: _logical(np.minimum),
