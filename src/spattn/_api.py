@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from ._backends import Backend, load
-from ._errors import BackendUnavailable
 from ._imports import whole_imports
 from .arrays import NUMPY, ArrayKind, compiling, dtype_name, kind_of, recorder, traced
 from .arrays import signature as signature_of
@@ -184,7 +183,7 @@ def attention_backward(
     Raises
     ------
     TypeError, ValueError, RuntimeError, BackendUnavailable
-        As :func:`attention`, for all arrays; BackendUnavailable also where the backend has no backward.
+        As :func:`attention`, for all arrays.
 
     Notes
     -----
@@ -345,8 +344,6 @@ class Prepared(NamedTuple):
 def _prepare(call: Call, pattern: Any, backend: str, key: tuple[Any, ...], backward: bool = False) -> Prepared:
     """What computes calls like this one; kept where nothing that it depends on can change behind the key."""
     module = _backend_for(call, backend)
-    if backward and not module.LIMITS.backward:
-        raise BackendUnavailable(f"backend {_name_for(call, backend)!r} has no backward yet; use 'cpu' on host arrays")
     plan = find_plan(module, pattern, call)
     run: Callable[..., Any] = module.prepare_backward(call, plan) if backward else module.prepare(call, plan)
     if module.LIMITS.host_arrays and call.kind is not NUMPY:

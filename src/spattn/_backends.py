@@ -33,14 +33,11 @@ class Limits(NamedTuple):
     host_arrays : bool
         Whether it works on NumPy arrays, as which arrays of every kind in host memory are handed to it; otherwise on
         arrays of every kind as they come.
-    backward : bool
-        Whether it computes gradients.
     precisions : tuple
         Of the products, beside None, which is that of the dtype.
     """
 
     host_arrays: bool
-    backward: bool = True
     precisions: tuple[str, ...] = ()
 
 

@@ -40,7 +40,7 @@ struct ExactRow {
 
   // Position of a column that this row makes an allowed pair with, -1 for any other.
   __device__ __forceinline__ int64_t allowed(const Entry& entry, int column) const {
-    if (!mask_allows(p.masks, entry.masks[row / kSlab], kByKeys ? row % kSlab : row % kSlab, column)) return -1;
+    if (!mask_allows(p.masks, entry.masks[row / kSlab], row % kSlab, column)) return -1;
     int64_t found;
     const View& view = p.column_views[assigned.work.columns + entry.view];
     return cell_position(view, entry.x, entry.y, entry.z, column, found) ? found : -1;
