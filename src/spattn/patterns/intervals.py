@@ -19,9 +19,25 @@ from .arrays import ArrayPattern
 __all__ = ["ColumnIntervals", "RowIntervals"]
 
 
+class _Intervals(ArrayPattern):
+    """Shared by the two: bounds, as integer arrays of one shape."""
+
+    own_axes = 1
+
+    def _take(self, *names: str) -> None:
+        """Checks and copies the arrays of these fields."""
+        shape = None
+        for name in names:
+            array = frozen_array(name, getattr(self, name), np.int64, (1, 2, 3))
+            if shape not in (None, array.shape):
+                raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
+            assign(self, **{name: array})
+            shape = array.shape
+
+
 @register("column_intervals")
 @dataclass(frozen=True, eq=False, repr=False)
-class ColumnIntervals(ArrayPattern):
+class ColumnIntervals(_Intervals):
     """Every query but one or two intervals of them for each key.
 
     For masks described key by key, in memory that grows with the length alone.
@@ -55,15 +71,11 @@ class ColumnIntervals(ArrayPattern):
     start2: np.ndarray | None = None
     stop2: np.ndarray | None = None
     causal: bool = False
-    own_axes = 1
 
     def __post_init__(self) -> None:
         if (self.start2 is None) != (self.stop2 is None):
             raise ValueError("start2, stop2: expected both or neither, got one of them")
-        for name in ("start", "stop") if self.start2 is None else ("start", "stop", "start2", "stop2"):
-            assign(self, **{name: frozen_array(name, getattr(self, name), np.int64, (1, 2, 3))})
-            if getattr(self, name).shape != self.start.shape:
-                raise ValueError(f"{name}: expected shape {self.start.shape}, got {getattr(self, name).shape}")
+        self._take("start", "stop", *(() if self.start2 is None else ("start2", "stop2")))
         assign(self, causal=flag("causal", self.causal))
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
@@ -104,7 +116,7 @@ class ColumnIntervals(ArrayPattern):
 
 @register("row_intervals")
 @dataclass(frozen=True, eq=False, repr=False)
-class RowIntervals(ArrayPattern):
+class RowIntervals(_Intervals):
     """One interval of keys for each query.
 
     For packed sequences whose queries and keys differ in number, and windows that differ from query to query.
@@ -133,13 +145,9 @@ class RowIntervals(ArrayPattern):
 
     start: np.ndarray
     stop: np.ndarray
-    own_axes = 1
 
     def __post_init__(self) -> None:
-        for name in ("start", "stop"):
-            assign(self, **{name: frozen_array(name, getattr(self, name), np.int64, (1, 2, 3))})
-            if getattr(self, name).shape != self.start.shape:
-                raise ValueError(f"{name}: expected shape {self.start.shape}, got {getattr(self, name).shape}")
+        self._take("start", "stop")
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         if self.start.shape[-1] != q_len:

@@ -22,7 +22,7 @@ from ..driver.launch import Kernel, kernel
 from ..hopper.builds import ARCH, KEYS_TOGETHER
 from ..hopper.maps import VIEW, readable
 from .builds import Build, builds, variant
-from .layout import SLAB, lay_out, lay_out_masks, lay_out_views, query_slabs
+from .layout import SLAB, QuerySlabs, lay_out, lay_out_masks, lay_out_views, query_slabs
 from .params import MAPS, Addresses, PassParams, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs
 
 __all__ = ["Ready", "plan_on_device"]
@@ -60,6 +60,13 @@ class Sum(NamedTuple):
     tail: tuple[int, ...]
 
 
+class OnePass(NamedTuple):
+    """What a pass by keys needs to add up dQ: the sums, and for each entry how many add to its sums before it."""
+
+    slabs: QuerySlabs
+    rank: np.ndarray
+
+
 class BackwardPlan:
     """Both passes of a plan on one device for one number of batch entries and heads."""
 
@@ -68,21 +75,21 @@ class BackwardPlan:
         workers = -(-_BLOCKS_PER_SM * device.sm_count // (batch * heads_kv))
         queries, keys = by_queries(plan, SLAB), by_keys(plan, batch, heads_q, heads_kv, SLAB, 2, workers)
         together = min(batch * heads_kv, _HEADS_TOGETHER)
-        self.query_slabs, self._turns = query_slabs(plan, self.views, keys), None
-        if self.query_slabs is not None:
+        self.one_pass = None
+        slabs = query_slabs(plan, self.views, keys)
+        if slabs is not None:
             side_by_side = -(-device.sm_count // together)
-            self._turns = take_turns(keys, self.query_slabs.of_entry, side_by_side)
+            turns = take_turns(keys, slabs.of_entry, side_by_side)
             one, two = _products(keys, queries, heads_q // heads_kv)
-            hardly_wait = _hardly_wait(keys, self._turns.lag * side_by_side, batch * heads_kv, device)
-            if not hardly_wait or _SLOWER * one > two:
-                self.query_slabs = None
+            if _SLOWER * one <= two and _hardly_wait(keys, turns.lag * side_by_side, batch * heads_kv, device):
+                self.one_pass = OnePass(slabs, turns.rank)
         shared = {"query_views": self.views.query_records, "key_views": self.views.key_records}
         shared["counters"] = np.zeros(_COUNTERS, np.int32)
-        if self.query_slabs is not None:
-            shared["slabs"] = self.query_slabs.coordinates
+        if self.one_pass is not None:
+            shared["slabs"] = self.one_pass.slabs.coordinates
         buffer, self.at = upload(device, shared)
         self._buffers: list[Buffer] = [buffer]
-        in_cache = KEYS_TOGETHER if self.query_slabs is None else max(KEYS_TOGETHER, plan.kv_len * together)
+        in_cache = KEYS_TOGETHER if self.one_pass is None else max(KEYS_TOGETHER, plan.kv_len * together)
         tasks = order_tasks(queries, np.ones(len(queries.work), bool), batch, heads_q, heads_kv, KEYS_TOGETHER)
         own_tasks = order_tasks(keys, np.ones(len(keys.work), bool), batch, heads_kv, heads_kv, in_cache)
         own_tasks["head_q"] *= heads_q // heads_kv
@@ -107,8 +114,8 @@ class BackwardPlan:
             "sources": merges.sources,
             "heads": merge_heads(merges.variants, made.variant, *heads),
         }
-        if keyed and self.query_slabs is not None and self._turns is not None:
-            arrays["entries"]["slab"], arrays["entries"]["rank"] = self.query_slabs.of_entry, self._turns.rank
+        if keyed and self.one_pass is not None:
+            arrays["entries"]["slab"], arrays["entries"]["rank"] = self.one_pass.slabs.of_entry, self.one_pass.rank
         buffer, at = upload(device, arrays)
         self._buffers.append(buffer)
         names = ("key_views", "query_views") if keyed else ("query_views", "key_views")
@@ -137,7 +144,7 @@ class Ready:
         batch, heads_q, q_len, head_dim = call.q.shape
         heads_kv, head_dim_v = call.k.shape[1], call.v.shape[3]
         queries, keys = plan.passes
-        slabs = plan.query_slabs
+        slabs = None if plan.one_pass is None else plan.one_pass.slabs
         table = builds(max(head_dim, head_dim_v), slabs is not None)
         self._kernels = [(self._load(call, "backward", row, room), int(row.results != "dq")) for row in table]
         self._statistics = self._load(call, "statistics", table[0], MAPS[0])
@@ -250,8 +257,9 @@ def _hardly_wait(keys: Pass, apart: float, heads: int, device: Device) -> bool:
 def _products(keys: Pass, queries: Pass, group: int) -> tuple[int, int]:
     """Products of slabs for a key-value head: in one pass, where both warpgroups take part in every step, and in two,
     where a warpgroup passes over what its rows do not see."""
-    steps, by_keys = (_entries(keys, which) for which in (np.ones_like(keys.masks, bool), keys.masks != EMPTY))
-    return 5 * steps, 4 * by_keys + 3 * group * _entries(queries, queries.masks != EMPTY)
+    every = _entries(keys, np.ones_like(keys.masks, bool))
+    seen_by_keys, seen_by_queries = (_entries(made, made.masks != EMPTY) for made in (keys, queries))
+    return 5 * every, 4 * seen_by_keys + 3 * group * seen_by_queries
 
 
 def _entries(made: Pass, chosen: np.ndarray) -> int:
