@@ -252,7 +252,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help="only mutants whose names contain one of these")
     parser.add_argument("--gpu", action="store_true", help="the mutants of CUDA kernels instead")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="how many run at once (one with --gpu)")
+    parser.add_argument("--workers", type=int, help="how many run at once (one a core; one with --gpu)")
     parser.add_argument("--scratch", type=Path, help="keep the copies and builds here, for the next run")
     options = parser.parse_args()
     begin = time.monotonic()
@@ -263,7 +263,7 @@ def main() -> None:
         scratch.mkdir(parents=True, exist_ok=True)
         lock = (scratch / "lock").open("w")  # until the process ends: two runs would spoil each other's copies
         fcntl.flock(lock, fcntl.LOCK_EX)
-        workers = 1 if options.gpu else options.workers
+        workers = options.workers or (1 if options.gpu else os.cpu_count())
         try:
             verdicts = run_all(mutants, [Tree(scratch / f"worker-{n}") for n in range(workers)])
         except RuntimeError as error:

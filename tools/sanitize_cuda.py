@@ -5,8 +5,9 @@
 
 prints one line a tool, writes each tool's whole report to ``--out``, and exits with 1 if any found something. NumPy
 arrays keep other libraries' kernels out of the reports. Problems cover full and partial tiles, several components,
-merges, rows that take the exact path, padding, aligned and misaligned rows; heads of a group in one query tile, lists
-in pieces, heads and batch entries that differ, and more tensor maps than the smaller parameter block holds.
+merges, both ways of the backward, rows that take the exact path, padding, aligned and misaligned rows; heads of a group
+in one query tile, lists in pieces, heads and batch entries that differ, and more tensor maps than the smaller parameter
+block holds.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -47,11 +49,12 @@ def problems(dtypes: list[str]) -> None:
 
 
 def attend(pattern, batch: int, heads_q: int, heads_kv: int, q_len: int, kv_len: int, *dims_and_dtype) -> None:
-    """One problem, by each precision of its dtype; rows of the first key head that see key 3 take the exact path."""
+    """One problem, forward by each precision of its dtype, and backward; rows that see key 3 take the exact path."""
     import numpy as np
 
     import spattn
     from spattn import cuda
+    from spattn.cuda.hopper_backward import prepared
     from spattn.testing import inputs
 
     *dims, dtype = dims_and_dtype
@@ -59,6 +62,11 @@ def attend(pattern, batch: int, heads_q: int, heads_kv: int, q_len: int, kv_len:
     v[:, 0, 3] = np.nan
     for precision in (None, "tf32") if dtype == "float32" else (None,):
         cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), -0.2, precision=precision)
+    out, lse = spattn.attention(q, k, v, pattern, scale=-0.2, backend="cuda", return_lse=True)
+    for one_pass in False, True:  # by the Hopper kernels, where a plan can be computed in both ways
+        spattn.clear_plan_cache()
+        with mock.patch.multiple(prepared, _hardly_wait=lambda *args, one=one_pass: one, _SLOWER=0):
+            spattn.attention_backward(out, q, k, v, out, lse, pattern, dlse=lse, scale=-0.2, backend="cuda")
 
 
 def check(tool: str, kernels: str, dtypes: list[str], out: Path) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from typing import Any
@@ -16,19 +15,27 @@ from ..plan import Plan
 __all__ = ["pattern_of", "text_of"]
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def text_of(pattern: Pattern | Plan | str | Any) -> str | None:
-    """The text of what attention() takes as a pattern, of a plan's own; None where no text says all of it.
+# A graph of torch.compile holds what these return. A method, since PyTorch 2.11 takes a pattern for no argument of one.
+torch.compiler.assume_constant_result(Pattern.text)
 
-    In a graph that torch.compile is tracing, an object that is made there lacks its fields, but for their defaults.
-    """
+
+def text_of(pattern: Pattern | Plan | str | Any) -> str | None:
+    """The text of what attention() takes as a pattern, of a plan's own; None where no text says all of it."""
+    if isinstance(pattern, str):
+        return _text_of_name(pattern)
+    if isinstance(pattern, Plan):
+        pattern = pattern.pattern
+    if not isinstance(pattern, Pattern):
+        return None
+    id(pattern)  # a graph that is traced now is for this pattern alone, whatever its parameters
+    return pattern.text()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _text_of_name(name: str) -> str | None:
     try:
-        pattern = pattern.pattern if isinstance(pattern, Plan) else as_pattern(pattern)
-        if pattern is None or not {field.name for field in dataclasses.fields(pattern)} <= vars(pattern).keys():
-            return None
-        text = json.dumps(pattern.to_dict(), separators=(",", ":"))
-        return text if from_dict(json.loads(text)) == pattern else None
-    except (TypeError, ValueError):  # no pattern, of no registered class, or with parameters that JSON does not have
+        return as_pattern(name).text()
+    except ValueError:  # of no registered pattern
         return None
 
 

@@ -28,19 +28,23 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) hopper_backward(const 
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   if (shared_address(dynamic) % 1024) __trap();  // the swizzle counts from 1024-byte boundaries
   if (threadIdx.x == 0) {
+    constexpr int kConsumers = 4 * kWarpgroups;  // warps
+    for (int i = 0; i < kTasks; ++i) {
+      barrier_init(shared_address(&shared.assigned_full[i]), 1);
+      barrier_init(shared_address(&shared.assigned_empty[i]), kWriters);
+      barrier_init(shared_address(&shared.done[i]), 128 * kWarpgroups);
+    }
     for (int i = 0; i < kBlocks; ++i) {
       barrier_init(shared_address(&shared.rows_full[i]), 1);
-      barrier_init(shared_address(&shared.rows_empty[i]), 32 + kWriters - 1);
-      barrier_init(shared_address(&shared.done[i]), 128 * kWarpgroups);
+      for (uint64_t& empty : shared.rows_empty[i]) barrier_init(shared_address(&empty), kQueries ? kConsumers : 1);
     }
     for (int i = 0; i < kStages; ++i) {
       barrier_init(shared_address(&shared.full[i]), 1);
-      barrier_init(shared_address(&shared.empty[i]), 4 * kWarpgroups);
+      barrier_init(shared_address(&shared.empty[i]), kConsumers);
     }
-    for (int i = 0; i < kWriters; ++i) {
-      barrier_init(shared_address(&shared.queries.full[i]), 128 * kWarpgroups);
-      barrier_init(shared_address(&shared.queries.empty[i]), 1);
-    }
+    for (uint64_t& full : shared.queries.full) barrier_init(shared_address(&full), 4);
+    for (uint64_t& empty : shared.queries.empty) barrier_init(shared_address(&empty), 1);
+    barrier_init(shared_address(&shared.queries.left), 1);
     fence_barrier_init();
   }
   __syncthreads();

@@ -55,29 +55,51 @@ struct Column {
 
 constexpr uint32_t kQuerySumBytes = kSlab * kDim * 4;
 
-// What a pass by keys needs to add up dQ: dS of two steps, rows of keys, and what a step adds to the sums of a slab.
-constexpr int kWriters = kQueries ? 3 : 1;  // warps
+// What a pass by keys needs to add up dQ: dS of two steps, and what a step adds to the sums of a slab, a half from each
+// warpgroup. Between items dK leaves through the room of the former and dV through that of the latter, so that the next
+// rows need not wait for it.
+constexpr int kWriters = kQueries ? 3 : 1;     // warps
+constexpr int kFull = kWarpgroups * kWriters;  // barriers: a writer's next half must not complete the one it waits for
 struct QuerySums {
   uint8_t gradients[2][kQueries ? kBlock * kRowBytes : 16];
   float sums[kQueries ? kQuerySumBytes / 4 : 4];
-  uint64_t full[kWriters], empty[kWriters];  // of each writer's steps
+  uint64_t full[kFull], empty[kWarpgroups];  // halves of the sums: by number, and by warpgroup
+  uint64_t left;                             // the results of an item
 };
+static_assert(!kQueries || (kBlockBytes <= 2 * kBlock * kRowBytes && kBlockBytes <= kQuerySumBytes));
+
+constexpr int kTasks = 2;  // that are under way: one is stored while the next is computed
+constexpr int kResults = kScores + kValues;
 
 struct alignas(1024) Shared {
   uint8_t rows[kBlocks][kOperands][kBlockBytes];
   uint8_t ring[kStages][kStageBytes];
   QuerySums queries;
   alignas(128) Statistic statistics[kByKeys ? kStages * kStep : kBlocks * kBlock];  // of the queries
-  Assignment assigned[kBlocks];
+  Assignment assigned[kTasks];
   Column columns[2][32];  // the producer's own: the next entries of a task, and the first of the next task
-  uint64_t rows_full[kBlocks], rows_empty[kBlocks], done[kBlocks], full[kStages], empty[kStages];
+  uint64_t assigned_full[kTasks], assigned_empty[kTasks], done[kTasks];
+  uint64_t rows_full[kBlocks], rows_empty[kBlocks][kOperands], full[kStages], empty[kStages];
   int32_t masks[kStages][kTiles][kWarpgroups];
+
+  // Where a result of the task whose rows are in `block` leaves from.
+  __device__ __forceinline__ uint8_t* result(int block, int number) {
+    if (!kQueries) return rows[block][number];
+    return number == 0 ? queries.gradients[0] : reinterpret_cast<uint8_t*>(queries.sums);
+  }
 };
 static_assert(sizeof(Shared) <= 227 * 1024);
 
 // Named barriers: kTurn + w is warpgroup w's turn to start a step, kOwn + w its own threads, kBoth those of both.
 constexpr uint32_t kTurn = 1, kOwn = 4, kBoth = 6;
 constexpr bool kTurns = SPATTN_TURNS;
+
+// How often something was added to the sums of a slab, with everything that was added before it was counted.
+__device__ __forceinline__ int added_to(const int32_t* added) {
+  int times;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(times) : "l"(added) : "memory");
+  return times;
+}
 
 // Workspace row of row `row` of a task.
 __device__ __forceinline__ int64_t partial_row(const Params& p, const Assignment& assigned, int row) {

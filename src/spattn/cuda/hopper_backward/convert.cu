@@ -18,7 +18,7 @@ extern "C" __constant__ int launch_shape[3] = {kConvertThreads, 0, sizeof(Conver
 extern "C" __global__ void __launch_bounds__(kConvertThreads) hopper_convert(const __grid_constant__ Converted p) {
   __shared__ __align__(16) Element tile[kSlab][kPadded];
   const int slab = blockIdx.x % p.query_slabs, place = blockIdx.x / p.query_slabs;
-  const bool any = p.added[blockIdx.x] > 0;
+  const bool any = p.added[2 * blockIdx.x] > 0;  // one of two halves of the features
   const float4* sums = reinterpret_cast<const float4*>(p.query_sums + int64_t(blockIdx.x) * kSlab * kDim);
   // Half of the features from each warpgroup; float4 number i of its thread t is at 128 i + t.
   float probe = 0.0f;  // NaN where a sum is not finite

@@ -38,6 +38,7 @@ _MOST_APART, _MOST_FILLING, _SLOWER = 1.0, 0.15, 1.22
 _HEADS_TOGETHER = 16  # side by side: more of them leave the cache
 _ROWS_PER_BLOCK = 32  # of sum.cu and statistics.cu
 _ROWS = 2 * SLAB  # of an item
+_HALVES = 2  # of the sums of dQ, each with a counter
 _STATISTIC_BYTES = 16
 
 
@@ -156,7 +157,7 @@ class Ready:
             self._view = plan.at["query_views"] + slabs.view * VIEW.itemsize
         launches = [plan.passes[keyed].launch for _, keyed in self._kernels]
         self._template = Template(plan.views, launches, call, room, self._slabs)
-        self._rows, self._added = batch * heads_q * q_len, batch * heads_q * self._slabs
+        self._rows, self._added = batch * heads_q * q_len, batch * heads_q * self._slabs * _HALVES
         self._rows_tail = self._rows, heads_q, q_len, head_dim_v, self._added + 1
         results = (queries, call.dq, heads_q), (keys, call.dk, heads_kv), (keys, call.dv, heads_kv)
         self._sums = [
@@ -170,7 +171,7 @@ class Ready:
             if of.sum_blocks
         ]
         sizes = [batch * heads * of.slots * _ROWS * x.shape[3] * 4 for of, x, heads in results]
-        sizes += [self._added * SLAB * table[0].head_dim * 4, (self._added + 1) * 4]
+        sizes += [self._added // _HALVES * SLAB * table[0].head_dim * 4, (self._added + 1) * 4]
         *self._offsets, self._workspace_bytes = itertools.accumulate([self._rows * _STATISTIC_BYTES, *sizes])
         self._launches = Recent(_LAUNCHES_KEPT)
 
@@ -238,7 +239,7 @@ class Ready:
                     call.q.shape[3],
                     call.scale,
                 )
-                write(self._convert, self._added, params)
+                write(self._convert, self._added // _HALVES, params)
         for number, of, blocks, tail in self._sums:
             target = (call.dq, call.dk, call.dv)[number].pointer
             lists = (of.sums[name] for name in ("rows", "indptr", "sources", "heads"))

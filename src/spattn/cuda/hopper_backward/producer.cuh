@@ -18,6 +18,7 @@ struct Producer {
   const int lane = threadIdx.x % 32;
   RingPosition<kStages> ring;
   RingPosition<kBlocks> rows;
+  RingPosition<kTasks> tasks;
 
   // A task is known by its Assignment, of which lane l has word l.
   __device__ __forceinline__ static int word_of(int now, int number) { return __shfl_sync(0xffffffff, now, number); }
@@ -62,32 +63,37 @@ struct Producer {
     return found;
   }
 
-  __device__ __forceinline__ void load_rows(int now) {
-    constexpr int kCopies = kOperands * kWarpgroups * kPanels;
+  __device__ __forceinline__ void assign(int now) {
+    barrier_wait(shared_address(&shared.assigned_empty[tasks.stage]), tasks.parity ^ 1);
+    if (lane < sizeof(Assignment) / 4) reinterpret_cast<int*>(&shared.assigned[tasks.stage])[lane] = now;
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_address(&shared.assigned_full[tasks.stage]));
+    tasks.advance();
+  }
+
+  // The rows of one operand; the last one is loaded first, since it is free first.
+  __device__ __forceinline__ void load_rows(int now, int operand) {
+    constexpr int kCopies = kWarpgroups * kPanels;
     constexpr uint32_t kStatistics = kByKeys ? 0 : kBlock * sizeof(Statistic);
     static_assert(kCopies + kWarpgroups <= 32);
     const uint32_t full = shared_address(&shared.rows_full[rows.stage]);
     const View& view = p.row_views[word_of(now, SPATTN_WORD(work.view))];
     const bool copies = lane < kCopies;
-    const int slab = copies ? lane / kPanels % kWarpgroups : lane % kWarpgroups;
-    const int operand = lane / (kPanels * kWarpgroups), panel = lane % kPanels, head = head_of<true>(now);
+    const int slab = copies ? lane / kPanels : lane % kWarpgroups, panel = lane % kPanels, head = head_of<true>(now);
     const int x = word_of(now, SPATTN_WORD(work.slab) + 3 * slab);
     const int y = word_of(now, SPATTN_WORD(work.slab) + 3 * slab + 1) + view.shift_y;
     const int z = word_of(now, SPATTN_WORD(work.slab) + 3 * slab + 2) + view.shift_z;
     const TensorMap* map = &p.maps[view.map + word_of(now, SPATTN_WORD(task.batch)) * p.batch_maps];
-    barrier_wait(shared_address(&shared.rows_empty[rows.stage]), rows.parity ^ 1);
-    if (lane < sizeof(Assignment) / 4) reinterpret_cast<int*>(&shared.assigned[rows.stage])[lane] = now;
-    __syncwarp();
-    if (lane == 0) barrier_arrive_expect(full, kOperands * kBlockBytes + kStatistics);
+    barrier_wait(shared_address(&shared.rows_empty[rows.stage][operand]), rows.parity ^ 1);
+    if (lane == 0 && operand == kOperands - 1) barrier_arrive_expect(full, kOperands * kBlockBytes + kStatistics);
     __syncwarp();
     if (copies) {
       const uint32_t target =
           shared_address(shared.rows[rows.stage][operand]) + (panel * kBlock + slab * kSlab) * kRowBytes;
       tma_load(target, map + operand, full, panel * 64, x, y, z, head);
-    } else if (!kByKeys && lane < kCopies + kWarpgroups) {
+    } else if (!kByKeys && operand == 0 && lane < kCopies + kWarpgroups) {
       tma_load(shared_address(&shared.statistics[rows.stage * kBlock + slab * kSlab]), map + 3, full, 0, x, y, z, head);
     }
-    rows.advance();
   }
 
   // Fills the next stage with the columns' first operand (q or k; kSecond = 0) or second (dout or v; 1): lane tile *
@@ -130,12 +136,13 @@ struct Producer {
     return (kQueries ? 0 : gridDim.x) + __shfl_sync(0xffffffff, ticket, 0);
   }
 
-  // Loads a task and returns the next one, whose ticket is replaced by the ticket of the one after it.
+  // Loads a task, which has columns, and returns the next one, whose ticket is replaced by the ticket of the one after it.
   __device__ __forceinline__ int load_task(int now, uint32_t buffer, int& ticket) {
     const int begin = word_of(now, SPATTN_WORD(work.begin)), end = word_of(now, SPATTN_WORD(work.end));
     const int heads = word_of(now, SPATTN_WORD(work.heads));
     int next = 0;
-    load_rows(now);
+    assign(now);
+    for (int operand = kOperands - 1; operand > 0; --operand) load_rows(now, operand);
 #pragma unroll 1
     for (int head = 0; head < heads; ++head) {
 #pragma unroll 1
@@ -144,7 +151,10 @@ struct Producer {
         if (place == 0 && e + head > begin) look_up_columns(now, e, buffer);
         load_columns<0>(shared.columns[buffer] + place, head);
         load_columns<1>(shared.columns[buffer] + place, head);
-        if (e == begin && head == 0) next = look_up(settle(ticket), buffer ^ 1);
+        if (e != begin || head != 0) continue;
+        load_rows(now, 0);
+        rows.advance();
+        next = look_up(settle(ticket), buffer ^ 1);
       }
     }
     ticket = draw();
@@ -159,11 +169,7 @@ struct Producer {
       now = load_task(now, buffer, ticket);
     }
     settle(ticket);
-    barrier_wait(shared_address(&shared.rows_empty[rows.stage]), rows.parity ^ 1);
-    if (lane == 0) {
-      shared.assigned[rows.stage].work.heads = 0;
-      barrier_arrive(shared_address(&shared.rows_full[rows.stage]));
-    }
+    assign(0);
   }
 };
 

@@ -1,0 +1,117 @@
+// From the sums of an item to its rows: tiles that the writer stores, or float32 rows of the workspace. Rows that are not
+// finite are computed again.
+#pragma once
+
+#include "hopper/softmax.cuh"
+#include "hopper_backward/exact_row.cuh"
+#include "hopper_backward/query_sums.cuh"
+
+namespace spattn::hopper_backward {
+
+constexpr int kScoreSums = kScores ? kSums : 4, kValueSums = kValues ? kSums : 4;  // 4: not used
+
+struct Results {
+  const Group& own;
+
+  // Bit r of the result: row 16 w + r of this warp has a sum that is not finite.
+  template <int kCount>
+  __device__ __forceinline__ uint32_t nonfinite_rows(const float (&sums)[kCount]) const {
+    float probe[2];
+    probe_rows(sums, probe);
+    uint32_t rows = 0;
+    if (__any_sync(0xffffffff, !(probe[0] + probe[1] == 0.0f))) {
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t lanes = __ballot_sync(0xffffffff, !(probe[h] == 0.0f));
+        for (int r = 0; r < 8; ++r) rows |= uint32_t((lanes >> (4 * r) & 15) != 0) << (8 * h + r);
+      }
+    }
+    return rows;
+  }
+
+  // Rows as elements into this warpgroup's own rows of a result's tile, for the writer to store.
+  template <int kCount>
+  __device__ __forceinline__ void stage_tile(const float (&o)[kCount], int result) {
+    const uint8_t* tile = own.shared.result(own.rows.stage, result);
+#pragma unroll
+    for (int i = 0; i < kCount / 4; i += 2) {
+      store_matrices(own.matrix_address(tile, i % 8) + i / 8 * kBlock * kRowBytes, narrow2(o[4 * i], o[4 * i + 1]),
+                     narrow2(o[4 * i + 2], o[4 * i + 3]), narrow2(o[4 * i + 4], o[4 * i + 5]),
+                     narrow2(o[4 * i + 6], o[4 * i + 7]));
+    }
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void store_partial(const float (&o)[kCount], float* partial, int features) {
+    const int lane = own.thread % 32;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = own.number * kSlab + own.thread / 32 * 16 + 8 * h + lane / 4;
+      float* target = partial + partial_row(own.p, own.assigned(), row) * features;
+#pragma unroll
+      for (int i = 0; i < kCount / 4; ++i) {
+        const int column = 8 * i + lane % 4 * 2;
+        if (column < features) {
+          *reinterpret_cast<float2*>(target + column) = make_float2(o[4 * i + 2 * h], o[4 * i + 2 * h + 1]);
+        }
+      }
+    }
+  }
+
+  // Overwrites one feature of a staged or stored row.
+  __device__ __forceinline__ void overwrite(int row, int d, double value, int result, float* partial, int features) {
+    if (own.assigned().work.slot >= 0) {
+      if (d < features) partial[partial_row(own.p, own.assigned(), row) * features + d] = float(value);
+    } else {
+      const int chunk = d % 64 / 8 ^ row % 8;
+      uint8_t* at =
+          own.shared.result(own.rows.stage, result) + (d / 64 * kBlock + row) * kRowBytes + chunk * 16 + d % 8 * 2;
+      narrow(float(value), *reinterpret_cast<Element*>(at));
+    }
+  }
+
+  __device__ __forceinline__ void write_exact_rows(uint32_t rest) {
+    const int lane = own.thread % 32;
+    __syncwarp();
+#pragma unroll 1
+    for (; rest; rest &= rest - 1) {
+      const ExactRow exact = {own.p, own.assigned(), own.number * kSlab + own.thread / 32 * 16 + __ffs(rest) - 1};
+      int64_t position;
+      if (!exact.position(position)) continue;
+      const ExactSums sums = exact.sums(position);
+#pragma unroll
+      for (int i = 0; i < kDim / 32; ++i) {
+        const int d = lane + 32 * i;
+        if (kScores) overwrite(exact.row, d, sums.scores[i], 0, own.p.partial[0], own.p.head_dim);
+        if (kValues) overwrite(exact.row, d, sums.values[i], kScores, own.p.partial[1], own.p.head_dim_v);
+      }
+    }
+  }
+
+  // Hands the sums of a task to the writer or to the workspace.
+  __device__ __forceinline__ void finish(float (&scores)[kScoreSums], float (&values)[kValueSums],
+                                         QueryProducts& queries) {
+    const Params& p = own.p;
+    uint32_t exact = 0;
+    if constexpr (kScores) {
+#pragma unroll
+      for (int i = 0; i < kScoreSums; ++i) scores[i] *= p.scale;
+      exact |= nonfinite_rows(scores);
+    }
+    if constexpr (kValues) exact |= nonfinite_rows(values);
+    // All who read the room of the results are done with it: this warpgroup's warps or, of dQ, those of both.
+    if constexpr (kQueries) queries.end(own);
+    else named_sync(kOwn + own.number, 128);
+    if (own.assigned().work.slot >= 0) {
+      if constexpr (kScores) store_partial(scores, p.partial[0], p.head_dim);
+      if constexpr (kValues) store_partial(values, p.partial[1], p.head_dim_v);
+    } else {
+      if constexpr (kScores) stage_tile(scores, 0);
+      if constexpr (kValues) stage_tile(values, kScores);
+    }
+    if (exact) write_exact_rows(exact);
+    fence_async_proxy();
+    barrier_arrive(shared_address(&own.shared.done[own.tasks.stage]));
+  }
+};
+
+}  // namespace spattn::hopper_backward
