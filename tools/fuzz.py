@@ -52,8 +52,10 @@ def draw(name: str) -> tuple[int, bool]:
     begin = time.monotonic()
     done = pytest(f"--hypothesis-seed={seed}", "--hypothesis-show-statistics", name)
     drawn = sum(int(passing) + int(failing) for passing, failing in DRAWN.findall(done.stdout))
-    held, seconds = done.returncode == 0 and drawn > 0, time.monotonic() - begin
-    print(f"{'held' if held else 'FAILED':6}  {drawn:6}  seed {seed:<10}  {seconds:4.0f} s  {name}", flush=True)
+    skipped = done.returncode == 0 and bool(re.search(r"^\d+ skipped", done.stdout.splitlines()[-1]))
+    held, seconds = done.returncode == 0 and (drawn > 0 or skipped), time.monotonic() - begin
+    verdict = "skipped" if skipped else "held" if held else "FAILED"
+    print(f"{verdict:7}  {drawn:6}  seed {seed:<10}  {seconds:4.0f} s  {name}", flush=True)
     if not held:
         print(done.stdout, done.stderr, flush=True)
     return drawn, held

@@ -11,7 +11,15 @@ from ..patterns import Pattern
 from ..plan._types import Plan
 from .arrays import eps
 
-__all__ = ["assert_within_budget", "dense_mask", "error_budget", "naive", "naive_gradients", "naive_orders"]
+__all__ = [
+    "assert_within_budget",
+    "count_orders",
+    "dense_mask",
+    "error_budget",
+    "naive",
+    "naive_gradients",
+    "naive_orders",
+]
 
 _PRODUCTS = 1 << 21  # in Q Kᵀ, of all evaluations together: with fewer their largest error is a matter of luck
 
@@ -86,6 +94,26 @@ def naive(
     return _product(p.astype(wide), _per_query_head(v, q, wide), order).astype(narrow), lse
 
 
+def count_orders(q: np.ndarray, k: np.ndarray, mask: np.ndarray) -> int:
+    """In how many orders a problem is to be evaluated: 2 to 32, the more the fewer products of it show an error.
+
+    Parameters
+    ----------
+    q, k, mask
+        As for :func:`naive`.
+
+    Returns
+    -------
+    int
+    """
+    # Rounding errors d and e of two scores whose weights are p and 1 - p move a row by scale · p (1 - p) (d - e) times
+    # the distance of their values. So products of pairs that are not allowed show no error, and those of a row with one
+    # key show none in `out`: its weight is 1 in every order. Of other rows those near a tie show most, and all features
+    # of one show the same draw of d and e: where rows are few it takes many orders to see what is natural to lose.
+    keys = np.broadcast_to(mask, (*q.shape[:3], k.shape[2])).sum(axis=3)
+    return min(max(_PRODUCTS // max(1, q.shape[3] * int(keys[keys > 1].sum())), 2), 32)
+
+
 def naive_orders(
     q: np.ndarray,
     k: np.ndarray,
@@ -108,13 +136,8 @@ def naive_orders(
     outs, lses : lists of arrays
         One for each order.
     """
-    # Rounding errors d and e of two scores whose weights are p and 1 - p move a row by scale · p (1 - p) (d - e) times
-    # the distance of their values. So products of pairs that are not allowed show no error, and those of a row with one
-    # key show none in `out`: its weight is 1 in every order. Of other rows those near a tie show most, and all features
-    # of one show the same draw of d and e: where rows are few it takes many orders to see what is natural to lose.
-    keys = np.broadcast_to(mask, (*q.shape[:3], k.shape[2])).sum(axis=3)
-    count = min(max(_PRODUCTS // max(1, q.shape[3] * int(keys[keys > 1].sum())), 2), 32)
-    orders = range(0, 5 * count, 5)  # the first 8 are all that order % 8 can say
+    # Every fifth: the first 8 are all that order % 8 can say.
+    orders = range(0, 5 * count_orders(q, k, mask), 5)
     both = [naive(q, k, v, mask, scale, dtype, order=order) for order in orders]
     return [out for out, _ in both], [lse for _, lse in both]
 

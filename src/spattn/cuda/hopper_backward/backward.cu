@@ -30,8 +30,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) hopper_backward(const 
   if (threadIdx.x == 0) {
     constexpr int kConsumers = 4 * kWarpgroups;  // warps
     for (int i = 0; i < kTasks; ++i) {
-      barrier_init(shared_address(&shared.assigned_full[i]), 1);
-      barrier_init(shared_address(&shared.assigned_empty[i]), kWriters);
+      barrier_init(shared_address(&shared.assigned_full[i]), 32);
+      barrier_init(shared_address(&shared.assigned_empty[i]), 32 * kWriters + 128 * kWarpgroups);
       barrier_init(shared_address(&shared.done[i]), 128 * kWarpgroups);
     }
     for (int i = 0; i < kBlocks; ++i) {

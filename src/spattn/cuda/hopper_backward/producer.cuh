@@ -66,8 +66,7 @@ struct Producer {
   __device__ __forceinline__ void assign(int now) {
     barrier_wait(shared_address(&shared.assigned_empty[tasks.stage]), tasks.parity ^ 1);
     if (lane < sizeof(Assignment) / 4) reinterpret_cast<int*>(&shared.assigned[tasks.stage])[lane] = now;
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&shared.assigned_full[tasks.stage]));
+    barrier_arrive(shared_address(&shared.assigned_full[tasks.stage]));
     tasks.advance();
   }
 
@@ -106,11 +105,12 @@ struct Producer {
     const int number = lane < kCopies ? lane / kPanels : lane % kTiles, panel = lane % kPanels;
     const Column& column = columns[number];
     barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
-    if (!kSecond && lane < kCopies && panel == 0) {
-      for (int w = 0; w < kWarpgroups; ++w) shared.masks[ring.stage][number][w] = column.masks[w];
+    if (lane == 0) {
+      for (int t = 0; !kSecond && t < kTiles; ++t) {
+        for (int w = 0; w < kWarpgroups; ++w) shared.masks[ring.stage][t][w] = columns[t].masks[w];
+      }
+      barrier_arrive_expect(full, kStageBytes + (kStatistics ? kStep * sizeof(Statistic) : 0));
     }
-    __syncwarp();
-    if (lane == 0) barrier_arrive_expect(full, kStageBytes + (kStatistics ? kStep * sizeof(Statistic) : 0));
     __syncwarp();
     const TensorMap* map = &p.maps[column.map];
     if (lane < kCopies) {

@@ -111,6 +111,7 @@ struct Results {
     if (exact) write_exact_rows(exact);
     fence_async_proxy();
     barrier_arrive(shared_address(&own.shared.done[own.tasks.stage]));
+    barrier_arrive(shared_address(&own.shared.assigned_empty[own.tasks.stage]));
   }
 };
 

@@ -95,7 +95,7 @@ struct Writer {
       if (kQueries && lane == 0) add_queries(assigned);
       __syncwarp();
       if (turn == 0) store(assigned);
-      if (lane == 0) barrier_arrive(shared_address(&shared.assigned_empty[tasks.stage]));
+      barrier_arrive(shared_address(&shared.assigned_empty[tasks.stage]));
     }
     tma_store_wait();
   }
