@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from spattn import patterns, plan
-from spattn.cuda.hopper_backward import builds, layout
+from spattn.cuda.hopper_backward import builds, layout, prepared
 from spattn.plan._types import positions
 from spattn.schedule.slabs import by_keys, slab_masks
+
+GPU = type("Gpu", (), {"ordinal": 0, "sm_count": 132})()
 
 
 def positions_at(view, coordinates, box):
@@ -46,6 +48,15 @@ def test_masks_by_keys_are_transposed():
 def test_one_pass_needs_one_query_view():
     made = plan(patterns.Strided(16), 400)
     assert layout.query_slabs(made, layout.lay_out_views(made), by_keys(made, 1, 1, 1, 64, 2, 1)) is None
+
+
+def test_sums_of_dq_are_worth_some_memory(monkeypatch):
+    """Of an item as long as this one, one pass is taken while the sums of all heads are no more than they may be."""
+    monkeypatch.setattr(prepared, "upload", lambda device, arrays: (None, dict.fromkeys(arrays, 0)))
+    made = plan(patterns.Full(), 8192)
+    for most, one_pass in ((16 * 128, True), (16 * 128 - 1, False)):
+        monkeypatch.setattr(prepared, "_MOST_SUMS", most)
+        assert (prepared.BackwardPlan(made, GPU, 1, 16, 16).one_pass is not None) == one_pass
 
 
 def test_every_head_dimension_has_kernels_for_all_gradients():

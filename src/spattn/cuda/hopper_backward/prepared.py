@@ -39,6 +39,7 @@ _HEADS_TOGETHER = 16  # side by side: more of them leave the cache
 _ROWS_PER_BLOCK = 32  # of sum.cu and statistics.cu
 _ROWS = 2 * SLAB  # of an item
 _HALVES = 2  # of the sums of dQ, each with a counter
+_MOST_SUMS = 1 << 17  # slabs of queries of all heads: 4 GiB at head_dim 128, and 8 % of the time is not worth more
 _STATISTIC_BYTES = 16
 
 
@@ -78,7 +79,7 @@ class BackwardPlan:
         together = min(batch * heads_kv, _HEADS_TOGETHER)
         self.one_pass = None
         slabs = query_slabs(plan, self.views, keys)
-        if slabs is not None:
+        if slabs is not None and batch * heads_q * len(slabs.coordinates) <= _MOST_SUMS:
             side_by_side = -(-device.sm_count // together)
             turns = take_turns(keys, slabs.of_entry, side_by_side)
             one, two = _products(keys, queries, heads_q // heads_kv)
