@@ -86,6 +86,9 @@ class Composite(Pattern):
         batch, heads = zip(*(p.sizes() for p in self.operands), strict=True)
         return _joint_size(batch), _joint_size(heads)
 
+    def grids(self) -> frozenset[tuple[int, ...]]:
+        return frozenset().union(*(p.grids() for p in self.operands))
+
     def at(self, batch: int, head: int) -> Pattern:
         heads = self.sizes()[1]
 
