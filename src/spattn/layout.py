@@ -69,6 +69,11 @@ class Layout(NamedTuple):
         return "batch" not in self.axes
 
     @property
+    def _joins(self) -> bool:
+        """Whether axes are joined, or added."""
+        return bool(self.grid) or self._packed
+
+    @property
     def _tokens_first(self) -> bool:
         return self.axes[-2] == "heads"
 
@@ -88,15 +93,16 @@ class Layout(NamedTuple):
         """An array of these axes as everything else knows it; None stays None."""
         if x is None:
             return None
-        x = _reshaped(x, self._joined(x.shape))
-        return x.swapaxes(1, 2) if x.ndim == 4 and self._tokens_first else x
+        x = x.reshape(self._joined(x.shape)) if self._joins else x
+        return x.swapaxes(1, 2) if self._tokens_first and x.ndim == 4 else x
 
     def back(self, x: Any) -> Any:
         """An array that everything else made, with these axes."""
         if x is None:
             return None
-        shape = self.shape(x.shape)
-        return _reshaped(x.swapaxes(1, 2) if x.ndim == 4 and self._tokens_first else x, shape)
+        shape = self.shape(x.shape) if self._joins else None
+        x = x.swapaxes(1, 2) if self._tokens_first and x.ndim == 4 else x
+        return x if shape is None else x.reshape(shape)
 
     def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """What a function of such arrays and the scale does, for arrays of these axes."""
@@ -127,7 +133,3 @@ _LAYOUTS = {
     "bnhd": Layout(("batch", "length", "heads", "head_dim"), 1),
     "thd": Layout(("total", "heads", "head_dim"), 0),
 }
-
-
-def _reshaped(x: Any, shape: tuple[int, ...]) -> Any:
-    return x if tuple(x.shape) == tuple(shape) else x.reshape(shape)

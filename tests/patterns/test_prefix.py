@@ -102,6 +102,19 @@ def test_patterns_whose_views_overlap(inner):
     check_plan(spattn.plan(pattern, 83), [pattern.index_set(83, 83)])
 
 
+def test_lattices_of_lists():
+    """As a user's pattern may have them."""
+
+    class Halves(p.Causal):
+        def parts(self, q_len, kv_len):
+            return tuple(p.Part(p.Causal(), p.Lattice(first, [2], [q_len // 2])) for first in (0, 1))
+
+    pattern = p.Prefix(Halves(), 3)
+    plan = spattn.plan(pattern, 43)
+    check_plan(plan, [pattern.index_set(43, 43)])
+    assert len(plan.components) == 3
+
+
 @pytest.mark.parametrize("q_len", [84, 80, 30, 90])
 def test_both_passes(q_len):
     pattern = p.Prefix(IMAGE, 4)

@@ -164,8 +164,8 @@ class Prefix(Pattern):
 
     Notes
     -----
-    A plan has the views of `inner`, moved by the prefix. Each query tile has a tile of the prefix' keys too, and its own
-    queries have one row of tiles. ``inner | GlobalTokens(tokens)`` is for tokens that `inner` counts itself.
+    A plan has the views of `inner`, moved by the prefix. Each query tile has a tile of the prefix' keys too, and the
+    prefix' queries have one row of tiles. ``inner | GlobalTokens(tokens)`` is for tokens that `inner` counts itself.
 
     References
     ----------
@@ -240,26 +240,20 @@ class Prefix(Pattern):
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         rows, keys = self._behind(q_len, kv_len)
         whole, first = Lattice(kv_len - rows, (1,), (rows,)), max(q_offset(q_len, kv_len), 0)
-        behind = [
-            Part(
-                _Moved(part.pattern, self.tokens),
-                whole if part.query is None else part.query.moved(self.tokens),
-                (part.key or Lattice(0, (1,), (keys,))).moved(self.tokens),
-                part.shifts,
-            )
-            for part in (self.inner.parts(rows, keys) if rows > 0 else ())
-        ]
+        own = Lattice(first, (1,), (max(self.tokens - first, 0),))
+        behind: list[Part] = []
+        views: list[tuple[Lattice, tuple[int, ...]]] = []
+        for part in self.inner.parts(rows, keys) if rows else ():
+            query = whole if part.query is None else part.query.moved(self.tokens)
+            key = (part.key or Lattice(0, (1,), (keys,))).moved(self.tokens)
+            behind.append(Part(_Moved(part.pattern, self.tokens), query, key, part.shifts))
+            view = query, tuple(dq for dq, _ in part.shifts)
+            views += [view] if view not in views else []
         # In the views that `inner` has for queries the prefix costs a tile more in each list, and no row of a merge.
-        views = list(dict.fromkeys((part.query, tuple(dq for dq, _ in part.shifts)) for part in behind))
-        prefix = Lattice(0, (1,), (self.tokens,))
-        return (
-            Part(Full(), Lattice(first, (1,), (max(self.tokens - first, 0),))),
-            *(
-                Part(Full(), query, prefix, tuple((dq, 0) for dq in moves))
-                for query, moves in (views if _are_all(views, rows) else [(whole, (0,))])
-            ),
-            *behind,
-        )
+        of_queries = views if _are_all(views, rows) else [(whole, (0,))]
+        keys_of_prefix = Lattice(0, (1,), (self.tokens,))
+        seen = (Part(Full(), query, keys_of_prefix, tuple((dq, 0) for dq in moves)) for query, moves in of_queries)
+        return Part(Full(), own), *seen, *behind
 
     @classmethod
     def example(cls) -> tuple[Pattern, int]:
