@@ -111,6 +111,15 @@ def test_a_graph_of_arrays_whose_grid_is_not_the_patterns(pattern):
         torch.compile(attend, fullgraph=True, backend="aot_eager")(q)
 
 
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_a_graph_of_what_is_no_tensor(name):
+    """The graph ends before the call, which names it."""
+    given = dict.fromkeys("qkv", tensors((1, 30, 4, 8))[0]) | {name: [1]}
+    compiled = torch.compile(lambda: spattn.attention(**given, layout="bnhd"), backend="aot_eager")
+    with pytest.raises(TypeError, match=f"^{name}: expected a NumPy, PyTorch, CuPy or JAX array, got list"):
+        compiled()
+
+
 def test_a_graph_of_an_unknown_layout():
     q = tensors((2, 4, 30, 8))[0]
     with pytest.raises(ValueError, match="^layout: expected one of 'bhnd', 'bnhd', 'thd'; got 'bhsd'"):

@@ -165,7 +165,7 @@ def attention(
 ) -> Any:
     """:func:`spattn.attention` where PyTorch follows calls."""
     check_options(backend, return_lse, precision, layout)
-    text, allowed = _described(q, pattern, scale)
+    text, allowed = _described((q, k, v), pattern, scale)
     if text is None:
         options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
         return _without_text_or_tensors(_api.attention, q, k, v, pattern, scale=scale, **options)
@@ -191,7 +191,7 @@ def attention_backward(
 ) -> Any:
     """:func:`spattn.attention_backward` where PyTorch follows calls."""
     check_options(backend, layout=layout)
-    text, allowed = _described(q, pattern, scale)
+    text, allowed = _described((q, k, v), pattern, scale)
     if text is None:
         options = {"dlse": dlse, "scale": scale, "backend": backend, "layout": layout}
         return _without_text_or_tensors(_api.attention_backward, dout, q, k, v, out, lse, pattern, **options)
@@ -213,14 +213,14 @@ def _grids_of(text: str) -> tuple[tuple[int, ...], ...]:
     return tuple(pattern_of(text).grids())
 
 
-def _described(q: Any, pattern: Any, scale: Any) -> tuple[str | None, torch.Tensor | None]:
+def _described(operands: tuple[Any, ...], pattern: Any, scale: Any) -> tuple[str | None, torch.Tensor | None]:
     """A pattern as operators take it: its text, and the tensor that it is instead; no text where there is no operator.
 
     What NumPy makes is something else than it seems to be while torch.compile is tracing.
     """
     is_mask = isinstance(pattern, torch.Tensor) and pattern.dtype == torch.bool
     if torch.compiler.is_dynamo_compiling() and not (
-        isinstance(q, torch.Tensor)
+        all(isinstance(x, torch.Tensor) for x in operands)
         and (is_mask or isinstance(pattern, (Pattern, Plan, str)))
         and (scale is None or isinstance(scale, (int, float)))
     ):
