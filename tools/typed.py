@@ -32,23 +32,11 @@ def compose() -> patterns.Pattern:
     named = patterns.a_shape(1, 2) | patterns.tri_shape(1, 2, 3, 8) | patterns.chunked_causal(4)
     known = patterns.get("causal") | patterns.from_dict({}) | patterns.shared_prefix(3, (4, 5))
     simple = patterns.SlidingWindow(None, 3) | patterns.DilatedWindow(3, dilation=2) | patterns.Stride(4, 1)
-    tokens = (
-        patterns.GlobalTokens((1, 2))
-        | patterns.Longformer(8, global_tokens=2)
-        | patterns.Prefix(grids, 1)
-        | patterns.Documents((3, 4))
-    )
+    tokens = patterns.GlobalTokens((1, 2)) | patterns.Longformer(8, global_tokens=2) | patterns.Prefix(simple, 3)
+    tokens = tokens | patterns.Documents((3, 4))
     arrays = patterns.Mask(np.ones((3, 3), bool)) | patterns.KeyBlocks(np.zeros((1, 1), int), 4, 4)
     blocks = patterns.BigBird(4) | patterns.deepspeed.Fixed(4, attention="unidirectional")
-    return (
-        patterns.Prefix(grids, 1)
-        | named - known
-        | simple
-        | tokens
-        | arrays
-        | blocks
-        | patterns.PerHead((Typed(Typed(3).period),))
-    )
+    return grids | named - known | simple | tokens | arrays | blocks | patterns.PerHead((Typed(Typed(3).period),))
 
 
 def attend(pattern: patterns.Pattern) -> tuple[np.ndarray, ...]:

@@ -287,7 +287,7 @@ def plan(
     ------
     TypeError
         If `pattern` is not a Pattern, or `batch`, `heads`, `tile`, `workers` or `max_bytes` is not of integers; if
-        neither lengths nor `like` are given, or both; as :func:`spattn.attention` for `like` and `backend`.
+        neither lengths nor `like` are given, or both; as :func:`spattn.attention` for `like`, `backend` and `layout`.
     BackendUnavailable
         If the backend asked for cannot run here.
     ValueError
@@ -399,7 +399,7 @@ def _backend_for(call: Call, backend: str) -> Backend:
 
 def find_plan(module: Backend, pattern: Any, call: Call, max_bytes: int | None = None) -> Plan:
     """The plan of `pattern` that a backend wants for a call."""
-    check_grid(call.layout, pattern)
+    _check_grid(call.layout, pattern)
     if isinstance(pattern, Plan):
         if (pattern.q_len, pattern.kv_len) != (call.q_len, call.kv_len):
             raise ValueError(
@@ -428,7 +428,7 @@ def _plan_or_pattern(plan: Plan, module: Backend, call: Call) -> Plan | Pattern:
     return plan.pattern
 
 
-def check_grid(layout: Layout, pattern: Any) -> None:
+def _check_grid(layout: Layout, pattern: Any) -> None:
     """ValueError where arrays have a grid that is not the pattern's."""
     if layout.grid:
         own = get(pattern) if isinstance(pattern, str) else pattern.pattern if isinstance(pattern, Plan) else pattern
