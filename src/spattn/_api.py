@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from ._backends import Backend, load
 from ._imports import whole_imports
@@ -15,6 +15,9 @@ from .patterns import Mask, Pattern, get
 from .plan import Plan, validate
 from .plan._cache import find_call, keep_call
 from .plan._types import TILE
+
+if TYPE_CHECKING:
+    from .layout import Layout
 
 _CONSTANT = (Pattern, Plan, str)  # what stays as it is; anything else is looked at anew by every call
 
@@ -55,6 +58,7 @@ def attention(
     backend: str = "auto",
     return_lse: bool = False,
     precision: str | None = None,
+    layout: str = "bhnd",
 ) -> Any:
     r"""Softmax attention over the (query, key) pairs that a pattern allows.
 
@@ -79,13 +83,19 @@ def attention(
     precision : {None, "tf32"}, optional
         None computes as exactly as the dtype allows. "tf32" rounds the operands of both products to TF32 (11 bits), for
         float32 on the cuda backend only.
+    layout : {"bhnd", "bnhd", "thd"}, optional
+        The order of the axes of q, k, v and out. "bhnd" is as said above; "bnhd" is (batch, length, heads, head_dim).
+        Where the pattern has a grid, its axes may stand in place of the length in either: (batch, heads, \*grid,
+        head_dim). "thd" is (total, heads, head_dim): sequences of one batch, packed one after another, which a pattern
+        keeps apart, as :meth:`~spattn.patterns.Documents.from_cu_seqlens` does.
 
     Returns
     -------
     out : (batch, heads_q, q_len, head_dim_v) array
-        Same kind, dtype and device as `q`.
+        Same kind, dtype, device and layout as `q`.
     lse : (batch, heads_q, q_len) array of float32 (float64 for float64 inputs), only with `return_lse`
-        Natural logarithm; −inf for a row that may attend to nothing.
+        Natural logarithm; −inf for a row that may attend to nothing. Heads are before the queries in every layout:
+        (batch, heads_q, \*grid) where q has a grid, (heads_q, total) in "thd".
 
     Raises
     ------
@@ -93,13 +103,13 @@ def attention(
         If an argument is not an array of a supported dtype, kinds or dtypes differ, or the dtype has no such
         `precision`; if an array, or a mask, is not plain: masked, sparse, nested, quantized or without values, as meta
         tensors, tracers of JAX and tensors under a derivative of :mod:`torch.func` are; if PyTorch makes a graph of
-        the call and the pattern's class is not registered; if `pattern`, `scale`, `backend`, `return_lse` or
-        `precision` is of another type than said above.
+        the call and the pattern's class is not registered; if `pattern`, `scale`, `backend`, `return_lse`, `precision`
+        or `layout` is of another type than said above.
     ValueError
-        If shapes do not fit each other or the pattern, arrays are on different devices or on one that is neither the
-        CPU nor CUDA's, the name of a pattern, backend or precision is unknown, `scale` is not finite or, but for
-        float64, beyond float32's largest number, or the backend takes no arrays of this device; if the pattern tells
-        batch entries apart under :func:`torch.func.vmap`.
+        If shapes do not fit each other, the layout or the pattern, arrays have a grid that is not the pattern's, they
+        are on different devices or on one that is neither the CPU nor CUDA's, the name of a pattern, backend, precision
+        or layout is unknown, `scale` is not finite or, but for float64, beyond float32's largest number, or the backend
+        takes no arrays of this device; if the pattern tells batch entries apart under :func:`torch.func.vmap`.
     RuntimeError
         If q, k or v carry a tangent of PyTorch's forward-mode differentiation: only gradients are recorded.
     BackendUnavailable
@@ -123,19 +133,18 @@ def attention(
     >>> out.shape, out.dtype
     ((1, 2, 100, 16), dtype('float32'))
     """
-    check_options(backend, return_lse, precision)
-    key = signature_of(q, k, v), backend, precision, return_lse
+    check_options(backend, return_lse, precision, layout)
+    key = signature_of(q, k, v), backend, precision, return_lse, layout
     prepared = find_call(pattern, key) if isinstance(pattern, _CONSTANT) else None
     if prepared is None:
+        options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
         if traced(q, k, v):
-            return _operator("attention")(
-                q, k, v, pattern, scale=scale, backend=backend, return_lse=return_lse, precision=precision
-            )
+            return _operator("attention")(q, k, v, pattern, return_lse=return_lse, **options)
         record = recorder(q, k, v)
         if record is not None:
-            found = _recorded(record, q, k, v, pattern, scale=scale, backend=backend, precision=precision)
+            found = _recorded(record, q, k, v, pattern, **options)
             return found if return_lse else found[0]
-        call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=return_lse)
+        call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=return_lse, layout=layout)
         check_gradients("attention", call.kind, q=q, k=k, v=v)
         prepared, scale = _prepare(call, pattern, backend, key), call.scale
     else:
@@ -157,6 +166,7 @@ def attention_backward(
     dlse: Any = None,
     scale: float | None = None,
     backend: str = "auto",
+    layout: str = "bhnd",
 ) -> tuple[Any, Any, Any]:
     r"""Gradients of :func:`attention` with respect to q, k and v.
 
@@ -172,7 +182,7 @@ def attention_backward(
         As in the forward call.
     dlse : (batch, heads_q, q_len) array, optional
         Gradient of the loss with respect to `lse`, of its dtype; None is zero. Rows with ``lse = -inf`` ignore theirs.
-    scale, backend
+    scale, backend, layout
         As in the forward call.
 
     Returns
@@ -205,16 +215,16 @@ def attention_backward(
     >>> dq.shape
     (1, 2, 100, 16)
     """
-    check_options(backend)
+    check_options(backend, layout=layout)
     arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
-    key = signature_of(*arrays), backend
+    key = signature_of(*arrays), backend, layout
     prepared = find_call(pattern, key) if isinstance(pattern, _CONSTANT) else None
     if prepared is None:
         if traced(q, k, v):
             return _operator("attention_backward")(
-                dout, q, k, v, out, lse, pattern, dlse=dlse, scale=scale, backend=backend
+                dout, q, k, v, out, lse, pattern, dlse=dlse, scale=scale, backend=backend, layout=layout
             )
-        call = Call.of(q, k, v, scale=scale)
+        call = Call.of(q, k, v, scale=scale, layout=layout)
         check_results(call, dout, out, lse, dlse)
         named = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
         check_gradients("attention_backward", call.kind, **named, **({} if dlse is None else {"dlse": dlse}))
@@ -236,6 +246,7 @@ def plan(
     max_bytes: int | None = None,
     backend: str | None = None,
     like: tuple[Any, Any, Any] | None = None,
+    layout: str = "bhnd",
 ) -> Plan:
     """Compile a pattern at given lengths into a plan that every backend can execute.
 
@@ -263,6 +274,8 @@ def plan(
     like : (q, k, v), optional
         Arrays as for :func:`spattn.attention`, whose plan for them is returned: the one with the tiles that its kernels
         have for such a call, so that its efficiency is the one that is paid.
+    layout : {"bhnd", "bnhd", "thd"}, optional
+        Only with `like`: of its arrays, as for :func:`spattn.attention`.
 
     Returns
     -------
@@ -274,7 +287,7 @@ def plan(
     ------
     TypeError
         If `pattern` is not a Pattern, or `batch`, `heads`, `tile`, `workers` or `max_bytes` is not of integers; if
-        neither lengths nor `like` are given, or both; as :func:`spattn.attention` for `like` and `backend`.
+        neither lengths nor `like` are given, or both; as :func:`spattn.attention` for `like`, `backend` and `layout`.
     BackendUnavailable
         If the backend asked for cannot run here.
     ValueError
@@ -304,8 +317,10 @@ def plan(
         with whole_imports:
             from . import compiler  # late, as backends are: `import spattn` takes little time
 
-        if q_len is None or backend is not None:
-            raise TypeError("plan(): expected q_len, or arrays like=(q, k, v) with which a backend may be named")
+        if q_len is None or backend is not None or layout != "bhnd":
+            raise TypeError(
+                "plan(): expected q_len, or arrays like=(q, k, v) with which a backend and a layout may be named"
+            )
         return compiler.plan(
             pattern, q_len, kv_len, batch=batch, heads=heads, tile=tile, workers=workers, max_bytes=max_bytes
         )
@@ -313,8 +328,8 @@ def plan(
     if given != (None, None, 1, None, TILE, 1):
         raise TypeError("plan(): expected no lengths, batch, heads, tile or workers beside like=(q, k, v)")
     backend = "auto" if backend is None else backend
-    check_options(backend)
-    call = Call.of(*like)
+    check_options(backend, layout=layout)
+    call = Call.of(*like, layout=layout)
     return find_plan(_backend_for(call, backend), pattern, call, max_bytes)
 
 
@@ -348,6 +363,8 @@ def _prepare(call: Call, pattern: Any, backend: str, key: tuple[Any, ...], backw
     run: Callable[..., Any] = module.prepare_backward(call, plan) if backward else module.prepare(call, plan)
     if module.LIMITS.host_arrays and call.kind is not NUMPY:
         run = _through_numpy(call.kind, run)
+    if not call.layout.is_default:
+        run = call.layout.around(run)
     prepared = Prepared(run, default_scale(call.head_dim), call.dtype)
     if key[0] is not None and isinstance(pattern, _CONSTANT):
         keep_call(pattern, key, plan, prepared)
@@ -382,6 +399,7 @@ def _backend_for(call: Call, backend: str) -> Backend:
 
 def find_plan(module: Backend, pattern: Any, call: Call, max_bytes: int | None = None) -> Plan:
     """The plan of `pattern` that a backend wants for a call."""
+    _check_grid(call.layout, pattern)
     if isinstance(pattern, Plan):
         if (pattern.q_len, pattern.kv_len) != (call.q_len, call.kv_len):
             raise ValueError(
@@ -408,6 +426,13 @@ def _plan_or_pattern(plan: Plan, module: Backend, call: Call) -> Plan | Pattern:
     if plan.pattern is None:
         raise ValueError(f"pattern: expected a plan with tiles that the backend has kernels for, got {plan.tile}")
     return plan.pattern
+
+
+def _check_grid(layout: Layout, pattern: Any) -> None:
+    """ValueError where arrays have a grid that is not the pattern's."""
+    if layout.grid:
+        own = get(pattern) if isinstance(pattern, str) else pattern.pattern if isinstance(pattern, Plan) else pattern
+        layout.check_grid(own.grids() if isinstance(own, Pattern) else frozenset())
 
 
 def as_pattern(pattern: Any) -> Pattern:

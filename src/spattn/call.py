@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ._imports import whole_imports
 from ._index_checks import q_offset
 from .arrays import DTYPES, ArrayKind, dtype_name, kind_of
+
+if TYPE_CHECKING:
+    from .layout import Layout
 
 __all__ = [
     "LARGEST_HEAD_DIM",
@@ -37,7 +41,9 @@ class Call:
     Attributes
     ----------
     q, k, v : arrays
-        (batch, heads, length, head_dim), of one kind, dtype and device.
+        (batch, heads, length, head_dim), of one kind, dtype and device: views of those that were given.
+    layout : Layout
+        Of the arrays that were given, and of results. Backends see neither.
     kind : ArrayKind
         Of all three.
     dtype, device : str
@@ -55,6 +61,7 @@ class Call:
     q: Any = field(repr=False)
     k: Any = field(repr=False)
     v: Any = field(repr=False)
+    layout: Layout = field(repr=False)
     kind: ArrayKind
     dtype: str
     device: str
@@ -79,6 +86,7 @@ class Call:
         scale: float | None = None,
         precision: str | None = None,
         return_lse: bool = True,
+        layout: str = "bhnd",
     ) -> Call:
         """The call of these operands, by default with the scale ``1 / sqrt(head_dim)``.
 
@@ -87,13 +95,17 @@ class Call:
         TypeError, ValueError
             As :func:`spattn.attention`, which names the argument.
         """
+        with whole_imports:
+            from .layout import Layout  # late, as backends are
+
         kind, dtype, device = _check_operands(q, k, v)
-        (batch, heads_q, q_len, head_dim), (_, heads_kv, kv_len, _) = map(int, q.shape), map(int, k.shape)
-        head_dim_v = int(v.shape[3])
+        given = Layout.of(layout, q, k, v)
+        (batch, heads_q, q_len, head_dim), (_, heads_kv, kv_len, _) = (map(int, given.sizes(x.shape)) for x in (q, k))
+        head_dim_v = int(v.shape[-1])
         of_keys = batch, heads_kv, kv_len
-        for name, x, shape in (("k", k, (*of_keys, head_dim)), ("v", v, (*of_keys, head_dim_v))):
-            if tuple(x.shape) != shape:
-                raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}")
+        for name, x, sizes in (("k", k, (*of_keys, head_dim)), ("v", v, (*of_keys, head_dim_v))):
+            if tuple(x.shape) != given.shape(sizes):
+                raise ValueError(f"{name}: expected shape {given.shape(sizes)}, got {tuple(x.shape)}")
         if heads_q % heads_kv if heads_kv else heads_q:
             raise ValueError(f"k: expected a number of heads that divides q's {heads_q}, got {heads_kv}")
         if not 1 <= head_dim <= LARGEST_HEAD_DIM or not 1 <= head_dim_v <= LARGEST_HEAD_DIM:
@@ -103,9 +115,10 @@ class Call:
         scale = default_scale(head_dim) if scale is None else check_scale(scale, dtype)
         _check_precision(precision, dtype)
         return cls(
-            q,
-            k,
-            v,
+            given.view(q),
+            given.view(k),
+            given.view(v),
+            given,
             kind,
             dtype,
             device,
@@ -151,13 +164,15 @@ def default_scale(head_dim: int) -> float:
     return 1.0 / math.sqrt(head_dim)
 
 
-def check_options(backend: str, return_lse: bool = False, precision: str | None = None) -> None:
+def check_options(backend: str, return_lse: bool = False, precision: str | None = None, layout: str = "bhnd") -> None:
     if not isinstance(backend, str):
         raise TypeError(f"backend: expected a name, got {type(backend).__name__}")
     if not isinstance(return_lse, (bool, np.bool_)):
         raise TypeError(f"return_lse: expected a bool, got {type(return_lse).__name__}")
     if precision is not None and not isinstance(precision, str):
         raise TypeError(f"precision: expected None or 'tf32', got {type(precision).__name__}")
+    if not isinstance(layout, str):
+        raise TypeError(f"layout: expected a name, got {type(layout).__name__}")
 
 
 def _check_operands(q: Any, k: Any, v: Any) -> tuple[ArrayKind, str, str]:
@@ -182,8 +197,6 @@ def _check_operand(name: str, x: Any) -> tuple[ArrayKind, str, str]:
     dtype, device = dtype_name(x), kind.device(x)
     if dtype not in DTYPES:
         raise TypeError(f"{name}: expected one of {', '.join(DTYPES)}, got {dtype}")
-    if x.ndim != 4:
-        raise ValueError(f"{name}: expected shape (batch, heads, length, head_dim), got {tuple(x.shape)}")
     if not device.startswith(("cpu", "cuda:")):
         raise ValueError(f"{name}: expected an array in host memory or on a CUDA device, got one on {device}")
     return kind, dtype, device
@@ -199,7 +212,7 @@ def check_plain(name: str, x: Any) -> None:
 
 def check_results(call: Call, dout: Any, out: Any, lse: Any, dlse: Any = None) -> None:
     """What the forward call returned, and the gradients of it; that of its lse may be None."""
-    of_out, of_lse = (call.out_shape, call.dtype), (call.rows, call.lse_dtype)
+    of_out, of_lse = (call.layout.shape(call.out_shape), call.dtype), (call.layout.shape(call.rows), call.lse_dtype)
     given = [("dout", dout, of_out), ("out", out, of_out), ("lse", lse, of_lse)]
     for name, x, (shape, dtype) in given if dlse is None else [*given, ("dlse", dlse, of_lse)]:
         if kind_of(x) is not call.kind:

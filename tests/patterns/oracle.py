@@ -13,6 +13,8 @@ def allowed(pattern, i: int, j: int, q_len: int, kv_len: int) -> bool:
     """Whether query row `i` may attend to key `j`."""
     if isinstance(pattern, p.QueriesAt):
         return queries_at(pattern, i, j, q_len, kv_len)
+    if isinstance(pattern, p.Prefix):
+        return prefix(pattern, i, j, q_len, kv_len)
     if isinstance(pattern, p.RowIntervals):
         return 0 <= i < q_len and pattern.start[i] <= j < pattern.stop[i]
     return RULES[type(pattern)](pattern, i + kv_len - q_len, j, kv_len)
@@ -20,7 +22,7 @@ def allowed(pattern, i: int, j: int, q_len: int, kv_len: int) -> bool:
 
 def has_rule(pattern) -> bool:
     """Whether this page knows a pattern, and what is in it."""
-    return type(pattern) in RULES and (not isinstance(pattern, p.QueriesAt) or has_rule(pattern.inner))
+    return type(pattern) in RULES and (not isinstance(pattern, (p.QueriesAt, p.Prefix)) or has_rule(pattern.inner))
 
 
 def mask(pattern, q_len: int, kv_len: int) -> np.ndarray:
@@ -36,6 +38,15 @@ def queries_at(x, i, j, q_len, kv_len):
         position, last = x.positions[i] if 0 <= i < q_len else -1, max(x.positions, default=-1)
     tokens = max(kv_len, int(last) + 1)
     return allowed(x.inner, int(position), j, tokens, tokens)
+
+
+def prefix(x, i, j, q_len, kv_len):
+    position, keys = i + kv_len - q_len, kv_len - x.tokens
+    if position < 0:
+        return False
+    rows = min(q_len, keys)
+    row = position - x.tokens - (keys - rows)
+    return position < x.tokens or j < x.tokens or allowed(x.inner, row, j - x.tokens, rows, keys)
 
 
 def sliding_window(x, q, k, n):
@@ -265,6 +276,7 @@ RULES = {
     p.Windowed: windowed,
     p.Neighborhood: neighborhood,
     p.QueriesAt: queries_at,
+    p.Prefix: prefix,
     p.RowIntervals: None,  # by the row, as allowed() says
     **dict.fromkeys(LAYOUTS, deepspeed),
 }

@@ -25,7 +25,7 @@ from .neighborhood import Neighborhood
 from .padding import KeyPadding
 from .per_head import PerBatch, PerHead
 from .queries_at import QueriesAt
-from .tokens import GlobalTokens
+from .tokens import GlobalTokens, Prefix
 from .vertical_slash import VerticalSlash
 from .windows import DilatedWindow, PeriodicWindow, SlidingWindow
 
@@ -54,6 +54,7 @@ __all__ = [
     "PerBatch",
     "PerHead",
     "PeriodicWindow",
+    "Prefix",
     "PrefixLM",
     "QueriesAt",
     "Range",

@@ -38,6 +38,9 @@ class GridPattern(Pattern):
             shape += (draw.integer(1, min(longest, sizes.kv_len // math.prod(shape))),)
         return shape, draw.fitted(sizes, math.prod(shape))
 
+    def grids(self) -> frozenset[tuple[int, ...]]:
+        return frozenset({by_axis(self.grid)})
+
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         tokens = math.prod(by_axis(self.grid))
         if kv_len != tokens:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ._check import assign
 from ._discover import pair_count
-from ._lattice import Lattice, Part
+from ._lattice import Part
 from ._pattern import Pattern
 from ._predicate import allowed
 from ._registry import DEEPEST, OPERATORS
@@ -85,6 +85,9 @@ class Composite(Pattern):
     def sizes(self) -> tuple[int, int]:
         batch, heads = zip(*(p.sizes() for p in self.operands), strict=True)
         return _joint_size(batch), _joint_size(heads)
+
+    def grids(self) -> frozenset[tuple[int, ...]]:
+        return frozenset().union(*(p.grids() for p in self.operands))
 
     def at(self, batch: int, head: int) -> Pattern:
         heads = self.sizes()[1]
@@ -195,8 +198,5 @@ def _filtered(part: Part, others: tuple[Pattern, ...]) -> tuple[Part, ...]:
     pattern = And.of(part.pattern, *others)
     if len(part.shifts) == 1 or all(p.translation_invariant for p in others):
         return (part._replace(pattern=pattern),)
-    return tuple(Part(pattern, _moved(part.query, dq), _moved(part.key, dk)) for dq, dk in part.shifts)
-
-
-def _moved(lattice: Lattice | None, by: int) -> Lattice | None:
-    return lattice._replace(offset=lattice.offset + by) if lattice is not None else None
+    query, key = part.query, part.key
+    return tuple(Part(pattern, query and query.moved(dq), key and key.moved(dk)) for dq, dk in part.shifts)

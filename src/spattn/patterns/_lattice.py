@@ -29,6 +29,20 @@ class Lattice(NamedTuple):
     strides: tuple[int, ...]
     extents: tuple[int, ...]
 
+    def moved(self, by: int) -> Lattice:
+        """The same lattice at other positions.
+
+        Parameters
+        ----------
+        by : int
+            Distance in tokens, negative towards the first.
+
+        Returns
+        -------
+        Lattice
+        """
+        return self._replace(offset=self.offset + by)
+
 
 class Part(NamedTuple):
     """A piece of a pattern and the views in which it is dense.

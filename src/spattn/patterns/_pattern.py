@@ -127,6 +127,16 @@ class Pattern:
         """
         return 1, 1
 
+    def grids(self) -> frozenset[tuple[int, ...]]:
+        """The grids that the tokens form, each as its tokens along each axis; none for tokens in a row.
+
+        Returns
+        -------
+        frozenset of tuple of int
+            One where arrays may have its axes in place of the length.
+        """
+        return frozenset()
+
     def at(self, batch: int, head: int) -> Pattern:
         """The pattern of one batch entry and one head, numbered as in :meth:`sizes`.
 

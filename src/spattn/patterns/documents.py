@@ -95,6 +95,8 @@ class Documents(Pattern):
     def from_cu_seqlens(cls, cu_seqlens: npt.ArrayLike, cu_seqlens_k: npt.ArrayLike | None = None) -> Pattern:
         """The documents between cumulative sequence lengths, as variable-length attention functions take them.
 
+        With ``layout="thd"`` :func:`spattn.attention` takes the packed arrays that such functions take.
+
         Parameters
         ----------
         cu_seqlens : (documents + 1,) int array

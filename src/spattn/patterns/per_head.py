@@ -55,6 +55,9 @@ class Chosen(Pattern):
         sizes = max(found, default=1), len(self.patterns)
         return sizes if self.axis else sizes[::-1]
 
+    def grids(self) -> frozenset[tuple[int, ...]]:
+        return frozenset().union(*(p.grids() for p in self.patterns))
+
     def at(self, batch: int, head: int) -> Pattern:
         name, number = (("batch", batch), ("head", head))[self.axis]
         several = len(self.patterns) > 1

@@ -1,8 +1,9 @@
-"""Global tokens."""
+"""Global tokens: among the tokens of a sequence, and in front of those that another pattern is of."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,16 @@ import numpy as np
 from .._index_checks import q_offset
 from ..index_set import AffineRows, Runs
 from ._check import REACH, assign, reach
+from ._composition import nesting
 from ._lattice import Lattice, Part
 from ._parameters import Count
 from ._pattern import Pattern
-from ._predicate import member
-from ._registry import register
-from .basic import always
+from ._predicate import allowed, member
+from ._registry import pattern_class, register
+from .basic import Full, always
+from .neighborhood import Neighborhood
 
-__all__ = ["GlobalTokens"]
+__all__ = ["GlobalTokens", "Prefix"]
 
 
 def token_set(tokens: int | tuple[int, ...]) -> int | tuple[int, ...]:
@@ -135,3 +138,161 @@ class GlobalTokens(Pattern):
     @classmethod
     def typical(cls) -> tuple[Pattern, int]:
         return cls(64), 4096
+
+
+@register("prefix")
+@dataclass(frozen=True)
+class Prefix(Pattern):
+    """Global tokens in front of the tokens of another pattern.
+
+    For class and register tokens, which are outside of the grid of an image's or a volume's patches.
+
+    Parameters
+    ----------
+    inner : Pattern
+        What the tokens behind the prefix are allowed among themselves, at positions that are counted from its end.
+    tokens : int
+        How many of the first tokens attend to every key, and every query to them.
+
+    Raises
+    ------
+    TypeError
+        If `inner` is not a pattern, or `tokens` not an integer.
+    ValueError
+        If `tokens` is negative, or patterns nest more than 64 deep; from :meth:`bind`, if `tokens` is more than
+        `kv_len`, or `inner` does not fit the tokens behind the prefix.
+
+    Notes
+    -----
+    A plan has the views of `inner`, moved by the prefix. Each query tile has a tile of the prefix' keys too, and the
+    prefix' queries have one row of tiles. ``inner | GlobalTokens(tokens)`` is for tokens that `inner` counts itself.
+
+    References
+    ----------
+    Dosovitskiy et al. An Image Is Worth 16x16 Words. arXiv:2010.11929. Darcet et al. Vision Transformers Need
+    Registers. arXiv:2309.16588.
+
+    Examples
+    --------
+    >>> Prefix(Neighborhood(4, 3), 1).index_set(5, 5).to_dense().astype(int)
+    array([[1, 1, 1, 1, 1],
+           [1, 1, 1, 1, 0],
+           [1, 1, 1, 1, 0],
+           [1, 0, 1, 1, 1],
+           [1, 0, 1, 1, 1]])
+    """
+
+    inner: Pattern
+    tokens: Count
+    fixes_lengths = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, Pattern):
+            raise TypeError(f"inner: expected a Pattern, got {self.inner!r}")
+        super().__post_init__()
+        assign(self, **nesting((self.inner,)))
+
+    def sizes(self) -> tuple[int, int]:
+        return self.inner.sizes()
+
+    def at(self, batch: int, head: int) -> Pattern:
+        return replace(self, inner=self.inner.at(batch, head))
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        if self.tokens > kv_len:
+            raise ValueError(f"tokens: expected at most {kv_len} (kv_len), got {self.tokens}")
+        rows, keys = self._behind(q_len, kv_len)
+        try:
+            inner = self.inner.bind(rows, keys)
+        except ValueError as error:
+            raise ValueError(f"{error}, behind {self.tokens} tokens of a prefix") from error
+        return replace(self, inner=inner if keys else Full())  # which has an answer where there is nothing
+
+    def _behind(self, q_len: int, kv_len: int) -> tuple[int, int]:
+        """Queries and keys behind the prefix."""
+        keys = kv_len - self.tokens
+        return min(q_len, keys), keys
+
+    def allows(self, q: Any, k: Any) -> Any:
+        n = reach(self.tokens)
+        inside = allowed(self.inner, np.maximum(q - n, 0), np.maximum(k - n, 0))
+        return (0 <= q) & ((q < n) | (k < n) | inside)
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
+        behind = self.inner.runs(np.maximum(q - self.tokens, 0), kv_len - self.tokens)
+        return None if behind is None else self._prefix_runs(q, kv_len) | self._moved_runs(q, behind)
+
+    def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
+        behind = self.inner._candidates(np.maximum(q - self.tokens, 0), kv_len - self.tokens)
+        if behind is None:
+            return None
+        return [self._prefix_runs(q, kv_len), *(self._moved_runs(q, runs) for runs in behind)]
+
+    def _prefix_runs(self, q: np.ndarray, kv_len: int) -> Runs:
+        """All keys for queries of the prefix, its keys for those behind it."""
+        stop = np.where(q < self.tokens, kv_len, self.tokens)
+        return Runs.span(np.zeros_like(q), np.where(q < 0, 0, stop), kv_len)
+
+    def _moved_runs(self, q: np.ndarray, runs: Runs) -> Runs:
+        """Runs of `inner` for queries behind the prefix."""
+        return Runs(runs.start + self.tokens, runs.step, np.where((q >= self.tokens)[:, None], runs.count, 0))
+
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        rows, keys = self._behind(q_len, kv_len)
+        whole, first = Lattice(kv_len - rows, (1,), (rows,)), max(q_offset(q_len, kv_len), 0)
+        own = Lattice(first, (1,), (max(self.tokens - first, 0),))
+        behind: list[Part] = []
+        views: list[tuple[Lattice, tuple[int, ...]]] = []
+        for part in self.inner.parts(rows, keys) if rows else ():
+            query = whole if part.query is None else part.query.moved(self.tokens)
+            key = (part.key or Lattice(0, (1,), (keys,))).moved(self.tokens)
+            behind.append(Part(_Moved(part.pattern, self.tokens), query, key, part.shifts))
+            view = query, tuple(dq for dq, _ in part.shifts)
+            views += [view] if view not in views else []
+        # In the views that `inner` has for queries the prefix costs a tile more in each list, and no row of a merge.
+        of_queries = views if _are_all(views, rows) else [(whole, (0,))]
+        keys_of_prefix = Lattice(0, (1,), (self.tokens,))
+        seen = (Part(Full(), query, keys_of_prefix, tuple((dq, 0) for dq in moves)) for query, moves in of_queries)
+        return Part(Full(), own), *seen, *behind
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls(Neighborhood((5, 6), 3), 2), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls(Neighborhood((128, 128), 13), 5), 16389
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        grid = draw.choice([None, None, "axial", "neighborhood", "windowed"])
+        inner, own = (None, sizes) if grid is None else pattern_class(grid).random(draw, sizes)
+        tokens = draw.integer(0, 6)
+        sizes = draw.fitted(sizes, own.kv_len + tokens)
+        if inner is None:
+            inner = draw.pattern(sizes._replace(q_len=min(sizes.q_len, own.kv_len), kv_len=own.kv_len))
+        return cls(inner, tokens), sizes
+
+
+@dataclass(frozen=True)
+class _Moved(Pattern):
+    """A pattern of positions that are counted from `by` on."""
+
+    inner: Pattern
+    by: int
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return allowed(self.inner, q - self.by, k - self.by)
+
+
+def _are_all(views: list[tuple[Lattice, tuple[int, ...]]], rows: int) -> bool:
+    """Whether lattices, each moved by several distances, have each of so many positions once."""
+    if sum(math.prod(lattice.extents) * len(moves) for lattice, moves in views) != rows:
+        return False
+    found = [np.zeros(0, np.int64)]
+    for lattice, moves in views:
+        points = np.array(moves, dtype=np.int64) + lattice.offset
+        for stride, extent in zip(lattice.strides, lattice.extents, strict=True):
+            points = np.add.outer(points, stride * np.arange(extent)).ravel()
+        found.append(points)
+    return len(np.unique(np.concatenate(found))) == rows

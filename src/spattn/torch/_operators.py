@@ -16,6 +16,7 @@ from ..arrays import traced
 from ..arrays._operand import Operand, memory_order
 from ..arrays._torch_gradients import without_repeats
 from ..call import check_options
+from ..layout import DEFAULT, Layout
 from ..patterns import Full, KeyPadding, Mask, Pattern
 from ..plan import Plan
 from ._text import pattern_of, text_of
@@ -160,15 +161,18 @@ def attention(
     backend: str = "auto",
     return_lse: bool = False,
     precision: str | None = None,
+    layout: str = DEFAULT,
 ) -> Any:
     """:func:`spattn.attention` where PyTorch follows calls."""
-    check_options(backend, return_lse, precision)
-    text, allowed = _described(q, pattern, scale)
+    check_options(backend, return_lse, precision, layout)
+    text, allowed = _described((q, k, v), pattern, scale)
     if text is None:
-        options = {"scale": scale, "backend": backend, "return_lse": return_lse, "precision": precision}
-        return _without_text_or_tensors(_api.attention, q, k, v, pattern, **options)
-    found = torch.ops.spattn.attention(q, k, v, text, allowed, scale, backend, precision)
-    return found if return_lse else found[0]
+        options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
+        return _without_text_or_tensors(_api.attention, q, k, v, pattern, scale=scale, **options)
+    given = _layout_of(layout, q, k, v, text)
+    operands = [given.view(x) for x in (q, k, v)]
+    out, lse = torch.ops.spattn.attention(*operands, text, allowed, scale, backend, precision)
+    return (given.back(out), given.back(lse)) if return_lse else given.back(out)
 
 
 def attention_backward(
@@ -183,24 +187,40 @@ def attention_backward(
     dlse: Any = None,
     scale: float | None = None,
     backend: str = "auto",
+    layout: str = DEFAULT,
 ) -> Any:
     """:func:`spattn.attention_backward` where PyTorch follows calls."""
-    check_options(backend)
-    text, allowed = _described(q, pattern, scale)
+    check_options(backend, layout=layout)
+    text, allowed = _described((q, k, v), pattern, scale)
     if text is None:
-        options = {"dlse": dlse, "scale": scale, "backend": backend}
+        options = {"dlse": dlse, "scale": scale, "backend": backend, "layout": layout}
         return _without_text_or_tensors(_api.attention_backward, dout, q, k, v, out, lse, pattern, **options)
-    return torch.ops.spattn.attention_backward(dout, dlse, q, k, v, out, lse, text, allowed, scale, backend)
+    given = _layout_of(layout, q, k, v, text)
+    operands = [given.view(x) for x in (dout, dlse, q, k, v, out, lse)]
+    gradients = torch.ops.spattn.attention_backward(*operands, text, allowed, scale, backend)
+    return tuple([given.back(x) for x in gradients])
 
 
-def _described(q: Any, pattern: Any, scale: Any) -> tuple[str | None, torch.Tensor | None]:
+def _layout_of(name: str, q: Any, k: Any, v: Any, text: str) -> Layout:
+    """The layout of this name, with the grid that the tensors have: that of the pattern, or none."""
+    given = Layout.of(name, q, k, v)
+    given.check_grid(_grids_of(text))
+    return given
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _grids_of(text: str) -> tuple[tuple[int, ...], ...]:
+    return tuple(pattern_of(text).grids())
+
+
+def _described(operands: tuple[Any, ...], pattern: Any, scale: Any) -> tuple[str | None, torch.Tensor | None]:
     """A pattern as operators take it: its text, and the tensor that it is instead; no text where there is no operator.
 
     What NumPy makes is something else than it seems to be while torch.compile is tracing.
     """
     is_mask = isinstance(pattern, torch.Tensor) and pattern.dtype == torch.bool
     if torch.compiler.is_dynamo_compiling() and not (
-        isinstance(q, torch.Tensor)
+        all(isinstance(x, torch.Tensor) for x in operands)
         and (is_mask or isinstance(pattern, (Pattern, Plan, str)))
         and (scale is None or isinstance(scale, (int, float)))
     ):

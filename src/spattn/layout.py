@@ -1,0 +1,135 @@
+"""The order of the axes of q, k, v and what belongs to them, and views of them in the order in which all else works."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+__all__ = ["DEFAULT", "Layout"]
+
+DEFAULT = "bhnd"
+
+
+class Layout(NamedTuple):
+    """The axes of the arrays of a call, as its user has them.
+
+    Everything but this class knows (batch, heads, length, head_dim), and (batch, heads, length) of what belongs to
+    rows. Arrays of either order are views of one another; only grids of tokens that do not follow one another in memory
+    at one distance, as those of a cropped image, are copied.
+
+    Attributes
+    ----------
+    axes : tuple of str
+        Their names. "total" is the tokens of all sequences, packed into one batch entry; "*grid" several axes of
+        tokens, whose numbers are row-major.
+    tokens : int
+        Which of them is of tokens.
+    grid : tuple of int
+        Tokens along each axis of a grid; () where one axis has all of them.
+    """
+
+    axes: tuple[str, ...]
+    tokens: int
+    grid: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, q: Any, k: Any, v: Any) -> Layout:
+        """The layout of this name, with the grid that q has.
+
+        Raises
+        ------
+        ValueError
+            If there is no such layout, or an array has another number of axes.
+        """
+        if name not in _LAYOUTS:
+            raise ValueError(f"layout: expected one of {', '.join(map(repr, _LAYOUTS))}; got {name!r}")
+        layout = _LAYOUTS[name]
+        more = q.ndim - len(layout.axes)
+        if more > 0 and not layout._packed:
+            before, after = layout.axes[: layout.tokens], layout.axes[layout.tokens + 1 :]
+            layout = cls((*before, "*grid", *after), len(before), tuple(q.shape[len(before) : -len(after)]))
+        for argument, x in (("q", q), ("k", k), ("v", v)):
+            if x.ndim != layout._rank:
+                expected, got = ", ".join(layout.axes), tuple(x.shape)
+                raise ValueError(f"{argument}: expected shape ({expected}) in layout {name!r}, got {got}")
+        return layout
+
+    @property
+    def is_default(self) -> bool:
+        """Whether arrays are as everything else knows them."""
+        return self == _LAYOUTS[DEFAULT]
+
+    @property
+    def _rank(self) -> int:
+        return len(self.axes) + max(len(self.grid) - 1, 0)
+
+    @property
+    def _packed(self) -> bool:
+        return "batch" not in self.axes
+
+    @property
+    def _joins(self) -> bool:
+        """Whether axes are joined, or added."""
+        return bool(self.grid) or self._packed
+
+    @property
+    def _tokens_first(self) -> bool:
+        return self.axes[-2] == "heads"
+
+    def sizes(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """(batch, heads, length, head_dim) of an array of this shape."""
+        batch, one, other, head_dim = self._joined(shape)
+        return (batch, other, one, head_dim) if self._tokens_first else (batch, one, other, head_dim)
+
+    def shape(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of an array of these sizes, or, without head_dim, of what belongs to its rows."""
+        batch, heads, length, *head_dim = sizes
+        entry, tokens = (() if self._packed else (batch,)), self.grid or (length,)
+        inner = (*tokens, heads) if head_dim and self._tokens_first else (heads, *tokens)
+        return *entry, *inner, *head_dim
+
+    def view(self, x: Any) -> Any:
+        """An array of these axes as everything else knows it; None stays None."""
+        if x is None:
+            return None
+        x = x.reshape(self._joined(x.shape)) if self._joins else x
+        return x.swapaxes(1, 2) if self._tokens_first and x.ndim == 4 else x
+
+    def back(self, x: Any) -> Any:
+        """An array that everything else made, with these axes."""
+        if x is None:
+            return None
+        shape = self.shape(x.shape) if self._joins else None
+        x = x.swapaxes(1, 2) if self._tokens_first and x.ndim == 4 else x
+        return x if shape is None else x.reshape(shape)
+
+    def around(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """What a function of such arrays and the scale does, for arrays of these axes."""
+
+        def call(*operands: Any) -> tuple[Any, ...]:
+            *arrays, scale = operands
+            return tuple([self.back(x) for x in run(*map(self.view, arrays), scale)])
+
+        return call
+
+    def check_grid(self, grids: Collection[tuple[int, ...]]) -> None:
+        """ValueError where arrays have a grid that is not the only one among those that a pattern is made for."""
+        if self.grid and list(grids) != [self.grid]:
+            expected = " and ".join(map(str, sorted(grids))) or "one axis of tokens, because the pattern has no grid"
+            raise ValueError(f"q: expected the grid of the pattern, {expected}; got {self.grid}")
+
+    def _joined(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape with one axis of tokens and one of batch entries."""
+        axes = len(self.axes)  # without head_dim tokens are the last one
+        first, behind = (self.tokens, axes - self.tokens - 1) if len(shape) == self._rank else (axes - 2, 0)
+        end = len(shape) - behind
+        entry = (1,) if self._packed else ()
+        return *entry, *shape[:first], math.prod(shape[first:end]), *shape[end:]
+
+
+_LAYOUTS = {
+    DEFAULT: Layout(("batch", "heads", "length", "head_dim"), 2),
+    "bnhd": Layout(("batch", "length", "heads", "head_dim"), 1),
+    "thd": Layout(("total", "heads", "head_dim"), 0),
+}
