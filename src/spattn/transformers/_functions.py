@@ -1,0 +1,123 @@
+"""Mask functions of Transformers as patterns.
+
+They are closures over closures: ``and_masks(sliding_window_overlay(512), causal_mask_function)``. What each of them
+allows is known by its code, and how wide a window is by what it is closed over.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import masking_utils
+
+from ..patterns import BlockLocal, Causal, Documents, Full, Pattern, PerBatch, SlidingWindow
+
+__all__ = ["both", "known_pattern", "packed_positions"]
+
+MaskFunction = Callable[..., Any]
+
+_CAUSAL = SlidingWindow(None, 0)
+_NUMBERS = torch.zeros((1, 1), dtype=torch.int64)
+_PACKED = masking_utils.packed_sequence_mask_function(_NUMBERS).__code__
+_REMAPPED = masking_utils.remap_positions_for_packed_sequence(masking_utils.causal_mask_function, _NUMBERS).__code__
+
+
+def known_pattern(mask_function: MaskFunction, kv_offset: int = 0) -> Pattern | None:
+    """The pattern of a mask function, if it is one of Transformers' own or made of them by ``and`` and ``or``.
+
+    Parameters
+    ----------
+    mask_function : callable
+        Of batch entry, head, query and key, which are counted from the start of the sequence.
+    kv_offset : int
+        Where the pattern's first position stands among these.
+
+    Returns
+    -------
+    Pattern or None
+        With positions of queries counted as those of keys are.
+    """
+    rule = _RULES.get(_code(mask_function))
+    return None if rule is None else rule(_closed_over(mask_function), kv_offset)
+
+
+def packed_positions(mask_function: MaskFunction) -> torch.Tensor | None:
+    """The position of each token in its own sequence, (batch, tokens), if the mask function is for packed ones."""
+    if _code(mask_function) is _REMAPPED:
+        return _closed_over(mask_function)["position_ids"]
+    joined = _closed_over(mask_function)["mask_functions"] if _code(mask_function) in (_AND, _OR) else ()
+    return next((found for f in joined if (found := packed_positions(f)) is not None), None)
+
+
+def both(one: Any, other: Any) -> Pattern:
+    """What two patterns allow; of two windows as a window, which tells how far it reaches."""
+    if Full() in (one, other):
+        return other if one == Full() else one
+    windows = [_CAUSAL if p == Causal() else p for p in (one, other)]
+    if not all(isinstance(w, SlidingWindow) for w in windows):
+        return one & other
+    sides = ([getattr(w, side) for w in windows] for side in ("left", "right"))
+    return SlidingWindow(*(min((n for n in side if n is not None), default=None) for side in sides))
+
+
+def _code(function: MaskFunction) -> CodeType | None:
+    """What tells functions apart that one definition makes anew each time; None for other callable objects."""
+    return getattr(function, "__code__", None)
+
+
+def _closed_over(function: Any) -> dict[str, Any]:
+    cells = function.__closure__ or ()
+    return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True))
+
+
+# -- what each of them allows ------------------------------------------------------------------------------------------
+
+
+def _all_of(given: dict[str, Any], kv_offset: int) -> Pattern | None:
+    functions = given["mask_functions"]
+    if [_code(f) for f in functions] == [_PACKED, _REMAPPED]:
+        return _documents(*map(_closed_over, functions))
+    patterns = [known_pattern(f, kv_offset) for f in functions]
+    return None if None in patterns else functools.reduce(both, patterns)
+
+
+def _documents(packed: dict[str, Any], remapped: dict[str, Any]) -> Pattern | None:
+    """What a query may attend to in its own document, which nothing but a distance can say in any document."""
+    inner = known_pattern(remapped["mask_function"])
+    if inner is None or not inner.translation_invariant:
+        return None
+    numbers = packed["packed_sequence_mask"].cpu().numpy()
+    starts = [np.flatnonzero(np.diff(entry, prepend=entry[0] - 1)) for entry in numbers]
+    return inner & Documents(tuple(tuple(np.diff(s, append=numbers.shape[1]).tolist()) for s in starts))
+
+
+def _any_of(given: dict[str, Any], kv_offset: int) -> Pattern | None:
+    patterns = [known_pattern(f, kv_offset) for f in given["mask_functions"]]
+    return None if None in patterns else functools.reduce(operator.or_, patterns)
+
+
+def _chunks(given: dict[str, Any], kv_offset: int) -> Pattern:
+    size = given["chunk_size"]
+    return PerBatch(tuple(BlockLocal(size, (p - kv_offset) % size) for p in given["left_padding"].tolist()))
+
+
+_AND, _OR = masking_utils.and_masks().__code__, masking_utils.or_masks().__code__
+_RULES: dict[CodeType | None, Callable[[dict[str, Any], int], Pattern | None]] = {
+    masking_utils.causal_mask_function.__code__: lambda given, kv_offset: Causal(),
+    masking_utils.bidirectional_mask_function.__code__: lambda given, kv_offset: Full(),
+    masking_utils.sliding_window_overlay(1).__code__: lambda given, kv_offset: SlidingWindow(
+        given["sliding_window"] - 1, None
+    ),
+    masking_utils.sliding_window_bidirectional_overlay(1).__code__: lambda given, kv_offset: SlidingWindow(
+        given["sliding_window"]
+    ),
+    masking_utils.chunked_overlay(1, _NUMBERS).__code__: _chunks,
+    _AND: _all_of,
+    _OR: _any_of,
+}

@@ -1,0 +1,57 @@
+"""``config.spattn_pattern``: what a user allows of the pairs that the model's own mask allows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..patterns import ByContent, Pattern, PerBatch, apply, from_dict
+from ..patterns._predicate import allowed
+
+__all__ = ["renumbered", "restriction"]
+
+
+def restriction(config: Any) -> Pattern | None:
+    """The pattern of a configuration, given as one or as its JSON; None where there is none."""
+    given = getattr(config, "spattn_pattern", None)
+    if given is None or isinstance(given, Pattern):
+        return given
+    try:
+        return from_dict(json.loads(given))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"spattn_pattern: expected a pattern, or its to_dict() as JSON, got {given!r}") from error
+
+
+def renumbered(pattern: Pattern, positions: np.ndarray) -> Pattern:
+    """The same for tokens at these positions of it, (batch or 1, tokens); none where only distances count."""
+    if pattern.translation_invariant:
+        return pattern
+    return PerBatch(tuple(_Renumbered(pattern, entry) for entry in positions))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Renumbered(ByContent, Pattern):
+    """Another pattern for tokens that stand at these positions of it."""
+
+    inner: Pattern
+    positions: np.ndarray
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        tokens = int(self.positions.max(initial=-1)) + 1
+        return replace(self, inner=self.inner.bind(tokens, tokens))
+
+    def sizes(self) -> tuple[int, int]:
+        return self.inner.sizes()
+
+    def at(self, batch: int, head: int) -> Pattern:
+        return replace(self, inner=self.inner.at(batch, head))
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return allowed(self.inner, apply(self._look_up, q), apply(self._look_up, k))
+
+    def _look_up(self, tokens: np.ndarray) -> np.ndarray:
+        """Positions; of tokens that are not there, which plans ask for beside those that are, the nearest one's."""
+        return self.positions[np.clip(tokens, 0, len(self.positions) - 1)]
