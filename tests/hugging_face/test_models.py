@@ -5,6 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from spattn.demo import DemoUnavailable, layers, model, text  # noqa: E402
+
 from . import models  # noqa: E402
 
 CLOSE = {"rtol": 0, "atol": 1e-5}
@@ -91,10 +93,28 @@ def test_training_step(checkpointing, tokens):
 def test_compiled_model(tokens):
     """With a break of the graph at masks and at attention; other padding is not taken for the first one's."""
     _, ours = models.pair(models.DECODERS["mistral"])
+    del ours.model.layers[1:]
     torch._dynamo.reset()
-    compiled = torch.compile(ours, backend="aot_eager")
+    compiled = torch.compile(ours, backend="eager")
     with torch.no_grad():
         for side in ("left", "right"):
             valid = padding(tokens, side)
             got, want = (m(tokens, attention_mask=valid, use_cache=False).logits for m in (compiled, ours))
             torch.testing.assert_close(got[valid == 1], want[valid == 1], **CLOSE)
+
+
+def test_sentence_encoder_of_real_weights():
+    """MiniLM on real text, against Transformers' own model of these weights."""
+    try:
+        encoder, tokenizer = model.load()
+    except DemoUnavailable as error:
+        pytest.skip(str(error))
+    eager, ours = models.pair(lambda: layers.in_transformers(encoder))
+    texts = text.tokenise(tokenizer, text.sample(2), encoder.max_len)
+    padded = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.int64)
+    valid = torch.zeros_like(padded)
+    for row, one in enumerate(texts):
+        padded[row, : len(one)], valid[row, : len(one)] = torch.from_numpy(one), 1
+    with torch.no_grad():
+        want, got = (m(padded, attention_mask=valid).last_hidden_state for m in (eager, ours))
+    torch.testing.assert_close(got[valid == 1], want[valid == 1], **CLOSE)
