@@ -48,7 +48,7 @@ def test_images():
 
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("name", models.DECODERS)
-def test_generation_with_left_padding(name, cache, tokens):
+def test_fault_43_generation_with_left_padding(name, cache, tokens):
     eager, ours = models.pair(models.DECODERS[name])
     options = {"max_new_tokens": NEW, "do_sample": False, "cache_implementation": cache}
     want, got = (m.generate(tokens, attention_mask=padding(tokens, "left"), **options) for m in (eager, ours))

@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 hf = pytest.importorskip("transformers")
 
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS  # noqa: E402
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402
 
 import spattn.transformers  # noqa: E402
@@ -21,9 +22,11 @@ def call(q_len=4, kv_len=4, mask=None, module=None, **options):
     return attend(module or torch.nn.Module(), q, kv, kv, mask, **options)[0]
 
 
-def test_registered_twice():
+def test_fault_43_registered_with_its_mask_function():
+    """And again, which changes nothing."""
     spattn.transformers.register()
     assert ALL_ATTENTION_FUNCTIONS["spattn"] is attend
+    assert ALL_MASK_ATTENTION_FUNCTIONS["spattn"] is pattern_mask
 
 
 def test_soft_capping():
