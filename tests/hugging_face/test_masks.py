@@ -39,27 +39,26 @@ def own_rule(batch, head, query, key):
     return (key - query) % 3 == 1
 
 
-def functions(draw):
-    """A mask function with all that models make of it, and how many tokens it is made for."""
-    size = draw(st.integers(1, 12))
+FUNCTIONS = {
+    "causal": lambda size, padding: theirs.causal_mask_function,
+    "bidirectional": lambda size, padding: theirs.bidirectional_mask_function,
+    "window": lambda size, padding: theirs.sliding_window_causal_mask_function(size),
+    "window of both sides": lambda size, padding: theirs.sliding_window_bidirectional_mask_function(size),
+    "chunks": theirs.chunked_causal_mask_function,
+}
+
+
+def function(draw, name):
+    """A mask function, alone or with what a model adds to it."""
     padding = torch.tensor(draw(st.lists(st.integers(0, 9), min_size=BATCH, max_size=BATCH)))
-    function = draw(
-        st.sampled_from(
-            [
-                theirs.causal_mask_function,
-                theirs.bidirectional_mask_function,
-                theirs.sliding_window_causal_mask_function(size),
-                theirs.sliding_window_bidirectional_mask_function(size),
-                theirs.chunked_causal_mask_function(size, padding),
-            ]
-        )
-    )
+    made = FUNCTIONS[name](draw(st.integers(1, 6)), padding)
     join = draw(st.sampled_from([None, theirs.and_masks, theirs.or_masks]))
-    return function if join is None else join(function, own_rule)
+    return made if join is None else join(made, own_rule)
 
 
-@given(st.data())
-def test_pairs_are_those_of_transformers(data):
+@pytest.mark.parametrize("name", FUNCTIONS)
+@given(data=st.data())
+def test_pairs_are_those_of_transformers(name, data):
     """For caches that have forgotten tokens, or have room for more, and padding of any kind."""
     draw = data.draw
     q_length, kv_length, kv_offset = draw(st.integers(1, 9)), draw(st.integers(1, 20)), draw(st.integers(0, 8))
@@ -72,20 +71,21 @@ def test_pairs_are_those_of_transformers(data):
         kv_length=kv_length,
         q_offset=draw(st.sampled_from([q_offset, torch.tensor(q_offset)])),
         kv_offset=kv_offset,
-        mask_function=functions(draw),
+        mask_function=function(draw, name),
         attention_mask=None if valid is None else torch.tensor(valid).reshape(BATCH, seen),
     )
     np.testing.assert_array_equal(got, want)
 
 
-@given(st.data())
-def test_pairs_of_packed_sequences(data):
+@pytest.mark.parametrize("name", ["window", "chunks"])
+@given(data=st.data())
+def test_pairs_of_packed_sequences(name, data):
     lengths = [data.draw(st.permutations([1, 2, 4, 7])) for _ in range(BATCH)]
     positions = torch.stack([torch.cat([torch.arange(n) for n in entry]) for entry in lengths])
-    function = theirs.packed_sequence_compatibility_function(
-        functions(data.draw), positions, theirs.find_packed_sequence_indices(positions)
+    packed = theirs.packed_sequence_compatibility_function(
+        function(data.draw, name), positions, theirs.find_packed_sequence_indices(positions)
     )
-    got, want = both(batch_size=BATCH, q_length=14, kv_length=14, mask_function=function)
+    got, want = both(batch_size=BATCH, q_length=14, kv_length=14, mask_function=packed)
     np.testing.assert_array_equal(got, want)
 
 
