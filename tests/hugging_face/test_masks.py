@@ -10,8 +10,8 @@ pytest.importorskip("transformers")
 
 from transformers import masking_utils as theirs  # noqa: E402
 
-from spattn.patterns import Causal, KeyPadding, QueriesAt, SlidingWindow  # noqa: E402
-from spattn.transformers._functions import known_pattern  # noqa: E402
+from spattn.patterns import Causal, Documents, KeyPadding, QueriesAt, SlidingWindow  # noqa: E402
+from spattn.transformers._functions import known_pattern, packed_positions  # noqa: E402
 from spattn.transformers._mask import PatternMask, pattern_mask  # noqa: E402
 
 BATCH = 2
@@ -77,14 +77,18 @@ def test_pairs_are_those_of_transformers(name, data):
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("by_position", [False, True])
 @pytest.mark.parametrize("name", ["window", "chunks"])
 @given(data=st.data())
-def test_pairs_of_packed_sequences(name, data):
+def test_pairs_of_packed_sequences(name, by_position, data):
+    """By positions in each sequence, as Transformers has it since 5.23, or in all of them."""
     lengths = [data.draw(st.permutations([1, 2, 4, 7])) for _ in range(BATCH)]
     positions = torch.stack([torch.cat([torch.arange(n) for n in entry]) for entry in lengths])
-    packed = theirs.packed_sequence_compatibility_function(
-        function(data.draw, name), positions, theirs.find_packed_sequence_indices(positions)
-    )
+    numbers, inner = theirs.find_packed_sequence_indices(positions), function(data.draw, name)
+    if by_position and hasattr(theirs, "packed_sequence_compatibility_function"):
+        packed = theirs.packed_sequence_compatibility_function(inner, positions, numbers)
+    else:
+        packed = theirs.and_masks(inner, theirs.packed_sequence_mask_function(numbers))
     got, want = both(batch_size=BATCH, q_length=14, kv_length=14, mask_function=packed)
     np.testing.assert_array_equal(got, want)
 
@@ -143,3 +147,12 @@ def test_a_mask_is_handed_on_and_nothing_else():
     for use in (lambda: mask[:, :, :2], lambda: mask.float(), lambda: ~mask, lambda: mask.all(), lambda: mask[0]):
         with pytest.raises(TypeError, match=r"^attention_mask: expected to reach attention as it is"):
             use()
+
+
+def test_packed_sequences_are_documents():
+    numbers = torch.tensor([[0, 0, 0, 1, 1], [0, 1, 1, 1, 1]])
+    window = theirs.sliding_window_causal_mask_function(3)
+    packed = theirs.and_masks(window, theirs.packed_sequence_mask_function(numbers))
+    assert known_pattern(packed) == SlidingWindow(2, 0) & Documents(((3, 2), (1, 4)))
+    assert packed_positions(packed).tolist() == [[0, 1, 2, 0, 1], [0, 0, 1, 2, 3]]
+    assert packed_positions(window) is None

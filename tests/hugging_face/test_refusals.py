@@ -47,11 +47,17 @@ def test_dropout():
         ours.train()(TOKENS)
 
 
-def test_weights():
-    for name in ("bert", "llama"):
-        _, ours = models.pair((models.DECODERS | models.ENCODERS)[name])
-        with pytest.raises(ValueError, match=r"^output_attentions: expected no weights to return"):
-            ours(TOKENS, output_attentions=True)
+@pytest.mark.parametrize("name", [*models.DECODERS, *models.ENCODERS])
+def test_weights(name):
+    _, ours = models.pair((models.DECODERS | models.ENCODERS)[name])
+    with pytest.raises(ValueError, match=r"^output_attentions: expected no weights to return"):
+        ours(TOKENS, output_attentions=True)
+
+
+def test_weights_of_images():
+    _, ours = models.pair(models.vit)
+    with pytest.raises(ValueError, match=r"^output_attentions: expected no weights to return"):
+        ours(torch.zeros(1, 3, 32, 32), output_attentions=True)
 
 
 def test_biases_of_positions():

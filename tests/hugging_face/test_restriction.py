@@ -111,6 +111,15 @@ def test_no_pattern(given, tokens):
         restricted("bert", given)(tokens)
 
 
+def test_no_pattern_across_sequences(tokens):
+    for option in ({"is_decoder": True, "add_cross_attention": True}, {"is_encoder_decoder": True}):
+        ours = restricted("bert", SlidingWindow(2))
+        for name, value in option.items():
+            setattr(ours.config, name, value)
+        with pytest.raises(ValueError, match="^spattn_pattern: expected None, as attention goes from one sequence to"):
+            ours(tokens)
+
+
 def test_of_a_layer_alone():
     """As layers are called whose model makes no mask."""
     from spattn.transformers._attention import attend

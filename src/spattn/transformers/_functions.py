@@ -24,8 +24,6 @@ MaskFunction = Callable[..., Any]
 
 _CAUSAL = SlidingWindow(None, 0)
 _NUMBERS = torch.zeros((1, 1), dtype=torch.int64)
-_PACKED = masking_utils.packed_sequence_mask_function(_NUMBERS).__code__
-_REMAPPED = masking_utils.remap_positions_for_packed_sequence(masking_utils.causal_mask_function, _NUMBERS).__code__
 
 
 def known_pattern(mask_function: MaskFunction, kv_offset: int = 0) -> Pattern | None:
@@ -47,10 +45,11 @@ def known_pattern(mask_function: MaskFunction, kv_offset: int = 0) -> Pattern | 
     return None if rule is None else rule(_closed_over(mask_function), kv_offset)
 
 
-def packed_positions(mask_function: MaskFunction) -> torch.Tensor | None:
+def packed_positions(mask_function: MaskFunction) -> np.ndarray | None:
     """The position of each token in its own sequence, (batch, tokens), if the mask function is for packed ones."""
-    if _code(mask_function) is _REMAPPED:
-        return _closed_over(mask_function)["position_ids"]
+    if _code(mask_function) is _PACKED:
+        starts = _starts(_closed_over(mask_function))
+        return np.stack([np.concatenate([np.arange(n) for n in np.diff(entry)]) for entry in starts])
     joined = _closed_over(mask_function)["mask_functions"] if _code(mask_function) in (_AND, _OR) else ()
     return next((found for f in joined if (found := packed_positions(f)) is not None), None)
 
@@ -80,21 +79,25 @@ def _closed_over(function: Any) -> dict[str, Any]:
 
 
 def _all_of(given: dict[str, Any], kv_offset: int) -> Pattern | None:
-    functions = given["mask_functions"]
-    if [_code(f) for f in functions] == [_PACKED, _REMAPPED]:
-        return _documents(*map(_closed_over, functions))
-    patterns = [known_pattern(f, kv_offset) for f in functions]
+    patterns = [known_pattern(f, kv_offset) for f in given["mask_functions"]]
     return None if None in patterns else functools.reduce(both, patterns)
 
 
-def _documents(packed: dict[str, Any], remapped: dict[str, Any]) -> Pattern | None:
-    """What a query may attend to in its own document, which nothing but a distance can say in any document."""
-    inner = known_pattern(remapped["mask_function"])
-    if inner is None or not inner.translation_invariant:
-        return None
+def _documents(given: dict[str, Any], kv_offset: int) -> Pattern | None:
+    """Packed sequences, which are never in a cache."""
+    return None if kv_offset else Documents(tuple(tuple(np.diff(entry).tolist()) for entry in _starts(given)))
+
+
+def _starts(packed: dict[str, Any]) -> list[np.ndarray]:
+    """Where each sequence of a batch entry starts, and where the last one ends."""
     numbers = packed["packed_sequence_mask"].cpu().numpy()
-    starts = [np.flatnonzero(np.diff(entry, prepend=entry[0] - 1)) for entry in numbers]
-    return inner & Documents(tuple(tuple(np.diff(s, append=numbers.shape[1]).tolist()) for s in starts))
+    return [np.flatnonzero(np.diff(entry, prepend=entry[0] - 1, append=entry[-1] + 1)) for entry in numbers]
+
+
+def _in_each_sequence(given: dict[str, Any], kv_offset: int) -> Pattern | None:
+    """What another one allows by positions in packed sequences, beside the former: the same where distances decide."""
+    inner = known_pattern(given["mask_function"], kv_offset)
+    return inner if inner is not None and inner.translation_invariant else None
 
 
 def _any_of(given: dict[str, Any], kv_offset: int) -> Pattern | None:
@@ -108,6 +111,7 @@ def _chunks(given: dict[str, Any], kv_offset: int) -> Pattern:
 
 
 _AND, _OR = masking_utils.and_masks().__code__, masking_utils.or_masks().__code__
+_PACKED = masking_utils.packed_sequence_mask_function(_NUMBERS).__code__
 _RULES: dict[CodeType | None, Callable[[dict[str, Any], int], Pattern | None]] = {
     masking_utils.causal_mask_function.__code__: lambda given, kv_offset: Causal(),
     masking_utils.bidirectional_mask_function.__code__: lambda given, kv_offset: Full(),
@@ -118,6 +122,9 @@ _RULES: dict[CodeType | None, Callable[[dict[str, Any], int], Pattern | None]] =
         given["sliding_window"]
     ),
     masking_utils.chunked_overlay(1, _NUMBERS).__code__: _chunks,
+    _PACKED: _documents,
     _AND: _all_of,
     _OR: _any_of,
 }
+if hasattr(masking_utils, "remap_positions_for_packed_sequence"):  # since 5.23
+    _RULES[masking_utils.remap_positions_for_packed_sequence(lambda: None, _NUMBERS).__code__] = _in_each_sequence

@@ -123,7 +123,7 @@ def _positions(
     """
     packed = packed_positions(mask_function)
     if packed is not None:
-        return packed.cpu().numpy()
+        return packed
     before = np.zeros(1, np.int64)
     if attention_mask is not None:
         before = (attention_mask.cumsum(1) == 0).sum(1).cpu().numpy()

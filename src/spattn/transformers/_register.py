@@ -26,11 +26,15 @@ def register() -> None:
     -----
     Masks are patterns: nothing of q_len × kv_len is ever written down. A model's mask that is no window, chunk or
     packing of Transformers' own is traced, as by :func:`spattn.patterns.from_mask_mod`. Queries that may attend to
-    nothing, as those of padding, give 0, where other implementations give a mean of all values.
+    nothing, as those of padding, give 0, where other implementations give a mean of all values. The host reads padding,
+    which waits for a GPU once a forward pass and kind of layer; ``torch.compile`` breaks its graph there and at
+    attention.
 
     A model raises ValueError, when it is called, for what attention cannot compute here: dropout while training,
     soft-capped logits, learnt sinks, biases of positions, keys that an indexer chooses, a paged cache, weights to
-    return (`output_attentions`), and a mask that was given with four axes and is not made of 0 and −∞.
+    return (`output_attentions`), a mask that was given with four axes and is not made of 0 and −∞, and
+    ``config.spattn_pattern`` of a model that has cross-attention. TypeError comes of a model that computes with its
+    mask instead of handing it on.
 
     Examples
     --------

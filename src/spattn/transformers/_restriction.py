@@ -17,7 +17,13 @@ __all__ = ["renumbered", "restriction"]
 def restriction(config: Any) -> Pattern | None:
     """The pattern of a configuration, given as one or as its JSON; None where there is none."""
     given = getattr(config, "spattn_pattern", None)
-    if given is None or isinstance(given, Pattern):
+    if given is None:
+        return None
+    if any(getattr(config, name, False) for name in ("is_encoder_decoder", "add_cross_attention")):
+        raise ValueError(
+            f"spattn_pattern: expected None, as attention goes from one sequence to another, got {given!r}"
+        )
+    if isinstance(given, Pattern):
         return given
     try:
         return from_dict(json.loads(given))
