@@ -76,14 +76,14 @@ def _pattern(
         return attention_mask.pattern
     if attention_mask is not None:
         own = _given(attention_mask)
+    # A layer that does not say is causal, as in Transformers' own implementation.
     elif not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         own = Full()
     elif q_len in (1, kv_len):
         own = Causal()
     else:
         raise ValueError(f"attention_mask: expected one, as {q_len} queries may attend to {kv_len} keys; got None")
-    restricted = restriction(getattr(module, "config", None))
-    return own if restricted is None else both(own, restricted)
+    return both(own, restriction(getattr(module, "config", None)))
 
 
 def _given(mask: torch.Tensor) -> Pattern:

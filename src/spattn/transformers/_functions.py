@@ -56,8 +56,10 @@ def packed_positions(mask_function: MaskFunction) -> np.ndarray | None:
 
 def both(one: Any, other: Any) -> Pattern:
     """What two patterns allow; of two windows as a window, which tells how far it reaches."""
-    if Full() in (one, other):
-        return other if one == Full() else one
+    if one == Full() or one == other:
+        return other
+    if other == Full():
+        return one
     windows = [_CAUSAL if p == Causal() else p for p in (one, other)]
     if not all(isinstance(w, SlidingWindow) for w in windows):
         return one & other

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers.masking_utils import causal_mask_function
 
-from ..patterns import KeyPadding, Pattern, QueriesAt, from_mask_mod
+from ..patterns import Causal, Full, KeyPadding, Pattern, QueriesAt, from_mask_mod
 from ._functions import both, known_pattern, packed_positions
 from ._restriction import renumbered, restriction
 
@@ -70,21 +70,20 @@ def pattern_mask(
     known = known_pattern(mask_function, kv_offset)
     kv_len = kv_length if known is None else _seen(known, first + q_length, kv_length)
     own = restriction(config)
-    positions = None if own is None else _positions(mask_function, attention_mask, kv_offset, first + q_length, kv_len)
-    if own is not None and positions is not None:
-        own = renumbered(own, positions)
+    if own != Full():
+        tokens = max(kv_len, first + q_length)
+        own = renumbered(own, packed_positions(mask_function), attention_mask, kv_offset, tokens)
 
     def placed(pattern: Pattern) -> Pattern:
-        return pattern if first == kv_len - q_length else QueriesAt(pattern, first)
+        return pattern if pattern == Full() or first == kv_len - q_length else QueriesAt(pattern, first)
 
-    if known is not None:
-        pattern = placed(known if own is None else both(known, own))
+    if known is None:
+        pattern = both(from_mask_mod(_by_rows(mask_function, q_offset, kv_offset)), placed(own))
     else:
-        pattern = from_mask_mod(_by_rows(mask_function, q_offset, kv_offset))
-        pattern = pattern if own is None else pattern & placed(own)
+        pattern = placed(both(known, own))
     valid = _valid(attention_mask, kv_offset, kv_len)
     if valid is not None:
-        pattern = pattern & KeyPadding(valid)
+        pattern = both(pattern, KeyPadding(valid))
     return PatternMask(pattern, kv_len, (batch_size, 1, q_length, kv_length), device)
 
 
@@ -96,13 +95,11 @@ def _by_rows(mask_function: Callable[..., Any], q_offset: int, kv_offset: int) -
 def _seen(pattern: Pattern, tokens: int, kv_length: int) -> int:
     """How many of the keys are there for the queries, which end after so many tokens.
 
-    Behind them a cache of a fixed size has room, which a pattern that never looks ahead does not see: without it, a
-    step of decoding has the pattern of the step before.
+    Behind them a cache of a fixed size has room, which a causal pattern does not see: without it, a step of decoding
+    has the pattern of the step before.
     """
-    ahead = np.arange(1, max(kv_length, 1))
-    if not 0 < tokens < kv_length or not pattern.translation_invariant:
-        return kv_length
-    return kv_length if np.any(pattern.allows(np.zeros_like(ahead), ahead)) else tokens
+    causal = both(pattern, Causal()) == pattern
+    return min(max(tokens, 0), kv_length) if causal else kv_length
 
 
 def _valid(attention_mask: torch.Tensor | None, kv_offset: int, kv_len: int) -> np.ndarray | None:
@@ -112,21 +109,3 @@ def _valid(attention_mask: torch.Tensor | None, kv_offset: int, kv_len: int) -> 
     given = attention_mask[:, kv_offset : kv_offset + kv_len].cpu().numpy()
     valid = np.pad(given, ((0, 0), (0, kv_len - given.shape[1])))
     return None if valid.all() else valid
-
-
-def _positions(
-    mask_function: Callable[..., Any], attention_mask: torch.Tensor | None, kv_offset: int, *tokens: int
-) -> np.ndarray | None:
-    """Where so many tokens stand in their own sequences, (batch or 1, tokens); None where they stand in one, in order.
-
-    Padding before a sequence, which stands at 0, and what is before it in a packed one, do not belong to it.
-    """
-    packed = packed_positions(mask_function)
-    if packed is not None:
-        return packed
-    before = np.zeros(1, np.int64)
-    if attention_mask is not None:
-        before = (attention_mask.cumsum(1) == 0).sum(1).cpu().numpy()
-    if not kv_offset and not before.any():
-        return None
-    return np.maximum(np.arange(kv_offset, kv_offset + max(tokens)) - before[:, None], 0)

@@ -7,18 +7,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from ..patterns import ByContent, Pattern, PerBatch, apply, from_dict
+from ..patterns import ByContent, Full, Pattern, PerBatch, apply, from_dict
 from ..patterns._predicate import allowed
 
 __all__ = ["renumbered", "restriction"]
 
 
-def restriction(config: Any) -> Pattern | None:
-    """The pattern of a configuration, given as one or as its JSON; None where there is none."""
+def restriction(config: Any) -> Pattern:
+    """The pattern of a configuration, given as one or as its JSON; every pair where there is none."""
     given = getattr(config, "spattn_pattern", None)
     if given is None:
-        return None
+        return Full()
     if any(getattr(config, name, False) for name in ("is_encoder_decoder", "add_cross_attention")):
         raise ValueError(
             f"spattn_pattern: expected None, as attention goes from one sequence to another, got {given!r}"
@@ -31,11 +32,32 @@ def restriction(config: Any) -> Pattern | None:
         raise ValueError(f"spattn_pattern: expected a pattern, or its to_dict() as JSON, got {given!r}") from error
 
 
-def renumbered(pattern: Pattern, positions: np.ndarray) -> Pattern:
-    """The same for tokens at these positions of it, (batch or 1, tokens); none where only distances count."""
-    if pattern.translation_invariant:
+def renumbered(
+    pattern: Pattern, packed: np.ndarray | None, valid: torch.Tensor | None, kv_offset: int, tokens: int
+) -> Pattern:
+    """The pattern for tokens that stand elsewhere in their own sequences than in the batch.
+
+    Parameters
+    ----------
+    pattern : Pattern
+    packed : (batch, tokens) int array or None
+        Positions in packed sequences.
+    valid : (batch, tokens so far) bool tensor or None
+        False at padding. What stands before a sequence does not count, and is taken to stand at 0.
+    kv_offset, tokens : int
+        The first token's place in the batch, as a cache has forgotten those before it, and the number of tokens.
+
+    Returns
+    -------
+    Pattern
+    """
+    before = np.zeros(1, np.int64) if valid is None else (valid.cumsum(1) == 0).sum(1).cpu().numpy()
+    if pattern.translation_invariant or (packed is None and not kv_offset and not before.any()):
         return pattern
-    return PerBatch(tuple(_Renumbered(pattern, entry) for entry in positions))
+    if packed is None:
+        packed = np.maximum(np.arange(kv_offset, kv_offset + tokens) - before[:, None], 0)
+    entries = tuple(_Renumbered(pattern, positions) for positions in packed)
+    return PerBatch(entries) if len(entries) > 1 else entries[0]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
