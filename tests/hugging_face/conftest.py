@@ -1,3 +1,5 @@
+"""Tests of spattn.transformers; a folder of that name would be imported in place of the library."""
+
 import pytest
 
 

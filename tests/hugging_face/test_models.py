@@ -82,7 +82,7 @@ def test_training_step(checkpointing, tokens):
     eager, ours = models.pair(models.DECODERS["gemma3"])
     valid = padding(tokens, "right")
     if checkpointing:
-        ours.gradient_checkpointing_enable()
+        ours.activation_checkpointing_enable()
     for m in (eager, ours):
         m.train()
         m(tokens, attention_mask=valid, labels=tokens.masked_fill(valid == 0, -100), use_cache=False).loss.backward()
