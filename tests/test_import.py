@@ -22,9 +22,21 @@ print(*sorted(name for name in sys.modules if name.startswith("spattn.")))
 def test_import_brings_numpy_and_ml_dtypes_and_nothing_else(python):
     packages, modules = python(PROGRAM).splitlines()
     assert {"numpy", "ml_dtypes", "spattn"} <= set(packages.split())
-    foreign = set(packages.split()) & {"torch", "pycuda", "cuda", "cupy", "jax", "matplotlib", "hypothesis", "scipy"}
+    foreign = set(packages.split()) & {
+        "torch",
+        "pycuda",
+        "cuda",
+        "cupy",
+        "jax",
+        "matplotlib",
+        "hypothesis",
+        "scipy",
+        "transformers",
+    }
     assert not foreign
-    assert not {"spattn.cuda", "spattn.testing", "spattn.torch", "spattn.cli"} & set(modules.split())
+    assert not {"spattn.cuda", "spattn.testing", "spattn.torch", "spattn.transformers", "spattn.cli"} & set(
+        modules.split()
+    )
 
 
 def test_import_is_quick(python):

@@ -13,6 +13,7 @@ import numpy as np
 import spattn
 from spattn import cpu, index_set, patterns, reference, testing
 from spattn import torch as spattn_torch
+from spattn import transformers as spattn_transformers
 
 
 @patterns.register("typed")
@@ -64,6 +65,7 @@ def judge(pattern: patterns.Pattern) -> float:
 
 
 def layer(pattern: patterns.Pattern) -> patterns.Pattern:
+    spattn_transformers.register()
     made = spattn_torch.SparseAttention(64, 4, pattern, bias=False, heads_kv=2, device="cpu", dtype=None)
     made.pattern = spattn_torch.attention(made(1, 2, 3, key_padding_mask=None, need_weights=False)[0], 1, 2, "causal")
     return made.pattern

@@ -195,6 +195,12 @@ def test_in_compositions():
         assert made.index_set(100, 100, batch=batch) == expected.index_set(100, 100, batch=batch)
 
 
+def test_beside_nothing():
+    """Positions of none are asked for: no key is left by the other operand."""
+    nowhere = p.from_mask_mod(lambda b, h, q, k: k + 1 <= q + 1) & p.KeyPadding(np.zeros(300, bool))
+    assert nowhere.index_set(300, 300).nnz == spattn.plan(nowhere, 300).nnz == 0
+
+
 def test_gradients_of_parameters_are_not_asked_for():
     scale = torch.nn.Parameter(torch.tensor([3.0]))
     assert p.from_mask_mod(lambda b, h, q, k: (q - k).abs() < scale[0]).index_set(9, 9) == p.SlidingWindow(2).index_set(

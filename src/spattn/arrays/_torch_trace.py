@@ -105,6 +105,9 @@ class Trace:
 
     def evaluate(self, wanted: Ref, arguments: dict[int, np.ndarray]) -> np.ndarray:
         """An operand for each element of arrays of one shape, which stand for arguments by number."""
+        shape = next(iter(arguments.values())).shape
+        if 0 in shape:
+            return np.empty(shape, wanted.dtype)  # torch.vmap refuses a batch of nothing
         steps = self.needs(wanted)
         given = (torch.tensor(x.ravel(), dtype=torch.int64, device="cpu") for x in arguments.values())
 
@@ -116,7 +119,7 @@ class Trace:
                 found = torch.vmap(run)(*given)
         except IndexError as error:
             raise ValueError(f"mask_mod: expected tensors as long as what they are asked for, got {error}") from error
-        return TORCH.to_host(found).reshape(next(iter(arguments.values())).shape)
+        return TORCH.to_host(found).reshape(shape)
 
     def fix(self, number: int, value: int) -> Trace:
         """The trace with an argument of a known value; steps that depend on it alone are taken now."""

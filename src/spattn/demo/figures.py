@@ -14,6 +14,7 @@ from matplotlib.ticker import LogLocator  # noqa: E402
 
 from .. import patterns  # noqa: E402
 from .embeddings import Shift  # noqa: E402
+from .layers import PARTS, Profile  # noqa: E402
 from .speed import Case, Timing, timed_patterns  # noqa: E402
 
 _DPI = 130
@@ -69,6 +70,27 @@ def embeddings(path: Path, shifts: list[Shift]) -> None:
     axes.grid(True, alpha=0.3)
     axes.legend(loc="lower right", frameon=False)
     axes.set_title("How far sparse attention moves MiniLM's embeddings", fontsize=11)
+    _save(figure, path)
+
+
+def layers(path: Path, profiles: list[Profile], caption: str) -> None:
+    """Time of each layer's parts, before and after, a panel for each contender on one scale."""
+    figure, grid = plt.subplots(1, len(profiles), figsize=(13, 4.8), layout="constrained", sharey=True)
+    for axes, profile in zip(grid, profiles, strict=True):
+        at, bottom = range(len(profile.layers)), [0.0] * len(profile.layers)
+        for part in PARTS:
+            height = [1e3 * layer[part] for layer in profile.layers]
+            axes.bar(at, height, bottom=bottom, label=part)
+            bottom = [low + high for low, high in zip(bottom, height, strict=True)]
+        axes.bar([-1], [1e3 * profile.embedding], color="grey", label="embedding")
+        axes.bar([len(profile.layers)], [1e3 * profile.rest], color="lightgrey", label="rest, of all layers")
+        axes.set_xticks([-1, *at, len(profile.layers)], ["emb.", *map(str, at), "rest"])
+        axes.set_title(f"{profile.name}: {1e3 * profile.whole:.0f} ms", fontsize=11)
+        axes.set_xlabel("layer")
+        axes.grid(True, axis="y", alpha=0.3)
+    grid[0].set_ylabel("time of one forward pass (ms)")
+    grid[-1].legend(frameon=False)
+    figure.suptitle(f"Where MiniLM's time goes in Transformers\n{caption}", fontsize=11)
     _save(figure, path)
 
 

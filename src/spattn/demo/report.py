@@ -50,7 +50,7 @@ def run(out: Path, backend: str = "auto", quick: bool = False, say: Callable[[st
         If `out` cannot be written.
     """
     started = time.perf_counter()
-    figures = _figures()
+    figures = load_figures()
     backend = "cpu" if backend == "auto" else backend
     load_backend(backend)
     out.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,8 @@ def run(out: Path, backend: str = "auto", quick: bool = False, say: Callable[[st
     return agreement.holds and _errors_hold(timings["cases"])
 
 
-def _figures() -> ModuleType:
+def load_figures() -> ModuleType:
+    """The module of the pictures, which needs Matplotlib."""
     try:
         from . import figures
     except ModuleNotFoundError as error:

@@ -1,0 +1,255 @@
+"""``spattn demo --hf``: where MiniLM's time goes in Hugging Face Transformers, before and after it attends by spattn.
+
+Needs PyTorch and Transformers (the extra ``spattn[transformers]``) beside what the demo needs.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .._backends import load as load_backend
+from ..patterns import Pattern, SlidingWindow
+from . import machine, model, report, text
+from .embeddings import TOLERANCE
+from .model import DemoUnavailable, Encoder, missing
+from .progress import Progress
+
+TOKENS, QUICK_TOKENS = 4096, 1024
+ROUNDS = 5
+Part = tuple[int | None, str]  # of a layer of this number, or of none
+Seconds = defaultdict[Part, float]
+PARTS = ("projections", "attention", "MLP")
+CONTENDERS: dict[str, tuple[str, Pattern | None]] = {
+    "before: sdpa, every pair": ("sdpa", None),
+    "after: spattn, every pair": ("spattn", None),
+    "after: spattn, window ±256": ("spattn", SlidingWindow(256)),
+}
+"""Name -> attn_implementation, which is Transformers' default in the first one, and ``config.spattn_pattern``."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Seconds of one forward pass, medians over rounds.
+
+    Attributes
+    ----------
+    layers : list of dict
+        Of each layer: part -> seconds.
+    rest : float
+        Layer norms, and what hooks and calls cost.
+    """
+
+    name: str
+    embedding: float
+    layers: list[dict[str, float]]
+    rest: float
+
+    @property
+    def whole(self) -> float:
+        """Seconds of everything."""
+        return self.embedding + sum(sum(layer.values()) for layer in self.layers) + self.rest
+
+
+def run(out: Path, backend: str = "auto", quick: bool = False, say: Callable[[str], None] = print) -> bool:
+    """Times each part of each layer and writes ``layers.png`` and ``layers.json`` to `out`.
+
+    Parameters
+    ----------
+    out : Path
+        Folder for the files; made if it does not exist.
+    backend : {"auto", "cpu", "cuda"}
+        Where the model is; "auto" is the CPU.
+    quick : bool
+        1024 tokens in place of 4096.
+    say : callable
+        Receives the lines of the report.
+
+    Returns
+    -------
+    bool
+        Whether the model's last hidden states are the same before and after, over every pair, within 1e-5.
+
+    Raises
+    ------
+    DemoUnavailable
+        If the weights or a package are missing.
+    BackendUnavailable
+        If `backend` cannot run here.
+    OSError
+        If `out` cannot be written.
+    """
+    figures = report.load_figures()
+    backend = "cpu" if backend == "auto" else backend
+    load_backend(backend)
+    encoder, tokenizer = model.load()
+    bert = in_transformers(encoder).to(backend)
+    out.mkdir(parents=True, exist_ok=True)
+
+    tokens = QUICK_TOKENS if quick else TOKENS
+    ids = text.chunks(tokenizer, tokens // encoder.max_len, encoder.max_len).reshape(1, -1)
+    others = machine.Others()
+    profiles, difference = measure(bert, ids, encoder.max_len)
+    taken = others.share()
+    _tell(say, profiles, tokens, difference)
+    known = machine.facts() | {"taken by other programs": round(taken, 3)}
+    found = {
+        "machine": known,
+        "settings": {"backend": backend, "tokens": tokens, "rounds": ROUNDS},
+        "difference": difference,
+        "profiles": [asdict(p) | {"whole": p.whole} for p in profiles],
+    }
+    figures.layers(out / "layers.png", profiles, f"{known['processor']}, {known['cpus']} CPUs; {tokens} tokens")
+    (out / "layers.json").write_text(json.dumps(found, indent=1) + "\n")
+    for name in ("layers.png", "layers.json"):
+        say(f"wrote {(out / name).resolve()}")
+    return difference <= TOLERANCE
+
+
+def in_transformers(encoder: Encoder) -> Any:
+    """The encoder as a ``transformers.BertModel`` of the same weights, with "spattn" registered.
+
+    Raises
+    ------
+    DemoUnavailable
+        If PyTorch or Transformers is missing.
+    """
+    try:
+        import torch
+        from transformers import BertConfig, BertModel
+
+        from ..transformers import register
+    except ModuleNotFoundError as error:
+        raise DemoUnavailable(missing(error.name or "transformers")) from error
+    register()
+    weights = encoder.weights
+    vocabulary, features = weights["embeddings.word_embeddings.weight"].shape
+    config = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=features,
+        num_hidden_layers=encoder.layers,
+        num_attention_heads=encoder.heads,
+        intermediate_size=len(weights["encoder.layer.0.intermediate.dense.bias"]),
+        max_position_embeddings=encoder.max_len,
+        layer_norm_eps=encoder.eps,
+    )
+    bert = BertModel(config, add_pooling_layer=False)
+    bert.load_state_dict({name: torch.tensor(weights[name]) for name in bert.state_dict() if name in weights})
+    return bert.eval()
+
+
+def measure(bert: Any, ids: np.ndarray, text_len: int) -> tuple[list[Profile], float]:
+    """Profiles of all contenders, in turns after a round that warms caches, for texts that lie end to end.
+
+    Returns
+    -------
+    list of Profile
+    float
+        Largest absolute difference of hidden states over every pair, before and after.
+    """
+    import torch
+
+    positions = torch.arange(ids.shape[1], device=bert.device)[None] % text_len
+    given = {"input_ids": torch.from_numpy(ids).to(bert.device), "position_ids": positions}
+    runs: dict[str, list[Seconds]] = {name: [] for name in CONTENDERS}
+    hidden = {}
+    progress = Progress()
+    progress.start("profile", ROUNDS + 1)
+    with torch.no_grad(), _Clock(bert) as clock:
+        for _ in progress.each(range(ROUNDS + 1)):
+            for name, (implementation, pattern) in CONTENDERS.items():
+                bert.set_attn_implementation(implementation)
+                bert.config.spattn_pattern = pattern
+                hidden[name] = bert(**given).last_hidden_state
+                runs[name].append(clock.read())
+    progress.finish()
+    before, after, _ = hidden.values()
+    profiles = [_profile(name, own[1:], len(bert.encoder.layer)) for name, own in runs.items()]
+    return profiles, float((after - before).abs().max())
+
+
+def _profile(name: str, runs: list[Seconds], layers: int) -> Profile:
+    def median(part: Part) -> float:
+        return float(np.median([run[part] for run in runs]))
+
+    of_layers = [{what: median((number, what)) for what in PARTS} for number in range(layers)]
+    return Profile(name, median((None, "embedding")), of_layers, median((None, "rest")))
+
+
+class _Clock:
+    """Tells each moment of a model's forward pass to the innermost part that is at work."""
+
+    def __init__(self, bert: Any) -> None:
+        self._bert = bert
+        self._hooks: list[Any] = []
+        self._at_work: list[Part] = []
+        self._seconds: Seconds = defaultdict(float)
+        self._last = 0.0
+
+    def __enter__(self) -> _Clock:
+        self._watch(self._bert, (None, "rest"))
+        self._watch(self._bert.embeddings, (None, "embedding"))
+        for number, layer in enumerate(self._bert.encoder.layer):
+            own = layer.attention.self
+            self._watch(own, (number, "attention"))
+            for module in (own.query, own.key, own.value, layer.attention.output.dense):
+                self._watch(module, (number, "projections"))
+            for module in (layer.intermediate, layer.output.dense):
+                self._watch(module, (number, "MLP"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def read(self) -> Seconds:
+        """Seconds of each part since the last time."""
+        seconds, self._seconds = self._seconds, defaultdict(float)
+        return seconds
+
+    def _watch(self, module: Any, part: Part) -> None:
+        def enter(*_: object) -> None:
+            self._count()
+            self._at_work.append(part)
+
+        def leave(*_: object) -> None:
+            self._count()
+            self._at_work.pop()
+
+        self._hooks += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
+
+    def _count(self) -> None:
+        if self._bert.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        if self._at_work:
+            self._seconds[self._at_work[-1]] += now - self._last
+        self._last = now
+
+
+def _tell(say: Callable[[str], None], profiles: list[Profile], tokens: int, difference: float) -> None:
+    verdict = "ok" if difference <= TOLERANCE else "TOO FAR APART"
+    say(f"MiniLM in Hugging Face Transformers, {tokens} tokens of source laid end to end, float32: ms of each part")
+    say(
+        f"    last hidden states over every pair, before and after: {difference:.1e} apart, "
+        f"tolerance {TOLERANCE:.0e}: {verdict}"
+    )
+    for profile in profiles:
+        numbers = range(len(profile.layers))
+        say("")
+        say(f"    {profile.name:30}" + "".join(f"{f'layer {n}':>10}" for n in numbers) + f"{'all':>10}")
+        for part in PARTS:
+            own = [1e3 * layer[part] for layer in profile.layers]
+            say(f"    {part:30}" + "".join(f"{ms:10.1f}" for ms in [*own, sum(own)]))
+        for what, seconds in (("embedding", profile.embedding), ("rest", profile.rest), ("whole", profile.whole)):
+            say(f"    {what:30}" + " " * 10 * len(numbers) + f"{1e3 * seconds:10.1f}")
+    say("")

@@ -1,0 +1,111 @@
+"""What models of Transformers hand from layer to layer as their mask: a pattern in the shape of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.masking_utils import causal_mask_function
+
+from ..patterns import Causal, Full, KeyPadding, Pattern, QueriesAt, from_mask_mod
+from ._functions import both, known_pattern, packed_positions
+from ._restriction import renumbered, restriction
+
+__all__ = ["PatternMask", "pattern_mask"]
+
+_aten = torch.ops.aten
+_COPIES = {_aten.alias.default, _aten.clone.default, _aten.detach.default, _aten._to_copy.default}
+
+
+class PatternMask(torch.Tensor):  # type: ignore[misc]
+    """A pattern as a tensor (batch, 1, q_len, kv_len) of bool, which models take for a mask and hand on.
+
+    It has no elements, and whoever asks for them learns so: a mask that was cut or changed would not be the pattern.
+    """
+
+    pattern: Pattern
+    kv_len: int
+    """Keys that the pattern is for: those behind them are allowed to nobody."""
+
+    @staticmethod
+    def __new__(cls, pattern: Pattern, kv_len: int, shape: tuple[int, int, int, int], device: Any) -> PatternMask:
+        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
+        self.pattern, self.kv_len = pattern, kv_len
+        return self
+
+    def __repr__(self) -> str:
+        return f"PatternMask({self.pattern!r}, {tuple(self.shape)})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        if func not in _COPIES or options.get("dtype", torch.bool) is not torch.bool:
+            raise TypeError(f"attention_mask: expected to reach attention as it is, a pattern; got {func} of it")
+        (mask,) = args
+        return cls(mask.pattern, mask.kv_len, tuple(mask.shape), options.get("device") or mask.device)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def pattern_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    config: Any = None,
+    device: Any = "cpu",
+    **others: Any,
+) -> PatternMask:
+    """The mask of "spattn", called as Transformers calls each implementation's.
+
+    Queries stand at ``q_offset + i`` and keys at ``kv_offset + j`` of the sequence that `mask_function` is about, and
+    `attention_mask` (batch, tokens so far) is False at padding. `others` say when masks may be left out.
+    """
+    q_offset = int(q_offset)  # a static cache counts on the device
+    first = q_offset - kv_offset
+    known = known_pattern(mask_function, kv_offset)
+    kv_len = kv_length if known is None else _seen(known, first + q_length, kv_length)
+    own = restriction(config)
+    if own != Full():
+        tokens = max(kv_len, first + q_length)
+        own = renumbered(own, packed_positions(mask_function), attention_mask, kv_offset, tokens)
+
+    def placed(pattern: Pattern) -> Pattern:
+        return pattern if pattern == Full() or first == kv_len - q_length else QueriesAt(pattern, first)
+
+    if known is None:
+        pattern = both(from_mask_mod(_by_rows(mask_function, q_offset, kv_offset)), placed(own))
+    else:
+        pattern = placed(both(known, own))
+    valid = _valid(attention_mask, kv_offset, kv_len)
+    if valid is not None:
+        pattern = both(pattern, KeyPadding(valid))
+    return PatternMask(pattern, kv_len, (batch_size, 1, q_length, kv_length), device)
+
+
+def _by_rows(mask_function: Callable[..., Any], q_offset: int, kv_offset: int) -> Callable[..., Any]:
+    """The same of rows and columns."""
+    return lambda b, h, q, k: mask_function(b, h, q + q_offset, k + kv_offset)
+
+
+def _seen(pattern: Pattern, tokens: int, kv_length: int) -> int:
+    """How many of the keys are there for the queries, which end after so many tokens.
+
+    Behind them a cache of a fixed size has room, which a causal pattern does not see: without it, a step of decoding
+    has the pattern of the step before.
+    """
+    causal = both(pattern, Causal()) == pattern
+    return min(max(tokens, 0), kv_length) if causal else kv_length
+
+
+def _valid(attention_mask: torch.Tensor | None, kv_offset: int, kv_len: int) -> np.ndarray | None:
+    """Keys that are no padding, (batch, kv_len); None where all are."""
+    if attention_mask is None:
+        return None
+    given = attention_mask[:, kv_offset : kv_offset + kv_len].cpu().numpy()
+    valid = np.pad(given, ((0, 0), (0, kv_len - given.shape[1])))
+    return None if valid.all() else valid

@@ -1,0 +1,85 @@
+"""``config.spattn_pattern``: what a user allows of the pairs that the model's own mask allows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..patterns import ByContent, Full, Pattern, PerBatch, apply, from_dict
+from ..patterns._predicate import allowed
+
+__all__ = ["renumbered", "restriction"]
+
+
+def restriction(config: Any) -> Pattern:
+    """The pattern of a configuration, given as one or as its JSON; every pair where there is none."""
+    given = getattr(config, "spattn_pattern", None)
+    if given is None:
+        return Full()
+    if any(getattr(config, name, False) for name in ("is_encoder_decoder", "add_cross_attention")):
+        raise ValueError(
+            f"spattn_pattern: expected None, as attention goes from one sequence to another, got {given!r}"
+        )
+    if isinstance(given, Pattern):
+        return given
+    try:
+        return from_dict(json.loads(given))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"spattn_pattern: expected a pattern, or its to_dict() as JSON, got {given!r}") from error
+
+
+def renumbered(
+    pattern: Pattern, packed: np.ndarray | None, valid: torch.Tensor | None, kv_offset: int, tokens: int
+) -> Pattern:
+    """The pattern for tokens that stand elsewhere in their own sequences than in the batch.
+
+    Parameters
+    ----------
+    pattern : Pattern
+    packed : (batch, tokens) int array or None
+        Positions in packed sequences.
+    valid : (batch, tokens so far) bool tensor or None
+        False at padding. What stands before a sequence does not count, and is taken to stand at 0.
+    kv_offset, tokens : int
+        The first token's place in the batch, as a cache has forgotten those before it, and the number of tokens.
+
+    Returns
+    -------
+    Pattern
+    """
+    before = np.zeros(1, np.int64) if valid is None else (valid.cumsum(1) == 0).sum(1).cpu().numpy()
+    if pattern.translation_invariant or (packed is None and not kv_offset and not before.any()):
+        return pattern
+    if packed is None:
+        packed = np.maximum(np.arange(kv_offset, kv_offset + tokens) - before[:, None], 0)
+    entries = tuple(_Renumbered(pattern, positions) for positions in packed)
+    return PerBatch(entries) if len(entries) > 1 else entries[0]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Renumbered(ByContent, Pattern):
+    """Another pattern for tokens that stand at these positions of it."""
+
+    inner: Pattern
+    positions: np.ndarray
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        tokens = int(self.positions.max(initial=-1)) + 1
+        return replace(self, inner=self.inner.bind(tokens, tokens))
+
+    def sizes(self) -> tuple[int, int]:
+        return self.inner.sizes()
+
+    def at(self, batch: int, head: int) -> Pattern:
+        return replace(self, inner=self.inner.at(batch, head))
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return allowed(self.inner, apply(self._look_up, q), apply(self._look_up, k))
+
+    def _look_up(self, tokens: np.ndarray) -> np.ndarray:
+        """Positions; of tokens that are not there, which plans ask for beside those that are, the nearest one's."""
+        return self.positions[np.clip(tokens, 0, len(self.positions) - 1)]
