@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -303,6 +302,8 @@ class Pattern:
         str or None
             None where no text says all of it: its class is not registered, or a parameter is nothing that JSON has.
         """
+        import json  # late: `import spattn` takes little time
+
         try:
             # An object that is made while torch.compile is tracing lacks its fields, but for their defaults.
             if not {field.name for field in dataclasses.fields(self)} <= vars(self).keys():
