@@ -2,7 +2,7 @@
 
 import pytest
 
-NEEDS = {"torch_tensors.rst": "torch", "torch_training.rst": "torch", "threads.rst": "threadpoolctl"}
+NEEDS = {"torch_tensors.rst": "torch", "torch_training.rst": "torch", "jax.rst": "jax", "threads.rst": "threadpoolctl"}
 
 
 @pytest.fixture(autouse=True)
