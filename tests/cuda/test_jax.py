@@ -1,4 +1,4 @@
-"""Programs of JAX on a GPU: both passes on XLA's own buffers, against the oracle, and nothing that leaves the device."""
+"""Programs of JAX on a GPU: both passes on XLA's own buffers, against the oracle, and nothing leaves the device."""
 
 from __future__ import annotations
 

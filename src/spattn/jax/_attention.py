@@ -82,7 +82,7 @@ def attention(
     gradients; there is no second derivative and no forward-mode one. Under ``vmap`` operands that are not mapped are
     repeated. Under ``shard_map`` each device attends to what it was given: batch entries and heads may be spread over
     devices, and the pattern is that of the device's own. Without it, a program that is spread over devices gathers q, k
-    and v on each of them. Arrays are read where they lie, on the host and on a GPU, where XLA's own stream and memory
+    and v on each of them, and there is no gradient with respect to arrays on explicit axes of a mesh. Arrays are read where they lie, on the host and on a GPU, where XLA's own stream and memory
     are used. A pattern is planned when the program first runs.
 
     Examples
@@ -173,9 +173,10 @@ def _call(name: str, options: Options, results: tuple[Any, ...], *operands: Any)
 
     @custom_vmap  # type: ignore[untyped-decorator]
     def call(*operands: Any) -> tuple[Any, ...]:
+        nothing = of_nothing(*operands)
         if not all(x.size for x in operands):
-            return of_nothing(*operands)
-        kinds = jax.eval_shape(of_nothing, *operands)
+            return nothing
+        kinds = tuple(jax.typeof(x) for x in nothing)
         found: tuple[Any, ...] = jax.ffi.ffi_call(name, kinds)(*operands, call=options.text)
         return found
 
