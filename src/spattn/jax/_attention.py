@@ -82,8 +82,9 @@ def attention(
     gradients; there is no second derivative and no forward-mode one. Under ``vmap`` operands that are not mapped are
     repeated. Under ``shard_map`` each device attends to what it was given: batch entries and heads may be spread over
     devices, and the pattern is that of the device's own. Without it, a program that is spread over devices gathers q, k
-    and v on each of them, and there is no gradient with respect to arrays on explicit axes of a mesh. Arrays are read where they lie, on the host and on a GPU, where XLA's own stream and memory
-    are used. A pattern is planned when the program first runs.
+    and v on each of them, and there is no gradient with respect to arrays on explicit axes of a mesh. Arrays are read
+    where they lie, on the host and on a GPU, where XLA's own stream and memory are used. A pattern is planned when the
+    program first runs.
 
     Examples
     --------
