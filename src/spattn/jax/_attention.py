@@ -12,12 +12,11 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from .._api import as_pattern
-from .._text import pattern_of, text_of
 from ..arrays._xla import Buffer
 from ..call import Call, check_options
 from ..patterns import Pattern
 from ..plan import Plan
-from ._foreign import ATTENTION, ATTENTION_BACKWARD, Options
+from ._foreign import ATTENTION, ATTENTION_BACKWARD, Options, pattern_of
 
 __all__ = ["attention"]
 
@@ -116,7 +115,7 @@ def _fitting_text(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: 
     """The text of a pattern; an error where it does not fit, which else would come to light when the program runs."""
     for variant in pattern.variants(batch, heads)[0]:
         variant.bind(q_len, kv_len)
-    text = text_of(pattern)
+    text = pattern.text()
     if text is None:
         raise TypeError(
             "pattern: expected one that has a text, as programs hold it: of a class that is registered, with "

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 import jax
 
 from .. import _api
-from .._text import pattern_of
 from ..arrays import add_plain
 from ..arrays._xla import Buffer, Xla
+from ..patterns import Pattern, from_dict
 from . import _c_api as c_api
 from ._at_work import at_work
 from ._execution import Execution, new_error
 
-__all__ = ["ATTENTION", "ATTENTION_BACKWARD", "XLA", "Options"]
+__all__ = ["ATTENTION", "ATTENTION_BACKWARD", "XLA", "Options", "pattern_of"]
 
 XLA = Xla()
 add_plain(Buffer, XLA)
@@ -40,6 +40,12 @@ class Options(NamedTuple):
     def text(self) -> str:
         """What travels with the call."""
         return json.dumps(self)
+
+
+@functools.lru_cache(maxsize=32)
+def pattern_of(text: str) -> Pattern:
+    """The pattern of this text."""
+    return from_dict(json.loads(text))
 
 
 @functools.lru_cache(maxsize=32)

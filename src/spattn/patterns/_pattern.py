@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ import numpy as np
 from .._index_checks import check_lengths, q_offset
 from ..arrays import dtype_name, kind_of
 from ..index_set import AffineRows, Runs
-from ._codec import encode
+from ._codec import encode, from_dict
 from ._discover import discover
 from ._lattice import Part
 from ._parameters import check_parameters, default_value
@@ -125,6 +126,16 @@ class Pattern:
         (int, int)
         """
         return 1, 1
+
+    def grids(self) -> frozenset[tuple[int, ...]]:
+        """The grids that the tokens form, each as its tokens along each axis; none for tokens in a row.
+
+        Returns
+        -------
+        frozenset of tuple of int
+            One where arrays may have its axes in place of the length.
+        """
+        return frozenset()
 
     def at(self, batch: int, head: int) -> Pattern:
         """The pattern of one batch entry and one head, numbered as in :meth:`sizes`.
@@ -283,6 +294,23 @@ class Pattern:
             Integers, text, lists and dicts only.
         """
         return {"pattern": self.name} | {f.name: encode(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    def text(self) -> str | None:
+        """This pattern written down as JSON, of which ``from_dict(json.loads(text))`` makes the same one anywhere.
+
+        Returns
+        -------
+        str or None
+            None where no text says all of it: its class is not registered, or a parameter is nothing that JSON has.
+        """
+        try:
+            # An object that is made while torch.compile is tracing lacks its fields, but for their defaults.
+            if not {field.name for field in dataclasses.fields(self)} <= vars(self).keys():
+                return None
+            text = json.dumps(self.to_dict(), separators=(",", ":"))
+            return text if from_dict(json.loads(text)) == self else None
+        except (TypeError, ValueError):
+            return None
 
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
         """Runs that together contain every pair the pattern allows, as few as closed forms tell; None: all pairs."""

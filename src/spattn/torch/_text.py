@@ -1,12 +1,45 @@
-"""Patterns as text where torch.compile may be tracing: a text is then a constant of the graph."""
+"""Patterns as text, which operators of PyTorch take, and which means the same in any process."""
 
 from __future__ import annotations
 
+import functools
+import json
+from typing import Any
+
 import torch
 
-from .. import _text
-from .._text import pattern_of
+from .._api import as_pattern
+from ..patterns import Pattern, from_dict
+from ..plan import Plan
 
 __all__ = ["pattern_of", "text_of"]
 
-text_of = torch.compiler.assume_constant_result(_text.text_of)
+
+# A graph of torch.compile holds what these return. A method, since PyTorch 2.11 takes a pattern for no argument of one.
+torch.compiler.assume_constant_result(Pattern.text)
+
+
+def text_of(pattern: Pattern | Plan | str | Any) -> str | None:
+    """The text of what attention() takes as a pattern, of a plan's own; None where no text says all of it."""
+    if isinstance(pattern, str):
+        return _text_of_name(pattern)
+    if isinstance(pattern, Plan):
+        pattern = pattern.pattern
+    if not isinstance(pattern, Pattern):
+        return None
+    id(pattern)  # a graph that is traced now is for this pattern alone, whatever its parameters
+    return pattern.text()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _text_of_name(name: str) -> str | None:
+    try:
+        return as_pattern(name).text()
+    except ValueError:  # of no registered pattern
+        return None
+
+
+@functools.lru_cache(maxsize=32)
+def pattern_of(text: str) -> Pattern:
+    """The pattern of this text."""
+    return from_dict(json.loads(text))
