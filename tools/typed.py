@@ -12,6 +12,7 @@ import numpy as np
 
 import spattn
 from spattn import cpu, index_set, patterns, reference, testing
+from spattn import jax as spattn_jax
 from spattn import torch as spattn_torch
 from spattn import transformers as spattn_transformers
 
@@ -68,6 +69,7 @@ def layer(pattern: patterns.Pattern) -> patterns.Pattern:
     spattn_transformers.register()
     made = spattn_torch.SparseAttention(64, 4, pattern, bias=False, heads_kv=2, device="cpu", dtype=None)
     made.pattern = spattn_torch.attention(made(1, 2, 3, key_padding_mask=None, need_weights=False)[0], 1, 2, "causal")
+    spattn_jax.attention(1, 2, 3, made.pattern, scale=0.5, backend="cpu", return_lse=True, precision=None)
     return made.pattern
 
 

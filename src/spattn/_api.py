@@ -121,7 +121,8 @@ def attention(
     position ``i + kv_len - q_len``. A row with no allowed key gives 0. Values at keys that are not allowed have no
     influence, NaN included. PyTorch records the gradients of out and lse, as :func:`attention_backward` computes them,
     where a tensor requires one; there is no second derivative. Its graphs (:func:`torch.compile`, :mod:`torch.export`)
-    hold a call as one operator, with the pattern in it, or with the mask as an operand. Time is O(tiles · head_dim)
+    hold a call as one operator, with the pattern in it, or with the mask as an operand. In programs of JAX
+    ``spattn.jax.attention`` takes its place. Time is O(tiles · head_dim)
     where ``plan.efficiency`` relates tiles to allowed pairs; extra memory is O(batch · heads · q_len · head_dim).
 
     Examples

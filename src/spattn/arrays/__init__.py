@@ -21,6 +21,7 @@ __all__ = [
     "DTYPES",
     "NUMPY",
     "ArrayKind",
+    "add_plain",
     "compiling",
     "dtype_name",
     "kind_of",
@@ -39,6 +40,11 @@ _plain: dict[type, ArrayKind] = {np.ndarray: NUMPY}  # classes whose arrays are 
 def kind_of(x: Any) -> ArrayKind | None:
     """The kind of an array; None for anything else."""
     return _plain.get(type(x)) or _search(x)
+
+
+def add_plain(array: type, kind: ArrayKind) -> None:
+    """From now on arrays of this class, which are plain, are of this kind."""
+    _plain[array] = kind
 
 
 def _search(x: Any) -> ArrayKind | None:

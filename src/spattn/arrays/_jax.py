@@ -24,7 +24,10 @@ class Jax(ArrayKind):
 
     def oddity(self, x: Any) -> str | None:
         if isinstance(x, self.module.core.Tracer):
-            return "a tracer, which has no values; call this outside of jax.jit, jax.grad and jax.vmap"
+            return (
+                "a tracer, which has no values; call this outside of jax.jit, jax.grad and jax.vmap, or "
+                "spattn.jax.attention within"
+            )
         devices = len(x.devices())
         return f"one on {devices} devices; use jax.device_put(x, device)" if devices > 1 else None
 

@@ -1,0 +1,87 @@
+"""Buffers that XLA hands to a foreign function: arrays of JAX within its programs, without their Python objects."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ._kind import ArrayKind
+from ._operand import Operand, row_major
+
+__all__ = ["Buffer", "Execution", "Xla"]
+
+
+class Execution(Protocol):
+    """What XLA gives to one execution of a foreign function beside its operands.
+
+    Attributes
+    ----------
+    ordinal : int or None
+        CUDA's number of the device; None for the host.
+    """
+
+    ordinal: int | None
+
+    def stream(self) -> int:
+        """Raw handle of the stream that XLA works on."""
+
+    def result(self, shape: tuple[int, ...], dtype: str) -> Buffer:
+        """The first result that was not asked for yet, which XLA allocated before."""
+
+    def allocate(self, nbytes: int) -> int:
+        """Address of device memory that is there until the execution ends."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Buffer:
+    """An array in row-major order; with neither address nor execution it says what an array will be."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    pointer: int = 0
+    execution: Execution | None = None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+
+class Xla(ArrayKind):
+    """XLA's buffers. Their users know them as arrays of JAX."""
+
+    name = "jax"
+
+    def is_plain(self, x: Any) -> bool:
+        return True
+
+    def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
+        return self, self.ordinal(arrays[0]), *[(x.dtype, x.shape) for x in arrays]
+
+    def device(self, x: Any) -> str:
+        ordinal = self.ordinal(x)
+        return "cpu" if ordinal is None else f"cuda:{ordinal}"
+
+    def to_numpy(self, x: Any) -> np.ndarray:
+        memory = (ctypes.c_char * (math.prod(x.shape) * x.dtype.itemsize)).from_address(x.pointer)
+        return np.ndarray(x.shape, x.dtype, memory)
+
+    # -- in device memory ---------------------------------------------------------------------------------------------
+
+    def ordinal(self, x: Any) -> int | None:
+        return None if x.execution is None else x.execution.ordinal
+
+    def operand(self, x: Any) -> Operand:
+        return Operand(x.pointer, x.shape, row_major(x.shape))
+
+    def stream(self, x: Any) -> int | None:
+        return x.execution.stream()
+
+    def empty(self, like: Any, shape: tuple[int, ...], dtype: str, order: tuple[int, ...] | None = None) -> Any:
+        return like.execution.result(shape, dtype)
+
+    def allocate(self, like: Any, nbytes: int) -> tuple[int, Any]:
+        return like.execution.allocate(nbytes), like.execution

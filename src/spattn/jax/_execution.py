@@ -1,0 +1,109 @@
+"""One execution of a foreign function: its operands and results as arrays, and what else XLA gives to it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from .._errors import BackendUnavailable
+from ..arrays import dtype_name
+from ..arrays._kind import numpy_dtype
+from ..arrays._xla import Buffer
+from . import _c_api as c_api
+
+__all__ = ["Execution", "new_error"]
+
+_DTYPES = {10: "float16", 11: "float32", 12: "float64", 16: "bfloat16"}  # XLA_FFI_DataType
+_ALIGNMENT = 256  # bytes, of memory that kernels work in
+_CODES = {MemoryError: 8, TypeError: 3, ValueError: 3, KeyboardInterrupt: 1}  # XLA_FFI_Error_Code
+_INTERNAL = 13
+
+
+class Execution:
+    """What a call frame holds. As a context manager it gives device memory back at the end.
+
+    The memory may be given back before the kernels have run: XLA hands it out again in the order of its stream.
+
+    Raises
+    ------
+    BackendUnavailable
+        If the runtime's structs lack fields that are known here.
+    """
+
+    def __init__(self, frame: Any, on_gpu: bool):
+        self._frame, self._api = frame, frame.api.contents
+        self._check_sizes()
+        self._memory: list[tuple[int, int]] = []
+        self._handed_out = 0
+        self.ordinal = self._ask("get_ordinal", c_api.DeviceOrdinal()).ordinal if on_gpu else None
+        self.operands, self.results = (self._buffers(x) for x in (frame.operands, frame.results))
+
+    def _check_sizes(self) -> None:
+        if not all(map(c_api.fits, (self._frame, self._api))):
+            version = self._api.version
+            raise BackendUnavailable(
+                "jaxlib: expected XLA's foreign function interface 0.1 with device ordinals, got version "
+                f"{version.major}.{version.minor} without all of that; pip install --upgrade jax"
+            )
+
+    def _buffers(self, tensors: Any) -> list[Buffer]:
+        found = [tensors.all[n].contents for n in range(tensors.size)]
+        return [
+            Buffer(tuple(x.dims[: x.rank]), numpy_dtype(_DTYPES[x.dtype]), x.data or 0, self)  # no address without data
+            for x in found
+        ]
+
+    def text(self) -> str:
+        """The only attribute of the call, which is text."""
+        attributes = self._frame.attributes
+        if attributes.size != 1 or attributes.types[0] != c_api.STRING:
+            raise RuntimeError(f"attributes: expected one of text, got {attributes.size}")
+        span = ctypes.cast(attributes.all[0], ctypes.POINTER(c_api.ByteSpan)).contents
+        return ctypes.string_at(span.pointer, span.size).decode()
+
+    def stream(self) -> int:
+        """Raw handle of the stream that XLA works on; 0 is CUDA's default stream."""
+        return self._ask("get_stream", c_api.Stream()).stream or 0
+
+    def result(self, shape: tuple[int, ...], dtype: str) -> Buffer:
+        """The first result that was not asked for yet, which XLA allocated before."""
+        found = self.results[self._handed_out]
+        if (found.shape, dtype_name(found)) != (shape, dtype):
+            raise RuntimeError(f"results: expected {dtype} of shape {shape}, got {dtype_name(found)} of {found.shape}")
+        self._handed_out += 1
+        return found
+
+    def allocate(self, nbytes: int) -> int:
+        """Address of device memory that is there until the execution ends; MemoryError where XLA has none."""
+        wanted = c_api.NewMemory(size=nbytes, alignment=_ALIGNMENT)
+        address: int = self._ask("allocate", wanted, MemoryError).data or 0
+        self._memory.append((address, nbytes))
+        return address
+
+    def __enter__(self) -> Execution:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for address, nbytes in self._memory:
+            self._ask("free", c_api.Memory(data=address, size=nbytes))
+
+    def _ask(self, function: str, arguments: Any, failure: type[Exception] = RuntimeError) -> Any:
+        """The arguments, in which a function of the runtime has written its answer."""
+        arguments.struct_size, arguments.context = ctypes.sizeof(arguments), self._frame.context
+        error = getattr(self._api, function)(ctypes.addressof(arguments))
+        if error:
+            about = c_api.ErrorMessage(struct_size=ctypes.sizeof(c_api.ErrorMessage), error=error)
+            self._api.get_message(ctypes.addressof(about))
+            message = about.message.decode()
+            self._api.destroy_error(ctypes.addressof(about))
+            raise failure(f"XLA: {message}")
+        return arguments
+
+
+def new_error(frame: Any, error: BaseException) -> int:
+    """An exception as an error of XLA's, which the runtime destroys."""
+    code = next((code for known, code in _CODES.items() if isinstance(error, known)), _INTERNAL)
+    message = f"{type(error).__name__}: {error}".encode()
+    new = c_api.NewError(struct_size=ctypes.sizeof(c_api.NewError), message=message, code=code)
+    made: int = frame.api.contents.create_error(ctypes.addressof(new))
+    return made
