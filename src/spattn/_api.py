@@ -8,12 +8,13 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from ._backends import Backend, load
 from ._imports import whole_imports
-from .arrays import NUMPY, ArrayKind, compiling, dtype_name, kind_of, recorder, traced
+from .arrays import NUMPY, ArrayKind, compiling, dtype_name, kind_of, of_any_length, recorder, traced
 from .arrays import signature as signature_of
 from .call import Call, check_gradients, check_options, check_plain, check_results, check_scale, default_scale
 from .patterns import Mask, Pattern, get
 from .plan import Plan, validate
 from .plan._cache import find_call, keep_call
+from .plan._sealed import sealed
 from .plan._types import TILE
 
 _CONSTANT = (Pattern, Plan, str)  # what stays as it is; anything else is looked at anew by every call
@@ -125,7 +126,7 @@ def attention(
     """
     check_options(backend, return_lse, precision)
     key = signature_of(q, k, v), backend, precision, return_lse
-    prepared = find_call(pattern, key) if isinstance(pattern, _CONSTANT) else None
+    prepared = find_call(pattern, key) or _find_any_length(pattern, key) if isinstance(pattern, _CONSTANT) else None
     if prepared is None:
         if traced(q, k, v):
             return _operator("attention")(
@@ -334,11 +335,22 @@ def _recorded(
 
 
 class Prepared(NamedTuple):
-    """A prepared call with what checks its scale."""
+    """A prepared call with what checks its scale; one that moves is for `least` keys or more."""
 
     run: Callable[..., Any]
     scale: float
     dtype: str
+    least: int = 0
+
+
+def _find_any_length(pattern: Any, key: tuple[Any, ...]) -> Prepared | None:
+    """The call that was prepared for any number of keys, this one among them: a step of generation is like the last."""
+    found = None if key[0] is None else of_any_length(key[0])
+    if found is None:
+        return None
+    signature, kv_len = found
+    prepared: Prepared | None = find_call(pattern, (signature, *key[1:]))
+    return prepared if prepared is not None and kv_len >= prepared.least else None
 
 
 def _prepare(call: Call, pattern: Any, backend: str, key: tuple[Any, ...], backward: bool = False) -> Prepared:
@@ -348,9 +360,11 @@ def _prepare(call: Call, pattern: Any, backend: str, key: tuple[Any, ...], backw
     run: Callable[..., Any] = module.prepare_backward(call, plan) if backward else module.prepare(call, plan)
     if module.LIMITS.host_arrays and call.kind is not NUMPY:
         run = _through_numpy(call.kind, run)
-    prepared = Prepared(run, default_scale(call.head_dim), call.dtype)
+    least = None if backward or not module.LIMITS.moves or isinstance(pattern, Plan) else sealed(plan).least
+    prepared = Prepared(run, default_scale(call.head_dim), call.dtype, least or 0)
     if key[0] is not None and isinstance(pattern, _CONSTANT):
-        keep_call(pattern, key, plan, prepared)
+        found = None if least is None else of_any_length(key[0])
+        keep_call(pattern, key if found is None else (found[0], *key[1:]), plan, prepared)
     return prepared
 
 

@@ -97,7 +97,8 @@ def make(torch, tensors, kernel, monkeypatch):
     operands = [kind.operand(x) for x in (*tensors, tensors[0])]
     run = ForwardPass(gpu, 0, plan, *operands, 0, "float16", 0.25, None)
     ready = SimpleNamespace(attention=kernel, template=Template(), merge=None)
-    on_device = SimpleNamespace(blocks=[5, 5], counter=itertools.count(1000).__next__)
+    counter, layout = itertools.count(1000).__next__, SimpleNamespace(moves=False)
+    on_device = SimpleNamespace(blocks=[5, 5], counter=counter, layout=layout)
     prepared = SimpleNamespace(plan=on_device, ready=ready, call=run)
     monkeypatch.setattr(repeat.OnDevice, "run", lambda self, q, k, v, scale: "the long way")
 
