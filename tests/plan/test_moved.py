@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import spattn
+from spattn import cpu
 from spattn import patterns as p
 from spattn.plan import _cache
 from spattn.plan._sealed import sealed, validate
@@ -100,10 +101,23 @@ def test_what_is_made_of_a_moved_plan_counts(monkeypatch):
     out, lse = spattn.attention(q, k, v, STREAMING, return_lse=True)
     spattn.attention_backward(out, q, k, v, out, lse, STREAMING)
     made = sealed(spattn.plan(STREAMING, backend="cpu", like=(q, k, v)))
-    assert made.kv_len == 899 and 0 < made.derived_bytes <= spattn.plan_cache_info().bytes - before
+    own = made.derived_bytes + made.views.nbytes + _cache._OBJECT_BYTES
+    assert made.kv_len == 899 and made.derived_bytes and spattn.plan_cache_info().bytes == before + own
     monkeypatch.setattr(_cache, "_MAX_BYTES", spattn.plan_cache_info().bytes - 1)
     spattn.plan(p.Causal(), 10)
     assert spattn.plan_cache_info().plans == 1, "the plan that moves went, with all that was made of it"
+
+
+def test_calls_of_a_moved_plan_are_kept(monkeypatch):
+    """Those that do not move, as those of a backward, are prepared once for each length."""
+    calls, own = [], cpu.prepare_backward
+    monkeypatch.setattr(cpu, "prepare_backward", lambda call, plan: calls.append(call) or own(call, plan))
+    q, k, v = (np.ones((1, 1, length, 8), np.float32) for length in (8, 900, 900))
+    for kv_len in (900, 899, 900, 899):
+        keys, values = k[:, :, :kv_len], v[:, :, :kv_len]
+        out, lse = spattn.attention(q, keys, values, STREAMING, return_lse=True)
+        spattn.attention_backward(out, q, keys, values, out, lse, STREAMING)
+    assert len(calls) == 2
 
 
 def test_threads_that_plan_several_lengths():
