@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spattn import patterns as p
-from spattn.testing import dense_mask
+from spattn.testing.check import check_ends, check_pattern
 from spattn.testing.strategies import cases
 
 SMALL = st.integers(0, 12)
@@ -31,20 +31,7 @@ JOINED = st.recursive(
 )
 
 
-def check_ends(pattern, q_len, further):
-    """The same pairs at the first keys, at the last ones and between them, at any two lengths beyond both ends."""
-    ends = pattern.ends(q_len)
-    if ends is None or max(ends[:2]) > 500:
-        return
-    lengths = [ends.first + ends.last + more for more in further]
-    short, long = (dense_mask(pattern, 1, 1, q_len, kv_len)[0, 0] for kv_len in lengths)
-    np.testing.assert_array_equal(short[:, : ends.first], long[:, : ends.first])
-    for mask, kv_len in ((short, lengths[0]), (long, lengths[1])):
-        assert (mask[:, ends.first : kv_len - ends.last] == ends.between).all()
-        np.testing.assert_array_equal(mask[:, kv_len - ends.last :], short[:, lengths[0] - ends.last :])
-
-
-FURTHER = st.lists(st.integers(1, 90), min_size=2, max_size=2, unique=True)
+FURTHER = st.lists(st.integers(1, 90), min_size=2, max_size=2, unique=True).map(tuple)
 
 
 @settings(max_examples=4 * settings.default.max_examples)
@@ -92,3 +79,28 @@ WINDOW = p.SlidingWindow(6, 0)
 )
 def test_which_patterns_have_ends(pattern, expected):
     assert pattern.ends(3) == expected
+
+
+class Wrong(p.SlidingWindow):
+    """A window whose ends somebody got wrong."""
+
+    def ends(self, q_len):
+        return WRONG
+
+
+WRONG = None
+
+
+@pytest.mark.parametrize("wrong", [p.Ends(0, 8), p.Ends(0, 9, True), p.Ends(3, 6)], ids=repr)
+def test_wrong_ends_are_found(wrong, monkeypatch):
+    check_pattern(Wrong(6, 0), 3, 20)
+    monkeypatch.setitem(globals(), "WRONG", wrong)
+    with pytest.raises(AssertionError, match="3 queries, Ends"):
+        check_pattern(Wrong(6, 0), 3, 20)
+
+
+def test_ends_of_one_length_are_found(monkeypatch):
+    """Those of queries in the middle of the sequence."""
+    monkeypatch.setattr(p.Sinks, "allows", lambda self, q, k: (k < self.count) & (q < 60))
+    with pytest.raises(AssertionError, match="the first ones differ"):
+        check_ends(p.Sinks(4), 3)

@@ -101,7 +101,7 @@ class Pattern:
     def ends(self, q_len: int) -> Ends | None:
         """Hint: where the keys of the last queries lie, the same for all long sequences; None where there is none.
 
-        Planning that generates token by token rests on it: steps at any length share a plan.
+        Only a pattern that suits every length has it. Steps of generation at all lengths share one plan then.
 
         Parameters
         ----------

@@ -74,7 +74,7 @@ def _ends_of(pattern: Pattern, q_len: int, kv_len: int) -> Ends | None:
     if not isinstance(found, Ends) or not isinstance(found.between, bool):
         raise TypeError(f"ends(): expected Ends or None from {pattern!r}, got {found!r}")
     first, last = integers("ends()", found[:2], 0)
-    return None if found.between or first + last >= kv_len else Ends(first, last)
+    return None if found.between or not 0 < first + last < kv_len else Ends(first, last)
 
 
 class _Builder:
