@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -56,7 +58,8 @@ def test_steps(pattern, dtype, q_len, prepared):
 
 @pytest.mark.parametrize("heads_kv", [1, 8])
 def test_keys_anywhere_in_memory(heads_kv, prepared):
-    """A cache that is written anew in each step, one in another order, and one that ends at a protected page."""
+    """A cache that is written anew in each step, one in another order, one that ends at a protected page, and one that
+    is read backwards."""
     q, k, v = static(heads_kv=heads_kv)
     for kv_len in LENGTHS:
         expected = step(q, k, v, kv_len, STREAMING)
@@ -65,6 +68,7 @@ def test_keys_anywhere_in_memory(heads_kv, prepared):
             map(np.ascontiguousarray, own),
             (np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for x in own),
             (at_protected_page(np.ascontiguousarray(x)) for x in own),
+            (np.ascontiguousarray(x[:, :, ::-1, ::-1])[:, :, ::-1, ::-1] for x in own),
         ):
             out, lse = spattn.attention(q, *arrays, STREAMING, return_lse=True)
             assert np.array_equal(out, expected[0]) and np.array_equal(lse, expected[1])
@@ -138,6 +142,35 @@ def test_arrays_that_do_not_fit_are_refused_as_ever():
         spattn.attention(q, k, v.astype(np.float64), STREAMING, return_lse=True)
     with pytest.raises(ValueError, match="^scale: expected a finite number, got nan$"):
         step(q, k, v, 302, STREAMING, scale=float("nan"))
+
+
+def test_more_keys_than_any_sequence_has():
+    """No step computes what a first call refuses."""
+    q, k = np.ones((1, 1, 1, 4), np.float32), np.broadcast_to(np.float32(1), (1, 1, 2**31, 4))
+    step(q, k, k, 300, STREAMING)
+    assert np.array_equal(step(q, k, k, 2**31 - 1, STREAMING)[0], q)
+    with pytest.raises(ValueError, match=r"^kv_len: expected"):
+        step(q, k, k, 2**31, STREAMING)
+
+
+def test_threads_at_several_lengths(prepared):
+    """They share what was prepared, and none sees another's length."""
+    q, k, v = static()
+    expected = [step(q, k, v, kv_len, STREAMING)[0] for kv_len in LENGTHS]
+    wrong = []
+
+    def work():
+        for _ in range(50):
+            for kv_len, out in zip(LENGTHS, expected, strict=True):
+                if not np.array_equal(step(q, k, v, kv_len, STREAMING)[0], out):
+                    wrong.append(kv_len)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and len(prepared) == 1
 
 
 def test_hidden_values_have_no_influence():

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from ._backends import Backend, load
 from ._imports import whole_imports
+from ._index_checks import LONGEST
 from .arrays import NUMPY, ArrayKind, compiling, dtype_name, kind_of, of_any_length, recorder, traced
 from .arrays import signature as signature_of
 from .call import Call, check_gradients, check_options, check_plain, check_results, check_scale, default_scale
@@ -350,7 +351,7 @@ def _find_any_length(pattern: Any, key: tuple[Any, ...]) -> Prepared | None:
         return None
     signature, kv_len = found
     prepared: Prepared | None = find_call(pattern, (signature, *key[1:]))
-    return prepared if prepared is not None and kv_len >= prepared.least else None
+    return prepared if prepared is not None and prepared.least <= kv_len <= LONGEST else None
 
 
 def _prepare(call: Call, pattern: Any, backend: str, key: tuple[Any, ...], backward: bool = False) -> Prepared:
