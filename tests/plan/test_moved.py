@@ -13,7 +13,7 @@ import spattn
 from spattn import cpu
 from spattn import patterns as p
 from spattn.plan import _cache
-from spattn.plan._sealed import sealed, validate
+from spattn.plan._sealed import moved, sealed, validate
 from spattn.testing import check_plan
 
 STREAMING = (p.Sinks(4) | p.SlidingWindow(150, 0)) & p.Causal()
@@ -83,6 +83,13 @@ def test_other_plans_stay(pattern):
     assert sealed(planned(pattern, 700)).least is None
     planned(pattern, 701)
     assert spattn.plan_cache_info()[:3] == (0, 2, 2)
+
+
+def test_plans_go_nowhere_else():
+    with pytest.raises(ValueError, match=r"^plan: expected 156 keys or more, got 155$"):
+        moved(sealed(planned(STREAMING, 700, 1)), 155)
+    with pytest.raises(ValueError, match=r"^plan: expected 700 keys, got 701$"):
+        moved(sealed(planned(p.Causal(), 700)), 701)
 
 
 def test_many_steps_take_one_place_in_the_cache():

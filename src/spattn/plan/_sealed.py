@@ -86,7 +86,16 @@ def seal(plan: Plan, least: int | None) -> Plan:
 
 
 def moved(plan: Sealed, kv_len: int) -> Sealed:
-    """A plan that moves, at another number of keys. The views of its last keys are those that have an offset."""
+    """A plan that moves, at another number of keys. The views of its last keys are those that have an offset.
+
+    Raises
+    ------
+    ValueError
+        If it does not move there.
+    """
+    if plan.least is None or kv_len < plan.least:
+        goes = f"{plan.kv_len} keys" if plan.least is None else f"{plan.least} keys or more"
+        raise ValueError(f"plan: expected {goes}, got {kv_len}")
     views = plan.views.copy()
     views["offset"] += np.where(views["offset"] > 0, kv_len - plan.kv_len, 0)
     made = object.__new__(Sealed)
