@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from ._backends import Backend, load
 from ._imports import whole_imports
-from .arrays import NUMPY, ArrayKind, compiling, dtype_name, kind_of, recorder, traced
+from ._index_checks import LONGEST
+from .arrays import NUMPY, ArrayKind, compiling, dtype_name, kind_of, of_any_length, recorder, traced
 from .arrays import signature as signature_of
 from .call import Call, check_gradients, check_options, check_plain, check_results, check_scale, default_scale
 from .patterns import Mask, Pattern, get
 from .plan import Plan, validate
 from .plan._cache import find_call, keep_call
+from .plan._sealed import sealed
 from .plan._types import TILE
 
 if TYPE_CHECKING:
@@ -136,7 +138,7 @@ def attention(
     """
     check_options(backend, return_lse, precision, layout)
     key = signature_of(q, k, v), backend, precision, return_lse, layout
-    prepared = find_call(pattern, key) if isinstance(pattern, _CONSTANT) else None
+    prepared = find_call(pattern, key) or _find_any_length(pattern, key) if isinstance(pattern, _CONSTANT) else None
     if prepared is None:
         options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
         if traced(q, k, v):
@@ -350,11 +352,22 @@ def _recorded(
 
 
 class Prepared(NamedTuple):
-    """A prepared call with what checks its scale."""
+    """A prepared call with what checks its scale; one that moves is for `least` keys or more."""
 
     run: Callable[..., Any]
     scale: float
     dtype: str
+    least: int = 0
+
+
+def _find_any_length(pattern: Any, key: tuple[Any, ...]) -> Prepared | None:
+    """The call that was prepared for any number of keys, this one among them: a step of generation is like the last."""
+    found = None if key[0] is None else of_any_length(key[0])
+    if found is None:
+        return None
+    signature, kv_len = found
+    prepared: Prepared | None = find_call(pattern, (signature, *key[1:]))
+    return prepared if prepared is not None and prepared.least <= kv_len <= LONGEST else None
 
 
 def _prepare(call: Call, pattern: Any, backend: str, key: tuple[Any, ...], backward: bool = False) -> Prepared:
@@ -366,9 +379,12 @@ def _prepare(call: Call, pattern: Any, backend: str, key: tuple[Any, ...], backw
         run = _through_numpy(call.kind, run)
     if not call.layout.is_default:
         run = call.layout.around(run)
-    prepared = Prepared(run, default_scale(call.head_dim), call.dtype)
+    moves = module.LIMITS.moves and call.layout.is_default and not backward
+    least = sealed(plan).least if moves and not isinstance(pattern, Plan) else None
+    prepared = Prepared(run, default_scale(call.head_dim), call.dtype, least or 0)
     if key[0] is not None and isinstance(pattern, _CONSTANT):
-        keep_call(pattern, key, plan, prepared)
+        found = None if least is None else of_any_length(key[0])
+        keep_call(pattern, key if found is None else (found[0], *key[1:]), plan, prepared)
     return prepared
 
 

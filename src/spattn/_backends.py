@@ -35,10 +35,13 @@ class Limits(NamedTuple):
         arrays of every kind as they come.
     precisions : tuple
         Of the products, beside None, which is that of the dtype.
+    moves : bool
+        Whether a prepared call goes where its plan moves: to other numbers of keys, wherever these lie in memory.
     """
 
     host_arrays: bool
     precisions: tuple[str, ...] = ()
+    moves: bool = False
 
 
 class PreparedForward(Protocol):

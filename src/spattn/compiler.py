@@ -37,7 +37,7 @@ def plan(
     workers: int = 1,
     max_bytes: int | None = None,
 ) -> Plan:
-    """The plan that is kept for these arguments, or a new one; see :func:`spattn.plan`, which names the errors."""
+    """The plan that is kept for these arguments or moves there, or a new one; :func:`spattn.plan` names the errors."""
     kv_len = q_len if kv_len is None else kv_len
     if not isinstance(pattern, Pattern):
         raise TypeError(f"pattern: expected a Pattern, got {type(pattern).__name__}")
@@ -57,10 +57,10 @@ def plan(
     kept = find(key)
     if kept is None:
         budget = Budget(memory() if max_bytes is None else max_bytes)
-        return keep(key, seal(_compile(*key, budget)), budget.needed)
+        return keep(key, _compile(*key, budget), budget.needed)
     if max_bytes is not None:  # as if the plan were made now
         Budget(max_bytes).need(kept.needed)
-    return kept.plan
+    return kept.at(key[2])
 
 
 def plan_for(
@@ -113,7 +113,7 @@ def _compile(
         **items._asdict(),
     )
     budget.need(made.nbytes)
-    return made
+    return seal(made, tiled.least)
 
 
 def _at_least(least: int, name: str, value: int) -> int:

@@ -111,3 +111,35 @@ def test_repeated_calls_that_are_not_like_the_first(torch, kept, portable_allowe
         spattn.attention(q, k, v, "causal", scale=float("nan"))
     with pytest.raises(TypeError, match="precision"):
         spattn.attention(q, k, v, "causal", precision="tf32")
+
+
+STREAMING = (patterns.Sinks(4) | patterns.SlidingWindow(1023, 0)) & patterns.Causal()
+LEFT_PADDED = patterns.PerBatch((STREAMING, patterns.SlidingWindow(1023, 0) - patterns.Sinks(1900)))
+
+
+@pytest.mark.parametrize(
+    "pattern", [STREAMING, LEFT_PADDED, patterns.Sinks(64) | patterns.SlidingWindow(63, 0)], ids=repr
+)
+@pytest.mark.parametrize("q_len", [1, 4])
+def test_steps(torch, kept, pattern, q_len):
+    """One prepared call, with the bits of a plan that is made for each length, wherever the keys lie."""
+    shapes = (2, 32, q_len, 128), (2, 8, 3000, 128), (2, 8, 3000, 128)
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes)
+    k[:, :, 300:900], v[:, :, 300:900] = torch.nan, torch.inf  # between both ends
+    v[0, 0, 2000] = torch.inf  # queries before it have it in a tile of theirs, and take the exact path
+    for kv_len in (2000, 2002, 2100, 1990, 2999, 2002):
+        own = k[:, :, :kv_len], v[:, :, :kv_len]
+        results = [
+            spattn.attention(q, *(place(x) for x in own), pattern, return_lse=True)
+            for place in (lambda x: x, torch.clone, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2))
+        ]
+        assert len(kept) == 1
+        made = spattn.plan(pattern, backend="cuda", like=(q, *own))
+        expected = cuda.forward(q, *own, made, 128**-0.5)
+        for out, lse in results:
+            torch.testing.assert_close(out, expected[0], rtol=0, atol=0, equal_nan=True)
+            torch.testing.assert_close(lse, expected[1], rtol=0, atol=0, equal_nan=True)
+        exact, _ = spattn.attention(*(x.float().cpu().numpy() for x in (q, *own)), pattern, return_lse=True)
+        torch.testing.assert_close(
+            results[0][0].float().cpu(), torch.from_numpy(exact), rtol=0.02, atol=0.02, equal_nan=True
+        )

@@ -10,12 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 
+import spattn
 from spattn.arrays import kind_of
 from spattn.call import Call
 from spattn.cuda import execute, repeat
 from spattn.cuda.driver import _launch
 from spattn.cuda.driver._launch import Launch
 from spattn.cuda.forward_pass import ForwardPass
+from spattn.patterns import SlidingWindow
+from spattn.plan._sealed import sealed
 
 ADDRESSES, WORD = struct.Struct("@7Qd"), struct.Struct("@Q")  # the stand-in for a kernel's parameters
 STREAM = 7
@@ -55,8 +58,12 @@ class Kernel:
 class Template:
     counter_at = ADDRESSES.size
 
+    def __init__(self):
+        self.moved: list[int] = []
+
     def fill(self, number, to, counter):
-        return ADDRESSES.pack(*to) + WORD.pack(counter)
+        self.moved.append(to.moved)
+        return ADDRESSES.pack(*to[:-1]) + WORD.pack(counter)
 
 
 class Gpu:
@@ -89,7 +96,14 @@ def tensors(torch):
 
 
 @pytest.fixture
-def make(torch, tensors, kernel, monkeypatch):
+def on_device():
+    """The stand-in for a plan on the device."""
+    layout = SimpleNamespace(moves=False)
+    return SimpleNamespace(blocks=[5, 5], counter=itertools.count(1000).__next__, layout=layout)
+
+
+@pytest.fixture
+def make(torch, tensors, kernel, on_device, monkeypatch):
     """What computes calls like one of the tensors."""
     kind = kind_of(tensors[0])
     monkeypatch.setattr(type(kind), "raw_stream", staticmethod(abs))
@@ -97,7 +111,6 @@ def make(torch, tensors, kernel, monkeypatch):
     operands = [kind.operand(x) for x in (*tensors, tensors[0])]
     run = ForwardPass(gpu, 0, plan, *operands, 0, "float16", 0.25, None)
     ready = SimpleNamespace(attention=kernel, template=Template(), merge=None)
-    on_device = SimpleNamespace(blocks=[5, 5], counter=itertools.count(1000).__next__)
     prepared = SimpleNamespace(plan=on_device, ready=ready, call=run)
     monkeypatch.setattr(repeat.OnDevice, "run", lambda self, q, k, v, scale: "the long way")
 
@@ -202,3 +215,30 @@ def test_threads(repeated, kernel, tensors):
     expected = [(scale, out, lse) for scale, out, lse in from_threads for _ in range(2)]
     assert sorted((x[7], x[3], x[4]) for x in launched) == sorted(expected) and len(expected) == 1200
     assert len({params[-8:] for _, params in kernel.started}) == 1200
+
+
+def test_steps(torch, make, kernel, tensors, on_device):
+    """Launches say how many keys more there are; keys that lie elsewhere get maps of their own."""
+    asked, ready = [], SimpleNamespace(attention=kernel, template=Template(), merge=None)
+    on_device.layout.moves = True
+    on_device.ready = lambda run: asked.append((run.k, run.v)) or ready
+    repeated = make(Call.of(*tensors))
+    q, longer = tensors[0], torch.zeros(2, 20, 3, 16, dtype=torch.float16).transpose(1, 2)
+    caches = longer[:, :, :6], longer[:, :, :7], longer[:, :, :4], longer[:, :, :7].contiguous()
+    results = [repeated(q, k, k, 0.25) for k in caches]
+    assert ready.template.moved == [0, 0, 1, 1, -2, -2, 1, 1] and len(kernel.started) == 8
+    for (k, v), cache in zip(asked, caches, strict=True):
+        assert k == v == (cache.data_ptr(), tuple(cache.shape), cache.stride())
+    assert all(out.shape == q.shape for out, _ in results)
+    on_device.ready = lambda run: None
+    assert repeated(q, *[longer[:, :, :9]] * 2, 0.25) == "the long way"
+
+
+def test_the_plan_of_other_kernels_moves(tensors):
+    """The portable kernels get a plan of as many keys as there are."""
+    plan = sealed(spattn.plan(SlidingWindow(2, 0), 6, 30))
+    keys = [x.new_zeros(2, 3, 30, 16) for x in tensors[1:]]
+    prepared = execute.Prepared(Call.of(tensors[0], *keys), plan, None, Gpu(), None)
+    assert prepared.plan_for(keys[0]) is plan
+    moved = prepared.plan_for(keys[0].new_zeros(2, 3, 33, 16))
+    assert (moved.kv_len, moved.views["offset"].tolist()) == (33, [0, 25])

@@ -15,6 +15,7 @@ from spattn.cuda.hopper import params as hopper_params
 from spattn.cuda.portable import params
 from spattn.plan._sealed import sealed
 
+PARAMS = hopper_params.params_dtype(16)
 GPU = type("Gpu", (), {"ordinal": 0, "sm_count": 132, "shared_bytes": 227 << 10})()
 
 
@@ -146,3 +147,42 @@ def test_maps_follow_the_arrays(call):
     used = addresses > 0
     assert used.any() and ((after - addresses)[used] == 4096 * (addresses[used] >> 30)).all()
     assert len(ready.template._heads) == 2
+
+
+def test_maps_and_records_of_a_plan_that_moves():
+    """The maps of the last keys move with them, and no others; those of both ends, which are of one shape here, are two
+    although views at equal distances are one elsewhere."""
+    pattern = patterns.Sinks(64) | patterns.SlidingWindow(63, 0)
+    made = sealed(plan(pattern, 1, 1000, tile=(128, 64)))
+    operands = [
+        Operand(base << 30, (1, 2, length, 64), (length * 128, 64, 128, 1))
+        for base, length in ((1, 1), (2, 1000), (3, 1000), (4, 1))
+    ]
+    _, ready, call = prepared.prepare(ForwardPass(GPU, 7, made, *operands, 0, "float16", 1.0, None))
+    at = [x.pointer for x in (call.q, call.k, call.v, call.out)]
+    filled = [
+        np.frombuffer(ready.template.fill(0, hopper_params.Addresses(*at, 0, 0, 0, 1.0, moved), 0), PARAMS)[0]
+        for moved in (0, 7, -500, 7)
+    ]
+    assert [found["moved"] for found in filled] == [0, 7, -500, 7]
+    addresses = np.array([found["maps"].view("u8")[:, 0].astype(np.int64) for found in filled])
+    keys = addresses[0] >> 30
+    last = (936 * 256 + (keys << 30) == addresses[0]) & (keys > 1)
+    assert np.isin(keys, (2, 3)).sum() == 4 and last.sum() == 2
+    for found, moved in zip(addresses, (0, 7, -500, 7), strict=True):
+        np.testing.assert_array_equal(found - addresses[0], np.where(last, 256 * moved, 0))
+
+
+def test_a_plan_that_moves_is_prepared_once_for_all_lengths(call):
+    made = sealed(plan(patterns.SlidingWindow(63, 0), 1, 1000, tile=(128, 64), heads=4))
+    q, out = (Operand(x.pointer, (2, 4, 1, x.shape[3]), x.strides) for x in (call.q, call.out))
+
+    def of(kv_len, head_stride=64):
+        k, v = (
+            x._replace(shape=(2, 2, kv_len, x.shape[3]), strides=(1 << 20, head_stride, 256, 1))
+            for x in (call.k, call.v)
+        )
+        return prepared.prepare(ForwardPass(GPU, 7, made, q, k, v, out, 0, "bfloat16", 1.0, None))
+
+    assert of(1000).ready is of(2000).ready and of(1000).ready is not of(1000, 128).ready
+    assert of(1000).plan is of(1000, 128).plan

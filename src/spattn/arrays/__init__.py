@@ -25,6 +25,7 @@ __all__ = [
     "compiling",
     "dtype_name",
     "kind_of",
+    "of_any_length",
     "recorder",
     "signature",
     "to_host",
@@ -78,6 +79,17 @@ def signature(*arrays: Any) -> tuple[Any, ...] | None:
         _search(arrays[0])  # the first array of a kind
         kind = _plain.get(of)
     return None if kind is None else kind.signature(*arrays)
+
+
+def of_any_length(signature: tuple[Any, ...]) -> tuple[tuple[Any, ...], int] | None:
+    """The signature of q, k and v without how many keys there are and where they lie in memory, and how many there are.
+
+    None for arrays that are no keys and values of one length.
+    """
+    kind, q, (k, _, *of_k), (v, _, *of_v) = signature
+    if not len(k) == len(v) == 4 or k[2] != v[2]:
+        return None
+    return (kind, q, k[:2], k[3], v[:2], v[3], *of_k, *of_v), k[2]
 
 
 def recorder(*operands: Any) -> Callable[..., tuple[Any, Any]] | None:

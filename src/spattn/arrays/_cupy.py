@@ -23,7 +23,7 @@ class CuPy(ArrayKind):
         return type(x) is self.module.ndarray
 
     def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
-        return self, *[(x.dtype, x.device.id, x.shape, x.strides) for x in arrays]
+        return self, *[(x.shape, x.strides, x.dtype, x.device.id) for x in arrays]
 
     def device(self, x: Any) -> str:
         return f"cuda:{x.device.id}"

@@ -32,7 +32,7 @@ class Jax(ArrayKind):
         return f"one on {devices} devices; use jax.device_put(x, device)" if devices > 1 else None
 
     def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
-        return self, *[(x.dtype, x.sharding, x.shape) for x in arrays]
+        return self, *[(x.shape, None, x.dtype, x.sharding) for x in arrays]
 
     def device(self, x: Any) -> str:
         device = next(iter(x.devices()))

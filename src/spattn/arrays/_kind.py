@@ -44,7 +44,10 @@ class ArrayKind:
         return None
 
     def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
-        """See :func:`spattn.arrays.signature`; the arrays are of one class and :meth:`is_plain`."""
+        """See :func:`spattn.arrays.signature`; the arrays are of one class and :meth:`is_plain`.
+
+        The kind, then for each array its shape, its strides and whatever else there is to it.
+        """
         raise NotImplementedError
 
     def device(self, x: Any) -> str:
@@ -136,7 +139,4 @@ class NumPy(ArrayKind):
         return "a masked array; use .filled(), and a pattern for what is not allowed" if isinstance(x, masked) else None
 
     def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
-        found: list[Any] = [self]
-        for x in arrays:
-            found += x.dtype, x.shape, x.strides
-        return tuple(found)
+        return self, *[(x.shape, x.strides, x.dtype) for x in arrays]

@@ -56,16 +56,16 @@ class Torch(ArrayKind):
             return None
         if self._modes() or self._script() is not None:
             return None
-        found: tuple[Any, ...] = ()
+        found: list[Any] = [self]
         recording = self.module.is_grad_enabled()
         try:
             for x in arrays:
                 if x.requires_grad and recording:
                     return None
-                found += x.dtype, x.device, x.shape, x.stride()
+                found.append((x.shape, x.stride(), x.dtype, x.device))
         except RuntimeError:  # of nested and sparse tensors, which have no shape or no strides
             return None
-        return self, found
+        return tuple(found)
 
     def device(self, x: Any) -> str:
         return "cpu" if x.device.type == "cpu" else f"{x.device.type}:{x.device.index or 0}"

@@ -36,7 +36,7 @@ __all__ = [
     "unavailable",
 ]
 
-LIMITS = Limits(host_arrays=True)
+LIMITS = Limits(host_arrays=True, moves=True)
 
 TILE = (48, 64)
 """Queries and keys of a tile. 48 queries are three AVX-512 vectors, as wide as a register block of the scores, and
@@ -161,20 +161,22 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
     Returns
     -------
     callable
-        ``(q, k, v, scale)`` to ``(out, lse)``, for arrays of the call's dtype, shapes and strides.
+        ``(q, k, v, scale)`` to ``(out, lse)``, for arrays of the call's dtype, shapes and strides; of any number of
+        keys that the plan moves to.
 
     Raises
     ------
     ValueError
         If the plan is not sound or made for another call, or `isa` cannot run here.
     """
-    plan = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
+    own = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     isa = isa or _default_isa()
     q = call.kind.to_numpy(call.q)
     shape, dtype, lse_dtype = call.out_shape, q.dtype, np.dtype(call.lse_dtype)
     strides = np.empty_like(q, shape=shape, subok=False).strides
-    rows, useful = call.rows, _useful_threads(call, plan)
-    prepared = _core.Prepared(call, plan, neighbours_together(plan), _heads_together(call, plan), isa)
+    rows, useful = call.rows, _useful_threads(call, own)
+    items = neighbours_together(own), _heads_together(call, own)
+    prepared = _core.Prepared(call, own, *items, isa, own.least or 0)
 
     def run(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
         out, lse = np.ndarray(shape, dtype, None, 0, strides), np.empty(rows, lse_dtype)

@@ -10,7 +10,7 @@ cimport numpy as cnp
 from cpython.exc cimport PyErr_CheckSignals
 from cython.parallel cimport prange, threadid
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 from libcpp cimport bool as cbool
 from libcpp.atomic cimport atomic
 
@@ -26,6 +26,7 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
     enum: kZeroedScratch, kFewQueries
 
     cdef struct View:
+        int64_t offset
         int32_t tiles
 
     cdef struct Component:
@@ -144,18 +145,20 @@ cdef class Prepared:
     cdef int element, lse_element        # NumPy's numbers of the dtypes
     cdef int dtype, value_bytes          # what kernels compute in is 8 or 4 bytes wide
     cdef int64_t heads, all_heads        # query heads; of all batch entries
+    cdef int64_t views, least            # of the plan: how many, and from how many keys on it moves; 0: it must not
     cdef const int32_t* variant          # of each (batch, head)
     cdef const int32_t* work_indptr
     cdef const int32_t* merge_variants
     cdef object owners
 
-    def __init__(self, call, plan, work, int64_t together, str isa):
+    def __init__(self, call, plan, work, int64_t together, str isa, int64_t least=0):
         """`call` has been checked; `work` has the plan's items in the order in which they are taken. A task takes
-        `together` heads."""
+        `together` heads. The plan moves to numbers of keys from `least` on, 0: to none."""
         self.table = find_table(isa)
         self.dtype = DTYPES.index(call.dtype)
         self.value_bytes = 8 if call.dtype == "float64" else 4
         self.heads, self.all_heads = call.heads_q, call.batch * call.heads_q
+        self.views, self.least = len(plan.views), least
         self.call.together = together
         self.call.q_len, self.call.kv_len = call.q_len, call.kv_len
         self.call.heads_q, self.call.group = call.heads_q, call.group
@@ -231,13 +234,29 @@ cdef class Run(Prepared):
         self.work_indptr, self.merge_variants = prepared.work_indptr, prepared.merge_variants
         self.prepared, self.owners, self.workspaces = prepared, [arrays], []
         call[0] = prepared.call
-        call.q, call.k = prepared.describe("q", q, prepared.of_q), prepared.describe("k", k, prepared.of_k)
-        call.v = prepared.describe("v", v, prepared.of_v)
+        self.of_k, self.of_v = prepared.of_k, prepared.of_v
+        self.move(prepared, k)
+        call.q, call.k = prepared.describe("q", q, prepared.of_q), prepared.describe("k", k, self.of_k)
+        call.v = prepared.describe("v", v, self.of_v)
         call.out = prepared.describe("out", out, prepared.of_out)
         call.lse = prepared.describe("lse", lse, prepared.of_lse)
         call.exact_k, call.exact_v, call.nonfinite = call.k, call.v, &self.nonfinite
         call.scale = scale
         self.next_look = monotonic_ns() + kSignalPeriod
+
+    cdef move(self, Prepared prepared, cnp.ndarray k):
+        """Goes to as many keys as `k` has, if the plan moves there: as plan/_sealed.py::moved does it."""
+        cdef int64_t kv_len = k.shape[2] if k.ndim == 4 else -1, view
+        cdef View* views
+        if not 0 < prepared.least <= kv_len or kv_len == prepared.call.kv_len:
+            return
+        views = <View*>self.workspace(prepared.views * sizeof(View))
+        memcpy(views, prepared.call.plan.views, prepared.views * sizeof(View))
+        for view in range(prepared.views):
+            if views[view].offset > 0:
+                views[view].offset += kv_len - prepared.call.kv_len
+        self.call.plan.views = views
+        self.call.kv_len = self.of_k.size[2] = self.of_v.size[2] = kv_len
 
     cdef replace(self, Array* array, str name, const Shape& shape, instead):
         """Has the tiles read a finite copy of K or V; None: the caller's array."""
@@ -348,7 +367,7 @@ cdef class Forward(Run):
     """Work items, then merges."""
 
     cdef make_room(self, instead, int threads):
-        self.replace(&self.call.v, "v", self.prepared.of_v, instead)
+        self.replace(&self.call.v, "v", self.of_v, instead)
         self.allocate(threads, self.table.scratch_bytes[self.dtype](self.call),
                       self.call.head_dim_v + sizeof(double) // self.value_bytes)  # the lse is a double: results.h
 

@@ -23,7 +23,7 @@ from .driver.errors import NO_DEVICE, CudaError
 
 __all__ = ["LIMITS", "CudaError", "accepts", "forward", "info", "plan_for", "sm_count", "tile", "unavailable"]
 
-LIMITS = Limits(host_arrays=False, precisions=("tf32",))
+LIMITS = Limits(host_arrays=False, precisions=("tf32",), moves=True)
 
 _works_in: int | None = None  # the process in which the backend was found to work
 _BLOCKS_PER_SM = 2  # that run side by side
@@ -94,7 +94,8 @@ def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str 
 
 
 def prepare(call: Call, plan: Plan) -> PreparedForward:
-    """What computes this call, and every other that differs from it in values, addresses, stream and scale alone.
+    """What computes this call, and every other that differs from it in values, addresses, stream and scale alone, or in
+    the number of keys and their strides where the plan moves.
 
     Raises
     ------

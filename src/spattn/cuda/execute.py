@@ -12,6 +12,7 @@ from .._limits import environment
 from ..arrays._kind import numpy_dtype
 from ..arrays._operand import Operand, memory_order, row_major
 from ..call import Call
+from ..plan._sealed import moved, sealed
 from ..plan._types import Plan
 from .backward_pass import BackwardPass
 from .driver.buffer import Buffer, out_of_memory
@@ -63,6 +64,7 @@ class Prepared:
         self.kind, self.dtype, self.lse_dtype, self.precision = call.kind, call.dtype, call.lse_dtype, call.precision
         self.rows, self.shape, self.return_lse = call.rows, call.out_shape, call.return_lse
         self.plan, self.kernels, self.device, self._again = plan, kernels, device, again
+        self._kv_len = call.kv_len
         self._chosen = chosen_kernels()
         wide, narrow = (numpy_dtype(name).itemsize for name in (call.lse_dtype, call.dtype))
         heads = call.batch * call.heads_q
@@ -71,9 +73,14 @@ class Prepared:
 
     def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
         if chosen_kernels() != self._chosen:
-            return self._again(q, k, v, self.plan, scale, precision=self.precision)
+            return self._again(q, k, v, self.plan_for(k), scale, precision=self.precision)
         with self.device:
             return self.run(q, k, v, scale)
+
+    def plan_for(self, k: Any) -> Plan:
+        """The plan at as many keys as there are."""
+        kv_len = int(k.shape[2])
+        return self.plan if kv_len == self._kv_len else moved(sealed(self.plan), kv_len)
 
     def run(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
         """The results; the device's context is current."""
@@ -103,7 +110,7 @@ class OnDevice(Prepared):
                 ForwardPass(
                     device,
                     device.stream if stream is None else stream,
-                    self.plan,
+                    self.plan_for(k),
                     *operands,
                     kind.operand(out),
                     0 if lse is None else kind.operand(lse).pointer,
@@ -139,8 +146,9 @@ class FromHost(Prepared):
             lse_at = allocate(lse.nbytes)
             for x, operand in zip((q, k, v), operands, strict=False):
                 _copy("cuMemcpyHtoDAsync", operand.pointer, x.ctypes.data, x.nbytes, stream)
+            plan, precision = self.plan_for(k), self.precision
             self.kernels.forward(
-                ForwardPass(device, stream, self.plan, *operands, lse_at, self.dtype, scale, allocate, self.precision)
+                ForwardPass(device, stream, plan, *operands, lse_at, self.dtype, scale, allocate, precision)
             )
             _copy("cuMemcpyDtoHAsync", out.ctypes.data, operands[3].pointer, out.nbytes, stream)
             _copy("cuMemcpyDtoHAsync", lse.ctypes.data, lse_at, lse.nbytes, stream)

@@ -1,11 +1,13 @@
 """Calls of the Hopper kernels that repeat: an allocation for each result, their addresses and a launch or two.
 
-What depends on plan, shapes, strides, dtype and device alone is done once; launches are kept by their addresses.
+What depends on plan, shapes, strides, dtype and device alone is done once; launches are kept by their addresses. A plan
+that moves is on the device once, and its parameters say how far it has moved: a step of generation copies nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +22,7 @@ from .driver.device import Device, require_owner
 from .execute import OnDevice
 from .forward_pass import ForwardPass
 from .hopper.params import Addresses
-from .hopper.prepared import Prepared
+from .hopper.prepared import Prepared, Ready
 
 if TYPE_CHECKING:
     from ..arrays._torch import Torch
@@ -33,7 +35,8 @@ class Repeated(OnDevice):
 
     def __init__(self, run: ForwardPass, prepared: Prepared, call: Call, *args: Any):
         super().__init__(call, *args)
-        self._own_plan, self._ready = prepared.plan, prepared.ready
+        self._own_plan, self._ready, self._run = prepared.plan, prepared.ready, prepared.call
+        self._moves = prepared.plan.layout.moves
         self._counter, self._counter_at = prepared.plan.counter, prepared.ready.template.counter_at
         self._strides, self._row_strides = run.out.strides, row_major(self.rows)
         torch = cast("Torch", call.kind)
@@ -72,8 +75,9 @@ class Repeated(OnDevice):
             0 if rest is None else rest.data_ptr(),
             scale,
             self._stream(self._index),
+            (k.size(2), k.stride(), v.stride()) if self._moves else None,
         )
-        launches = self._launches.get(key) or self._write(key)
+        launches = self._launches.get(key) or self._write(key, k, v)
         if launches is None:
             return super().__call__(q, k, v, scale)
         if self.device.is_current():
@@ -89,22 +93,32 @@ class Repeated(OnDevice):
         if merge is not None:
             merge()
 
-    def _write(self, key: tuple[Any, ...]) -> tuple[list[Launch], Launch | None] | None:
+    def _write(self, key: tuple[Any, ...], k: Any, v: Any) -> tuple[list[Launch], Launch | None] | None:
         """The launches for these addresses, but for the work counters; None where TMA cannot read there.
 
         A call has them to itself: no other writes to the same addresses while it holds its results.
         """
         if not hopper.aligned(key[:4]):
             return None
-        q, k, v, out, lse, partial, scale, stream = key
-        to = Addresses(q, k, v, out, lse, partial, partial + self._partial_bytes, scale)
-        attention, merge, ready = [], None, self._ready
+        q_at, k_at, v_at, out, lse, partial, scale, stream, _ = key
+        moved = int(k.shape[2]) - self._kv_len
+        to = Addresses(q_at, k_at, v_at, out, lse, partial, partial + self._partial_bytes, scale, moved)
+        attention, merge, ready = [], None, self._ready_for(k, v)
+        if ready is None:
+            return None
         if ready.attention is not None:
             for number, blocks in enumerate(self._own_plan.blocks):
                 attention.append(Launch(ready.attention, blocks, ready.template.fill(number, to, 0), stream))
         if ready.merge is not None:
             merge = Launch(ready.merge, ready.merge_blocks, ready.merge_params(to), stream)
         return self._launches.keep(key, (attention, merge))
+
+    def _ready_for(self, k: Any, v: Any) -> Ready | None:
+        """What calls share whose keys and values lie as these do; None where TMA cannot read them."""
+        if not self._moves:
+            return self._ready
+        with self.device:
+            return self._own_plan.ready(replace(self._run, k=self.kind.operand(k), v=self.kind.operand(v)))
 
 
 def on_device(call: Call, plan: Plan, kernels: ModuleType, device: Device, again: Callable[..., Any]) -> OnDevice:

@@ -8,7 +8,7 @@ from . import deepspeed
 from ._codec import from_dict
 from ._content import ByContent
 from ._gallery import a_shape, chunked_causal, gallery, shared_prefix, tri_shape
-from ._lattice import Lattice, Part
+from ._lattice import Ends, Lattice, Part
 from ._parameters import Range
 from ._pattern import Pattern
 from ._predicate import apply, member
@@ -40,6 +40,7 @@ __all__ = [
     "Columns",
     "DilatedWindow",
     "Documents",
+    "Ends",
     "Fixed",
     "Full",
     "GlobalTokens",

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ._check import assign
 from ._discover import pair_count
-from ._lattice import Part
+from ._lattice import Ends, Part
 from ._pattern import Pattern
 from ._predicate import allowed
 from ._registry import DEEPEST, OPERATORS
@@ -98,6 +98,14 @@ class Composite(Pattern):
 
         return self._with(map(own, self.operands))
 
+    def _ends(self, q_len: int, between: Callable[[Iterable[bool]], bool]) -> Ends | None:
+        """The ends of all operands; `between` says what their keys between them are together."""
+        found = [p.ends(q_len) for p in self.operands]
+        if None in found:
+            return None
+        first, last, middle = zip(*found, strict=True)
+        return Ends(max(first), max(last), between(middle))
+
     @property
     def translation_invariant(self) -> bool:  # type: ignore[override]  # of its operands, not of its class
         return all(p.translation_invariant for p in self.operands)
@@ -129,6 +137,9 @@ class Or(Composite):
             parts += tuple(piece for p in pieces[number] for piece in _filtered(p, (others,)))
         return parts
 
+    def ends(self, q_len: int) -> Ends | None:
+        return self._ends(q_len, any)
+
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
         joined: list[Runs] = []
         for p in self.operands:
@@ -158,6 +169,9 @@ class And(Composite):
                 return tuple(piece for part in parts for piece in _filtered(part, others))
         return (Part(self),)
 
+    def ends(self, q_len: int) -> Ends | None:
+        return self._ends(q_len, all)
+
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
         each = (p._candidates(q, kv_len) for p in self.operands)
         return min((runs for runs in each if runs is not None), key=pair_count, default=None)
@@ -181,6 +195,9 @@ class Not(Composite):
     def allows(self, q: Any, k: Any) -> Any:
         result = allowed(self.operands[0], q, k)
         return (not result) if isinstance(result, bool) else ~result  # Python integers compare to Python's bool
+
+    def ends(self, q_len: int) -> Ends | None:
+        return self._ends(q_len, lambda middle: not all(middle))
 
     def __repr__(self) -> str:
         return f"~{self.operands[0]!r}"

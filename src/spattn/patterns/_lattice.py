@@ -9,7 +9,7 @@ from .._index_checks import q_offset
 if TYPE_CHECKING:
     from ._pattern import Pattern
 
-__all__ = ["Lattice", "Part", "column_lattices", "residue_parts"]
+__all__ = ["Ends", "Lattice", "Part", "column_lattices", "residue_parts"]
 
 
 class Lattice(NamedTuple):
@@ -62,6 +62,24 @@ class Part(NamedTuple):
     query: Lattice | None = None
     key: Lattice | None = None
     shifts: tuple[tuple[int, int], ...] = ((0, 0),)
+
+
+class Ends(NamedTuple):
+    """Where the last queries of any long sequence find their keys, at more than ``first + last`` keys.
+
+    Parameters
+    ----------
+    first : int
+        Of the first so many keys, each is allowed or not as its number says.
+    last : int
+        Of the last so many keys, each is allowed or not as its distance from the end says.
+    between : bool, optional
+        Whether the keys between them are allowed, all or none.
+    """
+
+    first: int
+    last: int
+    between: bool = False
 
 
 def residue_parts(pattern: Pattern, stride: int, offset: int, q_len: int, kv_len: int) -> tuple[Part, ...]:

@@ -13,7 +13,7 @@ from ..arrays import dtype_name, kind_of
 from ..index_set import AffineRows, Runs
 from ._codec import encode, from_dict
 from ._discover import discover
-from ._lattice import Part
+from ._lattice import Ends, Part
 from ._parameters import check_parameters, default_value
 from ._registry import OPERATORS, pattern_class
 
@@ -97,6 +97,22 @@ class Pattern:
         tuple of Part
         """
         return (Part(self),)
+
+    def ends(self, q_len: int) -> Ends | None:
+        """Hint: where the keys of the last queries lie, the same for all long sequences; None where there is none.
+
+        Only a pattern that suits every length has it. Steps of generation at all lengths share one plan then.
+
+        Parameters
+        ----------
+        q_len : int
+            Queries, the last so many positions of the sequence.
+
+        Returns
+        -------
+        Ends or None
+        """
+        return None
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         """This pattern at these lengths: checks that they fit and fixes whatever depends on them.

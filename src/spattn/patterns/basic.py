@@ -9,7 +9,7 @@ import numpy as np
 
 from ..index_set import Runs
 from ._check import REACH, integer, reach
-from ._lattice import Part, column_lattices, residue_parts
+from ._lattice import Ends, Part, column_lattices, residue_parts
 from ._parameters import Count, Positive
 from ._pattern import Pattern
 from ._registry import register
@@ -38,6 +38,9 @@ class Full(Pattern):
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         return Runs.span(np.zeros_like(q), kv_len, kv_len)
 
+    def ends(self, q_len: int) -> Ends:
+        return Ends(0, 0, between=True)
+
 
 @register("causal")
 @dataclass(frozen=True)
@@ -54,6 +57,9 @@ class Causal(Pattern):
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         return Runs.span(np.zeros_like(q), q + 1, kv_len)
+
+    def ends(self, q_len: int) -> Ends:
+        return Ends(0, q_len, between=True)
 
 
 @register("block_local")
@@ -139,6 +145,9 @@ class Sinks(Pattern):
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         return Runs.span(np.zeros_like(q), reach(self.count), kv_len)
+
+    def ends(self, q_len: int) -> Ends:
+        return Ends(self.count, 0)
 
 
 @register("stride")

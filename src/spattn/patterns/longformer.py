@@ -9,7 +9,7 @@ import numpy as np
 
 from ..index_set import Runs
 from ._check import assign, integer
-from ._lattice import Part
+from ._lattice import Ends, Part
 from ._parameters import Count, Positive
 from ._pattern import Pattern
 from ._registry import register
@@ -79,6 +79,9 @@ class Longformer(Pattern):
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         return self._composition().parts(q_len, kv_len)
+
+    def ends(self, q_len: int) -> Ends | None:
+        return self._composition().ends(q_len)
 
     @classmethod
     def example(cls) -> tuple[Pattern, int]:

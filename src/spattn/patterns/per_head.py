@@ -10,7 +10,7 @@ import numpy as np
 from ..index_set import Runs
 from ._check import assign, integer
 from ._composition import nesting
-from ._lattice import Part
+from ._lattice import Ends, Part
 from ._pattern import Pattern
 from ._registry import register
 from .basic import Causal
@@ -75,6 +75,9 @@ class Chosen(Pattern):
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         return self._only().parts(q_len, kv_len)
+
+    def ends(self, q_len: int) -> Ends | None:
+        return self._only().ends(q_len)
 
 
 @register("per_head")

@@ -12,7 +12,7 @@ from .._index_checks import q_offset
 from ..index_set import AffineRows, Runs
 from ._check import REACH, assign, reach
 from ._composition import nesting
-from ._lattice import Lattice, Part
+from ._lattice import Ends, Lattice, Part
 from ._parameters import Count
 from ._pattern import Pattern
 from ._predicate import allowed, member
@@ -122,6 +122,10 @@ class GlobalTokens(Pattern):
             rows = Lattice(first + before * step, (step,), (count - before,))
             parts.append(Part(queries - keys if self.keys else queries, rows, None))
         return tuple(parts)
+
+    def ends(self, q_len: int) -> Ends | None:
+        tokens = self.tokens if isinstance(self.tokens, int) else max(self.tokens, default=-1) + 1
+        return None if self._spacing(tokens) else Ends(tokens, q_len)  # its own parts have denser views
 
     def _spacing(self, kv_len: int) -> tuple[int, int, int] | None:
         """(first, step, count) when the tokens stand at equal distances of more than one token."""

@@ -10,7 +10,7 @@ import numpy as np
 from .._index_checks import LONGEST, q_offset
 from ..index_set import Runs
 from ._check import assign, reach
-from ._lattice import Lattice, Part, residue_parts
+from ._lattice import Ends, Lattice, Part, residue_parts
 from ._parameters import Count, Positive, Range
 from ._pattern import Pattern
 from ._registry import register
@@ -85,6 +85,9 @@ class SlidingWindow(Pattern):
         right = self._right
         return Runs.span(start, kv_len if right is None else q + reach(right) + 1, kv_len)
 
+    def ends(self, q_len: int) -> Ends:
+        return Ends(0, q_len, between=True) if self.left is None else Ends(0, self.left + q_len)
+
     @classmethod
     def typical(cls) -> tuple[Pattern, int]:
         return cls(256), 16384
@@ -145,6 +148,9 @@ class DilatedWindow(Pattern):
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         return (Part(self),) if self.dilation == 1 else residue_parts(self, reach(self.dilation), 0, q_len, kv_len)
+
+    def ends(self, q_len: int) -> Ends | None:
+        return Ends(0, self.left + q_len) if self.dilation == 1 else None  # its own parts have denser views
 
     @classmethod
     def example(cls) -> tuple[Pattern, int]:

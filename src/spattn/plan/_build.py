@@ -12,7 +12,7 @@ import numpy as np
 from .._frozen import frozen
 from .._index_checks import q_offset
 from .._ragged import offsets
-from ..patterns import Full, Lattice, Part, Pattern
+from ..patterns import Ends, Full, Lattice, Part, Pattern
 from ..patterns._check import integer, integers
 from ._tiling import Budget, Masks, find_tiles, make_view
 from ._types import AXES, COMPONENT, LARGEST, VIEW
@@ -25,7 +25,8 @@ _INDEX_BYTES = 4  # of a (batch entry, head) in a plan's variant
 @dataclass(frozen=True)
 class Tiled:
     """What a pattern allows, as tiles over affine views: the fields of :class:`~spattn.plan.Plan` that say *what* is
-    computed. `variant_components` says where the components of each variant start."""
+    computed. `variant_components` says where the components of each variant start, and `least` from how many keys on
+    the tiles are the same, but for where those of the last keys lie; None: at no other number."""
 
     views: np.ndarray
     components: np.ndarray
@@ -37,6 +38,7 @@ class Tiled:
     variant: np.ndarray
     variant_components: tuple[int, ...]
     nnz: int
+    least: int | None
 
 
 class Piece(NamedTuple):
@@ -59,8 +61,20 @@ def tile_pattern(
         variants, index = [~Full()], np.zeros((1, 1), np.int32)
     builder = _Builder(q_len, kv_len, tile, budget)
     for variant in variants:
-        builder.add_variant(variant.bind(q_len, kv_len))
+        bound = variant.bind(q_len, kv_len)
+        builder.add_variant(bound, _ends_of(variant, q_len, kv_len) if bound is variant else None)
     return builder.finish(index)
+
+
+def _ends_of(pattern: Pattern, q_len: int, kv_len: int) -> Ends | None:
+    """The ends of a sequence that hold all of the pattern's keys; None where it tells none, or they meet."""
+    found = pattern.ends(q_len)
+    if found is None:
+        return None
+    if not isinstance(found, Ends) or not isinstance(found.between, bool):
+        raise TypeError(f"ends(): expected Ends or None from {pattern!r}, got {found!r}")
+    first, last = integers("ends()", found[:2], 0)
+    return None if found.between or not 0 < first + last < kv_len else Ends(first, last)
 
 
 class _Builder:
@@ -77,11 +91,14 @@ class _Builder:
         self.entries: list[tuple[np.ndarray, ...]] = []  # (key tile, key view, mask)
         self.view_count = self.rows = self.nnz = 0
         self.variant_components = [0]
+        self.least: int | None = 1
 
-    def add_variant(self, pattern: Pattern) -> None:
+    def add_variant(self, pattern: Pattern, ends: Ends | None) -> None:
         """Plans one pattern: pieces that share their query view become one component."""
+        least = None if ends is None else ends.first + ends.last + 1
+        self.least = None if least is None or self.least is None else max(self.least, least)
         groups: dict[tuple[Lattice, tuple[int, ...]], list[Piece]] = {}
-        for part in parts_of(pattern, self.q_len, self.kv_len) if self.q_len and self.kv_len else ():
+        for part in parts_of(pattern, self.q_len, self.kv_len, ends) if self.q_len and self.kv_len else ():
             groups.setdefault((part.query, tuple(dq for dq, _ in part.shifts)), []).append(part)
         before = self.variant_components[-1]
         added = [self._add_group(query, parts) for (query, _), parts in groups.items()]
@@ -139,11 +156,12 @@ class _Builder:
             index,
             tuple(self.variant_components),
             self.nnz,
+            self.least,
         )
 
 
-def parts_of(pattern: Pattern, q_len: int, kv_len: int) -> list[Piece]:
-    """The parts of a pattern that hold a pair.
+def parts_of(pattern: Pattern, q_len: int, kv_len: int, ends: Ends | None = None) -> list[Piece]:
+    """The parts of a pattern that hold a pair; those at both ends of the sequence if all of its keys lie there.
 
     Raises
     ------
@@ -152,7 +170,7 @@ def parts_of(pattern: Pattern, q_len: int, kv_len: int) -> list[Piece]:
     ValueError
         If a lattice, moved by any of the shifts, leaves the sequence or visits a position twice.
     """
-    found = pattern.parts(q_len, kv_len)
+    found = pattern.parts(q_len, kv_len) if ends is None else _parts_at(ends, pattern, kv_len)
     if not isinstance(found, Iterable):
         raise TypeError(f"parts(): expected a tuple of Part from {pattern!r}, got {found!r}")
     whole_q, whole_k = Lattice(q_offset(q_len, kv_len), (1,), (q_len,)), Lattice(0, (1,), (kv_len,))
@@ -171,6 +189,13 @@ def parts_of(pattern: Pattern, q_len: int, kv_len: int) -> list[Piece]:
             _check_reach(key, [dk for _, dk in shifts], 0, kv_len)
             parts.append(_from_first(part.pattern, query, key, shifts))
     return parts
+
+
+def _parts_at(ends: Ends, pattern: Pattern, kv_len: int) -> tuple[Part, ...]:
+    """The pattern at either end. Of all lattices of keys only that of the last ones has an offset, by which
+    :func:`spattn.plan._sealed.moved` knows it."""
+    lattices = Lattice(0, (1,), (ends.first,)), Lattice(kv_len - ends.last, (1,), (ends.last,))
+    return tuple(Part(pattern, None, lattice) for lattice in lattices)
 
 
 def _from_first(pattern: Pattern, query: Lattice, key: Lattice, shifts: list[tuple[int, int]]) -> Piece:

@@ -15,9 +15,10 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
+from .._cached import Recent
 from ..patterns import Pattern
 from ..patterns._registry import pattern_class
-from ._sealed import MAX_CALLS, Sealed, sealed
+from ._sealed import MAX_CALLS, Sealed, moved_plan, sealed
 from ._types import Plan
 
 __all__ = [
@@ -37,6 +38,7 @@ _R = TypeVar("_R")
 
 _MAX_BYTES = 256 << 20
 _MAX_PLANS = 256
+_MAX_MOVED = 64  # numbers of keys that a plan is kept at
 _OBJECT_BYTES = 8192  # of a plan, its sealed copy and its key, beside the pattern and the elements of arrays
 
 _clock = itertools.count()
@@ -49,18 +51,32 @@ _counts = {"hits": 0, "misses": 0}
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Kept:
-    """A plan, what making it took (`needed` bytes), and what it and its key take now."""
+    """A plan, what making it took (`needed` bytes), and what it and its key take now; `moved` are plans that it became
+    at other numbers of keys."""
 
     plan: Plan
     sealed: Sealed
     needed: int
     own_bytes: int
+    moved: Recent = dataclasses.field(default_factory=lambda: Recent(_MAX_MOVED))
     signatures: list[tuple[object, Hashable]] = dataclasses.field(default_factory=list)  # under which _calls has it
     used: int = dataclasses.field(default_factory=_clock.__next__)
 
     @property
     def nbytes(self) -> int:
-        return self.own_bytes + self.sealed.derived_bytes
+        others = [sealed(plan) for plan in self.moved.copy().values()]
+        views = len(others) * (_OBJECT_BYTES + self.plan.views.nbytes)
+        return self.own_bytes + views + sum(one.derived_bytes for one in (self.sealed, *others))
+
+    def at(self, kv_len: int) -> Plan:
+        """The plan at a number of keys that it serves."""
+        if kv_len == self.plan.kv_len:
+            return self.plan
+        return self.moved.get(kv_len) or self.moved.keep(kv_len, moved_plan(self.plan, kv_len))
+
+    def executes(self, plan: Sealed) -> bool:
+        """Whether `plan` is this one, at any number of keys."""
+        return any(sealed(one) is plan for one in (self.plan, *self.moved.copy().values()))
 
 
 class PlanCacheInfo(NamedTuple):
@@ -85,12 +101,20 @@ class PlanCacheInfo(NamedTuple):
 
 
 def find(key: tuple[Any, ...]) -> Kept | None:
-    """The plan that was kept under `key`."""
+    """What was kept under `key`, whose second number is that of the keys, or what moves there."""
     kept = _plans.get(key)
-    if kept is not None:
-        kept.used = next(_clock)
-        _counts["hits"] += 1
+    if kept is None:
+        kept = _plans.get(_at_any_length(key))
+        if kept is None or kept.sealed.least is None or key[2] < kept.sealed.least:
+            return None
+    kept.used = next(_clock)
+    _counts["hits"] += 1
     return kept
+
+
+def _at_any_length(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The key of a plan that moves."""
+    return *key[:2], None, *key[3:]
 
 
 def keep(key: tuple[Any, ...], plan: Plan, needed: int) -> Plan:
@@ -99,9 +123,9 @@ def keep(key: tuple[Any, ...], plan: Plan, needed: int) -> Plan:
     kept = Kept(plan, sealed(plan), needed, _OBJECT_BYTES + plan.nbytes + size_of(key[0]))
     if kept.nbytes > _MAX_BYTES:
         return plan
-    kept = _plans.setdefault(key, kept)
+    kept = _plans.setdefault(key if kept.sealed.least is None else _at_any_length(key), kept)
     _forget()
-    return kept.plan
+    return kept.at(plan.kv_len)
 
 
 def kept_with_plan(make: Callable[Concatenate[Plan, _P], _R]) -> Callable[Concatenate[Plan, _P], _R]:
@@ -140,7 +164,7 @@ def keep_call(pattern: Hashable, signature: Hashable, plan: Plan, prepared: Any)
         sealed(pattern).calls.keep(signature, prepared)
         return
     own = sealed(plan)
-    kept = next((kept for kept in _plans.copy().values() if kept.sealed is own), None)
+    kept = next((kept for kept in _plans.copy().values() if kept.executes(own)), None)
     if kept is None:  # too large to be kept
         return
     if len(kept.signatures) >= MAX_CALLS:

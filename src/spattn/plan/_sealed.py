@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
+
 from .._cached import Recent
+from .._frozen import frozen
 from ._types import Plan
 from ._validate import check
 
-__all__ = ["Sealed", "seal", "sealed", "sealed_for", "validate"]
+__all__ = ["Sealed", "moved", "moved_plan", "seal", "sealed", "sealed_for", "validate"]
 
 
 MAX_CALLS = 64  # prepared for one plan
@@ -27,15 +30,19 @@ class Sealed(Plan):
         Bytes of host memory that this takes.
     calls : Recent
         Prepared calls that execute it, by their signatures. See :func:`~spattn.plan._cache.keep_call`.
+    least : int or None
+        The plan *moves*: at any number of keys from this one on it is the same, but for where the views of the last
+        keys lie. See :func:`moved`. None: it does not.
     """
 
     derived: dict[tuple[Hashable, ...], Any]
     derived_bytes: int
     calls: Recent
+    least: int | None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        vars(self).update(derived={}, derived_bytes=0, calls=Recent(MAX_CALLS))
+        vars(self).update(_nothing_made(), least=None)
 
 
 def sealed(plan: Plan) -> Sealed:
@@ -71,10 +78,42 @@ def sealed_for(plan: Plan, batch: int, heads: int, q_len: int, kv_len: int) -> S
     return found
 
 
-def seal(plan: Plan) -> Plan:
-    """Says that a plan is sound: the planner's own need no check. Returns it."""
-    vars(plan)["_sealed"] = _copy(plan)
+def seal(plan: Plan, least: int | None) -> Plan:
+    """Says that a plan is sound, and from how many keys on it moves: the planner's own need no check. Returns it."""
+    vars(plan)["_sealed"] = copy = _copy(plan)
+    vars(copy)["least"] = least
     return plan
+
+
+def moved(plan: Sealed, kv_len: int) -> Sealed:
+    """A plan that moves, at another number of keys. The views of its last keys are those that have an offset.
+
+    Raises
+    ------
+    ValueError
+        If it does not move there.
+    """
+    if plan.least is None or kv_len < plan.least:
+        goes = f"{plan.kv_len} keys" if plan.least is None else f"{plan.least} keys or more"
+        raise ValueError(f"plan: expected {goes}, got {kv_len}")
+    views = plan.views.copy()
+    views["offset"] += np.where(views["offset"] > 0, kv_len - plan.kv_len, 0)
+    made = object.__new__(Sealed)
+    # Sealed plans may share array objects: nobody else holds them.
+    vars(made).update(vars(plan), kv_len=kv_len, views=frozen(views), **_nothing_made())
+    return made
+
+
+def moved_plan(plan: Plan, kv_len: int) -> Plan:
+    """The same of a plan that anybody may hold."""
+    own = moved(sealed(plan), kv_len)
+    made = replace(plan, kv_len=kv_len, views=own.views)
+    vars(made)["_sealed"] = own
+    return made
+
+
+def _nothing_made() -> dict[str, Any]:
+    return {"derived": {}, "derived_bytes": 0, "calls": Recent(MAX_CALLS)}
 
 
 def validate(plan: Plan) -> Plan:

@@ -19,6 +19,7 @@ from .contract import check_plan, execute
 __all__ = ["Expectation", "check_pattern", "check_picture"]
 
 
+_MOST_TOKENS_OF_ENDS = 10_000
 Forward = Callable[[np.ndarray, np.ndarray, np.ndarray, Pattern], tuple[np.ndarray, np.ndarray]]
 
 
@@ -27,9 +28,9 @@ def check_pattern(
 ) -> None:
     """AssertionError unless a pattern keeps every promise that spattn makes for it.
 
-    The closed form equals the predicate; the plan equals both, its tiles are disjoint, and executing it equals
-    :mod:`spattn.reference`; the laws of composition hold; a key that is not allowed changes nothing; the pattern
-    survives ``to_dict``. Real kernels are judged by
+    The closed form equals the predicate, and so does what the pattern says of its ends, at lengths of their own; the
+    plan equals both, its tiles are disjoint, and executing it equals :mod:`spattn.reference`; the laws of composition
+    hold; a key that is not allowed changes nothing; the pattern survives ``to_dict``. Real kernels are judged by
     :class:`Expectation`.
 
     Parameters
@@ -49,6 +50,8 @@ def check_pattern(
     heads = max(1, pattern.sizes()[1]) if heads is None else heads
     lengths = batch, heads, q_len, kv_len
     check_index_set(pattern, *lengths)
+    for own in pattern.variants(batch, heads)[0]:
+        check_ends(own, q_len)
     check_laws(pattern, *lengths)
     check_round_trip(pattern, *lengths)
     check_planned(pattern, *lengths)
@@ -65,6 +68,22 @@ def check_index_set(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len
             f"{np.argwhere(dense != expected[b, h])[:5].tolist()} (row, key)"
         )
         assert index_set.nnz == expected[b, h].sum(), f"{pattern!r}: nnz {index_set.nnz}, not {expected[b, h].sum()}"
+
+
+def check_ends(pattern: Pattern, q_len: int, further: tuple[int, int] = (1, 66)) -> None:
+    """The ends of one head's pattern are the same at any two lengths so many tokens beyond them, if they have at most
+    10,000 tokens, and between them everything is allowed or nothing."""
+    ends = pattern.ends(q_len)
+    if ends is None or sum(ends[:2]) > _MOST_TOKENS_OF_ENDS:
+        return
+    first, last, between = ends
+    lengths = [first + last + more for more in further]
+    masks = [dense_mask(pattern, 1, 1, q_len, kv_len)[0, 0] for kv_len in lengths]
+    what = f"{pattern!r}, {q_len} queries, {ends}: at {lengths[0]} and {lengths[1]} keys"
+    assert np.array_equal(masks[0][:, :first], masks[1][:, :first]), f"{what} the first ones differ"
+    near = [mask[:, len(mask[0]) - last :] for mask in masks]
+    assert np.array_equal(*near), f"{what} the last ones differ"
+    assert all((mask[:, first : len(mask[0]) - last] == between).all() for mask in masks), f"{what}: between them"
 
 
 def check_laws(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> None:

@@ -27,7 +27,8 @@ __device__ inline void exact_row(const Params& p, const Assignment& assigned, in
     if (!mask_allows(p.masks, mask_block(p.entry_masks[e], row / 64), row % 64, column)) return -1;
     const Entry entry = p.entries[e];
     const View& view = p.key_views[work.key_view + entry.view];
-    return cell_position(view, entry.x, entry.y, entry.z, column, position) ? position : -1;
+    if (!cell_position(view, entry.x, entry.y, entry.z, column, position)) return -1;
+    return view.offset > 0 ? position + p.moved : position;
   };
   const auto dot = [&](int64_t position) {
     double sum = 0;

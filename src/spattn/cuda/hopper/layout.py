@@ -34,6 +34,8 @@ class Layout:
         See :class:`~spattn.schedule.finishers.Finishers`.
     finishes : (items,) bool array
     merges : Merges
+    moves : bool
+        Whether the maps and views of the last keys, those with an offset, move.
     """
 
     query_specs: tuple[MapSpec, ...]
@@ -47,6 +49,7 @@ class Layout:
     priors: np.ndarray
     finishes: np.ndarray
     merges: Merges
+    moves: bool
 
     @property
     def maps(self) -> int:
@@ -54,12 +57,12 @@ class Layout:
         return 2 * (len(self.query_specs) + len(self.key_specs))
 
 
-def make_layout(plan: Plan) -> Layout:
-    """Lays a plan out for the Hopper kernel."""
+def make_layout(plan: Plan, moves: bool = False) -> Layout:
+    """Lays a plan out for the Hopper kernel; where it moves, views that do and views that do not share no map."""
     query_ids, key_ids, row_component = roles(plan)
     query_specs, query_views = map_views(plan.views, query_ids, 0)
     query_specs, query_views = halve(query_specs, query_views, plan.block_q // PANEL)
-    key_specs, key_views = map_views(plan.views, key_ids, len(query_specs))
+    key_specs, key_views = map_views(plan.views, key_ids, len(query_specs), join=not moves)
     components = plan.components[plan.work["component"]]
     if (plan.work["begin"] >= plan.work["end"]).any():
         raise ValueError("plan: expected work items of at least one tile")
@@ -85,6 +88,7 @@ def make_layout(plan: Plan) -> Layout:
         finishers.priors,
         finishers.finishes,
         finishers.merges,
+        moves,
     )
 
 

@@ -52,11 +52,14 @@ class MapSpec:
     box: tuple[int, ...]
 
 
-def map_views(views: np.ndarray, ids: np.ndarray, first: int) -> tuple[tuple[MapSpec, ...], np.ndarray]:
+def map_views(
+    views: np.ndarray, ids: np.ndarray, first: int, join: bool = True
+) -> tuple[tuple[MapSpec, ...], np.ndarray]:
     """Tensor maps for the views `ids`, as few as there can be, and the device records of all views.
 
     Views that differ by their offset alone share a map when the offsets are an arithmetic progression and an axis is
-    free to hold its number: the residue classes of a dilated or strided pattern are one map. Equal views always share.
+    free to hold its number, unless `join` is False: the residue classes of a dilated or strided pattern are one map.
+    Equal views always share.
     """
     records = np.zeros(len(views), dtype=VIEW)
     for name in ("offset", "stride", "extent", "box"):
@@ -68,7 +71,7 @@ def map_views(views: np.ndarray, ids: np.ndarray, first: int) -> tuple[tuple[Map
         classes.setdefault(key, []).append(int(number))
     specs: list[MapSpec] = []
     for (stride, extent, box), members in classes.items():
-        free = next((axis for axis in (1, 0) if extent[axis] == 1 and box[axis] == 1), None)
+        free = next((axis for axis in (1, 0) if join and extent[axis] == 1 and box[axis] == 1), None)
         for start, step, numbers in _progressions(views["offset"][members], members, free is not None):
             extents, strides = list(extent), list(stride)
             if free is not None and len(numbers) > 1:

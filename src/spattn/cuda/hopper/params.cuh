@@ -61,6 +61,7 @@ struct Params {
   int32_t* counter;    // work-stealing counter: 0 before and after a launch
   Strides q_stride, k_stride, v_stride, out_stride;
   int64_t partial_rows, q_len;
+  int64_t moved;  // by which views of the last keys, those with an offset, lie further on than they say
   int32_t task_count, heads_q, head_dim, head_dim_v;
   int32_t q_batch, kv_batch;  // map coordinate of a head: batch * q_batch + head
   int32_t batch_maps;         // map of a batch entry: map + batch * batch_maps

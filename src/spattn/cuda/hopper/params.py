@@ -20,13 +20,14 @@ from ...schedule.tasks import TASK
 from ..driver.structs import fields, packer
 from ..forward_pass import ForwardPass, fold_scale
 from .layout import ENTRY, WORK, Layout
-from .maps import ALIGNMENT, MAP_BYTES, VIEW, encode_map, joint_heads, replace_address
+from .maps import ALIGNMENT, ELEMENT_BYTES, MAP_BYTES, VIEW, encode_map, joint_heads, replace_address
 
 MAPS = (16, 240)  # tensor maps that a kernel's parameters have room for; 240 is what 32 KiB of parameters hold
 _PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
 _CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse", "counter")
 _INTEGERS = ("task_count", "heads_q", "head_dim", "head_dim_v", "q_batch", "kv_batch", "batch_maps")
 _FLOATS = ("scale_log2", "sign")
+_MOVED = struct.Struct("@q")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
 _HEADS_KEPT = 64
 
@@ -62,7 +63,8 @@ def params_dtype(room: int) -> np.dtype:
     """The struct Params with room for so many tensor maps."""
     members: list[tuple[Any, ...]] = [(name, "u8") for name in _PLAN_POINTERS + _CALL_POINTERS]
     members += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "out")]
-    members += [("partial_rows", "i8"), ("q_len", "i8"), *((name, "i4") for name in _INTEGERS)]
+    members += [(name, "i8") for name in ("partial_rows", "q_len", "moved")]
+    members += [*((name, "i4") for name in _INTEGERS)]
     members += [(name, "f4") for name in _FLOATS]
     return with_maps(room, members)
 
@@ -83,10 +85,12 @@ def structs(room: int) -> Mapping[str, np.dtype]:
 class _Map(NamedTuple):
     operand: int  # number in (q, k, v, out)
     offset: int  # bytes from the operand's address to the map's
+    step: int  # and so many more for each key by which its view moves
 
 
 class Addresses(NamedTuple):
-    """What differs between calls that agree in shapes, strides and dtype."""
+    """What differs between calls that agree in shapes, strides and dtype, but for the number of keys if the plan moves:
+    `moved` is how many more there are than it says."""
 
     q: int
     k: int
@@ -96,10 +100,11 @@ class Addresses(NamedTuple):
     partial: int
     partial_lse: int
     scale: float
+    moved: int = 0
 
 
 class Template:
-    """The parameters of all calls that agree in shapes, strides and dtype.
+    """The parameters of all calls that agree in shapes, strides and dtype, but for the number of keys.
 
     Parameters
     ----------
@@ -131,7 +136,7 @@ class Template:
         batches = (heads_q, heads_kv, 0) if joint else (0, 0, layout.maps)
         for name, value in zip(_INTEGERS, (*sizes, *batches), strict=True):
             params[name] = value
-        self._pointers = tuple(operand.pointer for operand in operands)  # that the maps of _image have now
+        self._pointers = *(operand.pointer for operand in operands), 0  # and `moved`, that the maps of _image have now
         self._lock = threading.Lock()
         self._head_bytes = room * MAP_BYTES
         self._tails = []
@@ -139,7 +144,8 @@ class Template:
             params["tasks"], params["task_count"] = plan_at["tasks"] + first * TASK.itemsize, count
             self._tails.append(bytes(self._image[self._head_bytes :]))
         at = {name: offset for name, (_, offset) in fields(params_dtype(room)).items()}
-        self._call_at, self._scale_at = (at[name] - self._head_bytes for name in ("q", "scale_log2"))
+        names = "q", "moved", "scale_log2"
+        self._call_at, self._moved_at, self._scale_at = (at[name] - self._head_bytes for name in names)
         self.counter_at = at["counter"]
         self._heads = Recent(_HEADS_KEPT)
 
@@ -147,16 +153,18 @@ class Template:
         """The bytes of ``Params`` for a launch of a call."""
         tail = bytearray(self._tails[launch])
         _ADDRESSES.pack_into(tail, self._call_at, *to[:7], counter)
+        _MOVED.pack_into(tail, self._moved_at, to.moved)
         _SCALES.pack_into(tail, self._scale_at, *fold_scale(to.scale))
-        return (self._heads.get(to[:4]) or self._move(to[:4])) + tail
+        pointers = *to[:4], to.moved
+        return (self._heads.get(pointers) or self._move(pointers)) + tail
 
     def _move(self, pointers: tuple[int, ...]) -> bytes:
         """The tensor maps for other addresses, kept because allocators hand out the same ones again and again."""
         with self._lock:
-            at = self._image.ctypes.data
-            for number, (operand, offset) in enumerate(self._maps):
-                if pointers[operand] != self._pointers[operand]:
-                    replace_address(at + number * MAP_BYTES, pointers[operand] + offset)
+            at, moved, before = self._image.ctypes.data, pointers[-1], self._pointers[-1]
+            for number, (operand, offset, step) in enumerate(self._maps):
+                if pointers[operand] != self._pointers[operand] or step * (moved - before):
+                    replace_address(at + number * MAP_BYTES, pointers[operand] + offset + step * moved)
             self._pointers = pointers
             maps = self._image[: self._head_bytes].tobytes()
         return self._heads.keep(pointers, maps)
@@ -169,7 +177,10 @@ class Template:
                 for spec in specs:
                     for number in numbers:
                         offset = encode_map(at + len(self._maps) * MAP_BYTES, operands[number], spec, dtype, batch)
-                        self._maps.append(_Map(number, offset))
+                        moves = layout.moves and spec.offset > 0
+                        self._maps.append(
+                            _Map(number, offset, operands[number].strides[2] * ELEMENT_BYTES if moves else 0)
+                        )
 
 
 def maps_needed(layout: Layout, call: ForwardPass) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..._cached import Recent
 from ...plan._cache import kept_with_plan
+from ...plan._sealed import sealed
 from ...plan._types import Plan
 from ...schedule.tasks import merge_heads, order_tasks
 from ..driver.buffer import Buffer, upload
@@ -28,8 +29,9 @@ _ROWS_PER_BLOCK = 32  # of merge.cu
 
 def prepare(call: ForwardPass) -> Prepared | None:
     """What calls of these shapes and strides share; None when TMA cannot address them."""
+    moves = sealed(call.plan).least is not None
     call = with_packed_heads(call)
-    plan = plan_on_device(call.plan, call.device, call.q.shape[0], call.q.shape[1], call.k.shape[1])
+    plan = plan_on_device(call.plan, call.device, call.q.shape[0], call.q.shape[1], call.k.shape[1], moves)
     ready = plan.ready(call)
     return None if ready is None else Prepared(plan, ready, call)
 
@@ -60,8 +62,8 @@ class Prepared(NamedTuple):
 class HopperPlan:
     """A plan on one device for one number of batch entries and heads."""
 
-    def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int):
-        shared = _lay_out(plan, device)
+    def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, moves: bool):
+        shared = _lay_out(plan, device, moves)
         self.layout, self._plan_buffer, plan_at = shared
         finishes = self.layout.finishes
         phases = [
@@ -84,9 +86,10 @@ class HopperPlan:
         self._ready = Recent(_READY_KEPT)
 
     def ready(self, call: ForwardPass) -> Ready | None:
-        """What calls of these shapes and strides share; None when TMA cannot address them."""
+        """What calls of these strides and shapes share, whatever the number of keys; None when TMA cannot address
+        them."""
         arrays = call.q, call.k, call.v, call.out
-        key = (call.dtype, *(part for x in arrays for part in x[1:]))
+        key = (call.dtype, *((x.strides, x.shape[:2], x.shape[3]) for x in arrays))
         found = self._ready.get(key, self)
         if found is self:
             found = self._ready.keep(key, self._prepare(call))
@@ -122,15 +125,15 @@ class HopperPlan:
 
 
 @kept_with_plan
-def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int) -> HopperPlan:
+def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, moves: bool) -> HopperPlan:
     """The device copy of a plan, made at first use and kept with it; the device's context must be current."""
-    return HopperPlan(plan, device, batch, heads_q, heads_kv)
+    return HopperPlan(plan, device, batch, heads_q, heads_kv, moves)
 
 
 @kept_with_plan
-def _lay_out(plan: Plan, device: Device) -> tuple[Layout, Buffer, dict[str, int]]:
+def _lay_out(plan: Plan, device: Device, moves: bool) -> tuple[Layout, Buffer, dict[str, int]]:
     """(layout, buffer, addresses) of what does not depend on the numbers of batch entries and heads."""
-    layout = make_layout(plan)
+    layout = make_layout(plan, moves)
     names = ("work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
     arrays = {name: getattr(layout, name) for name in names}
     arrays |= {f"merge_{name}": getattr(layout.merges, name) for name in ("rows", "indptr", "sources")}

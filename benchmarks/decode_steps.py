@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Steps of generation at 100 000 keys: what does a call cost whose keys are one more than the last one's?
+
+    python benchmarks/decode_steps.py              # a few seconds on the CPU
+    python benchmarks/decode_steps.py --cuda       # host time of the calls on a GPU; needs torch
+
+32 query heads over 8 key heads, head_dim 128, one new token; a window of 1024 keys with and without 4 sinks, and left
+padding of two batch entries. Keys are slices of a cache with room for more, or arrays of their own in each step, as
+those of a cache that is copied to grow; calls that repeat at one length stand beside them. Medians of wall-clock times
+of single calls. Writes ``benchmarks/results/decode_steps_cpu.json`` or ``decode_steps_cuda.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import record
+
+import spattn
+from spattn import patterns as sp
+
+KEYS, STEPS, HEADS_Q, HEADS_KV, HEAD_DIM = 100_000, 400, 32, 8, 128
+MOST_US = {"cpu": 200, "cuda": 40}
+STREAMING = (sp.Sinks(4) | sp.SlidingWindow(1023, 0)) & sp.Causal()
+PROBLEMS = {
+    "window": (sp.SlidingWindow(1023, 0), 1),
+    "window and sinks": (STREAMING, 1),
+    "left padding": (sp.PerBatch((STREAMING, STREAMING - sp.Sinks(100))), 2),
+}
+NOTES = "Medians of single calls. On a GPU host time, which is waited for now and then so that its queue never fills."
+
+
+def median_us(calls: Iterable[Callable[[], object]], wait: Callable[[], object]) -> float:
+    """Median time of each of these calls in µs."""
+    taken = []
+    for number, call in enumerate(calls):
+        if number % 50 == 0:
+            wait()
+        start = time.perf_counter()
+        call()
+        taken.append(1e6 * (time.perf_counter() - start))
+    return statistics.median(taken[len(taken) // 8 :])
+
+
+def measure(q: Any, k: Any, v: Any, pattern: sp.Pattern, own: Callable[[Any], Any], wait: Callable[[], object]) -> dict:
+    """Median µs of a call: at one length, at growing ones, and with keys that lie elsewhere in each step."""
+
+    def call(kv_len: int, place: Callable[[Any], Any] = lambda x: x) -> Callable[[], object]:
+        keys, values = place(k[:, :, :kv_len]), place(v[:, :, :kv_len])
+        return lambda: spattn.attention(q, keys, values, pattern)
+
+    growing = range(KEYS, KEYS + STEPS)
+    short = range(2000, 2000 + STEPS // 2)  # copies of 100 000 keys would take all of the time
+    return {
+        "repeated_us": round(median_us((call(KEYS) for _ in growing), wait), 1),
+        "step_us": round(median_us(map(call, growing), wait), 1),
+        "step_elsewhere_us": round(median_us((call(kv_len, own) for kv_len in short), wait), 1),
+    }
+
+
+def planning_us(pattern: sp.Pattern, batch: int) -> float:
+    """Median time of the plan of a step."""
+    lengths = range(KEYS, KEYS + STEPS)
+    plans = (lambda n=n: spattn.plan(pattern, 1, n, batch=batch, heads=HEADS_Q) for n in lengths)
+    return round(median_us(plans, lambda: None), 1)
+
+
+def arrays(cuda: bool, batch: int) -> tuple[Any, ...]:
+    """q, k and v, what copies an array, and what waits for the device."""
+    shapes = (HEADS_Q, 1), (HEADS_KV, KEYS + STEPS), (HEADS_KV, KEYS + STEPS)
+    if cuda:
+        import torch
+
+        made = (torch.randn(batch, *shape, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for shape in shapes)
+        return *made, lambda x: x.contiguous(), torch.cuda.synchronize
+    rng = np.random.default_rng(0)
+    made = (rng.standard_normal((batch, *shape, HEAD_DIM), np.float32) for shape in shapes)
+    return *made, np.ascontiguousarray, lambda: None
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cuda", action="store_true", help="tensors on a GPU")
+    parser.add_argument("--quick", action="store_true", help="writes nothing")
+    options = parser.parse_args()
+    device, rows = "cuda" if options.cuda else "cpu", []
+    for name, (pattern, batch) in PROBLEMS.items():
+        *operands, own, wait = arrays(options.cuda, batch)
+        row = measure(*operands, pattern, own, wait) | {"plan_us": planning_us(pattern, batch)}
+        rows.append(
+            {"problem": name, "batch": batch, **row, "met": "yes" if row["step_us"] <= MOST_US[device] else "no"}
+        )
+        print(", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
+    if not options.quick:
+        shape = {"keys": KEYS, "heads_q": HEADS_Q, "heads_kv": HEADS_KV, "head_dim": HEAD_DIM}
+        record.write(f"decode_steps_{device}", rows, notes=NOTES, shape=shape, steps=STEPS, most_us=MOST_US[device])
+    return 0 if all(row["met"] == "yes" for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
