@@ -5,8 +5,8 @@
     python benchmarks/same_bits.py --old FOLDER --new FOLDER --backend cpu|cuda         # 2 minutes; a minute
 
 Either build computes the same problems on the same numbers in processes of its own, one for each instruction set or
-family of kernels; ``out``, ``lse`` and, where the backend has a backward, ``dq``, ``dk`` and ``dv`` are compared by
-their digests. Writes ``benchmarks/results/same_bits_BACKEND.json``; exits with 1 when a result differs.
+family of kernels: those of the old build's patterns, and what both compute of ``out``, ``lse`` and, where the backend
+has a backward, ``dq``, ``dk`` and ``dv`` is compared by its digest. Writes ``benchmarks/results/same_bits_BACKEND.json``; exits with 1 when a result differs.
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ def compute(spattn, backend: str, q, k, v, dout, pattern) -> dict:
     return {"out": out, "lse": lse, **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}
 
 
-def child(package: Path, problems: Path, backend: str, settings: dict[str, str]) -> dict[str, str]:
-    """What a process of one build finds."""
-    path = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, __file__, "--digests", str(problems), "--backend", backend]
+def child(package: Path, settings: dict[str, str], *arguments: str):
+    """What a process of one build prints."""
+    path = os.pathsep.join([str(package.resolve()), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, __file__, *arguments]
     done = subprocess.run(
         command, env=os.environ | settings | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=True
     )
@@ -141,8 +141,12 @@ def main() -> int:
     parser.add_argument("--old", type=Path)
     parser.add_argument("--new", type=Path)
     parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--problems", action="store_true", help="print the problems of this build's patterns, as JSON")
     parser.add_argument("--digests", type=Path, help="print the digests of these problems, as JSON")
     args = parser.parse_args()
+    if args.problems:
+        print(json.dumps(make_problems()))
+        return 0
     if args.digests:
         import importlib
 
@@ -157,12 +161,14 @@ def main() -> int:
     rows, differing = [], []
     with tempfile.TemporaryDirectory() as folder:
         problems = Path(folder, "problems.json")
-        problems.write_text(json.dumps(make_problems()))
+        problems.write_text(json.dumps(child(args.old, {}, "--problems")))
         for name, settings in variants(args.backend).items():
-            old, new = (child(build.resolve(), problems, args.backend, settings) for build in (args.old, args.new))
-            assert old.keys() == new.keys() and new, "the builds computed different problems"
-            differ = [result for result in new if old[result] != new[result]]
-            rows.append({"kernels": name, "results": len(new), "equal": len(new) - len(differ)})
+            wanted = "--digests", str(problems), "--backend", args.backend
+            old, new = (child(build, settings, *wanted) for build in (args.old, args.new))
+            both = [result for result in old if result in new]
+            assert both, "the builds computed different problems"
+            differ = [result for result in both if old[result] != new[result]]
+            rows.append({"kernels": name, "results": len(both), "equal": len(both) - len(differ)})
             differing += [f"{name}: {result}" for result in differ]
             print(rows[-1], *differ[:20], sep="\n  ", flush=True)
     record.write(f"same_bits_{args.backend}", rows, notes=NOTES, differing=differing)

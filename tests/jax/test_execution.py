@@ -111,7 +111,7 @@ class Kernels:
 
 gpu = Gpu()
 class Backend:
-    LIMITS = SimpleNamespace(host_arrays=False, precisions=())
+    LIMITS = SimpleNamespace(host_arrays=False, precisions=(), moves=False)
     plan_for = staticmethod(cpu.plan_for)
     prepare = staticmethod(lambda call, plan: execute.OnDevice(call, plan, Kernels, gpu, None))
     prepare_backward = staticmethod(lambda call, plan: execute.Backward(call, plan, gpu, lambda: Kernels))

@@ -59,7 +59,7 @@ class Xla(ArrayKind):
         return True
 
     def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
-        return self, self.ordinal(arrays[0]), *[(x.dtype, x.shape) for x in arrays]
+        return self, *[(x.shape, None, x.dtype, self.ordinal(x)) for x in arrays]
 
     def device(self, x: Any) -> str:
         ordinal = self.ordinal(x)
