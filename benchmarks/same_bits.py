@@ -6,7 +6,8 @@
 
 Either build computes the same problems on the same numbers in processes of its own, one for each instruction set or
 family of kernels: those of the old build's patterns, and what both compute of ``out``, ``lse`` and, where the backend
-has a backward, ``dq``, ``dk`` and ``dv`` is compared by its digest. Writes ``benchmarks/results/same_bits_BACKEND.json``; exits with 1 when a result differs.
+has a backward, ``dq``, ``dk`` and ``dv`` is compared by its digest. Writes
+``benchmarks/results/same_bits_BACKEND.json``; exits with 1 when a result differs.
 """
 
 from __future__ import annotations
