@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import operator
 import pickle
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from spattn.testing import inputs, random
 
 torch = pytest.importorskip("torch")
 importlib.import_module("spattn.torch")
-pattern_of, text_of = operator.attrgetter("pattern_of", "text_of")(spattn.torch._text)
+text_of = spattn.torch._text.text_of
 
 WINDOW = p.SlidingWindow(7, 2)
 OPTIONS = (None, None, "auto")  # allowed, scale, backend
@@ -205,12 +204,12 @@ COMPOSED = (p.SlidingWindow(3) & ~p.KeyPadding(VALID) | p.PerHead((p.Causal(), p
 @pytest.mark.parametrize("pattern", [*(p.example(name)[0] for name in p.names()), COMPOSED], ids=lambda x: x.name)
 def test_a_text_says_all_of_a_pattern(pattern):
     """In any process: nothing but the text travels."""
-    assert pattern_of(text_of(pattern)) == pattern
+    assert p.from_text(text_of(pattern)) == pattern
     assert json.loads(text_of(pattern)) == pattern.to_dict()
 
 
 def test_a_text_is_read_in_another_process():
-    program = "import sys; from spattn.torch._text import pattern_of; sys.stdout.write(repr(pattern_of(sys.argv[1])))"
+    program = "import sys; from spattn.patterns import from_text; sys.stdout.write(repr(from_text(sys.argv[1])))"
     done = subprocess.run(
         [sys.executable, "-c", program, text_of(COMPOSED)], capture_output=True, text=True, check=True
     )

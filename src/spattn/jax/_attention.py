@@ -14,9 +14,9 @@ from jax.custom_batching import custom_vmap
 from .._api import as_pattern
 from ..arrays._xla import Buffer
 from ..call import Call, check_options
-from ..patterns import Pattern
+from ..patterns import Pattern, from_text
 from ..plan import Plan
-from ._foreign import ATTENTION, ATTENTION_BACKWARD, Options, pattern_of
+from ._foreign import ATTENTION, ATTENTION_BACKWARD, Options
 
 __all__ = ["attention"]
 
@@ -182,10 +182,10 @@ def _call(name: str, options: Options, results: tuple[Any, ...], *operands: Any)
 
     @call.def_vmap  # type: ignore[untyped-decorator]
     def fold(size: int, mapped: list[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[bool, ...]]:
-        if pattern_of(options.pattern).sizes()[0] != 1:
+        if from_text(options.pattern).sizes()[0] != 1:
             raise ValueError(
                 "pattern: expected one that tells no batch entries apart under jax.vmap, got "
-                f"{pattern_of(options.pattern)}"
+                f"{from_text(options.pattern)}"
             )
         given = (x if own else jnp.broadcast_to(x, (size, *x.shape)) for x, own in zip(operands, mapped, strict=True))
         folded = [x.reshape(size * x.shape[1], *x.shape[2:]) for x in given]

@@ -17,12 +17,12 @@ import jax
 from .. import _api
 from ..arrays import add_plain
 from ..arrays._xla import Buffer, Xla
-from ..patterns import Pattern, from_dict
+from ..patterns import from_text
 from . import _c_api as c_api
 from ._at_work import at_work
 from ._execution import Execution, new_error
 
-__all__ = ["ATTENTION", "ATTENTION_BACKWARD", "XLA", "Options", "pattern_of"]
+__all__ = ["ATTENTION", "ATTENTION_BACKWARD", "XLA", "Options"]
 
 XLA = Xla()
 add_plain(Buffer, XLA)
@@ -43,15 +43,9 @@ class Options(NamedTuple):
 
 
 @functools.lru_cache(maxsize=32)
-def pattern_of(text: str) -> Pattern:
-    """The pattern of this text."""
-    return from_dict(json.loads(text))
-
-
-@functools.lru_cache(maxsize=32)
 def _options_of(text: str) -> dict[str, Any]:
     options = Options(*json.loads(text))._asdict()
-    return options | {"pattern": pattern_of(options["pattern"])}
+    return options | {"pattern": from_text(options["pattern"])}
 
 
 def _attention(q: Any, k: Any, v: Any, **options: Any) -> Any:

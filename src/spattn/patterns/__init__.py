@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from .._imports import whole_imports
 from . import deepspeed
-from ._codec import from_dict
+from ._codec import from_dict, from_text
 from ._content import ByContent
 from ._gallery import a_shape, chunked_causal, gallery, shared_prefix, tri_shape
 from ._lattice import Ends, Lattice, Part
@@ -75,6 +75,7 @@ __all__ = [
     "from_block_mask",
     "from_deepspeed",
     "from_dict",
+    "from_text",
     "from_flash_attention",
     "from_flashmask",
     "from_mask_mod",

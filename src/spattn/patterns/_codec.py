@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import reprlib
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from ._registry import DEEPEST, OPERATORS, pattern_class
 if TYPE_CHECKING:
     from ._pattern import Pattern
 
-__all__ = ["encode", "from_dict"]
+__all__ = ["encode", "from_dict", "from_text"]
 
 _LARGEST_ARRAY = 1 << 28
 _DTYPES = (
@@ -66,6 +67,32 @@ def from_dict(data: dict[str, Any]) -> Pattern:
         If `data` is not such a description.
     """
     return _decode_pattern(data, depth=0)
+
+
+@functools.lru_cache(maxsize=32)
+def from_text(text: str) -> Pattern:
+    """Reads what :meth:`Pattern.text` wrote; safe on untrusted data.
+
+    Parameters
+    ----------
+    text : str
+        JSON.
+
+    Returns
+    -------
+    Pattern
+        Equal to the one that was written.
+
+    Raises
+    ------
+    TypeError
+        If `text` is no text.
+    ValueError
+        If it is no JSON, or describes no pattern.
+    """
+    import json  # late: `import spattn` takes little time
+
+    return from_dict(json.loads(text))
 
 
 def _decode_pattern(data: Any, depth: int) -> Pattern:

@@ -311,7 +311,7 @@ class Pattern:
         return {"pattern": self.name} | {f.name: encode(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
     def text(self) -> str | None:
-        """This pattern written down as JSON, of which ``from_dict(json.loads(text))`` makes the same one anywhere.
+        """This pattern written down as JSON, of which :func:`spattn.patterns.from_text` makes the same one anywhere.
 
         Returns
         -------

@@ -17,9 +17,9 @@ from ..arrays._operand import Operand, memory_order
 from ..arrays._torch_gradients import without_repeats
 from ..call import check_options
 from ..layout import DEFAULT, Layout
-from ..patterns import Full, KeyPadding, Mask, Pattern
+from ..patterns import Full, KeyPadding, Mask, Pattern, from_text
 from ..plan import Plan
-from ._text import pattern_of, text_of
+from ._text import text_of
 
 __all__ = ["attend", "attention", "attention_backward"]
 
@@ -64,7 +64,7 @@ def _backward(
 
 def _joined(text: str, allowed: torch.Tensor | None) -> Pattern:
     """What an operator computes: the text's pattern, where a tensor of padding or pairs allows it too."""
-    pattern = pattern_of(text)
+    pattern = from_text(text)
     if allowed is None:
         return pattern
     also = _padding(allowed) if allowed.ndim == 2 else Mask(allowed)
@@ -126,10 +126,10 @@ def _over_a_batch(operator: Any, tensors: int) -> None:
     def fold(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         pattern, allowed = arguments[tensors : tensors + 2]
         told_apart = allowed is not None and (dims[tensors + 1] is not None or allowed.shape[0] != 1)
-        if told_apart or pattern_of(pattern).sizes()[0] != 1:
+        if told_apart or from_text(pattern).sizes()[0] != 1:
             raise ValueError(
                 "pattern: expected one that tells no batch entries apart under torch.func.vmap, got "
-                f"{'a tensor of several' if told_apart else pattern_of(pattern)}"
+                f"{'a tensor of several' if told_apart else from_text(pattern)}"
             )
         size = info.batch_size
         given: list[Any] = [
@@ -210,7 +210,7 @@ def _layout_of(name: str, q: Any, k: Any, v: Any, text: str) -> Layout:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _grids_of(text: str) -> tuple[tuple[int, ...], ...]:
-    return tuple(pattern_of(text).grids())
+    return tuple(from_text(text).grids())
 
 
 def _described(operands: tuple[Any, ...], pattern: Any, scale: Any) -> tuple[str | None, torch.Tensor | None]:

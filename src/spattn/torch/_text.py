@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from typing import Any
 
 import torch
 
 from .._api import as_pattern
-from ..patterns import Pattern, from_dict
+from ..patterns import Pattern
 from ..plan import Plan
 
-__all__ = ["pattern_of", "text_of"]
+__all__ = ["text_of"]
 
 
 # A graph of torch.compile holds what these return. A method, since PyTorch 2.11 takes a pattern for no argument of one.
@@ -37,9 +35,3 @@ def _text_of_name(name: str) -> str | None:
         return as_pattern(name).text()
     except ValueError:  # of no registered pattern
         return None
-
-
-@functools.lru_cache(maxsize=32)
-def pattern_of(text: str) -> Pattern:
-    """The pattern of this text."""
-    return from_dict(json.loads(text))

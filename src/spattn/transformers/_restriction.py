@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..patterns import ByContent, Full, Pattern, PerBatch, apply, from_dict
+from ..patterns import ByContent, Full, Pattern, PerBatch, apply, from_text
 from ..patterns._predicate import allowed
 
 __all__ = ["renumbered", "restriction"]
@@ -27,7 +26,7 @@ def restriction(config: Any) -> Pattern:
     if isinstance(given, Pattern):
         return given
     try:
-        return from_dict(json.loads(given))
+        return from_text(given)
     except (TypeError, ValueError) as error:
         raise ValueError(f"spattn_pattern: expected a pattern, or its to_dict() as JSON, got {given!r}") from error
 
