@@ -151,26 +151,15 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
         Raises ValueError where they are too many.
     """
     budget.need(_CELL_BYTES * sum(int(view["tiles"]) * view["box"].prod(dtype=np.int64) for view in (query, key)))
-    try:
-        # A single tile is sooner evaluated than searched for.
-        single = int(query["tiles"]) == int(key["tiles"]) == 1
-        found = None if single else _search(pattern, query, key, shift, budget)
-    except TypeError as error:
-        q, k = (positions(view, np.arange(1))[0] for view in (query, key))
-        allowed_pairs(pattern, q[:, :, None] + shift, k[:, None, :])  # raises what is its own fault
-        warnings.warn(
-            f"{pattern!r}: allows() cannot be evaluated on whole tiles ({error}); planning evaluates every cell",
-            stacklevel=2,
-        )
-        budget.need(_PAIR_BYTES * int(query["tiles"]) * int(key["tiles"]))
-        found = None
+    # A single tile is sooner evaluated than searched for.
+    single = int(query["tiles"]) == int(key["tiles"]) == 1
+    found = None if single else _search(pattern, query, key, shift, budget)
     q_positions, q_valid = positions(query, np.arange(query["tiles"]))
     k_positions, k_valid = positions(key, np.arange(key["tiles"]))
     q_positions = q_positions + shift
     if found is None:
-        q_box, k_box = (a.reshape(-1) for a in np.indices((int(query["tiles"]), int(key["tiles"]))))
-        full = np.zeros(len(q_box), dtype=bool)
-        kinds = first = np.arange(len(q_box))
+        q_box, k_box, full = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, bool)
+        kinds = first = np.arange(1)
     else:
         q_box, k_box, full = found
         full &= np.all(k_valid, axis=1)[k_box]
@@ -328,7 +317,14 @@ def _kinds(
     pairs = TilePairs(Boxes(q_positions[used_q]), Boxes(k_positions[used_k]), q_at, k_at, with_keys=True)
     q_padding, k_padding = (unique_rows(v)[1] for v in (q_valid[used_q], k_valid[used_k]))
     content: Any = pairs.evaluate(pattern).key  # never None: these pairs have keys
-    return unique_rows(np.stack([content, q_padding[q_at], k_padding[k_at]], axis=1))
+    first, kinds = unique_rows(np.stack([content, q_padding[q_at], k_padding[k_at]], axis=1))
+    if pairs.unfollowed:
+        warnings.warn(
+            f"{pattern!r}: allows() cannot be evaluated on whole tiles ({pairs.unfollowed[0]}); planning evaluates "
+            f"every cell of {len(first)} tiles",
+            stacklevel=2,
+        )
+    return first, kinds
 
 
 def _evaluate(
