@@ -1,15 +1,17 @@
 """Listed pairs: planned from the list, alone and joined with others, wherever they come from."""
 
+import pickle
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from spattn import patterns as p
 from spattn import plan
+from spattn.patterns import pairs
 from spattn.plan import validate
 from spattn.testing import check_plan
 
@@ -66,6 +68,57 @@ def test_compositions(name, mask, tile):
     check_plan(plan(pattern, q_len, kv_len, tile=tile), [truth])
 
 
+@dataclass(frozen=True)
+class Cut(p.Pattern):
+    """The listed pairs of some rows and keys, as a part."""
+
+    given: p.Pattern
+    first: int
+
+    def bind(self, q_len, kv_len):
+        return Cut(self.given.bind(q_len, kv_len), self.first)
+
+    def allows(self, q, k):
+        return self.given.allows(q, k) & (q >= self.first) & (k >= 7) & (k < 7 + self.first)
+
+    def parts(self, q_len, kv_len):
+        rows = p.Lattice(self.first, (1,), (kv_len - self.first,))
+        return (p.Part(self.given, rows, p.Lattice(7, (1,), (self.first,))),)
+
+
+@given(seed=st.integers(0, 99), first=st.integers(1, 150), tile=TILES)
+def test_pairs_on_views_of_some_positions(seed, first, tile):
+    pattern = Cut(listed(np.random.default_rng(seed).random((160, 160)) < 0.1), first)
+    check_plan(plan(pattern, 160, tile=tile), [pattern.index_set(160, 160)])
+
+
+def test_of_a_union_the_listed_pairs_come_last():
+    """Whoever is named first, the others' tiles are as they are alone."""
+    pattern, window = scattered(2048, 1), p.SlidingWindow(100)
+    one, other = plan(pattern | window, 2048), plan(window | pattern, 2048)
+    assert np.array_equal(one.indices, other.indices) and len(one.masks) == len(other.masks)
+    alone = plan(window, 2048)
+    assert np.array_equal(one.indices[one.key_view == 0], alone.indices)
+
+
+@example(mask=np.ones((10, 100), bool), most=1, seed=0)
+@given(mask=masks(), most=st.sampled_from([1, 30, 1 << 22]), seed=st.integers(0, 99))
+def test_rectangles_of_a_list_are_never_decided_wrongly(mask, most, seed):
+    """Also of coarse squares; where a square is a pair, exactly."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(pairs, "_COARSE_CELLS", most)
+        table = listed(mask).bind(*mask.shape)._table
+        corners = np.random.default_rng(seed).integers(-3, 210, (2, 2, 50))
+        (a_lo, a_hi), (b_lo, b_hi) = np.sort(corners, axis=1)
+        any_in, all_in = table.any_in(a_lo, a_hi, b_lo, b_hi), table.all_in(a_lo, a_hi, b_lo, b_hi)
+    padded = np.pad(mask, ((3, 250 - len(mask)), (3, 250 - mask.shape[1])))
+    inside = [padded[a + 3 : b + 4, c + 3 : d + 4] for a, b, c, d in zip(a_lo, a_hi, b_lo, b_hi, strict=True)]
+    some, every = (np.array([f(x) for x in inside]) for f in (np.any, np.all))
+    assert (any_in >= some).all() and (all_in <= every).all()
+    if most >= mask.size:
+        assert np.array_equal(any_in, some) and np.array_equal(all_in, every)
+
+
 @given(mask=masks())
 def test_two_lists(mask):
     """A pair of both is in one of them."""
@@ -111,9 +164,13 @@ def test_scattered_pairs_are_planned_in_memory_of_their_number():
         plan(pattern, 1 << 16, tile=(16, 64), max_bytes=1 << 20)
 
 
-def test_plans_of_pairs_are_sound():
-    made = plan(scattered(1000, 5) | p.SlidingWindow(3), 1000, tile=(48, 64), workers=4)
-    validate(made.__reduce__()[0](*made.__reduce__()[1]))  # unchecked, as an unpickled one
+@pytest.mark.parametrize("tile", [(16, 64), (128, 64)])
+def test_plans_of_scattered_pairs_are_sound(tile):
+    """Most tiles hold a single pair."""
+    for pattern in (scattered(1000, 1), scattered(1000, 5) | p.SlidingWindow(3)):
+        made = plan(pattern, 1000, tile=tile, workers=4)
+        check_plan(made, [pattern.index_set(1000, 1000)])
+        validate(pickle.loads(pickle.dumps(made)))
 
 
 FORMATS = ["bsr", "coo", "csc", "csr", "dia", "dok", "lil"]

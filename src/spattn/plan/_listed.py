@@ -68,8 +68,7 @@ def _strip(pattern: Pattern, query: np.void, key: np.void, shift: int, tiles: ra
     first = np.nonzero(np.diff(of_tile, prepend=-1))[0]
     query_tile, key_tile = np.divmod(of_tile[first], int(key["tiles"]))
     count, query_tile = np.diff(first, append=len(cell)), query_tile + tiles.start
-    real_rows = np.minimum(rows - query_tile * block_q, block_q)
-    full = (count == real_rows * block_kv) & ((key_tile + 1) * block_kv <= keys)
+    full = count == np.minimum(rows - query_tile * block_q, block_q) * block_kv
     return _Strip(query_tile.astype(np.int32), key_tile.astype(np.int32), full, first, count, cell)
 
 
