@@ -42,7 +42,7 @@ class Pattern:
     """True when ``allows(q + t, k + t) == allows(q, k)`` for every t."""
     fixes_lengths: ClassVar[bool] = False
     """True when the parameters leave only some lengths, as a grid does."""
-    _lists_pairs: bool = False
+    _lists_pairs: ClassVar[bool] = False
     """Whether :meth:`_pairs` lists the allowed pairs, of which plans and index sets are made then."""
     _depth: ClassVar[int] = 0
     _terms: ClassVar[int] = 1
