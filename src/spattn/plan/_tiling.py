@@ -173,8 +173,9 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
     numbers = _evaluate(pattern, (q_positions, q_valid), (k_positions, k_valid), q_box[first], k_box[first], masks)
     mask[~full] = numbers[kinds]
     keep = mask > _EMPTY
-    order = np.lexsort((k_box[keep], q_box[keep]))
-    q_tile, k_tile, number = (column[keep][order] for column in (q_box, k_box, mask))
+    q_tile, k_tile, number = q_box[keep], k_box[keep], mask[keep]
+    order = np.argsort(q_tile * int(key["tiles"]) + k_tile)
+    q_tile, k_tile, number = q_tile[order], k_tile[order], number[order]
     return Tiles(q_tile, k_tile, number, _count(number, q_tile, q_valid, masks))
 
 
