@@ -13,8 +13,8 @@ from ._tiling import Budget, Masks, Tiles
 
 __all__ = ["tiles_of_pairs"]
 
-_PAIRS_AT_ONCE = 1 << 20  # about so many are sorted at once
-_WORDS_AT_ONCE = 1 << 22  # of bitmasks that are made at once
+_PAIRS_AT_ONCE = 1 << 18  # about so many are sorted at once
+_WORDS_AT_ONCE = 1 << 20  # of bitmasks that are made at once
 
 
 class _Strip(NamedTuple):
