@@ -20,6 +20,7 @@ NEEDS = {
     "_torch_recorder": "torch",
     "_torch_rules": "torch",
     "_torch_trace": "torch",
+    "sparse": "torch",
     "transformers": "transformers",
     "distributed": "torch",
     "demo": "tokenizers",

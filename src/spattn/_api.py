@@ -301,9 +301,10 @@ def plan(
     Notes
     -----
     Costs O(q_len + kv_len + tiles) where ``allows`` can be followed on whole tiles: integers that depend on the query
-    or the key alone always can, and what depends on both if it is made of sums, differences, comparisons, extrema,
-    absolute values and ``//`` and ``%`` by constants. Otherwise q_len × kv_len cells are evaluated, with a warning. A
-    plan that is too large is refused before its tiles are listed, from the tiles that are known to be in it.
+    or the key alone always can, and what depends on both if it is made of sums, differences, products, comparisons,
+    extrema, absolute values and ``//`` and ``%`` by constants. Anything else is evaluated in every cell of one tile of
+    each kind, on the tiles that the rest of the predicate leaves undecided; a warning says on how many. A plan that is
+    too large is refused before its tiles are listed, from the tiles that are known to be in it.
 
     Examples
     --------

@@ -100,6 +100,27 @@ class Runs:
         column = (slice(None), None)
         return cls(first[column], np.full_like(first, step)[column], count[column])
 
+    @classmethod
+    def single(cls, row: np.ndarray, key: np.ndarray, rows: int) -> Runs:
+        """A run for each of some pairs, which are distinct and sorted by row.
+
+        Parameters
+        ----------
+        row, key : (pairs,) int arrays
+            Row and key of each pair.
+        rows : int
+            Number of rows.
+
+        Returns
+        -------
+        Runs
+        """
+        per_row = np.bincount(row, minlength=rows)
+        start, count = np.zeros((2, rows, int(per_row.max(initial=0))), dtype=np.int64)
+        slot = ramp(per_row)
+        start[row, slot], count[row, slot] = key, 1
+        return cls(start, np.ones_like(start), count)
+
     def __or__(self, other: Runs) -> Runs:
         """Both sets of runs; the caller knows that they are disjoint."""
         return Runs(*(np.concatenate(pair, axis=1) for pair in zip(self._fields(), other._fields(), strict=True)))

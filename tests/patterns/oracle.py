@@ -17,6 +17,8 @@ def allowed(pattern, i: int, j: int, q_len: int, kv_len: int) -> bool:
         return prefix(pattern, i, j, q_len, kv_len)
     if isinstance(pattern, p.RowIntervals):
         return 0 <= i < q_len and pattern.start[i] <= j < pattern.stop[i]
+    if isinstance(pattern, p.CSR):
+        return 0 <= i < q_len and j in pattern.indices[pattern.indptr[i] : pattern.indptr[i + 1]]
     return RULES[type(pattern)](pattern, i + kv_len - q_len, j, kv_len)
 
 
@@ -278,5 +280,6 @@ RULES = {
     p.QueriesAt: queries_at,
     p.Prefix: prefix,
     p.RowIntervals: None,  # by the row, as allowed() says
+    p.CSR: None,  # likewise
     **dict.fromkeys(LAYOUTS, deepspeed),
 }

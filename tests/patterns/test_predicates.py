@@ -11,7 +11,7 @@ import pytest
 import spattn
 from spattn import patterns as p
 from spattn.patterns import _discover
-from spattn.plan._symbolic import _combine
+from spattn.plan._symbolic import combine
 from spattn.testing import check_plan, inputs
 
 
@@ -146,7 +146,7 @@ def test_huge_values_in_a_predicate(allows):
 
 def test_keys_of_pairs_do_not_wrap():
     one, other = np.array([0, 4, 4]), np.array([0, 0, 2**62 - 1])  # 4 · 2⁶² wraps to 0
-    assert _combine(one, other).tolist() == [0, 1, 2]
+    assert combine(one, other).tolist() == [0, 1, 2]
 
 
 def test_union_with_a_predicate_that_has_no_closed_form():

@@ -25,6 +25,12 @@ RULES = {
     "not equal": lambda q, k: q != k + 5,
     "sum": lambda q, k: q + k > 60,
     "negative": lambda q, k: -(q - k) > 3,
+    "product": lambda q, k: (q - 40) * (k - 30) > 99,
+    "product of differences": lambda q, k: (q - k) * (k - 2 * q) < -50,
+    "product by a number": lambda q, k: 3 * (q - k) % 6 == 3,
+    "square": lambda q, k: (q - k) * (q - k) <= 30,
+    "remainder of a product": lambda q, k: (q * k) % 7 < 3,
+    "remainder of a product of three": lambda q, k: q * k * (q - k) % 5 == 2,
     "remainder": lambda q, k: (q - k) % 7 < 3,
     "remainder of blocks": lambda q, k: (q // 8 - k // 8) % 3 == 1,
     "floor division": lambda q, k: (q - k) // 5 == 1,
@@ -51,6 +57,8 @@ ARITHMETIC = {
     "sum": lambda a, b: a + b == 1,
     "sum of three": lambda a, b: a + b + b >= 100,
     "negative": lambda a, b: -(a + b) > 3,
+    "product": lambda a, b: a * b > 9,
+    "remainder of a product": lambda a, b: a * b % 7 < 3,
     "absolute": lambda a, b: np.abs(a - b) < 6,
     "remainder": lambda a, b: (a - b) % 7 < 3,
     "floor division": lambda a, b: (a + b) // 5 == 1,
@@ -164,14 +172,47 @@ def test_large_excerpts_of_a_table_are_told_apart():
     check_plan(made, [pattern.index_set(128, 128)])
 
 
-def test_fractions_are_refused():
-    """Steps and shapes mean nothing for them, so the planner evaluates such predicates cell by cell."""
-    for allows in (lambda q, k: q / 3 > k, lambda q, k: q - k > 0.5):
-        with pytest.raises(TypeError, match="where query and key meet"):
-            evaluate(allows, boxes([0], 4, 1), boxes([0], 4, 1))
+# Operations without an interval, of which the key alone is followed.
+UNFOLLOWED = {
+    "a fraction": lambda q, k: q / 3 > k,
+    "a number that is none": lambda q, k: q - k > 0.5,
+    "remainder of a fraction": lambda q, k: (q - k) % 2.5 < 2,
+    "bits": lambda q, k: ((q - k) & 1) == 0,
+    "complement of an integer": lambda q, k: ~(q - k) > 3,
+    "remainder by a key": lambda q, k: q % (k + 1) == 0,
+    "gcd": lambda q, k: np.gcd(q, k) == 1,
+    "root": lambda q, k: np.sqrt(np.abs(q - k)) % 1 == 0,
+    "root in a union": lambda q, k: (np.sqrt(np.abs(q - k)) < 3) | (q < k - 20),
+    "truth of a fraction": lambda q, k: ~np.isfinite(np.log(np.maximum(q - k, 0) * 1.0)),
+    "member of bits": lambda q, k: member(TABLE, q ^ k),
+    "a product that wraps": lambda q, k: ((q + 1) * 2**40) * ((k + 1) * 2**40) % 7 < 3,
+}
 
 
-@pytest.mark.parametrize("allows", [lambda q, k: (q - k) & 1 == 0, lambda q, k: ~(q - k) > 3, lambda q, k: q % k == 0])
-def test_operations_without_a_rule_are_refused(allows):
-    with pytest.raises(TypeError):
-        evaluate(allows, boxes([1], 4, 1), boxes([1], 4, 1))
+@pytest.mark.filterwarnings("ignore:divide by zero")
+@pytest.mark.parametrize("name", UNFOLLOWED)
+@given(query=positions, key=positions)
+def test_what_no_rule_follows_is_undecided(name, query, key):
+    """Never decided wrongly, and of tiles with equal keys still equal in every cell."""
+    for with_keys in (False, True):
+        found, truth = evaluate(UNFOLLOWED[name], query, key, with_keys)
+        assert found.pairs.unfollowed
+        assert (found.lo <= truth.min(axis=(1, 2))).all() and (found.hi >= truth.max(axis=(1, 2))).all()
+    for number in np.unique(found.key):
+        same = truth[found.key == number]
+        assert (same == same[0]).all()
+
+
+def test_a_function_of_the_distance_has_one_key_a_distance():
+    found, _ = evaluate(UNFOLLOWED["root"], boxes(range(0, 80, 8), 8, 1), boxes(range(0, 80, 8), 8, 1))
+    assert len(np.unique(found.key)) == 19
+
+
+def test_a_remainder_of_a_product_has_a_key_for_each_two_remainders():
+    found, _ = evaluate(RULES["remainder of a product"], boxes(range(0, 80, 4), 4, 1), boxes(range(0, 80, 4), 4, 1))
+    assert not found.pairs.unfollowed and len(np.unique(found.key)) <= 7 * 7
+
+
+def test_a_predicate_that_takes_no_symbols_is_undecided_and_each_tile_of_it_another():
+    found, _ = evaluate(lambda q, k: np.where(q > k, q - k, k) % 5 == 0, boxes([0, 8], 4, 1), boxes([0, 8], 4, 1))
+    assert found.lo.tolist() == [0] * 4 and found.hi.tolist() == [1] * 4 and len(np.unique(found.key)) == 4

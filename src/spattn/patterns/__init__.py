@@ -7,7 +7,6 @@ from .._imports import whole_imports
 from . import deepspeed
 from ._codec import from_dict, from_text
 from ._content import ByContent
-from ._gallery import a_shape, chunked_causal, gallery, shared_prefix, tri_shape
 from ._lattice import Ends, Lattice, Part
 from ._parameters import Range
 from ._pattern import Pattern
@@ -23,6 +22,7 @@ from .intervals import ColumnIntervals, RowIntervals
 from .longformer import Longformer
 from .neighborhood import Neighborhood
 from .padding import KeyPadding
+from .pairs import CSR
 from .per_head import PerBatch, PerHead
 from .queries_at import QueriesAt
 from .tokens import GlobalTokens, Prefix
@@ -30,6 +30,7 @@ from .vertical_slash import VerticalSlash
 from .windows import DilatedWindow, PeriodicWindow, SlidingWindow
 
 __all__ = [
+    "CSR",
     "Axial",
     "BigBird",
     "BlockLayout",
@@ -80,6 +81,9 @@ __all__ = [
     "from_flashmask",
     "from_mask_mod",
     "from_natten",
+    "from_pairs",
+    "from_scipy",
+    "from_torch_sparse",
     "from_xformers",
     "gallery",
     "get",
@@ -92,11 +96,15 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ._draw import draw
+    from ._gallery import a_shape, chunked_causal, gallery, shared_prefix, tri_shape
     from .flex_attention import from_block_mask, from_mask_mod
     from .other_libraries import from_deepspeed, from_flash_attention, from_flashmask, from_natten
+    from .sparse import from_pairs, from_scipy, from_torch_sparse
     from .xformers import from_xformers
 
 _LATER = {
+    "a_shape": "_gallery",
+    "chunked_causal": "_gallery",
     "draw": "_draw",
     "from_block_mask": "flex_attention",
     "from_deepspeed": "other_libraries",
@@ -104,7 +112,13 @@ _LATER = {
     "from_flashmask": "other_libraries",
     "from_mask_mod": "flex_attention",
     "from_natten": "other_libraries",
+    "from_pairs": "sparse",
+    "from_scipy": "sparse",
+    "from_torch_sparse": "sparse",
     "from_xformers": "xformers",
+    "gallery": "_gallery",
+    "shared_prefix": "_gallery",
+    "tri_shape": "_gallery",
 }
 
 

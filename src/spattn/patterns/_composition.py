@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from ._check import assign
 from ._discover import pair_count
-from ._lattice import Ends, Part
+from ._lattice import Ends, Part, whole_part
 from ._pattern import Pattern
 from ._predicate import allowed
 from ._registry import DEEPEST, OPERATORS
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from ..index_set import Runs
 
 __all__ = ["And", "Not", "Or", "nesting"]
@@ -124,16 +124,18 @@ class Or(Composite):
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         pieces: list[tuple[Part, ...]] = []
-        for p in self.operands:
+        # Listed pairs come last: of them the others are cheaply excluded, not they of the others.
+        operands = sorted(self.operands, key=lambda p: p._lists_pairs)
+        for p in operands:
             pieces.append(p.parts(q_len, kv_len))
             if sum(map(len, pieces)) > _MOST_PARTS:
                 return (Part(self),)
         whole = sum(1 for _ in itertools.takewhile(_whole, pieces))
         if whole == len(pieces):
             return (Part(self),)
-        parts = (Part(Or.of(*self.operands[:whole])),) if whole else pieces[0]
+        parts = (Part(Or.of(*operands[:whole])),) if whole else pieces[0]
         for number in range(max(whole, 1), len(pieces)):
-            others = ~Or.of(*self.operands[:number])
+            others = ~Or.of(*operands[:number])
             parts += tuple(piece for p in pieces[number] for piece in _filtered(p, (others,)))
         return parts
 
@@ -161,7 +163,22 @@ class And(Composite):
     def allows(self, q: Any, k: Any) -> Any:
         return functools.reduce(operator.and_, (allowed(p, q, k) for p in self.operands))
 
+    @property
+    def _lists_pairs(self) -> bool:  # type: ignore[override]  # of its operands, not of its class
+        return any(p._lists_pairs for p in self.operands)
+
+    def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
+        listing = next(p for p in self.operands if p._lists_pairs)
+        row, key = listing._pairs(q, kv_len)
+        keep = np.ones(len(row), dtype=bool)
+        for p in self.operands:
+            if p is not listing:
+                keep &= allowed(p, q[row], key)
+        return row[keep], key[keep]
+
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        if self._lists_pairs:
+            return whole_part(self, q_len, kv_len)
         for number, p in enumerate(self.operands):
             parts = p.parts(q_len, kv_len)
             if not _whole(parts):

@@ -9,7 +9,7 @@ from .._index_checks import q_offset
 if TYPE_CHECKING:
     from ._pattern import Pattern
 
-__all__ = ["Ends", "Lattice", "Part", "column_lattices", "residue_parts"]
+__all__ = ["Ends", "Lattice", "Part", "column_lattices", "residue_parts", "whole_lattices", "whole_part"]
 
 
 class Lattice(NamedTuple):
@@ -80,6 +80,16 @@ class Ends(NamedTuple):
     first: int
     last: int
     between: bool = False
+
+
+def whole_lattices(q_len: int, kv_len: int) -> tuple[Lattice, Lattice]:
+    """All queries, and all keys."""
+    return Lattice(q_offset(q_len, kv_len), (1,), (q_len,)), Lattice(0, (1,), (kv_len,))
+
+
+def whole_part(pattern: Pattern, q_len: int, kv_len: int) -> tuple[Part, ...]:
+    """A pattern as one part with views of its own: in a union it is planned apart from the others."""
+    return (Part(pattern, *whole_lattices(q_len, kv_len)),)
 
 
 def residue_parts(pattern: Pattern, stride: int, offset: int, q_len: int, kv_len: int) -> tuple[Part, ...]:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .._index_checks import check_lengths, q_offset
+from .._ragged import offsets
 from ..arrays import dtype_name, kind_of
 from ..index_set import AffineRows, Runs
 from ._codec import encode, from_dict
@@ -40,6 +41,8 @@ class Pattern:
     """True when ``allows(q + t, k + t) == allows(q, k)`` for every t."""
     fixes_lengths: ClassVar[bool] = False
     """True when the parameters leave only some lengths, as a grid does."""
+    _lists_pairs: ClassVar[bool] = False
+    """Whether :meth:`_pairs` lists the allowed pairs, of which plans and index sets are made then."""
     _depth: ClassVar[int] = 0
     _terms: ClassVar[int] = 1
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # made by the decorator of subclasses
@@ -297,6 +300,9 @@ class Pattern:
         q_len, kv_len = check_lengths(q_len, kv_len)
         bound = self.at(batch, head).bind(q_len, kv_len)
         q = np.arange(q_offset(q_len, kv_len), kv_len, dtype=np.int64)
+        if bound._lists_pairs:
+            row, key = bound._pairs(q, kv_len)
+            return AffineRows.from_csr(offsets(np.bincount(row, minlength=q_len)), key, kv_len)
         runs = bound.runs(q, kv_len)
         return AffineRows.from_runs(runs, kv_len) if runs is not None else discover(bound, q, kv_len)
 
@@ -331,8 +337,12 @@ class Pattern:
 
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
         """Runs that together contain every pair the pattern allows, as few as closed forms tell; None: all pairs."""
-        runs = self.runs(q, kv_len)
+        runs = Runs.single(*self._pairs(q, kv_len), len(q)) if self._lists_pairs else self.runs(q, kv_len)
         return None if runs is None else [runs]
+
+    def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
+        """(number of the query in `q`, key) of every allowed pair, sorted; asked only where :attr:`_lists_pairs`."""
+        raise NotImplementedError
 
     def __and__(self, other: Any) -> Pattern:
         return _joined("&", self, other)

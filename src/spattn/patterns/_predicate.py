@@ -22,6 +22,8 @@ _NO_TRUTH = "truth value of an array"  # how NumPy begins to say so
 def allowed(pattern: Pattern, q: Any, k: Any) -> Any:
     """``pattern.allows(q, k)``, TypeError unless it returns what it promises: every caller comes through here.
 
+    A predicate that can do nothing with the planner's symbols is undecided on all tiles, also as an operand of another.
+
     Parameters
     ----------
     pattern : Pattern
@@ -31,6 +33,17 @@ def allowed(pattern: Pattern, q: Any, k: Any) -> Any:
     -------
     bool, bool array that broadcasts to the shape of `q` and `k`, or the planner's symbolic truth value
     """
+    leave_open = getattr(q, "leave_open", None)
+    if leave_open is None:
+        return _checked(pattern, q, k)
+    try:
+        return _checked(pattern, q, k)
+    except TypeError as error:
+        return leave_open(pattern, k, error)
+
+
+def _checked(pattern: Pattern, q: Any, k: Any) -> Any:
+    """The predicate's result; TypeError where it is none."""
     try:
         result = pattern.allows(q, k)
     except ValueError as error:

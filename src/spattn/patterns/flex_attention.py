@@ -121,7 +121,8 @@ def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, hea
     -----
     Whatever depends on one of query and key is left to PyTorch, once for each position. What depends on both is
     decided on whole tiles where it is made of sums, differences, comparisons, extrema, absolute values, ``//`` and
-    ``%`` by constants, and truth values; otherwise every pair is evaluated, with a warning.
+    ``%`` by constants, and truth values; otherwise every pair of the tiles that nothing else excludes is evaluated,
+    with a warning.
 
     References
     ----------

@@ -14,6 +14,7 @@ from .._index_checks import q_offset
 from .._ragged import offsets
 from ..patterns import Ends, Full, Lattice, Part, Pattern
 from ..patterns._check import integer, integers
+from ..patterns._lattice import whole_lattices
 from ._tiling import Budget, Masks, find_tiles, make_view
 from ._types import AXES, COMPONENT, LARGEST, VIEW
 
@@ -115,11 +116,11 @@ class _Builder:
             tiles = find_tiles(part.pattern, query_view, key_view, first, self.masks, self.budget)
             self.budget.add_tiles(len(tiles.key_tile))
             self.nnz += tiles.nnz * len(part.shifts)
-            found.append((tiles.query_tile, np.full(len(tiles.key_tile), index), tiles.key_tile, tiles.mask))
-        query_tile, number, key_tile, mask = (np.concatenate(column) for column in zip(*found, strict=True))
-        order = np.lexsort((key_tile, number, query_tile))
-        self.counts.append(np.bincount(query_tile, minlength=int(query_view["tiles"])))
-        self.entries.append((key_tile[order], number[order], mask[order]))
+            number = np.broadcast_to(np.int32(index), len(tiles.key_tile))
+            found.append((tiles.query_tile, tiles.key_tile, number, tiles.mask))
+        query_tile, *entries = found[0] if len(found) == 1 else _joined(found)
+        self.counts.append(np.diff(np.searchsorted(query_tile, np.arange(int(query_view["tiles"]) + 1))))
+        self.entries.append(tuple(entries))
         moves = np.concatenate([shifts[:1, :, 0], shifts[:, :, 1]])
         self._add_components(np.array([query_view, *key_views], VIEW), moves)
         return shifts.shape[1]
@@ -143,7 +144,7 @@ class _Builder:
         """The tables, which take over one array after the other."""
         none = (np.zeros(0, np.int32),) * 3
         key_tile, key_view, mask = (
-            frozen(np.concatenate(column).astype(np.int32)) for column in zip(none, *self.entries, strict=True)
+            frozen(np.concatenate(column, dtype=np.int32)) for column in zip(none, *self.entries, strict=True)
         )
         return Tiled(
             np.concatenate(self.views),
@@ -160,6 +161,13 @@ class _Builder:
         )
 
 
+def _joined(found: Sequence[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
+    """The tiles of several pieces, each of which has them in order, by query tile, piece and key tile."""
+    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+    order = np.argsort(columns[0], kind="stable")
+    return [column[order] for column in columns]
+
+
 def parts_of(pattern: Pattern, q_len: int, kv_len: int, ends: Ends | None = None) -> list[Piece]:
     """The parts of a pattern that hold a pair; those at both ends of the sequence if all of its keys lie there.
 
@@ -173,7 +181,7 @@ def parts_of(pattern: Pattern, q_len: int, kv_len: int, ends: Ends | None = None
     found = pattern.parts(q_len, kv_len) if ends is None else _parts_at(ends, pattern, kv_len)
     if not isinstance(found, Iterable):
         raise TypeError(f"parts(): expected a tuple of Part from {pattern!r}, got {found!r}")
-    whole_q, whole_k = Lattice(q_offset(q_len, kv_len), (1,), (q_len,)), Lattice(0, (1,), (kv_len,))
+    whole_q, whole_k = whole_lattices(q_len, kv_len)
     parts = []
     for part in found:
         if not isinstance(part, Part) or not isinstance(part.pattern, Pattern):

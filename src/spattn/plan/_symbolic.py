@@ -7,12 +7,17 @@ every cell of that side (O(q_len) work); where both sides meet, two things are t
   *always* true on a tile, and
 - a key, such that tile pairs with equal keys have equal values in every cell; a translation-invariant predicate has a
   handful of keys at any length. Only one tile pair of each key is ever evaluated cell by cell.
+
+Where no rule gives an interval, the key alone is followed, and what is compared with such a value is undecided. Where
+a predicate cannot be called with symbols at all, it is undecided as a whole. In both cases what it is joined with, a
+window for example, still says on which tiles it matters.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -25,10 +30,13 @@ if TYPE_CHECKING:
     from ..patterns import Pattern
     from ..patterns._table import BlockTable
 
-    Rule = Callable[..., "Pair"]  # of the tile pairs and a ufunc's operands
-
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(bool)
-_MOST = 1 << 61  # the largest value that is followed: sums and differences of two stay within int64
+MOST = 1 << 61  # the largest value that is followed: sums and differences of two stay within int64
+_TRIED = 64  # positions of either side on which a predicate shows whether it is at fault itself
+
+
+class NoRule(TypeError):
+    """No interval describes the result of an operation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,12 +55,14 @@ class TilePairs:
     query_box: np.ndarray
     key_box: np.ndarray
     with_keys: bool
+    unfollowed: list[str] = field(default_factory=list)
+    """What the predicates that were evaluated did that no rule follows, in words."""
 
     def evaluate(self, pattern: Pattern) -> Pair:
-        """The predicate on these pairs; raises TypeError where it uses an operation that tiles do not have."""
+        """The predicate on these pairs; TypeError where it does not return truth values."""
         q = OneSide(self, self.query_box, self.query.positions)
         k = OneSide(self, self.key_box, self.key.positions)
-        return _truth(self, allowed(pattern, q, k))
+        return truth(self, allowed(pattern, q, k))
 
 
 class Symbolic(NDArrayOperatorsMixin):
@@ -72,8 +82,25 @@ class Symbolic(NDArrayOperatorsMixin):
         first = symbols[0]
         if isinstance(first, OneSide) and all(isinstance(x, OneSide) and x.box is first.box for x in symbols):
             return OneSide(first.pairs, first.box, ufunc(*(x.values if isinstance(x, OneSide) else x for x in inputs)))
-        rule = _RULES.get(ufunc)
-        return rule(first.pairs, *inputs) if rule is not None else NotImplemented
+        if ufunc.nout != 1:
+            return NotImplemented
+        from ._rules import rule_of  # which are of symbols, and planning alone needs
+
+        try:
+            return rule_of(ufunc)(first.pairs, *inputs)
+        except NoRule as reason:
+            return _unfollowed(first.pairs, ufunc, inputs, reason)
+
+    def leave_open(self, pattern: Pattern, k: Any, error: TypeError) -> Pair:
+        """`pattern`, whose predicate raised `error` for this query and the key `k`, undecided on every tile.
+
+        A predicate that raises it for positions too, of which a few are tried, is itself at fault.
+        """
+        if not isinstance(self, OneSide) or not isinstance(k, OneSide):
+            raise error
+        allowed(pattern, self.values[:1, :_TRIED, None], k.values[:1, None, :_TRIED])
+        self.pairs.unfollowed.append(str(error))
+        return undecided(self.pairs, np.arange(len(self.pairs.query_box)) if self.pairs.with_keys else None)
 
     def clip(self, min: Any = None, max: Any = None, out: None = None) -> Any:
         """As an array's method, which np.clip() calls too."""
@@ -86,9 +113,9 @@ class Symbolic(NDArrayOperatorsMixin):
         pairs = self.pairs
         if isinstance(a, OneSide) and isinstance(b, OneSide) and a.box is b.box:
             return OneSide(pairs, a.box, table.contains(a.values, b.values))
-        x, y = _pair(pairs, a), _pair(pairs, b)
+        x, y = as_pair(pairs, a), as_pair(pairs, b)
         lo, hi = table.all_in(x.lo, x.hi, y.lo, y.hi), table.any_in(x.lo, x.hi, y.lo, y.hi)
-        return _boolean(pairs, lo, hi, _excerpt_key(table, a, b, x, y))
+        return boolean(pairs, lo, hi, _excerpt_key(table, a, b, x, y))
 
     @property
     def is_truth(self) -> bool:
@@ -121,15 +148,15 @@ class OneSide(Symbolic):
 
     @cached_property
     def integers(self) -> np.ndarray:
-        """The values as int64; TypeError for fractions, for which steps and shapes mean nothing, and for uint64."""
+        """The values as int64; NoRule for fractions, for which steps and shapes mean nothing, and for uint64."""
         if not np.can_cast(self.values.dtype, np.int64):
-            raise TypeError(f"{self.values.dtype} values where query and key meet")
+            raise NoRule(f"{self.values.dtype} values where query and key meet")
         return self.values.astype(np.int64, copy=False)
 
     @cached_property
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Smallest and largest value of each box."""
-        return _within_range(self.integers.min(axis=1), self.integers.max(axis=1))
+        return within_range(self.integers.min(axis=1), self.integers.max(axis=1))
 
     @cached_property
     def step(self) -> int:
@@ -153,6 +180,8 @@ class Pair(Symbolic):
     step: int
     key: np.ndarray | None
     dtype: np.dtype = _INT64
+    factors: tuple[Any, Any] | None = None
+    """What a product is of: its remainders depend on those of its factors alone."""
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> NoReturn:
         raise TypeError("apply(): expected positions of one side, got a value that depends on query and key")
@@ -160,17 +189,32 @@ class Pair(Symbolic):
     def member(self, table: np.ndarray) -> Pair:
         """Whether each cell is in the sorted `table`: decided by how many members the interval holds."""
         inside = np.searchsorted(table, self.hi, side="right") - np.searchsorted(table, self.lo, side="left")
-        return _boolean(self.pairs, inside == self.hi - self.lo + 1, inside > 0, self.key)
+        return boolean(self.pairs, inside == self.hi - self.lo + 1, inside > 0, self.key)
 
 
-def _within_range(lo: np.ndarray, hi: np.ndarray, dtype: np.dtype = _INT64) -> tuple[np.ndarray, np.ndarray]:
-    """Both bounds; TypeError where one is so large that later sums might wrap, or that NumPy's result has wrapped."""
-    least, most = -_MOST, _MOST
+@dataclass(frozen=True, eq=False, repr=False)
+class Unfollowed(Symbolic):
+    """A value that depends on both sides, of which no interval is known: a key for every tile pair."""
+
+    pairs: TilePairs
+    key: np.ndarray | None
+    dtype: np.dtype
+
+    map = Pair.map
+
+    def member(self, table: np.ndarray) -> Pair:
+        """Whether each cell is in the sorted `table`: undecided."""
+        return undecided(self.pairs, self.key)
+
+
+def within_range(lo: np.ndarray, hi: np.ndarray, dtype: np.dtype = _INT64) -> tuple[np.ndarray, np.ndarray]:
+    """Both bounds; NoRule where one is so large that later sums might wrap, or that NumPy's result has wrapped."""
+    least, most = -MOST, MOST
     if dtype.kind in "biu":
         own = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
         least, most = max(least, own[0]), min(most, own[1])
     if lo.min(initial=0) < least or hi.max(initial=0) > most:
-        raise TypeError(f"values beyond {least} and {most} where query and key meet")
+        raise NoRule(f"values beyond {least} and {most} where query and key meet")
     return lo, hi
 
 
@@ -184,37 +228,39 @@ def unique_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first, kind.reshape(-1)
 
 
-def _combine(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+def combine(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
     """A key that is equal where both keys are."""
     if a is None or b is None:
         return None
     low = int(b.min(initial=0))
     width = int(b.max(initial=0)) - low + 1
-    if (int(a.max(initial=0)) + 1) * width > _MOST:  # the pair would wrap: b by its rank instead
+    if (int(a.max(initial=0)) + 1) * width > MOST:  # the pair would wrap: b by its rank instead
         low, b = 0, np.unique(b, return_inverse=True)[1].reshape(-1)
         width = len(b) + 1
     return np.unique(a * width + (b - low), return_inverse=True)[1].reshape(-1)
 
 
-def _pair(pairs: TilePairs, x: Any) -> Pair:
-    """Any operand as a Pair."""
+def as_pair(pairs: TilePairs, x: Any) -> Pair:
+    """Any operand as a Pair; NoRule where it is none."""
     if isinstance(x, Pair):
         return x
+    if isinstance(x, Unfollowed):
+        raise NoRule(pairs.unfollowed[-1])
     count = len(pairs.query_box)
     if not isinstance(x, OneSide):
-        if not abs(x) <= _MOST or int(x) != x:
-            raise TypeError(f"the number {x} where query and key meet")
+        if not abs(x) <= MOST or int(x) != x:
+            raise NoRule(f"the number {x} where query and key meet")
         value = np.full(count, int(x), dtype=np.int64)
         return Pair(pairs, value, value, 0, np.zeros(count, dtype=np.int64) if pairs.with_keys else None)
     lo, hi = (bound[x.box] for bound in x.bounds)
     key = None
     if pairs.with_keys:
         shape, base = x.shape_and_base
-        key = _combine(shape[x.box], base[x.box])
+        key = combine(shape[x.box], base[x.box])
     return Pair(pairs, lo, hi, x.step, key, x.dtype)
 
 
-def _boolean(pairs: TilePairs, always: np.ndarray, never_not: np.ndarray, key: np.ndarray | None) -> Pair:
+def boolean(pairs: TilePairs, always: np.ndarray, never_not: np.ndarray, key: np.ndarray | None) -> Pair:
     """A truth value; tiles on which it is decided share two keys."""
     lo, hi = always.astype(np.int64), never_not.astype(np.int64)
     if key is not None:
@@ -222,12 +268,34 @@ def _boolean(pairs: TilePairs, always: np.ndarray, never_not: np.ndarray, key: n
     return Pair(pairs, lo, hi, 1, key, _BOOL)
 
 
-def _truth(pairs: TilePairs, x: Any) -> Pair:
-    """A truth value as a Pair; TypeError for integers, whose bits intervals do not describe."""
-    value = _pair(pairs, x)
+def undecided(pairs: TilePairs, key: np.ndarray | None) -> Pair:
+    """A truth value that may be either on every tile."""
+    count = len(pairs.query_box)
+    return boolean(pairs, np.zeros(count), np.ones(count), key)
+
+
+def _unfollowed(pairs: TilePairs, ufunc: np.ufunc, operands: tuple[Any, ...], reason: NoRule) -> Pair | Unfollowed:
+    """What is known of any ufunc's result: it is equal where all operands are."""
+    pairs.unfollowed.append(str(reason))
+    key = None
+    if pairs.with_keys:
+        key = functools.reduce(combine, (_cell_key(x) for x in operands if isinstance(x, Symbolic)))
+    with np.errstate(all="ignore"):
+        dtype = ufunc(*(np.ones(1, x.dtype) if isinstance(x, Symbolic) else x for x in operands)).dtype
+    return undecided(pairs, key) if dtype == _BOOL else Unfollowed(pairs, key, dtype)
+
+
+def _cell_key(x: Any) -> np.ndarray | None:
+    """A key of tile pairs on which `x` is the same in every cell."""
+    return unique_rows(x.values)[1][x.box] if isinstance(x, OneSide) else x.key
+
+
+def truth(pairs: TilePairs, x: Any) -> Pair:
+    """A truth value as a Pair; NoRule for integers, whose bits intervals do not describe."""
+    value = as_pair(pairs, x)
     if isinstance(x, (bool, np.bool_)) or getattr(x, "is_truth", False):
         return value
-    raise TypeError("&, | and ~ of integers that depend on query and key")
+    raise NoRule("&, | and ~ of integers that depend on query and key")
 
 
 def _excerpt_key(table: BlockTable, a: Any, b: Any, x: Pair, y: Pair) -> np.ndarray | None:
@@ -239,128 +307,9 @@ def _excerpt_key(table: BlockTable, a: Any, b: Any, x: Pair, y: Pair) -> np.ndar
         return None
     height, width = (int((side.hi - side.lo).max(initial=0)) + 1 for side in (x, y))
     if height * width > 62 or not (isinstance(a, OneSide) and isinstance(b, OneSide)):
-        return _combine(x.key, y.key)
+        return combine(x.key, y.key)
     excerpt = np.zeros(len(x.lo), dtype=np.int64)
     for row, column in np.ndindex(height, width):
         excerpt = 2 * excerpt + table.contains(x.lo + row, y.lo + column)
-    shapes = _combine(a.shape_and_base[0][a.box], b.shape_and_base[0][b.box])
-    return _combine(shapes, np.unique(excerpt, return_inverse=True)[1].reshape(-1))
-
-
-def _sum(sign: int) -> Rule:
-    def rule(pairs: TilePairs, a: Any, b: Any) -> Pair:
-        x, y = _pair(pairs, a), _pair(pairs, b)
-        lo, hi = (x.lo + y.lo, x.hi + y.hi) if sign > 0 else (x.lo - y.hi, x.hi - y.lo)
-        if pairs.with_keys and isinstance(a, OneSide) and isinstance(b, OneSide):
-            (shape_a, base_a), (shape_b, base_b) = a.shape_and_base, b.shape_and_base
-            # The two constants matter through their sum only: this is what makes a window's tiles equal everywhere.
-            key = _combine(_combine(shape_a[a.box], shape_b[b.box]), base_a[a.box] + sign * base_b[b.box])
-        else:
-            key = _combine(x.key, y.key)
-        return Pair(pairs, lo, hi, int(np.gcd(x.step, y.step)), key)
-
-    return rule
-
-
-_subtract = _sum(-1)
-
-
-def _compare(decide: Callable[[Pair], tuple[np.ndarray, np.ndarray]]) -> Rule:
-    def rule(pairs: TilePairs, a: Any, b: Any) -> Pair:
-        difference = _subtract(pairs, a, b)
-        always, never_not = decide(difference)
-        return _boolean(pairs, always, never_not, difference.key)
-
-    return rule
-
-
-def _equal(d: Pair) -> tuple[np.ndarray, np.ndarray]:
-    possible = (d.lo <= 0) & (d.hi >= 0) & (d.lo % d.step == 0 if d.step else d.lo == 0)
-    return (d.lo == 0) & (d.hi == 0), possible
-
-
-def _not_equal(d: Pair) -> tuple[np.ndarray, np.ndarray]:
-    always, possible = _equal(d)
-    return ~possible, ~always
-
-
-def _remainder(pairs: TilePairs, a: Any, m: Any) -> Pair:
-    x = _constant_operand(pairs, a, m)
-    if x.step % m == 0:
-        return Pair(pairs, x.lo % m, x.lo % m, 0, x.key)
-    wraps = x.lo // m != x.hi // m
-    return Pair(pairs, np.where(wraps, 0, x.lo % m), np.where(wraps, m - 1, x.hi % m), 1, x.key)
-
-
-def _floor_divide(pairs: TilePairs, a: Any, m: Any) -> Pair:
-    x = _constant_operand(pairs, a, m)
-    return Pair(pairs, x.lo // m, x.hi // m, 1, x.key)
-
-
-def _constant_operand(pairs: TilePairs, a: Any, m: Any) -> Pair:
-    if isinstance(m, Symbolic) or m <= 0:
-        raise TypeError("allows(): // and % of a value that depends on query and key need a positive constant")
-    return _pair(pairs, a)
-
-
-def _absolute(pairs: TilePairs, a: Any) -> Pair:
-    x = _pair(pairs, a)
-    lo = np.where((x.lo <= 0) & (x.hi >= 0), 0, np.minimum(np.abs(x.lo), np.abs(x.hi)))
-    return Pair(pairs, lo, np.maximum(np.abs(x.lo), np.abs(x.hi)), 1, x.key)
-
-
-def _extreme(pick: np.ufunc) -> Rule:
-    def rule(pairs: TilePairs, a: Any, b: Any) -> Pair:
-        x, y = _pair(pairs, a), _pair(pairs, b)
-        return Pair(pairs, pick(x.lo, y.lo), pick(x.hi, y.hi), 1, _combine(x.key, y.key))
-
-    return rule
-
-
-def _logical(operation: np.ufunc) -> Rule:
-    def rule(pairs: TilePairs, a: Any, b: Any) -> Pair:
-        x, y = _truth(pairs, a), _truth(pairs, b)
-        return _boolean(pairs, operation(x.lo, y.lo), operation(x.hi, y.hi), _combine(x.key, y.key))
-
-    return rule
-
-
-def _invert(pairs: TilePairs, a: Any) -> Pair:
-    x = _truth(pairs, a)
-    return _boolean(pairs, 1 - x.hi, 1 - x.lo, x.key)
-
-
-def _followed(rule: Rule) -> Rule:
-    """The rule's result, TypeError where its values grow out of what can be followed, or out of their dtype."""
-
-    def checked(pairs: TilePairs, *operands: Any) -> Pair:
-        result = rule(pairs, *operands)
-        dtype = np.result_type(*(x.dtype if isinstance(x, Symbolic) else x for x in operands))
-        _within_range(result.lo, result.hi, dtype)
-        return replace(result, dtype=dtype)
-
-    return checked
-
-
-_RULES: dict[np.ufunc, Rule] = {
-    np.add: _followed(_sum(1)),
-    np.subtract: _followed(_subtract),
-    np.negative: _followed(lambda pairs, a: _subtract(pairs, 0, a)),
-    np.less_equal: _compare(lambda d: (d.hi <= 0, d.lo <= 0)),
-    np.less: _compare(lambda d: (d.hi < 0, d.lo < 0)),
-    np.greater_equal: _compare(lambda d: (d.lo >= 0, d.hi >= 0)),
-    np.greater: _compare(lambda d: (d.lo > 0, d.hi > 0)),
-    np.equal: _compare(_equal),
-    np.not_equal: _compare(_not_equal),
-    np.remainder: _followed(_remainder),
-    np.floor_divide: _followed(_floor_divide),
-    np.absolute: _followed(_absolute),
-    np.minimum: _followed(_extreme(np.minimum)),
-    np.maximum: _followed(_extreme(np.maximum)),
-    np.bitwise_and: _logical(np.minimum),
-    np.bitwise_or: _logical(np.maximum),
-    np.logical_and: _logical(np.minimum),
-    np.logical_or: _logical(np.maximum),
-    np.invert: _invert,
-    np.logical_not: _invert,
-}
+    shapes = combine(a.shape_and_base[0][a.box], b.shape_and_base[0][b.box])
+    return combine(shapes, np.unique(excerpt, return_inverse=True)[1].reshape(-1))

@@ -67,7 +67,7 @@ class Budget:
 
 
 class Tiles(NamedTuple):
-    """Tiles of one (query view, key view) pair, in no particular order; `mask` is -1 for full tiles."""
+    """Tiles of one (query view, key view) pair, by query tile, then key tile; `mask` is -1 for full tiles."""
 
     query_tile: np.ndarray
     key_tile: np.ndarray
@@ -79,29 +79,28 @@ class Masks:
     """The deduplicated bitmasks of a plan."""
 
     def __init__(self, block_q: int, block_kv: int, budget: Budget):
-        self.shape = (block_q, block_kv // 64)
+        self.tile = block_q, block_kv
+        self.shape = block_q, block_kv // 64
         self._budget = budget
-        self._number: dict[bytes, int] = {}
-        self._array: list[np.ndarray] = []
+        self._number: dict[bytes, int] = {}  # in the order of the numbers
 
-    def add(self, mask: np.ndarray) -> int:
-        """Number of `mask`, (block_q, words) uint64."""
-        number = self._number.setdefault(mask.tobytes(), len(self._array))
-        if number == len(self._array):
-            self._budget.need(mask.nbytes * (number + 1))
-            self._array.append(mask)
-        return number
+    def add(self, masks: np.ndarray) -> np.ndarray:
+        """The number of each of `masks`, n · block_q · words numbers of uint64."""
+        known, content, size = self._number, masks.tobytes(), 8 * math.prod(self.shape)
+        numbers = [known.setdefault(content[at : at + size], len(known)) for at in range(0, len(content), size)]
+        self._budget.need(size * len(known))
+        return np.array(numbers, np.int32)
 
     def find(self, mask: np.ndarray, rows: np.ndarray) -> int | None:
         """A known mask that equals `mask` in these rows."""
-        if self._array and not rows.all():
+        if self._number and not rows.all():
             same = (self.array()[:, rows] == mask[rows]).all(axis=(1, 2))
             return int(same.argmax()) if same.any() else None
         return None
 
     def array(self) -> np.ndarray:
         """All of them, (n, block_q, words) uint64."""
-        return np.stack(self._array) if self._array else np.zeros((0, *self.shape), dtype=np.uint64)
+        return np.ndarray((len(self._number), *self.shape), np.uint64, b"".join(self._number))
 
 
 def make_view(lattice: Lattice, block: int) -> np.void:
@@ -151,26 +150,19 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
         Raises ValueError where they are too many.
     """
     budget.need(_CELL_BYTES * sum(int(view["tiles"]) * view["box"].prod(dtype=np.int64) for view in (query, key)))
-    try:
-        # A single tile is sooner evaluated than searched for.
-        single = int(query["tiles"]) == int(key["tiles"]) == 1
-        found = None if single else _search(pattern, query, key, shift, budget)
-    except TypeError as error:
-        q, k = (positions(view, np.arange(1))[0] for view in (query, key))
-        allowed_pairs(pattern, q[:, :, None] + shift, k[:, None, :])  # raises what is its own fault
-        warnings.warn(
-            f"{pattern!r}: allows() cannot be evaluated on whole tiles ({error}); planning evaluates every cell",
-            stacklevel=2,
-        )
-        budget.need(_PAIR_BYTES * int(query["tiles"]) * int(key["tiles"]))
-        found = None
+    if pattern._lists_pairs and _plain(query) and _plain(key):
+        from ._listed import tiles_of_pairs  # which few patterns need
+
+        return tiles_of_pairs(pattern, query, key, shift, masks, budget)
+    # A single tile is sooner evaluated than searched for.
+    single = int(query["tiles"]) == int(key["tiles"]) == 1
+    found = None if single else _search(pattern, query, key, shift, budget)
     q_positions, q_valid = positions(query, np.arange(query["tiles"]))
     k_positions, k_valid = positions(key, np.arange(key["tiles"]))
     q_positions = q_positions + shift
     if found is None:
-        q_box, k_box = (a.reshape(-1) for a in np.indices((int(query["tiles"]), int(key["tiles"]))))
-        full = np.zeros(len(q_box), dtype=bool)
-        kinds = first = np.arange(len(q_box))
+        q_box, k_box, full = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, bool)
+        kinds = first = np.arange(1)
     else:
         q_box, k_box, full = found
         full &= np.all(k_valid, axis=1)[k_box]
@@ -181,11 +173,18 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
     numbers = _evaluate(pattern, (q_positions, q_valid), (k_positions, k_valid), q_box[first], k_box[first], masks)
     mask[~full] = numbers[kinds]
     keep = mask > _EMPTY
-    q_box, k_box, mask = q_box[keep], k_box[keep], mask[keep]
-    return Tiles(q_box, k_box, mask, _count(mask, q_box, q_valid, masks))
+    q_tile, k_tile, number = q_box[keep], k_box[keep], mask[keep]
+    order = np.argsort(q_tile * int(key["tiles"]) + k_tile)
+    q_tile, k_tile, number = q_tile[order], k_tile[order], number[order]
+    return Tiles(q_tile, k_tile, number, _count(number, q_tile, q_valid, masks))
 
 
 _EMPTY = -2
+
+
+def _plain(view: np.void) -> bool:
+    """Whether a view is one of consecutive positions."""
+    return bool(view["stride"][-1] == 1 and view["extent"][:-1].max() == 1)
 
 
 def _search(
@@ -328,7 +327,14 @@ def _kinds(
     pairs = TilePairs(Boxes(q_positions[used_q]), Boxes(k_positions[used_k]), q_at, k_at, with_keys=True)
     q_padding, k_padding = (unique_rows(v)[1] for v in (q_valid[used_q], k_valid[used_k]))
     content: Any = pairs.evaluate(pattern).key  # never None: these pairs have keys
-    return unique_rows(np.stack([content, q_padding[q_at], k_padding[k_at]], axis=1))
+    first, kinds = unique_rows(np.stack([content, q_padding[q_at], k_padding[k_at]], axis=1))
+    if pairs.unfollowed:
+        warnings.warn(
+            f"{pattern!r}: allows() cannot be evaluated on whole tiles ({pairs.unfollowed[0]}); planning evaluates "
+            f"every cell of {len(first)} tiles",
+            stacklevel=2,
+        )
+    return first, kinds
 
 
 def _evaluate(
@@ -357,7 +363,7 @@ def _evaluate(
                 numbers[n] = -1 if all_ else _EMPTY
             else:
                 found = masks.find(bits, rows)
-                numbers[n] = masks.add(bits) if found is None else found
+                numbers[n] = masks.add(bits)[0] if found is None else found
     return numbers
 
 

@@ -1,0 +1,191 @@
+"""Pairs written down one by one, as compressed sparse rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .._cached import cached_property
+from .._index_checks import LONGEST, check_csr, q_offset
+from .._ragged import offsets, ramp
+from ._check import assign, integer
+from ._content import ByContent, frozen_array
+from ._lattice import Part, whole_part
+from ._pattern import Pattern
+from ._registry import register
+from ._table import BlockTable
+
+__all__ = ["CSR"]
+
+_COARSE_CELLS = 1 << 22  # most cells of the tables by which rectangles are asked
+
+
+@register("csr")
+@dataclass(frozen=True, eq=False, repr=False)
+class CSR(ByContent, Pattern):
+    """The pairs that compressed sparse rows list.
+
+    For pairs without any structure, from a graph or a sparse matrix. Patterns that are joined with them by ``&`` are
+    asked for the listed pairs alone.
+
+    Parameters
+    ----------
+    indptr : (q_len + 1,) int array
+        Row i has the keys ``indices[indptr[i]:indptr[i + 1]]``; copied.
+    indices : (nnz,) int array
+        Keys, row by row, sorted and without repeats in each; copied.
+    kv_len : int
+        Keys of the sequence.
+
+    Raises
+    ------
+    TypeError
+        If an array is not of integers or masked, or `kv_len` is not an integer.
+    ValueError
+        If an array has not one axis, `indptr` does not rise from 0 to ``len(indices)``, `kv_len` is negative or 2^31 or
+        more, or a row is unsorted, repeats a key or leaves ``[0, kv_len)``; from :meth:`bind`, if the lengths are
+        others; from :meth:`allows`, if :meth:`bind` has not fixed them.
+
+    Notes
+    -----
+    Plans and index sets are made of the pairs, in O(nnz log nnz), and a plan has a bitmask for each tile that holds
+    several of them. Complements, and patterns at other positions, are planned as any predicate is.
+
+    Examples
+    --------
+    >>> CSR([0, 2, 2, 3], [0, 3, 1], 4).index_set(3, 4).to_dense().astype(int)
+    array([[1, 0, 0, 1],
+           [0, 0, 0, 0],
+           [0, 1, 0, 0]])
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    kv_len: int
+
+    def __post_init__(self) -> None:
+        assign(
+            self,
+            indptr=frozen_array("indptr", self.indptr, np.int64, (1,)),
+            indices=frozen_array("indices", self.indices, np.int32, (1,)),
+            kv_len=integer("kv_len", self.kv_len, 0, LONGEST),
+        )
+        check_csr(self.indptr, self.indices, self.kv_len)
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        for name, own, length in (("q_len", len(self.indptr) - 1, q_len), ("kv_len", self.kv_len, kv_len)):
+            if own != length:
+                raise ValueError(f"{name}: expected {own}, for which the pairs are listed, got {length}")
+        return _BoundCSR(self, q_offset(q_len, kv_len))
+
+    def allows(self, q: Any, k: Any) -> Any:
+        raise ValueError("CSR: its rows depend on the lengths; use .bind(q_len, kv_len)")
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls._of_mask(_scattered(32, 7)), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls._of_mask(_scattered(1024, 61)), 1024
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        return cls._of_mask(draw.flags((sizes.q_len, sizes.kv_len))), sizes
+
+    @classmethod
+    def _of_mask(cls, mask: np.ndarray) -> CSR:
+        return cls(offsets(mask.sum(axis=1)), np.nonzero(mask)[1], mask.shape[1])
+
+
+def _scattered(tokens: int, modulus: int) -> np.ndarray:
+    i, j = np.ogrid[:tokens, :tokens]
+    return (i * i * i + 3 * j * j) % modulus == 0
+
+
+@dataclass(frozen=True)
+class _BoundCSR(Pattern):
+    """Listed pairs whose first row stands at position `first`."""
+
+    given: CSR
+    first: int
+    _lists_pairs = True
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        return self.given.bind(q_len, kv_len)
+
+    @cached_property
+    def _table(self) -> _PairTable:
+        return _PairTable(self.given.indptr, self.given.indices, self.given.kv_len)
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return self._table.contains(q - self.first, k)
+
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        return whole_part(self, q_len, kv_len)
+
+    def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
+        row, indptr = q - self.first, self.given.indptr
+        start = indptr[np.clip(row, 0, len(indptr) - 1)]
+        count = indptr[np.clip(row + 1, 0, len(indptr) - 1)] - start
+        return np.repeat(np.arange(len(q)), count), self.given.indices[np.repeat(start, count) + ramp(count)]
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.given.to_dict()
+
+
+class _PairTable:
+    """Sorted rows of keys, asked as a :class:`BlockTable` is: cell by cell, and by whole rectangles."""
+
+    def __init__(self, indptr: np.ndarray, indices: np.ndarray, columns: int):
+        self._indptr, self._indices = indptr, indices
+        self._shape = len(indptr) - 1, columns
+
+    @cached_property
+    def _codes(self) -> np.ndarray:
+        """Every pair as one number, sorted."""
+        rows, columns = self._shape
+        return np.repeat(np.arange(rows) * columns, np.diff(self._indptr)) + self._indices
+
+    def contains(self, a: Any, b: Any) -> Any:
+        """Whether key `b` is listed in row `a`; `a` and `b` may be the planner's symbolic positions."""
+        for side in (a, b):
+            dispatch = getattr(side, "contains", None)
+            if dispatch is not None:
+                return dispatch(self, a, b)
+        rows, columns = self._shape
+        a, b = np.asarray(a), np.asarray(b)
+        inside = (0 <= a) & (a < rows) & (0 <= b) & (b < columns)
+        code = a * columns + b
+        if not len(self._codes):
+            return np.zeros_like(inside)
+        place = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
+        return inside & (self._codes[place] == code)
+
+    def any_in(self, *rectangle: np.ndarray) -> np.ndarray:
+        """Whether a pair of each rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` (inclusive) may be listed."""
+        coarse, some, _ = self._coarse
+        return some.any_in(*(side // coarse for side in rectangle))
+
+    def all_in(self, *rectangle: np.ndarray) -> np.ndarray:
+        """Whether all pairs of each rectangle (inclusive) are known to be listed."""
+        coarse, _, every = self._coarse
+        rows, columns = self._shape
+        a_lo, a_hi, b_lo, b_hi = np.broadcast_arrays(*rectangle)
+        inside = (0 <= a_lo) & (a_hi < rows) & (0 <= b_lo) & (b_hi < columns)
+        return inside & every.all_in(*(side // coarse for side in rectangle))
+
+    @cached_property
+    def _coarse(self) -> tuple[int, BlockTable, BlockTable]:
+        """(side of a square, squares with a pair, squares of which every pair is listed), as small as memory allows."""
+        rows, columns = self._shape
+        coarse = 1
+        while -(-rows // coarse) * -(-columns // coarse) > _COARSE_CELLS:
+            coarse *= 2
+        shape = -(-rows // coarse), -(-columns // coarse)
+        row = np.repeat(np.arange(rows) // coarse, np.diff(self._indptr))
+        count = np.bincount(row * shape[1] + self._indices // coarse, minlength=shape[0] * shape[1]).reshape(shape)
+        height, width = (np.minimum(coarse, n - coarse * np.arange(m)) for n, m in zip(self._shape, shape, strict=True))
+        return coarse, BlockTable(count > 0), BlockTable(count == height[:, None] * width)

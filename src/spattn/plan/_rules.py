@@ -1,0 +1,184 @@
+"""What NumPy's operations make of values that depend on query and key: an interval, a step and a key for each tile.
+
+A rule may say *always* or *never* only of what holds in every cell. Where it can say nothing it raises NoRule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ._symbolic import (
+    MOST,
+    NoRule,
+    OneSide,
+    Pair,
+    Symbolic,
+    TilePairs,
+    as_pair,
+    boolean,
+    combine,
+    truth,
+    unique_rows,
+    within_range,
+)
+
+Rule = Callable[..., Pair]  # of the tile pairs and a ufunc's operands
+
+
+def _sum(sign: int) -> Rule:
+    def rule(pairs: TilePairs, a: Any, b: Any) -> Pair:
+        x, y = as_pair(pairs, a), as_pair(pairs, b)
+        lo, hi = (x.lo + y.lo, x.hi + y.hi) if sign > 0 else (x.lo - y.hi, x.hi - y.lo)
+        if pairs.with_keys and isinstance(a, OneSide) and isinstance(b, OneSide):
+            (shape_a, base_a), (shape_b, base_b) = a.shape_and_base, b.shape_and_base
+            # The two constants matter through their sum only: this is what makes a window's tiles equal everywhere.
+            key = combine(combine(shape_a[a.box], shape_b[b.box]), base_a[a.box] + sign * base_b[b.box])
+        else:
+            key = combine(x.key, y.key)
+        return Pair(pairs, lo, hi, int(np.gcd(x.step, y.step)), key)
+
+    return rule
+
+
+_subtract = _sum(-1)
+
+
+def _compare(decide: Callable[[Pair], tuple[np.ndarray, np.ndarray]]) -> Rule:
+    def rule(pairs: TilePairs, a: Any, b: Any) -> Pair:
+        difference = _subtract(pairs, a, b)
+        always, never_not = decide(difference)
+        return boolean(pairs, always, never_not, difference.key)
+
+    return rule
+
+
+def _equal(d: Pair) -> tuple[np.ndarray, np.ndarray]:
+    possible = (d.lo <= 0) & (d.hi >= 0) & (d.lo % d.step == 0 if d.step else d.lo == 0)
+    return (d.lo == 0) & (d.hi == 0), possible
+
+
+def _not_equal(d: Pair) -> tuple[np.ndarray, np.ndarray]:
+    always, possible = _equal(d)
+    return ~possible, ~always
+
+
+def _product(pairs: TilePairs, a: Any, b: Any) -> Pair:
+    x, y = as_pair(pairs, a), as_pair(pairs, b)
+    if _largest(x) * _largest(y) > MOST:
+        raise NoRule(f"products beyond {MOST} where query and key meet")
+    corners = np.stack([x.lo * y.lo, x.lo * y.hi, x.hi * y.lo, x.hi * y.hi])
+    step, key = math.gcd(x.step, y.step), combine(x.key, y.key)
+    return Pair(pairs, corners.min(axis=0), corners.max(axis=0), step, key, factors=(a, b))
+
+
+def _largest(x: Pair) -> int:
+    """The largest absolute value, as a Python integer, which does not wrap."""
+    return max(-int(x.lo.min(initial=0)), int(x.hi.max(initial=0)))
+
+
+def _remainder(pairs: TilePairs, a: Any, m: Any) -> Pair:
+    x = _constant_operand(pairs, a, m)
+    key = x.key if x.factors is None else combine(*(_residue_key(pairs, factor, m) for factor in x.factors))
+    if x.step % m == 0:
+        return Pair(pairs, x.lo % m, x.lo % m, 0, key)
+    wraps = x.lo // m != x.hi // m
+    return Pair(pairs, np.where(wraps, 0, x.lo % m), np.where(wraps, m - 1, x.hi % m), 1, key)
+
+
+def _residue_key(pairs: TilePairs, x: Any, m: int) -> np.ndarray | None:
+    """A key of tile pairs on which `x` is the same modulo `m` in every cell."""
+    if isinstance(x, OneSide) and pairs.with_keys:
+        return unique_rows(x.integers % m)[1][x.box]
+    return _remainder(pairs, x, m).key
+
+
+def _floor_divide(pairs: TilePairs, a: Any, m: Any) -> Pair:
+    x = _constant_operand(pairs, a, m)
+    return Pair(pairs, x.lo // m, x.hi // m, 1, x.key)
+
+
+def _constant_operand(pairs: TilePairs, a: Any, m: Any) -> Pair:
+    if not isinstance(m, (int, np.integer)) or m <= 0:
+        raise NoRule("// and % of a value that depends on query and key need a positive constant")
+    return as_pair(pairs, a)
+
+
+def _absolute(pairs: TilePairs, a: Any) -> Pair:
+    x = as_pair(pairs, a)
+    lo = np.where((x.lo <= 0) & (x.hi >= 0), 0, np.minimum(np.abs(x.lo), np.abs(x.hi)))
+    return Pair(pairs, lo, np.maximum(np.abs(x.lo), np.abs(x.hi)), 1, x.key)
+
+
+def _extreme(pick: np.ufunc) -> Rule:
+    def rule(pairs: TilePairs, a: Any, b: Any) -> Pair:
+        x, y = as_pair(pairs, a), as_pair(pairs, b)
+        return Pair(pairs, pick(x.lo, y.lo), pick(x.hi, y.hi), 1, combine(x.key, y.key))
+
+    return rule
+
+
+def _logical(operation: np.ufunc) -> Rule:
+    def rule(pairs: TilePairs, a: Any, b: Any) -> Pair:
+        x, y = truth(pairs, a), truth(pairs, b)
+        return boolean(pairs, operation(x.lo, y.lo), operation(x.hi, y.hi), combine(x.key, y.key))
+
+    return rule
+
+
+def _invert(pairs: TilePairs, a: Any) -> Pair:
+    x = truth(pairs, a)
+    return boolean(pairs, 1 - x.hi, 1 - x.lo, x.key)
+
+
+def _followed(rule: Rule) -> Rule:
+    """The rule's result, NoRule where its values grow out of what can be followed, or out of their dtype."""
+
+    def checked(pairs: TilePairs, *operands: Any) -> Pair:
+        result = rule(pairs, *operands)
+        dtype = np.result_type(*(x.dtype if isinstance(x, Symbolic) else x for x in operands))
+        within_range(result.lo, result.hi, dtype)
+        return replace(result, dtype=dtype)
+
+    return checked
+
+
+_RULES: dict[np.ufunc, Rule] = {
+    np.add: _followed(_sum(1)),
+    np.subtract: _followed(_subtract),
+    np.multiply: _followed(_product),
+    np.negative: _followed(lambda pairs, a: _subtract(pairs, 0, a)),
+    np.less_equal: _compare(lambda d: (d.hi <= 0, d.lo <= 0)),
+    np.less: _compare(lambda d: (d.hi < 0, d.lo < 0)),
+    np.greater_equal: _compare(lambda d: (d.lo >= 0, d.hi >= 0)),
+    np.greater: _compare(lambda d: (d.lo > 0, d.hi > 0)),
+    np.equal: _compare(_equal),
+    np.not_equal: _compare(_not_equal),
+    np.remainder: _followed(_remainder),
+    np.floor_divide: _followed(_floor_divide),
+    np.absolute: _followed(_absolute),
+    np.minimum: _followed(_extreme(np.minimum)),
+    np.maximum: _followed(_extreme(np.maximum)),
+    np.bitwise_and: _logical(np.minimum),
+    np.bitwise_or: _logical(np.maximum),
+    np.logical_and: _logical(np.minimum),
+    np.logical_or: _logical(np.maximum),
+    np.invert: _invert,
+    np.logical_not: _invert,
+}
+
+
+def rule_of(ufunc: np.ufunc) -> Rule:
+    """What evaluates a ufunc on tiles; NoRule is raised where its result cannot be followed."""
+    return _RULES.get(ufunc) or _no_rule(ufunc)
+
+
+def _no_rule(ufunc: np.ufunc) -> Rule:
+    def rule(pairs: TilePairs, *operands: Any) -> Pair:
+        raise NoRule(f"{ufunc.__name__} of values where query and key meet")
+
+    return rule
