@@ -13,7 +13,9 @@ from spattn.cuda.hopper_backward import builds, params
 
 NVCC = compile.find_nvcc()
 pytestmark = pytest.mark.skipif(NVCC is None, reason="nvcc was not found")
-LOADER_SPILLS = 200  # bytes of the loading and storing warps where they keep 24 registers a thread
+# Bytes, where 192 of the 240 registers of a thread that computes hold sums and products: the loading and storing warps
+# keep 24, and three words of a step find no register either (docs/hopper.md).
+SPILLS = 360
 
 
 @pytest.mark.parametrize("row", builds.TABLE, ids=lambda row: f"{row.head_dim} {row.results}")
@@ -27,7 +29,7 @@ def test_registers(tmp_path, row):
     assert done.returncode == 0, done.stderr
     assert "serialized" not in done.stdout + done.stderr
     spilled = max(int(n) for n in re.findall(r"(\d+) bytes spill", done.stderr))
-    assert spilled <= (LOADER_SPILLS if row.consumer_registers == 240 else 0)
+    assert spilled <= (SPILLS if row.consumer_registers == 240 else 0)
 
 
 def test_macros():

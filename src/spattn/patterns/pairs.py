@@ -130,7 +130,8 @@ class _BoundCSR(Pattern):
         row, indptr = q - self.first, self.given.indptr
         start = indptr[np.clip(row, 0, len(indptr) - 1)]
         count = indptr[np.clip(row + 1, 0, len(indptr) - 1)] - start
-        return np.repeat(np.arange(len(q)), count), self.given.indices[np.repeat(start, count) + ramp(count)]
+        keys = self.given.indices[np.repeat(start, count) + ramp(count)].astype(np.int64)  # as positions are everywhere
+        return np.repeat(np.arange(len(q)), count), keys
 
     def to_dict(self) -> dict[str, Any]:
         return self.given.to_dict()

@@ -125,7 +125,9 @@ class GlobalTokens(Pattern):
 
     def ends(self, q_len: int) -> Ends | None:
         tokens = self.tokens if isinstance(self.tokens, int) else max(self.tokens, default=-1) + 1
-        return None if self._spacing(tokens) else Ends(tokens, q_len)  # its own parts have denser views
+        if tokens > REACH or self._spacing(tokens):
+            return None  # no sequence is that long, or its own parts have denser views
+        return Ends(tokens, q_len)
 
     def _spacing(self, kv_len: int) -> tuple[int, int, int] | None:
         """(first, step, count) when the tokens stand at equal distances of more than one token."""

@@ -54,7 +54,7 @@ def _strip(pattern: Pattern, query: np.void, key: np.void, shift: int, tiles: ra
     (block_q, block_kv), (rows, keys) = tile, (int(view["extent"][-1]) for view in (query, key))
     q = np.arange(tiles.start * block_q, min(tiles.stop * block_q, rows)) + (int(query["offset"]) + shift)
     row, place = pattern._pairs(q, int(key["offset"]) + keys)
-    place = place.astype(np.int64) - int(key["offset"])
+    place = place - int(key["offset"])
     inside = (place >= 0) & (place < keys)
     if not inside.all():
         row, place = row[inside], place[inside]
