@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from .._backends import load as load_backend
 from ..patterns import Pattern, SlidingWindow
-from . import machine, model, report, text
+from . import machine, report, text
 from .embeddings import TOLERANCE
 from .model import DemoUnavailable, Encoder, missing
 from .progress import Progress
@@ -86,13 +85,8 @@ def run(out: Path, backend: str = "auto", quick: bool = False, say: Callable[[st
     OSError
         If `out` cannot be written.
     """
-    figures = report.load_figures()
-    backend = "cpu" if backend == "auto" else backend
-    load_backend(backend)
-    encoder, tokenizer = model.load()
+    figures, backend, (encoder, tokenizer) = report.begin(out, backend)
     bert = in_transformers(encoder).to(backend)
-    out.mkdir(parents=True, exist_ok=True)
-
     tokens = QUICK_TOKENS if quick else TOKENS
     ids = text.chunks(tokenizer, tokens // encoder.max_len, encoder.max_len).reshape(1, -1)
     others = machine.Others()

@@ -50,13 +50,8 @@ def run(out: Path, backend: str = "auto", quick: bool = False, say: Callable[[st
         If `out` cannot be written.
     """
     started = time.perf_counter()
-    figures = load_figures()
-    backend = "cpu" if backend == "auto" else backend
-    load_backend(backend)
-    out.mkdir(parents=True, exist_ok=True)
+    figures, backend, (encoder, tokenizer) = begin(out, backend)
     progress = Progress()
-    encoder, tokenizer = model.load()
-
     modules = QUICK_MODULES if quick else MODULES
     agreement, shifts = embeddings.compare(encoder, tokenizer, modules, backend, progress)
     _tell_embeddings(say, agreement, shifts)
@@ -102,7 +97,17 @@ def run(out: Path, backend: str = "auto", quick: bool = False, say: Callable[[st
     return agreement.holds and _errors_hold(timings["cases"])
 
 
-def load_figures() -> ModuleType:
+def begin(out: Path, backend: str) -> tuple[ModuleType, str, tuple[model.Encoder, Any]]:
+    """(module of the pictures, backend, (encoder, its tokenizer)); makes the folder `out` where nothing is missing."""
+    figures = _figures()
+    backend = "cpu" if backend == "auto" else backend
+    load_backend(backend)
+    loaded = model.load()
+    out.mkdir(parents=True, exist_ok=True)
+    return figures, backend, loaded
+
+
+def _figures() -> ModuleType:
     """The module of the pictures, which needs Matplotlib."""
     try:
         from . import figures
