@@ -30,18 +30,19 @@ def launched(monkeypatch):
         return SimpleNamespace(name=what, params_bytes=structs[PARAMETERS[name]].itemsize)
 
     class Launch:
-        def __init__(self, kernel, blocks, params, stream):
+        def __init__(self, kernel, blocks, params, stream, counter_at=None):
             assert len(params) == kernel.params_bytes and blocks > 0
+            assert (counter_at is not None) == kernel.name.startswith("backward")
             self.name = kernel.name
             written.append(self.name)
 
-        def __call__(self, at=0, word=None):
-            assert (word is not None) == self.name.startswith("backward")
-            names.append(self.name)
+    def start(launches, next_counter):
+        names.extend(launch.name for launch in launches)
 
     monkeypatch.setattr(prepared, "upload", upload)
     monkeypatch.setattr(prepared, "kernel", kernel)
     monkeypatch.setattr(prepared, "Launch", Launch)
+    monkeypatch.setattr(prepared, "start", start)
     monkeypatch.setattr(params, "encode_map", lambda *args: 0)
     monkeypatch.setattr(params, "replace_address", lambda *args: None)
     return SimpleNamespace(names=names, written=written)

@@ -13,9 +13,9 @@ import pytest
 import spattn
 from spattn.arrays import kind_of
 from spattn.call import Call
-from spattn.cuda import execute, repeat
+from spattn.cuda import execute, hopper_backward, repeat
 from spattn.cuda.driver import _launch
-from spattn.cuda.driver._launch import Launch
+from spattn.cuda.driver._launch import Launch, start
 from spattn.cuda.forward_pass import ForwardPass
 from spattn.patterns import SlidingWindow
 from spattn.plan._sealed import sealed
@@ -126,19 +126,21 @@ def repeated(make, tensors):
 
 
 def test_launch(kernel, monkeypatch):
-    """The driver reads what was written, and a word can be replaced."""
-    params = bytes(range(kernel.params_bytes))
-    launch = Launch(kernel, 5, params, STREAM)
-    launch()
-    launch(8, 0x1122334455667788)
-    assert kernel.started == [(STREAM, params), (STREAM, params[:8] + WORD.pack(0x1122334455667788) + params[16:])]
+    """The driver reads what was written; each launch that wants a counter gets the next one."""
+    params, counters = bytes(range(kernel.params_bytes)), iter((0x1122334455667788, 5))
+    with_counter = Launch(kernel, 5, params, STREAM, 8)
+    start([with_counter, Launch(kernel, 5, params, STREAM), with_counter], counters.__next__)
+    expected = params[:8] + WORD.pack(0x1122334455667788) + params[16:], params, params[:8] + WORD.pack(5) + params[16:]
+    assert kernel.started == [(STREAM, each) for each in expected] and not list(counters)
     with pytest.raises(ValueError, match=r"params: expected 72 bytes, got 71"):
         Launch(kernel, 5, params[1:], STREAM)
-    with pytest.raises(ValueError, match=r"at: expected 0 … 64, got 65"):
-        launch(65, 0)
+    for at in (65, -1):
+        with pytest.raises(ValueError, match=rf"counter_at: expected 0 … 64, got {at}"):
+            Launch(kernel, 5, params, STREAM, at)
     monkeypatch.setattr(_launch, "error", lambda status, call: RuntimeError(f"{call}: {status}"))
     with pytest.raises(RuntimeError, match="^cuLaunchKernelEx: 1$"):  # the stand-in expects five blocks
-        Launch(kernel, 6, params, STREAM)()
+        start([Launch(kernel, 6, params, STREAM), Launch(kernel, 5, params, STREAM)])
+    assert len(kernel.started) == 3
 
 
 def test_addresses(repeated, kernel, tensors):
@@ -187,6 +189,87 @@ def test_kernels_asked_for_later(tensors, monkeypatch):
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", "portable")
     prepared(*tensors, 0.5)
     assert called == [((*tensors, prepared.plan, 0.5), {"precision": None})]
+
+
+@pytest.fixture
+def gradients(torch, tensors, kernel, monkeypatch):
+    """What computes the gradients of calls like one of the tensors, after its first call."""
+    kind = kind_of(tensors[0])
+    monkeypatch.setattr(type(kind), "raw_stream", staticmethod(abs))
+    monkeypatch.setattr(type(kind), "stream", lambda self, x: STREAM)
+    monkeypatch.setattr(type(kind), "ordinal", lambda self, x: STREAM)
+    written = []
+
+    def write(call, workspace):
+        pointers = [getattr(call, name).pointer for name in ("dout", "q", "k", "v", "dq")]
+        written.append(call)
+        params = ADDRESSES.pack(*pointers, 0 if call.dlse is None else call.dlse.pointer, workspace, call.scale)
+        return [Launch(kernel, 5, params + WORD.pack(0), call.stream, counter_at) for counter_at in (None, 64)]
+
+    ready = SimpleNamespace(write=write, workspace_bytes=48, counter=itertools.count(1000).__next__)
+    monkeypatch.setattr(hopper_backward, "prepare", lambda call: ready)
+    monkeypatch.setattr(hopper_backward, "backward", lambda call: None)
+    made = repeat.gradients(Call.of(*tensors), None, Gpu(), lambda: hopper_backward)
+    made.written = written
+    return made
+
+
+@pytest.fixture
+def operands(torch, tensors):
+    """dout, q, k, v, out and lse."""
+    return [torch.zeros_like(tensors[0]), *tensors, torch.zeros_like(tensors[0]), torch.zeros(2, 3, 6)]
+
+
+def test_gradients(torch, gradients, operands, kernel):
+    """Launches are written once for the same addresses; results lie in memory as their operands do."""
+    gradients(*operands, None, 0.25)
+    assert not kernel.started  # the first call is what the others are prepared by
+    kept = [gradients(*operands, dlse, scale) for dlse, scale in ((None, 0.25), (operands[5] + 1, 0.5), (None, 0.25))]
+    for number, results in enumerate(kept):
+        pair = kernel.started[2 * number : 2 * number + 2]
+        for stream, params in pair:
+            found = list(ADDRESSES.unpack(params[:-8]))
+            assert stream == STREAM and found[:5] == [x.data_ptr() for x in (*operands[:4], results[0])]
+            assert (found[5] != 0, found[7]) == ((True, 0.5) if number == 1 else (False, 0.25))
+        assert [WORD.unpack(params[-8:])[0] for _, params in pair] == [0, 1000 + number]
+        for x, result in zip(operands[1:4], results, strict=True):
+            assert (result.shape, result.stride(), result.dtype) == (x.shape, x.stride(), x.dtype)
+    del kept, results
+    gradients._empty_like = lambda x: x  # addresses that an allocator would hand out again
+    before = len(gradients.written)
+    assert all(len(gradients(*operands, None, 0.25)) == 3 for _ in range(50)) and len(gradients.written) < before + 50
+    for scale, dlse in ((0.25, None), (0.5, None), (0.25, None), (0.25, operands[5] + 1)):  # at the same addresses
+        gradients(*operands, dlse, scale)
+        found = ADDRESSES.unpack(kernel.started[-1][1][:-8])
+        assert (found[5] != 0, found[7]) == (dlse is not None, scale)
+    gradients.device.current = False
+    gradients(*operands, None, 0.25)
+    assert gradients.device.entered == 2  # by the first call, too
+
+
+def test_gradients_of_parts(torch, gradients, operands):
+    """Of tensors with room between their rows, results have none, as those of the first call."""
+    wide = [torch.zeros(2, 3, 6, 32, dtype=torch.float16)[..., :16] for _ in range(3)]
+    expected = gradients(operands[0], *wide, *operands[4:], None, 0.25)
+    found = gradients(operands[0], *wide, *operands[4:], None, 0.25)
+    assert len(gradients.written) == 1
+    assert [(x.shape, x.stride()) for x in found] == [(x.shape, x.stride()) for x in expected]
+    assert all(x.is_contiguous() for x in found)
+
+
+def test_gradients_by_the_long_way(torch, gradients, operands, kernel, monkeypatch):
+    """As :func:`test_the_long_way`."""
+    gradients(*operands, None, 0.25)
+    monkeypatch.setattr(execute.Backward, "__call__", lambda self, *args: "the long way")
+    odd = torch.zeros(2 * 3 * 6 * 16 + 1, dtype=torch.float16)[1:].view(2, 6, 3, 16).transpose(1, 2)
+    for number in range(5):
+        for other in (odd, torch._neg_view(operands[number])):
+            others = [other if n == number else x for n, x in enumerate(operands)]
+            assert gradients(*others, None, 0.25) == "the long way"
+    monkeypatch.setenv("SPATTN_CUDA_KERNEL", "portable")
+    assert gradients(*operands, None, 0.25) == "the long way" and not kernel.started
+    monkeypatch.delenv("SPATTN_CUDA_KERNEL")
+    assert len(gradients(*operands, None, 0.25)) == 3 and len(kernel.started) == 2
 
 
 def test_other_device(repeated, tensors):

@@ -149,7 +149,7 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
         fits = family is hopper and hopper.accepts(plan.block_q, plan.block_kv)
         return hopper_backward if fits else portable_backward
 
-    return execute.Backward(call, plan, gpu, choose)
+    return repeat.gradients(call, plan, gpu, choose)
 
 
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan:

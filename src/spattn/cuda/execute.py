@@ -223,10 +223,12 @@ class Backward:
         return tuple(map(self.kind.from_numpy, results))
 
     def _enqueue(self, stream: int, operands: list[Any], scale: float, allocate: Callable[[int], int]) -> None:
+        self._choose().backward(self.call_of(stream, operands, scale, allocate))
+
+    def call_of(self, stream: int, operands: list[Any], scale: float, allocate: Callable[[int], int]) -> BackwardPass:
+        """The call of these arrays and results."""
         arrays = dict(zip(_BACKWARD_ARRAYS, operands, strict=True))
-        self._choose().backward(
-            BackwardPass(self.device, stream, self.plan, dtype=self.dtype, scale=scale, allocate=allocate, **arrays)
-        )
+        return BackwardPass(self.device, stream, self.plan, dtype=self.dtype, scale=scale, allocate=allocate, **arrays)
 
 
 class NoGradients:

@@ -1,4 +1,4 @@
-"""Calls of the Hopper kernels that repeat: an allocation for each result, their addresses and a launch or two.
+"""Calls of the Hopper kernels that repeat: an allocation for each result, their addresses and a few launches.
 
 What depends on plan, shapes, strides, dtype and device alone is done once; launches are kept by their addresses. A plan
 that moves is on the device once, and its parameters say how far it has moved: a step of generation copies nothing.
@@ -16,10 +16,11 @@ from .._limits import environment
 from ..arrays._operand import memory_order, row_major
 from ..call import Call
 from ..plan._types import Plan
-from . import hopper
-from .driver._launch import Launch
+from . import hopper, hopper_backward
+from .driver._launch import Launch, start
+from .driver.buffer import out_of_memory
 from .driver.device import Device, require_owner
-from .execute import OnDevice
+from .execute import Backward, OnDevice
 from .forward_pass import ForwardPass
 from .hopper.params import Addresses
 from .hopper.prepared import Prepared, Ready
@@ -81,19 +82,13 @@ class Repeated(OnDevice):
         if launches is None:
             return super().__call__(q, k, v, scale)
         if self.device.is_current():
-            self._start(*launches)
+            start(launches, self._counter)
         else:
             with self.device:
-                self._start(*launches)
+                start(launches, self._counter)
         return out, lse
 
-    def _start(self, attention: list[Launch], merge: Launch | None) -> None:
-        for launch in attention:
-            launch(self._counter_at, self._counter())
-        if merge is not None:
-            merge()
-
-    def _write(self, key: tuple[Any, ...], k: Any, v: Any) -> tuple[list[Launch], Launch | None] | None:
+    def _write(self, key: tuple[Any, ...], k: Any, v: Any) -> list[Launch] | None:
         """The launches for these addresses, but for the work counters; None where TMA cannot read there.
 
         A call has them to itself: no other writes to the same addresses while it holds its results.
@@ -103,15 +98,16 @@ class Repeated(OnDevice):
         q_at, k_at, v_at, out, lse, partial, scale, stream, _ = key
         moved = int(k.shape[2]) - self._kv_len
         to = Addresses(q_at, k_at, v_at, out, lse, partial, partial + self._partial_bytes, scale, moved)
-        attention, merge, ready = [], None, self._ready_for(k, v)
+        launches, ready = [], self._ready_for(k, v)
         if ready is None:
             return None
         if ready.attention is not None:
             for number, blocks in enumerate(self._own_plan.blocks):
-                attention.append(Launch(ready.attention, blocks, ready.template.fill(number, to, 0), stream))
+                params = ready.template.fill(number, to, 0)
+                launches.append(Launch(ready.attention, blocks, params, stream, self._counter_at))
         if ready.merge is not None:
-            merge = Launch(ready.merge, ready.merge_blocks, ready.merge_params(to), stream)
-        return self._launches.keep(key, (attention, merge))
+            launches.append(Launch(ready.merge, ready.merge_blocks, ready.merge_params(to), stream))
+        return cast("list[Launch]", self._launches.keep(key, launches))
 
     def _ready_for(self, k: Any, v: Any) -> Ready | None:
         """What calls share whose keys and values lie as these do; None where TMA cannot read them."""
@@ -119,6 +115,65 @@ class Repeated(OnDevice):
             return self._ready
         with self.device:
             return self._own_plan.ready(replace(self._run, k=self.kind.operand(k), v=self.kind.operand(v)))
+
+
+class RepeatedBackward(Backward):
+    """Gradients of PyTorch tensors that the Hopper kernels can read, but for those whose addresses they cannot.
+
+    They agree in the shapes and strides of all of their arrays.
+    """
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        torch = cast("Torch", self.kind)
+        self._types, self._stream, self._index = torch.module, torch.raw_stream, self.device.ordinal
+        self._empty_like, self._bytes = self._types.empty_like, self._types.uint8
+        self._ready: hopper_backward.Ready | None = None
+        self._laid_out: list[tuple[Any, Any] | None] = []  # shape and strides of each result; None: those of its like
+        self._launches = Recent(_KEPT)
+
+    def __call__(
+        self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float
+    ) -> tuple[Any, ...]:
+        arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
+        ready, chosen = self._ready, environment.get(b"SPATTN_CUDA_KERNEL", b"auto")
+        if ready is None or chosen != b"auto" or True in [x.is_neg() for x in arrays]:
+            return super().__call__(dout, q, k, v, out, lse, dlse, scale)
+        require_owner()
+        try:
+            results = [
+                self._empty_like(x) if laid_out is None else x.new_empty_strided(*laid_out)
+                for x, laid_out in zip((q, k, v), self._laid_out, strict=True)
+            ]
+            rest = q.new_empty_strided((ready.workspace_bytes,), (1,), dtype=self._bytes)
+        except self._types.OutOfMemoryError as error:
+            with self.device:
+                raise out_of_memory(self.device, self._needed) from error
+        addresses = [x.data_ptr() for x in (*arrays, *results, rest)]
+        key = *addresses, scale, self._stream(self._index)
+        launches = self._launches.get(key)
+        if launches is None:
+            if any(address % 16 for address in addresses[:5]):
+                return super().__call__(dout, q, k, v, out, lse, dlse, scale)
+            operands = [x if x is None else self.kind.operand(x) for x in (dout, q, k, v, out, lse, dlse, *results)]
+            launches = ready.write(self.call_of(key[-1], operands, scale, _no_memory), addresses[-1])
+            launches = self._launches.keep(key, launches)
+        if self.device.is_current():
+            start(launches, ready.counter)
+        else:
+            with self.device:
+                start(launches, ready.counter)
+        return tuple(results)
+
+    def _enqueue(self, stream: int, operands: list[Any], scale: float, allocate: Callable[[int], int]) -> None:
+        """The long way. What it prepares is kept."""
+        super()._enqueue(stream, operands, scale, allocate)
+        if self._ready is None and self._choose() is hopper_backward:
+            self._laid_out = [
+                None if x.strides == result.strides else (result.shape, result.strides)
+                for x, result in zip(operands[1:4], operands[-3:], strict=True)
+            ]
+            self._ready = hopper_backward.prepare(self.call_of(stream, operands, scale, allocate))
 
 
 def on_device(call: Call, plan: Plan, kernels: ModuleType, device: Device, again: Callable[..., Any]) -> OnDevice:
@@ -133,6 +188,12 @@ def on_device(call: Call, plan: Plan, kernels: ModuleType, device: Device, again
         if prepared is not None:
             return Repeated(run, prepared, call, plan, kernels, device, again)
     return OnDevice(call, plan, kernels, device, again)
+
+
+def gradients(call: Call, plan: Plan, device: Device, choose: Callable[[], ModuleType]) -> Backward:
+    """What computes the gradients of such calls."""
+    repeats = call.kind.name == "torch" and call.kind.ordinal(call.q) is not None
+    return (RepeatedBackward if repeats else Backward)(call, plan, device, choose)
 
 
 def _no_memory(nbytes: int) -> int:

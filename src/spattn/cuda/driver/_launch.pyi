@@ -1,9 +1,14 @@
 """For type checkers; _launch.pyx documents it."""
 
+from collections.abc import Callable
+
 from .launch import Kernel
 
 def current_context(get_current: int) -> int: ...
 
 class Launch:
-    def __init__(self, kernel: Kernel, blocks: int, params: bytes, stream: int) -> None: ...
-    def __call__(self, at: int = 0, word: int | None = None) -> None: ...
+    def __init__(
+        self, kernel: Kernel, blocks: int, params: bytes, stream: int, counter_at: int | None = None
+    ) -> None: ...
+
+def start(launches: list[Launch], next_counter: Callable[[], int] | None = None) -> None: ...

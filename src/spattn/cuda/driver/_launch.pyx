@@ -49,40 +49,49 @@ cdef class Launch:
         The kernel's only parameter, passed by value.
     stream : int
         Raw handle.
+    counter_at : int, optional
+        Where in `params` the address of a work counter stands, another one each time.
     """
 
     cdef Config config
     cdef bytearray params
     cdef char* first
+    cdef char* counter
     cdef void* function
     cdef LaunchKernelEx start
 
-    def __init__(self, kernel, unsigned int blocks, bytes params, size_t stream):
+    def __init__(self, kernel, unsigned int blocks, bytes params, size_t stream, counter_at=None):
         if len(params) != kernel.params_bytes:
             raise ValueError(f"params: expected {kernel.params_bytes} bytes, got {len(params)}")
+        last = len(params) - sizeof(uint64_t)
+        if counter_at is not None and not 0 <= counter_at <= last:
+            raise ValueError(f"counter_at: expected 0 … {last}, got {counter_at}")
         self.params = bytearray(params)  # stays where it is: its size does not change
         self.first = self.params
+        self.counter = NULL if counter_at is None else self.first + <size_t>counter_at
         self.function, self.start = <void*><size_t>kernel.handle, <LaunchKernelEx><size_t>kernel.start
         self.config = Config([blocks, 1, 1], [kernel.threads, 1, 1], kernel.shared_bytes, <void*>stream, NULL, 0)
 
-    def __call__(self, size_t at=0, word=None):
-        """Start it; the device's context must be current. The driver has copied everything when this returns.
 
-        Parameters
-        ----------
-        at, word : int
-            Eight bytes of the parameter to replace first.
-        """
-        cdef uint64_t value
-        cdef void* parameters[1]
-        cdef int status
-        if word is not None:
-            if at + sizeof(value) > <size_t>len(self.params):
-                raise ValueError(f"at: expected 0 … {len(self.params) - sizeof(value)}, got {at}")
-            value = word
-            memcpy(self.first + at, &value, sizeof(value))
-        parameters[0] = self.first
+def start(list launches, next_counter=None):
+    """Start launches in their order; the device's context must be current. The driver has copied everything when this
+    returns.
+
+    Parameters
+    ----------
+    next_counter : callable, optional
+        () to the address of a work counter that no launch in flight uses.
+    """
+    cdef Launch launch
+    cdef uint64_t counter
+    cdef void* parameters[1]
+    cdef int status
+    for launch in launches:
+        if launch.counter is not NULL:
+            counter = next_counter()
+            memcpy(launch.counter, &counter, sizeof(counter))
+        parameters[0] = launch.first
         with nogil:  # the driver waits where its queue is full, and a function in a stream may want Python
-            status = self.start(&self.config, self.function, parameters, NULL)
+            status = launch.start(&launch.config, launch.function, parameters, NULL)
         if status:
             raise error(status, "cuLaunchKernelEx")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import compile
-from ._launch import Launch
+from ._launch import Launch, start
 from .device import Device, address
 from .errors import check
 
@@ -55,7 +55,7 @@ class Kernel:
 
     def launch(self, blocks: int, params: bytes, stream: int) -> None:
         """Start `blocks` blocks on a raw stream handle; the device's context must be current."""
-        Launch(self, blocks, params, stream)()
+        start([Launch(self, blocks, params, stream)])
 
 
 def kernel(

@@ -10,20 +10,25 @@ import logging
 
 from .. import portable_backward
 from ..backward_pass import BackwardPass
-from .prepared import plan_on_device
+from .prepared import Ready, plan_on_device
 
-__all__ = ["backward"]
+__all__ = ["Ready", "backward", "prepare"]
 
 _log = logging.getLogger("spattn.cuda")
 
 
+def prepare(call: BackwardPass) -> Ready | None:
+    """What calls of these shapes and strides share; None when TMA cannot address these arrays. The context must be
+    current."""
+    (batch, heads_q), heads_kv = call.q.shape[:2], call.k.shape[1]
+    if any(x.pointer % 16 for x in (call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv)):
+        return None
+    return plan_on_device(call.plan, call.device, batch, heads_q, heads_kv).ready(call)
+
+
 def backward(call: BackwardPass) -> None:
     """Enqueue all kernels; the context must be current."""
-    (batch, heads_q), heads_kv = call.q.shape[:2], call.k.shape[1]
-    arrays = call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv
-    ready = None
-    if not any(x.pointer % 16 for x in arrays):
-        ready = plan_on_device(call.plan, call.device, batch, heads_q, heads_kv).ready(call)
+    ready = prepare(call)
     if ready is None:
         _log.debug("portable kernels instead: TMA cannot address these arrays, or the plan needs too many tensor maps")
         portable_backward.backward(call)

@@ -15,7 +15,7 @@ from ...schedule.slabs import EMPTY, Pass, by_keys, by_queries
 from ...schedule.tasks import merge_heads, order_tasks
 from ...schedule.turns import take_turns
 from ..backward_pass import BackwardPass
-from ..driver._launch import Launch
+from ..driver._launch import Launch, start
 from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
@@ -142,7 +142,7 @@ class Ready:
     """Kernels and parameters of all calls of a plan that agree in shapes, strides and dtype."""
 
     def __init__(self, plan: BackwardPlan, call: BackwardPass, room: int):
-        self._plan = plan
+        self._plan, self.counter = plan, plan.counter
         batch, heads_q, q_len, head_dim = call.q.shape
         heads_kv, head_dim_v = call.k.shape[1], call.v.shape[3]
         queries, keys = plan.passes
@@ -173,7 +173,7 @@ class Ready:
         ]
         sizes = [batch * heads * of.slots * _ROWS * x.shape[3] * 4 for of, x, heads in results]
         sizes += [self._added // _HALVES * SLAB * table[0].head_dim * 4, (self._added + 1) * 4]
-        *self._offsets, self._workspace_bytes = itertools.accumulate([self._rows * _STATISTIC_BYTES, *sizes])
+        *self._offsets, self.workspace_bytes = itertools.accumulate([self._rows * _STATISTIC_BYTES, *sizes])
         self._launches = Recent(_LAUNCHES_KEPT)
 
     @staticmethod
@@ -183,19 +183,15 @@ class Ready:
 
     def run(self, call: BackwardPass) -> None:
         """Enqueue everything; the context must be current."""
-        workspace = call.allocate(self._workspace_bytes)
+        workspace = call.allocate(self.workspace_bytes)
         rows = (call.lse, call.dlse) if call.dlse is not None else (call.lse,)
         arrays = call.dout, call.q, call.k, call.v, call.out, call.dq, call.dk, call.dv
         key = *(x.pointer for x in arrays), *((x.pointer, x.strides) for x in rows), workspace, call.scale, call.stream
-        # A call has these launches to itself: no other writes to the same addresses while it holds its results.
-        for launch, draws in self._launches.get(key) or self._launches.keep(key, self._write(call, workspace)):
-            if draws:
-                launch(self._template.counter_at, self._plan.counter())
-            else:
-                launch()
+        start(self._launches.get(key) or self._launches.keep(key, self.write(call, workspace)), self.counter)
 
-    def _write(self, call: BackwardPass, workspace: int) -> list[tuple[Launch, bool]]:
-        """The launches of a call, and whether each needs a work counter of its own."""
+    def write(self, call: BackwardPass, workspace: int) -> list[Launch]:
+        """The launches of a call, which has them to itself: no other writes to the same addresses while it holds its
+        results."""
         *partial, query_sums, added = [workspace + offset for offset in self._offsets]
         to = Addresses(
             call.q.pointer,
@@ -211,10 +207,10 @@ class Ready:
         dlse, by_dlse = (0, (0, 0, 0)) if call.dlse is None else (call.dlse.pointer, call.dlse.strides)
         strides = *call.dout.strides[:3], *call.out.strides[:3], *call.lse.strides, *by_dlse
         arrays = call.dout.pointer, call.out.pointer, call.lse.pointer, dlse, workspace, added
-        written: list[tuple[Launch, bool]] = []
+        written: list[Launch] = []
 
-        def write(kernel: Kernel, blocks: int, params: bytes, draws: bool = False) -> None:
-            written.append((Launch(kernel, blocks, params, call.stream), draws))
+        def write(kernel: Kernel, blocks: int, params: bytes, counter_at: int | None = None) -> None:
+            written.append(Launch(kernel, blocks, params, call.stream, counter_at))
 
         write(self._statistics, -(-self._rows // _ROWS_PER_BLOCK), pack_rows(*arrays, *strides, *self._rows_tail))
         # In one pass, dQ is computed again by queries where a sum is not finite: most calls only ask.
@@ -225,7 +221,8 @@ class Ready:
             results = (partial[1], partial[2]) if keyed else (partial[0], 0)
             if own.blocks:
                 workspaces = *results, query_sums, added, 0 if keyed else gate
-                write(ready, own.blocks, self._template.fill(number, to, workspaces, 0), True)
+                params = self._template.fill(number, to, workspaces, 0)
+                write(ready, own.blocks, params, self._template.counter_at)
             if keyed and self._convert is not None:
                 params = pack_converted(
                     query_sums,
