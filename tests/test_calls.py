@@ -80,12 +80,29 @@ def test_a_call_is_prepared_once(kind, prepared):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_signature_for_tensors_that_require_a_gradient(name):
+def test_tensors_that_require_a_gradient_have_a_signature_of_their_own(name):
     """What to do with them depends on whether gradients are recorded just now."""
     wanting = tensors(**{name: torch.ones(1, 2, 10, 8, requires_grad=True)})
-    assert signature(*tensors()) is not None and signature(*wanting) is None
+    assert len({signature(*tensors()), signature(*wanting)}) == 2
     with torch.no_grad():
         assert signature(*wanting) == signature(*tensors())
+
+
+@pytest.mark.parametrize("pattern", ["causal", p.Causal()], ids=["name", "pattern"])
+@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+def test_a_recorded_call_is_prepared_once(layout, pattern, prepared):
+    """With its own scale each time; without a record where nobody wants a gradient."""
+    for scale in (None, 0.5, None):
+        leaves = [torch.randn(1, 12, 12, 8, requires_grad=True) for _ in NAMES]
+        options = {"scale": scale, "layout": layout}
+        out = spattn.attention(*leaves, pattern, **options)
+        got = torch.autograd.grad(out.square().sum(), leaves)
+        with torch.no_grad():
+            plain, lse = spattn.attention(*leaves, pattern, return_lse=True, **options)
+            want = spattn.attention_backward(2 * plain, *leaves, plain, lse, pattern, **options)
+        assert out.requires_grad and not plain.requires_grad and torch.equal(out, plain)
+        assert all(map(torch.equal, got, want))
+    assert len(prepared) == 3 + (pattern == "causal")  # on record, not on record, the gradients, and by name
 
 
 def test_no_signature_for_arrays_of_several_kinds_or_classes():

@@ -140,16 +140,19 @@ def attention(
     key = signature_of(q, k, v), backend, precision, return_lse, layout
     prepared = find_call(pattern, key) or _find_any_length(pattern, key) if isinstance(pattern, _CONSTANT) else None
     if prepared is None:
-        options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
         if traced(q, k, v):
+            options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
             return _operator("attention")(q, k, v, pattern, return_lse=return_lse, **options)
         record = recorder(q, k, v)
-        if record is not None:
-            found = _recorded(record, q, k, v, pattern, **options)
-            return found if return_lse else found[0]
-        call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=return_lse, layout=layout)
-        check_gradients("attention", call.kind, q=q, k=k, v=v)
-        prepared, scale = _prepare(call, pattern, backend, key), call.scale
+        wants_lse = return_lse or record is not None
+        call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=wants_lse, layout=layout)
+        if record is None:
+            check_gradients("attention", call.kind, q=q, k=k, v=v)
+        else:
+            constant = pattern if isinstance(pattern, Plan) else as_pattern(pattern)  # which nobody changes in between
+            backward = functools.partial(attention_backward, pattern=constant, backend=backend, layout=layout)
+            record = functools.partial(record, backward)
+        prepared, scale = _prepare(call, pattern, backend, key, record=record), call.scale
     else:
         scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
     found = prepared.run(q, k, v, scale)
@@ -342,16 +345,6 @@ def _operator(name: str) -> Callable[..., Any]:
         return getattr(_operators(), name)
 
 
-def _recorded(
-    record: Callable[..., Any], q: Any, k: Any, v: Any, pattern: Any, *, precision: str | None, **options: Any
-) -> Any:
-    """Attention whose gradient the arrays' library records, of a pattern that nobody can change in between."""
-    if not isinstance(pattern, Plan):
-        pattern = as_pattern(pattern)
-    forward = functools.partial(attention, pattern=pattern, return_lse=True, precision=precision, **options)
-    return record(forward, functools.partial(attention_backward, pattern=pattern, **options), q, k, v)
-
-
 class Prepared(NamedTuple):
     """A prepared call with what checks its scale; one that moves is for `least` keys or more."""
 
@@ -371,8 +364,16 @@ def _find_any_length(pattern: Any, key: tuple[Any, ...]) -> Prepared | None:
     return prepared if prepared is not None and prepared.least <= kv_len <= LONGEST else None
 
 
-def _prepare(call: Call, pattern: Any, backend: str, key: tuple[Any, ...], backward: bool = False) -> Prepared:
-    """What computes calls like this one; kept where nothing that it depends on can change behind the key."""
+def _prepare(
+    call: Call,
+    pattern: Any,
+    backend: str,
+    key: tuple[Any, ...],
+    backward: bool = False,
+    record: Callable[..., Any] | None = None,
+) -> Prepared:
+    """What computes calls like this one, on record where `record` is given; kept where nothing that it depends on can
+    change behind the key."""
     module = _backend_for(call, backend)
     plan = find_plan(module, pattern, call)
     run: Callable[..., Any] = module.prepare_backward(call, plan) if backward else module.prepare(call, plan)
@@ -380,7 +381,9 @@ def _prepare(call: Call, pattern: Any, backend: str, key: tuple[Any, ...], backw
         run = _through_numpy(call.kind, run)
     if not call.layout.is_default:
         run = call.layout.around(run)
-    moves = module.LIMITS.moves and call.layout.is_default and not backward
+    if record is not None:
+        run = functools.partial(record, run)
+    moves = module.LIMITS.moves and call.layout.is_default and not backward and record is None
     least = sealed(plan).least if moves and not isinstance(pattern, Plan) else None
     prepared = Prepared(run, default_scale(call.head_dim), call.dtype, least or 0)
     if key[0] is not None and isinstance(pattern, _CONSTANT):

@@ -80,7 +80,8 @@ class ArrayKind:
     def recorder(self, *operands: Any) -> Callable[..., tuple[Any, Any]] | None:
         """What computes attention so that the library records its gradient; None where it would record none.
 
-        It takes a forward, a backward and the operands, and returns what the forward does: out and lse.
+        It takes a backward, a forward, q, k, v and the scale, and returns what the forward makes of the last four: out
+        and lse. The backward takes dout, q, k, v, out and lse, and as keywords dlse and the scale.
         """
         return None
 

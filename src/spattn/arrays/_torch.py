@@ -60,8 +60,8 @@ class Torch(ArrayKind):
         recording = self.module.is_grad_enabled()
         try:
             for x in arrays:
-                if x.requires_grad and recording:
-                    return None
+                if recording and x.requires_grad:
+                    found[0] = self, "recorded"
                 found.append((x.shape, x.stride(), x.dtype, x.device))
         except RuntimeError:  # of nested and sparse tensors, which have no shape or no strides
             return None

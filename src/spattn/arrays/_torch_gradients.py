@@ -12,18 +12,20 @@ __all__ = ["Recorded", "without_repeats"]
 
 
 class Recorded(torch.autograd.Function):  # type: ignore[misc]
-    """``apply(forward, backward, q, k, v)`` is ``forward(q, k, v)``, which are out and lse, with both on record.
+    """``apply(backward, forward, q, k, v, scale)`` is ``forward(q, k, v, scale)``, which are out and lse, on record.
 
-    `backward` takes (dout, q, k, v, out, lse) and ``dlse=``. There is no second derivative, and PyTorch says so.
+    `backward` takes (dout, q, k, v, out, lse) and ``dlse=`` and ``scale=``. There is no second derivative, and PyTorch
+    says so.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, forward: Callable[..., Any], backward: Callable[..., Any], *operands: torch.Tensor
+        ctx: Any, backward: Callable[..., Any], forward: Callable[..., Any], *operands: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        *arrays, scale = operands
         out, lse = forward(*operands)
-        ctx.save_for_backward(*operands, out, lse)
-        ctx.backward_of = backward
+        ctx.save_for_backward(*arrays, out, lse)
+        ctx.backward_of, ctx.scale = backward, scale
         ctx.set_materialize_grads(False)  # the gradient of an lse that nobody used is None, which costs nothing
         return out, lse
 
@@ -33,7 +35,8 @@ class Recorded(torch.autograd.Function):  # type: ignore[misc]
         q, k, v, out, lse = ctx.saved_tensors
         if dout is None:  # nobody used out
             dout = torch.zeros_like(out)
-        return None, None, *ctx.backward_of(without_repeats(dout), q, k, v, out, lse, dlse=dlse)
+        dq, dk, dv = ctx.backward_of(without_repeats(dout), q, k, v, out, lse, dlse=dlse, scale=ctx.scale)
+        return None, None, dq, dk, dv, None
 
 
 def without_repeats(dout: torch.Tensor) -> torch.Tensor:
