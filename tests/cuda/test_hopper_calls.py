@@ -114,7 +114,7 @@ def test_repeated_calls_that_are_not_like_the_first(torch, kept, portable_allowe
 
 
 STREAMING = (patterns.Sinks(4) | patterns.SlidingWindow(1023, 0)) & patterns.Causal()
-LEFT_PADDED = patterns.PerBatch((STREAMING, patterns.SlidingWindow(1023, 0) - patterns.Sinks(1900)))
+LEFT_PADDED = patterns.PerBatch((STREAMING, patterns.SlidingWindow(1023, 0) - patterns.Sinks(900)))
 
 
 @pytest.mark.parametrize(

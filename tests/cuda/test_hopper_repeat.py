@@ -58,10 +58,11 @@ class Kernel:
 class Template:
     counter_at = ADDRESSES.size
 
-    def __init__(self):
-        self.moved: list[int] = []
+    def __init__(self, gpu):
+        self.gpu, self.moved = gpu, []
 
     def fill(self, number, to, counter):
+        assert self.gpu.depth == 1  # tensor maps are made in the device's context, which a thread may not have
         self.moved.append(to.moved)
         return ADDRESSES.pack(*to[:-1]) + WORD.pack(counter)
 
@@ -72,21 +73,26 @@ class Gpu:
     ordinal = STREAM  # which the stand-in for PyTorch's function gives back as the stream
 
     def __init__(self):
-        self.current, self.entered = True, 0
+        self.current, self.entered, self.depth = True, 0, 0
 
     def is_current(self):
         return self.current
 
     def __enter__(self):
-        self.entered += 1
+        self.entered, self.depth = self.entered + 1, self.depth + 1
 
     def __exit__(self, *error):
-        pass
+        self.depth -= 1
 
 
 @pytest.fixture
 def kernel():
     return Kernel()
+
+
+@pytest.fixture
+def gpu():
+    return Gpu()
 
 
 @pytest.fixture
@@ -103,14 +109,14 @@ def on_device():
 
 
 @pytest.fixture
-def make(torch, tensors, kernel, on_device, monkeypatch):
+def make(torch, tensors, kernel, on_device, gpu, monkeypatch):
     """What computes calls like one of the tensors."""
     kind = kind_of(tensors[0])
     monkeypatch.setattr(type(kind), "raw_stream", staticmethod(abs))
-    gpu, plan = Gpu(), SimpleNamespace(slots=0, block_q=128)
+    plan = SimpleNamespace(slots=0, block_q=128)
     operands = [kind.operand(x) for x in (*tensors, tensors[0])]
     run = ForwardPass(gpu, 0, plan, *operands, 0, "float16", 0.25, None)
-    ready = SimpleNamespace(attention=kernel, template=Template(), merge=None)
+    ready = SimpleNamespace(attention=kernel, template=Template(gpu), merge=None)
     prepared = SimpleNamespace(plan=on_device, ready=ready, call=run)
     monkeypatch.setattr(repeat.OnDevice, "run", lambda self, q, k, v, scale: "the long way")
 
@@ -192,7 +198,7 @@ def test_kernels_asked_for_later(tensors, monkeypatch):
 
 
 @pytest.fixture
-def gradients(torch, tensors, kernel, monkeypatch):
+def gradients(torch, tensors, kernel, gpu, monkeypatch):
     """What computes the gradients of calls like one of the tensors, after its first call."""
     kind = kind_of(tensors[0])
     monkeypatch.setattr(type(kind), "raw_stream", staticmethod(abs))
@@ -201,6 +207,7 @@ def gradients(torch, tensors, kernel, monkeypatch):
     written = []
 
     def write(call, workspace):
+        assert gpu.depth == 1
         pointers = [getattr(call, name).pointer for name in ("dout", "q", "k", "v", "dq")]
         written.append(call)
         params = ADDRESSES.pack(*pointers, 0 if call.dlse is None else call.dlse.pointer, workspace, call.scale)
@@ -209,7 +216,7 @@ def gradients(torch, tensors, kernel, monkeypatch):
     ready = SimpleNamespace(write=write, workspace_bytes=48, counter=itertools.count(1000).__next__)
     monkeypatch.setattr(hopper_backward, "prepare", lambda call: ready)
     monkeypatch.setattr(hopper_backward, "backward", lambda call: None)
-    made = repeat.gradients(Call.of(*tensors), None, Gpu(), lambda: hopper_backward)
+    made = repeat.gradients(Call.of(*tensors), None, gpu, lambda: hopper_backward)
     made.written = written
     return made
 
@@ -242,9 +249,9 @@ def test_gradients(torch, gradients, operands, kernel):
         gradients(*operands, dlse, scale)
         found = ADDRESSES.unpack(kernel.started[-1][1][:-8])
         assert (found[5] != 0, found[7]) == (dlse is not None, scale)
-    gradients.device.current = False
+    before, gradients.device.current = gradients.device.entered, False
     gradients(*operands, None, 0.25)
-    assert gradients.device.entered == 2  # by the first call, too
+    assert gradients.device.entered > before
 
 
 def test_gradients_of_parts(torch, gradients, operands):
@@ -272,12 +279,17 @@ def test_gradients_by_the_long_way(torch, gradients, operands, kernel, monkeypat
     assert len(gradients(*operands, None, 0.25)) == 3 and len(kernel.started) == 2
 
 
-def test_other_device(repeated, tensors):
-    """The device is made current where it is not."""
-    gpu = repeated.device
-    assert len(repeated(*tensors, 0.25)) == 2 and gpu.entered == 0
-    gpu.current = False
+def test_other_device(repeated, tensors, gpu):
+    """The device is made current where it is not, and to write launches."""
+    repeated._empty_like = lambda x: x
     assert len(repeated(*tensors, 0.25)) == 2 and gpu.entered == 1
+    for _ in range(50):
+        out, lse = repeated(*tensors, 0.25)
+        del lse
+    before = gpu.entered
+    assert before < 50
+    gpu.current = False
+    assert len(repeated(*tensors, 0.25)) == 2 and gpu.entered > before
 
 
 def test_threads(repeated, kernel, tensors):
@@ -300,9 +312,9 @@ def test_threads(repeated, kernel, tensors):
     assert len({params[-8:] for _, params in kernel.started}) == 1200
 
 
-def test_steps(torch, make, kernel, tensors, on_device):
+def test_steps(torch, make, kernel, tensors, on_device, gpu):
     """Launches say how many keys more there are; keys that lie elsewhere get maps of their own."""
-    asked, ready = [], SimpleNamespace(attention=kernel, template=Template(), merge=None)
+    asked, ready = [], SimpleNamespace(attention=kernel, template=Template(gpu), merge=None)
     on_device.layout.moves = True
     on_device.ready = lambda run: asked.append((run.k, run.v)) or ready
     repeated = make(Call.of(*tensors))

@@ -98,23 +98,24 @@ class Repeated(OnDevice):
         q_at, k_at, v_at, out, lse, partial, scale, stream, _ = key
         moved = int(k.shape[2]) - self._kv_len
         to = Addresses(q_at, k_at, v_at, out, lse, partial, partial + self._partial_bytes, scale, moved)
-        launches, ready = [], self._ready_for(k, v)
-        if ready is None:
-            return None
-        if ready.attention is not None:
-            for number, blocks in enumerate(self._own_plan.blocks):
-                params = ready.template.fill(number, to, 0)
-                launches.append(Launch(ready.attention, blocks, params, stream, self._counter_at))
-        if ready.merge is not None:
-            launches.append(Launch(ready.merge, ready.merge_blocks, ready.merge_params(to), stream))
+        launches = []
+        with self.device:  # which PyTorch does not make current in every thread
+            ready = self._ready_for(k, v)
+            if ready is None:
+                return None
+            if ready.attention is not None:
+                for number, blocks in enumerate(self._own_plan.blocks):
+                    params = ready.template.fill(number, to, 0)
+                    launches.append(Launch(ready.attention, blocks, params, stream, self._counter_at))
+            if ready.merge is not None:
+                launches.append(Launch(ready.merge, ready.merge_blocks, ready.merge_params(to), stream))
         return cast("list[Launch]", self._launches.keep(key, launches))
 
     def _ready_for(self, k: Any, v: Any) -> Ready | None:
         """What calls share whose keys and values lie as these do; None where TMA cannot read them."""
         if not self._moves:
             return self._ready
-        with self.device:
-            return self._own_plan.ready(replace(self._run, k=self.kind.operand(k), v=self.kind.operand(v)))
+        return self._own_plan.ready(replace(self._run, k=self.kind.operand(k), v=self.kind.operand(v)))
 
 
 class RepeatedBackward(Backward):
@@ -156,7 +157,8 @@ class RepeatedBackward(Backward):
             if any(address % 16 for address in addresses[:5]):
                 return super().__call__(dout, q, k, v, out, lse, dlse, scale)
             operands = [x if x is None else self.kind.operand(x) for x in (dout, q, k, v, out, lse, dlse, *results)]
-            launches = ready.write(self.call_of(key[-1], operands, scale, _no_memory), addresses[-1])
+            with self.device:
+                launches = ready.write(self.call_of(key[-1], operands, scale, _no_memory), addresses[-1])
             launches = self._launches.keep(key, launches)
         if self.device.is_current():
             start(launches, ready.counter)

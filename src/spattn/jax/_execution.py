@@ -14,7 +14,7 @@ from . import _c_api as c_api
 __all__ = ["Execution", "new_error"]
 
 _DTYPES = {10: "float16", 11: "float32", 12: "float64", 16: "bfloat16"}  # XLA_FFI_DataType
-_ALIGNMENT = 256  # bytes, of memory that kernels work in
+_ALIGNMENT = 16  # bytes, of memory that kernels work in: the most that XLA promises
 _CODES = {MemoryError: 8, TypeError: 3, ValueError: 3, KeyboardInterrupt: 1}  # XLA_FFI_Error_Code
 _INTERNAL = 13
 
