@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import struct
@@ -62,7 +63,7 @@ class Template:
         self.gpu, self.moved = gpu, []
 
     def fill(self, number, to, counter):
-        assert self.gpu.depth == 1  # tensor maps are made in the device's context, which a thread may not have
+        assert self.gpu.depth == (not self.gpu.current)  # as tensor maps need it; a thread may not have the context
         self.moved.append(to.moved)
         return ADDRESSES.pack(*to[:-1]) + WORD.pack(counter)
 
@@ -75,8 +76,8 @@ class Gpu:
     def __init__(self):
         self.current, self.entered, self.depth = True, 0, 0
 
-    def is_current(self):
-        return self.current
+    def made_current(self):
+        return contextlib.nullcontext() if self.current else self
 
     def __enter__(self):
         self.entered, self.depth = self.entered + 1, self.depth + 1
@@ -207,7 +208,7 @@ def gradients(torch, tensors, kernel, gpu, monkeypatch):
     written = []
 
     def write(call, workspace):
-        assert gpu.depth == 1
+        assert gpu.depth == (not gpu.current)
         pointers = [getattr(call, name).pointer for name in ("dout", "q", "k", "v", "dq")]
         written.append(call)
         params = ADDRESSES.pack(*pointers, 0 if call.dlse is None else call.dlse.pointer, workspace, call.scale)
@@ -280,16 +281,10 @@ def test_gradients_by_the_long_way(torch, gradients, operands, kernel, monkeypat
 
 
 def test_other_device(repeated, tensors, gpu):
-    """The device is made current where it is not, and to write launches."""
-    repeated._empty_like = lambda x: x
-    assert len(repeated(*tensors, 0.25)) == 2 and gpu.entered == 1
-    for _ in range(50):
-        out, lse = repeated(*tensors, 0.25)
-        del lse
-    before = gpu.entered
-    assert before < 50
+    """The device is made current where it is not: to write launches, and to start them."""
+    assert len(repeated(*tensors, 0.25)) == 2 and gpu.entered == 0
     gpu.current = False
-    assert len(repeated(*tensors, 0.25)) == 2 and gpu.entered > before
+    assert len(repeated(*tensors, 0.5)) == 2 and gpu.entered == 2
 
 
 def test_threads(repeated, kernel, tensors):
@@ -322,11 +317,11 @@ def test_steps(torch, make, kernel, tensors, on_device, gpu):
     caches = longer[:, :, :6], longer[:, :, :7], longer[:, :, :4], longer[:, :, :7].contiguous()
     results = [repeated(q, k, k, 0.25) for k in caches]
     assert ready.template.moved == [0, 0, 1, 1, -2, -2, 1, 1] and len(kernel.started) == 8
-    for (k, v), cache in zip(asked, caches, strict=True):
+    for (k, v), cache in zip(asked, (caches[0], caches[3]), strict=True):  # once for each way in which keys lie
         assert k == v == (cache.data_ptr(), tuple(cache.shape), cache.stride())
     assert all(out.shape == q.shape for out, _ in results)
     on_device.ready = lambda run: None
-    assert repeated(q, *[longer[:, :, :9]] * 2, 0.25) == "the long way"
+    assert repeated(q, *[longer[:, :, :9].contiguous()] * 2, 0.25) == "the long way"
 
 
 def test_the_plan_of_other_kernels_moves(tensors):

@@ -54,7 +54,7 @@ class Repeated(OnDevice):
         prepared.call.allocate = note
         self._partial_bytes = prepared.call.workspace()[1]
         self._workspace = tuple(sizes)
-        self._launches = Recent(_KEPT)
+        self._launches, self._readies = Recent(_KEPT), Recent(_KEPT)
 
     def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
         require_owner()
@@ -81,11 +81,8 @@ class Repeated(OnDevice):
         launches = self._launches.get(key) or self._write(key, k, v)
         if launches is None:
             return super().__call__(q, k, v, scale)
-        if self.device.is_current():
+        with self.device.made_current():
             start(launches, self._counter)
-        else:
-            with self.device:
-                start(launches, self._counter)
         return out, lse
 
     def _write(self, key: tuple[Any, ...], k: Any, v: Any) -> list[Launch] | None:
@@ -99,7 +96,7 @@ class Repeated(OnDevice):
         moved = int(k.shape[2]) - self._kv_len
         to = Addresses(q_at, k_at, v_at, out, lse, partial, partial + self._partial_bytes, scale, moved)
         launches = []
-        with self.device:  # which PyTorch does not make current in every thread
+        with self.device.made_current():
             ready = self._ready_for(k, v)
             if ready is None:
                 return None
@@ -115,7 +112,12 @@ class Repeated(OnDevice):
         """What calls share whose keys and values lie as these do; None where TMA cannot read them."""
         if not self._moves:
             return self._ready
-        return self._own_plan.ready(replace(self._run, k=self.kind.operand(k), v=self.kind.operand(v)))
+        strides = k.stride(), v.stride()
+        found = self._readies.get(strides)
+        if found is None:
+            run = replace(self._run, k=self.kind.operand(k), v=self.kind.operand(v))
+            found = self._readies.keep(strides, self._own_plan.ready(run))
+        return cast("Ready | None", found)
 
 
 class RepeatedBackward(Backward):
@@ -157,14 +159,11 @@ class RepeatedBackward(Backward):
             if any(address % 16 for address in addresses[:5]):
                 return super().__call__(dout, q, k, v, out, lse, dlse, scale)
             operands = [x if x is None else self.kind.operand(x) for x in (dout, q, k, v, out, lse, dlse, *results)]
-            with self.device:
+            with self.device.made_current():
                 launches = ready.write(self.call_of(key[-1], operands, scale, _no_memory), addresses[-1])
             launches = self._launches.keep(key, launches)
-        if self.device.is_current():
+        with self.device.made_current():
             start(launches, ready.counter)
-        else:
-            with self.device:
-                start(launches, ready.counter)
         return tuple(results)
 
     def _enqueue(self, stream: int, operands: list[Any], scale: float, allocate: Callable[[int], int]) -> None:

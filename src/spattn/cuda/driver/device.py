@@ -11,6 +11,7 @@ import ctypes
 import functools
 import os
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ..._cached import cached_property
@@ -19,6 +20,7 @@ from .errors import CudaError, check
 
 OLDEST_ARCHITECTURE = (8, 0)  # cp.async, ldmatrix and mma.sync on bfloat16
 
+_NOTHING = nullcontext()
 _devices: dict[int, Device] = {}
 _lock = threading.Lock()
 _started = False  # whether this process, or one that it was forked from, initialised CUDA
@@ -98,10 +100,10 @@ class Device:
         with self:
             return current_context(self._current)
 
-    def is_current(self) -> bool:
-        """Whether this device's primary context is current in this thread, as PyTorch leaves it. Asking takes less time
-        than making it so."""
-        return current_context(self._current) == self._handle
+    def made_current(self) -> AbstractContextManager[object]:
+        """For a ``with`` block in which this device's primary context is current; the process must be its owner. Where
+        PyTorch has left it so already, asking takes less time than making it so."""
+        return _NOTHING if current_context(self._current) == self._handle else self
 
     def _retain(self) -> Any:
         from pycuda import driver
