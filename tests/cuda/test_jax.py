@@ -31,7 +31,9 @@ def attend(jax):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("pattern", [WINDOW, patterns.Causal(), patterns.Strided(16)], ids=repr)
-def test_values_and_gradients_are_within_the_oracles_budget(jax, attend, pattern, dtype):
+def test_values_and_gradients_are_within_the_oracles_budget(jax, attend, kernels, pattern, dtype):
+    if kernels == "hopper" and dtype == "float32":
+        pytest.skip("the portable kernels compute float32")
     given = inputs(2, 4, 2, q_len=300, kv_len=300, head_dim=64, dtype=dtype)
     wanted = GradientExpectation(pattern, *given, with_dlse=True)
     arrays = [jax.device_put(x, jax.devices("gpu")[0]) for x in given]
