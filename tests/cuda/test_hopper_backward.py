@@ -71,6 +71,12 @@ def test_passes(check_gradients, passes, pattern, dims):
     check_gradients(pattern, *inputs(2, 4, 2, 700, 900, *dims, dtype="bfloat16"), kinds=("torch",))
 
 
+def test_a_warpgroup_that_has_no_pair_in_the_last_step(check_gradients, passes):
+    """It adds nothing to dQ then. No other item is there whose sums, if they were not finite, would have dQ computed
+    anew."""
+    check_gradients(patterns.SlidingWindow(0, 20), *inputs(1, 2, 2, 128, 128, 64, dtype="bfloat16"), kinds=("torch",))
+
+
 @pytest.mark.parametrize("group", [2, 8])
 @pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.Strided(16)], ids=repr)
 def test_groups(check_gradients, passes, pattern, group):

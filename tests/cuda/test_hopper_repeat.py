@@ -15,7 +15,7 @@ import spattn
 from spattn.arrays import kind_of
 from spattn.call import Call
 from spattn.cuda import execute, hopper_backward, repeat
-from spattn.cuda.driver import _launch
+from spattn.cuda.driver import _launch, buffer
 from spattn.cuda.driver._launch import Launch, start
 from spattn.cuda.forward_pass import ForwardPass
 from spattn.patterns import SlidingWindow
@@ -74,10 +74,14 @@ class Gpu:
     ordinal = STREAM  # which the stand-in for PyTorch's function gives back as the stream
 
     def __init__(self):
-        self.current, self.entered, self.depth = True, 0, 0
+        self.current, self.captures, self.entered, self.depth = True, False, 0, 0
 
     def made_current(self):
         return contextlib.nullcontext() if self.current else self
+
+    def is_capturing(self, stream):
+        assert self.current or self.depth
+        return self.captures
 
     def __enter__(self):
         self.entered, self.depth = self.entered + 1, self.depth + 1
@@ -285,6 +289,21 @@ def test_other_device(repeated, tensors, gpu):
     assert len(repeated(*tensors, 0.25)) == 2 and gpu.entered == 0
     gpu.current = False
     assert len(repeated(*tensors, 0.5)) == 2 and gpu.entered == 2
+
+
+def test_captured(repeated, gradients, tensors, operands, gpu, monkeypatch):
+    """A plan whose launches are captured stays for ever."""
+    kept = {}
+    monkeypatch.setattr(buffer, "_captured", kept)
+    repeated(*tensors, 0.25)
+    gradients(*operands, None, 0.25)
+    gradients(*operands, None, 0.25)
+    assert not kept
+    gpu.captures = True
+    repeated(*tensors, 0.5)
+    assert list(kept.values()) == [repeated.plan]
+    gradients(*operands, None, 0.5)
+    assert list(kept.values()) == [repeated.plan, gradients.plan]
 
 
 def test_threads(repeated, kernel, tensors):

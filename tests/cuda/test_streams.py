@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -94,6 +96,36 @@ def test_graph_capture(torch):
     graph.replay()
     expected = cuda.forward(q, k, v, plan, 0.125)
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
+
+
+@pytest.mark.parametrize("kernels", ["portable", "hopper"], indirect=True)
+def test_captured_calls_and_plans_that_are_dropped(torch):
+    """A graph keeps what it reads, and its capture does not mind what Python frees meanwhile."""
+    q, k, v, dout = torch.randn(4, 1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
+    others = [patterns.Strided(stride) for stride in range(2, 12)]
+
+    def both(pattern):
+        out, lse = spattn.attention(q, k, v, pattern, return_lse=True)
+        return out, lse, *spattn.attention_backward(dout, q, k, v, out, lse, pattern)
+
+    def drop():
+        spattn.clear_plan_cache()
+        gc.collect()
+
+    for pattern in (PATTERN, *others):
+        both(pattern)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        before = both(PATTERN)
+        drop()
+        after = q + 1
+    drop()
+    for pattern in others:  # which take the room of what was freed
+        both(pattern)
+    q.copy_(torch.randn_like(q))
+    graph.replay()
+    assert all(map(torch.equal, before, both(PATTERN))) and torch.equal(after, q + 1)
 
 
 @pytest.mark.parametrize("kernels", ["portable", "hopper"], indirect=True)

@@ -89,7 +89,7 @@ def of_any_length(signature: tuple[Any, ...]) -> tuple[tuple[Any, ...], int] | N
     kind, q, (k, _, *of_k), (v, _, *of_v) = signature
     if not len(k) == len(v) == 4 or k[2] != v[2]:
         return None
-    return (kind, q, k[:2], k[3], v[:2], v[3], *of_k, *of_v), k[2]
+    return (kind, q, k[0], k[1], k[3], v[0], v[1], v[3], *of_k, *of_v), k[2]
 
 
 def recorder(*operands: Any) -> Callable[..., tuple[Any, Any]] | None:

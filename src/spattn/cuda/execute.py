@@ -15,7 +15,7 @@ from ..call import Call
 from ..plan._sealed import moved, sealed
 from ..plan._types import Plan
 from .backward_pass import BackwardPass
-from .driver.buffer import Buffer, out_of_memory
+from .driver.buffer import Buffer, keep_if_captured, out_of_memory
 from .driver.device import Device
 from .driver.errors import check
 from .forward_pass import ForwardPass
@@ -101,7 +101,9 @@ class OnDevice(Prepared):
         device, kind = self.device, self.kind
         q, k, v = map(kind.resolve, (q, k, v))
         operands = kind.operand(q), kind.operand(k), kind.operand(v)
-        stream = kind.stream(q)
+        stream, plan = kind.stream(q), self.plan_for(k)
+        if stream is not None:
+            keep_if_captured(device, stream, plan)
         allocate = Workspace(device, lambda nbytes: kind.allocate(q, nbytes))
         try:
             out = kind.empty(q, self.shape, self.dtype, memory_order(operands[0]))
@@ -110,7 +112,7 @@ class OnDevice(Prepared):
                 ForwardPass(
                     device,
                     device.stream if stream is None else stream,
-                    self.plan_for(k),
+                    plan,
                     *operands,
                     kind.operand(out),
                     0 if lse is None else kind.operand(lse).pointer,
@@ -187,6 +189,8 @@ class Backward:
         arrays = tuple(x if x is None else kind.resolve(x) for x in arrays)
         operands: list[Any] = [x if x is None else kind.operand(x) for x in arrays]
         q, stream = arrays[1], kind.stream(arrays[1])
+        if stream is not None:
+            keep_if_captured(device, stream, self.plan)
         allocate = Workspace(device, lambda nbytes: kind.allocate(q, nbytes))
         try:
             results = tuple(kind.empty(q, x.shape, self.dtype, memory_order(x)) for x in operands[1:4])

@@ -18,7 +18,7 @@ from ..call import Call
 from ..plan._types import Plan
 from . import hopper, hopper_backward
 from .driver._launch import Launch, start
-from .driver.buffer import out_of_memory
+from .driver.buffer import keep_if_captured, out_of_memory
 from .driver.device import Device, require_owner
 from .execute import Backward, OnDevice
 from .forward_pass import ForwardPass
@@ -97,6 +97,7 @@ class Repeated(OnDevice):
         to = Addresses(q_at, k_at, v_at, out, lse, partial, partial + self._partial_bytes, scale, moved)
         launches = []
         with self.device.made_current():
+            keep_if_captured(self.device, stream, self.plan)
             ready = self._ready_for(k, v)
             if ready is None:
                 return None
@@ -160,6 +161,7 @@ class RepeatedBackward(Backward):
                 return super().__call__(dout, q, k, v, out, lse, dlse, scale)
             operands = [x if x is None else self.kind.operand(x) for x in (dout, q, k, v, out, lse, dlse, *results)]
             with self.device.made_current():
+                keep_if_captured(self.device, key[-1], self.plan)
                 launches = ready.write(self.call_of(key[-1], operands, scale, _no_memory), addresses[-1])
             launches = self._launches.keep(key, launches)
         with self.device.made_current():

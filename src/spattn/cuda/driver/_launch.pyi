@@ -5,6 +5,7 @@ from collections.abc import Callable
 from .launch import Kernel
 
 def current_context(get_current: int) -> int: ...
+def is_capturing(is_capturing_at: int, stream: int) -> bool: ...
 
 class Launch:
     def __init__(

@@ -10,6 +10,7 @@ from libc.string cimport memcpy
 from .errors import error
 
 ctypedef int (*GetCurrent)(void** context) noexcept nogil
+ctypedef int (*IsCapturing)(void* stream, int* found) noexcept nogil
 ctypedef int (*LaunchKernelEx)(const void* config, void* function, void** parameters, void** extra) noexcept nogil
 
 
@@ -34,6 +35,23 @@ def current_context(size_t get_current):
     cdef void* context = NULL
     cdef int status = (<GetCurrent>get_current)(&context)
     return 0 if status else <size_t>context
+
+
+def is_capturing(size_t is_capturing_at, size_t stream):
+    """Whether a stream is being captured into a graph.
+
+    Parameters
+    ----------
+    is_capturing_at : int
+        Address of cuStreamIsCapturing.
+    stream : int
+        Raw handle.
+    """
+    cdef int found = 0
+    cdef int status = (<IsCapturing>is_capturing_at)(<void*>stream, &found)
+    if status:
+        raise error(status, "cuStreamIsCapturing")
+    return found != 0
 
 
 cdef class Launch:

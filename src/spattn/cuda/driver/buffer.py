@@ -1,14 +1,18 @@
-"""Device memory that PyCUDA owns, freed by whichever thread drops it."""
+"""Device memory that PyCUDA owns, freed by whichever thread drops it; not while a graph may still read it."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from .device import Device, is_owner
 from .errors import check
+
+_captured: dict[int, object] = {}  # by their identities: what nobody frees
 
 
 class Buffer:
@@ -57,7 +61,28 @@ def out_of_memory(device: Device, nbytes: int) -> MemoryError:
     return MemoryError(f"{device.name} (cuda:{device.ordinal}): needed {nbytes} bytes, {device.free_bytes()} are free")
 
 
+def keep_if_captured(device: Device, stream: int, owner: object) -> None:
+    """Keeps `owner`, whose buffers a call in this stream reads, for the life of the process if the call is captured:
+    its graph reads them whenever it is replayed, and says to nobody when it is gone."""
+    if device.is_capturing(stream):
+        _captured[id(owner)] = owner
+
+
 def _free(device: Device, allocation: Any) -> None:
     if is_owner():
-        with device:
+        with device, _beside_captures():
             allocation.free()
+
+
+@contextmanager
+def _beside_captures() -> Iterator[None]:
+    """For calls that have nothing to do with a graph that is being captured, and would else end its capture: Python
+    drops what nobody needs at any time."""
+    from cuda.bindings import driver
+
+    function, relaxed = "cuThreadExchangeStreamCaptureMode", driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = check(driver.cuThreadExchangeStreamCaptureMode(relaxed), function)
+    try:
+        yield
+    finally:
+        check(driver.cuThreadExchangeStreamCaptureMode(before), function)

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ..._cached import cached_property
-from ._launch import current_context
+from ._launch import current_context, is_capturing
 from .errors import CudaError, check
 
 OLDEST_ARCHITECTURE = (8, 0)  # cp.async, ldmatrix and mma.sync on bfloat16
@@ -52,7 +52,7 @@ class Device:
         self._device = driver.Device(ordinal)
         self._attribute = driver.device_attribute
         self._context: Any = None
-        self._current = address("cuCtxGetCurrent")
+        self._current, self._capturing = address("cuCtxGetCurrent"), address("cuStreamIsCapturing")
 
     @cached_property
     def name(self) -> str:
@@ -104,6 +104,10 @@ class Device:
         """For a ``with`` block in which this device's primary context is current; the process must be its owner. Where
         PyTorch has left it so already, asking takes less time than making it so."""
         return _NOTHING if current_context(self._current) == self._handle else self
+
+    def is_capturing(self, stream: int) -> bool:
+        """Whether a stream, of a raw handle, is being captured into a graph; the context must be current."""
+        return is_capturing(self._capturing, stream)
 
     def _retain(self) -> Any:
         from pycuda import driver
