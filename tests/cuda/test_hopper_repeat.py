@@ -17,6 +17,7 @@ from spattn.call import Call
 from spattn.cuda import execute, hopper_backward, repeat
 from spattn.cuda.driver import _launch, buffer
 from spattn.cuda.driver._launch import Launch, start
+from spattn.cuda.driver.launch import Moving
 from spattn.cuda.forward_pass import ForwardPass
 from spattn.patterns import SlidingWindow
 from spattn.plan._sealed import sealed
@@ -60,12 +61,15 @@ class Template:
     counter_at = ADDRESSES.size
 
     def __init__(self, gpu):
-        self.gpu, self.moved = gpu, []
+        self.gpu, self.moved, self.moves = gpu, [], None
+
+    def moving(self, to):
+        return self.moves and self.moves(to)
 
     def fill(self, number, to, counter):
         assert self.gpu.depth == (not self.gpu.current)  # as tensor maps need it; a thread may not have the context
         self.moved.append(to.moved)
-        return ADDRESSES.pack(*to[:-1]) + WORD.pack(counter)
+        return ADDRESSES.pack(*to[:6], to.moved % 2**64, to.scale) + WORD.pack(counter)
 
 
 class Gpu:
@@ -152,6 +156,39 @@ def test_launch(kernel, monkeypatch):
     with pytest.raises(RuntimeError, match="^cuLaunchKernelEx: 1$"):  # the stand-in expects five blocks
         start([Launch(kernel, 6, params, STREAM), Launch(kernel, 5, params, STREAM)])
     assert len(kernel.started) == 3
+
+
+def test_launches_that_follow_the_number_of_keys(kernel, monkeypatch):
+    """A word and the addresses of some tensor maps change where the number does, whichever way."""
+    replaced = []
+
+    def replace(tensor_map, address):
+        replaced.append((tensor_map % 64, address))
+        ctypes.c_uint64.from_address(tensor_map).value = address or 0
+        return 1 if address == 13 else 0
+
+    function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(replace)
+    at = ctypes.cast(function, ctypes.c_void_p).value
+    moving = Moving(at, 3, 56, [(0, 1000, 10), (16, 5000, 0)])
+    follows, plain = (Launch(kernel, 5, bytes(kernel.params_bytes), STREAM, 64, one) for one in (moving, None))
+    for moved in (3, 4, 4, -99, 3):
+        start([plain, follows], itertools.count(1).__next__, moved)
+    assert replaced == [(0, 1040), (16, 5000), (0, 10), (16, 5000), (0, 1030), (16, 5000)]
+    words = [struct.unpack("@9q", params) for _, params in kernel.started]
+    assert [(x[0], x[2], x[7], x[8]) for x in words[::2]] == [(0, 0, 0, 1)] * 5
+    assert [(x[0], x[2], x[7], x[8]) for x in words[1::2]] == [
+        (0, 0, 0, 2),
+        (1040, 5000, 4, 2),
+        (1040, 5000, 4, 2),
+        (10, 5000, -99, 2),
+        (1030, 5000, 3, 2),
+    ]
+    for where in ({"moved_at": 65}, {"maps": [(65, 0, 1)]}, {"maps": [(-1, 0, 1)]}):
+        with pytest.raises(ValueError, match=r"(moved_at|map): expected 0 … 64, got (65|-1)"):
+            Launch(kernel, 5, bytes(kernel.params_bytes), STREAM, 64, moving._replace(**where))
+    monkeypatch.setattr(_launch, "error", lambda status, call: RuntimeError(f"{call}: {status}"))
+    with pytest.raises(RuntimeError, match="^cuTensorMapReplaceAddress: 1$"):
+        start([Launch(kernel, 5, bytes(72), STREAM, 64, moving._replace(maps=[(0, 3, 10)]))], lambda: 1, 1)
 
 
 def test_addresses(repeated, kernel, tensors):
@@ -327,16 +364,28 @@ def test_threads(repeated, kernel, tensors):
 
 
 def test_steps(torch, make, kernel, tensors, on_device, gpu):
-    """Launches say how many keys more there are; keys that lie elsewhere get maps of their own."""
+    """Launches follow the number of keys; keys that lie elsewhere get launches of their own."""
     asked, ready = [], SimpleNamespace(attention=kernel, template=Template(gpu), merge=None)
+    ready.template.moves = lambda to: Moving(0, to.moved, 48, [])  # in the place of an address that is not used here
     on_device.layout.moves = True
     on_device.ready = lambda run: asked.append((run.k, run.v)) or ready
     repeated = make(Call.of(*tensors))
     q, longer = tensors[0], torch.zeros(2, 20, 3, 16, dtype=torch.float16).transpose(1, 2)
+    repeated._empty_like, repeated.return_lse = lambda x: x, False  # the same addresses each time
     caches = longer[:, :, :6], longer[:, :, :7], longer[:, :, :4], longer[:, :, :7].contiguous()
     results = [repeated(q, k, k, 0.25) for k in caches]
-    assert ready.template.moved == [0, 0, 1, 1, -2, -2, 1, 1] and len(kernel.started) == 8
-    for (k, v), cache in zip(asked, (caches[0], caches[3]), strict=True):  # once for each way in which keys lie
+    assert ready.template.moved == [0, 0, 1, 1]  # of two launches each, for each way in which keys lie
+    assert [ADDRESSES.unpack(params[:-8])[6] for _, params in kernel.started] == [
+        0,
+        0,
+        1,
+        1,
+        2**64 - 2,
+        2**64 - 2,
+        1,
+        1,
+    ]
+    for (k, v), cache in zip(asked, (caches[0], caches[3]), strict=True):
         assert k == v == (cache.data_ptr(), tuple(cache.shape), cache.stride())
     assert all(out.shape == q.shape for out, _ in results)
     on_device.ready = lambda run: None

@@ -76,24 +76,25 @@ class Repeated(OnDevice):
             0 if rest is None else rest.data_ptr(),
             scale,
             self._stream(self._index),
-            (k.size(2), k.stride(), v.stride()) if self._moves else None,
+            (k.stride(), v.stride()) if self._moves else None,
         )
-        launches = self._launches.get(key) or self._write(key, k, v)
+        moved = k.size(2) - self._kv_len
+        launches = self._launches.get(key) or self._write(key, k, v, moved)
         if launches is None:
             return super().__call__(q, k, v, scale)
         with self.device.made_current():
-            start(launches, self._counter)
+            start(launches, self._counter, moved)
         return out, lse
 
-    def _write(self, key: tuple[Any, ...], k: Any, v: Any) -> list[Launch] | None:
-        """The launches for these addresses, but for the work counters; None where TMA cannot read there.
+    def _write(self, key: tuple[Any, ...], k: Any, v: Any, moved: int) -> list[Launch] | None:
+        """The launches for these addresses and any number of keys, but for work counters; None where TMA cannot read
+        there.
 
         A call has them to itself: no other writes to the same addresses while it holds its results.
         """
         if not hopper.aligned(key[:4]):
             return None
         q_at, k_at, v_at, out, lse, partial, scale, stream, _ = key
-        moved = int(k.shape[2]) - self._kv_len
         to = Addresses(q_at, k_at, v_at, out, lse, partial, partial + self._partial_bytes, scale, moved)
         launches = []
         with self.device.made_current():
@@ -102,9 +103,10 @@ class Repeated(OnDevice):
             if ready is None:
                 return None
             if ready.attention is not None:
+                moving = ready.template.moving(to)
                 for number, blocks in enumerate(self._own_plan.blocks):
                     params = ready.template.fill(number, to, 0)
-                    launches.append(Launch(ready.attention, blocks, params, stream, self._counter_at))
+                    launches.append(Launch(ready.attention, blocks, params, stream, self._counter_at, moving))
             if ready.merge is not None:
                 launches.append(Launch(ready.merge, ready.merge_blocks, ready.merge_params(to), stream))
         return cast("list[Launch]", self._launches.keep(key, launches))

@@ -2,14 +2,20 @@
 
 from collections.abc import Callable
 
-from .launch import Kernel
+from .launch import Kernel, Moving
 
 def current_context(get_current: int) -> int: ...
 def is_capturing(is_capturing_at: int, stream: int) -> bool: ...
 
 class Launch:
     def __init__(
-        self, kernel: Kernel, blocks: int, params: bytes, stream: int, counter_at: int | None = None
+        self,
+        kernel: Kernel,
+        blocks: int,
+        params: bytes,
+        stream: int,
+        counter_at: int | None = None,
+        moving: Moving | None = None,
     ) -> None: ...
 
-def start(launches: list[Launch], next_counter: Callable[[], int] | None = None) -> None: ...
+def start(launches: list[Launch], next_counter: Callable[[], int] | None = None, moved: int = 0) -> None: ...

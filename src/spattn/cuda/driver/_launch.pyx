@@ -4,14 +4,19 @@
 Nothing here links against CUDA, so that it is built, and imported, on machines without.
 """
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcpy
 
 from .errors import error
 
 ctypedef int (*GetCurrent)(void** context) noexcept nogil
 ctypedef int (*IsCapturing)(void* stream, int* found) noexcept nogil
+ctypedef int (*ReplaceAddress)(void* tensor_map, void* address) noexcept nogil
 ctypedef int (*LaunchKernelEx)(const void* config, void* function, void** parameters, void** extra) noexcept nogil
+
+
+cdef enum:
+    ALIGNMENT = 64  # of a tensor map
 
 
 cdef struct Config:
@@ -54,6 +59,10 @@ def is_capturing(size_t is_capturing_at, size_t stream):
     return found != 0
 
 
+cdef struct MovingMap:
+    size_t at, address, step
+
+
 cdef class Launch:
     """A prepared launch: a kernel, its grid and its parameters. Reusable, not thread-safe.
 
@@ -69,6 +78,8 @@ cdef class Launch:
         Raw handle.
     counter_at : int, optional
         Where in `params` the address of a work counter stands, another one each time.
+    moving : Moving, optional
+        What of `params` follows the number of keys; as it is for `moving.moved` more of them.
     """
 
     cdef Config config
@@ -77,21 +88,52 @@ cdef class Launch:
     cdef char* counter
     cdef void* function
     cdef LaunchKernelEx start
+    cdef ReplaceAddress replace
+    cdef char* moved_at
+    cdef int64_t moved
+    cdef bytearray maps
+    cdef Py_ssize_t map_count
 
-    def __init__(self, kernel, unsigned int blocks, bytes params, size_t stream, counter_at=None):
+    def __init__(self, kernel, unsigned int blocks, bytes params, size_t stream, counter_at=None, moving=None):
         if len(params) != kernel.params_bytes:
             raise ValueError(f"params: expected {kernel.params_bytes} bytes, got {len(params)}")
-        last = len(params) - sizeof(uint64_t)
-        if counter_at is not None and not 0 <= counter_at <= last:
-            raise ValueError(f"counter_at: expected 0 … {last}, got {counter_at}")
-        self.params = bytearray(params)  # stays where it is: its size does not change
+        # They stay where they are, since the size does not change, and tensor maps change only where they are aligned.
+        self.params = bytearray(len(params) + ALIGNMENT)
         self.first = self.params
-        self.counter = NULL if counter_at is None else self.first + <size_t>counter_at
+        self.first += -<size_t>self.first % ALIGNMENT
+        memcpy(self.first, <char*>params, len(params))
+        self.counter = NULL if counter_at is None else self.word("counter_at", counter_at)
+        self.moved_at = NULL
+        if moving is not None:
+            self.replace, self.moved = <ReplaceAddress><size_t>moving.replace, moving.moved
+            self.moved_at = self.word("moved_at", moving.moved_at)
+            self.map_count = len(moving.maps)
+            self.maps = bytearray(self.map_count * sizeof(MovingMap))
+            for n, (at, address, step) in enumerate(moving.maps):
+                (<MovingMap*><char*>self.maps)[n] = MovingMap(self.word("map", at) - self.first, address, step)
         self.function, self.start = <void*><size_t>kernel.handle, <LaunchKernelEx><size_t>kernel.start
         self.config = Config([blocks, 1, 1], [kernel.threads, 1, 1], kernel.shared_bytes, <void*>stream, NULL, 0)
 
+    cdef char* word(self, name, at) except NULL:
+        last = len(self.params) - ALIGNMENT - sizeof(uint64_t)
+        if not 0 <= at <= last:
+            raise ValueError(f"{name}: expected 0 … {last}, got {at}")
+        return self.first + <size_t>at
 
-def start(list launches, next_counter=None):
+    cdef int move(self, int64_t moved) except -1:
+        # Steps are of addresses modulo 2^64: `moved` may be negative.
+        cdef MovingMap* maps = <MovingMap*><char*>self.maps
+        cdef int status
+        for n in range(self.map_count):
+            status = self.replace(self.first + maps[n].at, <void*>(maps[n].address + <size_t>moved * maps[n].step))
+            if status:
+                raise error(status, "cuTensorMapReplaceAddress")
+        memcpy(self.moved_at, &moved, sizeof(moved))
+        self.moved = moved
+        return 0
+
+
+def start(list launches, next_counter=None, int64_t moved=0):
     """Start launches in their order; the device's context must be current. The driver has copied everything when this
     returns.
 
@@ -99,6 +141,8 @@ def start(list launches, next_counter=None):
     ----------
     next_counter : callable, optional
         () to the address of a work counter that no launch in flight uses.
+    moved : int
+        How many more keys there are than the plan says, for launches that follow their number.
     """
     cdef Launch launch
     cdef uint64_t counter
@@ -108,6 +152,8 @@ def start(list launches, next_counter=None):
         if launch.counter is not NULL:
             counter = next_counter()
             memcpy(launch.counter, &counter, sizeof(counter))
+        if launch.moved_at is not NULL and launch.moved != moved:
+            launch.move(moved)
         parameters[0] = launch.first
         with nogil:  # the driver waits where its queue is full, and a function in a stream may want Python
             status = launch.start(&launch.config, launch.function, parameters, NULL)

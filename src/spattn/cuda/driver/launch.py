@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,28 @@ STATIC_SHARED_BYTES = 48 * 1024  # a block gets more only after asking
 
 _kernels: dict[tuple[Any, ...], Kernel] = {}
 _lock = threading.Lock()
+
+
+class Moving(NamedTuple):
+    """What of a launch's parameters follows how many more keys there are than its plan says.
+
+    Attributes
+    ----------
+    replace : int
+        Address of cuTensorMapReplaceAddress.
+    moved : int
+        The number that the parameters are for.
+    moved_at : int
+        Where in the parameters it stands.
+    maps : list of (int, int, int)
+        Where in the parameters a tensor map lies, the address that it has without more keys, and how many bytes more
+        for each of them.
+    """
+
+    replace: int
+    moved: int
+    moved_at: int
+    maps: list[tuple[int, int, int]]
 
 
 class Kernel:

@@ -17,6 +17,8 @@ import numpy as np
 from ..._cached import Recent
 from ...arrays._operand import Operand
 from ...schedule.tasks import TASK
+from ..driver.device import address
+from ..driver.launch import Moving
 from ..driver.structs import fields, packer
 from ..forward_pass import ForwardPass, fold_scale
 from .layout import ENTRY, WORK, Layout
@@ -146,7 +148,7 @@ class Template:
         at = {name: offset for name, (_, offset) in fields(params_dtype(room)).items()}
         names = "q", "moved", "scale_log2"
         self._call_at, self._moved_at, self._scale_at = (at[name] - self._head_bytes for name in names)
-        self.counter_at = at["counter"]
+        self.counter_at, self._moves = at["counter"], layout.moves
         self._heads = Recent(_HEADS_KEPT)
 
     def fill(self, launch: int, to: Addresses, counter: int) -> bytes:
@@ -157,6 +159,18 @@ class Template:
         _SCALES.pack_into(tail, self._scale_at, *fold_scale(to.scale))
         pointers = *to[:4], to.moved
         return (self._heads.get(pointers) or self._move(pointers)) + tail
+
+    def moving(self, to: Addresses) -> Moving | None:
+        """What of the bytes of ``Params`` follows the number of keys; None where the plan does not move."""
+        if not self._moves:
+            return None
+        pointers = to[:4]
+        maps = [
+            (number * MAP_BYTES, pointers[operand] + offset, step)
+            for number, (operand, offset, step) in enumerate(self._maps)
+            if step
+        ]
+        return Moving(address("cuTensorMapReplaceAddress"), to.moved, self._head_bytes + self._moved_at, maps)
 
     def _move(self, pointers: tuple[int, ...]) -> bytes:
         """The tensor maps for other addresses, kept because allocators hand out the same ones again and again."""

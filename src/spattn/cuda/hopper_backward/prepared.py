@@ -35,6 +35,7 @@ _BLOCKS_PER_SM = 2  # that long lists are split for
 # side, each the lag behind the one before, are not further apart than items are long, and get there in a small part of
 # the time. A product of slabs then takes longer than in two passes: 0.58 against 0.60 ms for a window of ±256.
 _MOST_APART, _MOST_FILLING, _SLOWER = 1.0, 0.15, 1.22
+_FEWEST_STEPS = 2  # of an SM: with fewer, one pass takes as long as two, and a launch more
 _HEADS_TOGETHER = 16  # side by side: more of them leave the cache
 _ROWS_PER_BLOCK = 32  # of sum.cu and statistics.cu
 _ROWS = 2 * SLAB  # of an item
@@ -247,10 +248,13 @@ class Ready:
 
 
 def _hardly_wait(keys: Pass, apart: float, heads: int, device: Device) -> bool:
-    """Whether items in one pass that run side by side, the last one `apart` steps behind the first, hardly wait."""
+    """Whether items in one pass that run side by side, the last one `apart` steps behind the first, hardly wait, and
+    there is enough to do for it to matter."""
     steps = (keys.work["end"] - keys.work["begin"]).astype(np.int64) * keys.work["heads"]
     of_each_sm = float(steps.sum()) * heads / device.sm_count
-    return len(steps) > 0 and apart <= _MOST_APART * float(steps.mean()) and apart <= _MOST_FILLING * of_each_sm
+    if of_each_sm < _FEWEST_STEPS:
+        return False
+    return apart <= _MOST_APART * float(steps.mean()) and apart <= _MOST_FILLING * of_each_sm
 
 
 def _products(keys: Pass, queries: Pass, group: int) -> tuple[int, int]:
