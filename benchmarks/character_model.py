@@ -21,8 +21,7 @@ STEPS, AVERAGED = 400, 10
 
 def page() -> dict:
     """The names that the page's examples define; SystemExit where one of them fails."""
-    names: dict = {}
-    examples = doctest.DocTestParser().get_doctest(PAGE.read_text(), names, PAGE.name, str(PAGE), 0)
+    examples = doctest.DocTestParser().get_doctest(PAGE.read_text(), {}, PAGE.name, str(PAGE), 0)
     runner = doctest.DocTestRunner()
     if runner.run(examples, clear_globs=False).failed:
         raise SystemExit(f"{PAGE.name}: expected its examples to hold")

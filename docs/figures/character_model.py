@@ -25,6 +25,7 @@ for row in record["results"]:
     steps = record["averaged"] * (0.5 + np.arange(len(row["losses"])))
     axes[3].plot(steps, row["losses"], style, color=colour, label=row["name"], linewidth=1.2)
 axes[3].set_title("loss of the training text", fontsize=9)
+axes[3].set_ylim(top=3)
 axes[3].set_xlabel("step", fontsize=8)
 axes[3].tick_params(labelsize=7)
 if record["results"]:
