@@ -5,6 +5,8 @@ import pytest
 NEEDS = {
     "torch_tensors.rst": "torch",
     "torch_training.rst": "torch",
+    "character_model.rst": "torch",
+    "from_flex_attention.rst": "torch",
     "jax.rst": "jax",
     "transformers.rst": "transformers",
     "threads.rst": "threadpoolctl",
