@@ -78,7 +78,7 @@ class Repeated(OnDevice):
             self._stream(self._index),
             (k.stride(), v.stride()) if self._moves else None,
         )
-        moved = k.size(2) - self._kv_len
+        moved = k.size(2) - self._kv_len if self._moves else 0
         launches = self._launches.get(key) or self._write(key, k, v, moved)
         if launches is None:
             return super().__call__(q, k, v, scale)

@@ -42,6 +42,16 @@ def current_context(size_t get_current):
     return 0 if status else <size_t>context
 
 
+cdef class Nothing:
+    """A context manager that does nothing, in a third of the time of contextlib's."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        return None
+
+
 def is_capturing(size_t is_capturing_at, size_t stream):
     """Whether a stream is being captured into a graph.
 

@@ -11,16 +11,15 @@ import ctypes
 import functools
 import os
 import threading
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ..._cached import cached_property
-from ._launch import current_context, is_capturing
+from ._launch import Nothing, current_context, is_capturing
 from .errors import CudaError, check
 
 OLDEST_ARCHITECTURE = (8, 0)  # cp.async, ldmatrix and mma.sync on bfloat16
 
-_NOTHING = nullcontext()
+_NOTHING = Nothing()
 _devices: dict[int, Device] = {}
 _lock = threading.Lock()
 _started = False  # whether this process, or one that it was forked from, initialised CUDA
@@ -100,7 +99,7 @@ class Device:
         with self:
             return current_context(self._current)
 
-    def made_current(self) -> AbstractContextManager[object]:
+    def made_current(self) -> Device | Nothing:
         """For a ``with`` block in which this device's primary context is current; the process must be its owner. Where
         PyTorch has left it so already, asking takes less time than making it so."""
         return _NOTHING if current_context(self._current) == self._handle else self
