@@ -43,12 +43,12 @@ def current_context(size_t get_current):
 
 
 cdef class Nothing:
-    """A context manager that does nothing, in a third of the time of contextlib's."""
+    """A context manager that does nothing, in less time than contextlib's."""
 
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, error, trace):
+    def __exit__(self, kind, raised, trace):
         return None
 
 
