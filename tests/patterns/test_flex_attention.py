@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import spattn
@@ -97,6 +97,7 @@ OPERATIONS = [
 
 @settings(max_examples=max(20, settings.default.max_examples // 2), deadline=None)
 @given(st.lists(st.integers(-128, 255), min_size=75, max_size=75), NARROW, NARROW, st.sampled_from(OPERATIONS))
+@example([100] * 40 + [-100] * 35, torch.int8, torch.int8, OPERATIONS[0])  # differences that wrap
 def test_operations(numbers, left, right, operation):
     """Of numbers of any width, which may wrap, on tiles and off them."""
     table = torch.tensor(numbers)
