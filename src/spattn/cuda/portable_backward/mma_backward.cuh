@@ -36,8 +36,8 @@ struct Block {
   const Params& p;
   Shared& shared;
   const int slab = blockIdx.x % p.pass.slabs;
-  const Task task = p.pass.tasks[blockIdx.x / p.pass.slabs];
-  const Work work = p.pass.work[task.item];
+  const Task& task = p.pass.tasks[blockIdx.x / p.pass.slabs];
+  const Work& work = p.pass.work[task.item];
   float2 own[kAtoms][2];  // lse and delta of rows that are queries
   Sums<kDim> scores;
   Sums<kDimV> values;
@@ -75,22 +75,25 @@ struct Block {
     }
   }
 
-  // Positions of a step's columns; whole warps, for the ballot.
-  __device__ __forceinline__ void write_positions(const Step& step) {
+  // Tells everybody of a step and the positions of its columns. The ballot takes whole warps.
+  __device__ __forceinline__ void announce(const Step& step, const Entry& entry, int place) {
+    if (threadIdx.x == 0) shared.step[place] = {task.head_q + entry.head + step.head, step.first, step.mask};
     if (!step.exists() || threadIdx.x >= kColumns) return;
     const Pass& pass = p.pass;
     const int column = step.first + threadIdx.x;
-    const View& view = pass.views[work.columns + step.entry.view];
-    const int cell = step.entry.part * pass.slab_columns + column;
-    const int position = column < pass.slab_columns ? portable::position_of(view, step.entry.tile, cell) : -1;
+    const View& view = pass.views[work.columns + entry.view];
+    const int cell = entry.part * pass.slab_columns + column;
+    const int position = column < pass.slab_columns ? portable::position_of(view, entry.tile, cell) : -1;
     const unsigned real = __ballot_sync(~0u, position >= 0);
-    shared.position[step.place][threadIdx.x] = position;
-    if (threadIdx.x % 32 == 0) shared.real[step.place][threadIdx.x / 32] = real;
+    shared.position[place][threadIdx.x] = position;
+    if (threadIdx.x % 32 == 0) shared.real[place][threadIdx.x / 32] = real;
   }
 
-  __device__ __forceinline__ void load_columns(const Step& step, int stage) {
-    const int* position = shared.position[step.place];
-    const int head = kByKeys ? task.head_q + step.entry.head + step.head : task.head_kv;
+  // Loads the columns of a step, if there is one.
+  __device__ __forceinline__ void load_columns(int place, int stage) {
+    if (!shared.step[place].exists()) return;
+    const int* position = shared.position[place];
+    const int head = kByKeys ? shared.step[place].head : task.head_kv;
     const Array &scored = kByKeys ? p.q : p.k, &valued = kByKeys ? p.dout : p.v;
     auto& columns = shared.columns[stage];
     portable::load_rows<kColumns, kChunks, kThreads, kAligned>(columns.scored, head_of(scored, head), scored, position,
@@ -104,12 +107,13 @@ struct Block {
   }
 
   // The pairs of a row with the columns of a step that are allowed, padding not.
-  __device__ __forceinline__ unsigned long long allowed(const Step& step, int row) const {
-    const unsigned* words = shared.real[step.place];
+  __device__ __forceinline__ unsigned long long allowed(int place, int row) const {
+    const unsigned* words = shared.real[place];
     const unsigned long long real = kColumns == 64 ? words[0] | (unsigned long long)words[1] << 32 : words[0];
+    const Step& step = shared.step[place];
     if (step.mask == kFull) return real;
-    const Pass& pass = p.pass;
-    return real & pass.bits[static_cast<long long>(step.mask) * pass.slab_rows + min(row, pass.slab_rows - 1)] >> step.first;
+    const long long first = static_cast<long long>(step.mask) * p.pass.slab_rows;
+    return real & p.pass.bits[first + min(row, p.pass.slab_rows - 1)] >> step.first;
   }
 
   // The logits policy and the weights policy: S becomes P, and D becomes dS. Both are 0 where a pair is not allowed,
@@ -152,35 +156,35 @@ struct Block {
 
   __device__ __forceinline__ void add_nonfinite(const Scores& weights, const Element* columns) {
 #pragma unroll
-    for (int atom = 0; atom < kAtoms; ++atom) {
+    for (int number = 0; number < 2 * kAtoms; ++number) {
+      const unsigned long long seen = seen_columns(weights[number / 2], number % 2);
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        unsigned long long seen = 0;  // columns with a weight, of this lane; then of the quad
+      for (int n = 0; n < kDimV / 8; ++n) {
 #pragma unroll
-        for (int n = 0; n < kColumns / 8; ++n) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const int column = 8 * n + threadIdx.x % 4 * 2 + i;
-            if (weights[atom][n][2 * half + i] != 0.f) seen |= 1ull << column;
-          }
-        }
-        seen |= __shfl_xor_sync(~0u, seen, 1);
-        seen |= __shfl_xor_sync(~0u, seen, 2);
-        for (; seen; seen &= seen - 1) {
-          const int column = __ffsll(seen) - 1;
-#pragma unroll
-          for (int n = 0; n < kDimV / 8; ++n) {
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              const int feature = Products::column(n, i);
-              const int at = portable::chunk_at<kChunksV>(column, feature / kVector) * kVector + feature % kVector;
-              const float x = widen(columns[at]);
-              if (!is_finite(x)) values[atom][n][2 * half + i] += x;
-            }
+        for (int i = 0; i < 2; ++i) {
+          const int feature = Products::column(n, i);
+          for (unsigned long long rest = seen; rest; rest &= rest - 1) {
+            const int chunk = portable::chunk_at<kChunksV>(__ffsll(rest) - 1, feature / kVector);
+            const float x = widen(columns[chunk * kVector + feature % kVector]);
+            if (!is_finite(x)) values[number / 2][n][number % 2 * 2 + i] += x;
           }
         }
       }
     }
+  }
+
+  // A bit for each column that has a weight in a row half.
+  __device__ __forceinline__ static unsigned long long seen_columns(const float (&weights)[kColumns / 8][4], int half) {
+    unsigned long long seen = 0;
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (weights[n][2 * half + i] != 0.f) seen |= 1ull << (8 * n + threadIdx.x % 4 * 2 + i);
+      }
+    }
+    seen |= __shfl_xor_sync(~0u, seen, 1);
+    return seen | __shfl_xor_sync(~0u, seen, 2);
   }
 
   template <int kRowChunks>
@@ -191,15 +195,13 @@ struct Block {
   }
 
   template <bool kCareful>
-  __device__ __forceinline__ void multiply(const Step& step, int stage) {
+  __device__ __forceinline__ void multiply(int place, int stage) {
     unsigned long long bits[kAtoms][2];
-    bool masked = step.mask != kFull;
 #pragma unroll
     for (int number = 0; number < 2 * kAtoms; ++number) {
-      bits[number / 2][number % 2] = allowed(step, own_row(number / 2, number % 2));
+      bits[number / 2][number % 2] = allowed(place, own_row(number / 2, number % 2));
     }
-    constexpr unsigned long long kAll = ~0ull >> (64 - kColumns);
-    if (!masked) masked = bits[0][0] != kAll;
+    const bool masked = shared.step[place].mask != kFull || bits[0][0] != ~0ull >> (64 - kColumns);
     const auto& columns = shared.columns[stage];
     Scores s, d;
     clear(s);
@@ -214,26 +216,31 @@ struct Block {
     if constexpr (kScores) Products::template add<kDim>(scores, d, columns.scored);
   }
 
-  // All steps of the item. Positions are written two steps ahead, columns loaded one step ahead where there are stages.
+  // All steps of the item. Each is announced two steps ahead, and loaded one step ahead where there are stages.
   template <bool kCareful>
   __device__ __forceinline__ void accumulate() {
     clear(scores);
     clear(values);
     Steps steps(p.pass, work, slab);
-    Step now = steps.fetch(), next = steps.fetch(), after = steps.fetch();
-    write_positions(now);
-    write_positions(next);
+    Entry entry;
+    for (int place = 0; place < 2; ++place) {
+      const Step step = steps.fetch(entry);
+      announce(step, entry, place);
+    }
+    Step after = steps.fetch(entry);
     __syncthreads();
-    if (kStages > 1 && now.exists()) load_columns(now, 0);
-    for (int stage = 0; now.exists(); stage = kStages - 1 - stage) {
-      if (kStages == 1) load_columns(now, 0);
+    if (kStages > 1) load_columns(0, 0);
+    for (int place = 0, stage = 0; shared.step[place].exists(); stage = kStages - 1 - stage) {
+      const int next = place + 1 == kSteps ? 0 : place + 1;
+      if (kStages == 1) load_columns(place, 0);
       portable::copies_wait();
       __syncthreads();
-      if (kStages > 1 && next.exists()) load_columns(next, 1 - stage);
-      write_positions(after);
-      multiply<kCareful>(now, stage);
+      if (kStages > 1) load_columns(next, 1 - stage);
+      announce(after, entry, next + 1 == kSteps ? 0 : next + 1);
+      multiply<kCareful>(place, stage);
+      after = steps.fetch(entry);
       if (kStages == 1) __syncthreads();
-      now = next, next = after, after = steps.fetch();
+      place = next;
     }
   }
 

@@ -11,8 +11,9 @@ __all__ = ["Variant", "of_pass", "shared_bytes_of", "variant"]
 _ROWS = 64  # of a tensor-core kernel's blocks: a slab
 _FFMA_SIDE = 32  # rows of the other's, and features that it takes at a time
 _WIDEST = 256  # features of both sums of a pass by keys: 128 registers a thread
+_STEPS = 3  # that its shared memory tells of
 _RESERVED = 1024  # bytes of shared memory that every block takes beside its own
-_SIZES = (64, 2), (64, 1), (32, 2), (32, 1)  # columns of a step, and steps in shared memory, the best first
+_WARPS = 8  # that an SM has registers for
 
 
 class Variant(NamedTuple):
@@ -44,26 +45,39 @@ def of_pass(
     dims = [next(size for size in HEAD_DIMS if size >= dim) for dim in (head_dim, head_dim_v)]
     macros |= {"SPATTN_HEAD_DIM": dims[0], "SPATTN_HEAD_DIM_V": dims[1], "SPATTN_ALIGNED": int(aligned)}
     results = [(1, 0)] if not by_keys else [(1, 1)] if sum(dims) <= _WIDEST else [(1, 0), (0, 1)]
-    found = []
-    for scores, values in results:
-        columns, stages = _sizes(ITEMSIZE[dtype], dims, bool(scores), shared_bytes)
-        own = {"SPATTN_SCORES": scores, "SPATTN_VALUES": values, "SPATTN_COLUMNS": columns, "SPATTN_STAGES": stages}
-        found.append(Variant("portable_backward/backward_mma.cu", macros | own, _ROWS))
-    return found
+    return [_tensor_cores(macros, dims, *one, shared_bytes) for one in results]
 
 
-def _sizes(itemsize: int, dims: list[int], scores: bool, shared_bytes: int) -> tuple[int, int]:
-    """The best sizes with which two blocks fit on an SM, else those with which one does."""
-    for blocks in (2, 1):
-        for columns, stages in _SIZES:
-            needed = shared_bytes_of(itemsize, dims, scores, columns, stages)
+def _tensor_cores(
+    macros: dict[str, object], dims: list[int], scores: int, values: int, shared_bytes: int
+) -> Variant:
+    """Two atoms of 16 rows a warp halve its reads of the columns, which is what bounds ``mma.sync``: where their sums
+    leave registers for the products of 32 columns."""
+    atoms = 2 if dims[0] * scores + dims[1] * values <= _WIDEST // 2 else 1
+    columns, stages = _sizes(dims, bool(scores), atoms, shared_bytes)
+    own = {
+        "SPATTN_SCORES": scores,
+        "SPATTN_VALUES": values,
+        "SPATTN_ATOMS": atoms,
+        "SPATTN_COLUMNS": columns,
+        "SPATTN_STAGES": stages,
+    }
+    return Variant("portable_backward/backward_mma.cu", macros | own, _ROWS)
+
+
+def _sizes(dims: list[int], scores: bool, atoms: int, shared_bytes: int) -> tuple[int, int]:
+    """(columns of a step, steps in shared memory): the best with which as many blocks as possible fit on an SM."""
+    sizes = [(columns, stages) for columns in (64, 32)[atoms - 1 :] for stages in (2, 1)]
+    for blocks in range(_WARPS // (4 // atoms), 0, -1):
+        for columns, stages in sizes:
+            needed = shared_bytes_of(dims, scores, columns, stages)
             if blocks * (needed + _RESERVED) <= shared_bytes + _RESERVED:
                 return columns, stages
-    return _SIZES[-1]
+    return sizes[-1]
 
 
-def shared_bytes_of(itemsize: int, dims: list[int], scores: bool, columns: int, stages: int) -> int:
+def shared_bytes_of(dims: list[int], scores: bool, columns: int, stages: int) -> int:
     """What ``Shared`` of a tensor-core kernel takes, in bytes; the kernel's own number is checked when it is loaded."""
-    rows = _ROWS * itemsize * (dims[0] + dims[1]) if scores else _ROWS * itemsize * dims[0] + 128
-    positions = 4 * (_ROWS + 3 * (columns + 2)) + 8 * stages * columns
-    return -(-(rows + stages * columns * itemsize * sum(dims) + positions) // 128) * 128
+    rows = _ROWS * 2 * (dims[0] + dims[1]) if scores else _ROWS * 2 * dims[0] + 128
+    told = 4 * _ROWS + _STEPS * (4 * columns + 20) + 8 * stages * columns
+    return -(-(rows + stages * columns * 2 * sum(dims) + told) // 128) * 128
