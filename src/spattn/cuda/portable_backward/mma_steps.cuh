@@ -8,16 +8,25 @@ namespace spattn::portable_backward {
 constexpr bool kByKeys = SPATTN_BY_KEYS;  // rows are keys and columns queries, or the other way round
 constexpr bool kScores = SPATTN_SCORES;   // computes dK (by keys) or dQ
 constexpr bool kValues = SPATTN_VALUES;   // computes dV (by keys)
-static_assert(kByKeys ? kScores || kValues : kScores && !kValues, "results");
 constexpr bool kAligned = SPATTN_ALIGNED;
+static_assert(kByKeys ? kScores || kValues : kScores && !kValues, "results");
 
 constexpr int kDim = SPATTN_HEAD_DIM, kDimV = SPATTN_HEAD_DIM_V;
 constexpr int kRows = 64, kAtoms = SPATTN_ATOMS, kRowsPerWarp = 16 * kAtoms, kThreads = kRows / kRowsPerWarp * 32;
 constexpr int kColumns = SPATTN_COLUMNS;  // of a step; a slab of more takes several
 constexpr int kStages = SPATTN_STAGES;    // steps whose columns are in shared memory
-constexpr int kSteps = 3;                 // that shared memory tells of: one multiplied, one loaded, one after them
+constexpr int kSteps = 3;  // that shared memory tells of: the one multiplied, the one loaded, and the next
 constexpr int kChunks = kDim / kVector, kChunksV = kDimV / kVector;
-static_assert(kColumns % 32 == 0 && kColumns <= 64 && kColumns <= kThreads, "step");
+static_assert((kColumns == 32 || kColumns == 64) && kColumns <= kThreads && (kStages == 1 || kStages == 2), "step");
+
+// The sums of a thread, of its rows g and g + 8 of each atom, g = lane / 4.
+using Scores = float[kAtoms][kColumns / 8][4];
+template <int kFeatures>
+using Sums = float[kAtoms][kFeatures / 8][4];
+
+__device__ __forceinline__ int own_row(int atom, int half) {
+  return threadIdx.x / 32 * kRowsPerWarp + atom * 16 + half * 8 + threadIdx.x % 32 / 4;
+}
 
 // Rows of q or k, whose products are the scores, and with them those of dout or v.
 template <int kCount, bool kBoth>
@@ -56,7 +65,7 @@ struct Steps {
     head = begin < end ? 0 : heads, entry = begin;
   }
 
-  // The next step and its entry; one after the last that does not exist.
+  // The next step and its entry; after the last, one that does not exist.
   __device__ Step fetch(Entry& found) {
     while (head < heads) {
       const Step step = {head, first, pass.masks[static_cast<long long>(entry) * pass.slabs + slab]};
