@@ -4,6 +4,7 @@ that are not masked."""
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import shutil
 import subprocess
@@ -12,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spattn.cuda import portable, prebuild
+from spattn.cuda import portable, portable_backward, prebuild
 from spattn.cuda.driver import compile, structs
 from spattn.cuda.hopper import builds
 from spattn.cuda.hopper import params as hopper_params
 from spattn.cuda.portable import params, variants
+from spattn.cuda.portable_backward import variants as backward_variants
 
 NVCC = compile.find_nvcc()
 SPILLS = ("LDL", "STL")  # what they load or store may belong to the line after
@@ -32,7 +34,7 @@ def test_registers(tmp_path, arch, dtype, head_dim):
     for source, defines, own in prebuild.kernels(arch, [dtype], [head_dim]):
         # Three TF32 products keep a few words of a step of thousands of instructions in local memory at head_dim 128.
         allowed = 80 if defines.get("SPATTN_TERMS") == 3 and head_dim >= 128 else 0
-        if source == "portable_backward/backward.cu":  # the compiler takes a few words away for one more CTA an SM
+        if source == "portable_backward/backward_ffma.cu":  # the compiler takes a few words away for one more CTA an SM
             allowed = 32
         check_registers(source, arch, defines, own, tmp_path / "kernel.cubin", 255, allowed)
 
@@ -182,6 +184,40 @@ def test_every_default_has_a_kernel():
                     _, defines = variants.variant(dtype, head_dim, head_dim, tile, False, shared_bytes, precision)
                     assert defines["SPATTN_HEAD_DIM"] >= head_dim
                 assert variants.shared_bytes_of(tile[0], dtype, head_dim) <= shared_bytes
+
+
+def test_every_default_has_a_backward():
+    """So does a backward, for heads of q and v of any sizes, with room for the rows of its blocks."""
+    for shared_bytes, dtype, by_keys in itertools.product(
+        (99 << 10, 163 << 10, 227 << 10), prebuild.DTYPES, (False, True)
+    ):
+        for head_dim, head_dim_v in itertools.product((1, 32, 40, 64, 96, 128, 129, 192, 256), repeat=2):
+            found = portable_backward.of_pass(dtype, head_dim, head_dim_v, by_keys, True, shared_bytes)
+            for own in found:
+                dims = [own.macros[name] for name in ("SPATTN_HEAD_DIM", "SPATTN_HEAD_DIM_V")]
+                assert dims[0] >= head_dim and dims[1] >= head_dim_v
+                if "SPATTN_COLUMNS" in own.macros:
+                    assert shared_bytes_of(own.macros) <= shared_bytes
+            results = [(own.macros.get("SPATTN_SCORES"), own.macros.get("SPATTN_VALUES")) for own in found]
+            expected = ([(1, 1)], [(1, 0), (0, 1)]) if by_keys else ([(1, 0)],)
+            assert results in ([(None, None)], *expected)
+
+
+def shared_bytes_of(macros):
+    dims, scores = [macros["SPATTN_HEAD_DIM"], macros["SPATTN_HEAD_DIM_V"]], macros["SPATTN_SCORES"]
+    return backward_variants.shared_bytes_of(dims, scores, macros["SPATTN_COLUMNS"], macros["SPATTN_STAGES"])
+
+
+@pytest.mark.parametrize("by_keys", [False, True])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 40), (192, 96)], ids=str)
+def test_shared_bytes(tmp_path, dims, by_keys):
+    """What the host thinks that a block of the backward takes is what it takes."""
+    for shared_bytes in (99 << 10, 227 << 10):
+        for source, macros, _ in portable_backward.of_pass("float16", *dims, by_keys, False, shared_bytes):
+            unit = compile.translation_unit(source.replace("backward_mma.cu", "mma_steps.cuh"), {})
+            unit += f'\nstatic_assert(sizeof(spattn::portable_backward::Shared) == {shared_bytes_of(macros)}, "");'
+            done = nvcc(unit, "sm_80", macros, tmp_path / "kernel.cubin")
+            assert done.returncode == 0, done.stderr
 
 
 def test_hopper_table():

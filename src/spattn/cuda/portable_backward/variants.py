@@ -48,9 +48,7 @@ def of_pass(
     return [_tensor_cores(macros, dims, *one, shared_bytes) for one in results]
 
 
-def _tensor_cores(
-    macros: dict[str, object], dims: list[int], scores: int, values: int, shared_bytes: int
-) -> Variant:
+def _tensor_cores(macros: dict[str, object], dims: list[int], scores: int, values: int, shared_bytes: int) -> Variant:
     """Two atoms of 16 rows a warp halve its reads of the columns, which is what bounds ``mma.sync``: where their sums
     leave registers for the products of 32 columns."""
     atoms = 2 if dims[0] * scores + dims[1] * values <= _WIDEST // 2 else 1
