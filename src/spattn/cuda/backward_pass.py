@@ -28,6 +28,8 @@ class BackwardPass:
         Where the gradients go.
     allocate : callable
         Bytes to the address of memory that may be used on `stream` until the call's last kernel.
+    precision : {None, "tf32"}
+        Of the products; None is that of `dtype`.
     """
 
     device: Device
@@ -46,6 +48,7 @@ class BackwardPass:
     dtype: str
     scale: float
     allocate: Callable[[int], int]
+    precision: str | None = None
 
     def aligned(self) -> bool:
         """Whether every row that kernels multiply can be read 16 bytes at a time."""

@@ -19,6 +19,8 @@
 namespace spattn::portable_backward {
 
 struct Products {
+  static constexpr bool kRounds = false;
+
   template <int kFeatures>
   static __device__ __forceinline__ void multiply(Scores& s, const Element* rows, const Element* columns) {
     constexpr int kRowChunks = kFeatures / kVector;
@@ -30,10 +32,12 @@ struct Products {
       portable::multiply_transposed<kAtoms, kColumns / 8, kRowChunks>(s, a, base, k16);
     }
   }
+
   template <int kFeatures>
   static __device__ __forceinline__ void add(Sums<kFeatures>& sums, const Scores& weights, const Element* columns) {
     portable::accumulate(sums, weights, columns);
   }
+
   static __device__ __forceinline__ int column(int n, int i) { return n * 8 + threadIdx.x % 4 * 2 + i; }
 };
 

@@ -3,6 +3,7 @@
 // k or q, and by keys P C, C of dout. A kernel hands in its products:
 //
 //   struct Products {
+//     kRounds                                                                      whether operands are rounded to TF32
 //     multiply<features>(Scores&, const Element* rows, const Element* columns)     S or D
 //     add<features>(Sums&, const Scores&, const Element* columns)                  sums += P C or dS C
 //     column(n, i)                              the feature that accumulator i < 2 of sums[atom][n] holds
@@ -39,6 +40,15 @@ struct Block {
     portable::load_rows<kCount, kRowChunks, kThreads, kAligned>(tile, data, array, position, 0, features);
   }
 
+  // What a thread does to its share of tiles that have landed, before the barrier.
+  template <int kCount, bool kBoth>
+  __device__ __forceinline__ void landed(Tiles<kCount, kBoth>& tiles) {
+    if constexpr (Products::kRounds) {
+      portable::round_rows<kCount, kChunks, kThreads>(tiles.scored);
+      if constexpr (kBoth) portable::round_rows<kCount, kChunksV, kThreads>(tiles.valued);
+    }
+  }
+
   __device__ const float2* statistics(int head) const {
     return static_cast<const float2*>(p.statistics) + (static_cast<long long>(task.batch) * p.heads_q + head) * p.q_len;
   }
@@ -55,6 +65,10 @@ struct Block {
     load<kRows, kChunks>(shared.rows.scored, kByKeys ? p.k : p.q, head, shared.row_position, p.head_dim);
     if constexpr (kScores) {
       load<kRows, kChunksV>(shared.rows.valued, kByKeys ? p.v : p.dout, head, shared.row_position, p.head_dim_v);
+    }
+    if constexpr (Products::kRounds) {
+      portable::copies_wait();
+      landed(shared.rows);
     }
     if constexpr (!kByKeys) {
 #pragma unroll
@@ -135,6 +149,7 @@ struct Block {
       const int next = place + 1 == kSteps ? 0 : place + 1;
       if (kStages == 1) load_columns(place, 0);
       portable::copies_wait();
+      landed(shared.columns[stage]);
       __syncthreads();
       // The step has landed, and everybody is done with the one before it.
       if (kStages > 1) load_columns(next, 1 - stage);

@@ -30,29 +30,42 @@ def variant(name: str, dtype: str) -> tuple[str, dict[str, object]]:
 
 
 def of_pass(
-    dtype: str, head_dim: int, head_dim_v: int, by_keys: bool, aligned: bool, shared_bytes: int
+    dtype: str,
+    head_dim: int,
+    head_dim_v: int,
+    by_keys: bool,
+    aligned: bool,
+    shared_bytes: int,
+    precision: str | None = None,
 ) -> list[Variant]:
     """The kernels of a pass on a device whose blocks have so much shared memory.
 
     One, but where the sums of dK and dV do not both fit into the registers: then one for each, which finds the weights
     for itself.
+
+    Raises
+    ------
+    ValueError
+        If `precision` is "tf32" and its kernel has no room for heads of this size.
     """
     macros: dict[str, object] = {"SPATTN_DTYPE": dtype, "SPATTN_BY_KEYS": int(by_keys)}
-    if ITEMSIZE[dtype] != 2:
+    if ITEMSIZE[dtype] != 2 and precision is None:
         padded = (-(-dim // _FFMA_SIDE) * _FFMA_SIDE for dim in (head_dim, head_dim_v))
         macros |= zip(("SPATTN_HEAD_DIM", "SPATTN_HEAD_DIM_V"), padded, strict=True)
         return [Variant("portable_backward/backward_ffma.cu", macros, _FFMA_SIDE)]
     dims = [next(size for size in HEAD_DIMS if size >= dim) for dim in (head_dim, head_dim_v)]
     macros |= {"SPATTN_HEAD_DIM": dims[0], "SPATTN_HEAD_DIM_V": dims[1], "SPATTN_ALIGNED": int(aligned)}
     results = [(1, 0)] if not by_keys else [(1, 1)] if sum(dims) <= _WIDEST else [(1, 0), (0, 1)]
-    return [_tensor_cores(macros, dims, *one, shared_bytes) for one in results]
+    return [_tensor_cores(macros, dims, *one, ITEMSIZE[dtype], shared_bytes) for one in results]
 
 
-def _tensor_cores(macros: dict[str, object], dims: list[int], scores: int, values: int, shared_bytes: int) -> Variant:
-    """Two atoms of 16 rows a warp halve its reads of the columns, which is what bounds ``mma.sync``: where their sums
-    leave registers for the products of 32 columns."""
-    atoms = 2 if dims[0] * scores + dims[1] * values <= _WIDEST // 2 else 1
-    columns, stages = _sizes(dims, bool(scores), atoms, shared_bytes)
+def _tensor_cores(
+    macros: dict[str, object], dims: list[int], scores: int, values: int, itemsize: int, shared_bytes: int
+) -> Variant:
+    """Two atoms of 16 rows a warp halve its reads of the columns, which is what bounds ``mma.sync`` at 16 bits: where
+    their sums leave registers for the products of 32 columns."""
+    atoms = 2 if itemsize == 2 and dims[0] * scores + dims[1] * values <= _WIDEST // 2 else 1
+    columns, stages = _sizes(dims, bool(scores), atoms, itemsize, shared_bytes)
     own = {
         "SPATTN_SCORES": scores,
         "SPATTN_VALUES": values,
@@ -60,22 +73,22 @@ def _tensor_cores(macros: dict[str, object], dims: list[int], scores: int, value
         "SPATTN_COLUMNS": columns,
         "SPATTN_STAGES": stages,
     }
-    return Variant("portable_backward/backward_mma.cu", macros | own, _ROWS)
+    return Variant(f"portable_backward/backward_{'mma' if itemsize == 2 else 'tf32'}.cu", macros | own, _ROWS)
 
 
-def _sizes(dims: list[int], scores: bool, atoms: int, shared_bytes: int) -> tuple[int, int]:
+def _sizes(dims: list[int], scores: bool, atoms: int, itemsize: int, shared_bytes: int) -> tuple[int, int]:
     """(columns of a step, steps in shared memory): the best with which as many blocks as possible fit on an SM."""
     sizes = [(columns, stages) for columns in (64, 32)[atoms - 1 :] for stages in (2, 1)]
     for blocks in range(_WARPS // (4 // atoms), 0, -1):
         for columns, stages in sizes:
-            needed = shared_bytes_of(dims, scores, columns, stages)
+            needed = shared_bytes_of(dims, scores, columns, stages, itemsize)
             if blocks * (needed + _RESERVED) <= shared_bytes + _RESERVED:
                 return columns, stages
-    return sizes[-1]
+    raise ValueError(f"precision: no 'tf32' kernel of the backward has room for heads of {max(dims)} on this GPU")
 
 
-def shared_bytes_of(dims: list[int], scores: bool, columns: int, stages: int) -> int:
+def shared_bytes_of(dims: list[int], scores: bool, columns: int, stages: int, itemsize: int = 2) -> int:
     """What ``Shared`` of a tensor-core kernel takes, in bytes; the kernel's own number is checked when it is loaded."""
-    rows = _ROWS * 2 * (dims[0] + dims[1]) if scores else _ROWS * 2 * dims[0] + 128
+    rows = _ROWS * itemsize * sum(dims) if scores else _ROWS * itemsize * dims[0] + 128
     told = 4 * _ROWS + _STEPS * (4 * columns + 20) + 8 * stages * columns
-    return -(-(rows + stages * columns * 2 * sum(dims) + told) // 128) * 128
+    return -(-(rows + stages * columns * itemsize * sum(dims) + told) // 128) * 128
