@@ -169,6 +169,7 @@ def attention_backward(
     dlse: Any = None,
     scale: float | None = None,
     backend: str = "auto",
+    precision: str | None = None,
     layout: str = "bhnd",
 ) -> tuple[Any, Any, Any]:
     r"""Gradients of :func:`attention` with respect to q, k and v.
@@ -185,7 +186,7 @@ def attention_backward(
         As in the forward call.
     dlse : (batch, heads_q, q_len) array, optional
         Gradient of the loss with respect to `lse`, of its dtype; None is zero. Rows with ``lse = -inf`` ignore theirs.
-    scale, backend, layout
+    scale, backend, precision, layout
         As in the forward call.
 
     Returns
@@ -196,7 +197,8 @@ def attention_backward(
     Raises
     ------
     TypeError, ValueError, RuntimeError, BackendUnavailable
-        As :func:`attention`, for all arrays.
+        As :func:`attention`, for all arrays; a ValueError if `precision` is "tf32" and the heads are too wide for the
+        shared memory of the GPU.
 
     Notes
     -----
@@ -218,16 +220,15 @@ def attention_backward(
     >>> dq.shape
     (1, 2, 100, 16)
     """
-    check_options(backend, layout=layout)
+    check_options(backend, precision=precision, layout=layout)
     arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
-    key = signature_of(*arrays), backend, layout
+    key = signature_of(*arrays), backend, precision, layout
     prepared = find_call(pattern, key) if isinstance(pattern, _CONSTANT) else None
     if prepared is None:
         if traced(q, k, v):
-            return _operator("attention_backward")(
-                dout, q, k, v, out, lse, pattern, dlse=dlse, scale=scale, backend=backend, layout=layout
-            )
-        call = Call.of(q, k, v, scale=scale, layout=layout)
+            options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
+            return _operator("attention_backward")(dout, q, k, v, out, lse, pattern, dlse=dlse, **options)
+        call = Call.of(q, k, v, scale=scale, precision=precision, layout=layout)
         check_results(call, dout, out, lse, dlse)
         named = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
         check_gradients("attention_backward", call.kind, **named, **({} if dlse is None else {"dlse": dlse}))
@@ -342,13 +343,11 @@ def _operator(name: str) -> Callable[..., Any]:
         return getattr(_operators(), name)
 
 
-def _recorded(
-    record: Callable[..., Any], q: Any, k: Any, v: Any, pattern: Any, *, precision: str | None, **options: Any
-) -> Any:
+def _recorded(record: Callable[..., Any], q: Any, k: Any, v: Any, pattern: Any, **options: Any) -> Any:
     """Attention whose gradient the arrays' library records, of a pattern that nobody can change in between."""
     if not isinstance(pattern, Plan):
         pattern = as_pattern(pattern)
-    forward = functools.partial(attention, pattern=pattern, return_lse=True, precision=precision, **options)
+    forward = functools.partial(attention, pattern=pattern, return_lse=True, **options)
     return record(forward, functools.partial(attention_backward, pattern=pattern, **options), q, k, v)
 
 

@@ -171,7 +171,7 @@ class Backward:
 
     def __init__(self, call: Call, plan: Plan, device: Device, choose: Callable[[], ModuleType]):
         self.kind, self.dtype, self.plan, self.device = call.kind, call.dtype, plan, device
-        self._choose, self._on_device = choose, call.kind.ordinal(call.q) is not None
+        self._choose, self._on_device, self._precision = choose, call.kind.ordinal(call.q) is not None, call.precision
         sizes = (call.heads_q * call.q_len + call.heads_kv * call.kv_len) * (call.head_dim + call.head_dim_v)
         self._needed = call.batch * sizes * numpy_dtype(call.dtype).itemsize
 
@@ -224,9 +224,17 @@ class Backward:
 
     def _enqueue(self, stream: int, operands: list[Any], scale: float, allocate: Callable[[int], int]) -> None:
         arrays = dict(zip(_BACKWARD_ARRAYS, operands, strict=True))
-        self._choose().backward(
-            BackwardPass(self.device, stream, self.plan, dtype=self.dtype, scale=scale, allocate=allocate, **arrays)
+        run = BackwardPass(
+            self.device,
+            stream,
+            self.plan,
+            dtype=self.dtype,
+            scale=scale,
+            allocate=allocate,
+            precision=self._precision,
+            **arrays,
         )
+        self._choose().backward(run)
 
 
 class NoGradients:
