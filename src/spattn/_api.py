@@ -197,8 +197,7 @@ def attention_backward(
     Raises
     ------
     TypeError, ValueError, RuntimeError, BackendUnavailable
-        As :func:`attention`, for all arrays; a ValueError if `precision` is "tf32" and the heads are too wide for the
-        shared memory of the GPU.
+        As :func:`attention`, for all arrays.
 
     Notes
     -----

@@ -101,23 +101,32 @@ def test_rows_that_are_not_aligned(torch, dtype, dims):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -6e4])
 @pytest.mark.parametrize("which", range(4), ids=["dout", "q", "k", "v"])
 @pytest.mark.parametrize("pattern", [patterns.SlidingWindow(20, 5), patterns.Strided(12)], ids=repr)
-@pytest.mark.parametrize(("dtype", "head_dim"), [("float16", 32), ("bfloat16", 64), ("bfloat16", 128), ("float32", 64)])
-def test_values_that_are_not_allowed(torch, dtype, head_dim, pattern, which, bad):
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "precision"),
+    [
+        ("float16", 32, None),
+        ("bfloat16", 64, None),
+        ("bfloat16", 128, None),
+        ("float32", 64, None),
+        ("float32", 64, "tf32"),
+    ],
+)
+def test_values_that_are_not_allowed(torch, dtype, head_dim, precision, pattern, which, bad):
     """Gradients that a value has no part in keep every bit, whatever it is; what is not finite reaches all others."""
     arrays = [torch.randn(1, 1, 300, head_dim, device="cuda", dtype=getattr(torch, dtype)) for _ in range(4)]
     rows, at = np.arange(300), [3, 140, 299]
     mask = np.broadcast_to(pattern.allows(rows[:, None], rows[None]), (300, 300))
     queries = np.isin(rows, at) if which < 2 else mask[:, at].any(axis=1)
     keys = mask[queries].any(axis=0)
-    results = spattn.attention(*arrays[1:], pattern, return_lse=True)
-    clean = spattn.attention_backward(*arrays, *results, pattern)
+    results = spattn.attention(*arrays[1:], pattern, return_lse=True, precision=precision)
+    clean = spattn.attention_backward(*arrays, *results, pattern, precision=precision)
     arrays[which] = arrays[which].clone()
     arrays[which][:, :, at] = bad
-    seen = spattn.attention(*arrays[1:], pattern, return_lse=True)
+    seen = spattn.attention(*arrays[1:], pattern, return_lse=True, precision=precision)
     blind = torch.from_numpy(~queries).cuda()
     for x, y in zip(results, seen, strict=True):  # the forward's may move in their last bits
         x[:, :, ~blind] = y[:, :, ~blind]
-    dirty = spattn.attention_backward(*arrays, *results, pattern)
+    dirty = spattn.attention_backward(*arrays, *results, pattern, precision=precision)
     for x, y, touched in zip(clean, dirty, (queries, keys, keys), strict=True):
         keeps = torch.from_numpy(~touched).cuda()
         assert torch.equal(x[0, 0, keeps], y[0, 0, keeps])

@@ -173,9 +173,12 @@ def test_packer():
     assert packed["inner"]["count"].tolist() == [[2, 5]] and packed["inner"]["at"].tolist() == [[[3, 4], [6, 7]]]
 
 
+ROOMS = (99 << 10, 163 << 10, 227 << 10)  # of a block, on devices with little and with much shared memory
+
+
 def test_every_default_has_a_kernel():
     """Any head dimension and dtype leads to a kernel, on devices with little and with much shared memory."""
-    for shared_bytes in (99 << 10, 163 << 10, 227 << 10):
+    for shared_bytes in ROOMS:
         for dtype in prebuild.DTYPES:
             for head_dim in range(1, 257):
                 tile = variants.tile_within(shared_bytes, dtype, head_dim)
@@ -188,35 +191,37 @@ def test_every_default_has_a_kernel():
 
 def test_every_default_has_a_backward():
     """So does a backward, for heads of q and v of any sizes, with room for the rows of its blocks."""
-    for shared_bytes, dtype, by_keys in itertools.product(
-        (99 << 10, 163 << 10, 227 << 10), prebuild.DTYPES, (False, True)
-    ):
-        for head_dim, head_dim_v in itertools.product((1, 32, 40, 64, 96, 128, 129, 192, 256), repeat=2):
-            found = portable_backward.of_pass(dtype, head_dim, head_dim_v, by_keys, True, shared_bytes)
+    kinds = [(dtype, None) for dtype in prebuild.DTYPES] + [("float32", "tf32")]
+    sizes = list(itertools.product((1, 32, 40, 64, 96, 128, 129, 192, 256), repeat=2))
+    for shared_bytes, (dtype, precision), by_keys in itertools.product(ROOMS, kinds, (False, True)):
+        for head_dim, head_dim_v in sizes:
+            found = portable_backward.of_pass(dtype, head_dim, head_dim_v, by_keys, True, shared_bytes, precision)
             for own in found:
                 dims = [own.macros[name] for name in ("SPATTN_HEAD_DIM", "SPATTN_HEAD_DIM_V")]
                 assert dims[0] >= head_dim and dims[1] >= head_dim_v
                 if "SPATTN_COLUMNS" in own.macros:
-                    assert shared_bytes_of(own.macros) <= shared_bytes
+                    assert shared_bytes_of(own) <= shared_bytes
             results = [(own.macros.get("SPATTN_SCORES"), own.macros.get("SPATTN_VALUES")) for own in found]
             expected = ([(1, 1)], [(1, 0), (0, 1)]) if by_keys else ([(1, 0)],)
             assert results in ([(None, None)], *expected)
 
 
-def shared_bytes_of(macros):
-    dims, scores = [macros["SPATTN_HEAD_DIM"], macros["SPATTN_HEAD_DIM_V"]], macros["SPATTN_SCORES"]
-    return backward_variants.shared_bytes_of(dims, scores, macros["SPATTN_COLUMNS"], macros["SPATTN_STAGES"])
+def shared_bytes_of(own):
+    """What the host thinks that a block of the backward takes."""
+    dims = [own.macros[name] for name in ("SPATTN_HEAD_DIM", "SPATTN_HEAD_DIM_V")]
+    sizes = [own.macros[f"SPATTN_{name}"] for name in ("SCORES", "ROWS", "COLUMNS", "STAGES")]
+    return backward_variants.shared_bytes_of(dims, *sizes, variants.ITEMSIZE[own.macros["SPATTN_DTYPE"]])
 
 
 @pytest.mark.parametrize("by_keys", [False, True])
-@pytest.mark.parametrize("dims", [(64, 64), (128, 40), (192, 96)], ids=str)
+@pytest.mark.parametrize("dims", [(64, 64), (128, 40), (256, 96)], ids=str)
 def test_shared_bytes(tmp_path, dims, by_keys):
-    """What the host thinks that a block of the backward takes is what it takes."""
-    for shared_bytes in (99 << 10, 227 << 10):
-        for source, macros, _ in portable_backward.of_pass("float16", *dims, by_keys, False, shared_bytes):
-            unit = compile.translation_unit(source.replace("backward_mma.cu", "mma_steps.cuh"), {})
-            unit += f'\nstatic_assert(sizeof(spattn::portable_backward::Shared) == {shared_bytes_of(macros)}, "");'
-            done = nvcc(unit, "sm_80", macros, tmp_path / "kernel.cubin")
+    """It is what it takes."""
+    for room, (dtype, precision) in itertools.product(ROOMS[::2], (("float16", None), ("float32", "tf32"))):
+        for own in portable_backward.of_pass(dtype, *dims, by_keys, False, room, precision):
+            unit = compile.translation_unit("portable_backward/mma_steps.cuh", {})
+            unit += f'\nstatic_assert(sizeof(spattn::portable_backward::Shared) == {shared_bytes_of(own)}, "");'
+            done = nvcc(unit, "sm_80", own.macros, tmp_path / "kernel.cubin")
             assert done.returncode == 0, done.stderr
 
 

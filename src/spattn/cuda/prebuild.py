@@ -38,9 +38,10 @@ def kernels(
             tile = tile_within(shared_bytes, dtype, head_dim)
             for precision in (None, "tf32") if dtype == "float32" else (None,):
                 yield *variant(dtype, head_dim, head_dim, tile, True, shared_bytes, precision), STRUCTS
-            for by_keys in (False, True):
-                for own in portable_backward.of_pass(dtype, head_dim, head_dim, by_keys, True, shared_bytes):
-                    yield own.source, own.macros, portable_backward.STRUCTS
+                for by_keys in (False, True):
+                    both = portable_backward.of_pass(dtype, head_dim, head_dim, by_keys, True, shared_bytes, precision)
+                    for own in both:
+                        yield own.source, own.macros, portable_backward.STRUCTS
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 // Formula    dV = P' dO, dK = scale dS' Q (rows are keys), or dQ = scale dS K (rows are queries), with
 //            P = exp(scale Q K' - lse) on the pass's pairs and dS = P o (dO V' - delta); operands are rounded to TF32.
-// Grid       one block for a slab of a work item of a head.
+// Grid       one block for SPATTN_ROWS rows of a slab of a work item of a head.
 // Target     compute capability 8.0 and up: mma.sync m16n8k8 tf32, cp.async.
 // Types      float32; accumulation, statistics and workspace in float32.
-// Warps      4, each with 16 rows for the whole item; all load.
+// Warps      SPATTN_ROWS / 16, each with 16 rows for the whole item; all load.
 // Shared     the rows of two operands and SPATTN_STAGES steps of SPATTN_COLUMNS columns of two others: 98 KiB at
 //            head_dim 128 with one step of 32, 66 KiB at 64 with one of 64.
 // Registers  at most 255 a thread (tests/cuda/test_compile.py).

@@ -27,8 +27,11 @@ template <typename Products>
 struct Block {
   const Params& p;
   Shared& shared;
-  const int slab = blockIdx.x % p.pass.slabs;
-  const Task& task = p.pass.tasks[blockIdx.x / p.pass.slabs];
+  // A slab has 64 rows at most: where blocks have as many, the compiler knows that it is one part, and keeps no number.
+  const int parts = kRows == 64 ? 1 : (p.pass.slab_rows + kRows - 1) / kRows;
+  const int first_row = kRows == 64 ? 0 : blockIdx.x % parts * kRows;
+  const int slab = blockIdx.x / parts % p.pass.slabs;
+  const Task& task = p.pass.tasks[blockIdx.x / parts / p.pass.slabs];
   const Work& work = p.pass.work[task.item];
   float2 own[kAtoms][2];  // lse and delta of rows that are queries
   Sums<kDim> scores;
@@ -55,9 +58,10 @@ struct Block {
 
   // Rows, and what a thread keeps of its own. They have landed after copies_wait() and a barrier.
   __device__ __forceinline__ void load_rows() {
-    const int tile = work.tile + slab / p.pass.row_parts, first = slab % p.pass.row_parts * p.pass.slab_rows;
+    const int tile = work.tile + slab / p.pass.row_parts,
+              first = slab % p.pass.row_parts * p.pass.slab_rows + first_row;
     for (int row = threadIdx.x; row < kRows; row += kThreads) {
-      const bool inside = row < p.pass.slab_rows;
+      const bool inside = first_row + row < p.pass.slab_rows;
       shared.row_position[row] = inside ? portable::position_of(p.pass.views[work.view], tile, first + row) : -1;
     }
     __syncthreads();
@@ -110,7 +114,7 @@ struct Block {
   template <bool kFinite>
   __device__ __forceinline__ void add(int place, int stage) {
     Allowed allowed;
-    const bool masked = find_allowed(allowed, p.pass, shared, place);
+    const bool masked = find_allowed(allowed, p.pass, shared, place, first_row);
     auto& columns = shared.columns[stage];
     Scores s, d;
     clear(s);
@@ -169,11 +173,12 @@ struct Block {
     const int head = kByKeys ? task.head_kv : task.head_q;
     const long long place = static_cast<long long>(task.batch) * (kByKeys ? p.heads_kv : p.heads_q) + head;
     const long long slot = static_cast<long long>(work.slot) * pass.slabs + slab;
+    const long long first = place * pass.partial_rows + slot * pass.slab_rows + first_row;
 #pragma unroll
     for (int number = 0; number < 2 * kAtoms; ++number) {
       const int row = own_row(number / 2, number % 2), position = shared.row_position[row];
       if (position < 0) continue;
-      float* to = static_cast<float*>(partial) + (place * pass.partial_rows + slot * pass.slab_rows + row) * features;
+      float* to = static_cast<float*>(partial) + (first + row) * features;
       Element* result = token<Element>(target, task.batch, head, position);
 #pragma unroll
       for (int n = 0; n < kFeatures / 8; ++n) {

@@ -12,11 +12,13 @@ constexpr bool kAligned = SPATTN_ALIGNED;
 static_assert(kByKeys ? kScores || kValues : kScores && !kValues, "results");
 
 constexpr int kDim = SPATTN_HEAD_DIM, kDimV = SPATTN_HEAD_DIM_V;
-constexpr int kRows = 64, kAtoms = SPATTN_ATOMS, kRowsPerWarp = 16 * kAtoms, kThreads = kRows / kRowsPerWarp * 32;
+constexpr int kRows = SPATTN_ROWS, kAtoms = SPATTN_ATOMS, kRowsPerWarp = 16 * kAtoms,
+              kThreads = kRows / kRowsPerWarp * 32;
 constexpr int kColumns = SPATTN_COLUMNS;  // of a step; a slab of more takes several
 constexpr int kStages = SPATTN_STAGES;    // steps whose columns are in shared memory
 constexpr int kSteps = 3;  // that shared memory tells of: the one multiplied, the one loaded, and the next
 constexpr int kChunks = kDim / kVector, kChunksV = kDimV / kVector;
+static_assert(kRows % kRowsPerWarp == 0 && 64 % kRows == 0, "rows");
 static_assert((kColumns == 32 || kColumns == 64) && kColumns <= kThreads && (kStages == 1 || kStages == 2), "step");
 
 // The sums of a thread, of its rows g and g + 8 of each atom, g = lane / 4.

@@ -8,16 +8,17 @@ namespace spattn::portable_backward {
 // For each row of a thread a bit for each column that it makes an allowed pair with.
 using Allowed = unsigned long long[kAtoms][2];
 
-// Finds the pairs of a step, or returns false where all are allowed. Bits of queries that are padding mean nothing: rows
+// Finds the pairs of a step with rows from `first` of the slab, or returns false where all are allowed. Bits of queries that are padding mean nothing: rows
 // of such are not written, and columns are left out. A full tile may have them too; there they are zeros, and harmless.
-__device__ __forceinline__ bool find_allowed(Allowed& allowed, const Pass& pass, const Shared& shared, int place) {
+__device__ __forceinline__ bool find_allowed(Allowed& allowed, const Pass& pass, const Shared& shared, int place,
+                                             int first) {
   const Step& step = shared.step[place];
   if (step.mask == kFull) return false;
   const unsigned* words = shared.real[place];
   const unsigned long long real = kColumns == 64 ? words[0] | (unsigned long long)words[1] << 32 : words[0];
 #pragma unroll
   for (int number = 0; number < 2 * kAtoms; ++number) {
-    const int row = min(own_row(number / 2, number % 2), pass.slab_rows - 1);
+    const int row = min(first + own_row(number / 2, number % 2), pass.slab_rows - 1);
     const long long word = static_cast<long long>(step.mask) * pass.slab_rows + row;
     allowed[number / 2][number % 2] = real & pass.bits[word] >> step.first;
   }

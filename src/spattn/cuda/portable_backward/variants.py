@@ -8,7 +8,6 @@ from ..portable.variants import HEAD_DIMS, ITEMSIZE
 
 __all__ = ["Variant", "of_pass", "shared_bytes_of", "variant"]
 
-_ROWS = 64  # of a tensor-core kernel's blocks: a slab
 _FFMA_SIDE = 32  # rows of the other's, and features that it takes at a time
 _WIDEST = 256  # features of both sums of a pass by keys: 128 registers a thread
 _STEPS = 3  # that its shared memory tells of
@@ -42,11 +41,6 @@ def of_pass(
 
     One, but where the sums of dK and dV do not both fit into the registers: then one for each, which finds the weights
     for itself.
-
-    Raises
-    ------
-    ValueError
-        If `precision` is "tf32" and its kernel has no room for heads of this size.
     """
     macros: dict[str, object] = {"SPATTN_DTYPE": dtype, "SPATTN_BY_KEYS": int(by_keys)}
     if ITEMSIZE[dtype] != 2 and precision is None:
@@ -65,30 +59,33 @@ def _tensor_cores(
     """Two atoms of 16 rows a warp halve its reads of the columns, which is what bounds ``mma.sync`` at 16 bits: where
     their sums leave registers for the products of 32 columns."""
     atoms = 2 if itemsize == 2 and dims[0] * scores + dims[1] * values <= _WIDEST // 2 else 1
-    columns, stages = _sizes(dims, bool(scores), atoms, itemsize, shared_bytes)
+    rows, columns, stages = _sizes(dims, bool(scores), atoms, itemsize, shared_bytes)
     own = {
         "SPATTN_SCORES": scores,
         "SPATTN_VALUES": values,
+        "SPATTN_ROWS": rows,
         "SPATTN_ATOMS": atoms,
         "SPATTN_COLUMNS": columns,
         "SPATTN_STAGES": stages,
     }
-    return Variant(f"portable_backward/backward_{'mma' if itemsize == 2 else 'tf32'}.cu", macros | own, _ROWS)
+    return Variant(f"portable_backward/backward_{'mma' if itemsize == 2 else 'tf32'}.cu", macros | own, rows)
 
 
-def _sizes(dims: list[int], scores: bool, atoms: int, itemsize: int, shared_bytes: int) -> tuple[int, int]:
-    """(columns of a step, steps in shared memory): the best with which as many blocks as possible fit on an SM."""
+def _sizes(dims: list[int], scores: bool, atoms: int, itemsize: int, shared_bytes: int) -> tuple[int, int, int]:
+    """(rows of a block, columns of a step, steps in shared memory): the best with which as many blocks as possible fit
+    on an SM; fewer rows where not even one fits."""
     sizes = [(columns, stages) for columns in (64, 32)[atoms - 1 :] for stages in (2, 1)]
-    for blocks in range(_WARPS // (4 // atoms), 0, -1):
-        for columns, stages in sizes:
-            needed = shared_bytes_of(dims, scores, columns, stages, itemsize)
-            if blocks * (needed + _RESERVED) <= shared_bytes + _RESERVED:
-                return columns, stages
-    raise ValueError(f"precision: no 'tf32' kernel of the backward has room for heads of {max(dims)} on this GPU")
+    for rows in (64, 32):
+        for blocks in range(_WARPS * 16 * atoms // rows, 0, -1):
+            for columns, stages in sizes:
+                needed = shared_bytes_of(dims, scores, rows, columns, stages, itemsize)
+                if columns * atoms * 16 <= rows * 32 and blocks * (needed + _RESERVED) <= shared_bytes + _RESERVED:
+                    return rows, columns, stages
+    return 16, 32, 1
 
 
-def shared_bytes_of(dims: list[int], scores: bool, columns: int, stages: int, itemsize: int = 2) -> int:
+def shared_bytes_of(dims: list[int], scores: bool, rows: int, columns: int, stages: int, itemsize: int) -> int:
     """What ``Shared`` of a tensor-core kernel takes, in bytes; the kernel's own number is checked when it is loaded."""
-    rows = _ROWS * itemsize * sum(dims) if scores else _ROWS * itemsize * dims[0] + 128
-    told = 4 * _ROWS + _STEPS * (4 * columns + 20) + 8 * stages * columns
-    return -(-(rows + stages * columns * itemsize * sum(dims) + told) // 128) * 128
+    tiles = rows * itemsize * sum(dims) if scores else rows * itemsize * dims[0] + 128
+    told = 4 * rows + _STEPS * (4 * columns + 20) + 8 * stages * columns
+    return -(-(tiles + stages * columns * itemsize * sum(dims) + told) // 128) * 128
