@@ -8,21 +8,23 @@ namespace spattn::portable_backward {
 // For each row of a thread a bit for each column that it makes an allowed pair with.
 using Allowed = unsigned long long[kAtoms][2];
 
-// Finds the pairs of a step with rows from `first` of the slab, or returns false where all are allowed. Bits of queries that are padding mean nothing: rows
-// of such are not written, and columns are left out. A full tile may have them too; there they are zeros, and harmless.
+// Finds the pairs of a step with rows from `first` of the slab; returns whether it has a bitmask. Bits of queries that
+// are padding mean nothing: rows of such are not written, and columns are left out. A full tile may have them too; there
+// they are zeros, and harmless.
 __device__ __forceinline__ bool find_allowed(Allowed& allowed, const Pass& pass, const Shared& shared, int place,
                                              int first) {
-  const Step& step = shared.step[place];
-  if (step.mask == kFull) return false;
   const unsigned* words = shared.real[place];
   const unsigned long long real = kColumns == 64 ? words[0] | (unsigned long long)words[1] << 32 : words[0];
+  const Step& step = shared.step[place];
+  const bool masked = step.mask != kFull;
 #pragma unroll
   for (int number = 0; number < 2 * kAtoms; ++number) {
     const int row = min(first + own_row(number / 2, number % 2), pass.slab_rows - 1);
     const long long word = static_cast<long long>(step.mask) * pass.slab_rows + row;
-    allowed[number / 2][number % 2] = real & pass.bits[word] >> step.first;
+    // No branch: the loads are issued early, and their latency hides behind the products.
+    allowed[number / 2][number % 2] = masked ? real & pass.bits[word] >> step.first : real;
   }
-  return true;
+  return masked;
 }
 
 // The logits policy and the weights policy: S becomes P, and D becomes dS. `own` and `columns` are lse and delta of the
