@@ -34,7 +34,7 @@ def test_registers(tmp_path, arch, dtype, head_dim):
     for source, defines, own in prebuild.kernels(arch, [dtype], [head_dim]):
         # Three TF32 products keep a few words of a step of thousands of instructions in local memory at head_dim 128.
         allowed = 80 if defines.get("SPATTN_TERMS") == 3 and head_dim >= 128 else 0
-        if source == "portable_backward/backward_ffma.cu":  # the compiler takes a few words away for one more CTA an SM
+        if source.endswith(("backward_ffma.cu", "backward_tf32.cu")):  # a few words, for one more CTA an SM
             allowed = 32
         check_registers(source, arch, defines, own, tmp_path / "kernel.cubin", 255, allowed)
 
