@@ -150,8 +150,8 @@ def attention(
             check_gradients("attention", call.kind, q=q, k=k, v=v)
         else:
             constant = pattern if isinstance(pattern, Plan) else as_pattern(pattern)  # which nobody changes in between
-            backward = functools.partial(attention_backward, pattern=constant, backend=backend, layout=layout)
-            record = functools.partial(record, backward)
+            options = {"backend": backend, "precision": precision, "layout": layout}
+            record = functools.partial(record, functools.partial(attention_backward, pattern=constant, **options))
         prepared, scale = _prepare(call, pattern, backend, key, record=record), call.scale
     else:
         scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
@@ -172,6 +172,7 @@ def attention_backward(
     dlse: Any = None,
     scale: float | None = None,
     backend: str = "auto",
+    precision: str | None = None,
     layout: str = "bhnd",
 ) -> tuple[Any, Any, Any]:
     r"""Gradients of :func:`attention` with respect to q, k and v.
@@ -188,7 +189,7 @@ def attention_backward(
         As in the forward call.
     dlse : (batch, heads_q, q_len) array, optional
         Gradient of the loss with respect to `lse`, of its dtype; None is zero. Rows with ``lse = -inf`` ignore theirs.
-    scale, backend, layout
+    scale, backend, precision, layout
         As in the forward call.
 
     Returns
@@ -221,16 +222,15 @@ def attention_backward(
     >>> dq.shape
     (1, 2, 100, 16)
     """
-    check_options(backend, layout=layout)
+    check_options(backend, precision=precision, layout=layout)
     arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
-    key = signature_of(*arrays), backend, layout
+    key = signature_of(*arrays), backend, precision, layout
     prepared = find_call(pattern, key) if isinstance(pattern, _CONSTANT) else None
     if prepared is None:
         if traced(q, k, v):
-            return _operator("attention_backward")(
-                dout, q, k, v, out, lse, pattern, dlse=dlse, scale=scale, backend=backend, layout=layout
-            )
-        call = Call.of(q, k, v, scale=scale, layout=layout)
+            options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
+            return _operator("attention_backward")(dout, q, k, v, out, lse, pattern, dlse=dlse, **options)
+        call = Call.of(q, k, v, scale=scale, precision=precision, layout=layout)
         check_results(call, dout, out, lse, dlse)
         named = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
         check_gradients("attention_backward", call.kind, **named, **({} if dlse is None else {"dlse": dlse}))

@@ -43,6 +43,39 @@ def test_within_budget(pattern, dims):
     assert np.abs(exact - expected[0]).max() < np.abs(results[0] - expected[0]).max() / 50
 
 
+def naive_tf32_gradients(dout, q, k, v, mask, scale):
+    """Gradients in float32 of operands that were rounded to TF32, weights and gradients of logits among them."""
+    out, lse = (x.astype(np.float32) for x in reference.attend(q, k, v, mask, scale))
+    delta = (dout * out).sum(axis=-1, keepdims=True)
+    dout, q, k, v = map(rounded, (dout, q, k, v))
+    group = q.shape[1] // k.shape[1]
+    keys, values = (np.repeat(x, group, 1) for x in (k, v))
+    p = np.exp(np.where(mask, q @ keys.swapaxes(2, 3) * np.float32(scale), -np.inf) - lse[..., None])
+    ds = rounded(p * (dout @ values.swapaxes(2, 3) - delta))
+    each = ds.swapaxes(2, 3) @ q * np.float32(scale), rounded(p).swapaxes(2, 3) @ dout
+    dk, dv = (x.reshape(*k.shape[:2], group, *x.shape[2:]).sum(axis=2) for x in each)
+    return ds @ keys * np.float32(scale), dk, dv
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dims", [(32, 32), (64, 64), (96, 96), (128, 128), (256, 256), (64, 128), (33, 65)], ids=str)
+@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.Strided(24), patterns.SlidingWindow(40, 30)], ids=str)
+def test_gradients_within_budget(pattern, dims):
+    q, k, v = inputs(2, 4, 2, 260, 260, *dims)
+    dout, scale = inputs(2, 4, 4, 260, 260, *dims[::-1], seed=5)[0], dims[0] ** -0.5
+    out, lse = spattn.attention(q, k, v, pattern, return_lse=True, backend="cuda")
+    results, exact = (
+        spattn.attention_backward(dout, q, k, v, out, lse, pattern, backend="cuda", precision=precision)
+        for precision in ("tf32", None)
+    )
+    expected = reference.gradients(dout, q, k, v, pattern, scale)
+    lows = naive_tf32_gradients(dout, q, k, v, dense_mask(pattern, 2, 4, 260, 260), scale)
+    for what, got, full, want, low in zip(("dq", "dk", "dv"), results, exact, expected, lows, strict=True):
+        budget = 2 * np.abs(low - want).max() + EPS * np.abs(want).max()
+        assert np.abs(got - want).max() <= budget, what
+        assert np.abs(full - want).max() < np.abs(got - want).max() / 50
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, 0x7F800001, 0xFFFFFFFF], ids=hex)
 @pytest.mark.parametrize("precision", [None, "tf32"])
@@ -120,3 +153,17 @@ def test_refused(dtype, precision, backend, error, message):
     q, k, v = inputs(1, 1, 1, 20, 20, 8, dtype=dtype)
     with pytest.raises(error, match=message):
         spattn.attention(q, k, v, backend=backend, precision=precision)
+    out, lse = spattn.attention(q, k, v, return_lse=True)
+    with pytest.raises(error, match=message):
+        spattn.attention_backward(q, q, k, v, out, lse, backend=backend, precision=precision)
+
+
+@pytest.mark.gpu
+def test_recorded(torch):
+    """A gradient that PyTorch records has the precision of its call."""
+    dout, q, k, v = (torch.randn(1, 2, 200, 64, device="cuda") for _ in range(4))
+    operands = [x.clone().requires_grad_() for x in (q, k, v)]
+    spattn.attention(*operands, "causal", precision="tf32").backward(dout)
+    out, lse = spattn.attention(q, k, v, "causal", return_lse=True, precision="tf32")
+    gradients = spattn.attention_backward(dout, q, k, v, out, lse, "causal", precision="tf32")
+    assert all(torch.equal(x.grad, y) for x, y in zip(operands, gradients, strict=True))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..arrays._kind import numpy_dtype
 from ..arrays._operand import Operand
 from ..plan._types import Plan
 from .driver.device import Device
+from .forward_pass import is_aligned
 
 __all__ = ["BackwardPass"]
 
@@ -26,6 +28,8 @@ class BackwardPass:
         Where the gradients go.
     allocate : callable
         Bytes to the address of memory that may be used on `stream` until the call's last kernel.
+    precision : {None, "tf32"}
+        Of the products; None is that of `dtype`.
     """
 
     device: Device
@@ -44,3 +48,9 @@ class BackwardPass:
     dtype: str
     scale: float
     allocate: Callable[[int], int]
+    precision: str | None = None
+
+    def aligned(self) -> bool:
+        """Whether every row that kernels multiply can be read 16 bytes at a time."""
+        itemsize = numpy_dtype(self.dtype).itemsize
+        return all(is_aligned(x, itemsize) for x in (self.q, self.k, self.v, self.dout))

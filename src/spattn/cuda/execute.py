@@ -173,7 +173,7 @@ class Backward:
 
     def __init__(self, call: Call, plan: Plan, device: Device, choose: Callable[[], ModuleType]):
         self.kind, self.dtype, self.plan, self.device = call.kind, call.dtype, plan, device
-        self._choose, self._on_device = choose, call.kind.ordinal(call.q) is not None
+        self._choose, self._on_device, self._precision = choose, call.kind.ordinal(call.q) is not None, call.precision
         sizes = (call.heads_q * call.q_len + call.heads_kv * call.kv_len) * (call.head_dim + call.head_dim_v)
         self._needed = call.batch * sizes * numpy_dtype(call.dtype).itemsize
 
@@ -231,8 +231,16 @@ class Backward:
 
     def call_of(self, stream: int, operands: list[Any], scale: float, allocate: Callable[[int], int]) -> BackwardPass:
         """The call of these arrays and results."""
-        arrays = dict(zip(_BACKWARD_ARRAYS, operands, strict=True))
-        return BackwardPass(self.device, stream, self.plan, dtype=self.dtype, scale=scale, allocate=allocate, **arrays)
+        return BackwardPass(
+            self.device,
+            stream,
+            self.plan,
+            dtype=self.dtype,
+            scale=scale,
+            allocate=allocate,
+            precision=self._precision,
+            **dict(zip(_BACKWARD_ARRAYS, operands, strict=True)),
+        )
 
 
 class NoGradients:

@@ -47,10 +47,10 @@ class ForwardPass:
     def aligned(self, itemsize: int) -> bool:
         """Whether every row of every array can be read and written 16 bytes at a time."""
         return (
-            _is_aligned(self.q, itemsize)
-            and _is_aligned(self.k, itemsize)
-            and _is_aligned(self.v, itemsize)
-            and _is_aligned(self.out, itemsize)
+            is_aligned(self.q, itemsize)
+            and is_aligned(self.k, itemsize)
+            and is_aligned(self.v, itemsize)
+            and is_aligned(self.out, itemsize)
         )
 
     def workspace(self) -> tuple[int, int]:
@@ -79,7 +79,8 @@ def fold_scale(scale: float) -> tuple[float, int]:
     return magnitude, 1 if scale > 0 else -1
 
 
-def _is_aligned(x: Operand, itemsize: int) -> bool:
+def is_aligned(x: Operand, itemsize: int) -> bool:
+    """Whether every row of an array can be read and written 16 bytes at a time."""
     batch, head, row, column = x.strides
     if column != 1 or (x.pointer | x.shape[3] * itemsize) % 16:
         return False

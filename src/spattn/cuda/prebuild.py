@@ -33,14 +33,15 @@ def kernels(
     for dtype in dtypes:
         yield *merge_variant(dtype), STRUCTS
         for name in ("statistics", "sum"):
-            yield *portable_backward.variant(name, dtype, 0, 0, 0), portable_backward.STRUCTS
+            yield *portable_backward.variant(name, dtype), portable_backward.STRUCTS
         for head_dim in head_dims:
             tile = tile_within(shared_bytes, dtype, head_dim)
             for precision in (None, "tf32") if dtype == "float32" else (None,):
                 yield *variant(dtype, head_dim, head_dim, tile, True, shared_bytes, precision), STRUCTS
-            for by_keys in (0, 1):
-                own = portable_backward.variant("backward", dtype, head_dim, head_dim, by_keys)
-                yield *own, portable_backward.STRUCTS
+                for by_keys in (False, True):
+                    both = portable_backward.of_pass(dtype, head_dim, head_dim, by_keys, True, shared_bytes, precision)
+                    for own in both:
+                        yield own.source, own.macros, portable_backward.STRUCTS
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ def _attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
     return _api.attention(q, k, v, return_lse=True, **options)
 
 
-def _attention_backward(dout: Any, dlse: Any, *arrays: Any, precision: str | None, **options: Any) -> Any:
+def _attention_backward(dout: Any, dlse: Any, *arrays: Any, **options: Any) -> Any:
     return _api.attention_backward(dout, *arrays, dlse=dlse, **options)
 
 

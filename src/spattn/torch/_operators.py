@@ -49,15 +49,15 @@ def _forward(
     mutates_args=(),
     device_types=_DEVICES,
     schema="(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{_OPTIONS}) -> (Tensor dq, Tensor dk, Tensor dv)",
+    f"{_OPTIONS}, str? precision=None) -> (Tensor dq, Tensor dk, Tensor dv)",
 )
 def _backward(
     dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, pattern: str, allowed: Any, *options: Any
 ) -> tuple[torch.Tensor, ...]:
-    scale, backend = options
+    named = dict(zip(("scale", "backend", "precision"), options, strict=False))  # a precision of None is left out
     with torch.no_grad():
         gradients = _api.attention_backward(
-            without_repeats(dout), q, k, v, out, lse, _joined(pattern, allowed), dlse=dlse, scale=scale, backend=backend
+            without_repeats(dout), q, k, v, out, lse, _joined(pattern, allowed), dlse=dlse, **named
         )
     return tuple(_in_order_of(like, x) for like, x in zip((q, k, v), gradients, strict=True))
 
@@ -103,17 +103,16 @@ def _(dout: Any, dlse: Any, q: Any, k: Any, v: Any, *others: Any) -> tuple[torch
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    q, k, v, pattern, allowed, scale, backend, _ = inputs
+    q, k, v, pattern, allowed, *options = inputs
     ctx.save_for_backward(q, k, v, *output, allowed)
-    ctx.options = pattern, scale, backend
+    ctx.pattern, ctx.options = pattern, options
     ctx.set_materialize_grads(False)  # the gradient of an lse that nobody used is None, which costs nothing
 
 
 def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
     *operands, allowed = ctx.saved_tensors
-    pattern, scale, backend = ctx.options
     dout = torch.zeros_like(operands[3]) if dout is None else dout  # nobody used out
-    gradients = torch.ops.spattn.attention_backward(dout, dlse, *operands, pattern, allowed, scale, backend)
+    gradients = torch.ops.spattn.attention_backward(dout, dlse, *operands, ctx.pattern, allowed, *ctx.options)
     return *gradients, None, None, None, None, None
 
 
@@ -187,17 +186,18 @@ def attention_backward(
     dlse: Any = None,
     scale: float | None = None,
     backend: str = "auto",
+    precision: str | None = None,
     layout: str = DEFAULT,
 ) -> Any:
     """:func:`spattn.attention_backward` where PyTorch follows calls."""
-    check_options(backend, layout=layout)
+    check_options(backend, precision=precision, layout=layout)
     text, allowed = _described((q, k, v), pattern, scale)
     if text is None:
-        options = {"dlse": dlse, "scale": scale, "backend": backend, "layout": layout}
+        options = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision, "layout": layout}
         return _without_text_or_tensors(_api.attention_backward, dout, q, k, v, out, lse, pattern, **options)
     given = _layout_of(layout, q, k, v, text)
     operands = [given.view(x) for x in (dout, dlse, q, k, v, out, lse)]
-    gradients = torch.ops.spattn.attention_backward(*operands, text, allowed, scale, backend)
+    gradients = torch.ops.spattn.attention_backward(*operands, text, allowed, scale, backend, precision)
     return tuple([given.back(x) for x in gradients])
 
 

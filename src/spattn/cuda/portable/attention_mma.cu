@@ -15,6 +15,7 @@
 // macros    SPATTN_DTYPE, SPATTN_HEAD_DIM, SPATTN_HEAD_DIM_V (padded), SPATTN_BLOCK_Q, SPATTN_BLOCK_KV, SPATTN_KEYS,
 //           SPATTN_ATOMS, SPATTN_ALIGNED (16-byte loads are possible)
 #include "portable/mma_attention.cuh"
+#include "portable/mma_products.cuh"
 
 namespace spattn::portable {
 
@@ -23,19 +24,9 @@ constexpr bool kKeepQuery = kAtoms * kDim <= 128;
 
 using QueryFragments = unsigned[kKeepQuery ? kDim / 16 : 1][kAtoms][4];
 
-__device__ __forceinline__ void load_fragments(unsigned (&a)[kAtoms][4], const Shared& shared, int k16) {
-  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * kRowsPerWarp + lane % 16;
-  const unsigned base = shared_address(shared.q + chunk_at<kChunks>(row, lane / 16) * kVector);
-#pragma unroll
-  for (int atom = 0; atom < kAtoms; ++atom) {
-    load_matrices(a[atom], advance<kChunks>(base, 2 * k16) + atom * 16 * kChunks * 16);
-  }
-}
-
 // S = Q Kᵀ
 __device__ __forceinline__ void multiply_query_key(Scores& s, const Shared& shared, QueryFragments& q) {
-  const int lane = threadIdx.x % 32;
-  const unsigned base = shared_address(shared.k + chunk_at<kChunks>(lane / 16 * 8 + lane % 8, lane / 8 % 2) * kVector);
+  const unsigned columns = columns_address<kChunks>(shared.k);
 #pragma unroll
   for (int atom = 0; atom < kAtoms; ++atom) {
 #pragma unroll
@@ -44,45 +35,8 @@ __device__ __forceinline__ void multiply_query_key(Scores& s, const Shared& shar
 #pragma unroll
   for (int k16 = 0; k16 < kDim / 16; ++k16) {
     auto& a = q[kKeepQuery ? k16 : 0];
-    if constexpr (!kKeepQuery) load_fragments(a, shared, k16);
-#pragma unroll
-    for (int n16 = 0; n16 < kKeys / 16; ++n16) {
-      unsigned b[4];
-      load_matrices(b, advance<kChunks>(base, 2 * k16) + n16 * 16 * kChunks * 16);
-#pragma unroll
-      for (int atom = 0; atom < kAtoms; ++atom) {
-        multiply_add(s[atom][2 * n16], a[atom], b[0], b[1], Element());
-        multiply_add(s[atom][2 * n16 + 1], a[atom], b[2], b[3], Element());
-      }
-    }
-  }
-}
-
-// O += P V; the accumulator layout of S is the operand layout of P, so P never leaves its registers.
-__device__ __forceinline__ void multiply_weight_value(Output& o, const Scores& p, const Shared& shared) {
-  const int lane = threadIdx.x % 32;
-  const unsigned base = shared_address(shared.v + chunk_at<kChunksV>(lane % 16, lane / 16) * kVector);
-#pragma unroll
-  for (int k16 = 0; k16 < kKeys / 16; ++k16) {
-    unsigned a[kAtoms][4];
-#pragma unroll
-    for (int atom = 0; atom < kAtoms; ++atom) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float* pair = p[atom][2 * k16 + i / 2] + 2 * (i % 2);
-        narrow(pair[0], pair[1], *reinterpret_cast<Element2*>(&a[atom][i]));
-      }
-    }
-#pragma unroll
-    for (int n16 = 0; n16 < kDimV / 16; ++n16) {
-      unsigned b[4];
-      load_matrices_transposed(b, advance<kChunksV>(base, 2 * n16) + k16 * 16 * kChunksV * 16);
-#pragma unroll
-      for (int atom = 0; atom < kAtoms; ++atom) {
-        multiply_add(o[atom][2 * n16], a[atom], b[0], b[1], Element());
-        multiply_add(o[atom][2 * n16 + 1], a[atom], b[2], b[3], Element());
-      }
-    }
+    if constexpr (!kKeepQuery) load_fragments<kAtoms, kChunks>(a, shared.q, k16);
+    multiply_transposed<kAtoms, kKeys / 8, kChunks>(s, a, columns, k16);
   }
 }
 
@@ -92,14 +46,14 @@ struct Products {
   static __device__ __forceinline__ void load_query(Query& q, const Shared& shared) {
     if constexpr (kKeepQuery) {
 #pragma unroll
-      for (int k16 = 0; k16 < kDim / 16; ++k16) load_fragments(q[k16], shared, k16);
+      for (int k16 = 0; k16 < kDim / 16; ++k16) load_fragments<kAtoms, kChunks>(q[k16], shared.q, k16);
     }
   }
   static __device__ __forceinline__ void multiply_query_key(Scores& s, const Shared& shared, Query& q) {
     portable::multiply_query_key(s, shared, q);
   }
   static __device__ __forceinline__ void multiply_weight_value(Output& o, const Scores& p, const Shared& shared) {
-    portable::multiply_weight_value(o, p, shared);
+    accumulate(o, p, shared.v);
   }
   static __device__ __forceinline__ int column(int n, int i) { return n * 8 + threadIdx.x % 4 * 2 + i; }
   static __device__ __forceinline__ void narrow2(Element* tile, int row, int n, float x, float y) {

@@ -173,13 +173,7 @@ struct Products {
   // Rounds once for all warps what they would round each for itself.
   template <int kRows, int kRowChunks>
   static __device__ __forceinline__ void landed(Element* tile) {
-    if constexpr (!kSplit) {
-      for_own_chunks<kRows, kRowChunks, kThreads>([&](int row, int number) {
-        uint4& bits = *reinterpret_cast<uint4*>(tile + chunk_at<kRowChunks>(row, number) * kVector);
-        bits = make_uint4(round_to_tf32(__uint_as_float(bits.x)), round_to_tf32(__uint_as_float(bits.y)),
-                          round_to_tf32(__uint_as_float(bits.z)), round_to_tf32(__uint_as_float(bits.w)));
-      });
-    }
+    if constexpr (!kSplit) round_rows<kRows, kRowChunks, kThreads>(tile);
   }
 };
 

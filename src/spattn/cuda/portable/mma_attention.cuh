@@ -37,7 +37,7 @@ __device__ __forceinline__ void logits_policy(Scores& s, const Params& params, c
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const unsigned long long bits = words[(first + atom * 16 + half * 8) * kWords];
-      apply_mask(s[atom], half, bits >> step.sub * kKeys % 64);
+      apply_mask(s[atom], half, bits >> step.sub * kKeys % 64, -infinity<float>());
     }
   }
 }

@@ -11,6 +11,12 @@ __device__ __forceinline__ void copy_async(unsigned destination, const void* sou
                : "memory");
 }
 
+// The same of 8 bytes.
+__device__ __forceinline__ void copy_async8(unsigned destination, const void* source, bool inside) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source), "r"(inside ? 8 : 0)
+               : "memory");
+}
+
 // Waits for this thread's own copies; a barrier must follow before another thread reads them.
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 

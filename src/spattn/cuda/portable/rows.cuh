@@ -74,6 +74,16 @@ __device__ __forceinline__ void load_rows(Element* tile, const Element* head, co
   });
 }
 
+// Rounds what this thread loaded of a float32 tile to the nearest TF32 numbers: once for all warps that read it.
+template <int kRows, int kChunks, int kThreads>
+__device__ __forceinline__ void round_rows(Element* tile) {
+  for_own_chunks<kRows, kChunks, kThreads>([&](int row, int number) {
+    uint4& bits = *reinterpret_cast<uint4*>(tile + chunk_at<kChunks>(row, number) * kVector);
+    bits = make_uint4(round_to_tf32(__uint_as_float(bits.x)), round_to_tf32(__uint_as_float(bits.y)),
+                      round_to_tf32(__uint_as_float(bits.z)), round_to_tf32(__uint_as_float(bits.w)));
+  });
+}
+
 // Multiplies a tile in place by a whole number: -1 and 0 stand for a negative and a zero scale.
 template <int kElements, int kThreads>
 __device__ inline void multiply_tile(Element* tile, int factor) {

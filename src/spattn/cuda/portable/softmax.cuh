@@ -47,16 +47,16 @@ __device__ __forceinline__ float update(RowState& state, float (&s)[kAtoms8][4],
   return rescale;
 }
 
-// Sets the dot products of row half `half` whose bit is clear to −inf. `bits` is the row's word of the tile's bitmask.
+// Sets the products of row half `half` whose bit is clear to `masked`. `bits` is the row's word of the tile's bitmask.
 template <int kAtoms8>
-__device__ __forceinline__ void apply_mask(float (&s)[kAtoms8][4], int half, unsigned long long bits) {
+__device__ __forceinline__ void apply_mask(float (&s)[kAtoms8][4], int half, unsigned long long bits, float masked) {
   const int shift = 2 * (threadIdx.x % 4);
   const unsigned words[2] = {static_cast<unsigned>(bits) >> shift, static_cast<unsigned>(bits >> 32) >> shift};
 #pragma unroll
   for (int n = 0; n < kAtoms8; ++n) {
     const unsigned word = words[n / 4];
-    if (!(word & (1u << (8 * (n % 4))))) s[n][2 * half] = -infinity<float>();
-    if (!(word & (2u << (8 * (n % 4))))) s[n][2 * half + 1] = -infinity<float>();
+    if (!(word & (1u << (8 * (n % 4))))) s[n][2 * half] = masked;
+    if (!(word & (2u << (8 * (n % 4))))) s[n][2 * half + 1] = masked;
   }
 }
 

@@ -1,4 +1,5 @@
-"""The backward for every GPU from compute capability 8.0 and every dtype: fused multiply-adds, simple and exact.
+"""The backward for every GPU from compute capability 8.0: ``mma.sync`` for 16-bit types, fused multiply-adds, simple
+and exact, for float32 and float64.
 
 The same two passes as the Hopper kernels. It executes any plan whose query tiles are multiples of 16 tokens.
 """
@@ -10,12 +11,11 @@ import itertools
 from ..backward_pass import BackwardPass
 from ..driver.launch import Kernel, kernel
 from .params import STRUCTS, pack, pack_sum, plan_on_device
+from .variants import of_pass, variant
 
-__all__ = ["STRUCTS", "backward", "variant"]
+__all__ = ["STRUCTS", "backward", "of_pass", "variant"]
 
-_THREADS = 256
-_ROWS = 32  # of backward.cu's blocks
-_COLUMNS = 32  # features that a kernel takes at a time
+_THREADS = 256  # of statistics.cu
 _ITEMSIZE = {"float64": 8}
 
 
@@ -35,25 +35,19 @@ def backward(call: BackwardPass) -> None:
         params = pack(call, plan[keyed], statistics, scores, values)
         if not keyed:
             rows = batch * heads_q * q_len
-            _kernel(call, "statistics", 0).launch(-(-rows // (_THREADS // 32)), params, call.stream)
+            ready = _kernel(call, *variant("statistics", call.dtype), "statistics")
+            ready.launch(-(-rows // (_THREADS // 32)), params, call.stream)
         if plan[keyed].tasks:
-            blocks = plan[keyed].tasks * plan[keyed].slabs * -(-plan[keyed].slab_rows // _ROWS)
-            _kernel(call, "backward", keyed).launch(blocks, params, call.stream)
+            dims, room = (call.q.shape[3], call.v.shape[3]), call.device.shared_bytes
+            for source, macros, rows in of_pass(call.dtype, *dims, bool(keyed), call.aligned(), room, call.precision):
+                blocks = plan[keyed].tasks * plan[keyed].slabs * -(-plan[keyed].slab_rows // rows)
+                _kernel(call, source, macros, "backward").launch(blocks, params, call.stream)
         if plan[keyed].sum_blocks:
+            ready = _kernel(call, *variant("sum", call.dtype), "sum")
             for target, partial in filter(None, (scores, values)):
                 blocks = batch * target.shape[1] * plan[keyed].sum_blocks
-                _kernel(call, "sum", 0).launch(blocks, pack_sum(plan[keyed], target, partial), call.stream)
+                ready.launch(blocks, pack_sum(plan[keyed], target, partial), call.stream)
 
 
-def variant(name: str, dtype: str, head_dim: int, head_dim_v: int, by_keys: int) -> tuple[str, dict[str, object]]:
-    """(source, macros) of a kernel; only those of "backward" differ by head dimension and pass."""
-    macros: dict[str, object] = {"SPATTN_DTYPE": dtype}
-    if name == "backward":
-        padded, padded_v = (-(-dim // _COLUMNS) * _COLUMNS for dim in (head_dim, head_dim_v))
-        macros |= {"SPATTN_BY_KEYS": by_keys, "SPATTN_HEAD_DIM": padded, "SPATTN_HEAD_DIM_V": padded_v}
-    return f"portable_backward/{name}.cu", macros
-
-
-def _kernel(call: BackwardPass, name: str, by_keys: int) -> Kernel:
-    source, macros = variant(name, call.dtype, call.q.shape[3], call.v.shape[3], by_keys)
-    return kernel(call.device, source, call.device.arch, macros, STRUCTS, name)
+def _kernel(call: BackwardPass, source: str, macros: dict[str, object], entry: str) -> Kernel:
+    return kernel(call.device, source, call.device.arch, macros, STRUCTS, entry)

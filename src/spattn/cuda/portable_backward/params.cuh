@@ -8,6 +8,9 @@ namespace spattn::portable_backward {
 using portable::Array;
 using portable::View;
 
+// spattn.schedule.slabs.FULL and EMPTY: numbers of masks without bits.
+constexpr int kFull = -1, kEmpty = -2;
+
 // spattn.schedule.slabs.SLAB_WORK and SLAB_ENTRY, spattn.schedule.tasks.TASK
 struct Work {
   int view, tile, begin, end, columns, slot, heads;
@@ -21,7 +24,7 @@ struct Task {
   int item, batch, head_q, head_kv;
 };
 
-// A pass: for every (batch, head) and item a task, as many CTAs a task as it has slabs times parts of 32 rows.
+// A pass: for every (batch, head) and item a task, as many blocks a task as it has slabs times parts of a kernel's rows.
 struct Pass {
   const View* views;
   const Task* tasks;

@@ -15,7 +15,6 @@ namespace spattn::portable_backward {
 constexpr bool kByKeys = SPATTN_BY_KEYS;
 constexpr int kSide = 32, kLanes = 8, kThreads = kSide * kLanes, kOwn = kSide / kLanes;
 constexpr int kDim = SPATTN_HEAD_DIM, kDimV = SPATTN_HEAD_DIM_V;  // multiples of 32
-constexpr int kFull = -1, kEmpty = -2;
 
 // {threads, dynamic shared bytes, bytes of the parameter}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kThreads, 0, sizeof(Params)};

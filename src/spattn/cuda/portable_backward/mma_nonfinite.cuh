@@ -1,0 +1,73 @@
+// Numbers that are not finite, for items with a sum that is not.
+//
+// The tensor cores multiply the weights of pairs that are not allowed, which are 0, by every column of a tile, and 0
+// times NaN is NaN. Such an item is computed once more, from columns in which what is not finite is 0. What the tensor
+// cores add is the same otherwise, so a row that sees no such number keeps its bits.
+//
+// A row that sees one loses nothing. A query or key with such a number has scores that are not finite, so its weights
+// are NaN or 0, and its dS with them: their products with 0 are those with the number, where 0 times it counts as 0.
+// Weights that meet a number of dout are finite; add_nonfinite() adds what they make of it.
+#pragma once
+#include "portable_backward/mma_steps.cuh"
+
+namespace spattn::portable_backward {
+
+// Whether all sums of rows that are not padding are finite.
+template <int kFeatures>
+__device__ __forceinline__ bool finite(const Sums<kFeatures>& sums, const Shared& shared) {
+  float probe = 0.f;  // NaN after a number that is not finite
+#pragma unroll
+  for (int number = 0; number < 2 * kAtoms; ++number) {
+    if (shared.row_position[own_row(number / 2, number % 2)] < 0) continue;
+#pragma unroll
+    for (int n = 0; n < kFeatures / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) probe = fmaf(sums[number / 2][n][number % 2 * 2 + i], 0.f, probe);
+    }
+  }
+  return probe == 0.f;
+}
+
+// A bit for each column that has a weight in a row half of an atom.
+__device__ __forceinline__ unsigned long long seen_columns(const float (&weights)[kColumns / 8][4], int half) {
+  unsigned long long seen = 0;
+#pragma unroll
+  for (int n = 0; n < kColumns / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (weights[n][2 * half + i] != 0.f) seen |= 1ull << (8 * n + threadIdx.x % 4 * 2 + i);
+    }
+  }
+  seen |= __shfl_xor_sync(~0u, seen, 1);
+  return seen | __shfl_xor_sync(~0u, seen, 2);
+}
+
+// A weight is positive: times an infinity, or NaN, it is that.
+template <typename Products>
+__device__ __forceinline__ void add_nonfinite(Sums<kDimV>& values, const Scores& weights, const Element* columns) {
+#pragma unroll
+  for (int number = 0; number < 2 * kAtoms; ++number) {
+    const unsigned long long seen = seen_columns(weights[number / 2], number % 2);
+#pragma unroll
+    for (int n = 0; n < kDimV / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int feature = Products::column(n, i);
+        for (unsigned long long rest = seen; rest; rest &= rest - 1) {
+          const int chunk = portable::chunk_at<kChunksV>(__ffsll(rest) - 1, feature / kVector);
+          const float x = widen(columns[chunk * kVector + feature % kVector]);
+          if (!is_finite(x)) values[number / 2][n][number % 2 * 2 + i] += x;
+        }
+      }
+    }
+  }
+}
+
+template <int kElements>
+__device__ __forceinline__ void clear_nonfinite(Element* tile) {
+  for (int i = threadIdx.x; i < kElements; i += kThreads) {
+    if (!is_finite(float(widen(tile[i])))) narrow(0.f, tile[i]);
+  }
+}
+
+}  // namespace spattn::portable_backward
