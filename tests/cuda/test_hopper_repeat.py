@@ -343,6 +343,18 @@ def test_captured(repeated, gradients, tensors, operands, gpu, monkeypatch):
     assert list(kept.values()) == [repeated.plan, gradients.plan]
 
 
+def test_gradients_have_the_precision_of_their_call(torch, gpu, monkeypatch):
+    """Whichever kernels compute them."""
+    x = torch.zeros(1, 2, 6, 16)
+    calls, kernels = [], SimpleNamespace(backward=lambda call: calls.append(call.precision))
+    monkeypatch.setattr(type(kind_of(x)), "ordinal", lambda self, x: STREAM)
+    monkeypatch.setattr(type(kind_of(x)), "stream", lambda self, x: STREAM)
+    for precision in (None, "tf32"):
+        prepared = execute.Backward(Call.of(x, x, x, precision=precision), None, gpu, lambda: kernels)
+        prepared(x, x, x, x, x, x[..., 0], None, 0.25)
+    assert calls == [None, "tf32"]
+
+
 def test_threads(repeated, kernel, tensors):
     """Threads share what was prepared, and no launch of one is seen in another."""
     from_threads = []
