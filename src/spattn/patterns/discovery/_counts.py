@@ -1,0 +1,108 @@
+"""How many pairs lie on each line: on each diagonal, in each key's column and in each query's row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ._pairs import KeyRuns, Pairs
+
+__all__ = ["Counts", "Evidence", "intervals", "usual_spacing"]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Some pairs, and how many of them each line has.
+
+    Parameters
+    ----------
+    runs : dict of KeyRuns
+        Under None all of these pairs, under 0 those at distance ``q - k >= 0``: the causal ones.
+    diagonals : (q_len + kv_len - 1,) int64 array
+        By distance, from the least on.
+    keys, rows : dict of (kv_len,) and (q_len,) int64 arrays
+        All pairs and the causal ones, as `runs`.
+    """
+
+    runs: dict[int | None, KeyRuns]
+    diagonals: np.ndarray
+    keys: dict[int | None, np.ndarray]
+    rows: dict[int | None, np.ndarray]
+
+    @classmethod
+    def of(cls, runs: KeyRuns, pairs: Pairs) -> Counts:
+        """Counted run by run."""
+        least, distances = pairs.first - pairs.kv_len + 1, max(pairs.q_len + pairs.kv_len - 1, 0)
+        both = {None: runs, 0: runs.causal()}
+        keys = {low: _covered(some.start, some.stop, pairs.kv_len) for low, some in both.items()}
+        rows = {low: _weighed(some, pairs) for low, some in both.items()}
+        diagonals = _covered(runs.q - runs.stop + 1 - least, runs.q - runs.start + 1 - least, distances)
+        return cls(both, diagonals, keys, rows)
+
+    @property
+    def nnz(self) -> int:
+        """Number of pairs."""
+        return int(self.diagonals.sum())
+
+
+def _covered(start: np.ndarray, stop: np.ndarray, length: int) -> np.ndarray:
+    """How many of the intervals ``[start, stop)`` each number below `length` lies in."""
+    edges = np.bincount(start, minlength=length + 1) - np.bincount(stop, minlength=length + 1)
+    return np.cumsum(edges)[:length]
+
+
+def _weighed(runs: KeyRuns, pairs: Pairs) -> np.ndarray:
+    """Keys of each row: its runs are neighbours, so sums from the first run on tell them."""
+    sums = np.append(0, np.cumsum(runs.stop - runs.start))
+    return np.diff(sums[np.searchsorted(runs.q, np.append(pairs.q, pairs.kv_len))])
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What candidates are made of: all pairs, those that nothing covers yet, and how full a pattern has to be.
+
+    Parameters
+    ----------
+    pairs : Pairs
+        The index set.
+    room, total, left : Counts
+        Of all pairs that there could be (without their runs), of those that there are, and of those that are left.
+    fill : float
+        Share of the pairs of a line that has to be there, 1 where nothing may be missing.
+    """
+
+    pairs: Pairs
+    room: Counts
+    total: Counts
+    left: Counts
+    fill: float
+
+    def filled(self, room: np.ndarray, total: np.ndarray, left: np.ndarray) -> np.ndarray:
+        """Lines of which enough is there, of what nothing covers yet; a line that is covered is full."""
+        return left >= self.fill * (room - (total - left))
+
+
+def room(pairs: Pairs) -> Counts:
+    """Counts of every pair of these lengths, with no runs."""
+    q, k, last = pairs.q, np.arange(pairs.kv_len), pairs.kv_len - 1
+    distance = np.arange(pairs.first - last, pairs.kv_len)
+    diagonals = np.minimum(last, distance + last) - np.maximum(pairs.first, distance) + 1
+    keys = {None: np.full_like(k, pairs.q_len), 0: np.clip(pairs.kv_len - k, 0, pairs.q_len)}
+    rows = {None: np.full_like(q, pairs.kv_len), 0: np.clip(q + 1, 0, pairs.kv_len)}
+    return Counts({}, diagonals, keys, rows)
+
+
+def intervals(flags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where maximal groups of neighbouring True start and stop."""
+    edges = np.flatnonzero(np.diff(flags.astype(np.int8), prepend=0, append=0))
+    return edges[::2], edges[1::2]
+
+
+def usual_spacing(numbers: np.ndarray) -> tuple[int, int] | None:
+    """The most frequent distance of neighbours among sorted `numbers`, and the most frequent rest modulo it."""
+    distances, times = np.unique(np.diff(numbers), return_counts=True)
+    if not len(distances):
+        return None
+    spacing = int(distances[times.argmax()])
+    return spacing, int(np.bincount(numbers % spacing).argmax())

@@ -1,0 +1,86 @@
+"""Candidates that fill diagonals: windows, strides, and diagonals without an order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..basic import Full, Stride
+from ..vertical_slash import VerticalSlash
+from ._candidate import Candidate
+from ._counts import Evidence, intervals, usual_spacing
+from ._pairs import Pairs
+
+__all__ = ["diagonals_without_order", "strides", "windows"]
+
+_TILE = 128, 64  # by which views are weighed against contiguous tiles; other tiles weigh alike
+_MOST_RUNS = 1 << 23
+
+
+class _Diagonals:
+    """The diagonals of which enough is there, numbered from the least distance on."""
+
+    def __init__(self, evidence: Evidence):
+        room, total, self.left = (each.diagonals for each in (evidence.room, evidence.total, evidence.left))
+        self.least, self.count = evidence.pairs.first - evidence.pairs.kv_len + 1, len(room)
+        self.missing = room - total
+        self.filled = evidence.filled(room, total, self.left)
+
+    def candidate(self, base: Full | Stride, numbers: np.ndarray) -> Candidate:
+        """That of some diagonals as far apart as the keys of `base`."""
+        step = base.stride if isinstance(base, Stride) else 1
+        low = None if numbers[0] < step else int(numbers[0]) + self.least
+        high = None if numbers[-1] + step >= self.count else int(numbers[-1]) + self.least
+        return Candidate(base, low, high, int(self.left[numbers].sum()), int(self.missing[numbers].sum()))
+
+    def fullest(self, base: Full | Stride, numbers: np.ndarray) -> Candidate | None:
+        """Of `numbers`, a group of neighbours that are all filled, the one with most pairs left."""
+        starts, stops = intervals(self.filled[numbers])
+        if not len(starts):
+            return None
+        sums = np.append(0, np.cumsum(self.left[numbers]))
+        best = (sums[stops] - sums[starts]).argmax()
+        return self.candidate(base, numbers[starts[best] : stops[best]])
+
+
+def windows(evidence: Evidence) -> Iterator[Candidate]:
+    """Neighbouring diagonals."""
+    diagonals = _Diagonals(evidence)
+    found = diagonals.fullest(Full(), np.arange(diagonals.count))
+    if found is not None:
+        yield found
+
+
+def strides(evidence: Evidence) -> Iterator[Candidate]:
+    """Diagonals at equal distances, where their views cost fewer tiles than contiguous ones."""
+    diagonals = _Diagonals(evidence)
+    spacing = usual_spacing(intervals(diagonals.filled)[0])
+    if spacing is None:
+        return
+    step, first = spacing
+    found = diagonals.fullest(Stride(step, (first + diagonals.least) % step), np.arange(first, diagonals.count, step))
+    if found is not None and _views_pay(found.new, step, evidence.pairs):
+        yield found
+
+
+def _views_pay(new: int, step: int, pairs: Pairs) -> bool:
+    """Whether so many pairs on diagonals `step` apart meet fewer tiles in residue classes than in token order."""
+    block_q, block_kv = _TILE
+    queries, keys = -(-pairs.q_len // step), -(-pairs.kv_len // step)
+    diagonals = -(-new // max(pairs.q_len, 1))
+    in_classes = step * -(-queries // block_q) * min(-(-keys // block_kv), -(-(block_q + diagonals) // block_kv) + 1)
+    wide = -(-min(diagonals * step + block_q, pairs.kv_len) // block_kv)
+    apart = diagonals * (block_q // block_kv + 1)
+    return in_classes < -(-pairs.q_len // block_q) * min(wide, apart)
+
+
+def diagonals_without_order(evidence: Evidence) -> Iterator[Candidate]:
+    """Causal diagonals in any order, as far as their closed form fits into one array."""
+    diagonals = _Diagonals(evidence)
+    numbers = np.flatnonzero(diagonals.filled & (diagonals.left > 0))
+    numbers = numbers[numbers + diagonals.least >= 0]
+    if 0 < len(numbers) <= _MOST_RUNS // max(evidence.pairs.q_len, 1):
+        base = VerticalSlash((), tuple((numbers + diagonals.least).tolist()))
+        new, missing = (int(each[numbers].sum()) for each in (diagonals.left, diagonals.missing))
+        yield Candidate(base, None, None, new, missing)
