@@ -17,7 +17,8 @@ from ._pairs import KeyRuns, Pairs
 __all__ = ["documents", "layouts"]
 
 _SIDE = 32  # of the square beyond a document's first token that tells it from the one before
-_LEAST_BLOCK = 8
+_BLOCKS = range(8, 1025)  # tokens
+_NEARLY = 0.9
 _MOST_BLOCKS = 1 << 20
 
 
@@ -36,7 +37,8 @@ def documents(evidence: Evidence) -> Iterator[Candidate]:
     stop = {None: end[document[q]], 0: q + 1}
     for low in (None, 0):
         there, new = (_inside(each.runs[low], document, first, end)[:used].sum() for each in (evidence.total, evidence.left))
-        yield Candidate(base, low, None, int(new), int((stop[low] - first[document[q]]).sum() - there))
+        room = (stop[low] - first[document[q]]).sum()
+        yield Candidate(base, low, None, int(new), int(room - there), used)
 
 
 def _inside(runs: KeyRuns, document: np.ndarray, first: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -81,20 +83,22 @@ def layouts(evidence: Evidence) -> Iterator[Candidate]:
     """Square blocks at any places, those on the diagonal causal or not."""
     pairs, block = evidence.pairs, _block(evidence)
     blocks = -(-pairs.kv_len // block) if block else 0
-    if block < _LEAST_BLOCK or not 1 < blocks or blocks * blocks > _MOST_BLOCKS + 4 * len(pairs.keys):
+    if blocks < 2 or blocks * blocks > _MOST_BLOCKS + 4 * len(pairs.keys):
         return
     for low in (None, 0):
         room = _room(pairs, block, blocks, low)
         total, left = (_in_blocks(each.runs[low], block, blocks) for each in (evidence.total, evidence.left))
         chosen = evidence.filled(room, total, left) & (left > 0)
         base = BlockLayout(chosen, block)
-        yield Candidate(base, low, None, int(left[chosen].sum()), int((room - total)[chosen].sum()))
+        yield Candidate(base, low, None, int(left[chosen].sum()), int((room - total)[chosen].sum()), blocks * blocks)
 
 
 def _block(evidence: Evidence) -> int:
-    """The greatest block at whose multiples the usual places lie where runs of keys start; 0 = none."""
-    starts = np.bincount(evidence.total.runs[None].start, minlength=evidence.pairs.kv_len)
-    return int(np.gcd.reduce(np.flatnonzero(starts > 4 * np.median(starts)))) if len(starts) else 0
+    """The greatest block at whose multiples nearly all runs of keys start that are more than noise; 0 = none."""
+    starts = np.bincount(evidence.total.runs[None].start, minlength=evidence.pairs.kv_len)[1:]
+    unusual = np.maximum(starts - 4 * np.median(starts), 0) if len(starts) else starts
+    enough = max(_NEARLY * unusual.sum(), 1)
+    return next((b for b in reversed(_BLOCKS) if unusual[b - 1 :: b].sum() >= enough), 0)
 
 
 def _in_blocks(runs: KeyRuns, block: int, blocks: int) -> np.ndarray:

@@ -27,6 +27,8 @@ class Candidate(NamedTuple):
         How many pairs it covers that nothing covered before.
     missing : int
         How many of its pairs are not there.
+    written : int
+        About how many numbers it takes to write `base` down.
     """
 
     base: Pattern
@@ -34,6 +36,7 @@ class Candidate(NamedTuple):
     high: int | None
     new: int
     missing: int
+    written: int = 0
 
     def pattern(self) -> Pattern:
         """The same pairs, as people write them."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from ._pairs import KeyRuns, Pairs
 
-__all__ = ["Counts", "Evidence", "intervals", "usual_spacing"]
+__all__ = ["Counts", "Evidence", "covered", "intervals", "room", "usual_spacing"]
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Counts:
         """Counted run by run."""
         least, distances = pairs.first - pairs.kv_len + 1, max(pairs.q_len + pairs.kv_len - 1, 0)
         both = {None: runs, 0: runs.causal()}
-        keys = {low: _covered(some.start, some.stop, pairs.kv_len) for low, some in both.items()}
+        keys = {low: covered(some.start, some.stop, pairs.kv_len) for low, some in both.items()}
         rows = {low: _weighed(some, pairs) for low, some in both.items()}
-        diagonals = _covered(runs.q - runs.stop + 1 - least, runs.q - runs.start + 1 - least, distances)
+        diagonals = covered(runs.q - runs.stop + 1 - least, runs.q - runs.start + 1 - least, distances)
         return cls(both, diagonals, keys, rows)
 
     @property
@@ -46,7 +46,7 @@ class Counts:
         return int(self.diagonals.sum())
 
 
-def _covered(start: np.ndarray, stop: np.ndarray, length: int) -> np.ndarray:
+def covered(start: np.ndarray, stop: np.ndarray, length: int) -> np.ndarray:
     """How many of the intervals ``[start, stop)`` each number below `length` lies in."""
     edges = np.bincount(start, minlength=length + 1) - np.bincount(stop, minlength=length + 1)
     return np.cumsum(edges)[:length]
@@ -79,8 +79,8 @@ class Evidence:
     fill: float
 
     def filled(self, room: np.ndarray, total: np.ndarray, left: np.ndarray) -> np.ndarray:
-        """Lines of which enough is there, of what nothing covers yet; a line that is covered is full."""
-        return left >= self.fill * (room - (total - left))
+        """Lines of which enough is there, at all or of what nothing covers yet."""
+        return (total >= self.fill * room) | (left >= self.fill * (room - (total - left)))
 
 
 def room(pairs: Pairs) -> Counts:

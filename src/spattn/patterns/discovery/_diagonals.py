@@ -83,4 +83,4 @@ def diagonals_without_order(evidence: Evidence) -> Iterator[Candidate]:
     if 0 < len(numbers) <= _MOST_RUNS // max(evidence.pairs.q_len, 1):
         base = VerticalSlash((), tuple((numbers + diagonals.least).tolist()))
         new, missing = (int(each[numbers].sum()) for each in (diagonals.left, diagonals.missing))
-        yield Candidate(base, None, None, new, missing)
+        yield Candidate(base, None, None, new, missing, len(numbers))

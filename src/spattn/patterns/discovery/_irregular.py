@@ -24,4 +24,4 @@ def longest_runs(evidence: Evidence) -> Iterator[Candidate]:
     start, stop = np.zeros((2, rows), np.int64)
     row = runs.q[order] - evidence.pairs.first
     start[row], stop[row] = runs.start[order], runs.stop[order]  # of a row's runs the longest is written last
-    yield Candidate(RowIntervals(start, stop), None, None, int((stop - start).sum()), 0)
+    yield Candidate(RowIntervals(start, stop), None, None, int((stop - start).sum()), 0, 2 * rows)

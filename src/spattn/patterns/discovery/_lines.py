@@ -6,63 +6,84 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..basic import Columns
+from .._pattern import Pattern
+from ..basic import Columns, Sinks
 from ..tokens import GlobalTokens
 from ._candidate import Candidate
-from ._counts import Evidence, intervals, usual_spacing
+from ._counts import Counts, Evidence, covered, intervals, usual_spacing
 
-__all__ = ["columns", "rows"]
+__all__ = ["columns", "global_tokens", "rows"]
 
 _MOST_TOKENS = 1 << 12
 _SHORT = 8  # a line that is shorter by this factor than the longest tells nothing: any window fills it
 
 
+class _Lines:
+    """The columns, or the rows, of which enough is there, among all pairs (`low` is None) or the causal ones."""
+
+    def __init__(self, evidence: Evidence, axis: str, low: int | None):
+        self.low = low
+        room, total, self.left = (getattr(each, axis)[low] for each in (evidence.room, evidence.total, evidence.left))
+        self.missing = room - total
+        self.chosen = evidence.filled(room, total, self.left) & (_SHORT * room >= room.max(initial=0))
+
+    def candidate(self, base: Pattern, members: np.ndarray, written: int = 0) -> Candidate:
+        """That of some lines."""
+        new, missing = (int(each[members].sum()) for each in (self.left, self.missing))
+        return Candidate(base, self.low, None, new, missing, written)
+
+    def members(self) -> np.ndarray:
+        """The chosen lines that have a pair left, and those beside them, which are covered: fewer groups are simpler."""
+        starts, stops = intervals(self.chosen)
+        sums = np.append(0, np.cumsum(self.left))
+        some_left = np.flatnonzero(sums[stops] > sums[starts])
+        found = [np.arange(starts[group], stops[group]) for group in some_left]
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
 def columns(evidence: Evidence) -> Iterator[Candidate]:
     """Keys that all queries see, or all from theirs on: in every period, or at any places."""
-    pairs = evidence.pairs
     for low in (None, 0):
-        counts = tuple(each.keys[low] for each in (evidence.room, evidence.total, evidence.left))
-        chosen = evidence.filled(*counts) & (_SHORT * counts[0] >= pairs.q_len)
-        key = np.arange(pairs.kv_len)
-        periodic = _period(chosen)
+        lines = _Lines(evidence, "keys", low)
+        periodic = _period(lines.chosen)
         if periodic is not None:
-            period, start, stop = periodic
-            yield _candidate(Columns(*periodic), low, *counts, (key % period >= start) & (key % period < stop))
-        members = _groups_with(counts[2], chosen)
-        if 0 < members.sum() <= _MOST_TOKENS:
-            yield _candidate(GlobalTokens(_tokens(key[members]), queries=False), low, *counts, members)
+            place = np.arange(evidence.pairs.kv_len) % periodic[0]
+            yield lines.candidate(Columns(*periodic), (place >= periodic[1]) & (place < periodic[2]))
+        key = lines.members()
+        if 0 < len(key) <= _MOST_TOKENS:
+            tokens = _tokens(key)
+            base = Sinks(tokens) if isinstance(tokens, int) else GlobalTokens(tokens, queries=False)
+            yield lines.candidate(base, key, len(key))
 
 
 def rows(evidence: Evidence) -> Iterator[Candidate]:
     """Queries that see all keys, or all up to theirs."""
-    q = evidence.pairs.q
     for low in (None, 0):
-        counts = tuple(each.rows[low] for each in (evidence.room, evidence.total, evidence.left))
-        chosen = evidence.filled(*counts) & (_SHORT * counts[0] >= evidence.pairs.kv_len) & (q >= 0)
-        members = _groups_with(counts[2], chosen)
-        if 0 < members.sum() <= _MOST_TOKENS:
-            yield _candidate(GlobalTokens(_tokens(q[members]), keys=False), low, *counts, members)
+        lines = _Lines(evidence, "rows", low)
+        lines.chosen &= evidence.pairs.q >= 0
+        row = lines.members()
+        if 0 < len(row) <= _MOST_TOKENS:
+            yield lines.candidate(GlobalTokens(_tokens(evidence.pairs.q[row]), keys=False), row, len(row))
 
 
-def _candidate(
-    base: Columns | GlobalTokens,
-    low: int | None,
-    room: np.ndarray,
-    total: np.ndarray,
-    left: np.ndarray,
-    members: np.ndarray,
-) -> Candidate:
-    return Candidate(base, low, None, int(left[members].sum()), int((room - total)[members].sum()))
+def global_tokens(evidence: Evidence) -> Iterator[Candidate]:
+    """Tokens that all queries see and that see all keys."""
+    pairs, q = evidence.pairs, evidence.pairs.q
+    seen, seeing = _Lines(evidence, "keys", None), _Lines(evidence, "rows", None)
+    row = np.flatnonzero(seeing.chosen & (q >= 0))
+    key = np.intersect1d(q[row], np.flatnonzero(seen.chosen))
+    if not 0 < len(key) <= _MOST_TOKENS:
+        return
 
+    def count(each: Counts) -> int:
+        """Pairs in these rows, and in these columns of the other rows."""
+        runs = each.runs[None]
+        others = np.flatnonzero(~np.isin(runs.q, key))
+        of_columns = covered(runs.start[others], runs.stop[others], pairs.kv_len)
+        return int(each.rows[None][key - pairs.first].sum() + of_columns[key].sum())
 
-def _groups_with(left: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """The chosen lines that have a pair left, and those beside them, which are covered: fewer groups are simpler."""
-    starts, stops = intervals(chosen)
-    sums = np.append(0, np.cumsum(left))
-    members = np.zeros(len(chosen), dtype=bool)
-    for start, stop in zip(starts, stops, strict=True):
-        members[start:stop] = sums[stop] > sums[start]
-    return members
+    room = len(key) * (pairs.kv_len + pairs.q_len - len(key))
+    yield Candidate(GlobalTokens(_tokens(key)), None, None, count(evidence.left), room - count(evidence.total), len(key))
 
 
 def _period(chosen: np.ndarray) -> tuple[int, int, int] | None:

@@ -10,22 +10,21 @@ import numpy as np
 from ..._ragged import offsets
 from .._composition import Or
 from .._pattern import Pattern
-from ..basic import Columns, Full, Sinks, Stride
+from ..basic import Full
 from ..pairs import CSR
-from ..tokens import GlobalTokens
 from ._blocks import documents, layouts
 from ._candidate import Candidate, band
 from ._counts import Counts, Evidence, room
 from ._diagonals import diagonals_without_order, strides, windows
 from ._irregular import longest_runs
-from ._lines import columns, rows
+from ._lines import columns, global_tokens, rows
 from ._pairs import Pairs
 
 __all__ = ["discovered"]
 
 Proposer: TypeAlias = Callable[[Evidence], Iterator[Candidate]]
 
-_LINES: tuple[Proposer, ...] = (windows, strides, rows, columns)
+_LINES: tuple[Proposer, ...] = (windows, strides, global_tokens, columns, rows)
 _REGULAR: tuple[tuple[Proposer, ...], ...] = (_LINES, (documents, layouts))
 _IRREGULAR: tuple[tuple[Proposer, ...], ...] = ((diagonals_without_order,), (longest_runs,))
 _NOISY = 0.95  # of a pattern's pairs have to be there where a mask has noise
@@ -37,7 +36,7 @@ _COST_OF_MISSING = 4  # pairs that a pattern has to cover for each that is not t
 def discovered(pairs: Pairs) -> Pattern:
     """The pattern of these pairs: regular ones joined, less what is missing, and what is left as a list."""
     taken, missing = _taken(pairs)
-    found = [_joined(taken, pairs.kv_len)] if taken else []
+    found = [_joined(taken, pairs)] if taken else []
     if missing.size:
         row, key = missing
         found = [found[0] - CSR(offsets(np.bincount(row, minlength=pairs.q_len)), key, pairs.kv_len)]
@@ -73,22 +72,22 @@ def _best(proposers: tuple[tuple[Proposer, ...], ...], evidence: Evidence) -> Ca
         if evidence.left.nnz <= (most if best is None else 2 * most):
             break
         for each in (candidate for propose in some for candidate in propose(evidence)):
-            worth = each.new - _COST_OF_MISSING * each.missing
+            worth = each.new - _COST_OF_MISSING * each.missing - each.written
             if worth > most and each.missing <= (1 - evidence.fill) * (each.new + each.missing):
                 best, most = each, worth
     return best
 
 
-def _joined(taken: list[Candidate], kv_len: int) -> Pattern:
-    """The union of the candidates, with what all of them share written once, and those with views of their own last."""
-    taken = sorted(_tokens_joined(taken, kv_len), key=lambda each: isinstance(each.base, Columns | Stride))
+def _joined(taken: list[Candidate], pairs: Pairs) -> Pattern:
+    """The union of the candidates, with the band that all of them share written once, and those without views of their
+    own first: these are planned together."""
+
+    def has_views(candidate: Candidate) -> bool:
+        parts = candidate.pattern().bind(pairs.q_len, pairs.kv_len).parts(pairs.q_len, pairs.kv_len)
+        return any(part.query is not None or part.key is not None for part in parts)
+
+    taken = sorted(taken, key=has_views)
     bands = {(each.low, each.high) for each in taken}
     if len(bands) > 1 or isinstance(taken[0].base, Full):
         return Or.of(*(each.pattern() for each in taken))
-    union = Or.of(*(each.base for each in taken))
-    return taken[0]._replace(base=union).pattern()
-
-
-def _tokens_joined(taken: list[Candidate], kv_len: int) -> list[Candidate]:
-    """Tokens that all see and that see all, as one pattern; keys that all see, by their simplest name."""
-    return taken
+    return taken[0]._replace(base=Or.of(*(each.base for each in taken))).pattern()
