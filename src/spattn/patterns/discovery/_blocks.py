@@ -36,9 +36,10 @@ def documents(evidence: Evidence) -> Iterator[Candidate]:
     q = np.arange(max(pairs.first, 0), end[used - 1])
     stop = {None: end[document[q]], 0: q + 1}
     for low in (None, 0):
-        there, new = (_inside(each.runs[low], document, first, end)[:used].sum() for each in (evidence.total, evidence.left))
-        room = (stop[low] - first[document[q]]).sum()
-        yield Candidate(base, low, None, int(new), int(room - there), used)
+        counts = evidence.total, evidence.left
+        there, new = (int(_inside(each.runs[low], document, first, end)[:used].sum()) for each in counts)
+        missing = int((stop[low] - first[document[q]]).sum()) - there
+        yield Candidate(base, low, None, new, missing, used if isinstance(base, Documents) else 0)
 
 
 def _inside(runs: KeyRuns, document: np.ndarray, first: np.ndarray, end: np.ndarray) -> np.ndarray:

@@ -70,6 +70,8 @@ class Evidence:
         Of all pairs that there could be (without their runs), of those that there are, and of those that are left.
     fill : float
         Share of the pairs of a line that has to be there, 1 where nothing may be missing.
+    grid : tuple of int or None
+        Tokens along each axis; None for tokens in a row.
     """
 
     pairs: Pairs
@@ -77,6 +79,7 @@ class Evidence:
     total: Counts
     left: Counts
     fill: float
+    grid: tuple[int, ...] | None
 
     def filled(self, room: np.ndarray, total: np.ndarray, left: np.ndarray) -> np.ndarray:
         """Lines of which enough is there, at all or of what nothing covers yet."""

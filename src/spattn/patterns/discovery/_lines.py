@@ -33,7 +33,7 @@ class _Lines:
         return Candidate(base, self.low, None, new, missing, written)
 
     def members(self) -> np.ndarray:
-        """The chosen lines that have a pair left, and those beside them, which are covered: fewer groups are simpler."""
+        """The chosen lines that have a pair left, and covered ones beside them: fewer groups are simpler."""
         starts, stops = intervals(self.chosen)
         sums = np.append(0, np.cumsum(self.left))
         some_left = np.flatnonzero(sums[stops] > sums[starts])
@@ -82,8 +82,8 @@ def global_tokens(evidence: Evidence) -> Iterator[Candidate]:
         of_columns = covered(runs.start[others], runs.stop[others], pairs.kv_len)
         return int(each.rows[None][key - pairs.first].sum() + of_columns[key].sum())
 
-    room = len(key) * (pairs.kv_len + pairs.q_len - len(key))
-    yield Candidate(GlobalTokens(_tokens(key)), None, None, count(evidence.left), room - count(evidence.total), len(key))
+    missing = len(key) * (pairs.kv_len + pairs.q_len - len(key)) - count(evidence.total)
+    yield Candidate(GlobalTokens(_tokens(key)), None, None, count(evidence.left), missing, len(key))
 
 
 def _period(chosen: np.ndarray) -> tuple[int, int, int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -60,7 +61,7 @@ class Pairs:
         self.indptr, self.keys = indptr, keys
         self.q_len, self.kv_len = len(indptr) - 1, kv_len
         self.first = q_offset(self.q_len, kv_len)
-        self.covered = np.zeros(len(keys), dtype=bool)
+        self.covered = np.zeros(len(keys), dtype=np.int8)  # by how many patterns
         self._apart = np.ones(len(keys) + 1, dtype=bool)  # from the pair before
         np.not_equal(np.diff(keys), 1, out=self._apart[1:-1])
         self._apart[indptr] = True
@@ -87,10 +88,11 @@ class Pairs:
 
     def runs_left(self) -> KeyRuns:
         """The pairs that nothing covers."""
-        left = ~self.covered
+        covered = self.covered > 0
+        left = ~covered
         starts, stops = left & self._apart[:-1], left & self._apart[1:]
-        starts[1:] |= left[1:] & self.covered[:-1]
-        stops[:-1] |= left[:-1] & self.covered[1:]
+        starts[1:] |= left[1:] & covered[:-1]
+        stops[:-1] |= left[:-1] & covered[1:]
         first, last = np.flatnonzero(starts), np.flatnonzero(stops)
         q = np.repeat(self.q, np.diff(np.searchsorted(first, self.indptr)))
         return KeyRuns(q, self.keys[first].astype(np.int64), self.keys[last].astype(np.int64) + 1)
@@ -105,15 +107,28 @@ class Pairs:
         runs : Runs
             The same pattern in closed form.
         """
-        cuts = np.searchsorted(self.indptr, np.arange(0, max(len(self.keys), 1), _PAIRS_AT_ONCE))
         found = 0
+        for some, here in self._allowed(pattern):
+            found += int(np.count_nonzero(here))
+            self.covered[some] += here
+        return self._missing(runs) if found < runs.count.sum() else np.zeros((2, 0), np.int64)
+
+    def uncover(self, pattern: Pattern) -> bool:
+        """Takes the marks of a pattern back if others cover all of its pairs; whether they do."""
+        if any((self.covered[some] == here)[here].any() for some, here in self._allowed(pattern)):
+            return False
+        for some, here in self._allowed(pattern):
+            self.covered[some] -= here
+        return True
+
+    def _allowed(self, pattern: Pattern) -> Iterator[tuple[slice, np.ndarray]]:
+        """Which pairs a pattern allows, some rows at a time."""
+        cuts = np.searchsorted(self.indptr, np.arange(0, max(len(self.keys), 1), _PAIRS_AT_ONCE))
         for start, stop in zip(cuts, [*cuts[1:], self.q_len], strict=True):
             indptr = self.indptr[start : stop + 1]
+            some = slice(int(indptr[0]), int(indptr[-1]))
             q = np.repeat(np.arange(start, stop) + self.first, np.diff(indptr))
-            here = np.broadcast_to(allowed(pattern, q, self.keys[indptr[0] : indptr[-1]].astype(np.int64)), q.shape)
-            found += int(np.count_nonzero(here))
-            self.covered[indptr[0] : indptr[-1]] |= here
-        return self._missing(runs) if found < runs.count.sum() else np.zeros((2, 0), np.int64)
+            yield some, np.broadcast_to(allowed(pattern, q, self.keys[some].astype(np.int64)), q.shape)
 
     def _missing(self, runs: Runs) -> np.ndarray:
         """(row, key) of the pairs of `runs` that are not here, sorted; searched for some rows at a time."""
@@ -132,5 +147,5 @@ class Pairs:
 
     def listed_left(self) -> tuple[np.ndarray, np.ndarray]:
         """Compressed sparse rows of the pairs that nothing covers."""
-        left = np.flatnonzero(~self.covered)
+        left = np.flatnonzero(self.covered == 0)
         return np.searchsorted(left, self.indptr), self.keys[left]

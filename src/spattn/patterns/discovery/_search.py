@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from ..._ragged import offsets
 from .._composition import Or
 from .._pattern import Pattern
 from ..basic import Full
 from ..pairs import CSR
+from ..sparse import from_pairs
 from ._blocks import documents, layouts
-from ._candidate import Candidate, band
+from ._boxes import boxes
+from ._candidate import Candidate
 from ._counts import Counts, Evidence, room
 from ._diagonals import diagonals_without_order, strides, windows
 from ._irregular import longest_runs
@@ -25,7 +26,7 @@ __all__ = ["discovered"]
 Proposer: TypeAlias = Callable[[Evidence], Iterator[Candidate]]
 
 _LINES: tuple[Proposer, ...] = (windows, strides, global_tokens, columns, rows)
-_REGULAR: tuple[tuple[Proposer, ...], ...] = (_LINES, (documents, layouts))
+_REGULAR: tuple[tuple[Proposer, ...], ...] = (_LINES, (documents, layouts, boxes))
 _IRREGULAR: tuple[tuple[Proposer, ...], ...] = ((diagonals_without_order,), (longest_runs,))
 _NOISY = 0.95  # of a pattern's pairs have to be there where a mask has noise
 _PASSES = ((1.0, _REGULAR), (_NOISY, _REGULAR), (_NOISY, _IRREGULAR))
@@ -33,36 +34,43 @@ _MOST_TAKEN = 24
 _COST_OF_MISSING = 4  # pairs that a pattern has to cover for each that is not there, which is listed
 
 
-def discovered(pairs: Pairs) -> Pattern:
+def discovered(pairs: Pairs, grid: tuple[int, ...] | None = None) -> Pattern:
     """The pattern of these pairs: regular ones joined, less what is missing, and what is left as a list."""
-    taken, missing = _taken(pairs)
-    found = [_joined(taken, pairs)] if taken else []
-    if missing.size:
-        row, key = missing
-        found = [found[0] - CSR(offsets(np.bincount(row, minlength=pairs.q_len)), key, pairs.kv_len)]
+    taken = _taken(pairs, grid)
+    # Where candidates that came later cover all of an earlier one, it is not needed.
+    needed = [each for each in taken[:-1] if not pairs.uncover(each.pattern)] + taken[-1:]
+    found = [_joined([each.candidate for each in needed], pairs)] if needed else []
+    row, key = np.concatenate([np.zeros((2, 0), np.int64), *(each.missing for each in needed)], axis=1)
+    if len(row):
+        found = [found[0] - from_pairs(row, key, pairs.q_len, pairs.kv_len)]
     indptr, keys = pairs.listed_left()
     if len(keys) or not found:
         found.append(CSR(indptr, keys, pairs.kv_len))
     return Or.of(*found)
 
 
-def _taken(pairs: Pairs) -> tuple[list[Candidate], np.ndarray]:
-    """Candidates that together cover what is regular, and (row, key) of their pairs that are not there."""
+class _Taken(NamedTuple):
+    """A candidate, its pattern bound to the lengths, and (row, key) of its pairs that are not there."""
+
+    candidate: Candidate
+    pattern: Pattern
+    missing: np.ndarray
+
+
+def _taken(pairs: Pairs, grid: tuple[int, ...] | None) -> list[_Taken]:
+    """Candidates that together cover what is regular."""
     total = left = Counts.of(pairs.runs_left(), pairs)
-    taken: list[Candidate] = []
-    missing = [np.zeros((2, 0), np.int64)]
+    taken: list[_Taken] = []
     for fill, proposers in _PASSES:
         while len(taken) < _MOST_TAKEN:
-            best = _best(proposers, Evidence(pairs, room(pairs), total, left, fill))
+            best = _best(proposers, Evidence(pairs, room(pairs), total, left, fill, grid))
             if best is None:
                 break
             bound = best._replace(base=best.base.bind(pairs.q_len, pairs.kv_len))
-            missing.append(pairs.cover(bound.pattern(), bound.runs(pairs.q, pairs.kv_len)))
-            taken.append(best)
+            pattern = bound.pattern()
+            taken.append(_Taken(best, pattern, pairs.cover(pattern, bound.runs(pairs.q, pairs.kv_len))))
             left = Counts.of(pairs.runs_left(), pairs)
-    row, key = np.concatenate(missing, axis=1)
-    code = np.unique(row * pairs.kv_len + key)
-    return taken, np.stack(np.divmod(code, max(pairs.kv_len, 1)))
+    return taken
 
 
 def _best(proposers: tuple[tuple[Proposer, ...], ...], evidence: Evidence) -> Candidate | None:
