@@ -17,13 +17,13 @@ from .basic import BlockLocal, Causal, Columns, Full, Sinks, Stride
 from .bigbird import BigBird
 from .child import Fixed, Strided
 from .documents import Documents, PrefixLM
-from .grid import Axial, PerAxis, Windowed
+from .grid import Axial, Windowed
 from .intervals import ColumnIntervals, RowIntervals
 from .longformer import Longformer
 from .neighborhood import Neighborhood
 from .padding import KeyPadding
 from .pairs import CSR, RowRuns
-from .per_head import PerBatch, PerHead
+from .per_head import PerAxis, PerBatch, PerHead
 from .queries_at import QueriesAt
 from .tokens import GlobalTokens, Prefix
 from .vertical_slash import VerticalSlash

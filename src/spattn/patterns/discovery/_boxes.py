@@ -11,8 +11,9 @@ from .._boxes import coordinates
 from .._pattern import Pattern
 from ..arrays import Mask
 from ..basic import Full, Stride
-from ..grid import Axial, PerAxis, Windowed
+from ..grid import Axial, Windowed
 from ..neighborhood import Neighborhood
+from ..per_head import PerAxis
 from ._candidate import Candidate
 from ._counts import Evidence
 from ._pairs import KeyRuns
