@@ -16,6 +16,7 @@ __all__ = ["diagonals_without_order", "strides", "windows"]
 
 _TILE = 128, 64  # by which views are weighed against contiguous tiles; other tiles weigh alike
 _MOST_RUNS = 1 << 23
+_FEW = 4  # groups of diagonals, and diagonals of a group
 
 
 class _Diagonals:
@@ -45,8 +46,12 @@ class _Diagonals:
 
 
 def windows(evidence: Evidence) -> Iterator[Candidate]:
-    """Neighbouring diagonals."""
+    """Neighbouring diagonals, where there are many groups of them only wider ones."""
     diagonals = _Diagonals(evidence)
+    starts, stops = intervals(diagonals.filled)
+    if len(starts) > _FEW:
+        for start, stop in zip(starts, stops, strict=True):
+            diagonals.filled[start:stop] &= stop - start > _FEW
     found = diagonals.fullest(Full(), np.arange(diagonals.count))
     if found is not None:
         yield found
@@ -60,19 +65,21 @@ def strides(evidence: Evidence) -> Iterator[Candidate]:
         return
     step, first = spacing
     found = diagonals.fullest(Stride(step, (first + diagonals.least) % step), np.arange(first, diagonals.count, step))
-    if found is not None and _views_pay(found.new, step, evidence.pairs):
+    if found is not None and found.new > 2 * evidence.pairs.q_len and _views_pay(found.new, step, evidence.pairs):
         yield found
 
 
 def _views_pay(new: int, step: int, pairs: Pairs) -> bool:
     """Whether so many pairs on diagonals `step` apart meet fewer tiles in residue classes than in token order."""
     block_q, block_kv = _TILE
-    queries, keys = -(-pairs.q_len // step), -(-pairs.kv_len // step)
-    diagonals = -(-new // max(pairs.q_len, 1))
-    in_classes = step * -(-queries // block_q) * min(-(-keys // block_kv), -(-(block_q + diagonals) // block_kv) + 1)
-    wide = -(-min(diagonals * step + block_q, pairs.kv_len) // block_kv)
-    apart = diagonals * (block_q // block_kv + 1)
-    return in_classes < -(-pairs.q_len // block_q) * min(wide, apart)
+    queries, keys, diagonals = -(-pairs.q_len // step), -(-pairs.kv_len // step), -(-new // max(pairs.q_len, 1))
+
+    def tiles(queries: int, keys: int, reach: int) -> int:
+        """Those of a band of so many diagonals."""
+        return -(-queries // block_q) * min(-(-keys // block_kv), -(-(block_q + reach) // block_kv) + 1)
+
+    in_order = min(tiles(pairs.q_len, pairs.kv_len, diagonals * step), diagonals * tiles(pairs.q_len, pairs.kv_len, 1))
+    return 4 * step * tiles(queries, keys, diagonals) <= 5 * in_order  # a few more for fewer lists of pairs
 
 
 def diagonals_without_order(evidence: Evidence) -> Iterator[Candidate]:
