@@ -29,7 +29,7 @@ def documents(evidence: Evidence) -> Iterator[Candidate]:
         return
     first, end = np.append(0, starts), np.append(starts, pairs.kv_len)
     document = np.repeat(np.arange(len(end)), end - first)
-    used = int(np.flatnonzero(_inside(evidence.total.runs[None], document, first, end))[-1:].sum()) + 1
+    used = int(np.flatnonzero(_inside(evidence.total.runs(None), document, first, end))[-1:].sum()) + 1
     if used < 2:
         return
     base = _named((end - first)[:used], pairs.kv_len)
@@ -37,7 +37,7 @@ def documents(evidence: Evidence) -> Iterator[Candidate]:
     stop = {None: end[document[q]], 0: q + 1}
     for low in (None, 0):
         counts = evidence.total, evidence.left
-        there, new = (int(_inside(each.runs[low], document, first, end)[:used].sum()) for each in counts)
+        there, new = (int(_inside(each.runs(low), document, first, end)[:used].sum()) for each in counts)
         missing = int((stop[low] - first[document[q]]).sum()) - there
         yield Candidate(base, low, None, new, missing, used if isinstance(base, Documents) else 0)
 
@@ -54,7 +54,7 @@ def _inside(runs: KeyRuns, document: np.ndarray, first: np.ndarray, end: np.ndar
 def _boundaries(evidence: Evidence) -> np.ndarray:
     """Positions t where the square of queries from t on and keys before t is empty, or nearly and most so."""
     kv_len = evidence.pairs.kv_len
-    total, left = (_in_squares(each.runs[0], kv_len) for each in (evidence.total, evidence.left))
+    total, left = (_in_squares(each.runs(0), kv_len) for each in (evidence.total, evidence.left))
     t = np.arange(kv_len + 1)
     area = np.minimum(t, _SIDE) * (np.minimum(t + _SIDE, kv_len) - np.maximum(t, evidence.pairs.first)).clip(0)
     unknown = area - (total - left)
@@ -88,7 +88,7 @@ def layouts(evidence: Evidence) -> Iterator[Candidate]:
         return
     for low in (None, 0):
         room = _room(pairs, block, blocks, low)
-        total, left = (_in_blocks(each.runs[low], block, blocks) for each in (evidence.total, evidence.left))
+        total, left = (_in_blocks(each.runs(low), block, blocks) for each in (evidence.total, evidence.left))
         chosen = evidence.filled(room, total, left) & (left > 0)
         base = BlockLayout(chosen, block)
         yield Candidate(base, low, None, int(left[chosen].sum()), int((room - total)[chosen].sum()), blocks * blocks)
@@ -96,7 +96,7 @@ def layouts(evidence: Evidence) -> Iterator[Candidate]:
 
 def _block(evidence: Evidence) -> int:
     """The greatest block at whose multiples nearly all runs of keys start that are more than noise; 0 = none."""
-    starts = np.bincount(evidence.total.runs[None].start, minlength=evidence.pairs.kv_len)[1:]
+    starts = np.bincount(evidence.total.runs(None).start, minlength=evidence.pairs.kv_len)[1:]
     unusual = np.maximum(starts - 4 * np.median(starts), 0) if len(starts) else starts
     enough = max(_NEARLY * unusual.sum(), 1)
     return next((b for b in reversed(_BLOCKS) if unusual[b - 1 :: b].sum() >= enough), 0)

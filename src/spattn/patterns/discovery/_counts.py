@@ -17,15 +17,15 @@ class Counts:
 
     Parameters
     ----------
-    runs : dict of KeyRuns
-        Under None all of these pairs, under 0 those at distance ``q - k >= 0``: the causal ones.
+    all_runs : KeyRuns
+        The pairs.
     diagonals : (q_len + kv_len - 1,) int64 array
-        By distance, from the least on.
+        By distance ``q - k``, from the least on.
     keys, rows : dict of (kv_len,) and (q_len,) int64 arrays
-        All pairs and the causal ones, as `runs`.
+        Under None of all pairs, under 0 of those at distance 0 or more: the causal ones.
     """
 
-    runs: dict[int | None, KeyRuns]
+    all_runs: KeyRuns
     diagonals: np.ndarray
     keys: dict[int | None, np.ndarray]
     rows: dict[int | None, np.ndarray]
@@ -33,12 +33,21 @@ class Counts:
     @classmethod
     def of(cls, runs: KeyRuns, pairs: Pairs) -> Counts:
         """Counted run by run."""
-        least, distances = pairs.first - pairs.kv_len + 1, max(pairs.q_len + pairs.kv_len - 1, 0)
-        both = {None: runs, 0: runs.causal()}
-        keys = {low: covered(some.start, some.stop, pairs.kv_len) for low, some in both.items()}
-        rows = {low: _weighed(some, pairs) for low, some in both.items()}
-        diagonals = covered(runs.q - runs.stop + 1 - least, runs.q - runs.start + 1 - least, distances)
-        return cls(both, diagonals, keys, rows)
+        least, first = pairs.first - pairs.kv_len + 1, pairs.first
+        diagonals = np.zeros(max(pairs.q_len + pairs.kv_len - 1, 0), np.int64)
+        keys, rows = ({low: np.zeros(length, np.int64) for low in (None, 0)} for length in (pairs.kv_len, pairs.q_len))
+        for share in runs.shares(len(diagonals)):
+            diagonals += covered(
+                share.q - share.stop + (1 - least), share.q - share.start + (1 - least), len(diagonals)
+            )
+            for low, some in ((None, share), (0, share.causal())):
+                keys[low] += covered(some.start, some.stop, pairs.kv_len)
+                rows[low] += np.bincount(some.q - first, some.stop - some.start, pairs.q_len).astype(np.int64)
+        return cls(runs, diagonals, keys, rows)
+
+    def runs(self, low: int | None) -> KeyRuns:
+        """All pairs, or the causal ones."""
+        return self.all_runs if low is None else self.all_runs.causal()
 
     @property
     def nnz(self) -> int:
@@ -50,12 +59,6 @@ def covered(start: np.ndarray, stop: np.ndarray, length: int) -> np.ndarray:
     """How many of the intervals ``[start, stop)`` each number below `length` lies in."""
     edges = np.bincount(start, minlength=length + 1) - np.bincount(stop, minlength=length + 1)
     return np.cumsum(edges)[:length]
-
-
-def _weighed(runs: KeyRuns, pairs: Pairs) -> np.ndarray:
-    """Keys of each row: its runs are neighbours, so sums from the first run on tell them."""
-    sums = np.append(0, np.cumsum(runs.stop - runs.start))
-    return np.diff(sums[np.searchsorted(runs.q, np.append(pairs.q, pairs.kv_len))])
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,8 @@ def room(pairs: Pairs) -> Counts:
     diagonals = np.minimum(last, distance + last) - np.maximum(pairs.first, distance) + 1
     keys = {None: np.full_like(k, pairs.q_len), 0: np.clip(pairs.kv_len - k, 0, pairs.q_len)}
     rows = {None: np.full_like(q, pairs.kv_len), 0: np.clip(q + 1, 0, pairs.kv_len)}
-    return Counts({}, diagonals, keys, rows)
+    nothing = np.zeros(0, np.int32)
+    return Counts(KeyRuns(nothing, nothing, nothing), diagonals, keys, rows)
 
 
 def intervals(flags: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -16,6 +16,7 @@ __all__ = ["diagonals_without_order", "strides", "windows"]
 
 _TILE = 128, 64  # by which views are weighed against contiguous tiles; other tiles weigh alike
 _MOST_RUNS = 1 << 23
+_SHORT = 8  # times shorter than the longest diagonal
 _FEW = 4  # groups of diagonals, and diagonals of a group
 
 
@@ -27,6 +28,9 @@ class _Diagonals:
         self.least, self.count = evidence.pairs.first - evidence.pairs.kv_len + 1, len(room)
         self.missing = room - total
         self.filled = evidence.filled(room, total, self.left)
+        long = np.flatnonzero(_SHORT * room >= room.max(initial=0))
+        if evidence.fill < 1 and len(long):  # too short to tell noise: as the first and the last that are long
+            self.filled[: long[0]], self.filled[long[-1] :] = self.filled[long[0]], self.filled[long[-1]]
 
     def candidate(self, base: Full | Stride, numbers: np.ndarray) -> Candidate:
         """That of some diagonals as far apart as the keys of `base`."""

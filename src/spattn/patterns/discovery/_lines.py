@@ -77,7 +77,7 @@ def global_tokens(evidence: Evidence) -> Iterator[Candidate]:
 
     def count(each: Counts) -> int:
         """Pairs in these rows, and in these columns of the other rows."""
-        runs = each.runs[None]
+        runs = each.runs(None)
         others = np.flatnonzero(~np.isin(runs.q, key))
         of_columns = covered(runs.start[others], runs.stop[others], pairs.kv_len)
         return int(each.rows[None][key - pairs.first].sum() + of_columns[key].sum())

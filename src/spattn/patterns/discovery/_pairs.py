@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._index_checks import q_offset
-from ..._ragged import offsets, ramp
+from ..._ragged import ramp
 from ...index_set import AffineRows, Runs
 from .._pattern import Pattern
 from .._predicate import allowed
@@ -16,11 +16,11 @@ from .._predicate import allowed
 __all__ = ["KeyRuns", "Pairs"]
 
 _PAIRS_AT_ONCE = 1 << 16  # as many as stay in a core's cache
-_CELLS_AT_ONCE = 1 << 20  # of a mask, or of a pattern that is compared with it
+_CELLS_AT_ONCE = 1 << 18  # of a mask, or of a pattern that is compared with it
 
 
 class KeyRuns(NamedTuple):
-    """Runs of consecutive keys, ``start <= k < stop`` of the query at `q`, sorted: int64 arrays of one length."""
+    """Runs of consecutive keys, ``start <= k < stop`` of the query at `q`, sorted: int32 arrays of one length."""
 
     q: np.ndarray
     start: np.ndarray
@@ -28,9 +28,15 @@ class KeyRuns(NamedTuple):
 
     def cut(self, start: np.ndarray, stop: np.ndarray) -> KeyRuns:
         """The keys of each run from `start` on and before `stop`."""
-        start, stop = np.maximum(self.start, start), np.minimum(self.stop, stop)
+        start, stop = np.maximum(self.start, start, dtype=np.int32), np.minimum(self.stop, stop, dtype=np.int32)
         keep = np.flatnonzero(start < stop)
         return KeyRuns(self.q[keep], start[keep], stop[keep])
+
+    def shares(self, at_least: int) -> Iterator[KeyRuns]:
+        """Some of the runs at a time."""
+        at_once = max(_PAIRS_AT_ONCE, at_least)
+        for first in range(0, len(self.q), at_once):
+            yield KeyRuns(*(each[first : first + at_once] for each in self))
 
     def causal(self) -> KeyRuns:
         """The keys up to each query's own."""
@@ -41,7 +47,7 @@ class KeyRuns(NamedTuple):
         pieces = (self.stop - 1) // width - self.start // width + 1
         q, start, stop = (np.repeat(each, pieces) for each in self)
         edge = (start // width + ramp(pieces)) * width
-        return KeyRuns(q, np.maximum(start, edge), np.minimum(stop, edge + width))
+        return KeyRuns(q, start, stop).cut(edge, edge + width)
 
 
 class Pairs:
@@ -63,39 +69,50 @@ class Pairs:
         self.first = q_offset(self.q_len, kv_len)
         self.covered = np.zeros(len(keys), dtype=np.int8)  # by how many patterns
         self._apart = np.ones(len(keys) + 1, dtype=bool)  # from the pair before
-        np.not_equal(np.diff(keys), 1, out=self._apart[1:-1])
+        for start in range(1, len(keys), _PAIRS_AT_ONCE):
+            some = slice(start, min(start + _PAIRS_AT_ONCE, len(keys)))
+            np.not_equal(np.diff(keys[some.start - 1 : some.stop]), 1, out=self._apart[some])
         self._apart[indptr] = True
 
     @classmethod
     def of_mask(cls, mask: np.ndarray) -> Pairs:
         """The pairs of a boolean array (q_len, kv_len); they take six bytes each."""
         q_len, kv_len = mask.shape
+        indptr, keys = np.zeros(q_len + 1, np.int64), np.zeros(np.count_nonzero(mask), np.int32)
         rows = max(1, _CELLS_AT_ONCE // max(kv_len, 1))
-        counts, keys = [np.zeros(0, np.int64)], [np.zeros(0, np.int32)]
         for start in range(0, q_len, rows):
             strip = mask[start : start + rows]
-            cell = np.flatnonzero(strip)
-            row_start = kv_len * np.arange(len(strip))
-            count = np.diff(np.searchsorted(cell, row_start), append=len(cell))
-            keys.append((cell - np.repeat(row_start, count)).astype(np.int32))
-            counts.append(count)
-        return cls(offsets(np.concatenate(counts)), np.concatenate(keys), kv_len)
+            cell, row_start = np.flatnonzero(strip), kv_len * np.arange(len(strip))
+            ends = np.append(np.searchsorted(cell, row_start[1:]), len(cell))
+            found, before = slice(start + 1, start + 1 + len(strip)), int(indptr[start])
+            indptr[found] = before + ends
+            keys[before : before + len(cell)] = cell - np.repeat(row_start, np.diff(ends, prepend=0))
+        return cls(indptr, keys, kv_len)
 
     @property
     def q(self) -> np.ndarray:
         """Position of each row's query."""
         return np.arange(self.first, self.kv_len, dtype=np.int64)
 
+    def _strips(self) -> Iterator[tuple[slice, slice]]:
+        """Some rows at a time, and their pairs."""
+        cuts = np.searchsorted(self.indptr, np.arange(0, max(len(self.keys), 1), _PAIRS_AT_ONCE)).tolist()
+        for start, stop in zip(cuts, [*cuts[1:], self.q_len], strict=True):
+            yield slice(start, stop), slice(int(self.indptr[start]), int(self.indptr[stop]))
+
     def runs_left(self) -> KeyRuns:
         """The pairs that nothing covers."""
-        covered = self.covered > 0
-        left = ~covered
-        starts, stops = left & self._apart[:-1], left & self._apart[1:]
-        starts[1:] |= left[1:] & covered[:-1]
-        stops[:-1] |= left[:-1] & covered[1:]
-        first, last = np.flatnonzero(starts), np.flatnonzero(stops)
-        q = np.repeat(self.q, np.diff(np.searchsorted(first, self.indptr)))
-        return KeyRuns(q, self.keys[first].astype(np.int64), self.keys[last].astype(np.int64) + 1)
+        found = [(np.zeros(0, np.int32),) * 3]
+        for rows, some in self._strips():
+            keys, covered = self.keys[some], self.covered[some] > 0
+            starts, stops = ~covered, ~covered
+            starts[1:] &= self._apart[some][1:] | covered[:-1]
+            stops[:-1] &= self._apart[some][1:] | covered[1:]
+            first = np.flatnonzero(starts)
+            in_row = np.diff(np.searchsorted(first, self.indptr[rows.start : rows.stop + 1] - some.start))
+            q = np.repeat(np.arange(rows.start, rows.stop, dtype=np.int32) + np.int32(self.first), in_row)
+            found.append((q, keys[first], keys[stops] + 1))
+        return KeyRuns(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
     def cover(self, pattern: Pattern, runs: Runs) -> np.ndarray:
         """Marks the pairs that a pattern allows; returns (row, key) of those that it allows and that are not here.
@@ -123,11 +140,8 @@ class Pairs:
 
     def _allowed(self, pattern: Pattern) -> Iterator[tuple[slice, np.ndarray]]:
         """Which pairs a pattern allows, some rows at a time."""
-        cuts = np.searchsorted(self.indptr, np.arange(0, max(len(self.keys), 1), _PAIRS_AT_ONCE))
-        for start, stop in zip(cuts, [*cuts[1:], self.q_len], strict=True):
-            indptr = self.indptr[start : stop + 1]
-            some = slice(int(indptr[0]), int(indptr[-1]))
-            q = np.repeat(np.arange(start, stop) + self.first, np.diff(indptr))
+        for rows, some in self._strips():
+            q = np.repeat(self.q[rows], np.diff(self.indptr[rows.start : rows.stop + 1]))
             yield some, np.broadcast_to(allowed(pattern, q, self.keys[some].astype(np.int64)), q.shape)
 
     def _missing(self, runs: Runs) -> np.ndarray:
@@ -147,5 +161,10 @@ class Pairs:
 
     def listed_left(self) -> tuple[np.ndarray, np.ndarray]:
         """Compressed sparse rows of the pairs that nothing covers."""
-        left = np.flatnonzero(self.covered == 0)
-        return np.searchsorted(left, self.indptr), self.keys[left]
+        left = self.covered == 0
+        indptr = np.zeros_like(self.indptr)
+        for rows, some in self._strips():
+            numbers = np.flatnonzero(left[some])
+            ends = self.indptr[rows.start + 1 : rows.stop + 1] - some.start
+            indptr[rows.start + 1 : rows.stop + 1] = indptr[rows.start] + np.searchsorted(numbers, ends)
+        return indptr, self.keys[left]
