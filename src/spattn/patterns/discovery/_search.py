@@ -74,10 +74,10 @@ def _taken(pairs: Pairs, grid: tuple[int, ...] | None) -> list[_Taken]:
 
 
 def _best(proposers: tuple[tuple[Proposer, ...], ...], evidence: Evidence) -> Candidate | None:
-    """The candidate that covers most; the later proposers are asked where the first ones leave more than they cover."""
+    """The candidate that covers most; the later proposers are asked where none of the first ones covers all."""
     best, most = None, (evidence.pairs.q_len + evidence.pairs.kv_len) // 4
     for some in proposers:
-        if evidence.left.nnz <= (most if best is None else 2 * most):
+        if evidence.left.nnz <= (most if best is None else best.new):
             break
         for each in (candidate for propose in some for candidate in propose(evidence)):
             worth = each.new - _COST_OF_MISSING * each.missing - each.written
