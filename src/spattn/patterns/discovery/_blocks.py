@@ -33,13 +33,11 @@ def documents(evidence: Evidence) -> Iterator[Candidate]:
     if used < 2:
         return
     base = _named((end - first)[:used], pairs.kv_len)
-    q = np.arange(max(pairs.first, 0), end[used - 1])
-    stop = {None: end[document[q]], 0: q + 1}
-    for low in (None, 0):
-        counts = evidence.total, evidence.left
-        there, new = (int(_inside(each.runs(low), document, first, end)[:used].sum()) for each in counts)
-        missing = int((stop[low] - first[document[q]]).sum()) - there
-        yield Candidate(base, low, None, new, missing, used if isinstance(base, Documents) else 0)
+    q, low = np.arange(max(pairs.first, 0), end[used - 1]), evidence.low
+    stop = end[document[q]] if low is None else q + 1
+    there, new = evidence.of_both(lambda each: int(_inside(each.runs(low), document, first, end)[:used].sum()))
+    missing = int((stop - first[document[q]]).sum()) - there
+    yield Candidate(base, low, None, new, missing, used if isinstance(base, Documents) else 0)
 
 
 def _inside(runs: KeyRuns, document: np.ndarray, first: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -54,7 +52,7 @@ def _inside(runs: KeyRuns, document: np.ndarray, first: np.ndarray, end: np.ndar
 def _boundaries(evidence: Evidence) -> np.ndarray:
     """Positions t where the square of queries from t on and keys before t is empty, or nearly and most so."""
     kv_len = evidence.pairs.kv_len
-    total, left = (_in_squares(each.runs(0), kv_len) for each in (evidence.total, evidence.left))
+    total, left = evidence.of_both(lambda each: _in_squares(each.runs(0), kv_len))
     t = np.arange(kv_len + 1)
     area = np.minimum(t, _SIDE) * (np.minimum(t + _SIDE, kv_len) - np.maximum(t, evidence.pairs.first)).clip(0)
     unknown = area - (total - left)
@@ -86,12 +84,12 @@ def layouts(evidence: Evidence) -> Iterator[Candidate]:
     blocks = -(-pairs.kv_len // block) if block else 0
     if blocks < 2 or blocks * blocks > _MOST_BLOCKS + 4 * len(pairs.keys):
         return
-    for low in (None, 0):
-        room = _room(pairs, block, blocks, low)
-        total, left = (_in_blocks(each.runs(low), block, blocks) for each in (evidence.total, evidence.left))
-        chosen = evidence.filled(room, total, left) & (left > 0)
-        base = BlockLayout(chosen, block)
-        yield Candidate(base, low, None, int(left[chosen].sum()), int((room - total)[chosen].sum()), blocks * blocks)
+    low = evidence.low
+    room = _room(pairs, block, blocks, low)
+    total, left = evidence.of_both(lambda each: _in_blocks(each.runs(low), block, blocks))
+    chosen = evidence.filled(room, total, left) & (left > 0)
+    new, missing = int(left[chosen].sum()), int((room - total)[chosen].sum())
+    yield Candidate(BlockLayout(chosen, block), low, None, new, missing, blocks * blocks)
 
 
 def _block(evidence: Evidence) -> int:

@@ -29,7 +29,7 @@ def boxes(evidence: Evidence) -> Iterator[Candidate]:
     grid = evidence.grid
     if grid is None or max(grid) > _LONGEST_AXIS:
         return
-    total, left = (_lines(each.runs(None), grid[-1]) for each in (evidence.total, evidence.left))
+    total, left = evidence.of_both(lambda each: _lines(each.all_runs, grid[-1]))
     for free in (free for count in range(len(grid)) for free in itertools.combinations(range(len(grid)), count + 1)):
         shared = [axis for axis in range(len(grid)) if axis not in free]
         in_total, in_left = _sharing(total, grid, shared), _sharing(left, grid, shared)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from ._pairs import KeyRuns, Pairs
 
 __all__ = ["Counts", "Evidence", "covered", "intervals", "room", "usual_spacing"]
+
+
+_NEARLY_ALL = 0.9
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,16 @@ class Evidence:
     left: Counts
     fill: float
     grid: tuple[int, ...] | None
+
+    @property
+    def low(self) -> int | None:
+        """0 where nearly all that is left is causal, else None."""
+        return 0 if self.left.keys[0].sum() >= _NEARLY_ALL * self.left.nnz else None
+
+    def of_both(self, measure: Callable[[Counts], T]) -> tuple[T, T]:
+        """What `measure` says of all pairs and of those that are left, asked once where these are the same."""
+        total = measure(self.total)
+        return total, total if self.left is self.total else measure(self.left)
 
     def filled(self, room: np.ndarray, total: np.ndarray, left: np.ndarray) -> np.ndarray:
         """Lines of which enough is there, at all or of what nothing covers yet."""
