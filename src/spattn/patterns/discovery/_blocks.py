@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,11 +11,11 @@ from ..._ragged import ramp
 from ..arrays import BlockLayout
 from ..basic import BlockLocal
 from ..documents import Documents
-from ._candidate import Candidate
+from ._candidate import TILE, Candidate
 from ._counts import Evidence
 from ._pairs import KeyRuns, Pairs
 
-__all__ = ["documents", "layouts"]
+__all__ = ["documents", "layouts", "scattered_layouts"]
 
 _SIDE = 32  # of the square beyond a document's first token that tells it from the one before
 _BLOCKS = range(8, 1025)  # tokens
@@ -79,17 +80,32 @@ def _named(lengths: np.ndarray, kv_len: int) -> BlockLocal | Documents:
 
 
 def layouts(evidence: Evidence) -> Iterator[Candidate]:
-    """Square blocks at any places, those on the diagonal causal or not."""
-    pairs, block = evidence.pairs, _block(evidence)
+    """Square blocks at any places, those on the diagonal causal or not; tiles that they leave empty count against them."""
+    for found in scattered_layouts(evidence):
+        if isinstance(found.base, BlockLayout):
+            yield found._replace(cost=found.cost + max(_cells(found.base) - found.new, 0) // 2)
+
+
+def scattered_layouts(evidence: Evidence) -> Iterator[Candidate]:
+    """The same, however little of their tiles they fill."""
+    pairs, low, block = evidence.pairs, evidence.low, _block(evidence)
     blocks = -(-pairs.kv_len // block) if block else 0
     if blocks < 2 or blocks * blocks > _MOST_BLOCKS + 4 * len(pairs.keys):
         return
-    low = evidence.low
     room = _room(pairs, block, blocks, low)
     total, left = evidence.of_both(lambda each: _in_blocks(each.runs(low), block, blocks))
     chosen = evidence.filled(room, total, left) & (left > 0)
     new, missing = int(left[chosen].sum()), int((room - total)[chosen].sum())
     yield Candidate(BlockLayout(chosen, block), low, None, new, missing, blocks * blocks)
+
+
+def _cells(pattern: BlockLayout) -> int:
+    """Cells of all tiles that hold a block."""
+    layout = pattern.layout
+    rows, columns = (min(-(-side // block), len(layout)) for side, block in zip(TILE, pattern._tokens(), strict=True))
+    padded = np.pad(layout, [(0, -len(layout) % side) for side in (rows, columns)])
+    tiles = padded.reshape(len(padded) // rows, rows, -1, columns).any(axis=(1, 3))
+    return int(tiles.sum()) * rows * columns * math.prod(pattern._tokens())
 
 
 def _block(evidence: Evidence) -> int:

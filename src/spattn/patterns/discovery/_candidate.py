@@ -11,7 +11,9 @@ from .._pattern import Pattern
 from ..basic import Causal, Full, Stride
 from ..windows import DilatedWindow, SlidingWindow
 
-__all__ = ["Candidate", "band"]
+__all__ = ["TILE", "Candidate", "band"]
+
+TILE = 128, 64  # by which views are weighed against contiguous tiles; those of other sizes weigh alike
 
 
 class Candidate(NamedTuple):
@@ -27,8 +29,9 @@ class Candidate(NamedTuple):
         How many pairs it covers that nothing covered before.
     missing : int
         How many of its pairs are not there.
-    written : int
-        About how many numbers it takes to write `base` down.
+    cost : int
+        How many pairs it has to cover to be worth it: numbers that it takes to write it down, and cells of tiles that
+        it leaves empty.
     """
 
     base: Pattern
@@ -36,7 +39,7 @@ class Candidate(NamedTuple):
     high: int | None
     new: int
     missing: int
-    written: int = 0
+    cost: int = 0
 
     def pattern(self) -> Pattern:
         """The same pairs, as people write them."""

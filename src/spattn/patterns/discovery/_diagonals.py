@@ -8,13 +8,12 @@ import numpy as np
 
 from ..basic import Full, Stride
 from ..vertical_slash import VerticalSlash
-from ._candidate import Candidate
+from ._candidate import TILE, Candidate
 from ._counts import Evidence, intervals, usual_spacing
 from ._pairs import Pairs
 
 __all__ = ["diagonals_without_order", "strides", "windows"]
 
-_TILE = 128, 64  # by which views are weighed against contiguous tiles; other tiles weigh alike
 _MOST_RUNS = 1 << 23
 _SHORT = 8  # times shorter than the longest diagonal
 _FEW = 4  # groups of diagonals, and diagonals of a group
@@ -75,7 +74,7 @@ def strides(evidence: Evidence) -> Iterator[Candidate]:
 
 def _views_pay(new: int, step: int, pairs: Pairs) -> bool:
     """Whether so many pairs on diagonals `step` apart meet fewer tiles in residue classes than in token order."""
-    block_q, block_kv = _TILE
+    block_q, block_kv = TILE
     queries, keys, diagonals = -(-pairs.q_len // step), -(-pairs.kv_len // step), -(-new // max(pairs.q_len, 1))
 
     def tiles(queries: int, keys: int, reach: int) -> int:

@@ -27,10 +27,10 @@ class _Lines:
         self.missing = room - total
         self.chosen = evidence.filled(room, total, self.left) & (_SHORT * room >= room.max(initial=0))
 
-    def candidate(self, base: Pattern, members: np.ndarray, written: int = 0) -> Candidate:
+    def candidate(self, base: Pattern, members: np.ndarray, cost: int = 0) -> Candidate:
         """That of some lines."""
         new, missing = (int(each[members].sum()) for each in (self.left, self.missing))
-        return Candidate(base, self.low, None, new, missing, written)
+        return Candidate(base, self.low, None, new, missing, cost)
 
     def members(self) -> np.ndarray:
         """The chosen lines that have a pair left, and covered ones beside them: fewer groups are simpler."""

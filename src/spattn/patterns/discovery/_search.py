@@ -12,7 +12,7 @@ from .._pattern import Pattern
 from ..basic import Full
 from ..pairs import CSR
 from ..sparse import from_pairs
-from ._blocks import documents, layouts
+from ._blocks import documents, layouts, scattered_layouts
 from ._boxes import boxes
 from ._candidate import Candidate
 from ._counts import Counts, Evidence, room
@@ -27,7 +27,7 @@ Proposer: TypeAlias = Callable[[Evidence], Iterator[Candidate]]
 
 _LINES: tuple[Proposer, ...] = (windows, strides, global_tokens, columns, rows)
 _REGULAR: tuple[tuple[Proposer, ...], ...] = (_LINES, (documents, layouts, boxes))
-_IRREGULAR: tuple[tuple[Proposer, ...], ...] = ((diagonals_without_order,), (longest_runs,))
+_IRREGULAR: tuple[tuple[Proposer, ...], ...] = ((diagonals_without_order, scattered_layouts), (longest_runs,))
 _NOISY = 0.95  # of a pattern's pairs have to be there where a mask has noise
 _PASSES = ((1.0, _REGULAR), (_NOISY, _REGULAR), (_NOISY, _IRREGULAR))
 _MOST_TAKEN = 24
@@ -80,7 +80,7 @@ def _best(proposers: tuple[tuple[Proposer, ...], ...], evidence: Evidence) -> Ca
         if evidence.left.nnz <= (most if best is None else best.new):
             break
         for each in (candidate for propose in some for candidate in propose(evidence)):
-            worth = each.new - _COST_OF_MISSING * each.missing - each.written
+            worth = each.new - _COST_OF_MISSING * each.missing - each.cost
             if worth > most and each.missing <= (1 - evidence.fill) * (each.new + each.missing):
                 best, most = each, worth
     return best
