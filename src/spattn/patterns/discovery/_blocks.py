@@ -80,7 +80,7 @@ def _named(lengths: np.ndarray, kv_len: int) -> BlockLocal | Documents:
 
 
 def layouts(evidence: Evidence) -> Iterator[Candidate]:
-    """Square blocks at any places, those on the diagonal causal or not; tiles that they leave empty count against them."""
+    """Square blocks at any places, those on the diagonal causal or not; cells of tiles that they leave empty count."""
     for found in scattered_layouts(evidence):
         if isinstance(found.base, BlockLayout):
             yield found._replace(cost=found.cost + max(_cells(found.base) - found.new, 0) // 2)
