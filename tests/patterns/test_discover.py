@@ -71,6 +71,7 @@ ON_GRIDS = {
     "dilated and cut off": p.PerAxis(GRID, (p.DilatedWindow(3, dilation=4), p.SlidingWindow(3))),
     "global": p.GlobalTokens(4) | p.Neighborhood(GRID, 7),
     "three axes": p.Neighborhood((8, 8, 16), (3, 5, 5)),
+    "four axes": p.PerAxis((4, 4, 8, 8), (p.SlidingWindow(1), p.Full(), p.SlidingWindow(2), p.SlidingWindow(1))),
 }
 
 
@@ -225,6 +226,7 @@ ERRORS = [
     (np.zeros((0, 3, 3), bool), None, ValueError, r"^mask: expected .* at least one head .*, got \(0, 3, 3\)"),
     (np.zeros((6, 6), bool), (2, 4), ValueError, r"^grid: expected a grid of 6 tokens \(kv_len\), got 2 × 4"),
     (np.zeros((6, 6), bool), (0, 6), ValueError, "^grid: expected an integer >= 1, got 0"),
+    (np.zeros((1, 1), bool), (), ValueError, r"^grid: expected at least one axis, got \(\)"),
     (np.zeros((6, 6), bool), (1.5, 4), TypeError, "^grid: expected an integer, got 1.5"),
 ]
 

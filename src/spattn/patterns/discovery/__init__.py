@@ -15,10 +15,10 @@ import numpy as np
 from ..._index_checks import plain_array
 from ...arrays import kind_of
 from ...index_set import AffineRows
-from .._boxes import lengths
 from .._content import on_host
 from .._pattern import Pattern
 from ..arrays import Mask
+from ..grid import grid_shape
 from ..pairs import CSR
 from ..per_head import PerBatch, PerHead
 from ..sparse import from_scipy, from_torch_sparse
@@ -55,8 +55,8 @@ def discover(mask: Any, grid: Any = None) -> Pattern:
     TypeError
         If `mask` is none of these, an array of another dtype, or a masked array, or `grid` not of integers.
     ValueError
-        If an array has not two to four axes or a leading one without entries, or `grid` has an axis without tokens or
-        is not of as many tokens as there are keys.
+        If an array has not two to four axes or a leading one without entries, or `grid` has no axis, an axis without
+        tokens, or another number of tokens than there are keys.
 
     Notes
     -----
@@ -119,7 +119,7 @@ def _of_array(mask: np.ndarray, grid: Any) -> Pattern:
 
 
 def _discovered(pairs: Pairs, grid: Any) -> Pattern:
-    shape = None if grid is None else lengths(grid)
+    shape = None if grid is None else grid_shape(grid)
     if shape is not None and math.prod(shape) != pairs.kv_len:
         by = " × ".join(map(str, shape))
         raise ValueError(f"grid: expected a grid of {pairs.kv_len} tokens (kv_len), got {by}")

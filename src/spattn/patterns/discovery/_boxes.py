@@ -22,6 +22,7 @@ __all__ = ["boxes"]
 
 _NOISY_SHARE = 0.5  # of the usual count that a pair of coordinates has to have where a mask has noise
 _LONGEST_AXIS = 1 << 11
+_MOST_AXES = 3  # of a Neighborhood
 
 
 def boxes(evidence: Evidence) -> Iterator[Candidate]:
@@ -110,7 +111,7 @@ def _named(grid: tuple[int, ...], tables: list[np.ndarray]) -> Pattern:
         window, shift = zip(*windows, strict=True)
         return Windowed(grid, window, shift)
     neighbors = [_neighbors(table) for table in tables]
-    if None not in neighbors:
+    if None not in neighbors and len(grid) <= _MOST_AXES:
         kernel, dilation, causal = zip(*neighbors, strict=True)
         return Neighborhood(grid, kernel, dilation, causal=causal)
     return PerAxis(grid, tuple(_along(table) for table in tables))
