@@ -41,6 +41,10 @@ class Candidate(NamedTuple):
     missing: int
     cost: int = 0
 
+    def is_there(self, fill: float) -> bool:
+        """Whether at least such a share of its new pairs is not missing."""
+        return self.missing <= (1 - fill) * (self.new + self.missing)
+
     def pattern(self) -> Pattern:
         """The same pairs, as people write them."""
         low, high, base = self.low, self.high, self.base

@@ -48,7 +48,10 @@ def columns(evidence: Evidence) -> Iterator[Candidate]:
         periodic = _period(lines.chosen)
         if periodic is not None:
             place = np.arange(evidence.pairs.kv_len) % periodic[0]
-            yield lines.candidate(Columns(*periodic), (place >= periodic[1]) & (place < periodic[2]))
+            found = lines.candidate(Columns(*periodic), (place >= periodic[1]) & (place < periodic[2]))
+            if found.new and found.is_there(evidence.fill):
+                yield found
+                continue  # keys at other places are what is left then
         key = lines.members()
         if 0 < len(key) <= _MOST_TOKENS:
             tokens = _tokens(key)

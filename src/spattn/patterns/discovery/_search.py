@@ -81,7 +81,7 @@ def _best(proposers: tuple[tuple[Proposer, ...], ...], evidence: Evidence) -> Ca
             break
         for each in (candidate for propose in some for candidate in propose(evidence)):
             worth = each.new - _COST_OF_MISSING * each.missing - each.cost
-            if worth > most and each.missing <= (1 - evidence.fill) * (each.new + each.missing):
+            if worth > most and each.is_there(evidence.fill):
                 best, most = each, worth
     return best
 
