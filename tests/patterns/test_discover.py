@@ -82,6 +82,12 @@ def test_names_on_grids(name):
     assert p.discover(bits(pattern), grid) == pattern
 
 
+def test_four_axes():
+    """More than neighbourhoods have."""
+    pattern = p.PerAxis((3, 4, 5, 6), (p.Neighborhood(3, 2), p.Neighborhood(4, 3), p.Causal(), p.Neighborhood(6, 3)))
+    assert p.discover(bits(pattern, 360, 360), (3, 4, 5, 6)).index_set(360, 360) == pattern.index_set(360, 360)
+
+
 def test_a_table_along_an_axis_that_is_no_window():
     irregular = (np.arange(32)[:, None] * 7 + np.arange(32) ** 2) % 5 < 2
     found = p.discover(bits(p.PerAxis(GRID, (p.Mask(irregular), p.SlidingWindow(2)))), GRID)
@@ -93,6 +99,7 @@ TARGETS = {
     "dilated": p.DilatedWindow(128, dilation=4),
     "strided": p.Strided(64),
     "fixed": p.Fixed(64, 8),
+    "wide summaries": p.Fixed(128, 32),
     "longformer": p.Longformer(128, global_tokens=tuple(range(0, 4096, 256))),
     "bigbird": p.BigBird(64).at(0, 0),
     "neighbourhood": p.Neighborhood((64, 64), 13),
@@ -107,6 +114,13 @@ def test_plans_are_as_efficient_as_those_of_the_pattern_itself(name):
     assert made.nnz == pattern.index_set(4096, 4096).nnz
     assert made.efficiency >= 0.95 * plan(pattern, 4096).efficiency
     assert not any(isinstance(each, p.CSR) for each in getattr(found, "operands", (found,)))
+
+
+@pytest.mark.parametrize("dilation", [1, 2, 3, 16, 40, 150, 300, 500])
+def test_views_are_no_worse_than_consecutive_tokens(dilation):
+    """Residue classes of a few tokens each would take a tile each."""
+    mask = bits(p.DilatedWindow(16, dilation=dilation))
+    assert plan(p.discover(mask), N).tiles <= plan(p.Mask(mask), N).tiles
 
 
 @given(case=cases(max_len=100))

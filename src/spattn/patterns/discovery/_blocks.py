@@ -17,7 +17,7 @@ from ._pairs import KeyRuns, Pairs
 
 __all__ = ["documents", "layouts", "scattered_layouts"]
 
-_SIDE = 32  # of the square beyond a document's first token that tells it from the one before
+_SIDE = 64  # of the square beyond a document's first token that tells it from the one before
 _BLOCKS = range(8, 1025)  # tokens
 _NEARLY = 0.9
 _MOST_BLOCKS = 1 << 20

@@ -16,6 +16,7 @@ __all__ = ["diagonals_without_order", "strides", "windows"]
 
 _MOST_RUNS = 1 << 23
 _SHORT = 8  # times shorter than the longest diagonal
+_AS_GOOD = 1.15  # a few tiles more for fewer lists of pairs
 _FEW = 4  # groups of diagonals, and diagonals of a group
 
 
@@ -82,7 +83,7 @@ def _views_pay(new: int, step: int, pairs: Pairs) -> bool:
         return -(-queries // block_q) * min(-(-keys // block_kv), -(-(block_q + reach) // block_kv) + 1)
 
     in_order = min(tiles(pairs.q_len, pairs.kv_len, diagonals * step), diagonals * tiles(pairs.q_len, pairs.kv_len, 1))
-    return 4 * step * tiles(queries, keys, diagonals) <= 5 * in_order  # a few more for fewer lists of pairs
+    return step * tiles(queries, keys, diagonals) <= _AS_GOOD * in_order
 
 
 def diagonals_without_order(evidence: Evidence) -> Iterator[Candidate]:
