@@ -208,7 +208,7 @@ def every_kind(mask):
     pairs = p.from_pairs(*np.nonzero(mask), *mask.shape)
     yield from (mask, np.asfortranarray(mask), mask[::-1][::-1], p.Mask(mask), pairs, pairs.index_set(*mask.shape))
     yield from (scipy_sparse.csr_array(mask), scipy_sparse.coo_matrix(mask.astype(float)))
-    yield from (torch.tensor(mask), torch.tensor(mask).to_sparse(), torch.tensor(mask).to_sparse_csr())
+    yield from (torch.tensor(mask), torch.tensor(mask).to_sparse())
 
 
 def test_all_kinds_of_masks():
