@@ -88,6 +88,22 @@ def test_four_axes():
     assert p.discover(bits(pattern, 360, 360), (3, 4, 5, 6)).index_set(360, 360) == pattern.index_set(360, 360)
 
 
+@pytest.mark.parametrize("q_len", [30, 70])
+def test_fewer_and_more_queries_than_a_grid_has_tokens(q_len):
+    mask = bits(p.PerAxis((8, 8), (p.SlidingWindow(2), p.SlidingWindow(1))), 64, 64)
+    mask = mask[64 - q_len :] if q_len < 64 else np.vstack([mask[:6], mask])
+    assert np.array_equal(bits(p.discover(mask, (8, 8)), q_len, 64), mask)
+
+
+def test_boxes_of_more_runs_than_an_array_holds():
+    """Every second token along each axis: each key is a run."""
+    pattern = p.PerAxis((24, 24, 8), (p.Stride(2), p.Stride(2), p.SlidingWindow(3)))
+    index_set = pattern.index_set(4608, 4608)
+    assert p.discover(index_set, (24, 24, 8)) == pattern
+    full = p.PerAxis((48, 48, 2), (p.Full(), p.Full(), p.SlidingWindow(0)))
+    assert p.discover(full.index_set(4608, 4608), (48, 48, 2)).index_set(4608, 4608) == full.index_set(4608, 4608)
+
+
 def test_a_table_along_an_axis_that_is_no_window():
     irregular = (np.arange(32)[:, None] * 7 + np.arange(32) ** 2) % 5 < 2
     found = p.discover(bits(p.PerAxis(GRID, (p.Mask(irregular), p.SlidingWindow(2)))), GRID)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,22 +23,23 @@ __all__ = ["boxes"]
 
 _NOISY_SHARE = 0.5  # of the usual count that a pair of coordinates has to have where a mask has noise
 _LONGEST_AXIS = 1 << 11
+_MOST_RUNS = 1 << 22  # in the closed form of boxes
 _MOST_AXES = 3  # of a Neighborhood
 
 
 def boxes(evidence: Evidence) -> Iterator[Candidate]:
     """Boxes on some axes of the grid, of keys that share the other coordinates with the query."""
-    grid = evidence.grid
-    if grid is None or max(grid) > _LONGEST_AXIS:
+    grid, pairs = evidence.grid, evidence.pairs
+    if grid is None or max(grid) > _LONGEST_AXIS or pairs.first < 0:  # queries before the first token are in no grid
         return
-    total, left = evidence.of_both(lambda each: _lines(each.all_runs, grid[-1]))
+    total, left = evidence.of_both(lambda each: each.all_runs.split(grid[-1]))
     for free in (free for count in range(len(grid)) for free in itertools.combinations(range(len(grid)), count + 1)):
         shared = [axis for axis in range(len(grid)) if axis not in free]
         in_total, in_left = _sharing(total, grid, shared), _sharing(left, grid, shared)
         tables = [np.eye(n, dtype=bool) for n in grid]
         for axis in free:
             tables[axis] = _table(in_total, in_left, grid, axis, evidence.fill)
-        if all(table.any() for table in tables):
+        if all(table.any() for table in tables) and pairs.q_len * _runs_of_row(tables) <= _MOST_RUNS:
             yield _candidate(evidence, grid, tables, total, left)
 
 
@@ -46,17 +48,17 @@ def _candidate(
 ) -> Candidate:
     """The boxes of these tables, by the name of their family."""
     base = _named(grid, tables)
-    x = coordinates(evidence.pairs.q[evidence.pairs.q >= 0], grid)
+    x = coordinates(evidence.pairs.q, grid)
     sides = [table.sum(axis=1)[c] for table, c in zip(tables, x, strict=True)]
     room = int(np.prod(np.stack(sides), axis=0).sum())
     masks = sum(p.mask.size for p in base.patterns if isinstance(p, Mask)) if isinstance(base, PerAxis) else 0
     return Candidate(base, None, None, _in_box(left, grid, tables), room - _in_box(total, grid, tables), masks)
 
 
-def _lines(runs: KeyRuns, width: int) -> KeyRuns:
-    """Runs of queries in the grid that do not leave a line along the last axis."""
-    keep = runs.q >= 0
-    return KeyRuns(*(each[keep] for each in runs)).split(width)
+def _runs_of_row(tables: list[np.ndarray]) -> int:
+    """Runs of keys that a row has at most in the boxes of these tables."""
+    starts = np.diff(tables[-1].astype(np.int8), prepend=0, axis=1) == 1
+    return math.prod(int(each.sum(axis=1).max()) for each in (*tables[:-1], starts))
 
 
 def _sharing(runs: KeyRuns, grid: tuple[int, ...], axes: list[int]) -> KeyRuns:
