@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from spattn import patterns as p
 from spattn import plan
+from spattn.patterns.discovery import _boxes as boxes
 from spattn.testing.strategies import cases
 
 N = 1024
@@ -95,13 +96,15 @@ def test_fewer_and_more_queries_than_a_grid_has_tokens(q_len):
     assert np.array_equal(bits(p.discover(mask, (8, 8)), q_len, 64), mask)
 
 
-def test_boxes_of_more_runs_than_an_array_holds():
-    """Every second token along each axis: each key is a run."""
-    pattern = p.PerAxis((24, 24, 8), (p.Stride(2), p.Stride(2), p.SlidingWindow(3)))
-    index_set = pattern.index_set(4608, 4608)
-    assert p.discover(index_set, (24, 24, 8)) == pattern
-    full = p.PerAxis((48, 48, 2), (p.Full(), p.Full(), p.SlidingWindow(0)))
-    assert p.discover(full.index_set(4608, 4608), (48, 48, 2)).index_set(4608, 4608) == full.index_set(4608, 4608)
+def test_boxes_of_more_runs_than_an_array_holds(monkeypatch):
+    """Every second token along each axis: each key is a run. They are found as long as an array holds them."""
+    pattern = p.PerAxis((24, 24, 2), (p.Stride(2), p.Stride(2), p.SlidingWindow(1)))
+    index_set = pattern.index_set(1152, 1152)
+    whole = p.Neighborhood((24, 24, 2), (12, 12, 2), (2, 2, 1))
+    assert p.discover(index_set, (24, 24, 2)) == whole
+    monkeypatch.setattr(boxes, "_MOST_RUNS", 1152)
+    other = p.discover(index_set, (24, 24, 2))
+    assert other != whole and other.index_set(1152, 1152) == index_set
 
 
 def test_a_table_along_an_axis_that_is_no_window():
