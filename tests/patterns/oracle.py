@@ -19,12 +19,15 @@ def allowed(pattern, i: int, j: int, q_len: int, kv_len: int) -> bool:
         return 0 <= i < q_len and pattern.start[i] <= j < pattern.stop[i]
     if isinstance(pattern, p.CSR):
         return 0 <= i < q_len and j in pattern.indices[pattern.indptr[i] : pattern.indptr[i + 1]]
+    if isinstance(pattern, p.RowRuns):
+        return 0 <= i < q_len and any(j in keys for keys in row_runs(pattern, i))
     return RULES[type(pattern)](pattern, i + kv_len - q_len, j, kv_len)
 
 
 def has_rule(pattern) -> bool:
     """Whether this page knows a pattern, and what is in it."""
-    return type(pattern) in RULES and (not isinstance(pattern, (p.QueriesAt, p.Prefix)) or has_rule(pattern.inner))
+    inner = getattr(pattern, "patterns", None) or [getattr(pattern, "inner", None)]
+    return type(pattern) in RULES and all(each is None or has_rule(each) for each in inner)
 
 
 def mask(pattern, q_len: int, kv_len: int) -> np.ndarray:
@@ -178,6 +181,18 @@ def neighborhood(x, q, k, n):
     return all(neighbourhood_axis(*axis) for axis in axes)
 
 
+def row_runs(x, i):
+    runs = zip(x.start[i], x.step[i], x.count[i], strict=True)
+    return [{int(start) + int(step) * t for t in range(count)} for start, step, count in runs]
+
+
+def per_axis(x, q, k, n):
+    """By the coordinates as by positions; the queries of an axis are all of its positions."""
+    a, b = coordinates(q, x.grid), coordinates(k, x.grid)
+    axes = zip(x.patterns, a, b, x.grid, strict=True)
+    return all(allowed(pattern, c, d, length, length) for pattern, c, d, length in axes)
+
+
 def deepspeed(x, q, k, n):
     assert n % x.block == 0
     r, c, blocks = q // x.block, k // x.block, n // x.block
@@ -279,7 +294,9 @@ RULES = {
     p.Neighborhood: neighborhood,
     p.QueriesAt: queries_at,
     p.Prefix: prefix,
+    p.PerAxis: per_axis,
     p.RowIntervals: None,  # by the row, as allowed() says
     p.CSR: None,  # likewise
+    p.RowRuns: None,  # likewise
     **dict.fromkeys(LAYOUTS, deepspeed),
 }

@@ -10,7 +10,7 @@ import pytest
 
 import spattn
 from spattn import patterns as p
-from spattn.patterns import _discover
+from spattn.patterns import _evaluate
 from spattn.plan._symbolic import combine
 from spattn.testing import check_plan, inputs
 
@@ -166,9 +166,9 @@ def test_union_with_a_predicate_that_has_no_closed_form():
 def test_closed_forms_select_what_is_evaluated(pattern, monkeypatch):
     q, k = np.ogrid[:300, :300]
     want, cells = pattern.allows(q, k), []
-    monkeypatch.setattr(_discover, "allowed", lambda x, q, k: cells.append(np.broadcast(q, k).size) or x.allows(q, k))
+    monkeypatch.setattr(_evaluate, "allowed", lambda x, q, k: cells.append(np.broadcast(q, k).size) or x.allows(q, k))
     for at_once in (1 << 20, 1000):
-        monkeypatch.setattr(_discover, "_PAIRS_AT_ONCE", at_once)
+        monkeypatch.setattr(_evaluate, "_PAIRS_AT_ONCE", at_once)
         cells.clear()
         assert np.array_equal(pattern.index_set(300, 300).to_dense(), want)
         assert sum(cells) < 300 * 300 / 8

@@ -22,8 +22,8 @@ from .intervals import ColumnIntervals, RowIntervals
 from .longformer import Longformer
 from .neighborhood import Neighborhood
 from .padding import KeyPadding
-from .pairs import CSR
-from .per_head import PerBatch, PerHead
+from .pairs import CSR, RowRuns
+from .per_head import PerAxis, PerBatch, PerHead
 from .queries_at import QueriesAt
 from .tokens import GlobalTokens, Prefix
 from .vertical_slash import VerticalSlash
@@ -53,6 +53,7 @@ __all__ = [
     "Neighborhood",
     "Part",
     "Pattern",
+    "PerAxis",
     "PerBatch",
     "PerHead",
     "PeriodicWindow",
@@ -61,6 +62,7 @@ __all__ = [
     "QueriesAt",
     "Range",
     "RowIntervals",
+    "RowRuns",
     "Sinks",
     "SlidingWindow",
     "Stride",
@@ -71,6 +73,7 @@ __all__ = [
     "apply",
     "chunked_causal",
     "deepspeed",
+    "discover",
     "draw",
     "example",
     "from_block_mask",
@@ -97,6 +100,7 @@ __all__ = [
 if TYPE_CHECKING:
     from ._draw import draw
     from ._gallery import a_shape, chunked_causal, gallery, shared_prefix, tri_shape
+    from .discovery import discover
     from .flex_attention import from_block_mask, from_mask_mod
     from .other_libraries import from_deepspeed, from_flash_attention, from_flashmask, from_natten
     from .sparse import from_pairs, from_scipy, from_torch_sparse
@@ -105,6 +109,7 @@ if TYPE_CHECKING:
 _LATER = {
     "a_shape": "_gallery",
     "chunked_causal": "_gallery",
+    "discover": "discovery",
     "draw": "_draw",
     "from_block_mask": "flex_attention",
     "from_deepspeed": "other_libraries",

@@ -14,8 +14,11 @@ from .._index_checks import LONGEST
 from ..index_set import Runs
 from ._check import integer, integers
 from ._pattern import Pattern
+from .arrays import block_runs
 
-__all__ = ["GridPattern", "box_runs", "by_axis", "coordinates", "lengths", "row_major"]
+__all__ = ["GridPattern", "box_runs", "by_axis", "coordinates", "lengths", "row_major", "table_runs"]
+
+_MOST_RUNS = 1 << 23
 
 
 _T = TypeVar("_T", int, bool)
@@ -107,3 +110,26 @@ def box_runs(
     first, length = (np.stack(each, axis=1) for each in zip(*runs, strict=True))
     length = np.where(first < kv_len, length, 0)
     return Runs(first, np.full_like(first, step[inner]), length)
+
+
+def table_runs(tables: Sequence[np.ndarray], grid: tuple[int, ...], q: np.ndarray) -> Runs | None:
+    """The keys whose coordinate along each axis a table allows to the query's, run by run along the last axis; None if
+    these are too many for one array.
+
+    Parameters
+    ----------
+    tables : list of bool arrays (tokens of the axis, tokens of the axis)
+        By axis: coordinates of queries and of keys.
+    """
+    *outer, last = coordinates(q, grid)
+    found = block_runs(tables[-1], last, 1, grid[-1])
+    start, count = found.start, found.count
+    for table, x, step in zip(tables, outer, row_major(grid), strict=False):
+        row, key = np.nonzero(table)
+        line = Runs.single(row, key, len(table))
+        shape = len(q), line.start.shape[1] * start.shape[1]
+        if math.prod(shape) > _MOST_RUNS:
+            return None
+        start = (line.start[x][:, :, None] * step + start[:, None]).reshape(shape)
+        count = (line.count[x][:, :, None] * count[:, None]).reshape(shape)
+    return Runs(start, np.ones_like(start), count)

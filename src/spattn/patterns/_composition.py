@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ._check import assign
-from ._discover import pair_count
+from ._evaluate import pair_count
 from ._lattice import Ends, Part, whole_part
 from ._pattern import Pattern
 from ._predicate import allowed

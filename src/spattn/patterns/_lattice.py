@@ -9,7 +9,16 @@ from .._index_checks import q_offset
 if TYPE_CHECKING:
     from ._pattern import Pattern
 
-__all__ = ["Ends", "Lattice", "Part", "column_lattices", "residue_parts", "whole_lattices", "whole_part"]
+__all__ = [
+    "Ends",
+    "Lattice",
+    "Part",
+    "column_lattices",
+    "lattice_product",
+    "residue_parts",
+    "whole_lattices",
+    "whole_part",
+]
 
 
 class Lattice(NamedTuple):
@@ -130,3 +139,11 @@ def column_lattices(period: int, start: int, stop: int, kv_len: int) -> tuple[La
     if rest < kv_len:
         lattices.append(Lattice(rest, (1,), (kv_len - rest,)))
     return tuple(lattices)
+
+
+def lattice_product(lattices: list[Lattice], steps: tuple[int, ...]) -> Lattice:
+    """The tokens of a grid, `steps` apart along its axes, whose coordinate along each is in the lattice of its axis."""
+    axes = list(zip(lattices, steps, strict=True))
+    strides = tuple(stride * step for lattice, step in axes for stride in lattice.strides)
+    extents = tuple(extent for lattice, _ in axes for extent in lattice.extents)
+    return Lattice(sum(lattice.offset * step for lattice, step in axes), strides, extents)

@@ -13,7 +13,7 @@ from .._ragged import offsets
 from ..arrays import dtype_name, kind_of
 from ..index_set import AffineRows, Runs
 from ._codec import encode, from_dict
-from ._discover import discover
+from ._evaluate import evaluate
 from ._lattice import Ends, Part
 from ._parameters import check_parameters, default_value
 from ._registry import OPERATORS, pattern_class
@@ -304,7 +304,7 @@ class Pattern:
             row, key = bound._pairs(q, kv_len)
             return AffineRows.from_csr(offsets(np.bincount(row, minlength=q_len)), key, kv_len)
         runs = bound.runs(q, kv_len)
-        return AffineRows.from_runs(runs, kv_len) if runs is not None else discover(bound, q, kv_len)
+        return AffineRows.from_runs(runs, kv_len) if runs is not None else evaluate(bound, q, kv_len)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-able description; :func:`spattn.patterns.from_dict` reads it back.

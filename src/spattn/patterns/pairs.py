@@ -1,4 +1,4 @@
-"""Pairs written down one by one, as compressed sparse rows."""
+"""Pairs written down row by row: one by one, as compressed sparse rows, or run by run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import numpy as np
 from .._cached import cached_property
 from .._index_checks import LONGEST, check_csr, q_offset
 from .._ragged import offsets, ramp
+from ..index_set import AffineRows, Runs
 from ._check import assign, integer
 from ._content import ByContent, frozen_array
 from ._lattice import Part, whole_part
 from ._pattern import Pattern
 from ._registry import register
 from ._table import BlockTable
+from .arrays import ArrayPattern
 
-__all__ = ["CSR"]
+__all__ = ["CSR", "RowRuns"]
 
 _COARSE_CELLS = 1 << 22  # most cells of the tables by which rectangles are asked
 
@@ -98,6 +100,104 @@ class CSR(ByContent, Pattern):
     @classmethod
     def _of_mask(cls, mask: np.ndarray) -> CSR:
         return cls(offsets(mask.sum(axis=1)), np.nonzero(mask)[1], mask.shape[1])
+
+
+@register("row_runs")
+@dataclass(frozen=True, eq=False, repr=False)
+class RowRuns(ArrayPattern):
+    """Runs of keys at equal distances for each query: ``start, start + step, ...``, `count` of them.
+
+    For masks that come row by row as slices, in memory that grows with their number instead of that of the pairs.
+
+    Parameters
+    ----------
+    start, step, count : int arrays (q_len, runs), (heads, q_len, runs) or (batch, heads, q_len, runs)
+        Row i attends to the keys ``start[i, r] + step[i, r] * t, 0 <= t < count[i, r]`` of each run r; copied. A run
+        with count 0 is absent, and has any start and step.
+
+    Raises
+    ------
+    TypeError
+        If the arrays are not of integers or masked arrays.
+    ValueError
+        If the arrays' shapes differ or have not two to four axes, or a number does not fit into int64; from
+        :meth:`bind`, if there is not a row for each query, :meth:`at` has not chosen among several batch entries and
+        heads, a count is negative, a step less than 1, a key outside the sequence, or in two runs of a row; from
+        :meth:`allows`, if :meth:`bind` has not fixed the lengths.
+
+    Notes
+    -----
+    While it is planned its pairs are listed, as those of :class:`CSR` are. :func:`discover` finds the views that a plan
+    needs to be efficient where steps are large.
+
+    Examples
+    --------
+    >>> RowRuns([[0], [1], [0]], [[2], [1], [3]], [[3], [2], [2]]).index_set(3, 6).to_dense().astype(int)
+    array([[1, 0, 1, 0, 1, 0],
+           [0, 1, 1, 0, 0, 0],
+           [1, 0, 0, 1, 0, 0]])
+    """
+
+    start: np.ndarray
+    step: np.ndarray
+    count: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("start", "step", "count"):
+            array = frozen_array(name, getattr(self, name), np.int64, (2, 3, 4))
+            if array.shape != np.shape(self.start):
+                raise ValueError(f"{name}: expected shape {np.shape(self.start)}, got {array.shape}")
+            assign(self, **{name: array})
+
+    @classmethod
+    def from_index_set(cls, index_set: AffineRows) -> RowRuns:
+        """The pairs of an index set.
+
+        Parameters
+        ----------
+        index_set : AffineRows
+            As :meth:`Pattern.index_set` returns it.
+
+        Returns
+        -------
+        RowRuns
+        """
+        runs = np.diff(index_set.class_indptr)[index_set.row_class]
+        row, slot = np.repeat(np.arange(index_set.q_len), runs), ramp(runs)
+        run = index_set.class_indptr[index_set.row_class[row]] + slot
+        start, step, count = np.zeros((3, index_set.q_len, int(runs.max(initial=0))), np.int64)
+        start[row, slot] = index_set.row_base[row] + index_set.start[run]
+        step[row, slot], count[row, slot] = index_set.step[run], index_set.count[run]
+        return cls(start, step, count)
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        if self.start.shape[-2] != q_len:
+            raise ValueError(f"start: expected shape (..., {q_len}, runs), got {self.start.shape}")
+        runs = Runs(*(self._only(each) for each in (self.start, self.step, self.count)))
+        indptr, keys = AffineRows.from_runs(runs, kv_len).to_csr()
+        return CSR(indptr, keys, kv_len).bind(q_len, kv_len)
+
+    def allows(self, q: Any, k: Any) -> Any:
+        raise ValueError("RowRuns: its rows depend on the lengths; use .bind(q_len, kv_len)")
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls._every(32, 5), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls._every(1024, 9), 1024
+
+    @classmethod
+    def _every(cls, tokens: int, most: int) -> RowRuns:
+        """One run a row: every `n`-th key, for `n` that changes from row to row."""
+        step = 1 + np.arange(tokens)[:, None] % most
+        return cls(step - 1, step, (tokens - step) // step + 1)
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        rows = AffineRows.from_dense(draw.flags((sizes.q_len, sizes.kv_len)))
+        return cls.from_index_set(rows), sizes
 
 
 def _scattered(tokens: int, modulus: int) -> np.ndarray:

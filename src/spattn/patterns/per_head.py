@@ -1,25 +1,43 @@
-"""A pattern of its own for each query head, or for each batch entry."""
+"""A pattern of its own for each query head, for each batch entry, or for each axis of a grid."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import itertools
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ..index_set import Runs
+from ._boxes import GridPattern, by_axis, coordinates, lengths, row_major, table_runs
 from ._check import assign, integer
 from ._composition import nesting
-from ._lattice import Ends, Part
+from ._lattice import Ends, Lattice, Part, lattice_product
 from ._pattern import Pattern
+from ._predicate import allowed
 from ._registry import register
 from .basic import Causal
 from .windows import SlidingWindow
 
-__all__ = ["PerBatch", "PerHead"]
+__all__ = ["PerAxis", "PerBatch", "PerHead"]
 
 _AXES = ("batch entry", "head")
 _SEVERAL = ("batch entries", "heads")
+_MOST_CELLS = 1 << 24  # of the table of one axis
+
+
+def _checked(patterns: object) -> tuple[Pattern, ...]:
+    """Several patterns as a tuple; TypeError if they are anything else."""
+    if isinstance(patterns, Pattern) or not isinstance(patterns, Iterable):
+        raise TypeError(f"patterns: expected a sequence of patterns, got {patterns!r}")
+    found = tuple(patterns)
+    for pattern in found:
+        if not isinstance(pattern, Pattern):
+            raise TypeError(f"patterns: expected patterns, got {pattern!r}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -31,12 +49,8 @@ class Chosen(Pattern):
     axis: ClassVar[int]
 
     def __post_init__(self) -> None:
-        if isinstance(self.patterns, Pattern) or not hasattr(self.patterns, "__iter__"):
-            raise TypeError(f"patterns: expected a sequence of patterns, got {self.patterns!r}")
-        patterns, one = tuple(self.patterns), _AXES[self.axis]
+        patterns, one = _checked(self.patterns), _AXES[self.axis]
         for pattern in patterns:
-            if not isinstance(pattern, Pattern):
-                raise TypeError(f"patterns: expected patterns, got {pattern!r}")
             own = pattern.sizes()[self.axis]
             if own not in (0, 1, len(patterns)):
                 raise ValueError(f"patterns: expected patterns of one {one} or {len(patterns)}, got one of {own}")
@@ -169,3 +183,106 @@ class PerBatch(Chosen):
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         own = sizes._replace(batch=1, heads_q=1, heads_kv=1)
         return cls(tuple(draw.pattern(own) for _ in range(sizes.batch))), sizes
+
+
+@register("per_axis")
+@dataclass(frozen=True)
+class PerAxis(GridPattern):
+    """Keys whose coordinate along each axis of a grid is allowed to the query's by the pattern of that axis.
+
+    For boxes of keys: windows of an image that are cut off at its edges, or frames that see only earlier ones.
+
+    Parameters
+    ----------
+    grid : int or tuple of int
+        Tokens along each axis; token numbers are row-major.
+    patterns : tuple of Pattern
+        One for each axis, of the coordinates along it.
+
+    Raises
+    ------
+    TypeError
+        If `grid` is not of integers, or `patterns` not a sequence of patterns.
+    ValueError
+        If `grid` has no axis, an axis without tokens or more tokens than a sequence can have, there is not one pattern
+        for each axis, one tells heads or batch entries apart, or patterns nest more than 64 deep; from :meth:`bind`, if
+        `kv_len` is not the number of tokens of the grid, or a pattern does not fit its axis.
+
+    Notes
+    -----
+    A plan has views on all axes, of which each is as its own pattern's: residue classes where that one is dilated.
+
+    Examples
+    --------
+    >>> PerAxis((2, 3), (Causal(), SlidingWindow(1))).index_set(6, 6).row(3)
+    array([0, 1, 3, 4])
+    """
+
+    patterns: tuple[Pattern, ...]
+
+    def __post_init__(self) -> None:
+        grid, patterns = lengths(self.grid), _checked(self.patterns)
+        for pattern in patterns:
+            if pattern.sizes() != (1, 1):
+                raise ValueError(f"patterns: expected patterns of one batch entry and head, got {pattern!r}")
+        if not grid:
+            raise ValueError("grid: expected at least one axis, got ()")
+        if len(patterns) != len(grid):
+            raise ValueError(f"patterns: expected {len(grid)} (one per axis), got {len(patterns)}")
+        assign(self, grid=grid, patterns=patterns, **nesting(patterns))
+
+    def _axes(self) -> Iterable[tuple[int, int, Pattern]]:
+        """Tokens of each axis, distance of neighbours along it, and its pattern."""
+        return zip(by_axis(self.grid), row_major(by_axis(self.grid)), self.patterns, strict=True)
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        super().bind(q_len, kv_len)
+        return replace(self, patterns=tuple(p.bind(n, n) for n, _, p in self._axes()))
+
+    def allows(self, q: Any, k: Any) -> Any:
+        sides = (coordinates(side, by_axis(self.grid)) for side in (q, k))
+        each = [allowed(p, x, y) for p, x, y in zip(self.patterns, *sides, strict=True)]
+        return functools.reduce(operator.and_, each)
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
+        grid = by_axis(self.grid)
+        if max(grid) ** 2 > _MOST_CELLS or q.min(initial=0) < 0:
+            return None
+        return table_runs([p.index_set(n, n).to_dense() for n, _, p in self._axes()], grid, q)
+
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        if q_len != kv_len:
+            return (Part(self),)
+        each = [p.parts(n, n) for n, _, p in self._axes()]
+        parts = tuple(self._part(along) for along in itertools.product(*each))
+        axes = (len(lattice.extents) for part in parts for lattice in (part.query, part.key) if lattice is not None)
+        return parts if max(axes, default=0) <= 3 else (Part(self),)
+
+    def _part(self, along: tuple[Part, ...]) -> Part:
+        """The piece of the grid in which every axis has one of its parts."""
+        grid, steps = by_axis(self.grid), row_major(by_axis(self.grid))
+
+        def product(lattices: Iterable[Lattice | None]) -> Lattice:
+            return lattice_product([c or Lattice(0, (1,), (n,)) for c, n in zip(lattices, grid, strict=True)], steps)
+
+        def moved(moves: Iterable[tuple[int, int]], side: int) -> int:
+            return sum(move[side] * step for move, step in zip(moves, steps, strict=True))
+
+        query, key = product(part.query for part in along), product(part.key for part in along)
+        each = itertools.product(*(part.shifts for part in along))
+        shifts = tuple((moved(moves, 0), moved(moves, 1)) for moves in each)
+        return Part(replace(self, patterns=tuple(part.pattern for part in along)), query, key, shifts)
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls((6, 6), (SlidingWindow(1), SlidingWindow(2))), 36
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls((64, 64), (SlidingWindow(6), SlidingWindow(6))), 4096
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        shape, sizes = cls.random_grid(draw, sizes)
+        axes = (sizes._replace(batch=1, heads_q=1, heads_kv=1, q_len=n, kv_len=n) for n in shape)
+        return cls(shape, tuple(draw.pattern(axis).at(0, 0) for axis in axes)), sizes

@@ -12,13 +12,13 @@ from ._predicate import allowed
 if TYPE_CHECKING:
     from ._pattern import Pattern
 
-__all__ = ["discover", "pair_count"]
+__all__ = ["evaluate", "pair_count"]
 
 _PAIRS_AT_ONCE = 1 << 20
 _SELECTING = 8  # to select a pair by closed forms costs as much as to evaluate the predicate on so many
 
 
-def discover(pattern: Pattern, q: np.ndarray, kv_len: int) -> AffineRows:
+def evaluate(pattern: Pattern, q: np.ndarray, kv_len: int) -> AffineRows:
     """Evaluates the predicate strip by strip, where closed forms help on the pairs that they leave over."""
     rows = max(1, _PAIRS_AT_ONCE // max(kv_len, 1))
     counts, columns = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)]

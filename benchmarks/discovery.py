@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""What finding the structure of a mask costs, and what its plan gains.
+
+    python benchmarks/discovery.py            # everything, half a minute
+    python benchmarks/discovery.py --quick    # nothing written
+
+For each pattern at 4096 tokens, handed over as a boolean array: the share of useful arithmetic (``plan.efficiency``)
+of the pattern's own plan, of the array's plan, and of the plan of what ``spattn.patterns.discover`` finds; the CPU time
+and the memory that it takes. The pairs are compared before anything is timed. Writes
+``benchmarks/results/discovery.json``; exits with 1 when a target is missed. No attention is computed: the figures,
+times apart, do not depend on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import tracemalloc
+
+import record
+
+import spattn
+from spattn import patterns as sp
+
+TOKENS = 4096
+REPEATS = 7
+MOST_MS, LEAST_SHARE = 200, 0.95
+
+# (name in the tables, pattern, grid)
+CASES = (
+    ("window ±128", sp.SlidingWindow(128), None),
+    ("dilated window ±128, d=4", sp.DilatedWindow(128, dilation=4), None),
+    ("strided 64", sp.Strided(64), None),
+    ("fixed 64, 8", sp.Fixed(64, 8), None),
+    ("Longformer ±64 + 16 spaced tokens", sp.Longformer(128, global_tokens=tuple(range(0, TOKENS, 256))), None),
+    ("BigBird 64", sp.BigBird(64).at(0, 0), None),
+    ("neighbourhood 13×13", sp.Neighborhood((64, 64), 13), (64, 64)),
+    ("window 13×13, cut off", sp.PerAxis((64, 64), (sp.SlidingWindow(6),) * 2), (64, 64)),
+)
+
+
+def discovery_ms(mask, grid) -> float:
+    """Median milliseconds of CPU time of finding the structure."""
+    times = []
+    for _ in range(REPEATS):
+        start = time.process_time()
+        sp.discover(mask, grid)
+        times.append(1e3 * (time.process_time() - start))
+    return statistics.median(times)
+
+
+def discovery_peak(mask, grid) -> float:
+    """MiB that it allocates at its peak."""
+    tracemalloc.start()
+    sp.discover(mask, grid)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak / 2**20
+
+
+def measure(name: str, pattern, grid) -> dict[str, object]:
+    """One row of the results."""
+    index_set = pattern.index_set(TOKENS, TOKENS)
+    mask = index_set.to_dense()
+    found = sp.discover(mask, grid)
+    if found.index_set(TOKENS, TOKENS) != index_set:
+        raise SystemExit(f"{name}: {found!r} allows other pairs")
+    native, bits, discovered = (spattn.plan(each, TOKENS).efficiency for each in (pattern, sp.Mask(mask), found))
+    return {
+        "name": name,
+        "nnz": index_set.nnz,
+        "found": repr(found),
+        "efficiency": round(native, 4),
+        "efficiency_bits": round(bits, 4),
+        "efficiency_found": round(discovered, 4),
+        "discovery_ms": round(discovery_ms(mask, grid), 1),
+        "peak_mib": round(discovery_peak(mask, grid), 1),
+        "mask_mib": mask.nbytes / 2**20,
+    }
+
+
+def missed(row: dict) -> list[str]:
+    """The targets that a row misses."""
+    found = []
+    if row["efficiency_found"] < LEAST_SHARE * row["efficiency"]:
+        found.append(f"efficiency {row['efficiency_found']} < {LEAST_SHARE} · {row['efficiency']}")
+    if row["discovery_ms"] > MOST_MS:
+        found.append(f"discovery takes {row['discovery_ms']} ms, more than {MOST_MS}")
+    return found
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="nothing written")
+    args = parser.parse_args()
+    columns = ("efficiency", "efficiency_bits", "efficiency_found", "discovery_ms", "peak_mib")
+    print(f"{'pattern':36}" + "".join(f"{column:>18}" for column in columns))
+    rows, failures = [], []
+    for case in CASES:
+        row = measure(*case)
+        rows.append(row)
+        failures += [f"{row['name']}: {what}" for what in missed(row)]
+        print(f"{row['name']:36}" + "".join(f"{row[column]:>18}" for column in columns), flush=True)
+    if not args.quick:
+        notes = (
+            f"{TOKENS} tokens, the default tile of 128 × 64. efficiency: of the pattern's own plan; _bits: of the same "
+            "pairs as a Mask; _found: of what patterns.discover makes of the array. discovery_ms: median CPU time of "
+            f"{REPEATS}, one thread. peak_mib: tracemalloc, beside the array's own mask_mib."
+        )
+        record.write("discovery", rows, notes=notes, tokens=TOKENS)
+    print("\n".join(failures) or "all targets met")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,170 @@
+"""Pairs row by row: what discovery counts, as runs of consecutive keys, and crosses off, pair by pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._index_checks import q_offset
+from ..._ragged import ramp
+from ...index_set import AffineRows, Runs
+from .._pattern import Pattern
+from .._predicate import allowed
+
+__all__ = ["KeyRuns", "Pairs"]
+
+_PAIRS_AT_ONCE = 1 << 16  # as many as stay in a core's cache
+_CELLS_AT_ONCE = 1 << 18  # of a mask, or of a pattern that is compared with it
+
+
+class KeyRuns(NamedTuple):
+    """Runs of consecutive keys, ``start <= k < stop`` of the query at `q`, sorted: int32 arrays of one length."""
+
+    q: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+
+    def cut(self, start: np.ndarray, stop: np.ndarray) -> KeyRuns:
+        """The keys of each run from `start` on and before `stop`."""
+        start, stop = np.maximum(self.start, start, dtype=np.int32), np.minimum(self.stop, stop, dtype=np.int32)
+        keep = np.flatnonzero(start < stop)
+        return KeyRuns(self.q[keep], start[keep], stop[keep])
+
+    def shares(self, at_least: int) -> Iterator[KeyRuns]:
+        """Some of the runs at a time."""
+        at_once = max(_PAIRS_AT_ONCE, at_least)
+        for first in range(0, len(self.q), at_once):
+            yield KeyRuns(*(each[first : first + at_once] for each in self))
+
+    def causal(self) -> KeyRuns:
+        """The keys up to each query's own."""
+        return self.cut(self.start, self.q + 1)
+
+    def split(self, width: int) -> KeyRuns:
+        """The same keys in runs that end where a multiple of `width` is."""
+        pieces = (self.stop - 1) // width - self.start // width + 1
+        q, start, stop = (np.repeat(each, pieces) for each in self)
+        edge = (start // width + ramp(pieces)) * width
+        return KeyRuns(q, start, stop).cut(edge, edge + width)
+
+
+class Pairs:
+    """The pairs of an index set, sorted, each marked as covered or left.
+
+    Parameters
+    ----------
+    indptr : (q_len + 1,) int64 array
+        Where the keys of each row start.
+    keys : (nnz,) int32 array
+        Keys, row by row.
+    kv_len : int
+        Keys of the sequence.
+    """
+
+    def __init__(self, indptr: np.ndarray, keys: np.ndarray, kv_len: int):
+        self.indptr, self.keys = indptr, keys
+        self.q_len, self.kv_len = len(indptr) - 1, kv_len
+        self.first = q_offset(self.q_len, kv_len)
+        self.covered = np.zeros(len(keys), dtype=np.int8)  # by how many patterns
+        self._apart = np.ones(len(keys) + 1, dtype=bool)  # from the pair before
+        for start in range(1, len(keys), _PAIRS_AT_ONCE):
+            some = slice(start, min(start + _PAIRS_AT_ONCE, len(keys)))
+            np.not_equal(np.diff(keys[some.start - 1 : some.stop]), 1, out=self._apart[some])
+        self._apart[indptr] = True
+
+    @classmethod
+    def of_mask(cls, mask: np.ndarray) -> Pairs:
+        """The pairs of a boolean array (q_len, kv_len); they take six bytes each."""
+        q_len, kv_len = mask.shape
+        indptr, keys = np.zeros(q_len + 1, np.int64), np.zeros(np.count_nonzero(mask), np.int32)
+        rows = max(1, _CELLS_AT_ONCE // max(kv_len, 1))
+        for start in range(0, q_len, rows):
+            strip = mask[start : start + rows]
+            cell, row_start = np.flatnonzero(strip), kv_len * np.arange(len(strip))
+            ends = np.append(np.searchsorted(cell, row_start[1:]), len(cell))
+            found, before = slice(start + 1, start + 1 + len(strip)), int(indptr[start])
+            indptr[found] = before + ends
+            keys[before : before + len(cell)] = cell - np.repeat(row_start, np.diff(ends, prepend=0))
+        return cls(indptr, keys, kv_len)
+
+    @property
+    def q(self) -> np.ndarray:
+        """Position of each row's query."""
+        return np.arange(self.first, self.kv_len, dtype=np.int64)
+
+    def _strips(self) -> Iterator[tuple[slice, slice]]:
+        """Some rows at a time, and their pairs."""
+        cuts = np.searchsorted(self.indptr, np.arange(0, max(len(self.keys), 1), _PAIRS_AT_ONCE)).tolist()
+        for start, stop in zip(cuts, [*cuts[1:], self.q_len], strict=True):
+            yield slice(start, stop), slice(int(self.indptr[start]), int(self.indptr[stop]))
+
+    def runs_left(self) -> KeyRuns:
+        """The pairs that nothing covers."""
+        found = [(np.zeros(0, np.int32),) * 3]
+        for rows, some in self._strips():
+            keys, covered = self.keys[some], self.covered[some] > 0
+            starts, stops = ~covered, ~covered
+            starts[1:] &= self._apart[some][1:] | covered[:-1]
+            stops[:-1] &= self._apart[some][1:] | covered[1:]
+            first = np.flatnonzero(starts)
+            in_row = np.diff(np.searchsorted(first, self.indptr[rows.start : rows.stop + 1] - some.start))
+            q = np.repeat(np.arange(rows.start, rows.stop, dtype=np.int32) + np.int32(self.first), in_row)
+            found.append((q, keys[first], keys[stops] + 1))
+        return KeyRuns(*(np.concatenate(column) for column in zip(*found, strict=True)))
+
+    def cover(self, pattern: Pattern, runs: Runs) -> np.ndarray:
+        """Marks the pairs that a pattern allows; returns (row, key) of those that it allows and that are not here.
+
+        Parameters
+        ----------
+        pattern : Pattern
+            Asked pair by pair.
+        runs : Runs
+            The same pattern in closed form.
+        """
+        found = 0
+        for some, here in self._allowed(pattern):
+            found += int(np.count_nonzero(here))
+            self.covered[some] += here
+        return self._missing(runs) if found < runs.count.sum() else np.zeros((2, 0), np.int64)
+
+    def uncover(self, pattern: Pattern) -> bool:
+        """Takes the marks of a pattern back if others cover all of its pairs; whether they do."""
+        if any((self.covered[some] == here)[here].any() for some, here in self._allowed(pattern)):
+            return False
+        for some, here in self._allowed(pattern):
+            self.covered[some] -= here
+        return True
+
+    def _allowed(self, pattern: Pattern) -> Iterator[tuple[slice, np.ndarray]]:
+        """Which pairs a pattern allows, some rows at a time."""
+        for rows, some in self._strips():
+            q = np.repeat(self.q[rows], np.diff(self.indptr[rows.start : rows.stop + 1]))
+            yield some, np.broadcast_to(allowed(pattern, q, self.keys[some].astype(np.int64)), q.shape)
+
+    def _missing(self, runs: Runs) -> np.ndarray:
+        """(row, key) of the pairs of `runs` that are not here, sorted; searched for some rows at a time."""
+        found = [np.zeros((2, 0), np.int64)]
+        ends = np.cumsum(runs.count.sum(axis=1))
+        cuts = np.searchsorted(ends, np.arange(_CELLS_AT_ONCE, ends[-1], _CELLS_AT_ONCE))
+        for start, stop in zip([0, *cuts], [*cuts, self.q_len], strict=True):
+            some = Runs(runs.start[start:stop], runs.step[start:stop], runs.count[start:stop])
+            indptr, key = AffineRows.from_runs(some, self.kv_len).to_csr()
+            row, of_rows = np.repeat(np.arange(start, stop), np.diff(indptr)), self.indptr[start : stop + 1]
+            own_row = np.repeat(np.arange(start, stop), np.diff(of_rows))
+            here, code = own_row * self.kv_len + self.keys[of_rows[0] : of_rows[-1]], row * self.kv_len + key
+            absent = np.searchsorted(here, code, side="right") == np.searchsorted(here, code)
+            found.append(np.stack([row[absent], key[absent]]))
+        return np.concatenate(found, axis=1)
+
+    def listed_left(self) -> tuple[np.ndarray, np.ndarray]:
+        """Compressed sparse rows of the pairs that nothing covers."""
+        left = self.covered == 0
+        indptr = np.zeros_like(self.indptr)
+        for rows, some in self._strips():
+            numbers = np.flatnonzero(left[some])
+            ends = self.indptr[rows.start + 1 : rows.stop + 1] - some.start
+            indptr[rows.start + 1 : rows.stop + 1] = indptr[rows.start] + np.searchsorted(numbers, ends)
+        return indptr, self.keys[left]
