@@ -16,10 +16,10 @@ from .call import Call
 from .patterns import Pattern
 from .patterns._check import integer, integers
 from .plan import Plan
+from .plan._budget import Budget
 from .plan._build import tile_pattern
 from .plan._cache import find, keep
 from .plan._sealed import seal
-from .plan._tiling import Budget
 from .plan._types import LARGEST_SIDE, TILE
 from .schedule.items import share_out
 
@@ -104,6 +104,7 @@ def _compile(
         views=tiled.views,
         components=tiled.components,
         indptr=tiled.indptr,
+        tile_indptr=tiled.tile_indptr,
         indices=tiled.indices,
         key_view=tiled.key_view,
         mask=tiled.mask,
