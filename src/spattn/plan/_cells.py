@@ -15,10 +15,11 @@ import numpy as np
 from .._cached import cached_property
 from ._types import AXES, first_coordinates
 
-__all__ = ["MOST", "Cells", "evaluate", "unique_rows"]
+__all__ = ["MOST", "Cells", "evaluate", "distinct", "unique_rows"]
 
 MOST = 1 << 61  # the largest value that is followed: sums and differences of two stay within int64
 _INT64 = np.dtype(np.int64)
+_CLOSE = 8  # times as many numbers as are told apart may lie between the least and the greatest
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +108,7 @@ class Cells:
         """The same with the bases in the table."""
         if not self.base.any():
             return self
-        code = self.kind * len(self.base) + np.unique(self.base, return_inverse=True)[1]
-        sample, kind = _kinds(code)
+        sample, kind = _pairs(self.kind, self.base)
         return Cells(self.table[self.kind[sample]] + self.base[sample, None], kind, np.zeros_like(self.base))
 
     def take(self, boxes: np.ndarray) -> Cells:
@@ -151,7 +151,7 @@ def evaluate(ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Cells:
         if found is not None:
             return found
     sides = [x.alone() for x in inputs if isinstance(x, Cells)]
-    sample, kind = _kinds(_joined(sides))
+    sample, kind = distinct(_joined(sides))
     rows = iter(x.table[x.kind[sample]] for x in sides)
     found = Cells.listed(ufunc(*(next(rows) if isinstance(x, Cells) else x for x in inputs)))
     return Cells(found.table, found.kind[kind], found.base[kind])
@@ -183,9 +183,24 @@ def _constant(number: int, boxes: int) -> Cells:
     return Cells(np.zeros((1, 1), np.int64), np.zeros(boxes, np.int64), np.full(boxes, number))
 
 
-def _kinds(code: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(one box of each kind, kind of each box) of boxes whose kinds are told apart by a number."""
-    return np.unique(code, return_index=True, return_inverse=True)[1:]
+def distinct(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(place of one of each distinct number, which of them each number is), in rising order; of numbers that lie close
+    together without sorting them."""
+    low, high = int(codes.min(initial=0)), int(codes.max(initial=0))
+    if high - low > _CLOSE * len(codes) + _CLOSE:
+        _, sample, which = np.unique(codes, return_index=True, return_inverse=True)
+        return sample, which
+    codes = codes - low
+    place = np.full(high - low + 1, -1)
+    place[codes] = np.arange(len(codes))
+    there = place >= 0
+    return place[there], (np.cumsum(there) - 1)[codes]
+
+
+def _pairs(kind: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The same of pairs of a kind and any number."""
+    places, rank = distinct(number)
+    return distinct(kind * len(places) + rank)
 
 
 def _joined(sides: list[Cells]) -> np.ndarray:
@@ -197,7 +212,7 @@ def _joined(sides: list[Cells]) -> np.ndarray:
 
 
 def _linear(ufunc: np.ufunc, x: Cells, y: Cells) -> Cells:
-    sample, kind = _kinds(_joined([x, y]))
+    sample, kind = distinct(_joined([x, y]))
     table = ufunc(x.table[x.kind[sample]], y.table[y.kind[sample]])
     return Cells(table, kind, ufunc(x.base, y.base))
 
@@ -220,8 +235,7 @@ def _by_modulus(ufunc: np.ufunc, x: Cells, y: Cells) -> Cells | None:
     if modulus <= 0 or y.table[0, 0]:
         return None
     quotient, remainder = np.divmod(x.base, modulus)
-    order, rank = np.unique(remainder, return_inverse=True)
-    sample, kind = _kinds(x.kind * len(order) + rank)
+    sample, kind = _pairs(x.kind, remainder)
     table = x.table[x.kind[sample]] + remainder[sample, None]
     base = quotient if ufunc is np.floor_divide else np.zeros_like(quotient)
     return Cells(ufunc(table, modulus), kind, base)
@@ -232,8 +246,7 @@ def _apart(x: Cells, y: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     what the tables can make up for: farther away the same side is larger."""
     reach = 1 + _magnitude(x.table) + _magnitude(y.table)
     distance = np.clip(x.base - y.base, -reach, reach)
-    order, rank = np.unique(distance, return_inverse=True)
-    sample, kind = _kinds(_joined([x, y]) * len(order) + rank)
+    sample, kind = _pairs(_joined([x, y]), distance)
     return sample, kind, distance
 
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._ragged import ramp
 from ..patterns import Pattern
 from ._budget import Budget
 from ._cells import Cells
@@ -24,7 +23,7 @@ _PAIRS_AT_ONCE = 1 << 15  # tile pairs of the coarsest level of the search
 _DECIDED_AT_ONCE = 1 << 17  # tile pairs that the rules are asked for at once
 _PAIR_BYTES = 41  # of a tile pair while it is refined
 _RUN_BYTES = 24
-_COARSER = 4  # boxes joined along each axis from one level of the search to the next
+_COARSER = 4  # boxes joined along an axis from one level of the search to the next
 
 
 class Found(NamedTuple):
@@ -45,16 +44,19 @@ def search(pattern: Pattern, query: np.void, key: np.void, shift: int, budget: B
         levels.append(coarser)
     top_q, top_k = levels[-1]
     pairs = np.indices((int(top_q["tiles"]), int(top_k["tiles"]))).reshape(2, -1)
-    runs = np.zeros((3, 0), np.int64)
+    runs, along = np.zeros((3, 0), np.int64), _along(key)
     for level in range(len(levels) - 1, -1, -1):
         coarse = levels[level]
         always, pairs = _decide(pattern, *coarse, shift, pairs)
-        runs = _join(np.concatenate([runs, np.insert(always, 2, 1, axis=0)], axis=1), int(coarse[1]["grid"][-1]))
+        runs = _join(np.concatenate([runs, np.insert(always, 2, 1, axis=0)], axis=1), coarse[1], along)
         if level:
             fine = levels[level - 1]
-            budget.need(_RUN_BYTES * _boxes_inside(coarse, fine, runs[:2], along=AXES - 1))
-            budget.need(_PAIR_BYTES * _boxes_inside(coarse, fine, pairs, along=AXES))
-            runs, pairs = _refine_runs(runs, coarse, fine), _refine(pairs, coarse, fine)
+            in_query, in_key = (_children(*views, AXES) for views in zip(coarse, fine, strict=True))
+            in_row = _children(coarse[1], fine[1], along)
+            budget.need(_RUN_BYTES * _inside(in_query, in_row, runs[0], runs[1] // int(coarse[1]["grid"][along])))
+            budget.need(_PAIR_BYTES * _inside(in_query, in_key, *pairs))
+            runs = _refine_runs(runs, in_query, in_row, coarse[1], fine[1], along)
+            pairs = _cross(in_query[pairs[0]], in_key[pairs[1]])
     return Found(runs, pairs)
 
 
@@ -72,9 +74,10 @@ def cut_view(offset: int, strides: Sequence[int], extents: Sequence[int], box: S
 
 
 def _coarse(view: np.void) -> np.void:
-    """The view in boxes that join several along each axis, as far as their size is an int32."""
-    sides = zip(view["box"].tolist(), view["grid"].tolist(), strict=True)
-    box = [b * (_COARSER if g > 1 and _COARSER * b <= LARGEST else 1) for b, g in sides]
+    """The view in boxes that join several along the axis with the most boxes, as far as their size is an int32."""
+    box, axis = view["box"].tolist(), int(np.argmax(view["grid"]))
+    if view["grid"][axis] > 1 and _COARSER * box[axis] <= LARGEST:
+        box[axis] *= _COARSER
     return cut_view(view["offset"], view["stride"], view["extent"], box)
 
 
@@ -92,59 +95,65 @@ def _decide(
     return np.concatenate(always, axis=1), np.concatenate(undecided, axis=1)
 
 
-def _join(runs: np.ndarray, row: int) -> np.ndarray:
-    """Runs by query box and key box, those that follow one another within a row of `row` key boxes as one."""
-    runs = runs[:, np.lexsort(runs[1::-1])]
-    query, key, count = runs
+def _along(key: np.void) -> int:
+    """The axis in which runs go: the last one that has several boxes."""
+    several = np.nonzero(key["grid"] > 1)[0]
+    return int(several[-1]) if len(several) else AXES - 1
+
+
+def _join(runs: np.ndarray, key: np.void, along: int) -> np.ndarray:
+    """Runs by query box and key box, those that follow one another within a row of key boxes as one."""
+    runs = runs[:, np.argsort(runs[0] * int(key["tiles"]) + runs[1])]
+    query, first, length = runs
     starts = np.ones(len(query), bool)
-    starts[1:] = (query[1:] != query[:-1]) | (key[1:] != key[:-1] + count[:-1]) | (key[1:] % row == 0)
+    starts[1:] = (query[1:] != query[:-1]) | (first[1:] != first[:-1] + length[:-1])
+    starts[1:] |= first[1:] % int(key["grid"][along]) == 0
     at = np.nonzero(starts)[0]
-    return np.stack([query[at], key[at], np.add.reduceat(count, at) if len(at) else count])
+    return np.stack([query[at], first[at], np.add.reduceat(length, at) if len(at) else length])
 
 
-def _refine(pairs: np.ndarray, coarse: tuple[np.void, np.void], fine: tuple[np.void, np.void]) -> np.ndarray:
-    """Replaces every pair of coarse boxes by the pairs of fine boxes inside it."""
-    (q_children, q_count), (k_children, k_count) = (
-        _children(*views, along=AXES) for views in zip(coarse, fine, strict=True)
+def _cross(query: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """(2, pairs): of each row of two arrays all pairs of numbers, without those that are missing (-1)."""
+    shape = *query.shape, key.shape[1]
+    pairs = np.stack([np.broadcast_to(query[:, :, None], shape), np.broadcast_to(key[:, None, :], shape)])
+    pairs = pairs.reshape(2, -1)
+    there = (pairs >= 0).all(axis=0)
+    return pairs if there.all() else pairs[:, there]
+
+
+def _refine_runs(
+    runs: np.ndarray, in_query: np.ndarray, in_row: np.ndarray, coarse: np.void, fine: np.void, along: int
+) -> np.ndarray:
+    """Replaces every run of coarse key boxes by one for each fine query box and each row of fine key boxes."""
+    row, first = np.divmod(runs[1], int(coarse["grid"][along]))
+    ratio, most = int(coarse["box"][along] // fine["box"][along]), int(fine["grid"][along])
+    stop = np.minimum(ratio * (first + runs[2]), most)
+    rows = np.where(in_row[row] < 0, -1, in_row[row] * most + ratio * first[:, None])
+    query, key = _cross(in_query[runs[0]], rows)
+    length = np.broadcast_to((stop - ratio * first)[:, None], (len(stop), in_query.shape[1] * in_row.shape[1]))
+    return np.stack(
+        [
+            query,
+            key,
+            length[np.repeat(in_query[runs[0]] >= 0, in_row.shape[1], axis=1) & np.tile(rows >= 0, in_query.shape[1])],
+        ]
     )
-    q_box, k_box = pairs
-    inside = q_count[q_box] * k_count[k_box]
-    parent = np.repeat(np.arange(len(q_box)), inside)
-    q_number, k_number = np.divmod(ramp(inside), k_count[k_box[parent]])
-    return np.stack([q_children[q_box[parent], q_number], k_children[k_box[parent], k_number]])
 
 
-def _refine_runs(runs: np.ndarray, coarse: tuple[np.void, np.void], fine: tuple[np.void, np.void]) -> np.ndarray:
-    """The same of runs: one for each fine query box and each row of fine key boxes."""
-    q_children, q_count = _children(coarse[0], fine[0], along=AXES)
-    rows, row_count = _children(coarse[1], fine[1], along=AXES - 1)
-    q_box, k_box, count = runs
-    k_row, first = np.divmod(k_box, int(coarse[1]["grid"][-1]))
-    inside = q_count[q_box] * row_count[k_row]
-    parent = np.repeat(np.arange(len(q_box)), inside)
-    q_number, number = np.divmod(ramp(inside), row_count[k_row[parent]])
-    ratio, length = int(coarse[1]["box"][-1] // fine[1]["box"][-1]), int(fine[1]["grid"][-1])
-    first, stop = ratio * first, np.minimum(ratio * (first + count), length)
-    key = rows[k_row[parent], number] * length + first[parent]
-    return np.stack([q_children[q_box[parent], q_number], key, (stop - first)[parent]])
+def _inside(in_query: np.ndarray, in_key: np.ndarray, q_box: np.ndarray, k_box: np.ndarray) -> int:
+    """How many pairs of fine boxes some pairs of coarse boxes hold."""
+    q_count, k_count = ((children >= 0).sum(axis=1) for children in (in_query, in_key))
+    return int((q_count[q_box] * k_count[k_box]).sum())
 
 
-def _boxes_inside(coarse: tuple[np.void, np.void], fine: tuple[np.void, np.void], pairs: np.ndarray, along: int) -> int:
-    """How many pairs of fine boxes, or rows of them, pairs of coarse boxes hold."""
-    q_count, k_count = _children(coarse[0], fine[0], along=AXES)[1], _children(coarse[1], fine[1], along=along)[1]
-    k_box = pairs[1] if along == AXES else pairs[1] // int(coarse[1]["grid"][-1])
-    return int((q_count[pairs[0]] * k_count[k_box]).sum())
-
-
-def _children(coarse: np.void, fine: np.void, along: int) -> tuple[np.ndarray, np.ndarray]:
-    """Fine boxes inside each coarse box, of the first so many axes: (boxes, most) numbers with the real ones first, and
-    how many are real."""
-    grid, coarse_grid = tuple(fine["grid"][:along]), tuple(coarse["grid"][:along])
-    fine_at = np.indices(grid).reshape(along, -1)
-    ratio = (coarse["box"] // fine["box"])[:along, None]
-    parent = np.ravel_multi_index(tuple(fine_at // ratio), coarse_grid)
-    order = np.argsort(parent, kind="stable")
-    count = np.bincount(parent, minlength=int(np.prod(coarse_grid)))
-    children = np.zeros((len(count), int(count.max())), dtype=np.int64)
-    children[np.arange(children.shape[1]) < count[:, None]] = order
-    return children, count
+def _children(coarse: np.void, fine: np.void, axes: int) -> np.ndarray:
+    """(boxes, most): fine boxes inside each coarse box, of the first so many axes, -1 for none."""
+    found, missing = np.zeros((1, 1), np.int64), np.zeros((1, 1), bool)
+    for axis in range(axes):
+        ratio, most = int(coarse["box"][axis] // fine["box"][axis]), int(fine["grid"][axis])
+        child = ratio * np.arange(coarse["grid"][axis])[None, :, None, None] + np.arange(ratio)
+        boxes = len(found) * child.shape[1]
+        found = (found[:, None, :, None] * most + child).reshape(boxes, -1)
+        missing = (missing[:, None, :, None] | (child >= most)).reshape(boxes, -1)
+    found[missing] = -1
+    return found

@@ -25,7 +25,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from .._cached import cached_property
 from ..patterns._predicate import NO_TRUTH_VALUE, allowed
-from ._cells import MOST, Cells, evaluate
+from ._cells import MOST, Cells, distinct, evaluate
 
 if TYPE_CHECKING:
     from ..patterns import Pattern
@@ -209,12 +209,14 @@ def combine(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
     """A key that is equal where both keys are."""
     if a is None or b is None:
         return None
-    low = int(b.min(initial=0))
-    width = int(b.max(initial=0)) - low + 1
-    if (int(a.max(initial=0)) + 1) * width > MOST:  # the pair would wrap: b by its rank instead
-        low, b = 0, np.unique(b, return_inverse=True)[1].reshape(-1)
-        width = len(b) + 1
-    return np.unique(a * width + (b - low), return_inverse=True)[1].reshape(-1)
+    if _width(a) * _width(b) > MOST:  # the pair would wrap: both by their ranks instead
+        a, b = distinct(a)[1], distinct(b)[1]
+    return (a - a.min(initial=0)) * _width(b) + (b - b.min(initial=0))
+
+
+def _width(key: np.ndarray) -> int:
+    """How many numbers lie from the least of a key, or 0, to its greatest, as a Python integer, which does not wrap."""
+    return int(key.max(initial=0)) - int(key.min(initial=0)) + 1
 
 
 def as_pair(pairs: TilePairs, x: Any) -> Pair:

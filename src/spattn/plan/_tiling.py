@@ -12,7 +12,7 @@ from .._ragged import ramp
 from ..patterns import Lattice, Pattern
 from ..patterns._predicate import allowed as allowed_pairs
 from ._budget import Budget
-from ._cells import Cells
+from ._cells import Cells, distinct
 from ._search import Found, cut_view, search
 from ._symbolic import TilePairs, combine
 from ._types import grid_of, padded_before, positions, real_extents
@@ -22,7 +22,7 @@ _TILES_AT_ONCE = 64  # tiles evaluated cell by cell at once
 
 
 class Tiles(NamedTuple):
-    """Tiles of one (query view, key view) pair as runs of `length` consecutive key tiles with one bitmask (-1: full), by
+    """Tiles of one (query view, key view) pair as runs of `length` consecutive key tiles of one bitmask, by
     query tile, then key tile."""
 
     query_tile: np.ndarray
@@ -157,7 +157,7 @@ def _kinds(
     content: Any = tile_pairs.evaluate(pattern).key  # never None: these pairs have keys
     padding = q_cells.kind[pairs[0]] * len(k_cells.table) + k_cells.kind[pairs[1]]
     key_of: Any = combine(content, padding)
-    _, first, kinds = np.unique(key_of, return_index=True, return_inverse=True)
+    first, kinds = distinct(key_of)
     if tile_pairs.unfollowed:
         warnings.warn(
             f"{pattern!r}: allows() cannot be evaluated on whole tiles ({tile_pairs.unfollowed[0]}); planning "
