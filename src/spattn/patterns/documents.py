@@ -16,7 +16,7 @@ from ._check import assign, integer, integers, reach
 from ._content import frozen_array
 from ._parameters import Count
 from ._pattern import Pattern
-from ._predicate import apply
+from ._predicate import rank
 from ._registry import register
 from .intervals import RowIntervals
 
@@ -165,12 +165,8 @@ class Documents(Pattern):
         return np.cumsum(entries[0], dtype=np.int64)
 
     def allows(self, q: Any, k: Any) -> Any:
-        ends = self._ends()
-
-        def document(positions: np.ndarray) -> np.ndarray:
-            return np.where(positions < 0, -1, np.searchsorted(ends, positions, side="right"))
-
-        return (apply(document, q) == apply(document, k)) & (k < (ends[-1] if len(ends) else 0))
+        starts = np.append(0, self._ends())
+        return (rank(starts, q) == rank(starts, k)) & (k < starts[-1])
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         ends = self._ends()

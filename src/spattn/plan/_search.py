@@ -27,8 +27,8 @@ _COARSER = 4  # boxes joined along an axis from one level of the search to the n
 
 
 class Found(NamedTuple):
-    """What a search leaves: runs (query box, first key box, count) of the last axis in which every cell is allowed, by
-    query box and key box, and pairs (query box, key box) that are undecided."""
+    """What a search leaves: runs (query box, first key box, length) in which every cell is allowed, and pairs (query
+    box, key box) that are undecided."""
 
     runs: np.ndarray  # (3, runs)
     open: np.ndarray  # (2, pairs)
@@ -44,20 +44,20 @@ def search(pattern: Pattern, query: np.void, key: np.void, shift: int, budget: B
         levels.append(coarser)
     top_q, top_k = levels[-1]
     pairs = np.indices((int(top_q["tiles"]), int(top_k["tiles"]))).reshape(2, -1)
-    runs, along = np.zeros((3, 0), np.int64), _along(key)
+    runs = [np.zeros((3, 0), np.int64)] * AXES
     for level in range(len(levels) - 1, -1, -1):
         coarse = levels[level]
         always, pairs = _decide(pattern, *coarse, shift, pairs)
-        runs = _join(np.concatenate([runs, np.insert(always, 2, 1, axis=0)], axis=1), coarse[1], along)
+        runs = _settle([*runs[:-1], np.concatenate([runs[-1], np.insert(always, 2, 1, axis=0)], axis=1)], coarse[1])
         if level:
             fine = levels[level - 1]
             in_query, in_key = (_children(*views, AXES) for views in zip(coarse, fine, strict=True))
-            in_row = _children(coarse[1], fine[1], along)
-            budget.need(_RUN_BYTES * _inside(in_query, in_row, runs[0], runs[1] // int(coarse[1]["grid"][along])))
-            budget.need(_PAIR_BYTES * _inside(in_query, in_key, *pairs))
-            runs = _refine_runs(runs, in_query, in_row, coarse[1], fine[1], along)
+            runs = [_refine_runs(runs[axis], in_query, coarse[1], fine[1], axis, budget) for axis in range(AXES)]
+            budget.need(_PAIR_BYTES * _inside(in_query, in_key, pairs))
             pairs = _cross(in_query[pairs[0]], in_key[pairs[1]])
-    return Found(runs, pairs)
+    sizes = [int(np.prod(key["grid"][axis + 1 :])) for axis in range(AXES)]
+    found = [own * [[1], [size], [size]] for own, size in zip(runs, sizes, strict=True)]
+    return Found(np.concatenate(found, axis=1), pairs)
 
 
 def cut_view(offset: int, strides: Sequence[int], extents: Sequence[int], box: Sequence[int]) -> np.void:
@@ -95,21 +95,25 @@ def _decide(
     return np.concatenate(always, axis=1), np.concatenate(undecided, axis=1)
 
 
-def _along(key: np.void) -> int:
-    """The axis in which runs go: the last one that has several boxes."""
-    several = np.nonzero(key["grid"] > 1)[0]
-    return int(several[-1]) if len(several) else AXES - 1
+def _settle(runs: list[np.ndarray], key: np.void) -> list[np.ndarray]:
+    """Runs that follow one another as one, and those that are a whole row as a part of a run of rows.
 
-
-def _join(runs: np.ndarray, key: np.void, along: int) -> np.ndarray:
-    """Runs by query box and key box, those that follow one another within a row of key boxes as one."""
-    runs = runs[:, np.argsort(runs[0] * int(key["tiles"]) + runs[1])]
-    query, first, length = runs
-    starts = np.ones(len(query), bool)
-    starts[1:] = (query[1:] != query[:-1]) | (first[1:] != first[:-1] + length[:-1])
-    starts[1:] |= first[1:] % int(key["grid"][along]) == 0
-    at = np.nonzero(starts)[0]
-    return np.stack([query[at], first[at], np.add.reduceat(length, at) if len(at) else length])
+    Those of axis a are of (query box, first, length) in boxes along this axis and those before it: of the axes behind
+    it they have all boxes.
+    """
+    runs = list(runs)
+    for axis in reversed(range(AXES)):
+        most = int(key["grid"][axis])
+        query, first, length = runs[axis][:, np.argsort(runs[axis][0] * int(key["tiles"]) + runs[axis][1])]
+        starts = np.ones(len(query), bool)
+        starts[1:] = (query[1:] != query[:-1]) | (first[1:] != first[:-1] + length[:-1]) | (first[1:] % most == 0)
+        at = np.nonzero(starts)[0]
+        joined = np.stack([query[at], first[at], np.add.reduceat(length, at) if len(at) else length])
+        whole = joined[2] == most if axis else np.zeros(len(at), bool)
+        runs[axis] = joined[:, ~whole]
+        rows = np.stack([joined[0, whole], joined[1, whole] // most, np.ones(int(whole.sum()), np.int64)])
+        runs[axis - 1] = np.concatenate([runs[axis - 1], rows], axis=1) if axis else runs[axis - 1]
+    return runs
 
 
 def _cross(query: np.ndarray, key: np.ndarray) -> np.ndarray:
@@ -122,28 +126,24 @@ def _cross(query: np.ndarray, key: np.ndarray) -> np.ndarray:
 
 
 def _refine_runs(
-    runs: np.ndarray, in_query: np.ndarray, in_row: np.ndarray, coarse: np.void, fine: np.void, along: int
+    runs: np.ndarray, in_query: np.ndarray, coarse: np.void, fine: np.void, axis: int, budget: Budget
 ) -> np.ndarray:
     """Replaces every run of coarse key boxes by one for each fine query box and each row of fine key boxes."""
-    row, first = np.divmod(runs[1], int(coarse["grid"][along]))
-    ratio, most = int(coarse["box"][along] // fine["box"][along]), int(fine["grid"][along])
-    stop = np.minimum(ratio * (first + runs[2]), most)
-    rows = np.where(in_row[row] < 0, -1, in_row[row] * most + ratio * first[:, None])
-    query, key = _cross(in_query[runs[0]], rows)
-    length = np.broadcast_to((stop - ratio * first)[:, None], (len(stop), in_query.shape[1] * in_row.shape[1]))
-    return np.stack(
-        [
-            query,
-            key,
-            length[np.repeat(in_query[runs[0]] >= 0, in_row.shape[1], axis=1) & np.tile(rows >= 0, in_query.shape[1])],
-        ]
-    )
+    in_row, most = _children(coarse, fine, axis), int(fine["grid"][axis])
+    row, first = np.divmod(runs[1], int(coarse["grid"][axis]))
+    budget.need(_RUN_BYTES * _inside(in_query, in_row, np.stack([runs[0], row])))
+    ratio = int(coarse["box"][axis] // fine["box"][axis])
+    first, stop = ratio * first, np.minimum(ratio * (first + runs[2]), most)
+    rows = in_row[row]
+    query, place = _cross(in_query[runs[0]], np.where(rows < 0, -1, np.arange(rows.size).reshape(rows.shape)))
+    number, of_run = rows.ravel()[place], place // rows.shape[1]
+    return np.stack([query, number * most + first[of_run], (stop - first)[of_run]])
 
 
-def _inside(in_query: np.ndarray, in_key: np.ndarray, q_box: np.ndarray, k_box: np.ndarray) -> int:
+def _inside(in_query: np.ndarray, in_key: np.ndarray, pairs: np.ndarray) -> int:
     """How many pairs of fine boxes some pairs of coarse boxes hold."""
     q_count, k_count = ((children >= 0).sum(axis=1) for children in (in_query, in_key))
-    return int((q_count[q_box] * k_count[k_box]).sum())
+    return int((q_count[pairs[0]] * k_count[pairs[1]]).sum())
 
 
 def _children(coarse: np.void, fine: np.void, axes: int) -> np.ndarray:

@@ -143,6 +143,12 @@ class OneSide(Symbolic):
             return OneSide(self.pairs, self.box, self.cells.member(table))
         return self.map(lambda x: np.isin(x, table))
 
+    def rank(self, table: np.ndarray) -> OneSide | Pair:
+        """How many numbers of the sorted `table` each cell has reached: of intervals their ends alone are looked up."""
+        if self.pairs.with_keys:
+            return OneSide(self.pairs, self.box, self.integers.rank(table))
+        return as_pair(self.pairs, self).rank(table)
+
     @cached_property
     def integers(self) -> Cells:
         """The values as int64; NoRule for fractions, for which steps and shapes mean nothing, and for uint64."""
@@ -177,6 +183,11 @@ class Pair(Symbolic):
         """Whether each cell is in the sorted `table`: decided by how many members the interval holds."""
         inside = np.searchsorted(table, self.hi, side="right") - np.searchsorted(table, self.lo, side="left")
         return boolean(self.pairs, inside == self.hi - self.lo + 1, inside > 0, self.key)
+
+    def rank(self, table: np.ndarray) -> Pair:
+        """How many numbers of the sorted `table` each cell has reached."""
+        lo, hi = (np.searchsorted(table, bound, side="right") for bound in (self.lo, self.hi))
+        return Pair(self.pairs, lo, hi, 1, self.key)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

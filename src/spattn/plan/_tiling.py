@@ -136,14 +136,21 @@ def _plain(view: np.void) -> bool:
 
 
 def _without_padding(found: Found, key: np.void) -> Found:
-    """The same with the tiles of runs that hold padding keys as open pairs: in a row of tiles, which a run is of, it is
-    the last one that does, or all of them do."""
+    """The same with the tiles of runs that hold padding keys as open pairs."""
     before = padded_before(key)
-    query, first, count = found.runs
-    own = before[first + count] - before[first]
-    tiles = np.repeat(first + count - own, own) + ramp(own)
+    padded = np.nonzero(np.diff(before))[0]
+    query, first, length = found.runs
+    low, high = before[first], before[first + length]
+    if not (high > low).any():
+        return found
+    own, row = high - low, query * int(key["tiles"])  # row: where the numbers of all tile pairs of a query tile start
+    tiles = padded[np.repeat(low, own) + ramp(own)]
     open_ = np.concatenate([found.open, np.stack([np.repeat(query, own), tiles])], axis=1)
-    return Found(np.stack([query, first, count - own])[:, count > own], open_)
+    tiles += np.repeat(row, own)
+    # What is left of runs lies between padded tiles: sorted, every start meets its own end.
+    starts, stops = np.sort(np.stack([np.append(row + first, tiles + 1), np.append(tiles, row + first + length)]))
+    kept = stops > starts
+    return Found(np.stack([*np.divmod(starts[kept], int(key["tiles"])), (stops - starts)[kept]]), open_)
 
 
 def _kinds(

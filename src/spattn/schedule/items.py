@@ -172,28 +172,33 @@ def _merges(
     where: Sequence[Place], pieces: np.ndarray, shared: np.ndarray, q_len: int, block_q: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows that no item writes alone, how many sources each has, and the sources in slot order."""
-    written, counts = np.zeros(q_len, bool), np.zeros(q_len, np.int32)
-    own = np.where(shared, pieces, 0).astype(np.int32)  # pieces that have a slot
+    written = np.zeros(q_len, bool)
     for place in where:
         place.rows(written)[...] |= place.of_lists(~shared, False)
-        if shared.any():
-            place.rows(counts)[...] += place.of_lists(own, 0)
-    following = offsets(counts)
-    sources = np.zeros(int(following[-1]), np.int64)
-    slot = np.cumsum(own, dtype=np.int64) - own
-    for place in where if shared.any() else ():
-        count = place.of_lists(own, 0)
-        chosen = count > 0
-        rows = place.rows(following[:-1])
-        source = (place.of_lists(slot, 0) * block_q + place.cells())[chosen]
-        _fill(sources, rows[chosen], count[chosen], source, block_q)
+    merged = np.nonzero(~written)[0].astype(np.int32)
+    if not shared.any():
+        return merged, np.zeros(len(merged), np.int32), np.zeros(0, np.int32)
+    own = np.where(shared, pieces, 0).astype(np.int32)  # pieces that have a slot
+    following = np.zeros(1 + q_len, np.int32)  # the sources of each row, then where its next one goes
+    for place in where:
+        place.rows(following[1:])[...] += place.of_lists(own, 0)
+    counts = following[1:][merged]
+    np.cumsum(following, out=following)
+    sources = np.zeros(int(following[-1]), np.int32)
+    slot = np.cumsum(own) - own
+    for place in where:
+        count, rows = place.of_lists(own, 0), place.rows(following)
+        first = place.of_lists((slot * block_q).astype(np.int32), 0)
+        first += place.cells()
+        _fill(sources, rows, count, first, block_q)
         rows += count
-    merged = np.nonzero(~written)[0]
-    return merged, counts[merged], sources
+    return merged, counts, sources
 
 
 def _fill(sources: np.ndarray, at: np.ndarray, count: np.ndarray, first: np.ndarray, step: int) -> None:
-    """Writes `count` sources for each of some rows, `step` apart, from place `at` on."""
+    """Writes the `count` sources of each of some rows, `step` apart, from place `at` on."""
+    some = np.nonzero(count.ravel())[0]
+    at, count, first = (column.ravel()[some] for column in (at, count, first))
     sources[at] = first
     several = np.nonzero(count > 1)[0]
     count = count[several]

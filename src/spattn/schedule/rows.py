@@ -37,30 +37,27 @@ class Place(NamedTuple):
     cell: np.ndarray
 
     def rows(self, of_row: np.ndarray) -> np.ndarray:
-        """(copies, *extent) of an array with an element for each row: no copy, and no row twice."""
-        size = of_row.itemsize
-        strides = (self.step * size, *(int(stride) * size for stride in self.view["stride"]))
-        return as_strided(of_row[int(self.view["offset"]) :], self._shape, strides)
+        """(*axes) of an array with an element for each row: no copy, and no row twice."""
+        strides = tuple(stride * of_row.itemsize for stride, *_ in self._axes)
+        return as_strided(of_row[int(self.view["offset"]) :], [extent for _, extent, _, _ in self._axes], strides)
 
     def of_tiles(self, values: np.ndarray) -> np.ndarray:
-        """(copies, *extent) of (copies, tiles): each row has the value of its tile."""
-        cells = values.reshape(self.copies, *self.view["grid"])
-        for axis in range(AXES):
-            if self.view["box"][axis] > 1:
-                cells = np.repeat(cells, self.view["box"][axis], axis=1 + axis)
-                cells = cells[(slice(None),) * (1 + axis) + (slice(int(self.view["extent"][axis])),)]
+        """(*axes) of (copies, tiles): each row has the value of its tile."""
+        cells = values.reshape(self.copies, *self.view["grid"]).transpose([number for *_, number in self._axes])
+        for axis, (_, extent, box, _) in enumerate(self._axes):
+            if box > 1:
+                cells = np.repeat(cells, box, axis=axis)[(slice(None),) * axis + (slice(extent),)]
         return cells
 
     def any_of_tiles(self, cells: np.ndarray) -> np.ndarray:
-        """(copies, tiles) of (copies, *extent): whether any row of a tile is true."""
-        for axis in range(AXES):
-            if self.view["box"][axis] > 1:
-                starts = np.arange(0, self.view["extent"][axis], self.view["box"][axis])
-                cells = np.logical_or.reduceat(cells, starts, axis=1 + axis)
-        return cells.reshape(self.copies, -1)
+        """(copies, tiles) of (*axes): whether any row of a tile is true."""
+        for axis, (_, extent, box, _) in enumerate(self._axes):
+            if box > 1:
+                cells = np.logical_or.reduceat(cells, np.arange(0, extent, box), axis=axis)
+        return cells.transpose(np.argsort([number for *_, number in self._axes])).reshape(self.copies, -1)
 
     def of_lists(self, values: np.ndarray, nothing: int) -> np.ndarray:
-        """(copies, *extent): each row has the value of its list, `nothing` where it has none."""
+        """(*axes): each row has the value of its list, `nothing` where it has none."""
         number = self.numbers()
         return self.of_tiles(np.where(number < 0, values.dtype.type(nothing), values[number]))
 
@@ -70,18 +67,26 @@ class Place(NamedTuple):
         return np.where(self.number < 0, -1, self.number + further)
 
     def cells(self) -> np.ndarray:
-        """(copies, *extent) int32: the number of each row among the cells of its list."""
+        """(*axes) int32: the number of each row among the cells of its list."""
         found = self.of_tiles(np.broadcast_to(self.cell.astype(np.int32), (self.copies, len(self.cell))))
-        size = 1
-        for axis in reversed(range(AXES)):
-            box = int(self.view["box"][axis])
-            inside = (np.arange(self.view["extent"][axis], dtype=np.int32) % box * size).reshape(-1, *(1,) * (2 - axis))
-            found, size = found + inside, size * box
+        sizes = np.append(np.cumprod(self.view["box"][:0:-1])[::-1], 1).astype(np.int32)  # cells from one to the next
+        for axis, (_, extent, box, number) in enumerate(self._axes):
+            if box > 1:
+                inside = np.arange(extent, dtype=np.int32) % box * sizes[number - 1]
+                found = found + inside.reshape(-1, *(1,) * (AXES - axis))
         return found
 
     @property
-    def _shape(self) -> tuple[int, ...]:
-        return (self.copies, *map(int, self.view["extent"]))
+    def _axes(self) -> list[tuple[int, int, int, int]]:
+        """(stride, extent, box, number) of each axis, number 0 being that of the copies, from the longest strides to
+        the shortest: passes over rows go through memory in its order."""
+        view = self.view
+        shape = zip(
+            view["stride"].tolist(), view["extent"].tolist(), view["box"].tolist(), range(1, 1 + AXES), strict=True
+        )
+        return sorted(
+            [(self.step, self.copies, 1, 0), *shape], key=lambda axis: -abs(axis[0]) if axis[1] > 1 else -np.inf
+        )
 
 
 def places(views: np.ndarray, number: np.ndarray, first: int) -> Iterator[Place]:
