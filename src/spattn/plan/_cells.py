@@ -186,7 +186,9 @@ def _constant(number: int, boxes: int) -> Cells:
 def distinct(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(place of one of each distinct number, which of them each number is), in rising order; of numbers that lie close
     together without sorting them."""
-    low, high = int(codes.min(initial=0)), int(codes.max(initial=0))
+    if not len(codes):
+        return codes, codes
+    low, high = int(codes.min()), int(codes.max())
     if high - low > _CLOSE * len(codes) + _CLOSE:
         _, sample, which = np.unique(codes, return_index=True, return_inverse=True)
         return sample, which
@@ -200,7 +202,7 @@ def distinct(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _pairs(kind: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The same of pairs of a kind and any number."""
     places, rank = distinct(number)
-    return distinct(kind * len(places) + rank)
+    return distinct(kind * len(places) + rank) if kind.any() else (places, rank)
 
 
 def _joined(sides: list[Cells]) -> np.ndarray:
@@ -211,10 +213,17 @@ def _joined(sides: list[Cells]) -> np.ndarray:
     return code
 
 
-def _linear(ufunc: np.ufunc, x: Cells, y: Cells) -> Cells:
+def _aligned(x: Cells, y: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(rows of x, rows of y, number of its row for each box)."""
+    if len(x.table) == 1 or len(y.table) == 1:
+        return x.table, y.table, y.kind if len(x.table) == 1 else x.kind
     sample, kind = distinct(_joined([x, y]))
-    table = ufunc(x.table[x.kind[sample]], y.table[y.kind[sample]])
-    return Cells(table, kind, ufunc(x.base, y.base))
+    return x.table[x.kind[sample]], y.table[y.kind[sample]], kind
+
+
+def _linear(ufunc: np.ufunc, x: Cells, y: Cells) -> Cells:
+    *rows, kind = _aligned(x, y)
+    return Cells(ufunc(*rows), kind, ufunc(x.base, y.base))
 
 
 def _negative(ufunc: np.ufunc, x: Cells) -> Cells:
@@ -241,26 +250,27 @@ def _by_modulus(ufunc: np.ufunc, x: Cells, y: Cells) -> Cells | None:
     return Cells(ufunc(table, modulus), kind, base)
 
 
-def _apart(x: Cells, y: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of two sides (one box of each kind, kind of each box, distance of the bases). Distances are cut to one beyond
+def _apart(x: Cells, y: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """The same, x's rows as they lie from y's, and by how much x's bases are greater. Distances are cut to one beyond
     what the tables can make up for: farther away the same side is larger."""
     reach = 1 + _magnitude(x.table) + _magnitude(y.table)
     distance = np.clip(x.base - y.base, -reach, reach)
-    sample, kind = _pairs(_joined([x, y]), distance)
-    return sample, kind, distance
+    x_rows, y_rows, kind = _aligned(x, y)
+    sample, kind_apart = _pairs(kind, distance)
+    own = kind[sample]
+    x_rows, y_rows = (rows if len(rows) == 1 else rows[own] for rows in (x_rows, y_rows))
+    return x_rows + distance[sample, None], y_rows, kind_apart, distance
 
 
 def _comparison(ufunc: np.ufunc, x: Cells, y: Cells) -> Cells:
-    sample, kind, distance = _apart(x, y)
-    table = ufunc(x.table[x.kind[sample]] + distance[sample, None], y.table[y.kind[sample]])
-    return Cells(table, kind, np.zeros_like(x.base))
+    x_rows, y_rows, kind, distance = _apart(x, y)
+    return Cells(ufunc(x_rows, y_rows), kind, np.zeros_like(distance))
 
 
 def _extreme(ufunc: np.ufunc, x: Cells, y: Cells) -> Cells:
-    sample, kind, distance = _apart(x, y)
-    table = ufunc(x.table[x.kind[sample]] + distance[sample, None], y.table[y.kind[sample]])
+    x_rows, y_rows, kind, distance = _apart(x, y)
     x_wins = (distance > 0) == (ufunc is np.maximum)
-    return Cells(table, kind, np.where(x_wins, x.base - distance, y.base))
+    return Cells(ufunc(x_rows, y_rows), kind, np.where(x_wins, x.base - distance, y.base))
 
 
 _RULES: dict[np.ufunc, Callable[..., Cells | None]] = {

@@ -20,7 +20,7 @@ from ._types import AXES, LARGEST, VIEW, grid_of
 __all__ = ["Found", "cut_view", "search"]
 
 _PAIRS_AT_ONCE = 1 << 15  # tile pairs of the coarsest level of the search
-_DECIDED_AT_ONCE = 1 << 17  # tile pairs that the rules are asked for at once
+_DECIDED_AT_ONCE = 3 << 16  # tile pairs that the rules are asked for at once
 _PAIR_BYTES = 41  # of a tile pair while it is refined
 _RUN_BYTES = 24
 _COARSER = 4  # boxes joined along an axis from one level of the search to the next
