@@ -10,6 +10,7 @@ Passes that only some backends need are made of the plan when they ask for them,
 
 from __future__ import annotations
 
+from ._imports import whole_imports
 from ._index_checks import check_lengths
 from ._limits import memory
 from .call import Call
@@ -17,11 +18,9 @@ from .patterns import Pattern
 from .patterns._check import integer, integers
 from .plan import Plan
 from .plan._budget import Budget
-from .plan._build import tile_pattern
 from .plan._cache import find, keep
 from .plan._sealed import seal
 from .plan._types import LARGEST_SIDE, TILE
-from .schedule.items import share_out
 
 __all__ = ["plan", "plan_for"]
 
@@ -93,6 +92,10 @@ def _compile(
     workers: int,
     budget: Budget,
 ) -> Plan:
+    with whole_imports:  # which plans that are kept do not need
+        from .plan._build import tile_pattern
+        from .schedule.items import share_out
+
     tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, budget)
     items = share_out(tiled, q_len, tile[0], workers)
     made = Plan(
