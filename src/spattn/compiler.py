@@ -68,9 +68,11 @@ def plan_for(
     tile: tuple[int, int] = TILE,
     workers: int = 1,
     max_bytes: int | None = None,
+    tile_by_tile: bool = False,
 ) -> Plan:
-    """The same for a call, with the tiles and the number of workers that suit a backend."""
-    return plan(
+    """The same for a call, with the tiles and the number of workers that suit a backend, which may write its lists out
+    tile by tile: `max_bytes` bounds that, too."""
+    made = plan(
         pattern,
         call.q_len,
         call.kv_len,
@@ -80,6 +82,9 @@ def plan_for(
         workers=workers,
         max_bytes=max_bytes,
     )
+    if tile_by_tile:
+        Budget(memory() if max_bytes is None else max_bytes).need_tiles(made.tiles)
+    return made
 
 
 def _compile(

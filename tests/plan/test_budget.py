@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import _limits
+from spattn import _limits, compiler
 from spattn import patterns as p
+from spattn.call import Call
 from spattn.plan._budget import Budget
+from spattn.testing import inputs
 
 TOO_LARGE = r"^pattern: expected a plan of at most max_bytes = (\d+) bytes, got one that needs at least (\d+)$"
 
@@ -98,6 +100,18 @@ def test_more_runs_than_a_plan_can_hold():
         budget.need_runs(2)
 
 
+def test_lists_that_are_written_out_count():
+    """For a backend whose kernels read tiles; a plan that is kept is refused as one that is made."""
+    call = Call.of(*inputs(1, 1, 1, 5000, 5000, 8))
+    made = compiler.plan_for(p.Causal(), call, tile_by_tile=True, max_bytes=1 << 20)
+    assert made.nbytes < 16 * made.tiles
+    with pytest.raises(ValueError, match=f"{TOO_LARGE[:-1]}"):
+        compiler.plan_for(p.Causal(), call, tile_by_tile=True, max_bytes=16 * made.tiles)
+    assert compiler.plan_for(p.Causal(), call, max_bytes=16 * made.tiles) is made
+    with pytest.raises(ValueError, match="^pattern: expected at most 2147483647 tiles on a GPU, got 2147483648;"):
+        Budget(10**12).need_tiles(2**31)
+
+
 @pytest.mark.footprint
 def test_six_billion_tiles(python):
     """10 million tokens, causal, have 6 · 10⁹ tiles, and 160,000 runs of them."""
@@ -114,7 +128,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 def test_the_limit_of_the_address_space_is_the_default(python):
     source = """
 import resource, spattn
-from spattn import _limits
+from spattn import _limits, compiler
 assert _limits.memory() > 1 << 30
 used = int(open("/proc/self/statm").read().split()[0]) * 4096
 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 __all__ = ["ListedCells"]
 
-_MOST_BLOCKS = 1 << 27  # of the blocks by which rectangles are asked, a bit each
+_MOST_BITS = (1 << 27) - 39  # a prime: of the blocks by which rectangles are asked
 
 
 class ListedCells:
@@ -48,12 +47,11 @@ class ListedCells:
         """Whether a cell of each rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` (inclusive) may be set.
 
         Blocks at least as long on either side as any rectangle are asked, of which each touches four at most: it may
-        say True where a cell is set beside the rectangle.
+        say True where a cell is set beside the rectangle, and where a block of a very large table shares the bit of
+        another one.
         """
         sides = (a_lo, a_hi), (b_lo, b_hi)
         levels = [int((hi - lo).max(initial=0)).bit_length() for lo, hi in sides]
-        while math.prod(self._blocks(levels)) > _MOST_BLOCKS:
-            levels = [level + 1 for level in levels]
         bits, (height, width) = self._bits(*levels), self._blocks(levels)
         rows, columns = (
             [np.clip(end >> level, 0, most - 1) for end in (ends if ((ends[0] ^ ends[1]) >> level).any() else ends[:1])]
@@ -61,7 +59,7 @@ class ListedCells:
         )
         found = np.zeros(np.broadcast(a_lo, b_lo).shape, bool)
         for a, b in itertools.product(rows, columns):
-            code = a * width + b
+            code = (a * width + b) % _MOST_BITS
             found |= (bits[code >> 3] >> (code & 7).astype(np.uint8) & 1).view(bool)
         return found & (a_lo <= a_hi) & (b_lo <= b_hi)
 
@@ -78,11 +76,11 @@ class ListedCells:
         return [max(0, n - 1 >> level) + 1 for n, level in zip(self._shape, levels, strict=True)]
 
     def _bits(self, *levels: int) -> np.ndarray:
-        """A bit for each block, in rows of blocks: whether a cell of it is set."""
+        """A bit for each block, in rows of blocks as far as there are bits: whether a cell of it is set."""
         if levels not in self._made:
             height, width = self._blocks(levels)
-            bits = np.zeros(-(-height * width // 8), np.uint8)
-            code = (self._row >> levels[0]) * width + (self._column >> levels[1])
+            bits = np.zeros(-(-min(height * width, _MOST_BITS) // 8), np.uint8)
+            code = ((self._row >> levels[0]) * width + (self._column >> levels[1])) % _MOST_BITS
             np.bitwise_or.at(bits, code >> 3, (1 << (code & 7)).astype(np.uint8))
             self._made[levels] = bits
         return self._made[levels]

@@ -7,6 +7,7 @@ from ._types import LARGEST
 __all__ = ["Budget"]
 
 _RUN_BYTES = 20  # of a plan's indices, key_view, mask and tile_indptr
+_TILE_BYTES = 32  # of a tile that a GPU's lists have: of what is written out, and of what a layout makes of it
 
 
 class Budget:
@@ -36,6 +37,12 @@ class Budget:
                 f"pattern: expected a plan of at most max_bytes = {self.max_bytes} bytes, got one that needs at least "
                 f"{nbytes}"
             )
+
+    def need_tiles(self, count: int) -> None:
+        """ValueError if lists of `count` tiles in all are too large to be written out."""
+        if count > LARGEST:
+            raise ValueError(f"pattern: expected at most {LARGEST} tiles on a GPU, got {count}; use a larger tile")
+        self.need(_TILE_BYTES * count)
 
     def need_runs(self, count: int) -> None:
         """ValueError if a plan with `count` runs of tiles more than it has is too large."""
