@@ -40,3 +40,9 @@ def test_rectangles_that_are_whole_blocks_are_known_exactly():
     a, b = (side.ravel() for side in np.indices((16, 32)))
     found = cells.any_in(4 * a, 4 * a + 3, 2 * b, 2 * b + 1)
     assert np.array_equal(found.reshape(16, 32), table.reshape(16, 4, 32, 2).any(axis=(1, 3)))
+
+
+def test_a_rectangle_across_blocks_meets_what_lies_behind_their_ends():
+    cells = ListedCells(np.array([8]), np.array([16]), (32, 32))
+    ends = np.array([7]), np.array([8]), np.array([15]), np.array([16])
+    assert cells.any_in(*ends).all() and not cells.any_in(ends[0], ends[0], ends[2], ends[2]).any()

@@ -186,6 +186,7 @@ WRONG = {  # what: (what is expected instead, changes)
     "ranges without runs": ("a range of tiles", {"tile_indptr": lambda e: np.append(e, e[-1] + 1)}),
     "no ranges": ("a range of tiles", {"tile_indptr": lambda e: e[:0]}),
     "a run beyond its view": ("key tiles of the view", {"tile_indptr": lambda e: put(..., -1, e[-1] + 10**6)(e)}),
+    "a run one tile beyond its view": ("key tiles of the view", {"tile_indptr": lambda e: put(..., -1, e[-1] + 1)(e)}),
     "a run beyond int32": ("runs of at least one tile", {"tile_indptr": lambda e: put(..., -1, 2**62)(e)}),
     "a list that is not sorted": ("sorted lists", {"indices": _falling}),
     "key views in another order": ("numbers of key views", {"key_view": lambda k: 1 - np.minimum(k, 1)}),
