@@ -1,7 +1,7 @@
 """A predicate evaluated on whole tiles at once.
 
-``pattern.allows(q, k)`` is called with symbolic positions. What depends on one side only is computed concretely for
-every cell of that side (O(q_len) work); where both sides meet, two things are tracked for every tile pair:
+``pattern.allows(q, k)`` is called with symbolic positions. What depends on one side only is known in every cell of that
+side, each kind of box stored once (``_cells.py``); where both sides meet, two things are tracked for every tile pair:
 
 - an interval ``[lo, hi]`` (with a step: every value is ``lo`` modulo ``step``), so that a comparison can be *never* or
   *always* true on a tile, and
