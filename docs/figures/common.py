@@ -9,6 +9,7 @@ from matplotlib.colors import ListedColormap
 import spattn
 from spattn import patterns as sp
 from spattn.plan import positions
+from spattn.plan._types import tile_lists
 
 INK, TILE, PAPER = "#1f3a5f", "#cfdcec", "#ffffff"
 CELLS = ListedColormap([PAPER, TILE, INK])
@@ -38,9 +39,10 @@ def visited(plan, component, q_order, k_order):
     for tile in range(c["query_tiles"]):
         q = positions(plan.views[c["query_view"]], np.array([tile]))[0][0]
         row = c["first_row"] + tile
-        for e in range(plan.indptr[row], plan.indptr[row + 1]):
-            view = plan.views[c["key_view"] + plan.key_view[e]]
-            k = positions(view, plan.indices[e : e + 1])[0][0]
+        lists = tile_lists(plan)
+        for e in range(lists.indptr[row], lists.indptr[row + 1]):
+            view = plan.views[c["key_view"] + lists.key_view[e]]
+            k = positions(view, lists.indices[e : e + 1])[0][0]
             allowed = np.broadcast_to(plan.pattern.allows(q[:, None], k[None, :]), (len(q), len(k)))
             at = np.ix_([q_at[p] for p in q], [k_at[p] for p in k])
             picture[at] = np.maximum(picture[at], 1 + allowed)

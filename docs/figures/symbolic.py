@@ -5,7 +5,8 @@ from common import figure
 from matplotlib.colors import ListedColormap
 
 from spattn import patterns as sp
-from spattn.plan._symbolic import Boxes, TilePairs
+from spattn.plan._cells import Cells
+from spattn.plan._symbolic import TilePairs
 
 n = 4096
 pattern = sp.SlidingWindow(700, 0) | sp.Sinks(128)
@@ -15,7 +16,7 @@ made, axes = figure(3, height=3.6)
 known = None
 for axis, box in zip(axes, (1024, 256, 64), strict=True):
     count = n // box
-    boxes = Boxes(np.arange(n).reshape(count, box))
+    boxes = Cells.listed(np.arange(n).reshape(count, box))
     q_box, k_box = (a.reshape(-1) for a in np.indices((count, count)))
     result = TilePairs(boxes, boxes, q_box, k_box, with_keys=False).evaluate(pattern)
     verdict = np.where(result.lo > 0, always, np.where(result.hi > 0, undecided, never)).reshape(count, count)

@@ -6,6 +6,7 @@ from matplotlib.patches import Rectangle
 
 from spattn import patterns as sp
 from spattn.plan import positions
+from spattn.plan._types import tile_lists
 
 side, tile = 128, (128, 64)
 pattern = sp.Neighborhood((side, side), 13)
@@ -18,10 +19,11 @@ def reads(plan, position):
     q, valid = positions(q_view, np.arange(q_view["tiles"]))
     query_tile = int(np.nonzero((q == position).any(axis=1))[0][0])
     queries = q[query_tile][valid[query_tile]]
-    entries = range(plan.indptr[c["first_row"] + query_tile], plan.indptr[c["first_row"] + query_tile + 1])
+    lists = tile_lists(plan)
+    entries = range(*lists.indptr[c["first_row"] + query_tile :][:2])
     picture = np.zeros(side * side, dtype=int)
     for e in entries:
-        k, real = positions(plan.views[c["key_view"] + plan.key_view[e]], plan.indices[e : e + 1])
+        k, real = positions(plan.views[c["key_view"] + lists.key_view[e]], lists.indices[e : e + 1])
         picture[k[real]] = 1
     needed = pattern.allows(queries[:, None], np.arange(side * side)[None, :]).any(axis=0)
     picture[needed] = 2

@@ -298,8 +298,9 @@ def plan(
         If the backend asked for cannot run here.
     ValueError
         If the pattern does not fit the lengths, the batch or the heads; if a number is out of range; if the plan would
-        have 2³¹ tiles or more, or takes at least a number of bytes, which the message says, that `max_bytes` does not
-        allow; if ``pattern.parts()`` has a lattice that leaves the sequence or visits a position twice.
+        have 2³¹ runs of tiles or more (on a GPU: tiles), or takes at least a number of bytes, which the message says,
+        that `max_bytes` does not allow; if ``pattern.parts()`` has a lattice that leaves the sequence or visits a
+        position twice.
 
     Notes
     -----

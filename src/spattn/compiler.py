@@ -10,18 +10,17 @@ Passes that only some backends need are made of the plan when they ask for them,
 
 from __future__ import annotations
 
+from ._imports import whole_imports
 from ._index_checks import check_lengths
 from ._limits import memory
 from .call import Call
 from .patterns import Pattern
 from .patterns._check import integer, integers
 from .plan import Plan
-from .plan._build import tile_pattern
+from .plan._budget import Budget
 from .plan._cache import find, keep
 from .plan._sealed import seal
-from .plan._tiling import Budget
 from .plan._types import LARGEST_SIDE, TILE
-from .schedule.items import share_out
 
 __all__ = ["plan", "plan_for"]
 
@@ -69,9 +68,11 @@ def plan_for(
     tile: tuple[int, int] = TILE,
     workers: int = 1,
     max_bytes: int | None = None,
+    tile_by_tile: bool = False,
 ) -> Plan:
-    """The same for a call, with the tiles and the number of workers that suit a backend."""
-    return plan(
+    """The same for a call, with the tiles and the number of workers that suit a backend, which may write its lists out
+    tile by tile: `max_bytes` bounds that, too."""
+    made = plan(
         pattern,
         call.q_len,
         call.kv_len,
@@ -81,6 +82,9 @@ def plan_for(
         workers=workers,
         max_bytes=max_bytes,
     )
+    if tile_by_tile:
+        Budget(memory() if max_bytes is None else max_bytes).need_tiles(made.tiles)
+    return made
 
 
 def _compile(
@@ -93,6 +97,10 @@ def _compile(
     workers: int,
     budget: Budget,
 ) -> Plan:
+    with whole_imports:  # which plans that are kept do not need
+        from .plan._build import tile_pattern
+        from .schedule.items import share_out
+
     tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, budget)
     items = share_out(tiled, q_len, tile[0], workers)
     made = Plan(
@@ -104,6 +112,7 @@ def _compile(
         views=tiled.views,
         components=tiled.components,
         indptr=tiled.indptr,
+        tile_indptr=tiled.tile_indptr,
         indices=tiled.indices,
         key_view=tiled.key_view,
         mask=tiled.mask,

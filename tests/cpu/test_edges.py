@@ -42,9 +42,12 @@ def backwards(made):
     view["offset"] += view["stride"][2] * (view["extent"][2] - 1)
     view["stride"][2] *= -1
     views[number] = view
+    count = np.diff(made.tile_indptr)
     for begin, end in zip(made.indptr[:-1], made.indptr[1:], strict=True):
-        indices[begin:end] = (view["tiles"] - 1 - indices[begin:end])[::-1]
-    return dataclasses.replace(made, views=views, indices=indices, pattern=None)
+        indices[begin:end] = (view["tiles"] - indices[begin:end] - count[begin:end])[::-1]
+        count[begin:end] = count[begin:end][::-1]
+    starts = np.append(0, np.cumsum(count))
+    return dataclasses.replace(made, views=views, indices=indices, tile_indptr=starts, pattern=None)
 
 
 @pytest.mark.parametrize("isa", cpu.instruction_sets())

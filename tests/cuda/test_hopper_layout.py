@@ -14,6 +14,7 @@ from spattn.cuda import hopper
 from spattn.cuda.forward_pass import ForwardPass
 from spattn.cuda.hopper.layout import fragment_masks, make_layout
 from spattn.plan import positions
+from spattn.plan._types import tile_lists
 
 CASES = [
     (patterns.Full(), 300, 300),
@@ -47,7 +48,7 @@ def cells(spec, view, corner, box):
 @pytest.mark.parametrize("pattern, q_len, kv_len", CASES, ids=lambda c: repr(c) if not isinstance(c, int) else str(c))
 def test_maps_read_the_cells_of_the_plan(pattern, q_len, kv_len, tile):
     made = plan(pattern, q_len, kv_len, tile=tile, workers=4)
-    layout = make_layout(made)
+    layout, lists = make_layout(made), tile_lists(made)
     specs = layout.query_specs + layout.key_specs
     for item, work in zip(layout.work, made.work, strict=True):
         component = made.components[work["component"]]
@@ -64,7 +65,7 @@ def test_maps_read_the_cells_of_the_plan(pattern, q_len, kv_len, tile):
             view = layout.key_views[number]
             spec = specs[view["map"] // 2]
             found = cells(spec, view, [entry[a] for a in "xyz"], spec.box)
-            assert_same_cells(found, made.views[number], made.indices[e])
+            assert_same_cells(found, made.views[number], lists.indices[e])
 
 
 def assert_same_cells(found, view, tile):

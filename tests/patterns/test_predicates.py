@@ -146,7 +146,7 @@ def test_huge_values_in_a_predicate(allows):
 
 def test_keys_of_pairs_do_not_wrap():
     one, other = np.array([0, 4, 4]), np.array([0, 0, 2**62 - 1])  # 4 · 2⁶² wraps to 0
-    assert combine(one, other).tolist() == [0, 1, 2]
+    assert len(set(combine(one, other).tolist())) == 3
 
 
 def test_union_with_a_predicate_that_has_no_closed_form():

@@ -7,6 +7,7 @@ import pytest
 from spattn import patterns as p
 from spattn import plan
 from spattn.patterns import Lattice, Part
+from spattn.plan import _search
 from spattn.plan import _tiling as tiling
 from spattn.plan._tiling import choose_box
 from spattn.plan._types import grid_of
@@ -42,7 +43,8 @@ def pairs_asked(monkeypatch):
             asked.append(len(self.query_box))
             return super().evaluate(pattern)
 
-    monkeypatch.setattr(tiling, "TilePairs", Counting)
+    for module in (_search, tiling):
+        monkeypatch.setattr(module, "TilePairs", Counting)
     return asked
 
 
@@ -50,13 +52,13 @@ def pairs_asked(monkeypatch):
 def test_cost_follows_the_tiles_found(pattern, pairs_asked):
     """Of 512 × 512 pairs of tiles (for one residue class a fifth each way), few are ever looked at."""
     made = plan(pattern, 512 * 64, tile=(64, 64), workers=5)
-    assert sum(pairs_asked) < tiling._PAIRS_AT_ONCE + 8 * made.tiles
+    assert sum(pairs_asked) < _search._PAIRS_AT_ONCE + 8 * made.tiles
 
 
 @pytest.mark.parametrize("grid", [(40, 50), (9, 10, 21)], ids=str)
 def test_coarse_levels_find_every_tile(grid, monkeypatch):
     """Boxes of several axes whose numbers of children differ, and from queries to keys."""
-    monkeypatch.setattr(tiling, "_PAIRS_AT_ONCE", 8)
+    monkeypatch.setattr(_search, "_PAIRS_AT_ONCE", 8)
     tokens = math.prod(grid)
     pattern = p.Neighborhood(grid, (5,) * len(grid))
     for q_len, tile in ((tokens, (32, 64)), (tokens // 3, (7, 64))):

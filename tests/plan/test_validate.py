@@ -98,12 +98,23 @@ def _half_boxes(views):
     views["box"][number, 2], views["grid"][number, 2], views["tiles"][number] = 32, grid, grid
 
 
-def _falling(indices):
-    """Two neighbours of a list change places."""
+def _neighbours():
+    """A run that another one of its list and its view follows."""
     plan = good_plan()
     row = np.repeat(np.arange(len(plan.indptr) - 1), np.diff(plan.indptr))
-    at = np.nonzero((np.diff(row) == 0) & (np.diff(plan.key_view) == 0))[0][0]
+    return np.nonzero((np.diff(row) == 0) & (np.diff(plan.key_view) == 0))[0][0]
+
+
+def _falling(indices):
+    """Two neighbours of a list change places."""
+    at = _neighbours()
     indices[at : at + 2] = indices[at : at + 2][::-1]
+
+
+def _overlapping(tile_indptr):
+    """The first of two neighbours has the first tile of the second one, too."""
+    at, indices = _neighbours(), good_plan().indices
+    tile_indptr[at + 1 :] += indices[at + 1] - indices[at] + 1 - (tile_indptr[at + 1] - tile_indptr[at])
 
 
 def _empty_first(work):
@@ -168,6 +179,15 @@ WRONG = {  # what: (what is expected instead, changes)
         {"components": lambda c: put("first_row", -1, c["first_row"][-1] - 1)(c)},
     ),
     "a family of different views": ("one shape", {"views": _another_shape}),
+    "a run of no tile": ("runs of at least one tile", {"tile_indptr": lambda e: put(..., 2, e[1])(e)}),
+    "runs that go back": ("runs of at least one tile", {"tile_indptr": lambda e: put(..., 2, e[1] - 1)(e)}),
+    "a run that reaches into the next": ("sorted lists", {"tile_indptr": _overlapping}),
+    "runs that do not start at 0": ("a range of tiles", {"tile_indptr": lambda e: e + 1}),
+    "ranges without runs": ("a range of tiles", {"tile_indptr": lambda e: np.append(e, e[-1] + 1)}),
+    "no ranges": ("a range of tiles", {"tile_indptr": lambda e: e[:0]}),
+    "a run beyond its view": ("key tiles of the view", {"tile_indptr": lambda e: put(..., -1, e[-1] + 10**6)(e)}),
+    "a run one tile beyond its view": ("key tiles of the view", {"tile_indptr": lambda e: put(..., -1, e[-1] + 1)(e)}),
+    "a run beyond int32": ("runs of at least one tile", {"tile_indptr": lambda e: put(..., -1, 2**62)(e)}),
     "a list that is not sorted": ("sorted lists", {"indices": _falling}),
     "key views in another order": ("numbers of key views", {"key_view": lambda k: 1 - np.minimum(k, 1)}),
     "a key view before the first": ("numbers of key views, got another in key_view", {"key_view": put(..., 0, -1)}),

@@ -8,6 +8,7 @@ import pytest
 from spattn import patterns, plan
 from spattn.cuda.hopper.layout import make_layout
 from spattn.plan import positions, validate
+from spattn.plan._types import tile_lists
 from spattn.schedule.pack_heads import pack_heads
 
 CASES = {
@@ -24,16 +25,16 @@ CASES = {
 
 def pairs(plan, variant):
     """(q_len, kv_len) how often the items of a variant allow each pair, and {workspace row: row}."""
-    count, rows_of = np.zeros((plan.q_len, plan.kv_len), int), {}
+    count, rows_of, lists = np.zeros((plan.q_len, plan.kv_len), int), {}, tile_lists(plan)
     for item in plan.work[slice(*plan.work_indptr[variant : variant + 2])]:
         component = plan.components[item["component"]]
         row, real = (x[0] for x in positions(plan.views[component["query_view"]], np.array([item["query_tile"]])))
         for e in range(item["begin"], item["end"]):
-            view = plan.views[component["key_view"] + plan.key_view[e]]
-            key, there = (x[0] for x in positions(view, plan.indices[e : e + 1]))
+            view = plan.views[component["key_view"] + lists.key_view[e]]
+            key, there = (x[0] for x in positions(view, lists.indices[e : e + 1]))
             allowed = np.ones((plan.block_q, plan.block_kv), bool)
-            if plan.mask[e] >= 0:
-                words = plan.masks[plan.mask[e]].astype("<u8").view(np.uint8)
+            if lists.mask[e] >= 0:
+                words = plan.masks[lists.mask[e]].astype("<u8").view(np.uint8)
                 allowed = np.unpackbits(words, axis=1, bitorder="little").astype(bool)
             np.add.at(count, (row[real][:, None], key[None, there]), allowed[real][:, there].astype(int))
         if item["slot"] >= 0:

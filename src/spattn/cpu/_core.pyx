@@ -33,7 +33,7 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         int32_t variant
 
     cdef struct Work:
-        int32_t slot
+        int64_t slot
 
     cdef struct Unit:
         int64_t batch, head_kv, first, last, begin, end, offset
@@ -41,6 +41,8 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
     cdef struct Plan:
         const View* views
         const Component* components
+        const int32_t* indptr
+        const int64_t* tile_indptr
         const int32_t* indices
         const int32_t* key_view
         const int32_t* mask
@@ -202,6 +204,8 @@ cdef class Prepared:
         to.block_q, to.block_kv, to.slots = plan.block_q, plan.block_kv, plan.slots
         to.views = <const View*>cnp.PyArray_DATA(plan.views)
         to.components = <const Component*>cnp.PyArray_DATA(plan.components)
+        to.indptr = <const int32_t*>cnp.PyArray_DATA(plan.indptr)
+        to.tile_indptr = <const int64_t*>cnp.PyArray_DATA(plan.tile_indptr)
         to.indices = <const int32_t*>cnp.PyArray_DATA(plan.indices)
         to.key_view = <const int32_t*>cnp.PyArray_DATA(plan.key_view)
         to.mask = <const int32_t*>cnp.PyArray_DATA(plan.mask)

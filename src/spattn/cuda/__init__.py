@@ -159,7 +159,7 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan
     blocks = gpu.sm_count * (1 if _decodes(gpu, call) else _BLOCKS_PER_SM)
     workers = max(1, -(-blocks // max(1, call.batch * call.heads_q)))
     shape = tile(call.dtype, call.head_dim, call.head_dim_v, gpu.ordinal)
-    return compiler.plan_for(pattern, call, shape, workers, max_bytes)
+    return compiler.plan_for(pattern, call, shape, workers, max_bytes, tile_by_tile=True)
 
 
 def _decodes(gpu: device.Device, call: Call) -> bool:

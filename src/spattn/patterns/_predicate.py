@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from ._pattern import Pattern
 
-__all__ = ["NO_TRUTH_VALUE", "allowed", "apply", "member"]
+__all__ = ["NO_TRUTH_VALUE", "allowed", "apply", "member", "rank"]
 
 NO_TRUTH_VALUE = (
     "allows(): expected &, | and ~, np.minimum and np.maximum of arrays of positions, got 'and', 'or', 'not', 'if', "
@@ -100,3 +100,22 @@ def member(table: np.ndarray, positions: Any) -> Any:
     """
     decide = getattr(positions, "member", None)
     return decide(table) if decide is not None else np.isin(positions, table)
+
+
+def rank(table: np.ndarray, positions: Any) -> Any:
+    """How many numbers of the sorted integer array `table` each position, or difference of positions, has reached.
+
+    Parameters
+    ----------
+    table : (n,) int64 array
+        Sorted.
+    positions : int or int array
+        As for :func:`member`.
+
+    Returns
+    -------
+    int array
+        While planning, an object with the same operators.
+    """
+    count = getattr(positions, "rank", None)
+    return count(table) if count is not None else np.searchsorted(table, positions, side="right")

@@ -11,10 +11,10 @@ from .._cached import cached_property
 from .._imports import whole_imports
 from ..index_set import Runs
 from ._check import reach
+from ._listed_cells import ListedCells
 from ._parameters import Count, Positive, Word
 from ._pattern import Pattern
 from ._registry import register
-from ._table import BlockTable
 
 __all__ = ["BigBird"]
 
@@ -171,11 +171,9 @@ class _Bound(Pattern):
         return self.pattern.draw(np.arange(self.blocks), self.blocks)
 
     @cached_property
-    def table(self) -> BlockTable:
-        cells = np.zeros((self.blocks, self.blocks), dtype=bool)
+    def table(self) -> ListedCells:
         row, slot = np.nonzero(self.drawn >= 0)
-        cells[row, self.drawn[row, slot]] = True
-        return BlockTable(cells)
+        return ListedCells(row, self.drawn[row, slot], (self.blocks, self.blocks))
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         return self if kv_len == self.kv_len else self.pattern.bind(q_len, kv_len)

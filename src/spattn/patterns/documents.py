@@ -10,13 +10,14 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from .._cached import cached_property
 from .._index_checks import LONGEST
 from ..index_set import Runs
 from ._check import assign, integer, integers, reach
 from ._content import frozen_array
 from ._parameters import Count
 from ._pattern import Pattern
-from ._predicate import apply
+from ._predicate import rank
 from ._registry import register
 from .intervals import RowIntervals
 
@@ -158,6 +159,7 @@ class Documents(Pattern):
             return self
         return Documents(self._entries()[check_batch(batch, len(self.lengths))])
 
+    @cached_property
     def _ends(self) -> np.ndarray:
         entries = self._entries()
         if len(entries) > 1:
@@ -165,15 +167,11 @@ class Documents(Pattern):
         return np.cumsum(entries[0], dtype=np.int64)
 
     def allows(self, q: Any, k: Any) -> Any:
-        ends = self._ends()
-
-        def document(positions: np.ndarray) -> np.ndarray:
-            return np.where(positions < 0, -1, np.searchsorted(ends, positions, side="right"))
-
-        return (apply(document, q) == apply(document, k)) & (k < (ends[-1] if len(ends) else 0))
+        starts = np.append(0, self._ends)
+        return (rank(starts, q) == rank(starts, k)) & (k < starts[-1])
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
-        ends = self._ends()
+        ends = self._ends
         number = np.searchsorted(ends, q, side="right")
         present = (q >= 0) & (number < len(ends))
         bounds = np.concatenate([[0], ends, [0]])

@@ -15,7 +15,8 @@ from .._ragged import offsets
 from ..patterns import Ends, Full, Lattice, Part, Pattern
 from ..patterns._check import integer, integers
 from ..patterns._lattice import whole_lattices
-from ._tiling import Budget, Masks, find_tiles, make_view
+from ._budget import Budget
+from ._tiling import Masks, find_tiles, make_view
 from ._types import AXES, COMPONENT, LARGEST, VIEW
 
 __all__ = ["Tiled", "repeats", "tile_pattern"]
@@ -32,6 +33,7 @@ class Tiled:
     views: np.ndarray
     components: np.ndarray
     indptr: np.ndarray
+    tile_indptr: np.ndarray
     indices: np.ndarray
     key_view: np.ndarray
     mask: np.ndarray
@@ -88,8 +90,8 @@ class _Builder:
         self.budget = budget
         self.views = [np.zeros(0, VIEW)]
         self.components = [np.zeros(0, COMPONENT)]
-        self.counts: list[np.ndarray] = []  # tiles of each list
-        self.entries: list[tuple[np.ndarray, ...]] = []  # (key tile, key view, mask)
+        self.counts: list[np.ndarray] = []  # runs of each list
+        self.runs: list[tuple[np.ndarray, ...]] = []  # (tiles, first key tile, key view, mask)
         self.view_count = self.rows = self.nnz = 0
         self.variant_components = [0]
         self.least: int | None = 1
@@ -114,13 +116,13 @@ class _Builder:
         found = []
         for index, (part, key_view) in enumerate(zip(parts, key_views, strict=True)):
             tiles = find_tiles(part.pattern, query_view, key_view, first, self.masks, self.budget)
-            self.budget.add_tiles(len(tiles.key_tile))
+            self.budget.add_runs(len(tiles.key_tile))
             self.nnz += tiles.nnz * len(part.shifts)
             number = np.broadcast_to(np.int32(index), len(tiles.key_tile))
-            found.append((tiles.query_tile, tiles.key_tile, number, tiles.mask))
-        query_tile, *entries = found[0] if len(found) == 1 else _joined(found)
+            found.append((tiles.query_tile, tiles.length, tiles.key_tile, number, tiles.mask))
+        query_tile, *runs = found[0] if len(found) == 1 else _joined(found)
         self.counts.append(np.diff(np.searchsorted(query_tile, np.arange(int(query_view["tiles"]) + 1))))
-        self.entries.append(tuple(entries))
+        self.runs.append(tuple(runs))
         moves = np.concatenate([shifts[:1, :, 0], shifts[:, :, 1]])
         self._add_components(np.array([query_view, *key_views], VIEW), moves)
         return shifts.shape[1]
@@ -142,15 +144,15 @@ class _Builder:
 
     def finish(self, index: np.ndarray) -> Tiled:
         """The tables, which take over one array after the other."""
-        none = (np.zeros(0, np.int32),) * 3
-        key_tile, key_view, mask = (
-            frozen(np.concatenate(column, dtype=np.int32)) for column in zip(none, *self.entries, strict=True)
-        )
+        none = (np.zeros(0, np.int32),) * 4
+        count, *columns = (np.concatenate(column) for column in zip(none, *self.runs, strict=True))
+        indices, key_view, mask = (frozen(column.astype(np.int32)) for column in columns)
         return Tiled(
             np.concatenate(self.views),
             np.concatenate(self.components),
             offsets(np.concatenate([np.zeros(0, np.int64), *self.counts])).astype(np.int32),
-            key_tile,
+            offsets(count),
+            indices,
             key_view,
             mask,
             frozen(self.masks.array()),
@@ -162,7 +164,7 @@ class _Builder:
 
 
 def _joined(found: Sequence[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
-    """The tiles of several pieces, each of which has them in order, by query tile, piece and key tile."""
+    """The runs of several pieces, each of which has them in order, by query tile, piece and key tile."""
     columns = [np.concatenate(column) for column in zip(*found, strict=True)]
     order = np.argsort(columns[0], kind="stable")
     return [column[order] for column in columns]

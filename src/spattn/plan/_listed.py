@@ -9,7 +9,8 @@ import numpy as np
 
 from .._ragged import ramp
 from ..patterns import Pattern
-from ._tiling import Budget, Masks, Tiles
+from ._budget import Budget
+from ._tiling import Masks, Tiles, join_runs
 
 __all__ = ["tiles_of_pairs"]
 
@@ -41,12 +42,12 @@ def tiles_of_pairs(pattern: Pattern, query: np.void, key: np.void, shift: int, m
     while first < int(query["tiles"]):
         strip = _strip(pattern, query, key, shift, range(first, first + at_once), masks.tile)
         tiles, nnz = tiles + len(strip.first), nnz + len(strip.cell)
-        budget.need_tiles(tiles)
+        budget.need_runs(tiles)
         found.append((strip.query_tile, strip.key_tile, _masks_of(strip, single, masks)))
         first += at_once
         at_once = min(max(at_once * _PAIRS_AT_ONCE // max(len(strip.cell), 1), 1), 4 * at_once)
     query_tile, key_tile, mask = (np.concatenate(column) for column in zip(*found, strict=True))
-    return Tiles(query_tile, key_tile, mask, nnz)
+    return Tiles(*join_runs(query_tile, key_tile, np.ones(len(mask), np.int64), mask), nnz)
 
 
 def _strip(pattern: Pattern, query: np.void, key: np.void, shift: int, tiles: range, tile: tuple[int, int]) -> _Strip:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from ._cells import MOST, evaluate
 from ._symbolic import (
-    MOST,
     NoRule,
     OneSide,
     Pair,
@@ -23,7 +23,6 @@ from ._symbolic import (
     boolean,
     combine,
     truth,
-    unique_rows,
     within_range,
 )
 
@@ -35,7 +34,7 @@ def _sum(sign: int) -> Rule:
         x, y = as_pair(pairs, a), as_pair(pairs, b)
         lo, hi = (x.lo + y.lo, x.hi + y.hi) if sign > 0 else (x.lo - y.hi, x.hi - y.lo)
         if pairs.with_keys and isinstance(a, OneSide) and isinstance(b, OneSide):
-            (shape_a, base_a), (shape_b, base_b) = a.shape_and_base, b.shape_and_base
+            (shape_a, base_a), (shape_b, base_b) = a.integers.shape_and_base, b.integers.shape_and_base
             # The two constants matter through their sum only: this is what makes a window's tiles equal everywhere.
             key = combine(combine(shape_a[a.box], shape_b[b.box]), base_a[a.box] + sign * base_b[b.box])
         else:
@@ -93,7 +92,7 @@ def _remainder(pairs: TilePairs, a: Any, m: Any) -> Pair:
 def _residue_key(pairs: TilePairs, x: Any, m: int) -> np.ndarray | None:
     """A key of tile pairs on which `x` is the same modulo `m` in every cell."""
     if isinstance(x, OneSide) and pairs.with_keys:
-        return unique_rows(x.integers % m)[1][x.box]
+        return combine(*(of_box[x.box] for of_box in evaluate(np.remainder, (x.integers, m)).shape_and_base))
     return _remainder(pairs, x, m).key
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from .._cached import Recent
 from .._frozen import frozen
+from .._imports import whole_imports
 from ._types import Plan
-from ._validate import check
 
 __all__ = ["Sealed", "moved", "moved_plan", "seal", "sealed", "sealed_for", "validate"]
 
@@ -61,6 +61,9 @@ def sealed(plan: Plan) -> Sealed:
         raise TypeError(f"plan: expected a Plan, got {type(plan).__name__}")
     found = vars(plan).get("_sealed")
     if found is None:
+        with whole_imports:  # which plans that spattn makes do not need
+            from ._validate import check
+
         copy = _copy(plan)
         check(copy)
         found = vars(plan).setdefault("_sealed", copy)

@@ -1,7 +1,7 @@
 """A predicate evaluated on whole tiles at once.
 
-``pattern.allows(q, k)`` is called with symbolic positions. What depends on one side only is computed concretely for
-every cell of that side (O(q_len) work); where both sides meet, two things are tracked for every tile pair:
+``pattern.allows(q, k)`` is called with symbolic positions. What depends on one side only is known in every cell of that
+side, each kind of box stored once (``_cells.py``); where both sides meet, two things are tracked for every tile pair:
 
 - an interval ``[lo, hi]`` (with a step: every value is ``lo`` modulo ``step``), so that a comparison can be *never* or
   *always* true on a tile, and
@@ -25,13 +25,13 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from .._cached import cached_property
 from ..patterns._predicate import NO_TRUTH_VALUE, allowed
+from ._cells import MOST, Cells, distinct, evaluate
 
 if TYPE_CHECKING:
     from ..patterns import Pattern
     from ..patterns._table import BlockTable
 
 _INT64, _BOOL = np.dtype(np.int64), np.dtype(bool)
-MOST = 1 << 61  # the largest value that is followed: sums and differences of two stay within int64
 _TRIED = 64  # positions of either side on which a predicate shows whether it is at fault itself
 
 
@@ -40,18 +40,11 @@ class NoRule(TypeError):
 
 
 @dataclass(frozen=True, eq=False)
-class Boxes:
-    """Positions of the boxes of one view: (boxes, cells) int64, padding repeating a real cell."""
-
-    positions: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
 class TilePairs:
     """The tile pairs under consideration: pair n joins query box ``query_box[n]`` and key box ``key_box[n]``."""
 
-    query: Boxes
-    key: Boxes
+    query: Cells
+    key: Cells
     query_box: np.ndarray
     key_box: np.ndarray
     with_keys: bool
@@ -60,8 +53,8 @@ class TilePairs:
 
     def evaluate(self, pattern: Pattern) -> Pair:
         """The predicate on these pairs; TypeError where it does not return truth values."""
-        q = OneSide(self, self.query_box, self.query.positions)
-        k = OneSide(self, self.key_box, self.key.positions)
+        q = OneSide(self, self.query_box, self.query)
+        k = OneSide(self, self.key_box, self.key)
         return truth(self, allowed(pattern, q, k))
 
 
@@ -80,10 +73,11 @@ class Symbolic(NDArrayOperatorsMixin):
         if method != "__call__" or kwargs or not all(isinstance(x, Symbolic) or np.ndim(x) == 0 for x in inputs):
             return NotImplemented
         first = symbols[0]
-        if isinstance(first, OneSide) and all(isinstance(x, OneSide) and x.box is first.box for x in symbols):
-            return OneSide(first.pairs, first.box, ufunc(*(x.values if isinstance(x, OneSide) else x for x in inputs)))
         if ufunc.nout != 1:
             return NotImplemented
+        if isinstance(first, OneSide) and all(isinstance(x, OneSide) and x.box is first.box for x in symbols):
+            operands = tuple(x.cells if isinstance(x, OneSide) else x for x in inputs)
+            return OneSide(first.pairs, first.box, evaluate(ufunc, operands))
         from ._rules import rule_of  # which are of symbols, and planning alone needs
 
         try:
@@ -98,7 +92,8 @@ class Symbolic(NDArrayOperatorsMixin):
         """
         if not isinstance(self, OneSide) or not isinstance(k, OneSide):
             raise error
-        allowed(pattern, self.values[:1, :_TRIED, None], k.values[:1, None, :_TRIED])
+        tried = (side.cells.take(np.arange(1)).values[:, :_TRIED] for side in (self, k))
+        allowed(pattern, *(x.reshape(shape) for x, shape in zip(tried, ((1, -1, 1), (1, 1, -1)), strict=True)))
         self.pairs.unfollowed.append(str(error))
         return undecided(self.pairs, np.arange(len(self.pairs.query_box)) if self.pairs.with_keys else None)
 
@@ -112,7 +107,7 @@ class Symbolic(NDArrayOperatorsMixin):
         """Two-sided look-up in a BlockTable."""
         pairs = self.pairs
         if isinstance(a, OneSide) and isinstance(b, OneSide) and a.box is b.box:
-            return OneSide(pairs, a.box, table.contains(a.values, b.values))
+            return OneSide(pairs, a.box, Cells.listed(table.contains(a.cells.values, b.cells.values)))
         x, y = as_pair(pairs, a), as_pair(pairs, b)
         lo, hi = table.all_in(x.lo, x.hi, y.lo, y.hi), table.any_in(x.lo, x.hi, y.lo, y.hi)
         return boolean(pairs, lo, hi, _excerpt_key(table, a, b, x, y))
@@ -132,42 +127,40 @@ class OneSide(Symbolic):
 
     pairs: TilePairs
     box: np.ndarray
-    values: np.ndarray
+    cells: Cells
 
     @property
     def dtype(self) -> np.dtype:  # type: ignore[override]
-        return self.values.dtype
+        return self.cells.dtype
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> OneSide:
         """`function` of every cell."""
-        return OneSide(self.pairs, self.box, function(self.values))
+        return OneSide(self.pairs, self.box, self.cells.map(function))
 
     def member(self, table: np.ndarray) -> OneSide:
         """Whether each cell is in the sorted `table`."""
+        if np.can_cast(self.dtype, np.int64):
+            return OneSide(self.pairs, self.box, self.cells.member(table))
         return self.map(lambda x: np.isin(x, table))
 
+    def rank(self, table: np.ndarray) -> OneSide | Pair:
+        """How many numbers of the sorted `table` each cell has reached: of intervals their ends alone are looked up."""
+        if self.pairs.with_keys:
+            return OneSide(self.pairs, self.box, self.integers.rank(table))
+        return as_pair(self.pairs, self).rank(table)
+
     @cached_property
-    def integers(self) -> np.ndarray:
+    def integers(self) -> Cells:
         """The values as int64; NoRule for fractions, for which steps and shapes mean nothing, and for uint64."""
-        if not np.can_cast(self.values.dtype, np.int64):
-            raise NoRule(f"{self.values.dtype} values where query and key meet")
-        return self.values.astype(np.int64, copy=False)
+        cells = self.cells
+        if not np.can_cast(cells.dtype, np.int64):
+            raise NoRule(f"{cells.dtype} values where query and key meet")
+        return Cells(cells.table.astype(np.int64, copy=False), cells.kind, cells.base)
 
     @cached_property
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
         """Smallest and largest value of each box."""
-        return within_range(self.integers.min(axis=1), self.integers.max(axis=1))
-
-    @cached_property
-    def step(self) -> int:
-        """All values of a box are equal modulo this (0: they are equal)."""
-        return int(np.gcd.reduce(np.diff(self.integers, axis=1), axis=None)) if self.integers.shape[1] > 1 else 0
-
-    @cached_property
-    def shape_and_base(self) -> tuple[np.ndarray, np.ndarray]:
-        """Each box as (number of its shape, first value): boxes of one shape differ by a constant."""
-        base = self.integers[:, 0]
-        return unique_rows(self.integers - base[:, None])[1], base
+        return within_range(*self.integers.bounds)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -190,6 +183,11 @@ class Pair(Symbolic):
         """Whether each cell is in the sorted `table`: decided by how many members the interval holds."""
         inside = np.searchsorted(table, self.hi, side="right") - np.searchsorted(table, self.lo, side="left")
         return boolean(self.pairs, inside == self.hi - self.lo + 1, inside > 0, self.key)
+
+    def rank(self, table: np.ndarray) -> Pair:
+        """How many numbers of the sorted `table` each cell has reached."""
+        lo, hi = (np.searchsorted(table, bound, side="right") for bound in (self.lo, self.hi))
+        return Pair(self.pairs, lo, hi, 1, self.key)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -218,26 +216,18 @@ def within_range(lo: np.ndarray, hi: np.ndarray, dtype: np.dtype = _INT64) -> tu
     return lo, hi
 
 
-def unique_rows(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(index of one row of each kind, kind of each row), whole rows compared as bytes."""
-    rows = np.ascontiguousarray(rows)
-    if rows.shape[1] == 0 or rows.shape[0] == 0:
-        return np.zeros(min(1, rows.shape[0]), np.int64), np.zeros(rows.shape[0], np.int64)
-    opaque = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).reshape(-1)
-    _, first, kind = np.unique(opaque, return_index=True, return_inverse=True)
-    return first, kind.reshape(-1)
-
-
 def combine(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
     """A key that is equal where both keys are."""
     if a is None or b is None:
         return None
-    low = int(b.min(initial=0))
-    width = int(b.max(initial=0)) - low + 1
-    if (int(a.max(initial=0)) + 1) * width > MOST:  # the pair would wrap: b by its rank instead
-        low, b = 0, np.unique(b, return_inverse=True)[1].reshape(-1)
-        width = len(b) + 1
-    return np.unique(a * width + (b - low), return_inverse=True)[1].reshape(-1)
+    if _width(a) * _width(b) > MOST:  # the pair would wrap: both by their ranks instead
+        a, b = distinct(a)[1], distinct(b)[1]
+    return (a - a.min(initial=0)) * _width(b) + (b - b.min(initial=0))
+
+
+def _width(key: np.ndarray) -> int:
+    """How many numbers lie from the least of a key, or 0, to its greatest, as a Python integer, which does not wrap."""
+    return int(key.max(initial=0)) - int(key.min(initial=0)) + 1
 
 
 def as_pair(pairs: TilePairs, x: Any) -> Pair:
@@ -255,9 +245,9 @@ def as_pair(pairs: TilePairs, x: Any) -> Pair:
     lo, hi = (bound[x.box] for bound in x.bounds)
     key = None
     if pairs.with_keys:
-        shape, base = x.shape_and_base
+        shape, base = x.integers.shape_and_base
         key = combine(shape[x.box], base[x.box])
-    return Pair(pairs, lo, hi, x.step, key, x.dtype)
+    return Pair(pairs, lo, hi, x.integers.step, key, x.dtype)
 
 
 def boolean(pairs: TilePairs, always: np.ndarray, never_not: np.ndarray, key: np.ndarray | None) -> Pair:
@@ -287,7 +277,7 @@ def _unfollowed(pairs: TilePairs, ufunc: np.ufunc, operands: tuple[Any, ...], re
 
 def _cell_key(x: Any) -> np.ndarray | None:
     """A key of tile pairs on which `x` is the same in every cell."""
-    return unique_rows(x.values)[1][x.box] if isinstance(x, OneSide) else x.key
+    return combine(*(of_box[x.box] for of_box in x.cells.shape_and_base)) if isinstance(x, OneSide) else x.key
 
 
 def truth(pairs: TilePairs, x: Any) -> Pair:
@@ -311,5 +301,5 @@ def _excerpt_key(table: BlockTable, a: Any, b: Any, x: Pair, y: Pair) -> np.ndar
     excerpt = np.zeros(len(x.lo), dtype=np.int64)
     for row, column in np.ndindex(height, width):
         excerpt = 2 * excerpt + table.contains(x.lo + row, y.lo + column)
-    shapes = combine(a.shape_and_base[0][a.box], b.shape_and_base[0][b.box])
+    shapes = combine(a.integers.shape_and_base[0][a.box], b.integers.shape_and_base[0][b.box])
     return combine(shapes, np.unique(excerpt, return_inverse=True)[1].reshape(-1))

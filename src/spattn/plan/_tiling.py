@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,65 +11,23 @@ import numpy as np
 from .._ragged import ramp
 from ..patterns import Lattice, Pattern
 from ..patterns._predicate import allowed as allowed_pairs
-from ._symbolic import Boxes, TilePairs, unique_rows
-from ._types import AXES, LARGEST, VIEW, grid_of, positions
+from ._budget import Budget
+from ._cells import Cells, distinct
+from ._search import Found, cut_view, search
+from ._symbolic import TilePairs, combine
+from ._types import grid_of, padded_before, positions, real_extents
 
-_PAIRS_AT_ONCE = 1 << 15  # tile pairs of the coarsest level of the search
-_CELLS_AT_ONCE = 1 << 22  # of a side of the boxes that are evaluated at once, unless there are many times as many
-_MOST_AT_ONCE = 8  # shares that a side is evaluated in
-_CELL_BYTES = 9  # of a position and of whether it is real
-_PAIR_BYTES = 41  # of a tile pair while it is refined
+_BOX_BYTES = 96  # of a box of either view
 _TILES_AT_ONCE = 64  # tiles evaluated cell by cell at once
-_COARSER = 4  # boxes joined along each axis from one level of the search to the next
-_TILE_BYTES = 12  # of a plan's indices, key_view and mask
-
-
-class Budget:
-    """What making a plan takes at least.
-
-    Parameters
-    ----------
-    max_bytes : int
-        The most that it may take.
-
-    Attributes
-    ----------
-    needed : int
-        The most that was asked for so far, in bytes.
-    """
-
-    def __init__(self, max_bytes: int):
-        self.max_bytes = max_bytes
-        self.needed = 0
-        self._tiles = 0
-
-    def need(self, nbytes: int) -> None:
-        """ValueError if so many bytes at once are too many."""
-        self.needed = max(self.needed, nbytes)
-        if nbytes > self.max_bytes:
-            raise ValueError(
-                f"pattern: expected a plan of at most max_bytes = {self.max_bytes} bytes, got one that needs at least "
-                f"{nbytes}"
-            )
-
-    def need_tiles(self, count: int) -> None:
-        """ValueError if a plan with `count` tiles more than it has is too large."""
-        tiles = self._tiles + count
-        if tiles > LARGEST:
-            raise ValueError(f"pattern: expected at most {LARGEST} tiles, got at least {tiles}; use a larger tile")
-        self.need(_TILE_BYTES * tiles)
-
-    def add_tiles(self, count: int) -> None:
-        """So many tiles have been found."""
-        self.need_tiles(count)
-        self._tiles += count
 
 
 class Tiles(NamedTuple):
-    """Tiles of one (query view, key view) pair, by query tile, then key tile; `mask` is -1 for full tiles."""
+    """Tiles of one (query view, key view) pair as runs of `length` consecutive key tiles of one bitmask, by
+    query tile, then key tile."""
 
     query_tile: np.ndarray
     key_tile: np.ndarray
+    length: np.ndarray
     mask: np.ndarray
     nnz: int
 
@@ -105,19 +62,7 @@ class Masks:
 
 def make_view(lattice: Lattice, block: int) -> np.void:
     """The VIEW record of a lattice cut into boxes of `block` cells."""
-    return _view(lattice.offset, lattice.strides, lattice.extents, choose_box(lattice.extents, block))
-
-
-def _view(offset: int, strides: Sequence[int], extents: Sequence[int], box: Sequence[int]) -> np.void:
-    missing = AXES - len(extents)
-    view = np.zeros(1, dtype=VIEW)[0]
-    view["offset"] = offset
-    view["stride"] = (0,) * missing + tuple(strides)
-    view["extent"] = (1,) * missing + tuple(extents)
-    view["box"] = (1,) * missing + tuple(box)
-    view["grid"] = grid_of(view["extent"], view["box"])
-    view["tiles"] = np.prod(view["grid"], dtype=np.int64)
-    return view
+    return cut_view(lattice.offset, lattice.strides, lattice.extents, choose_box(lattice.extents, block))
 
 
 def choose_box(extents: tuple[int, ...], block: int) -> tuple[int, ...]:
@@ -149,34 +94,37 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
     budget : Budget
         Raises ValueError where they are too many.
     """
-    budget.need(_CELL_BYTES * sum(int(view["tiles"]) * view["box"].prod(dtype=np.int64) for view in (query, key)))
+    budget.need(_BOX_BYTES * (int(query["tiles"]) + int(key["tiles"])))
     if pattern._lists_pairs and _plain(query) and _plain(key):
         from ._listed import tiles_of_pairs  # which few patterns need
 
         return tiles_of_pairs(pattern, query, key, shift, masks, budget)
     # A single tile is sooner evaluated than searched for.
     single = int(query["tiles"]) == int(key["tiles"]) == 1
-    found = None if single else _search(pattern, query, key, shift, budget)
-    q_positions, q_valid = positions(query, np.arange(query["tiles"]))
-    k_positions, k_valid = positions(key, np.arange(key["tiles"]))
-    q_positions = q_positions + shift
-    if found is None:
-        q_box, k_box, full = np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, bool)
-        kinds = first = np.arange(1)
-    else:
-        q_box, k_box, full = found
-        full &= np.all(k_valid, axis=1)[k_box]
-        open_pairs = np.nonzero(~full)[0]
-        first, kinds = _kinds(pattern, q_positions, k_positions, q_valid, k_valid, q_box[~full], k_box[~full])
-        first = open_pairs[first]
-    mask = np.full(len(q_box), -1, dtype=np.int32)
-    numbers = _evaluate(pattern, (q_positions, q_valid), (k_positions, k_valid), q_box[first], k_box[first], masks)
-    mask[~full] = numbers[kinds]
-    keep = mask > _EMPTY
-    q_tile, k_tile, number = q_box[keep], k_box[keep], mask[keep]
-    order = np.argsort(q_tile * int(key["tiles"]) + k_tile)
-    q_tile, k_tile, number = q_tile[order], k_tile[order], number[order]
-    return Tiles(q_tile, k_tile, number, _count(number, q_tile, q_valid, masks))
+    found = Found(np.zeros((3, 0), np.int64), np.zeros((2, 1), np.int64))
+    found = found if single else _without_padding(search(pattern, query, key, shift, budget), key)
+    budget.need_runs(found.runs.shape[1])
+    first, kinds = (np.zeros(1, np.int64),) * 2 if single else _kinds(pattern, query, key, shift, found.open)
+    numbers = _evaluate(pattern, query, key, shift, found.open[:, first], masks)[kinds]
+    kept = numbers > _EMPTY
+    (q_run, k_run, length), (q_open, k_open) = found.runs, found.open[:, kept]
+    count = np.concatenate([length, np.ones(len(q_open), np.int64)])
+    mask = np.concatenate([np.full(len(q_run), -1), numbers[kept]])
+    joined = join_runs(np.concatenate([q_run, q_open]), np.concatenate([k_run, k_open]), count, mask)
+    return Tiles(*joined, _count(query, *joined, masks))
+
+
+def join_runs(
+    query_tile: np.ndarray, key_tile: np.ndarray, count: np.ndarray, mask: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Runs by query tile and key tile, those of one bitmask that follow one another as one."""
+    order = np.lexsort((key_tile, query_tile))
+    query_tile, key_tile, count, mask = query_tile[order], key_tile[order], count[order], mask[order]
+    starts = np.ones(len(order), bool)
+    starts[1:] = (query_tile[1:] != query_tile[:-1]) | (mask[1:] != mask[:-1])
+    starts[1:] |= key_tile[1:] != key_tile[:-1] + count[:-1]
+    at = np.nonzero(starts)[0]
+    return query_tile[at], key_tile[at], np.add.reduceat(count, at) if len(at) else count, mask[at]
 
 
 _EMPTY = -2
@@ -187,178 +135,64 @@ def _plain(view: np.void) -> bool:
     return bool(view["stride"][-1] == 1 and view["extent"][:-1].max() == 1)
 
 
-def _search(
-    pattern: Pattern, query: np.void, key: np.void, shift: int, budget: Budget
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tile pairs that may hold an allowed pair: (query box, key box, whether every cell is allowed).
-
-    Starts with coarse boxes and refines only what is undecided, so the cost follows the number of tiles found. What is
-    decided at a coarse level is known to be in the plan before it is listed.
-    """
-    levels = [(query, key)]
-    while int(levels[-1][0]["tiles"]) * int(levels[-1][1]["tiles"]) > _PAIRS_AT_ONCE:
-        coarser = _coarse(levels[-1][0]), _coarse(levels[-1][1])
-        if all(a["tiles"] == b["tiles"] for a, b in zip(coarser, levels[-1], strict=True)):
-            break
-        levels.append(coarser)
-    top_q, top_k = levels[-1]
-    q_box, k_box = (a.reshape(-1) for a in np.indices((int(top_q["tiles"]), int(top_k["tiles"]))))
-    always = np.zeros(len(q_box), dtype=bool)
-    for level in range(len(levels) - 1, -1, -1):
-        q_view, k_view = levels[level]
-        unknown = np.nonzero(~always)[0]
-        lo, hi = _decide(pattern, q_view, k_view, shift, q_box[unknown], k_box[unknown])
-        always[unknown] = lo > 0
-        alive = always.copy()
-        alive[unknown] |= hi > 0
-        q_box, k_box, always = q_box[alive], k_box[alive], always[alive]
-        if level:
-            finer = levels[level - 1]
-            budget.need_tiles(_pairs_inside(levels[level], (query, key), q_box[always], k_box[always]))
-            budget.need(_PAIR_BYTES * _pairs_inside(levels[level], finer, q_box, k_box))
-            q_box, k_box, always = _refine(q_box, k_box, always, *levels[level], *finer)
-    return q_box, k_box, always
-
-
-def _decide(
-    pattern: Pattern, q_view: np.void, k_view: np.void, shift: int, q_box: np.ndarray, k_box: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper bounds of the predicate on pairs of boxes, computed on so many positions at once that memory is
-    bounded."""
-    (q_share, q_starts), (k_share, k_starts) = _shares(q_view), _shares(k_view)
-    if len(q_starts) == len(k_starts) == 1:
-        boxes = _boxes(q_view, 0, q_share, shift), _boxes(k_view, 0, k_share, 0)
-        result = TilePairs(*boxes, q_box, k_box, with_keys=False).evaluate(pattern)
-        return result.lo, result.hi
-    lo, hi = np.zeros((2, len(q_box)), dtype=np.int64)
-    for q_start in q_starts:
-        of_share = np.nonzero(q_box // q_share == q_start // q_share)[0]
-        q_boxes = _boxes(q_view, q_start, q_share, shift)
-        for k_start in k_starts:
-            own = of_share[k_box[of_share] // k_share == k_start // k_share]
-            k_boxes = _boxes(k_view, k_start, k_share, 0)
-            pairs = TilePairs(q_boxes, k_boxes, q_box[own] - q_start, k_box[own] - k_start, with_keys=False)
-            result = pairs.evaluate(pattern)
-            lo[own], hi[own] = result.lo, result.hi
-    return lo, hi
-
-
-def _shares(view: np.void) -> tuple[int, range]:
-    """(boxes evaluated at once, where each share starts)."""
-    tiles, cells = int(view["tiles"]), int(view["box"].prod(dtype=np.int64))
-    share = max(1, _CELLS_AT_ONCE // cells, -(-tiles // _MOST_AT_ONCE))
-    return share, range(0, tiles, share)
-
-
-def _boxes(view: np.void, start: int, count: int, shift: int) -> Boxes:
-    found = positions(view, np.arange(start, min(start + count, int(view["tiles"]))))[0]
-    found += shift
-    return Boxes(found)
-
-
-def _coarse(view: np.void) -> np.void:
-    """The view in boxes that join several along each axis, as far as their size is an int32."""
-    sides = zip(view["box"].tolist(), view["grid"].tolist(), strict=True)
-    box = [b * (_COARSER if g > 1 and _COARSER * b <= LARGEST else 1) for b, g in sides]
-    return _view(view["offset"], view["stride"], view["extent"], box)
-
-
-def _pairs_inside(
-    coarse: tuple[np.void, np.void], fine: tuple[np.void, np.void], q_box: np.ndarray, k_box: np.ndarray
-) -> int:
-    """How many pairs of boxes of the views `fine` some pairs of boxes of the views `coarse` hold."""
-    in_q, in_k = (_boxes_inside(*views) for views in zip(coarse, fine, strict=True))
-    return int((in_q[q_box] * in_k[k_box]).sum())
-
-
-def _boxes_inside(coarse: np.void, fine: np.void) -> np.ndarray:
-    """How many boxes of `fine` each box of `coarse` holds."""
-    counts = np.ones(1, np.int64)
-    for ratio, boxes, finer in zip(coarse["box"] // fine["box"], coarse["grid"], fine["grid"], strict=True):
-        axis = np.minimum(ratio, finer - ratio.astype(np.int64) * np.arange(boxes))
-        counts = (counts[:, None] * axis).ravel()
-    return counts
-
-
-def _refine(
-    q_box: np.ndarray,
-    k_box: np.ndarray,
-    always: np.ndarray,
-    q_coarse: np.void,
-    k_coarse: np.void,
-    q_fine: np.void,
-    k_fine: np.void,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Replaces every pair of coarse boxes by the pairs of fine boxes inside it."""
-    q_children, q_count = _children(q_coarse, q_fine)
-    k_children, k_count = _children(k_coarse, k_fine)
-    pairs = q_count[q_box] * k_count[k_box]
-    parent = np.repeat(np.arange(len(q_box)), pairs)
-    q_number, k_number = np.divmod(ramp(pairs), k_count[k_box[parent]])
-    return q_children[q_box[parent], q_number], k_children[k_box[parent], k_number], always[parent]
-
-
-def _children(coarse: np.void, fine: np.void) -> tuple[np.ndarray, np.ndarray]:
-    """Fine boxes inside each coarse box: (boxes, most) numbers with the real ones first, and how many are real."""
-    fine_at = np.stack(np.unravel_index(np.arange(fine["tiles"]), tuple(fine["grid"])))
-    ratio = (coarse["box"] // fine["box"])[:, None]
-    parent = np.ravel_multi_index(tuple(fine_at // ratio), tuple(coarse["grid"]))
-    order = np.argsort(parent, kind="stable")
-    count = np.bincount(parent, minlength=int(coarse["tiles"]))
-    children = np.zeros((int(coarse["tiles"]), int(count.max())), dtype=np.int64)
-    children[np.arange(children.shape[1]) < count[:, None]] = order
-    return children, count
+def _without_padding(found: Found, key: np.void) -> Found:
+    """The same with the tiles of runs that hold padding keys as open pairs."""
+    before = padded_before(key)
+    padded = np.nonzero(np.diff(before))[0]
+    query, first, length = found.runs
+    low, high = before[first], before[first + length]
+    if not (high > low).any():
+        return found
+    own, row = high - low, query * int(key["tiles"])  # row: where the numbers of all tile pairs of a query tile start
+    tiles = padded[np.repeat(low, own) + ramp(own)]
+    open_ = np.concatenate([found.open, np.stack([np.repeat(query, own), tiles])], axis=1)
+    tiles += np.repeat(row, own)
+    # What is left of runs lies between padded tiles: sorted, every start meets its own end.
+    starts, stops = np.sort(np.stack([np.append(row + first, tiles + 1), np.append(tiles, row + first + length)]))
+    kept = stops > starts
+    return Found(np.stack([*np.divmod(starts[kept], int(key["tiles"])), (stops - starts)[kept]]), open_)
 
 
 def _kinds(
-    pattern: Pattern,
-    q_positions: np.ndarray,
-    k_positions: np.ndarray,
-    q_valid: np.ndarray,
-    k_valid: np.ndarray,
-    q_box: np.ndarray,
-    k_box: np.ndarray,
+    pattern: Pattern, query: np.void, key: np.void, shift: int, pairs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Groups tile pairs whose bitmasks are equal: (one pair of each group, group of each pair)."""
-    if not len(q_box):
+    if not pairs.size:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    used_q, q_at = np.unique(q_box, return_inverse=True)
-    used_k, k_at = np.unique(k_box, return_inverse=True)
-    pairs = TilePairs(Boxes(q_positions[used_q]), Boxes(k_positions[used_k]), q_at, k_at, with_keys=True)
-    q_padding, k_padding = (unique_rows(v)[1] for v in (q_valid[used_q], k_valid[used_k]))
-    content: Any = pairs.evaluate(pattern).key  # never None: these pairs have keys
-    first, kinds = unique_rows(np.stack([content, q_padding[q_at], k_padding[k_at]], axis=1))
-    if pairs.unfollowed:
+    q_cells, k_cells = Cells.of_view(query, shift), Cells.of_view(key)
+    tile_pairs = TilePairs(q_cells, k_cells, pairs[0], pairs[1], with_keys=True)
+    content: Any = tile_pairs.evaluate(pattern).key  # never None: these pairs have keys
+    padding = q_cells.kind[pairs[0]] * len(k_cells.table) + k_cells.kind[pairs[1]]
+    key_of: Any = combine(content, padding)
+    first, kinds = distinct(key_of)
+    if tile_pairs.unfollowed:
         warnings.warn(
-            f"{pattern!r}: allows() cannot be evaluated on whole tiles ({pairs.unfollowed[0]}); planning evaluates "
-            f"every cell of {len(first)} tiles",
+            f"{pattern!r}: allows() cannot be evaluated on whole tiles ({tile_pairs.unfollowed[0]}); planning "
+            f"evaluates every cell of {len(first)} tiles",
             stacklevel=2,
         )
     return first, kinds
 
 
 def _evaluate(
-    pattern: Pattern,
-    query: tuple[np.ndarray, np.ndarray],
-    key: tuple[np.ndarray, np.ndarray],
-    q_box: np.ndarray,
-    k_box: np.ndarray,
-    masks: Masks,
+    pattern: Pattern, query: np.void, key: np.void, shift: int, pairs: np.ndarray, masks: Masks
 ) -> np.ndarray:
     """Number of the bitmask of each tile pair; -1 when full, `_EMPTY` when nothing is allowed."""
-    (q_positions, q_valid), (k_positions, k_valid) = query, key
     block_q, words = masks.shape
-    numbers = np.zeros(len(q_box), dtype=np.int32)
+    numbers = np.zeros(pairs.shape[1], dtype=np.int32)
     # Tiles without padding rows first: a padded tile reuses their masks where its real rows agree.
-    order = np.argsort(~q_valid[q_box].all(axis=1), kind="stable")
+    real_rows = real_extents(np.broadcast_to(query, pairs.shape[1:]), pairs[0]).prod(axis=1)
+    order = np.argsort(real_rows < block_q, kind="stable")
     for part in np.array_split(order, max(1, math.ceil(len(order) / _TILES_AT_ONCE))):
-        q, k = q_box[part], k_box[part]
-        allowed = allowed_pairs(pattern, q_positions[q][:, :, None], k_positions[k][:, None, :])
-        allowed = np.broadcast_to(allowed, (len(part), block_q, words * 64)) & k_valid[k][:, None, :]
+        (q, q_valid), (k, k_valid) = (
+            positions(view, tiles) for view, tiles in zip((query, key), pairs[:, part], strict=True)
+        )
+        allowed = allowed_pairs(pattern, (q + shift)[:, :, None], k[:, None, :])
+        allowed = np.broadcast_to(allowed, (len(part), block_q, words * 64)) & k_valid[:, None, :]
         packed = np.packbits(allowed, axis=2, bitorder="little").view("<u8").astype(np.uint64)
-        real = allowed & q_valid[q][:, :, None]
-        whole = allowed.all(axis=(1, 2)) | (real.all(axis=2) | ~q_valid[q]).all(axis=1)
-        for n, bits, rows, any_, all_ in zip(part, packed, q_valid[q], real.any(axis=(1, 2)), whole, strict=True):
+        real = allowed & q_valid[:, :, None]
+        whole = allowed.all(axis=(1, 2)) | (real.all(axis=2) | ~q_valid).all(axis=1)
+        for n, bits, rows, any_, all_ in zip(part, packed, q_valid, real.any(axis=(1, 2)), whole, strict=True):
             if not any_ or all_:
                 numbers[n] = -1 if all_ else _EMPTY
             else:
@@ -367,15 +201,16 @@ def _evaluate(
     return numbers
 
 
-def _count(mask: np.ndarray, q_box: np.ndarray, q_valid: np.ndarray, masks: Masks) -> int:
-    """Allowed pairs of these tiles; padding rows do not count."""
+def _count(
+    query: np.void, query_tile: np.ndarray, key_tile: np.ndarray, count: np.ndarray, mask: np.ndarray, masks: Masks
+) -> int:
+    """Allowed pairs of these runs; padding rows do not count."""
+    block_q, words = masks.shape
     rows_bits = np.bitwise_count(masks.array()).sum(axis=2, dtype=np.int64)  # (masks, block_q)
-    block_kv = masks.shape[1] * 64
-    real_rows = q_valid.sum(axis=1)[q_box]
-    full = mask < 0
-    nnz = int((real_rows[full] * block_kv).sum())
-    plain = ~full & (real_rows == q_valid.shape[1])
-    nnz += int(rows_bits.sum(axis=1)[mask[plain]].sum())
+    rows = real_extents(np.broadcast_to(query, query_tile.shape), query_tile).prod(axis=1)
+    full, plain = mask < 0, (mask >= 0) & (rows == block_q)
+    nnz = int((rows * count)[full].sum()) * 64 * words + int((rows_bits.sum(axis=1)[mask[plain]] * count[plain]).sum())
     for n in np.nonzero(~full & ~plain)[0]:
-        nnz += int(rows_bits[mask[n]][q_valid[q_box[n]]].sum())
+        real = positions(query, query_tile[n : n + 1])[1][0]
+        nnz += int(rows_bits[mask[n]][real].sum()) * int(count[n])
     return nnz

@@ -12,10 +12,14 @@ tile
     ``block_kv`` for a key view). There are ``grid[a] = ceil(extent[a] / box[a])`` boxes along axis a; tile ``t`` is the
     box with row-major number ``t`` in ``grid``. Cell ``c`` of a tile is the row-major number in ``box``. A cell whose
     coordinate reaches ``extent`` is padding: it is never read and never written.
+run
+    The key tiles ``indices[r]``, ``indices[r] + 1``, ... of one view, all of one bitmask: ``tile_indptr[r + 1] -
+    tile_indptr[r]`` of them, at least one.
 component
-    One query view with, for each of its query tiles, a list of key tiles: CSR row ``first_row + query_tile`` of
-    ``indptr``. Entry ``e`` of the list is key tile ``indices[e]`` of view ``component.key_view + key_view[e]``, with
-    the bitmask ``mask[e]`` (-1: every pair of the tile is allowed and no key of it is padding).
+    One query view with, for each of its query tiles, a list of key tiles: the runs of CSR row ``first_row +
+    query_tile`` of ``indptr``, one tile after the other. The tiles of run ``r`` are those of view ``component.key_view
+    + key_view[r]``, with the bitmask ``mask[r]`` (-1: every pair of the tile is allowed and no key of it is padding).
+    Key tiles of all lists, one list after the other, are numbered through: those of run r from ``tile_indptr[r]`` on.
     Components of one family share their CSR rows; they differ only in where their views start. The rows of the
     families follow one another. No two components of a variant allow the same pair: whoever makes a plan by hand sees
     to it, because nobody can check that cheaply.
@@ -23,7 +27,8 @@ bitmask
     ``masks[m, r, w]``: bit ``b`` (1 << b) is set when query cell ``r`` may attend to key cell ``64 * w + b``. Bits of
     padding keys are never set in a row that is not padding; rows that are padding hold anything.
 work item
-    A contiguous piece ``[begin, end)`` of one list, not empty; the pieces of a list are the whole list. It computes
+    The key tiles ``[begin, end)`` of one list, at least one, which may start and end within a run; the pieces of a list
+    are the whole list. It computes
     softmax attention of the tile's rows over those keys. ``slot == -1``: nobody else writes these rows, so the item
     writes ``out`` and ``lse`` itself. Otherwise it writes its normalised float32 rows (float64 for float64 inputs) and
     their natural-log lse to ``slot`` of the workspace.
@@ -43,19 +48,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .._cached import cached_property
 from .._frozen import frozen
-from .._ragged import ramp
+from .._ragged import offsets, ramp
 
 if TYPE_CHECKING:
     from ..patterns import Pattern
 
 AXES = 3
-LARGEST = 2**31 - 1  # what int32 holds: lengths, tiles, entries
+LARGEST = 2**31 - 1  # what int32 holds: lengths, tiles of a view, runs
 LARGEST_SIDE = 1 << 15  # tokens of a tile's side
 TILE = (128, 64)  # of a plan that is for no backend in particular
 
@@ -73,7 +78,7 @@ VIEW = np.dtype(
 COMPONENT = np.dtype(
     [("query_view", "i4"), ("key_view", "i4"), ("first_row", "i4"), ("query_tiles", "i4"), ("variant", "i4")]
 )
-WORK = np.dtype([("component", "i4"), ("query_tile", "i4"), ("begin", "i4"), ("end", "i4"), ("slot", "i4")])
+WORK = np.dtype([("component", "i4"), ("query_tile", "i4"), ("begin", "i8"), ("end", "i8"), ("slot", "i8")])
 
 
 def positions(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -151,13 +156,15 @@ class Plan:
     components : (components,) array of COMPONENT
         Query view, key views and lists of each component.
     indptr : (rows + 1,) int32 array
-        Where the list of each query tile starts.
-    indices : (entries,) int32 array
-        Key tiles.
-    key_view : (entries,) int32 array
-        View of each key tile, counted from its component's first.
-    mask : (entries,) int32 array
-        Bitmask of each key tile, -1 for none.
+        Where the runs of each query tile's list start.
+    tile_indptr : (runs + 1,) int64 array
+        Where the key tiles of each run start, when all lists are written out.
+    indices : (runs,) int32 array
+        First key tile of each run.
+    key_view : (runs,) int32 array
+        View of each run's key tiles, counted from its component's first.
+    mask : (runs,) int32 array
+        Bitmask of each run's key tiles, -1 for none.
     masks : (n, block_q, block_kv // 64) uint64 array
         The bitmasks.
     work : (items,) array of WORK
@@ -188,6 +195,7 @@ class Plan:
     views: np.ndarray
     components: np.ndarray
     indptr: np.ndarray
+    tile_indptr: np.ndarray
     indices: np.ndarray
     key_view: np.ndarray
     mask: np.ndarray
@@ -221,9 +229,8 @@ class Plan:
     @cached_property
     def tiles(self) -> int:
         """Key tiles visited, summed over query tiles, components and variants."""
-        first = self.components["first_row"]
-        entries = self.indptr[first + self.components["query_tiles"]] - self.indptr[first]
-        return int(entries.sum(dtype=np.int64))
+        first, starts = self.components["first_row"], self.tile_indptr[self.indptr]
+        return int((starts[first + self.components["query_tiles"]] - starts[first]).sum())
 
     @property
     def tile(self) -> tuple[int, int]:
@@ -247,7 +254,7 @@ class Plan:
         return sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
 
     def __repr__(self) -> str:
-        partial = int((self.mask >= 0).sum())
+        partial = int(np.diff(self.tile_indptr)[self.mask >= 0].sum())
         return (
             f"Plan({self.pattern!r}, {self.q_len} × {self.kv_len} tokens: {self.nnz} pairs "
             f"({100 * self.density:.3g} %) in {self.tiles} tiles of {self.block_q} × {self.block_kv}, "
@@ -255,6 +262,44 @@ class Plan:
             f"{len(self.components)} components, {len(self.masks)} bitmasks for {partial} partial tiles, "
             f"{len(self.work)} work items, {self.slots} slots, {self.nbytes / 1024:.0f} KiB)"
         )
+
+
+def padded_before(view: np.void) -> np.ndarray:
+    """(tiles + 1,) int64: how many tiles with padding cells a view has before each one, and in all."""
+    padded = np.zeros(tuple(view["grid"]), bool)
+    for axis in range(AXES):
+        if view["extent"][axis] % view["box"][axis]:
+            padded[(slice(None),) * axis + (-1,)] = True
+    return offsets(padded.ravel())
+
+
+class TileLists(NamedTuple):
+    """The lists of a plan, tile by tile.
+
+    Attributes
+    ----------
+    indptr : (rows + 1,) int32 array
+        Where the list of each query tile starts.
+    indices, key_view, mask : (tiles,) int32 arrays
+        Of each key tile what the plan has of each run.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    key_view: np.ndarray
+    mask: np.ndarray
+
+
+def tile_lists(plan: Plan) -> TileLists:
+    """A plan's runs written out; ValueError where they have more tiles than int32 can number."""
+    tiles = int(plan.tile_indptr[-1])
+    if tiles > LARGEST:
+        raise ValueError(f"plan: expected at most {LARGEST} tiles to write out, got {tiles}; use a larger tile")
+    count = np.diff(plan.tile_indptr)
+    indices = np.repeat(plan.indices, count)
+    indices += ramp(count).astype(np.int32)
+    key_view, mask = (np.repeat(column, count) for column in (plan.key_view, plan.mask))
+    return TileLists(plan.tile_indptr[plan.indptr].astype(np.int32), indices, key_view, mask)
 
 
 def grid_of(extent: Iterable[int], box: Iterable[int]) -> tuple[int, ...]:

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .._ragged import offsets
 from ._build import repeats
-from ._symbolic import unique_rows
-from ._types import COMPONENT, LARGEST, LARGEST_SIDE, VIEW, WORK, Plan, real_cells, real_extents
+from ._cells import unique_rows
+from ._types import COMPONENT, LARGEST, LARGEST_SIDE, VIEW, WORK, Plan, padded_before, real_cells, real_extents
 
 __all__ = ["check"]
 
@@ -31,15 +32,16 @@ _INT32 = (
     "variant",
 )
 _DTYPES = {"views": VIEW, "components": COMPONENT, "work": WORK, "masks": np.dtype(np.uint64)}
+_DTYPES["tile_indptr"] = np.dtype(np.int64)
 _DTYPES |= dict.fromkeys(_INT32, np.dtype(np.int32))
-_ENTRIES_AT_ONCE = 1 << 16  # whose padding is looked at
+_TILES_AT_ONCE = 1 << 16  # whose padding is looked at
 
 
 class Family(NamedTuple):
     """Components that share their CSR rows and differ in where their views start; the first stands for all."""
 
     components: np.ndarray  # numbers
-    lists: np.ndarray  # (query tiles + 1,) where each list starts
+    lists: np.ndarray  # (query tiles + 1,) where the runs of each list start
     query_views: np.ndarray  # of each component
     key_views: np.ndarray  # (key views of a component, components)
 
@@ -71,6 +73,9 @@ def _check_arrays(p: Plan) -> None:
         _require(fits, name, f"a {dimensions}-D array of {dtype}")
     _require(p.masks.shape[1:] == (p.block_q, p.block_kv // 64), "masks", "bitmasks of the tile's shape")
     _require(len(p.key_view) == len(p.indices) == len(p.mask), "indices, key_view, mask", "arrays of one length")
+    count = np.diff(p.tile_indptr)
+    _require(len(count) == len(p.indices) and p.tile_indptr[0] == 0, "tile_indptr", "a range of tiles for each run")
+    _require((count >= 1) & (count <= LARGEST), "tile_indptr", "runs of at least one tile")
     _require((p.mask >= -1) & (p.mask < len(p.masks)), "mask", "-1 or numbers of bitmasks")
     for name, owned in (
         ("indptr", p.indices),
@@ -143,28 +148,48 @@ def _check_roles(p: Plan, found: list[Family]) -> None:
 
 def _count_pairs(p: Plan, family: Family) -> int:
     """Pairs that the family's first component allows; checks its lists and that nobody attends to padding."""
-    entries = slice(family.lists[0], family.lists[-1])
+    runs = slice(family.lists[0], family.lists[-1])
     row = np.repeat(np.arange(len(family.lists) - 1), np.diff(family.lists))
-    number, tile = p.key_view[entries], p.indices[entries]
-    if not len(tile):
+    number, first, mask = p.key_view[runs], p.indices[runs].astype(np.int64), p.mask[runs]
+    if not len(row):
         return 0
-    _require((tile >= 0) & (tile < p.views["tiles"][family.key_views[number, 0]]), "indices", "key tiles of the view")
-    later = (number[1:] > number[:-1]) | (number[1:] == number[:-1]) & (tile[1:] > tile[:-1])
+    stop = first + np.diff(p.tile_indptr)[runs]
+    _require((first >= 0) & (stop <= p.views["tiles"][family.key_views[number, 0]]), "indices", "key tiles of the view")
+    later = (number[1:] > number[:-1]) | (number[1:] == number[:-1]) & (first[1:] >= stop[:-1])
     _require(later | (row[1:] > row[:-1]), "indices", "sorted lists without repeats")
-    columns = row, number, tile, p.mask[entries]
-    starts = range(0, len(tile), _ENTRIES_AT_ONCE)
-    return sum(_count_entries(p, family, *(column[at : at + _ENTRIES_AT_ONCE] for column in columns)) for at in starts)
+    table = np.stack([row, number, first, stop])
+    return _count_full(p, family, table[:, mask < 0]) + _count_masked(p, family, table[:, mask >= 0], mask[mask >= 0])
 
 
-def _count_entries(
+def _count_full(p: Plan, family: Family, runs: np.ndarray) -> int:
+    """Pairs of runs (query tile, key view, first tile, end) without a bitmask, which hold no padding key."""
+    row, number, first, stop = runs
+    for own in np.unique(number):
+        before, of_view = padded_before(p.views[family.key_views[own, 0]]), number == own
+        whole = before[first[of_view]] == before[stop[of_view]]
+        _require(whole, "mask", "a bitmask for a tile with padding keys")
+    queries = real_extents(np.broadcast_to(p.views[family.query_views[0]], len(row)), row).prod(axis=1)
+    return int((queries * (stop - first)).sum()) * p.block_kv
+
+
+def _count_masked(p: Plan, family: Family, runs: np.ndarray, mask: np.ndarray) -> int:
+    """Pairs of runs with bitmasks, whose tiles are looked at one by one."""
+    row, number, first, stop = runs
+    ends = offsets(stop - first)
+    pairs = 0
+    for start in range(0, int(ends[-1]), _TILES_AT_ONCE):
+        place = np.arange(start, min(start + _TILES_AT_ONCE, int(ends[-1])))
+        own = np.searchsorted(ends, place, side="right") - 1
+        pairs += _count_tiles(p, family, row[own], number[own], first[own] + place - ends[own], mask[own])
+    return pairs
+
+
+def _count_tiles(
     p: Plan, family: Family, row: np.ndarray, number: np.ndarray, tile: np.ndarray, mask: np.ndarray
 ) -> int:
     query, key = p.views[family.query_views[:1]], p.views[family.key_views[:, 0]]
     queries, keys = real_extents(np.repeat(query, len(row)), row), real_extents(key[number], tile)
-    full = mask < 0
-    _require(~full | (keys.prod(axis=1) == p.block_kv), "mask", "a bitmask for a tile with padding keys")
-    pairs = int(queries[full].prod(axis=1).sum()) * p.block_kv
-    mask, padding = mask[~full], np.column_stack([queries, number, keys])[~full]
+    pairs, padding = 0, np.column_stack([queries, number, keys])
     first, kind = unique_rows(padding)
     for own, extents in enumerate(padding[first]):  # tiles with the same padding
         rows = p.masks[mask[kind == own]][:, _real(query["box"][0], extents[:3])]
@@ -187,14 +212,14 @@ def _check_work(p: Plan, lists: int) -> None:
     own = c[w["component"]]
     _require(own["variant"] == _variant(p.work_indptr), "work", "components of the item's variant")
     _require((w["query_tile"] >= 0) & (w["query_tile"] < own["query_tiles"]), "work", "query tiles of the component")
-    row = own["first_row"] + w["query_tile"]
+    row, tiles = own["first_row"] + w["query_tile"], p.tile_indptr[p.indptr]
     order = np.lexsort((w["begin"], w["query_tile"], w["component"]))
     w, row = w[order], row[order]
     starts = np.ones(len(w) + 1, dtype=bool)  # where another list starts, and where the last one ends
     starts[1:-1] = (w["query_tile"][1:] != w["query_tile"][:-1]) | (w["component"][1:] != w["component"][:-1])
     before = np.roll(w["end"], 1)
-    pieces = (w["begin"] == np.where(starts[:-1], p.indptr[row], before)) & (w["begin"] < w["end"])
-    pieces &= ~starts[1:] | (w["end"] == p.indptr[row + 1])
+    pieces = (w["begin"] == np.where(starts[:-1], tiles[row], before)) & (w["begin"] < w["end"])
+    pieces &= ~starts[1:] | (w["end"] == tiles[row + 1])
     _require(pieces.all(), "work", "pieces that make up their lists")
     _require(starts[:-1].sum() == lists, "work", f"{lists} lists")
 

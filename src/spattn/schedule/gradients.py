@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from .._frozen import frozen
+from .._ragged import ramp
 from ..plan import Plan
 from ..plan._cache import kept_with_plan
+from ..plan._types import AXES
 from .order import by_rows
 
 __all__ = ["UNIT", "Units", "units"]
@@ -88,19 +91,53 @@ def _cut(
 
 def _key_ranges(plan: Plan, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The least and the greatest key of each item; padding cells do not count."""
-    length = work["end"] - work["begin"]
-    first = np.cumsum(length) - length
-    entry = np.repeat(work["begin"] - first, length) + np.arange(length.sum())
-    view = np.repeat(plan.components["key_view"][work["component"]], length) + plan.key_view[entry]
-    views, number = plan.views[view], plan.indices[entry].astype(np.int64)
-    least, greatest = views["offset"].copy(), views["offset"].copy()
-    for axis in (2, 1, 0):
-        number, box = np.divmod(number, views["grid"][:, axis])
-        low = box * views["box"][:, axis]
-        high = np.minimum(low + views["box"][:, axis], views["extent"][:, axis]) - 1
-        ends = low * views["stride"][:, axis], high * views["stride"][:, axis]
-        least += np.minimum(*ends)
-        greatest += np.maximum(*ends)
-    if not len(work):
-        return least, greatest
-    return np.minimum.reduceat(least, first), np.maximum.reduceat(greatest, first)
+    tiles = plan.tile_indptr
+    runs = [np.searchsorted(tiles, number, side="right") - 1 for number in (work["begin"], work["end"] - 1)]
+    count = runs[1] - runs[0] + 1
+    item = np.repeat(np.arange(len(work)), count)
+    run = runs[0][item] + ramp(count)
+    low, high = np.maximum(tiles[run], work["begin"][item]), np.minimum(tiles[run + 1], work["end"][item]) - 1
+    views = plan.views[plan.components["key_view"][work["component"][item]] + plan.key_view[run]]
+    first = plan.indices[run].astype(np.int64)
+    least, greatest = np.full(len(work), plan.kv_len), np.full(len(work), -1)
+    for of_range, start, stop in _boxes(
+        views["grid"].astype(np.int64), first + low - tiles[run], first + high - tiles[run]
+    ):
+        view = views[of_range]
+        ends = start * view["box"], np.minimum((stop + 1) * view["box"], view["extent"]) - 1
+        ends = tuple(coordinate * view["stride"] for coordinate in ends)
+        np.minimum.at(least, item[of_range], view["offset"] + np.minimum(*ends).sum(axis=1))
+        np.maximum.at(greatest, item[of_range], view["offset"] + np.maximum(*ends).sum(axis=1))
+    return least, greatest
+
+
+def _boxes(
+    grid: np.ndarray, first: np.ndarray, last: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Ranges of row-major numbers in grids, as boxes of the grids: (number of the range, first and last coordinates).
+    From the last axis on: what a range has of its first and its last row, then the rows between them as a range."""
+    of_range = np.arange(len(first))
+    for axis in reversed(range(AXES)):
+        (row, start), (last_row, stop) = (np.divmod(number, grid[of_range, axis]) for number in (first, last))
+        one = row == last_row
+        end = grid[of_range, axis] - 1
+        yield of_range, *_box(grid[of_range], axis, row, start, np.where(one, stop, end))
+        several = ~one
+        yield (
+            of_range[several],
+            *_box(grid[of_range[several]], axis, last_row[several], 0 * stop[several], stop[several]),
+        )
+        between = last_row > row + 1
+        of_range, first, last = of_range[between], row[between] + 1, last_row[between] - 1
+
+
+def _box(
+    grid: np.ndarray, axis: int, row: np.ndarray, start: np.ndarray, stop: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """First and last coordinates of boxes: of the axes before `axis` a row-major number, all of those after it."""
+    low, high = np.zeros_like(grid), grid - 1
+    low[:, axis], high[:, axis] = start, stop
+    for before in reversed(range(axis)):
+        row, low[:, before] = np.divmod(row, grid[:, before])
+        high[:, before] = low[:, before]
+    return low, high

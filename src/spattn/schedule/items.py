@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from .._frozen import frozen
 from .._ragged import offsets, ramp
 from ..plan._build import Tiled
-from ..plan._types import LARGEST, WORK, real_cells
+from ..plan._types import LARGEST, WORK
+from .rows import Place, places
 
 __all__ = ["Items", "Lists", "Share", "cut_lists", "join_shares", "share_out"]
 
@@ -30,14 +32,14 @@ class Items(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Lists of tiles that are to be cut into items: whose they are, where they begin and end, and the rows that each
-    writes, as (number of the list, cell of its tile, row)."""
+    """Lists of tiles that are to be cut into items: whose they are, where they begin and end, and the rows that they
+    write, in the order of the lists."""
 
     component: np.ndarray
     query_tile: np.ndarray
     begin: np.ndarray
     end: np.ndarray
-    cells: tuple[np.ndarray, np.ndarray, np.ndarray]
+    places: Sequence[Place]
 
 
 class Share(NamedTuple):
@@ -91,19 +93,29 @@ def join_shares(shares: list[Share], block_q: int) -> Items:
 
 
 def _int32(array: np.ndarray) -> np.ndarray:
-    return frozen(array.astype(np.int32))
+    return frozen(array.astype(np.int32, copy=False))
 
 
 def _share(tiled: Tiled, first: int, last: int, q_len: int, block_q: int, workers: int) -> Share:
     """The items of the components [first, last)."""
-    components, indptr = tiled.components[first:last], tiled.indptr
-    ends = indptr[components["first_row"] + components["query_tiles"]]
-    tiles = int((ends - indptr[components["first_row"]]).sum(dtype=np.int64))
-    nothing = (np.zeros(0, np.int64),) * 4
-    listed = [nothing, *(_lists(c, number, indptr) for number, c in enumerate(components, first))]
-    component, query_tile, begin, end = (np.concatenate(column) for column in zip(*listed, strict=True))
-    cells = real_cells(tiled.views[components["query_view"][component - first]], query_tile)
-    return cut_lists(Lists(component, query_tile, begin, end, cells), tiles, q_len, block_q, workers)
+    components, starts = tiled.components[first:last], tiled.tile_indptr[tiled.indptr]
+    families = np.split(np.arange(first, last), np.nonzero(np.diff(components["first_row"]))[0] + 1)
+    columns: list[tuple[np.ndarray, ...]] = [(np.zeros(0, np.int64),) * 4]
+    where: list[Place] = []
+    lists = tiles = 0
+    for family in families if len(components) else ():
+        of_row = int(tiled.components[family[0]]["first_row"])
+        ends = starts[of_row : of_row + int(tiled.components[family[0]]["query_tiles"]) + 1]
+        own = np.nonzero(np.diff(ends))[0]
+        number = np.full(len(ends) - 1, -1)
+        number[own] = np.arange(len(own))
+        if len(own):
+            where.extend(places(tiled.views[tiled.components["query_view"][family]], number, lists))
+        each = (np.tile(column, len(family)) for column in (own, ends[own], ends[own + 1]))
+        columns.append((np.repeat(family, len(own)), *each))
+        lists, tiles = lists + len(family) * len(own), tiles + len(family) * int(ends[-1] - ends[0])
+    component, query_tile, begin, end = (np.concatenate(column) for column in zip(*columns, strict=True))
+    return cut_lists(Lists(component, query_tile, begin, end, where), tiles, q_len, block_q, workers)
 
 
 def cut_lists(lists: Lists, tiles: int, q_len: int, block_q: int, workers: int) -> Share:
@@ -111,24 +123,14 @@ def cut_lists(lists: Lists, tiles: int, q_len: int, block_q: int, workers: int) 
 
     A list stays whole, and its item writes the output itself, when nobody else touches its rows.
     """
-    component, query_tile, begin, end, (owner, cell, row) = lists
+    component, query_tile, begin, end, where = lists
     longest = max(_SHORTEST_PIECE, 1 << (tiles // (_PIECES_PER_WORKER * workers)).bit_length())
     pieces = -(-(end - begin) // longest)
-    covered = np.bincount(row, minlength=q_len)
-    shared = np.zeros(len(begin), dtype=bool)
-    np.logical_or.at(shared, owner, covered[row] > 1)
-    shared |= pieces > 1
-    work, piece_list = _pieces(component, query_tile, begin, end, pieces, shared)
-    rows, counts, sources = _merges(work, piece_list, row, owner, cell, shared, q_len, block_q)
+    shared = _meeting(where, len(begin), q_len) | (pieces > 1)
+    work = _pieces(component, query_tile, begin, end, pieces, shared)
+    rows, counts, sources = _merges(where, pieces, shared, q_len, block_q)
     order = np.argsort(work["begin"] - work["end"], kind="stable")
-    return Share(work[order], int((work["slot"] >= 0).sum()), rows, counts, sources)
-
-
-def _lists(component: np.void, number: int, indptr: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The component's non-empty lists: (component number, query tile, begin, end)."""
-    ends = indptr[component["first_row"] : component["first_row"] + component["query_tiles"] + 1]
-    tile = np.nonzero(np.diff(ends))[0]
-    return np.full(len(tile), number), tile, ends[tile].astype(np.int64), ends[tile + 1].astype(np.int64)
+    return Share(work[order], int(pieces[shared].sum()), rows, counts, sources)
 
 
 def _pieces(
@@ -138,8 +140,8 @@ def _pieces(
     end: np.ndarray,
     pieces: np.ndarray,
     shared: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """(items, list of each item); the items of shared lists have a slot each, in order."""
+) -> np.ndarray:
+    """The items; those of shared lists have a slot each, in order."""
     which = np.repeat(np.arange(len(begin)), pieces)
     number = ramp(pieces)
     length = (end - begin)[which]
@@ -148,30 +150,57 @@ def _pieces(
     work["begin"] = begin[which] + length * number // pieces[which]
     work["end"] = begin[which] + length * (number + 1) // pieces[which]
     work["slot"] = np.where(shared[which], np.cumsum(shared[which]) - 1, -1)
-    return work, which
+    return work
+
+
+def _meeting(where: Sequence[Place], lists: int, q_len: int) -> np.ndarray:
+    """(lists,) bool: which lists have a row that another one has, too."""
+    covered, found = np.zeros(q_len, np.uint8), np.zeros(lists, bool)
+    for place in where:
+        rows = place.rows(covered)
+        np.minimum(rows, 1, out=rows)
+        rows += place.of_tiles((place.numbers() >= 0).view(np.uint8))
+    if covered.max(initial=0) > 1:
+        for place in where:
+            number = place.numbers()
+            tiles = place.any_of_tiles(place.rows(covered) > 1) & (number >= 0)
+            found[number[tiles]] = True
+    return found
 
 
 def _merges(
-    work: np.ndarray,
-    piece_list: np.ndarray,
-    row: np.ndarray,
-    owner: np.ndarray,
-    cell: np.ndarray,
-    shared: np.ndarray,
-    q_len: int,
-    block_q: int,
+    where: Sequence[Place], pieces: np.ndarray, shared: np.ndarray, q_len: int, block_q: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows that no item writes alone, how many sources each has, and the sources in slot order."""
-    written = np.zeros(q_len, dtype=bool)
-    written[row[~shared[owner]]] = True
-    slotted = np.nonzero(work["slot"] >= 0)[0]
-    # Join: every row of a shared list meets every piece of that list.
-    in_shared = np.nonzero(shared[owner])[0]
-    by_list = in_shared[np.argsort(owner[in_shared], kind="stable")]
-    first = np.searchsorted(owner[by_list], piece_list[slotted], side="left")
-    count = np.searchsorted(owner[by_list], piece_list[slotted], side="right") - first
-    at = by_list[np.repeat(first, count) + ramp(count)]
-    slot = np.repeat(work["slot"][slotted].astype(np.int64), count)
-    order = np.lexsort((slot, row[at]))
-    counts = np.bincount(row[at], minlength=q_len)[~written]
-    return np.nonzero(~written)[0], counts, (slot * block_q + cell[at])[order]
+    written = np.zeros(q_len, bool)
+    for place in where:
+        place.rows(written)[...] |= place.of_lists(~shared, False)
+    merged = np.nonzero(~written)[0].astype(np.int32)
+    if not shared.any():
+        return merged, np.zeros(len(merged), np.int32), np.zeros(0, np.int32)
+    own = np.where(shared, pieces, 0).astype(np.int32)  # pieces that have a slot
+    following = np.zeros(1 + q_len, np.int32)  # the sources of each row, then where its next one goes
+    for place in where:
+        place.rows(following[1:])[...] += place.of_lists(own, 0)
+    counts = following[1:][merged]
+    np.cumsum(following, out=following)
+    sources = np.zeros(int(following[-1]), np.int32)
+    slot = np.cumsum(own) - own
+    for place in where:
+        count, rows = place.of_lists(own, 0), place.rows(following)
+        first = place.of_lists((slot * block_q).astype(np.int32), 0)
+        first += place.cells()
+        _fill(sources, rows, count, first, block_q)
+        rows += count
+    return merged, counts, sources
+
+
+def _fill(sources: np.ndarray, at: np.ndarray, count: np.ndarray, first: np.ndarray, step: int) -> None:
+    """Writes the `count` sources of each of some rows, `step` apart, from place `at` on."""
+    some = np.nonzero(count.ravel())[0]
+    at, count, first = (column.ravel()[some] for column in (at, count, first))
+    sources[at] = first
+    several = np.nonzero(count > 1)[0]
+    count = count[several]
+    number = ramp(count)
+    sources[np.repeat(at[several], count) + number] = np.repeat(first[several], count) + step * number

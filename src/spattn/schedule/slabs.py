@@ -14,9 +14,10 @@ import numpy as np
 
 from .._frozen import frozen
 from .._ragged import ramp
-from ..plan._types import Plan, real_cells
+from ..plan._types import Plan, TileLists, tile_lists
 from .finishers import Merges
 from .items import Items, Lists, Share, cut_lists, join_shares
+from .rows import Place
 
 __all__ = ["EMPTY", "FULL", "KEYS", "SLAB_ENTRY", "SLAB_WORK", "Pass", "by_keys", "by_queries", "slab_masks"]
 
@@ -95,10 +96,11 @@ def by_queries(plan: Plan, side: int) -> Pass:
     work["view"], work["columns"], work["heads"] = components["query_view"], components["key_view"], 1
     work["tile"], work["slot"] = plan.work["query_tile"], plan.work["slot"]
     work["begin"], work["end"] = plan.work["begin"] * parts, plan.work["end"] * parts
-    entries = np.zeros(len(plan.indices) * parts, SLAB_ENTRY)
-    entries["view"], entries["tile"] = np.repeat(plan.key_view, parts), np.repeat(plan.indices, parts)
-    entries["part"] = np.tile(np.arange(parts), len(plan.indices))
-    masks = numbers[plan.mask].transpose(0, 2, 1).reshape(len(entries), plan.block_q // side)
+    lists = tile_lists(plan)
+    entries = np.zeros(len(lists.indices) * parts, SLAB_ENTRY)
+    entries["view"], entries["tile"] = np.repeat(lists.key_view, parts), np.repeat(lists.indices, parts)
+    entries["part"] = np.tile(np.arange(parts), len(lists.indices))
+    masks = numbers[lists.mask].transpose(0, 2, 1).reshape(len(entries), plan.block_q // side)
     merges = Merges(plan.merge_rows, plan.merge_indptr, plan.merge_sources, plan.merge_variants)
     return Pass(
         frozen(work), plan.work_indptr, plan.variant, plan.slots, frozen(entries), frozen(masks), merges, plan.kv_len
@@ -163,16 +165,17 @@ def _transpose(
     workers: int,
 ) -> tuple[Share, np.ndarray, np.ndarray, np.ndarray]:
     """(share, work, entries, masks) of key-value heads whose query heads have these variants, one after the other."""
-    visits = [_visits(plan, int(variant)) for variant in variants]
+    listed = tile_lists(plan)
+    visits = [_visits(plan, listed, int(variant)) for variant in variants]
     head = np.repeat(np.arange(len(visits)), [len(v.entry) for v in visits])
     component, query_tile, entry = (np.concatenate(column) for column in zip(*visits, strict=True))
-    relative, tile = plan.key_view[entry], plan.indices[entry]
+    relative, tile = listed.key_view[entry], listed.indices[entry]
     view = canonical[plan.components["key_view"][component] + relative]
     parts_q, parts_kv = numbers.shape[1:]
     # One element for each pair of slabs.
     pair = np.repeat(np.arange(len(entry)), parts_q * parts_kv)
     part_q, part_kv = np.divmod(np.tile(np.arange(parts_q * parts_kv), len(entry)), parts_kv)
-    number = numbers[plan.mask[entry]].reshape(-1)
+    number = numbers[listed.mask[entry]].reshape(-1)
     kept = number != EMPTY
     pair, part_q, part_kv, number = pair[kept], part_q[kept], part_kv[kept], number[kept]
     row, slab = tile[pair] // together, tile[pair] % together * parts_kv + part_kv
@@ -205,26 +208,32 @@ def _transpose(
 
 def _share(plan: Plan, lists: np.ndarray, begin: np.ndarray, entries: int, together: int, workers: int) -> Share:
     """The items of lists of (view, number of its `together` tiles)."""
-    view = np.repeat(lists[0], together)
-    tile = (lists[1][:, None] * together + np.arange(together)).ravel()
-    real = tile < plan.views["tiles"][view]
-    owner, cell, position = real_cells(plan.views[view[real]], tile[real])
-    which = np.nonzero(real)[0][owner]
-    cells = which // together, cell + which % together * plan.block_kv, position
-    end = np.append(begin[1:], entries)
-    number = np.arange(len(begin))
-    listed = Lists(number, np.zeros_like(number), begin, end, cells)
+    end, number = np.append(begin[1:], entries), np.arange(len(begin))
+    where = []
+    for view in np.unique(lists[0]):
+        own = np.nonzero(lists[0] == view)[0]
+        where.append(_place(plan.views[view], lists[1][own], own, together, plan.block_kv))
+    listed = Lists(number, np.zeros_like(number), begin, end, where)
     return cut_lists(listed, entries, plan.kv_len, together * plan.block_kv, workers)
 
 
-def _visits(plan: Plan, variant: int) -> _Visits:
+def _place(view: np.void, row: np.ndarray, number: np.ndarray, together: int, block: int) -> Place:
+    """The rows of some lists, each of which writes those of `together` tiles of a view."""
+    tiles = int(view["tiles"])
+    of_row = np.full(-(-tiles // together), -1)
+    of_row[row] = number
+    tile = np.arange(tiles)
+    return Place(view, 0, 1, of_row[tile // together], 0, tile % together * block)
+
+
+def _visits(plan: Plan, lists: TileLists, variant: int) -> _Visits:
     """All entries of a variant's components, which may share their lists."""
     number = np.nonzero(plan.components["variant"] == variant)[0]
     tiles = plan.components["query_tiles"][number]
     component, query_tile = np.repeat(number, tiles), ramp(tiles)
     row = plan.components["first_row"][component] + query_tile
-    count = np.diff(plan.indptr)[row]
-    entry = np.repeat(plan.indptr[row], count) + ramp(count)
+    count = np.diff(lists.indptr)[row]
+    entry = np.repeat(lists.indptr[row], count) + ramp(count)
     return _Visits(np.repeat(component, count), np.repeat(query_tile, count), entry)
 
 

@@ -180,31 +180,33 @@ def _tiles(plan: Plan, item: np.void) -> Iterator[tuple[np.ndarray, np.ndarray, 
     """Yields (row of each query cell, key of each key cell, which pairs are allowed) for each tile of a work item."""
     component = plan.components[item["component"]]
     row, row_real = _query_cells(plan, item)
-    for e in range(item["begin"], item["end"]):
-        key, key_real = _cells(plan.views[component["key_view"] + plan.key_view[e]], int(plan.indices[e]))
-        if plan.mask[e] < 0:
-            assert key_real.all(), f"entry {e} is a full tile with padding keys"
+    for number in range(item["begin"], item["end"]):
+        run = int(np.nonzero(plan.tile_indptr <= number)[0][-1])
+        tile = int(plan.indices[run] + number - plan.tile_indptr[run])
+        key, key_real = _cells(plan.views[component["key_view"] + plan.key_view[run]], tile)
+        if plan.mask[run] < 0:
+            assert key_real.all(), f"key tile {number} of the lists is full and has padding keys"
             allowed = np.ones((plan.block_q, plan.block_kv), dtype=bool)
         else:
-            words = plan.masks[plan.mask[e]].astype("<u8").view(np.uint8).reshape(plan.block_q, -1)
+            words = plan.masks[plan.mask[run]].astype("<u8").view(np.uint8).reshape(plan.block_q, -1)
             allowed = np.unpackbits(words, axis=1, bitorder="little").astype(bool)
-            assert not allowed[row_real][:, ~key_real].any(), f"entry {e} allows padding keys"
+            assert not allowed[row_real][:, ~key_real].any(), f"key tile {number} of the lists allows padding keys"
         yield row, key, allowed & row_real[:, None]
 
 
 def _check_lists(plan: Plan, variant: int) -> None:
-    """Every entry of every list of the variant belongs to exactly one work item, and to a component of the variant."""
+    """Every tile of every list of the variant belongs to exactly one work item, and to a component of the variant."""
     visited: Counter[tuple[int, int]] = Counter()
     for item in _items(plan, variant):
         assert plan.components[item["component"]]["variant"] == variant, "a work item of another variant's component"
         assert item["begin"] < item["end"], "an empty work item"
-        visited.update((int(item["component"]), e) for e in range(item["begin"], item["end"]))
+        visited.update((int(item["component"]), tile) for tile in range(item["begin"], item["end"]))
     for number in np.nonzero(plan.components["variant"] == variant)[0]:
         component = plan.components[number]
         rows = component["first_row"], component["first_row"] + component["query_tiles"]
-        for e in range(plan.indptr[rows[0]], plan.indptr[rows[1]]):
-            times = visited.pop((int(number), e), 0)
-            assert times == 1, f"entry {e} of component {number} is in {times} work items"
+        for tile in range(*plan.tile_indptr[plan.indptr[[*rows]]]):
+            times = visited.pop((int(number), tile), 0)
+            assert times == 1, f"tile {tile} of the lists, of component {number}, is in {times} work items"
     assert not visited, "work items reach beyond their lists"
 
 

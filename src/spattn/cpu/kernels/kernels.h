@@ -15,6 +15,8 @@ enum Dtype { kFloat32, kFloat64, kFloat16, kBfloat16, kDtypes };
 struct Plan {
   const View* views;
   const Component* components;
+  const int32_t* indptr;
+  const int64_t* tile_indptr;
   const int32_t *indices, *key_view, *mask;
   const uint64_t* masks;
   const Work* work;

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...plan._types import Plan, first_coordinates
+from ...plan._types import Plan, first_coordinates, tile_lists
 from ...schedule.finishers import Merges, find_finishers
 from ...schedule.roles import roles
 from .maps import PANEL, MapSpec, halve, map_views
@@ -71,11 +71,12 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
     work["query_view"], work["key_view"] = components["query_view"], components["key_view"]
     work["begin"], work["end"], work["slot"] = plan.work["begin"], plan.work["end"], finishers.slots
     work["z"], work["y"], work["x"] = first_coordinates(plan.views[components["query_view"]], plan.work["query_tile"]).T
-    owner = plan.components[np.repeat(row_component, np.diff(plan.indptr))]
-    entries = np.zeros(len(plan.indices), dtype=ENTRY)
-    key_views_of = plan.views[owner["key_view"] + plan.key_view]
-    entries["z"], entries["y"], entries["x"] = first_coordinates(key_views_of, plan.indices).T
-    entries["view"] = plan.key_view
+    lists = tile_lists(plan)
+    owner = plan.components[np.repeat(row_component, np.diff(lists.indptr))]
+    entries = np.zeros(len(lists.indices), dtype=ENTRY)
+    key_views_of = plan.views[owner["key_view"] + lists.key_view]
+    entries["z"], entries["y"], entries["x"] = first_coordinates(key_views_of, lists.indices).T
+    entries["view"] = lists.key_view
     return Layout(
         query_specs,
         key_specs,
@@ -83,7 +84,7 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
         key_views,
         work,
         entries,
-        plan.mask.astype(np.int32),
+        lists.mask,
         fragment_masks(plan.masks),
         finishers.priors,
         finishers.finishes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...plan._cache import kept_with_plan
-from ...plan._types import COMPONENT, VIEW, WORK, Plan
+from ...plan._types import COMPONENT, VIEW, Plan, tile_lists
 from ...schedule.tasks import launch_lists
 from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
@@ -26,6 +26,7 @@ _ARRAYS = (
     "merge_sources",
 )
 
+WORK = np.dtype([(name, "i4") for name in ("component", "query_tile", "begin", "end", "slot")])
 ARRAY = np.dtype([("data", "u8"), *((name, "i8") for name in ("batch", "head", "row", "column"))])
 LAUNCH_LIST = np.dtype(
     [
@@ -102,7 +103,8 @@ def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int) -> Plan
 @kept_with_plan
 def _upload_arrays(plan: Plan, device: Device) -> tuple[Buffer, dict[str, int]]:
     """(buffer, addresses) of what does not depend on the numbers of batch entries and heads."""
-    return upload(device, {name: getattr(plan, name) for name in _ARRAYS})
+    listed = tile_lists(plan)._asdict() | {"work": plan.work.astype(WORK)}
+    return upload(device, {name: listed.get(name, getattr(plan, name)) for name in _ARRAYS})
 
 
 def pack(call: ForwardPass, plan: PlanOnDevice, partial: int, partial_lse: int, first_block: int = 0) -> bytes:

@@ -41,8 +41,8 @@ class TileItem {
   void run() {
     clear(s_.dq_columns, s_.depth_key * s_.width.query);
     if (vectors_ % 2) clear_weights(vectors_, s_);
-    for (int64_t number = item_.work.begin; number < item_.work.end; ++number) {
-      const BackwardEntry entry = open(number);
+    for (Listed at = item_.first(); at.number < item_.work.end; at = item_.after(at)) {
+      const BackwardEntry entry = open(at);
       bool any = false;
       for (int64_t index = 0; index < entry.blocks; ++index) {
         const KeyBlock block = find_active(entry, index);
@@ -57,9 +57,9 @@ class TileItem {
   }
 
  private:
-  BackwardEntry open(int64_t number) {
+  BackwardEntry open(const Listed& at) {
     const Call& call = item_.call;
-    BackwardEntry entry = {item_.key_tile(number), Mask(call.plan, number), 0, {}, {}};
+    BackwardEntry entry = {item_.key_tile(at), item_.mask(at), 0, {}, {}};
     entry.blocks = (entry.place.cells() + kTileTerms - 1) / kTileTerms;
     int64_t* const position = s_.rows.position.key;
     entry.keys = tile_rows(keys_, entry.place, entry.rows(), call.head_dim, s_.depth_key, position, s_.key_rows);

@@ -105,13 +105,14 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
   const Work& work = item.work;
   const Head keys = item.keys(), values = item.values();
   const int64_t steps = (work.end - work.begin) * ((cells + kPanel - 1) / kPanel);
+  const bool back = work.query_tile % 2;  // to and fro, for the cache's sake
+  Listed at = back ? item.last() : item.first();
   bool unfit = false;
   for (int64_t i = work.begin; i < work.end;) {
     int64_t count = 0;
     for (; count < s.tiles.capacity && i < work.end; ++count, ++i) {
-      const bool back = work.query_tile % 2;  // to and fro, for the cache's sake
-      const int64_t entry = back ? work.begin + work.end - 1 - i : i;
-      s.entries[count] = {find_tile<Path>(item, entry, keys, values, s), Mask(item.call.plan, entry)};
+      s.entries[count] = {find_tile<Path>(item, at, keys, values, s), item.mask(at)};
+      at = back ? item.before(at) : item.after(at);
       unfit |= s.entries[count].tile.unfit;
     }
     for (int64_t first = 0; first < cells; first += kPanel) {

@@ -106,13 +106,13 @@ bool pack_tile(const Item& item, const Tile& tile, int64_t rows, const Head& key
   return fit;
 }
 
-// The key tile of an entry out of the cache, packed where it is not there. As many tiles as the cache holds stay valid.
+// A key tile of the list out of the cache, packed where it is not there. As many tiles as the cache holds stay valid.
 template <class Path>
-PackedTile find_tile(const Item& item, int64_t entry, const Head& keys, const Head& values, AmxScratch<Path>& s) {
-  const Tile tile = item.key_tile(entry);
-  const int64_t rows = round_up(tile.cells(), kTileTerms), number = item.call.plan.indices[entry];
+PackedTile find_tile(const Item& item, const Listed& at, const Head& keys, const Head& values, AmxScratch<Path>& s) {
+  const Tile tile = item.key_tile(at);
+  const int64_t rows = round_up(tile.cells(), kTileTerms);
   bool hit;
-  const int index = s.cache->find(item.kv_number(), item.key_view(entry), number, s.tiles.capacity, hit);
+  const int index = s.cache->find(item.kv_number(), item.key_view(at), at.tile, s.tiles.capacity, hit);
   if (!hit) {
     constexpr int64_t kBytes = sizeof(typename Path::E::Storage);
     prefetch_rows(keys, tile, item.call.head_dim * kBytes);

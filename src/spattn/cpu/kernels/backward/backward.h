@@ -12,17 +12,17 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// One entry of the list: adds what its pairs contribute to dq, dK and dV.
+// One tile of the list: adds what its pairs contribute to dq, dK and dV.
 template <class E, class T = typename E::Compute>
-void add_tile(const Item& item, int64_t entry, const Head& keys, const Head& values, int64_t cells, const Sums& sums,
+void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& values, int64_t cells, const Sums& sums,
               BackwardScratch<T>& s) {
   const Call& call = item.call;
-  const Tile place = item.key_tile(entry);
+  const Tile place = item.key_tile(at);
   int64_t* const position = s.rows.position.key;
   const int64_t rows = round_up(place.cells(), kKeyRows);
   const KeyTile<T> tile = {key_rows<E>(keys, place, rows, call.head_dim, s.width.key, position, s.staging.keys),
                            key_rows<E>(values, place, rows, call.head_dim_v, s.width.value, position, s.staging.values),
-                           rows, cells, Mask(call.plan, entry)};
+                           rows, cells, item.mask(at)};
   for (int64_t key = list_positions(place, position); key < rows; ++key) position[key] = kPadding;
   if (tile.mask) s.mask.expand(tile.mask, cells, tile.rows);
   compute_weights(call, tile, SplitLogits<T>(call.scale), s);
@@ -66,7 +66,9 @@ void backward(const Call& call, int64_t batch, int64_t head, const Work& work, c
   const int64_t cells = place.cells();
   prepare_queries<E>(item, place, s);
   clear(s.rows.dq, s.width.query * s.width.key);
-  for (int64_t entry = work.begin; entry < work.end; ++entry) add_tile<E>(item, entry, keys, values, cells, sums, s);
+  for (Listed at = item.first(); at.number < work.end; at = item.after(at)) {
+    add_tile<E>(item, at, keys, values, cells, sums, s);
+  }
   write_query_gradients<E>(item, cells, sums, s.rows);
 }
 

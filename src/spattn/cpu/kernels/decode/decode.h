@@ -197,13 +197,13 @@ void weigh_rows(const Mask& mask, int64_t cells, int64_t count, int64_t rows, in
   }
 }
 
-// One entry of the list, for all rows: O, row_max and row_sum take in the keys of one tile.
+// One tile of the list, for all rows: O, row_max and row_sum take in the keys of one tile.
 template <class E, class T = typename E::Compute>
-void add_tile(const Item& item, int64_t entry, const Head& keys, const Head& values, int64_t cells, int64_t rows,
+void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& values, int64_t cells, int64_t rows,
               Logits<T> logits, DecodeScratch<T>& s) {
   constexpr int64_t L = kLanes<T>, W = kOutputVectors;
   const Call& call = item.call;
-  const Tile tile = item.key_tile(entry), next = item.key_tile(entry + 1 < item.work.end ? entry + 1 : entry);
+  const Tile tile = item.key_tile(at), next = at.number + 1 < item.work.end ? item.key_tile(item.after(at)) : tile;
   const int64_t count = round_up(tile.cells(), L), ld = call.plan.block_kv;
   const int64_t ld_key = s.width.key, ld_value = s.width.value;
   visit_rows<E>(keys, tile, next, count, call.head_dim, ld_key, s.position.key, s.staging.keys,
@@ -214,14 +214,14 @@ void add_tile(const Item& item, int64_t entry, const Head& keys, const Head& val
                     k.width = 0;  // prefetched
                   });
                 });
-  weigh_rows(Mask(call.plan, entry), cells, count, rows, ld, logits, s);
+  weigh_rows(item.mask(at), cells, count, rows, ld, logits, s);
   visit_rows<E>(
       values, tile, next, count, call.head_dim_v, ld_value, s.position.key, s.staging.values, [&](auto stored, Rows v) {
         in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
           in_blocks<W>(ld_value / L, [&](auto vectors, int64_t column) {
             multiply_values<decltype(stored), decltype(some)::value, decltype(vectors)::value>(
                 v, column * L, count, s.scores + row * ld, ld,
-                entry == item.work.begin ? nullptr : s.rows.rescale + row, s.output.row(row) + column * L, ld_value);
+                at.number == item.work.begin ? nullptr : s.rows.rescale + row, s.output.row(row) + column * L, ld_value);
             v.width = 0;
           });
         });
@@ -242,8 +242,8 @@ void decode_heads(const Item& item, int64_t end, int64_t cells, DecodeScratch<T>
   for (int64_t i = 0; i < rows * s.width.key; ++i) s.query[i] *= logits.sign;
   s.rows.reset((rows + kLanes<T> - 1) / kLanes<T>);
   leave_marked(item, cells, s.position.key, s.exact);  // the heads share keys and masks
-  for (int64_t entry = item.work.begin; entry < item.work.end; ++entry) {
-    add_tile<E>(item, entry, keys, values, cells, rows, logits, s);
+  for (Listed at = item.first(); at.number < item.work.end; at = item.after(at)) {
+    add_tile<E>(item, at, keys, values, cells, rows, logits, s);
   }
   for (int64_t row = 0; row < rows; row += cells) {
     const RowStatistics<T> own = s.rows.from(row);

@@ -13,18 +13,18 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// One entry of the list: O, row_max and row_sum take in the keys of one tile.
+// One tile of the list: O, row_max and row_sum take in the keys of one tile.
 template <class Path, class T = typename Path::T>
-void add_tile(const Item& item, int64_t entry, const Head& keys, const Head& values, int64_t cells, Logits<T> logits,
+void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& values, int64_t cells, Logits<T> logits,
               ForwardScratch<T>& s) {
   const Call& call = item.call;
-  const Tile tile = item.key_tile(entry);
-  const Mask mask(call.plan, entry);
+  const Tile tile = item.key_tile(at);
+  const Mask mask = item.mask(at);
   const int64_t vectors = (cells + kLanes<T> - 1) / kLanes<T>;
   const int64_t key_cells = tile.cells(), rows = round_up(key_cells, kKeyRows);
   CachedTile<T> cached = {};
   if (!Path::keys_in_place(keys, tile, rows, call) || !Path::values_in_place(values, tile, call)) {
-    cached = s.tiles.find(item.kv_number(), item.key_view(entry), call.plan.indices[entry]);
+    cached = s.tiles.find(item.kv_number(), item.key_view(at), at.tile);
   }
   const auto k = Path::key_operand(keys, tile, rows, call, cached, s);
   const auto v = Path::value_operand(values, tile, call, cached, s);
@@ -32,7 +32,7 @@ void add_tile(const Item& item, int64_t entry, const Head& keys, const Head& val
   const Keys blocks = {reached.begin / kKeyRows * kKeyRows, round_up(reached.end, kKeyRows)};
   compute_scores<Path>(k, v, blocks, call.head_dim, vectors, bool(mask), s);
   exponentiate<Path>(blocks.begin, blocks.end, vectors, logits, s.scores, s.width.query, s.rows);
-  accumulate_output<Path>(v, reached, cells, mask, entry == item.work.begin, s);
+  accumulate_output<Path>(v, reached, cells, mask, at.number == item.work.begin, s);
 }
 
 template <class Path> struct VectorForward {
@@ -47,9 +47,9 @@ template <class Path> struct VectorForward {
     s.rows.reset((cells + kLanes<T> - 1) / kLanes<T>);
     leave_marked(item, cells, s.position.key, s.exact);
     Ahead ahead(item, sizeof(typename Path::E::Storage), !kPrefetches<Path>);
-    for (int64_t entry = item.work.begin; entry < item.work.end; ++entry) {
+    for (Listed at = item.first(); at.number < item.work.end; at = item.after(at)) {
       ahead.run(item.work.end - item.work.begin);
-      add_tile<Path>(item, entry, keys, values, cells, logits, s);
+      add_tile<Path>(item, at, keys, values, cells, logits, s);
     }
     finish_item<typename Path::E>(item, cells, logits, Path::divisor(s.rows), s.position, s.rows, s.output, s.exact);
   }

@@ -8,6 +8,11 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
+// A key tile of a list: its number among those of all lists, its run, and its number in the run's view.
+struct Listed {
+  int64_t number, run, tile;
+};
+
 struct Item {
   const Call& call;
   int64_t batch, head;
@@ -23,14 +28,47 @@ struct Item {
 
   const Component& component() const { return call.plan.components[work.component]; }
   Tile query_tile() const { return locate(call.plan.views[component().query_view], work.query_tile); }
-  int64_t key_view(int64_t entry) const { return component().key_view + call.plan.key_view[entry]; }
-  Tile key_tile(int64_t entry) const { return locate(call.plan.views[key_view(entry)], call.plan.indices[entry]); }
+  int64_t key_view(const Listed& at) const { return component().key_view + call.plan.key_view[at.run]; }
+  Tile key_tile(const Listed& at) const { return locate(call.plan.views[key_view(at)], at.tile); }
+  Mask mask(const Listed& at) const { return {call.plan, at.run}; }
+
+  // The first and the last key tile of the item, and those beside one: beyond the item there is none.
+  Listed first() const { return find(work.begin); }
+  Listed last() const { return find(work.end - 1); }
+  Listed after(Listed at) const {
+    ++at.tile;
+    if (++at.number < work.end && at.number == call.plan.tile_indptr[at.run + 1]) at.tile = call.plan.indices[++at.run];
+    return at;
+  }
+  Listed before(Listed at) const {
+    --at.tile;
+    return --at.number >= work.begin && at.number < call.plan.tile_indptr[at.run] ? in_run(at.run - 1, at.number) : at;
+  }
 
   // visit(cells, mask) for every key tile, the positions of its cells in `position`.
   template <class Visit> void each_tile(int64_t* position, const Visit& visit) const {
-    for (int64_t entry = work.begin; entry < work.end; ++entry) {
-      visit(list_positions(key_tile(entry), position), Mask(call.plan, entry));
+    for (Listed at = first(); at.number < work.end; at = after(at)) {
+      visit(list_positions(key_tile(at), position), mask(at));
     }
+  }
+
+ private:
+  Listed in_run(int64_t run, int64_t number) const {
+    return {number, run, call.plan.indices[run] + number - call.plan.tile_indptr[run]};
+  }
+
+  Listed find(int64_t number) const {
+    const int32_t* runs = call.plan.indptr + component().first_row + work.query_tile;
+    int64_t low = runs[0], high = runs[1] - 1;
+    while (low < high) {
+      const int64_t middle = (low + high + 1) / 2;
+      if (call.plan.tile_indptr[middle] <= number) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    return in_run(low, number);
   }
 };
 

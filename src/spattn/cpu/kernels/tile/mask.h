@@ -43,8 +43,8 @@ struct Mask {
   const uint64_t* bits;  // (rows, words); null: every pair is allowed
   int64_t rows, words;
 
-  Mask(const Plan& plan, int64_t entry)
-      : bits(plan.mask[entry] < 0 ? nullptr : plan.masks + plan.mask[entry] * plan.block_q * (plan.block_kv / 64)),
+  Mask(const Plan& plan, int64_t run)
+      : bits(plan.mask[run] < 0 ? nullptr : plan.masks + plan.mask[run] * plan.block_q * (plan.block_kv / 64)),
         rows(plan.block_q), words(plan.block_kv / 64) {}
 
   explicit operator bool() const { return bits != nullptr; }

@@ -19,8 +19,9 @@ class Ahead {
     if (work.slot < 0) add(Head(call.out, item.batch, item.head), rows, work.query_tile, call.head_dim_v * size);
     add(item.queries(), rows, work.query_tile + 1, call.head_dim * size);
     if (work.begin == work.end || !with_keys) return;
-    const View& columns = call.plan.views[item.key_view(work.end - 1)];
-    const int64_t next = call.plan.indices[work.end - 1] + 1;
+    const Listed last = item.last();
+    const View& columns = call.plan.views[item.key_view(last)];
+    const int64_t next = last.tile + 1;
     add(item.keys(), columns, next, call.head_dim * size);
     add(item.values(), columns, next, call.head_dim_v * size);
   }

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""What planning a very long sequence takes: time, memory, and the bytes of the plan.
+
+    python benchmarks/plan_scale.py                 # everything, three minutes
+    python benchmarks/plan_scale.py --quick         # 65,536 tokens only, nothing written
+
+Every row is of a process of its own, whose first large plan it is: by how much its memory grew, and the best of three
+times of that plan (one, where it takes longer than 0.6 s), none of them from the cache. Processor time is what the plan
+takes where nothing else runs; wall time is longer where the machine is busy. No attention is computed. Writes
+``benchmarks/results/plan_scale.json``; says which targets are missed, in processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import time
+
+import numpy as np
+import record
+
+import spattn
+from spattn import patterns as sp
+
+LENGTHS = (1 << 16, 1 << 20, 10**7)
+DOCUMENT = 4096  # mean tokens of a document
+
+
+def documents(tokens: int) -> sp.Documents:
+    """Documents of random lengths."""
+    rng, lengths = np.random.default_rng(0), []
+    while sum(lengths) < tokens:
+        lengths.append(min(int(rng.integers(1, 2 * DOCUMENT)), tokens - sum(lengths)))
+    return sp.Documents(tuple(lengths))
+
+
+def square(tokens: int) -> sp.Neighborhood:
+    """A square grid of so many tokens, or a few less."""
+    return sp.Neighborhood((math.isqrt(tokens),) * 2, 13)
+
+
+# name: (pattern at N tokens, most milliseconds at 1,048,576 tokens)
+CASES = {
+    "window ±256": (lambda n: sp.SlidingWindow(256), 100),
+    "causal": (lambda n: sp.Causal(), 100),
+    "dilated window ±128, d=8": (lambda n: sp.DilatedWindow(128, dilation=8), 100),
+    "Longformer 64": (lambda n: sp.Longformer(64), 100),
+    "strided 1024": (lambda n: sp.Strided(1024), 100),
+    "fixed 1024, 32": (lambda n: sp.Fixed(1024, 32), 100),
+    "documents": (documents, 100),
+    "neighbourhood 13×13": (square, 100),
+    "BigBird 64": (lambda n: sp.BigBird(64), 300),
+}
+MOST_SECONDS = 0.6  # of a plan that is made three times
+MOST_MIB = 64  # at 1,048,576 tokens
+MOST_MS = {"window ±256": 1000, "causal": 1000}  # at 10 million tokens
+
+
+def resident(field: str) -> int:
+    """Bytes of this process' VmRSS or VmHWM."""
+    with open("/proc/self/status") as status:
+        return 1024 * int(next(line for line in status if line.startswith(field)).split()[1])
+
+
+def planned(pattern, tokens: int) -> tuple[spattn.Plan, float, float]:
+    """(a plan made now, seconds that it took, seconds of the processor)."""
+    spattn.clear_plan_cache()
+    wall, processor = time.perf_counter(), time.process_time()
+    plan = spattn.plan(pattern, tokens)
+    return plan, time.perf_counter() - wall, time.process_time() - processor
+
+
+def measure(name: str, tokens: int) -> dict[str, object]:
+    """One row of the results, in the process that it is about."""
+    pattern = CASES[name][0](tokens)
+    tokens = math.prod(pattern.grid) if isinstance(pattern, sp.Neighborhood) else tokens
+    spattn.plan(sp.Sinks(1) | sp.SlidingWindow(3), 1000)  # imports the planner
+    before = resident("VmRSS")
+    plan, *took = planned(pattern, tokens)
+    peak = resident("VmHWM") - before
+    for _ in range(2 if took[0] < MOST_SECONDS else 0):
+        took = [min(pair) for pair in zip(took, planned(pattern, tokens)[1:], strict=True)]
+    return {
+        "name": name,
+        "tokens": tokens,
+        "plan_ms": round(1e3 * took[0], 1),
+        "processor_ms": round(1e3 * took[1], 1),
+        "peak_mib": round(peak / 2**20, 1),
+        "plan_kib": round(plan.nbytes / 1024, 1),
+        "runs": len(plan.indices),
+        "tiles": plan.tiles,
+        "items": len(plan.work),
+        "nnz": plan.nnz,
+    }
+
+
+def missed(row: dict) -> list[str]:
+    """The targets that a row misses."""
+    found, million = [], row["tokens"] == LENGTHS[1]
+    most = CASES[row["name"]][1] if million else MOST_MS.get(row["name"], math.inf)
+    if row["processor_ms"] > most and row["tokens"] >= LENGTHS[1]:
+        found.append(f"{row['processor_ms']} ms, not at most {most}")
+    if million and row["peak_mib"] > MOST_MIB:
+        found.append(f"{row['peak_mib']} MiB, not at most {MOST_MIB}")
+    return [f"{row['name']}, {row['tokens']} tokens: {what}" for what in found]
+
+
+def _line(name, *columns) -> str:
+    return f"{name:26}" + "".join(f"{column:>14}" for column in columns)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="65,536 tokens only, nothing written")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(measure(args.one[0], int(args.one[1]))))
+        return
+    shown = "tokens", "plan_ms", "processor_ms", "peak_mib", "plan_kib", "runs", "tiles"
+    print(_line("pattern", *shown))
+    rows = []
+    for name in CASES:
+        for tokens in LENGTHS[:1] if args.quick else LENGTHS:
+            command = [sys.executable, __file__, "--one", name, str(tokens)]
+            rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+            print(_line(name, *(rows[-1][field] for field in shown)), flush=True)
+    if not args.quick:
+        notes = (
+            "Tiles of 128 × 64, each row in a process of its own; the best of three where it takes less than a second, "
+            "none from the cache. processor_ms: of the process; plan_ms: wall time, while others used the machine. "
+            "peak_mib: how far the resident set grew with the first of them."
+        )
+        record.write("plan_scale", rows, notes=notes)
+    print("\n".join(line for row in rows for line in missed(row)) or "all targets met")
+
+
+if __name__ == "__main__":
+    main()

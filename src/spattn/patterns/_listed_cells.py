@@ -1,0 +1,86 @@
+"""Look-ups by query and key at once in a table of which few cells are set."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ListedCells"]
+
+_MOST_BITS = (1 << 27) - 39  # a prime: of the blocks by which rectangles are asked
+
+
+class ListedCells:
+    """The set cells of a table, asked as a :class:`BlockTable` is, whose memory is not that of the table.
+
+    Parameters
+    ----------
+    row, column : (n,) int64 arrays
+        Of each cell.
+    shape : (int, int)
+        Rows and columns of the table.
+    """
+
+    def __init__(self, row: np.ndarray, column: np.ndarray, shape: tuple[int, int]):
+        self._row, self._column, self._shape = row, column, shape
+        self._codes = np.unique(row * shape[1] + column)
+        self._made: dict[tuple[int, ...], np.ndarray] = {}
+
+    def contains(self, a: Any, b: Any) -> Any:
+        """Whether cell (a, b) is set; False out of range. `a` and `b` may be the planner's symbolic positions."""
+        for side in (a, b):
+            dispatch = getattr(side, "contains", None)
+            if dispatch is not None:
+                return dispatch(self, a, b)
+        a, b = np.asarray(a), np.asarray(b)
+        inside = (0 <= a) & (a < self._shape[0]) & (0 <= b) & (b < self._shape[1])
+        if not len(self._codes):
+            return np.zeros_like(inside)
+        code = a * self._shape[1] + b
+        place = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
+        return inside & (self._codes[place] == code)
+
+    def any_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
+        """Whether a cell of each rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` (inclusive) may be set.
+
+        Blocks at least as long on either side as any rectangle are asked, of which each touches four at most: it may
+        say True where a cell is set beside the rectangle, and where a block of a very large table shares the bit of
+        another one.
+        """
+        sides = (a_lo, a_hi), (b_lo, b_hi)
+        levels = [int((hi - lo).max(initial=0)).bit_length() for lo, hi in sides]
+        bits, (height, width) = self._bits(*levels), self._blocks(levels)
+        rows, columns = (
+            [np.clip(end >> level, 0, most - 1) for end in (ends if ((ends[0] ^ ends[1]) >> level).any() else ends[:1])]
+            for ends, level, most in zip(sides, levels, (height, width), strict=True)
+        )
+        found = np.zeros(np.broadcast(a_lo, b_lo).shape, bool)
+        for a, b in itertools.product(rows, columns):
+            code = (a * width + b) % _MOST_BITS
+            found |= (bits[code >> 3] >> (code & 7).astype(np.uint8) & 1).view(bool)
+        return found & (a_lo <= a_hi) & (b_lo <= b_hi)
+
+    def all_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
+        """Whether every cell of each rectangle (inclusive) is known to be set: of one cell, or of none."""
+        a_lo, a_hi, b_lo, b_hi = np.broadcast_arrays(a_lo, a_hi, b_lo, b_hi)
+        found = (a_lo > a_hi) | (b_lo > b_hi)
+        single = np.nonzero((a_lo == a_hi) & (b_lo == b_hi))[0]
+        found[single] = self.contains(a_lo[single], b_lo[single])
+        return found
+
+    def _blocks(self, levels: Sequence[int]) -> list[int]:
+        """How many blocks of so many powers of two there are on each side."""
+        return [max(0, n - 1 >> level) + 1 for n, level in zip(self._shape, levels, strict=True)]
+
+    def _bits(self, *levels: int) -> np.ndarray:
+        """A bit for each block, in rows of blocks as far as there are bits: whether a cell of it is set."""
+        if levels not in self._made:
+            height, width = self._blocks(levels)
+            bits = np.zeros(-(-min(height * width, _MOST_BITS) // 8), np.uint8)
+            code = ((self._row >> levels[0]) * width + (self._column >> levels[1])) % _MOST_BITS
+            np.bitwise_or.at(bits, code >> 3, (1 << (code & 7)).astype(np.uint8))
+            self._made[levels] = bits
+        return self._made[levels]

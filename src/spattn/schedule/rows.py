@@ -1,0 +1,114 @@
+"""Rows as their views have them: what is known of each tile, or asked of it, goes to its rows and back by strides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from ..plan._build import repeats
+from ..plan._types import AXES
+
+__all__ = ["Place", "places"]
+
+
+class Place(NamedTuple):
+    """Rows that lists write: those of a view, and of `copies` views in all, each moved by `step` from the one before.
+
+    Attributes
+    ----------
+    view : VIEW record
+    step, copies : int
+    number : (tiles,) int array
+        The list that each tile of the first view belongs to, -1 for none; those of the others are `lists` further on
+        each time.
+    lists : int
+    cell : (tiles,) int array
+        Where the cells of each tile start among those of its list.
+    """
+
+    view: np.void
+    step: int
+    copies: int
+    number: np.ndarray
+    lists: int
+    cell: np.ndarray
+
+    def rows(self, of_row: np.ndarray) -> np.ndarray:
+        """(*axes) of an array with an element for each row: no copy, and no row twice."""
+        strides = tuple(stride * of_row.itemsize for stride, *_ in self._axes)
+        return as_strided(of_row[int(self.view["offset"]) :], [extent for _, extent, _, _ in self._axes], strides)
+
+    def of_tiles(self, values: np.ndarray) -> np.ndarray:
+        """(*axes) of (copies, tiles): each row has the value of its tile."""
+        cells = values.reshape(self.copies, *self.view["grid"]).transpose([number for *_, number in self._axes])
+        for axis, (_, extent, box, _) in enumerate(self._axes):
+            if box > 1:
+                cells = np.repeat(cells, box, axis=axis)[(slice(None),) * axis + (slice(extent),)]
+        return cells
+
+    def any_of_tiles(self, cells: np.ndarray) -> np.ndarray:
+        """(copies, tiles) of (*axes): whether any row of a tile is true."""
+        for axis, (_, extent, box, _) in enumerate(self._axes):
+            if box > 1:
+                cells = np.logical_or.reduceat(cells, np.arange(0, extent, box), axis=axis)
+        return cells.transpose(np.argsort([number for *_, number in self._axes])).reshape(self.copies, -1)
+
+    def of_lists(self, values: np.ndarray, nothing: int) -> np.ndarray:
+        """(*axes): each row has the value of its list, `nothing` where it has none."""
+        number = self.numbers()
+        return self.of_tiles(np.where(number < 0, values.dtype.type(nothing), values[number]))
+
+    def numbers(self) -> np.ndarray:
+        """(copies, tiles): the list of each tile, -1 for none."""
+        further = self.lists * np.arange(self.copies)[:, None]
+        return np.where(self.number < 0, -1, self.number + further)
+
+    def cells(self) -> np.ndarray:
+        """(*axes) int32: the number of each row among the cells of its list."""
+        found = self.of_tiles(np.broadcast_to(self.cell.astype(np.int32), (self.copies, len(self.cell))))
+        sizes = np.append(np.cumprod(self.view["box"][:0:-1])[::-1], 1).astype(np.int32)  # cells from one to the next
+        for axis, (_, extent, box, number) in enumerate(self._axes):
+            if box > 1:
+                inside = np.arange(extent, dtype=np.int32) % box * sizes[number - 1]
+                found = found + inside.reshape(-1, *(1,) * (AXES - axis))
+        return found
+
+    @property
+    def _axes(self) -> list[tuple[int, int, int, int]]:
+        """(stride, extent, box, number) of each axis, number 0 being that of the copies, from the longest strides to
+        the shortest: passes over rows go through memory in its order."""
+        view = self.view
+        shape = zip(
+            view["stride"].tolist(), view["extent"].tolist(), view["box"].tolist(), range(1, 1 + AXES), strict=True
+        )
+        return sorted(
+            [(self.step, self.copies, 1, 0), *shape], key=lambda axis: -abs(axis[0]) if axis[1] > 1 else -np.inf
+        )
+
+
+def places(views: np.ndarray, number: np.ndarray, first: int) -> Iterator[Place]:
+    """The places of views of one shape, which differ in where they start: lists are numbered from `first` on, those of
+    tiles where `number` is not -1, view after view."""
+    lists, cell = int((number >= 0).sum()), np.zeros(len(number), np.int64)
+    start = 0
+    for count in _evenly(views["offset"]):
+        view, step = views[start], int(views["offset"][start + 1] - views["offset"][start]) if count > 1 else 0
+        shape = (step, *view["stride"].tolist()), (count, *view["extent"].tolist())
+        at_once = 1 if repeats(*shape) else count
+        for one in range(start, start + count, at_once):
+            own = np.where(number < 0, -1, number + first + lists * one)
+            yield Place(views[one], step, at_once, own, lists, cell)
+        start += count
+
+
+def _evenly(offsets: np.ndarray) -> Iterator[int]:
+    """How many numbers at a time are evenly spaced, from the first one on."""
+    start, steps = 0, np.diff(offsets)
+    changes = np.append(np.nonzero(np.diff(steps))[0] + 1, len(steps))  # the steps before are like the one before
+    while start < len(offsets):
+        same = changes[np.searchsorted(changes, start, side="right")] if start < len(steps) else len(steps)
+        yield int(same) + 1 - start
+        start = int(same) + 1
