@@ -84,7 +84,7 @@ def driver(monkeypatch):
         for name in parents:
             monkeypatch.setitem(sys.modules, name, SimpleNamespace(driver=module))
     monkeypatch.setattr(cuda, "_works_in", None)
-    monkeypatch.setattr(device, "library", lambda: SimpleNamespace(cuCtxGetCurrent=None))
+    monkeypatch.setattr(device, "library", lambda: SimpleNamespace(cuCtxGetCurrent=None, cuStreamIsCapturing=None))
     monkeypatch.setattr(device, "_started", False)
     monkeypatch.setattr(device, "_devices", {})
     monkeypatch.setattr(device.atexit, "register", lambda function: None)

@@ -21,6 +21,8 @@ class Gpu:
         self.entered += 1
     def __exit__(self, *error):
         pass
+    def is_capturing(self, stream):
+        return False
 
 class Runtime:
     '''XLA's side of a frame: its functions, and what they were asked for.'''
@@ -47,8 +49,8 @@ class Runtime:
         asked.ordinal = 5
     def allocate(self, at):
         asked = c_api.NewMemory.from_address(at)
-        if self.fail:
-            self.errors.append((self.fail, 8))
+        if self.fail or asked.alignment > 16:
+            self.errors.append((self.fail or f"Unsupported alignment: {asked.alignment}", 8))
             return len(self.errors)
         memory = np.zeros(asked.size, np.uint8)
         self.memory[memory.ctypes.data] = memory

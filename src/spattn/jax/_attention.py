@@ -52,7 +52,7 @@ def attention(
     return_lse : bool, optional
         Also return the log-sum-exp of each row's logits.
     precision : {None, "tf32"}, optional
-        As for :func:`spattn.attention`; of the forward.
+        As for :func:`spattn.attention`, and of its gradients.
 
     Returns
     -------
