@@ -36,6 +36,7 @@ LONGER = {
     "shifted windows": (patterns.Windowed((16, 24), (8, 8), 4), 384, 384),
     "columns": (patterns.Columns(13, 3, 5) & patterns.Causal(), 300, 300),
     "some empty rows": (patterns.BlockLocal(50) & ~patterns.SlidingWindow(20, 90), 300, 300),
+    "tiles of two shapes": (patterns.PeriodicWindow(2, 0, 0) & patterns.BigBird(1, 1, 0, 0), 7, 7),
     "nothing": (patterns.Full() - patterns.Full(), 150, 150),
     "per head": (patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30), patterns.Strided(12))), 260, 260),
     "per batch entry": (patterns.Documents(((100, 150), (30, 40, 180))), 250, 250),

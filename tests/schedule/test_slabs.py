@@ -7,6 +7,7 @@ import pytest
 
 from spattn import patterns, plan
 from spattn.plan._types import positions
+from spattn.schedule.roles import roles
 from spattn.schedule.slabs import EMPTY, FULL, by_keys, by_queries, slab_masks
 from spattn.testing import dense_mask
 
@@ -18,6 +19,7 @@ PROBLEMS = {
     "neighborhood": (patterns.Neighborhood((18, 22), 7), 396, 396, 1, 2),
     "per head": (patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30))), 260, 260, 2, 2),
     "per batch entry": (patterns.Documents(((100, 150), (30, 40, 180))), 250, 250, 2, 4),
+    "tiles of two shapes": (patterns.PeriodicWindow(2, 0, 0) & patterns.BigBird(1, 1, 0, 0), 7, 7, 1, 2),
     "nothing": (patterns.Full() - patterns.Full(), 150, 150, 1, 2),
 }
 
@@ -97,6 +99,7 @@ def test_each_key_is_written_once_or_merged(name, workers):
     pattern, q_len, kv_len, batch, heads = PROBLEMS[name]
     made = plan(pattern, q_len, kv_len, batch=batch, heads=heads, workers=workers)
     keys = by_keys(made, batch, heads, heads, 64, 2, workers)
+    assert set(keys.work["view"]) <= set(roles(made)[1])  # kernels know no others
     for variant in range(len(keys.work_indptr) - 1):
         written, sources = np.zeros(kv_len, int), [[] for _ in range(kv_len)]
         for item in keys.work[slice(*keys.work_indptr[variant : variant + 2])]:

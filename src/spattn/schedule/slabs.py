@@ -17,6 +17,7 @@ from .._ragged import ramp
 from ..plan._types import Plan, TileLists, tile_lists
 from .finishers import Merges
 from .items import Items, Lists, Share, cut_lists, join_shares
+from .roles import roles
 from .rows import Place
 
 __all__ = ["EMPTY", "FULL", "KEYS", "SLAB_ENTRY", "SLAB_WORK", "Pass", "by_keys", "by_queries", "slab_masks"]
@@ -126,7 +127,7 @@ def by_keys(plan: Plan, batch: int, heads_q: int, heads_kv: int, side: int, toge
     alike = bool((groups == groups[:, :1]).all())
     repeat = heads_q // heads_kv if alike else 1
     kinds, kind = np.unique(groups[:, :1] if alike else groups, axis=0, return_inverse=True)
-    views = _first_equal(plan.views)
+    views = _first_equal(plan.views, roles(plan)[1])
     numbers, _ = slab_masks(plan, side)
     shares: list[Share] = []
     work: list[np.ndarray] = []
@@ -237,10 +238,11 @@ def _visits(plan: Plan, lists: TileLists, variant: int) -> _Visits:
     return _Visits(np.repeat(component, count), np.repeat(query_tile, count), entry)
 
 
-def _first_equal(views: np.ndarray) -> np.ndarray:
-    """For each view the number of the first one that equals it."""
-    table = np.concatenate(
-        [views[name].reshape(len(views), -1).astype(np.int64) for name in ("offset", "stride", "extent", "box")], axis=1
-    )
+def _first_equal(views: np.ndarray, used: np.ndarray) -> np.ndarray:
+    """For each of the views `used` the first of them that equals it; others, which no kernel knows, stay what they are."""
+    names = "offset", "stride", "extent", "box"
+    table = np.column_stack([views[name][used] for name in names])
     _, first, same = np.unique(table, axis=0, return_index=True, return_inverse=True)
-    return first[same.ravel()] if len(views) else np.zeros(0, np.int64)
+    equal = np.arange(len(views))
+    equal[used] = used[first[same.ravel()]]
+    return equal
