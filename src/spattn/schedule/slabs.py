@@ -239,7 +239,8 @@ def _visits(plan: Plan, lists: TileLists, variant: int) -> _Visits:
 
 
 def _first_equal(views: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """For each of the views `used` the first of them that equals it; others, which no kernel knows, stay what they are."""
+    """For each of the views `used` the first of them that equals it; others, which no kernel knows, stay what they
+    are."""
     names = "offset", "stride", "extent", "box"
     table = np.column_stack([views[name][used] for name in names])
     _, first, same = np.unique(table, axis=0, return_index=True, return_inverse=True)
