@@ -1,8 +1,8 @@
 """The two passes of a backward that owns what it writes: by rows of queries for dQ, by rows of keys for dK and dV.
 
-Both are lists of *slabs*: consecutive cells of a tile, `side` of a query tile or 64 of a key tile, the rows and columns
-that a group of threads multiplies at once. An item has a few slabs as its rows and visits a list of slabs of the other
-kind as columns. The pass by keys is the plan's transpose.
+Both are lists of *slabs*: `side` cells of a query tile, consecutive ones or those of a :class:`Cut`, or 64 consecutive
+cells of a key tile, the rows and columns that a group of threads multiplies at once. An item has a few slabs as its
+rows and visits a list of slabs of the other kind as columns. The pass by keys is the plan's transpose.
 """
 
 from __future__ import annotations
@@ -20,7 +20,19 @@ from .items import Items, Lists, Share, cut_lists, join_shares
 from .roles import roles
 from .rows import Place
 
-__all__ = ["EMPTY", "FULL", "KEYS", "SLAB_ENTRY", "SLAB_WORK", "Pass", "by_keys", "by_queries", "slab_masks"]
+__all__ = [
+    "EMPTY",
+    "FULL",
+    "KEYS",
+    "SLAB_ENTRY",
+    "SLAB_WORK",
+    "Cut",
+    "Pass",
+    "SlabMasks",
+    "by_keys",
+    "by_queries",
+    "slab_masks",
+]
 
 KEYS = 64  # of a slab
 FULL, EMPTY = -1, -2  # numbers of masks that need no bits
@@ -29,6 +41,49 @@ SLAB_WORK = np.dtype([(name, "i4") for name in ("view", "tile", "begin", "end", 
 [begin, end), for each of `heads` query heads; `slot` as in a plan. `columns` is the first view of its columns."""
 SLAB_ENTRY = np.dtype([(name, "i4") for name in ("view", "tile", "part", "head")])
 """Slab `part` of a tile; the view counts from the item's `columns`, the head from the item's first query head."""
+
+
+class Cut(NamedTuple):
+    """How query tiles are cut into slabs.
+
+    Attributes
+    ----------
+    side : int
+        Queries of a slab.
+    orders : (n, block_q) int array
+        The cells of a tile, slab after slab.
+    of_view : (views,) int array
+        The number of each view's order.
+    """
+
+    side: int
+    orders: np.ndarray
+    of_view: np.ndarray
+
+    @classmethod
+    def consecutive(cls, plan: Plan, side: int) -> Cut:
+        """Slabs of consecutive cells."""
+        return cls(side, np.arange(plan.block_q)[None], np.zeros(len(plan.views), np.int64))
+
+
+class SlabMasks(NamedTuple):
+    """Bitmasks of pairs of slabs.
+
+    Attributes
+    ----------
+    numbers : (orders, masks + 1, query slabs of a tile, key slabs of a tile) int32 array
+        The number of each pair's bits, `FULL` or `EMPTY`; the last mask is mask -1.
+    bits : (n, side, 64) bool array
+    cut : Cut
+    """
+
+    numbers: np.ndarray
+    bits: np.ndarray
+    cut: Cut
+
+    def of(self, query_view: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """The numbers of tiles of some query views with some masks."""
+        return self.numbers[self.cut.of_view[query_view], mask]
 
 
 @dataclass(frozen=True)
@@ -43,7 +98,7 @@ class Pass:
         As in a plan; of a pass by keys the variants are of key-value heads.
     entries : (entries,) array of SLAB_ENTRY
     masks : (entries, slabs) int32 array
-        For each slab of the rows, the number of its bitmask in :func:`slab_masks`, `FULL` or `EMPTY`.
+        For each slab of the rows, the number of its bitmask in :class:`SlabMasks`, `FULL` or `EMPTY`.
     merges : Merges
         Sums that are left, of workspace rows ``slot * rows of an item + row``.
     kv_len : int
@@ -68,29 +123,23 @@ class _Visits(NamedTuple):
     entry: np.ndarray
 
 
-def slab_masks(plan: Plan, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bitmasks of pairs of slabs.
-
-    Returns
-    -------
-    numbers : (masks + 1, query slabs of a tile, key slabs of a tile) int32 array
-        The number of each pair's bits, `FULL` or `EMPTY`; the last row is that of mask -1.
-    bits : (n, side, 64) bool array
-    """
+def slab_masks(plan: Plan, cut: Cut) -> SlabMasks:
+    """The bitmasks of a plan's tiles, cut into those of slabs."""
     count, block_q, words = plan.masks.shape
     little = np.ascontiguousarray(plan.masks).astype("<u8").view(np.uint8)
-    bits = np.unpackbits(little, bitorder="little").reshape(count, block_q // side, side, words, KEYS)
-    bits = bits.transpose(0, 1, 3, 2, 4).astype(bool)
-    numbers = np.arange(count * (block_q // side) * words, dtype=np.int32).reshape(count, block_q // side, words)
-    numbers[bits.all(axis=(3, 4))] = FULL
-    numbers[~bits.any(axis=(3, 4))] = EMPTY
-    last = np.full((1, block_q // side, words), FULL, np.int32)
-    return np.concatenate([numbers, last]), bits.reshape(-1, side, KEYS)
+    rows = np.unpackbits(little, bitorder="little").reshape(count, block_q, words, KEYS)
+    slabs = block_q // cut.side
+    bits = rows[:, cut.orders].swapaxes(0, 1).reshape(len(cut.orders), count, slabs, cut.side, words, KEYS)
+    bits = bits.swapaxes(3, 4).astype(bool)
+    numbers = np.arange(bits[..., 0, 0].size, dtype=np.int32).reshape(bits.shape[:4])
+    numbers[bits.all(axis=(4, 5))] = FULL
+    numbers[~bits.any(axis=(4, 5))] = EMPTY
+    last = np.full((len(numbers), 1, slabs, words), FULL, np.int32)
+    return SlabMasks(np.concatenate([numbers, last], axis=1), bits.reshape(-1, cut.side, KEYS), cut)
 
 
-def by_queries(plan: Plan, side: int) -> Pass:
+def by_queries(plan: Plan, cut: Cut) -> Pass:
     """The plan's own items, with key slabs as columns."""
-    numbers, _ = slab_masks(plan, side)
     parts = plan.block_kv // KEYS
     components = plan.components[plan.work["component"]]
     work = np.zeros(len(plan.work), SLAB_WORK)
@@ -101,14 +150,28 @@ def by_queries(plan: Plan, side: int) -> Pass:
     entries = np.zeros(len(lists.indices) * parts, SLAB_ENTRY)
     entries["view"], entries["tile"] = np.repeat(lists.key_view, parts), np.repeat(lists.indices, parts)
     entries["part"] = np.tile(np.arange(parts), len(lists.indices))
-    masks = numbers[lists.mask].transpose(0, 2, 1).reshape(len(entries), plan.block_q // side)
-    merges = Merges(plan.merge_rows, plan.merge_indptr, plan.merge_sources, plan.merge_variants)
+    query_view = plan.components["query_view"][np.repeat(roles(plan)[2], np.diff(lists.indptr))]
+    numbers = slab_masks(plan, cut).of(query_view, lists.mask)
+    masks = numbers.transpose(0, 2, 1).reshape(len(entries), plan.block_q // cut.side)
+    merges = Merges(plan.merge_rows, plan.merge_indptr, _sources(plan, cut), plan.merge_variants)
     return Pass(
         frozen(work), plan.work_indptr, plan.variant, plan.slots, frozen(entries), frozen(masks), merges, plan.kv_len
     )
 
 
-def by_keys(plan: Plan, batch: int, heads_q: int, heads_kv: int, side: int, together: int, workers: int) -> Pass:
+def _sources(plan: Plan, cut: Cut) -> np.ndarray:
+    """The sources of a plan's merges, whose items have their rows slab after slab."""
+    query_view = plan.components["query_view"][plan.work["component"]]
+    variant = np.repeat(np.arange(plan.variants), np.diff(plan.work_indptr))
+    order = np.zeros((plan.variants, plan.slots + 1), np.int64)  # of items by variant and slot; those without one last
+    order[variant, plan.work["slot"]] = cut.of_view[query_view]
+    of_variant = np.diff(plan.merge_indptr[plan.merge_variants])
+    slot, cell = np.divmod(plan.merge_sources, plan.block_q)
+    place = np.argsort(cut.orders, axis=1)[order[np.repeat(np.arange(plan.variants), of_variant), slot], cell]
+    return frozen((slot * plan.block_q + place).astype(np.int32))
+
+
+def by_keys(plan: Plan, batch: int, heads_q: int, heads_kv: int, cut: Cut, together: int, workers: int) -> Pass:
     """The transpose: for every `together` key tiles the query slabs that visit them.
 
     The heads of a group are one after the other in an item, so that their sums have a fixed order. Lists of all
@@ -116,8 +179,6 @@ def by_keys(plan: Plan, batch: int, heads_q: int, heads_kv: int, side: int, toge
 
     Parameters
     ----------
-    side : int
-        Queries of a slab.
     together : int
         Key tiles of an item.
     workers : int
@@ -128,14 +189,14 @@ def by_keys(plan: Plan, batch: int, heads_q: int, heads_kv: int, side: int, toge
     repeat = heads_q // heads_kv if alike else 1
     kinds, kind = np.unique(groups[:, :1] if alike else groups, axis=0, return_inverse=True)
     views = _first_equal(plan.views, roles(plan)[1])
-    numbers, _ = slab_masks(plan, side)
+    slabs = slab_masks(plan, cut)
     shares: list[Share] = []
     work: list[np.ndarray] = []
     entries: list[np.ndarray] = []
     masks: list[np.ndarray] = []
     first = 0
     for variants in kinds:
-        share, own, columns, own_masks = _transpose(plan, variants, views, numbers, together, repeat, workers)
+        share, own, columns, own_masks = _transpose(plan, variants, views, slabs, together, repeat, workers)
         for name in ("begin", "end"):
             own[name] += first
         first += len(columns)
@@ -160,7 +221,7 @@ def _transpose(
     plan: Plan,
     variants: np.ndarray,
     canonical: np.ndarray,
-    numbers: np.ndarray,
+    slabs: SlabMasks,
     together: int,
     repeat: int,
     workers: int,
@@ -172,11 +233,11 @@ def _transpose(
     component, query_tile, entry = (np.concatenate(column) for column in zip(*visits, strict=True))
     relative, tile = listed.key_view[entry], listed.indices[entry]
     view = canonical[plan.components["key_view"][component] + relative]
-    parts_q, parts_kv = numbers.shape[1:]
+    parts_q, parts_kv = slabs.numbers.shape[2:]
     # One element for each pair of slabs.
     pair = np.repeat(np.arange(len(entry)), parts_q * parts_kv)
     part_q, part_kv = np.divmod(np.tile(np.arange(parts_q * parts_kv), len(entry)), parts_kv)
-    number = numbers[listed.mask[entry]].reshape(-1)
+    number = slabs.of(plan.components["query_view"][component], listed.mask[entry]).reshape(-1)
     kept = number != EMPTY
     pair, part_q, part_kv, number = pair[kept], part_q[kept], part_kv[kept], number[kept]
     row, slab = tile[pair] // together, tile[pair] % together * parts_kv + part_kv

@@ -76,7 +76,8 @@ class BackwardPlan:
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int):
         self.views = lay_out_views(plan)
         workers = -(-_BLOCKS_PER_SM * device.sm_count // (batch * heads_kv))
-        queries, keys = by_queries(plan, SLAB), by_keys(plan, batch, heads_q, heads_kv, SLAB, 2, workers)
+        cut = self.views.cut
+        queries, keys = by_queries(plan, cut), by_keys(plan, batch, heads_q, heads_kv, cut, 2, workers)
         together = min(batch * heads_kv, _HEADS_TOGETHER)
         self.one_pass = None
         slabs = query_slabs(plan, self.views, keys)
@@ -111,7 +112,7 @@ class BackwardPlan:
         merges = made.merges
         arrays = lay_out(plan, self.views, made, keyed) | {
             "tasks": tasks,
-            "masks": lay_out_masks(plan, keyed),
+            "masks": lay_out_masks(plan, self.views.cut, keyed),
             "rows": merges.rows,
             "indptr": merges.indptr,
             "sources": merges.sources,
