@@ -79,8 +79,15 @@ def test_two_passes_where_one_would_compute_much_in_vain(launched):
 
 
 def test_rows_that_several_items_compute_are_summed(launched):
+    """A few of them, of the keys that all queries see: a launch of their items alone would not pay."""
+    run(patterns.Longformer(64, global_tokens=range(8)), 20000, 1)
+    assert launched.names[1:] == ["backward by keys", "backward by queries", "sum", "sum"]
+
+
+def test_finishers_sum_what_they_share_with_others(launched):
+    """All rows have two sources; those items that finish run last."""
     run(patterns.Strided(16), 1000, 2)
-    assert launched.names[-3:] == ["sum"] * 3
+    assert launched.names[1:] == ["backward by keys"] * 2 + ["backward by queries"] * 2
 
 
 def test_a_call_that_repeats_writes_nothing(launched):

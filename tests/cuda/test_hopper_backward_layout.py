@@ -28,7 +28,7 @@ def test_slabs_of_queries_are_halves_of_tiles(pattern):
     made = plan(pattern, 396)
     views = layout.lay_out_views(made)
     keys = by_keys(made, 1, 1, 1, views.cut, 2, 1)
-    entries = layout.lay_out(made, views, keys, True)["entries"]
+    entries = layout.lay_out(made, views, keys, keys.work["slot"], True)["entries"]
     for entry, slab in zip(entries, keys.entries, strict=True):
         view = made.views[slab["view"]]
         expected, valid = positions(view, np.array([slab["tile"]]))

@@ -95,11 +95,12 @@ def lay_out_masks(plan: Plan, cut: Cut, by_keys: bool) -> np.ndarray:
     return fragment_masks(words).reshape(-1, 128)
 
 
-def lay_out(plan: Plan, views: Views, made: Pass, by_keys: bool) -> dict[str, np.ndarray]:
-    """Work items and entries of a pass."""
+def lay_out(plan: Plan, views: Views, made: Pass, slots: np.ndarray, by_keys: bool) -> dict[str, np.ndarray]:
+    """Work items, whose slots tell finishers, and entries of a pass."""
     work = np.zeros(len(made.work), WORK)
-    for name in ("view", "begin", "end", "columns", "slot", "heads"):
+    for name in ("view", "begin", "end", "columns", "heads"):
         work[name] = made.work[name]
+    work["slot"] = slots
     own = plan.views[made.work["view"]]
     first = first_coordinates(own, made.work["tile"])
     for slab in range(2):

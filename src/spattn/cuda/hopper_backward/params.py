@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 STATISTIC_FLOATS = 4
-_PASS_POINTERS = ("tasks", "work", "entries", "masks", "row_views", "column_views")
+_PASS_POINTERS = ("tasks", "work", "entries", "masks", "row_views", "column_views", "rest_indptr", "rest_sources")
 _CALL_POINTERS = (
     "q",
     "k",
