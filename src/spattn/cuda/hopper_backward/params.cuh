@@ -59,6 +59,7 @@ struct Params {
   int32_t task_count, heads_q, heads_kv, head_dim, head_dim_v, query_slabs;
   int32_t q_batch, kv_batch;  // map coordinate of a head: batch * q_batch + head
   int32_t batch_maps;         // map of a batch entry: map + batch * batch_maps
+  int32_t waits;              // for the launch before; otherwise it runs beside it, and ends after it
   float scale_log2, sign;     // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
   float scale;
 };

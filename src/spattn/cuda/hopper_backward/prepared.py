@@ -186,7 +186,9 @@ class Ready:
             self._convert = self._load(call, "convert", table[0], MAPS[0])
             self._slabs = len(slabs.coordinates)
             self._view = plan.at["query_views"] + slabs.view * VIEW.itemsize
-        launches = [launched.params for launched in self._launched]
+        # The pass by queries needs nothing of that by keys, unless to be told that it is needed.
+        beside = 0 if slabs is not None else next((n for n, one in enumerate(self._launched) if not one.keyed), 0)
+        launches = [one.params._replace(waits=n != beside or n == 0) for n, one in enumerate(self._launched)]
         self._template = Template(plan.views, launches, call, room, self._slabs)
         self._rows, self._added = batch * heads_q * q_len, batch * heads_q * self._slabs * _HALVES
         self._rows_tail = self._rows, heads_q, q_len, head_dim_v, self._added + 1
@@ -240,7 +242,7 @@ class Ready:
         written: list[Launch] = []
 
         def write(kernel: Kernel, blocks: int, params: bytes, counter_at: int | None = None) -> None:
-            written.append(Launch(kernel, blocks, params, call.stream, counter_at))
+            written.append(Launch(kernel, blocks, params, call.stream, counter_at, early=bool(written)))
 
         write(self._statistics, -(-self._rows // _ROWS_PER_BLOCK), pack_rows(*arrays, *strides, *self._rows_tail))
         # In one pass, dQ is computed again by queries where a sum is not finite: most calls only ask.
