@@ -118,14 +118,14 @@ def _share(tiled: Tiled, first: int, last: int, q_len: int, block_q: int, worker
     return cut_lists(Lists(component, query_tile, begin, end, where), tiles, q_len, block_q, workers)
 
 
-def cut_lists(lists: Lists, tiles: int, q_len: int, block_q: int, workers: int) -> Share:
-    """The items of lists that have so many tiles in all.
+def cut_lists(lists: Lists, tiles: int, q_len: int, block_q: int, workers: int, least: int | np.ndarray = 1) -> Share:
+    """The items of lists that have so many tiles in all, each list in at least `least` pieces.
 
     A list stays whole, and its item writes the output itself, when nobody else touches its rows.
     """
     component, query_tile, begin, end, where = lists
     longest = max(_SHORTEST_PIECE, 1 << (tiles // (_PIECES_PER_WORKER * workers)).bit_length())
-    pieces = -(-(end - begin) // longest)
+    pieces = np.maximum(-(-(end - begin) // longest), np.minimum(least, end - begin))
     shared = _meeting(where, len(begin), q_len) | (pieces > 1)
     work = _pieces(component, query_tile, begin, end, pieces, shared)
     rows, counts, sources = _merges(where, pieces, shared, q_len, block_q)

@@ -18,6 +18,7 @@ from ..plan._types import Plan, TileLists, tile_lists
 from .finishers import Merges
 from .items import Items, Lists, Share, cut_lists, join_shares
 from .roles import roles
+from .rounds import cut_for_rounds
 from .rows import Place
 
 __all__ = [
@@ -171,7 +172,16 @@ def _sources(plan: Plan, cut: Cut) -> np.ndarray:
     return frozen((slot * plan.block_q + place).astype(np.int32))
 
 
-def by_keys(plan: Plan, batch: int, heads_q: int, heads_kv: int, cut: Cut, together: int, workers: int) -> Pass:
+def by_keys(
+    plan: Plan,
+    batch: int,
+    heads_q: int,
+    heads_kv: int,
+    cut: Cut,
+    together: int,
+    workers: int,
+    rounds: int | None = None,
+) -> Pass:
     """The transpose: for every `together` key tiles the query slabs that visit them.
 
     The heads of a group are one after the other in an item, so that their sums have a fixed order. Lists of all
@@ -183,6 +193,8 @@ def by_keys(plan: Plan, batch: int, heads_q: int, heads_kv: int, cut: Cut, toget
         Key tiles of an item.
     workers : int
         How many share the work of one key-value head: long lists are split.
+    rounds : int, optional
+        How many take the items of all heads, one after the other: some are split so that these workers end together.
     """
     groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
     alike = bool((groups == groups[:, :1]).all())
@@ -196,7 +208,8 @@ def by_keys(plan: Plan, batch: int, heads_q: int, heads_kv: int, cut: Cut, toget
     masks: list[np.ndarray] = []
     first = 0
     for variants in kinds:
-        share, own, columns, own_masks = _transpose(plan, variants, views, slabs, together, repeat, workers)
+        taken = None if rounds is None or len(kinds) > 1 else (batch * heads_kv, rounds)
+        share, own, columns, own_masks = _transpose(plan, variants, views, slabs, together, repeat, workers, taken)
         for name in ("begin", "end"):
             own[name] += first
         first += len(columns)
@@ -225,6 +238,7 @@ def _transpose(
     together: int,
     repeat: int,
     workers: int,
+    taken: tuple[int, int] | None,
 ) -> tuple[Share, np.ndarray, np.ndarray, np.ndarray]:
     """(share, work, entries, masks) of key-value heads whose query heads have these variants, one after the other."""
     listed = tile_lists(plan)
@@ -259,7 +273,8 @@ def _transpose(
     entries["tile"], entries["part"], entries["head"] = query_tile[pair[at]], part_q[at], head[pair[at]]
     begin = place[differs[0]]
     lists = sorted_columns[:2, differs[0]] * [[1], [-1]]
-    share = _share(plan, lists, begin, len(entries), together, workers)
+    least = 1 if taken is None else cut_for_rounds(np.diff(begin, append=len(entries)), *taken)
+    share = _share(plan, lists, begin, len(entries), together, workers, least)
     work = np.zeros(len(share.work), SLAB_WORK)
     work["view"], work["tile"] = lists[0, share.work["component"]], lists[1, share.work["component"]] * together
     work["heads"] = repeat
@@ -268,7 +283,15 @@ def _transpose(
     return share, work, entries, masks
 
 
-def _share(plan: Plan, lists: np.ndarray, begin: np.ndarray, entries: int, together: int, workers: int) -> Share:
+def _share(
+    plan: Plan,
+    lists: np.ndarray,
+    begin: np.ndarray,
+    entries: int,
+    together: int,
+    workers: int,
+    least: int | np.ndarray,
+) -> Share:
     """The items of lists of (view, number of its `together` tiles)."""
     end, number = np.append(begin[1:], entries), np.arange(len(begin))
     where = []
@@ -276,7 +299,7 @@ def _share(plan: Plan, lists: np.ndarray, begin: np.ndarray, entries: int, toget
         own = np.nonzero(lists[0] == view)[0]
         where.append(_place(plan.views[view], lists[1][own], own, together, plan.block_kv))
     listed = Lists(number, np.zeros_like(number), begin, end, where)
-    return cut_lists(listed, entries, plan.kv_len, together * plan.block_kv, workers)
+    return cut_lists(listed, entries, plan.kv_len, together * plan.block_kv, workers, least)
 
 
 def _place(view: np.void, row: np.ndarray, number: np.ndarray, together: int, block: int) -> Place:

@@ -85,18 +85,9 @@ class BackwardPlan:
 
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int):
         self.views = lay_out_views(plan)
-        workers = -(-_BLOCKS_PER_SM * device.sm_count // (batch * heads_kv))
-        cut = self.views.cut
-        queries, keys = by_queries(plan, cut), by_keys(plan, batch, heads_q, heads_kv, cut, 2, workers)
+        queries = by_queries(plan, self.views.cut)
+        keys, self.one_pass = self._by_keys(plan, queries, device, batch, heads_q, heads_kv)
         together = min(batch * heads_kv, _HEADS_TOGETHER)
-        self.one_pass = None
-        slabs = query_slabs(plan, self.views, keys)
-        if slabs is not None and batch * heads_q * len(slabs.coordinates) <= _MOST_SUMS:
-            side_by_side = -(-device.sm_count // together)
-            turns = take_turns(keys, slabs.of_entry, side_by_side)
-            one, two = _products(keys, queries, heads_q // heads_kv)
-            if _SLOWER * one <= two and _hardly_wait(keys, turns.lag * side_by_side, batch * heads_kv, device):
-                self.one_pass = OnePass(slabs, turns.rank)
         shared = {"query_views": self.views.query_records, "key_views": self.views.key_records}
         shared["counters"] = np.zeros(_COUNTERS, np.int32)
         if self.one_pass is not None:
@@ -113,6 +104,24 @@ class BackwardPlan:
         first = self.at["counters"]
         self.counter = itertools.cycle(range(first, first + 4 * _COUNTERS, 4)).__next__
         self._ready = Recent(_READY_KEPT)
+
+    def _by_keys(
+        self, plan: Plan, queries: Pass, device: Device, batch: int, heads_q: int, heads_kv: int
+    ) -> tuple[Pass, OnePass | None]:
+        """The pass by keys, and whether it adds up dQ: all SMs then end together, as no other pass runs meanwhile."""
+        workers = -(-_BLOCKS_PER_SM * device.sm_count // (batch * heads_kv))
+        side_by_side = -(-device.sm_count // min(batch * heads_kv, _HEADS_TOGETHER))
+        sizes = plan, batch, heads_q, heads_kv, self.views.cut, 2, workers
+        keys = by_keys(*sizes)
+        slabs = query_slabs(plan, self.views, keys)
+        if slabs is None or batch * heads_q * len(slabs.coordinates) > _MOST_SUMS:
+            return keys, None
+        one, two = _products(keys, queries, heads_q // heads_kv)
+        turns = take_turns(keys, slabs.of_entry, side_by_side)
+        if _SLOWER * one > two or not _hardly_wait(keys, turns.lag * side_by_side, batch * heads_kv, device):
+            return keys, None
+        even = by_keys(*sizes, rounds=device.sm_count)
+        return even, OnePass(slabs, take_turns(even, slabs.of_entry, side_by_side).rank)
 
     def _upload(
         self, plan: Plan, made: Pass, device: Device, heads: tuple[int, int, int], keys_together: int, group: int
