@@ -99,7 +99,7 @@ cdef class Launch:
         What of `params` follows the number of keys; as it is for `moving.moved` more of them.
     early : bool
         Whether blocks may start while the launch before it in the stream is still running, for kernels that wait for it
-        themselves.
+        themselves; drivers that cannot capture this start them later.
     """
 
     cdef Config config
@@ -136,7 +136,7 @@ cdef class Launch:
                 (<MovingMap*><char*>self.maps)[n] = MovingMap(self.word("map", at) - self.first, address, step)
         self.function, self.start = <void*><size_t>kernel.handle, <LaunchKernelEx><size_t>kernel.start
         self.config = Config([blocks, 1, 1], [kernel.threads, 1, 1], kernel.shared_bytes, <void*>stream, NULL, 0)
-        if early:
+        if early and kernel.starts_early:
             self.attribute.number, self.attribute.value[0] = EARLY, 1
             self.config.attributes, self.config.attribute_count = &self.attribute, 1
 
