@@ -47,21 +47,26 @@ _STATISTIC_BYTES = 16
 
 
 class OnDevice(NamedTuple):
-    """A pass on the device: its launches and their grids, finishers last. `sum_blocks` is the grid of a head's sums."""
+    """A pass on the device: phases, parameters and grids of its launches. `sum_blocks` is the grid of a head's sums."""
 
-    launches: list[tuple[PassParams, int]]
+    launches: list[tuple[int, PassParams, int]]
     partial_rows: int
     sums: dict[str, int]
     sum_blocks: int
 
 
 class Launched(NamedTuple):
-    """A launch of backward.cu."""
+    """A launch of backward.cu. Finishers are of phase 1."""
 
     kernel: Kernel
     keyed: int
+    phase: int
     params: PassParams
     blocks: int
+
+    def beside(self, before: Launched) -> bool:
+        """Whether it may run beside the launch before it: the passes need nothing of each other."""
+        return self.keyed != before.keyed and self.phase == before.phase
 
 
 class Sum(NamedTuple):
@@ -155,8 +160,8 @@ class BackwardPlan:
         at |= {"row_views": self.at[names[0]], "column_views": self.at[names[1]]}
         partial_rows = made.slots * _ROWS
         launches = [
-            (PassParams(at | {"tasks": at[name]}, len(tasks), partial_rows), min(device.sm_count, len(tasks)))
-            for name, tasks in zip(_PHASES, phases, strict=True)
+            (phase, PassParams(at | {"tasks": at[name]}, len(tasks), partial_rows), min(device.sm_count, len(tasks)))
+            for phase, (name, tasks) in enumerate(zip(_PHASES, phases, strict=True))
             if len(tasks)
         ]
         sum_blocks = -(-int(np.diff(merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
@@ -185,9 +190,10 @@ class Ready:
         slabs = None if plan.one_pass is None else plan.one_pass.slabs
         table = builds(max(head_dim, head_dim_v), slabs is not None)
         loaded = [(self._load(call, "backward", row, room), int(row.results != "dq")) for row in table]
-        self._launched = [
-            Launched(kernel, keyed, *launch) for kernel, keyed in loaded for launch in plan.passes[keyed].launches
-        ]
+        self._launched = sorted(
+            (Launched(kernel, keyed, *launch) for kernel, keyed in loaded for launch in plan.passes[keyed].launches),
+            key=lambda launched: launched.phase,
+        )
         self._statistics = self._load(call, "statistics", table[0], MAPS[0])
         self._sum = self._load(call, "sum", table[0], MAPS[0])
         self._convert, self._slabs, self._view = None, 0, 0
@@ -195,9 +201,10 @@ class Ready:
             self._convert = self._load(call, "convert", table[0], MAPS[0])
             self._slabs = len(slabs.coordinates)
             self._view = plan.at["query_views"] + slabs.view * VIEW.itemsize
-        # The pass by queries needs nothing of that by keys, unless to be told that it is needed.
-        beside = 0 if slabs is not None else next((n for n, one in enumerate(self._launched) if not one.keyed), 0)
-        launches = [one.params._replace(waits=n != beside or n == 0) for n, one in enumerate(self._launched)]
+        # In one pass the pass by queries is told by that by keys whether it is needed.
+        beside = [slabs is None and own.beside(before) for before, own in itertools.pairwise(self._launched)]
+        waits = [not runs for runs in (False, *beside)]
+        launches = [own.params._replace(waits=wait) for own, wait in zip(self._launched, waits, strict=False)]
         self._template = Template(plan.views, launches, call, room, self._slabs)
         self._rows, self._added = batch * heads_q * q_len, batch * heads_q * self._slabs * _HALVES
         self._rows_tail = self._rows, heads_q, q_len, head_dim_v, self._added + 1
@@ -257,7 +264,7 @@ class Ready:
         # In one pass, dQ is computed again by queries where a sum is not finite: most calls only ask.
         nonfinite = added + 4 * self._added
         gate = 0 if self._convert is None else nonfinite
-        for number, (ready, keyed, _, blocks) in enumerate(self._launched):
+        for number, (ready, keyed, _, _, blocks) in enumerate(self._launched):
             results = (partial[1], partial[2]) if keyed else (partial[0], 0)
             workspaces = *results, query_sums, added, 0 if keyed else gate
             params = self._template.fill(number, to, workspaces, 0)
