@@ -27,9 +27,12 @@ _INDEX_BYTES = 4  # of a (batch entry, head) in a plan's variant
 @dataclass(frozen=True)
 class Tiled:
     """What a pattern allows, as tiles over affine views: the fields of :class:`~spattn.plan.Plan` that say *what* is
-    computed. `variant_components` says where the components of each variant start, and `least` from how many keys on
-    the tiles are the same, but for where those of the last keys lie; None: at no other number."""
+    computed, for `kv_len` keys. `variant_components` says where the components of each variant start, and `least` from
+    how many keys on the tiles are the same, but for where those of the last keys lie; None: at no other number. The
+    first key views of the components `growing` become longer with the sequence, and the runs `rests` are their last
+    tiles: see :mod:`spattn.schedule.growth`."""
 
+    kv_len: int
     views: np.ndarray
     components: np.ndarray
     indptr: np.ndarray
@@ -42,6 +45,8 @@ class Tiled:
     variant_components: tuple[int, ...]
     nnz: int
     least: int | None
+    growing: np.ndarray
+    rests: np.ndarray
 
 
 class Piece(NamedTuple):
@@ -56,28 +61,49 @@ class Piece(NamedTuple):
 def tile_pattern(
     pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int], budget: Budget
 ) -> Tiled:
-    """All tiles of a pattern that hold an allowed pair; ValueError where `budget` does not allow so many."""
+    """All tiles of a pattern that hold an allowed pair; ValueError where `budget` does not allow so many.
+
+    Those of a sequence that grows between its ends are for the fewest keys that have a full tile there.
+    """
     own_batch, own_heads = pattern.sizes()
     budget.need(_INDEX_BYTES * (own_batch or batch) * (own_heads or heads))
     variants, index = pattern.variants(batch, heads)
     if not variants:  # no batch entry or no head: nobody asks, and the answer is nothing
         variants, index = [~Full()], np.zeros((1, 1), np.int32)
+    bound = [variant.bind(q_len, kv_len) for variant in variants]
+    own = [_ends_of(v, q_len, kv_len) if b is v else None for v, b in zip(variants, bound, strict=True)]
+    ends, kv_len = _joint_ends(own, q_len, kv_len, tile[1])
     builder = _Builder(q_len, kv_len, tile, budget)
-    for variant in variants:
-        bound = variant.bind(q_len, kv_len)
-        builder.add_variant(bound, _ends_of(variant, q_len, kv_len) if bound is variant else None)
+    for one, its in zip(bound, ends, strict=True):
+        builder.add_variant(one, its)
     return builder.finish(index)
 
 
 def _ends_of(pattern: Pattern, q_len: int, kv_len: int) -> Ends | None:
-    """The ends of a sequence that hold all of the pattern's keys; None where it tells none, or they meet."""
+    """The ends of a sequence between which all of the pattern's keys are allowed, or none; None where it tells none, or
+    they meet."""
     found = pattern.ends(q_len)
     if found is None:
         return None
     if not isinstance(found, Ends) or not isinstance(found.between, bool):
         raise TypeError(f"ends(): expected Ends or None from {pattern!r}, got {found!r}")
     first, last = integers("ends()", found[:2], 0)
-    return None if found.between or not 0 < first + last < kv_len else Ends(first, last)
+    return Ends(first, last, found.between) if found.between or 0 < first + last < kv_len else None
+
+
+def _joint_ends(ends: Sequence[Ends | None], q_len: int, kv_len: int, block_kv: int) -> tuple[list[Ends | None], int]:
+    """The ends of all variants, and the number of keys to plan. Variants that allow the keys between their ends share
+    ends: the sequence grows there, and is planned with one full tile and one key after the first keys."""
+    known = [one for one in ends if one is not None]
+    between = [one for one in known if one.between]
+    if between and len(known) == len(ends):
+        first, last = max(one.first for one in between), max(q_len, *(one.last for one in between))
+        before = max(first + block_kv, *(one.first + one.last - last for one in known))
+        fewest = last + -(-before // block_kv) * block_kv + 1
+        if fewest <= kv_len:
+            joint = Ends(first, last, between=True)
+            return [joint if one is not None and one.between else one for one in ends], fewest
+    return [None if one is not None and one.between else one for one in ends], kv_len
 
 
 class _Builder:
@@ -95,15 +121,18 @@ class _Builder:
         self.view_count = self.rows = self.nnz = 0
         self.variant_components = [0]
         self.least: int | None = 1
+        self.growing: list[int] = []  # components
 
     def add_variant(self, pattern: Pattern, ends: Ends | None) -> None:
         """Plans one pattern: pieces that share their query view become one component."""
-        least = None if ends is None else ends.first + ends.last + 1
+        least = None if ends is None else self.kv_len if ends.between else ends.first + ends.last + 1
         self.least = None if least is None or self.least is None else max(self.least, least)
         groups: dict[tuple[Lattice, tuple[int, ...]], list[Piece]] = {}
         for part in parts_of(pattern, self.q_len, self.kv_len, ends) if self.q_len and self.kv_len else ():
             groups.setdefault((part.query, tuple(dq for dq, _ in part.shifts)), []).append(part)
         before = self.variant_components[-1]
+        if groups and ends is not None and ends.between:
+            self.growing.append(before)
         added = [self._add_group(query, parts) for (query, _), parts in groups.items()]
         self.variant_components.append(before + sum(added))
 
@@ -147,10 +176,13 @@ class _Builder:
         none = (np.zeros(0, np.int32),) * 4
         count, *columns = (np.concatenate(column) for column in zip(none, *self.runs, strict=True))
         indices, key_view, mask = (frozen(column.astype(np.int32)) for column in columns)
+        indptr = offsets(np.concatenate([np.zeros(0, np.int64), *self.counts])).astype(np.int32)
+        components, growing = np.concatenate(self.components), np.array(self.growing, np.int64)
         return Tiled(
+            self.kv_len,
             np.concatenate(self.views),
-            np.concatenate(self.components),
-            offsets(np.concatenate([np.zeros(0, np.int64), *self.counts])).astype(np.int32),
+            components,
+            indptr,
             offsets(count),
             indices,
             key_view,
@@ -160,7 +192,19 @@ class _Builder:
             tuple(self.variant_components),
             self.nnz,
             self.least,
+            growing,
+            _last_runs(components, growing, indptr, key_view),
         )
+
+
+def _last_runs(components: np.ndarray, growing: np.ndarray, indptr: np.ndarray, key_view: np.ndarray) -> np.ndarray:
+    """Of every list of the components `growing` the last run of its first key view."""
+    own = [np.zeros(0, np.int64)]
+    before = offsets(key_view == 0)
+    for component in components[growing]:
+        rows = component["first_row"] + np.arange(component["query_tiles"])
+        own.append(indptr[rows] + before[indptr[rows + 1]] - before[indptr[rows]] - 1)
+    return np.concatenate(own)
 
 
 def _joined(found: Sequence[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
@@ -204,7 +248,8 @@ def parts_of(pattern: Pattern, q_len: int, kv_len: int, ends: Ends | None = None
 def _parts_at(ends: Ends, pattern: Pattern, kv_len: int) -> tuple[Part, ...]:
     """The pattern at either end. Of all lattices of keys only that of the last ones has an offset, by which
     :func:`spattn.plan._sealed.moved` knows it."""
-    lattices = Lattice(0, (1,), (ends.first,)), Lattice(kv_len - ends.last, (1,), (ends.last,))
+    first = kv_len - ends.last if ends.between else ends.first
+    lattices = Lattice(0, (1,), (first,)), Lattice(kv_len - ends.last, (1,), (ends.last,))
     return tuple(Part(pattern, None, lattice) for lattice in lattices)
 
 
