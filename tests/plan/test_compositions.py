@@ -41,7 +41,7 @@ UNKNOWN = {
     "gcd": lambda q, k: np.gcd(q, k) == 1,
     "product": lambda q, k: (q * k) % 17 == 0,
     "root": lambda q, k: np.sqrt(np.abs(q - k)) % 1 == 0,
-    "no symbols": lambda q, k: np.where(q > k, q - k, k) % 5 == 0,
+    "no symbols": lambda q, k: np.select([q > k], [q - k], k) % 5 == 0,
 }
 
 

@@ -38,7 +38,7 @@ def allowed(pattern: Pattern, q: Any, k: Any) -> Any:
         return _checked(pattern, q, k)
     try:
         return _checked(pattern, q, k)
-    except TypeError as error:
+    except (TypeError, AttributeError, IndexError) as error:  # of an operator, a method, an array that is looked up in
         return leave_open(pattern, k, error)
 
 
