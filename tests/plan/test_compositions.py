@@ -81,6 +81,13 @@ def test_the_warning_says_how_many_tiles_are_evaluated():
         plan(p.SlidingWindow(63) & Unknown("gcd"), 4096, tile=(64, 64))
 
 
+def test_a_predicate_that_is_unknown_nearly_everywhere_is_refused_before_it_is_evaluated():
+    cells, refused = [], r"^pattern: expected at most 1073741824 pairs .*, got 42\d{8} .*; join it by &"
+    with pytest.raises(ValueError, match=refused):
+        plan(Unknown("gcd", cells) - p.SlidingWindow(63), 1 << 16, tile=(64, 64))
+    assert not cells
+
+
 KNOWN = st.sampled_from([p.SlidingWindow(40, 3), p.Causal(), p.Sinks(5), p.Stride(7, 2), p.DilatedWindow(9, 9, 5)])
 COMPOSED = st.recursive(
     KNOWN | st.sampled_from(list(UNKNOWN)).map(Unknown),

@@ -9,7 +9,7 @@ import numpy as np
 
 from ._cells import evaluate
 from ._fractions import between, interval
-from ._symbolic import NoRule, OneSide, Pair, Symbolic, is_truth, truth, within_range
+from ._symbolic import NoRule, OneSide, Symbolic, is_truth, truth, within_range
 
 __all__ = ["FUNCTIONS", "converted"]
 
@@ -20,7 +20,7 @@ def converted(x: Symbolic, dtype: Any) -> Symbolic:
     if isinstance(x, OneSide):
         return x.map(lambda values: values.astype(dtype))
     pairs, ends = x.pairs, interval(x.pairs, x)
-    if dtype == bool or dtype.kind not in "iuf":
+    if dtype.kind not in "iuf":
         raise NoRule(f"{dtype} of values where query and key meet")
     known = np.isfinite(ends[0]) & np.isfinite(ends[1])
     if dtype.kind in "iu":
