@@ -51,8 +51,8 @@ def between(pairs: TilePairs, lo: Any, hi: Any, known: Any, operands: tuple[Any,
     if lo.dtype.kind in "iu":
         whole = within_range(lo.astype(np.int64), hi.astype(np.int64), lo.dtype)
         return Pair(pairs, *whole, 1, key, lo.dtype)
-    ends = np.where(known, lo, -np.inf), np.where(known, hi, np.inf)
-    return Pair(pairs, *(end.astype(float) for end in ends), 1, key, lo.dtype)
+    least, most = np.where(known, lo, -np.inf), np.where(known, hi, np.inf)
+    return Pair(pairs, least.astype(float), most.astype(float), 1, key, lo.dtype)
 
 
 def _finite(*values: Any) -> Any:

@@ -19,23 +19,24 @@ def converted(x: Symbolic, dtype: Any) -> Symbolic:
     dtype = np.dtype(dtype)
     if isinstance(x, OneSide):
         return x.map(lambda values: values.astype(dtype))
-    pairs, ends = x.pairs, interval(x.pairs, x)
+    lo, hi = interval(x.pairs, x)
     if dtype.kind not in "iuf":
         raise NoRule(f"{dtype} of values where query and key meet")
-    known = np.isfinite(ends[0]) & np.isfinite(ends[1])
+    known = np.isfinite(lo) & np.isfinite(hi)
     if dtype.kind in "iu":
         if not known.all():
             raise NoRule(f"{dtype} of what may be NaN or infinite where query and key meet")
-        within_range(*map(np.trunc, ends), dtype)
+        within_range(np.trunc(lo), np.trunc(hi), dtype)
     with np.errstate(all="ignore"):
-        return between(pairs, *(end.astype(dtype) for end in ends), known, (x,))
+        return between(x.pairs, lo.astype(dtype), hi.astype(dtype), known, (x,))
 
 
 def _where(condition: Any, a: Any, b: Any) -> Symbolic:
     symbols = [x for x in (condition, a, b) if isinstance(x, Symbolic)]
     first = symbols[0]
     if isinstance(first, OneSide) and all(isinstance(x, OneSide) and x.box is first.box for x in symbols):
-        cells = evaluate(np.where, tuple(x.cells if isinstance(x, OneSide) else x for x in (condition, a, b)))
+        choose: Any = np.where  # as a ufunc of three operands
+        cells = evaluate(choose, tuple(x.cells if isinstance(x, OneSide) else x for x in (condition, a, b)))
         return OneSide(first.pairs, first.box, cells)
     if all(map(is_truth, (a, b))):
         return (condition & a) | (~condition & b)

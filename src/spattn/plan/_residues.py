@@ -31,7 +31,7 @@ def residue_key(pairs: TilePairs, x: Any, modulus: int) -> np.ndarray | None:
         return x.key
     of_operands = functools.reduce(combine, (residue_key(pairs, y, modulus) for y in operands))
     if ufunc in (np.add, np.subtract) and all(isinstance(y, OneSide) for y in operands):
-        return fewest(x.key, of_operands, _of_sum(ufunc, *operands, modulus))
+        return fewest(x.key, of_operands, _of_sum(ufunc, operands, modulus))
     return fewest(x.key, of_operands)
 
 
@@ -41,8 +41,9 @@ def fewest(*keys: np.ndarray | None) -> np.ndarray | None:
     return min(there, key=lambda key: len(distinct(key)[0]), default=None)
 
 
-def _of_sum(ufunc: np.ufunc, a: OneSide, b: OneSide, modulus: int) -> np.ndarray | None:
+def _of_sum(ufunc: np.ufunc, operands: tuple[Any, ...], modulus: int) -> np.ndarray | None:
     """Of boxes of the same shapes the remainder of the sum of their first values says all."""
+    a, b = operands
     (shape_a, base_a), (shape_b, base_b) = a.integers.shape_and_base, b.integers.shape_and_base
     return combine(combine(shape_a[a.box], shape_b[b.box]), ufunc(base_a[a.box], base_b[b.box]) % modulus)
 
