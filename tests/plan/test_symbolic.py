@@ -78,6 +78,7 @@ RULES_OF_FRACTIONS = {
     "what is cut out of a root": lambda q, k: np.minimum(np.maximum(np.sqrt(q - k), 0), 4) <= 4,
     "squares": lambda q, k: np.floor(np.sqrt(np.abs(q - k))) ** 2 == np.abs(q - k),
     "no squares": lambda q, k: np.sqrt(np.abs(q - k)) != np.rint(np.sqrt(np.abs(q - k))),
+    "sign of what may be negative's root": lambda q, k: np.sign(np.sqrt(q - k)) <= 1,
     "square of a fraction": lambda q, k: np.square((q - k) / 7) < 2,
     "power of a fraction": lambda q, k: ((q - k) / 7) ** 2 < 2,
     "any power": lambda q, k: np.abs(q - k) ** 0.75 > 6,
