@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from spattn import patterns as p
 from spattn import plan
+from spattn.plan import _tiling
 from spattn.testing import check_plan, dense_mask
 
 REPEATING = [p.DilatedWindow(9, 9, 5), p.Stride(7, 2), p.Strided(16), p.Fixed(16, 3)]
@@ -100,3 +101,22 @@ COMPOSED = st.recursive(
 @given(pattern=COMPOSED, q_len=st.integers(1, 200), kv_len=st.integers(1, 200))
 def test_plans_of_any_composition_are_its_pairs(pattern, q_len, kv_len):
     check_plan(plan(pattern, q_len, kv_len, tile=(16, 64)), [pattern.index_set(q_len, kv_len)])
+
+
+CLOSED = {
+    "strided and dilated": p.Strided(64) & p.DilatedWindow(300, 300, 48),
+    "columns and stride": p.Columns(512, 500, 512) & p.Strided(1024) & p.SlidingWindow(4096),
+    "outside of a window": ~p.SlidingWindow(100) & p.BlockLocal(256),
+    "difference": p.SlidingWindow(300) - p.Stride(7) - p.Columns(64, 0, 8),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_joined_closed_forms_are_decided_without_looking_at_pairs(name, monkeypatch):
+    """Of a million tokens only tiles that differ are evaluated, as many as they have bitmasks or a few more."""
+    cells, evaluate = [], _tiling.allowed_pairs
+    monkeypatch.setattr(
+        _tiling, "allowed_pairs", lambda x, q, k: cells.append(q.size * k.shape[2]) or evaluate(x, q, k)
+    )
+    assert plan(CLOSED[name], 1 << 20).nnz > 1 << 20
+    assert sum(cells) < 2**24
