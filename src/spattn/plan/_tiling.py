@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,11 +165,10 @@ def _kinds(
     key_of: Any = combine(content, padding)
     first, kinds = distinct(key_of)
     if tile_pairs.unfollowed:
-        warnings.warn(
-            f"{pattern!r}: allows() cannot be evaluated on whole tiles ({tile_pairs.unfollowed[0]}); planning "
-            f"evaluates every cell of {len(first)} tiles",
-            stacklevel=2,
-        )
+        from ._undecided import announce  # which few patterns need
+
+        cells = q_cells.table.shape[1] * k_cells.table.shape[1] * len(first)
+        announce(pattern, tile_pairs.unfollowed[0], len(first), cells)
     return first, kinds
 
 
