@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,9 +12,7 @@ from .._ragged import ramp
 from ..patterns import Lattice, Pattern
 from ..patterns._predicate import allowed as allowed_pairs
 from ._budget import Budget
-from ._cells import Cells, distinct
-from ._search import Found, cut_view, search
-from ._symbolic import TilePairs, combine
+from ._search import Found, alike, cut_view, search
 from ._types import grid_of, padded_before, positions, real_extents
 
 _BOX_BYTES = 96  # of a box of either view
@@ -101,11 +99,12 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
         return tiles_of_pairs(pattern, query, key, shift, masks, budget)
     # A single tile is sooner evaluated than searched for.
     single = int(query["tiles"]) == int(key["tiles"]) == 1
-    found = Found(np.zeros((3, 0), np.int64), np.zeros((2, 1), np.int64))
+    none, one = np.zeros(1, np.int64), np.zeros((2, 1), np.int64)
+    found = Found(np.zeros((3, 0), np.int64), one, one, none)
     found = found if single else _without_padding(search(pattern, query, key, shift, budget), key)
     budget.need_runs(found.runs.shape[1])
-    first, kinds = (np.zeros(1, np.int64),) * 2 if single else _kinds(pattern, query, key, shift, found.open)
-    numbers = _evaluate(pattern, query, key, shift, found.open[:, first], masks)[kinds]
+    first, kinds = (none, none) if single else _kinds(pattern, query, key, shift, found.samples)
+    numbers = _evaluate(pattern, query, key, shift, found.samples[:, first], masks)[kinds[found.sample]]
     kept = numbers > _EMPTY
     (q_run, k_run, length), (q_open, k_open) = found.runs, found.open[:, kept]
     count = np.concatenate([length, np.ones(len(q_open), np.int64)])
@@ -145,12 +144,14 @@ def _without_padding(found: Found, key: np.void) -> Found:
         return found
     own, row = high - low, query * int(key["tiles"])  # row: where the numbers of all tile pairs of a query tile start
     tiles = padded[np.repeat(low, own) + ramp(own)]
-    open_ = np.concatenate([found.open, np.stack([np.repeat(query, own), tiles])], axis=1)
+    more = np.stack([np.repeat(query, own), tiles])
+    open_, samples = (np.concatenate([pairs, more], axis=1) for pairs in (found.open, found.samples))
+    sample = np.append(found.sample, found.samples.shape[1] + np.arange(len(tiles)))
     tiles += np.repeat(row, own)
     # What is left of runs lies between padded tiles: sorted, every start meets its own end.
     starts, stops = np.sort(np.stack([np.append(row + first, tiles + 1), np.append(tiles, row + first + length)]))
     kept = stops > starts
-    return Found(np.stack([*np.divmod(starts[kept], int(key["tiles"])), (stops - starts)[kept]]), open_)
+    return Found(np.stack([*np.divmod(starts[kept], int(key["tiles"])), (stops - starts)[kept]]), open_, samples, sample)
 
 
 def _kinds(
@@ -159,15 +160,10 @@ def _kinds(
     """Groups tile pairs whose bitmasks are equal: (one pair of each group, group of each pair)."""
     if not pairs.size:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    q_cells, k_cells = Cells.of_view(query, shift), Cells.of_view(key)
-    tile_pairs = TilePairs(q_cells, k_cells, pairs[0], pairs[1], with_keys=True)
-    content: Any = tile_pairs.evaluate(pattern).key  # never None: these pairs have keys
-    padding = q_cells.kind[pairs[0]] * len(k_cells.table) + k_cells.kind[pairs[1]]
-    key_of: Any = combine(content, padding)
-    first, kinds = distinct(key_of)
-    if tile_pairs.unfollowed:
+    first, kinds, unfollowed = alike(pattern, query, key, shift, pairs)
+    if unfollowed:
         warnings.warn(
-            f"{pattern!r}: allows() cannot be evaluated on whole tiles ({tile_pairs.unfollowed[0]}); planning "
+            f"{pattern!r}: allows() cannot be evaluated on whole tiles ({unfollowed[0]}); planning "
             f"evaluates every cell of {len(first)} tiles",
             stacklevel=2,
         )
