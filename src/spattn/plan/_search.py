@@ -25,7 +25,8 @@ _PAIRS_AT_ONCE = 1 << 15  # tile pairs of the coarsest level of the search
 _DECIDED_AT_ONCE = 3 << 16  # tile pairs that the rules are asked for at once
 _PAIR_BYTES = 41  # of a tile pair while it is refined
 _RUN_BYTES = 24
-_COMPARED_FROM = 1 << 10  # undecided tile pairs, of which it pays to know which are alike
+_COMPARED_FROM = 1 << 12  # undecided tile pairs, of which it pays to know which are alike
+_COMPARED_FIRST = 1 << 10  # of them, to see whether others are like them
 _COARSER = 4  # boxes joined along an axis from one level of the search to the next
 
 
@@ -105,13 +106,21 @@ class _Open(NamedTuple):
 
 
 def _shared(pattern: Pattern, query: np.void, key: np.void, shift: int, open_: _Open) -> _Open:
-    """The same with fewer samples, where half of them are like others."""
-    if open_.samples.shape[1] < _COMPARED_FROM:
+    """The same with fewer samples, where a quarter of them are like others; a few of them are compared first."""
+    count = open_.samples.shape[1]
+    if count < _COMPARED_FROM:
         return open_
-    first, kind, _ = alike(pattern, query, key, shift, open_.samples)
-    if 2 * len(first) > len(kind):
-        return open_
+    for some in (open_.samples[:, :: count // _COMPARED_FIRST], open_.samples):
+        first, kind, _ = alike(pattern, query, key, shift, some)
+        if 4 * len(first) > 3 * len(kind):
+            return open_
     return _Open(open_.pairs, open_.samples[:, first], kind[open_.sample])
+
+
+def _side(view: np.void, shift: int, boxes: np.ndarray) -> tuple[Cells, np.ndarray]:
+    """The cells of these boxes of a view, each box once, and the number of each box among them."""
+    place, which = distinct(boxes)
+    return Cells.of_view(view, shift, boxes[place]), which
 
 
 def alike(
@@ -119,10 +128,10 @@ def alike(
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Groups pairs of boxes whose cells allow the same and are padding in the same places: (one pair of each group,
     group of each pair, what the predicate did that no rule follows)."""
-    q_cells, k_cells = Cells.of_view(query, shift), Cells.of_view(key)
-    tile_pairs = TilePairs(q_cells, k_cells, pairs[0], pairs[1], with_keys=True)
+    (q_cells, q_box), (k_cells, k_box) = _side(query, shift, pairs[0]), _side(key, 0, pairs[1])
+    tile_pairs = TilePairs(q_cells, k_cells, q_box, k_box, with_keys=True)
     content: Any = tile_pairs.evaluate(pattern).key  # never None: these pairs have keys
-    padding = q_cells.kind[pairs[0]] * len(k_cells.table) + k_cells.kind[pairs[1]]
+    padding = q_cells.kind[q_box] * len(k_cells.table) + k_cells.kind[k_box]
     key_of: Any = combine(content, padding)
     return *distinct(key_of), tile_pairs.unfollowed
 
@@ -152,11 +161,11 @@ def _decide(
     pattern: Pattern, query: np.void, key: np.void, shift: int, pairs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """(which pairs are allowed in every cell, which are undecided), asked for so many at once that memory is bounded."""
-    sides = Cells.of_view(query, shift), Cells.of_view(key)
+    (q_cells, q_box), (k_cells, k_box) = _side(query, shift, pairs[0]), _side(key, 0, pairs[1])
     always, undecided = (np.zeros(pairs.shape[1], bool) for _ in range(2))
     for start in range(0, pairs.shape[1], _DECIDED_AT_ONCE):
         own = slice(start, start + _DECIDED_AT_ONCE)
-        result = TilePairs(*sides, *pairs[:, own], with_keys=False).evaluate(pattern)
+        result = TilePairs(q_cells, k_cells, q_box[own], k_box[own], with_keys=False).evaluate(pattern)
         always[own] = result.lo > 0
         undecided[own] = (result.lo <= 0) & (result.hi > 0)
     return np.nonzero(always)[0], np.nonzero(undecided)[0]

@@ -186,14 +186,13 @@ def _evaluate(
         allowed = allowed_pairs(pattern, (q + shift)[:, :, None], k[:, None, :])
         allowed = np.broadcast_to(allowed, (len(part), block_q, words * 64)) & k_valid[:, None, :]
         packed = np.packbits(allowed, axis=2, bitorder="little").view("<u8").astype(np.uint64)
-        real = allowed & q_valid[:, :, None]
-        whole = allowed.all(axis=(1, 2)) | (real.all(axis=2) | ~q_valid).all(axis=1)
-        for n, bits, rows, any_, all_ in zip(part, packed, q_valid, real.any(axis=(1, 2)), whole, strict=True):
-            if not any_ or all_:
-                numbers[n] = -1 if all_ else _EMPTY
-            else:
-                found = masks.find(bits, rows)
-                numbers[n] = masks.add(bits)[0] if found is None else found
+        some = (packed.any(axis=2) & q_valid).any(axis=1)
+        whole = packed == ~np.uint64(0)
+        whole = whole.all(axis=(1, 2)) | (whole.all(axis=2) | ~q_valid).all(axis=1)
+        numbers[part] = np.where(some & ~whole, numbers[part], np.where(whole, -1, _EMPTY))
+        for n in np.nonzero(some & ~whole)[0]:
+            found = masks.find(packed[n], q_valid[n])
+            numbers[part[n]] = masks.add(packed[n])[0] if found is None else found
     return numbers
 
 
