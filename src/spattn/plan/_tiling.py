@@ -16,7 +16,7 @@ from ._search import Found, alike, cut_view, search
 from ._types import grid_of, padded_before, positions, real_extents
 
 _BOX_BYTES = 96  # of a box of either view
-_TILES_AT_ONCE = 64  # tiles evaluated cell by cell at once
+_TILES_AT_ONCE = 128  # tiles evaluated cell by cell at once
 
 
 class Tiles(NamedTuple):
@@ -189,8 +189,10 @@ def _evaluate(
         some = (packed.any(axis=2) & q_valid).any(axis=1)
         whole = packed == ~np.uint64(0)
         whole = whole.all(axis=(1, 2)) | (whole.all(axis=2) | ~q_valid).all(axis=1)
-        numbers[part] = np.where(some & ~whole, numbers[part], np.where(whole, -1, _EMPTY))
-        for n in np.nonzero(some & ~whole)[0]:
+        numbers[part] = np.where(whole, -1, _EMPTY)
+        partial, real = some & ~whole, q_valid.all(axis=1)
+        numbers[part[partial & real]] = masks.add(packed[partial & real])
+        for n in np.nonzero(partial & ~real)[0]:
             found = masks.find(packed[n], q_valid[n])
             numbers[part[n]] = masks.add(packed[n])[0] if found is None else found
     return numbers
