@@ -160,7 +160,8 @@ def _coarse(view: np.void) -> np.void:
 def _decide(
     pattern: Pattern, query: np.void, key: np.void, shift: int, pairs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(which pairs are allowed in every cell, which are undecided), asked for so many at once that memory is bounded."""
+    """(Numbers of the pairs that are allowed in every cell, of those that are undecided), asked for so many at once
+    that memory is bounded."""
     (q_cells, q_box), (k_cells, k_box) = _side(query, shift, pairs[0]), _side(key, 0, pairs[1])
     always, undecided = (np.zeros(pairs.shape[1], bool) for _ in range(2))
     for start in range(0, pairs.shape[1], _DECIDED_AT_ONCE):

@@ -151,7 +151,9 @@ def _without_padding(found: Found, key: np.void) -> Found:
     # What is left of runs lies between padded tiles: sorted, every start meets its own end.
     starts, stops = np.sort(np.stack([np.append(row + first, tiles + 1), np.append(tiles, row + first + length)]))
     kept = stops > starts
-    return Found(np.stack([*np.divmod(starts[kept], int(key["tiles"])), (stops - starts)[kept]]), open_, samples, sample)
+    return Found(
+        np.stack([*np.divmod(starts[kept], int(key["tiles"])), (stops - starts)[kept]]), open_, samples, sample
+    )
 
 
 def _kinds(
