@@ -43,6 +43,28 @@ class ListedCells:
         place = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
         return inside & (self._codes[place] == code)
 
+    def excerpts(self, a: np.ndarray, b: np.ndarray, height: int, width: int) -> np.ndarray:
+        """The cells from each (a, b) on, of at most 62 in all, as the bits of a number, row-major.
+
+        Each row of an excerpt is looked up once; the set cells in it follow one another.
+        """
+        bits, columns = np.zeros(len(a), np.int64), self._shape[1]
+        if not len(self._codes):
+            return bits
+        for row in range(height):
+            code = (a + row) * columns + b
+            low, high = np.maximum(-b, 0), np.minimum(columns - b, width)  # columns of the excerpt that there are
+            high = np.where((0 <= a + row) & (a + row < self._shape[0]), high, 0)
+            first = np.searchsorted(self._codes, code + low)
+            for place in range(width):
+                at = first + place
+                column = self._codes[np.minimum(at, len(self._codes) - 1)] - code
+                inside = (at < len(self._codes)) & (column < high)
+                if not inside.any():
+                    break
+                bits[inside] |= 1 << (width * (height - row) - 1 - column[inside])
+        return bits
+
     def any_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
         """Whether a cell of each rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` (inclusive) may be set.
 

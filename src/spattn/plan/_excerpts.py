@@ -34,8 +34,6 @@ def _excerpt_key(table: BlockTable, a: Any, b: Any, x: Pair, y: Pair) -> np.ndar
     height, width = (int((side.hi - side.lo).max(initial=0)) + 1 for side in (x, y))
     if height * width > 62 or not (isinstance(a, OneSide) and isinstance(b, OneSide)):
         return combine(x.key, y.key)
-    excerpt = np.zeros(len(x.lo), dtype=np.int64)
-    for row, column in np.ndindex(height, width):
-        excerpt = 2 * excerpt + table.contains(x.lo + row, y.lo + column)
+    excerpt = table.excerpts(x.lo, y.lo, height, width)
     shapes = combine(a.integers.shape_and_base[0][a.box], b.integers.shape_and_base[0][b.box])
     return combine(shapes, np.unique(excerpt, return_inverse=True)[1].reshape(-1))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -243,7 +243,13 @@ def _width(key: np.ndarray) -> int:
 
 
 def as_pair(pairs: TilePairs, x: Any) -> Pair:
-    """Any operand as a Pair of integers; NoRule where it is none."""
+    """Any operand as a Pair of int64; NoRule where it is none."""
+    value = _operand(pairs, x)
+    return value if value.lo.dtype == _INT64 else replace(value, lo=value.lo.astype(_INT64), hi=value.hi.astype(_INT64))
+
+
+def _operand(pairs: TilePairs, x: Any) -> Pair:
+    """Any operand as a Pair of integers, a truth value as one of int8; NoRule where it is none."""
     if isinstance(x, Pair):
         if x.dtype.kind == "f":
             raise NoRule(f"{x.dtype} values where query and key meet")
@@ -256,7 +262,8 @@ def as_pair(pairs: TilePairs, x: Any) -> Pair:
             raise NoRule(f"the number {x} where query and key meet")
         value = np.full(count, int(x), dtype=np.int64)
         return Pair(pairs, value, value, 0, np.zeros(count, dtype=np.int64) if pairs.with_keys else None)
-    lo, hi = (bound[x.box] for bound in x.bounds)
+    own = np.int8 if x.is_truth else np.int64
+    lo, hi = (bound.astype(own, copy=False)[x.box] for bound in x.bounds)
     key = None
     if pairs.with_keys:
         shape, base = x.integers.shape_and_base
@@ -266,7 +273,7 @@ def as_pair(pairs: TilePairs, x: Any) -> Pair:
 
 def boolean(pairs: TilePairs, always: np.ndarray, never_not: np.ndarray, key: np.ndarray | None) -> Pair:
     """A truth value; tiles on which it is decided share two keys."""
-    lo, hi = always.astype(np.int64), never_not.astype(np.int64)
+    lo, hi = always.astype(np.int8, copy=False), never_not.astype(np.int8, copy=False)
     if key is not None:
         key = np.where(lo == hi, lo, key + 2)
     return Pair(pairs, lo, hi, 1, key, _BOOL)
@@ -301,7 +308,7 @@ def is_truth(x: Any) -> bool:
 
 def truth(pairs: TilePairs, x: Any) -> Pair:
     """A truth value as a Pair; NoRule for integers, whose bits intervals do not describe."""
-    value = as_pair(pairs, x)
+    value = _operand(pairs, x)
     if is_truth(x):
         return value
     raise NoRule("&, | and ~ of integers that depend on query and key")
