@@ -62,7 +62,7 @@ class Cells:
         table = np.zeros((len(sample), 1), np.int64)
         for axis in range(AXES):
             step = np.minimum(np.arange(view["box"][axis]), reach[sample, axis : axis + 1] - 1) * view["stride"][axis]
-            table = (table[:, :, None] + step[:, None, :]).reshape(len(sample), -1)
+            table = (table[:, :, None] + step[:, None, :]).reshape(len(sample), table.shape[1] * step.shape[1])
         return cls(table, kind, base)
 
     @property

@@ -58,7 +58,7 @@ def search(pattern: Pattern, query: np.void, key: np.void, shift: int, budget: B
         in_query, in_key = (_children(*views, AXES) for views in zip(coarse, fine, strict=True))
         runs = [_refine_runs(runs[axis], in_query, coarse[1], fine[1], axis, budget) for axis in range(AXES)]
         open_ = _shared(pattern, *coarse, shift, open_)
-        budget.need(_PAIR_BYTES * _inside(in_query, in_key, open_.samples))
+        budget.need(_PAIR_BYTES * _inside(in_query, in_key, open_.pairs))
         children = _cross(in_query[open_.samples[0]], in_key[open_.samples[1]])
         always, undecided = _decide(pattern, *fine, shift, children.pairs)
         more = open_.refined(children.some(always), in_query, in_key)

@@ -41,8 +41,10 @@ class Masks:
     def add(self, masks: np.ndarray) -> np.ndarray:
         """The number of each of `masks`, n · block_q · words numbers of uint64."""
         known, content, size = self._number, masks.tobytes(), 8 * math.prod(self.shape)
-        numbers = [known.setdefault(content[at : at + size], len(known)) for at in range(0, len(content), size)]
-        self._budget.need(size * len(known))
+        numbers = []
+        for at in range(0, len(content), size):
+            numbers.append(known.setdefault(content[at : at + size], len(known)))
+            self._budget.need(size * len(known))
         return np.array(numbers, np.int32)
 
     def find(self, mask: np.ndarray, rows: np.ndarray) -> int | None:
