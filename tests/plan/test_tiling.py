@@ -112,16 +112,16 @@ def test_tiles_that_differ_in_their_padding_alone():
     check_plan(made, [OnGrid().index_set(196, 196)])
 
 
-class EveryOther(p.Pattern):
-    """Of differences there is no bit that intervals could describe."""
+class Waves(p.Pattern):
+    """No rule follows the sine of what lies between bounds."""
 
     def allows(self, q, k):
-        return (q - k) & 1 == 0
+        return np.sin(q * k) > 0
 
 
 def test_predicate_without_rules_is_evaluated_in_every_cell():
     """The slow way finds the same tiles, and says that it was taken."""
-    pattern = EveryOther()
+    pattern = Waves()
     with pytest.warns(UserWarning, match="planning evaluates every cell"):
         made = plan(pattern, 100, 130, tile=(16, 64))
     check_plan(made, [pattern.index_set(100, 130)])

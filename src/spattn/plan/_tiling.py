@@ -167,7 +167,8 @@ def _kinds(
     if unfollowed:
         from ._undecided import announce  # which few patterns need
 
-        announce(pattern, unfollowed[0], len(first), len(first) * math.prod([*query["box"], *key["box"]]))
+        cells = math.prod([*query["box"].tolist(), *key["box"].tolist()])
+        announce(pattern, unfollowed[0], len(first), len(first) * cells)
     return first, kinds
 
 
