@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from spattn import patterns as p
@@ -112,16 +113,16 @@ def test_tiles_that_differ_in_their_padding_alone():
     check_plan(made, [OnGrid().index_set(196, 196)])
 
 
-class Waves(p.Pattern):
-    """No rule follows the sine of what lies between bounds."""
+class Coprime(p.Pattern):
+    """Of a greatest common divisor intervals tell bounds alone."""
 
     def allows(self, q, k):
-        return np.sin(q * k) > 0
+        return np.gcd(q + 1, k + 1) == 1
 
 
 def test_predicate_without_rules_is_evaluated_in_every_cell():
     """The slow way finds the same tiles, and says that it was taken."""
-    pattern = Waves()
+    pattern = Coprime()
     with pytest.warns(UserWarning, match="planning evaluates every cell"):
         made = plan(pattern, 100, 130, tile=(16, 64))
     check_plan(made, [pattern.index_set(100, 130)])
