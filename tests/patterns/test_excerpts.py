@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from spattn.patterns import CSR
 from spattn.patterns._listed_cells import ListedCells
 from spattn.patterns._table import BlockTable
 
@@ -19,5 +20,7 @@ def test_excerpts_are_the_cells(share, height, width):
         int("".join("01"[int(bit)] for bit in padded[20 + i : 20 + i + height, 20 + j : 20 + j + width].ravel()), 2)
         for i, j in zip(a, b, strict=True)
     ]
-    for table in BlockTable(cells), ListedCells(*np.nonzero(cells), cells.shape):
+    row, column = np.nonzero(cells)
+    pairs = CSR(np.searchsorted(row, np.arange(21)), column, 33).bind(20, 33)._table
+    for table in BlockTable(cells), ListedCells(row, column, cells.shape), pairs:
         assert table.excerpts(a, b, height, width).tolist() == expected

@@ -64,6 +64,15 @@ def test_the_shortest_length(pattern):
         moved(sealed(planned(pattern, 5000)), least - 1)
 
 
+@pytest.mark.parametrize("pattern", GROWING, ids=repr)
+def test_no_query(pattern):
+    """Nothing grows where nobody asks; each number of keys has its own plan, which backends take."""
+    for kv_len in (700, 900):
+        check_plan(planned(pattern, kv_len, 0), [own.index_set(0, kv_len) for own in pattern.variants(2, 4)[0]])
+        out = spattn.attention(*(np.ones((2, 4, n, 8)) for n in (0, kv_len, kv_len)), pattern)
+        assert out.shape == (2, 4, 0, 8)
+
+
 def test_as_many_queries_as_keys_do_not_grow():
     """Whoever trains or reads a prompt asks for the tiles that suit the whole."""
     for pattern in (p.Causal(), p.Full()):

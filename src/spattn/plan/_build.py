@@ -96,7 +96,7 @@ def _joint_ends(ends: Sequence[Ends | None], q_len: int, kv_len: int, block_kv: 
     ends: the sequence grows there, and is planned with one full tile and one key after the first keys."""
     known = [one for one in ends if one is not None]
     between = [one for one in known if one.between]
-    if between and len(known) == len(ends):
+    if q_len and between and len(known) == len(ends):
         first, last = max(one.first for one in between), max(q_len, *(one.last for one in between))
         before = max(first + block_kv, *(one.first + one.last - last for one in known))
         fewest = last + -(-before // block_kv) * block_kv + 1
