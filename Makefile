@@ -66,6 +66,9 @@ demo: $(addprefix $(STAMPS)/,package model demo-requires)
 
 TESTED := $(addprefix $(STAMPS)/,package torch test-requires model demo-requires)
 
+# Many tests are processes of their own, which would compile PyTorch, JAX and Transformers anew each.
+test: export PYTHONDONTWRITEBYTECODE :=
+test: export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/bytecode
 test: $(TESTED)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(TESTS) $(PYTEST_ARGS)
 

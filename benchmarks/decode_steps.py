@@ -4,10 +4,10 @@
     python benchmarks/decode_steps.py              # a few seconds on the CPU
     python benchmarks/decode_steps.py --cuda       # host time of the calls on a GPU; needs torch
 
-32 query heads over 8 key heads, head_dim 128, one new token; a window of 1024 keys with and without 4 sinks, and left
-padding of two batch entries. Keys are slices of a cache with room for more, or arrays of their own in each step, as
-those of a cache that is copied to grow; calls that repeat at one length stand beside them. Medians of wall-clock times
-of single calls. Writes ``benchmarks/results/decode_steps_cpu.json`` or ``decode_steps_cuda.json``.
+32 query heads over 8 key heads, head_dim 128, one new token; a window of 1024 keys with and without 4 sinks, left
+padding of two batch entries, and on a GPU all keys. Keys are slices of a cache with room for more, or arrays of their
+own in each step, as those of a cache that is copied to grow; calls that repeat at one length stand beside them. Medians
+of wall-clock times of single calls. Writes ``benchmarks/results/decode_steps_cpu.json`` or ``decode_steps_cuda.json``.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ PROBLEMS = {
     "window": (sp.SlidingWindow(1023, 0), 1),
     "window and sinks": (STREAMING, 1),
     "left padding": (sp.PerBatch((STREAMING, STREAMING - sp.Sinks(100))), 2),
+}
+ALL_KEYS = {  # whose computing takes all of the time on a CPU
+    "causal": (sp.Causal(), 1),
+    "causal, left padding": (sp.PerBatch((sp.Causal(), sp.Causal() - sp.Sinks(100))), 2),
 }
 NOTES = "Medians of single calls. On a GPU host time, which is waited for now and then so that its queue never fills."
 
@@ -90,7 +94,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="writes nothing")
     options = parser.parse_args()
     device, rows = "cuda" if options.cuda else "cpu", []
-    for name, (pattern, batch) in PROBLEMS.items():
+    for name, (pattern, batch) in (PROBLEMS | (ALL_KEYS if options.cuda else {})).items():
         *operands, own, wait = arrays(options.cuda, batch)
         row = measure(*operands, pattern, own, wait) | {"plan_us": planning_us(pattern, batch)}
         rows.append(

@@ -41,6 +41,16 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(skip)
 
 
+def pytest_runtest_setup(item):
+    """GPU tests skip with the backend's own reason where it cannot run."""
+    if "gpu" in item.keywords:
+        from spattn import cuda
+
+        reason = cuda.unavailable()
+        if reason is not None:
+            pytest.skip(reason)
+
+
 def _kernels():
     from spattn import cpu
 

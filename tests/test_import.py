@@ -1,5 +1,6 @@
 """What importing spattn costs and brings along, and what the installed package consists of."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+import spattn
 
 ROOT = Path(__file__).parents[1]
 
@@ -200,3 +203,25 @@ def build(kind, tmp_path_factory):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / done.stdout.split()[-1]
+
+
+# Programs, which fork nothing, and modules of PyCUDA, which the backend imports as a whole when it is asked for.
+WITHOUT_FORKS = ("cli.py", "demo", "cuda")
+TRACED = "_operators"  # PyTorch's compiler follows this function of _api.py, and knows no locks
+
+
+def late_imports(node, late=False):
+    """Lines of imports that run when a function does, but for those that no fork cuts in two."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return [node.lineno] if late else []
+    whole = isinstance(node, ast.With) and "whole_imports" in map(ast.unparse, node.items)
+    late = not whole and (late or (isinstance(node, ast.FunctionDef) and node.name != TRACED))
+    return [line for child in ast.iter_child_nodes(node) for line in late_imports(child, late)]
+
+
+def test_no_fork_cuts_an_import_in_two():
+    root = Path(spattn.__file__).parent
+    files = [path for path in root.rglob("*.py") if path.relative_to(root).parts[0] not in WITHOUT_FORKS]
+    assert len(files) > 50
+    assert not [f"{path}:{line}" for path in files for line in late_imports(ast.parse(path.read_text()))]
+    assert late_imports(ast.parse("def f():\n    if x:\n        import json")) == [3]

@@ -6,6 +6,7 @@ from . import patterns
 from ._api import attention, attention_backward, plan
 from ._backends import available_backends
 from ._errors import BackendUnavailable
+from ._imports import whole_imports
 from .plan import Plan, PlanCacheInfo, clear_plan_cache, plan_cache_info
 
 __all__ = [
@@ -33,6 +34,7 @@ def __getattr__(name: str) -> object:
     """What few programs ask for, and what reads the installed packages' metadata, which takes long to import."""
     if name not in ("__version__", "show_versions"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import _versions
+    with whole_imports:
+        from . import _versions
 
     return _versions.version() if name == "__version__" else _versions.show_versions

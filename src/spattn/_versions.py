@@ -8,6 +8,7 @@ import platform
 import sys
 
 from . import _backends
+from ._imports import whole_imports
 
 _PACKAGES = ("numpy", "ml_dtypes", "pycuda", "cuda-bindings", "torch", "cupy", "jax")
 
@@ -41,7 +42,8 @@ def versions() -> dict[str, object]:
 
 def _cuda_parts() -> dict[str, str]:
     """What the cuda backend would stand on, found without PyCUDA and without a CUDA context."""
-    from .cuda import compile
+    with whole_imports:
+        from .cuda import compile
 
     return _driver() | {"nvcc": str(compile.find_nvcc() or "not found")}
 

@@ -1,4 +1,4 @@
-"""GPU tests skip with the backend's own reason where it cannot run; arrays of every library from NumPy's."""
+"""Problems and kernels of the GPU tests; arrays of every library from NumPy's."""
 
 from __future__ import annotations
 
@@ -44,13 +44,6 @@ LONGER = {
 PROBLEMS = {name: patterns.example(name) for name in patterns.names()} | {
     f"longer: {name}": problem for name, problem in LONGER.items()
 }
-
-
-def pytest_runtest_setup(item):
-    if "gpu" in item.keywords:
-        reason = cuda.unavailable()
-        if reason is not None:
-            pytest.skip(reason)
 
 
 @pytest.fixture(autouse=True)

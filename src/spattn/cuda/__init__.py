@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import compiler
 from .._backends import Limits, PreparedBackward, PreparedForward
+from .._imports import whole_imports
 from ..call import Call
 from ..patterns import Pattern
 from ..plan import Plan
@@ -43,8 +44,9 @@ def unavailable() -> str | None:
 
 def _why_not() -> str | None:
     try:
-        import pycuda.driver  # noqa: F401
-        from cuda.bindings import driver  # noqa: F401
+        with whole_imports:
+            import pycuda.driver  # noqa: F401
+            from cuda.bindings import driver  # noqa: F401
     except ImportError as error:
         if "libcuda" in str(error):
             return f"no NVIDIA driver was found ({error}); install one, or use backend='cpu'"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._imports import whole_imports
 from ._check import integers
 from ._registry import DEEPEST, OPERATORS, pattern_class
 
@@ -90,7 +91,8 @@ def from_text(text: str) -> Pattern:
     ValueError
         If it is no JSON, or describes no pattern.
     """
-    import json  # late: `import spattn` takes little time
+    with whole_imports:  # late: `import spattn` takes little time
+        import json
 
     return from_dict(json.loads(text))
 

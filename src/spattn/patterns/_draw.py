@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .._imports import whole_imports
 from .._ragged import ramp
 from ..index_set import AffineRows
 from ._pattern import Pattern
@@ -57,8 +58,9 @@ def draw(
         If matplotlib is missing.
     """
     try:
-        from matplotlib import pyplot
-        from matplotlib.colors import LinearSegmentedColormap
+        with whole_imports:
+            from matplotlib import pyplot
+            from matplotlib.colors import LinearSegmentedColormap
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("draw() needs matplotlib: pip install matplotlib", name="matplotlib") from error
     kv_len = q_len if kv_len is None else kv_len

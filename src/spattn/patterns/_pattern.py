@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .._imports import whole_imports
 from .._index_checks import check_lengths, q_offset
 from .._ragged import offsets
 from ..arrays import dtype_name, kind_of
@@ -324,7 +325,8 @@ class Pattern:
         str or None
             None where no text says all of it: its class is not registered, or a parameter is nothing that JSON has.
         """
-        import json  # late: `import spattn` takes little time
+        with whole_imports:  # late: `import spattn` takes little time
+            import json
 
         try:
             # An object that is made while torch.compile is tracing lacks its fields, but for their defaults.

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._imports import whole_imports
+
 if TYPE_CHECKING:
     from ._pattern import Pattern
 
@@ -66,7 +68,8 @@ def _of_tiles(q: Any, k: Any) -> tuple[Any, Any]:
     """The positions of tiles, (tiles, rows, 1) and (tiles, 1, columns), as :class:`Positions`; others as they are."""
     if not all(isinstance(x, np.ndarray) and x.ndim == 3 for x in (q, k)):
         return q, k
-    from ._positions import Positions  # which planning alone needs
+    with whole_imports:  # which planning alone needs
+        from ._positions import Positions
 
     return q.view(Positions), k.view(Positions)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .._imports import whole_imports
+
 if TYPE_CHECKING:
     from ._composition import Composite
     from ._pattern import Pattern
@@ -67,7 +69,8 @@ def pattern_class(name: str) -> type[Pattern]:
 
 def _meant(name: object) -> str:
     """The registered name that is most like an unknown one, as the end of a message."""
-    import difflib  # only where a name is wrong
+    with whole_imports:  # only where a name is wrong
+        import difflib
 
     close = difflib.get_close_matches(str(name), names(), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from .._cached import cached_property
+from .._imports import whole_imports
 from ..patterns._predicate import NO_TRUTH_VALUE, allowed
 from ._cells import MOST, Cells, distinct, evaluate
 
@@ -78,7 +79,8 @@ class Symbolic(NDArrayOperatorsMixin):
         if isinstance(first, OneSide) and all(isinstance(x, OneSide) and x.box is first.box for x in symbols):
             operands = tuple(x.cells if isinstance(x, OneSide) else x for x in inputs)
             return OneSide(first.pairs, first.box, evaluate(ufunc, operands))
-        from ._rules import rule_of  # which are of symbols, and planning alone needs
+        with whole_imports:
+            from ._rules import rule_of  # which are of symbols, and planning alone needs
 
         try:
             return rule_of(ufunc, inputs)(first.pairs, *inputs)
@@ -86,14 +88,16 @@ class Symbolic(NDArrayOperatorsMixin):
             return _unfollowed(first.pairs, ufunc, inputs, reason)
 
     def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from ._functions import FUNCTIONS
+        with whole_imports:
+            from ._functions import FUNCTIONS
 
         followed = FUNCTIONS.get(function)
         return NotImplemented if followed is None else followed(*args, **kwargs)
 
     def astype(self, dtype: Any) -> Symbolic:
         """As an array's method."""
-        from ._functions import converted
+        with whole_imports:
+            from ._functions import converted
 
         return converted(self, dtype)
 
@@ -117,7 +121,8 @@ class Symbolic(NDArrayOperatorsMixin):
 
     def contains(self, table: BlockTable, a: Any, b: Any) -> Symbolic:
         """Two-sided look-up in a BlockTable."""
-        from ._excerpts import looked_up
+        with whole_imports:
+            from ._excerpts import looked_up
 
         return looked_up(self.pairs, table, a, b)
 

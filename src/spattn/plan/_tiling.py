@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._imports import whole_imports
 from .._ragged import ramp
 from ..patterns import Lattice, Pattern
 from ..patterns._predicate import allowed as allowed_pairs
@@ -95,7 +96,8 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
     """
     budget.need(_BOX_BYTES * (int(query["tiles"]) + int(key["tiles"])))
     if pattern._lists_pairs and _plain(query) and _plain(key):
-        from ._listed import tiles_of_pairs  # which few patterns need
+        with whole_imports:  # which few patterns need
+            from ._listed import tiles_of_pairs
 
         return tiles_of_pairs(pattern, query, key, shift, masks, budget)
     # A single tile is sooner evaluated than searched for.
@@ -165,7 +167,8 @@ def _kinds(
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     first, kinds, unfollowed = alike(pattern, query, key, shift, pairs)
     if unfollowed:
-        from ._undecided import announce  # which few patterns need
+        with whole_imports:  # which few patterns need
+            from ._undecided import announce
 
         cells = math.prod([*query["box"].tolist(), *key["box"].tolist()])
         announce(pattern, unfollowed[0], len(first), len(first) * cells)

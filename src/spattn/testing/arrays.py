@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -181,9 +183,6 @@ def at_protected_page(array: np.ndarray) -> np.ndarray:
     OSError
         If the system does not protect the page.
     """
-    import ctypes
-    import mmap
-
     page = mmap.PAGESIZE
     room = math.ceil(max(array.nbytes, 1) / page) * page
     pages = mmap.mmap(-1, room + page)

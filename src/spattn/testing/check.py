@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -105,8 +106,6 @@ def check_laws(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int
 
 def check_round_trip(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> None:
     """``from_dict(to_dict())`` is the same pattern, through JSON text."""
-    import json
-
     read = from_dict(json.loads(json.dumps(pattern.to_dict())))
     assert read == pattern and hash(read) == hash(pattern), f"{pattern!r} reads back as {read!r}"
     lengths = batch, heads, q_len, kv_len
