@@ -25,7 +25,7 @@ SPILLS = ("LDL", "STL")  # what they load or store may belong to the line after
 pytestmark = pytest.mark.skipif(NVCC is None, reason="nvcc was not found")
 
 # Those that need most registers, on several architectures: compiling all of them would take minutes.
-TARGETS = [("sm_80", "bfloat16", 128), ("sm_80", "float32", 128), ("sm_86", "float32", 96)]
+TARGETS = [("sm_80", "bfloat16", 128), ("sm_80", "float32", 128)]
 TARGETS += [("sm_90", "float16", 256), ("sm_90", "float64", 64)]
 
 

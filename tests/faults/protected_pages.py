@@ -105,7 +105,7 @@ def check(isa, side, arrays, pattern) -> None:
 
 
 def main(isa, side) -> None:
-    sizes = list(itertools.product(LENGTHS, HEAD_DIMS))[::2]  # an odd number of head_dims: each meets half the lengths
+    sizes = list(itertools.product(LENGTHS, HEAD_DIMS))[::3]  # there are 7 head_dims: each meets two lengths
     for dtype, ((q_len, kv_len), dims) in itertools.product(DTYPES, sizes):
         q, k, v = inputs(1, 2, 1, q_len, kv_len, *dims, dtype=dtype)
         dout = random((*q.shape[:3], v.shape[3]), dtype, seed=9)

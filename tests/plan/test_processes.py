@@ -55,7 +55,7 @@ print(lost, any(thread.is_alive() for thread in threads))
 
 
 def test_no_child_is_lost_that_is_forked_while_threads_plan_and_compute(python):
-    assert python("import warnings; warnings.simplefilter('ignore')\n" + FORKS.format(forks=120)) == "[] False\n"
+    assert python("import warnings; warnings.simplefilter('ignore')\n" + FORKS.format(forks=80)) == "[] False\n"
 
 
 def test_no_fork_cuts_an_import_in_two(python):
