@@ -4,15 +4,17 @@
     python benchmarks/decode_steps.py              # a few seconds on the CPU
     python benchmarks/decode_steps.py --cuda       # host time of the calls on a GPU; needs torch
 
-32 query heads over 8 key heads, head_dim 128, one new token; a window of 1024 keys with and without 4 sinks, left
-padding of two batch entries, and on a GPU all keys. Keys are slices of a cache with room for more, or arrays of their
-own in each step, as those of a cache that is copied to grow; calls that repeat at one length stand beside them. Medians
-of wall-clock times of single calls. Writes ``benchmarks/results/decode_steps_cpu.json`` or ``decode_steps_cuda.json``.
+32 query heads over 8 key heads, head_dim 64 and 128, one new token; a window of 1024 keys with and without 4 sinks,
+left padding of two batch entries, and on a GPU all keys. Keys are slices of a cache with room for more, or arrays of
+their own in each step, as those of a cache that is copied to grow; calls that repeat at one length stand beside them.
+Medians of wall-clock times of single calls. Writes ``benchmarks/results/decode_steps_cpu.json`` or
+``decode_steps_cuda.json``.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -24,7 +26,7 @@ import record
 import spattn
 from spattn import patterns as sp
 
-KEYS, STEPS, HEADS_Q, HEADS_KV, HEAD_DIM = 100_000, 400, 32, 8, 128
+KEYS, STEPS, HEADS_Q, HEADS_KV, HEAD_DIMS = 100_000, 400, 32, 8, (64, 128)
 MOST_US = {"cpu": 200, "cuda": 40}
 STREAMING = (sp.Sinks(4) | sp.SlidingWindow(1023, 0)) & sp.Causal()
 PROBLEMS = {
@@ -74,16 +76,16 @@ def planning_us(pattern: sp.Pattern, batch: int) -> float:
     return round(median_us(plans, lambda: None), 1)
 
 
-def arrays(cuda: bool, batch: int) -> tuple[Any, ...]:
+def arrays(cuda: bool, batch: int, head_dim: int) -> tuple[Any, ...]:
     """q, k and v, what copies an array, and what waits for the device."""
     shapes = (HEADS_Q, 1), (HEADS_KV, KEYS + STEPS), (HEADS_KV, KEYS + STEPS)
     if cuda:
         import torch
 
-        made = (torch.randn(batch, *shape, HEAD_DIM, device="cuda", dtype=torch.bfloat16) for shape in shapes)
+        made = (torch.randn(batch, *shape, head_dim, device="cuda", dtype=torch.bfloat16) for shape in shapes)
         return *made, lambda x: x.contiguous(), torch.cuda.synchronize
     rng = np.random.default_rng(0)
-    made = (rng.standard_normal((batch, *shape, HEAD_DIM), np.float32) for shape in shapes)
+    made = (rng.standard_normal((batch, *shape, head_dim), np.float32) for shape in shapes)
     return *made, np.ascontiguousarray, lambda: None
 
 
@@ -94,15 +96,15 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="writes nothing")
     options = parser.parse_args()
     device, rows = "cuda" if options.cuda else "cpu", []
-    for name, (pattern, batch) in (PROBLEMS | (ALL_KEYS if options.cuda else {})).items():
-        *operands, own, wait = arrays(options.cuda, batch)
+    problems = PROBLEMS | (ALL_KEYS if options.cuda else {})
+    for head_dim, (name, (pattern, batch)) in itertools.product(HEAD_DIMS, problems.items()):
+        *operands, own, wait = arrays(options.cuda, batch, head_dim)
         row = measure(*operands, pattern, own, wait) | {"plan_us": planning_us(pattern, batch)}
-        rows.append(
-            {"problem": name, "batch": batch, **row, "met": "yes" if row["step_us"] <= MOST_US[device] else "no"}
-        )
+        met = "yes" if row["step_us"] <= MOST_US[device] else "no"
+        rows.append({"problem": name, "head_dim": head_dim, "batch": batch, **row, "met": met})
         print(", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
     if not options.quick:
-        shape = {"keys": KEYS, "heads_q": HEADS_Q, "heads_kv": HEADS_KV, "head_dim": HEAD_DIM}
+        shape = {"keys": KEYS, "heads_q": HEADS_Q, "heads_kv": HEADS_KV}
         record.write(f"decode_steps_{device}", rows, notes=NOTES, shape=shape, steps=STEPS, most_us=MOST_US[device])
     return 0 if all(row["met"] == "yes" for row in rows) else 1
 
