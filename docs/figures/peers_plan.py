@@ -1,0 +1,38 @@
+"""Time of planning by tokens, of spattn and of what evaluates every pair, from the committed results."""
+
+import json
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from common import INK
+
+COLOURS = {
+    "spattn": INK,
+    "create_block_mask": "#c0504d",
+    "create_block_mask, compiled": "#e0a080",
+    "SciPy CSR": "#7a9a5a",
+}
+
+path = Path.cwd().parents[1] / "benchmarks" / "results" / "peers_plan.json"
+results = json.loads(path.read_text())["results"] if path.exists() else []
+names = list(dict.fromkeys(row["name"] for row in results)) or ["nothing measured"]
+figure, axes = plt.subplots(
+    1, len(names), figsize=(2.3 * len(names), 2.6), layout="constrained", sharey=True, squeeze=False
+)
+for axis, name in zip(axes[0], names, strict=True):
+    for contender, colour in COLOURS.items():
+        rows = [row for row in results if row["name"] == name and row["contender"] == contender]
+        axis.loglog(
+            [row["tokens"] for row in rows],
+            [row["plan_ms"] for row in rows],
+            "o-",
+            ms=3,
+            lw=1,
+            color=colour,
+            label=contender,
+        )
+    axis.set_title(name, fontsize=8)
+    axis.set_xlabel("tokens", fontsize=8)
+    axis.tick_params(labelsize=7)
+axes[0, 0].set_ylabel("processor time, ms", fontsize=8)
+figure.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside upper center", ncols=4, frameon=False)
