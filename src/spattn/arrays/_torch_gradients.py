@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 __all__ = ["Recorded", "without_repeats"]
 
@@ -14,8 +13,7 @@ __all__ = ["Recorded", "without_repeats"]
 class Recorded(torch.autograd.Function):  # type: ignore[misc]
     """``apply(backward, forward, q, k, v, scale)`` is ``forward(q, k, v, scale)``, which are out and lse, on record.
 
-    `backward` takes (dout, q, k, v, out, lse) and ``dlse=`` and ``scale=``. There is no second derivative, and PyTorch
-    says so.
+    `backward` takes (dout, q, k, v, out, lse) and ``dlse=`` and ``scale=``.
     """
 
     @staticmethod
@@ -30,13 +28,33 @@ class Recorded(torch.autograd.Function):  # type: ignore[misc]
         return out, lse
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None) -> tuple[Any, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         if dout is None:  # nobody used out
             dout = torch.zeros_like(out)
-        dq, dk, dv = ctx.backward_of(without_repeats(dout), q, k, v, out, lse, dlse=dlse, scale=ctx.scale)
-        return None, None, dq, dk, dv, None
+        again = torch.is_grad_enabled()  # create_graph=True
+        gradients = (_Once.apply if again else _gradients)(
+            ctx.backward_of, without_repeats(dout), q, k, v, out, lse, dlse, ctx.scale
+        )
+        return None, None, *gradients, None
+
+
+class _Once(torch.autograd.Function):  # type: ignore[misc]
+    """Gradients on record, so that whoever differentiates them is told that they have none. PyTorch's
+    ``once_differentiable`` would say so only where `dout` requires a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, ...]:
+        return _gradients(*arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[Any, ...]:
+        raise RuntimeError("attention: expected a first derivative, got a second one, which there is not")
+
+
+def _gradients(backward: Callable[..., tuple[torch.Tensor, ...]], *operands: Any) -> tuple[torch.Tensor, ...]:
+    *arrays, dlse, scale = operands
+    return backward(*arrays, dlse=dlse, scale=scale)
 
 
 def without_repeats(dout: torch.Tensor) -> torch.Tensor:
