@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from docutils import nodes
@@ -61,8 +62,8 @@ class ResultsTable(SphinxDirective):
     def _table(self, titles: list[str], rows: list[dict]) -> list[str]:
         columns = _pairs(self.options["columns"])
         lines = [f".. list-table:: {': '.join(titles)}", "   :header-rows: 1", "   :class: results", ""]
-        for row in [dict(columns), *rows]:
-            cells = [_text(row.get(field)) for field, _ in columns]
+        for row in [None, *rows]:
+            cells = [heading if row is None else _text(row.get(field)) for field, heading in columns]
             lines += [f"   {'*' if not n else ' '} - {cell}" for n, cell in enumerate(cells)]
         return [*lines, ""]
 
@@ -105,7 +106,9 @@ def _text(value) -> str:
         return "–"
     if isinstance(value, float) and abs(value) < 1000:
         return f"{value:.4g}"
-    return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}") if isinstance(value, (int, float)) else str(value)
+    if isinstance(value, (int, float)):
+        return f"{value:,.0f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+    return re.sub(r"([\\*`|])", r"\\\1", str(value))  # names are no markup
 
 
 def setup(app):
