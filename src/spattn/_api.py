@@ -248,6 +248,7 @@ def plan(
     batch: int = 1,
     heads: int | None = None,
     tile: tuple[int, int] = TILE,
+    box: tuple[int, ...] | None = None,
     workers: int = 1,
     max_bytes: int | None = None,
     backend: str | None = None,
@@ -261,13 +262,16 @@ def plan(
     pattern : Pattern
         What is allowed.
     q_len, kv_len : int
-        Lengths in tokens; `kv_len` defaults to `q_len`. `like` replaces them, and `batch`, `heads`, `tile` and
+        Lengths in tokens; `kv_len` defaults to `q_len`. `like` replaces them, and `batch`, `heads`, `tile`, `box` and
         `workers`.
     batch, heads : int, optional
         Batch entries and query heads; they matter only to patterns that tell them apart. `heads` defaults to the
         pattern's own number.
     tile : (int, int), optional
         Queries and keys of a tile, at most 32768; the number of keys is a multiple of 64.
+    box : tuple of int, optional
+        Queries of a tile along each axis of a grid, as many in all as `tile` has; the keys that such a box of queries
+        reaches are then a view of their own. Only the parts of a pattern that have spans on as many axes are cut so.
     workers : int, optional
         How many workers (processor cores, multiprocessors) share one head's work, at least 1: long key lists are split
         so that each has about four pieces.
@@ -292,8 +296,8 @@ def plan(
     Raises
     ------
     TypeError
-        If `pattern` is not a Pattern, or `batch`, `heads`, `tile`, `workers` or `max_bytes` is not of integers; if
-        neither lengths nor `like` are given, or both; as :func:`spattn.attention` for `like`, `backend` and `layout`.
+        If `pattern` is not a Pattern, or `batch`, `heads`, `tile`, `box`, `workers` or `max_bytes` is not of integers;
+        if neither lengths nor `like` are given, or both; as :func:`spattn.attention` for `like`, `backend` and `layout`.
     BackendUnavailable
         If the backend asked for cannot run here.
     ValueError
@@ -330,11 +334,11 @@ def plan(
                 "plan(): expected q_len, or arrays like=(q, k, v) with which a backend and a layout may be named"
             )
         return compiler.plan(
-            pattern, q_len, kv_len, batch=batch, heads=heads, tile=tile, workers=workers, max_bytes=max_bytes
+            pattern, q_len, kv_len, batch=batch, heads=heads, tile=tile, box=box, workers=workers, max_bytes=max_bytes
         )
-    given = q_len, kv_len, batch, heads, tile, workers
-    if given != (None, None, 1, None, TILE, 1):
-        raise TypeError("plan(): expected no lengths, batch, heads, tile or workers beside like=(q, k, v)")
+    given = q_len, kv_len, batch, heads, tile, box, workers
+    if given != (None, None, 1, None, TILE, None, 1):
+        raise TypeError("plan(): expected no lengths, batch, heads, tile, box or workers beside like=(q, k, v)")
     backend = "auto" if backend is None else backend
     check_options(backend, layout=layout)
     call = Call.of(*like, layout=layout)

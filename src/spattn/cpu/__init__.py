@@ -7,7 +7,6 @@ import os
 
 import numpy as np
 
-from .. import compiler
 from .._backends import Limits, PreparedBackward, PreparedForward
 from ..call import Call, check_results
 from ..patterns import Pattern
@@ -17,6 +16,8 @@ from ..schedule.gradients import units
 from ..schedule.order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
 from . import _core, _nonfinite
+from ._choice import chosen, price_ms
+from ._coefficients import device
 from ._threads import num_threads
 from ._workspace import free_workspaces
 
@@ -31,6 +32,7 @@ __all__ = [
     "instruction_sets",
     "num_threads",
     "plan_for",
+    "predicted_ms",
     "prepare",
     "prepare_backward",
     "unavailable",
@@ -102,7 +104,7 @@ def info() -> dict[str, object]:
 
 
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan:
-    """The plan with this backend's tile shape.
+    """The plan with this backend's tile shape, or with boxes of queries that are priced below it.
 
     Long lists are split by shape alone, so that results do not depend on the number of threads.
 
@@ -124,9 +126,32 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan
     ValueError
         If the pattern does not fit the shapes, or takes too many bytes.
     """
-    workers = max(1, _PARALLEL_TASKS // max(1, call.batch * call.heads_q))
+    workers = workers_for(call)
     tile = _AMX_TILE if _default_isa() == "amx" and call.dtype in _TWO_BYTES else TILE
-    return compiler.plan_for(pattern, call, tile, workers, max_bytes)
+    return chosen(pattern, call, tile, workers, max_bytes, device(_default_isa(), call.dtype))
+
+
+def workers_for(call: Call) -> int:
+    """Among how many workers planning shares the work of a head: pieces enough for any machine's threads."""
+    return max(1, _PARALLEL_TASKS // max(1, call.batch * call.heads_q))
+
+
+def predicted_ms(plan: Plan, call: Call) -> float:
+    """What a forward with a plan would take on one thread of a machine like the one that was measured.
+
+    Parameters
+    ----------
+    plan : Plan
+        Of the call's lengths and heads.
+    call : Call
+        What it is for.
+
+    Returns
+    -------
+    float
+        Milliseconds.
+    """
+    return price_ms(plan, call, device(_default_isa(), call.dtype))
 
 
 def accepts(plan: Plan, call: Call) -> bool:

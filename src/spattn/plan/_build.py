@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from .._index_checks import q_offset
 from .._ragged import offsets
 from ..patterns import Ends, Full, Lattice, Part, Pattern
 from ..patterns._check import integer, integers
-from ..patterns._lattice import whole_lattices
+from ..patterns._lattice import Span, whole_lattices
 from ._budget import Budget
+from ._query_boxes import find_tiles_of_box, in_boxes, moved
 from ._tiling import Masks, find_tiles, make_view
 from ._types import AXES, COMPONENT, LARGEST, VIEW
 
@@ -45,24 +47,33 @@ class Tiled:
 
 
 class Piece(NamedTuple):
-    """A part with both of its lattices, where its first shift puts them."""
+    """A part with both of its lattices, where its first shift puts them; `is_box`: one box of queries."""
 
     pattern: Pattern
     query: Lattice
     key: Lattice
     shifts: tuple[tuple[int, int], ...]
+    is_box: bool
 
 
 def tile_pattern(
-    pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int], budget: Budget
+    pattern: Pattern,
+    q_len: int,
+    kv_len: int,
+    batch: int,
+    heads: int,
+    tile: tuple[int, int],
+    box: tuple[int, ...] | None,
+    budget: Budget,
 ) -> Tiled:
-    """All tiles of a pattern that hold an allowed pair; ValueError where `budget` does not allow so many."""
+    """All tiles of a pattern that hold an allowed pair; ValueError where `budget` does not allow so many. With `box`
+    parts with spans are cut into boxes of so many queries along each axis (:mod:`._query_boxes`)."""
     own_batch, own_heads = pattern.sizes()
     budget.need(_INDEX_BYTES * (own_batch or batch) * (own_heads or heads))
     variants, index = pattern.variants(batch, heads)
     if not variants:  # no batch entry or no head: nobody asks, and the answer is nothing
         variants, index = [~Full()], np.zeros((1, 1), np.int32)
-    builder = _Builder(q_len, kv_len, tile, budget)
+    builder = _Builder(q_len, kv_len, tile, box, budget)
     for variant in variants:
         bound = variant.bind(q_len, kv_len)
         builder.add_variant(bound, _ends_of(variant, q_len, kv_len) if bound is variant else None)
@@ -83,9 +94,10 @@ def _ends_of(pattern: Pattern, q_len: int, kv_len: int) -> Ends | None:
 class _Builder:
     """Collects views, components and tiles variant by variant."""
 
-    def __init__(self, q_len: int, kv_len: int, tile: tuple[int, int], budget: Budget):
+    def __init__(self, q_len: int, kv_len: int, tile: tuple[int, int], box: tuple[int, ...] | None, budget: Budget):
         self.q_len, self.kv_len = q_len, kv_len
         self.block_q, self.block_kv = tile
+        self.box = box
         self.masks = Masks(*tile, budget)
         self.budget = budget
         self.views = [np.zeros(0, VIEW)]
@@ -101,7 +113,8 @@ class _Builder:
         least = None if ends is None else ends.first + ends.last + 1
         self.least = None if least is None or self.least is None else max(self.least, least)
         groups: dict[tuple[Lattice, tuple[int, ...]], list[Piece]] = {}
-        for part in parts_of(pattern, self.q_len, self.kv_len, ends) if self.q_len and self.kv_len else ():
+        parts = parts_of(pattern, self.q_len, self.kv_len, ends, self.box) if self.q_len and self.kv_len else ()
+        for part in parts:
             groups.setdefault((part.query, tuple(dq for dq, _ in part.shifts)), []).append(part)
         before = self.variant_components[-1]
         added = [self._add_group(query, parts) for (query, _), parts in groups.items()]
@@ -115,7 +128,8 @@ class _Builder:
         key_views = [make_view(part.key, self.block_kv) for part in parts]
         found = []
         for index, (part, key_view) in enumerate(zip(parts, key_views, strict=True)):
-            tiles = find_tiles(part.pattern, query_view, key_view, first, self.masks, self.budget)
+            find = find_tiles_of_box if part.is_box else find_tiles
+            tiles = find(part.pattern, query_view, key_view, first, self.masks, self.budget)
             self.budget.add_runs(len(tiles.key_tile))
             self.nnz += tiles.nnz * len(part.shifts)
             number = np.broadcast_to(np.int32(index), len(tiles.key_tile))
@@ -170,15 +184,19 @@ def _joined(found: Sequence[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
     return [column[order] for column in columns]
 
 
-def parts_of(pattern: Pattern, q_len: int, kv_len: int, ends: Ends | None = None) -> list[Piece]:
-    """The parts of a pattern that hold a pair; those at both ends of the sequence if all of its keys lie there.
+def parts_of(
+    pattern: Pattern, q_len: int, kv_len: int, ends: Ends | None = None, box: tuple[int, ...] | None = None
+) -> list[Piece]:
+    """The parts of a pattern that hold a pair; those at both ends of the sequence if all of its keys lie there; cut
+    into boxes of queries where they have spans and `box` is given.
 
     Raises
     ------
     TypeError
         If ``parts()`` returns anything but Parts of patterns, lattices and integers.
     ValueError
-        If a lattice, moved by any of the shifts, leaves the sequence or visits a position twice.
+        If a lattice, moved by any of the shifts, leaves the sequence or visits a position twice, or spans are not of
+        the lattices' coordinates.
     """
     found = pattern.parts(q_len, kv_len) if ends is None else _parts_at(ends, pattern, kv_len)
     if not isinstance(found, Iterable):
@@ -197,7 +215,13 @@ def parts_of(pattern: Pattern, q_len: int, kv_len: int, ends: Ends | None = None
         if 0 not in query.extents + key.extents:
             _check_reach(query, [dq for dq, _ in shifts], q_offset(q_len, kv_len), kv_len)
             _check_reach(key, [dk for _, dk in shifts], 0, kv_len)
-            parts.append(_from_first(part.pattern, query, key, shifts))
+            _check_spans(part.spans, query, key)
+            if box is None or part.spans is None or len(part.spans) != len(box):
+                parts.append(_from_first(part.pattern, query, key, shifts))
+            else:
+                for boxes in in_boxes(query, key, part.spans, box):
+                    at = moved(shifts, boxes.moves)
+                    parts.append(_from_first(part.pattern, boxes.query, boxes.key, at, is_box=True))
     return parts
 
 
@@ -208,11 +232,22 @@ def _parts_at(ends: Ends, pattern: Pattern, kv_len: int) -> tuple[Part, ...]:
     return tuple(Part(pattern, None, lattice) for lattice in lattices)
 
 
-def _from_first(pattern: Pattern, query: Lattice, key: Lattice, shifts: list[tuple[int, int]]) -> Piece:
+def _check_spans(spans: tuple[Span, ...] | None, query: Lattice, key: Lattice) -> None:
+    """ValueError where spans are not of these coordinates, or a query has no key in them."""
+    axes = [] if spans is None else itertools.zip_longest(spans, query.extents, key.extents)
+    for span, queries, keys in axes:
+        along = isinstance(span, Span) and len(span.first) == len(span.last) == queries
+        if not along or not all(0 <= a <= b < keys for a, b in zip(span.first, span.last, strict=True)):
+            raise ValueError(f"parts(): expected spans of {query} in {key}, got {spans}")
+
+
+def _from_first(
+    pattern: Pattern, query: Lattice, key: Lattice, shifts: list[tuple[int, int]], is_box: bool = False
+) -> Piece:
     """The piece with shifts from (0, 0) on, so that all of its numbers are differences of positions."""
     dq, dk = shifts[0]
     moves = tuple((q - dq, k - dk) for q, k in shifts)
-    return Piece(pattern, query._replace(offset=query.offset + dq), key._replace(offset=key.offset + dk), moves)
+    return Piece(pattern, query._replace(offset=query.offset + dq), key._replace(offset=key.offset + dk), moves, is_box)
 
 
 def _checked(lattice: Lattice) -> Lattice:

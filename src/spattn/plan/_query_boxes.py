@@ -1,0 +1,96 @@
+"""Parts whose queries have boxes of keys, cut into boxes of queries that have views of keys of their own.
+
+A view of keys that all queries share is cut into tiles where it starts, and a query tile meets every tile that any of
+its keys lies in. A view that begins with the first key of a box of queries holds what they reach and nothing else.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from ..patterns import Pattern
+from ..patterns._lattice import Lattice, Span
+from ._budget import Budget
+from ._tiling import _EMPTY, Masks, Tiles, _count, _evaluate, join_runs
+
+__all__ = ["Kind", "find_tiles_of_box", "in_boxes", "kinds_along", "moved"]
+
+
+class Kind(NamedTuple):
+    """Queries side by side along an axis, and their keys: what boxes that look alike have in common.
+
+    Attributes
+    ----------
+    queries, keys : int
+        How many.
+    ahead : int
+        From the first query to the first key.
+    span : Span
+        The keys of each query, counted from the first.
+    """
+
+    queries: int
+    keys: int
+    ahead: int
+    span: Span
+
+
+class Boxes(NamedTuple):
+    """Boxes of one kind: the lattices of the first one, and by how much each of them lies behind it."""
+
+    query: Lattice
+    key: Lattice
+    moves: list[tuple[int, int]]
+
+
+def in_boxes(query: Lattice, key: Lattice, spans: tuple[Span, ...], box: tuple[int, ...]) -> list[Boxes]:
+    """The lattices of a part, cut into boxes of queries with the keys that they reach."""
+    found = []
+    for along in itertools.product(*(kinds_along(*axis).items() for axis in zip(spans, box, strict=True))):
+        kinds, starts = zip(*along, strict=True)
+        moves = [
+            (_distance(query, corner), _distance(key, (c + kind.ahead for c, kind in zip(corner, kinds, strict=True))))
+            for corner in itertools.product(*starts)
+        ]
+        own_query = query._replace(extents=tuple(kind.queries for kind in kinds))
+        own_key = key._replace(extents=tuple(kind.keys for kind in kinds))
+        found.append(Boxes(own_query, own_key, moves))
+    return found
+
+
+def moved(shifts: list[tuple[int, int]], moves: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """All moves at all shifts."""
+    return [(dq + q, dk + k) for dq, dk in shifts for q, k in moves]
+
+
+def find_tiles_of_box(
+    pattern: Pattern, query: np.void, key: np.void, shift: int, masks: Masks, budget: Budget
+) -> Tiles:
+    """As :func:`._tiling.find_tiles`, of one query tile that meets nearly all of the key tiles: these are evaluated and
+    not searched for."""
+    pairs = np.stack([np.zeros(int(key["tiles"]), np.int64), np.arange(int(key["tiles"]))])
+    budget.need_runs(pairs.shape[1])
+    mask = _evaluate(pattern, query, key, shift, pairs, masks)
+    kept = mask > _EMPTY
+    runs = join_runs(pairs[0, kept], pairs[1, kept], np.ones(int(kept.sum()), np.int64), mask[kept])
+    return Tiles(*runs, _count(query, *runs, masks))
+
+
+def kinds_along(span: Span, side: int) -> dict[Kind, list[int]]:
+    """The intervals of `side` queries along an axis, those that look alike together: where each of them starts."""
+    kinds: dict[Kind, list[int]] = {}
+    for start in range(0, len(span.first), side):
+        first, last = span.first[start : start + side], span.last[start : start + side]
+        begin, end = min(first), max(last) + 1
+        own = Span(tuple(x - begin for x in first), tuple(x - begin for x in last))
+        kinds.setdefault(Kind(len(first), end - begin, begin - start, own), []).append(start)
+    return kinds
+
+
+def _distance(lattice: Lattice, coordinates: Iterable[int]) -> int:
+    """From the first point to the one with these coordinates, in tokens."""
+    return sum(stride * c for stride, c in zip(lattice.strides, coordinates, strict=True))
