@@ -33,7 +33,7 @@ from spattn.call import Call
 from spattn.cpu._coefficients import shape_of
 from spattn.schedule.price import Counts, count, predicted_ms
 
-HEADS, ROUNDS = 2, 15
+HEADS, ROUNDS = 2, 6
 DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 WITHIN, WITHIN_SHARE, ORDER_SHARE = 0.25, 0.8, 0.9
 PLAIN = (((48, 64), None), ((24, 64), None), ((128, 128), None))
@@ -162,7 +162,7 @@ def main() -> int:
         print(f"    {names}: ({', '.join(f'{x:.3g}' for x in each)}),".replace("'", '"'))
     if args.isa is None and args.dtype is None:
         notes = (
-            "One thread; processor time, the least of 30 runs in turns. A case is predicted by coefficients that were "
+            "One thread; processor time, the least of 12 runs in turns. A case is predicted by coefficients that were "
             "fitted without its problem. 'order': of two plans of one problem, is the faster one predicted to be it; "
             "'order_where_apart': of those whose times differ by more than 5 %. Coefficients: nanoseconds for one."
         )

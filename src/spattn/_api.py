@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from ._backends import Backend, load
+from ._errors import LEAST_EFFICIENCY
 from ._imports import whole_imports
 from ._index_checks import LONGEST
 from .arrays import NUMPY, ArrayKind, compiling, dtype_name, kind_of, of_any_length, recorder, traced
@@ -116,6 +117,12 @@ def attention(
         If q, k or v carry a tangent of PyTorch's forward-mode differentiation: only gradients are recorded.
     BackendUnavailable
         If the backend asked for cannot run here.
+
+    Warns
+    -----
+    EfficiencyWarning
+        Once for a plan on the CPU of whose computed pairs fewer than 5 % are allowed, where attention over all pairs
+        is predicted to take less time.
 
     Notes
     -----
@@ -297,7 +304,8 @@ def plan(
     ------
     TypeError
         If `pattern` is not a Pattern, or `batch`, `heads`, `tile`, `box`, `workers` or `max_bytes` is not of integers;
-        if neither lengths nor `like` are given, or both; as :func:`spattn.attention` for `like`, `backend` and `layout`.
+        if neither lengths nor `like` are given, or both; as :func:`spattn.attention` for `like`, `backend` and
+        `layout`.
     BackendUnavailable
         If the backend asked for cannot run here.
     ValueError
@@ -381,6 +389,11 @@ def _prepare(
     change behind the key."""
     module = _backend_for(call, backend)
     plan = find_plan(module, pattern, call)
+    if plan.efficiency < LEAST_EFFICIENCY and _name_for(call, backend) == "cpu":
+        with whole_imports:
+            from ._explain import warn_where_dense_wins  # which few calls need
+
+        warn_where_dense_wins(plan, call.batch, call.heads_q, call.head_dim, call.head_dim_v, call.dtype)
     run: Callable[..., Any] = module.prepare_backward(call, plan) if backward else module.prepare(call, plan)
     if module.LIMITS.host_arrays and call.kind is not NUMPY:
         run = _through_numpy(call.kind, run)

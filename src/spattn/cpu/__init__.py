@@ -16,7 +16,7 @@ from ..schedule.gradients import units
 from ..schedule.order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
 from . import _core, _nonfinite
-from ._choice import chosen, price_ms
+from ._choice import chosen, in_boxes, price_ms
 from ._coefficients import device
 from ._threads import num_threads
 from ._workspace import free_workspaces
@@ -26,6 +26,7 @@ __all__ = [
     "TILE",
     "accepts",
     "backward",
+    "cheaper",
     "forward",
     "free_workspaces",
     "info",
@@ -136,22 +137,39 @@ def workers_for(call: Call) -> int:
     return max(1, _PARALLEL_TASKS // max(1, call.batch * call.heads_q))
 
 
-def predicted_ms(plan: Plan, call: Call) -> float:
+def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
     """What a forward with a plan would take on one thread of a machine like the one that was measured.
 
     Parameters
     ----------
     plan : Plan
-        Of the call's lengths and heads.
-    call : Call
-        What it is for.
+        Of these batch entries and query heads.
+    batch, heads, head_dim, head_dim_v : int
+        Of the call.
+    dtype : str
+        One of "float32", "float64", "float16" and "bfloat16".
 
     Returns
     -------
     float
         Milliseconds.
     """
-    return price_ms(plan, call, device(_default_isa(), call.dtype))
+    return price_ms(plan, (batch, heads, head_dim, head_dim_v), device(_default_isa(), dtype))
+
+
+def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
+    """The plan in boxes of queries that is priced below this one of the same pattern, None where there is none.
+
+    Parameters
+    ----------
+    plan, batch, heads, head_dim, head_dim_v, dtype
+        As for :func:`predicted_ms`.
+
+    Returns
+    -------
+    Plan or None
+    """
+    return in_boxes(plan, (batch, heads, head_dim, head_dim_v), 1, device(_default_isa(), dtype))
 
 
 def accepts(plan: Plan, call: Call) -> bool:

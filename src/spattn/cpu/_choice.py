@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from ..plan._cache import kept_with_plan
 from ..schedule.price import ROWS, Counts, count, predicted_ms
 from ._coefficients import Device
 
-__all__ = ["chosen", "price_ms"]
+__all__ = ["chosen", "in_boxes", "price_ms"]
 
 _EFFICIENT = 0.6  # from here on nothing else is tried
 _CELLS = range(17, 97)  # of a box: few rows are decoded one by one, and of more the weights leave the first-level cache
@@ -26,9 +25,11 @@ _MOST_BOXES = 2048  # each has views of its own
 _TRIED = 2  # plans that are made beside the default
 
 
-def price_ms(plan: Plan, call: Call, device: Device) -> float:
+Sizes = tuple[int, int, int, int]  # batch entries, query heads, head_dim, head_dim_v
+
+
+def price_ms(plan: Plan, sizes: Sizes, device: Device) -> float:
     """The predicted milliseconds of a forward on one thread."""
-    sizes = call.batch, call.heads_q, call.head_dim, call.head_dim_v
     return predicted_ms(count(plan, *sizes, device.lanes, device.copies), device.nanoseconds)
 
 
@@ -40,42 +41,41 @@ def chosen(
     plan = compiler.plan_for(pattern, call, tile, workers, max_bytes)
     if plan.efficiency >= _EFFICIENT or not pattern.grids():
         return plan
-    box = _box(plan, pattern, call.batch, call.heads_q, call.head_dim, call.head_dim_v, workers, device)
+    box = _box(plan, (call.batch, call.heads_q, call.head_dim, call.head_dim_v), workers, device)
     if box is None:
         return plan
     return compiler.plan_for(pattern, call, (math.prod(box), tile[1]), workers, max_bytes, box=box)
 
 
+def in_boxes(plan: Plan, sizes: Sizes, workers: int, device: Device) -> Plan | None:
+    """The plan in boxes that costs less than this one, None where there is none."""
+    box = _box(plan, sizes, workers, device)
+    return None if box is None else _plan_of(plan, sizes, box, workers)
+
+
 @kept_with_plan
-def _box(
-    plan: Plan,
-    pattern: Pattern,
-    batch: int,
-    heads: int,
-    head_dim: int,
-    head_dim_v: int,
-    workers: int,
-    device: Device,
-) -> tuple[int, ...] | None:
-    """The box of queries whose plan costs least, None where that is the plan without."""
-    sizes = batch, heads, head_dim, head_dim_v
-
-    def price(own: Plan) -> float:
-        return predicted_ms(count(own, *sizes, device.lanes, device.copies), device.nanoseconds)
-
-    least, best = price(plan), None
-    for box in _promising(pattern, plan, sizes, device):
-        of_box = functools.partial(compiler.plan, pattern, plan.q_len, plan.kv_len, batch=batch, heads=heads)
-        own = price(of_box(tile=(math.prod(box), plan.block_kv), box=box, workers=workers))
+def _box(plan: Plan, sizes: Sizes, workers: int, device: Device) -> tuple[int, ...] | None:
+    """The box of queries whose plan costs least, None where that is the plan itself."""
+    least, best = price_ms(plan, sizes, device), None
+    for box in _promising(plan, sizes, device):
+        own = price_ms(_plan_of(plan, sizes, box, workers), sizes, device)
         if own < least:
             least, best = own, box
     return best
 
 
-def _promising(pattern: Pattern, plan: Plan, sizes: tuple[int, int, int, int], device: Device) -> list[tuple[int, ...]]:
+def _plan_of(plan: Plan, sizes: Sizes, box: tuple[int, ...], workers: int) -> Plan:
+    assert plan.pattern is not None, "boxes come from a pattern's spans"
+    tile, (batch, heads, *_) = (math.prod(box), plan.block_kv), sizes
+    how = {"batch": batch, "heads": heads, "workers": workers}
+    return compiler.plan(plan.pattern, plan.q_len, plan.kv_len, tile=tile, box=box, **how)
+
+
+def _promising(plan: Plan, sizes: Sizes, device: Device) -> list[tuple[int, ...]]:
     """The boxes that would cost least, by the spans of the part that has the most queries."""
     batch, heads, head_dim, head_dim_v = sizes
-    bound = (variant.bind(plan.q_len, plan.kv_len) for variant in pattern.variants(batch, heads)[0])
+    variants = [] if plan.pattern is None else plan.pattern.variants(batch, heads)[0]
+    bound = (variant.bind(plan.q_len, plan.kv_len) for variant in variants)
     parts = [part for own in bound for part in own.parts(plan.q_len, plan.kv_len)]
     spans = [part.spans for part in parts if part.spans is not None]
     if not spans:

@@ -140,8 +140,8 @@ def _of_masks(plan: Plan, lanes: int) -> list[np.ndarray]:
     masks = plan.masks[::every]
     starts = np.arange(0, plan.block_q, lanes)
     # (masks, vectors, blocks of keys)
-    of_vector: np.ndarray = np.bitwise_or.reduceat(masks, starts, axis=1).view(np.uint8) > 0
-    reached: np.ndarray = of_vector.any(axis=1)
+    of_vector = np.greater(np.bitwise_or.reduceat(masks, starts, axis=1).view(np.uint8), 0)
+    reached = np.logical_or.reduce(of_vector, axis=1)
     keys = _KEYS * (reached.shape[1] - reached.argmax(axis=1) - reached[:, ::-1].argmax(axis=1))
     of_rows = np.bitwise_or.reduceat(masks, np.arange(0, plan.block_q, ROWS), axis=1)
     found = (
