@@ -18,7 +18,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 settings.register_profile("dev", max_examples=20, derandomize=True, **_COMMON)
-settings.register_profile("ci", max_examples=100, derandomize=True, **_COMMON)
+settings.register_profile("ci", max_examples=60, derandomize=True, **_COMMON)
 settings.register_profile(
     "mutants", settings.get_profile("dev"), phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False
 )

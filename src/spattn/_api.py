@@ -401,8 +401,10 @@ def _prepare(
         run = call.layout.around(run)
     if record is not None:
         run = functools.partial(record, run)
-    moves = module.LIMITS.moves and call.layout.is_default and not backward and record is None
-    least = sealed(plan).least if moves and not isinstance(pattern, Plan) else None
+    own = sealed(plan)
+    goes = module.LIMITS.moves if own.growth is None else module.LIMITS.grows
+    moves = goes and call.layout.is_default and not backward and record is None
+    least = own.least if moves and not isinstance(pattern, Plan) else None
     prepared = Prepared(run, default_scale(call.head_dim), call.dtype, least or 0)
     if key[0] is not None and isinstance(pattern, _CONSTANT):
         found = None if least is None else of_any_length(key[0])

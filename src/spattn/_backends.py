@@ -37,11 +37,14 @@ class Limits(NamedTuple):
         Of the products, beside None, which is that of the dtype.
     moves : bool
         Whether a prepared call goes where its plan moves: to other numbers of keys, wherever these lie in memory.
+    grows : bool
+        Whether it does so too where the plan grows between the ends of the sequence.
     """
 
     host_arrays: bool
     precisions: tuple[str, ...] = ()
     moves: bool = False
+    grows: bool = False
 
 
 class PreparedForward(Protocol):

@@ -10,7 +10,10 @@ __all__ = ["offsets", "ramp"]
 
 def offsets(lengths: ArrayLike) -> np.ndarray:
     """Where each row starts, and where the last one ends: 0, n₀, n₀ + n₁, … in int64."""
-    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    lengths = np.asarray(lengths)
+    found = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=found[1:])
+    return found
 
 
 def ramp(lengths: np.ndarray) -> np.ndarray:

@@ -106,30 +106,23 @@ def _compile(
 ) -> Plan:
     with whole_imports:  # which plans that are kept do not need
         from .plan._build import tile_pattern
-        from .schedule.items import share_out
+        from .schedule.growth import Growth, fixed
 
     tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, box, budget)
-    items = share_out(tiled, q_len, tile[0], workers)
+    growth = Growth.of(tiled, q_len, tile, workers).fields if len(tiled.growing) else None
     made = Plan(
         pattern=pattern,
         q_len=q_len,
-        kv_len=kv_len,
         block_q=tile[0],
         block_kv=tile[1],
-        views=tiled.views,
         components=tiled.components,
         indptr=tiled.indptr,
-        tile_indptr=tiled.tile_indptr,
-        indices=tiled.indices,
         key_view=tiled.key_view,
-        mask=tiled.mask,
-        masks=tiled.masks,
         variant=tiled.variant,
-        nnz=tiled.nnz,
-        **items._asdict(),
+        **(fixed(tiled, q_len, tile[0], workers) if growth is None else growth(kv_len)),
     )
     budget.need(made.nbytes)
-    return seal(made, tiled.least)
+    return seal(made, tiled.least, growth)
 
 
 def _at_least(least: int, name: str, value: int) -> int:

@@ -24,8 +24,9 @@ NVCC = compile.find_nvcc()
 SPILLS = ("LDL", "STL")  # what they load or store may belong to the line after
 pytestmark = pytest.mark.skipif(NVCC is None, reason="nvcc was not found")
 
-TARGETS = [("sm_80", dtype, head_dim) for dtype in ("bfloat16", "float32") for head_dim in (64, 128)]
-TARGETS += [("sm_86", "float32", 96), ("sm_90", "float16", 256), ("sm_90", "float64", 64)]
+# Those that need most registers, on several architectures: compiling all of them would take minutes.
+TARGETS = [("sm_80", "bfloat16", 128), ("sm_80", "float32", 128), ("sm_86", "float32", 96)]
+TARGETS += [("sm_90", "float16", 256), ("sm_90", "float64", 64)]
 
 
 @pytest.mark.parametrize(("arch", "dtype", "head_dim"), TARGETS)

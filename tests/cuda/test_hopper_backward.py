@@ -116,6 +116,12 @@ def test_long_columns(check_gradients):
     check_gradients(pattern, *inputs(1, 1, 1, 2300, 2300, 64, dtype="bfloat16"), kinds=("torch",))
 
 
+@pytest.mark.parametrize("pattern", [patterns.Full(), patterns.Fixed(64, 4)], ids=repr)
+def test_long_items(check_gradients, passes, pattern):
+    """Those that would keep the last SMs busy are cut, and finishers add several parts to some of their rows."""
+    check_gradients(pattern, *inputs(1, 2, 2, 2100, 2100, 64, dtype="bfloat16"), kinds=("torch",))
+
+
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 1e-42, 3.0])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_scale(check_gradients, dtype, scale):
@@ -166,7 +172,9 @@ def test_arrays_that_tma_cannot_read(torch, monkeypatch):
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.Longformer(100, global_tokens=(0, 700))], ids=repr)
+@pytest.mark.parametrize(
+    "pattern", [patterns.Causal(), patterns.Longformer(100, global_tokens=(0, 700)), patterns.Strided(20)], ids=repr
+)
 def test_the_same_bits(torch, passes, pattern):
     """Whichever block takes which task, and in whichever order they end."""
     dout, q, k, v = (torch.randn(1, 4, 1500, 64, device="cuda", dtype=torch.bfloat16) for _ in range(4))

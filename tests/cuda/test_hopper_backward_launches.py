@@ -11,7 +11,8 @@ import pytest
 from spattn import patterns, plan
 from spattn.arrays._operand import Operand, row_major
 from spattn.cuda.backward_pass import BackwardPass
-from spattn.cuda.hopper_backward import params, prepared
+from spattn.cuda.hopper_backward import params as params_of
+from spattn.cuda.hopper_backward import prepared
 
 PARAMETERS = {"backward": "Params", "statistics": "Rows", "sum": "Sum", "convert": "Converted"}
 
@@ -19,7 +20,7 @@ PARAMETERS = {"backward": "Params", "statistics": "Rows", "sum": "Sum", "convert
 @pytest.fixture
 def launched(monkeypatch):
     """Names of kernels in the order in which they are started; addresses are numbers."""
-    names, written, addresses = [], [], itertools.count(1 << 20, 1 << 20)
+    names, written, waits, addresses = [], [], [], itertools.count(1 << 20, 1 << 20)
 
     def upload(device, arrays):
         return None, {name: next(addresses) for name in arrays}
@@ -30,9 +31,14 @@ def launched(monkeypatch):
         return SimpleNamespace(name=what, params_bytes=structs[PARAMETERS[name]].itemsize)
 
     class Launch:
-        def __init__(self, kernel, blocks, params, stream, counter_at=None):
+        def __init__(self, kernel, blocks, params, stream, counter_at=None, early=False):
             assert len(params) == kernel.params_bytes and blocks > 0
+            assert early == (kernel.name != "statistics")  # all but the first may start before the one before has ended
             assert (counter_at is not None) == kernel.name.startswith("backward")
+            if kernel.name.startswith("backward"):
+                dtypes = (params_of.params_dtype(room) for room in params_of.MAPS)
+                dtype = next(dtype for dtype in dtypes if dtype.itemsize == len(params))
+                waits.append(bool(np.frombuffer(params, dtype)["waits"][0]))
             self.name = kernel.name
             written.append(self.name)
 
@@ -43,9 +49,9 @@ def launched(monkeypatch):
     monkeypatch.setattr(prepared, "kernel", kernel)
     monkeypatch.setattr(prepared, "Launch", Launch)
     monkeypatch.setattr(prepared, "start", start)
-    monkeypatch.setattr(params, "encode_map", lambda *args: 0)
-    monkeypatch.setattr(params, "replace_address", lambda *args: None)
-    return SimpleNamespace(names=names, written=written)
+    monkeypatch.setattr(params_of, "encode_map", lambda *args: 0)
+    monkeypatch.setattr(params_of, "replace_address", lambda *args: None)
+    return SimpleNamespace(names=names, written=written, waits=waits)
 
 
 def run(pattern, tokens, heads, calls=1):
@@ -63,6 +69,7 @@ def test_two_passes(launched):
     """All items begin at the same queries, and one head is not enough to keep SMs busy meanwhile."""
     run(patterns.Full(), 400, 1)
     assert launched.names == ["statistics", "backward by keys", "backward by queries"]
+    assert launched.waits == [True, False]  # the passes may run side by side
 
 
 @pytest.mark.parametrize("pattern", [patterns.Full(), patterns.SlidingWindow(512)], ids=repr)
@@ -70,6 +77,7 @@ def test_one_pass(launched, pattern):
     """Items are long, or go ahead of each other. The pass by queries asks whether it is needed."""
     run(pattern, 4096, 2)
     assert launched.names == ["statistics", "backward by keys", "convert", "backward by queries"]
+    assert launched.waits == [True, True]
 
 
 def test_two_passes_where_one_would_compute_much_in_vain(launched):
@@ -79,8 +87,16 @@ def test_two_passes_where_one_would_compute_much_in_vain(launched):
 
 
 def test_rows_that_several_items_compute_are_summed(launched):
+    """A few of them, of the keys that all queries see: a launch of their items alone would not pay."""
+    run(patterns.Longformer(64, global_tokens=range(8)), 20000, 1)
+    assert launched.names[1:] == ["backward by keys", "backward by queries", "sum", "sum"]
+
+
+def test_finishers_sum_what_they_share_with_others(launched):
+    """All rows have two sources; those items that finish run last, after those of both passes that do not."""
     run(patterns.Strided(16), 1000, 2)
-    assert launched.names[-3:] == ["sum"] * 3
+    assert launched.names[1:] == ["backward by keys", "backward by queries"] * 2
+    assert launched.waits == [True, False, True, False]
 
 
 def test_a_call_that_repeats_writes_nothing(launched):

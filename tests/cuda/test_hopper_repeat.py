@@ -41,17 +41,23 @@ class Kernel:
     """A kernel whose launches are kept as (stream, parameters)."""
 
     handle, threads, shared_bytes, params_bytes = 1 << 40, 384, 200_000, ADDRESSES.size + WORD.size
+    starts_early = True
 
     def __init__(self):
         self.started: list[tuple[int, bytes]] = []
+        self.early: list[bool] = []
         self._function = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(self._start)
         self.start = ctypes.cast(self._function, ctypes.c_void_p).value
 
     def _start(self, config, function, params, extra):
         config = Config.from_address(config)
-        found = [getattr(config, name) for name, _ in Config._fields_]
-        if found != [5, 1, 1, 384, 1, 1, 200_000, config.stream, None, 0] or (function, extra) != (self.handle, None):
+        *found, attributes, count = [getattr(config, name) for name, _ in Config._fields_]
+        if found != [5, 1, 1, 384, 1, 1, 200_000, config.stream] or (function, extra) != (self.handle, None):
             return 1
+        number, _, value = (ctypes.c_int * 3).from_address(attributes) if count else (None, None, 0)
+        if number not in (None, 6) or count > 1:  # programmatic stream serialization
+            return 1
+        self.early.append(value == 1)
         pointer = ctypes.c_void_p.from_address(params).value
         self.started.append((config.stream, ctypes.string_at(pointer, self.params_bytes)))
         return 0
@@ -156,6 +162,15 @@ def test_launch(kernel, monkeypatch):
     with pytest.raises(RuntimeError, match="^cuLaunchKernelEx: 1$"):  # the stand-in expects five blocks
         start([Launch(kernel, 6, params, STREAM), Launch(kernel, 5, params, STREAM)])
     assert len(kernel.started) == 3
+
+
+def test_launches_that_start_early(kernel):
+    """The driver may start them while the launch before is running, if it is a recent one; every other one waits."""
+    first = Launch(kernel, 5, bytes(kernel.params_bytes), STREAM)
+    start([first, Launch(kernel, 5, bytes(kernel.params_bytes), STREAM, early=True), first])
+    kernel.starts_early = False
+    start([Launch(kernel, 5, bytes(kernel.params_bytes), STREAM, early=True)])
+    assert kernel.early == [False, True, False, False]
 
 
 def test_launches_that_follow_the_number_of_keys(kernel, monkeypatch):

@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 from transformers import masking_utils as theirs  # noqa: E402
 
-from spattn.patterns import Causal, Documents, KeyPadding, QueriesAt, SlidingWindow  # noqa: E402
+from spattn.patterns import Causal, Documents, KeyPadding, PerBatch, QueriesAt, Sinks, SlidingWindow  # noqa: E402
 from spattn.transformers._functions import known_pattern, packed_positions  # noqa: E402
 from spattn.transformers._mask import PatternMask, pattern_mask  # noqa: E402
 
@@ -124,11 +124,23 @@ def test_a_step_has_the_pattern_of_the_step_before(window):
 
 
 def test_padding_is_part_of_the_pattern_where_there_is_some():
-    valid = torch.tensor([[False, True, True], [True, True, True]])
+    valid = torch.tensor([[True, True, False], [True, True, True]])
     mask = pattern_mask(BATCH, 3, 3, attention_mask=valid)
     assert mask.pattern == Causal() & KeyPadding(valid)
     assert pattern_mask(BATCH, 2, 3, attention_mask=valid[:, :2]).kv_len == 2
     assert pattern_mask(BATCH, 3, 3, attention_mask=valid | True).pattern == Causal()
+
+
+def test_a_step_has_the_pattern_of_the_step_before_with_left_padding_too():
+    """Also where a cache has room for more; a sequence without any token has no such pattern."""
+    window = theirs.sliding_window_causal_mask_function(4)
+    for function, own in ((theirs.causal_mask_function, Causal()), (window, SlidingWindow(3, 0))):
+        for tokens, room in ((5, 0), (6, 0), (6, 10)):
+            valid = torch.arange(tokens) >= torch.tensor([[3], [0]])
+            mask = pattern_mask(BATCH, 1, tokens + room, tokens - 1, 0, function, valid)
+            assert mask.pattern == own & PerBatch((~Sinks(3), ~Sinks(0)))
+    nothing = torch.zeros(BATCH, 3, dtype=torch.bool)
+    assert pattern_mask(BATCH, 1, 3, 2, attention_mask=nothing).pattern == Causal() & KeyPadding(nothing)
 
 
 def test_queries_elsewhere():

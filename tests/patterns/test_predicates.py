@@ -122,6 +122,27 @@ def test_predicate_that_tiles_cannot_follow_is_planned_with_a_warning():
     assert planned.nnz == pattern.index_set(150, 150).nnz
 
 
+DISTANCES = np.arange(400) % 7 < 2
+
+
+@pytest.mark.parametrize(
+    "allows",
+    [
+        lambda q, k: DISTANCES[abs(q - k)],
+        lambda q, k: np.ones(q.shape, bool) & (k <= q),
+        lambda q, k: (q - k).__abs__().view(np.int64) < 30,
+        lambda q, k: np.select([q > k], [q - k], k) < 30,
+    ],
+    ids=["looked up", "shape", "method", "function"],
+)
+def test_what_symbols_cannot_do_is_planned_with_a_warning(allows):
+    """An array that a distance is looked up in raises IndexError, what symbols have not an AttributeError."""
+    pattern = mine(allows)
+    with pytest.warns(UserWarning, match="cannot be evaluated on whole tiles"):
+        made = spattn.plan(pattern, 400, tile=(16, 64))
+    check_plan(made, [pattern.index_set(400, 400)])
+
+
 def times(n, x):
     return x if n == 1 else times(n // 2, x) + times(n // 2, x)
 

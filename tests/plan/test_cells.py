@@ -89,6 +89,16 @@ def test_boxes_of_a_long_sequence_are_of_few_kinds():
     assert len(block.table) <= 2 * 1000 and len(within.table) <= 5
 
 
+@pytest.mark.parametrize("ufunc", [np.remainder, np.floor_divide])
+def test_boxes_within_a_period_are_of_one_kind(ufunc):
+    """Of coordinates in a grid there is one kind of box, and one more for each way to carry."""
+    for period, carried in ((1024, 1), (1000, 8)):
+        cells = Cells.of_view(make_view(Lattice(1, (1,), (1 << 20,)), 64))
+        found = evaluate(ufunc, (cells, period))
+        assert len(found.table) == 1 + carried
+        assert np.array_equal(found.values, ufunc(cells.values, period))
+
+
 def test_numbers_that_would_wrap_are_evaluated_as_they_are():
     cells = Cells.of_view(make_view(Lattice(0, (1,), (100,)), 16))
     huge = evaluate(np.multiply, (cells, 2**60))

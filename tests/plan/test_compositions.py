@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from spattn import patterns as p
 from spattn import plan
+from spattn.plan import _tiling
 from spattn.testing import check_plan, dense_mask
 
 REPEATING = [p.DilatedWindow(9, 9, 5), p.Stride(7, 2), p.Strided(16), p.Fixed(16, 3)]
@@ -41,7 +42,7 @@ UNKNOWN = {
     "gcd": lambda q, k: np.gcd(q, k) == 1,
     "product": lambda q, k: (q * k) % 17 == 0,
     "root": lambda q, k: np.sqrt(np.abs(q - k)) % 1 == 0,
-    "no symbols": lambda q, k: np.where(q > k, q - k, k) % 5 == 0,
+    "no symbols": lambda q, k: np.select([q > k], [q - k], k) % 5 == 0,
 }
 
 
@@ -81,6 +82,13 @@ def test_the_warning_says_how_many_tiles_are_evaluated():
         plan(p.SlidingWindow(63) & Unknown("gcd"), 4096, tile=(64, 64))
 
 
+def test_a_predicate_that_is_unknown_nearly_everywhere_is_refused_before_it_is_evaluated():
+    cells, refused = [], r"^pattern: expected at most 1073741824 pairs .*, got 42\d{8} .*; join it by &"
+    with pytest.raises(ValueError, match=refused):
+        plan(Unknown("gcd", cells) - p.SlidingWindow(63), 1 << 16, tile=(64, 64))
+    assert not cells
+
+
 KNOWN = st.sampled_from([p.SlidingWindow(40, 3), p.Causal(), p.Sinks(5), p.Stride(7, 2), p.DilatedWindow(9, 9, 5)])
 COMPOSED = st.recursive(
     KNOWN | st.sampled_from(list(UNKNOWN)).map(Unknown),
@@ -93,3 +101,22 @@ COMPOSED = st.recursive(
 @given(pattern=COMPOSED, q_len=st.integers(1, 200), kv_len=st.integers(1, 200))
 def test_plans_of_any_composition_are_its_pairs(pattern, q_len, kv_len):
     check_plan(plan(pattern, q_len, kv_len, tile=(16, 64)), [pattern.index_set(q_len, kv_len)])
+
+
+CLOSED = {
+    "strided and dilated": p.Strided(64) & p.DilatedWindow(300, 300, 48),
+    "columns and stride": p.Columns(512, 500, 512) & p.Strided(1024) & p.SlidingWindow(4096),
+    "outside of a window": ~p.SlidingWindow(100) & p.BlockLocal(256),
+    "difference": p.SlidingWindow(300) - p.Stride(7) - p.Columns(64, 0, 8),
+}
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_joined_closed_forms_are_decided_without_looking_at_pairs(name, monkeypatch):
+    """Of a million tokens only tiles that differ are evaluated, as many as they have bitmasks or a few more."""
+    cells, evaluate = [], _tiling.allowed_pairs
+    monkeypatch.setattr(
+        _tiling, "allowed_pairs", lambda x, q, k: cells.append(q.size * k.shape[2]) or evaluate(x, q, k)
+    )
+    assert plan(CLOSED[name], 1 << 20).nnz > 1 << 20
+    assert sum(cells) < 2**24

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from spattn import patterns as p
@@ -38,13 +39,12 @@ def pairs_asked(monkeypatch):
     """The numbers of tile pairs that the rules were asked for."""
     asked = []
 
-    class Counting(tiling.TilePairs):
+    class Counting(_search.TilePairs):
         def evaluate(self, pattern):
             asked.append(len(self.query_box))
             return super().evaluate(pattern)
 
-    for module in (_search, tiling):
-        monkeypatch.setattr(module, "TilePairs", Counting)
+    monkeypatch.setattr(_search, "TilePairs", Counting)
     return asked
 
 
@@ -65,6 +65,37 @@ def test_coarse_levels_find_every_tile(grid, monkeypatch):
         check_plan(plan(pattern, q_len, tokens, tile=tile, workers=6), [pattern.index_set(q_len, tokens)])
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        p.Neighborhood((40, 50), 5),
+        p.Strided(37),
+        p.Fixed(64, 8),
+        p.SlidingWindow(90) | p.Sinks(3),
+        p.BigBird(64, random_blocks=1, head=0),
+        p.Causal() & p.Documents((700, 130, 5, 1165)),
+    ],
+    ids=lambda pattern: type(pattern).__name__,
+)
+def test_pairs_that_are_alike_have_one_sample(pattern, monkeypatch):
+    """What is decided of a sample holds for all, at the sequence's ends too."""
+    found = []
+    monkeypatch.setattr(_search, "_PAIRS_AT_ONCE", 8)
+    monkeypatch.setattr(_search, "_COMPARED_FROM", 32)
+    monkeypatch.setattr(_search, "_COMPARED_FIRST", 32)
+    shared = _search._shared
+    monkeypatch.setattr(_search, "_shared", lambda *args: found.append(shared(*args)) or found[-1])
+    made = plan(pattern, 2000, tile=(16, 64), workers=6)
+    check_plan(made, [pattern.at(0, 0).index_set(2000, 2000)])
+    assert any(len(open_.samples[0]) < len(open_.pairs[0]) for open_ in found)
+
+
+def test_a_long_window_is_searched_once(pairs_asked):
+    """Its coarse tiles are alike but at the ends, and of those that are alike one is refined."""
+    made = plan(p.SlidingWindow(256), 1 << 20)
+    assert sum(pairs_asked) < _search._PAIRS_AT_ONCE + made.tiles
+
+
 class OnGrid(p.Pattern):
     """Every pair, of tokens of a grid."""
 
@@ -82,16 +113,16 @@ def test_tiles_that_differ_in_their_padding_alone():
     check_plan(made, [OnGrid().index_set(196, 196)])
 
 
-class EveryOther(p.Pattern):
-    """Of differences there is no bit that intervals could describe."""
+class Coprime(p.Pattern):
+    """Of a greatest common divisor intervals tell bounds alone."""
 
     def allows(self, q, k):
-        return (q - k) & 1 == 0
+        return np.gcd(q + 1, k + 1) == 1
 
 
 def test_predicate_without_rules_is_evaluated_in_every_cell():
     """The slow way finds the same tiles, and says that it was taken."""
-    pattern = EveryOther()
+    pattern = Coprime()
     with pytest.warns(UserWarning, match="planning evaluates every cell"):
         made = plan(pattern, 100, 130, tile=(16, 64))
     check_plan(made, [pattern.index_set(100, 130)])

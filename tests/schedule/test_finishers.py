@@ -7,7 +7,8 @@ import pytest
 
 from spattn import patterns, plan
 from spattn.plan import positions
-from spattn.schedule.finishers import find_finishers
+from spattn.schedule.finishers import find_finishers, find_sum_finishers
+from spattn.schedule.slabs import Cut, by_keys, by_queries
 
 
 @pytest.mark.parametrize(
@@ -52,3 +53,55 @@ def test_the_other_source_comes_first():
     assert sorted(found.slots[found.finishes]) == list(range(-1 - len(found.priors), -1))
     written = set(found.slots[~found.finishes].tolist())
     assert set((found.priors[found.priors >= 0] // made.block_q).tolist()) <= written
+
+
+def sums_of(merges):
+    """The sources of each row of each variant, in the order in which they are added."""
+    variant = np.repeat(np.arange(len(merges.variants) - 1), np.diff(merges.variants))
+    lists = np.split(merges.sources, merges.indptr[1:-1]) if len(merges.rows) else []
+    return {(v, row): own.tolist() for v, row, own in zip(variant.tolist(), merges.rows.tolist(), lists, strict=True)}
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize(
+    ("pattern", "length", "finish"),
+    [
+        (patterns.Strided(16), 512, True),
+        (patterns.Fixed(128, 8), 4096, None),
+        (patterns.Neighborhood((32, 32), 5) | patterns.Columns(9, 3, 5), 1024, None),
+        (patterns.PerHead((patterns.Strided(16), patterns.Strided(32))), 512, True),
+        (patterns.Longformer(64, global_tokens=range(8)), 20000, False),
+        (patterns.Causal(), 700, False),
+    ],
+    ids=repr,
+)
+def test_every_row_of_a_gradient_is_summed_once(pattern, length, finish, keyed):
+    """In the order of its sources, by a finisher, which is the first of them, or by the sums that are left."""
+    made = plan(pattern, length, tile=(128, 64), workers=40)
+    cut, heads = Cut.consecutive(made, 64), made.variant.shape[1]
+    own = by_keys(made, 1, heads, heads, cut, 2, 40) if keyed else by_queries(made, cut)
+    found = find_sum_finishers(own.work["slot"], own.work_indptr, own.merges, 128, length)
+    finishes = found.slots <= -2
+    np.testing.assert_array_equal(found.slots[~finishes], own.work["slot"][~finishes])
+    assert sorted(found.slots[finishes]) == list(range(-1 - finishes.sum(), -1))
+    expected, got = sums_of(own.merges), sums_of(found.merges)
+    first = {(key[0], sources[0]): key for key, sources in expected.items() if sources}
+    written = set()
+    for item in np.nonzero(finishes)[0]:
+        variant = int(np.searchsorted(own.work_indptr, item, side="right")) - 1
+        for row in range(128):
+            place = (-2 - found.slots[item]) * 128 + row
+            rest = found.rest_sources[slice(*found.rest_indptr[place : place + 2])].tolist()
+            key = first.get((variant, int(own.work["slot"][item]) * 128 + row))
+            if key is None:
+                assert not rest
+            else:
+                assert key not in got
+                got[key] = [int(own.work["slot"][item]) * 128 + row, *rest]
+            written |= {(variant, source // 128) for source in rest}
+    assert got == expected
+    assert written <= {
+        (int(np.searchsorted(own.work_indptr, item, side="right")) - 1, int(found.slots[item]))
+        for item in np.nonzero(~finishes)[0]
+    }
+    assert finish is None or finishes.any() == finish

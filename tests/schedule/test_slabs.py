@@ -8,7 +8,7 @@ import pytest
 from spattn import patterns, plan
 from spattn.plan._types import positions
 from spattn.schedule.roles import roles
-from spattn.schedule.slabs import EMPTY, FULL, by_keys, by_queries, slab_masks
+from spattn.schedule.slabs import EMPTY, FULL, Cut, by_keys, by_queries, slab_masks
 from spattn.testing import dense_mask
 
 PROBLEMS = {
@@ -24,40 +24,42 @@ PROBLEMS = {
 }
 
 
-def slab_positions(views, work_view, tile, part, side):
-    """(positions, real) of a slab; nothing is real behind a view's last tile."""
+def any_cut(made, side):
+    """Slabs of any cells of a tile, others in boxes that are longer along the last axis."""
+    orders = np.stack([np.random.default_rng(seed).permutation(made.block_q) for seed in range(2)])
+    return Cut(side, orders, (made.views["box"][:, 2] > 16).astype(int))
+
+
+def slab_positions(views, work_view, tile, part, cells):
+    """(positions, real) of a slab of these cells of a tile; nothing is real behind a view's last tile."""
     view = views[work_view]
     if tile >= view["tiles"]:
-        return np.zeros(side, np.int64), np.zeros(side, bool)
+        return np.zeros(cells.shape[1], np.int64), np.zeros(cells.shape[1], bool)
     position, valid = positions(view, np.array([tile]))
-    return (x[0, part * side : (part + 1) * side] for x in (position, valid))
+    return (x[0, cells[part]] for x in (position, valid))
 
 
-def visited(made, item, rows, columns, bits, transposed):
+def visited(plan, made, item, slabs, transposed):
     """How often an item visits each (query head of its group, query, key), and which rows of it are which positions."""
-    side_rows, parts_rows = rows
-    side_columns, _ = columns
-    views = made.views
+    views, cut = plan.views, slabs.cut
+    keys = np.arange(plan.block_kv).reshape(-1, 64)
+
+    def slab(of_queries, view, tile, part):
+        queries = cut.orders[cut.of_view[view]].reshape(-1, cut.side)
+        return slab_positions(views, view, tile, part, queries if of_queries else keys)
+
+    parts_rows = len(keys) if transposed else plan.block_q // cut.side
     for entry_number in range(item["begin"], item["end"]):
-        entry, masks = bits.made.entries[entry_number], bits.made.masks[entry_number]
-        column, column_real = slab_positions(
-            views, item["columns"] + entry["view"], entry["tile"], entry["part"], side_columns
-        )
-        for slab, number in enumerate(masks):
+        entry, masks = made.entries[entry_number], made.masks[entry_number]
+        column, column_real = slab(transposed, item["columns"] + entry["view"], entry["tile"], entry["part"])
+        for part, number in enumerate(masks):
             if number == EMPTY:
                 continue
-            row, row_real = slab_positions(
-                views, item["view"], item["tile"] + slab // parts_rows, slab % parts_rows, side_rows
-            )
-            allowed = np.ones((side_rows, side_columns), bool)
+            row, row_real = slab(not transposed, item["view"], item["tile"] + part // parts_rows, part % parts_rows)
+            allowed = np.ones((len(row), len(column)), bool)
             if number != FULL:
-                allowed = bits.bits[number].T if transposed else bits.bits[number]
+                allowed = slabs.bits[number].T if transposed else slabs.bits[number]
             yield entry["head"], row, column, allowed & row_real[:, None] & column_real[None, :]
-
-
-class Bits:
-    def __init__(self, made, bits):
-        self.made, self.bits = made, bits
 
 
 @pytest.mark.parametrize(("tile", "side", "together"), [((128, 64), 64, 2), ((32, 64), 32, 1), ((48, 128), 16, 1)])
@@ -67,55 +69,60 @@ def test_both_passes_visit_each_allowed_pair_once(name, workers, tile, side, tog
     pattern, q_len, kv_len, batch, heads = PROBLEMS[name]
     made = plan(pattern, q_len, kv_len, batch=batch, heads=heads, tile=tile, workers=workers)
     mask = dense_mask(pattern, batch, heads, q_len, kv_len)
-    _, bits = slab_masks(made, side)
-    q, kv = (side, tile[0] // side), (64, tile[1] // 64)
-    queries = by_queries(made, side)
+    slabs = slab_masks(made, any_cut(made, side))
+    queries = by_queries(made, slabs.cut)
     variant = np.broadcast_to(queries.variant, (batch, heads))
     for b, h in np.ndindex(batch, heads):
         count = np.zeros((q_len, kv_len), int)
         for item in queries.work[slice(*queries.work_indptr[variant[b, h] :][:2])]:
             assert item["heads"] == 1
-            for head, row, column, allowed in visited(made, item, q, kv, Bits(queries, bits), False):
+            for head, row, column, allowed in visited(made, queries, item, slabs, False):
                 assert head == 0
                 np.add.at(count, (row[:, None], column[None, :]), allowed)
         np.testing.assert_array_equal(count, mask[b, h])
     for heads_kv in {1, heads}:
         group = heads // heads_kv
-        keys = by_keys(made, batch, heads, heads_kv, side, together, workers)
+        keys = by_keys(made, batch, heads, heads_kv, slabs.cut, together, workers)
         assert keys.variant.shape == (batch, heads_kv)
         for b, h in np.ndindex(batch, heads_kv):
             count = np.zeros((group, kv_len, q_len), int)
             for item in keys.work[slice(*keys.work_indptr[keys.variant[b, h] :][:2])]:
                 for repeat in range(item["heads"]):
-                    for head, row, column, allowed in visited(made, item, kv, q, Bits(keys, bits), True):
+                    for head, row, column, allowed in visited(made, keys, item, slabs, True):
                         np.add.at(count, (head + repeat, row[:, None], column[None, :]), allowed)
             np.testing.assert_array_equal(count, mask[b, h * group : (h + 1) * group].swapaxes(1, 2))
 
 
+@pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize("workers", [1, 40])
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_each_key_is_written_once_or_merged(name, workers):
-    """By an item without a slot, or by a merge of every item with a slot that has the key among its rows."""
+def test_each_row_is_written_once_or_merged(name, workers, keyed):
+    """By an item without a slot, or by a merge of every item with a slot that has the position among its rows."""
     pattern, q_len, kv_len, batch, heads = PROBLEMS[name]
     made = plan(pattern, q_len, kv_len, batch=batch, heads=heads, workers=workers)
-    keys = by_keys(made, batch, heads, heads, 64, 2, workers)
-    assert set(keys.work["view"]) <= set(roles(made)[1])  # kernels know no others
-    for variant in range(len(keys.work_indptr) - 1):
-        written, sources = np.zeros(kv_len, int), [[] for _ in range(kv_len)]
-        for item in keys.work[slice(*keys.work_indptr[variant : variant + 2])]:
+    cut = any_cut(made, 64)
+    own = by_keys(made, batch, heads, heads, cut, 2, workers) if keyed else by_queries(made, cut)
+    assert set(own.work["view"]) <= set(roles(made)[keyed])  # kernels know no others
+    for variant in range(len(own.work_indptr) - 1):
+        length = kv_len if keyed else q_len
+        written, sources = np.zeros(length, int), [[] for _ in range(length)]
+        for item in own.work[slice(*own.work_indptr[variant : variant + 2])]:
+            cells = np.arange(64)[None] if keyed else cut.orders[cut.of_view[item["view"]]].reshape(-1, 64)
             for slab in range(2):
-                row, real = slab_positions(made.views, item["view"], item["tile"] + slab, 0, 64)
+                place = (item["tile"] + slab, 0) if keyed else (item["tile"], slab)
+                row, real = slab_positions(made.views, item["view"], *place, cells)
                 for cell in np.nonzero(real)[0]:
                     if item["slot"] < 0:
                         written[row[cell]] += 1
                     else:
                         sources[row[cell]].append(item["slot"] * 128 + slab * 64 + cell)
-        merges = keys.merges
+        merges = own.merges
         for merge in range(*merges.variants[variant : variant + 2]):
             row = merges.rows[merge]
             written[row] += 1
-            own = merges.sources[merges.indptr[merge] : merges.indptr[merge + 1]]
-            assert own.tolist() == sorted(sources[row])
+            found = merges.sources[merges.indptr[merge] : merges.indptr[merge + 1]].tolist()
+            assert sorted(found) == sorted(sources[row])
+            assert found == sorted(found) or not keyed
             sources[row] = []
         assert (written == 1).all()
         assert not any(sources)
@@ -124,5 +131,6 @@ def test_each_key_is_written_once_or_merged(name, workers):
 def test_long_columns_are_split():
     """A few keys that all queries see: their lists are in pieces, so that no worker is left with one."""
     made = plan(patterns.Longformer(64, global_tokens=range(8)), 20000, heads=1, workers=1)
-    few, many = (by_keys(made, 1, 1, 1, 64, 2, workers).work for workers in (1, 132))
+    cut = Cut.consecutive(made, 64)
+    few, many = (by_keys(made, 1, 1, 1, cut, 2, workers).work for workers in (1, 132))
     assert (many["end"] - many["begin"]).max() <= 16 < (few["end"] - few["begin"]).max()

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from spattn import patterns, plan
-from spattn.schedule.slabs import by_keys
+from spattn.schedule.slabs import Cut, by_keys
 from spattn.schedule.turns import take_turns
 
 
 def turns_of(pattern, length, heads=1, side_by_side=8):
     """(pass, slab of each entry, turns): slabs of 64 queries of plans with one query view."""
-    keys = by_keys(plan(pattern, length, heads=heads), 1, heads, 1, 64, 2, 1)
+    made = plan(pattern, length, heads=heads)
+    keys = by_keys(made, 1, heads, 1, Cut.consecutive(made, 64), 2, 1)
     slab = 2 * keys.entries["tile"] + keys.entries["part"]
     return keys, slab, take_turns(keys, slab, side_by_side)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
+from dataclasses import replace
 
 import numpy as np
 
 from .._backends import Limits, PreparedBackward, PreparedForward
+from .._cached import Recent
 from ..call import Call, check_results
 from ..patterns import Pattern
 from ..plan import Plan
-from ..plan._sealed import sealed_for
+from ..plan._sealed import Sealed, moved, sealed_for
 from ..schedule.gradients import units
 from ..schedule.order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
@@ -39,13 +41,14 @@ __all__ = [
     "unavailable",
 ]
 
-LIMITS = Limits(host_arrays=True, moves=True)
+LIMITS = Limits(host_arrays=True, moves=True, grows=True)
 
 TILE = (48, 64)
 """Queries and keys of a tile. 48 queries are three AVX-512 vectors, as wide as a register block of the scores, and
 eight register blocks of the output; with 64 keys the operands of either product stay in a 48 KiB first-level cache."""
 _AMX_TILE = (64, 64)  # two panels of queries, each two tiles of AMX wide
 
+_MAX_LENGTHS = 8  # numbers of keys that a call of a plan that grows is kept for
 _TWO_BYTES = ("float16", "bfloat16")
 _PARALLEL_TASKS = 16  # (batch, head) tasks times pieces that planning aims at, whatever the machine's threads
 _FLOPS_PER_THREAD = 4e6  # starting a thread pays off from about this much work
@@ -217,11 +220,20 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
     q = call.kind.to_numpy(call.q)
     shape, dtype, lse_dtype = call.out_shape, q.dtype, np.dtype(call.lse_dtype)
     strides = np.empty_like(q, shape=shape, subok=False).strides
-    rows, useful = call.rows, _useful_threads(call, own)
-    items = neighbours_together(own), _heads_together(call, own)
-    prepared = _core.Prepared(call, own, *items, isa, own.least or 0)
+    rows, together = call.rows, _heads_together(call, own)
+    least = own.least or 0 if own.growth is None else 0  # from which on the core moves the plan
+
+    def at(plan: Sealed) -> tuple[_core.Prepared, int]:
+        """What computes the call with a plan for so many keys, and how many threads have enough to do."""
+        here = replace(call, kv_len=plan.kv_len)
+        return _core.Prepared(here, plan, neighbours_together(plan), together, isa, least), _useful_threads(here, plan)
+
+    made, lengths = at(own), Recent(_MAX_LENGTHS)
 
     def run(q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
+        prepared, useful = made
+        if own.growth is not None and (kv_len := k.shape[2]) != own.kv_len:
+            prepared, useful = lengths.get(kv_len) or lengths.keep(kv_len, at(moved(own, kv_len)))
         out, lse = np.ndarray(shape, dtype, None, 0, strides), np.empty(rows, lse_dtype)
         if lse.size:
             arguments = prepared, q, k, v, out, lse, scale, min(useful, num_threads()) if useful > 1 else 1

@@ -8,26 +8,24 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ListedCells"]
+__all__ = ["ListedCells", "SortedCells"]
 
 _MOST_BITS = (1 << 27) - 39  # a prime: of the blocks by which rectangles are asked
 
 
-class ListedCells:
-    """The set cells of a table, asked as a :class:`BlockTable` is, whose memory is not that of the table.
+class SortedCells:
+    """The set cells of a table of few, asked one by one or by small rectangles as a :class:`BlockTable` is.
 
     Parameters
     ----------
-    row, column : (n,) int64 arrays
-        Of each cell.
+    codes : (n,) int64 array
+        ``row * columns + column`` of each cell, sorted and without repeats.
     shape : (int, int)
         Rows and columns of the table.
     """
 
-    def __init__(self, row: np.ndarray, column: np.ndarray, shape: tuple[int, int]):
-        self._row, self._column, self._shape = row, column, shape
-        self._codes = np.unique(row * shape[1] + column)
-        self._made: dict[tuple[int, ...], np.ndarray] = {}
+    def __init__(self, codes: np.ndarray, shape: tuple[int, int]):
+        self._codes, self._shape = codes, shape
 
     def contains(self, a: Any, b: Any) -> Any:
         """Whether cell (a, b) is set; False out of range. `a` and `b` may be the planner's symbolic positions."""
@@ -42,6 +40,45 @@ class ListedCells:
         code = a * self._shape[1] + b
         place = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
         return inside & (self._codes[place] == code)
+
+    def excerpts(self, a: np.ndarray, b: np.ndarray, height: int, width: int) -> np.ndarray:
+        """The cells from each (a, b) on, of at most 62 in all, as the bits of a number, row-major.
+
+        Each row of an excerpt is looked up once; the set cells in it follow one another.
+        """
+        bits, columns = np.zeros(len(a), np.int64), self._shape[1]
+        if not len(self._codes):
+            return bits
+        for row in range(height):
+            code = (a + row) * columns + b
+            low, high = np.maximum(-b, 0), np.minimum(columns - b, width)  # columns of the excerpt that there are
+            high = np.where((0 <= a + row) & (a + row < self._shape[0]), high, 0)
+            first = np.searchsorted(self._codes, code + low)
+            for place in range(width):
+                at = first + place
+                column = self._codes[np.minimum(at, len(self._codes) - 1)] - code
+                inside = (at < len(self._codes)) & (column < high)
+                if not inside.any():
+                    break
+                bits[inside] |= 1 << (width * (height - row) - 1 - column[inside])
+        return bits
+
+
+class ListedCells(SortedCells):
+    """The set cells of a table, asked for whole rectangles too, whose memory is not that of the table.
+
+    Parameters
+    ----------
+    row, column : (n,) int64 arrays
+        Of each cell.
+    shape : (int, int)
+        Rows and columns of the table.
+    """
+
+    def __init__(self, row: np.ndarray, column: np.ndarray, shape: tuple[int, int]):
+        super().__init__(np.unique(row * shape[1] + column), shape)
+        self._row, self._column = row, column
+        self._made: dict[tuple[int, ...], np.ndarray] = {}
 
     def any_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
         """Whether a cell of each rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` (inclusive) may be set.

@@ -38,14 +38,14 @@ def allowed(pattern: Pattern, q: Any, k: Any) -> Any:
         return _checked(pattern, q, k)
     try:
         return _checked(pattern, q, k)
-    except TypeError as error:
+    except (TypeError, AttributeError, IndexError) as error:  # of an operator, a method, an array that is looked up in
         return leave_open(pattern, k, error)
 
 
 def _checked(pattern: Pattern, q: Any, k: Any) -> Any:
     """The predicate's result; TypeError where it is none."""
     try:
-        result = pattern.allows(q, k)
+        result = pattern.allows(*_of_tiles(q, k))
     except ValueError as error:
         if _NO_TRUTH in str(error):
             raise TypeError(NO_TRUTH_VALUE) from error
@@ -60,6 +60,15 @@ def _checked(pattern: Pattern, q: Any, k: Any) -> Any:
     if result.ndim > len(shape) or any(n not in (1, length) for n, length in axes):
         raise TypeError(f"allows(): expected a bool array of shape {shape} from {pattern!r}, got shape {result.shape}")
     return result
+
+
+def _of_tiles(q: Any, k: Any) -> tuple[Any, Any]:
+    """The positions of tiles, (tiles, rows, 1) and (tiles, 1, columns), as :class:`Positions`; others as they are."""
+    if not all(isinstance(x, np.ndarray) and x.ndim == 3 for x in (q, k)):
+        return q, k
+    from ._positions import Positions  # which planning alone needs
+
+    return q.view(Positions), k.view(Positions)
 
 
 def apply(function: Callable[[np.ndarray], np.ndarray], positions: Any) -> Any:

@@ -47,6 +47,13 @@ class BlockTable(ByContent):
         found = self.cells.reshape(-1).take(cell)
         return found if row_exists.all() and column_exists.all() else found & row_exists & column_exists
 
+    def excerpts(self, a: np.ndarray, b: np.ndarray, height: int, width: int) -> np.ndarray:
+        """The cells from each (a, b) on, of at most 62 in all, as the bits of a number, row-major."""
+        bits = np.zeros(len(a), np.int64)
+        for row, column in np.ndindex(height, width):
+            bits = 2 * bits + self.contains(a + row, b + column)
+        return bits
+
     def any_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
         """Whether a cell of each rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` (inclusive) may be set.
 

@@ -14,6 +14,7 @@ from ..index_set import AffineRows, Runs
 from ._check import assign, integer
 from ._content import ByContent, frozen_array
 from ._lattice import Part, whole_part
+from ._listed_cells import SortedCells
 from ._pattern import Pattern
 from ._registry import register
 from ._table import BlockTable
@@ -237,33 +238,13 @@ class _BoundCSR(Pattern):
         return self.given.to_dict()
 
 
-class _PairTable:
+class _PairTable(SortedCells):
     """Sorted rows of keys, asked as a :class:`BlockTable` is: cell by cell, and by whole rectangles."""
 
     def __init__(self, indptr: np.ndarray, indices: np.ndarray, columns: int):
+        rows = len(indptr) - 1
+        super().__init__(np.repeat(np.arange(rows) * columns, np.diff(indptr)) + indices, (rows, columns))
         self._indptr, self._indices = indptr, indices
-        self._shape = len(indptr) - 1, columns
-
-    @cached_property
-    def _codes(self) -> np.ndarray:
-        """Every pair as one number, sorted."""
-        rows, columns = self._shape
-        return np.repeat(np.arange(rows) * columns, np.diff(self._indptr)) + self._indices
-
-    def contains(self, a: Any, b: Any) -> Any:
-        """Whether key `b` is listed in row `a`; `a` and `b` may be the planner's symbolic positions."""
-        for side in (a, b):
-            dispatch = getattr(side, "contains", None)
-            if dispatch is not None:
-                return dispatch(self, a, b)
-        rows, columns = self._shape
-        a, b = np.asarray(a), np.asarray(b)
-        inside = (0 <= a) & (a < rows) & (0 <= b) & (b < columns)
-        code = a * columns + b
-        if not len(self._codes):
-            return np.zeros_like(inside)
-        place = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
-        return inside & (self._codes[place] == code)
 
     def any_in(self, *rectangle: np.ndarray) -> np.ndarray:
         """Whether a pair of each rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` (inclusive) may be listed."""

@@ -65,8 +65,12 @@ class Kept:
     @property
     def nbytes(self) -> int:
         others = [sealed(plan) for plan in self.moved.copy().values()]
-        views = len(others) * (_OBJECT_BYTES + self.plan.views.nbytes)
-        return self.own_bytes + views + sum(one.derived_bytes for one in (self.sealed, *others))
+        own = self.plan.views.nbytes if self.sealed.growth is None else self.plan.nbytes  # the rest is shared
+        return (
+            self.own_bytes
+            + len(others) * (_OBJECT_BYTES + own)
+            + sum(one.derived_bytes for one in (self.sealed, *others))
+        )
 
     def at(self, kv_len: int) -> Plan:
         """The plan at a number of keys that it serves."""

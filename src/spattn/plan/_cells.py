@@ -51,9 +51,9 @@ class Cells:
         return cls(table, kind, base)
 
     @classmethod
-    def of_view(cls, view: np.void, shift: int = 0) -> Cells:
-        """The positions of all boxes of a view, moved by `shift`; padding repeats the nearest real cell."""
-        tiles = np.arange(int(view["tiles"]))
+    def of_view(cls, view: np.void, shift: int = 0, tiles: np.ndarray | None = None) -> Cells:
+        """The positions of `tiles` of a view, or all of it, moved by `shift`; padding repeats the nearest real cell."""
+        tiles = np.arange(int(view["tiles"])) if tiles is None else tiles
         views = np.broadcast_to(view, tiles.shape)
         first = first_coordinates(views, tiles)
         base = int(view["offset"]) + shift + first @ view["stride"]
@@ -62,7 +62,7 @@ class Cells:
         table = np.zeros((len(sample), 1), np.int64)
         for axis in range(AXES):
             step = np.minimum(np.arange(view["box"][axis]), reach[sample, axis : axis + 1] - 1) * view["stride"][axis]
-            table = (table[:, :, None] + step[:, None, :]).reshape(len(sample), -1)
+            table = (table[:, :, None] + step[:, None, :]).reshape(len(sample), table.shape[1] * step.shape[1])
         return cls(table, kind, base)
 
     @property
@@ -239,15 +239,22 @@ def _product(ufunc: np.ufunc, x: Cells, y: Cells) -> Cells | None:
 
 
 def _by_modulus(ufunc: np.ufunc, x: Cells, y: Cells) -> Cells | None:
-    """Of a box the base matters by its remainder alone, and to a quotient by its own, too."""
+    """Quotient and remainder of a box's base are those of its own and of its kind, added, where none of its cells
+    carries; of other boxes the remainder of the base makes kinds."""
     modulus = int(y.base[0]) if len(y) and y.table.shape == (1, 1) and (y.base == y.base[0]).all() else 0
     if modulus <= 0 or y.table[0, 0]:
         return None
     quotient, remainder = np.divmod(x.base, modulus)
-    sample, kind = _pairs(x.kind, remainder)
-    table = x.table[x.kind[sample]] + remainder[sample, None]
-    base = quotient if ufunc is np.floor_divide else np.zeros_like(quotient)
-    return Cells(ufunc(table, modulus), kind, base)
+    most = np.remainder(x.table, modulus).max(axis=1, initial=0)
+    carries = np.nonzero(most[x.kind] + remainder >= modulus)[0]
+    sample, own = _pairs(x.kind[carries], remainder[carries])
+    carried = x.table[x.kind[carries[sample]]] + remainder[carries[sample], None]
+    kind = x.kind.copy()
+    kind[carries] = len(x.table) + own
+    base = quotient if ufunc is np.floor_divide else remainder
+    if ufunc is np.remainder:
+        base[carries] = 0
+    return Cells(ufunc(np.concatenate([x.table, carried]), modulus), kind, base)
 
 
 def _apart(x: Cells, y: Cells) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

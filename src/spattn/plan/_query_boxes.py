@@ -10,14 +10,9 @@ import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-import numpy as np
-
-from ..patterns import Pattern
 from ..patterns._lattice import Lattice, Span
-from ._budget import Budget
-from ._tiling import _EMPTY, Masks, Tiles, _count, _evaluate, join_runs
 
-__all__ = ["Kind", "find_tiles_of_box", "in_boxes", "kinds_along", "moved"]
+__all__ = ["Kind", "in_boxes", "kinds_along", "moved"]
 
 
 class Kind(NamedTuple):
@@ -65,19 +60,6 @@ def in_boxes(query: Lattice, key: Lattice, spans: tuple[Span, ...], box: tuple[i
 def moved(shifts: list[tuple[int, int]], moves: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """All moves at all shifts."""
     return [(dq + q, dk + k) for dq, dk in shifts for q, k in moves]
-
-
-def find_tiles_of_box(
-    pattern: Pattern, query: np.void, key: np.void, shift: int, masks: Masks, budget: Budget
-) -> Tiles:
-    """As :func:`._tiling.find_tiles`, of one query tile that meets nearly all of the key tiles: these are evaluated and
-    not searched for."""
-    pairs = np.stack([np.zeros(int(key["tiles"]), np.int64), np.arange(int(key["tiles"]))])
-    budget.need_runs(pairs.shape[1])
-    mask = _evaluate(pattern, query, key, shift, pairs, masks)
-    kept = mask > _EMPTY
-    runs = join_runs(pairs[0, kept], pairs[1, kept], np.ones(int(kept.sum()), np.int64), mask[kept])
-    return Tiles(*runs, _count(query, *runs, masks))
 
 
 def kinds_along(span: Span, side: int) -> dict[Kind, list[int]]:

@@ -1,4 +1,4 @@
-"""What NumPy's operations make of values that depend on query and key: an interval, a step and a key for each tile.
+"""What NumPy's operations make of integers that depend on query and key: an interval, a step and a key for each tile.
 
 A rule may say *always* or *never* only of what holds in every cell. Where it can say nothing it raises NoRule.
 """
@@ -8,11 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ._cells import MOST, evaluate
+from ._bits import bitwise, shifted
+from ._cells import MOST
+from ._fractions import FRACTIONS
+from ._residues import residue_key
 from ._symbolic import (
     NoRule,
     OneSide,
@@ -22,6 +26,7 @@ from ._symbolic import (
     as_pair,
     boolean,
     combine,
+    is_truth,
     truth,
     within_range,
 )
@@ -72,7 +77,30 @@ def _product(pairs: TilePairs, a: Any, b: Any) -> Pair:
         raise NoRule(f"products beyond {MOST} where query and key meet")
     corners = np.stack([x.lo * y.lo, x.lo * y.hi, x.hi * y.lo, x.hi * y.hi])
     step, key = math.gcd(x.step, y.step), combine(x.key, y.key)
-    return Pair(pairs, corners.min(axis=0), corners.max(axis=0), step, key, factors=(a, b))
+    return Pair(pairs, corners.min(axis=0), corners.max(axis=0), step, key)
+
+
+def _power(pairs: TilePairs, a: Any, exponent: Any) -> Pair:
+    x = as_pair(pairs, a)
+    if not isinstance(exponent, (int, np.integer)) or not 0 <= exponent < MOST.bit_length():
+        raise NoRule("** of a value that depends on query and key needs a constant exponent")
+    if _largest(x) ** int(exponent) > MOST:
+        raise NoRule(f"powers beyond {MOST} where query and key meet")
+    base = _absolute(pairs, a) if exponent % 2 == 0 else x
+    made_of = (np.multiply, (a, a)) if exponent == 2 else None
+    return Pair(pairs, base.lo**exponent, base.hi**exponent, 1, x.key, made_of=made_of)
+
+
+def _gcd(pairs: TilePairs, a: Any, b: Any) -> Pair:
+    """The greatest common divisor divides the difference too, and is as large as the larger number where one is 0.
+
+    These bounds rarely decide more than that it is large, so that it counts as what is not followed.
+    """
+    pairs.unfollowed.append("gcd of values where query and key meet, but for bounds of it")
+    x, y, apart = _absolute(pairs, a), _absolute(pairs, b), _absolute(pairs, _subtract(pairs, a, b))
+    hi = np.where((x.lo > 0) & (y.lo > 0), np.minimum(x.hi, y.hi), np.maximum(x.hi, y.hi))
+    hi = np.where(apart.lo > 0, np.minimum(hi, apart.hi), hi)
+    return Pair(pairs, np.minimum(np.maximum(x.lo, y.lo), 1), hi, 1, combine(x.key, y.key))
 
 
 def _largest(x: Pair) -> int:
@@ -82,18 +110,11 @@ def _largest(x: Pair) -> int:
 
 def _remainder(pairs: TilePairs, a: Any, m: Any) -> Pair:
     x = _constant_operand(pairs, a, m)
-    key = x.key if x.factors is None else combine(*(_residue_key(pairs, factor, m) for factor in x.factors))
+    key = residue_key(pairs, a, m)
     if x.step % m == 0:
         return Pair(pairs, x.lo % m, x.lo % m, 0, key)
     wraps = x.lo // m != x.hi // m
     return Pair(pairs, np.where(wraps, 0, x.lo % m), np.where(wraps, m - 1, x.hi % m), 1, key)
-
-
-def _residue_key(pairs: TilePairs, x: Any, m: int) -> np.ndarray | None:
-    """A key of tile pairs on which `x` is the same modulo `m` in every cell."""
-    if isinstance(x, OneSide) and pairs.with_keys:
-        return combine(*(of_box[x.box] for of_box in evaluate(np.remainder, (x.integers, m)).shape_and_base))
-    return _remainder(pairs, x, m).key
 
 
 def _floor_divide(pairs: TilePairs, a: Any, m: Any) -> Pair:
@@ -129,55 +150,76 @@ def _logical(operation: np.ufunc) -> Rule:
     return rule
 
 
-def _invert(pairs: TilePairs, a: Any) -> Pair:
+def _not(pairs: TilePairs, a: Any) -> Pair:
     x = truth(pairs, a)
     return boolean(pairs, 1 - x.hi, 1 - x.lo, x.key)
 
 
-def _followed(rule: Rule) -> Rule:
+def _followed(rule: Rule, ufunc: np.ufunc) -> Rule:
     """The rule's result, NoRule where its values grow out of what can be followed, or out of their dtype."""
 
     def checked(pairs: TilePairs, *operands: Any) -> Pair:
         result = rule(pairs, *operands)
         dtype = np.result_type(*(x.dtype if isinstance(x, Symbolic) else x for x in operands))
         within_range(result.lo, result.hi, dtype)
-        return replace(result, dtype=dtype)
+        return replace(result, dtype=dtype, made_of=result.made_of or (ufunc, operands))
 
     return checked
 
 
-_RULES: dict[np.ufunc, Rule] = {
-    np.add: _followed(_sum(1)),
-    np.subtract: _followed(_subtract),
-    np.multiply: _followed(_product),
-    np.negative: _followed(lambda pairs, a: _subtract(pairs, 0, a)),
+_OF_TRUTHS: dict[np.ufunc, Rule] = {
+    np.bitwise_and: _logical(np.minimum),
+    np.bitwise_or: _logical(np.maximum),
+    np.bitwise_xor: _compare(_not_equal),
+    np.logical_and: _logical(np.minimum),
+    np.logical_or: _logical(np.maximum),
+    np.logical_xor: _compare(_not_equal),
+    np.invert: _not,
+    np.logical_not: _not,
+}
+
+_COMPARISONS: dict[np.ufunc, Rule] = {
     np.less_equal: _compare(lambda d: (d.hi <= 0, d.lo <= 0)),
     np.less: _compare(lambda d: (d.hi < 0, d.lo < 0)),
     np.greater_equal: _compare(lambda d: (d.lo >= 0, d.hi >= 0)),
     np.greater: _compare(lambda d: (d.lo > 0, d.hi > 0)),
     np.equal: _compare(_equal),
     np.not_equal: _compare(_not_equal),
-    np.remainder: _followed(_remainder),
-    np.floor_divide: _followed(_floor_divide),
-    np.absolute: _followed(_absolute),
-    np.minimum: _followed(_extreme(np.minimum)),
-    np.maximum: _followed(_extreme(np.maximum)),
-    np.bitwise_and: _logical(np.minimum),
-    np.bitwise_or: _logical(np.maximum),
-    np.logical_and: _logical(np.minimum),
-    np.logical_or: _logical(np.maximum),
-    np.invert: _invert,
-    np.logical_not: _invert,
 }
 
+_ARITHMETIC: dict[np.ufunc, Rule] = {
+    np.add: _sum(1),
+    np.subtract: _subtract,
+    np.multiply: _product,
+    np.negative: lambda pairs, a: _subtract(pairs, 0, a),
+    np.remainder: _remainder,
+    np.floor_divide: _floor_divide,
+    np.absolute: _absolute,
+    np.minimum: _extreme(np.minimum),
+    np.maximum: _extreme(np.maximum),
+    np.square: lambda pairs, a: _power(pairs, a, 2),
+    np.power: _power,
+    np.gcd: _gcd,
+    np.invert: lambda pairs, a: _subtract(pairs, -1, a),
+    np.left_shift: lambda pairs, a, by: _product(pairs, a, shifted(by)),
+    np.right_shift: lambda pairs, a, by: _floor_divide(pairs, a, shifted(by)),
+    **{ufunc: partial(bitwise, ufunc) for ufunc in (np.bitwise_and, np.bitwise_or, np.bitwise_xor)},
+}
 
-def rule_of(ufunc: np.ufunc) -> Rule:
-    """What evaluates a ufunc on tiles; NoRule is raised where its result cannot be followed."""
-    return _RULES.get(ufunc) or _no_rule(ufunc)
+_OF_INTEGERS = _COMPARISONS | {ufunc: _followed(rule, ufunc) for ufunc, rule in _ARITHMETIC.items()}
 
 
-def _no_rule(ufunc: np.ufunc) -> Rule:
-    def rule(pairs: TilePairs, *operands: Any) -> Pair:
-        raise NoRule(f"{ufunc.__name__} of values where query and key meet")
+def rule_of(ufunc: np.ufunc, operands: tuple[Any, ...]) -> Rule:
+    """What evaluates a ufunc of such operands on tiles; NoRule is raised where its result cannot be followed."""
+    if ufunc in _OF_TRUTHS and all(map(is_truth, operands)):
+        return _OF_TRUTHS[ufunc]
+    if ufunc in _OF_INTEGERS and all(map(_is_integer, operands)):
+        return _OF_INTEGERS[ufunc]
+    if ufunc in FRACTIONS:
+        return FRACTIONS[ufunc]
+    raise NoRule(f"{ufunc.__name__} of values where query and key meet")
 
-    return rule
+
+def _is_integer(x: Any) -> bool:
+    """Whether an operand is a truth value or an integer, of any size."""
+    return isinstance(x, int) or np.dtype(getattr(x, "dtype", object)).kind in "biu"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import fields, replace
+from collections.abc import Callable, Hashable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from ._types import Plan
 __all__ = ["Sealed", "moved", "moved_plan", "seal", "sealed", "sealed_for", "validate"]
 
 
+Growth = Callable[[int], dict[str, Any]]
 MAX_CALLS = 64  # prepared for one plan
 
 
@@ -33,16 +34,20 @@ class Sealed(Plan):
     least : int or None
         The plan *moves*: at any number of keys from this one on it is the same, but for where the views of the last
         keys lie. See :func:`moved`. None: it does not.
+    growth : callable or None
+        It moves by growing between the ends of the sequence: the fields that differ at a number of keys. See
+        :class:`~spattn.schedule.growth.Growth`.
     """
 
     derived: dict[tuple[Hashable, ...], Any]
     derived_bytes: int
     calls: Recent
     least: int | None
+    growth: Growth | None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        vars(self).update(_nothing_made(), least=None)
+        vars(self).update(_nothing_made(), least=None, growth=None)
 
 
 def sealed(plan: Plan) -> Sealed:
@@ -81,15 +86,16 @@ def sealed_for(plan: Plan, batch: int, heads: int, q_len: int, kv_len: int) -> S
     return found
 
 
-def seal(plan: Plan, least: int | None) -> Plan:
-    """Says that a plan is sound, and from how many keys on it moves: the planner's own need no check. Returns it."""
+def seal(plan: Plan, least: int | None, growth: Growth | None) -> Plan:
+    """Says that a plan is sound, from how many keys on it moves, and whether it grows: the planner's own need no check.
+    Returns it."""
     vars(plan)["_sealed"] = copy = _copy(plan)
-    vars(copy)["least"] = least
+    vars(copy).update(least=least, growth=growth)
     return plan
 
 
 def moved(plan: Sealed, kv_len: int) -> Sealed:
-    """A plan that moves, at another number of keys. The views of its last keys are those that have an offset.
+    """A plan that moves, at another number of keys.
 
     Raises
     ------
@@ -99,18 +105,26 @@ def moved(plan: Sealed, kv_len: int) -> Sealed:
     if plan.least is None or kv_len < plan.least:
         goes = f"{plan.kv_len} keys" if plan.least is None else f"{plan.least} keys or more"
         raise ValueError(f"plan: expected {goes}, got {kv_len}")
-    views = plan.views.copy()
-    views["offset"] += np.where(views["offset"] > 0, kv_len - plan.kv_len, 0)
     made = object.__new__(Sealed)
     # Sealed plans may share array objects: nobody else holds them.
-    vars(made).update(vars(plan), kv_len=kv_len, views=frozen(views), **_nothing_made())
+    vars(made).update(vars(plan), **_changed(plan, kv_len), **_nothing_made())
+    vars(made).pop("tiles", None)  # which is computed when it is asked for
     return made
+
+
+def _changed(plan: Sealed, kv_len: int) -> dict[str, Any]:
+    """The fields that depend on the number of keys. The views of the last keys are those that have an offset."""
+    if plan.growth is not None:
+        return plan.growth(kv_len)
+    views = plan.views.copy()
+    views["offset"] += np.where(views["offset"] > 0, kv_len - plan.kv_len, 0)
+    return {"kv_len": kv_len, "views": frozen(views)}
 
 
 def moved_plan(plan: Plan, kv_len: int) -> Plan:
     """The same of a plan that anybody may hold."""
     own = moved(sealed(plan), kv_len)
-    made = replace(plan, kv_len=kv_len, views=own.views)
+    made = Plan(*(getattr(own, field.name) for field in fields(Plan)))
     vars(made)["_sealed"] = own
     return made
 

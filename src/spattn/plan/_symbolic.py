@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -81,11 +81,23 @@ class Symbolic(NDArrayOperatorsMixin):
         from ._rules import rule_of  # which are of symbols, and planning alone needs
 
         try:
-            return rule_of(ufunc)(first.pairs, *inputs)
+            return rule_of(ufunc, inputs)(first.pairs, *inputs)
         except NoRule as reason:
             return _unfollowed(first.pairs, ufunc, inputs, reason)
 
-    def leave_open(self, pattern: Pattern, k: Any, error: TypeError) -> Pair:
+    def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from ._functions import FUNCTIONS
+
+        followed = FUNCTIONS.get(function)
+        return NotImplemented if followed is None else followed(*args, **kwargs)
+
+    def astype(self, dtype: Any) -> Symbolic:
+        """As an array's method."""
+        from ._functions import converted
+
+        return converted(self, dtype)
+
+    def leave_open(self, pattern: Pattern, k: Any, error: Exception) -> Pair:
         """`pattern`, whose predicate raised `error` for this query and the key `k`, undecided on every tile.
 
         A predicate that raises it for positions too, of which a few are tried, is itself at fault.
@@ -105,12 +117,9 @@ class Symbolic(NDArrayOperatorsMixin):
 
     def contains(self, table: BlockTable, a: Any, b: Any) -> Symbolic:
         """Two-sided look-up in a BlockTable."""
-        pairs = self.pairs
-        if isinstance(a, OneSide) and isinstance(b, OneSide) and a.box is b.box:
-            return OneSide(pairs, a.box, Cells.listed(table.contains(a.cells.values, b.cells.values)))
-        x, y = as_pair(pairs, a), as_pair(pairs, b)
-        lo, hi = table.all_in(x.lo, x.hi, y.lo, y.hi), table.any_in(x.lo, x.hi, y.lo, y.hi)
-        return boolean(pairs, lo, hi, _excerpt_key(table, a, b, x, y))
+        from ._excerpts import looked_up
+
+        return looked_up(self.pairs, table, a, b)
 
     @property
     def is_truth(self) -> bool:
@@ -165,7 +174,8 @@ class OneSide(Symbolic):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pair(Symbolic):
-    """A value that depends on both sides: known as an interval and a key for every tile pair."""
+    """A value that depends on both sides: known as an interval and a key for every tile pair. The ends of fractions are
+    float64, not finite where they are unknown."""
 
     pairs: TilePairs
     lo: np.ndarray
@@ -173,8 +183,8 @@ class Pair(Symbolic):
     step: int
     key: np.ndarray | None
     dtype: np.dtype = _INT64
-    factors: tuple[Any, Any] | None = None
-    """What a product is of: its remainders depend on those of its factors alone."""
+    made_of: tuple[np.ufunc, tuple[Any, ...]] | None = None
+    """The operation and its operands: remainders of some results depend on those of the operands alone."""
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> NoReturn:
         raise TypeError("apply(): expected positions of one side, got a value that depends on query and key")
@@ -182,6 +192,8 @@ class Pair(Symbolic):
     def member(self, table: np.ndarray) -> Pair:
         """Whether each cell is in the sorted `table`: decided by how many members the interval holds."""
         inside = np.searchsorted(table, self.hi, side="right") - np.searchsorted(table, self.lo, side="left")
+        if self.dtype.kind == "f":  # between two members lie fractions that are none
+            return boolean(self.pairs, np.zeros(len(inside)), inside > 0, self.key)
         return boolean(self.pairs, inside == self.hi - self.lo + 1, inside > 0, self.key)
 
     def rank(self, table: np.ndarray) -> Pair:
@@ -231,8 +243,16 @@ def _width(key: np.ndarray) -> int:
 
 
 def as_pair(pairs: TilePairs, x: Any) -> Pair:
-    """Any operand as a Pair; NoRule where it is none."""
+    """Any operand as a Pair of int64; NoRule where it is none."""
+    value = _operand(pairs, x)
+    return value if value.lo.dtype == _INT64 else replace(value, lo=value.lo.astype(_INT64), hi=value.hi.astype(_INT64))
+
+
+def _operand(pairs: TilePairs, x: Any) -> Pair:
+    """Any operand as a Pair of integers, a truth value as one of int8; NoRule where it is none."""
     if isinstance(x, Pair):
+        if x.dtype.kind == "f":
+            raise NoRule(f"{x.dtype} values where query and key meet")
         return x
     if isinstance(x, Unfollowed):
         raise NoRule(pairs.unfollowed[-1])
@@ -242,7 +262,8 @@ def as_pair(pairs: TilePairs, x: Any) -> Pair:
             raise NoRule(f"the number {x} where query and key meet")
         value = np.full(count, int(x), dtype=np.int64)
         return Pair(pairs, value, value, 0, np.zeros(count, dtype=np.int64) if pairs.with_keys else None)
-    lo, hi = (bound[x.box] for bound in x.bounds)
+    own = np.int8 if x.is_truth else np.int64
+    lo, hi = (bound.astype(own, copy=False)[x.box] for bound in x.bounds)
     key = None
     if pairs.with_keys:
         shape, base = x.integers.shape_and_base
@@ -252,7 +273,7 @@ def as_pair(pairs: TilePairs, x: Any) -> Pair:
 
 def boolean(pairs: TilePairs, always: np.ndarray, never_not: np.ndarray, key: np.ndarray | None) -> Pair:
     """A truth value; tiles on which it is decided share two keys."""
-    lo, hi = always.astype(np.int64), never_not.astype(np.int64)
+    lo, hi = always.astype(np.int8, copy=False), never_not.astype(np.int8, copy=False)
     if key is not None:
         key = np.where(lo == hi, lo, key + 2)
     return Pair(pairs, lo, hi, 1, key, _BOOL)
@@ -269,37 +290,25 @@ def _unfollowed(pairs: TilePairs, ufunc: np.ufunc, operands: tuple[Any, ...], re
     pairs.unfollowed.append(str(reason))
     key = None
     if pairs.with_keys:
-        key = functools.reduce(combine, (_cell_key(x) for x in operands if isinstance(x, Symbolic)))
+        key = functools.reduce(combine, (cell_key(x) for x in operands if isinstance(x, Symbolic)))
     with np.errstate(all="ignore"):
         dtype = ufunc(*(np.ones(1, x.dtype) if isinstance(x, Symbolic) else x for x in operands)).dtype
     return undecided(pairs, key) if dtype == _BOOL else Unfollowed(pairs, key, dtype)
 
 
-def _cell_key(x: Any) -> np.ndarray | None:
+def cell_key(x: Any) -> np.ndarray | None:
     """A key of tile pairs on which `x` is the same in every cell."""
     return combine(*(of_box[x.box] for of_box in x.cells.shape_and_base)) if isinstance(x, OneSide) else x.key
 
 
+def is_truth(x: Any) -> bool:
+    """Whether an operand is a truth value."""
+    return isinstance(x, (bool, np.bool_)) or bool(getattr(x, "is_truth", False))
+
+
 def truth(pairs: TilePairs, x: Any) -> Pair:
     """A truth value as a Pair; NoRule for integers, whose bits intervals do not describe."""
-    value = as_pair(pairs, x)
-    if isinstance(x, (bool, np.bool_)) or getattr(x, "is_truth", False):
+    value = _operand(pairs, x)
+    if is_truth(x):
         return value
     raise NoRule("&, | and ~ of integers that depend on query and key")
-
-
-def _excerpt_key(table: BlockTable, a: Any, b: Any, x: Pair, y: Pair) -> np.ndarray | None:
-    """Key of a table look-up: tiles that see equal excerpts of the table, through indices of equal shape, are equal.
-
-    Excerpts of up to 62 cells are compared; larger ones are told apart by where they lie.
-    """
-    if not x.pairs.with_keys:
-        return None
-    height, width = (int((side.hi - side.lo).max(initial=0)) + 1 for side in (x, y))
-    if height * width > 62 or not (isinstance(a, OneSide) and isinstance(b, OneSide)):
-        return combine(x.key, y.key)
-    excerpt = np.zeros(len(x.lo), dtype=np.int64)
-    for row, column in np.ndindex(height, width):
-        excerpt = 2 * excerpt + table.contains(x.lo + row, y.lo + column)
-    shapes = combine(a.integers.shape_and_base[0][a.box], b.integers.shape_and_base[0][b.box])
-    return combine(shapes, np.unique(excerpt, return_inverse=True)[1].reshape(-1))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,13 +11,12 @@ from .._ragged import ramp
 from ..patterns import Lattice, Pattern
 from ..patterns._predicate import allowed as allowed_pairs
 from ._budget import Budget
-from ._cells import Cells, distinct
-from ._search import Found, cut_view, search
-from ._symbolic import TilePairs, combine
+from ._search import Found, alike, cut_view, search
 from ._types import grid_of, padded_before, positions, real_extents
 
 _BOX_BYTES = 96  # of a box of either view
-_TILES_AT_ONCE = 64  # tiles evaluated cell by cell at once
+_TILES_AT_ONCE = 128  # tiles evaluated cell by cell at once
+_FEW = 32  # tiles of keys beside one of queries, as a box of queries has them
 
 
 class Tiles(NamedTuple):
@@ -44,8 +42,10 @@ class Masks:
     def add(self, masks: np.ndarray) -> np.ndarray:
         """The number of each of `masks`, n · block_q · words numbers of uint64."""
         known, content, size = self._number, masks.tobytes(), 8 * math.prod(self.shape)
-        numbers = [known.setdefault(content[at : at + size], len(known)) for at in range(0, len(content), size)]
-        self._budget.need(size * len(known))
+        numbers = []
+        for at in range(0, len(content), size):
+            numbers.append(known.setdefault(content[at : at + size], len(known)))
+            self._budget.need(size * len(known))
         return np.array(numbers, np.int32)
 
     def find(self, mask: np.ndarray, rows: np.ndarray) -> int | None:
@@ -99,13 +99,15 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
         from ._listed import tiles_of_pairs  # which few patterns need
 
         return tiles_of_pairs(pattern, query, key, shift, masks, budget)
-    # A single tile is sooner evaluated than searched for.
-    single = int(query["tiles"]) == int(key["tiles"]) == 1
-    found = Found(np.zeros((3, 0), np.int64), np.zeros((2, 1), np.int64))
-    found = found if single else _without_padding(search(pattern, query, key, shift, budget), key)
+    # A few tiles are sooner evaluated than searched for.
+    few = int(query["tiles"]) == 1 and int(key["tiles"]) <= _FEW
+    every = np.arange(int(key["tiles"])) if few else np.zeros(0, np.int64)
+    pairs = np.stack([np.zeros_like(every), every])
+    found = Found(np.zeros((3, 0), np.int64), pairs, pairs, every)
+    found = found if few else _without_padding(search(pattern, query, key, shift, budget), key)
     budget.need_runs(found.runs.shape[1])
-    first, kinds = (np.zeros(1, np.int64),) * 2 if single else _kinds(pattern, query, key, shift, found.open)
-    numbers = _evaluate(pattern, query, key, shift, found.open[:, first], masks)[kinds]
+    first, kinds = (every, every) if few else _kinds(pattern, query, key, shift, found.samples)
+    numbers = _evaluate(pattern, query, key, shift, found.samples[:, first], masks)[kinds[found.sample]]
     kept = numbers > _EMPTY
     (q_run, k_run, length), (q_open, k_open) = found.runs, found.open[:, kept]
     count = np.concatenate([length, np.ones(len(q_open), np.int64)])
@@ -145,12 +147,16 @@ def _without_padding(found: Found, key: np.void) -> Found:
         return found
     own, row = high - low, query * int(key["tiles"])  # row: where the numbers of all tile pairs of a query tile start
     tiles = padded[np.repeat(low, own) + ramp(own)]
-    open_ = np.concatenate([found.open, np.stack([np.repeat(query, own), tiles])], axis=1)
+    more = np.stack([np.repeat(query, own), tiles])
+    open_, samples = (np.concatenate([pairs, more], axis=1) for pairs in (found.open, found.samples))
+    sample = np.append(found.sample, found.samples.shape[1] + np.arange(len(tiles)))
     tiles += np.repeat(row, own)
     # What is left of runs lies between padded tiles: sorted, every start meets its own end.
     starts, stops = np.sort(np.stack([np.append(row + first, tiles + 1), np.append(tiles, row + first + length)]))
     kept = stops > starts
-    return Found(np.stack([*np.divmod(starts[kept], int(key["tiles"])), (stops - starts)[kept]]), open_)
+    return Found(
+        np.stack([*np.divmod(starts[kept], int(key["tiles"])), (stops - starts)[kept]]), open_, samples, sample
+    )
 
 
 def _kinds(
@@ -159,18 +165,12 @@ def _kinds(
     """Groups tile pairs whose bitmasks are equal: (one pair of each group, group of each pair)."""
     if not pairs.size:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    q_cells, k_cells = Cells.of_view(query, shift), Cells.of_view(key)
-    tile_pairs = TilePairs(q_cells, k_cells, pairs[0], pairs[1], with_keys=True)
-    content: Any = tile_pairs.evaluate(pattern).key  # never None: these pairs have keys
-    padding = q_cells.kind[pairs[0]] * len(k_cells.table) + k_cells.kind[pairs[1]]
-    key_of: Any = combine(content, padding)
-    first, kinds = distinct(key_of)
-    if tile_pairs.unfollowed:
-        warnings.warn(
-            f"{pattern!r}: allows() cannot be evaluated on whole tiles ({tile_pairs.unfollowed[0]}); planning "
-            f"evaluates every cell of {len(first)} tiles",
-            stacklevel=2,
-        )
+    first, kinds, unfollowed = alike(pattern, query, key, shift, pairs)
+    if unfollowed:
+        from ._undecided import announce  # which few patterns need
+
+        cells = math.prod([*query["box"].tolist(), *key["box"].tolist()])
+        announce(pattern, unfollowed[0], len(first), len(first) * cells)
     return first, kinds
 
 
@@ -190,14 +190,15 @@ def _evaluate(
         allowed = allowed_pairs(pattern, (q + shift)[:, :, None], k[:, None, :])
         allowed = np.broadcast_to(allowed, (len(part), block_q, words * 64)) & k_valid[:, None, :]
         packed = np.packbits(allowed, axis=2, bitorder="little").view("<u8").astype(np.uint64)
-        real = allowed & q_valid[:, :, None]
-        whole = allowed.all(axis=(1, 2)) | (real.all(axis=2) | ~q_valid).all(axis=1)
-        for n, bits, rows, any_, all_ in zip(part, packed, q_valid, real.any(axis=(1, 2)), whole, strict=True):
-            if not any_ or all_:
-                numbers[n] = -1 if all_ else _EMPTY
-            else:
-                found = masks.find(bits, rows)
-                numbers[n] = masks.add(bits)[0] if found is None else found
+        some = (packed.any(axis=2) & q_valid).any(axis=1)
+        whole = packed == ~np.uint64(0)
+        whole = whole.all(axis=(1, 2)) | (whole.all(axis=2) | ~q_valid).all(axis=1)
+        numbers[part] = np.where(whole, -1, _EMPTY)
+        partial, real = some & ~whole, q_valid.all(axis=1)
+        numbers[part[partial & real]] = masks.add(packed[partial & real])
+        for n in np.nonzero(partial & ~real)[0]:
+            found = masks.find(packed[n], q_valid[n])
+            numbers[part[n]] = masks.add(packed[n])[0] if found is None else found
     return numbers
 
 

@@ -79,7 +79,8 @@ def join_shares(shares: list[Share], block_q: int) -> Items:
         raise ValueError(f"pattern: expected at most {LARGEST} rows of workspace, got {rows}; use fewer workers")
 
     def joined(name: str) -> np.ndarray:
-        return np.concatenate([getattr(share, name) for share in shares])
+        arrays = [getattr(share, name) for share in shares]
+        return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
     return Items(
         frozen(joined("work")),
@@ -118,14 +119,14 @@ def _share(tiled: Tiled, first: int, last: int, q_len: int, block_q: int, worker
     return cut_lists(Lists(component, query_tile, begin, end, where), tiles, q_len, block_q, workers)
 
 
-def cut_lists(lists: Lists, tiles: int, q_len: int, block_q: int, workers: int) -> Share:
-    """The items of lists that have so many tiles in all.
+def cut_lists(lists: Lists, tiles: int, q_len: int, block_q: int, workers: int, least: int | np.ndarray = 1) -> Share:
+    """The items of lists that have so many tiles in all, each list in at least `least` pieces.
 
     A list stays whole, and its item writes the output itself, when nobody else touches its rows.
     """
     component, query_tile, begin, end, where = lists
     longest = max(_SHORTEST_PIECE, 1 << (tiles // (_PIECES_PER_WORKER * workers)).bit_length())
-    pieces = -(-(end - begin) // longest)
+    pieces = np.maximum(-(-(end - begin) // longest), np.minimum(least, end - begin))
     shared = _meeting(where, len(begin), q_len) | (pieces > 1)
     work = _pieces(component, query_tile, begin, end, pieces, shared)
     rows, counts, sources = _merges(where, pieces, shared, q_len, block_q)
@@ -182,7 +183,7 @@ def _merges(
     following = np.zeros(1 + q_len, np.int32)  # the sources of each row, then where its next one goes
     for place in where:
         place.rows(following[1:])[...] += place.of_lists(own, 0)
-    counts = following[1:][merged]
+    counts = following[1:][~written]
     np.cumsum(following, out=following)
     sources = np.zeros(int(following[-1]), np.int32)
     slot = np.cumsum(own) - own
@@ -197,8 +198,10 @@ def _merges(
 
 def _fill(sources: np.ndarray, at: np.ndarray, count: np.ndarray, first: np.ndarray, step: int) -> None:
     """Writes the `count` sources of each of some rows, `step` apart, from place `at` on."""
-    some = np.nonzero(count.ravel())[0]
-    at, count, first = (column.ravel()[some] for column in (at, count, first))
+    at, count, first = (column.ravel() for column in (at, count, first))
+    if not count.all():
+        some = np.nonzero(count)[0]
+        at, count, first = (column[some] for column in (at, count, first))
     sources[at] = first
     several = np.nonzero(count > 1)[0]
     count = count[several]

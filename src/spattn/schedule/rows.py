@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ..plan._build import repeats
+from ..plan._parts import repeats
 from ..plan._types import AXES
 
 __all__ = ["Place", "places"]
@@ -68,13 +68,15 @@ class Place(NamedTuple):
 
     def cells(self) -> np.ndarray:
         """(*axes) int32: the number of each row among the cells of its list."""
-        found = self.of_tiles(np.broadcast_to(self.cell.astype(np.int32), (self.copies, len(self.cell))))
+        found: np.ndarray = np.zeros((1,) * (1 + AXES), np.int32)
+        if self.cell.any():
+            found = self.of_tiles(np.broadcast_to(self.cell.astype(np.int32), (self.copies, len(self.cell))))
         sizes = np.append(np.cumprod(self.view["box"][:0:-1])[::-1], 1).astype(np.int32)  # cells from one to the next
         for axis, (_, extent, box, number) in enumerate(self._axes):
             if box > 1:
-                inside = np.arange(extent, dtype=np.int32) % box * sizes[number - 1]
+                inside = np.resize(np.arange(box, dtype=np.int32) * sizes[number - 1], extent)
                 found = found + inside.reshape(-1, *(1,) * (AXES - axis))
-        return found
+        return np.broadcast_to(found, [extent for _, extent, _, _ in self._axes])
 
     @property
     def _axes(self) -> list[tuple[int, int, int, int]]:

@@ -1,8 +1,8 @@
 """The two passes of a backward that owns what it writes: by rows of queries for dQ, by rows of keys for dK and dV.
 
-Both are lists of *slabs*: consecutive cells of a tile, `side` of a query tile or 64 of a key tile, the rows and columns
-that a group of threads multiplies at once. An item has a few slabs as its rows and visits a list of slabs of the other
-kind as columns. The pass by keys is the plan's transpose.
+Both are lists of *slabs*: `side` cells of a query tile, consecutive ones or those of a :class:`Cut`, or 64 consecutive
+cells of a key tile, the rows and columns that a group of threads multiplies at once. An item has a few slabs as its
+rows and visits a list of slabs of the other kind as columns. The pass by keys is the plan's transpose.
 """
 
 from __future__ import annotations
@@ -18,9 +18,22 @@ from ..plan._types import Plan, TileLists, tile_lists
 from .finishers import Merges
 from .items import Items, Lists, Share, cut_lists, join_shares
 from .roles import roles
+from .rounds import cut_for_rounds
 from .rows import Place
 
-__all__ = ["EMPTY", "FULL", "KEYS", "SLAB_ENTRY", "SLAB_WORK", "Pass", "by_keys", "by_queries", "slab_masks"]
+__all__ = [
+    "EMPTY",
+    "FULL",
+    "KEYS",
+    "SLAB_ENTRY",
+    "SLAB_WORK",
+    "Cut",
+    "Pass",
+    "SlabMasks",
+    "by_keys",
+    "by_queries",
+    "slab_masks",
+]
 
 KEYS = 64  # of a slab
 FULL, EMPTY = -1, -2  # numbers of masks that need no bits
@@ -29,6 +42,49 @@ SLAB_WORK = np.dtype([(name, "i4") for name in ("view", "tile", "begin", "end", 
 [begin, end), for each of `heads` query heads; `slot` as in a plan. `columns` is the first view of its columns."""
 SLAB_ENTRY = np.dtype([(name, "i4") for name in ("view", "tile", "part", "head")])
 """Slab `part` of a tile; the view counts from the item's `columns`, the head from the item's first query head."""
+
+
+class Cut(NamedTuple):
+    """How query tiles are cut into slabs.
+
+    Attributes
+    ----------
+    side : int
+        Queries of a slab.
+    orders : (n, block_q) int array
+        The cells of a tile, slab after slab.
+    of_view : (views,) int array
+        The number of each view's order.
+    """
+
+    side: int
+    orders: np.ndarray
+    of_view: np.ndarray
+
+    @classmethod
+    def consecutive(cls, plan: Plan, side: int) -> Cut:
+        """Slabs of consecutive cells."""
+        return cls(side, np.arange(plan.block_q)[None], np.zeros(len(plan.views), np.int64))
+
+
+class SlabMasks(NamedTuple):
+    """Bitmasks of pairs of slabs.
+
+    Attributes
+    ----------
+    numbers : (orders, masks + 1, query slabs of a tile, key slabs of a tile) int32 array
+        The number of each pair's bits, `FULL` or `EMPTY`; the last mask is mask -1.
+    bits : (n, side, 64) bool array
+    cut : Cut
+    """
+
+    numbers: np.ndarray
+    bits: np.ndarray
+    cut: Cut
+
+    def of(self, query_view: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """The numbers of tiles of some query views with some masks."""
+        return self.numbers[self.cut.of_view[query_view], mask]
 
 
 @dataclass(frozen=True)
@@ -43,7 +99,7 @@ class Pass:
         As in a plan; of a pass by keys the variants are of key-value heads.
     entries : (entries,) array of SLAB_ENTRY
     masks : (entries, slabs) int32 array
-        For each slab of the rows, the number of its bitmask in :func:`slab_masks`, `FULL` or `EMPTY`.
+        For each slab of the rows, the number of its bitmask in :class:`SlabMasks`, `FULL` or `EMPTY`.
     merges : Merges
         Sums that are left, of workspace rows ``slot * rows of an item + row``.
     kv_len : int
@@ -68,29 +124,23 @@ class _Visits(NamedTuple):
     entry: np.ndarray
 
 
-def slab_masks(plan: Plan, side: int) -> tuple[np.ndarray, np.ndarray]:
-    """Bitmasks of pairs of slabs.
-
-    Returns
-    -------
-    numbers : (masks + 1, query slabs of a tile, key slabs of a tile) int32 array
-        The number of each pair's bits, `FULL` or `EMPTY`; the last row is that of mask -1.
-    bits : (n, side, 64) bool array
-    """
+def slab_masks(plan: Plan, cut: Cut) -> SlabMasks:
+    """The bitmasks of a plan's tiles, cut into those of slabs."""
     count, block_q, words = plan.masks.shape
     little = np.ascontiguousarray(plan.masks).astype("<u8").view(np.uint8)
-    bits = np.unpackbits(little, bitorder="little").reshape(count, block_q // side, side, words, KEYS)
-    bits = bits.transpose(0, 1, 3, 2, 4).astype(bool)
-    numbers = np.arange(count * (block_q // side) * words, dtype=np.int32).reshape(count, block_q // side, words)
-    numbers[bits.all(axis=(3, 4))] = FULL
-    numbers[~bits.any(axis=(3, 4))] = EMPTY
-    last = np.full((1, block_q // side, words), FULL, np.int32)
-    return np.concatenate([numbers, last]), bits.reshape(-1, side, KEYS)
+    rows = np.unpackbits(little, bitorder="little").reshape(count, block_q, words, KEYS)
+    slabs = block_q // cut.side
+    bits = rows[:, cut.orders].swapaxes(0, 1).reshape(len(cut.orders), count, slabs, cut.side, words, KEYS)
+    bits = bits.swapaxes(3, 4).astype(bool)
+    numbers = np.arange(bits[..., 0, 0].size, dtype=np.int32).reshape(bits.shape[:4])
+    numbers[bits.all(axis=(4, 5))] = FULL
+    numbers[~bits.any(axis=(4, 5))] = EMPTY
+    last = np.full((len(numbers), 1, slabs, words), FULL, np.int32)
+    return SlabMasks(np.concatenate([numbers, last], axis=1), bits.reshape(-1, cut.side, KEYS), cut)
 
 
-def by_queries(plan: Plan, side: int) -> Pass:
+def by_queries(plan: Plan, cut: Cut) -> Pass:
     """The plan's own items, with key slabs as columns."""
-    numbers, _ = slab_masks(plan, side)
     parts = plan.block_kv // KEYS
     components = plan.components[plan.work["component"]]
     work = np.zeros(len(plan.work), SLAB_WORK)
@@ -101,14 +151,37 @@ def by_queries(plan: Plan, side: int) -> Pass:
     entries = np.zeros(len(lists.indices) * parts, SLAB_ENTRY)
     entries["view"], entries["tile"] = np.repeat(lists.key_view, parts), np.repeat(lists.indices, parts)
     entries["part"] = np.tile(np.arange(parts), len(lists.indices))
-    masks = numbers[lists.mask].transpose(0, 2, 1).reshape(len(entries), plan.block_q // side)
-    merges = Merges(plan.merge_rows, plan.merge_indptr, plan.merge_sources, plan.merge_variants)
+    query_view = plan.components["query_view"][np.repeat(roles(plan)[2], np.diff(lists.indptr))]
+    numbers = slab_masks(plan, cut).of(query_view, lists.mask)
+    masks = numbers.transpose(0, 2, 1).reshape(len(entries), plan.block_q // cut.side)
+    merges = Merges(plan.merge_rows, plan.merge_indptr, _sources(plan, cut), plan.merge_variants)
     return Pass(
         frozen(work), plan.work_indptr, plan.variant, plan.slots, frozen(entries), frozen(masks), merges, plan.kv_len
     )
 
 
-def by_keys(plan: Plan, batch: int, heads_q: int, heads_kv: int, side: int, together: int, workers: int) -> Pass:
+def _sources(plan: Plan, cut: Cut) -> np.ndarray:
+    """The sources of a plan's merges, whose items have their rows slab after slab."""
+    query_view = plan.components["query_view"][plan.work["component"]]
+    variant = np.repeat(np.arange(plan.variants), np.diff(plan.work_indptr))
+    order = np.zeros((plan.variants, plan.slots + 1), np.int64)  # of items by variant and slot; those without one last
+    order[variant, plan.work["slot"]] = cut.of_view[query_view]
+    of_variant = np.diff(plan.merge_indptr[plan.merge_variants])
+    slot, cell = np.divmod(plan.merge_sources, plan.block_q)
+    place = np.argsort(cut.orders, axis=1)[order[np.repeat(np.arange(plan.variants), of_variant), slot], cell]
+    return frozen((slot * plan.block_q + place).astype(np.int32))
+
+
+def by_keys(
+    plan: Plan,
+    batch: int,
+    heads_q: int,
+    heads_kv: int,
+    cut: Cut,
+    together: int,
+    workers: int,
+    rounds: int | None = None,
+) -> Pass:
     """The transpose: for every `together` key tiles the query slabs that visit them.
 
     The heads of a group are one after the other in an item, so that their sums have a fixed order. Lists of all
@@ -116,26 +189,27 @@ def by_keys(plan: Plan, batch: int, heads_q: int, heads_kv: int, side: int, toge
 
     Parameters
     ----------
-    side : int
-        Queries of a slab.
     together : int
         Key tiles of an item.
     workers : int
         How many share the work of one key-value head: long lists are split.
+    rounds : int, optional
+        How many take the items of all heads, one after the other: some are split so that these workers end together.
     """
     groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
     alike = bool((groups == groups[:, :1]).all())
     repeat = heads_q // heads_kv if alike else 1
     kinds, kind = np.unique(groups[:, :1] if alike else groups, axis=0, return_inverse=True)
     views = _first_equal(plan.views, roles(plan)[1])
-    numbers, _ = slab_masks(plan, side)
+    slabs = slab_masks(plan, cut)
     shares: list[Share] = []
     work: list[np.ndarray] = []
     entries: list[np.ndarray] = []
     masks: list[np.ndarray] = []
     first = 0
     for variants in kinds:
-        share, own, columns, own_masks = _transpose(plan, variants, views, numbers, together, repeat, workers)
+        taken = None if rounds is None or len(kinds) > 1 else (batch * heads_kv, rounds)
+        share, own, columns, own_masks = _transpose(plan, variants, views, slabs, together, repeat, workers, taken)
         for name in ("begin", "end"):
             own[name] += first
         first += len(columns)
@@ -160,10 +234,11 @@ def _transpose(
     plan: Plan,
     variants: np.ndarray,
     canonical: np.ndarray,
-    numbers: np.ndarray,
+    slabs: SlabMasks,
     together: int,
     repeat: int,
     workers: int,
+    taken: tuple[int, int] | None,
 ) -> tuple[Share, np.ndarray, np.ndarray, np.ndarray]:
     """(share, work, entries, masks) of key-value heads whose query heads have these variants, one after the other."""
     listed = tile_lists(plan)
@@ -172,11 +247,11 @@ def _transpose(
     component, query_tile, entry = (np.concatenate(column) for column in zip(*visits, strict=True))
     relative, tile = listed.key_view[entry], listed.indices[entry]
     view = canonical[plan.components["key_view"][component] + relative]
-    parts_q, parts_kv = numbers.shape[1:]
+    parts_q, parts_kv = slabs.numbers.shape[2:]
     # One element for each pair of slabs.
     pair = np.repeat(np.arange(len(entry)), parts_q * parts_kv)
     part_q, part_kv = np.divmod(np.tile(np.arange(parts_q * parts_kv), len(entry)), parts_kv)
-    number = numbers[listed.mask[entry]].reshape(-1)
+    number = slabs.of(plan.components["query_view"][component], listed.mask[entry]).reshape(-1)
     kept = number != EMPTY
     pair, part_q, part_kv, number = pair[kept], part_q[kept], part_kv[kept], number[kept]
     row, slab = tile[pair] // together, tile[pair] % together * parts_kv + part_kv
@@ -198,7 +273,8 @@ def _transpose(
     entries["tile"], entries["part"], entries["head"] = query_tile[pair[at]], part_q[at], head[pair[at]]
     begin = place[differs[0]]
     lists = sorted_columns[:2, differs[0]] * [[1], [-1]]
-    share = _share(plan, lists, begin, len(entries), together, workers)
+    least = 1 if taken is None else cut_for_rounds(np.diff(begin, append=len(entries)), *taken)
+    share = _share(plan, lists, begin, len(entries), together, workers, least)
     work = np.zeros(len(share.work), SLAB_WORK)
     work["view"], work["tile"] = lists[0, share.work["component"]], lists[1, share.work["component"]] * together
     work["heads"] = repeat
@@ -207,7 +283,15 @@ def _transpose(
     return share, work, entries, masks
 
 
-def _share(plan: Plan, lists: np.ndarray, begin: np.ndarray, entries: int, together: int, workers: int) -> Share:
+def _share(
+    plan: Plan,
+    lists: np.ndarray,
+    begin: np.ndarray,
+    entries: int,
+    together: int,
+    workers: int,
+    least: int | np.ndarray,
+) -> Share:
     """The items of lists of (view, number of its `together` tiles)."""
     end, number = np.append(begin[1:], entries), np.arange(len(begin))
     where = []
@@ -215,7 +299,7 @@ def _share(plan: Plan, lists: np.ndarray, begin: np.ndarray, entries: int, toget
         own = np.nonzero(lists[0] == view)[0]
         where.append(_place(plan.views[view], lists[1][own], own, together, plan.block_kv))
     listed = Lists(number, np.zeros_like(number), begin, end, where)
-    return cut_lists(listed, entries, plan.kv_len, together * plan.block_kv, workers)
+    return cut_lists(listed, entries, plan.kv_len, together * plan.block_kv, workers, least)
 
 
 def _place(view: np.void, row: np.ndarray, number: np.ndarray, together: int, block: int) -> Place:
@@ -239,7 +323,8 @@ def _visits(plan: Plan, lists: TileLists, variant: int) -> _Visits:
 
 
 def _first_equal(views: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """For each of the views `used` the first of them that equals it; others, which no kernel knows, stay what they are."""
+    """For each of the views `used` the first of them that equals it; others, which no kernel knows, stay what they
+    are."""
     names = "offset", "stride", "extent", "box"
     table = np.column_stack([views[name][used] for name in names])
     _, first, same = np.unique(table, axis=0, return_index=True, return_inverse=True)

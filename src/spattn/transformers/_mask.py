@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers.masking_utils import causal_mask_function
 
-from ..patterns import Causal, Full, KeyPadding, Pattern, QueriesAt, from_mask_mod
+from ..patterns import Causal, Full, KeyPadding, Pattern, PerBatch, QueriesAt, Sinks, from_mask_mod
 from ._functions import both, known_pattern, packed_positions
 from ._restriction import renumbered, restriction
 
@@ -83,7 +83,7 @@ def pattern_mask(
         pattern = placed(both(known, own))
     valid = _valid(attention_mask, kv_offset, kv_len)
     if valid is not None:
-        pattern = both(pattern, KeyPadding(valid))
+        pattern = both(pattern, _padding(valid))
     return PatternMask(pattern, kv_len, (batch_size, 1, q_length, kv_length), device)
 
 
@@ -109,3 +109,14 @@ def _valid(attention_mask: torch.Tensor | None, kv_offset: int, kv_len: int) -> 
     given = attention_mask[:, kv_offset : kv_offset + kv_len].cpu().numpy()
     valid = np.pad(given, ((0, 0), (0, kv_len - given.shape[1])))
     return None if valid.all() else valid
+
+
+def _padding(valid: np.ndarray) -> Pattern:
+    """The pattern of keys that are no padding.
+
+    Padding on the left, as generation has it, is said without a length: every step has the pattern of the step before.
+    """
+    padding = valid.argmax(axis=1)
+    if (valid.sum(axis=1) + padding < valid.shape[1]).any():
+        return KeyPadding(valid)
+    return PerBatch(tuple(~Sinks(int(tokens)) for tokens in padding))

@@ -20,6 +20,7 @@ class Launch:
         stream: int,
         counter_at: int | None = None,
         moving: Moving | None = None,
+        early: bool = False,
     ) -> None: ...
 
 def start(launches: list[Launch], next_counter: Callable[[], int] | None = None, moved: int = 0) -> None: ...

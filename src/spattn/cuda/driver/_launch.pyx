@@ -17,6 +17,13 @@ ctypedef int (*LaunchKernelEx)(const void* config, void* function, void** parame
 
 cdef enum:
     ALIGNMENT = 64  # of a tensor map
+    EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+
+
+cdef struct Attribute:
+    # CUlaunchAttribute of cuda.h, whose union takes 64 bytes.
+    int number, unused
+    int value[16]
 
 
 cdef struct Config:
@@ -90,9 +97,13 @@ cdef class Launch:
         Where in `params` the address of a work counter stands, another one each time.
     moving : Moving, optional
         What of `params` follows the number of keys; as it is for `moving.moved` more of them.
+    early : bool
+        Whether blocks may start while the launch before it in the stream is still running, for kernels that wait for it
+        themselves; drivers that cannot capture this start them later.
     """
 
     cdef Config config
+    cdef Attribute attribute
     cdef bytearray params
     cdef char* first
     cdef char* counter
@@ -104,7 +115,9 @@ cdef class Launch:
     cdef bytearray maps
     cdef Py_ssize_t map_count
 
-    def __init__(self, kernel, unsigned int blocks, bytes params, size_t stream, counter_at=None, moving=None):
+    def __init__(
+        self, kernel, unsigned int blocks, bytes params, size_t stream, counter_at=None, moving=None, bint early=False
+    ):
         if len(params) != kernel.params_bytes:
             raise ValueError(f"params: expected {kernel.params_bytes} bytes, got {len(params)}")
         # They stay where they are, since the size does not change, and tensor maps change only where they are aligned.
@@ -123,6 +136,9 @@ cdef class Launch:
                 (<MovingMap*><char*>self.maps)[n] = MovingMap(self.word("map", at) - self.first, address, step)
         self.function, self.start = <void*><size_t>kernel.handle, <LaunchKernelEx><size_t>kernel.start
         self.config = Config([blocks, 1, 1], [kernel.threads, 1, 1], kernel.shared_bytes, <void*>stream, NULL, 0)
+        if early and kernel.starts_early:
+            self.attribute.number, self.attribute.value[0] = EARLY, 1
+            self.config.attributes, self.config.attribute_count = &self.attribute, 1
 
     cdef char* word(self, name, at) except NULL:
         last = len(self.params) - ALIGNMENT - sizeof(uint64_t)

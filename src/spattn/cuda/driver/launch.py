@@ -14,6 +14,7 @@ from .device import Device, address
 from .errors import check
 
 STATIC_SHARED_BYTES = 48 * 1024  # a block gets more only after asking
+_CAPTURES_EARLY = 12030  # the first driver that captures launches which start early
 
 _kernels: dict[tuple[Any, ...], Kernel] = {}
 _lock = threading.Lock()
@@ -66,6 +67,7 @@ class Kernel:
         check(driver.cuMemcpyDtoH(shape.ctypes.data, pointer, shape.nbytes), "cuMemcpyDtoH")
         self.handle, self.start = int(function), address("cuLaunchKernelEx")
         self.threads, self.shared_bytes, self.params_bytes = shape.tolist()
+        self.starts_early = check(driver.cuDriverGetVersion(), "cuDriverGetVersion") >= _CAPTURES_EARLY
         if self.shared_bytes > device.shared_bytes:
             raise ValueError(
                 f"{source}: needs {self.shared_bytes} bytes of shared memory for {dict(defines)}, "

@@ -29,7 +29,8 @@ _ROWS_PER_BLOCK = 32  # of merge.cu
 
 def prepare(call: ForwardPass) -> Prepared | None:
     """What calls of these shapes and strides share; None when TMA cannot address them."""
-    moves = sealed(call.plan).least is not None
+    own = sealed(call.plan)
+    moves = own.least is not None and own.growth is None
     call = with_packed_heads(call)
     plan = plan_on_device(call.plan, call.device, call.q.shape[0], call.q.shape[1], call.k.shape[1], moves)
     ready = plan.ready(call)

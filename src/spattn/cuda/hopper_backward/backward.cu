@@ -13,6 +13,7 @@
 // Test       tests/cuda/test_hopper_backward.py      Benchmark  benchmarks/peers_cuda.py
 // Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/slabs.py.
 
+#include "hopper_backward/chain.cuh"
 #include "hopper_backward/consumer.cuh"
 #include "hopper_backward/producer.cuh"
 #include "hopper_backward/writer.cuh"
@@ -23,7 +24,6 @@ namespace spattn::hopper_backward {
 extern "C" __constant__ int launch_shape[3] = {kThreads, sizeof(Shared), sizeof(Params)};
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) hopper_backward(const __grid_constant__ Params params) {
-  if (params.gate != nullptr && *params.gate == 0) return;
   extern __shared__ __align__(1024) uint8_t dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   if (shared_address(dynamic) % 1024) __trap();  // the swizzle counts from 1024-byte boundaries
@@ -48,11 +48,15 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) hopper_backward(const 
     fence_barrier_init();
   }
   __syncthreads();
+  if (params.waits) wait_for_previous();
+  let_next_start();
+  if (params.gate != nullptr && *params.gate == 0) return;
   if (threadIdx.x < 128) {
     registers_shrink<kProducerRegisters>();
     if (threadIdx.x < 32) {
       Producer producer{params, shared};
       producer.run();
+      if (!params.waits) wait_for_previous();  // whoever waits for this launch waits for all before it
     } else if (threadIdx.x < 32 + 32 * kWriters) {
       Writer writer{params, shared, threadIdx.x / 32 - 1};
       writer.run();

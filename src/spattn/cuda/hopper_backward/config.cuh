@@ -101,12 +101,11 @@ __device__ __forceinline__ int added_to(const int32_t* added) {
   return times;
 }
 
-// Workspace row of row `row` of a task.
-__device__ __forceinline__ int64_t partial_row(const Params& p, const Assignment& assigned, int row) {
-  const Task& task = assigned.task;
+// Row `row` of the workspace of a task's head.
+__device__ __forceinline__ int64_t partial_row(const Params& p, const Task& task, int row) {
   const int64_t head =
       kByKeys ? int64_t(task.batch) * p.heads_kv + task.head_kv : int64_t(task.batch) * p.heads_q + task.head_q;
-  return head * p.partial_rows + assigned.work.slot * kBlock + row;
+  return head * p.partial_rows + row;
 }
 
 }  // namespace spattn::hopper_backward

@@ -12,6 +12,10 @@ constexpr bool kBehind =
     kScores && !kQueries && kSums * (kScores + kValues) <= 64;  // else there are no registers for it
 static_assert(kStages >= 2 + (kBehind || kQueries));  // a step that holds a stage waits for the next one's first
 
+// Chunks of 16 columns of P C2 that are multiplied before dS is known; in one pass the others keep the tensor cores busy
+// while dQ is handed over.
+constexpr int kChunks = kStep / 16, kChunksBefore = kQueries ? kChunks / 2 : kChunks;
+
 struct Consumer {
   const Params& p;
   Shared& shared;
@@ -40,15 +44,15 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // sums += weights times the columns in a stage; asynchronous.
-  template <int kCount>
+  // sums += weights times the columns in a stage, chunks [kBegin, kEnd) of them; asynchronous.
+  template <int kBegin, int kEnd, int kCount>
   __device__ __forceinline__ void accumulate(float (&sums)[kCount], const uint32_t (&weights)[kWeights],
                                              uint32_t stage) {
     const uint64_t b = operand_descriptor(uniform(shared_address(shared.ring[stage])), kStep * kRowBytes, 1024);
     pin(sums);
     wgmma_fence();
 #pragma unroll
-    for (int chunk = 0; chunk < kStep / 16; ++chunk) {
+    for (int chunk = kBegin; chunk < kEnd; ++chunk) {
 #pragma unroll
       for (int block = 0; block < kCount / SumProduct::kCount; ++block) {
         SumProduct::registers(sums + block * SumProduct::kCount, weights + 4 * chunk,
@@ -213,13 +217,13 @@ struct Consumer {
     const uint32_t second = own.ring.stage;
     own.ring.advance();
     if constexpr (kScores) multiply<1>(d, second);
-    if constexpr (kBefore) accumulate(scores, carried.gradients, carried.held);
+    if constexpr (kBefore) accumulate<0, kChunks>(scores, carried.gradients, carried.held);
     pass_turn();
     read_statistics(lse, &Statistic::lse, second, 0);
     wgmma_wait<kScores + kBefore>();
     pin(s);
     weigh(s, weights, carried.mask, lse, second);
-    if constexpr (kValues) accumulate(values, weights, second);
+    if constexpr (kValues) accumulate<0, kChunksBefore>(values, weights, second);
     if constexpr (kScores) {
       read_statistics(delta, &Statistic::delta, second, 0);
       wgmma_wait<kBefore + kValues>();
@@ -235,18 +239,19 @@ struct Consumer {
       if constexpr (kQueries) {
         queries.write(own, carried.gradients);
         queries.multiply(own, q);
+        accumulate<kChunksBefore, kChunks>(values, weights, second);
       }
-      if constexpr (kOwned) accumulate(scores, carried.gradients, first);
+      if constexpr (kOwned) accumulate<0, kChunks>(scores, carried.gradients, first);
     }
-    wgmma_wait<kOwned + kQueries>();
-    if constexpr (kValues) pin(values);
-    release(second);
     --carried.left;
     bool any = false;
     if constexpr (kQueries) {
-      any = open(carried);  // while the last product is under way
-      end_queries<kOwned>(q, carried);
+      any = open(carried);  // while the last products are under way
+      end_queries<kOwned + 1>(q, carried);
     }
+    wgmma_wait<kOwned>();
+    if constexpr (kValues) pin(values);
+    release(second);
     if constexpr (!kBehind) {
       wgmma_wait<0>();
       if constexpr (kScores) pin(scores);
@@ -260,7 +265,7 @@ struct Consumer {
   // Ends the product that the last step has left.
   __device__ __forceinline__ void drain(float (&scores)[kScoreSums], const Carried& carried) {
     if constexpr (kBehind) {
-      accumulate(scores, carried.gradients, carried.held);
+      accumulate<0, kChunks>(scores, carried.gradients, carried.held);
       wgmma_wait<0>();
       pin(scores);
       release(carried.held);

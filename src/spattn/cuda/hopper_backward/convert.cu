@@ -5,6 +5,7 @@
 // Test       tests/cuda/test_hopper_backward.py      Bound  memory: reads the sums once, 16 bytes a lane.
 
 #include "common/element.cuh"
+#include "hopper_backward/chain.cuh"
 #include "hopper_backward/params.cuh"
 
 namespace spattn::hopper_backward {
@@ -16,6 +17,8 @@ constexpr int kPadded = kDim + 8;  // 16 bytes more: rows start at different ban
 extern "C" __constant__ int launch_shape[3] = {kConvertThreads, 0, sizeof(Converted)};
 
 extern "C" __global__ void __launch_bounds__(kConvertThreads) hopper_convert(const __grid_constant__ Converted p) {
+  wait_for_previous();
+  let_next_start();
   __shared__ __align__(16) Element tile[kSlab][kPadded];
   const int slab = blockIdx.x % p.query_slabs, place = blockIdx.x / p.query_slabs;
   const bool any = p.added[2 * blockIdx.x] > 0;  // one of two halves of the features

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...plan._types import AXES, Plan, first_coordinates
 from ...schedule.roles import roles
-from ...schedule.slabs import Pass, slab_masks
+from ...schedule.slabs import Cut, Pass, slab_masks
 from ..hopper.layout import fragment_masks
 from ..hopper.maps import MapSpec, map_views
 
@@ -36,6 +36,8 @@ class Views:
     query_records, key_records : arrays of VIEW
     parts : (views, 2, AXES) int64 array
         First coordinates of the slabs of a query tile relative to the tile's.
+    cut : Cut
+        The same slabs as cells of the tile.
     """
 
     query_specs: tuple[MapSpec, ...]
@@ -43,6 +45,7 @@ class Views:
     query_records: np.ndarray
     key_records: np.ndarray
     parts: np.ndarray
+    cut: Cut
 
     @property
     def maps(self) -> int:
@@ -54,32 +57,50 @@ def lay_out_views(plan: Plan) -> Views:
     """The views of a plan with tiles of two query slabs and one key slab."""
     query_ids, key_ids, _ = roles(plan)
     slabs, parts = plan.views.copy(), np.zeros((len(plan.views), 2, AXES), np.int64)
+    orders: dict[tuple[int, ...], int] = {}  # of boxes, with their numbers
+    of_view = np.zeros(len(plan.views), np.int64)
     for number in query_ids:
-        axis = next((a for a in range(AXES) if slabs["box"][number, a] % 2 == 0), None)
-        if axis is None:
-            raise ValueError(f"plan: cannot cut a query box {plan.views['box'][number].tolist()} in two")
+        box = tuple(plan.views["box"][number].tolist())
+        axis = _longest_even(box)
         slabs["box"][number, axis] //= 2
         parts[number, 1, axis] = slabs["box"][number, axis]
+        of_view[number] = orders.setdefault(box, len(orders))
     query_specs, query_records = map_views(slabs, query_ids, 0)
     key_specs, key_records = map_views(plan.views, key_ids, len(query_specs))
     for records in (query_records, key_records):
         records["map"] *= MAPS_OF_VIEW // 2
-    return Views(query_specs, key_specs, query_records, key_records, parts)
+    cut = Cut(SLAB, np.stack([_halves(box) for box in orders or [(1, 1, plan.block_q)]]), of_view)
+    return Views(query_specs, key_specs, query_records, key_records, parts, cut)
 
 
-def lay_out_masks(plan: Plan, by_keys: bool) -> np.ndarray:
+def _longest_even(box: tuple[int, ...]) -> int:
+    """The axis along which a box is cut in two: neighbourhoods of compact slabs meet fewer others."""
+    even = [axis for axis in range(AXES) if box[axis] % 2 == 0]
+    if not even:
+        raise ValueError(f"plan: cannot cut a query box {list(box)} in two")
+    return max(even, key=box.__getitem__)
+
+
+def _halves(box: tuple[int, ...]) -> np.ndarray:
+    """The cells of a box, half after half."""
+    cells = np.arange(int(np.prod(box))).reshape(box)
+    return np.concatenate([half.ravel() for half in np.split(cells, 2, _longest_even(box))])
+
+
+def lay_out_masks(plan: Plan, cut: Cut, by_keys: bool) -> np.ndarray:
     """(n, 128) uint32: bitmasks of pairs of slabs in the order of accumulators, rows being queries or keys."""
-    _, bits = slab_masks(plan, SLAB)
+    bits = slab_masks(plan, cut).bits
     bits = bits.swapaxes(1, 2) if by_keys else bits
     words = np.packbits(np.ascontiguousarray(bits), axis=2, bitorder="little").view("<u8").astype(np.uint64)
     return fragment_masks(words).reshape(-1, 128)
 
 
-def lay_out(plan: Plan, views: Views, made: Pass, by_keys: bool) -> dict[str, np.ndarray]:
-    """Work items and entries of a pass."""
+def lay_out(plan: Plan, views: Views, made: Pass, slots: np.ndarray, by_keys: bool) -> dict[str, np.ndarray]:
+    """Work items, whose slots tell finishers, and entries of a pass."""
     work = np.zeros(len(made.work), WORK)
-    for name in ("view", "begin", "end", "columns", "slot", "heads"):
+    for name in ("view", "begin", "end", "columns", "heads"):
         work[name] = made.work[name]
+    work["slot"] = slots
     own = plan.views[made.work["view"]]
     first = first_coordinates(own, made.work["tile"])
     for slab in range(2):

@@ -14,7 +14,8 @@ using hopper::TensorMap;
 using hopper::View;  // maps[map + n] is that of array n: q, dout, dq, row statistics; or k, v, dk, dv
 
 // A work item: two slabs of 64 rows at the first lattice coordinates axis 2, 1, 0; columns [begin, end) of the entries,
-// for each of `heads` query heads, of views counted from `columns`. slot >= 0: it writes float32 rows to the workspace.
+// for each of `heads` query heads, of views counted from `columns`. slot >= 0: it writes float32 rows to the workspace;
+// slot <= -2: it is finisher number -2 - slot, which adds what others have left of its rows there.
 struct Work {
   int32_t view, begin, end, columns, slot, heads;
   int32_t slab[2][3];
@@ -42,6 +43,7 @@ struct Params {
   const uint32_t* masks;
   const View* row_views;
   const View* column_views;
+  const int32_t *rest_indptr, *rest_sources;  // of the rows of finishers: workspace rows, in the order to add them
   const void* q;
   const void* k;
   const void* v;
@@ -57,6 +59,7 @@ struct Params {
   int32_t task_count, heads_q, heads_kv, head_dim, head_dim_v, query_slabs;
   int32_t q_batch, kv_batch;  // map coordinate of a head: batch * q_batch + head
   int32_t batch_maps;         // map of a batch entry: map + batch * batch_maps
+  int32_t waits;              // for the launch before; otherwise it runs beside it, and ends after it
   float scale_log2, sign;     // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
   float scale;
 };

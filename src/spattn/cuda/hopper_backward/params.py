@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 STATISTIC_FLOATS = 4
-_PASS_POINTERS = ("tasks", "work", "entries", "masks", "row_views", "column_views")
+_PASS_POINTERS = ("tasks", "work", "entries", "masks", "row_views", "column_views", "rest_indptr", "rest_sources")
 _CALL_POINTERS = (
     "q",
     "k",
@@ -57,6 +57,7 @@ _INTEGERS = (
     "q_batch",
     "kv_batch",
     "batch_maps",
+    "waits",
 )
 _FLOATS = ("scale_log2", "sign", "scale")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
@@ -118,11 +119,13 @@ def structs(room: int) -> Mapping[str, np.dtype]:
 
 
 class PassParams(NamedTuple):
-    """What tells one launch of backward.cu from the others of a call: device addresses of its pass, and its size."""
+    """What tells one launch of backward.cu from the others of a call: device addresses of its pass, its size, and
+    whether it waits for the launch before it."""
 
     at: dict[str, int]  # of the pass's arrays
     tasks: int
     partial_rows: int
+    waits: bool = True
 
 
 class Addresses(NamedTuple):
@@ -165,7 +168,7 @@ class Template:
         heads_q, heads_kv = call.q.shape[1], call.k.shape[1]
         sizes = (0, heads_q, heads_kv, call.q.shape[3], call.v.shape[3], query_slabs)
         batches = (heads_q, heads_kv, 0) if joint else (0, 0, views.maps)
-        for name, value in zip(_INTEGERS, (*sizes, *batches), strict=True):
+        for name, value in zip(_INTEGERS, (*sizes, *batches, 1), strict=True):
             params[name] = value
         self._pointers = tuple(operand.pointer for operand in operands)  # that the maps of _image have now
         self._lock = threading.Lock()
@@ -175,6 +178,7 @@ class Template:
             for name in _PASS_POINTERS:
                 params[name] = launch.at[name]
             params["task_count"], params["partial_rows"] = launch.tasks, launch.partial_rows
+            params["waits"] = launch.waits
             self._tails.append(bytes(self._image[self._head_bytes :]))
         at = {name: offset for name, (_, offset) in fields(params_dtype(room)).items()}
         self.counter_at = at["counter"]

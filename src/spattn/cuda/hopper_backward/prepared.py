@@ -11,6 +11,7 @@ from ..._cached import Recent
 from ..._ragged import offsets
 from ...plan._cache import kept_with_plan
 from ...plan._types import Plan
+from ...schedule.finishers import find_sum_finishers, no_sum_finishers
 from ...schedule.slabs import EMPTY, Pass, by_keys, by_queries
 from ...schedule.tasks import merge_heads, order_tasks
 from ...schedule.turns import take_turns
@@ -39,19 +40,33 @@ _FEWEST_STEPS = 2  # of an SM: with fewer, one pass takes as long as two, and a 
 _HEADS_TOGETHER = 16  # side by side: more of them leave the cache
 _ROWS_PER_BLOCK = 32  # of sum.cu and statistics.cu
 _ROWS = 2 * SLAB  # of an item
+_PHASES = "tasks", "tasks_of_finishers"
 _HALVES = 2  # of the sums of dQ, each with a counter
 _MOST_SUMS = 1 << 17  # slabs of queries of all heads: 4 GiB at head_dim 128, and 8 % of the time is not worth more
 _STATISTIC_BYTES = 16
 
 
 class OnDevice(NamedTuple):
-    """A pass on the device. `blocks` is the grid of its kernels, `sum_blocks` that of a head's sums."""
+    """A pass on the device: phases, parameters and grids of its launches. `sum_blocks` is the grid of a head's sums."""
 
-    launch: PassParams
-    blocks: int
-    slots: int
+    launches: list[tuple[int, PassParams, int]]
+    partial_rows: int
     sums: dict[str, int]
     sum_blocks: int
+
+
+class Launched(NamedTuple):
+    """A launch of backward.cu. Finishers are of phase 1."""
+
+    kernel: Kernel
+    keyed: int
+    phase: int
+    params: PassParams
+    blocks: int
+
+    def beside(self, before: Launched) -> bool:
+        """Whether it may run beside the launch before it: the passes need nothing of each other."""
+        return self.keyed != before.keyed and self.phase == before.phase
 
 
 class Sum(NamedTuple):
@@ -75,17 +90,9 @@ class BackwardPlan:
 
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int):
         self.views = lay_out_views(plan)
-        workers = -(-_BLOCKS_PER_SM * device.sm_count // (batch * heads_kv))
-        queries, keys = by_queries(plan, SLAB), by_keys(plan, batch, heads_q, heads_kv, SLAB, 2, workers)
+        queries = by_queries(plan, self.views.cut)
+        keys, self.one_pass = self._by_keys(plan, queries, device, batch, heads_q, heads_kv)
         together = min(batch * heads_kv, _HEADS_TOGETHER)
-        self.one_pass = None
-        slabs = query_slabs(plan, self.views, keys)
-        if slabs is not None and batch * heads_q * len(slabs.coordinates) <= _MOST_SUMS:
-            side_by_side = -(-device.sm_count // together)
-            turns = take_turns(keys, slabs.of_entry, side_by_side)
-            one, two = _products(keys, queries, heads_q // heads_kv)
-            if _SLOWER * one <= two and _hardly_wait(keys, turns.lag * side_by_side, batch * heads_kv, device):
-                self.one_pass = OnePass(slabs, turns.rank)
         shared = {"query_views": self.views.query_records, "key_views": self.views.key_records}
         shared["counters"] = np.zeros(_COUNTERS, np.int32)
         if self.one_pass is not None:
@@ -93,39 +100,72 @@ class BackwardPlan:
         buffer, self.at = upload(device, shared)
         self._buffers: list[Buffer] = [buffer]
         in_cache = KEYS_TOGETHER if self.one_pass is None else max(KEYS_TOGETHER, plan.kv_len * together)
-        tasks = order_tasks(queries, np.ones(len(queries.work), bool), batch, heads_q, heads_kv, KEYS_TOGETHER)
-        own_tasks = order_tasks(keys, np.ones(len(keys.work), bool), batch, heads_kv, heads_kv, in_cache)
-        own_tasks["head_q"] *= heads_q // heads_kv
+        group = heads_q // heads_kv
         self.passes = (
-            self._upload(plan, queries, False, device, tasks, (batch, heads_q)),
-            self._upload(plan, keys, True, device, own_tasks, (batch, heads_kv)),
+            self._upload(plan, queries, device, (batch, heads_q, heads_kv), KEYS_TOGETHER, 0),
+            self._upload(plan, keys, device, (batch, heads_kv, heads_kv), in_cache, group),
         )
         # Addresses of work counters that no launch still in flight uses.
         first = self.at["counters"]
         self.counter = itertools.cycle(range(first, first + 4 * _COUNTERS, 4)).__next__
         self._ready = Recent(_READY_KEPT)
 
+    def _by_keys(
+        self, plan: Plan, queries: Pass, device: Device, batch: int, heads_q: int, heads_kv: int
+    ) -> tuple[Pass, OnePass | None]:
+        """The pass by keys, and whether it adds up dQ: all SMs then end together, as no other pass runs meanwhile."""
+        workers = -(-_BLOCKS_PER_SM * device.sm_count // (batch * heads_kv))
+        side_by_side = -(-device.sm_count // min(batch * heads_kv, _HEADS_TOGETHER))
+        sizes = plan, batch, heads_q, heads_kv, self.views.cut, 2, workers
+        keys = by_keys(*sizes)
+        slabs = query_slabs(plan, self.views, keys)
+        if slabs is None or batch * heads_q * len(slabs.coordinates) > _MOST_SUMS:
+            return keys, None
+        one, two = _products(keys, queries, heads_q // heads_kv)
+        turns = take_turns(keys, slabs.of_entry, side_by_side)
+        if _SLOWER * one > two or not _hardly_wait(keys, turns.lag * side_by_side, batch * heads_kv, device):
+            return keys, None
+        even = by_keys(*sizes, rounds=device.sm_count)
+        return even, OnePass(slabs, take_turns(even, slabs.of_entry, side_by_side).rank)
+
     def _upload(
-        self, plan: Plan, made: Pass, keyed: bool, device: Device, tasks: np.ndarray, heads: tuple[int, int]
+        self, plan: Plan, made: Pass, device: Device, heads: tuple[int, int, int], keys_together: int, group: int
     ) -> OnDevice:
-        merges = made.merges
-        arrays = lay_out(plan, self.views, made, keyed) | {
-            "tasks": tasks,
-            "masks": lay_out_masks(plan, keyed),
+        """A pass for numbers of batch entries, heads and key-value heads; `group` query heads an item by keys."""
+        keyed = group > 0
+        slot, length = made.work["slot"], plan.kv_len if keyed else plan.q_len
+        if self.one_pass is None:
+            found = find_sum_finishers(slot, made.work_indptr, made.merges, _ROWS, length)
+        else:  # tasks wait for those before them, and the pass by queries mostly does nothing
+            found = no_sum_finishers(slot, made.merges)
+        finishes, merges = found.slots < -1, found.merges
+        phases = [order_tasks(made, chosen, *heads, keys_together) for chosen in (~finishes, finishes)]
+        arrays = lay_out(plan, self.views, made, found.slots, keyed) | {
+            "masks": lay_out_masks(plan, self.views.cut, keyed),
+            "rest_indptr": found.rest_indptr,
+            "rest_sources": found.rest_sources,
             "rows": merges.rows,
             "indptr": merges.indptr,
             "sources": merges.sources,
-            "heads": merge_heads(merges.variants, made.variant, *heads),
+            "heads": merge_heads(merges.variants, made.variant, *heads[:2]),
         }
+        for name, tasks in zip(_PHASES, phases, strict=True):
+            tasks["head_q"] *= max(group, 1)
+            arrays[name] = tasks
         if keyed and self.one_pass is not None:
             arrays["entries"]["slab"], arrays["entries"]["rank"] = self.one_pass.slabs.of_entry, self.one_pass.rank
         buffer, at = upload(device, arrays)
         self._buffers.append(buffer)
         names = ("key_views", "query_views") if keyed else ("query_views", "key_views")
         at |= {"row_views": self.at[names[0]], "column_views": self.at[names[1]]}
+        partial_rows = made.slots * _ROWS
+        launches = [
+            (phase, PassParams(at | {"tasks": at[name]}, len(tasks), partial_rows), min(device.sm_count, len(tasks)))
+            for phase, (name, tasks) in enumerate(zip(_PHASES, phases, strict=True))
+            if len(tasks)
+        ]
         sum_blocks = -(-int(np.diff(merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
-        blocks = min(device.sm_count, len(tasks))
-        return OnDevice(PassParams(at, len(tasks), made.slots * _ROWS), blocks, made.slots, at, sum_blocks)
+        return OnDevice(launches, partial_rows, at, sum_blocks)
 
     def ready(self, call: BackwardPass) -> Ready | None:
         """What calls of these shapes and strides share; None when TMA cannot address them."""
@@ -149,7 +189,11 @@ class Ready:
         queries, keys = plan.passes
         slabs = None if plan.one_pass is None else plan.one_pass.slabs
         table = builds(max(head_dim, head_dim_v), slabs is not None)
-        self._kernels = [(self._load(call, "backward", row, room), int(row.results != "dq")) for row in table]
+        loaded = [(self._load(call, "backward", row, room), int(row.results != "dq")) for row in table]
+        self._launched = sorted(
+            (Launched(kernel, keyed, *launch) for kernel, keyed in loaded for launch in plan.passes[keyed].launches),
+            key=lambda launched: launched.phase,
+        )
         self._statistics = self._load(call, "statistics", table[0], MAPS[0])
         self._sum = self._load(call, "sum", table[0], MAPS[0])
         self._convert, self._slabs, self._view = None, 0, 0
@@ -157,7 +201,10 @@ class Ready:
             self._convert = self._load(call, "convert", table[0], MAPS[0])
             self._slabs = len(slabs.coordinates)
             self._view = plan.at["query_views"] + slabs.view * VIEW.itemsize
-        launches = [plan.passes[keyed].launch for _, keyed in self._kernels]
+        # In one pass the pass by queries is told by that by keys whether it is needed.
+        beside = [slabs is None and own.beside(before) for before, own in itertools.pairwise(self._launched)]
+        waits = [not runs for runs in (False, *beside)]
+        launches = [own.params._replace(waits=wait) for own, wait in zip(self._launched, waits, strict=False)]
         self._template = Template(plan.views, launches, call, room, self._slabs)
         self._rows, self._added = batch * heads_q * q_len, batch * heads_q * self._slabs * _HALVES
         self._rows_tail = self._rows, heads_q, q_len, head_dim_v, self._added + 1
@@ -167,12 +214,12 @@ class Ready:
                 number,
                 of,
                 batch * heads * of.sum_blocks,
-                (*x.strides[:3], of.launch.partial_rows, heads, x.shape[3], of.sum_blocks, 0),
+                (*x.strides[:3], of.partial_rows, heads, x.shape[3], of.sum_blocks, 0),
             )
             for number, (of, x, heads) in enumerate(results)
             if of.sum_blocks
         ]
-        sizes = [batch * heads * of.slots * _ROWS * x.shape[3] * 4 for of, x, heads in results]
+        sizes = [batch * heads * of.partial_rows * x.shape[3] * 4 for of, x, heads in results]
         sizes += [self._added // _HALVES * SLAB * table[0].head_dim * 4, (self._added + 1) * 4]
         *self._offsets, self.workspace_bytes = itertools.accumulate([self._rows * _STATISTIC_BYTES, *sizes])
         self._launches = Recent(_LAUNCHES_KEPT)
@@ -211,19 +258,17 @@ class Ready:
         written: list[Launch] = []
 
         def write(kernel: Kernel, blocks: int, params: bytes, counter_at: int | None = None) -> None:
-            written.append(Launch(kernel, blocks, params, call.stream, counter_at))
+            written.append(Launch(kernel, blocks, params, call.stream, counter_at, early=bool(written)))
 
         write(self._statistics, -(-self._rows // _ROWS_PER_BLOCK), pack_rows(*arrays, *strides, *self._rows_tail))
         # In one pass, dQ is computed again by queries where a sum is not finite: most calls only ask.
         nonfinite = added + 4 * self._added
         gate = 0 if self._convert is None else nonfinite
-        for number, (ready, keyed) in enumerate(self._kernels):
-            own = self._plan.passes[keyed]
+        for number, (ready, keyed, _, _, blocks) in enumerate(self._launched):
             results = (partial[1], partial[2]) if keyed else (partial[0], 0)
-            if own.blocks:
-                workspaces = *results, query_sums, added, 0 if keyed else gate
-                params = self._template.fill(number, to, workspaces, 0)
-                write(ready, own.blocks, params, self._template.counter_at)
+            workspaces = *results, query_sums, added, 0 if keyed else gate
+            params = self._template.fill(number, to, workspaces, 0)
+            write(ready, blocks, params, self._template.counter_at)
             if keyed and self._convert is not None:
                 params = pack_converted(
                     query_sums,

@@ -40,13 +40,46 @@ struct Results {
     }
   }
 
+  // Row of the item that accumulators 2 h and 2 h + 1 of each four belong to.
+  __device__ __forceinline__ int row_of(int h) const {
+    return own.number * kSlab + own.thread / 32 * 16 + 8 * h + own.thread % 32 / 4;
+  }
+
+  // Where a row of a task lies in the workspace: its own, or the rest of it that number `row` there is.
+  __device__ __forceinline__ float* partial_of(float* partial, int row, int features) const {
+    return partial + partial_row(own.p, own.assigned().task, row) * features;
+  }
+
+  // The sources of what is missing in a row of a finisher: begin and end.
+  __device__ __forceinline__ int2 rest_of(int row) const {
+    const int* found = own.p.rest_indptr + (-2 - own.assigned().work.slot) * kBlock + row;
+    return make_int2(found[0], found[1]);
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void add_rest(float (&o)[kCount], float* partial, int features) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int2 rest = rest_of(row_of(h));
+#pragma unroll 1
+      for (int s = rest.x; s < rest.y; ++s) {
+        const float* source = partial_of(partial, own.p.rest_sources[s], features);
+#pragma unroll
+        for (int i = 0; i < kCount / 4; ++i) {
+          const int column = 8 * i + own.thread % 4 * 2;
+          const float2 x = column < features ? __ldcs(reinterpret_cast<const float2*>(source + column)) : float2{};
+          o[4 * i + 2 * h] += x.x, o[4 * i + 2 * h + 1] += x.y;
+        }
+      }
+    }
+  }
+
   template <int kCount>
   __device__ __forceinline__ void store_partial(const float (&o)[kCount], float* partial, int features) {
     const int lane = own.thread % 32;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = own.number * kSlab + own.thread / 32 * 16 + 8 * h + lane / 4;
-      float* target = partial + partial_row(own.p, own.assigned(), row) * features;
+      float* target = partial_of(partial, own.assigned().work.slot * kBlock + row_of(h), features);
 #pragma unroll
       for (int i = 0; i < kCount / 4; ++i) {
         const int column = 8 * i + lane % 4 * 2;
@@ -59,9 +92,12 @@ struct Results {
 
   // Overwrites one feature of a staged or stored row.
   __device__ __forceinline__ void overwrite(int row, int d, double value, int result, float* partial, int features) {
-    if (own.assigned().work.slot >= 0) {
-      if (d < features) partial[partial_row(own.p, own.assigned(), row) * features + d] = float(value);
+    const int slot = own.assigned().work.slot;
+    if (slot >= 0) {
+      if (d < features) partial_of(partial, slot * kBlock + row, features)[d] = float(value);
     } else {
+      const int2 rest = slot < -1 && d < features ? rest_of(row) : make_int2(0, 0);
+      for (int s = rest.x; s < rest.y; ++s) value += partial_of(partial, own.p.rest_sources[s], features)[d];
       const int chunk = d % 64 / 8 ^ row % 8;
       uint8_t* at =
           own.shared.result(own.rows.stage, result) + (d / 64 * kBlock + row) * kRowBytes + chunk * 16 + d % 8 * 2;
@@ -105,6 +141,10 @@ struct Results {
       if constexpr (kScores) store_partial(scores, p.partial[0], p.head_dim);
       if constexpr (kValues) store_partial(values, p.partial[1], p.head_dim_v);
     } else {
+      if (own.assigned().work.slot < -1) {
+        if constexpr (kScores) add_rest(scores, p.partial[0], p.head_dim);
+        if constexpr (kValues) add_rest(values, p.partial[1], p.head_dim_v);
+      }
       if constexpr (kScores) stage_tile(scores, 0);
       if constexpr (kValues) stage_tile(values, kScores);
     }

@@ -5,6 +5,7 @@
 // Test       tests/cuda/test_hopper_backward.py      Bound  memory: reads dout and out once, 16 bytes a lane.
 
 #include "common/element.cuh"
+#include "hopper_backward/chain.cuh"
 #include "hopper_backward/params.cuh"
 
 namespace spattn::hopper_backward {
@@ -23,6 +24,7 @@ __device__ __forceinline__ float dot(const uint4& a, const uint4& b, float sum) 
 }
 
 extern "C" __global__ void __launch_bounds__(kStatisticThreads) hopper_statistics(const __grid_constant__ Rows p) {
+  let_next_start();
   const int64_t thread = int64_t(blockIdx.x) * kStatisticThreads + threadIdx.x;
   if (thread < p.added_count) p.added[thread] = 0;
   const int64_t row = thread / kLanes;

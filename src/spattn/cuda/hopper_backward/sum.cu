@@ -6,6 +6,7 @@
 // Test       tests/cuda/test_hopper_backward.py      Bound  memory: reads each workspace row once, 16 bytes a lane.
 
 #include "common/element.cuh"
+#include "hopper_backward/chain.cuh"
 #include "hopper_backward/params.cuh"
 
 namespace spattn::hopper_backward {
@@ -22,6 +23,8 @@ __device__ __forceinline__ void add(float4& sum, const float4& x) {
 }
 
 extern "C" __global__ void __launch_bounds__(kSumThreads) hopper_sum(const __grid_constant__ Sum p) {
+  wait_for_previous();
+  let_next_start();
   if (p.gate != nullptr && *p.gate == 0) return;
   const int lane = threadIdx.x % kLanes;
   const int4 head = p.heads[blockIdx.x / p.head_blocks];

@@ -7,7 +7,7 @@ import numpy as np
 from ...arrays._operand import Operand
 from ...plan._cache import kept_with_plan
 from ...plan._types import VIEW, Plan
-from ...schedule.slabs import KEYS, SLAB_ENTRY, SLAB_WORK, Pass, by_keys, by_queries, slab_masks
+from ...schedule.slabs import KEYS, SLAB_ENTRY, SLAB_WORK, Cut, Pass, by_keys, by_queries, slab_masks
 from ...schedule.tasks import TASK, merge_heads, order_tasks
 from ..backward_pass import BackwardPass
 from ..driver.buffer import upload
@@ -67,10 +67,10 @@ class PassOnDevice:
     """A pass on one device for one number of batch entries and heads."""
 
     def __init__(
-        self, plan: Plan, made: Pass, device: Device, batch: int, heads: int, heads_kv: int, group: int, side: int
+        self, plan: Plan, made: Pass, device: Device, batch: int, heads: int, heads_kv: int, group: int, cut: Cut
     ):
-        keyed = group > 0
-        _, bits = slab_masks(plan, side)
+        keyed, side = group > 0, cut.side
+        bits = slab_masks(plan, cut).bits
         if keyed:
             bits = bits.swapaxes(1, 2)
         tasks = order_tasks(made, np.ones(len(made.work), bool), batch, heads, heads_kv, plan.kv_len)
@@ -113,13 +113,13 @@ def plan_on_device(
     plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int
 ) -> tuple[PassOnDevice, PassOnDevice]:
     """The passes by queries and by keys, made at first use and kept with the plan; the context must be current."""
-    side, group = _side_of(plan.block_q), heads_q // heads_kv
+    cut, group = Cut.consecutive(plan, _side_of(plan.block_q)), heads_q // heads_kv
     workers = -(-_BLOCKS_PER_SM * device.sm_count // (batch * heads_kv))
-    queries = by_queries(plan, side)
-    keys = by_keys(plan, batch, heads_q, heads_kv, side, 1, workers)
+    queries = by_queries(plan, cut)
+    keys = by_keys(plan, batch, heads_q, heads_kv, cut, 1, workers)
     return (
-        PassOnDevice(plan, queries, device, batch, heads_q, heads_kv, 0, side),
-        PassOnDevice(plan, keys, device, batch, heads_kv, heads_kv, group, side),
+        PassOnDevice(plan, queries, device, batch, heads_q, heads_kv, 0, cut),
+        PassOnDevice(plan, keys, device, batch, heads_kv, heads_kv, group, cut),
     )
 
 

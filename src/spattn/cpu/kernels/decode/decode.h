@@ -215,17 +215,18 @@ void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& 
                   });
                 });
   weigh_rows(item.mask(at), cells, count, rows, ld, logits, s);
-  visit_rows<E>(
-      values, tile, next, count, call.head_dim_v, ld_value, s.position.key, s.staging.values, [&](auto stored, Rows v) {
-        in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-          in_blocks<W>(ld_value / L, [&](auto vectors, int64_t column) {
-            multiply_values<decltype(stored), decltype(some)::value, decltype(vectors)::value>(
-                v, column * L, count, s.scores + row * ld, ld,
-                at.number == item.work.begin ? nullptr : s.rows.rescale + row, s.output.row(row) + column * L, ld_value);
-            v.width = 0;
-          });
-        });
-      });
+  visit_rows<E>(values, tile, next, count, call.head_dim_v, ld_value, s.position.key, s.staging.values,
+                [&](auto stored, Rows v) {
+                  in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
+                    in_blocks<W>(ld_value / L, [&](auto vectors, int64_t column) {
+                      multiply_values<decltype(stored), decltype(some)::value, decltype(vectors)::value>(
+                          v, column * L, count, s.scores + row * ld, ld,
+                          at.number == item.work.begin ? nullptr : s.rows.rescale + row, s.output.row(row) + column * L,
+                          ld_value);
+                      v.width = 0;
+                    });
+                  });
+                });
 }
 
 // As many heads of an item, up to `end`, as there are rows for.

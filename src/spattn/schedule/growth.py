@@ -1,0 +1,83 @@
+"""Tiles of a sequence whose keys between its ends are all allowed, at any number of keys.
+
+They are found once, for few keys. Each key more is one more of those between the ends: the lists have as many more of
+the full tiles there as it takes, and the last tile before the end has another bitmask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .._cached import Recent
+from .._frozen import frozen
+from .._ragged import offsets
+from ..plan._build import Tiled
+from .items import share_out
+
+__all__ = ["Growth", "fixed"]
+
+_MAX_LISTS = 8  # numbers of tiles whose lists are kept: each serves as many steps as a tile has keys
+
+
+@dataclass(frozen=True, eq=False)
+class Growth:
+    """What a plan that grows is made of: its tiles at `kv_len` keys, the sizes of its calls, and its lists with their
+    items by the number of tiles before the end."""
+
+    tiled: Tiled
+    q_len: int
+    block: tuple[int, int]
+    workers: int
+    lists: Recent
+
+    @classmethod
+    def of(cls, tiled: Tiled, q_len: int, block: tuple[int, int], workers: int) -> Growth:
+        """The growth of these tiles."""
+        return cls(tiled, q_len, block, workers, Recent(_MAX_LISTS))
+
+    def fields(self, kv_len: int) -> dict[str, Any]:
+        """The fields of the plan that depend on the number of keys, for `kv_len` of them, which are not fewer."""
+        own, (block_q, block_kv) = self.tiled, self.block
+        by, growing = kv_len - own.kv_len, own.components["key_view"][own.growing]
+        keys = int(own.views["extent"][growing[0], -1]) + by
+        tiles = -(-keys // block_kv)
+        views, mask = own.views.copy(), own.mask.copy()
+        offset = views["offset"]
+        offset[offset > 0] += by
+        views["extent"][growing, -1], views["grid"][growing, -1], views["tiles"][growing] = keys, tiles, tiles
+        rest = keys - (tiles - 1) * block_kv
+        mask[own.rests] = -1 if rest == block_kv else len(own.masks)
+        return {
+            "kv_len": kv_len,
+            "views": frozen(views),
+            "mask": frozen(mask),
+            "masks": frozen(np.concatenate([own.masks, _first_keys(rest, block_q, block_kv)])),
+            "nnz": own.nnz + len(own.growing) * self.q_len * by,
+            **(self.lists.get(tiles) or self.lists.keep(tiles, self._listed(tiles, views))),
+        }
+
+    def _listed(self, tiles: int, views: np.ndarray) -> dict[str, Any]:
+        """The lists with so many tiles before the end, and who computes them."""
+        own = self.tiled
+        more = tiles - int(own.views["tiles"][own.components["key_view"][own.growing[0]]])
+        count, indices = np.diff(own.tile_indptr), own.indices.copy()
+        count[own.rests - 1] += more
+        indices[own.rests] += more
+        listed: dict[str, Any] = {"tile_indptr": frozen(offsets(count)), "indices": frozen(indices)}
+        items = share_out(replace(own, views=views, **listed), self.q_len, self.block[0], self.workers)
+        return listed | items._asdict()
+
+
+def fixed(tiled: Tiled, q_len: int, block_q: int, workers: int) -> dict[str, Any]:
+    """The same fields of a plan that does not grow."""
+    names = ("kv_len", "views", "tile_indptr", "indices", "mask", "masks", "nnz")
+    return {name: getattr(tiled, name) for name in names} | share_out(tiled, q_len, block_q, workers)._asdict()
+
+
+def _first_keys(keys: int, block_q: int, block_kv: int) -> np.ndarray:
+    """The bitmask, (1, block_q, words), that allows so many keys to every query."""
+    row = np.frombuffer(((1 << keys) - 1).to_bytes(block_kv // 8, "little"), "<u8").astype(np.uint64)
+    return np.broadcast_to(row, (1, block_q, len(row)))
