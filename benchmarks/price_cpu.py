@@ -31,7 +31,7 @@ from spattn import compiler, cpu
 from spattn import patterns as sp
 from spattn.call import Call
 from spattn.cpu._coefficients import shape_of
-from spattn.schedule.price import Counts, count, predicted_ms
+from spattn.schedule.price import Counts, Features, count, predicted_ms
 
 HEADS, ROUNDS = 2, 6
 DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -81,7 +81,7 @@ def prepare(case, isa: str, dtype: str):
     q, k, v = (x.astype(DTYPES[dtype]) for x in np.random.default_rng(0).standard_normal((3, 1, HEADS, tokens, dim)))
     call = Call.of(q, k, v)
     plan = compiler.plan(pattern, tokens, tile=tile, box=box, workers=cpu.workers_for(call))
-    counts = count(plan, 1, HEADS, dim, dim, *shape_of(isa, dtype))
+    counts = count(plan, 1, HEADS, Features(dim, dim, *shape_of(isa, dtype)))
     return cpu.prepare(call, plan, isa=isa), (q, k, v, call.scale), counts, plan.efficiency
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import spattn
+from spattn import cpu
 from spattn import patterns as sp
 from spattn.patterns import Lattice, Part
 
@@ -29,8 +30,8 @@ class Scattered(sp.Pattern):
         return tuple(Part(self, query, key) for query in lattices for key in lattices)
 
 
-def arrays(tokens=128):
-    return np.random.default_rng(0).standard_normal((3, 1, 1, tokens, 16), dtype=np.float32)
+def arrays(tokens=128, heads=8):
+    return np.random.default_rng(0).standard_normal((3, 1, heads, tokens, 16), dtype=np.float32)
 
 
 def test_the_text_says_what_was_chosen_and_what_is_cheaper():
@@ -93,15 +94,39 @@ def test_the_warning_comes_once_and_at_the_line_of_the_call():
     with pytest.warns(spattn.EfficiencyWarning, match="attention over all pairs is predicted to take") as found:
         spattn.attention(*arrays(), Scattered())
     assert len(found) == 1 and found[0].filename == __file__
+    assert spattn.plan_cache_info().plans == 1  # dense attention is priced and not planned
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         spattn.attention(*arrays(), Scattered())
         spattn.attention(*arrays(), Scattered(), scale=0.5, return_lse=True)
 
 
-@pytest.mark.parametrize("pattern", [sp.Causal(), sp.SlidingWindow(2), sp.Windowed((8, 16), 2)])
-def test_nobody_is_warned_of_what_is_cheap(pattern):
+@pytest.mark.parametrize(
+    ("pattern", "given"),
+    [
+        (sp.Causal(), {}),
+        (sp.SlidingWindow(2), {}),
+        (sp.Windowed((8, 16), 2), {}),
+        (Scattered(), {"heads": 1}),  # loses less than a millisecond
+    ],
+)
+def test_nobody_is_warned_of_what_is_cheap(pattern, given):
     spattn.clear_plan_cache()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        spattn.attention(*arrays(), pattern)
+        spattn.attention(*arrays(**given), pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "queries"),
+    [
+        (sp.Causal(), 1),  # a tile of which one query is real is no loss: kernels take no more than that
+        (sp.SlidingWindow(8), 2),
+        (sp.DilatedWindow(2, dilation=512), 4096),  # dense attention has far more tiles
+    ],
+)
+def test_what_cannot_lose_is_not_priced(pattern, queries, monkeypatch):
+    monkeypatch.setattr(cpu, "predicted_ms", lambda *given: pytest.fail("priced"))
+    spattn.clear_plan_cache()
+    q, k, v = arrays(4096, heads=1)
+    spattn.attention(q[:, :, -queries:], k, v, pattern)

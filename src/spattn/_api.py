@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from ._backends import Backend, load
-from ._errors import LEAST_EFFICIENCY
 from ._imports import whole_imports
 from ._index_checks import LONGEST
 from .arrays import NUMPY, ArrayKind, compiling, dtype_name, kind_of, of_any_length, recorder, traced
@@ -22,6 +21,8 @@ from .plan._types import TILE
 if TYPE_CHECKING:
     from .layout import Layout
 
+_LEAST_EFFICIENCY = 0.05  # of a plan of which nobody is warned
+_MOST_TILES = 4  # of dense attention, that cost what one tile may with queries, keys and partial rows of its own
 _CONSTANT = (Pattern, Plan, str)  # what stays as it is; anything else is looked at anew by every call
 
 _P = ParamSpec("_P")
@@ -389,7 +390,7 @@ def _prepare(
     change behind the key."""
     module = _backend_for(call, backend)
     plan = find_plan(module, pattern, call)
-    if plan.efficiency < LEAST_EFFICIENCY and _name_for(call, backend) == "cpu":
+    if _name_for(call, backend) == "cpu" and _may_lose(plan):
         with whole_imports:
             from ._explain import warn_where_dense_wins  # which few calls need
 
@@ -410,6 +411,14 @@ def _prepare(
         found = None if least is None else of_any_length(key[0])
         keep_call(pattern, key if found is None else (found[0], *key[1:]), plan, prepared)
     return prepared
+
+
+def _may_lose(plan: Plan) -> bool:
+    """Whether dense attention may cost less, by what is known before a plan is priced: few of the pairs that it
+    computes are allowed, not for want of queries, and dense attention has not many times as many tiles."""
+    dense = plan.variants * -(-plan.q_len // plan.block_q) * -(-plan.kv_len // plan.block_kv)
+    queries = min(plan.block_q, plan.q_len) / plan.block_q
+    return plan.efficiency < _LEAST_EFFICIENCY * queries and plan.tiles * _MOST_TILES > dense
 
 
 def _through_numpy(kind: ArrayKind, run: Callable[..., Any]) -> Callable[..., Any]:

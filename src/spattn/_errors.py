@@ -1,7 +1,5 @@
 """Errors and warnings of spattn's own."""
 
-LEAST_EFFICIENCY = 0.05  # of a plan of which nobody is warned
-
 
 class BackendUnavailable(RuntimeError):
     """A backend was asked for by name and cannot run here; the message says what is missing and what fixes it."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from . import compiler, cpu
+from . import cpu
 from ._errors import EfficiencyWarning
-from .patterns import Full, draw
+from .patterns import draw
 from .patterns._check import choice, integer
 from .plan import Plan, positions
 from .plan._cache import kept_with_plan
@@ -20,6 +20,7 @@ __all__ = ["Explanation", "explain", "warn_where_dense_wins"]
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _LARGEST_PICTURE = 4096  # tokens of a side
+_FACTOR, _LOST_MS = 1.5, 1.0  # predicted to be lost, both, before anybody is warned: predictions err by a quarter
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +116,7 @@ def explain(plan: Plan, batch: int, heads: int, head_dim: int, dtype: str) -> Ex
     return Explanation(
         plan,
         cpu.predicted_ms(plan, *sizes),
-        _dense_ms(plan, *sizes),
+        cpu.dense_ms(plan.q_len, plan.kv_len, *sizes),
         cheaper,
         None if cheaper is None else cpu.predicted_ms(cheaper, *sizes),
     )
@@ -125,10 +126,11 @@ def explain(plan: Plan, batch: int, heads: int, head_dim: int, dtype: str) -> Ex
 def warn_where_dense_wins(
     plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str
 ) -> tuple[float, float]:
-    """Warns, once for each plan, where attention over all pairs is predicted to take less time; returns both times."""
+    """Warns, once for each plan, where attention over all pairs is predicted to save time worth a change; returns both
+    times."""
     sizes = batch, heads, head_dim, head_dim_v, dtype
-    own, dense = cpu.predicted_ms(plan, *sizes), _dense_ms(plan, *sizes)
-    if dense < own:
+    own, dense = cpu.predicted_ms(plan, *sizes), cpu.dense_ms(plan.q_len, plan.kv_len, *sizes)
+    if own > max(_FACTOR * dense, dense + _LOST_MS):
         warnings.warn(
             f"{plan.pattern!r}: {100 * plan.efficiency:.2g} % of the pairs that its plan computes are allowed, and "
             f"attention over all pairs is predicted to take {dense:.3g} ms instead of {own:.3g} ms on one thread. "
@@ -138,11 +140,6 @@ def warn_where_dense_wins(
             stacklevel=6,
         )
     return own, dense
-
-
-def _dense_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-    dense = compiler.plan(Full(), plan.q_len, plan.kv_len, batch=batch, heads=heads, tile=cpu.TILE)
-    return cpu.predicted_ms(dense, batch, heads, head_dim, head_dim_v, dtype)
 
 
 def _computed(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:

@@ -17,8 +17,7 @@ from ..plan._sealed import Sealed, moved, sealed_for
 from ..schedule.gradients import units
 from ..schedule.order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
-from . import _core, _nonfinite
-from ._choice import chosen, in_boxes, price_ms
+from . import _choice, _core, _nonfinite
 from ._coefficients import device
 from ._threads import num_threads
 from ._workspace import free_workspaces
@@ -29,6 +28,7 @@ __all__ = [
     "accepts",
     "backward",
     "cheaper",
+    "dense_ms",
     "forward",
     "free_workspaces",
     "info",
@@ -131,8 +131,11 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan
         If the pattern does not fit the shapes, or takes too many bytes.
     """
     workers = workers_for(call)
-    tile = _AMX_TILE if _default_isa() == "amx" and call.dtype in _TWO_BYTES else TILE
-    return chosen(pattern, call, tile, workers, max_bytes, device(_default_isa(), call.dtype))
+    return _choice.chosen(pattern, call, _tile_for(call.dtype), workers, max_bytes, device(_default_isa(), call.dtype))
+
+
+def _tile_for(dtype: str) -> tuple[int, int]:
+    return _AMX_TILE if _default_isa() == "amx" and dtype in _TWO_BYTES else TILE
 
 
 def workers_for(call: Call) -> int:
@@ -157,7 +160,26 @@ def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: 
     float
         Milliseconds.
     """
-    return price_ms(plan, (batch, heads, head_dim, head_dim_v), device(_default_isa(), dtype))
+    return _choice.price_ms(plan, (batch, heads, head_dim, head_dim_v), device(_default_isa(), dtype))
+
+
+def dense_ms(q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
+    """What a forward over all pairs would take on the same thread.
+
+    Parameters
+    ----------
+    q_len, kv_len : int
+        Lengths in tokens.
+    batch, heads, head_dim, head_dim_v, dtype
+        As for :func:`predicted_ms`.
+
+    Returns
+    -------
+    float
+        Milliseconds.
+    """
+    sizes = batch, heads, head_dim, head_dim_v
+    return _choice.dense_ms(q_len, kv_len, _tile_for(dtype), sizes, device(_default_isa(), dtype))
 
 
 def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
@@ -172,7 +194,7 @@ def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, 
     -------
     Plan or None
     """
-    return in_boxes(plan, (batch, heads, head_dim, head_dim_v), 1, device(_default_isa(), dtype))
+    return _choice.in_boxes(plan, (batch, heads, head_dim, head_dim_v), 1, device(_default_isa(), dtype))
 
 
 def accepts(plan: Plan, call: Call) -> bool:

@@ -14,10 +14,10 @@ from ..patterns import Pattern
 from ..patterns._lattice import Span
 from ..plan import Plan
 from ..plan._cache import kept_with_plan
-from ..schedule.price import ROWS, Counts, count, predicted_ms
+from ..schedule.price import ROWS, Counts, Features, count, count_dense, predicted_ms
 from ._coefficients import Device
 
-__all__ = ["chosen", "in_boxes", "price_ms"]
+__all__ = ["chosen", "dense_ms", "in_boxes", "price_ms"]
 
 _EFFICIENT = 0.6  # from here on nothing else is tried
 _CELLS = range(17, 97)  # of a box: few rows are decoded one by one, and of more the weights leave the first-level cache
@@ -30,7 +30,17 @@ Sizes = tuple[int, int, int, int]  # batch entries, query heads, head_dim, head_
 
 def price_ms(plan: Plan, sizes: Sizes, device: Device) -> float:
     """The predicted milliseconds of a forward on one thread."""
-    return predicted_ms(count(plan, *sizes, device.lanes, device.copies), device.nanoseconds)
+    return predicted_ms(count(plan, *sizes[:2], _features(sizes, device)), device.nanoseconds)
+
+
+def dense_ms(q_len: int, kv_len: int, tile: tuple[int, int], sizes: Sizes, device: Device) -> float:
+    """The same of attention over all pairs, which nobody has to plan for this."""
+    counts = count_dense(q_len, kv_len, *sizes[:2], tile, _features(sizes, device))
+    return predicted_ms(counts, device.nanoseconds)
+
+
+def _features(sizes: Sizes, device: Device) -> Features:
+    return Features(*sizes[2:], device.lanes, device.copies)
 
 
 def chosen(

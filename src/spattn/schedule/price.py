@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._ragged import ramp
 from ..plan import Plan
 from ..plan._cache import kept_with_plan
 from ..plan._types import real_extents
 
-__all__ = ["ROWS", "Counts", "count", "predicted_ms"]
+__all__ = ["ROWS", "Counts", "Features", "count", "count_dense", "predicted_ms"]
 
 _KEYS = 8  # of a block of scores, which is skipped as a whole
 ROWS = 6  # of a block of the output: a key that none of them attends to is skipped
@@ -48,32 +49,49 @@ class Counts(NamedTuple):
     merged: float
 
 
+class Features(NamedTuple):
+    """What of a call and of the kernels that compute it the counts depend on.
+
+    Attributes
+    ----------
+    head_dim, head_dim_v : int
+        Of the call.
+    lanes : int
+        Of a vector.
+    copies : bool
+        Whether no key is read in place.
+    """
+
+    head_dim: int
+    head_dim_v: int
+    lanes: int
+    copies: bool = False
+
+
 def predicted_ms(counts: Counts, coefficients: tuple[float, ...]) -> float:
     """Milliseconds, of nanoseconds for one of each."""
     return 1e-6 * sum(number * cost for number, cost in zip(counts, coefficients, strict=True))
 
 
-def count(
-    plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, lanes: int, copies: bool = False
-) -> Counts:
-    """The counts of a call; vectors have so many lanes, and with `copies` no key is read in place."""
-    own = _of_plan(plan, batch, heads, lanes)
-    both, wide = head_dim + head_dim_v, -(-head_dim_v // lanes)
-    return Counts(
-        items=own.items,
-        tiles=own.tiles,
-        rows=own.rows * both,
-        scores=own.vectors * head_dim,
-        weights=own.weights,
-        output=own.output * wide,
-        gathered=(own.keys if copies else own.gathered) * both,
-        merged=own.merged * head_dim_v,
-    )
+def count(plan: Plan, batch: int, heads: int, of: Features) -> Counts:
+    """The counts of a call."""
+    return _with_features(_of_plan(plan, batch, heads, of.lanes), of)
+
+
+def count_dense(q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int], of: Features) -> Counts:
+    """Those of attention over all pairs in tiles of this size, without its plan."""
+    tiles, rest = divmod(q_len, tile[0])
+    items = tiles + (rest > 0)
+    vectors, blocks = (tiles * -(-tile[0] // side) + -(-rest // side) for side in (of.lanes, ROWS))
+    each = vectors * -(-kv_len // _KEYS) * _KEYS
+    # In the order of _OfPlan; keys and values lie in the order in which they are read.
+    own = items, items * -(-kv_len // tile[1]), q_len, each, each, blocks * kv_len, 0, 0, kv_len, 0
+    return _with_features(_OfPlan(*(float(batch * heads * number) for number in own)), of)
 
 
 class _OfPlan(NamedTuple):
-    """The same before features come in; `output` is in blocks of rows times keys, `keys` are all that `gathered` would
-    be if none were read in place."""
+    """The same before features come in; `output` is in blocks of rows times keys. `keys` are all that are met; of
+    those, `uneven` do not lie as far apart as each other, and `apart` are not neighbours."""
 
     items: float
     tiles: float
@@ -81,56 +99,96 @@ class _OfPlan(NamedTuple):
     vectors: float
     weights: float
     output: float
-    gathered: float
+    uneven: float
+    apart: float
     keys: float
     merged: float
 
 
+def _with_features(own: _OfPlan, of: Features) -> Counts:
+    """Keys are read in place where they lie evenly, values where they are neighbours and fill whole vectors."""
+    wide = -(-of.head_dim_v // of.lanes)
+    copied = own.keys if of.copies else own.uneven
+    copied_values = own.keys if of.copies or of.head_dim_v % of.lanes else own.apart
+    return Counts(
+        items=own.items,
+        tiles=own.tiles,
+        rows=own.rows * (of.head_dim + of.head_dim_v),
+        scores=own.vectors * of.head_dim,
+        weights=own.weights,
+        output=own.output * wide,
+        gathered=copied * of.head_dim + copied_values * of.head_dim_v,
+        merged=own.merged * of.head_dim_v,
+    )
+
+
 @kept_with_plan
 def _of_plan(plan: Plan, batch: int, heads: int, lanes: int) -> _OfPlan:
-    times = np.bincount(np.broadcast_to(plan.variant, (batch, heads)).ravel(), minlength=plan.variants)
+    times = np.bincount(plan.variant.ravel(), minlength=plan.variants) * (batch * heads / max(plan.variant.size, 1))
     of_item = np.repeat(times, np.diff(plan.work_indptr))
     views = plan.views[plan.components["query_view"][plan.work["component"]]]
     cells = real_extents(views, plan.work["query_tile"]).prod(axis=1)
-    of_mask, filled, gathered, keys = _of_lists(plan, times, lanes)
-    vectors, weights, output = _of_masks(plan, lanes)
     of_merge = np.repeat(times, np.diff(plan.merge_variants))
+    runs = _runs_of(plan, times)
+    vectors, weights, output = _of_runs(plan, runs, lanes)
+    uneven, apart, keys = _of_keys(plan, runs)
     return _OfPlan(
         items=float(of_item.sum()),
-        tiles=float(of_mask.sum()),
+        tiles=float(runs.tiles.sum()),
         rows=float((of_item * cells).sum()),
-        vectors=float(filled @ vectors),
-        weights=float(filled @ weights),
-        output=float(filled @ output),
-        gathered=gathered,
+        vectors=vectors,
+        weights=weights,
+        output=output,
+        uneven=uneven,
+        apart=apart,
         keys=keys,
         merged=float((of_merge * np.diff(plan.merge_indptr)).sum()),
     )
 
 
-def _of_lists(plan: Plan, times: np.ndarray, lanes: int) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """How many tiles each bitmask has (those without one first), the same by the share of their vectors that hold
-    queries, and the keys that are copied: those that cannot be read in place, and all of them."""
-    of_mask, filled = np.zeros((2, len(plan.masks) + 1))
-    gathered, keys = 0.0, 0.0
-    most = -(-plan.block_q // lanes)
-    first = plan.components["first_row"]
-    for row in np.unique(first):  # families
-        family = plan.components[first == row]
-        copies = float(times[family["variant"]].sum())
-        query, tiles = plan.views[family["query_view"][0]], int(family["query_tiles"][0])
-        runs = slice(plan.indptr[row], plan.indptr[row + tiles])
-        length, mask = np.diff(plan.tile_indptr[runs.start : runs.stop + 1]) * copies, plan.mask[runs] + 1
-        cells = real_extents(np.broadcast_to(query, tiles), np.arange(tiles)).prod(axis=1)
-        share = np.repeat(-(-cells // lanes) / most, np.diff(plan.indptr[row : row + tiles + 1]))
-        of_mask += np.bincount(mask, length, len(of_mask))
-        filled += np.bincount(mask, length * share, len(of_mask))
-        for number, met in enumerate(np.bincount(plan.key_view[runs], length / copies if copies else length)):
-            view = plan.views[family["key_view"][0] + number]
-            own = copies * min(met / int(view["tiles"]), 1.0) * float(view["extent"].prod(dtype=np.int64))
-            in_place = view["box"][:2].max() == 1 and view["stride"][2] == 1
-            gathered, keys = gathered + (0.0 if in_place else own), keys + own
-    return of_mask, filled, gathered, keys
+class _Runs(NamedTuple):
+    """Of each run: how often its lists are taken (`copies`), how many tiles that makes, how many queries its query tile
+    has, and the number of its key view in the plan."""
+
+    copies: np.ndarray
+    tiles: np.ndarray
+    cells: np.ndarray
+    key_view: np.ndarray
+
+
+def _runs_of(plan: Plan, times: np.ndarray) -> _Runs:
+    """Components that start at one row share the lists of the first of them."""
+    components = plan.components
+    _, index, family = np.unique(components["first_row"], return_index=True, return_inverse=True)
+    shared, taken = components[index], np.bincount(family, times[components["variant"]], len(index))
+    of_row = np.repeat(np.arange(len(index)), shared["query_tiles"])
+    cells = real_extents(plan.views[shared["query_view"][of_row]], ramp(shared["query_tiles"])).prod(axis=1)
+    row = np.repeat(np.arange(len(of_row)), np.diff(plan.indptr))
+    copies = taken[of_row[row]]
+    key_view = shared["key_view"][of_row[row]] + plan.key_view
+    return _Runs(copies, np.diff(plan.tile_indptr) * copies, cells[row], key_view)
+
+
+def _of_runs(plan: Plan, runs: _Runs, lanes: int) -> tuple[float, ...]:
+    """Vectors of scores, vectors of weights, and blocks of rows of the output times keys: of a tile all, or what its
+    bitmask leaves of it, but never more than the queries of its query tile have."""
+    most = (-(-runs.cells // side) * plan.block_kv for side in (lanes, lanes, ROWS))
+    number = plan.mask + 1
+    own = zip(_of_masks(plan, lanes), most, strict=True)
+    return tuple(float(runs.tiles @ np.minimum(left[number], queries)) for left, queries in own)
+
+
+def _of_keys(plan: Plan, runs: _Runs) -> tuple[float, float, float]:
+    """The keys of the tiles that are met, once for each of their views: those that are uneven, those that are apart,
+    and all."""
+    met = np.bincount(runs.key_view, runs.tiles, len(plan.views))
+    copies = np.zeros(len(plan.views))
+    copies[runs.key_view] = runs.copies
+    views = plan.views
+    keys = np.minimum(met / np.maximum(views["tiles"], 1), copies) * views["extent"].prod(axis=1, dtype=np.int64)
+    uneven = views["box"][:, :2].max(axis=1) > 1
+    apart = uneven | (views["stride"][:, 2] != 1)
+    return float(keys[uneven].sum()), float(keys[apart].sum()), float(keys.sum())
 
 
 def _of_masks(plan: Plan, lanes: int) -> list[np.ndarray]:
