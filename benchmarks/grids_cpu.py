@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 SIDE = 56
 NOTES = "float32, one thread, processor time; medians over processes of the builds that took turns."

@@ -16,7 +16,7 @@ def counted(pattern, tokens, of=FLOAT32, heads=1, **how):
 
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])
-@pytest.mark.parametrize("tokens", [48, 240, 672])
+@pytest.mark.parametrize("tokens", [20, 48, 240, 672])
 def test_dense_attention_is_counted_as_its_plan_would_be(tokens, lanes):
     """One document, whose plan does not grow and so has the tiles of a closed form."""
     of = Features(32, 64, lanes)
