@@ -16,12 +16,12 @@ def counted(pattern, tokens, of=FLOAT32, heads=1, **how):
 
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])
-@pytest.mark.parametrize("tokens", [20, 48, 240, 672])
+@pytest.mark.parametrize("tokens", [20, 48, 300, 1000])
 def test_dense_attention_is_counted_as_its_plan_would_be(tokens, lanes):
     """One document, whose plan does not grow and so has the tiles of a closed form."""
     of = Features(32, 64, lanes)
     planned = count(spattn.plan(sp.Documents((tokens,)), tokens, tile=(48, 64)), 2, 3, of)
-    assert planned == count_dense(tokens, tokens, 2, 3, (48, 64), of)
+    assert planned == pytest.approx(count_dense(tokens, tokens, 2, 3, (48, 64), of), rel=1e-14)
 
 
 def test_a_block_without_an_allowed_pair_is_not_counted():

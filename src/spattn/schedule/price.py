@@ -171,11 +171,12 @@ def _runs_of(plan: Plan, times: np.ndarray) -> _Runs:
 
 def _of_runs(plan: Plan, runs: _Runs, lanes: int) -> tuple[float, ...]:
     """Vectors of scores, vectors of weights, and blocks of rows of the output times keys: of a tile all, or what its
-    bitmask leaves of it, but never more than the queries of its query tile have."""
-    most = (-(-runs.cells // side) * plan.block_kv for side in (lanes, lanes, ROWS))
-    number = plan.mask + 1
-    own = zip(_of_masks(plan, lanes), most, strict=True)
-    return tuple(float(runs.tiles @ np.minimum(left[number], queries)) for left, queries in own)
+    bitmask leaves of it, and of that the share of its rows that hold queries, as the others repeat those."""
+    number, found = plan.mask + 1, []
+    for left, side in zip(_of_masks(plan, lanes), (lanes, lanes, ROWS), strict=True):
+        share = -(-runs.cells // side) / -(-plan.block_q // side)
+        found.append(float((runs.tiles * share) @ left[number]))
+    return tuple(found)
 
 
 def _of_keys(plan: Plan, runs: _Runs) -> tuple[float, float, float]:
