@@ -5,7 +5,7 @@
     python benchmarks/price_cpu.py --isa avx2       # another one, nothing written
     python benchmarks/price_cpu.py --dtype float32  # every case of one dtype, nothing written
 
-Twenty problems, three plans of each: other tiles, and boxes of queries with keys of their own where the pattern has
+Twenty-one problems, three plans of each: other tiles, and boxes of queries with keys of their own where the pattern has
 spans. All are timed in turns. Coefficients are nanoseconds for one of each of ``spattn.schedule.price.Counts``, fitted
 by non-negative least squares of relative errors. A case is judged by coefficients that were fitted without its problem.
 Writes ``benchmarks/results/price_cpu.json``; exits with 1 when float32 misses a target. The
@@ -50,6 +50,7 @@ PROBLEMS = (
     ("window 127, causal, wide", sp.SlidingWindow(127, 0), 2048, 128, PLAIN),
     ("dilated window", sp.DilatedWindow(32, dilation=4), 4096, 64, PLAIN),
     ("strided", sp.Strided(64), 2048, 64, PLAIN),
+    ("strided, narrow", sp.Strided(32), 2048, 32, PLAIN),
     ("fixed", sp.Fixed(64, 8), 2048, 64, PLAIN),
     ("Longformer", sp.Longformer(128, global_tokens=16), 2048, 64, PLAIN),
     ("BigBird", sp.BigBird(64), 2048, 64, PLAIN),
