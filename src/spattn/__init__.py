@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 from . import patterns
 from ._api import attention, attention_backward, plan
 from ._backends import available_backends
-from ._errors import BackendUnavailable
+from ._errors import BackendUnavailable, EfficiencyWarning
 from ._imports import whole_imports
 from .plan import Plan, PlanCacheInfo, clear_plan_cache, plan_cache_info
 
 __all__ = [
     "BackendUnavailable",
+    "EfficiencyWarning",
     "Plan",
     "PlanCacheInfo",
     "__version__",

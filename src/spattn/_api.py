@@ -21,6 +21,8 @@ from .plan._types import TILE
 if TYPE_CHECKING:
     from .layout import Layout
 
+_LEAST_EFFICIENCY = 0.05  # of a plan of which nobody is warned
+_MOST_TILES = 4  # of dense attention, that cost what one tile may with queries, keys and partial rows of its own
 _CONSTANT = (Pattern, Plan, str)  # what stays as it is; anything else is looked at anew by every call
 
 _P = ParamSpec("_P")
@@ -116,6 +118,12 @@ def attention(
         If q, k or v carry a tangent of PyTorch's forward-mode differentiation: only gradients are recorded.
     BackendUnavailable
         If the backend asked for cannot run here.
+
+    Warns
+    -----
+    EfficiencyWarning
+        Once for a plan on the CPU of whose computed pairs fewer than 5 % are allowed, where attention over all pairs
+        is predicted to take less time.
 
     Notes
     -----
@@ -248,6 +256,7 @@ def plan(
     batch: int = 1,
     heads: int | None = None,
     tile: tuple[int, int] = TILE,
+    box: tuple[int, ...] | None = None,
     workers: int = 1,
     max_bytes: int | None = None,
     backend: str | None = None,
@@ -261,13 +270,16 @@ def plan(
     pattern : Pattern
         What is allowed.
     q_len, kv_len : int
-        Lengths in tokens; `kv_len` defaults to `q_len`. `like` replaces them, and `batch`, `heads`, `tile` and
+        Lengths in tokens; `kv_len` defaults to `q_len`. `like` replaces them, and `batch`, `heads`, `tile`, `box` and
         `workers`.
     batch, heads : int, optional
         Batch entries and query heads; they matter only to patterns that tell them apart. `heads` defaults to the
         pattern's own number.
     tile : (int, int), optional
         Queries and keys of a tile, at most 32768; the number of keys is a multiple of 64.
+    box : tuple of int, optional
+        Queries of a tile along each axis of a grid, as many in all as `tile` has; the keys that such a box of queries
+        reaches are then a view of their own. Only the parts of a pattern that have spans on as many axes are cut so.
     workers : int, optional
         How many workers (processor cores, multiprocessors) share one head's work, at least 1: long key lists are split
         so that each has about four pieces.
@@ -292,8 +304,9 @@ def plan(
     Raises
     ------
     TypeError
-        If `pattern` is not a Pattern, or `batch`, `heads`, `tile`, `workers` or `max_bytes` is not of integers; if
-        neither lengths nor `like` are given, or both; as :func:`spattn.attention` for `like`, `backend` and `layout`.
+        If `pattern` is not a Pattern, or `batch`, `heads`, `tile`, `box`, `workers` or `max_bytes` is not of integers;
+        if neither lengths nor `like` are given, or both; as :func:`spattn.attention` for `like`, `backend` and
+        `layout`.
     BackendUnavailable
         If the backend asked for cannot run here.
     ValueError
@@ -330,11 +343,11 @@ def plan(
                 "plan(): expected q_len, or arrays like=(q, k, v) with which a backend and a layout may be named"
             )
         return compiler.plan(
-            pattern, q_len, kv_len, batch=batch, heads=heads, tile=tile, workers=workers, max_bytes=max_bytes
+            pattern, q_len, kv_len, batch=batch, heads=heads, tile=tile, box=box, workers=workers, max_bytes=max_bytes
         )
-    given = q_len, kv_len, batch, heads, tile, workers
-    if given != (None, None, 1, None, TILE, 1):
-        raise TypeError("plan(): expected no lengths, batch, heads, tile or workers beside like=(q, k, v)")
+    given = q_len, kv_len, batch, heads, tile, box, workers
+    if given != (None, None, 1, None, TILE, None, 1):
+        raise TypeError("plan(): expected no lengths, batch, heads, tile, box or workers beside like=(q, k, v)")
     backend = "auto" if backend is None else backend
     check_options(backend, layout=layout)
     call = Call.of(*like, layout=layout)
@@ -377,6 +390,11 @@ def _prepare(
     change behind the key."""
     module = _backend_for(call, backend)
     plan = find_plan(module, pattern, call)
+    if _name_for(call, backend) == "cpu" and _may_lose(plan):
+        with whole_imports:
+            from ._explain import warn_where_dense_wins  # which few calls need
+
+        warn_where_dense_wins(plan, call.batch, call.heads_q, call.head_dim, call.head_dim_v, call.dtype)
     run: Callable[..., Any] = module.prepare_backward(call, plan) if backward else module.prepare(call, plan)
     if module.LIMITS.host_arrays and call.kind is not NUMPY:
         run = _through_numpy(call.kind, run)
@@ -393,6 +411,14 @@ def _prepare(
         found = None if least is None else of_any_length(key[0])
         keep_call(pattern, key if found is None else (found[0], *key[1:]), plan, prepared)
     return prepared
+
+
+def _may_lose(plan: Plan) -> bool:
+    """Whether dense attention may cost less, by what is known before a plan is priced: few of the pairs that it
+    computes are allowed, not for want of queries, and dense attention has not many times as many tiles."""
+    dense = plan.variants * -(-plan.q_len // plan.block_q) * -(-plan.kv_len // plan.block_kv)
+    queries = min(plan.block_q, plan.q_len) / plan.block_q
+    return plan.efficiency < _LEAST_EFFICIENCY * queries and plan.tiles * _MOST_TILES > dense
 
 
 def _through_numpy(kind: ArrayKind, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,6 +10,8 @@ Passes that only some backends need are made of the plan when they ask for them,
 
 from __future__ import annotations
 
+import math
+
 from ._imports import whole_imports
 from ._index_checks import check_lengths
 from ._limits import memory
@@ -20,7 +22,7 @@ from .plan import Plan
 from .plan._budget import Budget
 from .plan._cache import find, keep
 from .plan._sealed import seal
-from .plan._types import LARGEST_SIDE, TILE
+from .plan._types import AXES, LARGEST_SIDE, TILE
 
 __all__ = ["plan", "plan_for"]
 
@@ -33,6 +35,7 @@ def plan(
     batch: int = 1,
     heads: int | None = None,
     tile: tuple[int, int] = TILE,
+    box: tuple[int, ...] | None = None,
     workers: int = 1,
     max_bytes: int | None = None,
 ) -> Plan:
@@ -49,6 +52,7 @@ def plan(
         _at_least(0, "batch", batch),
         heads,
         _check_tile(tile),
+        None if box is None else _check_box(box, tile),
         _at_least(1, "workers", workers),
     )
     if max_bytes is not None:
@@ -69,6 +73,7 @@ def plan_for(
     workers: int = 1,
     max_bytes: int | None = None,
     tile_by_tile: bool = False,
+    box: tuple[int, ...] | None = None,
 ) -> Plan:
     """The same for a call, with the tiles and the number of workers that suit a backend, which may write its lists out
     tile by tile: `max_bytes` bounds that, too."""
@@ -79,6 +84,7 @@ def plan_for(
         batch=call.batch,
         heads=call.heads_q,
         tile=tile,
+        box=box,
         workers=workers,
         max_bytes=max_bytes,
     )
@@ -94,6 +100,7 @@ def _compile(
     batch: int,
     heads: int,
     tile: tuple[int, int],
+    box: tuple[int, ...] | None,
     workers: int,
     budget: Budget,
 ) -> Plan:
@@ -101,7 +108,7 @@ def _compile(
         from .plan._build import tile_pattern
         from .schedule.growth import Growth, fixed
 
-    tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, budget)
+    tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, box, budget)
     growth = Growth.of(tiled, q_len, tile, workers).fields if len(tiled.growing) else None
     made = Plan(
         pattern=pattern,
@@ -129,3 +136,10 @@ def _check_tile(tile: tuple[int, int]) -> tuple[int, int]:
         expected = f"(block_q >= 1, a multiple of 64), both up to {LARGEST_SIDE}"
         raise ValueError(f"tile: expected {expected}, got {sides}")
     return sides[0], sides[1]
+
+
+def _check_box(box: tuple[int, ...], tile: tuple[int, int]) -> tuple[int, ...]:
+    sides = integers("box", box, 1)
+    if math.prod(sides) != tile[0] or len(sides) > AXES:
+        raise ValueError(f"box: expected {tile[0]} queries on up to {AXES} axes, got {sides}")
+    return sides

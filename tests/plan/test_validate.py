@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import spattn
 from spattn import patterns as p
 from spattn.plan import validate
-from spattn.plan._build import repeats
+from spattn.plan._parts import repeats
 from spattn.testing.strategies import cases, compositions
 
 N = 300

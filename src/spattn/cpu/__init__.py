@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from .. import compiler
 from .._backends import Limits, PreparedBackward, PreparedForward
 from .._cached import Recent
 from ..call import Call, check_results
@@ -18,7 +17,8 @@ from ..plan._sealed import Sealed, moved, sealed_for
 from ..schedule.gradients import units
 from ..schedule.order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
-from . import _core, _nonfinite
+from . import _choice, _core, _nonfinite
+from ._coefficients import device
 from ._threads import num_threads
 from ._workspace import free_workspaces
 
@@ -27,12 +27,15 @@ __all__ = [
     "TILE",
     "accepts",
     "backward",
+    "cheaper",
+    "dense_ms",
     "forward",
     "free_workspaces",
     "info",
     "instruction_sets",
     "num_threads",
     "plan_for",
+    "predicted_ms",
     "prepare",
     "prepare_backward",
     "unavailable",
@@ -105,7 +108,7 @@ def info() -> dict[str, object]:
 
 
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan:
-    """The plan with this backend's tile shape.
+    """The plan with this backend's tile shape, or with boxes of queries that are priced below it.
 
     Long lists are split by shape alone, so that results do not depend on the number of threads.
 
@@ -127,9 +130,71 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan
     ValueError
         If the pattern does not fit the shapes, or takes too many bytes.
     """
-    workers = max(1, _PARALLEL_TASKS // max(1, call.batch * call.heads_q))
-    tile = _AMX_TILE if _default_isa() == "amx" and call.dtype in _TWO_BYTES else TILE
-    return compiler.plan_for(pattern, call, tile, workers, max_bytes)
+    workers = workers_for(call)
+    return _choice.chosen(pattern, call, _tile_for(call.dtype), workers, max_bytes, device(_default_isa(), call.dtype))
+
+
+def _tile_for(dtype: str) -> tuple[int, int]:
+    return _AMX_TILE if _default_isa() == "amx" and dtype in _TWO_BYTES else TILE
+
+
+def workers_for(call: Call) -> int:
+    """Among how many workers planning shares the work of a head: pieces enough for any machine's threads."""
+    return max(1, _PARALLEL_TASKS // max(1, call.batch * call.heads_q))
+
+
+def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
+    """What a forward with a plan would take on one thread of a machine like the one that was measured.
+
+    Parameters
+    ----------
+    plan : Plan
+        Of these batch entries and query heads.
+    batch, heads, head_dim, head_dim_v : int
+        Of the call.
+    dtype : str
+        One of "float32", "float64", "float16" and "bfloat16".
+
+    Returns
+    -------
+    float
+        Milliseconds.
+    """
+    return _choice.price_ms(plan, (batch, heads, head_dim, head_dim_v), device(_default_isa(), dtype))
+
+
+def dense_ms(q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
+    """What a forward over all pairs would take on the same thread.
+
+    Parameters
+    ----------
+    q_len, kv_len : int
+        Lengths in tokens.
+    batch, heads, head_dim, head_dim_v, dtype
+        As for :func:`predicted_ms`.
+
+    Returns
+    -------
+    float
+        Milliseconds.
+    """
+    sizes = batch, heads, head_dim, head_dim_v
+    return _choice.dense_ms(q_len, kv_len, _tile_for(dtype), sizes, device(_default_isa(), dtype))
+
+
+def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
+    """The plan in boxes of queries that is priced below this one of the same pattern, None where there is none.
+
+    Parameters
+    ----------
+    plan, batch, heads, head_dim, head_dim_v, dtype
+        As for :func:`predicted_ms`.
+
+    Returns
+    -------
+    Plan or None
+    """
+    return _choice.in_boxes(plan, (batch, heads, head_dim, head_dim_v), 1, device(_default_isa(), dtype))
 
 
 def accepts(plan: Plan, call: Call) -> bool:

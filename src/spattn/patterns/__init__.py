@@ -7,7 +7,7 @@ from .._imports import whole_imports
 from . import deepspeed
 from ._codec import from_dict, from_text
 from ._content import ByContent
-from ._lattice import Ends, Lattice, Part
+from ._lattice import Ends, Lattice, Part, Span
 from ._parameters import Range
 from ._pattern import Pattern
 from ._predicate import apply, member
@@ -65,6 +65,7 @@ __all__ = [
     "RowRuns",
     "Sinks",
     "SlidingWindow",
+    "Span",
     "Stride",
     "Strided",
     "VerticalSlash",

@@ -231,6 +231,6 @@ def _filtered(part: Part, others: tuple[Pattern, ...]) -> tuple[Part, ...]:
     """The part's pairs that all `others` allow; its shifts stay together only where no other can tell them apart."""
     pattern = And.of(part.pattern, *others)
     if len(part.shifts) == 1 or all(p.translation_invariant for p in others):
-        return (part._replace(pattern=pattern),)
+        return (part._replace(pattern=pattern, spans=None),)
     query, key = part.query, part.key
     return tuple(Part(pattern, query and query.moved(dq), key and key.moved(dk)) for dq, dk in part.shifts)

@@ -13,6 +13,7 @@ __all__ = [
     "Ends",
     "Lattice",
     "Part",
+    "Span",
     "column_lattices",
     "lattice_product",
     "residue_parts",
@@ -65,12 +66,29 @@ class Part(NamedTuple):
     shifts : tuple of (int, int)
         The piece repeats with both lattices moved by each of these (query, key) offsets, and it is *the same* piece:
         in lattice coordinates the allowed pairs do not depend on the shift.
+    spans : tuple of Span or None
+        Where the keys of every query are a box of the key lattice: what that is along each axis. Plans may then have
+        views of keys for each box of queries.
     """
 
     pattern: Pattern
     query: Lattice | None = None
     key: Lattice | None = None
     shifts: tuple[tuple[int, int], ...] = ((0, 0),)
+    spans: tuple[Span, ...] | None = None
+
+
+class Span(NamedTuple):
+    """The keys of each query along an axis, in coordinates of the part's lattices.
+
+    Parameters
+    ----------
+    first, last : tuple of int
+        By coordinate of the query: the first and the last coordinate of its keys.
+    """
+
+    first: tuple[int, ...]
+    last: tuple[int, ...]
 
 
 class Ends(NamedTuple):

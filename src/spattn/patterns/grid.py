@@ -12,7 +12,7 @@ import numpy as np
 from ..index_set import Runs
 from ._boxes import GridPattern, box_runs, by_axis, coordinates, lengths, row_major
 from ._check import assign, integer, per_axis
-from ._lattice import Lattice, Part
+from ._lattice import Lattice, Part, Span
 from ._pattern import Pattern
 from ._registry import register
 
@@ -189,8 +189,13 @@ class Windowed(GridPattern):
         for box in itertools.product(*sides):
             first, extents = zip(*box, strict=True)
             lattice = Lattice(sum(c * step for c, step in zip(first, stride, strict=True)), stride, extents)
-            parts.append(Part(self, lattice, lattice))
+            parts.append(Part(self, lattice, lattice, spans=tuple(itertools.starmap(self._inside, enumerate(box)))))
         return tuple(parts)
+
+    def _inside(self, axis: int, side: tuple[int, int]) -> Span:
+        """The windows of the coordinates of one side of the seam, counted from its first."""
+        start, count = self._span(axis, np.arange(side[0], sum(side)))
+        return Span(tuple((start - side[0]).tolist()), tuple((start + count - 1 - side[0]).tolist()))
 
     @classmethod
     def example(cls) -> tuple[Pattern, int]:

@@ -11,7 +11,7 @@ import numpy as np
 from ..index_set import Runs
 from ._boxes import GridPattern, box_runs, by_axis, coordinates, lengths, row_major
 from ._check import assign, flag, per_axis
-from ._lattice import Lattice, Part
+from ._lattice import Lattice, Part, Span
 from ._pattern import Pattern
 from ._registry import register
 
@@ -116,21 +116,24 @@ class Neighborhood(GridPattern):
         if q_len != kv_len or (len(grid) == 1 and dilation == (1,)):
             return (Part(self),)
         stride = row_major(grid)
-        groups: dict[tuple[int, ...], list[int]] = {}
+        groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for residue in itertools.product(*(range(d) for d in dilation)):
             axes = zip(grid, residue, dilation, strict=True)
             extents = tuple(-((r - length) // d) for length, r, d in axes)
-            groups.setdefault(extents, []).append(sum(r * s for r, s in zip(residue, stride, strict=True)))
+            groups.setdefault(extents, []).append(residue)
         strides = tuple(s * d for s, d in zip(stride, dilation, strict=True))
-        return tuple(
-            Part(
-                self,
-                Lattice(first[0], strides, extents),
-                Lattice(first[0], strides, extents),
-                tuple((f - first[0], f - first[0]) for f in first),
-            )
-            for extents, first in groups.items()
-        )
+        return tuple(self._part(extents, strides, residues) for extents, residues in groups.items())
+
+    def _part(self, extents: tuple[int, ...], strides: tuple[int, ...], residues: list[tuple[int, ...]]) -> Part:
+        """The piece of residue classes that have as many tokens along each axis."""
+        stride, dilation = row_major(by_axis(self.grid)), by_axis(self.dilation)
+        starts = [sum(r * s for r, s in zip(residue, stride, strict=True)) for residue in residues]
+        lattice = Lattice(starts[0], strides, extents)
+        spans = []
+        for axis, (r, d, count) in enumerate(zip(residues[0], dilation, extents, strict=True)):
+            first, last = self._span(axis, r + d * np.arange(count))
+            spans.append(Span(tuple(np.maximum(first, 0).tolist()), tuple(last.tolist())))
+        return Part(self, lattice, lattice, tuple((s - starts[0], s - starts[0]) for s in starts), tuple(spans))
 
     @classmethod
     def example(cls) -> tuple[Pattern, int]:

@@ -1,25 +1,23 @@
-"""From a pattern to its tiles, variant by variant; what users' ``parts()`` say is checked in Python's integers."""
+"""From a pattern to its tiles, variant by variant."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from .._frozen import frozen
 from .._index_checks import q_offset
 from .._ragged import offsets
-from ..patterns import Ends, Full, Lattice, Part, Pattern
-from ..patterns._check import integer, integers
-from ..patterns._lattice import whole_lattices
+from ..patterns import Ends, Full, Lattice, Pattern
+from ..patterns._check import integers
 from ._budget import Budget
+from ._parts import Piece, parts_of
 from ._tiling import Masks, find_tiles, make_view
-from ._types import AXES, COMPONENT, LARGEST, VIEW
+from ._types import COMPONENT, VIEW
 
-__all__ = ["Tiled", "repeats", "tile_pattern"]
+__all__ = ["Tiled", "tile_pattern"]
 
 _INDEX_BYTES = 4  # of a (batch entry, head) in a plan's variant
 
@@ -49,21 +47,20 @@ class Tiled:
     rests: np.ndarray
 
 
-class Piece(NamedTuple):
-    """A part with both of its lattices, where its first shift puts them."""
-
-    pattern: Pattern
-    query: Lattice
-    key: Lattice
-    shifts: tuple[tuple[int, int], ...]
-
-
 def tile_pattern(
-    pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int], budget: Budget
+    pattern: Pattern,
+    q_len: int,
+    kv_len: int,
+    batch: int,
+    heads: int,
+    tile: tuple[int, int],
+    box: tuple[int, ...] | None,
+    budget: Budget,
 ) -> Tiled:
     """All tiles of a pattern that hold an allowed pair; ValueError where `budget` does not allow so many.
 
-    Those of a sequence that grows between its ends are for the fewest keys that have a full tile there.
+    Those of a sequence that grows between its ends are for the fewest keys that have a full tile there. With `box`,
+    parts with spans are cut into boxes of so many queries along each axis (:mod:`._query_boxes`).
     """
     own_batch, own_heads = pattern.sizes()
     budget.need(_INDEX_BYTES * (own_batch or batch) * (own_heads or heads))
@@ -73,7 +70,7 @@ def tile_pattern(
     bound = [variant.bind(q_len, kv_len) for variant in variants]
     own = [_ends_of(v, q_len, kv_len) if b is v else None for v, b in zip(variants, bound, strict=True)]
     ends, kv_len = _joint_ends(own, q_len, kv_len, tile[1])
-    builder = _Builder(q_len, kv_len, tile, budget)
+    builder = _Builder(q_len, kv_len, tile, box, budget)
     for one, its in zip(bound, ends, strict=True):
         builder.add_variant(one, its)
     return builder.finish(index)
@@ -109,9 +106,10 @@ def _joint_ends(ends: Sequence[Ends | None], q_len: int, kv_len: int, block_kv: 
 class _Builder:
     """Collects views, components and tiles variant by variant."""
 
-    def __init__(self, q_len: int, kv_len: int, tile: tuple[int, int], budget: Budget):
+    def __init__(self, q_len: int, kv_len: int, tile: tuple[int, int], box: tuple[int, ...] | None, budget: Budget):
         self.q_len, self.kv_len = q_len, kv_len
         self.block_q, self.block_kv = tile
+        self.box = box
         self.masks = Masks(*tile, budget)
         self.budget = budget
         self.views = [np.zeros(0, VIEW)]
@@ -128,7 +126,8 @@ class _Builder:
         least = None if ends is None else self.kv_len if ends.between else ends.first + ends.last + 1
         self.least = None if least is None or self.least is None else max(self.least, least)
         groups: dict[tuple[Lattice, tuple[int, ...]], list[Piece]] = {}
-        for part in parts_of(pattern, self.q_len, self.kv_len, ends) if self.q_len and self.kv_len else ():
+        parts = parts_of(pattern, self.q_len, self.kv_len, ends, self.box) if self.q_len and self.kv_len else ()
+        for part in parts:
             groups.setdefault((part.query, tuple(dq for dq, _ in part.shifts)), []).append(part)
         before = self.variant_components[-1]
         if groups and ends is not None and ends.between:
@@ -212,100 +211,3 @@ def _joined(found: Sequence[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
     columns = [np.concatenate(column) for column in zip(*found, strict=True)]
     order = np.argsort(columns[0], kind="stable")
     return [column[order] for column in columns]
-
-
-def parts_of(pattern: Pattern, q_len: int, kv_len: int, ends: Ends | None = None) -> list[Piece]:
-    """The parts of a pattern that hold a pair; those at both ends of the sequence if all of its keys lie there.
-
-    Raises
-    ------
-    TypeError
-        If ``parts()`` returns anything but Parts of patterns, lattices and integers.
-    ValueError
-        If a lattice, moved by any of the shifts, leaves the sequence or visits a position twice.
-    """
-    found = pattern.parts(q_len, kv_len) if ends is None else _parts_at(ends, pattern, kv_len)
-    if not isinstance(found, Iterable):
-        raise TypeError(f"parts(): expected a tuple of Part from {pattern!r}, got {found!r}")
-    whole_q, whole_k = whole_lattices(q_len, kv_len)
-    parts = []
-    for part in found:
-        if not isinstance(part, Part) or not isinstance(part.pattern, Pattern):
-            raise TypeError(f"parts(): expected a tuple of Part from {pattern!r}, got one with {part!r}")
-        given = [integers("parts(): shifts", shift) for shift in part.shifts]
-        if not given or any(len(shift) != 2 for shift in given) or len(set(given)) < len(given):
-            raise ValueError(f"parts(): expected shifts (query, key) that differ, got {part.shifts!r}")
-        shifts = [(dq, dk) for dq, dk in given]
-        query = _checked(whole_q if part.query is None else part.query)
-        key = _checked(whole_k if part.key is None else part.key)
-        if 0 not in query.extents + key.extents:
-            _check_reach(query, [dq for dq, _ in shifts], q_offset(q_len, kv_len), kv_len)
-            _check_reach(key, [dk for _, dk in shifts], 0, kv_len)
-            parts.append(_from_first(part.pattern, query, key, shifts))
-    return parts
-
-
-def _parts_at(ends: Ends, pattern: Pattern, kv_len: int) -> tuple[Part, ...]:
-    """The pattern at either end. Of all lattices of keys only that of the last ones has an offset, by which
-    :func:`spattn.plan._sealed.moved` knows it."""
-    first = kv_len - ends.last if ends.between else ends.first
-    lattices = Lattice(0, (1,), (first,)), Lattice(kv_len - ends.last, (1,), (ends.last,))
-    return tuple(Part(pattern, None, lattice) for lattice in lattices)
-
-
-def _from_first(pattern: Pattern, query: Lattice, key: Lattice, shifts: list[tuple[int, int]]) -> Piece:
-    """The piece with shifts from (0, 0) on, so that all of its numbers are differences of positions."""
-    dq, dk = shifts[0]
-    moves = tuple((q - dq, k - dk) for q, k in shifts)
-    return Piece(pattern, query._replace(offset=query.offset + dq), key._replace(offset=key.offset + dk), moves)
-
-
-def _checked(lattice: Lattice) -> Lattice:
-    """The lattice in Python's integers; a stride that leads nowhere may be any integer and becomes one of int64."""
-    if not isinstance(lattice, Lattice):
-        raise TypeError(f"parts(): expected a Lattice or None, got {lattice!r}")
-    offset = integer("parts(): offset", lattice.offset)
-    strides, extents = integers("parts(): strides", lattice.strides), integers("parts(): extents", lattice.extents, 0)
-    if len(strides) != len(extents) or not 1 <= len(extents) <= AXES:
-        raise ValueError(f"parts(): expected one stride and one extent for each of 1 to {AXES} axes, got {lattice}")
-    kept = (s if n > 1 or abs(s) <= LARGEST else 0 for s, n in zip(strides, extents, strict=True))
-    return Lattice(offset, tuple(kept), extents)
-
-
-def _check_reach(lattice: Lattice, shifts: list[int], first: int, end: int) -> None:
-    low, high = _corners(*lattice)
-    low, high = low + min(shifts), high + max(shifts)
-    if low < first or high >= end:
-        raise ValueError(f"parts(): expected positions in [{first}, {end}), got {low} to {high} from {lattice}")
-    if repeats(lattice.strides, lattice.extents):
-        raise ValueError(f"parts(): expected lattices that visit no position twice, got {lattice}")
-
-
-def _corners(offset: int, strides: Sequence[int], extents: Sequence[int]) -> tuple[int, int]:
-    """The least and the greatest position of a lattice whose extents are at least 1."""
-    reach = [stride * (extent - 1) for stride, extent in zip(strides, extents, strict=True)]
-    return offset + sum(r for r in reach if r < 0), offset + sum(r for r in reach if r > 0)
-
-
-def repeats(strides: Sequence[int], extents: Sequence[int]) -> bool:
-    """Whether two points of a lattice are one position.
-
-    None are where every stride exceeds the reach of the smaller ones, as in a grid; otherwise the points are counted,
-    which takes O(points) memory, but no more points than there are positions.
-    """
-    axes = sorted((abs(stride), extent) for stride, extent in zip(strides, extents, strict=True) if extent > 1)
-    reach = 0
-    for stride, extent in axes:
-        if stride <= reach:
-            break
-        reach += stride * (extent - 1)
-    else:
-        return False
-    low, high = _corners(0, strides, extents)
-    points = math.prod(extents)
-    if points > high - low + 1:
-        return True
-    positions = np.zeros(1, np.int64)
-    for stride, extent in axes:
-        positions = (positions[:, None] + stride * np.arange(extent)).ravel()
-    return len(np.unique(positions)) < points

@@ -17,6 +17,7 @@ from ._types import grid_of, padded_before, positions, real_extents
 
 _BOX_BYTES = 96  # of a box of either view
 _TILES_AT_ONCE = 128  # tiles evaluated cell by cell at once
+_FEW = 32  # tiles of keys beside one of queries, as a box of queries has them
 
 
 class Tiles(NamedTuple):
@@ -100,13 +101,14 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
             from ._listed import tiles_of_pairs
 
         return tiles_of_pairs(pattern, query, key, shift, masks, budget)
-    # A single tile is sooner evaluated than searched for.
-    single = int(query["tiles"]) == int(key["tiles"]) == 1
-    none, one = np.zeros(1, np.int64), np.zeros((2, 1), np.int64)
-    found = Found(np.zeros((3, 0), np.int64), one, one, none)
-    found = found if single else _without_padding(search(pattern, query, key, shift, budget), key)
+    # A few tiles are sooner evaluated than searched for.
+    few = int(query["tiles"]) == 1 and int(key["tiles"]) <= _FEW
+    every = np.arange(int(key["tiles"])) if few else np.zeros(0, np.int64)
+    pairs = np.stack([np.zeros_like(every), every])
+    found = Found(np.zeros((3, 0), np.int64), pairs, pairs, every)
+    found = found if few else _without_padding(search(pattern, query, key, shift, budget), key)
     budget.need_runs(found.runs.shape[1])
-    first, kinds = (none, none) if single else _kinds(pattern, query, key, shift, found.samples)
+    first, kinds = (every, every) if few else _kinds(pattern, query, key, shift, found.samples)
     numbers = _evaluate(pattern, query, key, shift, found.samples[:, first], masks)[kinds[found.sample]]
     kept = numbers > _EMPTY
     (q_run, k_run, length), (q_open, k_open) = found.runs, found.open[:, kept]

@@ -57,6 +57,7 @@ from .._frozen import frozen
 from .._ragged import offsets, ramp
 
 if TYPE_CHECKING:
+    from .._explain import Explanation
     from ..patterns import Pattern
 
 AXES = 3
@@ -252,6 +253,32 @@ class Plan:
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
+
+    def explain(self, *, batch: int = 1, heads: int = 1, head_dim: int = 64, dtype: str = "float32") -> Explanation:
+        """What was chosen and what it costs on this machine's CPU, in words and as a picture.
+
+        Parameters
+        ----------
+        batch, heads, head_dim : int, optional
+            Of a call; the batch entries and heads must suit the plan.
+        dtype : {"float32", "float64", "float16", "bfloat16"}, optional
+            Of its arrays.
+
+        Returns
+        -------
+        Explanation
+            ``print()`` shows its text; its method ``draw()`` makes the picture.
+
+        Raises
+        ------
+        TypeError
+            If a size is not an integer.
+        ValueError
+            If a size is less than 1, `dtype` is none of these, or the plan is for other batch entries or heads.
+        """
+        from .._explain import explain  # which plans that are only executed do not need
+
+        return explain(self, batch, heads, head_dim, dtype)
 
     def __repr__(self) -> str:
         partial = int(np.diff(self.tile_indptr)[self.mask >= 0].sum())

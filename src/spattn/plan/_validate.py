@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._ragged import offsets
-from ._build import repeats
 from ._cells import unique_rows
+from ._parts import repeats
 from ._types import COMPONENT, LARGEST, LARGEST_SIDE, VIEW, WORK, Plan, padded_before, real_cells, real_extents
 
 __all__ = ["check"]

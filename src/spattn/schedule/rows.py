@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ..plan._build import repeats
+from ..plan._parts import repeats
 from ..plan._types import AXES
 
 __all__ = ["Place", "places"]

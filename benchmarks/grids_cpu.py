@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Attention on a 56 × 56 image by several builds of spattn in turns, on one CPU thread.
+
+    python benchmarks/grids_cpu.py --build before=FOLDER --build now=FOLDER      # a minute for each build
+
+A folder holds the package spattn; ``benchmarks/builds.py`` says how one is made of another commit. Processes of the
+builds take turns; each times every problem after a warm call, by the processor time of the process. A build's figure is
+the median over its processes. Writes ``benchmarks/results/grids_cpu.json``; exits with 1 when the last build is slower
+than any other by more than ``--most``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from functools import partial
+
+SIDE = 56
+NOTES = "float32, one thread, processor time; medians over processes of the builds that took turns."
+
+
+def times() -> dict[str, float]:
+    """Milliseconds of each problem in this process."""
+    import numpy as np
+    from builds import cpu_time
+
+    import spattn
+    from spattn import patterns as sp
+
+    grid, found = (SIDE, SIDE), {}
+    patterns = {
+        "neighbourhood 7×7": sp.Neighborhood(grid, 7),
+        "windows 7×7": sp.Windowed(grid, 7),
+        "windows 7×7, shifted": sp.Windowed(grid, 7, 3),
+    }
+    for heads, head_dim in ((8, 32), (8, 64), (16, 32)):
+        q, k, v = np.random.default_rng(0).standard_normal((3, 1, heads, SIDE**2, head_dim), np.float32)
+        for name, pattern in patterns.items():
+            spattn.attention(q, k, v, pattern)
+            found[f"{name}, {heads} heads, head_dim {head_dim}"] = cpu_time(partial(spattn.attention, q, k, v, pattern))
+    return found
+
+
+def child(package: str) -> dict[str, float]:
+    """The times that a process of one build takes."""
+    path = os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, __file__, "--times"], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", action="append", default=[], metavar="NAME=FOLDER")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--most", type=float, default=1.1, help="the largest ratio that is taken for noise")
+    parser.add_argument("--times", action="store_true", help="print this process's times, as JSON")
+    args = parser.parse_args()
+    if args.times:
+        print(json.dumps(times()))
+        return 0
+    import record
+
+    builds = dict(build.split("=", 1) for build in args.build)
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in builds}
+    for turn in range(args.rounds):
+        for name in sorted(builds, reverse=bool(turn % 2)):
+            found[name].append(child(builds[name]))
+    rows, last, slower = [], list(builds)[-1], 0.0
+    for problem in found[last][0]:
+        own = {name: statistics.median(each[problem] for each in found[name]) for name in builds}
+        ratios = {f"{name}_ratio": round(own[name] / own[last], 3) for name in builds if name != last}
+        rows.append({"problem": problem, **{f"{name}_ms": round(ms, 3) for name, ms in own.items()}, **ratios})
+        slower = max(slower, *(1 / ratio for ratio in ratios.values()))
+        print(rows[-1], flush=True)
+    record.write("grids_cpu", rows, notes=NOTES, rounds=args.rounds)
+    return int(slower > args.most)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

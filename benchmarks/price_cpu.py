@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""What plans cost on one CPU thread: fits the coefficients of ``spattn.cpu._coefficients`` and judges the model.
+
+    python benchmarks/price_cpu.py                  # the best instruction set, about two minutes
+    python benchmarks/price_cpu.py --isa avx2       # another one, nothing written
+    python benchmarks/price_cpu.py --dtype float32  # every case of one dtype, nothing written
+
+Twenty-one problems, three plans of each: other tiles, and boxes of queries with keys of their own where the pattern has
+spans. All are timed in turns. Coefficients are nanoseconds for one of each of ``spattn.schedule.price.Counts``, fitted
+by non-negative least squares of relative errors. A case is judged by coefficients that were fitted without its problem.
+Writes ``benchmarks/results/price_cpu.json``; exits with 1 when float32 misses a target. The
+lines that it prints last are those of the table.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before spattn's core reads it
+
+import argparse
+import itertools
+import time
+
+import ml_dtypes
+import numpy as np
+import record
+from scipy.optimize import nnls
+
+from spattn import compiler, cpu
+from spattn import patterns as sp
+from spattn.call import Call
+from spattn.cpu._coefficients import shape_of
+from spattn.schedule.price import Counts, Features, count, predicted_ms
+
+HEADS, ROUNDS = 2, 6
+DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+WITHIN, WITHIN_SHARE, ORDER_SHARE = 0.25, 0.8, 0.9
+PLAIN = (((48, 64), None), ((24, 64), None), ((128, 128), None))
+SQUARES = (((48, 64), None), ((48, 64), (6, 8)), ((64, 64), (8, 8)))
+
+# (name, pattern, tokens, head_dim, plans as (tile, box))
+PROBLEMS = (
+    ("full", sp.Full(), 768, 64, PLAIN),
+    ("causal", sp.Causal(), 1024, 64, PLAIN),
+    ("causal, narrow", sp.Causal(), 1024, 32, PLAIN),
+    ("window 256", sp.SlidingWindow(256), 2048, 64, PLAIN),
+    ("window 64", sp.SlidingWindow(64), 4096, 64, PLAIN),
+    ("window 16", sp.SlidingWindow(16), 4096, 32, PLAIN),
+    ("window 127, causal, wide", sp.SlidingWindow(127, 0), 2048, 128, PLAIN),
+    ("dilated window", sp.DilatedWindow(32, dilation=4), 4096, 64, PLAIN),
+    ("strided", sp.Strided(64), 2048, 64, PLAIN),
+    ("strided, narrow", sp.Strided(32), 2048, 32, PLAIN),
+    ("fixed", sp.Fixed(64, 8), 2048, 64, PLAIN),
+    ("Longformer", sp.Longformer(128, global_tokens=16), 2048, 64, PLAIN),
+    ("BigBird", sp.BigBird(64), 2048, 64, PLAIN),
+    ("documents", sp.Documents((100,) * 20), 2000, 64, PLAIN),
+    ("axial", sp.Axial((48, 48), 0), 2304, 64, PLAIN),
+    ("neighbourhood 7", sp.Neighborhood((56, 56), 7), 3136, 32, SQUARES),
+    ("neighbourhood 13", sp.Neighborhood((64, 64), 13), 4096, 64, SQUARES),
+    (
+        "neighbourhood 5, cube",
+        sp.Neighborhood((12, 12, 12), 5),
+        1728,
+        64,
+        (((48, 64), None), ((64, 64), (4, 4, 4)), ((48, 64), (3, 4, 4))),
+    ),
+    ("windows 7", sp.Windowed((56, 56), 7), 3136, 32, (((48, 64), None), ((49, 64), (7, 7)), ((48, 64), (6, 8)))),
+    ("windows 8, shifted", sp.Windowed((64, 64), 8, 4), 4096, 64, SQUARES),
+    ("windows 12", sp.Windowed((48, 48), 12), 2304, 64, (((48, 64), None), ((48, 64), (4, 12)), ((72, 64), (6, 12)))),
+)
+
+
+def cases() -> list[tuple[str, sp.Pattern, int, int, tuple]]:
+    """(problem, pattern, tokens, head_dim, (tile, box)) of every plan."""
+    return [(name, pattern, n, dim, how) for name, pattern, n, dim, plans in PROBLEMS for how in plans]
+
+
+def prepare(case, isa: str, dtype: str):
+    """What computes a case, its operands, and its counts."""
+    _, pattern, tokens, dim, (tile, box) = case
+    q, k, v = (x.astype(DTYPES[dtype]) for x in np.random.default_rng(0).standard_normal((3, 1, HEADS, tokens, dim)))
+    call = Call.of(q, k, v)
+    plan = compiler.plan(pattern, tokens, tile=tile, box=box, workers=cpu.workers_for(call))
+    counts = count(plan, 1, HEADS, Features(dim, dim, *shape_of(isa, dtype)))
+    return cpu.prepare(call, plan, isa=isa), (q, k, v, call.scale), counts, plan.efficiency
+
+
+def measured(prepared) -> np.ndarray:
+    """Milliseconds of processor time of each, the least of all rounds, in turns."""
+    least = np.full(len(prepared), np.inf)
+    for _ in range(ROUNDS):
+        for number, (run, operands, *_) in enumerate(prepared):
+            for _ in range(2):
+                start = time.process_time_ns()
+                run(*operands)
+                least[number] = min(least[number], 1e-6 * (time.process_time_ns() - start))
+    return least
+
+
+def fitted(counts: list[Counts], times: np.ndarray) -> tuple[float, ...]:
+    """Nanoseconds for one of each."""
+    shares = 1e-6 * np.array(counts) / times[:, None]
+    size = np.maximum(shares.max(axis=0), 1e-30)
+    return tuple(nnls(shares / size, np.ones(len(times)))[0] / size)
+
+
+def judged(isa: str, dtype: str) -> tuple[list[dict[str, object]], tuple[float, ...], dict[str, float]]:
+    """Rows of the results, the coefficients of a dtype, and how right they are."""
+    names = [case[0] for case in cases()]
+    prepared = [prepare(case, isa, dtype) for case in cases()]
+    times, counts = measured(prepared), [one[2] for one in prepared]
+    predicted = np.zeros(len(times))
+    for problem in set(names):
+        others = [n for n, name in enumerate(names) if name != problem]
+        own = fitted([counts[n] for n in others], times[others])
+        for n in set(range(len(names))) - set(others):
+            predicted[n] = predicted_ms(counts[n], own)
+    rows = []
+    for n, (name, _, tokens, dim, (tile, box)) in enumerate(cases()):
+        rows.append(
+            {
+                "isa": isa,
+                "dtype": dtype,
+                "problem": name,
+                "tokens": tokens,
+                "head_dim": dim,
+                "tile": tile,
+                "box": box,
+                "efficiency": round(prepared[n][3], 4),
+                "measured_ms": round(times[n], 4),
+                "predicted_ms": round(predicted[n], 4),
+                "error": round(predicted[n] / times[n] - 1, 3),
+            }
+        )
+    pairs = [(a, b) for a, b in itertools.combinations(range(len(names)), 2) if names[a] == names[b]]
+    right = [(times[a] < times[b]) == (predicted[a] < predicted[b]) for a, b in pairs]
+    apart = [max(times[a], times[b]) > 1.05 * min(times[a], times[b]) for a, b in pairs]
+    quality = {
+        "within_25_percent": float(np.mean(np.abs(predicted / times - 1) <= WITHIN)),
+        "order": float(np.mean(right)),
+        "order_where_apart": float(np.mean([r for r, far in zip(right, apart, strict=True) if far])),
+        "pairs_apart": int(sum(apart)),
+    }
+    return rows, fitted(counts, times), quality
+
+
+def main() -> int:
+    """Measure, fit, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--isa", choices=cpu.instruction_sets(), action="append", help="default: the best")
+    parser.add_argument("--dtype", choices=DTYPES, action="append", help="default: all")
+    args = parser.parse_args()
+    kernels = list(itertools.product(args.isa or cpu.instruction_sets()[:1], args.dtype or DTYPES))
+    rows, coefficients, quality = [], {}, {}
+    for isa, dtype in kernels:
+        found, coefficients[isa, dtype], quality[isa, dtype] = judged(isa, dtype)
+        rows += found
+        for row in found if len(kernels) == 1 else ():
+            print(*(f"{value!s:>{25 if key == 'problem' else 10}}" for key, value in row.items()))
+        print(isa, dtype, quality[isa, dtype], flush=True)
+    for names, each in coefficients.items():
+        print(f"    {names}: ({', '.join(f'{x:.3g}' for x in each)}),".replace("'", '"'))
+    if args.isa is None and args.dtype is None:
+        notes = (
+            "One thread; processor time, the least of 12 runs in turns. A case is predicted by coefficients that were "
+            "fitted without its problem. 'order': of two plans of one problem, is the faster one predicted to be it; "
+            "'order_where_apart': of those whose times differ by more than 5 %. Coefficients: nanoseconds for one."
+        )
+        fits = [
+            {"isa": isa, "dtype": dtype, **quality[isa, dtype], **dict(zip(Counts._fields, each, strict=True))}
+            for (isa, dtype), each in coefficients.items()
+        ]
+        record.write("price_cpu", rows, notes=notes, fits=fits)
+    own = quality[kernels[0]]
+    return int(own["within_25_percent"] < WITHIN_SHARE or own["order_where_apart"] < ORDER_SHARE)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,144 @@
+"""Which tile, and which boxes of queries, a plan for the CPU has: the default unless others are priced below it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from .. import compiler
+from ..call import Call
+from ..patterns import Pattern
+from ..patterns._lattice import Span
+from ..plan import Plan
+from ..plan._cache import kept_with_plan
+from ..schedule.price import ROWS, Counts, Features, count, count_dense, predicted_ms
+from ._coefficients import Device
+
+__all__ = ["chosen", "dense_ms", "in_boxes", "price_ms"]
+
+_EFFICIENT = 0.6  # from here on nothing else is tried
+_CELLS = range(17, 97)  # of a box: few rows are decoded one by one, and of more the weights leave the first-level cache
+_MOST_BOXES = 2048  # each has views of its own
+_TRIED = 2  # plans that are made beside the default
+
+
+Sizes = tuple[int, int, int, int]  # batch entries, query heads, head_dim, head_dim_v
+
+
+def price_ms(plan: Plan, sizes: Sizes, device: Device) -> float:
+    """The predicted milliseconds of a forward on one thread."""
+    return predicted_ms(count(plan, *sizes[:2], _features(sizes, device)), device.nanoseconds)
+
+
+def dense_ms(q_len: int, kv_len: int, tile: tuple[int, int], sizes: Sizes, device: Device) -> float:
+    """The same of attention over all pairs, which nobody has to plan for this."""
+    counts = count_dense(q_len, kv_len, *sizes[:2], tile, _features(sizes, device))
+    return predicted_ms(counts, device.nanoseconds)
+
+
+def _features(sizes: Sizes, device: Device) -> Features:
+    return Features(*sizes[2:], device.lanes, device.copies)
+
+
+def chosen(
+    pattern: Pattern, call: Call, tile: tuple[int, int], workers: int, max_bytes: int | None, device: Device
+) -> Plan:
+    """The cheapest of the plan with this tile and of a few in boxes of queries with keys of their own, where the former
+    computes many pairs that are not allowed."""
+    plan = compiler.plan_for(pattern, call, tile, workers, max_bytes)
+    if plan.efficiency >= _EFFICIENT or not pattern.grids():
+        return plan
+    box = _box(plan, (call.batch, call.heads_q, call.head_dim, call.head_dim_v), workers, device)
+    if box is None:
+        return plan
+    return compiler.plan_for(pattern, call, (math.prod(box), tile[1]), workers, max_bytes, box=box)
+
+
+def in_boxes(plan: Plan, sizes: Sizes, workers: int, device: Device) -> Plan | None:
+    """The plan in boxes that costs less than this one, None where there is none."""
+    box = _box(plan, sizes, workers, device)
+    return None if box is None else _plan_of(plan, sizes, box, workers)
+
+
+@kept_with_plan
+def _box(plan: Plan, sizes: Sizes, workers: int, device: Device) -> tuple[int, ...] | None:
+    """The box of queries whose plan costs least, None where that is the plan itself."""
+    least, best = price_ms(plan, sizes, device), None
+    for box in _promising(plan, sizes, device):
+        own = price_ms(_plan_of(plan, sizes, box, workers), sizes, device)
+        if own < least:
+            least, best = own, box
+    return best
+
+
+def _plan_of(plan: Plan, sizes: Sizes, box: tuple[int, ...], workers: int) -> Plan:
+    assert plan.pattern is not None, "boxes come from a pattern's spans"
+    tile, (batch, heads, *_) = (math.prod(box), plan.block_kv), sizes
+    how = {"batch": batch, "heads": heads, "workers": workers}
+    return compiler.plan(plan.pattern, plan.q_len, plan.kv_len, tile=tile, box=box, **how)
+
+
+def _promising(plan: Plan, sizes: Sizes, device: Device) -> list[tuple[int, ...]]:
+    """The boxes that would cost least, by the spans of the part that has the most queries."""
+    batch, heads, head_dim, head_dim_v = sizes
+    variants = [] if plan.pattern is None else plan.pattern.variants(batch, heads)[0]
+    bound = (variant.bind(plan.q_len, plan.kv_len) for variant in variants)
+    parts = [part for own in bound for part in own.parts(plan.q_len, plan.kv_len)]
+    spans = [part.spans for part in parts if part.spans is not None]
+    if not spans:
+        return []
+    largest = max(spans, key=lambda axes: math.prod(len(span.first) for span in axes))
+    return [box for _, box in sorted(_estimates(largest, head_dim, head_dim_v, device))[:_TRIED]]
+
+
+def _estimates(
+    spans: tuple[Span, ...], head_dim: int, head_dim_v: int, device: Device
+) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """A head's cost in boxes of each shape that kernels take: of a box of keys along all axes there are as many as the
+    product of those along each."""
+    along = [_keys_along(span) for span in spans]
+
+    def keys(sides: tuple[int, ...]) -> int:
+        return math.prod(found[side] for found, side in zip(along, sides, strict=True))
+
+    for box in itertools.product(*along):
+        boxes = math.prod(-(-len(span.first) // side) for span, side in zip(spans, box, strict=True))
+
+        def met_by(cells: int, box: tuple[int, ...] = box) -> float:
+            inside = _neighbours(box, cells)
+            return keys(inside) * math.prod(inside) / cells
+
+        if math.prod(box) in _CELLS and boxes <= _MOST_BOXES:
+            counts = Counts(
+                items=boxes,
+                tiles=0,
+                rows=0,
+                scores=met_by(device.lanes) * head_dim,
+                weights=-(-math.prod(box) // device.lanes) * keys(box),
+                output=met_by(ROWS) * -(-head_dim_v // device.lanes),
+                gathered=keys(box) * (head_dim + head_dim_v),
+                merged=0,
+            )
+            yield predicted_ms(counts, device.nanoseconds), box
+
+
+def _neighbours(box: tuple[int, ...], cells: int) -> tuple[int, ...]:
+    """The sides of what so many neighbouring cells of a box reach over: of its last axis all, if they are as many."""
+    sides: tuple[int, ...] = ()
+    for side in reversed(box):
+        sides = min(side, cells), *sides
+        cells = max(1, round((cells + side - 1) / side) if cells % side else cells // side)
+    return sides
+
+
+def _keys_along(span: Span) -> dict[int, int]:
+    """By the side of boxes: the keys that all of them meet along an axis."""
+    first, last = np.array(span.first), np.array(span.last)
+    found = {}
+    for side in range(1, min(len(first), _CELLS.stop) + 1):
+        starts = np.arange(0, len(first), side)
+        found[side] = int((np.maximum.reduceat(last, starts) + 1 - np.minimum.reduceat(first, starts)).sum())
+    return found

@@ -1,0 +1,63 @@
+"""What one of each count costs on a CPU, in nanoseconds: measured by ``benchmarks/price_cpu.py``, which prints these
+lines."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..schedule.price import Counts
+
+__all__ = ["Device", "device", "shape_of"]
+
+# In the order of Counts.
+_NANOSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
+    ("baseline", "float32"): (532, 190, 2.17, 0.547, 9.5, 2.84, 1.45, 0.822),
+    ("baseline", "float64"): (1.4e03, 328, 5.01, 0.37, 15.1, 5.14, 1.12, 0),
+    ("baseline", "float16"): (2.29e03, 709, 3.48, 0.471, 12.6, 3.22, 2.31, 0),
+    ("baseline", "bfloat16"): (0, 855, 3.77, 0.297, 11.9, 3.86, 0.779, 0),
+    ("avx2", "float32"): (0, 581, 2.71, 0.269, 10.5, 1.24, 0.624, 0.415),
+    ("avx2", "float64"): (0, 0, 3.44, 0.316, 9.73, 1.92, 1.62, 1.62),
+    ("avx2", "float16"): (251, 503, 2.39, 0.426, 9.92, 0.679, 0.629, 1.1),
+    ("avx2", "bfloat16"): (0, 0, 1.55, 0.533, 5.56, 0, 0.802, 1.13),
+    ("avx512", "float32"): (0, 220, 1.72, 0.492, 6.9, 0.19, 0.42, 0.22),
+    ("avx512", "float64"): (476, 122, 2.38, 0.641, 12.2, 0.333, 0.525, 0.459),
+    ("avx512", "float16"): (884, 104, 1.02, 0.439, 14.5, 0.479, 0.578, 0.704),
+    ("avx512", "bfloat16"): (260, 233, 1.35, 0.49, 10.1, 0.505, 0.407, 1.28),
+    ("avx512bf16", "float32"): (628, 0, 1.24, 0.478, 10.6, 0.25, 0.407, 1.76),
+    ("avx512bf16", "float64"): (0, 0, 2.48, 0.569, 9.71, 1.08, 0.86, 1.23),
+    ("avx512bf16", "float16"): (3.3, 594, 1.02, 0.284, 9.06, 1.76, 0.666, 1.45),
+    ("avx512bf16", "bfloat16"): (1.72e03, 0, 0.511, 0.622, 16.9, 0.92, 0.349, 0.873),
+    ("amx", "float32"): (0, 38.2, 0.995, 0.395, 5.63, 0.566, 0.429, 0.695),
+    ("amx", "float64"): (0, 0, 2.85, 0.542, 6.47, 0, 0.616, 0.273),
+    ("amx", "float16"): (1.05e03, 504, 1.27, 0.157, 3.41, 0, 0.505, 0.465),
+    ("amx", "bfloat16"): (2.26e03, 0, 0.887, 0.0143, 4.22, 0, 0.232, 1.42),
+}
+
+
+class Device(NamedTuple):
+    """How the kernels of an instruction set compute with a dtype.
+
+    Attributes
+    ----------
+    lanes : int
+        Of a vector.
+    copies : bool
+        Whether keys and values are always copied: they are converted then.
+    nanoseconds : Counts
+        For one of each.
+    """
+
+    lanes: int
+    copies: bool
+    nanoseconds: Counts
+
+
+def device(isa: str, dtype: str) -> Device:
+    """That of an instruction set, as the kernels name it, and a dtype."""
+    return Device(*shape_of(isa, dtype), Counts(*_NANOSECONDS[isa, dtype]))
+
+
+def shape_of(isa: str, dtype: str) -> tuple[int, bool]:
+    """Lanes, and whether keys and values are copied."""
+    vector_bytes = {"baseline": 16, "avx2": 32}.get(isa, 64)
+    return vector_bytes // (8 if dtype == "float64" else 4), dtype not in ("float32", "float64")

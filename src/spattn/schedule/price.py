@@ -1,0 +1,211 @@
+"""What a plan costs: what its kernels will do, counted, and the time that this takes on a device.
+
+The counts are of steps that the kernels of a CPU make (``cpu/kernels/forward/products.h``): a partial tile costs only
+the blocks of it that hold an allowed pair. Coefficients are measured, and belong to the device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .._ragged import ramp
+from ..plan import Plan
+from ..plan._cache import kept_with_plan
+from ..plan._types import real_extents
+
+__all__ = ["ROWS", "Counts", "Features", "count", "count_dense", "predicted_ms"]
+
+_KEYS = 8  # of a block of scores, which is skipped as a whole
+ROWS = 6  # of a block of the output: a key that none of them attends to is skipped
+_MOST_MASKS = 4096  # looked at; of more, evenly spaced ones stand for all
+
+
+class Counts(NamedTuple):
+    """What a forward does, summed over batch entries and heads.
+
+    Attributes
+    ----------
+    items, tiles : float
+        Work items and tiles.
+    rows : float
+        Elements of queries that are packed and of results that are written.
+    scores, weights, output : float
+        Vectors of the first product times features, vectors of weights, and vectors of the second product.
+    gathered : float
+        Elements of keys and values that are copied before they are multiplied.
+    merged : float
+        Elements of partial rows that merges read.
+    """
+
+    items: float
+    tiles: float
+    rows: float
+    scores: float
+    weights: float
+    output: float
+    gathered: float
+    merged: float
+
+
+class Features(NamedTuple):
+    """What of a call and of the kernels that compute it the counts depend on.
+
+    Attributes
+    ----------
+    head_dim, head_dim_v : int
+        Of the call.
+    lanes : int
+        Of a vector.
+    copies : bool
+        Whether no key is read in place.
+    """
+
+    head_dim: int
+    head_dim_v: int
+    lanes: int
+    copies: bool = False
+
+
+def predicted_ms(counts: Counts, coefficients: tuple[float, ...]) -> float:
+    """Milliseconds, of nanoseconds for one of each."""
+    return 1e-6 * sum(number * cost for number, cost in zip(counts, coefficients, strict=True))
+
+
+def count(plan: Plan, batch: int, heads: int, of: Features) -> Counts:
+    """The counts of a call."""
+    return _with_features(_of_plan(plan, batch, heads, of.lanes), of)
+
+
+def count_dense(q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int], of: Features) -> Counts:
+    """Those of attention over all pairs in tiles of this size, without its plan."""
+    tiles, rest = divmod(q_len, tile[0])
+    items = tiles + (rest > 0)
+    vectors, blocks = (tiles * -(-tile[0] // side) + -(-rest // side) for side in (of.lanes, ROWS))
+    each = vectors * -(-kv_len // _KEYS) * _KEYS
+    # In the order of _OfPlan; keys and values lie in the order in which they are read.
+    own = items, items * -(-kv_len // tile[1]), q_len, each, each, blocks * kv_len, 0, 0, kv_len, 0
+    return _with_features(_OfPlan(*(float(batch * heads * number) for number in own)), of)
+
+
+class _OfPlan(NamedTuple):
+    """The same before features come in; `output` is in blocks of rows times keys. `keys` are all that are met; of
+    those, `uneven` do not lie as far apart as each other, and `apart` are not neighbours."""
+
+    items: float
+    tiles: float
+    rows: float
+    vectors: float
+    weights: float
+    output: float
+    uneven: float
+    apart: float
+    keys: float
+    merged: float
+
+
+def _with_features(own: _OfPlan, of: Features) -> Counts:
+    """Keys are read in place where they lie evenly, values where they are neighbours and fill whole vectors."""
+    wide = -(-of.head_dim_v // of.lanes)
+    copied = own.keys if of.copies else own.uneven
+    copied_values = own.keys if of.copies or of.head_dim_v % of.lanes else own.apart
+    return Counts(
+        items=own.items,
+        tiles=own.tiles,
+        rows=own.rows * (of.head_dim + of.head_dim_v),
+        scores=own.vectors * of.head_dim,
+        weights=own.weights,
+        output=own.output * wide,
+        gathered=copied * of.head_dim + copied_values * of.head_dim_v,
+        merged=own.merged * of.head_dim_v,
+    )
+
+
+@kept_with_plan
+def _of_plan(plan: Plan, batch: int, heads: int, lanes: int) -> _OfPlan:
+    times = np.bincount(plan.variant.ravel(), minlength=plan.variants) * (batch * heads / max(plan.variant.size, 1))
+    of_item = np.repeat(times, np.diff(plan.work_indptr))
+    views = plan.views[plan.components["query_view"][plan.work["component"]]]
+    cells = real_extents(views, plan.work["query_tile"]).prod(axis=1)
+    of_merge = np.repeat(times, np.diff(plan.merge_variants))
+    runs = _runs_of(plan, times)
+    vectors, weights, output = _of_runs(plan, runs, lanes)
+    uneven, apart, keys = _of_keys(plan, runs)
+    return _OfPlan(
+        items=float(of_item.sum()),
+        tiles=float(runs.tiles.sum()),
+        rows=float((of_item * cells).sum()),
+        vectors=vectors,
+        weights=weights,
+        output=output,
+        uneven=uneven,
+        apart=apart,
+        keys=keys,
+        merged=float((of_merge * np.diff(plan.merge_indptr)).sum()),
+    )
+
+
+class _Runs(NamedTuple):
+    """Of each run: how often its lists are taken (`copies`), how many tiles that makes, how many queries its query tile
+    has, and the number of its key view in the plan."""
+
+    copies: np.ndarray
+    tiles: np.ndarray
+    cells: np.ndarray
+    key_view: np.ndarray
+
+
+def _runs_of(plan: Plan, times: np.ndarray) -> _Runs:
+    """Components that start at one row share the lists of the first of them."""
+    components = plan.components
+    _, index, family = np.unique(components["first_row"], return_index=True, return_inverse=True)
+    shared, taken = components[index], np.bincount(family, times[components["variant"]], len(index))
+    of_row = np.repeat(np.arange(len(index)), shared["query_tiles"])
+    cells = real_extents(plan.views[shared["query_view"][of_row]], ramp(shared["query_tiles"])).prod(axis=1)
+    row = np.repeat(np.arange(len(of_row)), np.diff(plan.indptr))
+    copies = taken[of_row[row]]
+    key_view = shared["key_view"][of_row[row]] + plan.key_view
+    return _Runs(copies, np.diff(plan.tile_indptr) * copies, cells[row], key_view)
+
+
+def _of_runs(plan: Plan, runs: _Runs, lanes: int) -> tuple[float, ...]:
+    """Vectors of scores, vectors of weights, and blocks of rows of the output times keys: of a tile all, or what its
+    bitmask leaves of it, and of that the share of its rows that hold queries, as the others repeat those."""
+    number, found = plan.mask + 1, []
+    for left, side in zip(_of_masks(plan, lanes), (lanes, lanes, ROWS), strict=True):
+        share = -(-runs.cells // side) / -(-plan.block_q // side)
+        found.append(float((runs.tiles * share) @ left[number]))
+    return tuple(found)
+
+
+def _of_keys(plan: Plan, runs: _Runs) -> tuple[float, float, float]:
+    """The keys of the tiles that are met, once for each of their views: those that are uneven, those that are apart,
+    and all."""
+    met = np.bincount(runs.key_view, runs.tiles, len(plan.views))
+    copies = np.zeros(len(plan.views))
+    copies[runs.key_view] = runs.copies
+    views = plan.views
+    keys = np.minimum(met / np.maximum(views["tiles"], 1), copies) * views["extent"].prod(axis=1, dtype=np.int64)
+    uneven = views["box"][:, :2].max(axis=1) > 1
+    apart = uneven | (views["stride"][:, 2] != 1)
+    return float(keys[uneven].sum()), float(keys[apart].sum()), float(keys.sum())
+
+
+def _of_masks(plan: Plan, lanes: int) -> list[np.ndarray]:
+    """For a tile without a bitmask and for one of each: vectors of scores, vectors of weights, and blocks of rows of
+    the output times keys."""
+    every = max(1, -(-len(plan.masks) // _MOST_MASKS))
+    masks = plan.masks[::every]
+    starts = np.arange(0, plan.block_q, lanes)
+    # (masks, vectors, blocks of keys)
+    of_vector = np.greater(np.bitwise_or.reduceat(masks, starts, axis=1).view(np.uint8), 0)
+    reached = np.logical_or.reduce(of_vector, axis=1)
+    keys = _KEYS * (reached.shape[1] - reached.argmax(axis=1) - reached[:, ::-1].argmax(axis=1))
+    of_rows = np.bitwise_or.reduceat(masks, np.arange(0, plan.block_q, ROWS), axis=1)
+    found = (
+        (len(starts) * plan.block_kv, _KEYS * of_vector.sum(axis=(1, 2))),
+        (len(starts) * plan.block_kv, len(starts) * keys),
+        (-(-plan.block_q // ROWS) * plan.block_kv, np.bitwise_count(of_rows).sum(axis=(1, 2))),
+    )
+    return [np.append(full, np.repeat(partial, every)[: len(plan.masks)]) for full, partial in found]

@@ -1,0 +1,65 @@
+"""The CPU takes boxes of queries where these are cheaper, the default tile elsewhere, and always the same ones."""
+
+import numpy as np
+import pytest
+
+import spattn
+from spattn import compiler
+from spattn import patterns as sp
+from spattn.cpu import TILE
+
+IMAGE, WINDOWS = sp.Neighborhood((56, 56), 7), sp.Windowed((56, 56), 7)
+
+
+def arrays(tokens, dtype=np.float32, heads=2, head_dim=32):
+    return np.random.default_rng(0).standard_normal((3, 1, heads, tokens, head_dim)).astype(dtype)
+
+
+def paid(pattern, tokens, **how):
+    return spattn.plan(pattern, backend="cpu", like=tuple(arrays(tokens, **how)))
+
+
+@pytest.mark.parametrize(("pattern", "least"), [(IMAGE, 0.17), (WINDOWS, 0.7), (sp.Windowed((56, 56), 7, 3), 0.5)])
+def test_the_efficiency_that_is_paid_for_an_image(pattern, least):
+    assert paid(pattern, 3136).efficiency >= least
+
+
+@pytest.mark.parametrize(
+    "pattern", [sp.SlidingWindow(8), sp.Strided(64), sp.Axial((56, 56), 0), IMAGE & sp.Causal(), sp.Causal()]
+)
+def test_other_patterns_have_the_default_tile(pattern):
+    assert paid(pattern, 3136).tile == TILE
+
+
+def test_boxes_that_cost_more_are_not_taken(monkeypatch):
+    """The default is priced as the candidates are: where it is free, it stays."""
+    from spattn.cpu import _choice
+
+    spattn.clear_plan_cache()
+    monkeypatch.setattr(_choice, "predicted_ms", lambda counts, _: counts.items + counts.gathered)
+    assert paid(IMAGE, 3136).tile == TILE
+
+
+def test_large_grids_are_planned_once(monkeypatch):
+    made = []
+    monkeypatch.setattr(compiler, "_compile", lambda *key, own=compiler._compile: made.append(key) or own(*key))
+    spattn.clear_plan_cache()
+    paid(sp.Neighborhood((512, 512), 7), 512 * 512, heads=1, head_dim=1)
+    assert len(made) == 1
+    paid(WINDOWS, 3136)
+    assert 2 <= len(made) - 1 <= 3
+    before = len(made)
+    paid(WINDOWS, 3136)
+    assert len(made) == before
+
+
+@pytest.mark.parametrize("pattern", [IMAGE, WINDOWS])
+def test_results_and_gradients_are_those_of_the_default(pattern):
+    q, k, v = arrays(3136, np.float64, head_dim=8)
+    default = spattn.plan(pattern, 3136, tile=TILE)
+    results = []
+    for how in (pattern, default):
+        out, lse = spattn.attention(q, k, v, how, return_lse=True, backend="cpu")
+        results.append((out, lse, *spattn.attention_backward(q, q, k, v, out, lse, how, backend="cpu")))
+    for one, other in zip(*results, strict=True):
+        assert np.allclose(one, other, rtol=1e-9, atol=1e-11)

@@ -1,0 +1,135 @@
+"""What plans say of themselves, and the warning where attention over all pairs costs less."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import spattn
+from spattn import cpu
+from spattn import patterns as sp
+from spattn.patterns import Lattice, Part
+
+WINDOWS = sp.Windowed((56, 56), 7)
+
+
+class Scattered(sp.Pattern):
+    """A causal pattern of 128 tokens in views of every 32nd, or another number, of which none fills a tile."""
+
+    def __init__(self, step=32):
+        self.step = step
+
+    def __eq__(self, other):
+        return type(other) is Scattered and other.step == self.step
+
+    def __hash__(self):
+        return self.step
+
+    def allows(self, q, k):
+        return k <= q
+
+    def parts(self, q_len, kv_len):
+        lattices = [Lattice(first, (self.step,), (128 // self.step,)) for first in range(self.step)]
+        return tuple(Part(self, query, key) for query in lattices for key in lattices)
+
+
+def arrays(tokens=128, heads=8):
+    return np.random.default_rng(0).standard_normal((3, 1, heads, tokens, 16), dtype=np.float32)
+
+
+def test_the_text_says_what_was_chosen_and_what_is_cheaper():
+    found = spattn.plan(WINDOWS, 3136, tile=(48, 64)).explain(heads=3, head_dim=32)
+    text = str(found)
+    for words in ("48 queries × 64 keys", "6 × 8 queries", "153664 allowed", "all pairs", "7 × 7"):
+        assert words in text
+    assert found.cheaper.tile == (49, 64) and found.cheaper_ms < found.predicted_ms < found.dense_ms
+    assert f"{found.predicted_ms:.3g} ms on one thread" in text and "this plan is faster" in text
+
+
+def test_the_cheapest_plan_has_nothing_that_is_cheaper():
+    found = spattn.plan(WINDOWS, 3136, tile=(49, 64), box=(7, 7)).explain()
+    assert found.cheaper is None and "cheaper:" not in str(found)
+
+
+def test_dense_attention_wins_where_views_are_smaller_than_tiles():
+    found = spattn.plan(Scattered(), 128, tile=(48, 64)).explain()
+    assert found.dense_ms < found.predicted_ms and "dense attention is faster" in str(found)
+
+
+def test_predictions_follow_the_work():
+    short, long = (spattn.plan(sp.SlidingWindow(64), n).explain().predicted_ms for n in (4096, 16384))
+    assert 3.5 < long / short < 4.5
+    one, four = (spattn.plan(sp.SlidingWindow(64), 4096).explain(heads=h).predicted_ms for h in (1, 4))
+    assert four == pytest.approx(4 * one)
+
+
+def test_a_picture():
+    pytest.importorskip("matplotlib")
+    axes = spattn.plan(sp.SlidingWindow(4), 64, tile=(16, 64)).explain().draw()
+    assert len(axes.collections[0].get_offsets()) == 16 * 64
+    with pytest.raises(ValueError, match="^plan: expected one of a pattern at up to 4096 tokens, got "):
+        spattn.plan(sp.SlidingWindow(4), 8192).explain().draw()
+
+
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [
+        ({"heads": 0}, ValueError),
+        ({"head_dim": 1.5}, TypeError),
+        ({"dtype": "int8"}, ValueError),
+        ({"batch": True}, TypeError),
+    ],
+)
+def test_what_explain_refuses(how, error):
+    with pytest.raises(error, match=f"^{next(iter(how))}: expected "):
+        spattn.plan(sp.Causal(), 64).explain(**how)
+
+
+def test_plans_of_other_heads_are_refused():
+    plan = spattn.plan(sp.PerHead((sp.Causal(), sp.SlidingWindow(3))), 64)
+    with pytest.raises(ValueError, match="^plan: expected 1 batch entries and 3 heads, got one for 1 and 2"):
+        plan.explain(heads=3)
+    assert plan.explain(heads=2).predicted_ms > 0
+
+
+def test_the_warning_comes_once_and_at_the_line_of_the_call():
+    spattn.clear_plan_cache()
+    with pytest.warns(spattn.EfficiencyWarning, match="attention over all pairs is predicted to take") as found:
+        spattn.attention(*arrays(), Scattered())
+    assert len(found) == 1 and found[0].filename == __file__
+    assert spattn.plan_cache_info().plans == 1  # dense attention is priced and not planned
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        spattn.attention(*arrays(), Scattered())
+        spattn.attention(*arrays(), Scattered(), scale=0.5, return_lse=True)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "given"),
+    [
+        (sp.Causal(), {}),
+        (sp.SlidingWindow(2), {}),
+        (sp.Windowed((8, 16), 2), {}),
+        (Scattered(16), {"heads": 1}),  # loses less than a millisecond
+    ],
+)
+def test_nobody_is_warned_of_what_is_cheap(pattern, given):
+    spattn.clear_plan_cache()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        spattn.attention(*arrays(**given), pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "queries"),
+    [
+        (sp.Causal(), 1),  # a tile of which one query is real is no loss: kernels take no more than that
+        (sp.SlidingWindow(8), 2),
+        (sp.DilatedWindow(2, dilation=512), 4096),  # dense attention has far more tiles
+    ],
+)
+def test_what_cannot_lose_is_not_priced(pattern, queries, monkeypatch):
+    monkeypatch.setattr(cpu, "predicted_ms", lambda *given: pytest.fail("priced"))
+    spattn.clear_plan_cache()
+    q, k, v = arrays(4096, heads=1)
+    spattn.attention(q[:, :, -queries:], k, v, pattern)
