@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spattn.plan._budget import Budget
@@ -17,12 +17,13 @@ def numbered(masks):
     return [known.setdefault(mask.tobytes(), len(known)) for mask in masks], list(known)
 
 
-@given(which=st.lists(st.integers(0, 9), max_size=60), split=st.integers(0, 60))
+@example(which=[0, 1, 2, 0, 1, 1, 3, 4], split=3)
+@given(which=st.lists(st.integers(0, 9), max_size=60), split=st.integers(0, 30))
 def test_each_different_bitmask_has_the_next_number(which, split):
     """Also where the same come again in another call, and where nothing comes."""
     masks = np.random.default_rng(0).integers(0, 2**63, (10, *SHAPE), dtype=np.uint64)[which]
     made = Masks(SHAPE[0], 64 * SHAPE[1], Budget(1 << 20))
-    found = [made.add(some) for some in (masks[:split], masks[split:])]
+    found = [made.add(some) for some in (masks[:split], masks[split : 2 * split], masks[2 * split :])]
     numbers, known = numbered(masks)
     assert np.concatenate(found).tolist() == numbers and all(x.dtype == np.int32 for x in found)
     assert [mask.tobytes() for mask in made.array()] == known
