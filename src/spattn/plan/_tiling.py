@@ -84,7 +84,7 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
     count = np.concatenate([length, np.ones(len(q_open), np.int64)])
     mask = np.concatenate([np.full(len(q_run), -1), numbers[kept]])
     query_tile, key_tile = np.concatenate([q_run, q_open]), np.concatenate([k_run, k_open])
-    order = np.lexsort((key_tile, query_tile))
+    order = np.argsort(query_tile * int(key["tiles"]) + key_tile, kind="stable")  # each half is mostly in order
     joined = join_runs(query_tile[order], key_tile[order], count[order], mask[order])
     return Tiles(*joined, _count(query, *joined, masks))
 
