@@ -11,6 +11,7 @@ import pytest
 import spattn
 from spattn import patterns as p
 from spattn.patterns import _evaluate
+from spattn.patterns._predicate import member
 from spattn.plan._symbolic import combine
 from spattn.testing import check_plan, inputs
 
@@ -193,3 +194,29 @@ def test_closed_forms_select_what_is_evaluated(pattern, monkeypatch):
         cells.clear()
         assert np.array_equal(pattern.index_set(300, 300).to_dense(), want)
         assert sum(cells) < 300 * 300 / 8
+
+
+def tiles_of(q, k):
+    """Positions of tiles as predicates are given them: consecutive from each of `q` and of `k` on."""
+    return np.add.outer(q, np.arange(5))[:, :, None], np.add.outer(k, np.arange(3))[:, None, :]
+
+
+@pytest.mark.parametrize("table", [[], [3], [-4, 0, 1, 17]], ids=str)
+@pytest.mark.parametrize(
+    "values, looked_up",
+    [
+        (lambda q, k: q - k, 7),
+        (lambda q, k: k - 2 * q, 15),
+        (lambda q, k: np.where(k % 3 == 0, 3, q - k), 15),
+        (lambda q, k: q, 5),
+        (lambda q, k: q[:0] - k[:0], 0),
+    ],
+)
+def test_members_among_differences_are_looked_up_once_a_diagonal(values, looked_up, table, monkeypatch):
+    """And any other numbers of a tile one by one."""
+    asked, isin = [], np.isin
+    positions = values(*tiles_of([0, 7, 40], [0, 9, 20]))
+    table = np.array(table, np.int64)
+    monkeypatch.setattr(np, "isin", lambda x, y: asked.append(x.size // max(len(x), 1)) or isin(x, y))
+    assert np.array_equal(member(table, positions), isin(positions, table))
+    assert asked == [looked_up]

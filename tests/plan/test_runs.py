@@ -10,6 +10,9 @@ from spattn import patterns as p
 from spattn import plan
 from spattn.patterns import Lattice, Part
 from spattn.plan import _search, validate
+from spattn.plan._budget import Budget
+from spattn.plan._search import search
+from spattn.plan._tiling import make_view
 from spattn.plan._types import tile_lists
 from spattn.testing import check_plan
 from spattn.testing.strategies import compositions
@@ -114,3 +117,12 @@ def test_any_composition_from_a_single_pair_of_boxes(case):
         _search._PAIRS_AT_ONCE = before
     variants, _ = pattern.variants(sizes.batch, sizes.heads_q)
     check_plan(made, [each.index_set(sizes.q_len, sizes.kv_len) for each in variants])
+
+
+def test_runs_that_the_search_decides_are_joined():
+    """On every level, whichever side of a box of keys was decided first."""
+    view = make_view(Lattice(0, (1,), (64 * 1000,)), 64)
+    query, first, length = search(p.Causal() - p.SlidingWindow(3000, 2000), view, view, 0, Budget(1 << 30)).runs
+    order = np.lexsort((first, query))
+    query, first, stop = query[order], first[order], (first + length)[order]
+    assert len(query) > 900 and not ((query[1:] == query[:-1]) & (first[1:] == stop[:-1])).any()

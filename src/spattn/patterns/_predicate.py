@@ -111,7 +111,17 @@ def member(table: np.ndarray, positions: Any) -> Any:
         While planning, an object with the same operators.
     """
     decide = getattr(positions, "member", None)
-    return decide(table) if decide is not None else np.isin(positions, table)
+    return decide(table) if decide is not None else _is_in(np.asarray(positions), table)
+
+
+def _is_in(positions: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """``np.isin(positions, table)``; of tiles in which each diagonal is one number, as differences have it, the
+    diagonals alone are looked up."""
+    if positions.ndim != 3 or not positions.size or (positions[:, 1:, 1:] != positions[:, :-1, :-1]).any():
+        return np.isin(positions, table)
+    diagonals = np.concatenate([positions[:, 0, ::-1], positions[:, 1:, 0]], axis=1)
+    of_rows = np.lib.stride_tricks.sliding_window_view(np.isin(diagonals, table), positions.shape[2], axis=1)
+    return of_rows[:, :, ::-1]
 
 
 def rank(table: np.ndarray, positions: Any) -> Any:

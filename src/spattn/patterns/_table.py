@@ -84,7 +84,9 @@ class BlockTable(ByContent):
     def _images(self) -> tuple[np.ndarray, np.ndarray]:
         """Integral images of the cells with a set entry, and of those with one missing."""
         if self._coarse == 1:
-            return _integral(self.cells), _integral(~self.cells)
+            some = _integral(self.cells)
+            every = np.multiply.outer(*(np.arange(n, dtype=np.int32) for n in some.shape))
+            return some, np.subtract(every, some, out=every)
         return _integral(_coarsened(self.cells)), _integral(_coarsened(~self.cells))
 
 
@@ -96,7 +98,9 @@ def _coarsened(cells: np.ndarray) -> np.ndarray:
 
 def _integral(cells: np.ndarray) -> np.ndarray:
     image = np.zeros((cells.shape[0] + 1, cells.shape[1] + 1), dtype=np.int32)
-    np.cumsum(np.cumsum(cells, axis=0, dtype=np.int32), axis=1, out=image[1:, 1:])
+    inner = image[1:, 1:]
+    np.cumsum(cells, axis=1, dtype=np.int32, out=inner)
+    np.cumsum(inner, axis=0, out=inner)
     return image
 
 

@@ -145,7 +145,7 @@ class Documents(Pattern):
 
     @property
     def _per_batch(self) -> bool:
-        return any(isinstance(entry, tuple) for entry in self.lengths)
+        return isinstance(next(iter(self.lengths), None), tuple)  # all of them are, or none
 
     def _entries(self) -> tuple[tuple[int, ...], ...]:
         """The documents of each batch entry."""

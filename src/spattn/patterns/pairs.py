@@ -231,7 +231,9 @@ class _BoundCSR(Pattern):
         row, indptr = q - self.first, self.given.indptr
         start = indptr[np.clip(row, 0, len(indptr) - 1)]
         count = indptr[np.clip(row + 1, 0, len(indptr) - 1)] - start
-        keys = self.given.indices[np.repeat(start, count) + ramp(count)].astype(np.int64)  # as positions are everywhere
+        place = np.repeat(start - (np.cumsum(count) - count), count)
+        place += np.arange(len(place))
+        keys = self.given.indices[place].astype(np.int64)  # as positions are everywhere
         return np.repeat(np.arange(len(q)), count), keys
 
     def to_dict(self) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from .._ragged import offsets
 from ..patterns import Ends, Full, Lattice, Pattern
 from ..patterns._check import integers
 from ._budget import Budget
+from ._masks import Masks
 from ._parts import Piece, parts_of
-from ._tiling import Masks, find_tiles, make_view
+from ._tiling import find_tiles, make_view
 from ._types import COMPONENT, VIEW
 
 __all__ = ["Tiled", "tile_pattern"]
@@ -115,7 +116,7 @@ class _Builder:
         self.views = [np.zeros(0, VIEW)]
         self.components = [np.zeros(0, COMPONENT)]
         self.counts: list[np.ndarray] = []  # runs of each list
-        self.runs: list[tuple[np.ndarray, ...]] = []  # (tiles, first key tile, key view, mask)
+        self.runs: tuple[list[np.ndarray], ...] = [], [], [], []  # tiles, first key tile, key view, mask
         self.view_count = self.rows = self.nnz = 0
         self.variant_components = [0]
         self.least: int | None = 1
@@ -150,7 +151,8 @@ class _Builder:
             found.append((tiles.query_tile, tiles.length, tiles.key_tile, number, tiles.mask))
         query_tile, *runs = found[0] if len(found) == 1 else _joined(found)
         self.counts.append(np.diff(np.searchsorted(query_tile, np.arange(int(query_view["tiles"]) + 1))))
-        self.runs.append(tuple(runs))
+        for column, own in zip(self.runs, runs, strict=True):
+            column.append(own)
         moves = np.concatenate([shifts[:1, :, 0], shifts[:, :, 1]])
         self._add_components(np.array([query_view, *key_views], VIEW), moves)
         return shifts.shape[1]
@@ -172,9 +174,7 @@ class _Builder:
 
     def finish(self, index: np.ndarray) -> Tiled:
         """The tables, which take over one array after the other."""
-        none = (np.zeros(0, np.int32),) * 4
-        count, *columns = (np.concatenate(column) for column in zip(none, *self.runs, strict=True))
-        indices, key_view, mask = (frozen(column.astype(np.int32)) for column in columns)
+        length, indices, key_view, mask = (self._column(number) for number in range(4))
         indptr = offsets(np.concatenate([np.zeros(0, np.int64), *self.counts])).astype(np.int32)
         components, growing = np.concatenate(self.components), np.array(self.growing, np.int64)
         return Tiled(
@@ -182,7 +182,7 @@ class _Builder:
             np.concatenate(self.views),
             components,
             indptr,
-            offsets(count),
+            offsets(length),
             indices,
             key_view,
             mask,
@@ -194,6 +194,12 @@ class _Builder:
             growing,
             _last_runs(components, growing, indptr, key_view),
         )
+
+    def _column(self, number: int) -> np.ndarray:
+        """What all runs have in one column, which is forgotten elsewhere: there may be many millions."""
+        columns = [np.ascontiguousarray(column, np.int32) for column in self.runs[number]]
+        self.runs[number].clear()
+        return np.ndarray(sum(map(len, columns)), np.int32, b"".join(column.data for column in columns))
 
 
 def _last_runs(components: np.ndarray, growing: np.ndarray, indptr: np.ndarray, key_view: np.ndarray) -> np.ndarray:

@@ -10,12 +10,13 @@ import numpy as np
 from .._ragged import ramp
 from ..patterns import Pattern
 from ._budget import Budget
-from ._tiling import Masks, Tiles, join_runs
+from ._masks import Masks
+from ._tiling import Tiles, join_runs
 
 __all__ = ["tiles_of_pairs"]
 
 _PAIRS_AT_ONCE = 1 << 18  # about so many are sorted at once
-_WORDS_AT_ONCE = 1 << 20  # of bitmasks that are made at once
+_WORDS_AT_ONCE = 1 << 17  # of bitmasks that are made at once: they fit into a cache
 
 
 class _Strip(NamedTuple):
@@ -37,17 +38,20 @@ def tiles_of_pairs(pattern: Pattern, query: np.void, key: np.void, shift: int, m
     """
     budget.need(4 * math.prod(masks.tile))
     single = np.full(math.prod(masks.tile), -1, np.int32)  # number of the bitmask of each cell alone, where it is known
-    found: list[tuple[np.ndarray, ...]] = [(np.zeros(0, np.int32),) * 3]
+    found: list[tuple[np.ndarray, ...]] = [(np.zeros(0, np.int32),) * 4]
     first, at_once, tiles, nnz = 0, 1, 0, 0
     while first < int(query["tiles"]):
         strip = _strip(pattern, query, key, shift, range(first, first + at_once), masks.tile)
         tiles, nnz = tiles + len(strip.first), nnz + len(strip.cell)
         budget.need_runs(tiles)
-        found.append((strip.query_tile, strip.key_tile, _masks_of(strip, single, masks)))
+        length = np.ones(len(strip.first), np.int32)
+        found.append(join_runs(strip.query_tile, strip.key_tile, length, _masks_of(strip, single, masks)))
         first += at_once
         at_once = min(max(at_once * _PAIRS_AT_ONCE // max(len(strip.cell), 1), 1), 4 * at_once)
-    query_tile, key_tile, mask = (np.concatenate(column) for column in zip(*found, strict=True))
-    return Tiles(*join_runs(query_tile, key_tile, np.ones(len(mask), np.int64), mask), nnz)
+    columns = [list(column) for column in zip(*found, strict=True)]
+    del found  # one column after the other is forgotten: there may be many millions of runs
+    query_tile, key_tile, length, mask = (np.concatenate(columns.pop(0)) for _ in range(4))
+    return Tiles(query_tile, key_tile, length, mask, nnz)
 
 
 def _strip(pattern: Pattern, query: np.void, key: np.void, shift: int, tiles: range, tile: tuple[int, int]) -> _Strip:
@@ -60,17 +64,23 @@ def _strip(pattern: Pattern, query: np.void, key: np.void, shift: int, tiles: ra
     if not inside.all():
         row, place = row[inside], place[inside]
     # Tile and cell of a pair are one number: to sort these is cheaper than to find the order of the pairs.
-    area, query_tile, key_tile = block_q * block_kv, row // block_q, place // block_kv
-    cell = (row - query_tile * block_q) * block_kv + place - key_tile * block_kv
-    code = (query_tile * int(key["tiles"]) + key_tile) * area + cell
+    area, key_tiles = block_q * block_kv, int(key["tiles"])
+    query_tile, in_tile = np.divmod(np.arange(len(q)), block_q)
+    code = (query_tile * key_tiles * area + in_tile * block_kv)[row]
+    code += place
+    place //= block_kv  # the key tile of each pair, whose first key is cell 0
+    place *= area - block_kv
+    code += place
     code.sort()
     of_tile = code // area
-    cell = code - of_tile * area
-    first = np.nonzero(np.diff(of_tile, prepend=-1))[0]
-    query_tile, key_tile = np.divmod(of_tile[first], int(key["tiles"]))
-    count, query_tile = np.diff(first, append=len(cell)), query_tile + tiles.start
+    first = _starts(of_tile)
+    code -= of_tile * area
+    of_tile = of_tile[first]
+    query_tile = of_tile // key_tiles
+    key_tile, query_tile = of_tile - query_tile * key_tiles, query_tile + tiles.start
+    count = np.diff(first, append=len(code))
     full = count == np.minimum(rows - query_tile * block_q, block_q) * block_kv
-    return _Strip(query_tile.astype(np.int32), key_tile.astype(np.int32), full, first, count, cell)
+    return _Strip(query_tile.astype(np.int32), key_tile.astype(np.int32), full, first, count, code)
 
 
 def _masks_of(strip: _Strip, single: np.ndarray, masks: Masks) -> np.ndarray:
@@ -100,8 +110,15 @@ def _add(strip: _Strip, tiles: np.ndarray, masks: Masks) -> np.ndarray:
         pairs = strip.pairs[some]
         cell = strip.cell[np.repeat(strip.first[some], pairs) + ramp(pairs)]
         word = np.repeat(words * np.arange(len(some)), pairs) + cell // 64
-        first = np.nonzero(np.diff(word, prepend=-1))[0]
+        first = _starts(word)
         bits = np.zeros(words * len(some), np.uint64)
         bits[word[first]] = np.bitwise_or.reduceat(np.uint64(1) << (cell % 64).astype(np.uint64), first)
         numbers.append(masks.add(bits))
     return np.concatenate(numbers)
+
+
+def _starts(numbers: np.ndarray) -> np.ndarray:
+    """Where each number of a sorted array comes first."""
+    starts = np.ones(len(numbers), bool)
+    np.not_equal(numbers[1:], numbers[:-1], out=starts[1:])
+    return np.nonzero(starts)[0]

@@ -186,7 +186,9 @@ def _settle(runs: list[np.ndarray], key: np.void) -> list[np.ndarray]:
     runs = list(runs)
     for axis in reversed(range(AXES)):
         most = int(key["grid"][axis])
-        query, first, length = runs[axis][:, np.argsort(runs[axis][0] * int(key["tiles"]) + runs[axis][1])]
+        number = runs[axis][0] * int(key["tiles"]) + runs[axis][1]
+        rises = (number[1:] > number[:-1]).all()
+        query, first, length = runs[axis] if rises else runs[axis][:, np.argsort(number, kind="stable")]
         starts = np.ones(len(query), bool)
         starts[1:] = (query[1:] != query[:-1]) | (first[1:] != first[:-1] + length[:-1]) | (first[1:] % most == 0)
         at = np.nonzero(starts)[0]

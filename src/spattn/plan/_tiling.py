@@ -12,6 +12,7 @@ from .._ragged import ramp
 from ..patterns import Lattice, Pattern
 from ..patterns._predicate import allowed as allowed_pairs
 from ._budget import Budget
+from ._masks import Masks
 from ._search import Found, alike, cut_view, search
 from ._types import grid_of, padded_before, positions, real_extents
 
@@ -29,36 +30,6 @@ class Tiles(NamedTuple):
     length: np.ndarray
     mask: np.ndarray
     nnz: int
-
-
-class Masks:
-    """The deduplicated bitmasks of a plan."""
-
-    def __init__(self, block_q: int, block_kv: int, budget: Budget):
-        self.tile = block_q, block_kv
-        self.shape = block_q, block_kv // 64
-        self._budget = budget
-        self._number: dict[bytes, int] = {}  # in the order of the numbers
-
-    def add(self, masks: np.ndarray) -> np.ndarray:
-        """The number of each of `masks`, n · block_q · words numbers of uint64."""
-        known, content, size = self._number, masks.tobytes(), 8 * math.prod(self.shape)
-        numbers = []
-        for at in range(0, len(content), size):
-            numbers.append(known.setdefault(content[at : at + size], len(known)))
-            self._budget.need(size * len(known))
-        return np.array(numbers, np.int32)
-
-    def find(self, mask: np.ndarray, rows: np.ndarray) -> int | None:
-        """A known mask that equals `mask` in these rows."""
-        if self._number and not rows.all():
-            same = (self.array()[:, rows] == mask[rows]).all(axis=(1, 2))
-            return int(same.argmax()) if same.any() else None
-        return None
-
-    def array(self) -> np.ndarray:
-        """All of them, (n, block_q, words) uint64."""
-        return np.ndarray((len(self._number), *self.shape), np.uint64, b"".join(self._number))
 
 
 def make_view(lattice: Lattice, block: int) -> np.void:
@@ -114,21 +85,23 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
     (q_run, k_run, length), (q_open, k_open) = found.runs, found.open[:, kept]
     count = np.concatenate([length, np.ones(len(q_open), np.int64)])
     mask = np.concatenate([np.full(len(q_run), -1), numbers[kept]])
-    joined = join_runs(np.concatenate([q_run, q_open]), np.concatenate([k_run, k_open]), count, mask)
+    query_tile, key_tile = np.concatenate([q_run, q_open]), np.concatenate([k_run, k_open])
+    order = np.argsort(query_tile * int(key["tiles"]) + key_tile, kind="stable")  # each half is mostly in order
+    joined = join_runs(query_tile[order], key_tile[order], count[order], mask[order])
     return Tiles(*joined, _count(query, *joined, masks))
 
 
 def join_runs(
     query_tile: np.ndarray, key_tile: np.ndarray, count: np.ndarray, mask: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Runs by query tile and key tile, those of one bitmask that follow one another as one."""
-    order = np.lexsort((key_tile, query_tile))
-    query_tile, key_tile, count, mask = query_tile[order], key_tile[order], count[order], mask[order]
-    starts = np.ones(len(order), bool)
+    """Runs that are sorted by query tile and key tile, those of one bitmask that follow one another as one."""
+    starts = np.ones(len(mask), bool)
     starts[1:] = (query_tile[1:] != query_tile[:-1]) | (mask[1:] != mask[:-1])
-    starts[1:] |= key_tile[1:] != key_tile[:-1] + count[:-1]
+    starts[1:] |= key_tile[1:] - key_tile[:-1] != count[:-1]
+    if starts.all():
+        return query_tile, key_tile, count, mask
     at = np.nonzero(starts)[0]
-    return query_tile[at], key_tile[at], np.add.reduceat(count, at) if len(at) else count, mask[at]
+    return query_tile[at], key_tile[at], np.add.reduceat(count, at), mask[at]
 
 
 _EMPTY = -2

@@ -181,14 +181,15 @@ def _merges(
         return merged, np.zeros(len(merged), np.int32), np.zeros(0, np.int32)
     own = np.where(shared, pieces, 0).astype(np.int32)  # pieces that have a slot
     following = np.zeros(1 + q_len, np.int32)  # the sources of each row, then where its next one goes
-    for place in where:
-        place.rows(following[1:])[...] += place.of_lists(own, 0)
+    each = [place.of_lists(own, 0) for place in where]
+    for place, count in zip(where, each, strict=True):
+        place.rows(following[1:])[...] += count
     counts = following[1:][~written]
     np.cumsum(following, out=following)
     sources = np.zeros(int(following[-1]), np.int32)
     slot = np.cumsum(own) - own
-    for place in where:
-        count, rows = place.of_lists(own, 0), place.rows(following)
+    for place, count in zip(where, each, strict=True):
+        rows = place.rows(following)
         first = place.of_lists((slot * block_q).astype(np.int32), 0)
         first += place.cells()
         _fill(sources, rows, count, first, block_q)

@@ -1,0 +1,63 @@
+"""Bitmasks of a plan: each different one has one number, in the order in which they first came."""
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from spattn.plan._budget import Budget
+from spattn.plan._masks import Masks
+
+SHAPE = 4, 2
+
+
+def numbered(masks):
+    """The number of each bitmask, by the definition."""
+    known = {}
+    return [known.setdefault(mask.tobytes(), len(known)) for mask in masks], list(known)
+
+
+@example(which=[0, 1, 2, 0, 1, 1, 3, 4], split=3)
+@given(which=st.lists(st.integers(0, 9), max_size=60), split=st.integers(0, 30))
+def test_each_different_bitmask_has_the_next_number(which, split):
+    """Also where the same come again in another call, and where nothing comes."""
+    masks = np.random.default_rng(0).integers(0, 2**63, (10, *SHAPE), dtype=np.uint64)[which]
+    made = Masks(SHAPE[0], 64 * SHAPE[1], Budget(1 << 20))
+    found = [made.add(some) for some in (masks[:split], masks[split : 2 * split], masks[2 * split :])]
+    numbers, known = numbered(masks)
+    assert np.concatenate(found).tolist() == numbers and all(x.dtype == np.int32 for x in found)
+    assert [mask.tobytes() for mask in made.array()] == known
+
+
+def test_bitmasks_of_one_key_are_told_apart(monkeypatch):
+    """However many have it, within a call and from call to call."""
+    monkeypatch.setattr(Masks, "_keys", lambda self, masks: masks[:, 0] % 2)
+    masks = np.zeros((12, 8), np.uint64)
+    masks[:, 0] = [1, 3, 2, 1, 5, 3, 7, 4, 2, 9, 1, 5]
+    made = Masks(SHAPE[0], 64 * SHAPE[1], Budget(1 << 20))
+    for some in (masks[:7], masks[7:], masks):
+        numbers = made.add(some)
+        assert np.array_equal(made.array().reshape(-1, 8)[numbers], some)
+    assert len(made.array()) == len(np.unique(masks[:, 0]))
+
+
+def test_keys_differ_where_bits_do():
+    """Of single cells, whole rows, whole columns, and pairs of columns: what patterns are made of."""
+    made = Masks(128, 64, Budget(1 << 30))
+    cells = np.zeros((128 * 64, 128), np.uint64)
+    cell = np.arange(len(cells))
+    cells[cell, cell // 64] = np.uint64(1) << (cell % 64).astype(np.uint64)
+    bits = np.uint64(1) << np.arange(64, dtype=np.uint64)
+    columns = np.unique(bits[:, None] | bits)
+    rows = np.eye(128, dtype=np.uint64) * ~np.uint64(0)
+    every = np.concatenate([cells, np.repeat(columns[:, None], 128, axis=1), rows])
+    assert len(np.unique(made._keys(every))) == len(every)
+
+
+def test_a_budget_bounds_them():
+    """The bytes of all different ones."""
+    made = Masks(SHAPE[0], 64 * SHAPE[1], Budget(3 * 64))
+    masks = np.arange(32, dtype=np.uint64).reshape(4, 8)
+    made.add(masks[[0, 1, 2, 1]])
+    with pytest.raises(ValueError, match="at most max_bytes = 192 bytes, got one that needs at least 256"):
+        made.add(masks)
