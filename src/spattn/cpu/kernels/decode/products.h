@@ -39,8 +39,9 @@ template <int R, class Run> SPATTN_INLINE void in_blocks(int64_t rows, Run run, 
   if constexpr (R > 1) in_blocks<R / 2>(rows, run, first);
 }
 
-// R rows of S for `count` keys, a multiple of kLanes. A vector's worth of dot products is finished together.
-template <class Stored, int R, class Source, class T>
+// R rows of S, or of other products if they are no scores, for `count` keys, a multiple of kLanes. A vector's worth of
+// dot products is finished together.
+template <class Stored, int R, bool kScores = true, class Source, class T>
 void multiply_keys(const Source& keys, int64_t count, const T* query, int64_t depth, T* scores, int64_t ld_scores) {
   constexpr int L = kLanes<T>, kKeys = L / R, kAtOnce = kKeys < 4 ? kKeys : 4;
   constexpr int64_t kSize = sizeof(typename Stored::Storage);
@@ -61,7 +62,8 @@ void multiply_keys(const Source& keys, int64_t count, const T* query, int64_t de
         }
       }
     }
-    const Vec<T> total = Logits<T>::score(across<Add, T>(sum));
+    Vec<T> total = across<Add, T>(sum);
+    if (kScores) total = Logits<T>::score(total);
     SPATTN_UNROLL
     for (int i = 0; i < R; ++i) {
       memcpy(scores + i * ld_scores + key, reinterpret_cast<const char*>(&total) + i * kKeys * sizeof(T),

@@ -21,8 +21,6 @@ template <class E, class Many, int64_t kFew> struct ByRows {
     Scratch(const Call& call, Arena& arena) : many(call, arena), few(call, arena) {}
   };
 
-  static bool by_pairs(const Call& call) { return call.plan.block_q == 1; }
-
   static size_t bytes(const Call& call) noexcept {
     return by_pairs(call) ? scratch_bytes<PairwiseScratch<T>>(call) : scratch_bytes<Scratch>(call);
   }
