@@ -389,7 +389,7 @@ def backward(
 
 def _heads_together(call: Call, plan: Plan) -> int:
     """How many query heads a task takes: of few rows all that share K and V, unless their patterns differ."""
-    few = call.group and call.q_len <= _core.FEW_QUERIES
+    few = call.group and (call.q_len <= _core.FEW_QUERIES or plan.block_q == 1)
     return call.group if few and variant_of_groups(plan.variant, call.group) is not None else 1
 
 

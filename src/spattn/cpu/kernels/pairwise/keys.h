@@ -51,7 +51,7 @@ template <class Visit> void each_chunk(const Item& item, const Chunk& chunk, int
        at.tile = plan.indices[at.number < end ? ++at.run : at.run]) {
     const View& view = views[plan.key_view[at.run]];
     const uint64_t* mask = plan.mask[at.run] < 0 ? nullptr : plan.masks + plan.mask[at.run] * words;
-    const bool line = view.tiles == view.grid[2];
+    const bool line = view.box[2] == plan.block_kv && view.tiles == view.grid[2];
     const int64_t step = view.stride[2], run_end = plan.tile_indptr[at.run + 1];
     for (; at.number < (run_end < end ? run_end : end); ++at.number, ++at.tile) {
       const int64_t start = view.offset + at.tile * view.box[2] * step;
