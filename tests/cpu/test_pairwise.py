@@ -110,11 +110,11 @@ def test_heads_with_different_patterns(isa):
 
 @pytest.mark.parametrize("workers", [1, 64])
 @pytest.mark.parametrize("isa", ISAS)
-def test_long_rows_are_merged(isa, workers):
+def test_long_rows_of_several_items_and_chunks(isa, workers):
     arrays = inputs(1, 1, q_len=3, kv_len=5000, head_dim=16)
     pattern = scattered(3, 5000, 0.3)
     made = planned(pattern, *arrays[:2], workers=workers)
-    assert bool(made.slots) == (workers > 1)
+    assert made.slots > 0
     check(*arrays, pattern, isa, made)
     check_gradients(*arrays, pattern, isa, made)
 
@@ -140,10 +140,12 @@ def test_rows_without_a_key(isa):
 
 
 @pytest.mark.parametrize("isa", ISAS)
-def test_a_row_of_one_key_has_no_gradient_of_its_scores(isa):
+def test_delta_is_summed_as_products_are(isa):
+    """Where O is V, as of a row with one key whose score is 0, the gradient of that score is 0 exactly."""
     q, k, v = inputs(q_len=64, kv_len=64, head_dim=40)
-    dq, dk, _ = check_gradients(q, k, v, patterns.SlidingWindow(0, 0), isa)
-    assert not dq.any() and not dk.any()
+    k[...] = 0
+    dq, dk, dv = check_gradients(q, k, v, patterns.SlidingWindow(0, 0), isa)
+    assert not dq.any() and not dk.any() and dv.any()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -185,11 +187,11 @@ def test_values_that_are_not_finite_reach_their_rows_alone(isa):
 def test_scales(isa, scale):
     q, k, v = inputs(q_len=40, kv_len=90, head_dim=16, dtype="float64")
     pattern = scattered(40, 90, 0.2)
-    dout, made = random(q.shape, q.dtype), planned(pattern, q, k)
+    made, gradients = planned(pattern, q, k), GradientExpectation(pattern, q, k, v, scale, with_dlse=True)
     out, lse = cpu.forward(q, k, v, made, scale, isa=isa)
-    got = cpu.backward(dout, q, k, v, out, lse, made, scale, isa=isa)
-    Expectation(pattern, q, k, v, scale).check(out, lse)
-    GradientExpectation(pattern, dout, q, k, v, scale).check(*got)
+    Expectation(pattern, q, k, v, scale).check(out, lse, isa)
+    dlse = gradients.dlse
+    gradients.check(cpu.backward(gradients.dout, q, k, v, out, lse, made, scale, dlse=dlse, isa=isa), isa)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -209,7 +211,7 @@ def test_any_number_of_threads_has_the_same_bits(dtype):
 def test_any_mask(data):
     q_len, kv_len = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 200))
     share, seed = data.draw(st.sampled_from([0.01, 0.1, 0.6, 1.0])), data.draw(st.integers(0, 99))
-    isa, dtype = data.draw(st.sampled_from(ISAS)), data.draw(st.sampled_from(DTYPES))
+    isa, dtype = data.draw(st.sampled_from(ISAS)), data.draw(st.sampled_from(sorted(DTYPES)))
     block_kv = data.draw(st.sampled_from([64, 192]))
     pattern = scattered(q_len, kv_len, share, seed)
     q, k, v = inputs(1, 2, 1, q_len=q_len, kv_len=kv_len, head_dim=data.draw(st.integers(1, 40)), dtype=dtype)

@@ -17,7 +17,7 @@ from ..plan._sealed import Sealed, moved, sealed_for
 from ..schedule.gradients import units
 from ..schedule.order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
-from . import _core, _nonfinite
+from . import _core, _nonfinite, _pairwise
 from ._choice import chosen, in_boxes, price_ms
 from ._coefficients import device
 from ._threads import num_threads
@@ -108,7 +108,8 @@ def info() -> dict[str, object]:
 
 
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan:
-    """The plan with this backend's tile shape, or with boxes of queries that are priced below it.
+    """The plan with this backend's tile shape, or with boxes of queries, or with tiles of one query, which are computed
+    pair by pair, where these are priced below it.
 
     Long lists are split by shape alone, so that results do not depend on the number of threads.
 
@@ -132,7 +133,12 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan
     """
     workers = workers_for(call)
     tile = _AMX_TILE if _default_isa() == "amx" and call.dtype in _TWO_BYTES else TILE
-    return chosen(pattern, call, tile, workers, max_bytes, device(_default_isa(), call.dtype))
+    isa = _default_isa()
+    made = chosen(pattern, call, tile, workers, max_bytes, device(isa, call.dtype))
+    if not _pairwise.may_pay(made):
+        return made
+    price = predicted_ms(made, call.batch, call.heads_q, call.head_dim, call.head_dim_v, call.dtype)
+    return _pairwise.instead(made, price, pattern, call, workers, max_bytes, isa)
 
 
 def workers_for(call: Call) -> int:
@@ -157,6 +163,8 @@ def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: 
     float
         Milliseconds.
     """
+    if plan.block_q == 1:
+        return _pairwise.price_ms(plan, batch, heads, head_dim + head_dim_v, _default_isa(), dtype)
     return price_ms(plan, (batch, heads, head_dim, head_dim_v), device(_default_isa(), dtype))
 
 

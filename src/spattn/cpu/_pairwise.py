@@ -8,7 +8,7 @@ from ..call import Call
 from ..patterns import Pattern
 from ..plan import Plan
 
-__all__ = ["instead", "price_ms"]
+__all__ = ["instead", "may_pay", "price_ms"]
 
 _SPARSE = 1 / 8  # allowed pairs among those that are computed, from which on no price is asked for
 _ROW = 500.0  # nanoseconds
