@@ -17,7 +17,7 @@ from ..plan._sealed import Sealed, moved, sealed_for
 from ..schedule.gradients import units
 from ..schedule.order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
-from . import _choice, _core, _nonfinite
+from . import _choice, _core, _nonfinite, _pairwise
 from ._coefficients import device
 from ._threads import num_threads
 from ._workspace import free_workspaces
@@ -108,7 +108,8 @@ def info() -> dict[str, object]:
 
 
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan:
-    """The plan with this backend's tile shape, or with boxes of queries that are priced below it.
+    """The plan with this backend's tile shape, or with boxes of queries, or with tiles of one query, which are computed
+    pair by pair, where these are priced below it.
 
     Long lists are split by shape alone, so that results do not depend on the number of threads.
 
@@ -131,7 +132,12 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan
         If the pattern does not fit the shapes, or takes too many bytes.
     """
     workers = workers_for(call)
-    return _choice.chosen(pattern, call, _tile_for(call.dtype), workers, max_bytes, device(_default_isa(), call.dtype))
+    isa = _default_isa()
+    made = _choice.chosen(pattern, call, _tile_for(call.dtype), workers, max_bytes, device(isa, call.dtype))
+    if not _pairwise.may_pay(made):
+        return made
+    price = predicted_ms(made, call.batch, call.heads_q, call.head_dim, call.head_dim_v, call.dtype)
+    return _pairwise.instead(made, price, pattern, call, workers, max_bytes, isa)
 
 
 def _tile_for(dtype: str) -> tuple[int, int]:
@@ -160,6 +166,8 @@ def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: 
     float
         Milliseconds.
     """
+    if plan.block_q == 1:
+        return _pairwise.price_ms(plan, batch, heads, head_dim + head_dim_v, _default_isa(), dtype)
     return _choice.price_ms(plan, (batch, heads, head_dim, head_dim_v), device(_default_isa(), dtype))
 
 
@@ -411,7 +419,7 @@ def backward(
 
 def _heads_together(call: Call, plan: Plan) -> int:
     """How many query heads a task takes: of few rows all that share K and V, unless their patterns differ."""
-    few = call.group and call.q_len <= _core.FEW_QUERIES
+    few = call.group and (call.q_len <= _core.FEW_QUERIES or plan.block_q == 1)
     return call.group if few and variant_of_groups(plan.variant, call.group) is not None else 1
 
 

@@ -110,6 +110,7 @@ FAR_LSE = {4: 2.0**14, 8: 2.0**43}       # by the bytes of lse: see is_far() in 
 
 cdef size_t kLine = 64                   # bytes of a cache line, where workspaces start
 cdef int64_t kMergesAtOnce = 64
+cdef int64_t kRowsAtOnce = 16            # work items in a task of the forward, where each has one row
 cdef int64_t kKeysAtOnce = 64            # of dK and dV, in a task of the last pass of the backward
 cdef int64_t kSignalPeriod = 50_000_000  # ns between looks at pending signals
 
@@ -377,18 +378,24 @@ cdef class Forward(Run):
 
     cdef int64_t start(self, int step) noexcept nogil:
         if step == 0:
-            return self.count_tasks(self.work_indptr, 1, self.call.together)
+            return self.count_tasks(self.work_indptr, self.items_at_once(), self.call.together)
         return self.count_tasks(self.merge_variants, kMergesAtOnce, 1) if step == 1 else -1
 
+    cdef int64_t items_at_once(self) noexcept nogil:
+        return kRowsAtOnce if self.call.plan.block_q == 1 else 1
+
     cdef void run_task(self, int step, int64_t task, int thread) noexcept nogil:
-        cdef int64_t number, item
+        cdef int64_t number, variant, item, end
         if step == 1:
             self.merge_with(self.table.merge[self.dtype], task, thread)
             return
         number = self.head_of(task)
-        item = self.work_indptr[self.variant[number]] + task - self.first_task[number]
-        self.table.forward[self.dtype](self.call, number // self.heads, number % self.heads, self.call.plan.work[item],
-                                       self.scratch + thread * self.scratch_bytes)
+        variant = self.variant[number]
+        item = self.work_indptr[variant] + (task - self.first_task[number]) * self.items_at_once()
+        end = min(item + self.items_at_once(), <int64_t>self.work_indptr[variant + 1])
+        for item in range(item, end):
+            self.table.forward[self.dtype](self.call, number // self.heads, number % self.heads,
+                                           self.call.plan.work[item], self.scratch + thread * self.scratch_bytes)
 
 
 @cython.final

@@ -1,5 +1,6 @@
 // Compiled once per instruction set, with -DSPATTN_ISA=name and that set's flags, into a library of its own.
 #include "backward/backward.h"
+#include "backward/by_rows.h"
 #include "finish/results.h"
 #include "forward/by_rows.h"
 #include "forward/forward.h"
@@ -21,8 +22,7 @@ namespace SPATTN_ISA {
 #if defined(SPATTN_AMX)
 using ForwardBfloat16 = ByRows<Bfloat16, TileForward<WholeParts>, kLanes<float> / 2>;
 using ForwardFloat16 = ByRows<Float16, TileForward<TwoParts>, kLanes<float> / 2>;
-constexpr BackwardFunction kBackwardBfloat16 = tile_backward;
-using BackwardBfloat16Scratch = TileBackwardScratch;
+using BackwardBfloat16 = BackwardByRows<Bfloat16, tile_backward, TileBackwardScratch>;
 #else
 #if defined(__AVX512BF16__)
 // At half the price of multiply-adds.
@@ -31,21 +31,22 @@ using ForwardBfloat16 = ByRows<Bfloat16, VectorForward<Paired>, kLanes<float> / 
 using ForwardBfloat16 = ByRows<Bfloat16, VectorForward<Plain<Bfloat16>>, kLanes<float>>;
 #endif
 using ForwardFloat16 = ByRows<Float16, VectorForward<Plain<Float16>>, kLanes<float>>;
-constexpr BackwardFunction kBackwardBfloat16 = backward<Bfloat16>;
-using BackwardBfloat16Scratch = BackwardScratch<float>;
+using BackwardBfloat16 = BackwardByRows<Bfloat16>;
 #endif
 using ForwardFloat32 = ByRows<Float32, VectorForward<Plain<Float32>>, kLanes<float>>;
 using ForwardFloat64 = ByRows<Float64, VectorForward<Plain<Float64>>, kLanes<double>>;
+using BackwardFloat32 = BackwardByRows<Float32>;
+using BackwardFloat64 = BackwardByRows<Float64>;
+using BackwardFloat16 = BackwardByRows<Float16>;
 
 extern const KernelTable table = {
     SPATTN_STRING(SPATTN_ISA),
     {ForwardFloat32::bytes, ForwardFloat64::bytes, ForwardFloat16::bytes, ForwardBfloat16::bytes},
     {ForwardFloat32::forward, ForwardFloat64::forward, ForwardFloat16::forward, ForwardBfloat16::forward},
     {merge<Float32>, merge<Float64>, merge<Float16>, merge<Bfloat16>},
-    {scratch_bytes<BackwardScratch<float>>, scratch_bytes<BackwardScratch<double>>,
-     scratch_bytes<BackwardScratch<float>>, scratch_bytes<BackwardBfloat16Scratch>},
+    {BackwardFloat32::bytes, BackwardFloat64::bytes, BackwardFloat16::bytes, BackwardBfloat16::bytes},
     {normalise<Float32>, normalise<Float64>, normalise<Float16>, normalise<Bfloat16>},
-    {backward<Float32>, backward<Float64>, backward<Float16>, kBackwardBfloat16},
+    {BackwardFloat32::run, BackwardFloat64::run, BackwardFloat16::run, BackwardBfloat16::run},
     {merge_dq<Float32>, merge_dq<Float64>, merge_dq<Float16>, merge_dq<Bfloat16>},
     {add_units<Float32>, add_units<Float64>, add_units<Float16>, add_units<Bfloat16>},
 };

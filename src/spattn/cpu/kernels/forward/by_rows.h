@@ -1,7 +1,9 @@
-// Dispatch of every forward: query tiles of at most kFew cells use the decode kernel, others use Many.
+// Dispatch of every forward: plans whose tiles have one query are computed pair by pair, query tiles of at most kFew
+// cells by the decode kernel, others by Many.
 #pragma once
 #include "decode/decode.h"
 #include "kernels.h"
+#include "pairwise/forward.h"
 #include "tile/arena.h"
 #include "tile/item.h"
 
@@ -19,13 +21,19 @@ template <class E, class Many, int64_t kFew> struct ByRows {
     Scratch(const Call& call, Arena& arena) : many(call, arena), few(call, arena) {}
   };
 
-  static size_t bytes(const Call& call) noexcept { return scratch_bytes<Scratch>(call); }
+  static size_t bytes(const Call& call) noexcept {
+    return by_pairs(call) ? scratch_bytes<PairwiseScratch<T>>(call) : scratch_bytes<Scratch>(call);
+  }
 
   // An item of the heads that a task computes together, which are `head` and the ones after it.
   static void forward(const Call& call, int64_t batch, int64_t head, const Work& work, char* scratch) noexcept {
     Arena arena(scratch);
-    typename Many::Scratch many(call, arena);
     const int64_t end = head + call.together;
+    if (by_pairs(call)) {
+      PairwiseScratch<T> pairs(call, arena);
+      return pairwise<E>({call, batch, head, work}, end, pairs);
+    }
+    typename Many::Scratch many(call, arena);
     if (Item{call, batch, head, work}.query_tile().cells() <= kFew) {
       DecodeScratch<T> few(call, arena);
       decode<E>({call, batch, head, work}, end, few);

@@ -43,6 +43,7 @@ struct Mask {
   const uint64_t* bits;  // (rows, words); null: every pair is allowed
   int64_t rows, words;
 
+  Mask() : bits(nullptr), rows(0), words(0) {}
   Mask(const Plan& plan, int64_t run)
       : bits(plan.mask[run] < 0 ? nullptr : plan.masks + plan.mask[run] * plan.block_q * (plan.block_kv / 64)),
         rows(plan.block_q), words(plan.block_kv / 64) {}

@@ -26,11 +26,10 @@ template <class T> SPATTN_INLINE void clear(T* from, int64_t count) {
   for (int64_t i = 0; i < count; ++i) from[i] = T(0);
 }
 
-// The rows of a key tile, converted and padded with zeros to `rows` by `ld`.
+// The rows at some positions, converted and padded with zeros to `rows` by `ld`.
 template <class E>
-void gather_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t ld, int64_t* position,
-                 typename E::Compute* out) {
-  const int64_t cells = list_positions(tile, position);
+void gather_positions(const Head& head, const int64_t* position, int64_t cells, int64_t rows, int64_t width, int64_t ld,
+                      typename E::Compute* out) {
   for (int64_t i = 0; i < cells; ++i) {
     if (position[i] == kPadding) {
       clear(out + i * ld, ld);
@@ -40,6 +39,13 @@ void gather_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width
     }
   }
   clear(out + cells * ld, (rows - cells) * ld);
+}
+
+// The same of a key tile.
+template <class E>
+void gather_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t ld, int64_t* position,
+                 typename E::Compute* out) {
+  gather_positions<E>(head, position, list_positions(tile, position), rows, width, ld, out);
 }
 
 // `rows` queries from `first`, as rows of `ld`; zeros where there is none.

@@ -24,8 +24,10 @@ inline Tile locate(const View& view, int64_t number) {
   Tile tile;
   tile.start = view.offset;
   for (int axis = 2; axis >= 0; --axis) {
-    const int64_t first = number % view.grid[axis] * view.box[axis], left = view.extent[axis] - first;
-    number /= view.grid[axis];
+    const int64_t rest =
+        number < view.grid[axis] ? 0 : number / view.grid[axis];  // the branch is cheaper than dividing
+    const int64_t first = (number - rest * view.grid[axis]) * view.box[axis], left = view.extent[axis] - first;
+    number = rest;
     tile.stride[axis] = view.stride[axis];
     tile.box[axis] = view.box[axis];
     tile.count[axis] = left < view.box[axis] ? left : view.box[axis];

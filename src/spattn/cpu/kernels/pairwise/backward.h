@@ -1,0 +1,128 @@
+// The backward of a work item whose tiles have one query, pair by pair, by the formulas of backward/backward.h.
+//
+// A row of dQ is a sum over the row's keys, as O is in the forward. What a pair adds to dK and dV goes at once to the
+// sums of the item's unit, which nobody else touches.
+//
+//   floor: bytes of the pairs' rows of K, V, and twice of dK and dV / bandwidth of the second-level cache; measured by
+//   benchmarks/pairwise_cpu.py
+#pragma once
+#include "backward/backward.h"
+#include "backward/queries.h"
+#include "decode/products.h"
+#include "kernels.h"
+#include "pairwise/keys.h"
+#include "softmax/logits.h"
+#include "softmax/weights.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+template <class T> struct PairwiseBackwardScratch {
+  Widths<T> width;
+  GradientRows<T> rows;
+  QueryRows<T> raw;
+  KeyStaging<T> staging;
+  Chunk chunk;
+  T *query, *dout;         // (width.key), (width.value): Q, times the sign of the scale; scale * dO
+  T *weights, *gradients;  // (block_kv): P, dS
+
+  PairwiseBackwardScratch(const Call& call, Arena& arena)
+      : width(one_row(call)), rows(call, width, arena), raw(width.query, width.key, width.value, arena),
+        staging(call, width, arena), chunk(call, rows.position.key, arena), query(arena.array<T>(width.key)),
+        dout(arena.array<T>(width.value)), weights(arena.array<T>(call.plan.block_kv)),
+        gradients(arena.array<T>(call.plan.block_kv)) {}
+
+ private:
+  static Widths<T> one_row(const Call& call) {
+    Widths<T> width(call);
+    width.query = 1;
+    return width;
+  }
+};
+
+// The item's row, and its delta, summed as dP is: a row that attends to one key alone has O = V and dS = 0 exactly.
+template <class E, class T = typename E::Compute>
+void prepare_pairs(const Item& item, PairwiseBackwardScratch<T>& s) {
+  constexpr int64_t L = kLanes<T>;
+  const T sign = Logits<T>(item.call.scale).sign, scale = T(item.call.scale);
+  gather_item<E>(item, item.query_tile(), s.raw, s.rows);
+  for (int64_t d = 0; d < s.width.key; ++d) s.query[d] = sign * s.raw.query[d];
+  for (int64_t j = 0; j < s.width.value; ++j) s.dout[j] = scale * s.raw.dout[j];
+  const Rows out = {reinterpret_cast<const char*>(s.raw.out), 0, 0, 0};  // a vector's worth of the same row
+  multiply_keys<Native<T>, 1, false>(out, L, s.dout, s.width.value, s.gradients, L);
+  s.rows.delta[0] = s.gradients[0];
+  subtract_dlse(item, 1, scale, s.rows);
+}
+
+// P and dS of a vector of pairs after the other: scores and dP, a multiple of kLanes, are where P and dS will be.
+template <class T> void weigh_pairs(int64_t padded, SplitLogits<T> logits, PairwiseBackwardScratch<T>& s) {
+  const Vec<T> lse2 = splat(s.rows.lse2[0]), lse2_low = splat(s.rows.lse2_low[0]), delta = splat(s.rows.delta[0]);
+  for (int64_t key = 0; key < padded; key += kLanes<T>) {
+    const Vec<T> score = load<Vec<T>>(s.weights + key), product = load<Vec<T>>(s.gradients + key);
+    const Vec<T> weight = normalised_weight<T>(logits.exponent(score, lse2, lse2_low), lse2);
+    store(s.weights + key, weight);
+    store(s.gradients + key, score_gradient<T>(weight, product - delta));
+  }
+}
+
+// Rows of dK or dV of the chunk: each += its factor times `row`, `width` values in whole vectors.
+template <class T>
+void add_row(const Chunk& chunk, int64_t count, const T* factors, const T* row, int64_t width, int64_t first_key,
+             T* sums, int64_t ld) {
+  for (int64_t i = 0; i < count; ++i) {
+    const Vec<T> factor = splat(factors[i]);
+    T* to = sums + (chunk.position[i] - first_key) * ld;
+    for (int64_t d = 0; d < width; d += kLanes<T>) {
+      store(to + d, load<Vec<T>>(to + d) + factor * load<Vec<T>>(row + d));
+    }
+  }
+}
+
+// One chunk: adds what `count` pairs contribute to dQ, dK and dV.
+template <class E, class T = typename E::Compute>
+void add_gradients(const Item& item, int64_t count, bool first, const Sums& sums, PairwiseBackwardScratch<T>& s) {
+  constexpr int64_t L = kLanes<T>, W = kOutputVectors, kSize = sizeof(T);
+  const Call& call = item.call;
+  const Head k = item.keys(), v = item.values();
+  const int64_t padded = round_up(count, L), ld_key = s.width.key, ld_value = s.width.value;
+  T *dk = reinterpret_cast<T*>(sums.dk), *dv = reinterpret_cast<T*>(sums.dv);
+  const Soon dk_soon = {sums.dk - sums.begin * sums.ld_dk * kSize, sums.ld_dk * kSize, ld_key * kSize};
+  const Soon dv_soon = {sums.dv - sums.begin * sums.ld_dv * kSize, sums.ld_dv * kSize, ld_value * kSize};
+  visit_keys<E>(k, s.chunk, padded, call.head_dim, ld_key, s.staging.keys, read_soon<E>(v, call.head_dim_v),
+                [&](auto stored, auto keys) {
+                  multiply_keys<decltype(stored), 1>(keys, padded, s.query, ld_key, s.weights, padded);
+                });
+  visit_keys<E>(v, s.chunk, padded, call.head_dim_v, ld_value, s.staging.values, dv_soon,
+                [&](auto stored, auto values) {
+                  multiply_keys<decltype(stored), 1, false>(values, padded, s.dout, ld_value, s.gradients, padded);
+                });
+  weigh_pairs(padded, SplitLogits<T>(call.scale), s);
+  const T same = 1;
+  visit_keys<E>(k, s.chunk, count, call.head_dim, ld_key, s.staging.keys, dk_soon, [&](auto stored, auto keys) {
+    in_blocks<W>(ld_key / L, [&](auto vectors, int64_t column) {
+      multiply_values<decltype(stored), 1, decltype(vectors)::value>(
+          keys, column * L, count, s.gradients, padded, first ? nullptr : &same, s.rows.dq + column * L, ld_key);
+    });
+  });
+  add_row(s.chunk, count, s.weights, s.raw.dout, ld_value, sums.begin, dv, sums.ld_dv);
+  add_row(s.chunk, count, s.gradients, s.raw.query, ld_key, sums.begin, dk, sums.ld_dk);
+}
+
+template <class E> void pairwise_backward(const Item& item, const Sums& sums, char* scratch) {
+  using T = typename E::Compute;
+  Arena arena(scratch);
+  PairwiseBackwardScratch<T> s(item.call, arena);
+  prepare_pairs<E>(item, s);
+  clear(s.rows.dq, s.width.key);
+  if (!s.rows.idle[0] && !s.rows.exact.chosen[0]) {
+    bool first = true;
+    each_chunk(item, s.chunk, kLanes<T>, [&](int64_t count) {
+      add_gradients<E>(item, count, first, sums, s);
+      first = false;
+    });
+  }
+  write_query_gradients<E>(item, 1, sums, s.rows);
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn
