@@ -54,6 +54,7 @@ import numpy as np
 
 from .._cached import cached_property
 from .._frozen import frozen
+from .._imports import whole_imports
 from .._ragged import offsets, ramp
 
 if TYPE_CHECKING:
@@ -276,7 +277,8 @@ class Plan:
         ValueError
             If a size is less than 1, `dtype` is none of these, or the plan is for other batch entries or heads.
         """
-        from .._explain import explain  # which plans that are only executed do not need
+        with whole_imports:  # which plans that are only executed do not need
+            from .._explain import explain
 
         return explain(self, batch, heads, head_dim, dtype)
 
