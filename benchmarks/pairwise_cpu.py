@@ -6,8 +6,7 @@
 
 4096 tokens, 8 heads, head_dim 64, float32. Medians of the process's CPU time. The floors stand beside: the pairs'
 multiply-adds at the rate that dense attention reaches here, and the bytes of their rows of K and V, in the backward also
-of dK and dV, at the rate at which a sum over an array of a second-level cache's size reads. Writes
-``benchmarks/results/pairwise_cpu.json``.
+of dK and dV, at the rate at which ``ceilings`` reads a second-level cache. Writes ``benchmarks/results/pairwise_cpu.json``.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from functools import partial
 
 import numpy as np
 import record
+from ceilings import Ceilings
 
 import spattn
 from spattn import cpu
@@ -38,12 +38,6 @@ def cpu_times(calls: dict, rounds: int) -> dict[str, float]:
             if turn:
                 taken[name].append(1e3 * (time.process_time() - start))
     return {name: statistics.median(times) for name, times in taken.items()}
-
-
-def reading_rate() -> float:
-    """Bytes per millisecond that a sum over a mebibyte reads."""
-    array = np.ones(1 << 18, np.float32)
-    return array.nbytes / cpu_times({"": lambda: [array.sum() for _ in range(100)]}, 5)[""] * 100
 
 
 def calls_of(plan, arrays, dout) -> tuple:
@@ -93,8 +87,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="1 %% alone, three rounds, writes nothing")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    rate = reading_rate()
-    shares, rounds = ((0.01,), 3) if args.quick else (SHARES, args.rounds)
+    shares, rounds, ceilings = (0.01,) if args.quick else SHARES, 3 if args.quick else args.rounds, Ceilings()
+    for _ in range(rounds):
+        ceilings.sample("read_l2")
+    rate = 1e6 * ceilings.median("read_l2", rounds)
     rows = [row for share in shares for row in measure(share, rounds, rate)]
     if not args.quick:
         record.write("pairwise_cpu", rows, notes=NOTES, tokens=TOKENS, heads=HEADS, head_dim=HEAD_DIM)
