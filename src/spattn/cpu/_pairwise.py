@@ -10,7 +10,7 @@ from ..plan import Plan
 
 __all__ = ["instead", "may_pay", "price_ms"]
 
-_SPARSE = 1 / 8  # allowed pairs among those that are computed, from which on no price is asked for
+_SPARSE = 1 / 16  # allowed pairs among those that are computed, from which on no price is asked for
 _ROW = 500.0  # nanoseconds
 # Nanoseconds for each feature of K and V of a pair, out of a second-level cache: benchmarks/pairwise_cpu.py.
 _FEATURE = {"float32": 0.45, "float64": 0.9, "float16": 0.36, "bfloat16": 0.36}
