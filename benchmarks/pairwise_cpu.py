@@ -5,8 +5,9 @@
     OMP_NUM_THREADS=1 python benchmarks/pairwise_cpu.py --quick    # 1 % alone, writes nothing
 
 4096 tokens, 8 heads, head_dim 64, float32. Medians of the process's CPU time. The floors stand beside: the pairs'
-multiply-adds at the rate that dense attention reaches here, and the bytes of their rows of K and V, in the backward also
-of dK and dV, at the rate at which ``ceilings`` reads a second-level cache. Writes ``benchmarks/results/pairwise_cpu.json``.
+multiply-adds at the rate that dense attention reaches here, and the bytes of their rows of K and V, in the backward
+also of dK and dV, at the rate at which ``ceilings`` reads a second-level cache. Writes
+``benchmarks/results/pairwise_cpu.json``.
 """
 
 from __future__ import annotations
