@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from ..plan._cache import kept_with_plan
 from ..schedule.price import ROWS, Counts, Features, count, count_dense, predicted_ms
 from ._coefficients import Device
 
-__all__ = ["chosen", "dense_ms", "in_boxes", "price_ms"]
+__all__ = ["chosen", "dense_ms", "in_boxes", "planned_or", "price_ms"]
 
 _EFFICIENT = 0.6  # from here on nothing else is tried
 _CELLS = range(17, 97)  # of a box: few rows are decoded one by one, and of more the weights leave the first-level cache
@@ -54,7 +55,16 @@ def chosen(
     box = _box(plan, (call.batch, call.heads_q, call.head_dim, call.head_dim_v), workers, device)
     if box is None:
         return plan
-    return compiler.plan_for(pattern, call, (math.prod(box), tile[1]), workers, max_bytes, box=box)
+    return planned_or(plan, pattern, call, (math.prod(box), tile[1]), workers, max_bytes, box=box)
+
+
+def planned_or(plan: Plan, *arguments: Any, **options: Any) -> Plan:
+    """What :func:`spattn.compiler.plan_for` makes of these arguments, or `plan` where that takes too many bytes, which
+    is all that can be wrong with a pattern that has been planned."""
+    try:
+        return compiler.plan_for(*arguments, **options)
+    except ValueError:
+        return plan
 
 
 def in_boxes(plan: Plan, sizes: Sizes, workers: int, device: Device) -> Plan | None:

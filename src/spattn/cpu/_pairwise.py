@@ -3,10 +3,10 @@ less than another plan costs."""
 
 from __future__ import annotations
 
-from .. import compiler
 from ..call import Call
 from ..patterns import Pattern
 from ..plan import Plan
+from ._choice import planned_or
 
 __all__ = ["instead", "may_pay", "price_ms"]
 
@@ -30,11 +30,12 @@ def price_ms(plan: Plan, batch: int, heads: int, features: int, isa: str, dtype:
 def instead(
     plan: Plan, price: float, pattern: Pattern, call: Call, workers: int, max_bytes: int | None, isa: str
 ) -> Plan:
-    """The plan whose tiles have one query where that costs less than `plan`, which costs `price` milliseconds."""
+    """The plan whose tiles have one query where that costs less than `plan`, which costs `price` milliseconds, and does
+    not take more than `max_bytes`."""
     features = call.head_dim + call.head_dim_v
     if price <= price_ms(plan, call.batch, call.heads_q, features, isa, call.dtype):
         return plan
-    return compiler.plan_for(pattern, call, (1, plan.block_kv), workers, max_bytes)
+    return planned_or(plan, pattern, call, (1, plan.block_kv), workers, max_bytes)
 
 
 def may_pay(plan: Plan) -> bool:
