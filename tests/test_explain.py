@@ -129,7 +129,7 @@ def test_nobody_is_warned_of_what_is_cheap(pattern, given):
     ],
 )
 def test_what_cannot_lose_is_not_priced(pattern, queries, monkeypatch):
-    monkeypatch.setattr(cpu, "predicted_ms", lambda *given: pytest.fail("priced"))
+    monkeypatch.setattr(cpu, "dense_ms", lambda *given: pytest.fail("priced"))
     spattn.clear_plan_cache()
     q, k, v = arrays(4096, heads=1)
     spattn.attention(q[:, :, -queries:], k, v, pattern)
