@@ -16,11 +16,11 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
+
+from child import child
 
 NOTES = "Medians over processes of either build that took turns. ratio: new to old, below 1 is faster."
 TOKENS = {"cpu": 4096, "cuda": 16384}
@@ -117,15 +117,6 @@ def cuda_times() -> dict[str, float]:
     return times
 
 
-def child(package: Path, backend: str) -> dict[str, float]:
-    """The times that a process of one build takes."""
-    path = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, "--times", "--backend", backend]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -145,7 +136,7 @@ def main() -> int:
     found = {name: [] for name in builds}
     for turn in range(args.rounds):
         for name in sorted(builds, reverse=bool(turn % 2)):
-            found[name].append(child(builds[name], args.backend))
+            found[name].append(child("--times", "--backend", args.backend, package=builds[name]))
     rows = []
     for problem in found["new"][0]:
         old, new = (statistics.median(times[problem] for times in found[name]) for name in ("old", "new"))

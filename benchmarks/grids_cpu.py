@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 from functools import partial
+
+from child import child
 
 SIDE = 56
 NOTES = "float32, one thread, processor time; medians over processes of the builds that took turns."
@@ -45,16 +44,6 @@ def times() -> dict[str, float]:
     return found
 
 
-def child(package: str) -> dict[str, float]:
-    """The times that a process of one build takes."""
-    path = os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, __file__, "--times"], env=environment, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return json.loads(done.stdout)
-
-
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -72,7 +61,7 @@ def main() -> int:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in builds}
     for turn in range(args.rounds):
         for name in sorted(builds, reverse=bool(turn % 2)):
-            found[name].append(child(builds[name]))
+            found[name].append(child("--times", package=builds[name]))
     rows, last, slower = [], list(builds)[-1], 0.0
     for problem in found[last][0]:
         own = {name: statistics.median(each[problem] for each in found[name]) for name in builds}

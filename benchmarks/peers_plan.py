@@ -17,15 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import record
+from child import child
 from plan_scale import resident
 
 import spattn
@@ -162,10 +160,7 @@ def measure(contender: str, name: str, tokens: int) -> dict[str, object]:
 
 def in_a_process(contender: str, name: str, tokens: int) -> dict[str, Any]:
     """The same in a process of its own."""
-    command = [sys.executable, __file__, "--one", contender, name, str(tokens)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    row = json.loads(done.stdout.splitlines()[-1])
+    row = child("--one", contender, name, str(tokens))
     print(f"{name:26}{tokens:>10} {contender:28}{row['plan_ms']:>12.2f} ms{row['peak_mib']:>10.1f} MiB", flush=True)
     return row
 

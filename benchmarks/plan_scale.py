@@ -17,12 +17,11 @@ import argparse
 import json
 import math
 import statistics
-import subprocess
-import sys
 import time
 
 import numpy as np
 import record
+from child import child
 
 import spattn
 from spattn import patterns as sp
@@ -142,8 +141,7 @@ def main() -> None:
     rows = []
     for name in CASES:
         for tokens in LENGTHS[:1] if args.quick else LENGTHS:
-            command = [sys.executable, __file__, "--one", name, str(tokens)]
-            rows.append(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+            rows.append(child("--one", name, str(tokens)))
             print(_line(name, *(rows[-1][field] for field in shown)), flush=True)
     if not args.quick:
         notes = (

@@ -15,11 +15,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from child import child
 
 NOTES = "Digests of out, lse and the gradients of two builds on the same problems: how many agree, and which do not."
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -117,16 +117,6 @@ def compute(spattn, backend: str, q, k, v, dout, pattern) -> dict:
     return {"out": out, "lse": lse, **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}
 
 
-def child(package: Path, settings: dict[str, str], *arguments: str):
-    """What a process of one build prints."""
-    path = os.pathsep.join([str(package.resolve()), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, __file__, *arguments]
-    done = subprocess.run(
-        command, env=os.environ | settings | {"PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=True
-    )
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def variants(backend: str) -> dict[str, dict[str, str]]:
     """Name to the environment that selects an instruction set or a family of kernels."""
     if backend == "cuda":
@@ -162,10 +152,10 @@ def main() -> int:
     rows, differing = [], []
     with tempfile.TemporaryDirectory() as folder:
         problems = Path(folder, "problems.json")
-        problems.write_text(json.dumps(child(args.old, {}, "--problems")))
+        problems.write_text(json.dumps(child("--problems", package=args.old)))
         for name, settings in variants(args.backend).items():
             wanted = "--digests", str(problems), "--backend", args.backend
-            old, new = (child(build, settings, *wanted) for build in (args.old, args.new))
+            old, new = (child(*wanted, package=build, **settings) for build in (args.old, args.new))
             both = [result for result in old if result in new]
             assert both, "the builds computed different problems"
             differ = [result for result in both if old[result] != new[result]]

@@ -80,6 +80,16 @@ def forward(request):
 
 
 @pytest.fixture
+def no_plans():
+    """No plan is kept when a test starts, and none of its own afterwards."""
+    import spattn
+
+    spattn.clear_plan_cache()
+    yield
+    spattn.clear_plan_cache()
+
+
+@pytest.fixture
 def python(tmp_path):
     """Runs a program in a fresh interpreter: ``python(source, **environment) -> its standard output``."""
 

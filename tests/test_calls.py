@@ -17,12 +17,8 @@ from spattn.patterns import _registry
 from spattn.plan import _cache
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("no_plans")
 NAMES = ("q", "k", "v")
-
-
-@pytest.fixture(autouse=True)
-def empty():
-    spattn.clear_plan_cache()
 
 
 @pytest.fixture

@@ -13,12 +13,7 @@ from spattn import patterns as p
 from spattn.plan import _cache
 from spattn.testing import inputs
 
-
-@pytest.fixture(autouse=True)
-def empty():
-    spattn.clear_plan_cache()
-    yield
-    spattn.clear_plan_cache()
+pytestmark = pytest.mark.usefixtures("no_plans")
 
 
 def masks(count, n):

@@ -13,6 +13,8 @@ from spattn import patterns as p
 from spattn.plan._sealed import moved, sealed, validate
 from spattn.testing import check_plan
 
+pytestmark = pytest.mark.usefixtures("no_plans")
+
 GROWING = [
     p.Causal(),
     p.Full(),
@@ -22,11 +24,6 @@ GROWING = [
     p.PerHead((p.SlidingWindow(50, 0) | p.Sinks(4), p.Causal())),
 ]
 LENGTHS = (701, 704, 705, 640, 600, 1500)
-
-
-@pytest.fixture(autouse=True)
-def empty():
-    spattn.clear_plan_cache()
 
 
 def planned(pattern, kv_len, q_len=2, **options):

@@ -16,6 +16,8 @@ from spattn.plan import _cache
 from spattn.plan._sealed import moved, sealed, validate
 from spattn.testing import check_plan
 
+pytestmark = pytest.mark.usefixtures("no_plans")
+
 STREAMING = (p.Sinks(4) | p.SlidingWindow(150, 0)) & p.Causal()
 PADDED = p.PerBatch((p.SlidingWindow(90, 0), p.SlidingWindow(90, 0) - p.Sinks(7)))
 BY_HEAD = p.PerHead((STREAMING, p.SlidingWindow(64, 0)))
@@ -28,11 +30,6 @@ MOVING = [
     p.Sinks(130) | p.SlidingWindow(129, 0),  # both ends are of one shape
     p.Longformer(20, global_tokens=(0, 1, 3)),
 ]
-
-
-@pytest.fixture(autouse=True)
-def empty():
-    spattn.clear_plan_cache()
 
 
 def planned(pattern, kv_len, q_len=2, **options):
