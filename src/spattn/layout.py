@@ -71,7 +71,7 @@ class Layout(NamedTuple):
     @property
     def _joins(self) -> bool:
         """Whether axes are joined, or added."""
-        return bool(self.grid) or self._packed
+        return len(self.grid) > 0 or self._packed
 
     @property
     def _tokens_first(self) -> bool:
@@ -115,7 +115,7 @@ class Layout(NamedTuple):
 
     def check_grid(self, grids: Collection[tuple[int, ...]]) -> None:
         """ValueError where arrays have a grid that is not the only one among those that a pattern is made for."""
-        if self.grid and list(grids) != [self.grid]:
+        if self.grid and not (len(grids) == 1 and self.grid in grids):
             expected = " and ".join(map(str, sorted(grids))) or "one axis of tokens, because the pattern has no grid"
             raise ValueError(f"q: expected the grid of the pattern, {expected}; got {self.grid}")
 
