@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["DEFAULT", "Layout"]
 
 DEFAULT = "bhnd"
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True)
+class Layout:
     """The axes of the arrays of a call, as its user has them.
 
     Everything but this class knows (batch, heads, length, head_dim), and (batch, heads, length) of what belongs to
