@@ -105,4 +105,5 @@ def test_two_processes_train_as_one(tmp_path):
     for rank in ranks:
         out, err = rank.communicate(timeout=240)
         assert rank.returncode == 0, err
-        assert out == "DDP False\nDDP True\nFSDP2 False\nFSDP2 True\n"
+        said = [line for line in out.splitlines() if "[Gloo]" not in line]  # as PyTorch 2.8 says when ranks meet
+        assert said == ["DDP False", "DDP True", "FSDP2 False", "FSDP2 True"]
