@@ -15,13 +15,24 @@ from ..patterns import Pattern
 from ..patterns._lattice import Span
 from ..plan import Plan
 from ..plan._cache import kept_with_plan
-from ..schedule.price import ROWS, Counts, Features, count, count_dense, predicted_ms
+from ..schedule.price import (
+    ROWS,
+    Counts,
+    Features,
+    RowCounts,
+    count,
+    count_dense,
+    count_pairs,
+    count_rows,
+    predicted_ms,
+)
 from ._coefficients import Device
 
-__all__ = ["chosen", "dense_ms", "in_boxes", "planned_or", "price_ms"]
+__all__ = ["chosen", "dense_ms", "in_boxes", "planned_or", "price_ms", "price_of_pairs_ms"]
 
 _EFFICIENT = 0.6  # from here on nothing else is tried
-_CELLS = range(17, 97)  # of a box: few rows are decoded one by one, and of more the weights leave the first-level cache
+_CELLS = range(17, 97)  # of a box: of more the weights leave the first-level cache
+_FEW = 4  # rows of a box that has no more than vectors have lanes are computed so many at a time
 _MOST_BOXES = 2048  # each has views of its own
 _TRIED = 2  # plans that are made beside the default
 
@@ -31,7 +42,17 @@ Sizes = tuple[int, int, int, int]  # batch entries, query heads, head_dim, head_
 
 def price_ms(plan: Plan, sizes: Sizes, device: Device) -> float:
     """The predicted milliseconds of a forward on one thread."""
-    return predicted_ms(count(plan, *sizes[:2], _features(sizes, device)), device.nanoseconds)
+    if plan.block_q == 1:
+        return price_of_pairs_ms(plan, sizes, device)
+    of = *sizes[:2], _features(sizes, device)
+    if plan.block_q <= device.few:
+        return predicted_ms(count_rows(plan, *of), device.together)
+    return predicted_ms(count(plan, *of), device.nanoseconds)
+
+
+def price_of_pairs_ms(plan: Plan, sizes: Sizes, device: Device) -> float:
+    """The same of the plan with these pairs whose tiles have one query."""
+    return predicted_ms(count_pairs(plan, *sizes[:2], _features(sizes, device)), device.one)
 
 
 def dense_ms(q_len: int, kv_len: int, tile: tuple[int, int], sizes: Sizes, device: Device) -> float:
@@ -101,11 +122,11 @@ def _promising(plan: Plan, sizes: Sizes, device: Device) -> list[tuple[int, ...]
     if not spans:
         return []
     largest = max(spans, key=lambda axes: math.prod(len(span.first) for span in axes))
-    return [box for _, box in sorted(_estimates(largest, head_dim, head_dim_v, device))[:_TRIED]]
+    return [box for _, box in sorted(_estimates(largest, head_dim, head_dim_v, plan.block_kv, device))[:_TRIED]]
 
 
 def _estimates(
-    spans: tuple[Span, ...], head_dim: int, head_dim_v: int, device: Device
+    spans: tuple[Span, ...], head_dim: int, head_dim_v: int, block_kv: int, device: Device
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
     """A head's cost in boxes of each shape that kernels take: of a box of keys along all axes there are as many as the
     product of those along each."""
@@ -121,7 +142,14 @@ def _estimates(
             inside = _neighbours(box, cells)
             return keys(inside) * math.prod(inside) / cells
 
-        if math.prod(box) in _CELLS and boxes <= _MOST_BOXES:
+        cells = math.prod(box)
+        if boxes > _MOST_BOXES:
+            continue
+        if cells <= device.few and cells % _FEW == 0:
+            padded = -(-keys(box) // (boxes * block_kv)) * boxes * block_kv
+            rows = RowCounts(rows=boxes * cells, products=cells * padded * (head_dim + head_dim_v))
+            yield predicted_ms(rows, device.together), box
+        elif cells in _CELLS:
             counts = Counts(
                 items=boxes,
                 tiles=0,

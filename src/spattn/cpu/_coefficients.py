@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..schedule.price import Counts
+from ..schedule.price import Counts, RowCounts
 
 __all__ = ["Device", "device", "shape_of"]
 
@@ -33,6 +33,10 @@ _NANOSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
     ("amx", "bfloat16"): (2.26e03, 0, 0.887, 0.0143, 4.22, 0, 0.232, 1.42),
 }
 
+# In the order of RowCounts: of tiles with one query, whose keys lie anywhere, and of tiles with a few, which share them.
+_ROW_NANOSECONDS: dict[tuple[str, str], tuple[tuple[float, float], tuple[float, float]]] = {
+}
+
 
 class Device(NamedTuple):
     """How the kernels of an instruction set compute with a dtype.
@@ -43,18 +47,28 @@ class Device(NamedTuple):
         Of a vector.
     copies : bool
         Whether keys and values are always copied: they are converted then.
+    few : int
+        Up to how many queries of a tile the forward computes row by row.
     nanoseconds : Counts
         For one of each.
+    one, together : RowCounts
+        The same of tiles with one query, and with a few.
     """
 
     lanes: int
     copies: bool
+    few: int
     nanoseconds: Counts
+    one: RowCounts
+    together: RowCounts
 
 
 def device(isa: str, dtype: str) -> Device:
     """That of an instruction set, as the kernels name it, and a dtype."""
-    return Device(*shape_of(isa, dtype), Counts(*_NANOSECONDS[isa, dtype]))
+    lanes, copies = shape_of(isa, dtype)
+    few = lanes // 2 if isa == "amx" and copies else lanes  # as kernels/table.cpp has it
+    one, together = (RowCounts(*each) for each in _ROW_NANOSECONDS[isa, dtype])
+    return Device(lanes, copies, few, Counts(*_NANOSECONDS[isa, dtype]), one, together)
 
 
 def shape_of(isa: str, dtype: str) -> tuple[int, bool]:

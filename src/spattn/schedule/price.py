@@ -15,7 +15,7 @@ from ..plan import Plan
 from ..plan._cache import kept_with_plan
 from ..plan._types import real_extents
 
-__all__ = ["ROWS", "Counts", "Features", "count", "count_dense", "predicted_ms"]
+__all__ = ["ROWS", "Counts", "Features", "RowCounts", "count", "count_dense", "count_pairs", "count_rows", "predicted_ms"]
 
 _KEYS = 8  # of a block of scores, which is skipped as a whole
 ROWS = 6  # of a block of the output: a key that none of them attends to is skipped
@@ -49,6 +49,21 @@ class Counts(NamedTuple):
     merged: float
 
 
+class RowCounts(NamedTuple):
+    """What a forward does whose rows are computed one by one, or a few together, by dot products along the features.
+
+    Attributes
+    ----------
+    rows : float
+        Queries.
+    products : float
+        Pairs that are computed, times the features of K and V.
+    """
+
+    rows: float
+    products: float
+
+
 class Features(NamedTuple):
     """What of a call and of the kernels that compute it the counts depend on.
 
@@ -68,7 +83,7 @@ class Features(NamedTuple):
     copies: bool = False
 
 
-def predicted_ms(counts: Counts, coefficients: tuple[float, ...]) -> float:
+def predicted_ms(counts: Counts | RowCounts, coefficients: tuple[float, ...]) -> float:
     """Milliseconds, of nanoseconds for one of each."""
     return 1e-6 * sum(number * cost for number, cost in zip(counts, coefficients, strict=True))
 
@@ -76,6 +91,18 @@ def predicted_ms(counts: Counts, coefficients: tuple[float, ...]) -> float:
 def count(plan: Plan, batch: int, heads: int, of: Features) -> Counts:
     """The counts of a call."""
     return _with_features(_of_plan(plan, batch, heads, of.lanes), of)
+
+
+def count_rows(plan: Plan, batch: int, heads: int, of: Features) -> RowCounts:
+    """The same of a plan whose tiles have so few queries that all pairs of a tile are computed, row by row."""
+    rows, pairs = _of_rows(plan, batch, heads, of.lanes)
+    return RowCounts(rows, pairs * (of.head_dim + of.head_dim_v))
+
+
+def count_pairs(plan: Plan, batch: int, heads: int, of: Features) -> RowCounts:
+    """The same of the plan with these pairs whose tiles have one query: of a tile the allowed ones are computed."""
+    pairs = plan.nnz / max(plan.variants, 1)
+    return RowCounts(batch * heads * plan.q_len, batch * heads * pairs * (of.head_dim + of.head_dim_v))
 
 
 def count_dense(q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int], of: Features) -> Counts:
@@ -144,6 +171,20 @@ def _of_plan(plan: Plan, batch: int, heads: int, lanes: int) -> _OfPlan:
         keys=keys,
         merged=float((of_merge * np.diff(plan.merge_indptr)).sum()),
     )
+
+
+@kept_with_plan
+def _of_rows(plan: Plan, batch: int, heads: int, lanes: int) -> tuple[float, float]:
+    times = np.bincount(plan.variant.ravel(), minlength=plan.variants) * (batch * heads / max(plan.variant.size, 1))
+    views = plan.views[plan.components["query_view"][plan.work["component"]]]
+    cells = real_extents(views, plan.work["query_tile"]).prod(axis=1)
+    runs = _runs_of(plan, times)
+    # A view of one tile has as many keys as its last one says, in whole vectors; of more, most tiles are full.
+    view = plan.views[runs.key_view]
+    last = (view["extent"] - 1).astype(np.int64)
+    alone = (last[:, 0] * view["box"][:, 1] + last[:, 1]) * view["box"][:, 2] + last[:, 2] + 1
+    keys = np.where(view["tiles"] == 1, -(-alone // lanes) * lanes, plan.block_kv)
+    return float(np.repeat(times, np.diff(plan.work_indptr)) @ cells), float((runs.tiles * runs.cells) @ keys)
 
 
 class _Runs(NamedTuple):
