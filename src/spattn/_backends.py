@@ -74,9 +74,7 @@ class Backend(Protocol):
     def info(self) -> dict[str, object]:
         """Facts for :func:`spattn.show_versions`."""
 
-    def plan_for(
-        self, pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False
-    ) -> Plan:
+    def plan_for(self, pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
         """The plan with the tiles and the number of workers that suit such a call, or its gradients."""
 
     def accepts(self, plan: Plan, call: Call) -> bool:

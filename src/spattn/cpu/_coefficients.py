@@ -33,8 +33,29 @@ _NANOSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
     ("amx", "bfloat16"): (2.26e03, 0, 0.887, 0.0143, 4.22, 0, 0.232, 1.42),
 }
 
-# In the order of RowCounts: of tiles with one query, whose keys lie anywhere, and of tiles with a few, which share them.
-_ROW_NANOSECONDS: dict[tuple[str, str], tuple[tuple[float, float], tuple[float, float]]] = {
+# In the order of RowCounts: of tiles with one query, whose keys lie anywhere, and with a few, which share theirs. The
+# former are of benchmarks/pairwise_cpu.py.
+_ROW_NANOSECONDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ...]]] = {
+    ("baseline", "float32"): ((500, 0, 0.75), (234, 3.27, 0.185)),
+    ("baseline", "float64"): ((500, 0, 1.45), (356, 7.83, 0.526)),
+    ("baseline", "float16"): ((500, 0, 3.6), (423, 1.03, 0.829)),
+    ("baseline", "bfloat16"): ((500, 0, 0.85), (264, 3.13, 0.269)),
+    ("avx2", "float32"): ((500, 0, 0.45), (175, 1.93, 0.0769)),
+    ("avx2", "float64"): ((500, 0, 0.9), (239, 1.05, 0.197)),
+    ("avx2", "float16"): ((500, 0, 0.36), (206, 2.03, 0.0686)),
+    ("avx2", "bfloat16"): ((500, 0, 0.36), (164, 2.17, 0.0587)),
+    ("avx512", "float32"): ((500, 0, 0.45), (117, 1.56, 0.0376)),
+    ("avx512", "float64"): ((500, 0, 0.9), (165, 0.838, 0.0978)),
+    ("avx512", "float16"): ((500, 0, 0.36), (126, 1.89, 0.0393)),
+    ("avx512", "bfloat16"): ((500, 0, 0.36), (115, 1.83, 0.0354)),
+    ("avx512bf16", "float32"): ((500, 0, 0.45), (116, 1.43, 0.0393)),
+    ("avx512bf16", "float64"): ((500, 0, 0.9), (178, 0.549, 0.117)),
+    ("avx512bf16", "float16"): ((500, 0, 0.36), (132, 1.68, 0.0406)),
+    ("avx512bf16", "bfloat16"): ((500, 0, 0.36), (185, 2.77, 0.0559)),
+    ("amx", "float32"): ((500, 0, 0.45), (86.3, 1.23, 0.0269)),
+    ("amx", "float64"): ((500, 0, 0.9), (134, 0.642, 0.0865)),
+    ("amx", "float16"): ((500, 0, 0.36), (140, 1.86, 0.0394)),
+    ("amx", "bfloat16"): ((500, 0, 0.36), (127, 1.75, 0.0351)),
 }
 
 

@@ -14,9 +14,7 @@ __all__ = ["instead", "may_pay"]
 _SPARSE = 1 / 16  # allowed pairs among those that are computed, from which on no price is asked for
 
 
-def instead(
-    plan: Plan, pattern: Pattern, call: Call, workers: int, max_bytes: int | None, device: Device
-) -> Plan:
+def instead(plan: Plan, pattern: Pattern, call: Call, workers: int, max_bytes: int | None, device: Device) -> Plan:
     """The plan whose tiles have one query where that costs less than `plan`, and does not take more than
     `max_bytes`."""
     sizes = call.batch, call.heads_q, call.head_dim, call.head_dim_v

@@ -15,7 +15,18 @@ from ..plan import Plan
 from ..plan._cache import kept_with_plan
 from ..plan._types import real_extents
 
-__all__ = ["ROWS", "Counts", "Features", "RowCounts", "count", "count_dense", "count_pairs", "count_rows", "predicted_ms"]
+__all__ = [
+    "ROWS",
+    "Counts",
+    "Features",
+    "RowCounts",
+    "count",
+    "count_dense",
+    "count_pairs",
+    "count_rows",
+    "keys_of_tiles",
+    "predicted_ms",
+]
 
 _KEYS = 8  # of a block of scores, which is skipped as a whole
 ROWS = 6  # of a block of the output: a key that none of them attends to is skipped
@@ -56,11 +67,14 @@ class RowCounts(NamedTuple):
     ----------
     rows : float
         Queries.
+    weights : float
+        Pairs that are computed.
     products : float
-        Pairs that are computed, times the features of K and V.
+        The same, times the features of K and V.
     """
 
     rows: float
+    weights: float
     products: float
 
 
@@ -96,13 +110,13 @@ def count(plan: Plan, batch: int, heads: int, of: Features) -> Counts:
 def count_rows(plan: Plan, batch: int, heads: int, of: Features) -> RowCounts:
     """The same of a plan whose tiles have so few queries that all pairs of a tile are computed, row by row."""
     rows, pairs = _of_rows(plan, batch, heads, of.lanes)
-    return RowCounts(rows, pairs * (of.head_dim + of.head_dim_v))
+    return RowCounts(rows, pairs, pairs * (of.head_dim + of.head_dim_v))
 
 
 def count_pairs(plan: Plan, batch: int, heads: int, of: Features) -> RowCounts:
     """The same of the plan with these pairs whose tiles have one query: of a tile the allowed ones are computed."""
-    pairs = plan.nnz / max(plan.variants, 1)
-    return RowCounts(batch * heads * plan.q_len, batch * heads * pairs * (of.head_dim + of.head_dim_v))
+    pairs = batch * heads * plan.nnz / max(plan.variants, 1)
+    return RowCounts(batch * heads * plan.q_len, pairs, pairs * (of.head_dim + of.head_dim_v))
 
 
 def count_dense(q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int], of: Features) -> Counts:
@@ -151,7 +165,7 @@ def _with_features(own: _OfPlan, of: Features) -> Counts:
 
 @kept_with_plan
 def _of_plan(plan: Plan, batch: int, heads: int, lanes: int) -> _OfPlan:
-    times = np.bincount(plan.variant.ravel(), minlength=plan.variants) * (batch * heads / max(plan.variant.size, 1))
+    times = _times(plan, batch, heads)
     of_item = np.repeat(times, np.diff(plan.work_indptr))
     views = plan.views[plan.components["query_view"][plan.work["component"]]]
     cells = real_extents(views, plan.work["query_tile"]).prod(axis=1)
@@ -173,18 +187,27 @@ def _of_plan(plan: Plan, batch: int, heads: int, lanes: int) -> _OfPlan:
     )
 
 
+def _times(plan: Plan, batch: int, heads: int) -> np.ndarray:
+    """How many heads of all batch entries have each variant."""
+    return np.bincount(plan.variant.ravel(), minlength=plan.variants) * (batch * heads / max(plan.variant.size, 1))
+
+
 @kept_with_plan
 def _of_rows(plan: Plan, batch: int, heads: int, lanes: int) -> tuple[float, float]:
-    times = np.bincount(plan.variant.ravel(), minlength=plan.variants) * (batch * heads / max(plan.variant.size, 1))
+    times = _times(plan, batch, heads)
     views = plan.views[plan.components["query_view"][plan.work["component"]]]
     cells = real_extents(views, plan.work["query_tile"]).prod(axis=1)
     runs = _runs_of(plan, times)
-    # A view of one tile has as many keys as its last one says, in whole vectors; of more, most tiles are full.
-    view = plan.views[runs.key_view]
-    last = (view["extent"] - 1).astype(np.int64)
-    alone = (last[:, 0] * view["box"][:, 1] + last[:, 1]) * view["box"][:, 2] + last[:, 2] + 1
-    keys = np.where(view["tiles"] == 1, -(-alone // lanes) * lanes, plan.block_kv)
+    keys = keys_of_tiles(plan.views[runs.key_view], plan.block_kv, lanes)
     return float(np.repeat(times, np.diff(plan.work_indptr)) @ cells), float((runs.tiles * runs.cells) @ keys)
+
+
+def keys_of_tiles(views: np.ndarray, block_kv: int, lanes: int) -> np.ndarray:
+    """How many keys of a tile of each view are computed, in whole vectors: of a view of one tile those up to its last
+    key; of more tiles most are full."""
+    last, box = (views["extent"] - 1).astype(np.int64), views["box"]
+    cells = (last[:, 0] * box[:, 1] + last[:, 1]) * box[:, 2] + last[:, 2] + 1
+    return np.where(views["tiles"] == 1, -(-cells // lanes) * lanes, block_kv)
 
 
 class _Runs(NamedTuple):
