@@ -54,6 +54,12 @@ def test_small_neighbourhoods_have_small_boxes_in_the_forward_alone(kernel, smal
     assert forward.tile == (4, 64) if small else forward is backward
 
 
+@pytest.mark.parametrize("head_dim", [33, 32])
+def test_small_boxes_are_for_rows_of_whole_vectors(head_dim):
+    """Others would be copied for each box."""
+    assert (paid(IMAGE, 3136, head_dim=head_dim).tile == (4, 64)) == (head_dim == 32)
+
+
 def test_the_gradients_have_the_plan_of_the_backward(monkeypatch):
     asked = []
     own = cpu.plan_for

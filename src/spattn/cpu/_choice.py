@@ -126,7 +126,8 @@ def _promising(plan: Plan, sizes: Sizes, device: Device) -> list[tuple[int, ...]
         return []
     largest = max(spans, key=lambda axes: math.prod(len(span.first) for span in axes))
     met = _Met([len(span.first) for span in largest], [_keys_along(span) for span in largest])
-    rows = sorted(_estimates_of_rows(met, head_dim + head_dim_v, plan.block_kv, device))
+    whole = head_dim % device.lanes == head_dim_v % device.lanes == 0  # others are copied for each box
+    rows = sorted(_estimates_of_rows(met, head_dim + head_dim_v, plan.block_kv, device)) if whole else []
     tiles = sorted(_estimates_of_tiles(met, head_dim, head_dim_v, device))
     return [box for _, box in rows[:_ROWS_TRIED] + tiles[:_TRIED]]
 
