@@ -8,7 +8,7 @@
 Twenty-one problems, three plans of each: other tiles, and boxes of queries with keys of their own where the pattern has
 spans. All are timed in turns. Coefficients are nanoseconds for one of each of ``spattn.schedule.price.Counts``, fitted
 by non-negative least squares of relative errors. A case is judged by coefficients that were fitted without its problem.
-Those of boxes of few queries, ``spattn.schedule.price.RowCounts``, are fitted to neighbourhoods alone. Writes
+Those of boxes of few queries, ``spattn.schedule.price.RowCounts``, are fitted to neighbourhoods and windows. Writes
 ``benchmarks/results/price_cpu.json``; exits with 1 when float32 misses a target. The lines that it prints last are
 those of the tables: all of Counts, then of RowCounts for tiles with a few queries.
 """
@@ -72,7 +72,14 @@ PROBLEMS = (
 )
 
 # (pattern, tokens, head_dim) of plans in boxes of 2 × 2 queries
-ROWS = tuple((sp.Neighborhood((56, 56), kernel), 3136, dim) for kernel in (3, 5, 7, 13) for dim in (16, 32, 64))
+ROWS = tuple(
+    (pattern, 3136, dim)
+    for pattern in (
+        *(sp.Neighborhood((56, 56), kernel) for kernel in (3, 5, 7, 13)),
+        *(sp.Windowed((56, 56), side) for side in (2, 4)),
+    )
+    for dim in (32, 64, 128)
+)
 
 
 def cases() -> list[tuple[str, sp.Pattern, int, int, tuple]]:

@@ -21,13 +21,13 @@ from ..schedule.price import (
     ROWS,
     Counts,
     Features,
-    RowCounts,
     count,
     count_dense,
     count_pairs,
     count_rows,
     keys_of_tiles,
     predicted_ms,
+    row_counts,
 )
 from ._coefficients import Device
 
@@ -162,7 +162,7 @@ def _estimates_of_rows(
         view = np.array([make_view(Lattice(0, (1,) * len(box), tuple(along)), block_kv)])
         keys = float((keys_of_tiles(view, block_kv, device.lanes) * view["tiles"])[0])
         cells = boxes * math.prod(box)
-        yield predicted_ms(RowCounts(cells, cells * keys, cells * keys * features), device.together), box
+        yield predicted_ms(row_counts(cells, cells * keys, features), device.together), box
 
 
 def _estimates_of_tiles(

@@ -26,6 +26,7 @@ __all__ = [
     "count_rows",
     "keys_of_tiles",
     "predicted_ms",
+    "row_counts",
 ]
 
 _KEYS = 8  # of a block of scores, which is skipped as a whole
@@ -67,6 +68,8 @@ class RowCounts(NamedTuple):
     ----------
     rows : float
         Queries.
+    elements : float
+        Of queries and of results.
     weights : float
         Pairs that are computed.
     products : float
@@ -74,6 +77,7 @@ class RowCounts(NamedTuple):
     """
 
     rows: float
+    elements: float
     weights: float
     products: float
 
@@ -110,13 +114,18 @@ def count(plan: Plan, batch: int, heads: int, of: Features) -> Counts:
 def count_rows(plan: Plan, batch: int, heads: int, of: Features) -> RowCounts:
     """The same of a plan whose tiles have so few queries that all pairs of a tile are computed, row by row."""
     rows, pairs = _of_rows(plan, batch, heads, of.lanes)
-    return RowCounts(rows, pairs, pairs * (of.head_dim + of.head_dim_v))
+    return row_counts(rows, pairs, of.head_dim + of.head_dim_v)
 
 
 def count_pairs(plan: Plan, batch: int, heads: int, of: Features) -> RowCounts:
     """The same of the plan with these pairs whose tiles have one query: of a tile the allowed ones are computed."""
     pairs = batch * heads * plan.nnz / max(plan.variants, 1)
-    return RowCounts(batch * heads * plan.q_len, pairs, pairs * (of.head_dim + of.head_dim_v))
+    return row_counts(batch * heads * plan.q_len, pairs, of.head_dim + of.head_dim_v)
+
+
+def row_counts(rows: float, pairs: float, features: int) -> RowCounts:
+    """The counts of so many rows and pairs, of so many features of K and V together."""
+    return RowCounts(rows, rows * features, pairs, pairs * features)
 
 
 def count_dense(q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int], of: Features) -> Counts:
