@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from ._budget import Budget
 
-__all__ = ["Masks"]
+__all__ = ["EMPTY", "Masks"]
+
+EMPTY = -2
 
 _AT_ONCE = 1 << 17  # words of bitmasks that are looked at together: they fit into a cache
+_TILES_AT_ONCE = 128  # that are made of truth values at once
 _FACTOR = np.uint64(0xD2E7470EE14C6C93)  # odd: no bit of a word that it multiplies is lost
 
 
@@ -70,12 +74,59 @@ class Masks:
         mixed ^= mixed >> np.uint64(32)
         return np.einsum("ij,j->i", mixed, self._factors)
 
-    def find(self, mask: np.ndarray, rows: np.ndarray) -> int | None:
-        """A known mask that equals `mask` in these rows."""
-        if self._number and not rows.all():
-            same = (self.array()[:, rows] == mask[rows]).all(axis=(1, 2))
-            return int(same.argmax()) if same.any() else None
-        return None
+    def number(
+        self, allowed: Callable[[np.ndarray], np.ndarray], padding: np.ndarray, real: np.ndarray
+    ) -> np.ndarray:
+        """The number of the bitmask of each of some tiles, -1 where all is allowed, `EMPTY` where nothing is.
+
+        Parameters
+        ----------
+        allowed : callable
+            The allowed pairs of some of the tiles, (n, block_q, block_kv) bool, none of padding keys.
+        padding : (tiles,) int array
+            Kind of each tile, 0 where no query is padding.
+        real : (kinds, block_q) bool array
+            Which queries of tiles of each kind are not padding.
+        """
+        numbers = np.zeros(len(padding), np.int32)
+        # Tiles without padding queries first: a padded tile reuses their bitmasks where its real queries agree.
+        order = np.argsort(padding > 0, kind="stable")
+        for start in range(0, len(order), _TILES_AT_ONCE):
+            some = order[start : start + _TILES_AT_ONCE]
+            packed = np.packbits(allowed(some), axis=2, bitorder="little").view("<u8").astype(np.uint64, copy=False)
+            queries = real[padding[some]]
+            whole = ((packed == ~np.uint64(0)).all(axis=2) | ~queries).all(axis=1)
+            partial = ~whole & (packed.any(axis=2) & queries).any(axis=1)
+            numbers[some] = np.where(whole, -1, EMPTY)
+            for kind, rows in enumerate(real):
+                own = np.nonzero(partial & (padding[some] == kind))[0]
+                if len(own):
+                    numbers[some[own]] = self.add(packed[own]) if rows.all() else self._add_rows(packed[own], rows)
+        return numbers
+
+    def _add_rows(self, masks: np.ndarray, rows: np.ndarray) -> list[int]:
+        """The number of a bitmask that equals each of `masks` in these rows: the first known one, or else itself."""
+        number, new, known = {}, [], self.array()
+        masked = masks * rows[:, None]
+        keys = self._keys_of_rows(known, rows)
+        contents = [one.tobytes() for one in masked]
+        for at, (content, key) in enumerate(zip(contents, self._keys_of_rows(masks, rows), strict=True)):
+            if content not in number:
+                like = np.nonzero(keys == key)[0]
+                like = like[(known[like] * rows[:, None] == masked[at]).all(axis=(1, 2))]
+                number[content] = int(like[0]) if len(like) else len(known) + len(new)
+                new += [] if len(like) else [at]
+        self.add(masks[new])
+        return [number[content] for content in contents]
+
+    def _keys_of_rows(self, masks: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The keys of bitmasks of which these rows alone are looked at."""
+        at_once = max(1, _AT_ONCE // math.prod(self.shape))
+        found = [np.zeros(0, np.uint64)]
+        for start in range(0, len(masks), at_once):
+            some = masks[start : start + at_once] * rows[:, None]
+            found.append(self._keys(some.reshape(len(some), -1)))
+        return np.concatenate(found)
 
     def array(self) -> np.ndarray:
         """All of them, (n, block_q, words) uint64."""
