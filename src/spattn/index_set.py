@@ -94,9 +94,14 @@ class Runs:
             If one of them does not fit into int64.
         """
         start, stop = np.broadcast_arrays(integer_array("start", start), integer_array("stop", stop))
-        first = np.where(start < 0, start % step, start)
         # Cut on both sides before it is subtracted: a stop far below 0 would wrap.
-        count = np.maximum(-((first - np.clip(stop, 0, kv_len)) // step), 0)
+        end: np.ndarray = np.clip(stop, 0, kv_len)
+        if step == 1:  # divisions take longer than all else
+            first = np.maximum(start, 0)
+            count = np.maximum(end - first, 0)
+        else:
+            first = np.where(start < 0, start % step, start)
+            count = np.maximum(-((first - end) // step), 0)
         column = (slice(None), None)
         return cls(first[column], np.full_like(first, step)[column], count[column])
 

@@ -35,7 +35,13 @@ def test_boxes_are_as_cubic_as_they_may_be(extents, block, box):
 
 
 @pytest.fixture
-def pairs_asked(monkeypatch):
+def searched(monkeypatch):
+    """Nothing is known but predicates."""
+    monkeypatch.setattr(tiling, "tiles_of_spans", lambda *_: None)
+
+
+@pytest.fixture
+def pairs_asked(searched, monkeypatch):
     """The numbers of tile pairs that the rules were asked for."""
     asked = []
 
@@ -56,7 +62,7 @@ def test_cost_follows_the_tiles_found(pattern, pairs_asked):
 
 
 @pytest.mark.parametrize("grid", [(40, 50), (9, 10, 21)], ids=str)
-def test_coarse_levels_find_every_tile(grid, monkeypatch):
+def test_coarse_levels_find_every_tile(grid, searched, monkeypatch):
     """Boxes of several axes whose numbers of children differ, and from queries to keys."""
     monkeypatch.setattr(_search, "_PAIRS_AT_ONCE", 8)
     tokens = math.prod(grid)
@@ -77,7 +83,7 @@ def test_coarse_levels_find_every_tile(grid, monkeypatch):
     ],
     ids=lambda pattern: type(pattern).__name__,
 )
-def test_pairs_that_are_alike_have_one_sample(pattern, monkeypatch):
+def test_pairs_that_are_alike_have_one_sample(pattern, searched, monkeypatch):
     """What is decided of a sample holds for all, at the sequence's ends too."""
     found = []
     monkeypatch.setattr(_search, "_PAIRS_AT_ONCE", 8)

@@ -144,7 +144,7 @@ class _Builder:
         key_views = [make_view(part.key, self.block_kv) for part in parts]
         found = []
         for index, (part, key_view) in enumerate(zip(parts, key_views, strict=True)):
-            tiles = find_tiles(part.pattern, query_view, key_view, first, self.masks, self.budget)
+            tiles = find_tiles(part, query_view, key_view, first, self.kv_len, self.masks, self.budget)
             self.budget.add_runs(len(tiles.key_tile))
             self.nnz += tiles.nnz * len(part.shifts)
             number = np.broadcast_to(np.int32(index), len(tiles.key_tile))

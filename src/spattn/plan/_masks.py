@@ -10,13 +10,18 @@ import numpy as np
 
 from ._budget import Budget
 
-__all__ = ["EMPTY", "Masks"]
+__all__ = ["EMPTY", "Masks", "packed"]
 
 EMPTY = -2
 
 _AT_ONCE = 1 << 17  # words of bitmasks that are looked at together: they fit into a cache
 _TILES_AT_ONCE = 128  # that are made of truth values at once
 _FACTOR = np.uint64(0xD2E7470EE14C6C93)  # odd: no bit of a word that it multiplies is lost
+
+
+def packed(allowed: np.ndarray) -> np.ndarray:
+    """Truth values as the bits of words, 64 of the last axis in each."""
+    return np.packbits(allowed, axis=-1, bitorder="little").view("<u8").astype(np.uint64, copy=False)
 
 
 class Masks:
@@ -74,15 +79,13 @@ class Masks:
         mixed ^= mixed >> np.uint64(32)
         return np.einsum("ij,j->i", mixed, self._factors)
 
-    def number(
-        self, allowed: Callable[[np.ndarray], np.ndarray], padding: np.ndarray, real: np.ndarray
-    ) -> np.ndarray:
+    def number(self, masks: Callable[[np.ndarray], np.ndarray], padding: np.ndarray, real: np.ndarray) -> np.ndarray:
         """The number of the bitmask of each of some tiles, -1 where all is allowed, `EMPTY` where nothing is.
 
         Parameters
         ----------
-        allowed : callable
-            The allowed pairs of some of the tiles, (n, block_q, block_kv) bool, none of padding keys.
+        masks : callable
+            The bitmasks of some of the tiles, (n, block_q, words) uint64, no bit of padding keys set.
         padding : (tiles,) int array
             Kind of each tile, 0 where no query is padding.
         real : (kinds, block_q) bool array
@@ -93,20 +96,21 @@ class Masks:
         order = np.argsort(padding > 0, kind="stable")
         for start in range(0, len(order), _TILES_AT_ONCE):
             some = order[start : start + _TILES_AT_ONCE]
-            packed = np.packbits(allowed(some), axis=2, bitorder="little").view("<u8").astype(np.uint64, copy=False)
-            queries = real[padding[some]]
-            whole = ((packed == ~np.uint64(0)).all(axis=2) | ~queries).all(axis=1)
-            partial = ~whole & (packed.any(axis=2) & queries).any(axis=1)
+            own, queries = masks(some), real[padding[some]]
+            whole = ((own == ~np.uint64(0)).all(axis=2) | ~queries).all(axis=1)
+            partial = ~whole & (own.any(axis=2) & queries).any(axis=1)
             numbers[some] = np.where(whole, -1, EMPTY)
             for kind, rows in enumerate(real):
-                own = np.nonzero(partial & (padding[some] == kind))[0]
-                if len(own):
-                    numbers[some[own]] = self.add(packed[own]) if rows.all() else self._add_rows(packed[own], rows)
+                at = np.nonzero(partial & (padding[some] == kind))[0]
+                if len(at):
+                    numbers[some[at]] = self.add(own[at]) if rows.all() else self._add_rows(own[at], rows)
         return numbers
 
     def _add_rows(self, masks: np.ndarray, rows: np.ndarray) -> list[int]:
         """The number of a bitmask that equals each of `masks` in these rows: the first known one, or else itself."""
-        number, new, known = {}, [], self.array()
+        number: dict[bytes, int] = {}
+        new: list[int] = []
+        known = self.array()
         masked = masks * rows[:, None]
         keys = self._keys_of_rows(known, rows)
         contents = [one.tobytes() for one in masked]

@@ -11,8 +11,10 @@ from .._ragged import ramp
 from ..patterns import Lattice, Pattern
 from ..patterns._predicate import allowed as allowed_pairs
 from ._budget import Budget
-from ._masks import EMPTY, Masks
+from ._masks import EMPTY, Masks, packed
+from ._parts import Piece
 from ._search import Found, alike, cut_view, search
+from ._spans import tiles_of_spans
 from ._tiles import Tiles, join_runs
 from ._types import grid_of, padded_before, padding_kinds, positions
 
@@ -44,8 +46,10 @@ def _factorisations(number: int, factors: int) -> list[tuple[int, ...]]:
     return [(d, *rest) for d in divisors for rest in _factorisations(number // d, factors - 1)]
 
 
-def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks: Masks, budget: Budget) -> Tiles:
-    """All tiles of `pattern` on a pair of views that hold an allowed pair.
+def find_tiles(
+    piece: Piece, query: np.void, key: np.void, shift: int, kv_len: int, masks: Masks, budget: Budget
+) -> Tiles:
+    """All tiles of a piece on its pair of views that hold an allowed pair.
 
     Parameters
     ----------
@@ -55,11 +59,15 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
         Raises ValueError where they are too many.
     """
     budget.need(_BOX_BYTES * (int(query["tiles"]) + int(key["tiles"])))
+    pattern = piece.pattern
     if pattern._lists_pairs and _plain(query) and _plain(key):
         with whole_imports:  # which few patterns need
             from ._listed import tiles_of_pairs
 
         return tiles_of_pairs(pattern, query, key, shift, masks, budget)
+    spanned = tiles_of_spans(piece, query, key, kv_len, masks, budget)
+    if spanned is not None:
+        return spanned
     # A few tiles are sooner evaluated than searched for.
     few = int(query["tiles"]) == 1 and int(key["tiles"]) <= _FEW
     every = np.arange(int(key["tiles"])) if few else np.zeros(0, np.int64)
@@ -127,12 +135,12 @@ def _evaluate(
 ) -> np.ndarray:
     """Number of the bitmask of each tile pair; -1 when full, `EMPTY` when nothing is allowed."""
 
-    def allowed(some: np.ndarray) -> np.ndarray:
+    def evaluated(some: np.ndarray) -> np.ndarray:
         (q, _), (k, valid) = (positions(view, tiles) for view, tiles in zip((query, key), pairs[:, some], strict=True))
         found = allowed_pairs(pattern, (q + shift)[:, :, None], k[:, None, :])
-        return np.broadcast_to(found, (len(some), *masks.tile)) & valid[:, None, :]
+        return packed(np.broadcast_to(found, (len(some), *masks.tile)) & valid[:, None, :])
 
-    return masks.number(allowed, *padding_kinds(query, pairs[0]))
+    return masks.number(evaluated, *padding_kinds(query, pairs[0]))
 
 
 def _count(

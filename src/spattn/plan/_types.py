@@ -112,8 +112,8 @@ def real_extents(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
 
 
 def padding_kinds(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(n,) int64, (kinds, block) bool: the kind of each of n tiles of a view, and which cells of a kind are not padding.
-    Those of kind 0 have none."""
+    """(n,) int64, (kinds, block) bool: the kind of each of n tiles of a view, 0 where no cell is padding, and which
+    cells of a kind are none."""
     kind, real, below = np.zeros(len(tiles), np.int64), np.ones((1, 1), bool), int(view["tiles"])
     for box, extent, grid in zip(view["box"].tolist(), view["extent"].tolist(), view["grid"].tolist(), strict=True):
         below //= grid  # tiles from one to the next along this axis

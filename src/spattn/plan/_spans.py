@@ -1,0 +1,131 @@
+"""From spans to tiles: where the keys of every query are a box of the key lattice, each axis is looked at alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from .._ragged import offsets, ramp
+from ..index_set import Runs
+from ..patterns import Lattice
+from ._along import TilesAlong
+from ._budget import Budget
+from ._cells import distinct
+from ._masks import Masks, packed
+from ._parts import Piece
+from ._tiles import Tiles, join_runs
+from ._types import padding_kinds
+
+__all__ = ["tiles_of_spans"]
+
+_QUERIES_AT_ONCE = 1 << 13  # whose runs are asked for at once
+
+
+def tiles_of_spans(
+    piece: Piece, query: np.void, key: np.void, kv_len: int, masks: Masks, budget: Budget
+) -> Tiles | None:
+    """All tiles of a piece that hold an allowed pair; None where it is not known that the keys of queries are boxes."""
+    axes = len(piece.query.extents)
+    sides = list(zip(query["box"].tolist()[-axes:], key["box"].tolist()[-axes:], strict=True))
+    along = [TilesAlong(*side) for side in sides]
+    if piece.spans is not None:
+        for one, span in zip(along, piece.spans, strict=True):
+            one.add(*np.array(span, np.int64))
+    elif axes > 1 or len(piece.key.extents) > 1 or not _add_runs(along[0], piece, kv_len, sides[0][0], budget):
+        return None
+    # Kind 0 is that of the tiles in which all pairs are allowed, along an axis and on all axes.
+    bounds = [np.concatenate([_whole(*side), one.bounds_of_kinds()]) for side, one in zip(sides, along, strict=True)]
+    kinds = tuple(map(len, bounds))
+    query_tile, key_tile, length, kind = _on_all_axes(along, kinds, query, key, budget)
+    partial = np.nonzero(kind)[0]
+    padding, real = padding_kinds(query, query_tile[partial])
+    first, which = distinct(kind[partial] * len(real) + padding)
+    looks = np.stack(np.unravel_index(kind[partial[first]], kinds))
+    below = [_below(axis, [side for _, side in sides]) for axis in range(axes)]
+
+    def cut(some: np.ndarray) -> np.ndarray:
+        found = np.full((len(some), 1, masks.shape[1]), ~np.uint64(0))
+        for own, look, words in zip(bounds, looks[:, some], below, strict=True):
+            inside = words[own[look, :, 1]] ^ words[own[look, :, 0]]
+            found = (found[:, :, None] & inside[:, None]).reshape(len(some), -1, masks.shape[1])
+        return found
+
+    mask = np.full(len(kind), -1, np.int32)
+    mask[partial] = masks.number(cut, padding[first], real)[which]
+    return Tiles(*join_runs(query_tile, key_tile, length, mask), math.prod(one.pairs for one in along))
+
+
+def _add_runs(along: TilesAlong, piece: Piece, kv_len: int, box: int, budget: Budget) -> bool:
+    """Adds the queries of a piece of one axis, while closed forms say that their keys are spans; whether all are."""
+    start, count = 0, box  # a few first: closed forms of other patterns may be large
+    while start < piece.query.extents[0]:
+        stop = min(start + count, piece.query.extents[0])
+        q = piece.query.offset + piece.query.strides[0] * np.arange(start, stop)
+        spans = _spans(piece.pattern.runs(q, kv_len), piece.key)
+        if spans is None:
+            return False
+        along.add(*spans)
+        budget.need_runs(len(along))
+        start, count = stop, max(_QUERIES_AT_ONCE // box, 1) * box
+    return True
+
+
+def _spans(runs: Runs | None, key: Lattice) -> tuple[np.ndarray, np.ndarray] | None:
+    """The coordinates in a key lattice of one axis between which all keys of each query lie, and no others."""
+    if runs is None or runs.start.shape[1] != 1:
+        return None
+    stride, extent, step = key.strides[0] if key.extents[0] > 1 else 1, key.extents[0], int(runs.step[0, 0])
+    if stride < 1 or step not in (1, stride) or (runs.step != step).any():
+        return None
+    start, count = runs.start[:, 0] - key.offset, runs.count[:, 0]
+    first = start if stride == 1 else -(-start // stride)
+    if step == stride:
+        last = first + count - 1 if stride == 1 else np.where(first * stride == start, first + count - 1, -1)
+    else:
+        last = (start + count - 1) // stride
+    return np.maximum(first, 0), np.minimum(last, extent - 1)
+
+
+def _on_all_axes(
+    along: Sequence[TilesAlong], kinds: Sequence[int], query: np.void, key: np.void, budget: Budget
+) -> np.ndarray:
+    """(4, runs): query tile, first key tile, length and kind of the runs that those of all axes are together, kinds
+    numbered row-major."""
+    q_grid, k_grid = query["grid"].tolist()[-len(along) :], key["grid"].tolist()[-len(along) :]
+    runs = along[0].runs()
+    runs[3] += 1
+    for axis in range(1, len(along)):
+        outer, inner = _one_by_one(runs), along[axis].runs()
+        inner[3] += 1
+        budget.need_runs(outer.shape[1] * inner.shape[1])
+        per_outer = np.bincount(outer[0], minlength=math.prod(q_grid[:axis]))
+        per_inner = np.bincount(inner[0], minlength=q_grid[axis])
+        count = np.multiply.outer(per_outer, per_inner).ravel()
+        query_tile = np.repeat(np.arange(len(count)), count)
+        in_outer, in_inner = np.divmod(query_tile, q_grid[axis])
+        of_outer, of_inner = np.divmod(ramp(count), per_inner[in_inner])
+        _, outer_key, _, outer_kind = outer[:, offsets(per_outer)[in_outer] + of_outer]
+        _, inner_key, length, inner_kind = inner[:, offsets(per_inner)[in_inner] + of_inner]
+        runs = np.stack(
+            [query_tile, outer_key * k_grid[axis] + inner_key, length, outer_kind * kinds[axis] + inner_kind]
+        )
+    return runs
+
+
+def _one_by_one(runs: np.ndarray) -> np.ndarray:
+    """Each tile as a run."""
+    query, key, length, kind = np.repeat(runs, runs[2], axis=1)
+    return np.stack([query, key + ramp(runs[2]), np.ones_like(length), kind])
+
+
+def _below(axis: int, box: Sequence[int]) -> np.ndarray:
+    """(box[axis] + 1, words) uint64: the key cells of a tile whose coordinate along an axis is below each number."""
+    coordinate = np.arange(math.prod(box)) // math.prod(box[axis + 1 :]) % box[axis]
+    return packed(coordinate < np.arange(box[axis] + 1)[:, None])
+
+
+def _whole(box_q: int, box_k: int) -> np.ndarray:
+    """The bounds of one tile in which every query has all keys."""
+    return np.full((1, box_q, 2), (0, box_k), np.uint16)
