@@ -65,6 +65,9 @@ def spans(draw):
 
 @example(case=(2, 4, np.array([0, 0, 2, 2, 4, 4]), np.array([30, 30, 32, 32, 34, 34])), at=2)
 @example(case=(2, 4, np.array([0, 30, 4, 34]), np.array([1, 31, 5, 35])), at=2)
+@example(case=(2, 4, np.array([0, 0, 4, 4]), np.array([1, 2, 5, 7])), at=2)
+@example(case=(2, 4, np.array([1, 2, 5, 7]), np.array([9, 9, 13, 13])), at=2)
+@example(case=(2, 4, np.array([0, 16]), np.array([5, 30])), at=1)
 @given(case=spans(), at=st.integers(0, 20))
 def test_tiles_along_an_axis(case, at):
     """Also where the queries come in two steps, which begin with a whole box."""
