@@ -5,6 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from spattn.plan import _masks
 from spattn.plan._budget import Budget
 from spattn.plan._masks import Masks
 
@@ -39,6 +40,42 @@ def test_bitmasks_of_one_key_are_told_apart(monkeypatch):
         numbers = made.add(some)
         assert np.array_equal(made.array().reshape(-1, 8)[numbers], some)
     assert len(made.array()) == len(np.unique(masks[:, 0]))
+
+
+@pytest.mark.parametrize("collide", [False, True])
+@given(
+    tiles=st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=4, max_size=4), st.integers(0, 2)), max_size=40),
+    at_once=st.integers(1, 40),
+)
+def test_padded_tiles_share_bitmasks(collide, tiles, at_once):
+    """Those that allow the same to queries that are not padding have one, also where keys of all bitmasks are one."""
+    real = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 1, 0]], bool)
+    words = np.array([0, 5, 2**64 - 1], np.uint64)
+    rows = np.array([own for own, _ in tiles], np.int64).reshape(-1, 4)
+    content, padding = np.repeat(words[rows][:, :, None], SHAPE[1], axis=2), np.array([kind for _, kind in tiles], int)
+    made = Masks(SHAPE[0], 64 * SHAPE[1], Budget(1 << 20))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_masks, "_TILES_AT_ONCE", at_once)
+        if collide:
+            patched.setattr(Masks, "_keys", lambda self, masks: np.zeros(len(masks), np.uint64))
+        numbers = made.number(lambda some: content[some], padding, real)
+    known = made.array()
+    for tile, number in enumerate(numbers):
+        own = content[tile][real[padding[tile]]]
+        if number < 0:
+            assert (own == (words[2] if number == -1 else words[0])).all()
+        else:
+            assert (
+                np.array_equal(known[number][real[padding[tile]]], own)
+                and not (own == own[0, 0]).all()
+                or own[0, 0] == 5
+            )
+    whole = {tuple(own) for (own, kind) in tiles if not kind} - {(0,) * 4, (2,) * 4}
+    assert len(whole) <= len(known) and (collide or len({mask.tobytes() for mask in known}) == len(known))
+    if not collide:  # the first that has its key is looked at
+        plain = {content[tile].tobytes() for tile in np.nonzero(padding == 0)[0] if numbers[tile] >= 0}
+        more = {(padding[t], content[t][real[padding[t]]].tobytes()) for t in np.nonzero(padding)[0] if numbers[t] >= 0}
+        assert len(known) <= len(plain) + len(more)
 
 
 def test_keys_differ_where_bits_do():

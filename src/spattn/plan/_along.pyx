@@ -11,8 +11,8 @@ import numpy as np
 
 
 cdef enum:
-    NOTHING = -2
-    WHOLE = -1
+    NOTHING = -1
+    WHOLE = 0
 
 cdef int64_t FAR = 1 << 40  # no sequence is as long
 
@@ -29,7 +29,7 @@ cdef class TilesAlong:
     """The tiles that spans meet along an axis.
 
     Tiles are alike, of one *kind*, where each query has the same keys of the tile; those in which every query has all
-    keys are of kind -1, and those without a key are none.
+    keys are of kind 0, and those without a key are none.
 
     Parameters
     ----------
@@ -52,7 +52,10 @@ cdef class TilesAlong:
 
     def __init__(self, int64_t box_q, int64_t box_k):
         self.box_q, self.box_k, self.query_box, self.pairs = box_q, box_k, 0, 0
-        self.own.resize(2 * box_q)
+        for _ in range(box_q):
+            self.own.push_back(0)
+            self.own.push_back(<uint16_t>box_k)
+        self.kind_of_own()
 
     def __len__(self):
         return self.found.size() // 4
@@ -155,7 +158,7 @@ cdef class TilesAlong:
                 some = some or begin < end
                 within = within or 0 < begin or 0 < end < self.box_k
             self.own[2 * i], self.own[2 * i + 1] = <uint16_t>begin, <uint16_t>end
-        look.kind = 0 if some else NOTHING
+        look.kind = WHOLE if some else NOTHING
         look.length = 1 if within else following // self.box_k
 
     cdef int64_t kind_of_own(self) except -3 nogil:

@@ -93,7 +93,7 @@ class Masks:
         """
         numbers = np.zeros(len(padding), np.int32)
         # Tiles without padding queries first: a padded tile reuses their bitmasks where its real queries agree.
-        order = np.argsort(padding > 0, kind="stable")
+        order = np.argsort(padding > 0, kind="stable") if len(real) > 1 else np.arange(len(padding))
         for start in range(0, len(order), _TILES_AT_ONCE):
             some = order[start : start + _TILES_AT_ONCE]
             own, queries = masks(some), real[padding[some]]
@@ -106,22 +106,21 @@ class Masks:
                     numbers[some[at]] = self.add(own[at]) if rows.all() else self._add_rows(own[at], rows)
         return numbers
 
-    def _add_rows(self, masks: np.ndarray, rows: np.ndarray) -> list[int]:
+    def _add_rows(self, masks: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """The number of a bitmask that equals each of `masks` in these rows: the first known one, or else itself."""
-        number: dict[bytes, int] = {}
-        new: list[int] = []
-        known = self.array()
-        masked = masks * rows[:, None]
-        keys = self._keys_of_rows(known, rows)
-        contents = [one.tobytes() for one in masked]
-        for at, (content, key) in enumerate(zip(contents, self._keys_of_rows(masks, rows), strict=True)):
-            if content not in number:
-                like = np.nonzero(keys == key)[0]
-                like = like[(known[like] * rows[:, None] == masked[at]).all(axis=(1, 2))]
-                number[content] = int(like[0]) if len(like) else len(known) + len(new)
-                new += [] if len(like) else [at]
-        self.add(masks[new])
-        return [number[content] for content in contents]
+        known, masked = self.array(), masks * rows[:, None]
+        keys = self._keys_of_rows(known, rows).tolist()
+        first = dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True))
+        places: dict[bytes, int] = {}  # of one of those that are equal in these rows
+        which = [places.setdefault(one.tobytes(), at) for at, one in enumerate(masked)]
+        one_of_each = np.array(list(places.values()))
+        found = self._keys_of_rows(masks[one_of_each], rows).tolist()
+        number = np.array([first.get(key, -1) for key in found], np.int32)
+        like = np.nonzero(number >= 0)[0]
+        differ = (known[number[like]] * rows[:, None] != masked[one_of_each[like]]).any(axis=(1, 2))
+        number[like[differ]] = -1
+        number[number < 0] = self.add(masks[one_of_each[number < 0]])
+        return number[np.searchsorted(one_of_each, which)]
 
     def _keys_of_rows(self, masks: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """The keys of bitmasks of which these rows alone are looked at."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -35,20 +36,19 @@ def tiles_of_spans(
             one.add(*np.array(span, np.int64))
     elif axes > 1 or len(piece.key.extents) > 1 or not _add_runs(along[0], piece, kv_len, sides[0][0], budget):
         return None
-    # Kind 0 is that of the tiles in which all pairs are allowed, along an axis and on all axes.
-    bounds = [np.concatenate([_whole(*side), one.bounds_of_kinds()]) for side, one in zip(sides, along, strict=True)]
+    bounds = [one.bounds_of_kinds() for one in along]
     kinds = tuple(map(len, bounds))
     query_tile, key_tile, length, kind = _on_all_axes(along, kinds, query, key, budget)
     partial = np.nonzero(kind)[0]
     padding, real = padding_kinds(query, query_tile[partial])
     first, which = distinct(kind[partial] * len(real) + padding)
-    looks = np.stack(np.unravel_index(kind[partial[first]], kinds))
-    below = [_below(axis, [side for _, side in sides]) for axis in range(axes)]
+    looks, below = _apart(kind[partial[first]], kinds), _below(tuple(side for _, side in sides))
 
     def cut(some: np.ndarray) -> np.ndarray:
         found = np.full((len(some), 1, masks.shape[1]), ~np.uint64(0))
-        for own, look, words in zip(bounds, looks[:, some], below, strict=True):
-            inside = words[own[look, :, 1]] ^ words[own[look, :, 0]]
+        for own, look, words in zip(bounds, looks, below, strict=True):
+            begin, end = own[look[some]].transpose(2, 0, 1)
+            inside = words[begin] ^ words[end]
             found = (found[:, :, None] & inside[:, None]).reshape(len(some), -1, masks.shape[1])
         return found
 
@@ -92,13 +92,11 @@ def _on_all_axes(
     along: Sequence[TilesAlong], kinds: Sequence[int], query: np.void, key: np.void, budget: Budget
 ) -> np.ndarray:
     """(4, runs): query tile, first key tile, length and kind of the runs that those of all axes are together, kinds
-    numbered row-major."""
+    numbered row-major: 0 are tiles in which all pairs are allowed."""
     q_grid, k_grid = query["grid"].tolist()[-len(along) :], key["grid"].tolist()[-len(along) :]
     runs = along[0].runs()
-    runs[3] += 1
     for axis in range(1, len(along)):
         outer, inner = _one_by_one(runs), along[axis].runs()
-        inner[3] += 1
         budget.need_runs(outer.shape[1] * inner.shape[1])
         per_outer = np.bincount(outer[0], minlength=math.prod(q_grid[:axis]))
         per_inner = np.bincount(inner[0], minlength=q_grid[axis])
@@ -120,12 +118,17 @@ def _one_by_one(runs: np.ndarray) -> np.ndarray:
     return np.stack([query, key + ramp(runs[2]), np.ones_like(length), kind])
 
 
-def _below(axis: int, box: Sequence[int]) -> np.ndarray:
-    """(box[axis] + 1, words) uint64: the key cells of a tile whose coordinate along an axis is below each number."""
-    coordinate = np.arange(math.prod(box)) // math.prod(box[axis + 1 :]) % box[axis]
-    return packed(coordinate < np.arange(box[axis] + 1)[:, None])
+def _apart(numbers: np.ndarray, sizes: Sequence[int]) -> list[np.ndarray]:
+    """Row-major numbers as one number for each axis."""
+    found = []
+    for size in sizes[:0:-1]:
+        numbers, own = np.divmod(numbers, size)
+        found.append(own)
+    return [numbers, *reversed(found)]
 
 
-def _whole(box_q: int, box_k: int) -> np.ndarray:
-    """The bounds of one tile in which every query has all keys."""
-    return np.full((1, box_q, 2), (0, box_k), np.uint16)
+@functools.lru_cache(maxsize=16)
+def _below(box: tuple[int, ...]) -> list[np.ndarray]:
+    """For each axis (box[axis] + 1, words) uint64: the key cells whose coordinate along it is below each number."""
+    coordinates = np.indices(box).reshape(len(box), -1)
+    return [packed(own < np.arange(side + 1)[:, None]) for own, side in zip(coordinates, box, strict=True)]
