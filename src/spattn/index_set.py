@@ -103,7 +103,8 @@ class Runs:
             first = np.where(start < 0, start % step, start)
             count = np.maximum(-((first - end) // step), 0)
         column = count.shape[0], 1
-        return cls(np.broadcast_to(first, count.shape).reshape(column), np.full(column, step), count.reshape(column))
+        first = first if first.shape == count.shape else np.broadcast_to(first, count.shape)
+        return cls(first.reshape(column), np.full(column, step), count.reshape(column))
 
     @classmethod
     def single(cls, row: np.ndarray, key: np.ndarray, rows: int) -> Runs:

@@ -7,19 +7,17 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+from ..index_set import Runs
 from ._check import assign
 from ._evaluate import pair_count
 from ._lattice import Ends, Part, whole_part
 from ._pattern import Pattern
 from ._predicate import allowed
 from ._registry import DEEPEST, OPERATORS
-
-if TYPE_CHECKING:
-    from ..index_set import Runs
 
 __all__ = ["And", "Not", "Or", "nesting"]
 
@@ -185,6 +183,16 @@ class And(Composite):
                 others = self.operands[:number] + self.operands[number + 1 :]
                 return tuple(piece for part in parts for piece in _filtered(part, others))
         return (Part(self),)
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
+        """Where each operand allows one span of keys, what their spans share."""
+        start, stop = np.zeros_like(q), np.full_like(q, kv_len)
+        for p in self.operands:
+            own = p.runs(q, kv_len)
+            if own is None or own.start.shape[1] != 1 or (own.step != 1).any():
+                return None
+            start, stop = np.maximum(start, own.start[:, 0]), np.minimum(stop, (own.start + own.count)[:, 0])
+        return Runs.span(start, stop, kv_len)
 
     def ends(self, q_len: int) -> Ends | None:
         return self._ends(q_len, all)

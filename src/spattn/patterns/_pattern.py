@@ -74,6 +74,8 @@ class Pattern:
     def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
         """Hint: the allowed keys of query positions `q`, in closed form; None where there is none.
 
+        Index sets are made of them, and plans where every row has one run.
+
         Parameters
         ----------
         q : (rows,) int64 array

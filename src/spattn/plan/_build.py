@@ -147,7 +147,7 @@ class _Builder:
             tiles = find_tiles(part, query_view, key_view, first, self.kv_len, self.masks, self.budget)
             self.budget.add_runs(len(tiles.key_tile))
             self.nnz += tiles.nnz * len(part.shifts)
-            number = np.broadcast_to(np.int32(index), len(tiles.key_tile))
+            number = np.full(len(tiles.key_tile), index, np.int32)
             found.append((tiles.query_tile, tiles.length, tiles.key_tile, number, tiles.mask))
         query_tile, *runs = found[0] if len(found) == 1 else _joined(found)
         self.counts.append(np.bincount(query_tile, minlength=int(query_view["tiles"])))

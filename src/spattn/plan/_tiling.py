@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -27,6 +28,7 @@ def make_view(lattice: Lattice, block: int) -> np.void:
     return cut_view(lattice.offset, lattice.strides, lattice.extents, choose_box(lattice.extents, block))
 
 
+@functools.lru_cache(maxsize=256)
 def choose_box(extents: tuple[int, ...], block: int) -> tuple[int, ...]:
     """The most cubic box of `block` cells among those that need (almost) the fewest; a tie favours the last axis."""
 

@@ -114,8 +114,12 @@ def real_extents(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
 def padding_kinds(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(n,) int64, (kinds, block) bool: the kind of each of n tiles of a view, 0 where no cell is padding, and which
     cells of a kind are none."""
-    kind, real, below = np.zeros(len(tiles), np.int64), np.ones((1, 1), bool), int(view["tiles"])
-    for box, extent, grid in zip(view["box"].tolist(), view["extent"].tolist(), view["grid"].tolist(), strict=True):
+    axes = list(zip(view["box"].tolist(), view["extent"].tolist(), view["grid"].tolist(), strict=True))
+    kind, below = np.zeros(len(tiles), np.int64), int(view["tiles"])
+    if not any(extent % box for box, extent, _ in axes):
+        return kind, np.ones((1, math.prod(box for box, _, _ in axes)), bool)
+    real = np.ones((1, 1), bool)
+    for box, extent, grid in axes:
         below //= grid  # tiles from one to the next along this axis
         along = np.ones((1, box), bool)
         if extent % box:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -49,6 +50,11 @@ class Place(NamedTuple):
         )
         axes = sorted([(step, copies, 1, 0), *shape], key=lambda axis: -abs(axis[0]) if axis[1] > 1 else -np.inf)
         return cls(view, copies, number, lists, cell, axes)
+
+    @property
+    def size(self) -> int:
+        """How many rows they are."""
+        return math.prod(extent for _, extent, _, _ in self.axes)
 
     def rows(self, of_row: np.ndarray) -> np.ndarray:
         """(*axes) of an array with an element for each row: no copy, and no row twice."""
@@ -110,9 +116,10 @@ def places(views: np.ndarray, number: np.ndarray, first: int) -> Iterator[Place]
 
 def _evenly(offsets: np.ndarray) -> Iterator[int]:
     """How many numbers at a time are evenly spaced, from the first one on."""
-    start, steps = 0, np.diff(offsets)
-    changes = np.append(np.nonzero(np.diff(steps))[0] + 1, len(steps))  # the steps before are like the one before
-    while start < len(offsets):
-        same = changes[np.searchsorted(changes, start, side="right")] if start < len(steps) else len(steps)
-        yield int(same) + 1 - start
-        start = int(same) + 1
+    start, at = 0, offsets.tolist()
+    while start < len(at):
+        stop = start + 1
+        while stop < len(at) and at[stop] - at[stop - 1] == at[start + 1] - at[start]:
+            stop += 1
+        yield stop - start
+        start = stop
