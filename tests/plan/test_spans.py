@@ -197,6 +197,44 @@ def test_runs_become_spans_of_the_key_lattice(seed, step):
     check_plan(made, [p.Mask(dense).index_set(100, 100)])
 
 
+class Told(p.Pattern):
+    """A pattern whose hint is given."""
+
+    def __init__(self, hint):
+        self.hint = hint
+
+    def allows(self, q, k):
+        return k <= q
+
+    def runs(self, q, kv_len):
+        return self.hint(q)
+
+
+COLUMN = np.zeros((100, 1), np.int64)
+
+
+@pytest.mark.parametrize(
+    "hint, error, match",
+    [
+        (lambda q: (q, q, q), TypeError, "expected Runs or None from"),
+        (lambda q: Runs(COLUMN, COLUMN + 1, COLUMN + 0.5), TypeError, "count: expected an array of integers"),
+        (lambda q: Runs(COLUMN, COLUMN + 1, COLUMN.astype(np.uint64) - 1), ValueError, "count: expected integers in"),
+        (lambda q: Runs(COLUMN[:50], COLUMN[:50] + 1, COLUMN[:50]), ValueError, r"shape \(100, runs\) from"),
+        (lambda q: Runs(COLUMN, COLUMN + 1, COLUMN[:, 0]), ValueError, r"shape \(100, runs\) from"),
+    ],
+)
+def test_closed_forms_that_are_none(hint, error, match):
+    with pytest.raises(error, match=match):
+        spattn.plan(Told(hint), 100)
+
+
+def test_closed_forms_of_other_integers():
+    """Numbers of few bits, of a row that is not contiguous."""
+    count = np.arange(1, 101, dtype=np.int8)
+    hint = Runs(*(np.repeat(x, 2, axis=0)[::2].astype(np.int8) for x in (COLUMN, COLUMN + 1, count[:, None])))
+    check_plan(spattn.plan(Told(lambda q: hint), 100), [p.Causal().index_set(100, 100)])
+
+
 def test_the_runs_that_spans_make_are_bounded():
     """Queries with scattered spans have a tile each; no more of them are asked once these are too many."""
     first = np.random.default_rng(0).permutation(1 << 17)

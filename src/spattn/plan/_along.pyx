@@ -1,6 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
 """Tiles along one axis, where the keys of every query are a span."""
 
+from cython.operator cimport dereference
 from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint16_t
 from libc.string cimport memcpy
 from libcpp.string cimport string
@@ -164,11 +165,13 @@ cdef class TilesAlong:
     cdef int64_t kind_of_own(self) except -3 nogil:
         """The kind of the tile that was cut."""
         cdef string key = string(<const char*>self.own.data(), 2 * self.own.size())
-        cdef size_t known = self.kinds.size()
-        if not self.kinds.count(key):
-            self.kinds[key] = known
-            self.bounds.insert(self.bounds.end(), self.own.begin(), self.own.end())
-        return self.kinds[key]
+        cdef unordered_map[string, int64_t].iterator known = self.kinds.find(key)
+        cdef int64_t number = self.kinds.size()
+        if known != self.kinds.end():
+            return dereference(known).second
+        self.kinds[key] = number
+        self.bounds.insert(self.bounds.end(), self.own.begin(), self.own.end())
+        return number
 
     cdef int emit(self, int64_t key_box, int64_t length, int64_t kind) except -1 nogil:
         self.found.push_back(self.query_box)

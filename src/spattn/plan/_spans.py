@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .._index_checks import integer_array
 from .._ragged import offsets, ramp
 from ..index_set import Runs
-from ..patterns import Lattice
+from ..patterns import Lattice, Pattern
 from ._along import TilesAlong
 from ._budget import Budget
 from ._cells import distinct
@@ -63,7 +64,7 @@ def _add_runs(along: TilesAlong, piece: Piece, kv_len: int, box: int, budget: Bu
     while start < piece.query.extents[0]:
         stop = min(start + count, piece.query.extents[0])
         q = piece.query.offset + piece.query.strides[0] * np.arange(start, stop)
-        spans = _spans(piece.pattern.runs(q, kv_len), piece.key)
+        spans = _spans(_checked(piece.pattern, q, kv_len), piece.key)
         if spans is None:
             return False
         along.add(*spans)
@@ -72,14 +73,37 @@ def _add_runs(along: TilesAlong, piece: Piece, kv_len: int, box: int, budget: Bu
     return True
 
 
-def _spans(runs: Runs | None, key: Lattice) -> tuple[np.ndarray, np.ndarray] | None:
+def _checked(pattern: Pattern, q: np.ndarray, kv_len: int) -> list[np.ndarray] | None:
+    """(rows, runs) int64: start, step and count of the runs of a pattern, maybe a user's; None where it tells none.
+
+    Raises
+    ------
+    TypeError
+        If ``runs()`` returns anything but Runs of integers or None.
+    ValueError
+        If they are not of these queries, or a number does not fit into int64.
+    """
+    runs = pattern.runs(q, kv_len)
+    if runs is None:
+        return None
+    if not isinstance(runs, Runs):
+        raise TypeError(f"runs(): expected Runs or None from {pattern!r}, got {runs!r}")
+    found = [integer_array(f"runs(): {name}", getattr(runs, name)) for name in ("start", "step", "count")]
+    if any(own.ndim != 2 or len(own) != len(q) or own.shape != found[0].shape for own in found):
+        shapes = ", ".join(str(own.shape) for own in found)
+        raise ValueError(f"runs(): expected three arrays of shape ({len(q)}, runs) from {pattern!r}, got {shapes}")
+    return found
+
+
+def _spans(runs: list[np.ndarray] | None, key: Lattice) -> tuple[np.ndarray, np.ndarray] | None:
     """The coordinates in a key lattice of one axis between which all keys of each query lie, and no others."""
-    if runs is None or runs.start.shape[1] != 1:
+    if runs is None or runs[0].shape[1] != 1:
         return None
-    stride, extent, step = key.strides[0] if key.extents[0] > 1 else 1, key.extents[0], int(runs.step[0, 0])
-    if stride < 1 or step not in (1, stride) or (runs.step != step).any():
+    start, steps, count = (own[:, 0] for own in runs)
+    stride, extent, step = key.strides[0] if key.extents[0] > 1 else 1, key.extents[0], int(steps[0])
+    if stride < 1 or step not in (1, stride) or (steps != step).any():
         return None
-    start, count = runs.start[:, 0] - key.offset, runs.count[:, 0]
+    start = start - key.offset
     first = start if stride == 1 else -(-start // stride)
     if step == stride:
         last = first + count - 1 if stride == 1 else np.where(first * stride == start, first + count - 1, -1)
