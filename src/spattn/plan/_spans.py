@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._index_checks import integer_array
+from .._index_checks import check_runs, integer_array
 from .._ragged import offsets, ramp
 from ..index_set import Runs
 from ..patterns import Lattice, Pattern
@@ -64,7 +64,7 @@ def _add_runs(along: TilesAlong, piece: Piece, kv_len: int, box: int, budget: Bu
     while start < piece.query.extents[0]:
         stop = min(start + count, piece.query.extents[0])
         q = piece.query.offset + piece.query.strides[0] * np.arange(start, stop)
-        spans = _spans(_checked(piece.pattern, q, kv_len), piece.key)
+        spans = _spans(_checked(piece.pattern, q, kv_len), piece.key, kv_len)
         if spans is None:
             return False
         along.add(*spans)
@@ -73,8 +73,8 @@ def _add_runs(along: TilesAlong, piece: Piece, kv_len: int, box: int, budget: Bu
     return True
 
 
-def _checked(pattern: Pattern, q: np.ndarray, kv_len: int) -> list[np.ndarray] | None:
-    """(rows, runs) int64: start, step and count of the runs of a pattern, maybe a user's; None where it tells none.
+def _checked(pattern: Pattern, q: np.ndarray, kv_len: int) -> Runs | None:
+    """The runs of a pattern, maybe a user's, for some queries as int64; None where it tells none.
 
     Raises
     ------
@@ -92,23 +92,26 @@ def _checked(pattern: Pattern, q: np.ndarray, kv_len: int) -> list[np.ndarray] |
     if any(own.ndim != 2 or len(own) != len(q) or own.shape != found[0].shape for own in found):
         shapes = ", ".join(str(own.shape) for own in found)
         raise ValueError(f"runs(): expected three arrays of shape ({len(q)}, runs) from {pattern!r}, got {shapes}")
-    return found
+    return Runs(*found)
 
 
-def _spans(runs: list[np.ndarray] | None, key: Lattice) -> tuple[np.ndarray, np.ndarray] | None:
-    """The coordinates in a key lattice of one axis between which all keys of each query lie, and no others."""
-    if runs is None or runs[0].shape[1] != 1:
+def _spans(runs: Runs | None, key: Lattice, kv_len: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """The coordinates in a key lattice of one axis between which all keys of each query lie, and no others; ValueError
+    where keys lie outside of the sequence."""
+    if runs is None or runs.start.shape[1] != 1:
         return None
-    start, steps, count = (own[:, 0] for own in runs)
-    stride, extent, step = key.strides[0] if key.extents[0] > 1 else 1, key.extents[0], int(steps[0])
-    if stride < 1 or step not in (1, stride) or (steps != step).any():
+    stride, extent, step = key.strides[0] if key.extents[0] > 1 else 1, key.extents[0], int(runs.step[0, 0])
+    if stride < 1 or step not in (1, stride) or (runs.step != step).any():
         return None
-    start = start - key.offset
-    first = start if stride == 1 else -(-start // stride)
-    if step == stride:
-        last = first + count - 1 if stride == 1 else np.where(first * stride == start, first + count - 1, -1)
-    else:
-        last = (start + count - 1) // stride
+    start, count = runs.start[:, 0], runs.count[:, 0]
+    end = start + step * (count - 1)
+    # As unsigned numbers those below 0 are large. Only runs that are absent may start anywhere.
+    if max(start.view(np.uint64).max(), count.view(np.uint64).max(), end.max() + 1) > kv_len:
+        check_runs(runs.start, runs.step, runs.count, kv_len)
+    first, last = start - key.offset, end - key.offset
+    if stride > 1:
+        first, last, behind = -(-first // stride), last // stride, first % stride
+        last = last if step == 1 else np.where(behind == 0, last, -1)
     return np.maximum(first, 0), np.minimum(last, extent - 1)
 
 
