@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from ._bands import Bands, bands_of, either
 from ._check import assign
 from ._evaluate import pair_count
 from ._lattice import Ends, Part, whole_part
@@ -106,6 +107,16 @@ class Composite(Pattern):
         first, last, middle = zip(*found, strict=True)
         return Ends(max(first), max(last), between(middle))
 
+    def _bands_of_all(self, first: int, stop: int) -> list[tuple[Bands, ...]] | None:
+        """The clauses of each operand; None where one has none."""
+        found = []
+        for p in self.operands:
+            own = bands_of(p, first, stop)
+            if own is None:
+                return None
+            found.append(own)
+        return found
+
     @property
     def translation_invariant(self) -> bool:  # type: ignore[override]  # of its operands, not of its class
         return all(p.translation_invariant for p in self.operands)
@@ -141,6 +152,10 @@ class Or(Composite):
 
     def ends(self, q_len: int) -> Ends | None:
         return self._ends(q_len, any)
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
+        found = self._bands_of_all(first, stop)
+        return None if found is None else either(found)
 
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
         joined: list[Runs] = []
@@ -188,6 +203,10 @@ class And(Composite):
 
     def ends(self, q_len: int) -> Ends | None:
         return self._ends(q_len, all)
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
+        found = self._bands_of_all(first, stop)
+        return None if found is None else tuple(itertools.chain.from_iterable(found))
 
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
         each = (p._candidates(q, kv_len) for p in self.operands)

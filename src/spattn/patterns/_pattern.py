@@ -13,6 +13,7 @@ from .._index_checks import check_lengths, q_offset
 from .._ragged import offsets
 from ..arrays import dtype_name, kind_of
 from ..index_set import AffineRows, Runs
+from ._bands import Bands
 from ._codec import encode, from_dict
 from ._evaluate import evaluate
 from ._lattice import Ends, Part
@@ -341,6 +342,11 @@ class Pattern:
         """Runs that together contain every pair the pattern allows, as few as closed forms tell; None: all pairs."""
         runs = Runs.single(*self._pairs(q, kv_len), len(q)) if self._lists_pairs else self.runs(q, kv_len)
         return None if runs is None else [runs]
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
+        """Clauses all of which the allowed pairs of the queries at ``[first, stop)`` meet; None where there are none:
+        :func:`~spattn.patterns._bands.bands_of` asks for them."""
+        return None
 
     def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
         """(number of the query in `q`, key) of every allowed pair, sorted; asked only where :attr:`_lists_pairs`."""

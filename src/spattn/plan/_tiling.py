@@ -10,6 +10,7 @@ import numpy as np
 from .._imports import whole_imports
 from .._ragged import ramp
 from ..patterns import Lattice, Pattern
+from ..patterns._bands import bands_of
 from ..patterns._predicate import allowed as allowed_pairs
 from ._budget import Budget
 from ._masks import Masks
@@ -67,11 +68,19 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
         Raises ValueError where they are too many.
     """
     budget.need(_BOX_BYTES * (int(query["tiles"]) + int(key["tiles"])))
-    if pattern._lists_pairs and _plain(query) and _plain(key):
-        with whole_imports:  # which few patterns need
-            from ._listed import tiles_of_pairs
+    if _plain(query) and _plain(key):
+        if pattern._lists_pairs:
+            with whole_imports:  # which few patterns need
+                from ._listed import tiles_of_pairs
 
-        return tiles_of_pairs(pattern, query, key, shift, masks, budget)
+            return tiles_of_pairs(pattern, query, key, shift, masks, budget)
+        first = int(query["offset"]) + shift
+        bands = bands_of(pattern, first, first + int(query["extent"][-1]))
+        if bands is not None:
+            with whole_imports:  # which not every pattern needs
+                from ._banded import tiles_of_bands
+
+            return tiles_of_bands(bands, query, key, shift, masks, budget)
     # A few tiles are sooner evaluated than searched for.
     few = int(query["tiles"]) == 1 and int(key["tiles"]) <= _FEW
     every = np.arange(int(key["tiles"])) if few else np.zeros(0, np.int64)

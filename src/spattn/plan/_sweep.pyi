@@ -1,0 +1,16 @@
+"""What Python calls of the compiled sweep, for type checkers; _sweep.pyx documents it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..patterns._bands import Bands
+
+class Sweep:
+    def __init__(
+        self, queries: tuple[int, int, int], keys: tuple[int, int, int], clauses: Sequence[Bands]
+    ) -> None: ...
+    def run(self, most: int) -> int: ...
+    def shapes(self) -> int: ...
+    def masks(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]: ...
+    def settle(self, numbers: np.ndarray) -> tuple[np.ndarray, int]: ...
