@@ -51,7 +51,9 @@ class ArrayPattern(ByContent, Pattern):
 
     def _bound(self) -> Pattern:
         """An equal pattern, to plan with: its look-up table goes when the plan is made, however long `self` is kept."""
-        return dataclasses.replace(self)
+        bound = dataclasses.replace(self)
+        vars(bound)["_digest"] = self._digest  # asked for in compositions, and computed once
+        return bound
 
     def _one(self, array: np.ndarray, where: tuple[int, ...] = (0, 0)) -> np.ndarray:
         """The array of one batch entry and one head."""

@@ -169,7 +169,9 @@ class KeyPadding(ArrayPattern):
         return Runs(*(np.broadcast_to(x, shape) for x in (start, np.ones_like(start), stop - start)))
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
-        edges = np.flatnonzero(np.diff(self._only(self.valid), prepend=False, append=False))
+        valid = np.zeros(self.valid.shape[-1] + 2, bool)
+        valid[1:-1] = self._only(self.valid)
+        edges = np.flatnonzero(valid[1:] != valid[:-1])
         return (same_keys(edges[::2].copy(), edges[1::2].copy()),)
 
     @classmethod

@@ -36,7 +36,7 @@ struct Interval {
   int64_t first, stop;
 };
 
-// Sorts intervals that are not sorted; those that meet become one. Returns how many are left.
+// Sorts intervals; those that meet become one. Returns how many are left.
 inline int64_t join_intervals(Interval* intervals, int64_t count) {
   const auto before = [](const Interval& a, const Interval& b) { return a.first < b.first; };
   if (!std::is_sorted(intervals, intervals + count, before)) std::sort(intervals, intervals + count, before);
@@ -137,10 +137,7 @@ class Shapes {
         ends_.push_back(words_.size());
         return places_[at];
       }
-      if (hashes_[known] == hash && ends_[known + 1] - ends_[known] == count &&
-          std::equal(shape, shape + count, words(known))) {
-        return known;
-      }
+      if (hashes_[known] == hash && is(known, shape, count)) return known;
     }
   }
   // Where a shape begins, and the one before it ends.
@@ -148,6 +145,14 @@ class Shapes {
   int64_t size() const { return int64_t(hashes_.size()); }
 
  private:
+  // A loop, because a call takes longer to compare so few words.
+  bool is(int32_t known, const uint64_t* shape, size_t count) const {
+    const uint64_t* own = words(known);
+    bool same = ends_[known + 1] - ends_[known] == count;
+    for (size_t n = 0; same && n < count; ++n) same = own[n] == shape[n];
+    return same;
+  }
+
   void grow() {
     places_.assign(std::max<size_t>(64, 2 * places_.size()), -1);
     for (size_t number = 0; number < hashes_.size(); ++number) {
@@ -240,12 +245,15 @@ class Sweep {
       runs.reserve(arrays.bands ? arrays.indptr[arrays.bands] - arrays.indptr[0] : 0);
       for (int64_t band = 0; band < arrays.bands; ++band) {
         const size_t begin = runs.size();
-        for (int64_t n = arrays.indptr[band]; n < arrays.indptr[band + 1]; ++n) {
+        bool sorted = true;
+        for (int64_t n = arrays.indptr[band], last = -1; n < arrays.indptr[band + 1]; ++n) {
           const int64_t first = std::max<int64_t>(arrays.first[n] - keys.offset, 0);
           const int64_t stop = std::min(arrays.stop[n] - keys.offset, keys.cells);
-          if (first < stop) runs.push_back({first, stop});
+          if (first >= stop) continue;
+          sorted &= first > last, last = stop;
+          runs.push_back({first, stop});
         }
-        runs.resize(begin + join_intervals(runs.data() + begin, runs.size() - begin));
+        if (!sorted) runs.resize(begin + join_intervals(runs.data() + begin, runs.size() - begin));
         starts.push_back(arrays.start[band] - queries.offset);
         ends.push_back(runs.size());
       }
@@ -393,7 +401,8 @@ class Sweep {
     return all ? nullptr : some ? at : begin;
   }
 
-  // Writes one bitmask; returns its rows that are not padding.
+  // Writes one bitmask; returns its rows that are not padding. Those that are go on as the rows before them, and may
+  // have padding keys: so most tiles of the last queries have a bitmask that others have, too.
   int64_t write_mask(const uint64_t* shape, const uint64_t* end, uint64_t* mask) {
     const int64_t block = queries_.block, rows = int64_t(*shape >> 1);
     const bool padded = *shape++ & 1;
@@ -418,7 +427,7 @@ class Sweep {
     if (padded) {
       std::vector<uint64_t> keys(words_, 0);
       set_bits(keys.data(), words_, 0, keys_.cells % keys_.block);
-      for (int64_t n = 0; n < block * words_; ++n) mask[n] &= keys[n % words_];
+      for (int64_t n = 0; n < rows * words_; ++n) mask[n] &= keys[n % words_];
     }
     return rows;
   }
