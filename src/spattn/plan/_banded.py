@@ -15,7 +15,7 @@ from ._tiling import Tiles
 
 __all__ = ["tiles_of_bands"]
 
-_WORDS_AT_ONCE = 1 << 17  # of bitmasks that are made at once: they fit into a cache
+_WORDS_AT_ONCE = 1 << 15  # of bitmasks that are made at once: they fit into a cache
 
 
 def tiles_of_bands(
@@ -31,11 +31,12 @@ def tiles_of_bands(
     sweep = Sweep(queries, keys, clauses)
     budget.need_runs(sweep.run(budget.most_runs))
     numbers = np.zeros(sweep.shapes(), np.int32)
-    at_once = max(1, _WORDS_AT_ONCE // math.prod(masks.shape))
+    at_once = max(1, min(_WORDS_AT_ONCE // math.prod(masks.shape), len(numbers)))
+    bits = np.empty((at_once, *masks.shape), np.uint64)
     for start in range(0, len(numbers), at_once):
         own = numbers[start : start + at_once]
-        bits, own[:] = sweep.masks(start, start + len(own))
-        partial = own == 0
-        own[partial] = masks.add(bits if partial.all() else bits[partial])
+        sweep.masks(start, bits, own)
+        partial = np.flatnonzero(own == 0)
+        own[partial] = masks.add(bits[: len(own)] if len(partial) == len(own) else bits[partial])
     (query_tile, key_tile, length, mask), nnz = sweep.settle(numbers)
     return Tiles(query_tile, key_tile, length, mask, nnz)

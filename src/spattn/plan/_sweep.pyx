@@ -92,16 +92,16 @@ cdef class Sweep:
         """How many shapes partial tiles have."""
         return self._own.shapes()
 
-    def masks(self, int64_t begin, int64_t end):
-        """The bitmasks of some shapes, and of each -1 where it is full, -2 where it is empty, otherwise 0."""
-        masks = np.empty((end - begin, self._block_q, self._words), np.uint64)
-        kinds = np.empty(end - begin, np.int32)
-        cdef uint64_t[:, :, ::1] words = masks
-        cdef int32_t[::1] kind = kinds
-        if end > begin:
-            with nogil:
-                self._own.write_masks(begin, end, &words[0, 0, 0], &kind[0])
-        return masks, kinds
+    def masks(self, int64_t begin, uint64_t[:, :, ::1] bits, int32_t[::1] kinds):
+        """Writes the bitmasks of the shapes from `begin` on, and of each -1 where it is full, -2 where it is empty,
+        otherwise 0."""
+        cdef int64_t end = begin + kinds.shape[0]
+        if bits.shape[0] < kinds.shape[0] or bits.shape[1] != self._block_q or bits.shape[2] != self._words:
+            raise ValueError(f"bits: expected {kinds.shape[0]} bitmasks of a tile's shape")
+        if not 0 <= begin < end <= self._own.shapes():
+            raise ValueError(f"begin: expected {kinds.shape[0]} of {self._own.shapes()} shapes, got {begin}")
+        with nogil:
+            self._own.write_masks(begin, end, &bits[0, 0, 0], &kinds[0])
 
     def settle(self, const int32_t[::1] numbers):
         """(query tile, key tile, length, bitmask) of all runs, and the allowed pairs; `numbers` has the bitmask of each

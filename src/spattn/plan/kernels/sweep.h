@@ -119,52 +119,58 @@ class Marks {
   std::vector<uint64_t> words_, used_;  // used_: which words have a number
 };
 
-// The shapes that tiles have, each once, by number.
+// The shapes that tiles have, each once, by number. The first word of a shape says how many it has.
 class Shapes {
  public:
   int32_t number(const uint64_t* shape, size_t count) {
     uint64_t hash = 0;
-    for (; factors_.size() < count;) factors_.push_back(factors_.empty() ? kFactor : kFactor * factors_.back());
+    while (factors_.size() < count) factors_.push_back(factors_.empty() ? kFactor : kFactor * factors_.back());
     for (size_t n = 0; n < count; ++n) hash += shape[n] * factors_[n];
     hash = (hash ^ hash >> 32) * kFactor, hash ^= hash >> 32;
-    if (2 * (hashes_.size() + 1) > places_.size()) grow();
+    if (2 * ends_.size() > places_.size()) grow();
     for (size_t at = hash & (places_.size() - 1);; at = (at + 1) & (places_.size() - 1)) {
-      const int32_t known = places_[at];
-      if (known < 0) {
-        places_[at] = int32_t(hashes_.size());
-        hashes_.push_back(hash);
+      const Known& known = places_[at];
+      if (known.number < 0) {
+        places_[at] = {hash, words_.size(), int32_t(size())};
         words_.insert(words_.end(), shape, shape + count);
         ends_.push_back(words_.size());
-        return places_[at];
+        return places_[at].number;
       }
-      if (hashes_[known] == hash && is(known, shape, count)) return known;
+      // A loop, because a call takes longer to compare so few words.
+      const uint64_t* own = words_.data() + known.first;
+      size_t same = 0;
+      if (known.hash == hash) {
+        while (same < count && own[same] == shape[same]) ++same;
+        if (same == count) return known.number;
+      }
     }
   }
   // Where a shape begins, and the one before it ends.
   const uint64_t* words(int64_t number) const { return words_.data() + ends_[number]; }
-  int64_t size() const { return int64_t(hashes_.size()); }
+  int64_t size() const { return int64_t(ends_.size()) - 1; }
 
  private:
-  // A loop, because a call takes longer to compare so few words.
-  bool is(int32_t known, const uint64_t* shape, size_t count) const {
-    const uint64_t* own = words(known);
-    bool same = ends_[known + 1] - ends_[known] == count;
-    for (size_t n = 0; same && n < count; ++n) same = own[n] == shape[n];
-    return same;
-  }
+  struct Known {
+    uint64_t hash;
+    size_t first;  // word
+    int32_t number;
+  };
 
   void grow() {
-    places_.assign(std::max<size_t>(64, 2 * places_.size()), -1);
-    for (size_t number = 0; number < hashes_.size(); ++number) {
-      size_t at = hashes_[number] & (places_.size() - 1);
-      while (places_[at] >= 0) at = (at + 1) & (places_.size() - 1);
-      places_[at] = int32_t(number);
+    std::vector<Known> before(std::max<size_t>(64, 2 * places_.size()), Known{0, 0, -1});
+    before.swap(places_);
+    for (const Known& known : before) {
+      if (known.number < 0) continue;
+      size_t at = known.hash & (places_.size() - 1);
+      while (places_[at].number >= 0) at = (at + 1) & (places_.size() - 1);
+      places_[at] = known;
     }
   }
+
   static constexpr uint64_t kFactor = 0xD2E7470EE14C6C93u;  // odd, as its powers are
 
-  std::vector<int32_t> places_;
-  std::vector<uint64_t> hashes_, words_, factors_;
+  std::vector<Known> places_;
+  std::vector<uint64_t> words_, factors_;
   std::vector<size_t> ends_{0};
 };
 
@@ -189,6 +195,7 @@ class Sweep {
       ends_.push_back(runs_.size());
       if (int64_t(runs_.size()) > most) return false;
     }
+    pairs_.assign(shapes_.size(), 0);
     return true;
   }
 
@@ -198,7 +205,6 @@ class Sweep {
   // Writes the bitmasks of the shapes [begin, end), and of each kFullTile, kEmptyTile or 0 where it is neither.
   void write_masks(int64_t begin, int64_t end, uint64_t* masks, int32_t* kinds) {
     const int64_t size = queries_.block * words_;
-    pairs_.resize(shapes_.size());
     for (int64_t shape = begin; shape < end; ++shape, masks += size) {
       const int64_t rows = write_mask(shapes_.words(shape), shapes_.words(shape + 1), masks);
       const int64_t pairs = count_pairs(masks, rows * words_);
@@ -232,17 +238,19 @@ class Sweep {
   }
 
  private:
-  // Rows of a query tile that have one band, from `row` on, and the first of its runs that ends behind the tile at hand.
+  // Rows of a query tile that have one band, from `row` on, and the first of its runs that ends behind the tile at
+  // hand. Behind the last run of a band stands kNever.
   struct Rows {
     int64_t row;
-    const Interval *run, *end;
+    const Interval* run;
   };
+  static constexpr Interval kNever{INT64_MAX, INT64_MAX};
 
   // A clause with sorted intervals, all counted from the first query and the first key; and where the sweep is in it.
   struct Clause {
     Clause(const ClauseArrays& arrays, const Side& queries, const Side& keys) {
       starts.reserve(arrays.bands + 1), ends.reserve(arrays.bands + 1), ends.push_back(0);
-      runs.reserve(arrays.bands ? arrays.indptr[arrays.bands] - arrays.indptr[0] : 0);
+      runs.reserve(arrays.indptr[arrays.bands] + arrays.bands);
       for (int64_t band = 0; band < arrays.bands; ++band) {
         const size_t begin = runs.size();
         bool sorted = true;
@@ -254,6 +262,7 @@ class Sweep {
           runs.push_back({first, stop});
         }
         if (!sorted) runs.resize(begin + join_intervals(runs.data() + begin, runs.size() - begin));
+        runs.push_back(kNever);
         starts.push_back(arrays.start[band] - queries.offset);
         ends.push_back(runs.size());
       }
@@ -315,19 +324,18 @@ class Sweep {
     int64_t row = row_;
     for (size_t band = clause.band; band < bands && clause.starts[band] < row_ + rows_; ++band) {
       if (clause.starts[band + 1] <= row) continue;
-      if (clause.starts[band] > row) clause.rows.push_back({row - row_, nullptr, nullptr});
+      if (clause.starts[band] > row) clause.rows.push_back({row - row_, &kNever});
       row = std::max(row, clause.starts[band]);
       const Interval* run = clause.runs.data() + clause.ends[band];
-      const Interval* end = clause.runs.data() + clause.ends[band + 1];
-      clause.rows.push_back({row - row_, run, end});
+      clause.rows.push_back({row - row_, run});
       row = clause.starts[band + 1];
-      for (; run < end; ++run) {
+      for (; run->first < keys_.cells; ++run) {
         const int64_t stop = tile_of(run->stop);
         marks_.set(tile_of(run->first));
         if (stop < key_tiles_ && stop * keys_.block > run->first) marks_.set(stop);
       }
     }
-    if (bands && row < row_ + rows_) clause.rows.push_back({row - row_, nullptr, nullptr});
+    if (bands && row < row_ + rows_) clause.rows.push_back({row - row_, &kNever});
     const int64_t ranges = int64_t(clause.ranges.size());
     while (clause.low < ranges && clause.ranges[clause.low].stop <= row_ - keys_.cells + 1) ++clause.low;
     while (clause.top < ranges && clause.ranges[clause.top].first < row_ + rows_) ++clause.top;
@@ -341,8 +349,8 @@ class Sweep {
 
   // The number of the shape of a tile, or what else it is; `divided` where the next tile may be another one.
   //
-  // A shape has a word for the side of the tile that is there, and for each clause that divides it: its number and a
-  // count, the distance of the first query from the first key where that matters, and so many times a row with the
+  // A shape has a word for how many it has and for the rows and keys that are no padding, and for each clause that
+  // divides it: its number and a count, the distance of the first query from the first key where that matters, and so many times a row with the
   // keys that the rows from there on have in the clause's bands.
   template <bool kOneWord>
   int32_t visit(int64_t tile, bool* divided) {
@@ -350,8 +358,7 @@ class Sweep {
     const int64_t nearest = row_ - stop + 1, farthest = row_ + rows_ - 1 - first;
     const bool padded = stop - first < keys_.block;
     bool own_divided = padded;
-    uint64_t* at = shape_.data();
-    *at++ = uint64_t(rows_) << 1 | padded;
+    uint64_t* at = shape_.data() + 1;
     for (size_t n = 0; n < clauses_.size(); ++n) {
       Clause& clause = clauses_[n];
       while (clause.range >= clause.low && clause.ranges[clause.range].first > farthest) --clause.range;
@@ -369,6 +376,7 @@ class Sweep {
     }
     *divided = own_divided;
     const size_t count = at - shape_.data();
+    shape_[0] = uint64_t(count) << 32 | uint64_t(rows_) << 1 | padded;
     return count == 1 && !padded ? kFullTile : shapes_.number(shape_.data(), count);
   }
 
@@ -381,17 +389,15 @@ class Sweep {
     bool some = false, all = !clause.rows.empty();
     for (Rows& rows : clause.rows) {
       const Interval* run = rows.run;
-      while (run < rows.end && run->stop <= first) ++run;
+      run += run->stop <= first;  // mostly one at most, and nobody can predict whether
+      while (run->stop <= first) ++run;
       rows.run = run;
-      const bool any = run < rows.end && run->first < stop;
-      const bool whole = any && run->first <= first && run->stop >= stop;
+      const bool any = run->first < stop, whole = run->first <= first && run->stop >= stop;
       some |= any, all &= whole, *column |= any & !whole;
       uint64_t* const words = at + 1;
-      std::fill_n(words, count, whole ? ~uint64_t{0} : 0);
+      std::fill_n(words, count, -uint64_t{whole});
       if (any & !whole) {
-        for (; run < rows.end && run->first < stop; ++run) {
-          set_bits(words, count, run->first - first, run->stop - first);
-        }
+        for (; run->first < stop; ++run) set_bits(words, count, run->first - first, run->stop - first);
       }
       if (!last || !std::equal(words, words + count, last)) {
         *at = uint64_t(rows.row);
@@ -404,7 +410,7 @@ class Sweep {
   // Writes one bitmask; returns its rows that are not padding. Those that are go on as the rows before them, and may
   // have padding keys: so most tiles of the last queries have a bitmask that others have, too.
   int64_t write_mask(const uint64_t* shape, const uint64_t* end, uint64_t* mask) {
-    const int64_t block = queries_.block, rows = int64_t(*shape >> 1);
+    const int64_t block = queries_.block, rows = uint32_t(*shape) >> 1;
     const bool padded = *shape++ & 1;
     bool written = false;
     for (; shape < end; written = true) {
