@@ -146,8 +146,18 @@ def test_patterns_have_the_same_plans_as_by_the_search(size, data):
         patch.setattr(_tiling, "bands_of", lambda *args: None)
         searched = spattn.plan(pattern, size.q_len, size.kv_len, **how)
     spattn.clear_plan_cache()
-    names = ("views", "components", "indptr", "tile_indptr", "indices", "key_view", "work", "merge_rows", "merge_indptr")
-    for name in (*names, "merge_sources", "merge_variants", "variant", "nnz", "slots"):
+    names = (
+        "views",
+        "components",
+        "indptr",
+        "tile_indptr",
+        "indices",
+        "key_view",
+        "work",
+        "merge_rows",
+        "merge_indptr",
+    )
+    for name in (*names, "merge_indptr", "merge_sources", "merge_variants", "variant", "nnz", "slots"):
         np.testing.assert_array_equal(getattr(made, name), getattr(searched, name), err_msg=name)
     np.testing.assert_array_equal(made.mask < 0, searched.mask < 0)
 

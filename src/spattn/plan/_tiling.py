@@ -74,8 +74,8 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
                 from ._listed import tiles_of_pairs
 
             return tiles_of_pairs(pattern, query, key, shift, masks, budget)
-        first = int(query["offset"]) + shift
-        bands = bands_of(pattern, first, first + int(query["extent"][-1]))
+        start = int(query["offset"]) + shift
+        bands = bands_of(pattern, start, start + int(query["extent"][-1]))
         if bands is not None:
             with whole_imports:  # which not every pattern needs
                 from ._banded import tiles_of_bands

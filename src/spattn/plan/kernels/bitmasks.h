@@ -42,7 +42,8 @@ class BitmaskNumbers {
           break;
         }
         if (own.hash != hashes[n]) continue;
-        const uint64_t* same = own.number < before ? stored + own.number * words : masks + fresh[own.number - before] * words;
+        const uint64_t* same =
+            own.number < before ? stored + own.number * words : masks + fresh[own.number - before] * words;
         if (!memcmp(same, mask, 8 * words)) {
           numbers[n] = own.number;
           break;
