@@ -61,3 +61,18 @@ def test_a_budget_bounds_them():
     made.add(masks[[0, 1, 2, 1]])
     with pytest.raises(ValueError, match="at most max_bytes = 192 bytes, got one that needs at least 256"):
         made.add(masks)
+
+
+@given(which=st.lists(st.integers(0, 9), max_size=30), split=st.integers(0, 30), rows=st.integers(1, SHAPE[0]))
+def test_bitmasks_that_agree_in_their_first_rows(which, split, rows):
+    """The first one that does, known or new, stands for all of them."""
+    rng = np.random.default_rng(0)
+    masks = (rng.integers(0, 2, (10, SHAPE[0], 1), dtype=np.uint64) + np.zeros(SHAPE, np.uint64))[which]
+    made = Masks(SHAPE[0], 64 * SHAPE[1], Budget(1 << 20))
+    made.add(masks[:split])
+    expected = list(made.array())
+    for mask, number in zip(masks[split:], made.add_rows(masks[split:], rows), strict=True):
+        alike = [n for n, one in enumerate(expected) if np.array_equal(one[:rows], mask[:rows])]
+        expected += [] if alike else [mask]
+        assert number == (alike[0] if alike else len(expected) - 1)
+    assert np.array_equal(made.array(), np.array(expected).reshape(-1, *SHAPE))

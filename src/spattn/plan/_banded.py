@@ -33,10 +33,13 @@ def tiles_of_bands(
     numbers = np.zeros(sweep.shapes(), np.int32)
     at_once = max(1, min(_WORDS_AT_ONCE // math.prod(masks.shape), len(numbers)))
     bits = np.empty((at_once, *masks.shape), np.uint64)
-    for start in range(0, len(numbers), at_once):
-        own = numbers[start : start + at_once]
+    whole, rows = sweep.whole_shapes(), queries[1] % block_q
+    for start in (*range(0, whole, at_once), *range(whole, len(numbers), at_once)):
+        own = numbers[start : min(start + at_once, whole if start < whole else len(numbers))]
         sweep.masks(start, bits, own)
         partial = np.flatnonzero(own == 0)
-        own[partial] = masks.add(bits[: len(own)] if len(partial) == len(own) else bits[partial])
+        some = bits[: len(own)] if len(partial) == len(own) else bits[partial]
+        # A tile with padding rows reuses a bitmask that others have where its real rows agree.
+        own[partial] = masks.add(some) if start < whole else masks.add_rows(some, rows)
     (query_tile, key_tile, length, mask), nnz = sweep.settle(numbers)
     return Tiles(query_tile, key_tile, length, mask, nnz)

@@ -43,14 +43,27 @@ class Masks:
         found = [self._add_some(masks[start : start + at_once]) for start in range(0, len(masks), at_once)]
         return np.concatenate([np.zeros(0, np.int32), *found])
 
+    def add_rows(self, masks: np.ndarray, rows: int) -> np.ndarray:
+        """The number of a bitmask that equals each of `masks` in the first `rows` queries: of the first one, known or
+        among them."""
+        whole, known, words = masks.reshape(-1, math.prod(self.shape)), self._known, rows * self.shape[1]
+        every = np.concatenate([self._stored()[:, :words], whole[:, :words]])
+        kind, first = Numbers().number(self._keys(every), every, every[:0])
+        self.add(whole[first[first >= known] - known])
+        number = np.where(first < known, first, known + np.cumsum(first >= known) - 1)
+        return number[kind[known:]].astype(np.int32)
+
     def _add_some(self, masks: np.ndarray) -> np.ndarray:
-        size, stored = 8 * masks.shape[1], np.frombuffer(self._content.getbuffer(), np.uint64)
-        numbers, new = self._numbers.number(self._keys(masks), masks, stored.reshape(-1, masks.shape[1]))
-        del stored  # the buffer grows only while nobody sees it
+        size = 8 * masks.shape[1]
+        numbers, new = self._numbers.number(self._keys(masks), masks, self._stored())
         self._known += len(new)
         self._budget.need(size * min(self._known, self._budget.max_bytes // size + 1))  # the first that is too many
         self._content.write((masks if len(new) == len(masks) else masks[new]).data)
         return numbers
+
+    def _stored(self) -> np.ndarray:
+        """The words of all that are known. The buffer does not grow as long as somebody holds them."""
+        return np.frombuffer(self._content.getbuffer(), np.uint64).reshape(-1, math.prod(self.shape))
 
     def _keys(self, masks: np.ndarray) -> np.ndarray:
         """A number of 64 bits for each bitmask."""

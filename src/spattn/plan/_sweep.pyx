@@ -25,6 +25,7 @@ cdef extern from "kernels/sweep.h" namespace "spattn" nogil:
         CSweep(const Side& queries, const Side& keys, const vector[ClauseArrays]& clauses) except +
         cbool run(int64_t most) except +
         int64_t shapes() const
+        int64_t whole_shapes() const
         int64_t runs() const
         void write_masks(int64_t begin, int64_t end, uint64_t* masks, int32_t* kinds) except +
         int64_t settle(
@@ -91,6 +92,10 @@ cdef class Sweep:
     def shapes(self):
         """How many shapes partial tiles have."""
         return self._own.shapes()
+
+    def whole_shapes(self):
+        """How many of them, the first ones, are of query tiles without padding."""
+        return self._own.whole_shapes()
 
     def masks(self, int64_t begin, uint64_t[:, :, ::1] bits, int32_t[::1] kinds):
         """Writes the bitmasks of the shapes from `begin` on, and of each -1 where it is full, -2 where it is empty,

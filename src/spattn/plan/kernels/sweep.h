@@ -1,9 +1,9 @@
 // Tiles of bands: consecutive queries that have the same runs of keys, and ranges of distances from query to key.
 //
 // A clause allows a pair whose key lies in a run of the query's band, or whose distance lies in a range; a pair is
-// allowed by all clauses. Query tile by query tile, the key tiles at which a run or a range begins, or its full tiles
-// end, are marked in a bitmap. Between two of them all tiles are alike where no key and no diagonal divides them, so
-// the sweep visits marked tiles and divided ones alone. What a divided tile depends on, its shape, is a few words: tiles
+// allowed by all clauses. Query tile by query tile, the key tiles at which a run or a range begins are marked in a bitmap.
+// From a marked tile on all tiles are alike up to the next one, or to where a run or a range ends, unless a key or a
+// diagonal divides them: the sweep looks at few others. What a divided tile depends on, its shape, is a few words: tiles
 // of one shape have one bitmap, which is written once.
 #pragma once
 
@@ -193,6 +193,7 @@ class Sweep {
     for (int64_t tile = 0; tile < queries_.tiles(); ++tile) {
       words_ == 1 ? sweep<true>(tile) : sweep<false>(tile);
       ends_.push_back(runs_.size());
+      if (rows_ == queries_.block) whole_shapes_ = shapes_.size();
       if (int64_t(runs_.size()) > most) return false;
     }
     pairs_.assign(shapes_.size(), 0);
@@ -200,6 +201,8 @@ class Sweep {
   }
 
   int64_t shapes() const { return shapes_.size(); }
+  // How many of them, the first ones, are of query tiles without padding.
+  int64_t whole_shapes() const { return whole_shapes_; }
   int64_t runs() const { return int64_t(runs_.size()); }
 
   // Writes the bitmasks of the shapes [begin, end), and of each kFullTile, kEmptyTile or 0 where it is neither.
@@ -250,21 +253,22 @@ class Sweep {
   struct Clause {
     Clause(const ClauseArrays& arrays, const Side& queries, const Side& keys) {
       starts.reserve(arrays.bands + 1), ends.reserve(arrays.bands + 1), ends.push_back(0);
-      runs.reserve(arrays.indptr[arrays.bands] + arrays.bands);
+      runs.resize(arrays.indptr[arrays.bands] + arrays.bands);
+      Interval* at = runs.data();
       for (int64_t band = 0; band < arrays.bands; ++band) {
-        const size_t begin = runs.size();
+        Interval* const begin = at;
         bool sorted = true;
         for (int64_t n = arrays.indptr[band], last = -1; n < arrays.indptr[band + 1]; ++n) {
           const int64_t first = std::max<int64_t>(arrays.first[n] - keys.offset, 0);
           const int64_t stop = std::min(arrays.stop[n] - keys.offset, keys.cells);
           if (first >= stop) continue;
           sorted &= first > last, last = stop;
-          runs.push_back({first, stop});
+          *at++ = {first, stop};
         }
-        if (!sorted) runs.resize(begin + join_intervals(runs.data() + begin, runs.size() - begin));
-        runs.push_back(kNever);
+        if (!sorted) at = begin + join_intervals(begin, at - begin);
+        *at++ = kNever;
         starts.push_back(arrays.start[band] - queries.offset);
-        ends.push_back(runs.size());
+        ends.push_back(at - runs.data());
       }
       starts.push_back(arrays.bands ? arrays.start[arrays.bands] - queries.offset : 0);
       const int64_t apart = queries.offset - keys.offset;
@@ -300,18 +304,20 @@ class Sweep {
     if (keys_.cells % keys_.block) marks_.set(key_tiles_ - 1);
     const size_t first = runs_.size();
     for (int64_t at = marks_.next(0); at < key_tiles_;) {
-      bool divided = false;
-      const int32_t mask = visit<kOneWord>(at, &divided);
-      const int64_t after = divided ? at + 1 : marks_.next(at + 1);
-      if (mask != kEmptyTile) {
-        TileRun* last = runs_.size() > first ? &runs_.back() : nullptr;
-        if (last && last->mask == mask && last->key_tile + last->length == at) {
-          last->length += int32_t(after - at);
-        } else {
-          runs_.push_back({int32_t(at), int32_t(after - at), mask});
-        }
+      const Visit visit = look_at<kOneWord>(at);
+      const int64_t mark = marks_.next(at + 1);
+      const int64_t after = std::max(std::min(mark, visit.stop), at + 1);  // what ends within the last tile ends there
+      if (visit.mask == kEmptyTile) {
+        at = mark;
+        continue;
       }
-      at = after;
+      TileRun* last = runs_.size() > first ? &runs_.back() : nullptr;
+      if (last && last->mask == visit.mask && last->key_tile + last->length == at) {
+        last->length += int32_t(after - at);
+      } else {
+        runs_.push_back({int32_t(at), int32_t(after - at), visit.mask});
+      }
+      at = visit.over ? mark : after;
     }
     marks_.clear();
   }
@@ -330,9 +336,7 @@ class Sweep {
       clause.rows.push_back({row - row_, run});
       row = clause.starts[band + 1];
       for (; run->first < keys_.cells; ++run) {
-        const int64_t stop = tile_of(run->stop);
         marks_.set(tile_of(run->first));
-        if (stop < key_tiles_ && stop * keys_.block > run->first) marks_.set(stop);
       }
     }
     if (bands && row < row_ + rows_) clause.rows.push_back({row - row_, &kNever});
@@ -342,58 +346,81 @@ class Sweep {
     clause.range = clause.top - 1;
     for (int64_t n = clause.low; n < clause.top; ++n) {
       marks_.set(tile_of(std::max<int64_t>(row_ - clause.ranges[n].stop + 1, 0)));
-      const int64_t keys = row_ - clause.ranges[n].first + 1;  // that are not nearer to any row than the range
-      if (keys >= keys_.block && tile_of(keys) < key_tiles_) marks_.set(tile_of(keys));
     }
   }
 
-  // The number of the shape of a tile, or what else it is; `divided` where the next tile may be another one.
-  //
+  // What a tile is: kFullTile, kEmptyTile, or the number of its shape. Up to `stop`, or the next mark, all tiles are
+  // like it; `over` where those behind are empty up to that mark.
+  struct Visit {
+    int32_t mask;
+    bool over;
+    int64_t stop;
+  };
+
   // A shape has a word for how many it has and for the rows and keys that are no padding, and for each clause that
-  // divides it: its number and a count, the distance of the first query from the first key where that matters, and so many times a row with the
-  // keys that the rows from there on have in the clause's bands.
+  // divides it: its number and a count, the distance of the first query from the first key where that matters, and so
+  // many times a row with the keys that the rows from there on have in the clause's bands.
   template <bool kOneWord>
-  int32_t visit(int64_t tile, bool* divided) {
+  Visit look_at(int64_t tile) {
     const int64_t first = tile * keys_.block, stop = std::min(first + keys_.block, keys_.cells);
     const int64_t nearest = row_ - stop + 1, farthest = row_ + rows_ - 1 - first;
     const bool padded = stop - first < keys_.block;
-    bool own_divided = padded;
+    Visit found{kEmptyTile, false, key_tiles_};
     uint64_t* at = shape_.data() + 1;
     for (size_t n = 0; n < clauses_.size(); ++n) {
       Clause& clause = clauses_[n];
       while (clause.range >= clause.low && clause.ranges[clause.range].first > farthest) --clause.range;
       const Interval* range = clause.range >= clause.low ? &clause.ranges[clause.range] : nullptr;
       const bool diagonal = range && range->stop > nearest;
-      if (diagonal && range->first <= nearest && range->stop > farthest) continue;
-      bool column = false;
-      uint64_t* const end = add_rows<kOneWord>(clause, first, stop, at + 2, &column);
-      if (!end) continue;
-      if (end == at + 2 && !diagonal) return kEmptyTile;
-      own_divided |= diagonal | column;
-      at[0] = n << 32 | uint64_t(end - at - 2) / (1 + words_);
+      if (diagonal && range->first <= nearest && range->stop > farthest) {
+        const int64_t end = tile_of(row_ - range->first + 1);  // a key there is nearer to a row than the range
+        if (end < found.stop) found.stop = end, found.over = false;
+        continue;
+      }
+      const RowsOfTile rows = add_rows<kOneWord>(clause, first, stop, at + 2);
+      if (!rows.some && !diagonal) return {kEmptyTile, false, key_tiles_};
+      if (rows.all) {
+        const int64_t end = tile_of(rows.first_end);
+        if (end < found.stop) found.stop = end, found.over = !diagonal && rows.last_end == end * keys_.block;
+        continue;
+      }
+      const int64_t end = diagonal || rows.divided ? tile + 1 : tile_of(rows.first_end);
+      if (end < found.stop) {
+        found.stop = end, found.over = !diagonal && !rows.divided && rows.last_end == end * keys_.block;
+      }
+      uint64_t* const after = rows.some ? rows.after : at + 2;
+      at[0] = n << 32 | uint64_t(after - at - 2) / (1 + words_);
       at[1] = diagonal ? uint64_t(row_ - first) : kNoDiagonal;
-      at = end;
+      at = after;
     }
-    *divided = own_divided;
     const size_t count = at - shape_.data();
     shape_[0] = uint64_t(count) << 32 | uint64_t(rows_) << 1 | padded;
-    return count == 1 && !padded ? kFullTile : shapes_.number(shape_.data(), count);
+    found.mask = count == 1 && !padded ? kFullTile : shapes_.number(shape_.data(), count);
+    return found;
   }
 
-  // Writes which keys of a tile the bands of a clause have. Returns where that ends: at once where they have none,
-  // nullptr where every row has all. `column` where some row has a part of them.
+  // Which keys of a tile the bands of a clause have: some row some, every row all; `divided` where a row has a part of
+  // them. Runs of all of them end between `first_end` and `last_end`. What is written of it ends at `after`.
+  struct RowsOfTile {
+    bool some = false, all, divided = false;
+    int64_t first_end = INT64_MAX, last_end = 0;
+    uint64_t* after;
+  };
+
   template <bool kOneWord>
-  uint64_t* add_rows(Clause& clause, int64_t first, int64_t stop, uint64_t* const begin, bool* column) const {
+  RowsOfTile add_rows(Clause& clause, int64_t first, int64_t stop, uint64_t* at) const {
     const int64_t count = kOneWord ? 1 : words_;
-    uint64_t *at = begin, *last = nullptr;
-    bool some = false, all = !clause.rows.empty();
+    RowsOfTile found;
+    found.all = !clause.rows.empty();
+    uint64_t* last = nullptr;
     for (Rows& rows : clause.rows) {
       const Interval* run = rows.run;
-      run += run->stop <= first;  // mostly one at most, and nobody can predict whether
       while (run->stop <= first) ++run;
       rows.run = run;
       const bool any = run->first < stop, whole = run->first <= first && run->stop >= stop;
-      some |= any, all &= whole, *column |= any & !whole;
+      found.some |= any, found.all &= whole, found.divided |= any & !whole;
+      if (whole)
+        found.first_end = std::min(found.first_end, run->stop), found.last_end = std::max(found.last_end, run->stop);
       uint64_t* const words = at + 1;
       std::fill_n(words, count, -uint64_t{whole});
       if (any & !whole) {
@@ -404,7 +431,8 @@ class Sweep {
         last = words, at = words + count;
       }
     }
-    return all ? nullptr : some ? at : begin;
+    found.after = at;
+    return found;
   }
 
   // Writes one bitmask; returns its rows that are not padding. Those that are go on as the rows before them, and may
@@ -471,6 +499,7 @@ class Sweep {
   int64_t row_ = 0, rows_ = 0;  // of the query tile at hand
   Shapes shapes_;
   std::vector<TileRun> runs_;
+  int64_t whole_shapes_ = 0;
   std::vector<size_t> ends_{0};              // of the runs of each query tile
   std::vector<int64_t> pairs_;               // of each shape
   std::vector<uint64_t> shape_, diagonals_;  // of the tile at hand
