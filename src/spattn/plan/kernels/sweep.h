@@ -435,8 +435,7 @@ class Sweep {
     return found;
   }
 
-  // Writes one bitmask; returns its rows that are not padding. Those that are go on as the rows before them, and may
-  // have padding keys: so most tiles of the last queries have a bitmask that others have, too.
+  // Writes one bitmask; returns its rows that are not padding. Those that are go on as the rows before them.
   int64_t write_mask(const uint64_t* shape, const uint64_t* end, uint64_t* mask) {
     const int64_t block = queries_.block, rows = uint32_t(*shape) >> 1;
     const bool padded = *shape++ & 1;
@@ -461,7 +460,7 @@ class Sweep {
     if (padded) {
       std::vector<uint64_t> keys(words_, 0);
       set_bits(keys.data(), words_, 0, keys_.cells % keys_.block);
-      for (int64_t n = 0; n < rows * words_; ++n) mask[n] &= keys[n % words_];
+      for (int64_t n = 0; n < block * words_; ++n) mask[n] &= keys[n % words_];
     }
     return rows;
   }
