@@ -8,8 +8,9 @@
 Twenty-one problems, three plans of each: other tiles, and boxes of queries with keys of their own where the pattern has
 spans. All are timed in turns. Coefficients are nanoseconds for one of each of ``spattn.schedule.price.Counts``, fitted
 by non-negative least squares of relative errors. A case is judged by coefficients that were fitted without its problem.
-Writes ``benchmarks/results/price_cpu.json``; exits with 1 when float32 misses a target. The
-lines that it prints last are those of the table.
+Those of boxes of few queries, ``spattn.schedule.price.RowCounts``, are fitted to neighbourhoods and windows. Writes
+``benchmarks/results/price_cpu.json``; exits with 1 when float32 misses a target. The lines that it prints last are
+those of the tables: all of Counts, then of RowCounts for tiles with a few queries.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from spattn import compiler, cpu
 from spattn import patterns as sp
 from spattn.call import Call
 from spattn.cpu._coefficients import shape_of
-from spattn.schedule.price import Counts, Features, count, predicted_ms
+from spattn.schedule.price import Counts, Features, RowCounts, count, count_rows, predicted_ms
 
 HEADS, ROUNDS = 2, 6
 DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -70,6 +71,16 @@ PROBLEMS = (
     ("windows 12", sp.Windowed((48, 48), 12), 2304, 64, (((48, 64), None), ((48, 64), (4, 12)), ((72, 64), (6, 12)))),
 )
 
+# (pattern, tokens, head_dim) of plans in boxes of 2 × 2 queries
+ROWS = tuple(
+    (pattern, 3136, dim)
+    for pattern in (
+        *(sp.Neighborhood((56, 56), kernel) for kernel in (3, 5, 7, 13)),
+        *(sp.Windowed((56, 56), side) for side in (2, 4)),
+    )
+    for dim in (32, 64, 128)
+)
+
 
 def cases() -> list[tuple[str, sp.Pattern, int, int, tuple]]:
     """(problem, pattern, tokens, head_dim, (tile, box)) of every plan."""
@@ -86,6 +97,19 @@ def prepare(case, isa: str, dtype: str):
     return cpu.prepare(call, plan, isa=isa), (q, k, v, call.scale), counts, plan.efficiency
 
 
+def fitted_rows(isa: str, dtype: str) -> tuple[float, ...]:
+    """Nanoseconds for one of each of what computes boxes of few queries."""
+    prepared = []
+    for pattern, tokens, dim in ROWS:
+        q, k, v = (
+            x.astype(DTYPES[dtype]) for x in np.random.default_rng(0).standard_normal((3, 1, HEADS, tokens, dim))
+        )
+        call, plan = Call.of(q, k, v), compiler.plan(pattern, tokens, tile=(4, 64), box=(2, 2))
+        counts = count_rows(plan, 1, HEADS, Features(dim, dim, *shape_of(isa, dtype)))
+        prepared.append((cpu.prepare(call, plan, isa=isa), (q, k, v, call.scale), counts))
+    return fitted([counts for *_, counts in prepared], measured(prepared))
+
+
 def measured(prepared) -> np.ndarray:
     """Milliseconds of processor time of each, the least of all rounds, in turns."""
     least = np.full(len(prepared), np.inf)
@@ -98,7 +122,7 @@ def measured(prepared) -> np.ndarray:
     return least
 
 
-def fitted(counts: list[Counts], times: np.ndarray) -> tuple[float, ...]:
+def fitted(counts: list[Counts] | list[RowCounts], times: np.ndarray) -> tuple[float, ...]:
     """Nanoseconds for one of each."""
     shares = 1e-6 * np.array(counts) / times[:, None]
     size = np.maximum(shares.max(axis=0), 1e-30)
@@ -159,8 +183,9 @@ def main() -> int:
         for row in found if len(kernels) == 1 else ():
             print(*(f"{value!s:>{25 if key == 'problem' else 10}}" for key, value in row.items()))
         print(isa, dtype, quality[isa, dtype], flush=True)
-    for names, each in coefficients.items():
-        print(f"    {names}: ({', '.join(f'{x:.3g}' for x in each)}),".replace("'", '"'))
+    for found in (coefficients, {names: fitted_rows(*names) for names in kernels}):
+        for names, each in found.items():
+            print(f"    {names}: ({', '.join(f'{x:.3g}' for x in each)}),".replace("'", '"'))
     if args.isa is None and args.dtype is None:
         notes = (
             "One thread; processor time, the least of 12 runs in turns. A case is predicted by coefficients that were "

@@ -157,7 +157,7 @@ def expected_in_package():
     return {
         name.removeprefix("src/")
         for name in tracked("src/spattn")
-        if not any(name.endswith(end) for end in left_out) and "/cpu/kernels/" not in name
+        if not any(name.endswith(end) for end in left_out) and "/kernels/" not in name
     }
 
 
@@ -165,7 +165,8 @@ def test_wheel_carries_every_file_that_it_runs_on(wheel):
     with zipfile.ZipFile(wheel) as archive:
         inside = {name for name in archive.namelist() if name.startswith("spattn/")}
     compiled = sorted(name.partition(".")[0] for name in inside if name.endswith(".so"))
-    assert compiled == ["spattn/cpu/_core", "spattn/cuda/driver/_launch"]
+    names = "cpu/_core", "cuda/driver/_launch", "plan/_along", "plan/_bitmasks", "plan/_sweep"
+    assert compiled == [f"spattn/{name}" for name in names]
     assert {name for name in inside if not name.endswith(".so")} == expected_in_package()
     assert any(name.endswith(".cu") for name in inside) and any(name.endswith(".cuh") for name in inside)
     assert "spattn/py.typed" in inside

@@ -389,7 +389,7 @@ def _prepare(
     """What computes calls like this one, on record where `record` is given; kept where nothing that it depends on can
     change behind the key."""
     module = _backend_for(call, backend)
-    plan = find_plan(module, pattern, call)
+    plan = find_plan(module, pattern, call, backward=backward)
     if _name_for(call, backend) == "cpu" and _may_lose(plan):
         with whole_imports:
             from ._explain import warn_where_dense_wins  # which few calls need
@@ -447,8 +447,10 @@ def _backend_for(call: Call, backend: str) -> Backend:
     return module
 
 
-def find_plan(module: Backend, pattern: Any, call: Call, max_bytes: int | None = None) -> Plan:
-    """The plan of `pattern` that a backend wants for a call."""
+def find_plan(
+    module: Backend, pattern: Any, call: Call, max_bytes: int | None = None, *, backward: bool = False
+) -> Plan:
+    """The plan of `pattern` that a backend wants for a call, or for its gradients."""
     _check_grid(call.layout, pattern)
     if isinstance(pattern, Plan):
         if (pattern.q_len, pattern.kv_len) != (call.q_len, call.kv_len):
@@ -460,7 +462,7 @@ def find_plan(module: Backend, pattern: Any, call: Call, max_bytes: int | None =
         pattern = _plan_or_pattern(pattern, module, call)
         if isinstance(pattern, Plan):
             return pattern
-    return module.plan_for(as_pattern(pattern), call, max_bytes)
+    return module.plan_for(as_pattern(pattern), call, max_bytes, backward=backward)
 
 
 def _plan_or_pattern(plan: Plan, module: Backend, call: Call) -> Plan | Pattern:

@@ -74,8 +74,8 @@ class Backend(Protocol):
     def info(self) -> dict[str, object]:
         """Facts for :func:`spattn.show_versions`."""
 
-    def plan_for(self, pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan:
-        """The plan with the tiles and the number of workers that suit such a call."""
+    def plan_for(self, pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
+        """The plan with the tiles and the number of workers that suit such a call, or its gradients."""
 
     def accepts(self, plan: Plan, call: Call) -> bool:
         """Whether :meth:`prepare` takes a sound plan for these lengths and heads."""

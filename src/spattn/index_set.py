@@ -93,12 +93,18 @@ class Runs:
         ValueError
             If one of them does not fit into int64.
         """
-        start, stop = np.broadcast_arrays(integer_array("start", start), integer_array("stop", stop))
-        first = np.where(start < 0, start % step, start)
+        start = integer_array("start", start)
         # Cut on both sides before it is subtracted: a stop far below 0 would wrap.
-        count = np.maximum(-((first - np.clip(stop, 0, kv_len)) // step), 0)
-        column = (slice(None), None)
-        return cls(first[column], np.full_like(first, step)[column], count[column])
+        end: np.ndarray = np.minimum(np.maximum(integer_array("stop", stop), 0), kv_len)
+        if step == 1:  # divisions take longer than all else
+            first = np.maximum(start, 0)
+            count = np.maximum(end - first, 0)
+        else:
+            first = np.where(start < 0, start % step, start)
+            count = np.maximum(-((first - end) // step), 0)
+        column = count.shape[0], 1
+        first = first if first.shape == count.shape else np.broadcast_to(first, count.shape)
+        return cls(first.reshape(column), np.full(column, step), count.reshape(column))
 
     @classmethod
     def single(cls, row: np.ndarray, key: np.ndarray, rows: int) -> Runs:

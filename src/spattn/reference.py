@@ -156,7 +156,7 @@ def info() -> dict[str, object]:
     return {"precision": "float64"}
 
 
-def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan:
+def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
     """A plan of the default tile shape; only its pattern matters here.
 
     Parameters
@@ -167,6 +167,8 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan
         What it is for.
     max_bytes : int, optional
         As for :func:`spattn.plan`.
+    backward : bool, optional
+        Whether it is for the gradients, which makes no difference.
 
     Returns
     -------

@@ -119,6 +119,17 @@ def test_long_rows_of_several_items_and_chunks(isa, workers):
     check_gradients(*arrays, pattern, isa, made)
 
 
+@pytest.mark.parametrize("isa", ISAS)
+def test_items_that_end_within_a_run(isa):
+    """Of full tiles, of which a run has many."""
+    arrays = inputs(1, 1, q_len=3, kv_len=1500, head_dim=16)
+    made = planned(patterns.Full(), *arrays[:2], workers=16)
+    ends = made.work["end"]
+    assert made.slots > 1 and (~np.isin(ends, made.tile_indptr)).any()
+    check(*arrays, patterns.Full(), isa, made)
+    check_gradients(*arrays, patterns.Full(), isa, made)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_layouts(dtype, layout):

@@ -191,3 +191,19 @@ def test_masked_fields_are_refused():
     }.items():
         with pytest.raises(TypeError, match=f"^{name}: expected a plain array, got a masked one"):
             make()
+
+
+def test_and_of_spans_is_a_span():
+    """Of consecutive keys alone: what has steps is evaluated, and so is what has no closed form."""
+    span = p.Causal() & p.SlidingWindow(5) & p.Documents((20, 30))
+    found = span.runs(np.arange(N), N)
+    assert found.start.shape == (N, 1) and (found.step == 1).all()
+    for pattern in (
+        span,
+        p.Causal() & p.Stride(3),
+        p.Causal() & p.DilatedWindow(4, dilation=3),
+        p.Causal() & ~p.Sinks(2),
+    ):
+        q, k = np.ogrid[:N, :N]
+        assert np.array_equal(pattern.index_set(N, N).to_dense(), np.broadcast_to(pattern.allows(q, k), (N, N)))
+        assert (pattern.runs(np.arange(N), N) is None) == (pattern is not span)

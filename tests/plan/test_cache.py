@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import numpy as np
@@ -106,6 +107,14 @@ def test_size_counts_each_thing_once():
     both = mask | (mask & p.Causal()) | p.PerHead((mask, mask))
     assert _cache.size_of(both) == pytest.approx(10**6, rel=0.01)
     assert _cache.size_of(p.Documents((9,) * 5000)) > 8 * 5000
+
+
+def test_numbers_of_a_tuple_are_counted_once():
+    """As often as they are in it, and in others."""
+    number = 1 << 5000
+    one, other = (number, number, 7), (7, number, 8)
+    size = sum(map(sys.getsizeof, (number, 7, 8, one, other, (one, other))))
+    assert _cache.size_of((one, other)) == size
 
 
 @pytest.mark.footprint

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from spattn.plan import _masks
 from spattn.plan._budget import Budget
 from spattn.plan._masks import Masks
 
@@ -41,6 +42,42 @@ def test_bitmasks_of_one_key_are_told_apart(monkeypatch):
     assert len(made.array()) == len(np.unique(masks[:, 0]))
 
 
+@pytest.mark.parametrize("collide", [False, True])
+@given(
+    tiles=st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=4, max_size=4), st.integers(0, 2)), max_size=40),
+    at_once=st.integers(1, 40),
+)
+def test_padded_tiles_share_bitmasks(collide, tiles, at_once):
+    """Those that allow the same to queries that are not padding have one, also where keys of all bitmasks are one."""
+    real = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 1, 0]], bool)
+    words = np.array([0, 5, 2**64 - 1], np.uint64)
+    rows = np.array([own for own, _ in tiles], np.int64).reshape(-1, 4)
+    content, padding = np.repeat(words[rows][:, :, None], SHAPE[1], axis=2), np.array([kind for _, kind in tiles], int)
+    made = Masks(SHAPE[0], 64 * SHAPE[1], Budget(1 << 20))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_masks, "_TILES_AT_ONCE", at_once)
+        if collide:
+            patched.setattr(Masks, "_keys", lambda self, masks: np.zeros(len(masks), np.uint64))
+        numbers = made.number(lambda some: content[some], padding, real)
+    known = made.array()
+    for tile, number in enumerate(numbers):
+        own = content[tile][real[padding[tile]]]
+        if number < 0:
+            assert (own == (words[2] if number == -1 else words[0])).all()
+        else:
+            assert (
+                np.array_equal(known[number][real[padding[tile]]], own)
+                and not (own == own[0, 0]).all()
+                or own[0, 0] == 5
+            )
+    whole = {tuple(own) for (own, kind) in tiles if not kind} - {(0,) * 4, (2,) * 4}
+    assert len(whole) <= len(known) and (collide or len({mask.tobytes() for mask in known}) == len(known))
+    if not collide:  # the first that has its key is looked at
+        plain = {content[tile].tobytes() for tile in np.nonzero(padding == 0)[0] if numbers[tile] >= 0}
+        more = {(padding[t], content[t][real[padding[t]]].tobytes()) for t in np.nonzero(padding)[0] if numbers[t] >= 0}
+        assert len(known) <= len(plain) + len(more)
+
+
 def test_keys_differ_where_bits_do():
     """Of single cells, whole rows, whole columns, and pairs of columns: what patterns are made of."""
     made = Masks(128, 64, Budget(1 << 30))
@@ -61,3 +98,18 @@ def test_a_budget_bounds_them():
     made.add(masks[[0, 1, 2, 1]])
     with pytest.raises(ValueError, match="at most max_bytes = 192 bytes, got one that needs at least 256"):
         made.add(masks)
+
+
+@given(which=st.lists(st.integers(0, 9), max_size=30), split=st.integers(0, 30), rows=st.integers(1, SHAPE[0]))
+def test_bitmasks_that_agree_in_their_first_rows(which, split, rows):
+    """The first one that does, known or new, stands for all of them."""
+    rng = np.random.default_rng(0)
+    masks = (rng.integers(0, 2, (10, SHAPE[0], 1), dtype=np.uint64) + np.zeros(SHAPE, np.uint64))[which]
+    made = Masks(SHAPE[0], 64 * SHAPE[1], Budget(1 << 20))
+    made.add(masks[:split])
+    expected = list(made.array())
+    for mask, number in zip(masks[split:], made.add_rows(masks[split:], np.arange(SHAPE[0]) < rows), strict=True):
+        alike = [n for n, one in enumerate(expected) if np.array_equal(one[:rows], mask[:rows])]
+        expected += [] if alike else [mask]
+        assert number == (alike[0] if alike else len(expected) - 1)
+    assert np.array_equal(made.array(), np.array(expected).reshape(-1, *SHAPE))

@@ -34,9 +34,10 @@ def test_efficiency_and_memory_at_16384_tokens(pattern, least, contiguous, recor
     assert plan.nnz == pattern.index_set(16384, 16384).nnz
 
 
-def test_causal_has_one_bitmask_at_any_length():
+@pytest.mark.parametrize("form", [p.Causal(), p.Causal() & p.Full()], ids=repr)  # the second one is searched
+def test_causal_has_one_bitmask_at_any_length(form):
     for length in (128, 1000, 1024, 16384):
-        assert len(make_plan(p.Causal(), length, tile=(64, 64)).masks) == 1
+        assert len(make_plan(form, length, tile=(64, 64)).masks) == 1
 
 
 def test_repr_tells_the_story_in_one_line():

@@ -157,7 +157,7 @@ WRONG = {  # what: (what is expected instead, changes)
     "a source twice": ("for its own row", {"merge_sources": lambda s: put(..., 0, s[1])(s)}),
     "merges of another variant": ("each row to be written once", {"merge_variants": put(..., 1, 0)}),
     "nnz": ("15682 pairs", {"nnz": lambda n: n + 1}),
-    "a bit more": ("1568. pairs", {"masks": lambda m: put(..., (0, 0, 0), m[0, 0, 0] ^ np.uint64(1))(m)}),
+    "a bit more": ("15678 pairs", {"masks": lambda m: put(..., (0, 0, 0), m[0, 0, 0] ^ np.uint64(1))(m)}),
     "a lattice outside": ("positions in", {"views": _turned}),
     "a position twice": ("no position twice", {"views": _stuck}),
     "an offset before the sequence": ("positions in", {"views": put("offset", 0, -1)}),

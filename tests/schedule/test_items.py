@@ -40,6 +40,14 @@ def test_pieces_of_a_long_list_are_merged():
     check_plan(made, [pattern.index_set(70, 5000)])
 
 
+def test_rows_without_keys_are_merged_from_nothing():
+    """Those of tiles that have no list, beside others whose items write their rows alone."""
+    pattern = p.RowIntervals(np.zeros(70, int), np.repeat([0, 70], [64, 6]))
+    made = plan(pattern, 70, tile=(16, 64))
+    assert made.merge_rows.tolist() == list(range(64)) and len(made.merge_sources) == made.slots == 0
+    check_plan(made, [pattern.index_set(70, 70)])
+
+
 @pytest.mark.parametrize("pattern", [p.Full(), p.Longformer(40, global_tokens=(0, 150)), p.Strided(32)], ids=repr)
 def test_sources_are_in_the_order_of_slots(pattern):
     """The order of a merge's sum is part of the result's bits."""

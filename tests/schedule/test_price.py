@@ -1,12 +1,15 @@
 """What plans cost is counted from their lists: block by block, once for each head, and as their kernels read memory."""
 
+import math
+
 import numpy as np
 import pytest
 
 import spattn
 from spattn import cpu
 from spattn import patterns as sp
-from spattn.schedule.price import Features, count, count_dense, predicted_ms
+from spattn.plan._types import positions
+from spattn.schedule.price import Features, count, count_dense, count_pairs, count_rows, predicted_ms
 
 FLOAT32 = Features(32, 64, 16)
 
@@ -73,3 +76,33 @@ def test_large_calls_take_no_memory():
     plan = spattn.plan(sp.Causal(), 64)
     one, many = (cpu.predicted_ms(plan, batch, 1, 64, 64, "float32") for batch in (1, 10**15))
     assert many == pytest.approx(10**15 * one)
+
+
+@pytest.mark.parametrize("lanes", [4, 16])
+@pytest.mark.parametrize(("kernel", "box"), [(7, (2, 2)), (5, (2, 2)), (3, (4, 2)), (5, (1, 4))])
+def test_rows_are_computed_with_whole_vectors_of_keys(kernel, box, lanes):
+    """Of each tile up to its last key that is no padding."""
+    plan, pairs = spattn.plan(sp.Neighborhood((20, 30), kernel), 600, tile=(math.prod(box), 64), box=box), 0
+    for component in plan.components:
+        (_, queries), (_, keys) = (
+            positions(plan.views[component[name]], np.arange(1)) for name in ("query_view", "key_view")
+        )
+        assert plan.views["tiles"][component["query_view"]] == plan.views["tiles"][component["key_view"]] == 1
+        pairs += queries.sum() * -(-(keys.nonzero()[1].max() + 1) // lanes) * lanes
+    found = count_rows(plan, 2, 3, Features(32, 64, lanes))
+    assert found == (6 * 600, 6 * 600 * (32 + 64), 6 * pairs, 6 * pairs * (32 + 64))
+
+
+def test_rows_of_views_of_several_tiles_meet_whole_tiles():
+    plan = spattn.plan(sp.Neighborhood((20, 30), 9), 600, tile=(4, 64), box=(2, 2))
+    views = plan.views[plan.components["key_view"]]
+    assert (views["tiles"] > 1).all()
+    assert count_rows(plan, 1, 1, FLOAT32).products == 4 * 64 * views["tiles"].sum() * (32 + 64)
+
+
+def test_pairs_are_those_that_are_allowed():
+    """Whatever tile the plan has, and as many for each head as its pattern allows."""
+    heads = sp.PerHead((sp.Causal(), sp.SlidingWindow(8)))
+    for tile in ((48, 64), (1, 64)):
+        plan = spattn.plan(heads, 300, heads=2, tile=tile)
+        assert count_pairs(plan, 5, 2, FLOAT32)[::2] == (5 * 2 * 300, 5 * plan.nnz)

@@ -107,7 +107,7 @@ def info() -> dict[str, object]:
     }
 
 
-def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan:
+def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
     """The plan with this backend's tile shape, or with boxes of queries, or with tiles of one query, which are computed
     pair by pair, where these are priced below it.
 
@@ -121,6 +121,8 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan
         What it is for.
     max_bytes : int, optional
         As for :func:`spattn.plan`.
+    backward : bool, optional
+        Whether it is for the gradients: the backward computes few queries of a tile at the price of many.
 
     Returns
     -------
@@ -132,12 +134,11 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan
         If the pattern does not fit the shapes, or takes too many bytes.
     """
     workers = workers_for(call)
-    isa = _default_isa()
-    made = _choice.chosen(pattern, call, _tile_for(call.dtype), workers, max_bytes, device(isa, call.dtype))
-    if not _pairwise.may_pay(made):
-        return made
-    price = predicted_ms(made, call.batch, call.heads_q, call.head_dim, call.head_dim_v, call.dtype)
-    return _pairwise.instead(made, price, pattern, call, workers, max_bytes, isa)
+    own = device(_default_isa(), call.dtype)
+    if backward:
+        own = own._replace(few=0)
+    made = _choice.chosen(pattern, call, _tile_for(call.dtype), workers, max_bytes, own)
+    return _pairwise.instead(made, pattern, call, workers, max_bytes, own) if _pairwise.may_pay(made) else made
 
 
 def _tile_for(dtype: str) -> tuple[int, int]:
@@ -166,8 +167,6 @@ def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: 
     float
         Milliseconds.
     """
-    if plan.block_q == 1:
-        return _pairwise.price_ms(plan, batch, heads, head_dim + head_dim_v, _default_isa(), dtype)
     return _choice.price_ms(plan, (batch, heads, head_dim, head_dim_v), device(_default_isa(), dtype))
 
 

@@ -4,26 +4,40 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import compiler
 from ..call import Call
 from ..patterns import Pattern
-from ..patterns._lattice import Span
+from ..patterns._lattice import Lattice, Span
 from ..plan import Plan
 from ..plan._cache import kept_with_plan
-from ..schedule.price import ROWS, Counts, Features, count, count_dense, predicted_ms
+from ..plan._tiling import make_view
+from ..plan._types import grid_of
+from ..schedule.price import (
+    ROWS,
+    Counts,
+    Features,
+    count,
+    count_dense,
+    count_pairs,
+    count_rows,
+    keys_of_tiles,
+    predicted_ms,
+    row_counts,
+)
 from ._coefficients import Device
 
-__all__ = ["chosen", "dense_ms", "in_boxes", "planned_or", "price_ms"]
+__all__ = ["chosen", "dense_ms", "in_boxes", "planned_or", "price_ms", "price_of_pairs_ms"]
 
 _EFFICIENT = 0.6  # from here on nothing else is tried
-_CELLS = range(17, 97)  # of a box: few rows are decoded one by one, and of more the weights leave the first-level cache
-_MOST_BOXES = 2048  # each has views of its own
-_TRIED = 2  # plans that are made beside the default
+_CELLS = range(17, 97)  # of a box: of more the weights leave the first-level cache
+_FEW = 4  # rows of a box that has no more than vectors have lanes are computed so many at a time
+_MOST_BOXES = 2560  # each has views of its own
+_TRIED, _ROWS_TRIED = 2, 1  # plans that are made beside the default: computed by vectors of queries, and by rows
 
 
 Sizes = tuple[int, int, int, int]  # batch entries, query heads, head_dim, head_dim_v
@@ -31,7 +45,17 @@ Sizes = tuple[int, int, int, int]  # batch entries, query heads, head_dim, head_
 
 def price_ms(plan: Plan, sizes: Sizes, device: Device) -> float:
     """The predicted milliseconds of a forward on one thread."""
-    return predicted_ms(count(plan, *sizes[:2], _features(sizes, device)), device.nanoseconds)
+    if plan.block_q == 1:
+        return price_of_pairs_ms(plan, sizes, device)
+    of = *sizes[:2], _features(sizes, device)
+    if plan.block_q <= device.few:
+        return predicted_ms(count_rows(plan, *of), device.together)
+    return predicted_ms(count(plan, *of), device.nanoseconds)
+
+
+def price_of_pairs_ms(plan: Plan, sizes: Sizes, device: Device) -> float:
+    """The same of the plan with these pairs whose tiles have one query."""
+    return predicted_ms(count_pairs(plan, *sizes[:2], _features(sizes, device)), device.one)
 
 
 def dense_ms(q_len: int, kv_len: int, tile: tuple[int, int], sizes: Sizes, device: Device) -> float:
@@ -101,38 +125,67 @@ def _promising(plan: Plan, sizes: Sizes, device: Device) -> list[tuple[int, ...]
     if not spans:
         return []
     largest = max(spans, key=lambda axes: math.prod(len(span.first) for span in axes))
-    return [box for _, box in sorted(_estimates(largest, head_dim, head_dim_v, device))[:_TRIED]]
+    met = _Met([len(span.first) for span in largest], [_keys_along(span) for span in largest])
+    whole = head_dim % device.lanes == head_dim_v % device.lanes == 0  # others are copied for each box
+    rows = sorted(_estimates_of_rows(met, head_dim + head_dim_v, plan.block_kv, device)) if whole else []
+    tiles = sorted(_estimates_of_tiles(met, head_dim, head_dim_v, device))
+    return [box for _, box in rows[:_ROWS_TRIED] + tiles[:_TRIED]]
 
 
-def _estimates(
-    spans: tuple[Span, ...], head_dim: int, head_dim_v: int, device: Device
+class _Met(NamedTuple):
+    """The queries of a part along each axis; and, by the side of boxes, the keys that all boxes meet along it."""
+
+    queries: list[int]
+    along: list[dict[int, int]]
+
+    def boxes(self, sides: tuple[int, ...]) -> tuple[int, ...]:
+        """How many along each axis."""
+        return grid_of(self.queries, sides)
+
+    def keys(self, sides: tuple[int, ...]) -> int:
+        """Of all boxes, each with its own: of a box of keys along all axes the product of those along each."""
+        return math.prod(found[side] for found, side in zip(self.along, sides, strict=True))
+
+    def candidates(self, fits: Callable[[int], bool]) -> Iterator[tuple[tuple[int, ...], int]]:
+        """The boxes whose number of cells fits, and how many of each there are, if these are not too many."""
+        for box in itertools.product(*self.along):
+            if fits(math.prod(box)) and (boxes := math.prod(self.boxes(box))) <= _MOST_BOXES:
+                yield box, boxes
+
+
+def _estimates_of_rows(
+    met: _Met, features: int, block_kv: int, device: Device
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """A head's cost in boxes of each shape that kernels take: of a box of keys along all axes there are as many as the
-    product of those along each."""
-    along = [_keys_along(span) for span in spans]
+    """A head's cost in boxes of each shape whose rows are computed a few together."""
+    for box, boxes in met.candidates(lambda cells: cells <= device.few and cells % _FEW == 0):
+        along = (-(-found[side] // count) for found, side, count in zip(met.along, box, met.boxes(box), strict=True))
+        view = np.array([make_view(Lattice(0, (1,) * len(box), tuple(along)), block_kv)])
+        keys = float((keys_of_tiles(view, block_kv, device.lanes) * view["tiles"])[0])
+        cells = boxes * math.prod(box)
+        yield predicted_ms(row_counts(cells, cells * keys, features), device.together), box
 
-    def keys(sides: tuple[int, ...]) -> int:
-        return math.prod(found[side] for found, side in zip(along, sides, strict=True))
 
-    for box in itertools.product(*along):
-        boxes = math.prod(-(-len(span.first) // side) for span, side in zip(spans, box, strict=True))
+def _estimates_of_tiles(
+    met: _Met, head_dim: int, head_dim_v: int, device: Device
+) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """The same of each shape that is computed by vectors of queries."""
+    for box, boxes in met.candidates(lambda cells: cells in _CELLS):
 
         def met_by(cells: int, box: tuple[int, ...] = box) -> float:
             inside = _neighbours(box, cells)
-            return keys(inside) * math.prod(inside) / cells
+            return met.keys(inside) * math.prod(inside) / cells
 
-        if math.prod(box) in _CELLS and boxes <= _MOST_BOXES:
-            counts = Counts(
-                items=boxes,
-                tiles=0,
-                rows=0,
-                scores=met_by(device.lanes) * head_dim,
-                weights=-(-math.prod(box) // device.lanes) * keys(box),
-                output=met_by(ROWS) * -(-head_dim_v // device.lanes),
-                gathered=keys(box) * (head_dim + head_dim_v),
-                merged=0,
-            )
-            yield predicted_ms(counts, device.nanoseconds), box
+        counts = Counts(
+            items=boxes,
+            tiles=0,
+            rows=0,
+            scores=met_by(device.lanes) * head_dim,
+            weights=-(-math.prod(box) // device.lanes) * met.keys(box),
+            output=met_by(ROWS) * -(-head_dim_v // device.lanes),
+            gathered=met.keys(box) * (head_dim + head_dim_v),
+            merged=0,
+        )
+        yield predicted_ms(counts, device.nanoseconds), box
 
 
 def _neighbours(box: tuple[int, ...], cells: int) -> tuple[int, ...]:

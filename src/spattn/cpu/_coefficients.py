@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..schedule.price import Counts
+from ..schedule.price import Counts, RowCounts
 
 __all__ = ["Device", "device", "shape_of"]
 
@@ -33,6 +33,31 @@ _NANOSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
     ("amx", "bfloat16"): (2.26e03, 0, 0.887, 0.0143, 4.22, 0, 0.232, 1.42),
 }
 
+# In the order of RowCounts: of tiles with one query, whose keys lie anywhere, and with a few, which share theirs. The
+# former are of benchmarks/pairwise_cpu.py.
+_ROW_NANOSECONDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ...]]] = {
+    ("baseline", "float32"): ((500, 0, 0, 0.75), (62.2, 2.2, 4.08, 0.174)),
+    ("baseline", "float64"): ((500, 0, 0, 1.45), (128, 4.68, 11.8, 0.444)),
+    ("baseline", "float16"): ((500, 0, 0, 3.6), (133, 4.22, 6.33, 0.768)),
+    ("baseline", "bfloat16"): ((500, 0, 0, 0.85), (206, 2.57, 7.44, 0.302)),
+    ("avx2", "float32"): ((500, 0, 0, 0.45), (58.9, 1.65, 1.6, 0.081)),
+    ("avx2", "float64"): ((500, 0, 0, 0.9), (0, 4.2, 1.74, 0.169)),
+    ("avx2", "float16"): ((500, 0, 0, 0.36), (126, 1.34, 2.32, 0.0614)),
+    ("avx2", "bfloat16"): ((500, 0, 0, 0.36), (106, 0.735, 2.52, 0.0555)),
+    ("avx512", "float32"): ((500, 0, 0, 0.45), (50.1, 1.15, 1.57, 0.0341)),
+    ("avx512", "float64"): ((500, 0, 0, 0.9), (0, 2.88, 1.17, 0.0895)),
+    ("avx512", "float16"): ((500, 0, 0, 0.36), (80.3, 0.749, 2.17, 0.0358)),
+    ("avx512", "bfloat16"): ((500, 0, 0, 0.36), (112, 0.263, 1.86, 0.035)),
+    ("avx512bf16", "float32"): ((500, 0, 0, 0.45), (49.8, 1.15, 1.56, 0.0339)),
+    ("avx512bf16", "float64"): ((500, 0, 0, 0.9), (0, 3.16, 1.28, 0.0983)),
+    ("avx512bf16", "float16"): ((500, 0, 0, 0.36), (79.5, 0.742, 2.15, 0.0355)),
+    ("avx512bf16", "bfloat16"): ((500, 0, 0, 0.36), (177, 0.415, 2.94, 0.0551)),
+    ("amx", "float32"): ((500, 0, 0, 0.45), (38.8, 0.894, 1.22, 0.0264)),
+    ("amx", "float64"): ((500, 0, 0, 0.9), (0, 2.5, 1.01, 0.0776)),
+    ("amx", "float16"): ((500, 0, 0, 0.36), (80.3, 0.749, 2.17, 0.0358)),
+    ("amx", "bfloat16"): ((500, 0, 0, 0.36), (112, 0.263, 1.86, 0.035)),
+}
+
 
 class Device(NamedTuple):
     """How the kernels of an instruction set compute with a dtype.
@@ -43,18 +68,28 @@ class Device(NamedTuple):
         Of a vector.
     copies : bool
         Whether keys and values are always copied: they are converted then.
+    few : int
+        Up to how many queries of a tile the forward computes row by row.
     nanoseconds : Counts
         For one of each.
+    one, together : RowCounts
+        The same of tiles with one query, and with a few.
     """
 
     lanes: int
     copies: bool
+    few: int
     nanoseconds: Counts
+    one: RowCounts
+    together: RowCounts
 
 
 def device(isa: str, dtype: str) -> Device:
     """That of an instruction set, as the kernels name it, and a dtype."""
-    return Device(*shape_of(isa, dtype), Counts(*_NANOSECONDS[isa, dtype]))
+    lanes, copies = shape_of(isa, dtype)
+    few = lanes // 2 if isa == "amx" and copies else lanes  # as kernels/table.cpp has it
+    one, together = (RowCounts(*each) for each in _ROW_NANOSECONDS[isa, dtype])
+    return Device(lanes, copies, few, Counts(*_NANOSECONDS[isa, dtype]), one, together)
 
 
 def shape_of(isa: str, dtype: str) -> tuple[int, bool]:

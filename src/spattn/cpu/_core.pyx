@@ -110,7 +110,7 @@ FAR_LSE = {4: 2.0**14, 8: 2.0**43}       # by the bytes of lse: see is_far() in 
 
 cdef size_t kLine = 64                   # bytes of a cache line, where workspaces start
 cdef int64_t kMergesAtOnce = 64
-cdef int64_t kRowsAtOnce = 16            # work items in a task of the forward, where each has one row
+cdef int64_t kRowsAtOnce = 16            # rows of a task of the forward, where a work item has fewer
 cdef int64_t kKeysAtOnce = 64            # of dK and dV, in a task of the last pass of the backward
 cdef int64_t kSignalPeriod = 50_000_000  # ns between looks at pending signals
 
@@ -382,7 +382,7 @@ cdef class Forward(Run):
         return self.count_tasks(self.merge_variants, kMergesAtOnce, 1) if step == 1 else -1
 
     cdef int64_t items_at_once(self) noexcept nogil:
-        return kRowsAtOnce if self.call.plan.block_q == 1 else 1
+        return max(<int64_t>1, kRowsAtOnce // self.call.plan.block_q)
 
     cdef void run_task(self, int step, int64_t task, int thread) noexcept nogil:
         cdef int64_t number, variant, item, end

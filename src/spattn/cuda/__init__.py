@@ -154,7 +154,7 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
     return repeat.gradients(call, plan, gpu, choose)
 
 
-def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None) -> Plan:
+def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
     """The plan with the tile shape of this device's kernels. Long lists are split so that one head's work, times the
     heads, occupies every SM."""
     gpu = device.get(call.kind.ordinal(call.q))

@@ -7,19 +7,18 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
+from ..index_set import Runs
+from ._bands import Bands, either
 from ._check import assign
 from ._evaluate import pair_count
 from ._lattice import Ends, Part, whole_part
 from ._pattern import Pattern
 from ._predicate import allowed
 from ._registry import DEEPEST, OPERATORS
-
-if TYPE_CHECKING:
-    from ..index_set import Runs
 
 __all__ = ["And", "Not", "Or", "nesting"]
 
@@ -106,6 +105,16 @@ class Composite(Pattern):
         first, last, middle = zip(*found, strict=True)
         return Ends(max(first), max(last), between(middle))
 
+    def _bands_of_all(self, first: int, stop: int) -> list[tuple[Bands, ...]] | None:
+        """The clauses of each operand; None where one has none."""
+        found = []
+        for p in self.operands:
+            own = p._bands(first, stop)
+            if own is None:
+                return None
+            found.append(own)
+        return found
+
     @property
     def translation_invariant(self) -> bool:  # type: ignore[override]  # of its operands, not of its class
         return all(p.translation_invariant for p in self.operands)
@@ -141,6 +150,10 @@ class Or(Composite):
 
     def ends(self, q_len: int) -> Ends | None:
         return self._ends(q_len, any)
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
+        found = self._bands_of_all(first, stop)
+        return None if found is None else either(found)
 
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
         joined: list[Runs] = []
@@ -186,8 +199,22 @@ class And(Composite):
                 return tuple(piece for part in parts for piece in _filtered(part, others))
         return (Part(self),)
 
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
+        """Where each operand allows one span of keys, what their spans share."""
+        start, stop = np.zeros_like(q), np.full_like(q, kv_len)
+        for p in self.operands:
+            own = p.runs(q, kv_len)
+            if own is None or own.start.shape[1] != 1 or (own.step != 1).any():
+                return None
+            start, stop = np.maximum(start, own.start[:, 0]), np.minimum(stop, (own.start + own.count)[:, 0])
+        return Runs.span(start, stop, kv_len)
+
     def ends(self, q_len: int) -> Ends | None:
         return self._ends(q_len, all)
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
+        found = self._bands_of_all(first, stop)
+        return None if found is None else tuple(itertools.chain.from_iterable(found))
 
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
         each = (p._candidates(q, kv_len) for p in self.operands)

@@ -91,7 +91,8 @@ class ByContent:
             value = getattr(self, field.name)
             if isinstance(value, np.ndarray):
                 digest.update(f"{field.name}:{value.dtype.str}{value.shape}".encode())
-                digest.update(value.data if value.size else b"")
+                content = np.packbits(value) if value.dtype == bool else value  # an eighth of it to go through
+                digest.update(content.data if value.size else b"")
             else:
                 digest.update(f"{field.name}={value!r};".encode())
         return digest.digest()

@@ -13,6 +13,7 @@ from .._index_checks import check_lengths, q_offset
 from .._ragged import offsets
 from ..arrays import dtype_name, kind_of
 from ..index_set import AffineRows, Runs
+from ._bands import Bands
 from ._codec import encode, from_dict
 from ._evaluate import evaluate
 from ._lattice import Ends, Part
@@ -21,11 +22,15 @@ from ._registry import OPERATORS, pattern_class
 
 __all__ = ["Pattern"]
 
+# What must agree with a predicate.
+_HINTS = {"runs", "parts", "ends", "translation_invariant", "_bands", "_candidates", "_lists_pairs"}
+
 
 class Pattern:
     """A set of allowed (query, key) position pairs.
 
-    Subclasses are frozen dataclasses. They define :meth:`allows`; everything else is a hint that must agree with it.
+    Subclasses are frozen dataclasses. They define :meth:`allows`; everything else is a hint that must agree with it. A
+    class that replaces the predicate of another one inherits none of its hints.
     Annotations declare what their parameters may be: ``Annotated[int, Range(0)]``, ``bool``, ``Literal["one", "two"]``,
     tuples and unions of these. Those with arrays among their fields derive from :class:`ByContent` too.
 
@@ -48,6 +53,13 @@ class Pattern:
     _terms: ClassVar[int] = 1
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # made by the decorator of subclasses
     __array_ufunc__: ClassVar[None] = None  # `array & pattern` is a pattern, not an array of patterns
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        replaced = next(base for base in cls.__mro__[1:] if "allows" in vars(base))
+        if "allows" in vars(cls) and replaced is not Pattern:
+            for hint in _HINTS - vars(cls).keys():
+                setattr(cls, hint, vars(Pattern)[hint])
 
     def __post_init__(self) -> None:
         check_parameters(self)
@@ -73,6 +85,8 @@ class Pattern:
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
         """Hint: the allowed keys of query positions `q`, in closed form; None where there is none.
+
+        Index sets are made of them, and plans where every row has one run.
 
         Parameters
         ----------
@@ -341,6 +355,11 @@ class Pattern:
         """Runs that together contain every pair the pattern allows, as few as closed forms tell; None: all pairs."""
         runs = Runs.single(*self._pairs(q, kv_len), len(q)) if self._lists_pairs else self.runs(q, kv_len)
         return None if runs is None else [runs]
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
+        """Hint: clauses, all of which allow each allowed pair of the queries at ``[first, stop)``; None where there are
+        none."""
+        return None
 
     def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
         """(number of the query in `q`, key) of every allowed pair, sorted; asked only where :attr:`_lists_pairs`."""

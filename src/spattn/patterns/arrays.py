@@ -10,8 +10,9 @@ import numpy as np
 
 from .._cached import cached_property
 from .._index_checks import q_offset
-from .._ragged import ramp
+from .._ragged import offsets, ramp
 from ..index_set import Runs
+from ._bands import NO_RANGES, Bands
 from ._check import assign, integer, per_axis, reach
 from ._content import ByContent, frozen_array
 from ._pattern import Pattern
@@ -50,7 +51,9 @@ class ArrayPattern(ByContent, Pattern):
 
     def _bound(self) -> Pattern:
         """An equal pattern, to plan with: its look-up table goes when the plan is made, however long `self` is kept."""
-        return dataclasses.replace(self)
+        bound = dataclasses.replace(self)
+        vars(bound)["_digest"] = self._digest  # asked for in compositions, and computed once
+        return bound
 
     def _one(self, array: np.ndarray, where: tuple[int, ...] = (0, 0)) -> np.ndarray:
         """The array of one batch entry and one head."""
@@ -141,6 +144,18 @@ def block_runs(table: np.ndarray, a: np.ndarray, block: int, kv_len: int) -> Run
     return Runs(start, np.ones_like(start), np.maximum(stop - start, 0))
 
 
+def _rows_within(first: int, stop: int, block: int, rows: int) -> range:
+    """The rows of blocks that have queries at ``[first, stop)``."""
+    last = min(-(-stop // block), rows)
+    return range(min(max(first // block, 0), last), last)
+
+
+def _listed_blocks(rows: range, count: np.ndarray, blocks: np.ndarray, block_q: int, block_kv: int) -> Bands:
+    """Bands of `block_q` queries, of which row i has ``count[i]`` of the listed blocks of keys."""
+    first = blocks.astype(np.int64) * block_kv
+    return Bands(np.arange(rows.start, rows.stop + 1) * block_q, offsets(count), first, first + block_kv, NO_RANGES)
+
+
 @register("block_layout")
 @dataclass(frozen=True, eq=False, repr=False)
 class BlockLayout(ArrayPattern):
@@ -198,6 +213,13 @@ class BlockLayout(ArrayPattern):
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         block_q, block_kv = map(reach, self._tokens())
         return block_runs(self._only(self.layout), q // block_q, block_kv, kv_len)
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
+        block_q, block_kv = map(reach, self._tokens())
+        layout = self._only(self.layout)
+        rows = _rows_within(first, stop, block_q, len(layout))
+        row, column = np.nonzero(layout[rows.start : rows.stop])
+        return (_listed_blocks(rows, np.bincount(row, minlength=len(rows)), column, block_q, block_kv),)
 
     @classmethod
     def example(cls) -> tuple[Pattern, int]:
@@ -288,6 +310,13 @@ class KeyBlocks(ArrayPattern):
         start = np.maximum(listed, 0) * block
         stop = np.where(listed < 0, 0, np.minimum(start + block, kv_len))
         return Runs(start, np.ones_like(start), np.maximum(stop - start, 0))
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
+        blocks = self._only(self.blocks)
+        rows = _rows_within(first, stop, reach(self.block_q), len(blocks))
+        own = np.sort(blocks[rows.start : rows.stop], axis=1)  # -1 makes a run before the first key
+        count = np.full(len(own), own.shape[1])
+        return (_listed_blocks(rows, count, own.ravel(), reach(self.block_q), reach(self.block_kv)),)
 
     @classmethod
     def example(cls) -> tuple[Pattern, int]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..index_set import Runs
+from ._bands import Bands, nearby, same_keys
 from ._check import REACH, integer, reach
 from ._lattice import Ends, Part, column_lattices, residue_parts
 from ._parameters import Count, Positive
@@ -60,6 +61,9 @@ class Causal(Pattern):
 
     def ends(self, q_len: int) -> Ends:
         return Ends(0, q_len, between=True)
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
+        return (nearby([0, REACH]),)
 
 
 @register("block_local")
@@ -145,6 +149,9 @@ class Sinks(Pattern):
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         return Runs.span(np.zeros_like(q), reach(self.count), kv_len)
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
+        return (same_keys(np.zeros(1, np.int64), np.array([reach(self.count)])),)
 
     def ends(self, q_len: int) -> Ends:
         return Ends(self.count, 0)

@@ -63,7 +63,7 @@ class Strided(Pattern):
             return (Part(Causal()),)
         local = SlidingWindow(self.stride - 1, 0)
         far = Causal() & (Stride(self.stride) - local)
-        return (Part(Causal() & local), *residue_parts(far, reach(self.stride), 0, q_len, kv_len))
+        return (Part(local), *residue_parts(far, reach(self.stride), 0, q_len, kv_len))
 
     @classmethod
     def example(cls) -> tuple[Pattern, int]:

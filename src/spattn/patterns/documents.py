@@ -13,7 +13,8 @@ import numpy.typing as npt
 from .._cached import cached_property
 from .._index_checks import LONGEST
 from ..index_set import Runs
-from ._check import assign, integer, integers, reach
+from ._bands import NO_RANGES, Bands, same_keys
+from ._check import REACH, assign, integer, integers, reach
 from ._content import frozen_array
 from ._parameters import Count
 from ._pattern import Pattern
@@ -177,6 +178,10 @@ class Documents(Pattern):
         bounds = np.concatenate([[0], ends, [0]])
         return Runs.span(np.where(present, bounds[number], 0), np.where(present, bounds[number + 1], 0), kv_len)
 
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
+        bounds = np.append(0, self._ends)
+        return (Bands(bounds, np.arange(len(bounds)), bounds[:-1], bounds[1:], NO_RANGES),)
+
     @classmethod
     def example(cls) -> tuple[Pattern, int]:
         return cls((10, 4, 14)), 32
@@ -248,6 +253,9 @@ class PrefixLM(Pattern):
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         return Runs.span(np.zeros_like(q), np.maximum(self._length(), q + 1), kv_len)
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
+        return (same_keys(np.zeros(1, np.int64), np.array([self._length()]), np.array([[0, REACH]])),)
 
     @classmethod
     def example(cls) -> tuple[Pattern, int]:

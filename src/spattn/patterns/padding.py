@@ -13,6 +13,7 @@ from .._cached import cached_property
 from .._index_checks import check_lengths
 from ..arrays import BFLOAT16
 from ..index_set import Runs
+from ._bands import Bands, same_keys
 from ._check import assign, integers
 from ._content import frozen_array, on_host
 from ._pattern import Pattern
@@ -166,6 +167,12 @@ class KeyPadding(ArrayPattern):
             return None  # too many for one array; the index set then asks strip by strip
         shape = len(q), len(start)
         return Runs(*(np.broadcast_to(x, shape) for x in (start, np.ones_like(start), stop - start)))
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
+        valid = np.zeros(self.valid.shape[-1] + 2, bool)
+        valid[1:-1] = self._only(self.valid)
+        edges = np.flatnonzero(valid[1:] != valid[:-1])
+        return (same_keys(edges[::2].copy(), edges[1::2].copy()),)
 
     @classmethod
     def example(cls) -> tuple[Pattern, int]:

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..index_set import Runs
-from ._check import assign
+from ._bands import Bands, nearby, same_keys
+from ._check import REACH, assign
 from ._parameters import Count
 from ._pattern import Pattern
 from ._predicate import member
@@ -69,6 +70,11 @@ class VerticalSlash(Pattern):
         alone = (columns <= row) & (columns < kv_len) & ~np.isin(row - columns, diagonals)
         start = np.broadcast_to(columns, alone.shape)
         return bands | Runs(start, np.ones_like(start), alone.astype(np.int64))
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
+        columns, diagonals = map(position_table, (self.columns, self.diagonals))
+        chosen = same_keys(columns, columns + 1, np.stack([diagonals, diagonals + 1], axis=1))
+        return chosen, nearby([0, REACH])
 
     @classmethod
     def example(cls) -> tuple[Pattern, int]:

@@ -9,7 +9,8 @@ import numpy as np
 
 from .._index_checks import LONGEST, q_offset
 from ..index_set import Runs
-from ._check import assign, reach
+from ._bands import Bands, nearby
+from ._check import REACH, assign, reach
 from ._lattice import Ends, Lattice, Part, residue_parts
 from ._parameters import Count, Positive, Range
 from ._pattern import Pattern
@@ -87,6 +88,10 @@ class SlidingWindow(Pattern):
 
     def ends(self, q_len: int) -> Ends:
         return Ends(0, q_len, between=True) if self.left is None else Ends(0, self.left + q_len)
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
+        left, right = (REACH if tokens is None else reach(tokens) for tokens in (self.left, self._right))
+        return (nearby([-right, left + 1]),)
 
     @classmethod
     def typical(cls) -> tuple[Pattern, int]:

@@ -29,6 +29,11 @@ class Budget:
         self.needed = 0
         self._runs = 0
 
+    @property
+    def most_runs(self) -> int:
+        """How many runs more the plan may have."""
+        return min(self.max_bytes // _RUN_BYTES, LARGEST) - self._runs
+
     def need(self, nbytes: int) -> None:
         """ValueError if so many bytes at once are too many."""
         self.needed = max(self.needed, nbytes)

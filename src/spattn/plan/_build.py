@@ -144,13 +144,13 @@ class _Builder:
         key_views = [make_view(part.key, self.block_kv) for part in parts]
         found = []
         for index, (part, key_view) in enumerate(zip(parts, key_views, strict=True)):
-            tiles = find_tiles(part.pattern, query_view, key_view, first, self.masks, self.budget)
+            tiles = find_tiles(part, query_view, key_view, first, self.kv_len, self.masks, self.budget)
             self.budget.add_runs(len(tiles.key_tile))
             self.nnz += tiles.nnz * len(part.shifts)
-            number = np.broadcast_to(np.int32(index), len(tiles.key_tile))
+            number = np.full(len(tiles.key_tile), index, np.int32)
             found.append((tiles.query_tile, tiles.length, tiles.key_tile, number, tiles.mask))
         query_tile, *runs = found[0] if len(found) == 1 else _joined(found)
-        self.counts.append(np.diff(np.searchsorted(query_tile, np.arange(int(query_view["tiles"]) + 1))))
+        self.counts.append(np.bincount(query_tile, minlength=int(query_view["tiles"])))
         for column, own in zip(self.runs, runs, strict=True):
             column.append(own)
         moves = np.concatenate([shifts[:1, :, 0], shifts[:, :, 1]])
@@ -205,7 +205,7 @@ class _Builder:
 def _last_runs(components: np.ndarray, growing: np.ndarray, indptr: np.ndarray, key_view: np.ndarray) -> np.ndarray:
     """Of every list of the components `growing` the last run of its first key view."""
     own = [np.zeros(0, np.int64)]
-    before = offsets(key_view == 0)
+    before = offsets(key_view == 0) if len(growing) else own[0]
     for component in components[growing]:
         rows = component["first_row"] + np.arange(component["query_tiles"])
         own.append(indptr[rows] + before[indptr[rows + 1]] - before[indptr[rows]] - 1)

@@ -249,7 +249,13 @@ def size_of(thing: Any) -> int:
             continue
         seen.add(id(one))
         total += sys.getsizeof(one)
-        pending.extend(_parts(one))
+        parts = _parts(one)
+        if type(parts) is tuple and set(map(type, parts)) == {int}:  # as positions are, hundreds of them
+            numbers = {id(number): number for number in parts if id(number) not in seen}
+            seen.update(numbers)
+            total += sum(map(sys.getsizeof, numbers.values()))
+        else:
+            pending.extend(parts)
     return total
 
 

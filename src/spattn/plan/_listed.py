@@ -11,7 +11,7 @@ from .._ragged import ramp
 from ..patterns import Pattern
 from ._budget import Budget
 from ._masks import Masks
-from ._tiling import Tiles, join_runs
+from ._tiles import Tiles, join_runs
 
 __all__ = ["tiles_of_pairs"]
 

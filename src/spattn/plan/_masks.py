@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable
 
 import numpy as np
 
+from ._bitmasks import Numbers, hashes
 from ._budget import Budget
 
-__all__ = ["Masks"]
+__all__ = ["EMPTY", "Masks", "packed"]
+
+EMPTY = -2
 
 _AT_ONCE = 1 << 17  # words of bitmasks that are looked at together: they fit into a cache
-_FACTOR = np.uint64(0xD2E7470EE14C6C93)  # odd: no bit of a word that it multiplies is lost
+_TILES_AT_ONCE = 128  # that are made of truth values at once
+
+
+def packed(allowed: np.ndarray) -> np.ndarray:
+    """Truth values as the bits of words, 64 of the last axis in each."""
+    return np.packbits(allowed, axis=-1, bitorder="little").view("<u8").astype(np.uint64, copy=False)
 
 
 class Masks:
     """Bitmasks by number, in the order in which they first came.
 
     Their words lie one after the other in a buffer that becomes the plan's array without a copy. A bitmask is found by
-    a key, 64 bits that are computed of its words, and compared with the one that has this key. One that differs all the
-    same has its own bytes as its key.
+    a key, 64 bits that are computed of its words, and compared with those that have this key.
 
     Parameters
     ----------
@@ -34,49 +42,82 @@ class Masks:
         self.tile = block_q, block_kv
         self.shape = block_q, block_kv // 64
         self._budget = budget
-        self._number: dict[int | bytes, int] = {}
+        self._numbers, self._known = Numbers(), 0
         self._content = io.BytesIO()
-        self._factors = np.multiply.accumulate(np.full(math.prod(self.shape), _FACTOR))  # its powers, as they wrap
 
     def add(self, masks: np.ndarray) -> np.ndarray:
         """The number of each of `masks`, n · block_q · words numbers of uint64."""
-        masks = masks.reshape(-1, math.prod(self.shape))
+        masks = np.ascontiguousarray(masks.reshape(-1, math.prod(self.shape)))
         at_once = max(1, _AT_ONCE // masks.shape[1])
         found = [self._add_some(masks[start : start + at_once]) for start in range(0, len(masks), at_once)]
         return np.concatenate([np.zeros(0, np.int32), *found])
 
     def _add_some(self, masks: np.ndarray) -> np.ndarray:
-        known, before, size = self._number, len(self._number), 8 * masks.shape[1]
-        keys = self._keys(masks).tolist()
-        numbers = np.array([known.setdefault(key, len(known)) for key in keys], np.int32)
-        self._budget.need(size * min(len(known), self._budget.max_bytes // size + 1))  # the first that is too many
-        new = np.diff(np.maximum.accumulate(np.maximum(numbers, before - 1)), prepend=before - 1) > 0
-        self._content.write(np.ascontiguousarray(masks if new.all() else masks[new]).data)
-        for at in self._differing(numbers, masks, np.nonzero(~new)[0]):
-            own = masks[at].tobytes()
-            numbers[at] = known.setdefault(own, len(known))
-            if numbers[at] * len(own) == self._content.tell():
-                self._content.write(own)
+        size = 8 * masks.shape[1]
+        numbers, new = self._numbers.number(self._keys(masks), masks, self._stored())
+        self._known += len(new)
+        self._budget.need(size * min(self._known, self._budget.max_bytes // size + 1))  # the first that is too many
+        self._content.write((masks if len(new) == len(masks) else masks[new]).data)
         return numbers
 
-    def _differing(self, numbers: np.ndarray, masks: np.ndarray, some: np.ndarray) -> np.ndarray:
-        """Which of some bitmasks are not what is stored under their numbers."""
-        stored = np.frombuffer(self._content.getbuffer(), np.uint64).reshape(-1, masks.shape[1])
-        return some[(stored[numbers[some]] != masks[some]).any(axis=1)]
+    def _stored(self) -> np.ndarray:
+        """The words of all that are known. The buffer does not grow as long as somebody holds them."""
+        return np.frombuffer(self._content.getbuffer(), np.uint64).reshape(-1, math.prod(self.shape))
 
     def _keys(self, masks: np.ndarray) -> np.ndarray:
-        """A number of 64 bits for each bitmask. Bits are mixed up and down first: times a factor high ones are lost."""
-        mixed = masks * _FACTOR
-        mixed ^= mixed >> np.uint64(32)
-        return np.einsum("ij,j->i", mixed, self._factors)
+        """A number of 64 bits for each bitmask."""
+        return hashes(masks)
 
-    def find(self, mask: np.ndarray, rows: np.ndarray) -> int | None:
-        """A known mask that equals `mask` in these rows."""
-        if self._number and not rows.all():
-            same = (self.array()[:, rows] == mask[rows]).all(axis=(1, 2))
-            return int(same.argmax()) if same.any() else None
-        return None
+    def number(self, masks: Callable[[np.ndarray], np.ndarray], padding: np.ndarray, real: np.ndarray) -> np.ndarray:
+        """The number of the bitmask of each of some tiles, -1 where all is allowed, `EMPTY` where nothing is.
+
+        Parameters
+        ----------
+        masks : callable
+            The bitmasks of some of the tiles, (n, block_q, words) uint64, no bit of padding keys set.
+        padding : (tiles,) int array
+            Kind of each tile, 0 where no query is padding.
+        real : (kinds, block_q) bool array
+            Which queries of tiles of each kind are not padding.
+        """
+        numbers = np.zeros(len(padding), np.int32)
+        # Tiles without padding queries first: a padded tile reuses their bitmasks where its real queries agree.
+        order = np.argsort(padding > 0, kind="stable") if len(real) > 1 else np.arange(len(padding))
+        for start in range(0, len(order), _TILES_AT_ONCE):
+            some = order[start : start + _TILES_AT_ONCE]
+            own, queries = masks(some), real[padding[some]]
+            whole = ((own == ~np.uint64(0)).all(axis=2) | ~queries).all(axis=1)
+            partial = ~whole & (own.any(axis=2) & queries).any(axis=1)
+            numbers[some] = np.where(whole, -1, EMPTY)
+            for kind, rows in enumerate(real):
+                at = np.nonzero(partial & (padding[some] == kind))[0]
+                if len(at):
+                    numbers[some[at]] = self.add(own[at]) if rows.all() else self.add_rows(own[at], rows)
+        return numbers
+
+    def add_rows(self, masks: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The number of a bitmask that equals each of `masks` in these rows: of the first one, known or among them."""
+        stored = self._stored().reshape(-1, *self.shape)
+        keys, own = self._keys_of_rows(stored, rows), self._keys_of_rows(masks, rows)
+        like = np.nonzero(np.isin(keys, own))[0]
+        every = np.compress(rows, np.concatenate([stored[like], masks]), axis=1)
+        del stored  # the buffer grows only while nobody holds it
+        every = every.reshape(len(every), np.count_nonzero(rows) * self.shape[1])
+        kind, first = Numbers().number(np.concatenate([keys[like], own]), every, every[:0])
+        number, new = np.empty(len(first), np.int32), first >= len(like)
+        number[~new] = like[first[~new]]
+        number[new] = self.add(masks[first[new] - len(like)])
+        return number[kind[len(like) :]]
+
+    def _keys_of_rows(self, masks: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The keys of bitmasks of which these rows alone are looked at."""
+        at_once = max(1, _AT_ONCE // math.prod(self.shape))
+        found = [np.zeros(0, np.uint64)]
+        for start in range(0, len(masks), at_once):
+            some = np.compress(rows, masks[start : start + at_once], axis=1)
+            found.append(self._keys(some.reshape(len(some), -1)))
+        return np.concatenate(found)
 
     def array(self) -> np.ndarray:
         """All of them, (n, block_q, words) uint64."""
-        return np.ndarray((len(self._number), *self.shape), np.uint64, self._content.getvalue())
+        return np.ndarray((self._known, *self.shape), np.uint64, self._content.getvalue())

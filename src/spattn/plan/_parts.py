@@ -26,6 +26,7 @@ class Piece(NamedTuple):
     query: Lattice
     key: Lattice
     shifts: tuple[tuple[int, int], ...]
+    spans: tuple[Span, ...] | None
 
 
 def parts_of(
@@ -61,11 +62,11 @@ def parts_of(
             _check_reach(key, [dk for _, dk in shifts], 0, kv_len)
             _check_spans(part.spans, query, key)
             if box is None or part.spans is None or len(part.spans) != len(box):
-                parts.append(_from_first(part.pattern, query, key, shifts))
+                parts.append(_from_first(part.pattern, query, key, shifts, part.spans))
             else:
                 for boxes in in_boxes(query, key, part.spans, box):
                     at = moved(shifts, boxes.moves)
-                    parts.append(_from_first(part.pattern, boxes.query, boxes.key, at))
+                    parts.append(_from_first(part.pattern, boxes.query, boxes.key, at, boxes.spans))
     return parts
 
 
@@ -86,11 +87,13 @@ def _check_spans(spans: tuple[Span, ...] | None, query: Lattice, key: Lattice) -
             raise ValueError(f"parts(): expected spans of {query} in {key}, got {spans}")
 
 
-def _from_first(pattern: Pattern, query: Lattice, key: Lattice, shifts: list[tuple[int, int]]) -> Piece:
+def _from_first(
+    pattern: Pattern, query: Lattice, key: Lattice, shifts: list[tuple[int, int]], spans: tuple[Span, ...] | None
+) -> Piece:
     """The piece with shifts from (0, 0) on, so that all of its numbers are differences of positions."""
     dq, dk = shifts[0]
     moves = tuple((q - dq, k - dk) for q, k in shifts)
-    return Piece(pattern, query._replace(offset=query.offset + dq), key._replace(offset=key.offset + dk), moves)
+    return Piece(pattern, query._replace(offset=query.offset + dq), key._replace(offset=key.offset + dk), moves, spans)
 
 
 def _checked(lattice: Lattice) -> Lattice:

@@ -35,10 +35,11 @@ class Kind(NamedTuple):
 
 
 class Boxes(NamedTuple):
-    """Boxes of one kind: the lattices of the first one, and by how much each of them lies behind it."""
+    """Boxes of one kind: the lattices and spans of the first one, and by how much each of them lies behind it."""
 
     query: Lattice
     key: Lattice
+    spans: tuple[Span, ...]
     moves: list[tuple[int, int]]
 
 
@@ -53,7 +54,7 @@ def in_boxes(query: Lattice, key: Lattice, spans: tuple[Span, ...], box: tuple[i
         ]
         own_query = query._replace(extents=tuple(kind.queries for kind in kinds))
         own_key = key._replace(extents=tuple(kind.keys for kind in kinds))
-        found.append(Boxes(own_query, own_key, moves))
+        found.append(Boxes(own_query, own_key, tuple(kind.span for kind in kinds), moves))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Hashable
 from dataclasses import fields
 from typing import Any
@@ -18,6 +19,7 @@ __all__ = ["Sealed", "moved", "moved_plan", "seal", "sealed", "sealed_for", "val
 
 Growth = Callable[[int], dict[str, Any]]
 MAX_CALLS = 64  # prepared for one plan
+_fields_of = operator.attrgetter(*(field.name for field in fields(Plan)))
 
 
 class Sealed(Plan):
@@ -124,7 +126,7 @@ def _changed(plan: Sealed, kv_len: int) -> dict[str, Any]:
 def moved_plan(plan: Plan, kv_len: int) -> Plan:
     """The same of a plan that anybody may hold."""
     own = moved(sealed(plan), kv_len)
-    made = Plan(*(getattr(own, field.name) for field in fields(Plan)))
+    made = Plan(*_fields_of(own))
     vars(made)["_sealed"] = own
     return made
 
@@ -164,4 +166,4 @@ def validate(plan: Plan) -> Plan:
 
 
 def _copy(plan: Plan) -> Sealed:
-    return Sealed(*(getattr(plan, field.name) for field in fields(Plan)))
+    return Sealed(*_fields_of(plan))

@@ -7,6 +7,7 @@ follows the border of a pattern and not its area.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -138,15 +139,17 @@ def alike(
 
 def cut_view(offset: int, strides: Sequence[int], extents: Sequence[int], box: Sequence[int]) -> np.void:
     """The VIEW record of a lattice cut into boxes."""
-    missing = AXES - len(extents)
-    view = np.zeros(1, dtype=VIEW)[0]
-    view["offset"] = offset
-    view["stride"] = (0,) * missing + tuple(strides)
-    view["extent"] = (1,) * missing + tuple(extents)
-    view["box"] = (1,) * missing + tuple(box)
-    view["grid"] = grid_of(view["extent"], view["box"])
-    view["tiles"] = np.prod(view["grid"], dtype=np.int64)
-    return view
+    one = (1,) * (AXES - len(extents))
+    grid = grid_of(extents, box)
+    fields = (
+        offset,
+        (0,) * len(one) + tuple(strides),
+        one + tuple(extents),
+        one + tuple(box),
+        one + grid,
+        math.prod(grid),
+    )
+    return np.array([fields], VIEW)[0]
 
 
 def _coarse(view: np.void) -> np.void:

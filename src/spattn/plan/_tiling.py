@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import NamedTuple
 
 import numpy as np
 
 from .._imports import whole_imports
 from .._ragged import ramp
 from ..patterns import Lattice, Pattern
+from ..patterns._bands import Bands
 from ..patterns._predicate import allowed as allowed_pairs
 from ._budget import Budget
-from ._masks import Masks
+from ._masks import EMPTY, Masks, packed
+from ._parts import Piece
 from ._search import Found, alike, cut_view, search
-from ._types import grid_of, padded_before, positions, real_extents
+from ._spans import tiles_of_spans
+from ._tiles import Tiles, join_runs
+from ._types import grid_of, padded_before, padding_kinds, positions
 
 _BOX_BYTES = 96  # of a box of either view
-_TILES_AT_ONCE = 128  # tiles evaluated cell by cell at once
 _FEW = 32  # tiles of keys beside one of queries, as a box of queries has them
-
-
-class Tiles(NamedTuple):
-    """Tiles of one (query view, key view) pair as runs of `length` consecutive key tiles of one bitmask, by
-    query tile, then key tile."""
-
-    query_tile: np.ndarray
-    key_tile: np.ndarray
-    length: np.ndarray
-    mask: np.ndarray
-    nnz: int
 
 
 def make_view(lattice: Lattice, block: int) -> np.void:
@@ -37,6 +29,7 @@ def make_view(lattice: Lattice, block: int) -> np.void:
     return cut_view(lattice.offset, lattice.strides, lattice.extents, choose_box(lattice.extents, block))
 
 
+@functools.lru_cache(maxsize=256)
 def choose_box(extents: tuple[int, ...], block: int) -> tuple[int, ...]:
     """The most cubic box of `block` cells among those that need (almost) the fewest; a tie favours the last axis."""
 
@@ -56,8 +49,10 @@ def _factorisations(number: int, factors: int) -> list[tuple[int, ...]]:
     return [(d, *rest) for d in divisors for rest in _factorisations(number // d, factors - 1)]
 
 
-def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks: Masks, budget: Budget) -> Tiles:
-    """All tiles of `pattern` on a pair of views that hold an allowed pair.
+def find_tiles(
+    piece: Piece, query: np.void, key: np.void, shift: int, kv_len: int, masks: Masks, budget: Budget
+) -> Tiles:
+    """All tiles of a piece on its pair of views that hold an allowed pair.
 
     Parameters
     ----------
@@ -67,11 +62,22 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
         Raises ValueError where they are too many.
     """
     budget.need(_BOX_BYTES * (int(query["tiles"]) + int(key["tiles"])))
-    if pattern._lists_pairs and _plain(query) and _plain(key):
-        with whole_imports:  # which few patterns need
-            from ._listed import tiles_of_pairs
+    pattern = piece.pattern
+    if _plain(query) and _plain(key):
+        if pattern._lists_pairs:
+            with whole_imports:  # which few patterns need
+                from ._listed import tiles_of_pairs
 
-        return tiles_of_pairs(pattern, query, key, shift, masks, budget)
+            return tiles_of_pairs(pattern, query, key, shift, masks, budget)
+        bands = _bands(pattern, query, shift)
+        if bands is not None:
+            with whole_imports:  # which not every pattern needs
+                from ._banded import tiles_of_bands
+
+            return tiles_of_bands(bands, query, key, shift, masks, budget)
+    spanned = tiles_of_spans(piece, query, key, kv_len, masks, budget)
+    if spanned is not None:
+        return spanned
     # A few tiles are sooner evaluated than searched for.
     few = int(query["tiles"]) == 1 and int(key["tiles"]) <= _FEW
     every = np.arange(int(key["tiles"])) if few else np.zeros(0, np.int64)
@@ -81,7 +87,7 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
     budget.need_runs(found.runs.shape[1])
     first, kinds = (every, every) if few else _kinds(pattern, query, key, shift, found.samples)
     numbers = _evaluate(pattern, query, key, shift, found.samples[:, first], masks)[kinds[found.sample]]
-    kept = numbers > _EMPTY
+    kept = numbers > EMPTY
     (q_run, k_run, length), (q_open, k_open) = found.runs, found.open[:, kept]
     count = np.concatenate([length, np.ones(len(q_open), np.int64)])
     mask = np.concatenate([np.full(len(q_run), -1), numbers[kept]])
@@ -91,20 +97,10 @@ def find_tiles(pattern: Pattern, query: np.void, key: np.void, shift: int, masks
     return Tiles(*joined, _count(query, *joined, masks))
 
 
-def join_runs(
-    query_tile: np.ndarray, key_tile: np.ndarray, count: np.ndarray, mask: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Runs that are sorted by query tile and key tile, those of one bitmask that follow one another as one."""
-    starts = np.ones(len(mask), bool)
-    starts[1:] = (query_tile[1:] != query_tile[:-1]) | (mask[1:] != mask[:-1])
-    starts[1:] |= key_tile[1:] - key_tile[:-1] != count[:-1]
-    if starts.all():
-        return query_tile, key_tile, count, mask
-    at = np.nonzero(starts)[0]
-    return query_tile[at], key_tile[at], np.add.reduceat(count, at), mask[at]
-
-
-_EMPTY = -2
+def _bands(pattern: Pattern, query: np.void, shift: int) -> tuple[Bands, ...] | None:
+    """The clauses of a pattern for the queries of a view of consecutive positions."""
+    start = int(query["offset"]) + shift
+    return pattern._bands(start, start + int(query["extent"][-1]))
 
 
 def _plain(view: np.void) -> bool:
@@ -153,41 +149,24 @@ def _kinds(
 def _evaluate(
     pattern: Pattern, query: np.void, key: np.void, shift: int, pairs: np.ndarray, masks: Masks
 ) -> np.ndarray:
-    """Number of the bitmask of each tile pair; -1 when full, `_EMPTY` when nothing is allowed."""
-    block_q, words = masks.shape
-    numbers = np.zeros(pairs.shape[1], dtype=np.int32)
-    # Tiles without padding rows first: a padded tile reuses their masks where its real rows agree.
-    real_rows = real_extents(np.broadcast_to(query, pairs.shape[1:]), pairs[0]).prod(axis=1)
-    order = np.argsort(real_rows < block_q, kind="stable")
-    for part in np.array_split(order, max(1, math.ceil(len(order) / _TILES_AT_ONCE))):
-        (q, q_valid), (k, k_valid) = (
-            positions(view, tiles) for view, tiles in zip((query, key), pairs[:, part], strict=True)
-        )
-        allowed = allowed_pairs(pattern, (q + shift)[:, :, None], k[:, None, :])
-        allowed = np.broadcast_to(allowed, (len(part), block_q, words * 64)) & k_valid[:, None, :]
-        packed = np.packbits(allowed, axis=2, bitorder="little").view("<u8").astype(np.uint64)
-        some = (packed.any(axis=2) & q_valid).any(axis=1)
-        whole = packed == ~np.uint64(0)
-        whole = whole.all(axis=(1, 2)) | (whole.all(axis=2) | ~q_valid).all(axis=1)
-        numbers[part] = np.where(whole, -1, _EMPTY)
-        partial, real = some & ~whole, q_valid.all(axis=1)
-        numbers[part[partial & real]] = masks.add(packed[partial & real])
-        for n in np.nonzero(partial & ~real)[0]:
-            found = masks.find(packed[n], q_valid[n])
-            numbers[part[n]] = masks.add(packed[n])[0] if found is None else found
-    return numbers
+    """Number of the bitmask of each tile pair; -1 when full, `EMPTY` when nothing is allowed."""
+
+    def evaluated(some: np.ndarray) -> np.ndarray:
+        (q, _), (k, valid) = (positions(view, tiles) for view, tiles in zip((query, key), pairs[:, some], strict=True))
+        found = allowed_pairs(pattern, (q + shift)[:, :, None], k[:, None, :])
+        return packed(np.broadcast_to(found, (len(some), *masks.tile)) & valid[:, None, :])
+
+    return masks.number(evaluated, *padding_kinds(query, pairs[0]))
 
 
 def _count(
     query: np.void, query_tile: np.ndarray, key_tile: np.ndarray, count: np.ndarray, mask: np.ndarray, masks: Masks
 ) -> int:
     """Allowed pairs of these runs; padding rows do not count."""
-    block_q, words = masks.shape
-    rows_bits = np.bitwise_count(masks.array()).sum(axis=2, dtype=np.int64)  # (masks, block_q)
-    rows = real_extents(np.broadcast_to(query, query_tile.shape), query_tile).prod(axis=1)
-    full, plain = mask < 0, (mask >= 0) & (rows == block_q)
-    nnz = int((rows * count)[full].sum()) * 64 * words + int((rows_bits.sum(axis=1)[mask[plain]] * count[plain]).sum())
-    for n in np.nonzero(~full & ~plain)[0]:
-        real = positions(query, query_tile[n : n + 1])[1][0]
-        nnz += int(rows_bits[mask[n]][real].sum()) * int(count[n])
-    return nnz
+    bits, (padding, real) = masks.array(), padding_kinds(query, query_tile)
+    pairs = np.zeros((len(real), len(bits) + 1), np.int64)  # of each bitmask, last of full tiles
+    for own, rows in zip(pairs, real, strict=True):
+        of_rows = np.bitwise_count(bits if rows.all() else bits[:, rows])
+        own[:-1] = of_rows.sum(axis=(1, 2), dtype=np.int64)
+        own[-1] = np.count_nonzero(rows) * masks.tile[1]
+    return int((pairs[padding, mask] * count).sum())

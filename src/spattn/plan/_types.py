@@ -111,6 +111,24 @@ def real_extents(views: np.ndarray, tiles: np.ndarray) -> np.ndarray:
     return np.minimum(views["box"], views["extent"] - first_coordinates(views, tiles))
 
 
+def padding_kinds(view: np.void, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(n,) int64, (kinds, block) bool: the kind of each of n tiles of a view, 0 where no cell is padding, and which
+    cells of a kind are none."""
+    axes = list(zip(view["box"].tolist(), view["extent"].tolist(), view["grid"].tolist(), strict=True))
+    kind, below = np.zeros(len(tiles), np.int64), int(view["tiles"])
+    if not any(extent % box for box, extent, _ in axes):
+        return kind, np.ones((1, math.prod(box for box, _, _ in axes)), bool)
+    real = np.ones((1, 1), bool)
+    for box, extent, grid in axes:
+        below //= grid  # tiles from one to the next along this axis
+        along = np.ones((1, box), bool)
+        if extent % box:
+            kind = 2 * kind + (tiles // below % grid == grid - 1)
+            along = np.stack([along[0], np.arange(box) < extent % box])
+        real = (real[:, None, :, None] & along[None, :, None, :]).reshape(len(real) * len(along), -1)
+    return kind, real
+
+
 def real_cells(views: np.ndarray, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All real cells of tiles, tile after tile: number of the tile (tile ``tiles[i]`` of ``views[i]`` is number i),
     number of the cell in it, position."""

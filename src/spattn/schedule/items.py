@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -99,22 +100,22 @@ def _int32(array: np.ndarray) -> np.ndarray:
 
 def _share(tiled: Tiled, first: int, last: int, q_len: int, block_q: int, workers: int) -> Share:
     """The items of the components [first, last)."""
-    components, starts = tiled.components[first:last], tiled.tile_indptr[tiled.indptr]
-    families = np.split(np.arange(first, last), np.nonzero(np.diff(components["first_row"]))[0] + 1)
-    columns: list[tuple[np.ndarray, ...]] = [(np.zeros(0, np.int64),) * 4]
+    starts, of_rows = tiled.tile_indptr[tiled.indptr], tiled.components["first_row"].tolist()
+    columns: list[tuple[np.ndarray, ...]] = []
     where: list[Place] = []
     lists = tiles = 0
-    for family in families if len(components) else ():
-        of_row = int(tiled.components[family[0]]["first_row"])
-        ends = starts[of_row : of_row + int(tiled.components[family[0]]["query_tiles"]) + 1]
-        own = np.nonzero(np.diff(ends))[0]
+    for of_row, members in itertools.groupby(range(first, last), of_rows.__getitem__):
+        family = np.array(list(members))
+        ends = starts[of_row : of_row + int(tiled.components["query_tiles"][family[0]]) + 1]
+        own = np.nonzero(ends[1:] > ends[:-1])[0]
         number = np.full(len(ends) - 1, -1)
         number[own] = np.arange(len(own))
         if len(own):
             where.extend(places(tiled.views[tiled.components["query_view"][family]], number, lists))
-        each = (np.tile(column, len(family)) for column in (own, ends[own], ends[own + 1]))
+        each = np.tile(np.stack([own, ends[own], ends[own + 1]]), len(family))
         columns.append((np.repeat(family, len(own)), *each))
         lists, tiles = lists + len(family) * len(own), tiles + len(family) * int(ends[-1] - ends[0])
+    columns = columns or [(np.zeros(0, np.int64),) * 4]
     component, query_tile, begin, end = (np.concatenate(column) for column in zip(*columns, strict=True))
     return cut_lists(Lists(component, query_tile, begin, end, where), tiles, q_len, block_q, workers)
 
@@ -157,6 +158,8 @@ def _pieces(
 def _meeting(where: Sequence[Place], lists: int, q_len: int) -> np.ndarray:
     """(lists,) bool: which lists have a row that another one has, too."""
     covered, found = np.zeros(q_len, np.uint8), np.zeros(lists, bool)
+    if len(where) == 1:  # which has no row twice
+        return found
     for place in where:
         rows = place.rows(covered)
         np.minimum(rows, 1, out=rows)
@@ -173,11 +176,15 @@ def _merges(
     where: Sequence[Place], pieces: np.ndarray, shared: np.ndarray, q_len: int, block_q: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows that no item writes alone, how many sources each has, and the sources in slot order."""
+    some = shared.any()
+    # Rows that are written once each, as many as there are.
+    if not some and all((place.number >= 0).all() for place in where) and sum(place.size for place in where) == q_len:
+        return (np.zeros(0, np.int32),) * 3
     written = np.zeros(q_len, bool)
     for place in where:
         place.rows(written)[...] |= place.of_lists(~shared, False)
     merged = np.nonzero(~written)[0].astype(np.int32)
-    if not shared.any():
+    if not some:
         return merged, np.zeros(len(merged), np.int32), np.zeros(0, np.int32)
     own = np.where(shared, pieces, 0).astype(np.int32)  # pieces that have a slot
     following = np.zeros(1 + q_len, np.int32)  # the sources of each row, then where its next one goes

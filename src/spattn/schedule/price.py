@@ -15,7 +15,19 @@ from ..plan import Plan
 from ..plan._cache import kept_with_plan
 from ..plan._types import real_extents
 
-__all__ = ["ROWS", "Counts", "Features", "count", "count_dense", "predicted_ms"]
+__all__ = [
+    "ROWS",
+    "Counts",
+    "Features",
+    "RowCounts",
+    "count",
+    "count_dense",
+    "count_pairs",
+    "count_rows",
+    "keys_of_tiles",
+    "predicted_ms",
+    "row_counts",
+]
 
 _KEYS = 8  # of a block of scores, which is skipped as a whole
 ROWS = 6  # of a block of the output: a key that none of them attends to is skipped
@@ -49,6 +61,27 @@ class Counts(NamedTuple):
     merged: float
 
 
+class RowCounts(NamedTuple):
+    """What a forward does whose rows are computed one by one, or a few together, by dot products along the features.
+
+    Attributes
+    ----------
+    rows : float
+        Queries.
+    elements : float
+        Of queries and of results.
+    weights : float
+        Pairs that are computed.
+    products : float
+        The same, times the features of K and V.
+    """
+
+    rows: float
+    elements: float
+    weights: float
+    products: float
+
+
 class Features(NamedTuple):
     """What of a call and of the kernels that compute it the counts depend on.
 
@@ -68,7 +101,7 @@ class Features(NamedTuple):
     copies: bool = False
 
 
-def predicted_ms(counts: Counts, coefficients: tuple[float, ...]) -> float:
+def predicted_ms(counts: Counts | RowCounts, coefficients: tuple[float, ...]) -> float:
     """Milliseconds, of nanoseconds for one of each."""
     return 1e-6 * sum(number * cost for number, cost in zip(counts, coefficients, strict=True))
 
@@ -76,6 +109,23 @@ def predicted_ms(counts: Counts, coefficients: tuple[float, ...]) -> float:
 def count(plan: Plan, batch: int, heads: int, of: Features) -> Counts:
     """The counts of a call."""
     return _with_features(_of_plan(plan, batch, heads, of.lanes), of)
+
+
+def count_rows(plan: Plan, batch: int, heads: int, of: Features) -> RowCounts:
+    """The same of a plan whose tiles have so few queries that all pairs of a tile are computed, row by row."""
+    rows, pairs = _of_rows(plan, batch, heads, of.lanes)
+    return row_counts(rows, pairs, of.head_dim + of.head_dim_v)
+
+
+def count_pairs(plan: Plan, batch: int, heads: int, of: Features) -> RowCounts:
+    """The same of the plan with these pairs whose tiles have one query: of a tile the allowed ones are computed."""
+    pairs = batch * heads * plan.nnz / max(plan.variants, 1)
+    return row_counts(batch * heads * plan.q_len, pairs, of.head_dim + of.head_dim_v)
+
+
+def row_counts(rows: float, pairs: float, features: int) -> RowCounts:
+    """The counts of so many rows and pairs, of so many features of K and V together."""
+    return RowCounts(rows, rows * features, pairs, pairs * features)
 
 
 def count_dense(q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int], of: Features) -> Counts:
@@ -124,7 +174,7 @@ def _with_features(own: _OfPlan, of: Features) -> Counts:
 
 @kept_with_plan
 def _of_plan(plan: Plan, batch: int, heads: int, lanes: int) -> _OfPlan:
-    times = np.bincount(plan.variant.ravel(), minlength=plan.variants) * (batch * heads / max(plan.variant.size, 1))
+    times = _times(plan, batch, heads)
     of_item = np.repeat(times, np.diff(plan.work_indptr))
     views = plan.views[plan.components["query_view"][plan.work["component"]]]
     cells = real_extents(views, plan.work["query_tile"]).prod(axis=1)
@@ -144,6 +194,29 @@ def _of_plan(plan: Plan, batch: int, heads: int, lanes: int) -> _OfPlan:
         keys=keys,
         merged=float((of_merge * np.diff(plan.merge_indptr)).sum()),
     )
+
+
+def _times(plan: Plan, batch: int, heads: int) -> np.ndarray:
+    """How many heads of all batch entries have each variant."""
+    return np.bincount(plan.variant.ravel(), minlength=plan.variants) * (batch * heads / max(plan.variant.size, 1))
+
+
+@kept_with_plan
+def _of_rows(plan: Plan, batch: int, heads: int, lanes: int) -> tuple[float, float]:
+    times = _times(plan, batch, heads)
+    views = plan.views[plan.components["query_view"][plan.work["component"]]]
+    cells = real_extents(views, plan.work["query_tile"]).prod(axis=1)
+    runs = _runs_of(plan, times)
+    keys = keys_of_tiles(plan.views[runs.key_view], plan.block_kv, lanes)
+    return float(np.repeat(times, np.diff(plan.work_indptr)) @ cells), float((runs.tiles * runs.cells) @ keys)
+
+
+def keys_of_tiles(views: np.ndarray, block_kv: int, lanes: int) -> np.ndarray:
+    """How many keys of a tile of each view are computed, in whole vectors: of a view of one tile those up to its last
+    key; of more tiles most are full."""
+    last, box = (views["extent"] - 1).astype(np.int64), views["box"]
+    cells = (last[:, 0] * box[:, 1] + last[:, 1]) * box[:, 2] + last[:, 2] + 1
+    return np.where(views["tiles"] == 1, -(-cells // lanes) * lanes, block_kv)
 
 
 class _Runs(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -15,46 +16,65 @@ __all__ = ["Place", "places"]
 
 
 class Place(NamedTuple):
-    """Rows that lists write: those of a view, and of `copies` views in all, each moved by `step` from the one before.
+    """Rows that lists write: those of a view, and of `copies` views in all, each moved by as much from the one before.
 
     Attributes
     ----------
     view : VIEW record
-    step, copies : int
+    copies : int
     number : (tiles,) int array
         The list that each tile of the first view belongs to, -1 for none; those of the others are `lists` further on
         each time.
     lists : int
     cell : (tiles,) int array
         Where the cells of each tile start among those of its list.
+    axes : list of (int, int, int, int)
+        (stride, extent, box, number) of each axis, number 0 being that of the copies, from the longest strides to the
+        shortest: passes over rows go through memory in its order.
     """
 
     view: np.void
-    step: int
     copies: int
     number: np.ndarray
     lists: int
     cell: np.ndarray
+    axes: list[tuple[int, int, int, int]]
+
+    @classmethod
+    def of(
+        cls, view: np.void, number: np.ndarray, cell: np.ndarray, copies: int = 1, step: int = 0, lists: int = 0
+    ) -> Place:
+        """That of `copies` views, `step` rows from one to the next."""
+        shape = zip(
+            view["stride"].tolist(), view["extent"].tolist(), view["box"].tolist(), range(1, 1 + AXES), strict=True
+        )
+        axes = sorted([(step, copies, 1, 0), *shape], key=lambda axis: -abs(axis[0]) if axis[1] > 1 else -np.inf)
+        return cls(view, copies, number, lists, cell, axes)
+
+    @property
+    def size(self) -> int:
+        """How many rows they are."""
+        return math.prod(extent for _, extent, _, _ in self.axes)
 
     def rows(self, of_row: np.ndarray) -> np.ndarray:
         """(*axes) of an array with an element for each row: no copy, and no row twice."""
-        strides = tuple(stride * of_row.itemsize for stride, *_ in self._axes)
-        return as_strided(of_row[int(self.view["offset"]) :], [extent for _, extent, _, _ in self._axes], strides)
+        strides = tuple(stride * of_row.itemsize for stride, *_ in self.axes)
+        return as_strided(of_row[int(self.view["offset"]) :], [extent for _, extent, _, _ in self.axes], strides)
 
     def of_tiles(self, values: np.ndarray) -> np.ndarray:
         """(*axes) of (copies, tiles): each row has the value of its tile."""
-        cells = values.reshape(self.copies, *self.view["grid"]).transpose([number for *_, number in self._axes])
-        for axis, (_, extent, box, _) in enumerate(self._axes):
+        cells = values.reshape(self.copies, *self.view["grid"]).transpose([number for *_, number in self.axes])
+        for axis, (_, extent, box, _) in enumerate(self.axes):
             if box > 1:
                 cells = np.repeat(cells, box, axis=axis)[(slice(None),) * axis + (slice(extent),)]
         return cells
 
     def any_of_tiles(self, cells: np.ndarray) -> np.ndarray:
         """(copies, tiles) of (*axes): whether any row of a tile is true."""
-        for axis, (_, extent, box, _) in enumerate(self._axes):
+        for axis, (_, extent, box, _) in enumerate(self.axes):
             if box > 1:
                 cells = np.logical_or.reduceat(cells, np.arange(0, extent, box), axis=axis)
-        return cells.transpose(np.argsort([number for *_, number in self._axes])).reshape(self.copies, -1)
+        return cells.transpose(np.argsort([number for *_, number in self.axes])).reshape(self.copies, -1)
 
     def of_lists(self, values: np.ndarray, nothing: int) -> np.ndarray:
         """(*axes): each row has the value of its list, `nothing` where it has none."""
@@ -72,23 +92,11 @@ class Place(NamedTuple):
         if self.cell.any():
             found = self.of_tiles(np.broadcast_to(self.cell.astype(np.int32), (self.copies, len(self.cell))))
         sizes = np.append(np.cumprod(self.view["box"][:0:-1])[::-1], 1).astype(np.int32)  # cells from one to the next
-        for axis, (_, extent, box, number) in enumerate(self._axes):
+        for axis, (_, extent, box, number) in enumerate(self.axes):
             if box > 1:
                 inside = np.resize(np.arange(box, dtype=np.int32) * sizes[number - 1], extent)
                 found = found + inside.reshape(-1, *(1,) * (AXES - axis))
-        return np.broadcast_to(found, [extent for _, extent, _, _ in self._axes])
-
-    @property
-    def _axes(self) -> list[tuple[int, int, int, int]]:
-        """(stride, extent, box, number) of each axis, number 0 being that of the copies, from the longest strides to
-        the shortest: passes over rows go through memory in its order."""
-        view = self.view
-        shape = zip(
-            view["stride"].tolist(), view["extent"].tolist(), view["box"].tolist(), range(1, 1 + AXES), strict=True
-        )
-        return sorted(
-            [(self.step, self.copies, 1, 0), *shape], key=lambda axis: -abs(axis[0]) if axis[1] > 1 else -np.inf
-        )
+        return np.broadcast_to(found, [extent for _, extent, _, _ in self.axes])
 
 
 def places(views: np.ndarray, number: np.ndarray, first: int) -> Iterator[Place]:
@@ -102,15 +110,16 @@ def places(views: np.ndarray, number: np.ndarray, first: int) -> Iterator[Place]
         at_once = 1 if repeats(*shape) else count
         for one in range(start, start + count, at_once):
             own = np.where(number < 0, -1, number + first + lists * one)
-            yield Place(views[one], step, at_once, own, lists, cell)
+            yield Place.of(views[one], own, cell, at_once, step, lists)
         start += count
 
 
 def _evenly(offsets: np.ndarray) -> Iterator[int]:
     """How many numbers at a time are evenly spaced, from the first one on."""
-    start, steps = 0, np.diff(offsets)
-    changes = np.append(np.nonzero(np.diff(steps))[0] + 1, len(steps))  # the steps before are like the one before
-    while start < len(offsets):
-        same = changes[np.searchsorted(changes, start, side="right")] if start < len(steps) else len(steps)
-        yield int(same) + 1 - start
-        start = int(same) + 1
+    start, at = 0, offsets.tolist()
+    while start < len(at):
+        stop = start + 1
+        while stop < len(at) and at[stop] - at[stop - 1] == at[start + 1] - at[start]:
+            stop += 1
+        yield stop - start
+        start = stop

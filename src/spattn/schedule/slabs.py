@@ -308,7 +308,7 @@ def _place(view: np.void, row: np.ndarray, number: np.ndarray, together: int, bl
     of_row = np.full(-(-tiles // together), -1)
     of_row[row] = number
     tile = np.arange(tiles)
-    return Place(view, 0, 1, of_row[tile // together], 0, tile % together * block)
+    return Place.of(view, of_row[tile // together], tile % together * block)
 
 
 def _visits(plan: Plan, lists: TileLists, variant: int) -> _Visits:

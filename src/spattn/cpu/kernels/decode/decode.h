@@ -8,6 +8,7 @@
 //   floor: bytes of K and V / memory bandwidth; measured by benchmarks/decode_cpu.py
 #pragma once
 #include "decode/products.h"
+#include "decode/rows.h"
 #include "decode/weights.h"
 #include "finish/exact.h"
 #include "finish/finish.h"
@@ -24,68 +25,103 @@ namespace SPATTN_ISA {
 
 template <class T> struct DecodeScratch {
   Widths<T> width;
+  int64_t ld;  // of scores
   Positions position;
-  RowStatistics<T> rows;
+  RowStatistics<T> rows;  // with a vector's worth more, for whole vectors from any row on
   ExactRowBuffer exact;
   KeyStaging<T> staging;
-  T* query;   // (width.query, width.key): Q, times the sign of the scale
-  T* scores;  // (width.query, block_kv): S, then the weights
+  int64_t* listed;  // (block_kv + kSoon): where the keys of a tile are
+  T* query;         // (width.query, width.key): Q, times the sign of the scale
+  T* scores;        // (width.query, ld): S, then the weights
   OutputBlock<T> output;
 
   DecodeScratch(const Call& call, Arena& arena)
-      : width(call), position(call, arena), rows(width.query, arena), exact(width.query, call.head_dim_v, arena),
-        staging(call, width, arena), query(arena.array<T>(width.query * width.key)),
-        scores(arena.array<T>(width.query * call.plan.block_kv)), output(width.query, width.value, arena) {}
+      : width(call), ld(call.plan.block_kv), position(call, arena), rows(width.query + kLanes<T>, arena),
+        exact(width.query, call.head_dim_v, arena), staging(call, width, arena),
+        listed(arena.array<int64_t>(call.plan.block_kv + kSoon)), query(arena.array<T>(width.query * width.key)),
+        scores(arena.array<T>(width.query * ld)), output(width.query, width.value, arena) {}
 };
 
 // How far to prefetch ahead, in bytes, where tiles follow each other: K and V together stay in a first-level cache.
 constexpr int64_t kAhead = 8192;
 
-// visit(element type, rows) of the keys of a tile, `count` of them: in place, or else a copy of `ld` values a row.
-template <class E, class Visit>
-SPATTN_INLINE void visit_rows(const Head& head, const Tile& tile, const Tile& next, int64_t count, int64_t width,
-                              int64_t ld, int64_t* position, typename E::Compute* copy, Visit visit) {
-  if (tile.even() && tile.cells() == count && width == ld && head.feature == int64_t(sizeof(typename E::Storage))) {
-    const int64_t stride = tile.stride[2] * head.position, onwards = (next.start - tile.start) * head.position;
-    const int64_t ahead = onwards == count * stride && onwards > kAhead ? kAhead : onwards;
-    visit(E{}, Rows{head.data + tile.start * head.position, stride, ahead,
-                    ahead && next.even() ? width * int64_t(sizeof(typename E::Storage)) : 0});
-  } else {
-    gather_rows<E>(head, tile, count, width, ld, position, copy);
-    visit(Native<typename E::Compute>{}, Rows{reinterpret_cast<char*>(copy), ld * int64_t(sizeof *copy), 0, 0});
+// Positions of a tile's keys, `count` of them and kSoon more. What is padding repeats the nearest key: its weight will
+// be 0.
+inline void list_keys(const Tile& tile, int64_t count, int64_t* position) {
+  const auto nearest = [&](int axis, int64_t i) {
+    return (i < tile.count[axis] ? i : tile.count[axis] - 1) * tile.stride[axis];
+  };
+  int64_t* const end = position + count;
+  for (int64_t line = 0; position < end; ++line) {
+    const int64_t start = tile.start + nearest(0, line / tile.box[1]) + nearest(1, line % tile.box[1]);
+    const int64_t cells = end - position < tile.box[2] ? end - position : tile.box[2];
+    for (int64_t i = 0; i < cells; ++i) position[i] = start + nearest(2, i);
+    position += cells;
   }
+  for (int64_t i = 0; i < kSoon; ++i) end[i] = end[-1];
 }
 
-// One tile of the list, for all rows: O, row_max and row_sum take in the keys of one tile.
+// Rows of the keys of a tile that are evenly spaced; where those of the next one follow them, they are read ahead.
+template <class E> Rows rows_in_line(const Head& head, const Tile& tile, const Tile& next, int64_t width) {
+  const int64_t stride = tile.stride[2] * head.position, onwards = (next.start - tile.start) * head.position;
+  const int64_t ahead = onwards == tile.cells() * stride && onwards > kAhead ? kAhead : onwards;
+  const int64_t soon = ahead && next.even() ? width * int64_t(sizeof(typename E::Storage)) : 0;
+  return {head.data + tile.start * head.position, stride, ahead, soon};
+}
+
+// O, row_max and row_sum of all rows take in `count` keys, the first ones if they are. visit_keys() and visit_values()
+// hand over an element type and where rows of K and V are; up to a whole vector they may be of any key.
+template <class E, class T = typename E::Compute, class VisitKeys, class VisitValues>
+void add_keys(const VisitKeys& visit_keys, const VisitValues& visit_values, int64_t count, bool first, const Mask& mask,
+              int64_t cells, int64_t rows, Logits<T> logits, DecodeScratch<T>& s) {
+  constexpr int64_t L = kLanes<T>, W = kOutputVectors;
+  const int64_t padded = round_up(count, L), ld = s.ld, ld_key = s.width.key, ld_value = s.width.value;
+  visit_keys([&](auto stored, auto keys) {
+    in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
+      multiply_keys<decltype(stored), decltype(some)::value>(keys, padded, s.query + row * ld_key, ld_key,
+                                                             s.scores + row * ld, ld);
+      keys.prefetched();
+    });
+  });
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t key = count; key < padded; ++key) s.scores[row * ld + key] = -kInfinity<T>;
+  }
+  weigh_rows(mask, cells, padded, rows, logits, s.scores, ld, s.rows);
+  visit_values([&](auto stored, auto values) {
+    in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
+      in_blocks<W>(ld_value / L, [&](auto vectors, int64_t column) {
+        multiply_values<decltype(stored), decltype(some)::value, decltype(vectors)::value>(
+            values, column * L, count, s.scores + row * ld, ld, first ? nullptr : s.rows.rescale + row,
+            s.output.row(row) + column * L, ld_value);
+        values.prefetched();
+      });
+    });
+  });
+}
+
+// One tile of the list, for all rows.
 template <class E, class T = typename E::Compute>
 void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& values, int64_t cells, int64_t rows,
               Logits<T> logits, DecodeScratch<T>& s) {
-  constexpr int64_t L = kLanes<T>, W = kOutputVectors;
   const Call& call = item.call;
   const Tile tile = item.key_tile(at), next = at.number + 1 < item.work.end ? item.key_tile(item.after(at)) : tile;
-  const int64_t count = round_up(tile.cells(), L), ld = call.plan.block_kv;
-  const int64_t ld_key = s.width.key, ld_value = s.width.value;
-  visit_rows<E>(keys, tile, next, count, call.head_dim, ld_key, s.position.key, s.staging.keys,
-                [&](auto stored, Rows k) {
-                  in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-                    multiply_keys<decltype(stored), decltype(some)::value>(k, count, s.query + row * ld_key, ld_key,
-                                                                           s.scores + row * ld, ld);
-                    k.width = 0;  // prefetched
-                  });
-                });
-  weigh_rows(item.mask(at), cells, count, rows, logits, s.scores, ld, s.rows);
-  visit_rows<E>(values, tile, next, count, call.head_dim_v, ld_value, s.position.key, s.staging.values,
-                [&](auto stored, Rows v) {
-                  in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-                    in_blocks<W>(ld_value / L, [&](auto vectors, int64_t column) {
-                      multiply_values<decltype(stored), decltype(some)::value, decltype(vectors)::value>(
-                          v, column * L, count, s.scores + row * ld, ld,
-                          at.number == item.work.begin ? nullptr : s.rows.rescale + row, s.output.row(row) + column * L,
-                          ld_value);
-                      v.width = 0;
-                    });
-                  });
-                });
+  const int64_t count = round_up(tile.cells(), kLanes<T>), ld_key = s.width.key, ld_value = s.width.value;
+  const bool line = tile.even() && tile.cells() == count;
+  const bool key_line = line && whole_vectors<E>(keys, call.head_dim, ld_key);
+  const bool value_line = line && whole_vectors<E>(values, call.head_dim_v, ld_value);
+  int64_t* const position = s.listed;
+  if (!key_line || !value_line) list_keys(tile, count, position);
+  const auto visit_keys = [&](const auto& visit) {
+    if (key_line) return visit(E{}, rows_in_line<E>(keys, tile, next, call.head_dim));
+    const Soon soon = read_soon<E>(keys, position + kSoon, call.head_dim);
+    visit_positions<E>(keys, position, count, call.head_dim, ld_key, s.staging.keys, soon, visit);
+  };
+  const auto visit_values = [&](const auto& visit) {
+    if (value_line) return visit(E{}, rows_in_line<E>(values, tile, next, call.head_dim_v));
+    const Soon soon = read_soon<E>(values, position + kSoon, call.head_dim_v);
+    visit_positions<E>(values, position, count, call.head_dim_v, ld_value, s.staging.values, soon, visit);
+  };
+  add_keys<E>(visit_keys, visit_values, count, at.number == item.work.begin, item.mask(at), cells, rows, logits, s);
 }
 
 // As many heads of an item, up to `end`, as there are rows for. add_keys(item, rows, logits) has O, row_max and row_sum

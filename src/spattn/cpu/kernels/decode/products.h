@@ -9,24 +9,6 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Rows of K or V in memory, evenly spaced.
-struct Rows {
-  const char* data;
-  int64_t stride;  // bytes
-  int64_t ahead;   // bytes from a row to one that is read later, which the products prefetch meanwhile,
-  int64_t width;   // this many bytes a row
-
-  SPATTN_INLINE const char* row(int64_t key) const { return data + key * stride; }
-
-  // In the order of addresses, as the processor's own prefetching likes it: the products themselves jump to and fro.
-  SPATTN_INLINE void prefetch(int64_t first, int count) const {
-    for (int i = 0; i < count; ++i) {
-      const char* row = data + (first + i) * stride + ahead;
-      for (int64_t at = 0; at < width; at += 64) __builtin_prefetch(row + at);
-    }
-  }
-};
-
 // How many rows are computed at once: their accumulators, for several keys or features, fill the registers.
 template <int N> struct Count {
   static constexpr int value = N;

@@ -31,30 +31,31 @@ template <class T>
 void weigh_rows(const Mask& mask, int64_t cells, int64_t count, int64_t rows, Logits<T> logits, T* matrix, int64_t ld,
                 const RowStatistics<T>& s) {
   constexpr int L = kLanes<T>;
-  const auto used = [&](int64_t first) { return rows - first < L ? rows - first : L; };
-  for (int64_t first = 0; first < rows; first += L) {
-    Vec<T> largest[L] = {};
-    for (int64_t i = 0; i < used(first); ++i) {
-      const uint64_t* bits = mask ? mask.bits + (first + i) % cells * mask.words : nullptr;
-      largest[i] = mask_scores(bits, count, matrix + (first + i) * ld);
+  in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
+    constexpr int R = decltype(some)::value;
+    Vec<T> largest[R];
+    for (int i = 0; i < R; ++i) {
+      const uint64_t* bits = mask ? mask.bits + (row + i) % cells * mask.words : nullptr;
+      largest[i] = mask_scores(bits, count, matrix + (row + i) * ld);
     }
-    store(s.tile_max + first, across<Larger, T>(largest));
-  }
+    store(s.tile_max + row, across<Larger, T>(largest));
+  });
   s.move_reference((rows + L - 1) / L, logits);
-  for (int64_t first = 0; first < rows; first += L) {
-    Vec<T> sum[L] = {};
-    for (int64_t i = 0; i < used(first); ++i) {
-      T* scores = matrix + (first + i) * ld;
-      const Vec<T> reference = splat(s.reference[first + i]);
+  in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
+    constexpr int R = decltype(some)::value;
+    Vec<T> sum[R];
+    for (int i = 0; i < R; ++i) {
+      T* scores = matrix + (row + i) * ld;
+      const Vec<T> reference = splat(s.reference[row + i]);
       Vec<T> total = {};
       for (int64_t key = 0; key < count; key += L) {
         store(scores + key, weigh<T>(logits.exponent(load<Vec<T>>(scores + key), reference), total));
       }
       sum[i] = total;
     }
-    const Vec<T> before = load<Vec<T>>(s.row_sum + first) * load<Vec<T>>(s.rescale + first);
-    store(s.row_sum + first, before + across<Add, T>(sum));
-  }
+    const Vec<T> after = load<Vec<T>>(s.row_sum + row) * load<Vec<T>>(s.rescale + row) + across<Add, T>(sum);
+    memcpy(s.row_sum + row, &after, R * sizeof(T));
+  });
 }
 
 }  // namespace SPATTN_ISA

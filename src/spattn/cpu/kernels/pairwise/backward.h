@@ -9,6 +9,7 @@
 #include "backward/backward.h"
 #include "backward/queries.h"
 #include "decode/products.h"
+#include "decode/rows.h"
 #include "kernels.h"
 #include "pairwise/keys.h"
 #include "softmax/logits.h"
@@ -85,20 +86,21 @@ void add_gradients(const Item& item, int64_t count, bool first, const Sums& sums
   const Call& call = item.call;
   const Head k = item.keys(), v = item.values();
   const int64_t padded = round_up(count, L), ld_key = s.width.key, ld_value = s.width.value;
+  const int64_t* const position = s.chunk.position;
   T *dk = reinterpret_cast<T*>(sums.dk), *dv = reinterpret_cast<T*>(sums.dv);
-  const Soon dk_soon = {sums.dk - sums.begin * sums.ld_dk * kSize, sums.ld_dk * kSize, ld_key * kSize};
-  const Soon dv_soon = {sums.dv - sums.begin * sums.ld_dv * kSize, sums.ld_dv * kSize, ld_value * kSize};
-  visit_keys<E>(k, s.chunk, padded, call.head_dim, ld_key, s.staging.keys, read_soon<E>(v, call.head_dim_v),
-                [&](auto stored, auto keys) {
-                  multiply_keys<decltype(stored), 1>(keys, padded, s.query, ld_key, s.weights, padded);
-                });
-  visit_keys<E>(v, s.chunk, padded, call.head_dim_v, ld_value, s.staging.values, dv_soon,
-                [&](auto stored, auto values) {
-                  multiply_keys<decltype(stored), 1, false>(values, padded, s.dout, ld_value, s.gradients, padded);
-                });
+  const Soon dk_soon = {sums.dk - sums.begin * sums.ld_dk * kSize, position, sums.ld_dk * kSize, ld_key * kSize};
+  const Soon dv_soon = {sums.dv - sums.begin * sums.ld_dv * kSize, position, sums.ld_dv * kSize, ld_value * kSize};
+  visit_positions<E>(k, position, padded, call.head_dim, ld_key, s.staging.keys,
+                     read_soon<E>(v, position, call.head_dim_v), [&](auto stored, auto keys) {
+                       multiply_keys<decltype(stored), 1>(keys, padded, s.query, ld_key, s.weights, padded);
+                     });
+  visit_positions<E>(v, position, padded, call.head_dim_v, ld_value, s.staging.values, dv_soon,
+                     [&](auto stored, auto values) {
+                       multiply_keys<decltype(stored), 1, false>(values, padded, s.dout, ld_value, s.gradients, padded);
+                     });
   weigh_pairs(padded, SplitLogits<T>(call.scale), s);
   const T same = 1;
-  visit_keys<E>(k, s.chunk, count, call.head_dim, ld_key, s.staging.keys, dk_soon, [&](auto stored, auto keys) {
+  visit_positions<E>(k, position, count, call.head_dim, ld_key, s.staging.keys, dk_soon, [&](auto stored, auto keys) {
     in_blocks<W>(ld_key / L, [&](auto vectors, int64_t column) {
       multiply_values<decltype(stored), 1, decltype(vectors)::value>(
           keys, column * L, count, s.gradients, padded, first ? nullptr : &same, s.rows.dq + column * L, ld_key);

@@ -25,31 +25,19 @@ template <class T> struct PairwiseScratch {
 // One chunk: O, row_max and row_sum take in `count` keys.
 template <class E, class T = typename E::Compute>
 void add_chunk(const Item& item, int64_t count, bool first, int64_t rows, Logits<T> logits, PairwiseScratch<T>& s) {
-  constexpr int64_t L = kLanes<T>, W = kOutputVectors;
   DecodeScratch<T>& own = s.rows;
   const Call& call = item.call;
   const Head k = item.keys(), v = item.values();
-  const int64_t padded = round_up(count, L), ld = s.chunk.most, ld_key = own.width.key, ld_value = own.width.value;
-  visit_keys<E>(k, s.chunk, padded, call.head_dim, ld_key, own.staging.keys, read_soon<E>(v, call.head_dim_v),
-                [&](auto stored, auto keys) {
-                  in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-                    multiply_keys<decltype(stored), decltype(some)::value>(keys, padded, own.query + row * ld_key,
-                                                                           ld_key, own.scores + row * ld, ld);
-                  });
-                });
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t key = count; key < padded; ++key) own.scores[row * ld + key] = -kInfinity<T>;
-  }
-  weigh_rows(Mask{}, 1, padded, rows, logits, own.scores, ld, own.rows);
-  visit_keys<E>(v, s.chunk, count, call.head_dim_v, ld_value, own.staging.values, {}, [&](auto stored, auto values) {
-    in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-      in_blocks<W>(ld_value / L, [&](auto vectors, int64_t column) {
-        multiply_values<decltype(stored), decltype(some)::value, decltype(vectors)::value>(
-            values, column * L, count, own.scores + row * ld, ld, first ? nullptr : own.rows.rescale + row,
-            own.output.row(row) + column * L, ld_value);
-      });
-    });
-  });
+  const int64_t* const position = s.chunk.position;
+  const auto visit_keys = [&](const auto& visit) {
+    visit_positions<E>(k, position, round_up(count, kLanes<T>), call.head_dim, own.width.key, own.staging.keys,
+                       read_soon<E>(k, position + kSoon, call.head_dim), visit);
+  };
+  const auto visit_values = [&](const auto& visit) {
+    visit_positions<E>(v, position, count, call.head_dim_v, own.width.value, own.staging.values,
+                       read_soon<E>(v, position + kSoon, call.head_dim_v), visit);
+  };
+  add_keys<E>(visit_keys, visit_values, count, first, Mask{}, 1, rows, logits, own);
 }
 
 // An item of the query heads [item.head, end) of a group.

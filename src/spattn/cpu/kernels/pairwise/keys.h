@@ -1,10 +1,9 @@
-// The keys that one query may attend to: bits of its tiles, chunk after chunk, and rows of K and V at them.
+// The keys that one query may attend to: bits of its tiles become positions, chunk after chunk.
 #pragma once
-#include "decode/products.h"
+#include "decode/rows.h"
 #include "kernels.h"
 #include "tile/item.h"
 #include "tile/mask.h"
-#include "tile/operand.h"
 #include "tile/tile.h"
 
 namespace spattn {
@@ -16,12 +15,13 @@ inline bool by_pairs(const Call& call) { return call.plan.block_q == 1; }
 // Positions of keys, as many as a tile has cells.
 struct Chunk {
   static constexpr int64_t kStep = 4;  // positions that are written at once
+  static_assert(kStep <= kSoon, "there is room for a whole step");
 
   int64_t most;
-  int64_t *position, *cells;  // (most + kStep); of the cells of a tile that do not lie on one line
+  int64_t *position, *cells;  // (most + kSoon); of the cells of a tile that do not lie on one line
 
   Chunk(const Call& call, int64_t* cells, Arena& arena)
-      : most(call.plan.block_kv), position(arena.array<int64_t>(most + kStep)), cells(cells) {}
+      : most(call.plan.block_kv), position(arena.array<int64_t>(most + kSoon)), cells(cells) {}
 
   // Appends place(cell) for every bit: in whole steps, because processors do not foresee how many bits a word has.
   template <class Place> SPATTN_INLINE void append(uint64_t bits, int64_t& count, const Place& place) const {
@@ -35,15 +35,16 @@ struct Chunk {
 };
 
 // visit(count) whenever the chunk holds the positions of `count` more of the keys that the item's only row may attend
-// to. Repeats of the last one fill it up to a multiple of `lanes`.
+// to. Repeats of the last one fill it up to a multiple of `lanes`, and kSoon more.
 template <class Visit> void each_chunk(const Item& item, const Chunk& chunk, int64_t lanes, const Visit& visit) {
   const Plan plan = item.call.plan;  // a copy: as far as compilers know, positions could be written over the original
   const View* views = plan.views + item.component().key_view;
   const int64_t words = plan.block_kv / 64;
   int64_t count = 0;
   const auto leave = [&] {
-    for (int64_t i = count; i < round_up(count, lanes); ++i) chunk.position[i] = chunk.position[count - 1];
-    if (count) visit(count);
+    if (!count) return;
+    for (int64_t i = count; i < round_up(count, lanes) + kSoon; ++i) chunk.position[i] = chunk.position[count - 1];
+    visit(count);
     count = 0;
   };
   Listed at = item.first();
@@ -68,45 +69,6 @@ template <class Visit> void each_chunk(const Item& item, const Chunk& chunk, int
     }
   }
   leave();
-}
-
-// Rows at the positions of a chunk that are needed soon.
-struct Soon {
-  const char* data;
-  int64_t stride, bytes;  // from position to position, of a row
-};
-
-// Rows of K or V in memory, anywhere; products with them prefetch others at the same positions meanwhile.
-struct ScatteredRows {
-  const char* data;
-  const int64_t* position;
-  int64_t stride;  // bytes
-  Soon soon;
-
-  SPATTN_INLINE const char* row(int64_t key) const { return data + position[key] * stride; }
-  SPATTN_INLINE void prefetch(int64_t first, int count) const {
-    for (int i = 0; i < count; ++i) {
-      const char* row = soon.data + position[first + i] * soon.stride;
-      for (int64_t at = 0; at < soon.bytes; at += 64) __builtin_prefetch(row + at);
-    }
-  }
-};
-
-template <class E> Soon read_soon(const Head& head, int64_t width) {
-  constexpr int64_t kSize = sizeof(typename E::Storage);
-  return {head.data, head.position, head.feature == kSize ? width * kSize : 0};
-}
-
-// visit(element type, rows) of the first `count` keys of a chunk: in place, or else a copy of `ld` values a row.
-template <class E, class Visit>
-SPATTN_INLINE void visit_keys(const Head& head, const Chunk& chunk, int64_t count, int64_t width, int64_t ld,
-                              typename E::Compute* copy, Soon soon, const Visit& visit) {
-  if (width == ld && head.feature == int64_t(sizeof(typename E::Storage))) {
-    visit(E{}, ScatteredRows{head.data, chunk.position, head.position, soon});
-  } else {
-    gather_positions<E>(head, chunk.position, count, count, width, ld, copy);
-    visit(Native<typename E::Compute>{}, Rows{reinterpret_cast<char*>(copy), ld * int64_t(sizeof *copy), 0, 0});
-  }
 }
 
 }  // namespace SPATTN_ISA

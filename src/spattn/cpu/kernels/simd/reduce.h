@@ -13,18 +13,51 @@ struct Larger {
   template <class V> static SPATTN_INLINE V combine(V a, V b) { return larger(a, b); }
 };
 
-// Lane i of the result combines the lanes of v[i], by halves: of the vectors kFirst, kFirst + kStep, ...
-template <class Operation, class T, int kFirst = 0, int kStep = 1>
-SPATTN_INLINE Vec<T> across(const Vec<T> (&v)[kLanes<T>]) {
-  constexpr int L = kLanes<T>;
-  if constexpr (kStep == L) {
-    return v[kFirst];
+// Lanes of `a`, but of `b` those whose number has the bit kBit; and the same with the lanes kBit apart exchanged.
+template <int kBit, class V, int... I> SPATTN_INLINE V blend(V a, V b, Lane<I...>) {
+  constexpr int L = sizeof...(I);
+  return __builtin_shufflevector(a, b, (I & kBit ? I + L : I)...);
+}
+template <int kBit, class V, int... I> SPATTN_INLINE V exchange(V a, V b, Lane<I...>) {
+  constexpr int L = sizeof...(I);
+  return __builtin_shufflevector(a, b, (I & kBit ? (I ^ kBit) + L : I ^ kBit)...);
+}
+#if defined(__AVX512F__)  // a shuffle would take the one port that the exchange needs
+template <int kBit, int... I> SPATTN_INLINE Vec<float> blend(Vec<float> a, Vec<float> b, Lane<I...>) {
+  return (Vec<float>)_mm512_mask_mov_ps((__m512)a, ((I & kBit ? 1 << I : 0) | ...), (__m512)b);
+}
+template <int kBit, int... I> SPATTN_INLINE Vec<double> blend(Vec<double> a, Vec<double> b, Lane<I...>) {
+  return (Vec<double>)_mm512_mask_mov_pd((__m512d)a, ((I & kBit ? 1 << I : 0) | ...), (__m512d)b);
+}
+#endif
+
+// The lanes from i * kLanes / N on, as many, of the result combine all lanes of v[i], by halves: in each step lanes kBit
+// apart, and as long as there are two vectors to put into one, those of both.
+template <class Operation, class T, int kBit, int N> SPATTN_INLINE Vec<T> fold(const Vec<T> (&v)[N]) {
+  using All = typename MakeLanes<kLanes<T>>::type;
+  if constexpr (kBit == 0) {
+    return v[0];
   } else {
-    using All = typename MakeLanes<L>::type;
-    const Vec<T> even = across<Operation, T, kFirst, 2 * kStep>(v);
-    const Vec<T> odd = across<Operation, T, kFirst + kStep, 2 * kStep>(v);
-    return Operation::combine(zip_low<L>(even, odd, All{}), zip_high<L>(even, odd, All{}));
+    constexpr int kLeft = N > 1 ? N / 2 : 1;
+    Vec<T> left[kLeft];
+    SPATTN_UNROLL
+    for (int i = 0; i < kLeft; ++i) {
+      const Vec<T> one = v[i], other = v[N > 1 ? i + kLeft : i];
+      left[i] = Operation::combine(blend<kBit>(one, other, All{}), exchange<kBit>(one, other, All{}));
+    }
+    return fold<Operation, T, kBit / 2>(left);
   }
+}
+
+template <int kStep, class V, int... I> SPATTN_INLINE V every(V v, Lane<I...>) {
+  constexpr int L = sizeof...(I);
+  return __builtin_shufflevector(v, v, (I * kStep % L)...);
+}
+
+// Lane i of the result, i < N, combines all lanes of v[i].
+template <class Operation, class T, int N> SPATTN_INLINE Vec<T> across(const Vec<T> (&v)[N]) {
+  constexpr int L = kLanes<T>;
+  return every<L / N>(fold<Operation, T, L / 2>(v), typename MakeLanes<L>::type{});
 }
 
 }  // namespace SPATTN_ISA

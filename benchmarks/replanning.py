@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""What a new plan costs where a model chooses another mask in every call, at 65,536 tokens.
+
+    python benchmarks/replanning.py             # everything, a quarter of a minute
+    python benchmarks/replanning.py --quick     # 8,192 tokens, nothing written
+
+Every plan is of a pattern that was not there before, and none comes from the cache. plan_ms is the median of so many
+plans, best_ms the least, in time of the processor; make_ms the median of what making the pattern took: its arrays are
+checked and copied. Writes ``benchmarks/results/replanning.json`` and says which patterns take longer than a
+millisecond.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import record
+
+import spattn
+from spattn import cpu
+from spattn import patterns as sp
+
+TOKENS, QUICK_TOKENS = 65536, 8192
+PLANS, QUICK_PLANS = 50, 5
+MOST_MS = 1.0
+CHOSEN = 16  # key blocks of each block of queries
+BATCH = 8  # lengths that are padded
+TILES = (128, 64), cpu.TILE
+
+
+class Case(NamedTuple):
+    """What a model chooses anew, drawn at random, and how a pattern is made of it."""
+
+    draw: Callable[[np.random.Generator, int], object]
+    make: Callable[..., sp.Pattern]
+    batch: int = 1
+
+
+def blocks(block_q: int, block_kv: int, causal: bool = False) -> Case:
+    """As many random blocks of keys as CHOSEN, or all that there are, for each block of queries."""
+
+    def draw(rng: np.random.Generator, tokens: int) -> np.ndarray:
+        rows, columns = tokens // block_q, tokens // block_kv
+        chosen = rng.random((rows, columns))
+        if causal:
+            first, last = np.arange(columns) * block_kv, np.arange(1, rows + 1) * block_q - 1
+            chosen[first > last[:, None]] = 2
+        found = np.argpartition(chosen, CHOSEN, axis=1)[:, :CHOSEN]
+        return np.where(np.take_along_axis(chosen, found, axis=1) < 2, found, -1)
+
+    def make(chosen: np.ndarray, tokens: int) -> sp.Pattern:
+        own = sp.KeyBlocks(chosen, block_q, block_kv)
+        return sp.Causal() & own if causal else own
+
+    return Case(draw, make)
+
+
+def documents(rng: np.random.Generator, tokens: int) -> tuple[int, ...]:
+    """Lengths of 700 tokens on average."""
+    ends = np.cumsum(rng.integers(1, 1400, tokens // 100))
+    return tuple(np.diff(np.append(ends[ends < tokens], tokens), prepend=0).tolist())
+
+
+def lines(rng: np.random.Generator, tokens: int) -> tuple[list[int], list[int]]:
+    """64 columns; 64 diagonals anywhere, and 448 in 8 bands among the first 4,096."""
+    columns, alone = (rng.choice(tokens, 64, replace=False) for _ in range(2))
+    bands = np.sort(rng.choice(4096 // 64, 8, replace=False)) * 64
+    return columns.tolist(), np.concatenate([alone, (bands[:, None] + np.arange(56)).ravel()]).tolist()
+
+
+def lengths(rng: np.random.Generator, tokens: int) -> list[int]:
+    """Of a batch, none shorter than a quarter."""
+    return rng.integers(tokens // 4, tokens, BATCH).tolist()
+
+
+def causal(case: Case) -> Case:
+    """The same without keys behind the query."""
+    return case._replace(make=lambda *chosen: sp.Causal() & case.make(*chosen))
+
+
+DOCUMENTS = Case(documents, lambda chosen, tokens: sp.Documents(chosen))
+PADDING = Case(lengths, sp.KeyPadding.from_lengths, BATCH)
+CASES = {
+    "key blocks 64/64": blocks(64, 64),
+    "key blocks 128/64": blocks(128, 64),
+    "key blocks 64/128": blocks(64, 128),
+    "causal, key blocks 64/64": blocks(64, 64, causal=True),
+    "documents": DOCUMENTS,
+    "causal, documents": causal(DOCUMENTS),
+    "vertical slash": Case(lines, lambda chosen, tokens: sp.VerticalSlash(*map(tuple, chosen))),
+    f"padding of {BATCH}": PADDING,
+    f"causal, padding of {BATCH}": causal(PADDING),
+}
+
+
+def measure(name: str, tokens: int, tile: tuple[int, int], plans: int) -> dict[str, object]:
+    """One row of the results."""
+    case, rng = CASES[name], np.random.default_rng(0)
+    times = []
+    for _ in range(plans + 1):  # the first one imports the planner
+        chosen = case.draw(rng, tokens)
+        spattn.clear_plan_cache()
+        ends = [time.process_time()]
+        pattern = case.make(chosen, tokens)
+        ends.append(time.process_time())
+        plan = spattn.plan(pattern, tokens, batch=case.batch, tile=tile)
+        times.append(np.diff([*ends, time.process_time()]))
+    make, planned = 1e3 * np.array(times[1:]).T
+    return {
+        "name": name,
+        "tokens": tokens,
+        "tile": "{} × {}".format(*tile),
+        "make_ms": round(statistics.median(make), 3),
+        "plan_ms": round(statistics.median(planned), 3),
+        "best_ms": round(min(planned), 3),
+        "runs": len(plan.indices),
+        "tiles": plan.tiles,
+        "bitmasks": len(plan.masks),
+        "plan_kib": round(plan.nbytes / 1024, 1),
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="8,192 tokens, nothing written")
+    args = parser.parse_args()
+    tokens, plans = (QUICK_TOKENS, QUICK_PLANS) if args.quick else (TOKENS, PLANS)
+    shown = "tile", "make_ms", "plan_ms", "best_ms", "runs", "bitmasks", "plan_kib"
+    print(f"{'pattern':28}" + "".join(f"{column:>12}" for column in shown))
+    rows = []
+    for tile in TILES:
+        for name in CASES:
+            rows.append(measure(name, tokens, tile, plans))
+            print(f"{name:28}" + "".join(f"{rows[-1][column]:>12}" for column in shown), flush=True)
+    if not args.quick:
+        notes = (
+            "Time of the processor. Each plan is of another pattern, drawn at random, and none is from the cache. "
+            f"plan_ms: the median of {PLANS} plans; best_ms: the least; make_ms: the median of making the patterns. "
+            "Tiles of 128 × 64, and those of the CPU."
+        )
+        record.write("replanning", rows, notes=notes)
+    slow = [
+        f"{row['name']}, {row['tile']}: {row['plan_ms']} ms, not at most {MOST_MS}"
+        for row in rows
+        if row["plan_ms"] > MOST_MS
+    ]
+    print("\n".join(slow) or "all targets met")
+
+
+if __name__ == "__main__":
+    main()

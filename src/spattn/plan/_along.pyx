@@ -1,0 +1,189 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
+"""Tiles along one axis, where the keys of every query are a span."""
+
+from cython.operator cimport dereference
+from libc.stdint cimport INT64_MAX, INT64_MIN, int64_t, uint16_t
+from libc.string cimport memcpy
+from libcpp.string cimport string
+from libcpp.unordered_map cimport unordered_map
+from libcpp.vector cimport vector
+
+import numpy as np
+
+
+cdef enum:
+    NOTHING = -1
+    WHOLE = 0
+
+cdef int64_t FAR = 1 << 40  # no sequence is as long
+
+
+cdef struct Look:
+    # Where the keys of the first query of a tile begin and end, seen from the tile; INT64_MIN and INT64_MAX where those
+    # of all queries begin before the tile, or end behind it.
+    int64_t first, last
+    # What the tile is, and how many that follow one another are it.
+    int64_t kind, length
+
+
+cdef class TilesAlong:
+    """The tiles that spans meet along an axis.
+
+    Tiles are alike, of one *kind*, where each query has the same keys of the tile; those in which every query has all
+    keys are of kind 0, and those without a key are none.
+
+    Parameters
+    ----------
+    box_q, box_k : int
+        Queries and keys of a tile along the axis, from 1 to 2^15.
+
+    Attributes
+    ----------
+    pairs : int
+        How many keys all queries have, added.
+    """
+
+    cdef int64_t box_q, box_k, query_box
+    cdef readonly int64_t pairs
+    cdef vector[int64_t] found  # (query box, key box, key boxes, kind) of each run
+    cdef vector[uint16_t] bounds  # of each kind
+    cdef unordered_map[string, int64_t] kinds
+    cdef vector[Look] before, now  # of a query box
+    cdef vector[uint16_t] own  # bounds of one tile
+
+    def __init__(self, int64_t box_q, int64_t box_k):
+        self.box_q, self.box_k, self.query_box, self.pairs = box_q, box_k, 0, 0
+        for _ in range(box_q):
+            self.own.push_back(0)
+            self.own.push_back(<uint16_t>box_k)
+        self.kind_of_own()
+
+    def __len__(self):
+        return self.found.size() // 4
+
+    def add(self, const int64_t[::1] first, const int64_t[::1] last):
+        """The next queries along the axis, in whole boxes but for the last one of all: the keys of each are those from
+        `first` to `last`, none where that is less."""
+        cdef int64_t at = 0, count, queries = min(len(first), len(last))
+        cdef bint moved
+        with nogil:
+            while at < queries:
+                count = min(self.box_q, queries - at)
+                moved = at > 0 and count == self.box_q
+                moved = moved and all_moved(&first[at - count], &first[at], count)
+                moved = moved and all_moved(&last[at - count], &last[at], count)
+                self.add_box(&first[at], &last[at], count, moved)
+                at += count
+
+    def runs(self):
+        """(4, runs) int64: query box, first key box, key boxes and kind of runs of key boxes that follow one another,
+        by query box, then key box."""
+        made = np.empty((self.found.size() // 4, 4), np.int64)
+        cdef int64_t[:, ::1] view = made
+        if len(made):
+            memcpy(&view[0, 0], self.found.data(), 8 * self.found.size())
+        return np.ascontiguousarray(made.T)
+
+    def bounds_of_kinds(self):
+        """(kinds, box_q, 2) uint16: the first key in the tile of each query, and the one after its last; those of
+        padding queries are those of the last query."""
+        made = np.empty((self.bounds.size() // (2 * self.box_q), self.box_q, 2), np.uint16)
+        cdef uint16_t[:, :, ::1] view = made
+        if len(made):
+            memcpy(&view[0, 0, 0], self.bounds.data(), 2 * self.bounds.size())
+        return made
+
+    cdef int add_box(
+        self, const int64_t* first, const int64_t* last, int64_t count, bint moved
+    ) except -1 nogil:
+        """The tiles of the next query box; `moved` says that its spans are those of the box before, moved."""
+        cdef int64_t low = INT64_MAX, high = -1, begin = 0, end = INT64_MAX, i, at
+        cdef Look look
+        for i in range(count):
+            low, high = min(low, first[i]), max(high, last[i])
+            begin, end = max(begin, first[i]), min(end, last[i] + 1)  # the keys that every query has
+            self.pairs += max(last[i] + 1 - first[i], 0)
+        if not moved:
+            self.before.clear()
+        self.now.clear()
+        at = low // self.box_k * self.box_k
+        while at <= high:
+            look.first = INT64_MIN if begin <= at else first[0] - at
+            look.last = INT64_MAX if end >= at + self.box_k else last[0] - at
+            if look.first == INT64_MIN and look.last == INT64_MAX:
+                look.kind, look.length = WHOLE, (end - at) // self.box_k
+            else:
+                self.look_closer(&look, first, last, count, at)
+            if look.kind != NOTHING:
+                self.emit(at // self.box_k, look.length, look.kind)
+            at += look.length * self.box_k
+        self.before.swap(self.now)
+        self.query_box += 1
+        return 0
+
+    cdef int look_closer(
+        self, Look* look, const int64_t* first, const int64_t* last, int64_t count, int64_t at
+    ) except -1 nogil:
+        """Finds kind and length of a tile: mostly it looks like the one in its place in the query box before."""
+        cdef size_t place = self.now.size()
+        if (
+            place < self.before.size()
+            and self.before[place].first == look.first
+            and self.before[place].last == look.last
+            and self.before[place].length == 1  # others end where other spans begin or end
+        ):
+            look.kind, look.length = self.before[place].kind, 1
+        else:
+            self.cut(look, first, last, count, at)
+            if look.kind != NOTHING:
+                look.kind = self.kind_of_own()
+        self.now.push_back(look[0])
+        return 0
+
+    cdef void cut(
+        self, Look* look, const int64_t* first, const int64_t* last, int64_t count, int64_t at
+    ) noexcept nogil:
+        """Bounds of a tile, whether it has a key, and how many are like it, up to where a span begins or ends."""
+        cdef int64_t i, begin = 0, end = 0, following = FAR
+        cdef bint some = False, within = False
+        for i in range(self.box_q):
+            if i < count:
+                begin, end = first[i] - at, last[i] + 1 - at
+                if begin >= self.box_k:
+                    following = min(following, begin)
+                if end >= self.box_k:
+                    following = min(following, end)
+                begin, end = min(max(begin, 0), self.box_k), min(max(end, 0), self.box_k)
+                if begin >= end:
+                    begin = end = 0
+                some = some or begin < end
+                within = within or 0 < begin or 0 < end < self.box_k
+            self.own[2 * i], self.own[2 * i + 1] = <uint16_t>begin, <uint16_t>end
+        look.kind = WHOLE if some else NOTHING
+        look.length = 1 if within else following // self.box_k
+
+    cdef int64_t kind_of_own(self) except -3 nogil:
+        """The kind of the tile that was cut."""
+        cdef string key = string(<const char*>self.own.data(), 2 * self.own.size())
+        cdef unordered_map[string, int64_t].iterator known = self.kinds.find(key)
+        cdef int64_t number = self.kinds.size()
+        if known != self.kinds.end():
+            return dereference(known).second
+        self.kinds[key] = number
+        self.bounds.insert(self.bounds.end(), self.own.begin(), self.own.end())
+        return number
+
+    cdef int emit(self, int64_t key_box, int64_t length, int64_t kind) except -1 nogil:
+        self.found.push_back(self.query_box)
+        self.found.push_back(key_box)
+        self.found.push_back(length)
+        self.found.push_back(kind)
+        return 0
+
+
+cdef bint all_moved(const int64_t* before, const int64_t* now, int64_t count) noexcept nogil:
+    """Whether all numbers have changed by the same."""
+    cdef int64_t i, by = now[0] - before[0], differ = 0
+    for i in range(count):
+        differ |= (now[i] - before[i]) ^ by
+    return differ == 0

@@ -1,0 +1,89 @@
+"""Boxes of few queries, whose keys are read where they lie: against the oracle, on every instruction set."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import spattn
+from spattn import cpu, patterns
+from spattn.testing import DTYPES, LAYOUTS, Expectation, at_protected_page, inputs
+
+ISAS = cpu.instruction_sets()
+IMAGE = patterns.Neighborhood((9, 13), 5)
+
+
+def planned(pattern, tokens, box=(2, 2), block_kv=64):
+    return spattn.plan(pattern, tokens, heads=2, tile=(math.prod(box), block_kv), box=box)
+
+
+def check(q, k, v, pattern, box=(2, 2), block_kv=64):
+    """The forward of every instruction set within its budget."""
+    made, scale = planned(pattern, q.shape[2], box, block_kv), q.shape[3] ** -0.5
+    assert len(made.components) > 1, "keys of their own for each box"
+    expectation = Expectation(pattern, q, k, v, scale)
+    for isa in ISAS:
+        expectation.check(*cpu.forward(q, k, v, made, scale, isa=isa), isa)
+
+
+@pytest.mark.parametrize("head_dim", [1, 16, 40, 64])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_head_dims(dtype, head_dim):
+    """Rows of whole vectors are read in place, others copied; K and V are not alike."""
+    check(*inputs(1, 2, 1, q_len=117, head_dim=head_dim, head_dim_v=80 - head_dim, dtype=dtype), IMAGE)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layouts(dtype, layout):
+    check(*inputs(1, 2, q_len=117, head_dim=32, dtype=dtype, layout=layout), IMAGE)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reads_nothing_beyond_the_arrays(dtype):
+    for head_dim in (64, 18):
+        arrays = inputs(1, 2, q_len=117, head_dim=head_dim, dtype=dtype)
+        check(*map(at_protected_page, arrays), IMAGE)
+        check(*(at_protected_page(x[:, :, ::-1, ::-1])[:, :, ::-1, ::-1] for x in arrays), IMAGE)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_any_grid(data):
+    """Tiles of keys with padding along every axis, in one or several tiles, and rows of queries that are padding."""
+    axes = data.draw(st.integers(2, 3))
+    grid = tuple(data.draw(st.integers(3, 9 if axes == 2 else 6)) for _ in range(axes))
+    box = tuple(data.draw(st.integers(1, 4 if axes == 2 else 2)) for _ in range(axes))
+    dilation = data.draw(st.integers(1, 2))
+    fitting = [side for side in (1, 3, 5, 7) if side * dilation <= min(grid)]
+    pattern = patterns.Neighborhood(grid, data.draw(st.sampled_from(fitting)), dilation=dilation)
+    arrays = inputs(
+        1,
+        2,
+        q_len=math.prod(grid),
+        head_dim=data.draw(st.sampled_from([3, 16, 32])),
+        dtype=data.draw(st.sampled_from(sorted(DTYPES))),
+    )
+    made = planned(pattern, math.prod(grid), box, data.draw(st.sampled_from([64, 128])))
+    expectation = Expectation(pattern, *arrays, 0.3)
+    for isa in ISAS:
+        expectation.check(*cpu.forward(*arrays, made, 0.3, isa=isa), isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_hidden_values_reach_no_row(isa):
+    """What is NaN reaches the rows that may attend to it: not the others of their box, and none by way of padding."""
+    q, k, v = inputs(1, 2, q_len=117, head_dim=32)
+    made, clean = planned(IMAGE, 117), cpu.forward(q, k, v, planned(IMAGE, 117), 0.2, isa=isa)
+    for key in (0, 12, 60, 116):
+        poisoned = v.copy()
+        poisoned[:, :, key] = np.nan
+        out, lse = cpu.forward(q, k, poisoned, made, 0.2, isa=isa)
+        sees = np.array([IMAGE.bind(117, 117).allows(np.array(row), np.array(key)) for row in range(117)])
+        assert np.isnan(out[:, :, sees]).all()
+        for found, expected in zip((out, lse), clean, strict=True):
+            assert np.array_equal(found[:, :, ~sees], expected[:, :, ~sees])

@@ -1,0 +1,208 @@
+"""From bands of queries and ranges of distances to tiles."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import spattn
+from spattn import patterns as p
+from spattn.patterns._bands import Bands, either
+from spattn.plan import _tiling
+from spattn.plan._banded import tiles_of_bands
+from spattn.plan._budget import Budget
+from spattn.plan._masks import Masks
+from spattn.plan._tiling import cut_view
+from spattn.testing import check_plan
+from spattn.testing.strategies import Draw, sizes
+
+CLASSES = [
+    p.BlockLayout,
+    p.Causal,
+    p.Documents,
+    p.KeyBlocks,
+    p.KeyPadding,
+    p.PrefixLM,
+    p.Sinks,
+    p.SlidingWindow,
+    p.VerticalSlash,
+]
+TILES = [(16, 64), (1, 64), (7, 64), (48, 64), (64, 64), (128, 64), (33, 192), (64, 128)]
+
+
+def allowed(clauses, q, k):
+    """The pairs of positions, each of which is looked for in every run and range."""
+    found = np.ones((len(q), len(k)), bool)
+    for own in clauses:
+        some = np.zeros_like(found)
+        for band, (start, stop) in enumerate(itertools.pairwise(own.start)):
+            rows = (start <= q) & (q < stop)
+            for run in range(own.indptr[band], own.indptr[band + 1]):
+                some |= rows[:, None] & ((own.first[run] <= k) & (k < own.stop[run]))[None, :]
+        for least, stop in own.near:
+            apart = q[:, None] - k[None, :]
+            some |= (least <= apart) & (apart < stop)
+        found &= some
+    return found
+
+
+@st.composite
+def clauses(draw):
+    """Bands without runs, and without queries; runs and ranges in any order, empty, and beyond the sequence."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    far, long = draw(st.sampled_from([(60, 9), (300, 80), (400, 300)]))
+    bands = int(rng.integers(0, 6))
+    indptr = np.append(0, np.cumsum(rng.integers(0, 4, bands)))
+    first = rng.integers(-20, far, indptr[-1])
+    near = rng.integers(-far, far, (rng.integers(0, 4), 1)) + [0, 1]
+    near[:, 1] += rng.integers(-1, long, len(near))
+    start = np.sort(rng.integers(-30, far, bands + 1))
+    return Bands(start, indptr, first, first + rng.integers(-2, long, len(first)), near)
+
+
+def unpacked(tiles, query, key, masks):
+    """The cells of the tiles of two views of consecutive positions, True where they are allowed."""
+    block_q, block_kv = masks.tile
+    found = np.zeros((int(query["tiles"]) * block_q, int(key["tiles"]) * block_kv), bool)
+    bits = np.unpackbits(masks.array().view(np.uint8), axis=2, bitorder="little").astype(bool)
+    bits = np.concatenate([bits, np.ones((1, block_q, block_kv), bool)])  # the last one, number -1, is full
+    for query_tile, first, length, mask in zip(*tiles[:4], strict=True):
+        for tile in range(first, first + length):
+            cells = found[query_tile * block_q :, tile * block_kv :][:block_q, :block_kv]
+            assert not cells.any(), "each tile once"
+            cells[...] = bits[mask]
+    return found[: query["extent"][-1], : key["extent"][-1]]
+
+
+@given(
+    given=st.lists(clauses(), min_size=1, max_size=2),
+    tile=st.sampled_from(TILES),
+    places=st.tuples(st.integers(-20, 90), st.integers(0, 90)),
+    lengths=st.tuples(st.integers(1, 300), st.integers(1, 400)),
+)
+@settings(max_examples=200)
+def test_tiles_are_the_pairs_of_all_clauses(given, tile, places, lengths):
+    """On views that start anywhere; runs that could be one are one, and no tile without a pair is there."""
+    query, key = (cut_view(*side) for side in zip(places, [(1,)] * 2, [(n,) for n in lengths], zip(tile), strict=True))
+    masks = Masks(*tile, Budget(1 << 30))
+    tiles = tiles_of_bands(tuple(given), query, key, 0, masks, Budget(1 << 30))
+    q, k = (place + np.arange(n) for place, n in zip(places, lengths, strict=True))
+    expected = allowed(given, q, k)
+    np.testing.assert_array_equal(unpacked(tiles, query, key, masks), expected)
+    assert tiles.nnz == expected.sum()
+    blocks = [np.arange(0, n, side) for n, side in zip(lengths, tile, strict=True)]
+    pairs = np.add.reduceat(np.add.reduceat(expected, blocks[0], axis=0, dtype=int), blocks[1], axis=1)
+    assert tiles.length.sum() == (pairs > 0).sum()
+    whole = pairs == np.diff(blocks[0], append=lengths[0])[:, None] * tile[1]
+    assert tiles.length[tiles.mask < 0].sum() == whole.sum()
+    query_tile, key_tile, length, mask = tiles[:4]
+    follows = (query_tile[1:] == query_tile[:-1]) & (key_tile[1:] == key_tile[:-1] + length[:-1])
+    assert not (follows & (mask[1:] == mask[:-1])).any()
+    assert len(np.unique(masks.array(), axis=0)) == len(masks.array())
+
+
+@given(one=clauses(), other=clauses(), more=clauses())
+def test_either_of_two(one, other, more):
+    q, k = np.arange(-40, 400), np.arange(400)
+    joined = either([(one, other), (more,)])
+    np.testing.assert_array_equal(allowed(joined, q, k), allowed((one, other), q, k) | allowed((more,), q, k))
+
+
+@given(size=sizes(300), data=st.data())
+def test_patterns_have_the_same_plans_as_by_the_search(size, data):
+    """Table by table, but for the numbers of bitmasks and for their rows that are padding."""
+
+    def drawn(depth):
+        if depth and data.draw(st.integers(0, 2)):
+            one, other = drawn(depth - 1), drawn(depth - 1)
+            return one & other if data.draw(st.booleans()) else one | other
+        return data.draw(st.sampled_from(CLASSES)).random(Draw(data.draw), size)[0]
+
+    pattern = drawn(2)
+    tile = data.draw(st.sampled_from(TILES))
+    how = {"batch": size.batch, "heads": size.heads_q, "tile": tile, "workers": 3}
+    spattn.clear_plan_cache()
+    made = spattn.plan(pattern, size.q_len, size.kv_len, **how)
+    index_sets = [one.index_set(size.q_len, size.kv_len) for one in pattern.variants(size.batch, size.heads_q)[0]]
+    check_plan(made, index_sets)
+    spattn.clear_plan_cache()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_tiling, "_bands", lambda *_: None)
+        searched = spattn.plan(pattern, size.q_len, size.kv_len, **how)
+    spattn.clear_plan_cache()
+    names = (
+        "views",
+        "components",
+        "indptr",
+        "tile_indptr",
+        "indices",
+        "key_view",
+        "work",
+        "merge_rows",
+        "merge_indptr",
+    )
+    for name in (*names, "merge_indptr", "merge_sources", "merge_variants", "variant", "nnz", "slots"):
+        np.testing.assert_array_equal(getattr(made, name), getattr(searched, name), err_msg=name)
+    np.testing.assert_array_equal(made.mask < 0, searched.mask < 0)
+    assert len(made.masks) == len(searched.masks)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_built_in_patterns_have_bands(cls):
+    for pattern, length in (cls.example(), cls.typical()):
+        one = pattern.at(0, 0).bind(length, length)
+        assert (one)._bands(0, length) is not None
+        assert (p.Causal() & one | p.Sinks(2))._bands(0, length) is not None
+        assert (one - p.Causal())._bands(0, length) is None
+
+
+def test_few_queries_have_few_bands():
+    """A step of generation looks at the rows of its own queries alone."""
+    pattern = p.KeyBlocks(np.zeros((1000, 3), int), 8, 8).bind(1, 8000)
+    (own,) = pattern._bands(7999, 8000)
+    assert len(own.start) == 2 and len(own.first) == 3
+
+
+def test_what_takes_many_clauses_is_searched():
+    """(a & b) | (c & d) | ... has two to the number of operands."""
+    windows = [p.SlidingWindow(40 * n + 9, None) & p.SlidingWindow(None, 30 * n + 5) & p.Sinks(90) for n in range(3)]
+    pattern = windows[0] | windows[1] | windows[2]
+    assert (windows[0] | p.Causal())._bands(0, 9) is not None and (pattern)._bands(0, 9) is None
+    check_plan(spattn.plan(pattern, 200), [pattern.index_set(200, 200)])
+
+
+def test_documents_of_ten_million_tokens():
+    """Marks lie in several words of words; a run of full tiles is found without visiting each."""
+    made = spattn.plan(p.Causal() & p.Documents((9_999_000, 500)), 9_999_900, tile=(4096, 64))
+    assert made.nnz == 9_999_000 * 9_999_001 // 2 + 500 * 501 // 2
+    assert len(made.indices) < 70 * len(made.indptr)
+
+
+def test_too_many_runs_are_refused_before_all_are_found():
+    chequered = p.KeyBlocks(np.arange(0, 2048, 2) + np.zeros((1024, 1), int), 128, 64)
+    with pytest.raises(ValueError, match=r"^pattern: expected a plan of at most max_bytes = 100000 bytes, got one"):
+        spattn.plan(chequered, 131072, tile=(128, 64), max_bytes=100000)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"indptr": [1, 2]},
+        {"indptr": [0, 3]},
+        {"indptr": [0, 2, 1]},
+        {"start": [0]},
+        {"start": [9, 0]},
+        {"stop": [4]},
+        {"near": [[1, 2, 3]]},
+    ],
+    ids=str,
+)
+def test_arrays_that_do_not_fit_are_refused(change):
+    sound = {"start": [0, 9], "indptr": [0, 2], "first": [1, 5], "stop": [4, 7], "near": [[0, 1]]}
+    fields = {name: np.array(value, np.int64) for name, value in {**sound, **change}.items()}
+    view = cut_view(0, (1,), (9,), (16,))
+    with pytest.raises(ValueError, match="bands: expected arrays that fit each other"):
+        budget = Budget(1 << 20)
+        tiles_of_bands((Bands(**fields),), view, view, 0, Masks(16, 64, budget), budget)
