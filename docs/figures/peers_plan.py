@@ -14,8 +14,8 @@ COLOURS = {
 }
 
 path = Path.cwd().parents[1] / "benchmarks" / "results" / "peers_plan.json"
-results = json.loads(path.read_text())["results"] if path.exists() else []
-names = list(dict.fromkeys(row["name"] for row in results)) or ["nothing measured"]
+results = json.loads(path.read_text())["results"]
+names = list(dict.fromkeys(row["name"] for row in results))
 figure, axes = plt.subplots(
     1, len(names), figsize=(2.3 * len(names), 2.6), layout="constrained", sharey=True, squeeze=False
 )
