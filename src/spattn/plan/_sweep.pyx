@@ -23,7 +23,7 @@ cdef extern from "kernels/sweep.h" namespace "spattn" nogil:
 
     cdef cppclass CSweep "spattn::Sweep":
         CSweep(const Side& queries, const Side& keys, const vector[ClauseArrays]& clauses) except +
-        cbool run(int64_t most) except +
+        void run(int64_t most) except +
         int64_t shapes() const
         int64_t whole_shapes() const
         int64_t runs() const

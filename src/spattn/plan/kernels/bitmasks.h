@@ -1,11 +1,10 @@
 // Bitmasks by number: each different one has the next number, found by a hash of its words and compared word by word.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <vector>
+
+#include "numbers.h"
 
 namespace spattn {
 
@@ -29,51 +28,22 @@ class BitmaskNumbers {
   // which of the masks are new; returns how many.
   int64_t number(const uint64_t* hashes, const uint64_t* masks, int64_t count, int64_t words, const uint64_t* stored,
                  int32_t* numbers, int64_t* fresh) {
-    const int64_t before = known_;
+    const int64_t before = numbers_.known();
     for (int64_t n = 0; n < count; ++n) {
-      if (2 * (known_ + 1) > int64_t(places_.size())) grow();
-      const uint64_t* mask = masks + n * words;
-      for (size_t at = hashes[n] & (places_.size() - 1);; at = (at + 1) & (places_.size() - 1)) {
-        Known& own = places_[at];
-        if (own.number < 0) {
-          fresh[known_ - before] = n;
-          own = {hashes[n], int32_t(known_++)};
-          numbers[n] = own.number;
-          break;
-        }
-        if (own.hash != hashes[n]) continue;
-        const uint64_t* same =
-            own.number < before ? stored + own.number * words : masks + fresh[own.number - before] * words;
-        if (!memcmp(same, mask, 8 * words)) {
-          numbers[n] = own.number;
-          break;
-        }
-      }
+      const int64_t known = numbers_.known();
+      numbers[n] = numbers_.number(hashes[n], [&](int32_t own) {
+        const uint64_t* same = own < before ? stored + own * words : masks + fresh[own - before] * words;
+        return !memcmp(same, masks + n * words, 8 * words);
+      });
+      if (numbers[n] == known) fresh[known - before] = n;
     }
-    return known_ - before;
+    return numbers_.known() - before;
   }
 
-  int64_t known() const { return known_; }
+  int64_t known() const { return numbers_.known(); }
 
  private:
-  struct Known {
-    uint64_t hash;
-    int32_t number;
-  };
-
-  void grow() {
-    std::vector<Known> before(std::max<size_t>(64, 2 * places_.size()), Known{0, -1});
-    before.swap(places_);
-    for (const Known& own : before) {
-      if (own.number < 0) continue;
-      size_t at = own.hash & (places_.size() - 1);
-      while (places_[at].number >= 0) at = (at + 1) & (places_.size() - 1);
-      places_[at] = own;
-    }
-  }
-
-  std::vector<Known> places_;
-  int64_t known_ = 0;
+  HashedNumbers numbers_;
 };
 
 }  // namespace spattn

@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "numbers.h"
+
 namespace spattn {
 
 // What a clause is made of: see spattn/patterns/_bands.py.
@@ -51,7 +53,7 @@ inline int64_t join_intervals(Interval* intervals, int64_t count) {
   return kept;
 }
 
-inline int64_t pairs_plain(const uint64_t* words, int64_t count) {
+__attribute__((always_inline)) inline int64_t pairs_plain(const uint64_t* words, int64_t count) {
   int64_t pairs = 0;
   for (int64_t n = 0; n < count; ++n) pairs += __builtin_popcountll(words[n]);
   return pairs;
@@ -59,9 +61,7 @@ inline int64_t pairs_plain(const uint64_t* words, int64_t count) {
 
 #if defined(__x86_64__)
 __attribute__((target("popcnt"))) inline int64_t pairs_popcnt(const uint64_t* words, int64_t count) {
-  int64_t pairs = 0;
-  for (int64_t n = 0; n < count; ++n) pairs += __builtin_popcountll(words[n]);
-  return pairs;
+  return pairs_plain(words, count);
 }
 inline int64_t count_pairs(const uint64_t* words, int64_t count) {
   return __builtin_cpu_supports("popcnt") ? pairs_popcnt(words, count) : pairs_plain(words, count);
@@ -127,49 +127,27 @@ class Shapes {
     while (factors_.size() < count) factors_.push_back(factors_.empty() ? kFactor : kFactor * factors_.back());
     for (size_t n = 0; n < count; ++n) hash += shape[n] * factors_[n];
     hash = (hash ^ hash >> 32) * kFactor, hash ^= hash >> 32;
-    if (2 * ends_.size() > places_.size()) grow();
-    for (size_t at = hash & (places_.size() - 1);; at = (at + 1) & (places_.size() - 1)) {
-      const Known& known = places_[at];
-      if (known.number < 0) {
-        places_[at] = {hash, words_.size(), int32_t(size())};
-        words_.insert(words_.end(), shape, shape + count);
-        ends_.push_back(words_.size());
-        return places_[at].number;
-      }
+    const int32_t number = numbers_.number(hash, [&](int32_t known) {
       // A loop, because a call takes longer to compare so few words.
-      const uint64_t* own = words_.data() + known.first;
+      const uint64_t* own = words(known);
       size_t same = 0;
-      if (known.hash == hash) {
-        while (same < count && own[same] == shape[same]) ++same;
-        if (same == count) return known.number;
-      }
+      while (same < count && own[same] == shape[same]) ++same;
+      return same == count;
+    });
+    if (number == size()) {
+      words_.insert(words_.end(), shape, shape + count);
+      ends_.push_back(words_.size());
     }
+    return number;
   }
   // Where a shape begins, and the one before it ends.
   const uint64_t* words(int64_t number) const { return words_.data() + ends_[number]; }
   int64_t size() const { return int64_t(ends_.size()) - 1; }
 
  private:
-  struct Known {
-    uint64_t hash;
-    size_t first;  // word
-    int32_t number;
-  };
-
-  void grow() {
-    std::vector<Known> before(std::max<size_t>(64, 2 * places_.size()), Known{0, 0, -1});
-    before.swap(places_);
-    for (const Known& known : before) {
-      if (known.number < 0) continue;
-      size_t at = known.hash & (places_.size() - 1);
-      while (places_[at].number >= 0) at = (at + 1) & (places_.size() - 1);
-      places_[at] = known;
-    }
-  }
-
   static constexpr uint64_t kFactor = 0xD2E7470EE14C6C93u;  // odd, as its powers are
 
-  std::vector<Known> places_;
+  HashedNumbers numbers_;
   std::vector<uint64_t> words_, factors_;
   std::vector<size_t> ends_{0};
 };
@@ -188,16 +166,15 @@ class Sweep {
     for (const ClauseArrays& arrays : clauses) clauses_.emplace_back(arrays, queries, keys);
   }
 
-  // Finds the runs of all query tiles, their masks being numbers of shapes; false where they are more than `most`.
-  bool run(int64_t most) {
+  // Finds the runs of all query tiles, their masks being numbers of shapes, unless they are more than `most`.
+  void run(int64_t most) {
     for (int64_t tile = 0; tile < queries_.tiles(); ++tile) {
       words_ == 1 ? sweep<true>(tile) : sweep<false>(tile);
       ends_.push_back(runs_.size());
       if (rows_ == queries_.block) whole_shapes_ = shapes_.size();
-      if (int64_t(runs_.size()) > most) return false;
+      if (int64_t(runs_.size()) > most) return;
     }
     pairs_.assign(shapes_.size(), 0);
-    return true;
   }
 
   int64_t shapes() const { return shapes_.size(); }

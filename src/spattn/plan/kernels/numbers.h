@@ -1,0 +1,49 @@
+// Numbers of things, in the order in which they first came, by hashes of them; the things themselves are kept elsewhere.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace spattn {
+
+class HashedNumbers {
+ public:
+  // The number of a thing with this hash: one for which same(number) holds, or the next one.
+  template <class Same> int32_t number(uint64_t hash, const Same& same) {
+    if (2 * (size_t(known_) + 1) > places_.size()) grow();
+    for (size_t at = hash & (places_.size() - 1);; at = (at + 1) & (places_.size() - 1)) {
+      Known& own = places_[at];
+      if (own.number < 0) {
+        own = {hash, known_};
+        return known_++;
+      }
+      if (own.hash == hash && same(own.number)) return own.number;
+    }
+  }
+
+  int64_t known() const { return known_; }
+
+ private:
+  struct Known {
+    uint64_t hash;
+    int32_t number;
+  };
+
+  void grow() {
+    std::vector<Known> before(std::max<size_t>(64, 2 * places_.size()), Known{0, -1});
+    before.swap(places_);
+    for (const Known& own : before) {
+      if (own.number < 0) continue;
+      size_t at = own.hash & (places_.size() - 1);
+      while (places_[at].number >= 0) at = (at + 1) & (places_.size() - 1);
+      places_[at] = own;
+    }
+  }
+
+  std::vector<Known> places_;
+  int32_t known_ = 0;
+};
+
+}  // namespace spattn
