@@ -32,7 +32,7 @@ def test_each_different_bitmask_has_the_next_number(which, split):
 
 def test_bitmasks_of_one_key_are_told_apart(monkeypatch):
     """However many have it, within a call and from call to call."""
-    monkeypatch.setattr(Masks, "_keys", lambda self, masks: masks[:, 0] % 2)
+    monkeypatch.setattr(Masks, "_keys", lambda self, masks, rows: masks[:, 0] % 2)
     masks = np.zeros((12, 8), np.uint64)
     masks[:, 0] = [1, 3, 2, 1, 5, 3, 7, 4, 2, 9, 1, 5]
     made = Masks(SHAPE[0], 64 * SHAPE[1], Budget(1 << 20))
@@ -57,7 +57,7 @@ def test_padded_tiles_share_bitmasks(collide, tiles, at_once):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(_masks, "_TILES_AT_ONCE", at_once)
         if collide:
-            patched.setattr(Masks, "_keys", lambda self, masks: np.zeros(len(masks), np.uint64))
+            patched.setattr(Masks, "_keys", lambda self, masks, rows: np.zeros(len(masks), np.uint64))
         numbers = made.number(lambda some: content[some], padding, real)
     known = made.array()
     for tile, number in enumerate(numbers):
@@ -88,7 +88,7 @@ def test_keys_differ_where_bits_do():
     columns = np.unique(bits[:, None] | bits)
     rows = np.eye(128, dtype=np.uint64) * ~np.uint64(0)
     every = np.concatenate([cells, np.repeat(columns[:, None], 128, axis=1), rows])
-    assert len(np.unique(made._keys(every))) == len(every)
+    assert len(np.unique(made._keys(every, np.ones(128, np.uint8)))) == len(every)
 
 
 def test_a_budget_bounds_them():

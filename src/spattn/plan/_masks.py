@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ._bitmasks import Numbers, hashes
+from ._bitmasks import Numbers, first_alike, hashes
 from ._budget import Budget
 
 __all__ = ["EMPTY", "Masks", "packed"]
@@ -42,6 +42,7 @@ class Masks:
         self.tile = block_q, block_kv
         self.shape = block_q, block_kv // 64
         self._budget = budget
+        self._all_rows = np.ones(block_q, np.uint8)
         self._numbers, self._known = Numbers(), 0
         self._content = io.BytesIO()
 
@@ -54,7 +55,7 @@ class Masks:
 
     def _add_some(self, masks: np.ndarray) -> np.ndarray:
         size = 8 * masks.shape[1]
-        numbers, new = self._numbers.number(self._keys(masks), masks, self._stored())
+        numbers, new = self._numbers.number(self._keys(masks, self._all_rows), masks, self._stored())
         self._known += len(new)
         self._budget.need(size * min(self._known, self._budget.max_bytes // size + 1))  # the first that is too many
         self._content.write((masks if len(new) == len(masks) else masks[new]).data)
@@ -64,9 +65,9 @@ class Masks:
         """The words of all that are known. The buffer does not grow as long as somebody holds them."""
         return np.frombuffer(self._content.getbuffer(), np.uint64).reshape(-1, math.prod(self.shape))
 
-    def _keys(self, masks: np.ndarray) -> np.ndarray:
-        """A number of 64 bits for each bitmask."""
-        return hashes(masks)
+    def _keys(self, masks: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """A number of 64 bits for each bitmask, of these rows."""
+        return hashes(masks, rows)
 
     def number(self, masks: Callable[[np.ndarray], np.ndarray], padding: np.ndarray, real: np.ndarray) -> np.ndarray:
         """The number of the bitmask of each of some tiles, -1 where all is allowed, `EMPTY` where nothing is.
@@ -97,26 +98,15 @@ class Masks:
 
     def add_rows(self, masks: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """The number of a bitmask that equals each of `masks` in these rows: of the first one, known or among them."""
-        stored = self._stored().reshape(-1, *self.shape)
-        keys, own = self._keys_of_rows(stored, rows), self._keys_of_rows(masks, rows)
-        like = np.nonzero(np.isin(keys, own))[0]
-        every = np.compress(rows, np.concatenate([stored[like], masks]), axis=1)
+        masks, rows = masks.reshape(-1, math.prod(self.shape)), rows.view(np.uint8)
+        stored = self._stored()
+        known, keys = len(stored), np.concatenate([self._keys(some, rows) for some in (stored, masks)])
+        first = first_alike(keys, stored, masks, rows)
         del stored  # the buffer grows only while nobody holds it
-        every = every.reshape(len(every), np.count_nonzero(rows) * self.shape[1])
-        kind, first = Numbers().number(np.concatenate([keys[like], own]), every, every[:0])
-        number, new = np.empty(len(first), np.int32), first >= len(like)
-        number[~new] = like[first[~new]]
-        number[new] = self.add(masks[first[new] - len(like)])
-        return number[kind[len(like) :]]
-
-    def _keys_of_rows(self, masks: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """The keys of bitmasks of which these rows alone are looked at."""
-        at_once = max(1, _AT_ONCE // math.prod(self.shape))
-        found = [np.zeros(0, np.uint64)]
-        for start in range(0, len(masks), at_once):
-            some = np.compress(rows, masks[start : start + at_once], axis=1)
-            found.append(self._keys(some.reshape(len(some), -1)))
-        return np.concatenate(found)
+        new = np.flatnonzero(first == np.arange(known, known + len(masks)))
+        number = np.zeros(len(masks), np.int64)  # of those that are new
+        number[new] = self.add(masks[new])
+        return np.where(first < known, first, number[np.maximum(first - known, 0)]).astype(np.int32)
 
     def array(self) -> np.ndarray:
         """All of them, (n, block_q, words) uint64."""
