@@ -56,6 +56,11 @@ class Explanation:
             f"tile: {plan.block_q} queries × {plan.block_kv} keys, "
             f"in boxes of {' and '.join(map(_sides, boxes))} queries",
             f"views: {len(plan.views)} in {len(plan.components)} components",
+            *(
+                ["order: tokens that attend to each other are taken together, wherever they stand"]
+                if plan.ordered
+                else []
+            ),
             f"work items: {len(plan.work)}, {splits} of which share rows; {len(plan.merge_rows)} rows are merged",
             f"pairs: {plan.nnz} allowed, {computed} in the tiles (efficiency {plan.efficiency:.3g}); "
             f"density {plan.density:.3g}",
@@ -145,6 +150,9 @@ def warn_where_dense_wins(
 def _computed(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:
     """(keys, queries) of all pairs that a work item computes."""
     component = plan.components[item["component"]]
+    q_order, kv_order = (
+        order[component["variant"]] if plan.ordered else None for order in (plan.q_order, plan.kv_order)
+    )
     row, valid = positions(plan.views[component["query_view"]], np.array([item["query_tile"]]))
     number = np.arange(item["begin"], item["end"])
     run = np.searchsorted(plan.tile_indptr, number, side="right") - 1
@@ -152,7 +160,9 @@ def _computed(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:
     for view, tile in zip(plan.key_view[run], plan.indices[run] + number - plan.tile_indptr[run], strict=True):
         place, real = positions(plan.views[component["key_view"] + view], np.array([tile]))
         key.append(place[real])
-    queries, keys = np.meshgrid(row[valid], np.concatenate(key), indexing="ij")
+    q, k = row[valid], np.concatenate(key)
+    q, k = (at if order is None else order[at] for at, order in ((q, q_order), (k, kv_order)))
+    queries, keys = np.meshgrid(q, k, indexing="ij")
     return keys.ravel() + 0.5, queries.ravel() + 0.5
 
 

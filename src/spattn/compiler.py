@@ -38,6 +38,7 @@ def plan(
     box: tuple[int, ...] | None = None,
     workers: int = 1,
     max_bytes: int | None = None,
+    ordered: bool = False,
 ) -> Plan:
     """The plan that is kept for these arguments or moves there, or a new one; :func:`spattn.plan` names the errors."""
     kv_len = q_len if kv_len is None else kv_len
@@ -54,6 +55,7 @@ def plan(
         _check_tile(tile),
         None if box is None else _check_box(box, tile),
         _at_least(1, "workers", workers),
+        ordered,
     )
     if max_bytes is not None:
         _at_least(0, "max_bytes", max_bytes)
@@ -74,6 +76,7 @@ def plan_for(
     max_bytes: int | None = None,
     tile_by_tile: bool = False,
     box: tuple[int, ...] | None = None,
+    ordered: bool = False,
 ) -> Plan:
     """The same for a call, with the tiles and the number of workers that suit a backend, which may write its lists out
     tile by tile: `max_bytes` bounds that, too."""
@@ -87,6 +90,7 @@ def plan_for(
         box=box,
         workers=workers,
         max_bytes=max_bytes,
+        ordered=ordered,
     )
     if tile_by_tile:
         Budget(memory() if max_bytes is None else max_bytes).need_tiles(made.tiles)
@@ -102,13 +106,14 @@ def _compile(
     tile: tuple[int, int],
     box: tuple[int, ...] | None,
     workers: int,
+    ordered: bool,
     budget: Budget,
 ) -> Plan:
     with whole_imports:  # which plans that are kept do not need
         from .plan._build import tile_pattern
         from .schedule.growth import Growth, fixed
 
-    tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, box, budget)
+    tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, box, ordered, budget)
     growth = Growth.of(tiled, q_len, tile, workers).fields if len(tiled.growing) else None
     made = Plan(
         pattern=pattern,

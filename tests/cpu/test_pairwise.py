@@ -247,3 +247,16 @@ def test_scattered_pairs_are_planned_pair_by_pair():
 def test_other_patterns_keep_their_tile(pattern, q_len):
     q, k, v = inputs(1, 2, q_len=q_len, kv_len=1024, head_dim=64)
     assert spattn.plan(pattern, backend="cpu", like=(q, k, v)).tile == cpu.TILE
+
+
+@pytest.mark.parametrize("also", [None, patterns.Causal()])
+def test_pairs_that_are_few_in_every_tile_have_one_plan(no_plans, also):
+    """That of tiles, which would hold a bitmask for each pair, is not made."""
+    rng = np.random.default_rng(0)
+    listed = patterns.from_pairs(np.repeat(np.arange(2048), 3), rng.integers(0, 2048, 6144), 2048, 2048)
+    pattern = listed if also is None else also & listed
+    arrays = inputs(1, 2, q_len=2048, kv_len=2048, head_dim=16)
+    out, lse = spattn.attention(*arrays, pattern, backend="cpu", return_lse=True)
+    Expectation(pattern, *arrays).check(out, lse)
+    assert spattn.plan_cache_info().plans == 1
+    assert spattn.plan(pattern, backend="cpu", like=arrays).tile == (1, 64)

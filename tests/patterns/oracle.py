@@ -17,6 +17,8 @@ def allowed(pattern, i: int, j: int, q_len: int, kv_len: int) -> bool:
         return prefix(pattern, i, j, q_len, kv_len)
     if isinstance(pattern, p.RowIntervals):
         return 0 <= i < q_len and pattern.start[i] <= j < pattern.stop[i]
+    if isinstance(pattern, p.Clusters):
+        return clusters(pattern, i, j, q_len, kv_len)
     if isinstance(pattern, p.CSR):
         return 0 <= i < q_len and j in pattern.indices[pattern.indptr[i] : pattern.indptr[i + 1]]
     if isinstance(pattern, p.RowRuns):
@@ -52,6 +54,15 @@ def prefix(x, i, j, q_len, kv_len):
     rows = min(q_len, keys)
     row = position - x.tokens - (keys - rows)
     return position < x.tokens or j < x.tokens or allowed(x.inner, row, j - x.tokens, rows, keys)
+
+
+def clusters(x, i, j, q_len, kv_len):
+    position = i + kv_len - q_len
+    if x.q_labels is not None:
+        label = x.q_labels[i] if 0 <= i < q_len else -1
+    else:
+        label = x.labels[position] if 0 <= position < kv_len else -1
+    return label >= 0 and x.labels[j] == label
 
 
 def sliding_window(x, q, k, n):
@@ -295,6 +306,7 @@ RULES = {
     p.QueriesAt: queries_at,
     p.Prefix: prefix,
     p.PerAxis: per_axis,
+    p.Clusters: None,
     p.RowIntervals: None,  # by the row, as allowed() says
     p.CSR: None,  # likewise
     p.RowRuns: None,  # likewise

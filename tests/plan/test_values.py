@@ -53,7 +53,7 @@ def own_plan(request):
 
 def test_arrays_cannot_be_written(plan):
     found = arrays(plan)
-    assert len(found) == 15
+    assert len(found) == 17
     for name, array in found.items():
         assert np.array_equal(array, getattr(good_plan(), name)), name
         for view in (array, array[:0], array.reshape(-1)):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from .. import compiler
 from .._backends import Limits, PreparedBackward, PreparedForward
 from .._cached import Recent
 from ..call import Call, check_results
@@ -137,7 +138,10 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
     own = device(_default_isa(), call.dtype)
     if backward:
         own = own._replace(few=0)
-    made = _choice.chosen(pattern, call, _tile_for(call.dtype), workers, max_bytes, own)
+    tile = _tile_for(call.dtype)
+    if _pairwise.clearly(pattern, call, tile):
+        return compiler.plan_for(pattern, call, (1, tile[1]), workers, max_bytes)
+    made = _choice.chosen(pattern, call, tile, workers, max_bytes, own)
     return _pairwise.instead(made, pattern, call, workers, max_bytes, own) if _pairwise.may_pay(made) else made
 
 

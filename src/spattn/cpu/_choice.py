@@ -36,6 +36,7 @@ __all__ = ["chosen", "dense_ms", "in_boxes", "planned_or", "price_ms", "price_of
 _EFFICIENT = 0.6  # from here on nothing else is tried
 _CELLS = range(17, 97)  # of a box: of more the weights leave the first-level cache
 _FEW = 4  # rows of a box that has no more than vectors have lanes are computed so many at a time
+_MANY = 4
 _MOST_BOXES = 2560  # each has views of its own
 _TRIED, _ROWS_TRIED = 2, 1  # plans that are made beside the default: computed by vectors of queries, and by rows
 
@@ -71,15 +72,36 @@ def _features(sizes: Sizes, device: Device) -> Features:
 def chosen(
     pattern: Pattern, call: Call, tile: tuple[int, int], workers: int, max_bytes: int | None, device: Device
 ) -> Plan:
-    """The cheapest of the plan with this tile and of a few in boxes of queries with keys of their own, where the former
-    computes many pairs that are not allowed."""
-    plan = compiler.plan_for(pattern, call, tile, workers, max_bytes)
+    """The cheapest of the plan with this tile, tokens in an order of the pattern's if it has one, and of a few in boxes
+    of queries with keys of their own, where the former computes many pairs that are not allowed."""
+    plan = compiler.plan_for(pattern, call, tile, workers, max_bytes, ordered=pattern._has_order)
+    if plan.ordered:
+        return _or_in_a_row(plan, pattern, call, tile, workers, max_bytes, device)
     if plan.efficiency >= _EFFICIENT or not pattern.grids():
         return plan
     box = _box(plan, (call.batch, call.heads_q, call.head_dim, call.head_dim_v), workers, device)
     if box is None:
         return plan
     return planned_or(plan, pattern, call, (math.prod(box), tile[1]), workers, max_bytes, box=box)
+
+
+def _or_in_a_row(
+    plan: Plan,
+    pattern: Pattern,
+    call: Call,
+    tile: tuple[int, int],
+    workers: int,
+    max_bytes: int | None,
+    device: Device,
+) -> Plan:
+    """The cheaper of an ordered plan and of that of tokens in a row, which is made only where its tiles cannot be many
+    times as many."""
+    every = plan.variants * math.prod(grid_of((call.q_len, call.kv_len), tile))
+    if plan.efficiency >= _EFFICIENT or every > _MANY * plan.tiles:
+        return plan
+    other = planned_or(plan, pattern, call, tile, workers, max_bytes)
+    sizes = call.batch, call.heads_q, call.head_dim, call.head_dim_v
+    return min(plan, other, key=lambda own: price_ms(own, sizes, device))
 
 
 def planned_or(plan: Plan, *arguments: Any, **options: Any) -> Plan:
@@ -111,8 +133,9 @@ def _box(plan: Plan, sizes: Sizes, workers: int, device: Device) -> tuple[int, .
 def _plan_of(plan: Plan, sizes: Sizes, box: tuple[int, ...], workers: int) -> Plan:
     assert plan.pattern is not None, "boxes come from a pattern's spans"
     tile, (batch, heads, *_) = (math.prod(box), plan.block_kv), sizes
-    how = {"batch": batch, "heads": heads, "workers": workers}
-    return compiler.plan(plan.pattern, plan.q_len, plan.kv_len, tile=tile, box=box, **how)
+    return compiler.plan(
+        plan.pattern, plan.q_len, plan.kv_len, batch=batch, heads=heads, tile=tile, box=box, workers=workers
+    )
 
 
 def _promising(plan: Plan, sizes: Sizes, device: Device) -> list[tuple[int, ...]]:

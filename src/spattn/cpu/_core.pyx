@@ -48,6 +48,8 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         const int32_t* mask
         const uint64_t* masks
         const Work* work
+        const int32_t* q_order
+        const int32_t* kv_order
         const int32_t* merge_rows
         const int32_t* merge_indptr
         const int32_t* merge_sources
@@ -212,6 +214,8 @@ cdef class Prepared:
         to.mask = <const int32_t*>cnp.PyArray_DATA(plan.mask)
         to.masks = <const uint64_t*>cnp.PyArray_DATA(plan.masks)
         to.work = <const Work*>cnp.PyArray_DATA(work)
+        to.q_order = <const int32_t*>cnp.PyArray_DATA(plan.q_order) if len(plan.q_order) else NULL
+        to.kv_order = <const int32_t*>cnp.PyArray_DATA(plan.kv_order) if len(plan.kv_order) else NULL
         to.merge_rows = <const int32_t*>cnp.PyArray_DATA(plan.merge_rows)
         to.merge_indptr = <const int32_t*>cnp.PyArray_DATA(plan.merge_indptr)
         to.merge_sources = <const int32_t*>cnp.PyArray_DATA(plan.merge_sources)

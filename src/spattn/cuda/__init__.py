@@ -106,6 +106,7 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
         has.
     """
     plan = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
+    _check_order(plan)
     if 0 in call.out_shape or call.kv_len == 0:
         return execute.Nothing(call)
     ordinal = call.kind.ordinal(call.q)
@@ -140,6 +141,7 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
         As :func:`prepare`.
     """
     plan = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
+    _check_order(plan)
     if 0 in call.rows or call.kv_len == 0:
         return execute.NoGradients(call)
     gpu = device.get(call.kind.ordinal(call.q))
@@ -164,6 +166,11 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
     return compiler.plan_for(pattern, call, shape, workers, max_bytes, tile_by_tile=True)
 
 
+def _check_order(plan: Plan) -> None:
+    if plan.ordered:
+        raise ValueError("plan: expected one of tokens in their order, got an ordered one, which the CPU executes")
+
+
 def _decodes(gpu: device.Device, call: Call) -> bool:
     """Whether lists are best cut into as many pieces as there are SMs: one query tile for all heads of a
     group, and at least four pieces a group. Fewer pieces are fewer rows to merge."""
@@ -174,7 +181,8 @@ def _decodes(gpu: device.Device, call: Call) -> bool:
 def accepts(plan: Plan, call: Call) -> bool:
     """Whether :func:`prepare` takes a plan."""
     gpu, head_dim = device.get(call.kind.ordinal(call.q)), max(call.head_dim, call.head_dim_v)
-    return portable.accepts(plan.block_q, plan.block_kv) and portable.fits(gpu, plan.block_q, call.dtype, head_dim)
+    fits = portable.accepts(plan.block_q, plan.block_kv) and portable.fits(gpu, plan.block_q, call.dtype, head_dim)
+    return fits and not plan.ordered
 
 
 def tile(dtype: str, head_dim: int, head_dim_v: int | None = None, ordinal: int | None = None) -> tuple[int, int]:

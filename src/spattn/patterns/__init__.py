@@ -16,6 +16,7 @@ from .arrays import BlockLayout, KeyBlocks, Mask
 from .basic import BlockLocal, Causal, Columns, Full, Sinks, Stride
 from .bigbird import BigBird
 from .child import Fixed, Strided
+from .clusters import Clusters
 from .documents import Documents, PrefixLM
 from .grid import Axial, Windowed
 from .intervals import ColumnIntervals, RowIntervals
@@ -37,6 +38,7 @@ __all__ = [
     "BlockLocal",
     "ByContent",
     "Causal",
+    "Clusters",
     "ColumnIntervals",
     "Columns",
     "DilatedWindow",

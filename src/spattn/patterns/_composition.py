@@ -7,7 +7,7 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from ._lattice import Ends, Part, whole_part
 from ._pattern import Pattern
 from ._predicate import allowed
 from ._registry import DEEPEST, OPERATORS
+
+if TYPE_CHECKING:
+    from ._in_order import Ordered
 
 __all__ = ["And", "Not", "Or", "nesting"]
 
@@ -179,6 +182,18 @@ class And(Composite):
     @property
     def _lists_pairs(self) -> bool:  # type: ignore[override]  # of its operands, not of its class
         return any(p._lists_pairs for p in self.operands)
+
+    @property
+    def _has_order(self) -> bool:  # type: ignore[override]
+        return any(p._has_order for p in self.operands)
+
+    def _in_order(self, also: Pattern | None = None) -> Ordered | None:
+        """In the order of the first operand that has one."""
+        for p in self.operands:
+            if p._has_order:
+                others = [other for other in self.operands if other is not p]
+                return p._in_order(And.of(*others, *(() if also is None else (also,))))
+        return None
 
     def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
         listing = next(p for p in self.operands if p._lists_pairs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -20,10 +20,13 @@ from ._lattice import Ends, Part
 from ._parameters import check_parameters, default_value
 from ._registry import OPERATORS, pattern_class
 
+if TYPE_CHECKING:
+    from ._in_order import Ordered
+
 __all__ = ["Pattern"]
 
 # What must agree with a predicate.
-_HINTS = {"runs", "parts", "ends", "translation_invariant", "_bands", "_candidates", "_lists_pairs"}
+_HINTS = {"runs", "parts", "ends", "translation_invariant", "_bands", "_candidates", "_lists_pairs", "_has_order"}
 
 
 class Pattern:
@@ -49,6 +52,8 @@ class Pattern:
     """True when the parameters leave only some lengths, as a grid does."""
     _lists_pairs: ClassVar[bool] = False
     """Whether :meth:`_pairs` lists the allowed pairs, of which plans and index sets are made then."""
+    _has_order: ClassVar[bool] = False
+    """Whether there may be an order of the tokens in which its pairs lie together: :meth:`_in_order` of some head."""
     _depth: ClassVar[int] = 0
     _terms: ClassVar[int] = 1
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # made by the decorator of subclasses
@@ -359,6 +364,11 @@ class Pattern:
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
         """Hint: clauses, all of which allow each allowed pair of the queries at ``[first, stop)``; None where there are
         none."""
+        return None
+
+    def _in_order(self, also: Pattern | None = None) -> Ordered | None:
+        """Hint: the pairs of this pattern, bound to its lengths, in an order of the tokens in which they lie together;
+        None where there is none. With `also`, those pairs that this pattern allows, too."""
         return None
 
     def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 
 from .._cached import cached_property
+from .._imports import whole_imports
 from .._index_checks import LONGEST, check_csr, q_offset
 from .._ragged import offsets, ramp
 from ..index_set import AffineRows, Runs
 from ._check import assign, integer
+from ._composition import And
 from ._content import ByContent, frozen_array
+from ._in_order import InOrder, Ordered
 from ._lattice import Part, whole_part
 from ._listed_cells import SortedCells
 from ._pattern import Pattern
@@ -67,6 +70,8 @@ class CSR(ByContent, Pattern):
     indptr: np.ndarray
     indices: np.ndarray
     kv_len: int
+
+    _has_order = True
 
     def __post_init__(self) -> None:
         assign(
@@ -143,6 +148,8 @@ class RowRuns(ArrayPattern):
     step: np.ndarray
     count: np.ndarray
 
+    _has_order = True
+
     def __post_init__(self) -> None:
         for name in ("start", "step", "count"):
             array = frozen_array(name, getattr(self, name), np.int64, (2, 3, 4))
@@ -213,9 +220,19 @@ class _BoundCSR(Pattern):
     given: CSR
     first: int
     _lists_pairs = True
+    _has_order = True
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         return self.given.bind(q_len, kv_len)
+
+    def _in_order(self, also: Pattern | None = None) -> Ordered | None:
+        with whole_imports:  # which few plans need
+            from ._alike import alike_together
+
+        orders = alike_together(self.given.indptr, self.given.indices, self.given.kv_len)
+        if orders is None:
+            return None
+        return Ordered(InOrder(self if also is None else And.of(self, also), *orders, self.first), *orders)
 
     @cached_property
     def _table(self) -> _PairTable:

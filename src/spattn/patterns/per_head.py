@@ -84,6 +84,10 @@ class Chosen(Pattern):
             raise ValueError(f"{name}: expected the pattern of one {one}, got {got}; use .at(batch, head)")
         return self.patterns[0]
 
+    @property
+    def _has_order(self) -> bool:  # type: ignore[override]  # of what it chooses among, not of its class
+        return any(p._has_order for p in self.patterns)
+
     def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
         return self._only().runs(q, kv_len)
 

@@ -12,11 +12,12 @@ from .._index_checks import q_offset
 from .._ragged import offsets
 from ..patterns import Ends, Full, Lattice, Pattern
 from ..patterns._check import integers
+from ..patterns._in_order import Ordered
 from ._budget import Budget
 from ._masks import Masks
 from ._parts import Piece, parts_of
 from ._tiling import find_tiles, make_view
-from ._types import COMPONENT, VIEW
+from ._types import COMPONENT, NO_ORDER, VIEW
 
 __all__ = ["Tiled", "tile_pattern"]
 
@@ -46,6 +47,8 @@ class Tiled:
     least: int | None
     growing: np.ndarray
     rests: np.ndarray
+    q_order: np.ndarray
+    kv_order: np.ndarray
 
 
 def tile_pattern(
@@ -56,12 +59,14 @@ def tile_pattern(
     heads: int,
     tile: tuple[int, int],
     box: tuple[int, ...] | None,
+    ordered: bool,
     budget: Budget,
 ) -> Tiled:
     """All tiles of a pattern that hold an allowed pair; ValueError where `budget` does not allow so many.
 
     Those of a sequence that grows between its ends are for the fewest keys that have a full tile there. With `box`,
-    parts with spans are cut into boxes of so many queries along each axis (:mod:`._query_boxes`).
+    parts with spans are cut into boxes of so many queries along each axis (:mod:`._query_boxes`). With `ordered` tokens
+    are taken in the orders that patterns have.
     """
     own_batch, own_heads = pattern.sizes()
     budget.need(_INDEX_BYTES * (own_batch or batch) * (own_heads or heads))
@@ -69,12 +74,28 @@ def tile_pattern(
     if not variants:  # no batch entry or no head: nobody asks, and the answer is nothing
         variants, index = [~Full()], np.zeros((1, 1), np.int32)
     bound = [variant.bind(q_len, kv_len) for variant in variants]
+    orders = NO_ORDER, NO_ORDER
+    if ordered:
+        budget.need(_INDEX_BYTES * len(variants) * (q_len + kv_len))
+        found = [pattern._in_order() if pattern._has_order else None for pattern in bound]
+        orders = _orders(found, q_len, kv_len)
+        bound = [own if new is None else new.pattern for own, new in zip(bound, found, strict=True)]
     own = [_ends_of(v, q_len, kv_len) if b is v else None for v, b in zip(variants, bound, strict=True)]
     ends, kv_len = _joint_ends(own, q_len, kv_len, tile[1])
     builder = _Builder(q_len, kv_len, tile, box, budget)
     for one, its in zip(bound, ends, strict=True):
         builder.add_variant(one, its)
-    return builder.finish(index)
+    return builder.finish(index, *orders)
+
+
+def _orders(found: Sequence[Ordered | None], q_len: int, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """The orders of all variants, a row each, those without one in the order of rows; empty where all are in that."""
+    q_order, kv_order = np.arange(q_len), np.arange(kv_len)
+    each = [(q_order, kv_order) if one is None else (one.q_order, one.kv_order) for one in found]
+    if all(np.array_equal(q, q_order) and np.array_equal(k, kv_order) for q, k in each):
+        return NO_ORDER, NO_ORDER
+    of_q, of_kv = (frozen(np.array(side, np.int32)) for side in zip(*each, strict=True))
+    return of_q, of_kv
 
 
 def _ends_of(pattern: Pattern, q_len: int, kv_len: int) -> Ends | None:
@@ -172,7 +193,7 @@ class _Builder:
         self.view_count += moved.size
         self.rows += int(views[0]["tiles"])
 
-    def finish(self, index: np.ndarray) -> Tiled:
+    def finish(self, index: np.ndarray, q_order: np.ndarray, kv_order: np.ndarray) -> Tiled:
         """The tables, which take over one array after the other."""
         length, indices, key_view, mask = (self._column(number) for number in range(4))
         indptr = offsets(np.concatenate([np.zeros(0, np.int64), *self.counts])).astype(np.int32)
@@ -193,6 +214,8 @@ class _Builder:
             self.least,
             growing,
             _last_runs(components, growing, indptr, key_view),
+            q_order,
+            kv_order,
         )
 
     def _column(self, number: int) -> np.ndarray:

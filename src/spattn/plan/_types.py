@@ -23,6 +23,9 @@ component
     Components of one family share their CSR rows; they differ only in where their views start. The rows of the
     families follow one another. No two components of a variant allow the same pair: whoever makes a plan by hand sees
     to it, because nobody can check that cheaply.
+order
+    Views are lattices of *places*. Place p of variant v is query row ``q_order[v, p]``, or key ``kv_order[v, p]``: each
+    once. Where `q_order` and `kv_order` are empty, place p is row p and key p. Merges name rows.
 bitmask
     ``masks[m, r, w]``: bit ``b`` (1 << b) is set when query cell ``r`` may attend to key cell ``64 * w + b``. Bits of
     padding keys are never set in a row that is not padding; rows that are padding hold anything.
@@ -47,7 +50,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -80,6 +83,7 @@ VIEW = np.dtype(
 COMPONENT = np.dtype(
     [("query_view", "i4"), ("key_view", "i4"), ("first_row", "i4"), ("query_tiles", "i4"), ("variant", "i4")]
 )
+NO_ORDER = frozen(np.zeros((0, 0), np.int32))  # of places that are rows and keys
 WORK = np.dtype([("component", "i4"), ("query_tile", "i4"), ("begin", "i8"), ("end", "i8"), ("slot", "i8")])
 
 
@@ -205,6 +209,10 @@ class Plan:
         Variant of each batch entry and query head.
     nnz : int
         Allowed (query, key) pairs, summed over variants.
+    q_order : (variants, q_len) or (0, 0) int32 array, optional
+        The query row at each place of each variant; empty (the default) where all are in order.
+    kv_order : (variants, kv_len) or (0, 0) int32 array, optional
+        The key at each place; empty where `q_order` is.
     """
 
     pattern: Pattern | None
@@ -229,6 +237,8 @@ class Plan:
     merge_variants: np.ndarray
     variant: np.ndarray
     nnz: int
+    q_order: np.ndarray = field(default_factory=lambda: NO_ORDER)
+    kv_order: np.ndarray = field(default_factory=lambda: NO_ORDER)
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -240,6 +250,11 @@ class Plan:
     def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
         """Copies and unpickled plans are made as any other: with arrays of their own, and unchecked."""
         return Plan, tuple(getattr(self, field.name) for field in fields(Plan))
+
+    @property
+    def ordered(self) -> bool:
+        """Whether places are not simply rows and keys: see `q_order`."""
+        return bool(self.q_order.size or self.kv_order.size)
 
     @property
     def variants(self) -> int:

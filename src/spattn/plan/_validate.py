@@ -30,10 +30,13 @@ _INT32 = (
     "merge_sources",
     "merge_variants",
     "variant",
+    "q_order",
+    "kv_order",
 )
 _DTYPES = {"views": VIEW, "components": COMPONENT, "work": WORK, "masks": np.dtype(np.uint64)}
 _DTYPES["tile_indptr"] = np.dtype(np.int64)
 _DTYPES |= dict.fromkeys(_INT32, np.dtype(np.int32))
+_DIMENSIONS = {"masks": 3, "variant": 2, "q_order": 2, "kv_order": 2}
 _TILES_AT_ONCE = 1 << 16  # whose padding is looked at
 
 
@@ -68,7 +71,7 @@ def _check_numbers(p: Plan) -> None:
 
 def _check_arrays(p: Plan) -> None:
     for name, dtype in _DTYPES.items():
-        array, dimensions = getattr(p, name), {"masks": 3, "variant": 2}.get(name, 1)
+        array, dimensions = getattr(p, name), _DIMENSIONS.get(name, 1)
         fits = isinstance(array, np.ndarray) and array.dtype == dtype and array.ndim == dimensions
         _require(fits, name, f"a {dimensions}-D array of {dtype}")
     _require(p.masks.shape[1:] == (p.block_q, p.block_kv // 64), "masks", "bitmasks of the tile's shape")
@@ -88,6 +91,11 @@ def _check_arrays(p: Plan) -> None:
     _require(len(p.merge_indptr) == len(p.merge_rows) + 1, "merge_indptr", "one range per merge")
     _require(p.variant.size > 0, "variant", "at least one batch entry and head")
     _require(((p.variant >= 0) & (p.variant < p.variants)).all(), "variant", "numbers of variants")
+    if p.q_order.shape != (0, 0) or p.kv_order.shape != (0, 0):
+        for name, length in (("q_order", p.q_len), ("kv_order", p.kv_len)):
+            order, shape = getattr(p, name), (p.variants, length)
+            _require(order.shape == shape, name, f"shape {shape}")
+            _require((np.sort(order, axis=1) == np.arange(length)).all(), name, f"each of {length} once in every row")
 
 
 def _families(p: Plan) -> list[Family]:
@@ -235,6 +243,7 @@ def _check_merges(p: Plan) -> None:
         _require(np.array_equal(number, np.arange(len(number))), "work", "a slot of its own for each item that has one")
         slots = max(slots, len(number))
         item, cell, position = real_cells(p.views[p.components["query_view"][items["component"]]], items["query_tile"])
+        position = p.q_order[variant, position] if p.ordered else position
         slot = items["slot"][item].astype(np.int64)
         merges = slice(*p.merge_variants[variant : variant + 2])
         rows = np.sort(np.concatenate([position[slot < 0], p.merge_rows[merges]]))

@@ -61,7 +61,7 @@ def units(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> Units:
     work, per_head = by_rows(plan), -(-_PARALLEL_UNITS // (batch * heads_kv))
     groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
     kinds, kind = np.unique(groups, axis=0, return_inverse=True)
-    ranges = _key_ranges(plan, work) if per_head > 1 else None
+    ranges = _key_ranges(plan, work) if per_head > 1 and not plan.ordered else None  # in no order they are all keys
     cuts = np.stack([_cut(plan, work, ranges, variants, per_head) for variants in kinds])
     made = cuts[kind.ravel()].ravel()
     made["batch"], made["head_kv"] = np.divmod(np.repeat(np.arange(len(kind)), per_head), heads_kv)

@@ -73,7 +73,7 @@ class Growth:
 
 def fixed(tiled: Tiled, q_len: int, block_q: int, workers: int) -> dict[str, Any]:
     """The same fields of a plan that does not grow."""
-    names = ("kv_len", "views", "tile_indptr", "indices", "mask", "masks", "nnz")
+    names = ("kv_len", "views", "tile_indptr", "indices", "mask", "masks", "nnz", "q_order", "kv_order")
     return {name: getattr(tiled, name) for name in names} | share_out(tiled, q_len, block_q, workers)._asdict()
 
 

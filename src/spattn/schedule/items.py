@@ -63,6 +63,8 @@ def share_out(tiled: Tiled, q_len: int, block_q: int, workers: int) -> Items:
     """
     ends = tiled.variant_components
     shares = [_share(tiled, first, last, q_len, block_q, workers) for first, last in zip(ends, ends[1:], strict=False)]
+    if tiled.q_order.size:  # merges name rows
+        shares = [own._replace(rows=rows[own.rows]) for own, rows in zip(shares, tiled.q_order, strict=True)]
     return join_shares(shares, block_q)
 
 

@@ -260,7 +260,7 @@ def _of_keys(plan: Plan, runs: _Runs) -> tuple[float, float, float]:
     copies[runs.key_view] = runs.copies
     views = plan.views
     keys = np.minimum(met / np.maximum(views["tiles"], 1), copies) * views["extent"].prod(axis=1, dtype=np.int64)
-    uneven = views["box"][:, :2].max(axis=1) > 1
+    uneven = (views["box"][:, :2].max(axis=1) > 1) | plan.ordered
     apart = uneven | (views["stride"][:, 2] != 1)
     return float(keys[uneven].sum()), float(keys[apart].sum()), float(keys.sum())
 

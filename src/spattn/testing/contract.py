@@ -173,7 +173,13 @@ def _cells(view: np.void, tile: int) -> tuple[np.ndarray, np.ndarray]:
 def _query_cells(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:
     component = plan.components[item["component"]]
     assert component["variant"] >= 0
-    return _cells(plan.views[component["query_view"]], int(item["query_tile"]))
+    place, real = _cells(plan.views[component["query_view"]], int(item["query_tile"]))
+    return _at(plan.q_order, component, place, real), real
+
+
+def _at(order: np.ndarray, component: np.void, place: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """What is at some places: the contract's *order* paragraph. Places of padding cells are nowhere."""
+    return order[component["variant"]][np.where(real, place, 0)] if order.size else place
 
 
 def _tiles(plan: Plan, item: np.void) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -183,7 +189,8 @@ def _tiles(plan: Plan, item: np.void) -> Iterator[tuple[np.ndarray, np.ndarray, 
     for number in range(item["begin"], item["end"]):
         run = int(np.nonzero(plan.tile_indptr <= number)[0][-1])
         tile = int(plan.indices[run] + number - plan.tile_indptr[run])
-        key, key_real = _cells(plan.views[component["key_view"] + plan.key_view[run]], tile)
+        place, key_real = _cells(plan.views[component["key_view"] + plan.key_view[run]], tile)
+        key = _at(plan.kv_order, component, place, key_real)
         if plan.mask[run] < 0:
             assert key_real.all(), f"key tile {number} of the lists is full and has padding keys"
             allowed = np.ones((plan.block_q, plan.block_kv), dtype=bool)

@@ -58,6 +58,9 @@ inline void list_keys(const Tile& tile, int64_t count, int64_t* position) {
     for (int64_t i = 0; i < cells; ++i) position[i] = start + nearest(2, i);
     position += cells;
   }
+  if (tile.order) {
+    for (int64_t* at = end - count; at < end; ++at) *at = tile.order[*at];
+  }
   for (int64_t i = 0; i < kSoon; ++i) end[i] = end[-1];
 }
 

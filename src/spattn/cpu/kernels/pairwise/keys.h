@@ -52,11 +52,11 @@ template <class Visit> void each_chunk(const Item& item, const Chunk& chunk, int
        at.tile = plan.indices[at.number < end ? ++at.run : at.run]) {
     const View& view = views[plan.key_view[at.run]];
     const uint64_t* mask = plan.mask[at.run] < 0 ? nullptr : plan.masks + plan.mask[at.run] * words;
-    const bool line = view.box[2] == plan.block_kv && view.tiles == view.grid[2];
+    const bool line = view.box[2] == plan.block_kv && view.tiles == view.grid[2] && !plan.kv_order;
     const int64_t step = view.stride[2], run_end = plan.tile_indptr[at.run + 1];
     for (; at.number < (run_end < end ? run_end : end); ++at.number, ++at.tile) {
       const int64_t start = view.offset + at.tile * view.box[2] * step;
-      if (!line) list_positions(locate(view, at.tile), chunk.cells);
+      if (!line) list_positions(item.key_tile(at), chunk.cells);
       for (int64_t word = 0; word < words; ++word) {
         const uint64_t bits = mask ? mask[word] : ~uint64_t(0);
         if (count + __builtin_popcountll(bits) > chunk.most) leave();

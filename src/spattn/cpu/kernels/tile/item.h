@@ -27,9 +27,13 @@ struct Item {
   Head values() const { return {call.v, batch, head_kv()}; }
 
   const Component& component() const { return call.plan.components[work.component]; }
-  Tile query_tile() const { return locate(call.plan.views[component().query_view], work.query_tile); }
+  Tile query_tile() const {
+    return locate(call.plan.views[component().query_view], work.query_tile, own(call.plan.q_order, call.q_len));
+  }
   int64_t key_view(const Listed& at) const { return component().key_view + call.plan.key_view[at.run]; }
-  Tile key_tile(const Listed& at) const { return locate(call.plan.views[key_view(at)], at.tile); }
+  Tile key_tile(const Listed& at) const {
+    return locate(call.plan.views[key_view(at)], at.tile, own(call.plan.kv_order, call.kv_len));
+  }
   Mask mask(const Listed& at) const { return {call.plan, at.run}; }
 
   // The first and the last key tile of the item, and those beside one: beyond the item there is none.
@@ -53,6 +57,11 @@ struct Item {
   }
 
  private:
+  // The order of the item's variant.
+  const int32_t* own(const int32_t* order, int64_t length) const {
+    return order ? order + component().variant * length : nullptr;
+  }
+
   Listed in_run(int64_t run, int64_t number) const {
     return {number, run, call.plan.indices[run] + number - call.plan.tile_indptr[run]};
   }

@@ -15,6 +15,7 @@ class Ahead {
   Ahead(const Item& item, int64_t size, bool with_keys) {
     const Call& call = item.call;
     const Work& work = item.work;
+    if (call.plan.q_order) return;  // rows lie anywhere
     const View& rows = call.plan.views[item.component().query_view];
     if (work.slot < 0) add(Head(call.out, item.batch, item.head), rows, work.query_tile, call.head_dim_v * size);
     add(item.queries(), rows, work.query_tile + 1, call.head_dim * size);
@@ -50,7 +51,7 @@ class Ahead {
   // The rows of a tile, if there is one of that number and they lie in whole lines.
   void add(const Head& head, const View& view, int64_t number, int64_t bytes) {
     if (number >= view.tiles || head.feature < 0 || head.feature > 8) return;
-    const Tile tile = locate(view, number);
+    const Tile tile = locate(view, number, nullptr);
     for (int64_t i = 0; i < tile.count[0] * tile.count[1] && count_ < kMost; ++i) {
       const int64_t first = tile.start + i / tile.count[1] * tile.stride[0] + i % tile.count[1] * tile.stride[1];
       runs_[count_++] = {head.data + first * head.position, tile.stride[2] * head.position, tile.count[2], bytes};

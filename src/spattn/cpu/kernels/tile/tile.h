@@ -12,17 +12,19 @@ struct Tile {
   int64_t start;      // position of the first cell
   int64_t stride[3];  // positions between neighbours along each axis
   int64_t box[3];
-  int64_t count[3];  // real cells along each axis, at most box
+  int64_t count[3];      // real cells along each axis, at most box
+  const int32_t* order;  // the position at each place, which `start` and `stride` are of then; null: they are the same
 
   // Cells up to and including the last real one.
   int64_t cells() const { return ((count[0] - 1) * box[1] + count[1] - 1) * box[2] + count[2]; }
   // Cells are evenly spaced: cell c is at start + c * stride[2].
-  bool even() const { return box[0] == 1 && box[1] == 1; }
+  bool even() const { return !order && box[0] == 1 && box[1] == 1; }
 };
 
-inline Tile locate(const View& view, int64_t number) {
+inline Tile locate(const View& view, int64_t number, const int32_t* order) {
   Tile tile;
   tile.start = view.offset;
+  tile.order = order;
   for (int axis = 2; axis >= 0; --axis) {
     const int64_t rest =
         number < view.grid[axis] ? 0 : number / view.grid[axis];  // the branch is cheaper than dividing
@@ -48,6 +50,9 @@ inline int64_t list_positions(const Tile& tile, int64_t* positions) {
         positions[cell] = k < real ? line + k * tile.stride[2] : kPadding;
       }
     }
+  }
+  if (tile.order) {
+    for (int64_t i = 0; i < cells; ++i) positions[i] = positions[i] == kPadding ? kPadding : tile.order[positions[i]];
   }
   return cells;
 }

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Tokens in another order on one CPU thread, beside tokens in a row, pair by pair, and sorted by the caller, in turns.
+
+    OMP_NUM_THREADS=1 python benchmarks/ordered_cpu.py            # two minutes
+    OMP_NUM_THREADS=1 python benchmarks/ordered_cpu.py --quick    # 1024 tokens, writes nothing
+
+8 heads, head_dim 64, float32; labels at random. Medians of the process's CPU time. *sorted by the caller* is what one
+would do without such a plan: arrays are copied cluster by cluster, attended to as packed documents, and the output is
+brought back. Planning is that of the plan in order, of nothing kept. Writes ``benchmarks/results/ordered_cpu.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import record
+
+import spattn
+from spattn import compiler, cpu
+from spattn import patterns as sp
+
+HEADS, HEAD_DIM = 8, 64
+NOTES = "One process, one thread, in turns; medians of CPU time."
+MOST_TOKENS = 4096  # at which tokens in a row, pairs and all pairs are timed
+
+
+def problems(quick: bool) -> list[tuple[str, int, int, bool, bool]]:
+    """Name, tokens, clusters, whether causal, whether the pairs are listed instead of told."""
+    if quick:
+        return [("16 clusters", 1024, 16, False, False)]
+    return [
+        ("32 clusters", 4096, 32, False, False),
+        ("32 clusters, causal", 4096, 32, True, False),
+        ("32 clusters, listed pairs", 4096, 32, False, True),
+        ("128 clusters", 4096, 128, False, False),
+        ("64 clusters", 16384, 64, False, False),
+        ("64 clusters, causal", 16384, 64, True, False),
+    ]
+
+
+def sorted_by_the_caller(labels: np.ndarray, causal: bool, arrays: list[np.ndarray], scale: float) -> np.ndarray:
+    """The output by packed documents."""
+    order = np.argsort(labels, kind="stable")
+    documents: sp.Pattern = sp.Documents(tuple(np.bincount(labels).tolist()))
+    out = spattn.attention(
+        *(x[:, :, order] for x in arrays), sp.Causal() & documents if causal else documents, scale=scale, backend="cpu"
+    )
+    back = np.empty_like(out)
+    back[:, :, order] = out
+    return back
+
+
+def measure(name: str, tokens: int, clusters: int, causal: bool, listed: bool, rounds: int) -> dict[str, object]:
+    """One row."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, clusters, tokens)
+    arrays = [rng.standard_normal((1, HEADS, tokens, HEAD_DIM), np.float32) for _ in range(3)]
+    own: sp.Pattern = sp.Clusters(labels)
+    if listed:
+        own = sp.from_pairs(*np.nonzero(labels[:, None] == labels), tokens, tokens)
+    pattern, scale = sp.Causal() & own if causal else own, HEAD_DIM**-0.5
+    spattn.clear_plan_cache()
+    start = time.process_time()
+    plan = spattn.plan(pattern, backend="cpu", like=arrays)
+    row = {"name": name, "tokens": tokens, "plan_ms": round(1e3 * (time.process_time() - start), 2)}
+    assert plan.ordered, "an order is found"
+    calls: dict[str, Callable[[], object]] = {
+        "ordered_ms": partial(cpu.forward, *arrays, plan, scale),
+        "sorted_ms": partial(sorted_by_the_caller, labels, causal, arrays, scale),
+    }
+    if tokens <= MOST_TOKENS:
+        for column, tile in (("in_a_row_ms", cpu.TILE), ("pair_by_pair_ms", (1, 64))):
+            calls[column] = partial(cpu.forward, *arrays, compiler.plan(pattern, tokens, heads=HEADS, tile=tile), scale)
+        calls["dense_ms"] = partial(cpu.forward, *arrays, spattn.plan(sp.Full(), backend="cpu", like=arrays), scale)
+    np.testing.assert_allclose(calls["ordered_ms"]()[0], calls["sorted_ms"](), rtol=1e-4, atol=1e-5)  # type: ignore[index]
+    taken: dict[str, list[float]] = {column: [] for column in calls}
+    for _ in range(rounds):
+        for column, call in calls.items():
+            start = time.process_time()
+            call()
+            taken[column].append(1e3 * (time.process_time() - start))
+    return row | {column: round(statistics.median(times), 2) for column, times in taken.items()}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="1024 tokens, writes nothing")
+    args = parser.parse_args()
+    compiler.plan(sp.Clusters(np.arange(100) % 3), 100, ordered=True)  # imports the planner
+    rows = []
+    for problem in problems(args.quick):
+        rows.append(measure(*problem, rounds=3 if args.quick else 7))
+        print(rows[-1], flush=True)
+    if not args.quick:
+        record.write("ordered_cpu", rows, notes=NOTES)
+
+
+if __name__ == "__main__":
+    main()
