@@ -12,17 +12,17 @@ from spattn.plan._types import positions
 from spattn.schedule.price import Features, count, count_dense, count_pairs, count_rows, predicted_ms
 
 FLOAT32 = Features(32, 64, 16)
+PANELS = Features(32, 64, 16, copies=True, panel=32)
 
 
 def counted(pattern, tokens, of=FLOAT32, heads=1, **how):
     return count(spattn.plan(pattern, tokens, heads=heads, **how), 1, heads, of)
 
 
-@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("of", [*(Features(32, 64, lanes) for lanes in (4, 8, 16)), PANELS], ids=str)
 @pytest.mark.parametrize("tokens", [20, 48, 300, 1000])
-def test_dense_attention_is_counted_as_its_plan_would_be(tokens, lanes):
+def test_dense_attention_is_counted_as_its_plan_would_be(tokens, of):
     """One document, whose plan does not grow and so has the tiles of a closed form."""
-    of = Features(32, 64, lanes)
     planned = count(spattn.plan(sp.Documents((tokens,)), tokens, tile=(48, 64)), 2, 3, of)
     assert planned == pytest.approx(count_dense(tokens, tokens, 2, 3, (48, 64), of), rel=1e-14)
 
@@ -33,6 +33,16 @@ def test_a_block_without_an_allowed_pair_is_not_counted():
     assert found.scores == 32 * 8 * (2 + 3 * 3)
     assert found.weights == 4 * 64
     assert found.output == (64 // 16) * sum(min(6, 64 - row) + min(8, row) for row in range(0, 64, 6))
+
+
+def test_panels_are_counted_from_the_first_key_to_the_last():
+    """Of the same band: 32 queries meet 32 keys, the others 40, which lie in two steps of products; and none of a panel
+    that attends to nothing."""
+    found = counted(sp.SlidingWindow(8, 0), 64, PANELS, tile=(64, 64))
+    assert found.weights == 2 * 32 + 2 * 64 and found.scores == found.weights * (32 + 64)
+    assert found.output == 2 * (64 // 16)
+    few = counted(sp.RowIntervals(np.zeros(96, int), np.repeat([0, 3], [80, 16])), 96, PANELS, tile=(96, 64))
+    assert few.weights == 32 and few.output == 64 // 16
 
 
 def test_rows_that_hold_no_query_are_not_counted():

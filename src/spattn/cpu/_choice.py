@@ -66,7 +66,7 @@ def dense_ms(q_len: int, kv_len: int, tile: tuple[int, int], sizes: Sizes, devic
 
 
 def _features(sizes: Sizes, device: Device) -> Features:
-    return Features(*sizes[2:], device.lanes, device.copies)
+    return Features(*sizes[2:], device.lanes, device.copies, device.panel)
 
 
 def chosen(

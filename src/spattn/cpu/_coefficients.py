@@ -11,51 +11,50 @@ __all__ = ["Device", "device", "shape_of"]
 
 # In the order of Counts.
 _NANOSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
-    ("baseline", "float32"): (532, 190, 2.17, 0.547, 9.5, 2.84, 1.45, 0.822),
-    ("baseline", "float64"): (1.4e03, 328, 5.01, 0.37, 15.1, 5.14, 1.12, 0),
-    ("baseline", "float16"): (2.29e03, 709, 3.48, 0.471, 12.6, 3.22, 2.31, 0),
-    ("baseline", "bfloat16"): (0, 855, 3.77, 0.297, 11.9, 3.86, 0.779, 0),
-    ("avx2", "float32"): (0, 581, 2.71, 0.269, 10.5, 1.24, 0.624, 0.415),
-    ("avx2", "float64"): (0, 0, 3.44, 0.316, 9.73, 1.92, 1.62, 1.62),
-    ("avx2", "float16"): (251, 503, 2.39, 0.426, 9.92, 0.679, 0.629, 1.1),
-    ("avx2", "bfloat16"): (0, 0, 1.55, 0.533, 5.56, 0, 0.802, 1.13),
-    ("avx512", "float32"): (0, 220, 1.72, 0.492, 6.9, 0.19, 0.42, 0.22),
-    ("avx512", "float64"): (476, 122, 2.38, 0.641, 12.2, 0.333, 0.525, 0.459),
-    ("avx512", "float16"): (884, 104, 1.02, 0.439, 14.5, 0.479, 0.578, 0.704),
-    ("avx512", "bfloat16"): (260, 233, 1.35, 0.49, 10.1, 0.505, 0.407, 1.28),
-    ("avx512bf16", "float32"): (628, 0, 1.24, 0.478, 10.6, 0.25, 0.407, 1.76),
-    ("avx512bf16", "float64"): (0, 0, 2.48, 0.569, 9.71, 1.08, 0.86, 1.23),
-    ("avx512bf16", "float16"): (3.3, 594, 1.02, 0.284, 9.06, 1.76, 0.666, 1.45),
-    ("avx512bf16", "bfloat16"): (1.72e03, 0, 0.511, 0.622, 16.9, 0.92, 0.349, 0.873),
-    ("amx", "float32"): (0, 38.2, 0.995, 0.395, 5.63, 0.566, 0.429, 0.695),
-    ("amx", "float64"): (0, 0, 2.85, 0.542, 6.47, 0, 0.616, 0.273),
-    ("amx", "float16"): (1.05e03, 504, 1.27, 0.157, 3.41, 0, 0.505, 0.465),
-    ("amx", "bfloat16"): (2.26e03, 0, 0.887, 0.0143, 4.22, 0, 0.232, 1.42),
+    ("baseline", "float32"): (0, 145, 1.39, 0.19, 3.64, 1.52, 0.306, 0),
+    ("baseline", "float64"): (0, 0, 2.23, 0.156, 5.09, 1.89, 0.622, 0),
+    ("baseline", "float16"): (0, 172, 1.79, 0.213, 3.78, 1.25, 1.33, 0),
+    ("baseline", "bfloat16"): (0, 187, 1.15, 0.212, 3.45, 1.29, 0.474, 0.228),
+    ("avx2", "float32"): (0, 0, 1.02, 0.108, 3.03, 0.976, 0.174, 0.122),
+    ("avx2", "float64"): (0, 0, 1.49, 0.144, 3.89, 1.04, 0.449, 0),
+    ("avx2", "float16"): (49.6, 0, 0.895, 0.144, 3.38, 0.706, 0.197, 0.341),
+    ("avx2", "bfloat16"): (11.1, 0, 0.774, 0.143, 3.38, 0.719, 0.197, 0.438),
+    ("avx512", "float32"): (173, 0, 0.625, 0.206, 5.09, 0.588, 0.24, 0.326),
+    ("avx512", "float64"): (0, 0, 1.33, 0.212, 4.95, 0.787, 0.22, 0.182),
+    ("avx512", "float16"): (295, 0, 0.601, 0.192, 5.06, 0.407, 0.148, 0.303),
+    ("avx512", "bfloat16"): (273, 0, 0.528, 0.211, 5.29, 0.471, 0.143, 0.426),
+    ("avx512bf16", "float32"): (118, 0, 0.587, 0.205, 4.33, 0.608, 0.216, 0.305),
+    ("avx512bf16", "float64"): (0, 0, 1.35, 0.271, 5.49, 0.467, 0.222, 0.0628),
+    ("avx512bf16", "float16"): (485, 0, 0.62, 0.209, 5.99, 0.579, 0.144, 0.383),
+    ("avx512bf16", "bfloat16"): (217, 36.2, 0.419, 0.316, 5.62, 1.42, 0.144, 0.324),
+    ("amx", "float32"): (145, 0, 0.582, 0.182, 4.35, 0.463, 0.231, 0.258),
+    ("amx", "float64"): (0, 0, 1.38, 0.235, 4.75, 0.334, 0.205, 0),
+    ("amx", "float16"): (596, 0, 0.739, 0.0446, 3.84, 0, 0.217, 0.343),
+    ("amx", "bfloat16"): (536, 0, 0.539, 0.00412, 2.48, 4.71, 0.158, 0.347),
 }
 
-# In the order of RowCounts: of tiles with one query, whose keys lie anywhere, and with a few, which share theirs. The
-# former are of benchmarks/pairwise_cpu.py.
+# In the order of RowCounts: of tiles with one query, whose keys lie anywhere, and with a few, which share theirs.
 _ROW_NANOSECONDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ...]]] = {
-    ("baseline", "float32"): ((500, 0, 0, 0.75), (62.2, 2.2, 4.08, 0.174)),
-    ("baseline", "float64"): ((500, 0, 0, 1.45), (128, 4.68, 11.8, 0.444)),
-    ("baseline", "float16"): ((500, 0, 0, 3.6), (133, 4.22, 6.33, 0.768)),
-    ("baseline", "bfloat16"): ((500, 0, 0, 0.85), (206, 2.57, 7.44, 0.302)),
-    ("avx2", "float32"): ((500, 0, 0, 0.45), (58.9, 1.65, 1.6, 0.081)),
-    ("avx2", "float64"): ((500, 0, 0, 0.9), (0, 4.2, 1.74, 0.169)),
-    ("avx2", "float16"): ((500, 0, 0, 0.36), (126, 1.34, 2.32, 0.0614)),
-    ("avx2", "bfloat16"): ((500, 0, 0, 0.36), (106, 0.735, 2.52, 0.0555)),
-    ("avx512", "float32"): ((500, 0, 0, 0.45), (50.1, 1.15, 1.57, 0.0341)),
-    ("avx512", "float64"): ((500, 0, 0, 0.9), (0, 2.88, 1.17, 0.0895)),
-    ("avx512", "float16"): ((500, 0, 0, 0.36), (80.3, 0.749, 2.17, 0.0358)),
-    ("avx512", "bfloat16"): ((500, 0, 0, 0.36), (112, 0.263, 1.86, 0.035)),
-    ("avx512bf16", "float32"): ((500, 0, 0, 0.45), (49.8, 1.15, 1.56, 0.0339)),
-    ("avx512bf16", "float64"): ((500, 0, 0, 0.9), (0, 3.16, 1.28, 0.0983)),
-    ("avx512bf16", "float16"): ((500, 0, 0, 0.36), (79.5, 0.742, 2.15, 0.0355)),
-    ("avx512bf16", "bfloat16"): ((500, 0, 0, 0.36), (177, 0.415, 2.94, 0.0551)),
-    ("amx", "float32"): ((500, 0, 0, 0.45), (38.8, 0.894, 1.22, 0.0264)),
-    ("amx", "float64"): ((500, 0, 0, 0.9), (0, 2.5, 1.01, 0.0776)),
-    ("amx", "float16"): ((500, 0, 0, 0.36), (80.3, 0.749, 2.17, 0.0358)),
-    ("amx", "bfloat16"): ((500, 0, 0, 0.36), (112, 0.263, 1.86, 0.035)),
+    ("baseline", "float32"): ((46.6, 1.34, 0, 0.215), (12.1, 0.768, 1.67, 0.0551)),
+    ("baseline", "float64"): ((93.1, 1.42, 0, 0.486), (0.802, 1.17, 2.9, 0.17)),
+    ("baseline", "float16"): ((158, 2.13, 3.8, 1.28), (0, 2.31, 2.45, 0.306)),
+    ("baseline", "bfloat16"): ((186, 0.58, 0, 0.272), (28.6, 0.73, 1.93, 0.0874)),
+    ("avx2", "float32"): ((127, 0.681, 0, 0.164), (32.7, 0.454, 0.907, 0.0258)),
+    ("avx2", "float64"): ((52.4, 1.47, 0, 0.382), (17, 1.25, 1.25, 0.0581)),
+    ("avx2", "float16"): ((146, 0.698, 0, 0.103), (39.5, 0.527, 0.878, 0.0252)),
+    ("avx2", "bfloat16"): ((212, 0.1, 0, 0.118), (33, 0.331, 1.08, 0.0254)),
+    ("avx512", "float32"): ((137, 0.714, 0, 0.144), (40.2, 0.355, 0.977, 0.0146)),
+    ("avx512", "float64"): ((84.2, 1.09, 0, 0.324), (25.9, 0.938, 1.12, 0.038)),
+    ("avx512", "float16"): ((180, 0.608, 0, 0.08), (44.7, 0.304, 0.901, 0.0141)),
+    ("avx512", "bfloat16"): ((192, 0.392, 0.52, 0.0777), (48.2, 0.209, 0.879, 0.0151)),
+    ("avx512bf16", "float32"): ((186, 0.678, 0, 0.146), (39.6, 0.356, 0.878, 0.0171)),
+    ("avx512bf16", "float64"): ((57.4, 1.28, 0, 0.317), (30.8, 1.01, 0.516, 0.0415)),
+    ("avx512bf16", "float16"): ((182, 0.513, 0, 0.0793), (44.7, 0.291, 0.886, 0.0139)),
+    ("avx512bf16", "bfloat16"): ((213, 0.342, 1.32, 0.075), (40.8, 0.26, 0.934, 0.0137)),
+    ("amx", "float32"): ((122, 0.684, 0, 0.129), (39.7, 0.365, 0.81, 0.0134)),
+    ("amx", "float64"): ((79.4, 1.16, 0, 0.319), (25, 0.977, 0.679, 0.0365)),
+    ("amx", "float16"): ((203, 0.336, 0.12, 0.0812), (46.9, 0.283, 0.906, 0.0132)),
+    ("amx", "bfloat16"): ((207, 0.262, 0.471, 0.0786), (45.8, 0.244, 0.931, 0.0131)),
 }
 
 
@@ -68,6 +67,8 @@ class Device(NamedTuple):
         Of a vector.
     copies : bool
         Whether keys and values are always copied: they are converted then.
+    panel : int
+        Queries of a panel, where products are of panels (``kernels/amx/panel.h``); otherwise 0.
     few : int
         Up to how many queries of a tile the forward computes row by row.
     nanoseconds : Counts
@@ -78,6 +79,7 @@ class Device(NamedTuple):
 
     lanes: int
     copies: bool
+    panel: int
     few: int
     nanoseconds: Counts
     one: RowCounts
@@ -86,13 +88,13 @@ class Device(NamedTuple):
 
 def device(isa: str, dtype: str) -> Device:
     """That of an instruction set, as the kernels name it, and a dtype."""
-    lanes, copies = shape_of(isa, dtype)
-    few = lanes // 2 if isa == "amx" and copies else lanes  # as kernels/table.cpp has it
+    lanes, copies, panel = shape_of(isa, dtype)
+    few = lanes // 2 if panel else lanes  # as kernels/table.cpp has it
     one, together = (RowCounts(*each) for each in _ROW_NANOSECONDS[isa, dtype])
-    return Device(lanes, copies, few, Counts(*_NANOSECONDS[isa, dtype]), one, together)
+    return Device(lanes, copies, panel, few, Counts(*_NANOSECONDS[isa, dtype]), one, together)
 
 
-def shape_of(isa: str, dtype: str) -> tuple[int, bool]:
-    """Lanes, and whether keys and values are copied."""
-    vector_bytes = {"baseline": 16, "avx2": 32}.get(isa, 64)
-    return vector_bytes // (8 if dtype == "float64" else 4), dtype not in ("float32", "float64")
+def shape_of(isa: str, dtype: str) -> tuple[int, bool, int]:
+    """Lanes, whether keys and values are copied, and the queries of a panel, 0 where there are none."""
+    vector_bytes, copies = {"baseline": 16, "avx2": 32}.get(isa, 64), dtype not in ("float32", "float64")
+    return vector_bytes // (8 if dtype == "float64" else 4), copies, 32 if isa == "amx" and copies else 0

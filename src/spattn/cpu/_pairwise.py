@@ -20,8 +20,8 @@ _FEW = 8  # pairs of a tile: fewer cost less than any tile that holds a pair
 
 
 def clearly(pattern: Pattern, call: Call, tile: tuple[int, int]) -> bool:
-    """Whether a look at some query tiles of a pattern that lists its pairs says that no other plan need be made: that
-    of scattered pairs is large."""
+    """Whether a look at some query tiles of a pattern that lists its pairs, and has no order in which they lie together,
+    says that no other plan need be made: that of scattered pairs is large."""
     tiles = call.q_len // tile[0]
     if not pattern._has_order or not tiles or call.kv_len == 0:
         return False
@@ -33,7 +33,7 @@ def clearly(pattern: Pattern, call: Call, tile: tuple[int, int]) -> bool:
     rows = (some[:, None] * tile[0] + np.arange(tile[0])).ravel()
     row, key = bound[0]._pairs(rows + q_offset(call.q_len, call.kv_len), call.kv_len)
     met = np.unique(row // tile[0] * -(-call.kv_len // tile[1]) + key // tile[1])
-    return 0 < len(row) < _FEW * len(met)
+    return 0 < len(row) < _FEW * len(met) and bound[0]._in_order() is None
 
 
 def instead(plan: Plan, pattern: Pattern, call: Call, workers: int, max_bytes: int | None, device: Device) -> Plan:

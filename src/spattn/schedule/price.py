@@ -29,6 +29,7 @@ __all__ = [
     "row_counts",
 ]
 
+_STEP = 32  # keys of a step of products by panels
 _KEYS = 8  # of a block of scores, which is skipped as a whole
 ROWS = 6  # of a block of the output: a key that none of them attends to is skipped
 _MOST_MASKS = 4096  # looked at; of more, evenly spaced ones stand for all
@@ -99,6 +100,7 @@ class Features(NamedTuple):
     head_dim_v: int
     lanes: int
     copies: bool = False
+    panel: int = 0
 
 
 def predicted_ms(counts: Counts | RowCounts, coefficients: tuple[float, ...]) -> float:
@@ -108,7 +110,7 @@ def predicted_ms(counts: Counts | RowCounts, coefficients: tuple[float, ...]) ->
 
 def count(plan: Plan, batch: int, heads: int, of: Features) -> Counts:
     """The counts of a call."""
-    return _with_features(_of_plan(plan, batch, heads, of.lanes), of)
+    return _with_features(_of_plan(plan, batch, heads, of.lanes, of.panel), of)
 
 
 def count_rows(plan: Plan, batch: int, heads: int, of: Features) -> RowCounts:
@@ -135,6 +137,10 @@ def count_dense(q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int
     vectors, blocks = (tiles * -(-tile[0] // side) + -(-rest // side) for side in (of.lanes, ROWS))
     each = vectors * -(-kv_len // _KEYS) * _KEYS
     # In the order of _OfPlan; keys and values lie in the order in which they are read.
+    if of.panel:
+        each = vectors * -(-kv_len // _STEP) * _STEP
+        panels = tiles * -(-tile[0] // of.panel) + -(-rest // of.panel)
+        blocks = panels * -(-kv_len // tile[1]) / kv_len
     own = items, items * -(-kv_len // tile[1]), q_len, each, each, blocks * kv_len, 0, 0, kv_len, 0
     return _with_features(_OfPlan(*(float(batch * heads * number) for number in own)), of)
 
@@ -164,7 +170,7 @@ def _with_features(own: _OfPlan, of: Features) -> Counts:
         items=own.items,
         tiles=own.tiles,
         rows=own.rows * (of.head_dim + of.head_dim_v),
-        scores=own.vectors * of.head_dim,
+        scores=own.vectors * (of.head_dim + (of.head_dim_v if of.panel else 0)),
         weights=own.weights,
         output=own.output * wide,
         gathered=copied * of.head_dim + copied_values * of.head_dim_v,
@@ -173,14 +179,14 @@ def _with_features(own: _OfPlan, of: Features) -> Counts:
 
 
 @kept_with_plan
-def _of_plan(plan: Plan, batch: int, heads: int, lanes: int) -> _OfPlan:
+def _of_plan(plan: Plan, batch: int, heads: int, lanes: int, panel: int) -> _OfPlan:
     times = _times(plan, batch, heads)
     of_item = np.repeat(times, np.diff(plan.work_indptr))
     views = plan.views[plan.components["query_view"][plan.work["component"]]]
     cells = real_extents(views, plan.work["query_tile"]).prod(axis=1)
     of_merge = np.repeat(times, np.diff(plan.merge_variants))
     runs = _runs_of(plan, times)
-    vectors, weights, output = _of_runs(plan, runs, lanes)
+    vectors, weights, output = _of_runs(plan, runs, lanes, panel)
     uneven, apart, keys = _of_keys(plan, runs)
     return _OfPlan(
         items=float(of_item.sum()),
@@ -242,11 +248,12 @@ def _runs_of(plan: Plan, times: np.ndarray) -> _Runs:
     return _Runs(copies, np.diff(plan.tile_indptr) * copies, cells[row], key_view)
 
 
-def _of_runs(plan: Plan, runs: _Runs, lanes: int) -> tuple[float, ...]:
+def _of_runs(plan: Plan, runs: _Runs, lanes: int, panel: int) -> tuple[float, ...]:
     """Vectors of scores, vectors of weights, and blocks of rows of the output times keys: of a tile all, or what its
     bitmask leaves of it, and of that the share of its rows that hold queries, as the others repeat those."""
     number, found = plan.mask + 1, []
-    for left, side in zip(_of_masks(plan, lanes), (lanes, lanes, ROWS), strict=True):
+    of_masks = _of_panels(plan, lanes, panel) if panel else _of_masks(plan, lanes)
+    for left, side in zip(of_masks, (lanes, lanes, panel or ROWS), strict=True):
         share = -(-runs.cells // side) / -(-plan.block_q // side)
         found.append(float((runs.tiles * share) @ left[number]))
     return tuple(found)
@@ -282,3 +289,25 @@ def _of_masks(plan: Plan, lanes: int) -> list[np.ndarray]:
         (-(-plan.block_q // ROWS) * plan.block_kv, np.bitwise_count(of_rows).sum(axis=(1, 2))),
     )
     return [np.append(full, np.repeat(partial, every)[: len(plan.masks)]) for full, partial in found]
+
+
+def _of_panels(plan: Plan, lanes: int, panel: int) -> list[np.ndarray]:
+    """The same where products are of panels of queries: in each, the vectors from the first to the last that attend to a
+    key, with the keys from the first to the last that any of them attends to, are computed; last, how many panels are."""
+    every = max(1, -(-len(plan.masks) // _MOST_MASKS))
+    masks = plan.masks[::every]
+    of_vector = np.bitwise_or.reduceat(masks, np.arange(0, plan.block_q, lanes), axis=1).view(np.uint32) != 0
+    side, (count, columns, steps) = panel // lanes, of_vector.shape
+    of_vector = np.pad(of_vector, ((0, 0), (0, -columns % side), (0, 0)))
+    of_vector = of_vector.reshape(count, -(-columns // side), side, steps)
+    vectors, steps = (_reach(of_vector.any(axis=axis)) for axis in (3, 2))  # of each panel
+    whole = -(-plan.block_q // lanes) * plan.block_kv
+    found = (whole, (vectors * steps).sum(axis=1) * _STEP), (-(-plan.block_q // panel), np.count_nonzero(steps, axis=1))
+    of_block, of_panel = (np.append(full, np.repeat(partial, every)[: len(plan.masks)]) for full, partial in found)
+    return [of_block, of_block, of_panel]
+
+
+def _reach(found: np.ndarray) -> np.ndarray:
+    """From the first true element of the last axis to the last one; 0 where there is none."""
+    reach = found.shape[-1] - found.argmax(axis=-1) - found[..., ::-1].argmax(axis=-1)
+    return np.where(found.any(axis=-1), reach, 0)
