@@ -165,7 +165,7 @@ def test_wheel_carries_every_file_that_it_runs_on(wheel):
     with zipfile.ZipFile(wheel) as archive:
         inside = {name for name in archive.namelist() if name.startswith("spattn/")}
     compiled = sorted(name.partition(".")[0] for name in inside if name.endswith(".so"))
-    names = "cpu/_core", "cuda/driver/_launch", "plan/_along", "plan/_bitmasks", "plan/_sweep"
+    names = "cpu/_core", "cuda/driver/_launch", "plan/_along", "plan/_bitmasks", "plan/_pairs", "plan/_sweep"
     assert compiled == [f"spattn/{name}" for name in names]
     assert {name for name in inside if not name.endswith(".so")} == expected_in_package()
     assert any(name.endswith(".cu") for name in inside) and any(name.endswith(".cuh") for name in inside)

@@ -11,5 +11,5 @@ python=${1:?which python: see the head of this file}
 mkdir -p .whl
 rm -f .whl/spattn-*.whl
 "$python" -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir .whl .
-ls .whl/pycuda-*.whl > /dev/null 2>&1 || tools/build_pycuda_wheel.py --python "$python" --dest .whl --needs
+ls .whl/pycuda-*.whl > /dev/null 2>&1 || "$python" tools/build_pycuda_wheel.py --python "$python" --dest .whl --needs
 ls -l .whl

@@ -13,6 +13,7 @@ from spattn import patterns as p
 from spattn import plan
 from spattn.patterns import pairs
 from spattn.plan import validate
+from spattn.plan._pairs import Pairs, bitmasks
 from spattn.testing import check_plan
 
 scipy_sparse = pytest.importorskip("scipy.sparse")
@@ -35,6 +36,7 @@ def listed(mask):
     return p.CSR(np.searchsorted(row, np.arange(len(mask) + 1)), key, mask.shape[1])
 
 
+@example(mask=np.arange(4 * 30).reshape(4, 30) % 7 > 2, tile=(1, 64))  # a tile for each row, of the same keys
 @given(mask=masks(), tile=TILES)
 def test_plans_and_index_sets_are_the_pairs(mask, tile):
     """The same tiles as of the mask, of which the bits are those of the pairs."""
@@ -261,3 +263,23 @@ def test_tensors_that_are_refused():
     ):
         with pytest.raises(error, match=words):
             p.from_torch_sparse(tensor)
+
+
+@pytest.mark.parametrize(
+    "row, key",
+    [([0, 0], [3, 3]), ([0, 0], [3, 2]), ([1, 0], [0, 1]), ([-1, 0], [0, 1])],
+    ids=["repeats", "keys that fall", "rows that fall", "rows before the first"],
+)
+def test_pairs_are_grouped_in_their_order_alone(row, key):
+    """What lists pairs is spattn's own; whoever changes it hears of it."""
+    with pytest.raises(ValueError, match="^row: expected sorted pairs of rows from 0 on, got "):
+        Pairs((4, 64), 0, 10).group(np.array(row), np.array(key), 0)
+
+
+def test_bitmasks_are_of_tiles_that_are_there():
+    query_tile, key_tile, first, cell = Pairs((2, 64), 0, 100).group(np.array([0, 1, 2]), np.array([3, 70, 99]), 5)
+    assert query_tile.tolist() == [5, 5, 6] and key_tile.tolist() == [0, 1, 1]
+    assert bitmasks(first, cell, np.array([2, 0]), 2).tolist() == [[1 << 35, 0], [1 << 3, 0]]
+    for tiles in ([3], [-1]):
+        with pytest.raises(ValueError, match="^tiles: expected numbers below 3, got"):
+            bitmasks(first, cell, np.array(tiles), 2)

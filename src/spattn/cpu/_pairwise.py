@@ -20,8 +20,8 @@ _FEW = 8  # pairs of a tile: fewer cost less than any tile that holds a pair
 
 
 def clearly(pattern: Pattern, call: Call, tile: tuple[int, int]) -> bool:
-    """Whether a look at some query tiles of a pattern that lists its pairs, and has no order in which they lie together,
-    says that no other plan need be made: that of scattered pairs is large."""
+    """Whether a look at some query tiles of a pattern that lists its pairs, and has no order in which they lie
+    together, says that no other plan need be made: that of scattered pairs is large."""
     tiles = call.q_len // tile[0]
     if not pattern._has_order or not tiles or call.kv_len == 0:
         return False

@@ -61,15 +61,15 @@ class ByContent:
     >>> import numpy as np
     >>> from spattn.patterns import ByContent, Pattern, apply
     >>> @dataclass(frozen=True, eq=False, repr=False)
-    ... class Clusters(ByContent, Pattern):
-    ...     '''Keys whose token is in the query's cluster.'''
-    ...     cluster: np.ndarray
+    ... class Speakers(ByContent, Pattern):
+    ...     '''What the query's speaker said.'''
+    ...     speaker: np.ndarray
     ...     def allows(self, q, k):
-    ...         return apply(lambda t: self.cluster[t], q) == apply(lambda t: self.cluster[t], k)
-    >>> pattern = Clusters(np.array([0, 1, 0, 1]))
+    ...         return apply(lambda t: self.speaker[t], q) == apply(lambda t: self.speaker[t], k)
+    >>> pattern = Speakers(np.array([0, 1, 0, 1]))
     >>> pattern
-    Clusters(cluster=<int64 (4,)>)
-    >>> pattern == Clusters(np.array([0, 1, 0, 1])), pattern.index_set(4, 4).row(3)
+    Speakers(speaker=<int64 (4,)>)
+    >>> pattern == Speakers(np.array([0, 1, 0, 1])), pattern.index_set(4, 4).row(3)
     (True, array([1, 3]))
     """
 

@@ -56,7 +56,7 @@ class CSR(ByContent, Pattern):
 
     Notes
     -----
-    Plans and index sets are made of the pairs, in O(nnz log nnz), and a plan has a bitmask for each tile that holds
+    Plans and index sets are made of the pairs, in O(nnz), and a plan has a bitmask for each tile that holds
     several of them. Complements, and patterns at other positions, are planned as any predicate is.
 
     Examples

@@ -134,14 +134,12 @@ def count_dense(q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int
     """Those of attention over all pairs in tiles of this size, without its plan."""
     tiles, rest = divmod(q_len, tile[0])
     items = tiles + (rest > 0)
-    vectors, blocks = (tiles * -(-tile[0] // side) + -(-rest // side) for side in (of.lanes, ROWS))
-    each = vectors * -(-kv_len // _KEYS) * _KEYS
+    side, step = (of.panel, _STEP) if of.panel else (ROWS, _KEYS)
+    vectors, blocks = (tiles * -(-tile[0] // rows) + -(-rest // rows) for rows in (of.lanes, side))
+    each, key_tiles = vectors * -(-kv_len // step) * step, -(-kv_len // tile[1])
+    output = blocks * (key_tiles if of.panel else kv_len)
     # In the order of _OfPlan; keys and values lie in the order in which they are read.
-    if of.panel:
-        each = vectors * -(-kv_len // _STEP) * _STEP
-        panels = tiles * -(-tile[0] // of.panel) + -(-rest // of.panel)
-        blocks = panels * -(-kv_len // tile[1]) / kv_len
-    own = items, items * -(-kv_len // tile[1]), q_len, each, each, blocks * kv_len, 0, 0, kv_len, 0
+    own = items, items * key_tiles, q_len, each, each, output, 0, 0, kv_len, 0
     return _with_features(_OfPlan(*(float(batch * heads * number) for number in own)), of)
 
 
@@ -292,15 +290,15 @@ def _of_masks(plan: Plan, lanes: int) -> list[np.ndarray]:
 
 
 def _of_panels(plan: Plan, lanes: int, panel: int) -> list[np.ndarray]:
-    """The same where products are of panels of queries: in each, the vectors from the first to the last that attend to a
-    key, with the keys from the first to the last that any of them attends to, are computed; last, how many panels are."""
+    """The same where products are of panels of queries: in each, the vectors from the first to the last that attend to
+    a key are computed, with the keys from the first to the last that any of them attends to; and how many panels."""
     every = max(1, -(-len(plan.masks) // _MOST_MASKS))
     masks = plan.masks[::every]
     of_vector = np.bitwise_or.reduceat(masks, np.arange(0, plan.block_q, lanes), axis=1).view(np.uint32) != 0
     side, (count, columns, steps) = panel // lanes, of_vector.shape
     of_vector = np.pad(of_vector, ((0, 0), (0, -columns % side), (0, 0)))
     of_vector = of_vector.reshape(count, -(-columns // side), side, steps)
-    vectors, steps = (_reach(of_vector.any(axis=axis)) for axis in (3, 2))  # of each panel
+    vectors, steps = (_reach(np.logical_or.reduce(of_vector, axis=axis)) for axis in (3, 2))  # of each panel
     whole = -(-plan.block_q // lanes) * plan.block_kv
     found = (whole, (vectors * steps).sum(axis=1) * _STEP), (-(-plan.block_q // panel), np.count_nonzero(steps, axis=1))
     of_block, of_panel = (np.append(full, np.repeat(partial, every)[: len(plan.masks)]) for full, partial in found)

@@ -1,0 +1,82 @@
+// Listed pairs, tile by tile. Of each query tile the pairs are counted by key tile, and the cells of a tile are put side
+// by side, in the order in which they came: nothing is sorted.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "marks.h"
+
+namespace spattn {
+
+class ListedPairs {
+ public:
+  // Of queries and keys in tiles of so many; the keys [first_key, first_key + keys) count, others are left out.
+  ListedPairs(int64_t block_q, int64_t block_kv, int64_t first_key, int64_t keys)
+      : block_q_(block_q), block_kv_(block_kv), first_key_(first_key), keys_(keys),
+        shift_(block_kv & (block_kv - 1) ? -1 : __builtin_ctzll(block_kv)),
+        next_(size_t((keys + block_kv - 1) / block_kv)), marks_(int64_t(next_.size())) {}
+
+  // Groups sorted pairs, whose rows are counted from the first one of query tile `number`. Tile t of those found, by
+  // query tile and key tile, has the cells [first[t], first[t + 1]). Returns how many tiles there are, at most `pairs`.
+  int64_t group(const int64_t* row, const int64_t* key, int64_t pairs, int64_t number, int32_t* query_tile,
+                int32_t* key_tile, int64_t* first, int32_t* cell) {
+    int64_t tiles = 0, cells = 0;
+    for (int64_t begin = 0, end = 0; begin < pairs; begin = end) {
+      const int64_t tile = row[begin] / block_q_, before = tiles;
+      if (block_q_ == 1) {  // in order as they come
+        for (; end < pairs && row[end] == tile; ++end) {
+          const int64_t place = key[end] - first_key_;
+          if (place < 0 || place >= keys_) continue;
+          const int64_t at = tile_of(place);
+          if (tiles == before || key_tile[tiles - 1] != at) {
+            query_tile[tiles] = int32_t(number + tile), key_tile[tiles] = int32_t(at), first[tiles++] = cells;
+          }
+          cell[cells++] = int32_t(place - at * block_kv_);
+        }
+        continue;
+      }
+      for (; end < pairs && row[end] < (tile + 1) * block_q_; ++end) {
+        const int64_t place = key[end] - first_key_;
+        if (place < 0 || place >= keys_) continue;
+        const int64_t at = tile_of(place);
+        if (next_[at]++ == 0) marks_.set(at);
+      }
+      for (int64_t at = marks_.next(0); at < int64_t(next_.size()); at = marks_.next(at + 1)) {
+        query_tile[tiles] = int32_t(number + tile), key_tile[tiles] = int32_t(at), first[tiles++] = cells;
+        cells += next_[at];
+        next_[at] = first[tiles - 1];
+      }
+      for (int64_t n = begin; n < end; ++n) {
+        const int64_t place = key[n] - first_key_;
+        if (place < 0 || place >= keys_) continue;
+        const int64_t at = tile_of(place);
+        cell[next_[at]++] = int32_t((row[n] - tile * block_q_) * block_kv_ + place - at * block_kv_);
+      }
+      for (int64_t n = before; n < tiles; ++n) next_[key_tile[n]] = 0;
+      marks_.clear();
+    }
+    first[tiles] = cells;
+    return tiles;
+  }
+
+ private:
+  int64_t tile_of(int64_t place) const { return shift_ < 0 ? place / block_kv_ : place >> shift_; }
+
+  int64_t block_q_, block_kv_, first_key_, keys_, shift_;
+  std::vector<int64_t> next_;  // by key tile: how many cells it has, then where its next one goes; 0 between calls
+  Marks marks_;                // the key tiles that have any
+};
+
+// The bitmasks, of `words` words, of some of these tiles.
+inline void write_cells(const int64_t* first, const int32_t* cell, const int64_t* tiles, int64_t count, int64_t words,
+                        uint64_t* masks) {
+  std::fill(masks, masks + count * words, 0);
+  for (int64_t n = 0; n < count; ++n, masks += words) {
+    for (int64_t at = first[tiles[n]]; at < first[tiles[n] + 1]; ++at)
+      masks[cell[at] / 64] |= uint64_t{1} << cell[at] % 64;
+  }
+}
+
+}  // namespace spattn
