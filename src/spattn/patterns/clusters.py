@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from .._cached import cached_property
 from .._index_checks import q_offset
 from .._ragged import ramp
+from ._bound import Bound
 from ._check import assign
 from ._composition import And
 from ._content import frozen_array
@@ -85,7 +86,7 @@ class Clusters(ArrayPattern):
         for name, array, length in (("labels", self.labels, kv_len), ("q_labels", self.q_labels, q_len)):
             if array is not None and array.shape[-1] != length:
                 raise ValueError(f"{name}: expected shape (..., {length}), got {array.shape}")
-        return _BoundClusters(self, q_len, kv_len)
+        return _BoundClusters(self, q_offset(q_len, kv_len))
 
     def allows(self, q: Any, k: Any) -> Any:
         self._only(self.labels)
@@ -107,42 +108,27 @@ class Clusters(ArrayPattern):
 
 
 @dataclass(frozen=True)
-class _BoundClusters(Pattern):
-    """Clusters of so many queries, the last of which stands beside the last key."""
+class _BoundClusters(Bound):
+    """Clusters at known lengths."""
 
     given: Clusters
-    q_len: int
-    kv_len: int
     _lists_pairs = True
     _has_order = True
 
-    def sizes(self) -> tuple[int, int]:
-        return self.given.sizes()
-
-    def at(self, batch: int, head: int) -> Pattern:
-        own: Any = self.given.at(batch, head)
-        return replace(self, given=own)
-
-    def bind(self, q_len: int, kv_len: int) -> Pattern:
-        return self.given.bind(q_len, kv_len)
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.given.to_dict()
+    @property
+    def _kv_len(self) -> int:
+        return self.given.labels.shape[-1]
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         return whole_part(self, q_len, kv_len)
-
-    @property
-    def _first(self) -> int:
-        return q_offset(self.q_len, self.kv_len)
 
     @cached_property
     def _labels(self) -> tuple[np.ndarray, np.ndarray]:
         """Of queries and of keys, and -1 for one more, which is none."""
         keys, queries = self.given._only(self.given.labels), self.given.q_labels
         if queries is None:
-            before = np.full(max(-self._first, 0), -1)
-            queries = np.concatenate([before, keys[max(self._first, 0) :]])
+            before = np.full(max(-self.first, 0), -1)
+            queries = np.concatenate([before, keys[max(self.first, 0) :]])
         else:
             queries = self.given._one(queries)
         return np.maximum(np.append(queries, -1), -1), np.maximum(np.append(keys, -1), -1)
@@ -153,7 +139,7 @@ class _BoundClusters(Pattern):
         def look_up(labels: np.ndarray, row: np.ndarray) -> np.ndarray:
             return labels[np.where((row < 0) | (row >= len(labels) - 1), len(labels) - 1, row)]
 
-        of_query = apply(lambda p: look_up(queries, p - self._first), q)
+        of_query = apply(lambda p: look_up(queries, p - self.first), q)
         return (of_query >= 0) & (of_query == apply(lambda p: look_up(keys, p), k))
 
     @cached_property
@@ -168,24 +154,26 @@ class _BoundClusters(Pattern):
         (order, clusters, number), label = self._sorted, self._labels[0][row]
         own = np.searchsorted(clusters, label)
         there = (label >= 0) & (np.append(clusters, -1)[own] == label)
-        code = number * (self.kv_len + 1) + order  # rises from place to place
-        bounds = (np.searchsorted(code, own * (self.kv_len + 1) + np.clip(at, 0, self.kv_len)) for at in (first, stop))
+        code = number * (self._kv_len + 1) + order  # rises from place to place
+        bounds = (
+            np.searchsorted(code, own * (self._kv_len + 1) + np.clip(at, 0, self._kv_len)) for at in (first, stop)
+        )
         start, end = (np.where(there, bound, 0) for bound in bounds)
         return start, np.maximum(start, end)
 
     def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
-        row = q - self._first
-        start, stop = self._spans(np.where((row < 0) | (row >= self.q_len), self.q_len, row), 0, self.kv_len)
+        row, q_len = q - self.first, self._kv_len - self.first
+        start, stop = self._spans(np.where((row < 0) | (row >= q_len), q_len, row), 0, self._kv_len)
         count = stop - start
         return np.repeat(np.arange(len(q)), count), self._sorted[0][np.repeat(start, count) + ramp(count)]
 
     def _in_order(self, also: Pattern | None = None) -> Ordered:
         q_order, kv_order = np.argsort(self._labels[0][:-1], kind="stable"), self._sorted[0]
-        spans = None if also is None else also.runs(q_order + self._first, self.kv_len)
+        spans = None if also is None else also.runs(q_order + self.first, self._kv_len)
         if spans is not None and (spans.start.shape[1] != 1 or (spans.step != 1).any()):
             spans = None
-        bounds = (0, self.kv_len) if spans is None else (spans.start[:, 0], (spans.start + spans.count)[:, 0])
-        pattern = RowIntervals(*self._spans(q_order, *bounds)).bind(self.q_len, self.kv_len)
+        bounds = (0, self._kv_len) if spans is None else (spans.start[:, 0], (spans.start + spans.count)[:, 0])
+        pattern = RowIntervals(*self._spans(q_order, *bounds)).bind(len(q_order), self._kv_len)
         if also is not None and spans is None:
-            pattern = And.of(pattern, InOrder(also, q_order, kv_order, self._first))
+            pattern = And.of(pattern, InOrder(also, q_order, kv_order, self.first))
         return Ordered(pattern, q_order, kv_order)

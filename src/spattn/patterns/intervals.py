@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .._index_checks import q_offset
 from ..index_set import Runs
+from ._bound import Bound
 from ._check import assign, flag
 from ._content import frozen_array
 from ._pattern import Pattern
@@ -181,21 +182,10 @@ class RowIntervals(_Intervals):
 
 
 @dataclass(frozen=True)
-class _BoundRows(Pattern):
-    """Row intervals whose first row stands at position `first`."""
+class _BoundRows(Bound):
+    """Row intervals at known lengths."""
 
     given: RowIntervals
-    first: int
-
-    def sizes(self) -> tuple[int, int]:
-        return self.given.sizes()
-
-    def at(self, batch: int, head: int) -> Pattern:
-        own: Any = self.given.at(batch, head)
-        return replace(self, given=own)
-
-    def bind(self, q_len: int, kv_len: int) -> Pattern:
-        return self.given.bind(q_len, kv_len)
 
     def allows(self, q: Any, k: Any) -> Any:
         start = apply(lambda q: self.given.bounds(q - self.first)[0], q)
@@ -204,6 +194,3 @@ class _BoundRows(Pattern):
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs:
         return Runs.span(*self.given.bounds(q - self.first), kv_len)
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.given.to_dict()

@@ -12,6 +12,7 @@ from .._imports import whole_imports
 from .._index_checks import LONGEST, check_csr, q_offset
 from .._ragged import offsets, ramp
 from ..index_set import AffineRows, Runs
+from ._bound import Bound
 from ._check import assign, integer
 from ._composition import And
 from ._content import ByContent, frozen_array
@@ -214,16 +215,12 @@ def _scattered(tokens: int, modulus: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _BoundCSR(Pattern):
-    """Listed pairs whose first row stands at position `first`."""
+class _BoundCSR(Bound):
+    """Listed pairs at known lengths."""
 
     given: CSR
-    first: int
     _lists_pairs = True
     _has_order = True
-
-    def bind(self, q_len: int, kv_len: int) -> Pattern:
-        return self.given.bind(q_len, kv_len)
 
     def _in_order(self, also: Pattern | None = None) -> Ordered | None:
         with whole_imports:  # which few plans need
@@ -252,9 +249,6 @@ class _BoundCSR(Pattern):
         place += np.arange(len(place))
         keys = self.given.indices[place].astype(np.int64)  # as positions are everywhere
         return np.repeat(np.arange(len(q)), count), keys
-
-    def to_dict(self) -> dict[str, Any]:
-        return self.given.to_dict()
 
 
 class _PairTable(SortedCells):
