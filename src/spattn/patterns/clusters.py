@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .._cached import cached_property
+from .._imports import whole_imports
 from .._index_checks import q_offset
 from .._ragged import ramp
 from ._bound import Bound
 from ._check import assign
 from ._composition import And
 from ._content import frozen_array
-from ._in_order import InOrder, Ordered
 from ._lattice import Part, whole_part
 from ._pattern import Pattern
 from ._predicate import apply
 from ._registry import register
 from .arrays import ArrayPattern
 from .intervals import RowIntervals
+
+if TYPE_CHECKING:
+    from ._in_order import Ordered
 
 __all__ = ["Clusters"]
 
@@ -168,6 +171,9 @@ class _BoundClusters(Bound):
         return np.repeat(np.arange(len(q)), count), self._sorted[0][np.repeat(start, count) + ramp(count)]
 
     def _in_order(self, also: Pattern | None = None) -> Ordered:
+        with whole_imports:  # which few plans need
+            from ._in_order import InOrder, Ordered
+
         q_order, kv_order = np.argsort(self._labels[0][:-1], kind="stable"), self._sorted[0]
         spans = None if also is None else also.runs(q_order + self.first, self._kv_len)
         if spans is not None and (spans.start.shape[1] != 1 or (spans.step != 1).any()):

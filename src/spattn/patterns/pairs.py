@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,13 +16,15 @@ from ._bound import Bound
 from ._check import assign, integer
 from ._composition import And
 from ._content import ByContent, frozen_array
-from ._in_order import InOrder, Ordered
 from ._lattice import Part, whole_part
 from ._listed_cells import SortedCells
 from ._pattern import Pattern
 from ._registry import register
 from ._table import BlockTable
 from .arrays import ArrayPattern
+
+if TYPE_CHECKING:
+    from ._in_order import Ordered
 
 __all__ = ["CSR", "RowRuns"]
 
@@ -225,6 +227,7 @@ class _BoundCSR(Bound):
     def _in_order(self, also: Pattern | None = None) -> Ordered | None:
         with whole_imports:  # which few plans need
             from ._alike import alike_together
+            from ._in_order import InOrder, Ordered
 
         orders = alike_together(self.given.indptr, self.given.indices, self.given.kv_len)
         if orders is None:

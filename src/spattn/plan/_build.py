@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,12 +13,14 @@ from .._index_checks import q_offset
 from .._ragged import offsets
 from ..patterns import Ends, Full, Lattice, Pattern
 from ..patterns._check import integers
-from ..patterns._in_order import Ordered
 from ._budget import Budget
 from ._masks import Masks
 from ._parts import Piece, parts_of
 from ._tiling import find_tiles, make_view
 from ._types import COMPONENT, NO_ORDER, VIEW
+
+if TYPE_CHECKING:
+    from ..patterns._in_order import Ordered
 
 __all__ = ["Tiled", "tile_pattern"]
 
