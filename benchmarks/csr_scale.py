@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""What listed pairs cost at 65,536 and 1,048,576 tokens: 16 random keys for each query, in compressed sparse rows.
+
+    OMP_NUM_THREADS=1 python benchmarks/csr_scale.py            # a minute, 3 GiB
+    OMP_NUM_THREADS=1 python benchmarks/csr_scale.py --quick    # 65,536 tokens, nothing written
+
+Each row is of a process of its own, whose first large plan it is: processor time, and by how much the process grew.
+``attention`` is the first call of one head of float32, head_dim 64, on one thread, which plans too; its growth is the
+plan, the workspace and the result. Writes ``benchmarks/results/csr_scale.json``; exits with 1 where the plan of pair by
+pair takes more than 3 s or 1 GiB at a million tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+import numpy as np
+import record
+from child import child
+from plan_scale import resident
+
+import spattn
+from spattn import cpu
+from spattn import patterns as sp
+
+LENGTHS, KEYS, HEAD_DIM = (1 << 16, 1 << 20), 16, 64
+TILES = {"pair by pair": (1, 64), "tiles of the CPU": cpu.TILE, "default tiles": (128, 64)}
+ATTENTION = "attention"
+MOST_S, MOST_GIB = 3.0, 1.0  # of a plan at the longest
+
+
+def listed(tokens: int) -> sp.CSR:
+    """Random keys, sorted, each once."""
+    keys = np.sort(np.random.default_rng(0).integers(0, tokens, (tokens, KEYS)), axis=1)
+    first = np.ones_like(keys, bool)
+    first[:, 1:] = keys[:, 1:] != keys[:, :-1]
+    return sp.CSR(np.append(0, np.cumsum(first.sum(axis=1))), keys[first], tokens)
+
+
+def measure(what: str, tokens: int) -> dict[str, object]:
+    """One row of the results, in the process that it is about."""
+    pattern = listed(tokens)
+    spattn.plan(listed(100), 100)  # imports the planner
+    arrays = ()
+    if what == ATTENTION:
+        arrays = tuple(np.random.default_rng(0).standard_normal((3, 1, 1, tokens, HEAD_DIM), np.float32))
+    before, start = resident("VmRSS"), time.process_time()
+    if arrays:
+        spattn.attention(*arrays, pattern, backend="cpu")
+        found: dict[str, object] = {}
+    else:
+        plan = spattn.plan(pattern, tokens, tile=TILES[what])
+        found = {"plan_mib": round(plan.nbytes / 2**20, 1), "bitmasks": len(plan.masks)}
+    took = time.process_time() - start
+    grown = resident("VmHWM") - before
+    return {"name": what, "tokens": tokens, "processor_s": round(took, 3), "peak_gib": round(grown / 2**30, 3)} | found
+
+
+def missed(row: dict[str, Any]) -> bool:
+    """Whether the plan of pair by pair misses a target."""
+    of = row["name"] == "pair by pair" and row["tokens"] == LENGTHS[-1]
+    return of and (row["processor_s"] > MOST_S or row["peak_gib"] > MOST_GIB)
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="65,536 tokens, nothing written")
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(measure(args.one[0], int(args.one[1]))))
+        return 0
+    rows = []
+    for tokens in LENGTHS[:1] if args.quick else LENGTHS:
+        for what in (*TILES, ATTENTION):
+            rows.append(child("--one", what, str(tokens)))
+            print(rows[-1], flush=True)
+    if not args.quick:
+        record.write("csr_scale", rows, notes=f"{KEYS} random keys a query. Processor time, one thread; one run each.")
+    return int(any(map(missed, rows)))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
