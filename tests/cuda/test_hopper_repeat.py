@@ -300,8 +300,9 @@ def test_gradients(torch, gradients, operands, kernel):
             assert (result.shape, result.stride(), result.dtype) == (x.shape, x.stride(), x.dtype)
     del kept, results
     gradients._empty_like = lambda x: x  # addresses that an allocator would hand out again
+    gradients._ready.workspace_bytes = 0  # whose address is always the same one
     before = len(gradients.written)
-    assert all(len(gradients(*operands, None, 0.25)) == 3 for _ in range(50)) and len(gradients.written) < before + 50
+    assert all(len(gradients(*operands, None, 0.25)) == 3 for _ in range(50)) and len(gradients.written) == before + 1
     for scale, dlse in ((0.25, None), (0.5, None), (0.25, None), (0.25, operands[5] + 1)):  # at the same addresses
         gradients(*operands, dlse, scale)
         found = ADDRESSES.unpack(kernel.started[-1][1][:-8])
