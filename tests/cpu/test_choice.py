@@ -77,7 +77,7 @@ def test_large_grids_are_planned_once(monkeypatch):
     made = []
     monkeypatch.setattr(compiler, "_compile", lambda *key, own=compiler._compile: made.append(key) or own(*key))
     spattn.clear_plan_cache()
-    paid(sp.Neighborhood((512, 512), 7), 512 * 512, heads=1, head_dim=1)
+    paid(sp.Neighborhood((600, 600), 7), 600 * 600, heads=1, head_dim=1)
     assert len(made) == 1
     paid(WINDOWS, 3136)
     assert 2 <= len(made) - 1 <= 4

@@ -36,7 +36,8 @@ __all__ = ["chosen", "dense_ms", "in_boxes", "planned_or", "price_ms", "price_of
 _EFFICIENT = 0.6  # from here on nothing else is tried
 _CELLS = range(17, 97)  # of a box: of more the weights leave the first-level cache
 _FEW = 4  # rows of a box that has no more than vectors have lanes are computed so many at a time
-_MANY = 4
+_MANY = 4  # times as many tiles as an ordered plan has: where there cannot be more, the other plan is made too
+_MOST_SMALL_BOXES = 1 << 14  # of a few rows, which gain most
 _MOST_BOXES = 2560  # each has views of its own
 _TRIED, _ROWS_TRIED = 2, 1  # plans that are made beside the default: computed by vectors of queries, and by rows
 
@@ -169,10 +170,10 @@ class _Met(NamedTuple):
         """Of all boxes, each with its own: of a box of keys along all axes the product of those along each."""
         return math.prod(found[side] for found, side in zip(self.along, sides, strict=True))
 
-    def candidates(self, fits: Callable[[int], bool]) -> Iterator[tuple[tuple[int, ...], int]]:
-        """The boxes whose number of cells fits, and how many of each there are, if these are not too many."""
+    def candidates(self, fits: Callable[[int], bool], most: int) -> Iterator[tuple[tuple[int, ...], int]]:
+        """The boxes whose number of cells fits, and how many of each there are, if these are at most so many."""
         for box in itertools.product(*self.along):
-            if fits(math.prod(box)) and (boxes := math.prod(self.boxes(box))) <= _MOST_BOXES:
+            if fits(math.prod(box)) and (boxes := math.prod(self.boxes(box))) <= most:
                 yield box, boxes
 
 
@@ -180,7 +181,7 @@ def _estimates_of_rows(
     met: _Met, features: int, block_kv: int, device: Device
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
     """A head's cost in boxes of each shape whose rows are computed a few together."""
-    for box, boxes in met.candidates(lambda cells: cells <= device.few and cells % _FEW == 0):
+    for box, boxes in met.candidates(lambda cells: cells <= device.few and cells % _FEW == 0, _MOST_SMALL_BOXES):
         along = (-(-found[side] // count) for found, side, count in zip(met.along, box, met.boxes(box), strict=True))
         view = np.array([make_view(Lattice(0, (1,) * len(box), tuple(along)), block_kv)])
         keys = float((keys_of_tiles(view, block_kv, device.lanes) * view["tiles"])[0])
@@ -192,7 +193,7 @@ def _estimates_of_tiles(
     met: _Met, head_dim: int, head_dim_v: int, device: Device
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
     """The same of each shape that is computed by vectors of queries."""
-    for box, boxes in met.candidates(lambda cells: cells in _CELLS):
+    for box, boxes in met.candidates(lambda cells: cells in _CELLS, _MOST_BOXES):
 
         def met_by(cells: int, box: tuple[int, ...] = box) -> float:
             inside = _neighbours(box, cells)
