@@ -90,6 +90,17 @@ def no_plans():
 
 
 @pytest.fixture
+def peak():
+    """The source of ``peak()``: how many KiB a program has taken at most. ``ru_maxrss`` has those of the process that
+    started it too, where that is larger."""
+    return """
+def peak():
+    with open("/proc/self/status") as status:
+        return int(next(line for line in status if line.startswith("VmHWM:")).split()[1])
+"""
+
+
+@pytest.fixture
 def python(tmp_path):
     """Runs a program in a fresh interpreter: ``python(source, **environment) -> its standard output``."""
 

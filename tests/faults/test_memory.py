@@ -18,16 +18,11 @@ from spattn.testing import inputs, random
 
 
 @pytest.mark.parametrize("pattern", ["Full()", "Causal()", "SlidingWindow(1 << 18)"])
-def test_fault_21_materialising_beyond_memory(python, pattern):
+def test_fault_21_materialising_beyond_memory(python, peak, pattern):
     """MemoryError at once: within 64 MiB, not after filling the machine."""
     source = f"""
-import resource
 from spattn.patterns import *
 index_set = {pattern}.index_set(1 << 20, 1 << 20)
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
 for make in (index_set.to_dense, index_set.to_csr):
     before = peak()
     try:
@@ -35,7 +30,7 @@ for make in (index_set.to_dense, index_set.to_csr):
     except MemoryError as error:
         print("MemoryError", str(error) != "", peak() - before < 65536)
 """
-    assert python(source) == "MemoryError True True\n" * 2
+    assert python(peak + source) == "MemoryError True True\n" * 2
 
 
 @pytest.mark.parametrize("make, cell", [("to_dense", 1), ("to_csr", 7 * 8)])
@@ -57,26 +52,25 @@ def test_fault_21_the_machine_that_is_one_byte_too_small(monkeypatch, make, cell
         tracemalloc.stop()
 
 
-def test_fault_21_results_beyond_memory(python):
+def test_fault_21_results_beyond_memory(python, peak):
     """Both passes on views of a few numbers whose results would be 2⁴⁶ bytes and more."""
     source = """
-import resource
 import numpy as np
 import spattn
 from spattn.testing import inputs
 q, k, v = (np.broadcast_to(x, (1 << 20, 1 << 10, 64, 256)) for x in inputs(1, 1, 1, 64, 64, 256))
 lse = np.broadcast_to(np.float32(0), q.shape[:3])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 for call in (
     lambda: spattn.attention(q, k, v, "causal"), lambda: spattn.attention_backward(q, q, k, v, q, lse, "causal"),
 ):
     try:
         call()
     except MemoryError as error:
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        grown = peak() - before
         print("MemoryError", str(error) != "", grown < 65536)
 """
-    assert python(source) == "MemoryError True True\n" * 2
+    assert python(peak + source) == "MemoryError True True\n" * 2
 
 
 def test_fault_21_the_reference_needs_no_square():
