@@ -65,6 +65,15 @@ def test_labels_of_queries():
     check(pattern, ordered(pattern, 50, 140, tile=(16, 64)))
 
 
+def test_an_operand_without_an_order_leaves_it_to_another():
+    """Scattered pairs may have one, and have none."""
+    row, key = np.random.default_rng(0).integers(0, 140, (2, 3000))
+    pattern = p.from_pairs(row, key, 140, 140) & p.Clusters(LABELS[0])
+    made = ordered(pattern, 140, 140, tile=(16, 64))
+    assert made.ordered
+    check(pattern, made)
+
+
 def test_spans_stay_spans():
     """Of keys from one to another the order leaves some side by side, so that nothing is searched for."""
     labels = np.random.default_rng(0).integers(0, 8, 4096)

@@ -189,10 +189,12 @@ class And(Composite):
 
     def _in_order(self, also: Pattern | None = None) -> Ordered | None:
         """In the order of the first operand that has one."""
+        more = () if also is None else (also,)
         for p in self.operands:
-            if p._has_order:
-                others = [other for other in self.operands if other is not p]
-                return p._in_order(And.of(*others, *(() if also is None else (also,))))
+            others = (other for other in self.operands if other is not p)
+            found = p._in_order(And.of(*others, *more)) if p._has_order else None
+            if found is not None:
+                return found
         return None
 
     def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
