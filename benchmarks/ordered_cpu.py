@@ -12,13 +12,13 @@ brought back. Planning is that of the plan in order, of nothing kept. Writes ``b
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import record
+from pairwise_cpu import cpu_times
 
 import spattn
 from spattn import compiler, cpu
@@ -78,13 +78,7 @@ def measure(name: str, tokens: int, clusters: int, causal: bool, listed: bool, r
             calls[column] = partial(cpu.forward, *arrays, compiler.plan(pattern, tokens, heads=HEADS, tile=tile), scale)
         calls["dense_ms"] = partial(cpu.forward, *arrays, spattn.plan(sp.Full(), backend="cpu", like=arrays), scale)
     np.testing.assert_allclose(calls["ordered_ms"]()[0], calls["sorted_ms"](), rtol=1e-4, atol=1e-5)  # type: ignore[index]
-    taken: dict[str, list[float]] = {column: [] for column in calls}
-    for _ in range(rounds):
-        for column, call in calls.items():
-            start = time.process_time()
-            call()
-            taken[column].append(1e3 * (time.process_time() - start))
-    return row | {column: round(statistics.median(times), 2) for column, times in taken.items()}
+    return row | {column: round(taken, 2) for column, taken in cpu_times(calls, rounds).items()}
 
 
 def main() -> None:

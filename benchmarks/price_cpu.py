@@ -29,6 +29,7 @@ import numpy as np
 import record
 from scipy.optimize import nnls
 
+import spattn
 from spattn import compiler, cpu
 from spattn import patterns as sp
 from spattn.call import Call
@@ -92,41 +93,39 @@ def cases() -> list[tuple[str, sp.Pattern, int, int, tuple]]:
     return [(name, pattern, n, dim, how) for name, pattern, n, dim, plans in PROBLEMS for how in plans]
 
 
-def prepare(case, isa: str, dtype: str):
-    """What computes a case, its operands, and its counts."""
-    _, pattern, tokens, dim, (tile, box) = case
+def scattered() -> list[tuple[sp.Pattern, int, int]]:
+    """(pattern, tokens, head_dim) of pairs at random."""
+    rng = np.random.default_rng(0)
+    shape = PAIRS_TOKENS, PAIRS_TOKENS
+    return [(sp.from_pairs(*(rng.random(shape) < share).nonzero(), *shape), PAIRS_TOKENS, dim) for share, dim in PAIRS]
+
+
+def ready(tokens: int, dim: int, isa: str, dtype: str, plan_of, counted):
+    """What computes a plan, its operands, its counts, and its efficiency."""
     q, k, v = (x.astype(DTYPES[dtype]) for x in np.random.default_rng(0).standard_normal((3, 1, HEADS, tokens, dim)))
     call = Call.of(q, k, v)
-    plan = compiler.plan(pattern, tokens, tile=tile, box=box, workers=cpu.workers_for(call))
-    counts = count(plan, 1, HEADS, Features(dim, dim, *shape_of(isa, dtype)))
+    plan = plan_of(call)
+    counts = counted(plan, 1, HEADS, Features(dim, dim, *shape_of(isa, dtype)))
     return cpu.prepare(call, plan, isa=isa), (q, k, v, call.scale), counts, plan.efficiency
 
 
-def fitted_rows(isa: str, dtype: str) -> tuple[float, ...]:
-    """Nanoseconds for one of each of what computes boxes of few queries."""
-    prepared = []
-    for pattern, tokens, dim in ROWS:
-        q, k, v = (
-            x.astype(DTYPES[dtype]) for x in np.random.default_rng(0).standard_normal((3, 1, HEADS, tokens, dim))
-        )
-        call, plan = Call.of(q, k, v), compiler.plan(pattern, tokens, tile=(4, 64), box=(2, 2))
-        counts = count_rows(plan, 1, HEADS, Features(dim, dim, *shape_of(isa, dtype)))
-        prepared.append((cpu.prepare(call, plan, isa=isa), (q, k, v, call.scale), counts))
-    return fitted([counts for *_, counts in prepared], measured(prepared))
+def prepare(case, isa: str, dtype: str):
+    """The same of a case."""
+    _, pattern, tokens, dim, (tile, box) = case
+
+    def plan_of(call: Call) -> spattn.Plan:
+        return compiler.plan(pattern, tokens, tile=tile, box=box, workers=cpu.workers_for(call))
+
+    return ready(tokens, dim, isa, dtype, plan_of, count)
 
 
-def fitted_pairs(isa: str, dtype: str) -> tuple[float, ...]:
-    """The same for what computes scattered pairs."""
-    rng, prepared = np.random.default_rng(0), []
-    for share, dim in PAIRS:
-        pairs = (rng.random((PAIRS_TOKENS, PAIRS_TOKENS)) < share).nonzero()
-        q, k, v = (x.astype(DTYPES[dtype]) for x in rng.standard_normal((3, 1, HEADS, PAIRS_TOKENS, dim)))
-        call = Call.of(q, k, v)
-        pattern = sp.from_pairs(*pairs, PAIRS_TOKENS, PAIRS_TOKENS)
-        plan = compiler.plan(pattern, PAIRS_TOKENS, heads=HEADS, tile=(1, 64))
-        counts = count_pairs(plan, 1, HEADS, Features(dim, dim, *shape_of(isa, dtype)))
-        prepared.append((cpu.prepare(call, plan, isa=isa), (q, k, v, call.scale), counts))
-    return fitted([counts for *_, counts in prepared], measured(prepared))
+def fitted_to(problems, isa: str, dtype: str, counted, **how) -> tuple[float, ...]:
+    """Nanoseconds for one of each of what computes these problems, which are planned in such tiles, row by row."""
+    prepared = [
+        ready(tokens, dim, isa, dtype, lambda _, own=pattern, tokens=tokens: compiler.plan(own, tokens, **how), counted)
+        for pattern, tokens, dim in problems
+    ]
+    return fitted([counts for _, _, counts, _ in prepared], measured(prepared))
 
 
 def measured(prepared) -> np.ndarray:
@@ -210,7 +209,9 @@ def main() -> int:
     for names, each in coefficients.items():
         print(f"    {names}: {line(each)},".replace("'", '"'))
     for names in kernels:
-        print(f"    {names}: ({line(fitted_pairs(*names))}, {line(fitted_rows(*names))}),".replace("'", '"'))
+        one = fitted_to(scattered(), *names, count_pairs, tile=(1, 64))
+        together = fitted_to(ROWS, *names, count_rows, tile=(4, 64), box=(2, 2))
+        print(f"    {names}: ({line(one)}, {line(together)}),".replace("'", '"'))
     if args.isa is None and args.dtype is None:
         notes = (
             "One thread; processor time, the least of 12 runs in turns. A case is predicted by coefficients that were "

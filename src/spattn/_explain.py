@@ -56,17 +56,14 @@ class Explanation:
             f"tile: {plan.block_q} queries × {plan.block_kv} keys, "
             f"in boxes of {' and '.join(map(_sides, boxes))} queries",
             f"views: {len(plan.views)} in {len(plan.components)} components",
-            *(
-                ["order: tokens that attend to each other are taken together, wherever they stand"]
-                if plan.ordered
-                else []
-            ),
             f"work items: {len(plan.work)}, {splits} of which share rows; {len(plan.merge_rows)} rows are merged",
             f"pairs: {plan.nnz} allowed, {computed} in the tiles (efficiency {plan.efficiency:.3g}); "
             f"density {plan.density:.3g}",
             f"predicted: {self.predicted_ms:.3g} ms on one thread of the CPU",
             self._comparison(),
         ]
+        if plan.ordered:
+            lines.insert(3, "order: tokens that attend to each other are taken together, wherever they stand")
         if self.cheaper is not None:
             box = _sides(self.cheaper.views["box"][self.cheaper.components["query_view"][0]].tolist())
             lines.append(f"cheaper: {self.cheaper_ms:.3g} ms with tile={self.cheaper.tile} in boxes of {box} queries")
@@ -150,9 +147,6 @@ def warn_where_dense_wins(
 def _computed(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:
     """(keys, queries) of all pairs that a work item computes."""
     component = plan.components[item["component"]]
-    q_order, kv_order = (
-        order[component["variant"]] if plan.ordered else None for order in (plan.q_order, plan.kv_order)
-    )
     row, valid = positions(plan.views[component["query_view"]], np.array([item["query_tile"]]))
     number = np.arange(item["begin"], item["end"])
     run = np.searchsorted(plan.tile_indptr, number, side="right") - 1
@@ -161,7 +155,8 @@ def _computed(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:
         place, real = positions(plan.views[component["key_view"] + view], np.array([tile]))
         key.append(place[real])
     q, k = row[valid], np.concatenate(key)
-    q, k = (at if order is None else order[at] for at, order in ((q, q_order), (k, kv_order)))
+    if plan.ordered:
+        q, k = plan.q_order[component["variant"], q], plan.kv_order[component["variant"], k]
     queries, keys = np.meshgrid(q, k, indexing="ij")
     return keys.ravel() + 0.5, queries.ravel() + 0.5
 

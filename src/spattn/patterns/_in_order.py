@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._cached import cached_property
 from ._pattern import Pattern
 from ._predicate import allowed, apply
 
@@ -51,16 +52,26 @@ class InOrder(Pattern):
     def __post_init__(self) -> None:
         """Nothing is checked: planning alone makes these."""
 
+    @cached_property
+    def _positions(self) -> np.ndarray:
+        """Of the query at each place."""
+        return self.q_order + self.first
+
+    @cached_property
+    def _places(self) -> np.ndarray:
+        """Of each key."""
+        return inverse(self.kv_order)
+
     @property
     def _lists_pairs(self) -> bool:  # type: ignore[override]  # of what it asks, not of its class
         return self.inner._lists_pairs
 
     def allows(self, q: Any, k: Any) -> Any:
-        positions = self.q_order + self.first
-        return allowed(self.inner, apply(lambda p: positions[p - self.first], q), apply(lambda p: self.kv_order[p], k))
+        of_query = apply(lambda p: self._positions[p - self.first], q)
+        return allowed(self.inner, of_query, apply(lambda p: self.kv_order[p], k))
 
     def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
-        row, key = self.inner._pairs(self.q_order[q - self.first] + self.first, kv_len)
-        place = inverse(self.kv_order)[key]
+        row, key = self.inner._pairs(self._positions[q - self.first], kv_len)
+        place = self._places[key]
         order = np.lexsort((place, row))
         return row[order], place[order]

@@ -147,17 +147,17 @@ class _BoundClusters(Bound):
 
     @cached_property
     def _sorted(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The keys, cluster by cluster; the clusters that have any; and the number of each key's among them."""
+        """The keys, cluster by cluster; the clusters that have any; and of each key a number that rises with both."""
         labels = self._labels[1][:-1]
         order = np.argsort(labels, kind="stable")
-        return order, *np.unique(labels[order], return_inverse=True)
+        clusters, number = np.unique(labels[order], return_inverse=True)
+        return order, clusters, number * (self._kv_len + 1) + order
 
     def _spans(self, row: np.ndarray, first: Any, stop: Any) -> tuple[np.ndarray, np.ndarray]:
         """The places, among sorted keys, of those of some rows' clusters that stand at ``[first, stop)``."""
-        (order, clusters, number), label = self._sorted, self._labels[0][row]
+        (_, clusters, code), label = self._sorted, self._labels[0][row]
         own = np.searchsorted(clusters, label)
         there = (label >= 0) & (np.append(clusters, -1)[own] == label)
-        code = number * (self._kv_len + 1) + order  # rises from place to place
         bounds = (
             np.searchsorted(code, own * (self._kv_len + 1) + np.clip(at, 0, self._kv_len)) for at in (first, stop)
         )

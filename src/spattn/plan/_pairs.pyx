@@ -65,9 +65,8 @@ def bitmasks(const int64_t[::1] first, const int32_t[::1] cell, const int64_t[::
     """(len(tiles), words) uint64: the bitmasks of some tiles, whose cells are ``cell[first[t]:first[t + 1]]``."""
     masks = np.empty((tiles.shape[0], words), np.uint64)
     cdef uint64_t[:, ::1] mask = masks
-    cdef int64_t n, last = 0
+    cdef int64_t n
     for n in range(tiles.shape[0]):
-        last = max(last, tiles[n])
         if not 0 <= tiles[n] < first.shape[0] - 1:
             raise ValueError(f"tiles: expected numbers below {first.shape[0] - 1}, got {tiles[n]}")
     if tiles.shape[0] and words and cell.shape[0]:

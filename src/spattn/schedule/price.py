@@ -250,8 +250,7 @@ def _of_runs(plan: Plan, runs: _Runs, lanes: int, panel: int) -> tuple[float, ..
     """Vectors of scores, vectors of weights, and blocks of rows of the output times keys: of a tile all, or what its
     bitmask leaves of it, and of that the share of its rows that hold queries, as the others repeat those."""
     number, found = plan.mask + 1, []
-    of_masks = _of_panels(plan, lanes, panel) if panel else _of_masks(plan, lanes)
-    for left, side in zip(of_masks, (lanes, lanes, panel or ROWS), strict=True):
+    for left, side in zip(_of_masks(plan, lanes, panel), (lanes, lanes, panel or ROWS), strict=True):
         share = -(-runs.cells // side) / -(-plan.block_q // side)
         found.append(float((runs.tiles * share) @ left[number]))
     return tuple(found)
@@ -270,39 +269,41 @@ def _of_keys(plan: Plan, runs: _Runs) -> tuple[float, float, float]:
     return float(keys[uneven].sum()), float(keys[apart].sum()), float(keys.sum())
 
 
-def _of_masks(plan: Plan, lanes: int) -> list[np.ndarray]:
+def _of_masks(plan: Plan, lanes: int, panel: int) -> list[np.ndarray]:
     """For a tile without a bitmask and for one of each: vectors of scores, vectors of weights, and blocks of rows of
     the output times keys."""
     every = max(1, -(-len(plan.masks) // _MOST_MASKS))
     masks = plan.masks[::every]
-    starts = np.arange(0, plan.block_q, lanes)
-    # (masks, vectors, blocks of keys)
-    of_vector = np.greater(np.bitwise_or.reduceat(masks, starts, axis=1).view(np.uint8), 0)
-    reached = np.logical_or.reduce(of_vector, axis=1)
-    keys = _KEYS * (reached.shape[1] - reached.argmax(axis=1) - reached[:, ::-1].argmax(axis=1))
-    of_rows = np.bitwise_or.reduceat(masks, np.arange(0, plan.block_q, ROWS), axis=1)
-    found = (
-        (len(starts) * plan.block_kv, _KEYS * of_vector.sum(axis=(1, 2))),
-        (len(starts) * plan.block_kv, len(starts) * keys),
-        (-(-plan.block_q // ROWS) * plan.block_kv, np.bitwise_count(of_rows).sum(axis=(1, 2))),
-    )
+    found = _in_panels(masks, lanes, panel) if panel else _in_vectors(masks, lanes)
     return [np.append(full, np.repeat(partial, every)[: len(plan.masks)]) for full, partial in found]
 
 
-def _of_panels(plan: Plan, lanes: int, panel: int) -> list[np.ndarray]:
-    """The same where products are of panels of queries: in each, the vectors from the first to the last that attend to
-    a key are computed, with the keys from the first to the last that any of them attends to; and how many panels."""
-    every = max(1, -(-len(plan.masks) // _MOST_MASKS))
-    masks = plan.masks[::every]
-    of_vector = np.bitwise_or.reduceat(masks, np.arange(0, plan.block_q, lanes), axis=1).view(np.uint32) != 0
+def _in_vectors(masks: np.ndarray, lanes: int) -> tuple[tuple[int, np.ndarray], ...]:
+    """Of vectors of queries: those of a tile without a bitmask, and of each of some bitmasks."""
+    block_q, block_kv = masks.shape[1], 64 * masks.shape[2]
+    starts = np.arange(0, block_q, lanes)
+    # (masks, vectors, blocks of keys)
+    of_vector = np.greater(np.bitwise_or.reduceat(masks, starts, axis=1).view(np.uint8), 0)
+    keys = _KEYS * _reach(np.logical_or.reduce(of_vector, axis=1))
+    of_rows = np.bitwise_or.reduceat(masks, np.arange(0, block_q, ROWS), axis=1)
+    return (
+        (len(starts) * block_kv, _KEYS * of_vector.sum(axis=(1, 2))),
+        (len(starts) * block_kv, len(starts) * keys),
+        (-(-block_q // ROWS) * block_kv, np.bitwise_count(of_rows).sum(axis=(1, 2))),
+    )
+
+
+def _in_panels(masks: np.ndarray, lanes: int, panel: int) -> tuple[tuple[int, np.ndarray], ...]:
+    """The same of panels of queries: in each, the vectors from the first to the last that attend to a key are computed,
+    with the keys from the first to the last that any of them attends to; and in place of the output how many panels."""
+    block_q, block_kv = masks.shape[1], 64 * masks.shape[2]
+    of_vector = np.bitwise_or.reduceat(masks, np.arange(0, block_q, lanes), axis=1).view(np.uint32) != 0
     side, (count, columns, steps) = panel // lanes, of_vector.shape
     of_vector = np.pad(of_vector, ((0, 0), (0, -columns % side), (0, 0)))
     of_vector = of_vector.reshape(count, -(-columns // side), side, steps)
     vectors, steps = (_reach(np.logical_or.reduce(of_vector, axis=axis)) for axis in (3, 2))  # of each panel
-    whole = -(-plan.block_q // lanes) * plan.block_kv
-    found = (whole, (vectors * steps).sum(axis=1) * _STEP), (-(-plan.block_q // panel), np.count_nonzero(steps, axis=1))
-    of_block, of_panel = (np.append(full, np.repeat(partial, every)[: len(plan.masks)]) for full, partial in found)
-    return [of_block, of_block, of_panel]
+    blocks = columns * block_kv, (vectors * steps).sum(axis=1) * _STEP
+    return blocks, blocks, (-(-block_q // panel), np.count_nonzero(steps, axis=1))
 
 
 def _reach(found: np.ndarray) -> np.ndarray:
