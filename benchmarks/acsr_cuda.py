@@ -107,7 +107,7 @@ def block_sparse(mask, precision: str, inputs) -> tuple[Callable, tuple]:
 
 
 class Replayed:
-    """A call on each input set, as a CUDA graph, and what its kernels read: the sets, and the tables that `call` has."""
+    """A call on each input set, as a CUDA graph, with what its kernels read: the sets, and the tables of `call`."""
 
     def __init__(self, call: Callable, sets: list):
         import torch
