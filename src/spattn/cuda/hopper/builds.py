@@ -53,8 +53,8 @@ def build(head_dim: int, short_items: bool) -> Build:
     return next(row for row in TABLE if row.head_dim >= head_dim and row.short_items == short_items)
 
 
-def variant(dtype: str, head_dim: int, room: int, short_items: bool) -> dict[str, object]:
-    """Macros for a problem, with room for so many tensor maps in the parameters."""
+def variant(dtype: str, head_dim: int, room: int, short_items: bool, problems: int = 1) -> dict[str, object]:
+    """Macros for problems of one type, with room for so many of them and so many tensor maps in the parameters."""
     row = build(head_dim, short_items)
     return {
         "SPATTN_DTYPE": dtype,
@@ -63,6 +63,7 @@ def variant(dtype: str, head_dim: int, room: int, short_items: bool) -> dict[str
         "SPATTN_BLOCK_KV": TILE[1],
         "SPATTN_STEP_KV": row.step_kv,
         "SPATTN_MAPS": room,
+        "SPATTN_PROBLEMS": problems,
         "SPATTN_QUERIES": row.queries,
         "SPATTN_STAGES": row.stages,
         "SPATTN_CONSUMER_REGISTERS": row.consumer_registers,

@@ -109,7 +109,7 @@ class HopperPlan:
         names = ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")
         return Ready(
             load("attention", room, self.short_items) if self.launches else None,
-            Template(self.layout, self.at, self.launches, call, room),
+            Template([(self.layout, call)], self.at, self.launches, room),
             load("merge", MAPS[0], False) if self.merge_blocks else None,
             call.q.shape[0] * call.q.shape[1] * self.merge_blocks,
             tuple(self.at[name] for name in names),
