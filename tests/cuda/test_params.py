@@ -119,7 +119,7 @@ def test_hopper(call):
         assert {name: found[name] for name in tables} == tables
         tasks += int(found["task_count"])
     assert tasks == 8 * len(call.plan.work)
-    (merge,) = np.frombuffer(ready.merge_params(to), hopper_params.MERGE)
+    (merge,) = np.frombuffer(ready.merge.params(to), hopper_params.MERGE)
     expected = {
         "rows": plan_on_device.at["merge_rows"],
         "heads": plan_on_device.at["merge_heads"],
@@ -131,7 +131,7 @@ def test_hopper(call):
         "q_len": 400,
         "heads_q": 4,
         "head_dim_v": 128,
-        "head_blocks": ready.merge_blocks // 8,
+        "head_blocks": ready.merge.blocks // 8,
     }
     assert {name: merge[name] for name in expected} == expected
     assert merge["out_stride"].tolist() == call.out.strides[:3]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from ...plan._types import Plan
 
 # Queries and keys of a plan's tiles. 128 queries are two consumer warpgroups, as many as the registers hold at head_dim
@@ -74,4 +76,9 @@ def variant(dtype: str, head_dim: int, room: int, short_items: bool, problems: i
 def has_short_items(plan: Plan) -> bool:
     """Whether a plan's items take few products on average."""
     length = plan.work["end"] - plan.work["begin"]
-    return bool(len(length)) and float(length.mean()) * TILE[1] < _FEW_STEPS * 128
+    return bool(len(length)) and are_short(length)
+
+
+def are_short(length: np.ndarray) -> bool:
+    """Whether items of so many tiles, at least one item, take few products on average."""
+    return float(length.mean()) * TILE[1] < _FEW_STEPS * 128

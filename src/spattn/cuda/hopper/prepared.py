@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from ..._cached import Recent
 from ...plan._cache import kept_with_plan
 from ...plan._sealed import sealed
 from ...plan._types import Plan
+from ...schedule.finishers import Merges
 from ...schedule.tasks import merge_heads, order_tasks
 from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
@@ -22,7 +24,7 @@ from .layout import Layout, make_layout
 from .maps import readable
 from .params import MAPS, Addresses, Template, maps_needed, pack_merge, structs
 
-_COUNTERS = 1024  # calls on different streams that may run a plan at the same time
+COUNTERS = 1024  # calls on different streams that may run a plan at the same time
 _READY_KEPT = 32
 _ROWS_PER_BLOCK = 32  # of merge.cu
 
@@ -37,19 +39,25 @@ def prepare(call: ForwardPass) -> Prepared | None:
     return None if ready is None else Prepared(plan, ready, call)
 
 
+class Merging(NamedTuple):
+    """The merges of all calls of a plan that agree in shapes, strides and dtype."""
+
+    kernel: Kernel
+    blocks: int
+    head: tuple[int, ...]  # the fields of Merge that are the same in all of these calls: arrays of the plan
+    tail: tuple[int, ...]  # and sizes
+
+    def params(self, to: Addresses) -> bytes:
+        """The bytes of ``Merge``."""
+        return pack_merge(*self.head, to.partial, to.partial_lse, to.out, to.lse, *self.tail)
+
+
 class Ready(NamedTuple):
     """Kernels and parameters of all calls of a plan that agree in shapes, strides and dtype."""
 
     attention: Kernel | None
     template: Template
-    merge: Kernel | None
-    merge_blocks: int
-    merge_head: tuple[int, ...]  # the fields of Merge that are the same in all of these calls: arrays of the plan
-    merge_tail: tuple[int, ...]  # and sizes
-
-    def merge_params(self, to: Addresses) -> bytes:
-        """The bytes of ``Merge``."""
-        return pack_merge(*self.merge_head, to.partial, to.partial_lse, to.out, to.lse, *self.merge_tail)
+    merge: Merging | None
 
 
 class Prepared(NamedTuple):
@@ -73,17 +81,17 @@ class HopperPlan:
         own = {
             "tasks": np.concatenate(phases),
             "merge_heads": merge_heads(self.layout.merges.variants, plan.variant, batch, heads_q),
-            "counters": np.zeros(_COUNTERS, np.int32),
+            "counters": np.zeros(COUNTERS, np.int32),
         }
         self._own_buffer, own_at = upload(device, own)
         self.at = plan_at | own_at
         starts = (0, len(phases[0]))
         self.launches = [(start, len(tasks)) for start, tasks in zip(starts, phases, strict=True) if len(tasks)]
         self.blocks = [min(device.sm_count, tasks) for _, tasks in self.launches]
-        self.merge_blocks = -(-int(np.diff(self.layout.merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
+        self.merge_blocks = merge_blocks(self.layout.merges)
         self.short_items = has_short_items(plan)
         # Addresses of work counters that no call still in flight uses.
-        self.counter = itertools.cycle(range(self.at["counters"], self.at["counters"] + 4 * _COUNTERS, 4)).__next__
+        self.counter = itertools.cycle(range(self.at["counters"], self.at["counters"] + 4 * COUNTERS, 4)).__next__
         self._ready = Recent(_READY_KEPT)
 
     def ready(self, call: ForwardPass) -> Ready | None:
@@ -100,29 +108,34 @@ class HopperPlan:
         room = next((size for size in MAPS if maps_needed(self.layout, call) <= size), None)
         if room is None or not all(map(readable, (call.q, call.k, call.v, call.out))):
             return None
-        dim = max(call.q.shape[3], call.v.shape[3])
-
-        def load(name: str, room: int, short_items: bool) -> Kernel:
-            defines = variant(call.dtype, dim, room, short_items)
-            return kernel(call.device, f"hopper/{name}.cu", ARCH, defines, structs(room), f"hopper_{name}")
-
-        names = ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")
         return Ready(
-            load("attention", room, self.short_items) if self.launches else None,
+            load("attention", call, room, self.short_items) if self.launches else None,
             Template([(self.layout, call)], self.at, self.launches, room),
-            load("merge", MAPS[0], False) if self.merge_blocks else None,
-            call.q.shape[0] * call.q.shape[1] * self.merge_blocks,
-            tuple(self.at[name] for name in names),
-            (
-                call.plan.slots * call.plan.block_q,
-                call.plan.q_len,
-                *call.out.strides[:3],
-                call.q.shape[1],
-                call.v.shape[3],
-                self.merge_blocks,
-                0,
-            ),
+            merging(call, self.at, self.merge_blocks) if self.merge_blocks else None,
         )
+
+
+def load(name: str, call: ForwardPass, room: int, short_items: bool) -> Kernel:
+    """The kernel of this name for a call, with room for so many tensor maps."""
+    defines = variant(call.dtype, max(call.q.shape[3], call.v.shape[3]), room, short_items)
+    return kernel(call.device, f"hopper/{name}.cu", ARCH, defines, structs(room), f"hopper_{name}")
+
+
+def merge_blocks(merges: Merges) -> int:
+    """Blocks of merge.cu that the merges of one head take."""
+    return -(-int(np.diff(merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
+
+
+def merging(call: ForwardPass, at: Mapping[str, int], blocks: int) -> Merging:
+    """The merges of such calls, which take so many blocks a head; `at` says where the plan's lie."""
+    batch, heads_q = call.q.shape[:2]
+    rows, strides = call.plan.slots * call.plan.block_q, call.out.strides[:3]
+    return Merging(
+        load("merge", call, MAPS[0], False),
+        batch * heads_q * blocks,
+        tuple(at[name] for name in ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")),
+        (rows, call.plan.q_len, *strides, heads_q, call.v.shape[3], blocks, 0),
+    )
 
 
 @kept_with_plan
