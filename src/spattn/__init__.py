@@ -6,6 +6,7 @@ from . import patterns
 from ._api import attention, attention_backward, plan
 from ._backends import available_backends
 from ._errors import BackendUnavailable, EfficiencyWarning
+from ._grouped import grouped_attention
 from ._imports import whole_imports
 from .plan import Plan, PlanCacheInfo, clear_plan_cache, plan_cache_info
 
@@ -19,6 +20,7 @@ __all__ = [
     "attention_backward",
     "available_backends",
     "clear_plan_cache",
+    "grouped_attention",
     "patterns",
     "plan",
     "plan_cache_info",

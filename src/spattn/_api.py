@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _LEAST_EFFICIENCY = 0.05  # of a plan of which nobody is warned
 _MOST_TILES = 4  # of dense attention, that cost what one tile may with queries, keys and partial rows of its own
-_CONSTANT = (Pattern, Plan, str)  # what stays as it is; anything else is looked at anew by every call
+CONSTANT = (Pattern, Plan, str)  # what stays as it is; anything else is looked at anew by every call
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -146,7 +146,7 @@ def attention(
     """
     check_options(backend, return_lse, precision, layout)
     key = signature_of(q, k, v), backend, precision, return_lse, layout
-    prepared = find_call(pattern, key) or _find_any_length(pattern, key) if isinstance(pattern, _CONSTANT) else None
+    prepared = find_call(pattern, key) or _find_any_length(pattern, key) if isinstance(pattern, CONSTANT) else None
     if prepared is None:
         if traced(q, k, v):
             options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
@@ -233,7 +233,7 @@ def attention_backward(
     check_options(backend, precision=precision, layout=layout)
     arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
     key = signature_of(*arrays), backend, precision, layout
-    prepared = find_call(pattern, key) if isinstance(pattern, _CONSTANT) else None
+    prepared = find_call(pattern, key) if isinstance(pattern, CONSTANT) else None
     if prepared is None:
         if traced(q, k, v):
             options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
@@ -351,7 +351,7 @@ def plan(
     backend = "auto" if backend is None else backend
     check_options(backend, layout=layout)
     call = Call.of(*like, layout=layout)
-    return find_plan(_backend_for(call, backend), pattern, call, max_bytes)
+    return find_plan(backend_for(call, backend), pattern, call, max_bytes)
 
 
 def _operator(name: str) -> Callable[..., Any]:
@@ -388,9 +388,9 @@ def _prepare(
 ) -> Prepared:
     """What computes calls like this one, on record where `record` is given; kept where nothing that it depends on can
     change behind the key."""
-    module = _backend_for(call, backend)
+    module = backend_for(call, backend)
     plan = find_plan(module, pattern, call, backward=backward)
-    if _name_for(call, backend) == "cpu" and _may_lose(plan):
+    if name_for(call, backend) == "cpu" and _may_lose(plan):
         with whole_imports:
             from ._explain import warn_where_dense_wins  # which few calls need
 
@@ -407,7 +407,7 @@ def _prepare(
     moves = goes and call.layout.is_default and not backward and record is None
     least = own.least if moves and not isinstance(pattern, Plan) else None
     prepared = Prepared(run, default_scale(call.head_dim), call.dtype, least or 0)
-    if key[0] is not None and isinstance(pattern, _CONSTANT):
+    if key[0] is not None and isinstance(pattern, CONSTANT):
         found = None if least is None else of_any_length(key[0])
         keep_call(pattern, key if found is None else (found[0], *key[1:]), plan, prepared)
     return prepared
@@ -432,13 +432,13 @@ def _through_numpy(kind: ArrayKind, run: Callable[..., Any]) -> Callable[..., An
     return call
 
 
-def _name_for(call: Call, backend: str) -> str:
+def name_for(call: Call, backend: str) -> str:
     return backend if backend != "auto" else "cpu" if call.device == "cpu" else "cuda"
 
 
-def _backend_for(call: Call, backend: str) -> Backend:
+def backend_for(call: Call, backend: str) -> Backend:
     """The backend that takes a call; ValueError if the one that was asked for does not."""
-    name = _name_for(call, backend)
+    name = name_for(call, backend)
     module = load(name)
     if call.precision is not None and call.precision not in module.LIMITS.precisions:
         raise ValueError(f"precision: {call.precision!r} needs a backend that has it, as cuda; got {name!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 from ._errors import BackendUnavailable
@@ -13,9 +14,11 @@ from .plan import Plan
 
 __all__ = [
     "Backend",
+    "GroupingBackend",
     "Limits",
     "PreparedBackward",
     "PreparedForward",
+    "PreparedGroup",
     "available_backends",
     "load",
     "names",
@@ -39,12 +42,15 @@ class Limits(NamedTuple):
         Whether a prepared call goes where its plan moves: to other numbers of keys, wherever these lie in memory.
     grows : bool
         Whether it does so too where the plan grows between the ends of the sequence.
+    groups : bool
+        Whether it computes calls together: it is a :class:`GroupingBackend`.
     """
 
     host_arrays: bool
     precisions: tuple[str, ...] = ()
     moves: bool = False
     grows: bool = False
+    groups: bool = False
 
 
 class PreparedForward(Protocol):
@@ -61,6 +67,16 @@ class PreparedBackward(Protocol):
         self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float
     ) -> tuple[Any, ...]:
         """(dq, dk, dv); `dlse` may be None, which stands for zeros."""
+
+
+class PreparedGroup(Protocol):
+    """Computes calls of one signature each together."""
+
+    def __call__(
+        self, operands: Sequence[tuple[Any, Any, Any]], scales: Sequence[float]
+    ) -> list[tuple[Any, Any] | None]:
+        """(out, lse) of each call's (q, k, v); None for one that must be made by itself, because of where its arrays
+        are now."""
 
 
 class Backend(Protocol):
@@ -85,6 +101,20 @@ class Backend(Protocol):
 
     def prepare_backward(self, call: Call, plan: Plan) -> PreparedBackward:
         """The same of its gradients, where the limits say that there are any."""
+
+
+class GroupingBackend(Backend, Protocol):
+    """One that computes calls together, which it is given by their numbers in the log."""
+
+    def together(self, calls: Mapping[int, tuple[Call, Plan]]) -> list[list[int]]:
+        """Which of the calls, with the plans that they would have by themselves, it computes together."""
+
+    def plan_share(self, pattern: Pattern, call: Call, share: float) -> Plan:
+        """The plan of a call that has a part of the machine, 1 being all of it."""
+
+    def prepare_group(self, calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
+        """What computes calls that it has put together, and every other that differs from them in values, addresses
+        and scale alone."""
 
 
 def names() -> list[str]:

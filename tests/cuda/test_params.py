@@ -99,7 +99,6 @@ def test_hopper(call):
             "lse": 555,
             "partial_out": 666,
             "partial_lse": 777,
-            "counter": 888,
             "scale_log2": 0.5 / np.log(2),
             "sign": -1,
             "q_len": 400,
@@ -107,15 +106,20 @@ def test_hopper(call):
             "head_dim": 64,
             "head_dim_v": 128,
             "partial_rows": call.plan.slots * 128,
+        }
+        (problem,) = found["problems"]
+        assert {name: problem[name] for name in expected} == pytest.approx(expected)
+        for name in ("q", "k", "v", "out"):
+            assert problem[f"{name}_stride"].tolist() == getattr(call, name).strides[:3]
+        tables = {
+            "counter": 888,
             "work": plan_on_device.at["work"],
             "tasks": plan_on_device.at["tasks"] + 16 * tasks,
         }
-        assert {name: found[name] for name in expected} == pytest.approx(expected)
-        for name in ("q", "k", "v", "out"):
-            assert found[f"{name}_stride"].tolist() == getattr(call, name).strides[:3]
+        assert {name: found[name] for name in tables} == tables
         tasks += int(found["task_count"])
     assert tasks == 8 * len(call.plan.work)
-    (merge,) = np.frombuffer(ready.merge_params(to), hopper_params.MERGE)
+    (merge,) = np.frombuffer(ready.merge.params(to), hopper_params.MERGE)
     expected = {
         "rows": plan_on_device.at["merge_rows"],
         "heads": plan_on_device.at["merge_heads"],
@@ -127,7 +131,7 @@ def test_hopper(call):
         "q_len": 400,
         "heads_q": 4,
         "head_dim_v": 128,
-        "head_blocks": ready.merge_blocks // 8,
+        "head_blocks": ready.merge.blocks // 8,
     }
     assert {name: merge[name] for name in expected} == expected
     assert merge["out_stride"].tolist() == call.out.strides[:3]
@@ -164,7 +168,7 @@ def test_maps_and_records_of_a_plan_that_moves():
         np.frombuffer(ready.template.fill(0, hopper_params.Addresses(*at, 0, 0, 0, 1.0, moved), 0), PARAMS)[0]
         for moved in (0, 7, -500, 7)
     ]
-    assert [found["moved"] for found in filled] == [0, 7, -500, 7]
+    assert [found["problems"][0]["moved"] for found in filled] == [0, 7, -500, 7]
     addresses = np.array([found["maps"].view("u8")[:, 0].astype(np.int64) for found in filled])
     keys = addresses[0] >> 30
     last = (936 * 256 + (keys << 30) == addresses[0]) & (keys > 1)

@@ -8,23 +8,26 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 from .. import compiler
-from .._backends import Limits, PreparedBackward, PreparedForward
+from .._backends import Limits, PreparedBackward, PreparedForward, PreparedGroup
 from .._imports import whole_imports
 from ..call import Call
 from ..patterns import Pattern
 from ..plan import Plan
 from ..plan._sealed import sealed_for
-from . import execute, hopper, hopper_backward, portable, portable_backward, repeat
+from ..schedule.group import workers
+from . import execute, group, hopper, hopper_backward, portable, portable_backward, repeat
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
+from .hopper.group import MOST_PROBLEMS, kind_of_launch
 
 __all__ = ["LIMITS", "CudaError", "accepts", "forward", "info", "plan_for", "sm_count", "tile", "unavailable"]
 
-LIMITS = Limits(host_arrays=False, precisions=("tf32",), moves=True)
+LIMITS = Limits(host_arrays=False, precisions=("tf32",), moves=True, groups=True)
 
 _works_in: int | None = None  # the process in which the backend was found to work
 _BLOCKS_PER_SM = 2  # that run side by side
@@ -159,11 +162,60 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
     """The plan with the tile shape of this device's kernels. Long lists are split so that one head's work, times the
     heads, occupies every SM."""
+    return _plan(pattern, call, max_bytes)
+
+
+def plan_share(pattern: Pattern, call: Call, share: float) -> Plan:
+    """The same where the call has a part of the machine and others have the rest: its lists are split for as many SMs
+    as it has."""
+    return _plan(pattern, call, share=share)
+
+
+def _plan(pattern: Pattern, call: Call, max_bytes: int | None = None, share: float = 1.0) -> Plan:
     gpu = device.get(call.kind.ordinal(call.q))
     blocks = gpu.sm_count * (1 if _decodes(gpu, call) else _BLOCKS_PER_SM)
-    workers = max(1, -(-blocks // max(1, call.batch * call.heads_q)))
+    each = workers(blocks, call.batch * call.heads_q, share)
     shape = tile(call.dtype, call.head_dim, call.head_dim_v, gpu.ordinal)
-    return compiler.plan_for(pattern, call, shape, workers, max_bytes, tile_by_tile=True)
+    return compiler.plan_for(pattern, call, shape, each, max_bytes, tile_by_tile=True)
+
+
+def together(calls: Mapping[int, tuple[Call, Plan]]) -> list[list[int]]:
+    """Which calls, by their numbers, run in one launch; those that are in none run by themselves, as the log says.
+
+    Calls of one device, dtype and class of head dimensions do, on GPUs with the Hopper kernels.
+    """
+    found: dict[tuple[Any, ...], list[list[int]]] = {}
+    for number, (call, plan) in calls.items():
+        ordinal = call.kind.ordinal(call.q)
+        gpu = None if ordinal is None else device.get(ordinal)
+        on_hopper = gpu is not None and _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper
+        why = group.why_alone(call, plan, on_hopper)
+        if why is not None:
+            group.say_alone(number, why)
+            continue
+        kind = ordinal, *kind_of_launch(call.dtype, call.head_dim, call.head_dim_v, plan.block_q)
+        launches = found.setdefault(kind, [[]])
+        if len(launches[-1]) == MOST_PROBLEMS:
+            launches.append([])
+        launches[-1].append(number)
+    return [launch for launches in found.values() for launch in launches if len(launch) > 1]
+
+
+def prepare_group(calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
+    """What computes calls that :func:`together` has put together, and others that differ from them in values,
+    addresses, stream and scale alone.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`prepare`.
+    """
+    own = {}
+    for number, (call, plan) in calls.items():
+        own[number] = call, sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
+        _check_order(plan)
+    first, _ = next(iter(own.values()))
+    return group.Group(own, device.get(first.kind.ordinal(first.q)))
 
 
 def _check_order(plan: Plan) -> None:

@@ -108,7 +108,7 @@ class Repeated(OnDevice):
                     params = ready.template.fill(number, to, 0)
                     launches.append(Launch(ready.attention, blocks, params, stream, self._counter_at, moving))
             if ready.merge is not None:
-                launches.append(Launch(ready.merge, ready.merge_blocks, ready.merge_params(to), stream))
+                launches.append(Launch(ready.merge.kernel, ready.merge.blocks, ready.merge.params(to), stream))
         return cast("list[Launch]", self._launches.keep(key, launches))
 
     def _ready_for(self, k: Any, v: Any) -> Ready | None:

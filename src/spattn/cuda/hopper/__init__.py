@@ -59,7 +59,7 @@ def forward(call: ForwardPass) -> None:
         for launch, blocks in enumerate(ready.blocks):
             ready.attention.launch(blocks, ready.template.fill(launch, to, plan.counter()), call.stream)
     if ready.merge is not None:
-        ready.merge.launch(ready.merge_blocks, ready.merge_params(to), call.stream)
+        ready.merge.kernel.launch(ready.merge.blocks, ready.merge.params(to), call.stream)
 
 
 def _for_portable(call: ForwardPass) -> ForwardPass:

@@ -17,6 +17,12 @@
 
 namespace spattn::hopper {
 
+__device__ __forceinline__ bool has_empty_rows(const Params& p) {
+  bool found = false;
+  for (int i = 0; i < kProblems; ++i) found |= p.problems[i].block_q < kBlockQ;
+  return found;
+}
+
 // Rows of a query tile that no query fills would hold what another kernel left there, NaN perhaps.
 __device__ __forceinline__ void clear_queries(Shared& shared) {
   uint4* words = reinterpret_cast<uint4*>(shared.query);
@@ -43,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
     }
     fence_barrier_init();
   }
-  if (params.block_q < kBlockQ) clear_queries(shared);
+  if (has_empty_rows(params)) clear_queries(shared);
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_shrink<kProducerRegisters>();

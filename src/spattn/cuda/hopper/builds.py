@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from ...plan._types import Plan
 
 # Queries and keys of most plans' tiles. 128 queries are two consumer warpgroups, as many as the registers hold at head_dim
@@ -66,8 +68,8 @@ def build(block_q: int, head_dim: int, short_items: bool) -> Build:
     return next(row for row in fitting if row.head_dim >= head_dim)
 
 
-def variant(row: Build, dtype: str, room: int) -> dict[str, object]:
-    """Macros for a problem, with room for so many tensor maps in the parameters."""
+def variant(row: Build, dtype: str, room: int, problems: int = 1) -> dict[str, object]:
+    """Macros for problems of one type, with room for so many of them and so many tensor maps in the parameters."""
     return {
         "SPATTN_DTYPE": dtype,
         "SPATTN_HEAD_DIM": row.head_dim,
@@ -75,6 +77,7 @@ def variant(row: Build, dtype: str, room: int) -> dict[str, object]:
         "SPATTN_BLOCK_KV": TILE[1],
         "SPATTN_STEP_KV": row.step_kv,
         "SPATTN_MAPS": room,
+        "SPATTN_PROBLEMS": problems,
         "SPATTN_QUERIES": row.queries,
         "SPATTN_STAGES": row.stages,
         "SPATTN_CTAS": row.ctas,
@@ -86,4 +89,9 @@ def variant(row: Build, dtype: str, room: int) -> dict[str, object]:
 def has_short_items(plan: Plan) -> bool:
     """Whether a plan's items take few products on average."""
     length = plan.work["end"] - plan.work["begin"]
-    return bool(len(length)) and float(length.mean()) * TILE[1] < _FEW_STEPS * 128
+    return bool(len(length)) and are_short(length)
+
+
+def are_short(length: np.ndarray) -> bool:
+    """Whether items of so many tiles, at least one item, take few products on average."""
+    return float(length.mean()) * TILE[1] < _FEW_STEPS * 128

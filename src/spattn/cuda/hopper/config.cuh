@@ -27,6 +27,7 @@ constexpr uint32_t kStageBytes = kStepKV * kDim * 2;
 constexpr uint32_t kSharedLimit = 228 * 1024 / kCtas - 1024;
 constexpr int kQueries = SPATTN_QUERIES;
 constexpr int kStages = SPATTN_STAGES;
+constexpr int kProblems = SPATTN_PROBLEMS;
 static_assert((kBlockQ == 64 || kBlockQ == 128) && kBlockKV == 64, "a warpgroup has 64 rows; masks are words of 64 keys");
 static_assert((kTiles == 1 || kTiles == 2) && kTiles * kPanels <= 32);
 
@@ -37,6 +38,9 @@ using ValueProduct = Product < kDim<128 ? kDim : 128>;
 struct alignas(16) Assignment {
   Work work;
   Task task;
+#if SPATTN_PROBLEMS > 1
+  int32_t problem;
+#endif
 };
 
 struct alignas(1024) Shared {
@@ -59,28 +63,45 @@ __device__ __forceinline__ int64_t mask_block(int mask, int warpgroup) {
   return mask < 0 ? mask : int64_t(mask) * kWarpgroups + warpgroup;
 }
 
+// A problem of the launch. An ordinary call is the only one: nobody looks its number up, and kernels are compiled to
+// the same instructions as if there were no others.
+__device__ __forceinline__ const Problem& problem_of(const Params& p, int number) {
+  return p.problems[kProblems == 1 ? 0 : number];
+}
+
+__device__ __forceinline__ const Problem& problem_of(const Params& p, const Assignment& assigned) {
+#if SPATTN_PROBLEMS > 1
+  return problem_of(p, assigned.problem);
+#else
+  return p.problems[0];
+#endif
+}
+
 // First workspace row of a head.
-__device__ __forceinline__ int64_t partial_base(const Params& p, const Task& task) {
-  return (static_cast<int64_t>(task.batch) * p.heads_q + task.head_q) * p.partial_rows;
+__device__ __forceinline__ int64_t partial_base(const Params& p, const Assignment& assigned) {
+  const Problem& own = problem_of(p, assigned);
+  return (static_cast<int64_t>(assigned.task.batch) * own.heads_q + assigned.task.head_q) * own.partial_rows;
 }
 
 // Row of the workspace where row `row` of a task goes.
 __device__ __forceinline__ int64_t partial_row(const Params& p, const Assignment& assigned, int row) {
-  return partial_base(p, assigned.task) + assigned.work.slot * p.block_q + row;
+  return partial_base(p, assigned) + assigned.work.slot * problem_of(p, assigned).block_q + row;
 }
 
 // Row of the workspace that holds the rest of row `row` of a finishing work item (slot <= -2); -1 for padding.
 __device__ __forceinline__ int64_t prior_row(const Params& p, const Assignment& assigned, int row) {
-  if (row >= p.block_q) return -1;
-  const int prior = p.priors[(-2 - assigned.work.slot) * p.block_q + row];
-  return prior < 0 ? -1 : partial_base(p, assigned.task) + prior;
+  const int rows = problem_of(p, assigned).block_q;
+  if (row >= rows) return -1;
+  const int prior = p.priors[(-2 - assigned.work.slot) * rows + row];
+  return prior < 0 ? -1 : partial_base(p, assigned) + prior;
 }
 
 // Position of row `row` of a task; false for padding.
 __device__ __forceinline__ bool query_position(const Params& p, const Assignment& assigned, int row,
                                                int64_t& position) {
   const Work& work = assigned.work;
-  return cell_position(p.query_views[work.query_view], work.x, work.y, work.z, row, position) && row < p.block_q;
+  return cell_position(p.query_views[work.query_view], work.x, work.y, work.z, row, position) &&
+         row < problem_of(p, assigned).block_q;
 }
 
 }  // namespace spattn::hopper

@@ -18,6 +18,7 @@ struct Consumer {
   RingPosition<kStages> ring;
   RingPosition<kQueries> query;
   Softmax softmax;
+  int problem = 0;  // of the step whose softmax comes next
 
   __device__ __forceinline__ void wait_stage() { barrier_wait(shared_address(&shared.full[ring.stage]), ring.parity); }
 
@@ -84,8 +85,9 @@ struct Consumer {
   }
 
   __device__ __forceinline__ bool weigh(float (&s)[kStepKV / 2], const StepMask<kTiles>& mask, float (&rescale)[2]) {
-    logits_policy(s, p.sign, mask);
-    return softmax.update(s, p.scale_log2, rescale);
+    const Problem& own = problem_of(p, problem);
+    logits_policy(s, own.sign, mask);
+    return softmax.update(s, own.scale_log2, rescale);
   }
 
   template <int kCount>
@@ -116,17 +118,18 @@ struct Consumer {
 
   __device__ __forceinline__ void store_partial(const Assignment& assigned, const float (&o)[kDim / 2]) {
     const int lane = thread % 32;
+    const Problem& own = problem_of(p, assigned);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
       int64_t position;
       // Most rows of a decoding tile are padding, and nobody reads them.
       if (!query_position(p, assigned, row, position)) continue;
-      float* target = p.partial_out + partial_row(p, assigned, row) * p.head_dim_v;
+      float* target = own.partial_out + partial_row(p, assigned, row) * own.head_dim_v;
 #pragma unroll
       for (int i = 0; i < kDim / 8; ++i) {
         const int column = 8 * i + lane % 4 * 2;
-        if (column < p.head_dim_v) {
+        if (column < own.head_dim_v) {
           *reinterpret_cast<float2*>(target + column) = make_float2(o[4 * i + 2 * h], o[4 * i + 2 * h + 1]);
         }
       }
@@ -137,20 +140,21 @@ struct Consumer {
   __device__ __forceinline__ void join_prior(const Assignment& assigned, float (&o)[kDim / 2],
                                              const float (&inverse)[2]) {
     const int lane = thread % 32;
+    const Problem& given = problem_of(p, assigned);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
       const int64_t prior = prior_row(p, assigned, row);
       float& lse = shared.lse[query.stage][row];
       Blend both = {1.0f, 0.0f, lse};
-      if (prior >= 0) both = blend(lse, p.partial_lse[prior]);
+      if (prior >= 0) both = blend(lse, given.partial_lse[prior]);
       __syncwarp();
       if (lane % 4 == 0) lse = both.lse;
-      const float* source = p.partial_out + max(prior, int64_t(0)) * p.head_dim_v + lane % 4 * 2;
+      const float* source = given.partial_out + max(prior, int64_t(0)) * given.head_dim_v + lane % 4 * 2;
       const float own = both.own * inverse[h];
 #pragma unroll
       for (int i = 0; i < kDim / 8; ++i) {
-        const bool real = prior >= 0 && 8 * i < p.head_dim_v;
+        const bool real = prior >= 0 && 8 * i < given.head_dim_v;
         const float2 rest = real ? __ldcs(reinterpret_cast<const float2*>(source + 8 * i)) : float2{};
         o[4 * i + 2 * h] = o[4 * i + 2 * h] * own + rest.x * both.other;
         o[4 * i + 2 * h + 1] = o[4 * i + 2 * h + 1] * own + rest.y * both.other;
@@ -192,6 +196,9 @@ struct Consumer {
   __device__ __forceinline__ int open(const RingPosition<kQueries>& position) {
     barrier_wait(shared_address(&shared.query_full[position.stage]), position.parity);
     const Work& work = shared.assigned[position.stage].work;
+#if SPATTN_PROBLEMS > 1
+    problem = static_cast<int>(uniform(shared.assigned[position.stage].problem));
+#endif
     return (work.end - work.begin + kTiles - 1) / kTiles;
   }
 

@@ -17,10 +17,13 @@ __device__ inline void exact_row(const Params& p, const Assignment& assigned, in
                                  float (&result)[kDim / 32], float& lse) {
   const Work& work = assigned.work;
   const Task& task = assigned.task;
-  const Element* q = static_cast<const Element*>(p.q) + task.batch * p.q_stride.batch + task.head_q * p.q_stride.head +
-                     query * p.q_stride.token;
-  const Element* k = static_cast<const Element*>(p.k) + task.batch * p.k_stride.batch + task.head_kv * p.k_stride.head;
-  const Element* v = static_cast<const Element*>(p.v) + task.batch * p.v_stride.batch + task.head_kv * p.v_stride.head;
+  const Problem& own = problem_of(p, assigned);
+  const Element* q = static_cast<const Element*>(own.q) + task.batch * own.q_stride.batch +
+                     task.head_q * own.q_stride.head + query * own.q_stride.token;
+  const Element* k =
+      static_cast<const Element*>(own.k) + task.batch * own.k_stride.batch + task.head_kv * own.k_stride.head;
+  const Element* v =
+      static_cast<const Element*>(own.v) + task.batch * own.v_stride.batch + task.head_kv * own.v_stride.head;
   const auto key = [&](int n) -> long long {
     const int e = work.begin + n / kBlockKV, column = n % kBlockKV;
     int64_t position;
@@ -28,19 +31,19 @@ __device__ inline void exact_row(const Params& p, const Assignment& assigned, in
     const Entry entry = p.entries[e];
     const View& view = p.key_views[work.key_view + entry.view];
     if (!cell_position(view, entry.x, entry.y, entry.z, column, position)) return -1;
-    return view.offset > 0 ? position + p.moved : position;
+    return view.offset > 0 ? position + own.moved : position;
   };
   const auto dot = [&](int64_t position) {
     double sum = 0;
-    for (int d = 0; d < p.head_dim; ++d) {
-      sum += double(widen(q[d])) * double(widen(k[position * p.k_stride.token + d]));
+    for (int d = 0; d < own.head_dim; ++d) {
+      sum += double(widen(q[d])) * double(widen(k[position * own.k_stride.token + d]));
     }
-    return p.sign * sum;
+    return own.sign * sum;
   };
   const auto value = [&](int64_t position, int d) {
-    return d < p.head_dim_v ? double(widen(v[position * p.v_stride.token + d])) : 0.0;
+    return d < own.head_dim_v ? double(widen(v[position * own.v_stride.token + d])) : 0.0;
   };
-  const auto exact = exact_attention<kDim / 32>((work.end - work.begin) * kBlockKV, p.scale_log2, key, dot, value);
+  const auto exact = exact_attention<kDim / 32>((work.end - work.begin) * kBlockKV, own.scale_log2, key, dot, value);
   for (int i = 0; i < kDim / 32; ++i) result[i] = float(exact.out[i]);
   lse = float(exact.lse);
 }

@@ -32,7 +32,7 @@ VIEW = np.dtype(
         ("map", "i4"),
         ("shift_y", "i4"),
         ("shift_z", "i4"),
-        ("unused", "i4"),
+        ("problem", "i4"),
         ("half", "i4", 4),
         ("offset", "i8"),
         ("stride", "i8", AXES),

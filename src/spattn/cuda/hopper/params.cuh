@@ -9,9 +9,10 @@
 namespace spattn::hopper {
 
 // A view as TMA sees it (maps[map] reads k or q, maps[map + 1] reads v or writes out; `shift_*` adds the place of the
-// view inside a map that several views share) and as positions of the sequence.
+// view inside a map that several views share) and as positions of the sequence. It belongs to one of the launch's
+// problems.
 struct View {
-  int32_t map, shift_y, shift_z, unused;
+  int32_t map, shift_y, shift_z, problem;
   int32_t half[4];  // query views: coordinates of the second warpgroup's box relative to the first's
   int64_t offset;
   int64_t stride[3];
@@ -41,8 +42,31 @@ struct Strides {
   int64_t batch, head, token;  // in elements
 };
 
+// What the problems of a launch differ in. An ordinary call is one problem.
+struct Problem {
+  const void* q;
+  const void* k;
+  const void* v;
+  void* out;
+  float* lse;
+  float* partial_out;  // workspace (batch·heads_q, partial_rows, head_dim_v)
+  float* partial_lse;  // workspace (batch·heads_q, partial_rows)
+  Strides q_stride, k_stride, v_stride, out_stride;
+  int64_t partial_rows, q_len;
+  int64_t moved;  // by which views of the last keys, those with an offset, lie further on than they say
+  int32_t head_dim, head_dim_v;
+  int32_t block_q;            // rows of a query tile: kBlockQ or, where one warpgroup computes it, fewer
+  int32_t q_batch, kv_batch;  // map coordinate of a head: batch * q_batch + head
+  int32_t batch_maps;         // map of a batch entry: map + batch * batch_maps
+  int32_t heads_q;
+  float scale_log2, sign;  // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
+  int32_t unused;
+};
+
+// The tables are those of all problems, one problem's after the other's.
 struct Params {
   TensorMap maps[SPATTN_MAPS];
+  Problem problems[SPATTN_PROBLEMS];
   const Task* tasks;
   const Work* work;
   const Entry* entries;
@@ -51,22 +75,8 @@ struct Params {
   const View* query_views;
   const View* key_views;
   const int32_t* priors;
-  const void* q;
-  const void* k;
-  const void* v;
-  void* out;
-  float* lse;
-  float* partial_out;  // workspace (batch·heads_q, partial_rows, head_dim_v)
-  float* partial_lse;  // workspace (batch·heads_q, partial_rows)
-  int32_t* counter;    // work-stealing counter: 0 before and after a launch
-  Strides q_stride, k_stride, v_stride, out_stride;
-  int64_t partial_rows, q_len;
-  int64_t moved;  // by which views of the last keys, those with an offset, lie further on than they say
-  int32_t task_count, heads_q, head_dim, head_dim_v;
-  int32_t block_q;            // rows of a query tile: kBlockQ or, where one warpgroup computes it, fewer
-  int32_t q_batch, kv_batch;  // map coordinate of a head: batch * q_batch + head
-  int32_t batch_maps;         // map of a batch entry: map + batch * batch_maps
-  float scale_log2, sign;     // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
+  int32_t* counter;  // work-stealing counter: 0 before and after a launch
+  int32_t task_count, unused;
 };
 
 // What merge.cu is given.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,15 +25,27 @@ from .layout import ENTRY, WORK, Layout
 from .maps import ALIGNMENT, ELEMENT_BYTES, MAP_BYTES, VIEW, encode_map, joint_heads, replace_address
 
 MAPS = (16, 240)  # tensor maps that a kernel's parameters have room for; 240 is what 32 KiB of parameters hold
+GROUPS = ((16, 96), (32, 200))  # the same for several problems: so many, and so many tensor maps of all of them
 _PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
-_CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse", "counter")
-_INTEGERS = ("task_count", "heads_q", "head_dim", "head_dim_v", "block_q", "q_batch", "kv_batch", "batch_maps")
+_CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse")
+_INTEGERS = ("head_dim", "head_dim_v", "block_q", "q_batch", "kv_batch", "batch_maps", "heads_q")
 _FLOATS = ("scale_log2", "sign")
-_MOVED = struct.Struct("@q")
+_MOVED, _COUNTER = struct.Struct("@q"), struct.Struct("@Q")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
 _HEADS_KEPT = 64
 
 STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "token")])
+PROBLEM = np.dtype(
+    [
+        *((name, "u8") for name in _CALL_POINTERS),
+        *((f"{name}_stride", STRIDES) for name in ("q", "k", "v", "out")),
+        *((name, "i8") for name in ("partial_rows", "q_len", "moved")),
+        *((name, "i4") for name in _INTEGERS),
+        *((name, "f4") for name in _FLOATS),
+        ("unused", "i4"),
+    ]
+)
+_PROBLEM_AT = {name: offset for name, (_, offset) in fields(PROBLEM).items()}
 MERGE = np.dtype(
     [
         *((name, "u8") for name in ("rows", "indptr", "sources", "heads", "partial_out", "partial_lse", "out", "lse")),
@@ -61,31 +73,31 @@ def with_maps(room: int, members: list[tuple[Any, ...]]) -> np.dtype:
 
 
 @functools.cache
-def params_dtype(room: int) -> np.dtype:
-    """The struct Params with room for so many tensor maps."""
-    members: list[tuple[Any, ...]] = [(name, "u8") for name in _PLAN_POINTERS + _CALL_POINTERS]
-    members += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "out")]
-    members += [(name, "i8") for name in ("partial_rows", "q_len", "moved")]
-    members += [*((name, "i4") for name in _INTEGERS)]
-    members += [(name, "f4") for name in _FLOATS]
+def params_dtype(room: int, problems: int = 1) -> np.dtype:
+    """The struct Params with room for so many tensor maps and problems."""
+    members: list[tuple[Any, ...]] = [("problems", PROBLEM, (problems,))]
+    members += [(name, "u8") for name in (*_PLAN_POINTERS, "counter")]
+    members += [("task_count", "i4"), ("unused", "i4")]
     return with_maps(room, members)
 
 
-def structs(room: int) -> Mapping[str, np.dtype]:
-    """The structs of params.cuh, with room for so many tensor maps."""
+def structs(room: int, problems: int = 1) -> Mapping[str, np.dtype]:
+    """The structs of params.cuh, with room for so many tensor maps and problems."""
     return {
         "View": VIEW,
         "Work": WORK,
         "Entry": ENTRY,
         "Task": TASK,
         "Strides": STRIDES,
-        "Params": params_dtype(room),
+        "Problem": PROBLEM,
+        "Params": params_dtype(room, problems),
         "Merge": MERGE,
     }
 
 
 class _Map(NamedTuple):
-    operand: int  # number in (q, k, v, out)
+    operand: int  # place of its operand's address among the pointers of all problems
+    moved: int  # and that of the keys by which its problem has moved
     offset: int  # bytes from the operand's address to the map's
     step: int  # and so many more for each key by which its view moves
 
@@ -110,91 +122,112 @@ class Template:
 
     Parameters
     ----------
-    layout : Layout
+    parts : sequence of (Layout, ForwardPass)
+        The problems of a launch: one, or those of a group.
     plan_at : dict
-        Device addresses of the plan's arrays.
+        Device addresses of the tables of all of them.
     launches : list of (int, int)
         First task and number of tasks of each launch.
-    room : int
-        Tensor maps that the kernel's parameters have room for.
+    room, problems : int
+        Tensor maps and problems that the kernel's parameters have room for.
     """
 
     def __init__(
-        self, layout: Layout, plan_at: dict[str, int], launches: list[tuple[int, int]], call: ForwardPass, room: int
+        self,
+        parts: Sequence[tuple[Layout, ForwardPass]],
+        plan_at: dict[str, int],
+        launches: list[tuple[int, int]],
+        room: int,
+        problems: int = 1,
     ):
-        operands = call.q, call.k, call.v, call.out
-        joint = all(map(joint_heads, operands))
-        self._image = aligned_bytes(params_dtype(room).itemsize)
-        params = self._image.view(params_dtype(room))[0]
+        dtype = params_dtype(room, problems)
+        self._image = aligned_bytes(dtype.itemsize)
+        params = self._image.view(dtype)[0]
         self._maps: list[_Map] = []
-        self._encode(layout, operands, call.dtype, joint)
+        self._pointers: tuple[int, ...] = ()  # for each problem q, k, v, out and `moved` that the maps of _image have
+        for number, (layout, call) in enumerate(parts):
+            operands = call.q, call.k, call.v, call.out
+            joint = all(map(joint_heads, operands))
+            self._encode(layout, operands, call.dtype, joint)
+            _fill_sizes(params["problems"][number], layout, call, joint)
+            self._pointers += *(operand.pointer for operand in operands), 0
         for name in _PLAN_POINTERS:
             params[name] = plan_at[name]
-        for name, operand in zip(("q", "k", "v", "out"), operands, strict=True):
-            params[f"{name}_stride"] = operand.strides[:3]
-        params["partial_rows"], params["q_len"] = call.plan.slots * call.plan.block_q, call.plan.q_len
-        heads_q, heads_kv = call.q.shape[1], call.k.shape[1]
-        sizes = (0, heads_q, call.q.shape[3], call.v.shape[3], call.plan.block_q)
-        batches = (heads_q, heads_kv, 0) if joint else (0, 0, layout.maps)
-        for name, value in zip(_INTEGERS, (*sizes, *batches), strict=True):
-            params[name] = value
-        self._pointers = *(operand.pointer for operand in operands), 0  # and `moved`, that the maps of _image have now
         self._lock = threading.Lock()
         self._head_bytes = room * MAP_BYTES
         self._tails = []
         for first, count in launches:
             params["tasks"], params["task_count"] = plan_at["tasks"] + first * TASK.itemsize, count
             self._tails.append(bytes(self._image[self._head_bytes :]))
-        at = {name: offset for name, (_, offset) in fields(params_dtype(room)).items()}
-        names = "q", "moved", "scale_log2"
-        self._call_at, self._moved_at, self._scale_at = (at[name] - self._head_bytes for name in names)
-        self.counter_at, self._moves = at["counter"], layout.moves
+        at = {name: offset for name, (_, offset) in fields(dtype).items()}
+        first_at = at["problems"] - self._head_bytes
+        self._problems_at = range(first_at, first_at + len(parts) * PROBLEM.itemsize, PROBLEM.itemsize)
+        self.counter_at, self._moves = at["counter"], any(layout.moves for layout, _ in parts)
         self._heads = Recent(_HEADS_KEPT)
 
     def fill(self, launch: int, to: Addresses, counter: int) -> bytes:
         """The bytes of ``Params`` for a launch of a call."""
+        return self.fill_all(launch, (to,), counter)
+
+    def fill_all(self, launch: int, to: Sequence[Addresses], counter: int) -> bytes:
+        """The same of a launch of several problems."""
         tail = bytearray(self._tails[launch])
-        _ADDRESSES.pack_into(tail, self._call_at, *to[:7], counter)
-        _MOVED.pack_into(tail, self._moved_at, to.moved)
-        _SCALES.pack_into(tail, self._scale_at, *fold_scale(to.scale))
-        pointers = *to[:4], to.moved
-        return (self._heads.get(pointers) or self._move(pointers)) + tail
+        _COUNTER.pack_into(tail, self.counter_at - self._head_bytes, counter)
+        pointers: list[int] = []
+        for at, own in zip(self._problems_at, to, strict=True):
+            _ADDRESSES.pack_into(tail, at, *own[:7])
+            _MOVED.pack_into(tail, at + _PROBLEM_AT["moved"], own.moved)
+            _SCALES.pack_into(tail, at + _PROBLEM_AT["scale_log2"], *fold_scale(own.scale))
+            pointers += *own[:4], own.moved
+        key = tuple(pointers)
+        return (self._heads.get(key) or self._move(key)) + tail
 
     def moving(self, to: Addresses) -> Moving | None:
-        """What of the bytes of ``Params`` follows the number of keys; None where the plan does not move."""
+        """What of the bytes of ``Params`` of a call follows the number of keys; None where the plan does not move."""
         if not self._moves:
             return None
         pointers = to[:4]
         maps = [
-            (number * MAP_BYTES, pointers[operand] + offset, step)
-            for number, (operand, offset, step) in enumerate(self._maps)
-            if step
+            (number * MAP_BYTES, pointers[one.operand] + one.offset, one.step)
+            for number, one in enumerate(self._maps)
+            if one.step
         ]
-        return Moving(address("cuTensorMapReplaceAddress"), to.moved, self._head_bytes + self._moved_at, maps)
+        moved_at = self._head_bytes + self._problems_at[0] + _PROBLEM_AT["moved"]
+        return Moving(address("cuTensorMapReplaceAddress"), to.moved, moved_at, maps)
 
     def _move(self, pointers: tuple[int, ...]) -> bytes:
         """The tensor maps for other addresses, kept because allocators hand out the same ones again and again."""
         with self._lock:
-            at, moved, before = self._image.ctypes.data, pointers[-1], self._pointers[-1]
-            for number, (operand, offset, step) in enumerate(self._maps):
-                if pointers[operand] != self._pointers[operand] or step * (moved - before):
-                    replace_address(at + number * MAP_BYTES, pointers[operand] + offset + step * moved)
+            at, before = self._image.ctypes.data, self._pointers
+            for number, (operand, moved, offset, step) in enumerate(self._maps):
+                if pointers[operand] != before[operand] or step * (pointers[moved] - before[moved]):
+                    replace_address(at + number * MAP_BYTES, pointers[operand] + offset + step * pointers[moved])
             self._pointers = pointers
             maps = self._image[: self._head_bytes].tobytes()
         return self._heads.keep(pointers, maps)
 
     def _encode(self, layout: Layout, operands: tuple[Operand, ...], dtype: str, joint: bool) -> None:
         """Per batch entry (or once, where batch and head are one axis): maps of q and out, then of k and v."""
-        at = self._image.ctypes.data
+        at, first = self._image.ctypes.data, len(self._pointers)
         for batch in (None,) if joint else range(operands[0].shape[0]):
             for specs, numbers in ((layout.query_specs, (0, 3)), (layout.key_specs, (1, 2))):
                 for spec in specs:
                     for number in numbers:
                         offset = encode_map(at + len(self._maps) * MAP_BYTES, operands[number], spec, dtype, batch)
                         moves = layout.moves and spec.offset > 0
-                        self._maps.append(
-                            _Map(number, offset, operands[number].strides[2] * ELEMENT_BYTES if moves else 0)
-                        )
+                        step = operands[number].strides[2] * ELEMENT_BYTES if moves else 0
+                        self._maps.append(_Map(first + number, first + len(operands), offset, step))
+
+
+def _fill_sizes(problem: np.void, layout: Layout, call: ForwardPass, joint: bool) -> None:
+    """Fills in what of a problem is no address."""
+    for name in ("q", "k", "v", "out"):
+        problem[f"{name}_stride"] = getattr(call, name).strides[:3]
+    problem["partial_rows"], problem["q_len"] = call.plan.slots * call.plan.block_q, call.plan.q_len
+    heads_q, heads_kv = call.q.shape[1], call.k.shape[1]
+    batches = (heads_q, heads_kv, 0) if joint else (0, 0, layout.maps)
+    for name, value in zip(_INTEGERS, (call.q.shape[3], call.v.shape[3], call.plan.block_q, *batches, heads_q), strict=True):
+        problem[name] = value
 
 
 def maps_needed(layout: Layout, call: ForwardPass) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from ..._cached import Recent
 from ...plan._cache import kept_with_plan
 from ...plan._sealed import sealed
 from ...plan._types import Plan
+from ...schedule.finishers import Merges
 from ...schedule.tasks import merge_heads, order_tasks
 from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
@@ -22,7 +24,7 @@ from .layout import Layout, make_layout
 from .maps import readable
 from .params import MAPS, Addresses, Template, maps_needed, pack_merge, structs
 
-_COUNTERS = 1024  # calls on different streams that may run a plan at the same time
+COUNTERS = 1024  # calls on different streams that may run a plan at the same time
 _READY_KEPT = 32
 _ROWS_PER_BLOCK = 32  # of merge.cu
 
@@ -37,20 +39,26 @@ def prepare(call: ForwardPass) -> Prepared | None:
     return None if ready is None else Prepared(plan, ready, call)
 
 
+class Merging(NamedTuple):
+    """The merges of all calls of a plan that agree in shapes, strides and dtype."""
+
+    kernel: Kernel
+    blocks: int
+    head: tuple[int, ...]  # the fields of Merge that are the same in all of these calls: arrays of the plan
+    tail: tuple[int, ...]  # and sizes
+
+    def params(self, to: Addresses) -> bytes:
+        """The bytes of ``Merge``."""
+        return pack_merge(*self.head, to.partial, to.partial_lse, to.out, to.lse, *self.tail)
+
+
 class Ready(NamedTuple):
     """Kernels and parameters of all calls of a plan that agree in shapes, strides and dtype."""
 
     attention: Kernel | None
     blocks: tuple[int, ...]  # of each launch of it
     template: Template
-    merge: Kernel | None
-    merge_blocks: int
-    merge_head: tuple[int, ...]  # the fields of Merge that are the same in all of these calls: arrays of the plan
-    merge_tail: tuple[int, ...]  # and sizes
-
-    def merge_params(self, to: Addresses) -> bytes:
-        """The bytes of ``Merge``."""
-        return pack_merge(*self.merge_head, to.partial, to.partial_lse, to.out, to.lse, *self.merge_tail)
+    merge: Merging | None
 
 
 class Prepared(NamedTuple):
@@ -74,16 +82,16 @@ class HopperPlan:
         own = {
             "tasks": np.concatenate(phases),
             "merge_heads": merge_heads(self.layout.merges.variants, plan.variant, batch, heads_q),
-            "counters": np.zeros(_COUNTERS, np.int32),
+            "counters": np.zeros(COUNTERS, np.int32),
         }
         self._own_buffer, own_at = upload(device, own)
         self.at = plan_at | own_at
         starts = (0, len(phases[0]))
         self.launches = [(start, len(tasks)) for start, tasks in zip(starts, phases, strict=True) if len(tasks)]
-        self.merge_blocks = -(-int(np.diff(self.layout.merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
+        self.merge_blocks = merge_blocks(self.layout.merges)
         self.short_items = has_short_items(plan)
         # Addresses of work counters that no call still in flight uses.
-        self.counter = itertools.cycle(range(self.at["counters"], self.at["counters"] + 4 * _COUNTERS, 4)).__next__
+        self.counter = itertools.cycle(range(self.at["counters"], self.at["counters"] + 4 * COUNTERS, 4)).__next__
         self._ready = Recent(_READY_KEPT)
 
     def ready(self, call: ForwardPass) -> Ready | None:
@@ -100,33 +108,42 @@ class HopperPlan:
         room = next((size for size in MAPS if maps_needed(self.layout, call) <= size), None)
         if room is None or not all(map(readable, (call.q, call.k, call.v, call.out))):
             return None
-        dim = max(call.q.shape[3], call.v.shape[3])
-
-        row = build(call.plan.block_q, dim, self.short_items)
+        row = build_for(call, self.short_items)
         most = row.ctas * call.device.sm_count
-
-        def load(name: str, row: Build, room: int) -> Kernel:
-            defines = variant(row, call.dtype, room)
-            return kernel(call.device, f"hopper/{name}.cu", ARCH, defines, structs(room), f"hopper_{name}")
-
-        names = ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")
         return Ready(
-            load("attention", row, room) if self.launches else None,
+            load("attention", row, call, room) if self.launches else None,
             tuple(min(most, tasks) for _, tasks in self.launches),
-            Template(self.layout, self.at, self.launches, call, room),
-            load("merge", build(TILE[0], dim, False), MAPS[0]) if self.merge_blocks else None,
-            call.q.shape[0] * call.q.shape[1] * self.merge_blocks,
-            tuple(self.at[name] for name in names),
-            (
-                call.plan.slots * call.plan.block_q,
-                call.plan.q_len,
-                *call.out.strides[:3],
-                call.q.shape[1],
-                call.v.shape[3],
-                self.merge_blocks,
-                0,
-            ),
+            Template([(self.layout, call)], self.at, self.launches, room),
+            merging(call, self.at, self.merge_blocks) if self.merge_blocks else None,
         )
+
+
+def build_for(call: ForwardPass, short_items: bool) -> Build:
+    """What the kernel of a call is built with."""
+    return build(call.plan.block_q, max(call.q.shape[3], call.v.shape[3]), short_items)
+
+
+def load(name: str, row: Build, call: ForwardPass, room: int) -> Kernel:
+    """The kernel of this name for a call, with room for so many tensor maps."""
+    defines = variant(row, call.dtype, room)
+    return kernel(call.device, f"hopper/{name}.cu", ARCH, defines, structs(room), f"hopper_{name}")
+
+
+def merge_blocks(merges: Merges) -> int:
+    """Blocks of merge.cu that the merges of one head take."""
+    return -(-int(np.diff(merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
+
+
+def merging(call: ForwardPass, at: Mapping[str, int], blocks: int) -> Merging:
+    """The merges of such calls, which take so many blocks a head; `at` says where the plan's lie."""
+    batch, heads_q = call.q.shape[:2]
+    rows, strides = call.plan.slots * call.plan.block_q, call.out.strides[:3]
+    return Merging(
+        load("merge", build(TILE[0], max(call.q.shape[3], call.v.shape[3]), False), call, MAPS[0]),
+        batch * heads_q * blocks,
+        tuple(at[name] for name in ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")),
+        (rows, call.plan.q_len, *strides, heads_q, call.v.shape[3], blocks, 0),
+    )
 
 
 @kept_with_plan

@@ -39,7 +39,8 @@ struct Producer {
     const int last = min(e, now.work.end - 1);
     const Entry entry = p.entries[last];
     const View& view = p.key_views[now.work.key_view + entry.view];
-    return {entry.x, entry.y + view.shift_y, entry.z + view.shift_z, view.map + now.task.batch * p.batch_maps,
+    return {entry.x, entry.y + view.shift_y, entry.z + view.shift_z,
+            view.map + now.task.batch * problem_of(p, view.problem).batch_maps,
             e < now.work.end ? p.entry_masks[last] : kNoTile};
   }
 
@@ -58,19 +59,23 @@ struct Producer {
   __device__ __forceinline__ void load_query(const Lookup& now) {
     const uint32_t full = shared_address(&shared.query_full[query.stage]);
     const View& view = p.query_views[now.work.query_view];
+    const Problem& own = problem_of(p, view.problem);
     barrier_wait(shared_address(&shared.query_empty[query.stage]), query.parity ^ 1);
     if (lane == 0) {
       shared.assigned[query.stage].work = now.work;
       shared.assigned[query.stage].task = now.task;
-      barrier_arrive_expect(full, p.block_q * kPanels * kRowBytes);
+#if SPATTN_PROBLEMS > 1
+      shared.assigned[query.stage].problem = view.problem;
+#endif
+      barrier_arrive_expect(full, own.block_q * kPanels * kRowBytes);
     }
     if (lane < kWarpgroups * kPanels) {
       const int half = lane / kPanels, panel = lane % kPanels;
       const uint32_t destination =
           shared_address(shared.query[query.stage]) + panel * kBlockQ * kRowBytes + half * 64 * kRowBytes;
-      tma_load(destination, &p.maps[view.map + now.task.batch * p.batch_maps], full, panel * 64,
+      tma_load(destination, &p.maps[view.map + now.task.batch * own.batch_maps], full, panel * 64,
                now.work.x + half * view.half[2], now.work.y + view.shift_y + half * view.half[1],
-               now.work.z + view.shift_z + half * view.half[0], now.task.batch * p.q_batch + now.task.head_q);
+               now.work.z + view.shift_z + half * view.half[0], now.task.batch * own.q_batch + now.task.head_q);
     }
     query.advance();
   }
@@ -116,7 +121,8 @@ struct Producer {
     Lookup next;
     load_query(now);
     const int number = lane / kPanels % kTiles;
-    const int head = now.task.batch * p.kv_batch + now.task.head_kv;
+    const Problem& own = problem_of(p, p.query_views[now.work.query_view].problem);
+    const int head = now.task.batch * own.kv_batch + now.task.head_kv;
     for (int e = now.work.begin; e < now.work.end; e += kTiles) {
       const int place = (e - now.work.begin) % 32;
       if (place == 0 && e > now.work.begin) now.tiles = load_entries(now, e + lane);
@@ -140,6 +146,9 @@ struct Producer {
     barrier_wait(shared_address(&shared.query_empty[query.stage]), query.parity ^ 1);
     if (lane == 0) {
       shared.assigned[query.stage].work = {0, 0, 0, 0, 0, 0, 0, 0};
+#if SPATTN_PROBLEMS > 1
+      shared.assigned[query.stage].problem = 0;
+#endif
       barrier_arrive(shared_address(&shared.query_full[query.stage]));
     }
   }

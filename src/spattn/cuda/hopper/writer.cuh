@@ -18,36 +18,39 @@ struct Writer {
 
   __device__ __forceinline__ void store_tile(const Assignment& assigned) {
     const View& view = p.query_views[assigned.work.query_view];
+    const Problem& own = problem_of(p, assigned);
     const int half = lane / kPanels, panel = lane % kPanels;
     if (lane < kWarpgroups * kPanels) {
-      tma_store(&p.maps[view.map + 1 + assigned.task.batch * p.batch_maps],
+      tma_store(&p.maps[view.map + 1 + assigned.task.batch * own.batch_maps],
                 shared_address(shared.query[query.stage]) + (panel * kBlockQ + half * 64) * kRowBytes, panel * 64,
                 assigned.work.x + half * view.half[2], assigned.work.y + view.shift_y + half * view.half[1],
                 assigned.work.z + view.shift_z + half * view.half[0],
-                assigned.task.batch * p.q_batch + assigned.task.head_q);
+                assigned.task.batch * own.q_batch + assigned.task.head_q);
       tma_store_commit();
     }
   }
 
   __device__ __forceinline__ void store_lse(const Assignment& assigned, int row, float lse) {
     int64_t position;
+    const Problem& own = problem_of(p, assigned);
     const bool valid = query_position(p, assigned, row, position);
-    if (assigned.work.slot >= 0 && row < p.block_q) {
-      p.partial_lse[partial_row(p, assigned, row)] = lse;
-    } else if (valid && p.lse != nullptr) {
+    if (assigned.work.slot >= 0 && row < own.block_q) {
+      own.partial_lse[partial_row(p, assigned, row)] = lse;
+    } else if (valid && own.lse != nullptr) {
       const Task& task = assigned.task;
-      p.lse[(static_cast<int64_t>(task.batch) * p.heads_q + task.head_q) * p.q_len + position] = lse;
+      own.lse[(static_cast<int64_t>(task.batch) * own.heads_q + task.head_q) * own.q_len + position] = lse;
     }
   }
 
   __device__ void join_prior(const Assignment& assigned, int row, float (&result)[kDim / 32], float& lse) {
     const int64_t prior = prior_row(p, assigned, row);
+    const Problem& own = problem_of(p, assigned);
     if (prior < 0) return;
-    const Blend both = blend(lse, p.partial_lse[prior]);
+    const Blend both = blend(lse, own.partial_lse[prior]);
     lse = both.lse;
     for (int i = 0; i < kDim / 32; ++i) {
       const int d = lane + 32 * i;
-      const float rest = d < p.head_dim_v ? p.partial_out[prior * p.head_dim_v + d] : 0.0f;
+      const float rest = d < own.head_dim_v ? own.partial_out[prior * own.head_dim_v + d] : 0.0f;
       result[i] = result[i] * both.own + rest * both.other;
     }
   }
@@ -55,16 +58,17 @@ struct Writer {
   // Computes a non-finite row again and overwrites it.
   __device__ void write_exact_row(const Assignment& assigned, int row) {
     int64_t position;
+    const Problem& own = problem_of(p, assigned);
     float result[kDim / 32], lse;
     if (!query_position(p, assigned, row, position)) return;
     exact_row(p, assigned, row, position, result, lse);
     if (assigned.work.slot <= -2) join_prior(assigned, row, result, lse);
-    Element* out = static_cast<Element*>(p.out) + assigned.task.batch * p.out_stride.batch +
-                   assigned.task.head_q * p.out_stride.head + position * p.out_stride.token;
+    Element* out = static_cast<Element*>(own.out) + assigned.task.batch * own.out_stride.batch +
+                   assigned.task.head_q * own.out_stride.head + position * own.out_stride.token;
     for (int i = 0; i < kDim / 32; ++i) {
       const int d = lane + 32 * i;
-      if (d >= p.head_dim_v) continue;
-      if (assigned.work.slot >= 0) p.partial_out[partial_row(p, assigned, row) * p.head_dim_v + d] = result[i];
+      if (d >= own.head_dim_v) continue;
+      if (assigned.work.slot >= 0) own.partial_out[partial_row(p, assigned, row) * own.head_dim_v + d] = result[i];
       else narrow(result[i], out[d]);
     }
     if (lane == 0) store_lse(assigned, row, lse);

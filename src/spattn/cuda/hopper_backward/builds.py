@@ -59,4 +59,5 @@ def variant(row: Build, dtype: str, room: int) -> dict[str, object]:
         "SPATTN_CONSUMER_REGISTERS": row.consumer_registers,
         "SPATTN_TURNS": int(row.turns),
         "SPATTN_MAPS": room,
+        "SPATTN_PROBLEMS": 1,  # of the forward, whose structs these kernels share
     }

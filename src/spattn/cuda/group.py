@@ -1,0 +1,208 @@
+"""Groups of calls of PyTorch tensors that the Hopper kernels run in one launch, when they are made and when they repeat.
+
+What depends on plans, shapes, strides and dtypes alone is done once; launches are kept by their addresses, as those of
+single calls are (:mod:`spattn.cuda.repeat`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from .._cached import Recent
+from .._limits import environment
+from ..arrays._operand import memory_order, row_major
+from ..call import Call
+from ..plan._types import Plan
+from . import hopper
+from .driver._launch import Launch, start
+from .driver.buffer import keep_if_captured, out_of_memory
+from .driver.device import Device, require_owner
+from .forward_pass import ForwardPass
+from .hopper.group import GroupOnDevice, Part, cut, part_of
+from .hopper.params import Addresses
+
+if TYPE_CHECKING:
+    from ..arrays._torch import Torch
+
+__all__ = ["Group", "OneLaunch", "say_alone", "why_alone"]
+
+_LAUNCHES_KEPT = 64  # addresses of recent calls; an allocator hands out the same ones again and again
+_SUBSETS_KEPT = 8  # of calls whose addresses TMA can read
+_ALIGNMENT = 16  # bytes, of arrays that TMA reads
+_log = logging.getLogger("spattn.cuda")
+
+Results = list[tuple[Any, Any] | None]
+
+
+def why_alone(call: Call, plan: Plan, on_hopper: bool) -> str | None:
+    """Why a call takes no part in a group; None where it may."""
+    if call.kind.name != "torch" or call.kind.ordinal(call.q) is None:
+        return f"groups are of PyTorch tensors on a GPU, these are {call.kind.name} arrays on {call.device}"
+    if 0 in call.out_shape or call.kv_len == 0:
+        return "it has nothing to compute"
+    if not on_hopper or not hopper.accepts(plan.block_q, plan.block_kv):
+        return f"the Hopper kernels do not run {call.dtype} in tiles of {plan.block_q} × {plan.block_kv} here"
+    return None
+
+
+class _Member(NamedTuple):
+    """What is the same in all calls that take one place in a group."""
+
+    part: Part
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    like_q: bool  # whether q has this shape and these strides
+    rows: tuple[int, ...]
+    row_strides: tuple[int, ...]
+    return_lse: bool
+    partial_bytes: int  # of the rows in the workspace, and of all of it
+    workspace: int
+
+    @classmethod
+    def of(cls, call: Call, plan: Plan, device: Device) -> _Member | None:
+        """None for arrays that TMA cannot address."""
+        kind, sizes = call.kind, [0]
+        operands = kind.operand(call.q), kind.operand(call.k), kind.operand(call.v)
+        out = kind.operand(kind.empty(call.q, call.out_shape, call.dtype, memory_order(operands[0])))
+
+        def note(nbytes: int) -> int:
+            sizes.append(nbytes)
+            return 0
+
+        part = part_of(ForwardPass(device, 0, plan, *operands, out, 0, call.dtype, call.scale, note))
+        if part is None:
+            return None
+        partial_bytes = part.call.workspace()[1]
+        like_q = call.out_shape == tuple(call.q.shape) and out.strides == operands[0].strides
+        rows = call.rows
+        wants = call.return_lse
+        return cls(part, call.out_shape, out.strides, like_q, rows, row_major(rows), wants, partial_bytes, sizes[-1])
+
+
+class OneLaunch:
+    """Calls that one launch computes, with the merges behind it; the device's context must be current."""
+
+    def __init__(self, numbers: Sequence[int], members: Sequence[_Member], torch: Torch, device: Device):
+        self.numbers, self._members, self._torch, self._device = numbers, members, torch.module, device
+        self._on_device = GroupOnDevice([member.part for member in members], device)
+        self._workspace_at, total = [], 0
+        for member in members:
+            self._workspace_at.append(total)
+            total += -(-member.workspace // 256) * 256
+        self._workspace = (total,) if total else None
+        self._launches = Recent(_LAUNCHES_KEPT)
+
+    def run(self, operands: Sequence[tuple[Any, Any, Any]], scale: Sequence[float], stream: int) -> Results:
+        """The results; what is asked of the caller's stream is in order there."""
+        numbers, wide, results = self.numbers, self._torch.float32, []
+        key: list[Any] = [stream]
+        try:
+            for number, member in zip(numbers, self._members, strict=True):
+                q, k, v = operands[number]
+                out = self._torch.empty_like(q) if member.like_q else q.new_empty_strided(member.shape, member.strides)
+                lse, lse_at = None, 0
+                if member.return_lse:
+                    lse = q.new_empty_strided(member.rows, member.row_strides, dtype=wide)
+                    lse_at = lse.data_ptr()
+                results.append((out, lse))
+                key += q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse_at, scale[number]
+            workspace = self._workspace
+            rest = q.new_empty_strided(workspace, (1,), dtype=self._torch.uint8) if workspace else None
+        except self._torch.OutOfMemoryError as error:
+            with self._device:
+                raise out_of_memory(self._device, self._needed()) from error
+        key.append(0 if rest is None else rest.data_ptr())
+        found = tuple(key)
+        launches = self._launches.get(found) or self._write(found)
+        with self._device.made_current():
+            start(launches, self._on_device.counter)
+        return cast(Results, results)
+
+    def _write(self, key: tuple[Any, ...]) -> list[Launch]:
+        """The launches for these addresses. A call has them to itself: no other writes to them while it holds its
+        results."""
+        stream, *of_members, workspace = key
+        to = []
+        for number, (member, at) in enumerate(zip(self._members, self._workspace_at, strict=True)):
+            *addresses, scale = of_members[6 * number : 6 * number + 6]
+            to.append(Addresses(*addresses, workspace + at, workspace + at + member.partial_bytes, scale))
+        with self._device.made_current():
+            keep_if_captured(self._device, stream, self._on_device)
+            return cast("list[Launch]", self._launches.keep(key, self._on_device.write(to, stream)))
+
+    def _needed(self) -> int:
+        """Bytes that a call takes."""
+        calls = [member.part.call for member in self._members]
+        results = sum(
+            2 * call.out.shape[3] * call.out.shape[2] * call.out.shape[1] * call.out.shape[0] for call in calls
+        )
+        return results + sum(member.workspace for member in self._members)
+
+
+class Group:
+    """Calls that agree with some others in everything but values, addresses, stream and scale, in as few launches as
+    their tensor maps allow.
+
+    Parameters
+    ----------
+    calls : mapping of int to (Call, Plan)
+        By the numbers that the log names; all on one device, of one kind of launch.
+    """
+
+    def __init__(self, calls: Mapping[int, tuple[Call, Plan]], device: Device):
+        self._names, self._device = list(calls), device
+        self._torch = cast("Torch", next(iter(calls.values()))[0].kind)
+        with device:
+            self._members = [_Member.of(call, plan, device) for call, plan in calls.values()]
+            self._subsets = Recent(_SUBSETS_KEPT)
+            self._whole = self._launches([n for n, member in enumerate(self._members) if member is not None])
+        for name, member in zip(self._names, self._members, strict=True):
+            if member is None:
+                say_alone(name, "TMA cannot address its arrays, or it needs too many tensor maps")
+        _log.debug("grouped launch of problems %s: %d launches", self._names, len(self._whole))
+
+    def __call__(self, operands: Sequence[tuple[Any, Any, Any]], scales: Sequence[float]) -> Results:
+        """(out, lse) of each call; None where it must be made by itself."""
+        require_owner()
+        results: Results = [None] * len(operands)
+        if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto":
+            return results
+        odd = [
+            number
+            for number, (q, k, v) in enumerate(operands)
+            if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _ALIGNMENT or q.is_neg() or k.is_neg() or v.is_neg()
+        ]
+        stream = self._torch.raw_stream(self._device.ordinal)
+        for launch in self._without(odd) if odd else self._whole:
+            for number, found in zip(launch.numbers, launch.run(operands, scales, stream), strict=True):
+                results[number] = found
+        return results
+
+    def _without(self, odd: list[int]) -> list[OneLaunch]:
+        """The launches of all calls but some, whose arrays TMA cannot read where they are now."""
+        for number in odd:
+            say_alone(
+                self._names[number], "an array starts where TMA cannot read, or its values are to be negated first"
+            )
+        key = tuple(odd)
+        found = self._subsets.get(key)
+        if found is None:
+            left = [n for n, member in enumerate(self._members) if member is not None and n not in odd]
+            with self._device:
+                found = self._subsets.keep(key, self._launches(left))
+        return cast("list[OneLaunch]", found)
+
+    def _launches(self, numbers: list[int]) -> list[OneLaunch]:
+        members = {n: member for n in numbers if (member := self._members[n]) is not None}
+        made = []
+        for places in cut([member.part for member in members.values()]) if members else []:
+            own = [numbers[place] for place in places]
+            made.append(OneLaunch(own, [members[n] for n in own], self._torch, self._device))
+        return made
+
+
+def say_alone(name: int, why: str) -> None:
+    """Says so in the log."""
+    _log.debug("problems[%d] runs by itself: %s", name, why)

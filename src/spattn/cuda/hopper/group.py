@@ -1,0 +1,128 @@
+"""Several calls in one launch: their plans' tables on the device, one after the other, and their parameters."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._ragged import offsets
+from ...plan._types import LARGEST
+from ...schedule.group import in_turns
+from ...schedule.tasks import merge_heads, order_tasks
+from ..driver._launch import Launch
+from ..driver.buffer import upload
+from ..driver.device import Device
+from ..driver.launch import kernel
+from ..forward_pass import ForwardPass
+from .builds import ARCH, KEYS_TOGETHER, are_short, build, variant
+from .heads import with_packed_heads
+from .joined import Joined, join
+from .layout import Layout, make_layout
+from .maps import readable
+from .params import GROUPS, Addresses, Template, maps_needed, structs
+from .prepared import COUNTERS, Merging, build_for, merge_blocks, merging
+
+__all__ = ["MOST_PROBLEMS", "GroupOnDevice", "Part", "cut", "kind_of_launch", "part_of"]
+
+MOST_PROBLEMS, _MOST_MAPS = GROUPS[-1]  # of one launch
+_TABLES = ("work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
+
+
+class Part(NamedTuple):
+    """A call of a group, with heads packed where that helps, and its plan as the kernel reads it."""
+
+    call: ForwardPass
+    layout: Layout
+
+    @property
+    def maps(self) -> int:
+        """Tensor maps that it needs."""
+        return maps_needed(self.layout, self.call)
+
+
+def part_of(call: ForwardPass) -> Part | None:
+    """The call as a part of a group; None where TMA cannot address its arrays."""
+    call = with_packed_heads(call)
+    part = Part(call, make_layout(call.plan))
+    addressed = all(map(readable, (call.q, call.k, call.v, call.out)))
+    return part if addressed and part.maps <= _MOST_MAPS else None
+
+
+def kind_of_launch(dtype: str, head_dim: int, head_dim_v: int, block_q: int) -> tuple[str, int, int]:
+    """What calls of one launch have in common: they run the same kernel, on query tiles of the same shape."""
+    return dtype, build(block_q, max(head_dim, head_dim_v), False).head_dim, block_q
+
+
+def cut(parts: Sequence[Part]) -> list[list[int]]:
+    """Which parts run in one launch, in their order: as many as the parameters have room for."""
+    launches: list[list[int]] = [[]]
+    for number, part in enumerate(parts):
+        others = [parts[n] for n in launches[-1]]
+        maps = part.maps + sum(other.maps for other in others)
+        entries = len(part.layout.entries) + sum(len(other.layout.entries) for other in others)
+        if others and (len(others) == MOST_PROBLEMS or maps > _MOST_MAPS or entries > LARGEST):
+            launches.append([])
+        launches[-1].append(number)
+    return launches
+
+
+class GroupOnDevice:
+    """Calls that share a launch, whatever their addresses and scales; the device's context must be current."""
+
+    def __init__(self, parts: Sequence[Part], device: Device):
+        first = parts[0].call
+        layouts = [part.layout for part in parts]
+        maps = [part.maps for part in parts]
+        joined = join(layouts, offsets(maps)[:-1].tolist())
+        length = joined.work["end"] - joined.work["begin"]
+        phases = [_tasks(parts, joined, length, finishing) for finishing in (False, True)]
+        tables = {name: getattr(joined, name) for name in _TABLES}
+        tables |= {"tasks": np.concatenate(phases), "counters": np.zeros(COUNTERS, np.int32)}
+        for number, (call, layout) in enumerate(parts):
+            heads = merge_heads(layout.merges.variants, call.plan.variant, *call.q.shape[:2])
+            tables[f"merge_heads of {number}"] = heads
+            for name in ("rows", "indptr", "sources"):
+                tables[f"merge_{name} of {number}"] = getattr(layout.merges, name)
+        self._buffer, at = upload(device, tables)
+        starts = (0, len(phases[0]))
+        launches = [(start, len(tasks)) for start, tasks in zip(starts, phases, strict=True) if len(tasks)]
+        most, room = next(size for size in GROUPS if len(parts) <= size[0] and sum(maps) <= size[1])
+        self._template = Template(parts, at, launches, room, most)
+        if launches:
+            row = build_for(first, are_short(length[tables["tasks"]["item"]]))
+            self._blocks = [min(row.ctas * device.sm_count, tasks) for _, tasks in launches]
+            defines = variant(row, first.dtype, room, most)
+            own = structs(room, most)
+            self._kernel = kernel(device, "hopper/attention.cu", ARCH, defines, own, "hopper_attention")
+        self._merges: list[Merging | None] = []
+        for number, (call, layout) in enumerate(parts):
+            own_at = {name.removesuffix(f" of {number}"): place for name, place in at.items()}
+            blocks = merge_blocks(layout.merges)
+            self._merges.append(merging(call, own_at, blocks) if blocks else None)
+        counters = range(at["counters"], at["counters"] + 4 * COUNTERS, 4)
+        self.counter = itertools.cycle(counters).__next__
+
+    def write(self, to: Sequence[Addresses], stream: int) -> list[Launch]:
+        """The launches for these addresses, but for work counters."""
+        launches = [
+            Launch(self._kernel, blocks, self._template.fill_all(number, to, 0), stream, self._template.counter_at)
+            for number, blocks in enumerate(self._blocks)
+        ]
+        for own, merge in zip(to, self._merges, strict=True):
+            if merge is not None:
+                launches.append(Launch(merge.kernel, merge.blocks, merge.params(own), stream))
+        return launches
+
+
+def _tasks(parts: Iterable[Part], joined: Joined, length: np.ndarray, finishing: bool) -> np.ndarray:
+    """The tasks of all parts that finish others, or that do not, in the order in which they run."""
+    found = []
+    for (call, layout), first in zip(parts, joined.items, strict=True):
+        chosen = layout.finishes if finishing else ~layout.finishes
+        tasks = order_tasks(call.plan, chosen, *call.q.shape[:2], call.k.shape[1], KEYS_TOGETHER)
+        tasks["item"] += first
+        found.append(tasks)
+    return in_turns(found, length)

@@ -1,0 +1,72 @@
+"""The tables of several plans as attention.cu reads them in one launch, one plan's after the other's: NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._ragged import offsets
+from .layout import Layout
+
+__all__ = ["Joined", "join"]
+
+
+class Joined(NamedTuple):
+    """The tables of all problems.
+
+    Attributes
+    ----------
+    work, entries, entry_masks, masks, query_views, key_views, priors : arrays
+        As in :class:`~spattn.cuda.hopper.layout.Layout`. Views say whose they are.
+    items : (problems,) int64 array
+        Number of the first work item of each problem.
+    """
+
+    work: np.ndarray
+    entries: np.ndarray
+    entry_masks: np.ndarray
+    masks: np.ndarray
+    query_views: np.ndarray
+    key_views: np.ndarray
+    priors: np.ndarray
+    items: np.ndarray
+
+
+def join(layouts: Sequence[Layout], first_maps: Sequence[int]) -> Joined:
+    """The tables of several plans with tiles of one shape, of which each has its tensor maps from some number on."""
+
+    def starts(name: str) -> np.ndarray:
+        return offsets([len(getattr(layout, name)) for layout in layouts])
+
+    entries, views, masks, finishers = map(starts, ("entries", "query_views", "masks", "priors"))
+    works, numbers = [], []
+    for n, layout in enumerate(layouts):
+        work = layout.work.copy()
+        for name in ("begin", "end"):
+            work[name] += entries[n]
+        for name in ("query_view", "key_view"):
+            work[name] += views[n]
+        work["slot"][work["slot"] <= -2] -= finishers[n]
+        works.append(work)
+        own = layout.entry_masks
+        numbers.append(np.where(own >= 0, own + masks[n], own).astype(own.dtype))
+    return Joined(
+        np.concatenate(works),
+        np.concatenate([layout.entries for layout in layouts]),
+        np.concatenate(numbers),
+        np.concatenate([layout.masks for layout in layouts]),
+        np.concatenate(list(_views([layout.query_views for layout in layouts], first_maps))),
+        np.concatenate(list(_views([layout.key_views for layout in layouts], first_maps))),
+        np.concatenate([layout.priors for layout in layouts]),
+        starts("work")[:-1],
+    )
+
+
+def _views(records: Sequence[np.ndarray], first_maps: Sequence[int]) -> Iterator[np.ndarray]:
+    for problem, (views, first) in enumerate(zip(records, first_maps, strict=True)):
+        own = views.copy()
+        own["map"] += first
+        own["problem"] = problem
+        yield own
