@@ -120,7 +120,7 @@ def tensors(torch):
 def on_device():
     """The stand-in for a plan on the device."""
     layout = SimpleNamespace(moves=False)
-    return SimpleNamespace(blocks=[5, 5], counter=itertools.count(1000).__next__, layout=layout)
+    return SimpleNamespace(counter=itertools.count(1000).__next__, layout=layout)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def make(torch, tensors, kernel, on_device, gpu, monkeypatch):
     plan = SimpleNamespace(slots=0, block_q=128)
     operands = [kind.operand(x) for x in (*tensors, tensors[0])]
     run = ForwardPass(gpu, 0, plan, *operands, 0, "float16", 0.25, None)
-    ready = SimpleNamespace(attention=kernel, template=Template(gpu), merge=None)
+    ready = SimpleNamespace(attention=kernel, blocks=(5, 5), template=Template(gpu), merge=None)
     prepared = SimpleNamespace(plan=on_device, ready=ready, call=run)
     monkeypatch.setattr(repeat.OnDevice, "run", lambda self, q, k, v, scale: "the long way")
 
@@ -393,7 +393,8 @@ def test_threads(repeated, kernel, tensors):
 
 def test_steps(torch, make, kernel, tensors, on_device, gpu):
     """Launches follow the number of keys; keys that lie elsewhere get launches of their own."""
-    asked, ready = [], SimpleNamespace(attention=kernel, template=Template(gpu), merge=None)
+    ready = SimpleNamespace(attention=kernel, blocks=(5, 5), template=Template(gpu), merge=None)
+    asked = []
     ready.template.moves = lambda to: Moving(0, to.moved, 48, [])  # in the place of an address that is not used here
     on_device.layout.moves = True
     on_device.ready = lambda run: asked.append((run.k, run.v)) or ready
