@@ -109,7 +109,6 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
         has.
     """
     plan = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
-    _check_order(plan)
     if 0 in call.out_shape or call.kv_len == 0:
         return execute.Nothing(call)
     ordinal = call.kind.ordinal(call.q)
@@ -119,6 +118,8 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
         kernels = portable
     if not kernels.accepts(plan.block_q, plan.block_kv):
         raise ValueError(f"plan: no kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
+    if kernels is not hopper:
+        _check_order(plan)
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug(
             "%s kernels: %s, head_dim %d and %d, tiles of %d × %d, %s",
@@ -220,7 +221,7 @@ def prepare_group(calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
 
 def _check_order(plan: Plan) -> None:
     if plan.ordered:
-        raise ValueError("plan: expected one of tokens in their order, got an ordered one, which the CPU executes")
+        raise ValueError("plan: expected one of tokens in their order, got one whose places are looked up")
 
 
 def _decodes(gpu: device.Device, call: Call) -> bool:
@@ -233,13 +234,13 @@ def _decodes(gpu: device.Device, call: Call) -> bool:
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
     """Whether :func:`prepare`, or :func:`prepare_backward`, takes a plan."""
     gpu, head_dim = device.get(call.kind.ordinal(call.q)), max(call.head_dim, call.head_dim_v)
-    if plan.ordered:
-        return False
     if _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper:
         if backward:  # the portable kernels take longer than another plan
-            return hopper_backward.accepts(plan.block_q, plan.block_kv)
+            return hopper_backward.accepts(plan.block_q, plan.block_kv) and not plan.ordered
         if hopper.accepts(plan.block_q, plan.block_kv):
             return True
+    if plan.ordered:
+        return False
     return portable.accepts(plan.block_q, plan.block_kv) and portable.fits(gpu, plan.block_q, call.dtype, head_dim)
 
 

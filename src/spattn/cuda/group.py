@@ -42,6 +42,8 @@ def why_alone(call: Call, plan: Plan, on_hopper: bool) -> str | None:
         return f"groups are of PyTorch tensors on a GPU, these are {call.kind.name} arrays on {call.device}"
     if 0 in call.out_shape or call.kv_len == 0:
         return "it has nothing to compute"
+    if plan.ordered:
+        return "the places of its plan are looked up"
     if not on_hopper or not hopper.accepts(plan.block_q, plan.block_kv):
         return f"the Hopper kernels do not run {call.dtype} in tiles of {plan.block_q} × {plan.block_kv} here"
     return None

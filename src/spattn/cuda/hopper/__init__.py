@@ -1,8 +1,9 @@
 """The kernels for compute capability 9.0: TMA, WGMMA and persistent blocks, for 16-bit types.
 
-They execute plans with tiles of 128 queries, or of up to 64, and 64 keys; two key tiles make one product of 128 keys where the head
-dimension leaves room for it. Arrays that TMA cannot address (rows not 16-byte aligned, negative or zero strides) and
-plans of more than 240 tensor maps go to the portable kernels, which execute the same plan.
+They execute plans with tiles of 128 queries, or of up to 64, and 64 keys; two key tiles make one product of 128 keys
+where the head dimension leaves room for it. Rows and keys that a plan looks up are copied one by one. Arrays that TMA
+cannot address (rows not 16-byte aligned, negative or zero strides) and plans of more than 240 tensor maps go to the
+portable kernels, which execute the same plan, or another one of its pattern where they have no such tiles.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import numpy as np
 
 from ...plan._types import Plan
 
-# Queries and keys of most plans' tiles. 128 queries are two consumer warpgroups, as many as the registers hold at head_dim
-# 128. 64 keys follow 2-D and 3-D patterns more closely than 128 (efficiency 0.245 against 0.167 on a 13 × 13
+# Queries and keys of most plans' tiles. 128 queries are two consumer warpgroups, as many as the registers hold at
+# head_dim 128. 64 keys follow 2-D and 3-D patterns more closely than 128 (efficiency 0.245 against 0.167 on a 13 × 13
 # neighbourhood) and run at the same rate, because two tiles make one product. Plans with fewer queries a tile run too:
 # up to ROWS of them are one warpgroup, and two CTAs share an SM.
 TILE = (128, 64)
@@ -68,8 +68,9 @@ def build(block_q: int, head_dim: int, short_items: bool) -> Build:
     return next(row for row in fitting if row.head_dim >= head_dim)
 
 
-def variant(row: Build, dtype: str, room: int, problems: int = 1) -> dict[str, object]:
-    """Macros for problems of one type, with room for so many of them and so many tensor maps in the parameters."""
+def variant(row: Build, dtype: str, room: int, problems: int = 1, gathers: bool = False) -> dict[str, object]:
+    """Macros for problems of one type, with room for so many of them and so many tensor maps in the parameters; of
+    plans whose places are looked up, if `gathers`."""
     return {
         "SPATTN_DTYPE": dtype,
         "SPATTN_HEAD_DIM": row.head_dim,
@@ -78,6 +79,7 @@ def variant(row: Build, dtype: str, room: int, problems: int = 1) -> dict[str, o
         "SPATTN_STEP_KV": row.step_kv,
         "SPATTN_MAPS": room,
         "SPATTN_PROBLEMS": problems,
+        "SPATTN_GATHERS": int(gathers),
         "SPATTN_QUERIES": row.queries,
         "SPATTN_STAGES": row.stages,
         "SPATTN_CTAS": row.ctas,

@@ -28,7 +28,9 @@ constexpr uint32_t kSharedLimit = 228 * 1024 / kCtas - 1024;
 constexpr int kQueries = SPATTN_QUERIES;
 constexpr int kStages = SPATTN_STAGES;
 constexpr int kProblems = SPATTN_PROBLEMS;
-static_assert((kBlockQ == 64 || kBlockQ == 128) && kBlockKV == 64, "a warpgroup has 64 rows; masks are words of 64 keys");
+constexpr bool kGathers = SPATTN_GATHERS;  // places of the plan's views are looked up
+static_assert((kBlockQ == 64 || kBlockQ == 128) && kBlockKV == 64,
+              "a warpgroup has 64 rows; masks are words of 64 keys");
 static_assert((kTiles == 1 || kTiles == 2) && kTiles * kPanels <= 32);
 
 using QueryKeyProduct = Product<kStepKV>;
@@ -96,12 +98,29 @@ __device__ __forceinline__ int64_t prior_row(const Params& p, const Assignment& 
   return prior < 0 ? -1 : partial_base(p, assigned) + prior;
 }
 
+// The order in which a work item's variant has its rows, or its keys; null where places are just these.
+__device__ __forceinline__ const int32_t* query_order(const Params& p, int item) {
+  const Problem& own = p.problems[0];
+  return kGathers && own.q_order != nullptr ? own.q_order + p.variants[item] * own.q_places : nullptr;
+}
+
+__device__ __forceinline__ const int32_t* key_order(const Params& p, int item) {
+  const Problem& own = p.problems[0];
+  return kGathers && own.kv_order != nullptr ? own.kv_order + p.variants[item] * own.kv_places : nullptr;
+}
+
+__device__ __forceinline__ int64_t looked_up(const int32_t* order, int64_t place) {
+  return order == nullptr ? place : order[place];
+}
+
 // Position of row `row` of a task; false for padding.
 __device__ __forceinline__ bool query_position(const Params& p, const Assignment& assigned, int row,
                                                int64_t& position) {
   const Work& work = assigned.work;
-  return cell_position(p.query_views[work.query_view], work.x, work.y, work.z, row, position) &&
-         row < problem_of(p, assigned).block_q;
+  if (!cell_position(p.query_views[work.query_view], work.x, work.y, work.z, row, position)) return false;
+  if (row >= problem_of(p, assigned).block_q) return false;
+  if constexpr (kGathers) position = looked_up(query_order(p, assigned.task.item), position);
+  return true;
 }
 
 }  // namespace spattn::hopper

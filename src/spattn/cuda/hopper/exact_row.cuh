@@ -31,6 +31,7 @@ __device__ inline void exact_row(const Params& p, const Assignment& assigned, in
     const Entry entry = p.entries[e];
     const View& view = p.key_views[work.key_view + entry.view];
     if (!cell_position(view, entry.x, entry.y, entry.z, column, position)) return -1;
+    if constexpr (kGathers) return looked_up(key_order(p, task.item), position);
     return view.offset > 0 ? position + own.moved : position;
   };
   const auto dot = [&](int64_t position) {

@@ -12,12 +12,12 @@ from ..forward_pass import ForwardPass
 def with_packed_heads(call: ForwardPass) -> ForwardPass:
     """The call with the heads of each group in one query tile, or the call itself where that cannot be done.
 
-    It cannot when a group has one head, when its rows do not fit into a tile, when the pattern tells the heads of a
-    group apart, or when (head, query) is not one axis of constant stride in memory.
+    It cannot when a group has one head, when its rows do not fit into a tile, when the plan looks places up, when the
+    pattern tells the heads of a group apart, or when (head, query) is not one axis of constant stride in memory.
     """
     heads_kv, q_len = call.k.shape[1], call.q.shape[2]
     group = call.q.shape[1] // heads_kv
-    if group == 1 or group * q_len > call.plan.block_q:
+    if group == 1 or group * q_len > call.plan.block_q or call.plan.ordered:
         return call
     q, out = _merge_axes(call.q, group), _merge_axes(call.out, group)
     if q is None or out is None:

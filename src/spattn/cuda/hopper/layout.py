@@ -37,6 +37,10 @@ class Layout:
     merges : Merges
     moves : bool
         Whether the maps and views of the last keys, those with an offset, move.
+    q_order, kv_order : (variants, places) or (0, 0) int32 arrays
+        The plan's. No tensor map reads what is looked up.
+    variants : (items,) int32 array
+        Whose each work item is, for plans whose places are looked up.
     """
 
     query_specs: tuple[MapSpec, ...]
@@ -51,6 +55,14 @@ class Layout:
     finishes: np.ndarray
     merges: Merges
     moves: bool
+    q_order: np.ndarray
+    kv_order: np.ndarray
+    variants: np.ndarray
+
+    @property
+    def gathers(self) -> bool:
+        """Whether places are looked up."""
+        return bool(self.q_order.size or self.kv_order.size)
 
     @property
     def maps(self) -> int:
@@ -61,8 +73,10 @@ class Layout:
 def make_layout(plan: Plan, moves: bool = False) -> Layout:
     """Lays a plan out for the Hopper kernel; where it moves, views that do and views that do not share no map."""
     query_ids, key_ids, row_component = roles(plan)
-    query_specs, query_views = map_views(plan.views, query_ids, 0)
+    none = query_ids[:0]
+    query_specs, query_views = map_views(plan.views, none if plan.q_order.size else query_ids, 0)
     query_specs, query_views = halve(query_specs, query_views, 1 if plan.block_q <= ROWS else plan.block_q // ROWS)
+    key_ids = none if plan.ordered else key_ids
     key_specs, key_views = map_views(plan.views, key_ids, len(query_specs), join=not moves)
     components = plan.components[plan.work["component"]]
     if (plan.work["begin"] >= plan.work["end"]).any():
@@ -91,6 +105,9 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
         finishers.finishes,
         finishers.merges,
         moves,
+        plan.q_order,
+        plan.kv_order,
+        np.repeat(np.arange(plan.variants, dtype=np.int32), np.diff(plan.work_indptr) * plan.ordered),
     )
 
 
@@ -105,6 +122,7 @@ def fragment_masks(masks: np.ndarray) -> np.ndarray:
     bits = np.unpackbits(little, bitorder="little").reshape(count, block_q, 64)
     if block_q < warpgroups * ROWS:  # rows that no query fills see no key
         bits = np.pad(bits, ((0, 0), (0, warpgroups * ROWS - block_q), (0, 0)))
-    bits = bits.reshape(count, warpgroups, 4, 2, 8, 8, 4, 2).transpose(0, 1, 2, 4, 6, 5, 3, 7)  # n, wg, w, g, t, i, h, b
+    bits = bits.reshape(count, warpgroups, 4, 2, 8, 8, 4, 2)
+    bits = bits.transpose(0, 1, 2, 4, 6, 5, 3, 7)  # n, warpgroup, w, g, t, i, h, b
     packed = np.packbits(np.ascontiguousarray(bits).reshape(count, warpgroups, 128, 32), -1, "little")
     return packed.view(np.uint32).reshape(count, warpgroups, 128)

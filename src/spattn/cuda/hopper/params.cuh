@@ -49,10 +49,12 @@ struct Problem {
   const void* v;
   void* out;
   float* lse;
-  float* partial_out;  // workspace (batch·heads_q, partial_rows, head_dim_v)
-  float* partial_lse;  // workspace (batch·heads_q, partial_rows)
+  float* partial_out;       // workspace (batch·heads_q, partial_rows, head_dim_v)
+  float* partial_lse;       // workspace (batch·heads_q, partial_rows)
+  const int32_t* q_order;   // (variants, q_places): the row at each place; null where places are rows
+  const int32_t* kv_order;  // (variants, kv_places): the key at each place; null where places are keys
   Strides q_stride, k_stride, v_stride, out_stride;
-  int64_t partial_rows, q_len;
+  int64_t partial_rows, q_len, q_places, kv_places;
   int64_t moved;  // by which views of the last keys, those with an offset, lie further on than they say
   int32_t head_dim, head_dim_v;
   int32_t block_q;            // rows of a query tile: kBlockQ or, where one warpgroup computes it, fewer
@@ -75,7 +77,8 @@ struct Params {
   const View* query_views;
   const View* key_views;
   const int32_t* priors;
-  int32_t* counter;  // work-stealing counter: 0 before and after a launch
+  const int32_t* variants;  // of each work item, for plans whose places are looked up
+  int32_t* counter;         // work-stealing counter: 0 before and after a launch
   int32_t task_count, unused;
 };
 

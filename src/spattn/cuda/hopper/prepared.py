@@ -111,7 +111,7 @@ class HopperPlan:
         row = build_for(call, self.short_items)
         most = row.ctas * call.device.sm_count
         return Ready(
-            load("attention", row, call, room) if self.launches else None,
+            load("attention", row, call, room, self.layout.gathers) if self.launches else None,
             tuple(min(most, tasks) for _, tasks in self.launches),
             Template([(self.layout, call)], self.at, self.launches, room),
             merging(call, self.at, self.merge_blocks) if self.merge_blocks else None,
@@ -123,9 +123,10 @@ def build_for(call: ForwardPass, short_items: bool) -> Build:
     return build(call.plan.block_q, max(call.q.shape[3], call.v.shape[3]), short_items)
 
 
-def load(name: str, row: Build, call: ForwardPass, room: int) -> Kernel:
-    """The kernel of this name for a call, with room for so many tensor maps."""
-    defines = variant(row, call.dtype, room)
+def load(name: str, row: Build, call: ForwardPass, room: int, gathers: bool = False) -> Kernel:
+    """The kernel of this name for a call, with room for so many tensor maps; of a plan whose places are looked up, if
+    `gathers`."""
+    defines = variant(row, call.dtype, room, gathers=gathers)
     return kernel(call.device, f"hopper/{name}.cu", ARCH, defines, structs(room), f"hopper_{name}")
 
 
@@ -156,7 +157,8 @@ def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int, heads_k
 def _lay_out(plan: Plan, device: Device, moves: bool) -> tuple[Layout, Buffer, dict[str, int]]:
     """(layout, buffer, addresses) of what does not depend on the numbers of batch entries and heads."""
     layout = make_layout(plan, moves)
-    names = ("work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
+    views = "query_views", "key_views"
+    names = "work", "entries", "entry_masks", "masks", *views, "priors", "variants", "q_order", "kv_order"
     arrays = {name: getattr(layout, name) for name in names}
     arrays |= {f"merge_{name}": getattr(layout.merges, name) for name in ("rows", "indptr", "sources")}
     return layout, *upload(device, arrays)

@@ -1,14 +1,16 @@
-// The warp that loads: query tiles, keys and values by TMA, tasks by an atomic counter.
+// The warp that loads: query tiles, keys and values by TMA or, where places are looked up, row by row; tasks by an
+// atomic counter.
 #pragma once
 
 #include "hopper/barrier.cuh"
 #include "hopper/config.cuh"
+#include "hopper/gather.cuh"
 #include "hopper/mask.cuh"
 #include "hopper/tma.cuh"
 
 namespace spattn::hopper {
 
-// A lane's share of a step: the tile it loads, as coordinates of a tensor map.
+// A lane's share of a step: the tile it loads, as coordinates of a tensor map, or of a view where places are looked up.
 struct StepTile {
   int x, y, z, map, mask;
 };
@@ -26,6 +28,12 @@ __device__ __forceinline__ StepTile broadcast(const StepTile& tile, int lane) {
           __shfl_sync(kAll, tile.map, lane), __shfl_sync(kAll, tile.mask, lane)};
 }
 
+// Whose keys a step has and, where places are looked up, which.
+struct StepKeys {
+  int item = -1, batch, head;
+  StepRows rows;
+};
+
 struct Producer {
   const Params& p;
   Shared& shared;
@@ -33,12 +41,17 @@ struct Producer {
   RingPosition<kStages> ring;
   RingPosition<kQueries> query;
   StepTile previous;  // its values are still to be loaded
-  int previous_head = -1;
+  StepKeys previous_keys;
+  Gatherer gatherer;
 
   __device__ __forceinline__ StepTile load_entries(const Lookup& now, int e) const {
     const int last = min(e, now.work.end - 1);
     const Entry entry = p.entries[last];
     const View& view = p.key_views[now.work.key_view + entry.view];
+    if constexpr (kGathers) {
+      return {entry.x, entry.y, entry.z, now.work.key_view + entry.view,
+              e < now.work.end ? p.entry_masks[last] : kNoTile};
+    }
     return {entry.x, entry.y + view.shift_y, entry.z + view.shift_z,
             view.map + now.task.batch * problem_of(p, view.problem).batch_maps,
             e < now.work.end ? p.entry_masks[last] : kNoTile};
@@ -56,19 +69,56 @@ struct Producer {
     return found;
   }
 
+  __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
+    if constexpr (kGathers) gatherer.wait(barrier, parity);
+    else barrier_wait(barrier, parity);
+  }
+
+  // The keys of the step that begins with the tile of lane `place`.
+  __device__ __forceinline__ void look_up_keys(const Lookup& now, int place, StepRows& rows) const {
+    const int32_t* order = key_order(p, now.task.item);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      const StepTile tile = broadcast(now.tiles, place + t);
+#pragma unroll
+      for (int i = 0; i < kBlockKV / 32; ++i) {
+        int64_t position;
+        const bool real = cell_position(p.key_views[tile.map], tile.x, tile.y, tile.z, 32 * i + lane, position);
+        rows.at[t * (kBlockKV / 32) + i] = real && tile.mask != kNoTile ? looked_up(order, position) : -1;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void gather_query(const Lookup& now, uint32_t full) {
+    const Problem& own = p.problems[0];
+    const Assignment assigned = {now.work, now.task};
+    QueryRows rows;
+#pragma unroll
+    for (int i = 0; i < kBlockQ / 32; ++i) {
+      int64_t position;
+      rows.at[i] = query_position(p, assigned, 32 * i + lane, position) ? position : -1;
+    }
+    const Element* source =
+        static_cast<const Element*>(own.q) + now.task.batch * own.q_stride.batch + now.task.head_q * own.q_stride.head;
+    gatherer.copy(shared_address(shared.query[query.stage]), source, own.q_stride.token, own.head_dim, rows);
+    gatherer.submit(full);
+    query.advance();
+  }
+
   __device__ __forceinline__ void load_query(const Lookup& now) {
     const uint32_t full = shared_address(&shared.query_full[query.stage]);
     const View& view = p.query_views[now.work.query_view];
     const Problem& own = problem_of(p, view.problem);
-    barrier_wait(shared_address(&shared.query_empty[query.stage]), query.parity ^ 1);
+    wait(shared_address(&shared.query_empty[query.stage]), query.parity ^ 1);
     if (lane == 0) {
       shared.assigned[query.stage].work = now.work;
       shared.assigned[query.stage].task = now.task;
 #if SPATTN_PROBLEMS > 1
       shared.assigned[query.stage].problem = view.problem;
 #endif
-      barrier_arrive_expect(full, own.block_q * kPanels * kRowBytes);
+      if (!kGathers || own.q_order == nullptr) barrier_arrive_expect(full, own.block_q * kPanels * kRowBytes);
     }
+    if (kGathers && own.q_order != nullptr) return gather_query(now, full);
     if (lane < kWarpgroups * kPanels) {
       const int half = lane / kPanels, panel = lane % kPanels;
       const uint32_t destination =
@@ -82,10 +132,10 @@ struct Producer {
 
   // Fills the next stage with keys (kValue = 0) or values (1); lane = tile * kPanels + panel issues one copy.
   template <int kValue>
-  __device__ __forceinline__ void load_step(const StepTile& tile, int head) {
+  __device__ __forceinline__ void load_step(const StepTile& tile, const StepKeys& keys) {
     const uint32_t full = shared_address(&shared.full[ring.stage]);
     const int number = lane / kPanels, panel = lane % kPanels;
-    barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
+    wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
     if (kValue == 0) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
@@ -93,17 +143,27 @@ struct Producer {
         if (lane == 0) shared.masks[ring.stage][t] = mask;
       }
     }
+    if constexpr (kGathers) {
+      const Problem& own = p.problems[0];
+      const Strides& stride = kValue ? own.v_stride : own.k_stride;
+      const Element* source =
+          static_cast<const Element*>(kValue ? own.v : own.k) + keys.batch * stride.batch + keys.head * stride.head;
+      gatherer.copy(shared_address(shared.ring[ring.stage]), source, stride.token,
+                    kValue ? own.head_dim_v : own.head_dim, keys.rows);
+      gatherer.submit(full);
+      return ring.advance();
+    }
     if (lane == 0) barrier_arrive_expect(full, kStageBytes);
     if (lane < kTiles * kPanels) {
       const uint32_t destination =
           shared_address(shared.ring[ring.stage]) + (panel * kStepKV + number * kBlockKV) * kRowBytes;
-      tma_load(destination, &p.maps[tile.map + kValue], full, panel * 64, tile.x, tile.y, tile.z, head);
+      tma_load(destination, &p.maps[tile.map + kValue], full, panel * 64, tile.x, tile.y, tile.z, keys.head);
     }
     ring.advance();
   }
 
   __device__ __forceinline__ void load_previous_values() {
-    if (previous_head >= 0) load_step<1>(previous, previous_head);
+    if (previous_keys.item >= 0) load_step<1>(previous, previous_keys);
   }
 
   // The counter hands out task_count + gridDim.x tickets in all, whoever draws them. A ticket is used long after it
@@ -119,18 +179,29 @@ struct Producer {
   // Loads a task and returns the next one, whose ticket is replaced by the ticket of the one after it.
   __device__ __forceinline__ Lookup load_task(Lookup& now, int& ticket) {
     Lookup next;
+    StepRows ahead;  // keys of the next step, read long before they are needed
+    if constexpr (kGathers) look_up_keys(now, 0, ahead);
     load_query(now);
     const int number = lane / kPanels % kTiles;
     const Problem& own = problem_of(p, p.query_views[now.work.query_view].problem);
-    const int head = now.task.batch * own.kv_batch + now.task.head_kv;
+    StepKeys keys;
+    keys.item = now.task.item, keys.batch = now.task.batch;
+    keys.head = kGathers ? now.task.head_kv : now.task.batch * own.kv_batch + now.task.head_kv;
     for (int e = now.work.begin; e < now.work.end; e += kTiles) {
       const int place = (e - now.work.begin) % 32;
-      if (place == 0 && e > now.work.begin) now.tiles = load_entries(now, e + lane);
+      if (place == 0 && e > now.work.begin) {
+        now.tiles = load_entries(now, e + lane);
+        if constexpr (kGathers) look_up_keys(now, 0, ahead);
+      }
       const StepTile current = broadcast(now.tiles, place + number);
-      load_step<0>(current, head);
+      if constexpr (kGathers) {
+        keys.rows = ahead;
+        if (place + kTiles < 32) look_up_keys(now, place + kTiles, ahead);
+      }
+      load_step<0>(current, keys);
       load_previous_values();
       previous = current;
-      previous_head = head;
+      previous_keys = keys;
       if (e == now.work.begin) next = look_up(settle(ticket));
     }
     ticket = draw();
@@ -143,6 +214,7 @@ struct Producer {
     while (now.task.item >= 0) now = load_task(now, ticket);
     settle(ticket);
     load_previous_values();
+    if constexpr (kGathers) gatherer.flush();
     barrier_wait(shared_address(&shared.query_empty[query.stage]), query.parity ^ 1);
     if (lane == 0) {
       shared.assigned[query.stage].work = {0, 0, 0, 0, 0, 0, 0, 0};

@@ -4,6 +4,7 @@
 #include "hopper/barrier.cuh"
 #include "hopper/config.cuh"
 #include "hopper/exact_row.cuh"
+#include "hopper/gather.cuh"
 #include "hopper/tma.cuh"
 
 namespace spattn::hopper {
@@ -16,9 +17,26 @@ struct Writer {
   const int lane = threadIdx.x % 32;
   RingPosition<kQueries> query;
 
+  // Rows that lie anywhere, 16 bytes a lane.
+  __device__ __forceinline__ void scatter_tile(const Assignment& assigned) {
+    const Problem& own = p.problems[0];
+    const uint8_t* tile = shared.query[query.stage];
+    Element* target = static_cast<Element*>(own.out) + assigned.task.batch * own.out_stride.batch +
+                      assigned.task.head_q * own.out_stride.head;
+    const int chunk = lane % Gatherer::kChunks;
+#pragma unroll 4
+    for (int row = lane / Gatherer::kChunks; row < own.block_q; row += Gatherer::kTogether) {
+      int64_t position;
+      if (chunk * 8 >= own.head_dim_v || !query_position(p, assigned, row, position)) continue;
+      const uint4 words = *reinterpret_cast<const uint4*>(tile + Gatherer::place<kBlockQ>(row, chunk));
+      *reinterpret_cast<uint4*>(target + position * own.out_stride.token + chunk * 8) = words;
+    }
+  }
+
   __device__ __forceinline__ void store_tile(const Assignment& assigned) {
     const View& view = p.query_views[assigned.work.query_view];
     const Problem& own = problem_of(p, assigned);
+    if (kGathers && own.q_order != nullptr) return scatter_tile(assigned);
     const int half = lane / kPanels, panel = lane % kPanels;
     if (lane < kWarpgroups * kPanels) {
       tma_store(&p.maps[view.map + 1 + assigned.task.batch * own.batch_maps],
