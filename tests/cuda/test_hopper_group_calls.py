@@ -146,6 +146,21 @@ def test_one_launch_has_all_addresses(gpu, problems, started):
     assert first == second != 0
 
 
+def test_workspaces_lie_apart(gpu, torch, started):
+    """Rows of one problem, and their lse, are nobody else's."""
+    given = [
+        (*tensors(torch, heads, heads, 600, dim), patterns.Strided(16)) for heads, dim in ((3, 64), (2, 32), (4, 64))
+    ]
+    grouped(given)
+    end = 0
+    for number, (q, *_) in enumerate(given):
+        own = started[0][1]["problems"][number]
+        rows = q.shape[1] * int(own["partial_rows"])
+        assert rows and own["partial_out"] >= end and own["partial_out"] % 16 == 0
+        assert own["partial_lse"] >= own["partial_out"] + 4 * rows * q.shape[3]
+        end = own["partial_lse"] + 4 * rows
+
+
 def test_repeated_calls_are_prepared_once(gpu, problems, started, monkeypatch, torch):
     """Other values, addresses and scales; another shape, pattern or option is another call."""
     made, original = [], group.Group.__init__
@@ -179,12 +194,11 @@ def test_plans_that_are_given_stay_as_they_are(gpu, problems, monkeypatch):
         return original(calls)
 
     monkeypatch.setattr(cuda, "prepare_group", noted)
-    q, k, v, strided = problems[2]
-    made = spattn.plan(strided, 600, heads=3, tile=(128, 64), workers=50)
+    q = problems[0][0]
     big = kind_of(q).module.zeros(1, 16, 4096, 64, dtype=q.dtype)
-    grouped([(q, k, v, made), (big, big, big, "full"), (big, big, big, "causal"), (big, big, big, "full")])
-    assert [planned[0].work.tolist(), len(planned[1].work)] == [made.work.tolist(), 32]
-    assert len(spattn.plan(patterns.Full(), 4096, heads=16, tile=(128, 64), workers=17).work) == 64
+    made = spattn.plan(patterns.Full(), 4096, heads=16, tile=(128, 64), workers=17)  # as by itself
+    grouped([(big, big, big, made), (big, big, big, "full"), (big, big, big, "causal"), problems[2]])
+    assert len(made.work) == 64 and np.array_equal(planned[0].work, made.work) and len(planned[1].work) == 32
 
 
 def test_problems_that_run_by_themselves(gpu, torch, problems, started, caplog):
