@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ._api import CONSTANT, as_pattern, attention, attention_backward, backend_for, find_plan
 from ._backends import GroupingBackend, PreparedGroup
 from ._imports import whole_imports
 from .arrays import compiling, kind_of, recorder, signature, traced
 from .call import Call, check_gradients, check_options, check_scale, default_scale
-from .layout import Layout
 from .patterns import Pattern
 from .patterns._registry import pattern_class
 from .plan import Plan
 from .plan._cache import find_call, keep_call
+
+if TYPE_CHECKING:
+    from .layout import Layout
 
 _Problem = tuple[Any, Any, Any, Any]
 

@@ -78,6 +78,16 @@ def test_hopper(tmp_path, row):
     check_masks_are_skipped(tmp_path / "kernel.cubin", exponentials=row.step_kv // 2)
 
 
+@pytest.mark.parametrize("row", builds.TABLE[::2], ids=lambda row: str(row.head_dim))
+def test_hopper_groups(tmp_path, row):
+    """Several problems take no more registers: their numbers and scales are in uniform ones."""
+    problems, room = hopper_params.GROUPS[0]
+    defines = builds.variant("bfloat16", row.head_dim, room, row.short_items, problems)
+    spill, own = 700 if row.head_dim > 128 else 0, hopper_params.structs(room, problems)
+    check_registers("hopper/attention.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", 168, spill)
+    check_masks_are_skipped(tmp_path / "kernel.cubin", exponentials=row.step_kv // 2)
+
+
 def test_hopper_merge(tmp_path):
     for head_dim in (64, 256):
         room = hopper_params.MAPS[0]
@@ -157,6 +167,14 @@ STRUCTS = {"portable": (params.STRUCTS, "sm_80", {"SPATTN_DTYPE": "float64"})} |
         builds.variant(builds.TABLE[0], "bfloat16", room),
     )
     for room in hopper_params.MAPS
+}
+STRUCTS |= {
+    f"hopper, {problems} problems": (
+        hopper_params.structs(room, problems),
+        builds.ARCH,
+        builds.variant("bfloat16", 64, room, False, problems),
+    )
+    for problems, room in hopper_params.GROUPS
 }
 
 

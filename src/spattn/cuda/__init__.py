@@ -163,19 +163,19 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
     """The plan with the tile shape of this device's kernels. Long lists are split so that one head's work, times the
     heads, occupies every SM."""
-    return _plan(pattern, call, max_bytes)
+    gpu = device.get(call.kind.ordinal(call.q))
+    blocks = gpu.sm_count * (1 if _decodes(gpu, call) else _BLOCKS_PER_SM)
+    return _plan(gpu, pattern, call, workers(blocks, call.batch * call.heads_q), max_bytes)
 
 
 def plan_share(pattern: Pattern, call: Call, share: float) -> Plan:
     """The same where the call has a part of the machine and others have the rest: its lists are split for as many SMs
-    as it has."""
-    return _plan(pattern, call, share=share)
-
-
-def _plan(pattern: Pattern, call: Call, max_bytes: int | None = None, share: float = 1.0) -> Plan:
+    as it has, once for each, because the short items of a group even out what its long ones leave."""
     gpu = device.get(call.kind.ordinal(call.q))
-    blocks = gpu.sm_count * (1 if _decodes(gpu, call) else _BLOCKS_PER_SM)
-    each = workers(blocks, call.batch * call.heads_q, share)
+    return _plan(gpu, pattern, call, workers(gpu.sm_count, call.batch * call.heads_q, share))
+
+
+def _plan(gpu: device.Device, pattern: Pattern, call: Call, each: int, max_bytes: int | None = None) -> Plan:
     shape = tile(call.dtype, call.head_dim, call.head_dim_v, gpu.ordinal)
     return compiler.plan_for(pattern, call, shape, each, max_bytes, tile_by_tile=True)
 

@@ -1,4 +1,4 @@
-"""Groups of calls of PyTorch tensors that the Hopper kernels run in one launch, when they are made and when they repeat.
+"""Groups of calls of PyTorch tensors that the Hopper kernels run in one launch: when they are made, when they repeat.
 
 What depends on plans, shapes, strides and dtypes alone is done once; launches are kept by their addresses, as those of
 single calls are (:mod:`spattn.cuda.repeat`).
@@ -7,6 +7,7 @@ single calls are (:mod:`spattn.cuda.repeat`).
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -128,19 +129,16 @@ class OneLaunch:
         stream, *of_members, workspace = key
         to = []
         for number, (member, at) in enumerate(zip(self._members, self._workspace_at, strict=True)):
-            *addresses, scale = of_members[6 * number : 6 * number + 6]
-            to.append(Addresses(*addresses, workspace + at, workspace + at + member.partial_bytes, scale))
+            q, k, v, out, lse, scale = of_members[6 * number : 6 * number + 6]
+            partial = workspace + at
+            to.append(Addresses(q, k, v, out, lse, partial, partial + member.partial_bytes, scale))
         with self._device.made_current():
             keep_if_captured(self._device, stream, self._on_device)
             return cast("list[Launch]", self._launches.keep(key, self._on_device.write(to, stream)))
 
     def _needed(self) -> int:
         """Bytes that a call takes."""
-        calls = [member.part.call for member in self._members]
-        results = sum(
-            2 * call.out.shape[3] * call.out.shape[2] * call.out.shape[1] * call.out.shape[0] for call in calls
-        )
-        return results + sum(member.workspace for member in self._members)
+        return sum(2 * math.prod(member.shape) + member.workspace for member in self._members)
 
 
 class Group:
@@ -185,9 +183,7 @@ class Group:
     def _without(self, odd: list[int]) -> list[OneLaunch]:
         """The launches of all calls but some, whose arrays TMA cannot read where they are now."""
         for number in odd:
-            say_alone(
-                self._names[number], "an array starts where TMA cannot read, or its values are to be negated first"
-            )
+            say_alone(self._names[number], "TMA cannot read where an array starts, or values are negated")
         key = tuple(odd)
         found = self._subsets.get(key)
         if found is None:

@@ -23,7 +23,7 @@ from .joined import Joined, join
 from .layout import Layout, make_layout
 from .maps import readable
 from .params import GROUPS, Addresses, Template, maps_needed, structs
-from .prepared import COUNTERS, Merging, build_for, merge_blocks, merging
+from .prepared import COUNTERS, MERGE_TABLES, Merging, build_for, merge_blocks, merging
 
 __all__ = ["MOST_PROBLEMS", "GroupOnDevice", "Part", "cut", "kind_of_launch", "part_of"]
 
@@ -34,8 +34,8 @@ _TABLES = ("work", "entries", "entry_masks", "masks", "query_views", "key_views"
 class Part(NamedTuple):
     """A call of a group, with heads packed where that helps, and its plan as the kernel reads it."""
 
-    call: ForwardPass
     layout: Layout
+    call: ForwardPass
 
     @property
     def maps(self) -> int:
@@ -46,7 +46,7 @@ class Part(NamedTuple):
 def part_of(call: ForwardPass) -> Part | None:
     """The call as a part of a group; None where TMA cannot address its arrays."""
     call = with_packed_heads(call)
-    part = Part(call, make_layout(call.plan))
+    part = Part(make_layout(call.plan), call)
     addressed = all(map(readable, (call.q, call.k, call.v, call.out)))
     return part if addressed and part.maps <= _MOST_MAPS else None
 
@@ -82,11 +82,10 @@ class GroupOnDevice:
         tables = {name: getattr(joined, name) for name in _TABLES}
         tables |= {"tasks": np.concatenate(phases), "counters": np.zeros(COUNTERS, np.int32)}
         tables["variants"] = np.zeros(0, np.int32)  # no places are looked up
-        for number, (call, layout) in enumerate(parts):
-            heads = merge_heads(layout.merges.variants, call.plan.variant, *call.q.shape[:2])
-            tables[f"merge_heads of {number}"] = heads
-            for name in ("rows", "indptr", "sources"):
-                tables[f"merge_{name} of {number}"] = getattr(layout.merges, name)
+        for number, (layout, call) in enumerate(parts):
+            heads = merge_heads(layout.merges.variants, call.plan.variant, call.q.shape[0], call.q.shape[1])
+            own = (layout.merges.rows, layout.merges.indptr, layout.merges.sources, heads)
+            tables |= {f"{name} {number}": array for name, array in zip(MERGE_TABLES, own, strict=True)}
         self._buffer, at = upload(device, tables)
         starts = (0, len(phases[0]))
         launches = [(start, len(tasks)) for start, tasks in zip(starts, phases, strict=True) if len(tasks)]
@@ -96,13 +95,13 @@ class GroupOnDevice:
             row = build_for(first, are_short(length[tables["tasks"]["item"]]))
             self._blocks = [min(row.ctas * device.sm_count, tasks) for _, tasks in launches]
             defines = variant(row, first.dtype, room, most)
-            own = structs(room, most)
-            self._kernel = kernel(device, "hopper/attention.cu", ARCH, defines, own, "hopper_attention")
+            records = structs(room, most)
+            self._kernel = kernel(device, "hopper/attention.cu", ARCH, defines, records, "hopper_attention")
         self._merges: list[Merging | None] = []
-        for number, (call, layout) in enumerate(parts):
-            own_at = {name.removesuffix(f" of {number}"): place for name, place in at.items()}
+        for number, (layout, call) in enumerate(parts):
             blocks = merge_blocks(layout.merges)
-            self._merges.append(merging(call, own_at, blocks) if blocks else None)
+            merges_at = [at[f"{name} {number}"] for name in MERGE_TABLES]
+            self._merges.append(merging(call, merges_at, blocks) if blocks else None)
         counters = range(at["counters"], at["counters"] + 4 * COUNTERS, 4)
         self.counter = itertools.cycle(counters).__next__
 
@@ -121,9 +120,10 @@ class GroupOnDevice:
 def _tasks(parts: Iterable[Part], joined: Joined, length: np.ndarray, finishing: bool) -> np.ndarray:
     """The tasks of all parts that finish others, or that do not, in the order in which they run."""
     found = []
-    for (call, layout), first in zip(parts, joined.items, strict=True):
+    for (layout, call), first in zip(parts, joined.items, strict=True):
         chosen = layout.finishes if finishing else ~layout.finishes
-        tasks = order_tasks(call.plan, chosen, *call.q.shape[:2], call.k.shape[1], KEYS_TOGETHER)
+        batch, heads_q = call.q.shape[:2]
+        tasks = order_tasks(call.plan, chosen, batch, heads_q, call.k.shape[1], KEYS_TOGETHER)
         tasks["item"] += first
         found.append(tasks)
     return in_turns(found, length)

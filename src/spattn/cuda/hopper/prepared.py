@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from .params import MAPS, Addresses, Template, maps_needed, pack_merge, structs
 
 COUNTERS = 1024  # calls on different streams that may run a plan at the same time
 _READY_KEPT = 32
+MERGE_TABLES = ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")
 _ROWS_PER_BLOCK = 32  # of merge.cu
 
 
@@ -114,7 +115,7 @@ class HopperPlan:
             load("attention", row, call, room, self.layout.gathers) if self.launches else None,
             tuple(min(most, tasks) for _, tasks in self.launches),
             Template([(self.layout, call)], self.at, self.launches, room),
-            merging(call, self.at, self.merge_blocks) if self.merge_blocks else None,
+            merging(call, [self.at[name] for name in MERGE_TABLES], self.merge_blocks) if self.merge_blocks else None,
         )
 
 
@@ -135,14 +136,14 @@ def merge_blocks(merges: Merges) -> int:
     return -(-int(np.diff(merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
 
 
-def merging(call: ForwardPass, at: Mapping[str, int], blocks: int) -> Merging:
-    """The merges of such calls, which take so many blocks a head; `at` says where the plan's lie."""
+def merging(call: ForwardPass, at: Sequence[int], blocks: int) -> Merging:
+    """The merges of such calls, which take so many blocks a head; the tables of the plan's lie at `at`."""
     batch, heads_q = call.q.shape[:2]
     rows, strides = call.plan.slots * call.plan.block_q, call.out.strides[:3]
     return Merging(
         load("merge", build(TILE[0], max(call.q.shape[3], call.v.shape[3]), False), call, MAPS[0]),
         batch * heads_q * blocks,
-        tuple(at[name] for name in ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")),
+        tuple(at),
         (rows, call.plan.q_len, *strides, heads_q, call.v.shape[3], blocks, 0),
     )
 

@@ -1,0 +1,271 @@
+#!/usr/bin/env python3
+"""Sixteen problems of different lengths, patterns and heads on one GPU: one grouped launch against everything else.
+
+    python benchmarks/grouped_cuda.py          # about two minutes on an H200; needs torch
+    python benchmarks/grouped_cuda.py --quick  # few rounds; leaves results/ alone
+
+bfloat16, batch 1. Contenders: the problems one after another, each on a stream of its own, and in one grouped launch
+whose lists are split for each problem's share of the machine. By hand: the grouped launch with every problem planned
+for the whole machine, with no list split, and with equal shares; and every problem planned as it is fastest by itself
+(timed beforehand over some numbers of workers), one after another and grouped. Every result is checked against float64
+on sampled rows before anything is timed. GPU times are medians over rounds of CUDA events around replays of a CUDA
+graph, contenders in turns; wall times those of ordinary calls, many of them and then a synchronisation. Writes
+``benchmarks/results/grouped_cuda.json`` (or ``--out``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import record
+from peers_cuda import TOLERANCE, worst_error
+
+ROUNDS, TARGET_MS, WALL_CALLS = 15, 10.0, 60
+WORKERS = (1, 2, 4, 8, 16, 32, 64)  # that are tried for each problem by itself
+GROUPED, ONE_BY_ONE, STREAMS = "grouped", "one after another", "a stream for each"
+BY_HAND = ("grouped, each planned for the whole machine", "grouped, no splits", "grouped, equal shares")
+TUNED = ("one after another, each tuned by itself", "grouped, each tuned by itself")
+NOTES = (
+    "Forward, bfloat16, batch 1, 16 problems. gpu_ms: a CUDA graph's replay, medians of CUDA events, contenders in "
+    "turns. wall_ms: a round of ordinary calls on the host's clock, many rounds and then a synchronisation. "
+    "times_grouped: over the grouped launch's."
+)
+
+
+def problems() -> list[tuple]:
+    """(name, pattern, tokens, heads)."""
+    from spattn import patterns
+
+    documents = patterns.Documents((100, 700, 300, 48, 500, 400))
+    few = patterns.Documents((64, 200, 30, 218))
+    return [
+        ("causal", patterns.Causal(), 1024, 8),
+        ("causal", patterns.Causal(), 4096, 4),
+        ("window ±128", patterns.SlidingWindow(128), 8192, 4),
+        ("window ±64", patterns.SlidingWindow(64), 512, 16),
+        ("Longformer ±128 + 16", patterns.Longformer(256, global_tokens=16), 4096, 8),
+        ("Longformer ±256 + 64", patterns.Longformer(512, global_tokens=64), 2048, 4),
+        ("BigBird", patterns.BigBird(64, 3, 2, 2), 4096, 8),
+        ("BigBird", patterns.BigBird(64, 3, 2, 2), 1024, 4),
+        ("strided 64", patterns.Strided(64), 4096, 4),
+        ("strided 32", patterns.Strided(32), 1024, 8),
+        ("documents", documents, 2048, 8),
+        ("documents", few, 512, 4),
+        ("dilated ±64, d=4", patterns.DilatedWindow(64, 64, 4), 2048, 16),
+        ("neighbourhood 64×64, 13×13", patterns.Neighborhood((64, 64), 13), 4096, 4),
+        ("neighbourhood 32×32, 7×7", patterns.Neighborhood((32, 32), 7), 1024, 16),
+        ("full", patterns.Full(), 256, 16),
+    ]
+
+
+def one_by_one(given: list[tuple]) -> list:
+    import spattn
+
+    return [spattn.attention(*problem) for problem in given]
+
+
+def on_streams(given: list[tuple], streams: list) -> list:
+    """Each problem on its stream, forked from the current one and joined to it."""
+    import torch
+
+    import spattn
+
+    current, outs = torch.cuda.current_stream(), []
+    for problem, stream in zip(given, streams, strict=True):
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            outs.append(spattn.attention(*problem))
+    for stream in streams:
+        current.wait_stream(stream)
+    return outs
+
+
+def with_workers(given: list[tuple], workers: list[int]) -> list[tuple]:
+    """The problems with plans whose lists are split for so many workers a head."""
+    import spattn
+    from spattn import cuda
+
+    made = []
+    for (q, k, v, pattern), each in zip(given, workers, strict=True):
+        tile = cuda.tile("bfloat16", q.shape[3])
+        plan = spattn.plan(pattern, q.shape[2], batch=q.shape[0], heads=q.shape[1], tile=tile, workers=each)
+        made.append((q, k, v, plan))
+    return made
+
+
+def tune(given: list[tuple]) -> list[int]:
+    """For each problem the number of workers with which it is fastest by itself."""
+    best = []
+    for problem in given:
+        calls = {}
+        for workers in WORKERS:
+            (planned,) = with_workers([problem], [workers])
+            calls[workers] = graph_of(lambda planned=planned: one_by_one([planned]))
+        times = measure(calls, 5, 1.0)
+        best.append(min(WORKERS, key=lambda workers: statistics.median(times[workers])))  # noqa: B023
+    return best
+
+
+def contenders(given: list[tuple]) -> tuple[dict[str, Callable[[], list]], list[int]]:
+    """What computes all problems, by name, and the numbers of workers that were found by tuning."""
+    import torch
+
+    import spattn
+    from spattn import cuda
+    from spattn.schedule.group import workers
+
+    blocks, heads = 2 * cuda.sm_count(), [q.shape[0] * q.shape[1] for q, *_ in given]
+    by_hand = [
+        with_workers(given, [workers(blocks, n) for n in heads]),
+        with_workers(given, [1] * len(given)),
+        with_workers(given, [workers(blocks, n, 1 / len(given)) for n in heads]),
+    ]
+    best = tune(given)
+    tuned, streams = with_workers(given, best), [torch.cuda.Stream() for _ in given]
+    calls = {
+        GROUPED: lambda: spattn.grouped_attention(given),
+        ONE_BY_ONE: lambda: one_by_one(given),
+        STREAMS: lambda: on_streams(given, streams),
+        TUNED[0]: lambda: one_by_one(tuned),
+        TUNED[1]: lambda: spattn.grouped_attention(tuned),
+    }
+    for name, planned in zip(BY_HAND, by_hand, strict=True):
+        calls[name] = lambda planned=planned: spattn.grouped_attention(planned)
+    return calls, best
+
+
+def graph_of(call: Callable[[], object]) -> Callable[[], None]:
+    """A replay of a call's CUDA graph."""
+    import torch
+
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = call()
+
+    def replay() -> None:
+        graph.replay()
+
+    replay.kept = kept  # results live as long as the graph that writes them
+    return replay
+
+
+def measure(calls: dict, rounds: int, target_ms: float) -> dict[object, list[float]]:
+    """Milliseconds of a call, once a round for each; a measurement takes about `target_ms`."""
+    import torch
+
+    def once(call: Callable[[], object], repeats: int) -> float:
+        start, stop = torch.cuda.Event(True), torch.cuda.Event(True)
+        start.record()
+        for _ in range(repeats):
+            call()
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop) / repeats
+
+    repeats = {name: max(2, math.ceil(target_ms / once(call, 3))) for name, call in calls.items()}
+    times = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times[name].append(once(call, repeats[name]))
+    return times
+
+
+def wall(calls: dict, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of a call on the host's clock, until the GPU is done."""
+    import torch
+
+    times = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(WALL_CALLS):
+                call()
+            torch.cuda.synchronize()
+            times[name].append(1e3 * (time.perf_counter() - start) / WALL_CALLS)
+    return times
+
+
+def run(head_dim: int, rounds: int) -> tuple[list[dict], dict]:
+    """Rows of the result for one head dimension, and what they show."""
+    import torch
+
+    import spattn
+
+    torch.manual_seed(0)
+    given, pairs = [], 0
+    for _, pattern, tokens, heads in problems():
+        arrays = [torch.randn(1, heads, tokens, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+        given.append((*arrays, pattern))
+        pairs += heads * spattn.plan(pattern, backend="cuda", like=arrays).nnz
+    calls, best = contenders(given)
+    for name, call in calls.items():
+        errors = [worst_error(p[3], *p[:3], out) for p, out in zip(given, call(), strict=True)]
+        if not max(errors) < TOLERANCE:
+            raise AssertionError(f"{name}: relative errors {errors} against float64")
+    gpu = measure({name: graph_of(call) for name, call in calls.items()}, rounds, TARGET_MS)
+    host = wall(calls, rounds)
+    gpu_ms, wall_ms = ({name: statistics.median(values) for name, values in times.items()} for times in (gpu, host))
+    rows = []
+    for name in calls:
+        row = {
+            "head_dim": head_dim,
+            "contender": name,
+            "gpu_ms": round(gpu_ms[name], 4),
+            "gpu_times_grouped": round(gpu_ms[name] / gpu_ms[GROUPED], 3),
+            "wall_ms": round(wall_ms[name], 4),
+            "wall_times_grouped": round(wall_ms[name] / wall_ms[GROUPED], 3),
+            "tflops": round(4e-9 * head_dim * pairs / gpu_ms[name], 1),
+        }
+        rows.append(row)
+        print(row, flush=True)
+    return rows, {
+        "head_dim": head_dim,
+        "gpu_times_one_after_another": round(gpu_ms[ONE_BY_ONE] / gpu_ms[GROUPED], 3),
+        "wall_times_one_after_another": round(wall_ms[ONE_BY_ONE] / wall_ms[GROUPED], 3),
+        "gpu_times_best_by_hand": round(min(gpu_ms[name] for name in BY_HAND) / gpu_ms[GROUPED], 3),
+        "gpu_times_tuned_one_by_one": round(gpu_ms[TUNED[0]] / gpu_ms[GROUPED], 3),
+        "tuned_workers": best,
+    }
+
+
+def main() -> None:
+    """Measure everything and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few rounds, written to a temporary folder")
+    parser.add_argument("--out", type=Path, help="where the result goes")
+    args = parser.parse_args()
+    import torch
+
+    if args.out:
+        record.RESULTS = args.out.resolve().parent
+    elif args.quick:
+        record.RESULTS = Path(tempfile.mkdtemp(prefix="grouped-cuda-"))
+    rows, shows = [], []
+    with torch.no_grad():
+        for head_dim in (128, 64):
+            own, shown = run(head_dim, 3 if args.quick else ROUNDS)
+            rows += own
+            shows.append(shown)
+    for shown in shows:
+        print(shown)
+    record.write(
+        args.out.stem if args.out else "grouped_cuda",
+        rows,
+        notes=NOTES,
+        gpu=torch.cuda.get_device_name(),
+        problems=[{"pattern": name, "tokens": tokens, "heads": heads} for name, _, tokens, heads in problems()],
+        shows=shows,
+    )
+
+
+if __name__ == "__main__":
+    main()
