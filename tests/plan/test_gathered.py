@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import spattn
 from spattn import compiler, cpu
 from spattn import patterns as p
 from spattn.call import Call
-from spattn.plan import validate
+from spattn.plan import _listed, validate
 from spattn.plan._pairs import Gathered
 from spattn.testing import Expectation, GradientExpectation, check_plan, execute, inputs, plan_pairs
 from spattn.testing.strategies import compositions
@@ -371,16 +372,30 @@ def test_a_budget_bounds_places():
     masks = np.zeros((6, 2, 64 * 200), bool)
     masks[np.arange(6), 1, np.arange(6)] = masks[0, 0] = True
     bound = 6 * 4 * 201 * 64
-    with pytest.raises(ValueError, match=rf"at most max_bytes = {bound - 1} bytes, got one that needs at least {bound}"):
+    with pytest.raises(ValueError, match=rf"max_bytes = {bound - 1} bytes, got one that needs at least {bound}$"):
         gathered(by_head(masks), 2, masks.shape[2], heads=6, tile=(1, 64), max_bytes=bound - 1)
 
 
 def test_a_budget_bounds_the_places_of_one_head():
-    """Before all of them are found: of a query tile each, at 64 places."""
+    """Before they are in memory: a key for each query tile, and so a tile of places."""
     pattern = p.from_pairs(np.arange(1 << 16), np.arange(1 << 16), 1 << 16, 1 << 16)
-    with pytest.raises(ValueError, match="max_bytes"):
-        gathered(pattern, 1 << 16, 1 << 16, tile=(1, 64), max_bytes=1 << 22)
+    spattn.plan(pattern, 1 << 16)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=f"max_bytes = {1 << 23} bytes, got one that needs at least {(1 << 23) + 256}$"):
+        gathered(pattern, 1 << 16, 1 << 16, tile=(1, 64), max_bytes=1 << 23)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 << 20
     assert gathered(pattern, 1 << 16, 1 << 16, tile=(1, 64)).kv_order.nbytes == 64 * 4 << 16
+
+
+def test_more_places_than_int32_numbers(monkeypatch):
+    """With fewer numbers, as those of int32 take eight gigabytes."""
+    monkeypatch.setattr(_listed, "LARGEST", 640)
+    pattern = p.from_pairs(np.arange(100), np.arange(100), 100, 100)
+    with pytest.raises(ValueError, match="^pattern: expected at most 640 places of keys, got at least 704$"):
+        gathered(pattern, 100, 100, tile=(1, 64))
+    assert gathered(pattern, 100, 100, tile=(10, 64)).kv_order.size == 640
 
 
 def test_an_explanation_is_of_the_pattern_on_the_cpu():
@@ -416,4 +431,4 @@ def test_a_picture_has_the_keys_of_an_item():
 def test_compiled_code_checks_its_pairs(row, key, expected):
     """What it is given indexes its memory."""
     with pytest.raises(ValueError, match=f"^({expected})"):
-        Gathered((2, 64), 9).gather(np.array(row, np.int64), np.array(key, np.int64))
+        Gathered((2, 64), 9).gather(np.array(row, np.int64), np.array(key, np.int64), 64)

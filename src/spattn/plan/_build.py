@@ -72,8 +72,8 @@ def tile_pattern(
 
     Those of a sequence that grows between its ends are for the fewest keys that have a full tile there. With `box`,
     parts with spans are cut into boxes of so many queries along each axis (:mod:`._query_boxes`). With `ordered` tokens
-    are taken in the orders that patterns have; `gathered`, the keys that a query tile attends to lie side by side where a
-    pattern lists its pairs.
+    are taken in the orders that patterns have; with `gathered` each query tile of a pattern that lists its pairs has
+    places of its own for its keys.
     """
     own_batch, own_heads = pattern.sizes()
     budget.need(_INDEX_BYTES * (own_batch or batch) * (own_heads or heads))
@@ -90,15 +90,14 @@ def tile_pattern(
     own = [_ends_of(v, q_len, kv_len) if b is v else None for v, b in zip(variants, bound, strict=True)]
     ends, kv_len = _joint_ends(own, q_len, kv_len, tile[1])
     builder = _Builder(q_len, kv_len, tile, box, budget)
-    places = []
-    for one, its in zip(bound, ends, strict=True):
+    places: dict[int, np.ndarray] = {}
+    for number, (one, its) in enumerate(zip(bound, ends, strict=True)):
         if gathered and one._lists_pairs:
-            places.append(builder.add_gathered(one))
+            places[number] = builder.add_gathered(one)
         else:
             builder.add_variant(one, its)
-            places.append(None)
-    if any(own is not None and len(own) for own in places):
-        orders = NO_ORDER, _joint_places(places, kv_len, budget)
+    if any(map(len, places.values())):
+        orders = NO_ORDER, _joint_places(places, len(bound), kv_len, budget)
     return builder.finish(index, *orders)
 
 
@@ -112,13 +111,13 @@ def _orders(found: Sequence[Ordered | None], q_len: int, kv_len: int) -> tuple[n
     return of_q, of_kv
 
 
-def _joint_places(places: Sequence[np.ndarray | None], kv_len: int, budget: Budget) -> np.ndarray:
-    """The key at each place, a row for each variant: of those without places each key at its own. Rows are filled up
-    with key 0, at places of no view."""
-    each = [np.arange(kv_len) if own is None else own for own in places]
+def _joint_places(places: dict[int, np.ndarray], variants: int, kv_len: int, budget: Budget) -> np.ndarray:
+    """The key at each place, a row for each variant: of those without `places` each key at its own. Rows are filled up
+    with key 0, at places that no view has."""
+    each = [places.get(number, np.arange(kv_len)) for number in range(variants)]
     most = max(map(len, each))
-    budget.need(_INDEX_BYTES * len(each) * most)
-    joint = np.zeros((len(each), most), np.int32)
+    budget.need(_INDEX_BYTES * variants * most)
+    joint = np.zeros((variants, most), np.int32)
     for row, own in zip(joint, each, strict=True):
         row[: len(own)] = own
     return frozen(joint)
@@ -184,7 +183,7 @@ class _Builder:
         self.variant_components.append(before + sum(added))
 
     def add_gathered(self, pattern: Pattern) -> np.ndarray:
-        """Plans a pattern that lists its pairs, in tiles of all queries and of places; returns the key at each place."""
+        """Plans a pattern that lists its pairs, each query tile with places of its own; returns the key at each place."""
         self.least = None
         with whole_imports:  # which few plans need
             from ._listed import gathered_tiles

@@ -18,6 +18,7 @@ from ._types import LARGEST
 __all__ = ["gathered_tiles", "tiles_of_pairs"]
 
 _PAIRS_AT_ONCE = 1 << 18  # about so many are grouped at once
+_PLACE_BYTES = 4  # of a plan's kv_order
 _WORDS_AT_ONCE = 1 << 17  # of bitmasks that are made at once: they fit into a cache
 
 
@@ -57,12 +58,12 @@ def gathered_tiles(
     def strip(tiles: range) -> _Strip:
         nonlocal places
         row, key = _listed(pattern, query, shift, kv_len, tiles, masks)
-        keys, place = gathered.gather(row, key)
+        keys, place = gathered.gather(row, key, min(LARGEST, budget.max_bytes // _PLACE_BYTES) - places)
         found.append(keys)
         before, places = places // masks.tile[1], places + len(keys)
+        budget.need(_PLACE_BYTES * places)
         if places > LARGEST:
             raise ValueError(f"pattern: expected at most {LARGEST} places of keys, got at least {places}")
-        budget.need(places * keys.itemsize)
         own = _strip(Pairs(masks.tile, 0, len(keys)), row, place, tiles.start, query, masks)
         return own._replace(key_tile=own.key_tile + np.int32(before))
 

@@ -19,7 +19,9 @@ cdef extern from "kernels/listed.h" namespace "spattn" nogil:
 
     cdef cppclass CGathered "spattn::GatheredKeys":
         CGathered(int64_t block_q, int64_t block_kv, int64_t keys) except +
-        vector[int32_t] gather(const int64_t* row, const int64_t* key, int64_t pairs, int64_t* place) except +
+        vector[int32_t] gather(
+            const int64_t* row, const int64_t* key, int64_t pairs, int64_t most, int64_t* place,
+        ) except +
 
     void write_cells(
         const int64_t* first, const int32_t* cell, const int64_t* tiles, int64_t count, int64_t words, uint64_t* masks,
@@ -94,9 +96,10 @@ cdef class Gathered:
     def __dealloc__(self):
         del self._own
 
-    def gather(self, const int64_t[::1] row, const int64_t[::1] key):
+    def gather(self, const int64_t[::1] row, const int64_t[::1] key, int64_t most):
         """(key at each place, place of each pair's key) of sorted pairs, whose rows are counted from the first one of a
-        query tile."""
+        query tile. Where there are more than `most` places, some more than that come back, and no place of a pair is
+        known."""
         cdef int64_t pairs = row.shape[0], n
         cdef vector[int32_t] found
         check_sorted(row, key)
@@ -108,7 +111,7 @@ cdef class Gathered:
         places = np.empty(pairs, np.int64)
         cdef int64_t[::1] place = places
         with nogil:
-            found = self._own.gather(&row[0], &key[0], pairs, &place[0])
+            found = self._own.gather(&row[0], &key[0], pairs, most, &place[0])
         keys = np.empty(found.size(), np.int32)
         cdef int32_t[::1] own = keys
         memcpy(&own[0], found.data(), keys.nbytes)

@@ -21,7 +21,7 @@ struct Plan {
   const uint64_t* masks;
   const Work* work;
   const int32_t *merge_rows, *merge_indptr, *merge_sources;
-  const int32_t *q_order, *kv_order;  // (variants, q_len), (variants, kv_len): what is at each place, once; null: its number
+  const int32_t *q_order, *kv_order;  // (variants, q_len), (variants, kv_len): what is at each place; null: its number
   int64_t block_q, block_kv, slots;
 };
 

@@ -77,10 +77,11 @@ class GatheredKeys {
       : block_q_(block_q), block_kv_(block_kv), place_(size_t(keys)), marks_(keys) {}
 
   // The key at each place, of sorted pairs: of one query tile after the other its keys in order, each once, and then the
-  // last one until a tile of keys is full. Writes the place of each pair's key.
-  std::vector<int32_t> gather(const int64_t* row, const int64_t* key, int64_t pairs, int64_t* place) {
+  // last one until a tile of keys is full. Writes the place of each pair's key. Stops at a query tile that has the places
+  // beyond the first `most`.
+  std::vector<int32_t> gather(const int64_t* row, const int64_t* key, int64_t pairs, int64_t most, int64_t* place) {
     std::vector<int32_t> found;
-    for (int64_t begin = 0, end = 0; begin < pairs; begin = end) {
+    for (int64_t begin = 0, end = 0; begin < pairs && int64_t(found.size()) <= most; begin = end) {
       const int64_t stop = (row[begin] / block_q_ + 1) * block_q_;
       for (; end < pairs && row[end] < stop; ++end) marks_.set(key[end]);
       for (int64_t at = marks_.next(0); at < int64_t(place_.size()); at = marks_.next(at + 1)) {
