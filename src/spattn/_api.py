@@ -476,7 +476,11 @@ def _plan_or_pattern(plan: Plan, module: Backend, call: Call, backward: bool) ->
     if module.accepts(plan, call, backward=backward):
         return plan
     if plan.pattern is None:
-        raise ValueError(f"pattern: expected a plan with tiles that the backend has kernels for, got {plan.tile}")
+        order = "gathered keys and " if plan.gathered else "tokens in an order and " if plan.ordered else ""
+        raise ValueError(
+            "pattern: expected a plan that the backend executes, or that knows its pattern, got one with "
+            f"{order}tiles of {plan.block_q} × {plan.block_kv}"
+        )
     return plan.pattern
 
 

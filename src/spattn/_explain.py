@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from . import cpu
+from . import compiler, cpu
 from ._errors import EfficiencyWarning
 from .patterns import draw
 from .patterns._check import choice, integer
@@ -32,7 +32,8 @@ class Explanation:
     plan : Plan
         What is explained.
     predicted_ms : float
-        What a forward takes on one thread of the CPU, in milliseconds.
+        What a forward takes on one thread of the CPU, in milliseconds; of a gathered plan, which is for GPUs, with the
+        plan of the same pattern and tiles whose keys are in order.
     dense_ms : float
         The same of attention over all pairs.
     cheaper : Plan or None
@@ -62,7 +63,9 @@ class Explanation:
             f"predicted: {self.predicted_ms:.3g} ms on one thread of the CPU",
             self._comparison(),
         ]
-        if plan.ordered:
+        if plan.gathered:
+            lines.insert(3, "keys: gathered for each query tile, which a GPU executes; predicted are tiles of all keys")
+        elif plan.ordered:
             lines.insert(3, "order: tokens that attend to each other are taken together, wherever they stand")
         if self.cheaper is not None:
             box = _sides(self.cheaper.views["box"][self.cheaper.components["query_view"][0]].tolist())
@@ -70,8 +73,9 @@ class Explanation:
         return "\n".join(lines)
 
     def _comparison(self) -> str:
-        faster = "dense attention is faster" if self.dense_ms < self.predicted_ms else "this plan is faster"
-        return f"all pairs: {self.dense_ms:.3g} ms; {faster} by a factor of {self._factor():.3g}"
+        own = "the plan of all keys" if self.plan.gathered else "this plan"
+        faster = "dense attention" if self.dense_ms < self.predicted_ms else own
+        return f"all pairs: {self.dense_ms:.3g} ms; {faster} is faster by a factor of {self._factor():.3g}"
 
     def _factor(self) -> float:
         return max(self.dense_ms, self.predicted_ms) / max(min(self.dense_ms, self.predicted_ms), 1e-9)
@@ -114,14 +118,22 @@ def explain(plan: Plan, batch: int, heads: int, head_dim: int, dtype: str) -> Ex
     if own[0] not in (1, batch) or own[1] not in (1, heads):
         raise ValueError(f"plan: expected {batch} batch entries and {heads} heads, got one for {own[0]} and {own[1]}")
     sizes = batch, heads, head_dim, head_dim, dtype
-    cheaper = cpu.cheaper(plan, *sizes)
+    executed = _of_all_keys(plan, batch, heads) if plan.gathered else plan
+    cheaper = cpu.cheaper(executed, *sizes)
     return Explanation(
         plan,
-        cpu.predicted_ms(plan, *sizes),
+        cpu.predicted_ms(executed, *sizes),
         cpu.dense_ms(plan.q_len, plan.kv_len, *sizes),
         cheaper,
         None if cheaper is None else cpu.predicted_ms(cheaper, *sizes),
     )
+
+
+def _of_all_keys(plan: Plan, batch: int, heads: int) -> Plan:
+    """The plan of a gathered one's pattern that the CPU executes, with the same tiles."""
+    if plan.pattern is None:
+        raise ValueError("plan: expected one that the CPU executes, or that knows its pattern, got a gathered one")
+    return compiler.plan(plan.pattern, plan.q_len, plan.kv_len, batch=batch, heads=heads, tile=plan.tile)
 
 
 @kept_with_plan
@@ -155,8 +167,10 @@ def _computed(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:
         place, real = positions(plan.views[component["key_view"] + view], np.array([tile]))
         key.append(place[real])
     q, k = row[valid], np.concatenate(key)
-    if plan.ordered:
-        q, k = plan.q_order[component["variant"], q], plan.kv_order[component["variant"], k]
+    if plan.q_order.size:
+        q = plan.q_order[component["variant"], q]
+    if plan.kv_order.size:
+        k = np.unique(plan.kv_order[component["variant"], k])  # each once, whatever its places
     queries, keys = np.meshgrid(q, k, indexing="ij")
     return keys.ravel() + 0.5, queries.ravel() + 0.5
 

@@ -39,8 +39,23 @@ def plan(
     workers: int = 1,
     max_bytes: int | None = None,
     ordered: bool = False,
+    gathered: bool = False,
 ) -> Plan:
-    """The plan that is kept for these arguments or moves there, or a new one; :func:`spattn.plan` names the errors."""
+    """The plan that is kept for these arguments or moves there, or a new one; :func:`spattn.plan` names the errors.
+
+    Parameters
+    ----------
+    ordered : bool, optional
+        Take tokens in the orders that patterns have. Heads of patterns that have none are planned as ever.
+    gathered : bool, optional
+        Put the keys that each query tile attends to side by side, for patterns that list their pairs. Heads of patterns
+        that do not are planned as ever.
+
+    Raises
+    ------
+    ValueError
+        Also if a plan is asked for that is both.
+    """
     kv_len = q_len if kv_len is None else kv_len
     if not isinstance(pattern, Pattern):
         raise TypeError(f"pattern: expected a Pattern, got {type(pattern).__name__}")
@@ -56,7 +71,10 @@ def plan(
         None if box is None else _check_box(box, tile),
         _at_least(1, "workers", workers),
         ordered,
+        gathered,
     )
+    if ordered and gathered:
+        raise ValueError("ordered, gathered: expected at most one of them")
     if max_bytes is not None:
         _at_least(0, "max_bytes", max_bytes)
     kept = find(key)
@@ -77,6 +95,7 @@ def plan_for(
     tile_by_tile: bool = False,
     box: tuple[int, ...] | None = None,
     ordered: bool = False,
+    gathered: bool = False,
 ) -> Plan:
     """The same for a call, with the tiles and the number of workers that suit a backend, which may write its lists out
     tile by tile: `max_bytes` bounds that, too."""
@@ -91,6 +110,7 @@ def plan_for(
         workers=workers,
         max_bytes=max_bytes,
         ordered=ordered,
+        gathered=gathered,
     )
     if tile_by_tile:
         Budget(memory() if max_bytes is None else max_bytes).need_tiles(made.tiles)
@@ -107,13 +127,14 @@ def _compile(
     box: tuple[int, ...] | None,
     workers: int,
     ordered: bool,
+    gathered: bool,
     budget: Budget,
 ) -> Plan:
     with whole_imports:  # which plans that are kept do not need
         from .plan._build import tile_pattern
         from .schedule.growth import Growth, fixed
 
-    tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, box, ordered, budget)
+    tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, box, ordered, gathered, budget)
     growth = Growth.of(tiled, q_len, tile, workers).fields if len(tiled.growing) else None
     made = Plan(
         pattern=pattern,

@@ -209,7 +209,7 @@ def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, 
 
 
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
-    """Whether :func:`prepare` takes a plan: one of any tile shape.
+    """Whether :func:`prepare` takes a plan: one of any tile shape in which each key has one place.
 
     Parameters
     ----------
@@ -224,7 +224,12 @@ def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
     -------
     bool
     """
-    return True
+    return not plan.gathered
+
+
+def _check_places(plan: Plan) -> None:
+    if plan.gathered:
+        raise ValueError("plan: expected one in which each key has one place, got a gathered one, which is for GPUs")
 
 
 def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForward:
@@ -248,9 +253,10 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
     Raises
     ------
     ValueError
-        If the plan is not sound or made for another call, or `isa` cannot run here.
+        If the plan is not sound, gathered or made for another call, or `isa` cannot run here.
     """
     own = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
+    _check_places(own)
     isa = isa or _default_isa()
     q = call.kind.to_numpy(call.q)
     shape, dtype, lse_dtype = call.out_shape, q.dtype, np.dtype(call.lse_dtype)
@@ -298,6 +304,7 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
         As :func:`prepare`.
     """
     plan = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
+    _check_places(plan)
     isa = isa or _default_isa()
     useful = _useful_threads(call, plan)
     for x in (call.q, call.k, call.v):  # MemoryError where there is no room for gradients, before units are cut
@@ -359,7 +366,7 @@ def forward(
     Raises
     ------
     ValueError
-        If shapes do not fit each other or the plan, the plan is not sound, or `isa` cannot run here.
+        If shapes do not fit each other or the plan, the plan is not sound or gathered, or `isa` cannot run here.
     TypeError
         If the dtypes differ or are not supported.
     MemoryError

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .._frozen import frozen
+from .._imports import whole_imports
 from .._index_checks import q_offset
 from .._ragged import offsets
 from ..patterns import Ends, Full, Lattice, Pattern
@@ -16,6 +17,7 @@ from ..patterns._check import integers
 from ._budget import Budget
 from ._masks import Masks
 from ._parts import Piece, parts_of
+from ._tiles import Tiles
 from ._tiling import find_tiles, make_view
 from ._types import COMPONENT, NO_ORDER, VIEW
 
@@ -63,13 +65,15 @@ def tile_pattern(
     tile: tuple[int, int],
     box: tuple[int, ...] | None,
     ordered: bool,
+    gathered: bool,
     budget: Budget,
 ) -> Tiled:
     """All tiles of a pattern that hold an allowed pair; ValueError where `budget` does not allow so many.
 
     Those of a sequence that grows between its ends are for the fewest keys that have a full tile there. With `box`,
     parts with spans are cut into boxes of so many queries along each axis (:mod:`._query_boxes`). With `ordered` tokens
-    are taken in the orders that patterns have.
+    are taken in the orders that patterns have; with `gathered` each query tile of a pattern that lists its pairs has
+    places of its own for its keys.
     """
     own_batch, own_heads = pattern.sizes()
     budget.need(_INDEX_BYTES * (own_batch or batch) * (own_heads or heads))
@@ -86,8 +90,14 @@ def tile_pattern(
     own = [_ends_of(v, q_len, kv_len) if b is v else None for v, b in zip(variants, bound, strict=True)]
     ends, kv_len = _joint_ends(own, q_len, kv_len, tile[1])
     builder = _Builder(q_len, kv_len, tile, box, budget)
-    for one, its in zip(bound, ends, strict=True):
-        builder.add_variant(one, its)
+    places: dict[int, np.ndarray] = {}
+    for number, (one, its) in enumerate(zip(bound, ends, strict=True)):
+        if gathered and one._lists_pairs:
+            places[number] = builder.add_gathered(one)
+        else:
+            builder.add_variant(one, its)
+    if any(map(len, places.values())):
+        orders = NO_ORDER, _joint_places(places, len(bound), kv_len, budget)
     return builder.finish(index, *orders)
 
 
@@ -99,6 +109,18 @@ def _orders(found: Sequence[Ordered | None], q_len: int, kv_len: int) -> tuple[n
         return NO_ORDER, NO_ORDER
     of_q, of_kv = (frozen(np.array(side, np.int32)) for side in zip(*each, strict=True))
     return of_q, of_kv
+
+
+def _joint_places(places: dict[int, np.ndarray], variants: int, kv_len: int, budget: Budget) -> np.ndarray:
+    """The key at each place, a row for each variant: of those without `places` each key at its own. Rows are filled up
+    with key 0, at places that no view has."""
+    each = [places.get(number, np.arange(kv_len)) for number in range(variants)]
+    most = max(map(len, each))
+    budget.need(_INDEX_BYTES * variants * most)
+    joint = np.zeros((variants, most), np.int32)
+    for row, own in zip(joint, each, strict=True):
+        row[: len(own)] = own
+    return frozen(joint)
 
 
 def _ends_of(pattern: Pattern, q_len: int, kv_len: int) -> Ends | None:
@@ -160,26 +182,47 @@ class _Builder:
         added = [self._add_group(query, parts) for (query, _), parts in groups.items()]
         self.variant_components.append(before + sum(added))
 
+    def add_gathered(self, pattern: Pattern) -> np.ndarray:
+        """Plans a pattern that lists its pairs, each query tile with places of its own; returns the key at each place."""
+        self.least = None
+        with whole_imports:  # which few plans need
+            from ._listed import gathered_tiles
+
+        first, query_view = q_offset(self.q_len, self.kv_len), make_view(Lattice(0, (1,), (self.q_len,)), self.block_q)
+        tiles, keys = gathered_tiles(pattern, query_view, first, self.kv_len, self.masks, self.budget)
+        if len(keys):
+            key_view = make_view(Lattice(0, (1,), (len(keys),)), self.block_kv)
+            self._add_tiles([tiles], np.array([query_view, key_view], VIEW), np.zeros((2, 1), np.int64))
+        self.variant_components.append(self.variant_components[-1] + bool(len(keys)))
+        return keys
+
     def _add_group(self, query: Lattice, parts: list[Piece]) -> int:
         """Finds the tiles of pieces with one query view; returns how many components they make."""
         first = q_offset(self.q_len, self.kv_len)
         shifts = np.array([part.shifts for part in parts])  # (parts, components, 2)
         query_view = make_view(query._replace(offset=query.offset - first), self.block_q)
         key_views = [make_view(part.key, self.block_kv) for part in parts]
-        found = []
-        for index, (part, key_view) in enumerate(zip(parts, key_views, strict=True)):
-            tiles = find_tiles(part, query_view, key_view, first, self.kv_len, self.masks, self.budget)
-            self.budget.add_runs(len(tiles.key_tile))
-            self.nnz += tiles.nnz * len(part.shifts)
-            number = np.full(len(tiles.key_tile), index, np.int32)
-            found.append((tiles.query_tile, tiles.length, tiles.key_tile, number, tiles.mask))
-        query_tile, *runs = found[0] if len(found) == 1 else _joined(found)
-        self.counts.append(np.bincount(query_tile, minlength=int(query_view["tiles"])))
-        for column, own in zip(self.runs, runs, strict=True):
-            column.append(own)
+        tiles = (
+            find_tiles(part, query_view, key_view, first, self.kv_len, self.masks, self.budget)
+            for part, key_view in zip(parts, key_views, strict=True)
+        )
         moves = np.concatenate([shifts[:1, :, 0], shifts[:, :, 1]])
-        self._add_components(np.array([query_view, *key_views], VIEW), moves)
+        self._add_tiles(tiles, np.array([query_view, *key_views], VIEW), moves)
         return shifts.shape[1]
+
+    def _add_tiles(self, tiles: Iterable[Tiles], views: np.ndarray, moves: np.ndarray) -> None:
+        """Those on a query view and one key view after the other, as one component for each column of `moves`."""
+        found = []
+        for index, own in enumerate(tiles):
+            self.budget.add_runs(len(own.key_tile))
+            self.nnz += own.nnz * moves.shape[1]
+            number = np.full(len(own.key_tile), index, np.int32)
+            found.append((own.query_tile, own.length, own.key_tile, number, own.mask))
+        query_tile, *runs = found[0] if len(found) == 1 else _joined(found)
+        self.counts.append(np.bincount(query_tile, minlength=int(views[0]["tiles"])))
+        for column, of_runs in zip(self.runs, runs, strict=True):
+            column.append(of_runs)
+        self._add_components(views, moves)
 
     def _add_components(self, views: np.ndarray, shifts: np.ndarray) -> None:
         """One component for each column of `shifts`, by which its query view and its key views are moved."""

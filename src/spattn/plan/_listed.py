@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -10,12 +11,14 @@ import numpy as np
 from ..patterns import Pattern
 from ._budget import Budget
 from ._masks import Masks
-from ._pairs import Pairs, bitmasks
+from ._pairs import Gathered, Pairs, bitmasks
 from ._tiles import Tiles, join_runs
+from ._types import LARGEST
 
-__all__ = ["tiles_of_pairs"]
+__all__ = ["gathered_tiles", "tiles_of_pairs"]
 
 _PAIRS_AT_ONCE = 1 << 18  # about so many are grouped at once
+_PLACE_BYTES = 4  # of a plan's kv_order
 _WORDS_AT_ONCE = 1 << 17  # of bitmasks that are made at once: they fit into a cache
 
 
@@ -35,34 +38,72 @@ def tiles_of_pairs(pattern: Pattern, query: np.void, key: np.void, shift: int, m
 
     Parameters are those of :func:`spattn.plan._tiling.find_tiles`. Costs O(nnz) time.
     """
+    pairs = Pairs(masks.tile, int(key["offset"]), int(key["extent"][-1]))
+    kv_len = int(key["offset"] + key["extent"][-1])
+
+    def strip(tiles: range) -> _Strip:
+        return _strip(pairs, *_listed(pattern, query, shift, kv_len, tiles, masks), tiles.start, query, masks)
+
+    return _tiles_of_strips(strip, query, masks, budget)
+
+
+def gathered_tiles(
+    pattern: Pattern, query: np.void, shift: int, kv_len: int, masks: Masks, budget: Budget
+) -> tuple[Tiles, np.ndarray]:
+    """The same with the keys of each query tile side by side, and the key at each place: those of one query tile after
+    the other, in order and each once, filled up to whole tiles with the last one, to which nothing attends there."""
+    gathered, found = Gathered(masks.tile, kv_len), [np.zeros(0, np.int32)]
+    places = 0
+
+    def strip(tiles: range) -> _Strip:
+        nonlocal places
+        row, key = _listed(pattern, query, shift, kv_len, tiles, masks)
+        keys, place = gathered.gather(row, key, min(LARGEST, budget.max_bytes // _PLACE_BYTES) - places)
+        found.append(keys)
+        before, places = places // masks.tile[1], places + len(keys)
+        budget.need(_PLACE_BYTES * places)
+        if places > LARGEST:
+            raise ValueError(f"pattern: expected at most {LARGEST} places of keys, got at least {places}")
+        own = _strip(Pairs(masks.tile, 0, len(keys)), row, place, tiles.start, query, masks)
+        return own._replace(key_tile=own.key_tile + np.int32(before))
+
+    return _tiles_of_strips(strip, query, masks, budget), np.concatenate(found)
+
+
+def _tiles_of_strips(strip: Callable[[range], _Strip], query: np.void, masks: Masks, budget: Budget) -> Tiles:
+    """The tiles of all strips, each of as many query tiles as hold a cache full of pairs."""
     budget.need(4 * math.prod(masks.tile))
     single = np.full(math.prod(masks.tile), -1, np.int32)  # number of the bitmask of each cell alone, where it is known
-    pairs = Pairs(masks.tile, int(key["offset"]), int(key["extent"][-1]))
     found: list[tuple[np.ndarray, ...]] = [(np.zeros(0, np.int32),) * 4]
     first, at_once, tiles, nnz = 0, 1, 0, 0
     while first < int(query["tiles"]):
-        strip = _strip(pattern, query, key, shift, range(first, first + at_once), pairs, masks)
-        tiles, nnz = tiles + len(strip.full), nnz + len(strip.cell)
+        own = strip(range(first, first + at_once))
+        tiles, nnz = tiles + len(own.full), nnz + len(own.cell)
         budget.need_runs(tiles)
-        length = np.ones(len(strip.full), np.int32)
-        found.append(join_runs(strip.query_tile, strip.key_tile, length, _masks_of(strip, single, masks)))
+        length = np.ones(len(own.full), np.int32)
+        found.append(join_runs(own.query_tile, own.key_tile, length, _masks_of(own, single, masks)))
         first += at_once
-        at_once = min(max(at_once * _PAIRS_AT_ONCE // max(len(strip.cell), 1), 1), 4 * at_once)
+        at_once = min(max(at_once * _PAIRS_AT_ONCE // max(len(own.cell), 1), 1), 4 * at_once)
     columns = [list(column) for column in zip(*found, strict=True)]
     del found  # one column after the other is forgotten: there may be many millions of runs
     query_tile, key_tile, length, mask = (np.concatenate(columns.pop(0)) for _ in range(4))
     return Tiles(query_tile, key_tile, length, mask, nnz)
 
 
-def _strip(
-    pattern: Pattern, query: np.void, key: np.void, shift: int, tiles: range, pairs: Pairs, masks: Masks
-) -> _Strip:
-    """The pairs of some query tiles, tile by tile."""
-    (block_q, block_kv), rows = masks.tile, int(query["extent"][-1])
+def _listed(
+    pattern: Pattern, query: np.void, shift: int, kv_len: int, tiles: range, masks: Masks
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs of some query tiles, rows counted from the first one of them."""
+    block_q, rows = masks.tile[0], int(query["extent"][-1])
     q = np.arange(tiles.start * block_q, min(tiles.stop * block_q, rows)) + (int(query["offset"]) + shift)
-    listed = pattern._pairs(q, int(key["offset"] + key["extent"][-1]))
-    row, keys = (np.ascontiguousarray(side, np.int64) for side in listed)
-    query_tile, key_tile, first, cell = pairs.group(row, keys, tiles.start)
+    row, key = (np.ascontiguousarray(side, np.int64) for side in pattern._pairs(q, kv_len))
+    return row, key
+
+
+def _strip(pairs: Pairs, row: np.ndarray, key: np.ndarray, number: int, query: np.void, masks: Masks) -> _Strip:
+    """Pairs of query tiles from `number` on, tile by tile."""
+    (block_q, block_kv), rows = masks.tile, int(query["extent"][-1])
+    query_tile, key_tile, first, cell = pairs.group(row, key, number)
     full = np.diff(first) == np.minimum(rows - query_tile.astype(np.int64) * block_q, block_q) * block_kv
     return _Strip(query_tile, key_tile, full, first, cell)
 

@@ -159,7 +159,8 @@ def validate(plan: Plan) -> Plan:
 
     Notes
     -----
-    Costs O(tiles + items · block_q). That no two components allow the same pair is not checked.
+    Costs O(tiles + items · block_q), and O(places · log places) where a key has several places, because no list may
+    allow a pair at two of them. That no two components allow the same pair is not checked.
     """
     sealed(plan)
     return plan

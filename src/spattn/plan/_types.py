@@ -24,8 +24,10 @@ component
     families follow one another. No two components of a variant allow the same pair: whoever makes a plan by hand sees
     to it, because nobody can check that cheaply.
 order
-    Views are lattices of *places*. Place p of variant v is query row ``q_order[v, p]``, or key ``kv_order[v, p]``: each
-    once. Where `q_order` and `kv_order` are empty, place p is row p and key p. Merges name rows.
+    Views are lattices of *places*. Place p of variant v is query row ``q_order[v, p]``, each once, or key ``kv_order[v,
+    p]``, which may have any number of places: the plan is *gathered* where a key has several, or none. No pair is
+    allowed at two places. Where `q_order` is empty, place p is row p; where `kv_order` is empty, too, place p is key p.
+    Merges name rows.
 bitmask
     ``masks[m, r, w]``: bit ``b`` (1 << b) is set when query cell ``r`` may attend to key cell ``64 * w + b``. Bits of
     padding keys are never set in a row that is not padding; rows that are padding hold anything.
@@ -211,8 +213,8 @@ class Plan:
         Allowed (query, key) pairs, summed over variants.
     q_order : (variants, q_len) or (0, 0) int32 array, optional
         The query row at each place of each variant; empty (the default) where all are in order.
-    kv_order : (variants, kv_len) or (0, 0) int32 array, optional
-        The key at each place; empty where `q_order` is.
+    kv_order : (variants, places) or (0, 0) int32 array, optional
+        The key at each place; empty (the default) where all are in order, and `q_order` is empty.
     """
 
     pattern: Pattern | None
@@ -255,6 +257,14 @@ class Plan:
     def ordered(self) -> bool:
         """Whether places are not simply rows and keys: see `q_order`."""
         return bool(self.q_order.size or self.kv_order.size)
+
+    @cached_property
+    def gathered(self) -> bool:
+        """Whether a key has several places, or none: see `kv_order`."""
+        order, keys = self.kv_order, np.arange(self.kv_len)
+        return order.shape != (0, 0) and not (
+            order.shape[1] == len(keys) and bool((np.sort(order, axis=1) == keys).all())
+        )
 
     @property
     def variants(self) -> int:
@@ -308,7 +318,8 @@ class Plan:
         TypeError
             If a size is not an integer.
         ValueError
-            If a size is less than 1, `dtype` is none of these, or the plan is for other batch entries or heads.
+            If a size is less than 1, `dtype` is none of these, or the plan is for other batch entries or heads, or
+            gathered and of no pattern.
         """
         with whole_imports:  # which plans that are only executed do not need
             from .._explain import explain

@@ -15,7 +15,19 @@ import numpy.typing as npt
 from .._ragged import offsets
 from ._cells import unique_rows
 from ._parts import repeats
-from ._types import COMPONENT, LARGEST, LARGEST_SIDE, VIEW, WORK, Plan, padded_before, real_cells, real_extents
+from ._types import (
+    COMPONENT,
+    LARGEST,
+    LARGEST_SIDE,
+    VIEW,
+    WORK,
+    Plan,
+    padded_before,
+    padding_kinds,
+    positions,
+    real_cells,
+    real_extents,
+)
 
 __all__ = ["check"]
 
@@ -38,6 +50,7 @@ _DTYPES["tile_indptr"] = np.dtype(np.int64)
 _DTYPES |= dict.fromkeys(_INT32, np.dtype(np.int32))
 _DIMENSIONS = {"masks": 3, "variant": 2, "q_order": 2, "kv_order": 2}
 _TILES_AT_ONCE = 1 << 16  # whose padding is looked at
+_PLACES_AT_ONCE = 1 << 18  # whose keys are compared
 
 
 class Family(NamedTuple):
@@ -56,6 +69,10 @@ def check(p: Plan) -> None:
     found = _families(p)
     pairs = sum(len(family.components) * _count_pairs(p, family) for family in found)
     _require(p.nnz == pairs, "nnz", f"{pairs} pairs")
+    if p.gathered:
+        columns = _columns(p)
+        for family in found:
+            _check_places(p, family, columns)
     _check_work(p, sum(len(family.components) * int(np.count_nonzero(np.diff(family.lists))) for family in found))
     _check_merges(p)
 
@@ -91,11 +108,12 @@ def _check_arrays(p: Plan) -> None:
     _require(len(p.merge_indptr) == len(p.merge_rows) + 1, "merge_indptr", "one range per merge")
     _require(p.variant.size > 0, "variant", "at least one batch entry and head")
     _require(((p.variant >= 0) & (p.variant < p.variants)).all(), "variant", "numbers of variants")
+    if p.q_order.shape != (0, 0):
+        _require(p.q_order.shape == (p.variants, p.q_len), "q_order", f"shape {p.variants, p.q_len}")
+        _require((np.sort(p.q_order, axis=1) == np.arange(p.q_len)).all(), "q_order", "each row once")
     if p.q_order.shape != (0, 0) or p.kv_order.shape != (0, 0):
-        for name, length in (("q_order", p.q_len), ("kv_order", p.kv_len)):
-            order, shape = getattr(p, name), (p.variants, length)
-            _require(order.shape == shape, name, f"shape {shape}")
-            _require((np.sort(order, axis=1) == np.arange(length)).all(), name, f"each of {length} once in every row")
+        _require(len(p.kv_order) == p.variants, "kv_order", "places of keys for each variant")
+        _require(((p.kv_order >= 0) & (p.kv_order < p.kv_len)).all(), "kv_order", f"keys in [0, {p.kv_len})")
 
 
 def _families(p: Plan) -> list[Family]:
@@ -138,13 +156,14 @@ def _grouped(p: Plan) -> Iterator[Family]:
 
 def _check_roles(p: Plan, found: list[Family]) -> None:
     """Views of a family's components are of one shape and stay inside of the sequence, each position once."""
+    places = p.kv_len if p.kv_order.shape == (0, 0) else p.kv_order.shape[1]
     v, shape = p.views, np.concatenate([p.views["stride"], p.views["extent"], p.views["box"]], axis=1)
     cells, offset = v["box"].prod(axis=1, dtype=np.float64), v["offset"].astype(np.float64)
     reach = v["stride"].astype(np.float64) * (v["extent"] - 1)
     low, high = offset + np.minimum(reach, 0).sum(axis=1), offset + np.maximum(reach, 0).sum(axis=1)
     used = np.zeros(len(v), dtype=bool)
     for family in found:
-        sides = [(family.query_views, p.q_len, p.block_q), *((keys, p.kv_len, p.block_kv) for keys in family.key_views)]
+        sides = [(family.query_views, p.q_len, p.block_q), *((keys, places, p.block_kv) for keys in family.key_views)]
         for views, length, block in sides:
             used[views] = True
             _require((shape[views] == shape[views[0]]).all(), "views", "one shape for all components of a family")
@@ -213,6 +232,55 @@ def _real(box: np.ndarray, extents: np.ndarray) -> np.ndarray:
     return (inside[0][:, None, None] & inside[1][:, None] & inside[2]).ravel()
 
 
+def _columns(p: Plan) -> np.ndarray:
+    """(n + 1, block_kv) bool: the key cells that a query cell of each bitmask may attend to, last all of them."""
+    of_masks = np.bitwise_or.reduce(p.masks, axis=1).astype("<u8").view(np.uint8)
+    found = np.ones((len(of_masks) + 1, p.block_kv), bool)
+    found[:-1] = np.unpackbits(of_masks, axis=1, bitorder="little")
+    return found
+
+
+def _check_places(p: Plan, family: Family, columns: np.ndarray) -> None:
+    """ValueError where a list allows a pair at two places of its key."""
+    ends = p.tile_indptr[family.lists]
+    kind, real = padding_kinds(p.views[family.query_views[0]], np.arange(len(ends) - 1))
+    first = 0
+    while first < len(ends) - 1:
+        stop = max(first + 1, int(np.searchsorted(ends, ends[first] + _PLACES_AT_ONCE // p.block_kv, "right")) - 1)
+        number = np.arange(ends[first], ends[stop])
+        row = np.searchsorted(ends, number, side="right") - 1
+        run = np.searchsorted(p.tile_indptr, number, side="right") - 1
+        mask, (at, cell) = p.mask[run], np.nonzero(columns[p.mask[run]])  # cells that are attended to
+        for component in range(len(family.components)):
+            key = _keys_of_tiles(p, family, component, run, p.indices[run] + number - p.tile_indptr[run])
+            code = row[at] * p.kv_len + key[at, cell]
+            order = np.argsort(code, kind="stable")  # mostly in order, as the planner has them
+            same = np.flatnonzero(code[order[1:]] == code[order[:-1]])
+            again = order[np.union1d(same, same + 1)]  # places of keys that have several
+            allowed = _rows_of_cells(p, mask[at[again]], cell[again]) & real[kind[row[at[again]]]]
+            starts = np.flatnonzero(np.diff(code[again], prepend=-1))
+            _require((np.add.reduceat(allowed, starts, dtype=np.int64) <= 1).all(), "kv_order", "no pair at two places")
+        first = stop
+
+
+def _keys_of_tiles(p: Plan, family: Family, component: int, run: np.ndarray, tile: np.ndarray) -> np.ndarray:
+    """(tiles, block_kv): the key of each cell; those of padding cells are any."""
+    variant, number = p.components["variant"][family.components[component]], p.key_view[run]
+    key = np.zeros((len(run), p.block_kv), np.int64)
+    for own in np.unique(number):
+        place, _ = positions(p.views[family.key_views[own, component]], tile[number == own])
+        key[number == own] = p.kv_order[variant, place]
+    return key
+
+
+def _rows_of_cells(p: Plan, mask: np.ndarray, cell: np.ndarray) -> np.ndarray:
+    """(cells, block_q) bool: the query cells that may attend to some key cells."""
+    found, partial = np.ones((len(cell), p.block_q), bool), mask >= 0
+    word, bit = np.divmod(cell[partial], 64)
+    found[partial] = p.masks[mask[partial], :, word] >> bit.astype(np.uint64)[:, None] & np.uint64(1)
+    return found
+
+
 def _check_work(p: Plan, lists: int) -> None:
     """ValueError unless the work items are pieces of the plan's `lists` lists that are not empty, and all of them."""
     w, c = p.work, p.components
@@ -243,7 +311,7 @@ def _check_merges(p: Plan) -> None:
         _require(np.array_equal(number, np.arange(len(number))), "work", "a slot of its own for each item that has one")
         slots = max(slots, len(number))
         item, cell, position = real_cells(p.views[p.components["query_view"][items["component"]]], items["query_tile"])
-        position = p.q_order[variant, position] if p.ordered else position
+        position = p.q_order[variant, position] if p.q_order.size else position
         slot = items["slot"][item].astype(np.int64)
         merges = slice(*p.merge_variants[variant : variant + 2])
         rows = np.sort(np.concatenate([position[slot < 0], p.merge_rows[merges]]))

@@ -103,7 +103,7 @@ def _visits(plan: Plan, variant: int) -> np.ndarray:
     for item in _items(plan, variant):
         for row, key, allowed in _tiles(plan, item):
             r, c = allowed.any(axis=1), allowed.any(axis=0)
-            visits[np.ix_(row[r], key[c])] += allowed[np.ix_(r, c)]
+            np.add.at(visits, np.ix_(row[r], key[c]), allowed[np.ix_(r, c)])  # of keys that have several places, too
     return visits
 
 

@@ -1,5 +1,5 @@
 // Listed pairs, tile by tile. Of each query tile the pairs are counted by key tile, and the cells of a tile are put side
-// by side, in the order in which they came: nothing is sorted.
+// by side, in the order in which they came: nothing is sorted. Keys may be gathered before, each query tile's own.
 #pragma once
 
 #include <algorithm>
@@ -67,6 +67,38 @@ class ListedPairs {
   int64_t block_q_, block_kv_, first_key_, keys_, shift_;
   std::vector<int64_t> next_;  // by key tile: how many cells it has, then where its next one goes; 0 between calls
   Marks marks_;                // the key tiles that have any
+};
+
+// The keys of each query tile side by side, in tiles of their own.
+class GatheredKeys {
+ public:
+  // Of queries and keys in tiles of so many, and `keys` keys.
+  GatheredKeys(int64_t block_q, int64_t block_kv, int64_t keys)
+      : block_q_(block_q), block_kv_(block_kv), place_(size_t(keys)), marks_(keys) {}
+
+  // The key at each place, of sorted pairs: of one query tile after the other its keys in order, each once, and then the
+  // last one until a tile of keys is full. Writes the place of each pair's key. Stops at a query tile that has the places
+  // beyond the first `most`.
+  std::vector<int32_t> gather(const int64_t* row, const int64_t* key, int64_t pairs, int64_t most, int64_t* place) {
+    std::vector<int32_t> found;
+    for (int64_t begin = 0, end = 0; begin < pairs && int64_t(found.size()) <= most; begin = end) {
+      const int64_t stop = (row[begin] / block_q_ + 1) * block_q_;
+      for (; end < pairs && row[end] < stop; ++end) marks_.set(key[end]);
+      for (int64_t at = marks_.next(0); at < int64_t(place_.size()); at = marks_.next(at + 1)) {
+        place_[at] = int64_t(found.size());
+        found.push_back(int32_t(at));
+      }
+      marks_.clear();
+      for (int64_t n = begin; n < end; ++n) place[n] = place_[key[n]];
+      while (int64_t(found.size()) % block_kv_) found.push_back(found.back());
+    }
+    return found;
+  }
+
+ private:
+  int64_t block_q_, block_kv_;
+  std::vector<int64_t> place_;  // of each key of the query tile at hand
+  Marks marks_;                 // its keys
 };
 
 // The bitmasks, of `words` words, of some of these tiles.
