@@ -42,7 +42,7 @@ def tile(device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
 
 def accepts(block_q: int, block_kv: int) -> bool:
     """Whether the kernels can execute plans with tiles of this shape."""
-    return block_kv == TILE[1] and (block_q <= ROWS or block_q == TILE[0])
+    return block_kv == TILE[1] and (1 <= block_q <= ROWS or block_q == TILE[0])
 
 
 def forward(call: ForwardPass) -> None:

@@ -25,7 +25,7 @@ from .layout import ENTRY, WORK, Layout
 from .maps import ALIGNMENT, ELEMENT_BYTES, MAP_BYTES, VIEW, encode_map, joint_heads, replace_address
 
 MAPS = (16, 240)  # tensor maps that a kernel's parameters have room for; 240 is what 32 KiB of parameters hold
-GROUPS = ((16, 96), (32, 200))  # the same for several problems: so many, and so many tensor maps of all of them
+GROUPS = ((16, 96), (32, 192))  # the same for several problems: so many, and so many tensor maps of all of them
 _PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors", "variants")
 _CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse")
 _INTEGERS = ("head_dim", "head_dim_v", "block_q", "q_batch", "kv_batch", "batch_maps", "heads_q")
