@@ -49,6 +49,7 @@ def attend(pattern: patterns.Pattern) -> tuple[np.ndarray, ...]:
     exact, _ = reference.attend(q, k, v, pattern, dtype=np.longdouble)
     exact_dq, _, _ = reference.gradients(q, q, k, v, pattern)
     spattn.attention_backward(q, q, k, v, *testing.execute(plan, q, k, v, 0.1), pattern)
+    spattn.grouped_attention([(q, k, v, pattern), (q, k, v, plan), (q, k, v, "full")], scale=0.1)
     return out, dq, exact, exact_dq, *testing.plan_pairs(plan)
 
 
