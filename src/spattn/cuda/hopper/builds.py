@@ -46,7 +46,7 @@ _QUERIES = "query tiles are the bottleneck of items of a few products: strided 0
 _WIDE = "the output takes 128 registers a thread, which leaves none for the logits of 128 keys; spills, untuned"
 _HALVES = "half of the shared memory and registers of an SM"
 TABLE = (
-    Build(64, 64, None, 2, 128, 3, 5, 176, 80, _HALVES),
+    Build(64, 64, None, 2, 128, 3, 5, 168, 88, _HALVES),
     Build(64, 128, None, 2, 64, 2, 5, 168, 88, f"{_HALVES}; products of 128 keys leave room for one query tile"),
     Build(64, 256, None, 1, 64, 2, 4, 208, 88, _WIDE),
     Build(128, 64, False, 1, 128, 2, 8, 200, 104, f"{_KEYS}; a third query tile is no faster dense"),
