@@ -73,7 +73,7 @@ def test_few_queries():
 
 
 @pytest.mark.gpu
-@pytest.mark.usefixtures("hopper_kernels")
+@pytest.mark.usefixtures("portable_allowed")
 def test_arrays_that_hopper_cannot_read(torch):
     """The portable kernels have no tiles of 49 queries, and get another plan of the pattern."""
     arrays = inputs(1, 2, 2, 460, 460, 64, dtype="bfloat16")

@@ -2,7 +2,8 @@
 // Grid       one persistent CTA an SM, two where query tiles have up to 64 rows; tasks (work item, batch, head) are handed out by an atomic counter.
 // Target     sm_90a: TMA, WGMMA, setmaxnreg.
 // Types      bfloat16 or float16 in and out, float32 accumulation, statistics, workspace and lse.
-// Warps      warpgroup 0: its first warp loads (TMA), its second stores results; warpgroups 1 .. kBlockQ / 64: 64 query
+// Warps      warpgroup 0: its first warp loads (TMA; where places are looked up, its third warp does half), its second
+//            stores results; warpgroups 1 .. kBlockQ / 64: 64 query
 //            rows each, taking turns on the tensor cores so that one's softmax hides behind the other's products (those of
 //            two CTAs do without being told), and each overlapping its own softmax with its own product of the step before.
 // Shared     kQueries query tiles and a ring of kStages key or value steps, in the order K0 K1 V0 K2 V1 ... V(n-1);
@@ -39,12 +40,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
   if (shared_address(dynamic) % 1024) __trap();  // the swizzle counts from 1024-byte boundaries
   if (threadIdx.x == 0) {
     for (int i = 0; i < kQueries; ++i) {
-      barrier_init(shared_address(&shared.query_full[i]), 1);
+      barrier_init(shared_address(&shared.query_full[i]), kLoaders);
       barrier_init(shared_address(&shared.query_empty[i]), 32);
       barrier_init(shared_address(&shared.done[i]), 128 * kWarpgroups);
     }
     for (int i = 0; i < kStages; ++i) {
-      barrier_init(shared_address(&shared.full[i]), 1);
+      barrier_init(shared_address(&shared.full[i]), kLoaders);
       barrier_init(shared_address(&shared.empty[i]), 4 * kWarpgroups);
     }
     fence_barrier_init();
@@ -53,8 +54,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_shrink<kProducerRegisters>();
-    if (threadIdx.x < 32) {
-      Producer producer{params, shared};
+    if (threadIdx.x < 32 || (kGathers && threadIdx.x / 32 == 2)) {
+      Producer producer{params, shared, kGathers ? int(threadIdx.x) / 64 : 0};
       producer.run();
     } else if (threadIdx.x < 64) {
       Writer writer{params, shared};

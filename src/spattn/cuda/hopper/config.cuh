@@ -28,7 +28,8 @@ constexpr uint32_t kSharedLimit = 228 * 1024 / kCtas - 1024;
 constexpr int kQueries = SPATTN_QUERIES;
 constexpr int kStages = SPATTN_STAGES;
 constexpr int kProblems = SPATTN_PROBLEMS;
-constexpr bool kGathers = SPATTN_GATHERS;  // places of the plan's views are looked up
+constexpr bool kGathers = SPATTN_GATHERS;   // places of the plan's views are looked up
+constexpr int kLoaders = kGathers ? 2 : 1;  // warps that load
 static_assert((kBlockQ == 64 || kBlockQ == 128) && kBlockKV == 64,
               "a warpgroup has 64 rows; masks are words of 64 keys");
 static_assert((kTiles == 1 || kTiles == 2) && kTiles * kPanels <= 32);

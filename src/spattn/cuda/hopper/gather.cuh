@@ -23,10 +23,12 @@ __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// The rows of a tile or step that a lane knows: number 32 i + lane; -1 where there is none.
+// A warp's share of the rows of a tile or step, as a lane knows them: number 32 i + lane of the share; -1 where there is
+// none.
 template <int kRows>
 struct RowsOf {
-  int at[kRows / 32];
+  static constexpr int kWords = kRows / kLoaders / 32;
+  int at[kWords];
 };
 
 using StepRows = RowsOf<kStepKV>;
@@ -36,29 +38,35 @@ struct Gatherer {
   static constexpr uint32_t kAll = 0xffffffff;
   static constexpr int kChunks = kDim / 8;        // of 16 bytes in a row
   static constexpr int kTogether = 32 / kChunks;  // rows that the lanes copy side by side
-  static constexpr uint32_t kSwizzle = 8;         // chunks of a panel's row
+  static constexpr int kPhases = 8 / kTogether;   // of the swizzle
+  const int part;                                 // of the loading warps
   const int lane = threadIdx.x % 32;
   uint32_t older = 0, newer = 0;  // barriers of stages that are under way
 
   // Where chunk `chunk` of row `row` lies in panels of so many rows.
   template <int kRows>
   __device__ __forceinline__ static uint32_t place(int row, int chunk) {
-    return (chunk / kSwizzle * kRows + row) * kRowBytes + (chunk % kSwizzle ^ row % kSwizzle) * 16;
+    return (chunk / 8 * kRows + row) * kRowBytes + (chunk % 8 ^ row % 8) * 16;
   }
 
+  // This warp's share of a tile; `stride` in bytes.
   template <int kRows>
-  __device__ __forceinline__ void copy(uint32_t target, const Element* source, int64_t stride, int dims,
+  __device__ __forceinline__ void copy(uint32_t target, const Element* source, int stride, int dims,
                                        const RowsOf<kRows>& rows) const {
-    const int chunk = lane % kChunks;
+    const int chunk = lane % kChunks, row = lane / kChunks;
     const bool wanted = chunk * 8 < dims;
-    source += wanted ? chunk * 8 : 0;
+    const char* first = reinterpret_cast<const char*>(source + chunk * 8);
+    target += part * (kRows / kLoaders) * kRowBytes;
+    uint32_t phase[kPhases];
 #pragma unroll
-    for (int i = 0; i < kRows / 32; ++i) {
-#pragma unroll 4
-      for (int row = lane / kChunks; row < 32; row += kTogether) {
-        const int at = __shfl_sync(kAll, rows.at[i], row);
-        const bool real = wanted && at >= 0;
-        copy_chunk(target + place<kRows>(32 * i + row, chunk), source + (real ? at * stride : 0), real);
+    for (int j = 0; j < kPhases; ++j) phase[j] = target + place<kRows>(j * kTogether + row, chunk);
+#pragma unroll
+    for (int i = 0; i < RowsOf<kRows>::kWords; ++i) {
+#pragma unroll
+      for (int n = 0; n < kChunks; ++n) {
+        const int at = __shfl_sync(kAll, rows.at[i], n * kTogether + row);
+        const uint32_t to = phase[n % kPhases] + (32 * i + n / kPhases * 8) * kRowBytes;
+        copy_chunk(to, first + int64_t(at) * stride, wanted && at >= 0);
       }
     }
   }

@@ -135,6 +135,11 @@ def readable(operand: Operand) -> bool:
     )
 
 
+def gatherable(operand: Operand) -> bool:
+    """Whether rows of an array that TMA can address can also be found by number: their distance is an int32."""
+    return operand.strides[2] * ELEMENT_BYTES < 1 << 31
+
+
 def joint_heads(operand: Operand) -> bool:
     """Whether batch and head are one axis of constant stride."""
     return operand.shape[0] == 1 or operand.strides[0] == operand.shape[1] * operand.strides[1]

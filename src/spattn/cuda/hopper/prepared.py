@@ -21,7 +21,7 @@ from ..forward_pass import ForwardPass
 from .builds import ARCH, KEYS_TOGETHER, TILE, Build, build, has_short_items, variant
 from .heads import with_packed_heads
 from .layout import Layout, make_layout
-from .maps import readable
+from .maps import gatherable, readable
 from .params import MAPS, Addresses, Template, maps_needed, pack_merge, structs
 
 COUNTERS = 1024  # calls on different streams that may run a plan at the same time
@@ -107,7 +107,10 @@ class HopperPlan:
 
     def _prepare(self, call: ForwardPass) -> Ready | None:
         room = next((size for size in MAPS if maps_needed(self.layout, call) <= size), None)
-        if room is None or not all(map(readable, (call.q, call.k, call.v, call.out))):
+        arrays = call.q, call.k, call.v, call.out
+        if room is None or not all(map(readable, arrays)):
+            return None
+        if self.layout.gathers and not all(map(gatherable, arrays)):
             return None
         row = build_for(call, self.short_items)
         most = row.ctas * call.device.sm_count

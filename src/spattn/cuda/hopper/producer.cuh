@@ -37,12 +37,14 @@ struct StepKeys {
 struct Producer {
   const Params& p;
   Shared& shared;
+  const int part;  // of the loading warps, which see the same tasks; the first one speaks for all
   const int lane = threadIdx.x % 32;
   RingPosition<kStages> ring;
   RingPosition<kQueries> query;
   StepTile previous;  // its values are still to be loaded
   StepKeys previous_keys;
-  Gatherer gatherer;
+  Gatherer gatherer{part};
+  int number = blockIdx.x;  // of the task, where several warps load: they take turns without a counter
 
   __device__ __forceinline__ StepTile load_entries(const Lookup& now, int e) const {
     const int last = min(e, now.work.end - 1);
@@ -78,14 +80,13 @@ struct Producer {
   __device__ __forceinline__ void look_up_keys(const Lookup& now, int place, StepRows& rows) const {
     const int32_t* order = key_order(p, now.task.item);
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      const StepTile tile = broadcast(now.tiles, place + t);
-#pragma unroll
-      for (int i = 0; i < kBlockKV / 32; ++i) {
-        int64_t position;
-        const bool real = cell_position(p.key_views[tile.map], tile.x, tile.y, tile.z, 32 * i + lane, position);
-        rows.at[t * (kBlockKV / 32) + i] = real && tile.mask != kNoTile ? looked_up(order, position) : -1;
-      }
+    for (int i = 0; i < StepRows::kWords; ++i) {
+      const int word = part * StepRows::kWords + i;
+      const StepTile tile = broadcast(now.tiles, place + word / (kBlockKV / 32));
+      const int cell = word % (kBlockKV / 32) * 32 + lane;
+      int64_t position;
+      const bool real = cell_position(p.key_views[tile.map], tile.x, tile.y, tile.z, cell, position);
+      rows.at[i] = real && tile.mask != kNoTile ? looked_up(order, position) : -1;
     }
   }
 
@@ -94,13 +95,15 @@ struct Producer {
     const Assignment assigned = {now.work, now.task};
     QueryRows rows;
 #pragma unroll
-    for (int i = 0; i < kBlockQ / 32; ++i) {
+    for (int i = 0; i < QueryRows::kWords; ++i) {
       int64_t position;
-      rows.at[i] = query_position(p, assigned, 32 * i + lane, position) ? position : -1;
+      const int row = (part * QueryRows::kWords + i) * 32 + lane;
+      rows.at[i] = query_position(p, assigned, row, position) ? position : -1;
     }
     const Element* source =
         static_cast<const Element*>(own.q) + now.task.batch * own.q_stride.batch + now.task.head_q * own.q_stride.head;
-    gatherer.copy(shared_address(shared.query[query.stage]), source, own.q_stride.token, own.head_dim, rows);
+    gatherer.copy(shared_address(shared.query[query.stage]), source, own.q_stride.token * sizeof(Element), own.head_dim,
+                  rows);
     gatherer.submit(full);
     query.advance();
   }
@@ -110,15 +113,20 @@ struct Producer {
     const View& view = p.query_views[now.work.query_view];
     const Problem& own = problem_of(p, view.problem);
     wait(shared_address(&shared.query_empty[query.stage]), query.parity ^ 1);
-    if (lane == 0) {
+    const bool copied = kGathers && own.q_order != nullptr;
+    if (part > 0 && !copied) {
+      if (lane == 0) barrier_arrive(full);
+      return query.advance();
+    }
+    if (lane == 0 && part == 0) {
       shared.assigned[query.stage].work = now.work;
       shared.assigned[query.stage].task = now.task;
 #if SPATTN_PROBLEMS > 1
       shared.assigned[query.stage].problem = view.problem;
 #endif
-      if (!kGathers || own.q_order == nullptr) barrier_arrive_expect(full, own.block_q * kPanels * kRowBytes);
+      if (!copied) barrier_arrive_expect(full, own.block_q * kPanels * kRowBytes);
     }
-    if (kGathers && own.q_order != nullptr) return gather_query(now, full);
+    if (copied) return gather_query(now, full);
     if (lane < kWarpgroups * kPanels) {
       const int half = lane / kPanels, panel = lane % kPanels;
       const uint32_t destination =
@@ -140,7 +148,7 @@ struct Producer {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         const int mask = __shfl_sync(0xffffffff, tile.mask, t * kPanels);
-        if (lane == 0) shared.masks[ring.stage][t] = mask;
+        if (lane == 0 && part == 0) shared.masks[ring.stage][t] = mask;
       }
     }
     if constexpr (kGathers) {
@@ -148,7 +156,7 @@ struct Producer {
       const Strides& stride = kValue ? own.v_stride : own.k_stride;
       const Element* source =
           static_cast<const Element*>(kValue ? own.v : own.k) + keys.batch * stride.batch + keys.head * stride.head;
-      gatherer.copy(shared_address(shared.ring[ring.stage]), source, stride.token,
+      gatherer.copy(shared_address(shared.ring[ring.stage]), source, stride.token * sizeof(Element),
                     kValue ? own.head_dim_v : own.head_dim, keys.rows);
       gatherer.submit(full);
       return ring.advance();
@@ -168,10 +176,11 @@ struct Producer {
 
   // The counter hands out task_count + gridDim.x tickets in all, whoever draws them. A ticket is used long after it
   // was drawn, so that nothing waits for the atomic.
-  __device__ __forceinline__ int draw() const { return lane == 0 ? atomicAdd(p.counter, 1) : 0; }
+  __device__ __forceinline__ int draw() const { return lane == 0 && !kGathers ? atomicAdd(p.counter, 1) : 0; }
 
   // Number of a ticket's task; whoever holds the last ticket puts the counter back to zero.
-  __device__ __forceinline__ int settle(int ticket) const {
+  __device__ __forceinline__ int settle(int ticket) {
+    if constexpr (kGathers) return number += gridDim.x;
     if (lane == 0 && ticket == p.task_count + gridDim.x - 1) atomicExch(p.counter, 0);
     return gridDim.x + __shfl_sync(0xffffffff, ticket, 0);
   }
@@ -217,10 +226,12 @@ struct Producer {
     if constexpr (kGathers) gatherer.flush();
     barrier_wait(shared_address(&shared.query_empty[query.stage]), query.parity ^ 1);
     if (lane == 0) {
-      shared.assigned[query.stage].work = {0, 0, 0, 0, 0, 0, 0, 0};
+      if (part == 0) {
+        shared.assigned[query.stage].work = {0, 0, 0, 0, 0, 0, 0, 0};
 #if SPATTN_PROBLEMS > 1
-      shared.assigned[query.stage].problem = 0;
+        shared.assigned[query.stage].problem = 0;
 #endif
+      }
       barrier_arrive(shared_address(&shared.query_full[query.stage]));
     }
   }
