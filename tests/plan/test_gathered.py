@@ -392,8 +392,9 @@ def test_a_budget_bounds_the_places_of_one_head():
     pattern = p.from_pairs(np.arange(1 << 16), np.arange(1 << 16), 1 << 16, 1 << 16)
     spattn.plan(pattern, 1 << 16)
     tracemalloc.start()
-    with pytest.raises(ValueError, match=f"max_bytes = {1 << 23} bytes, got one that needs at least {(1 << 23) + 256}$"):
-        gathered(pattern, 1 << 16, 1 << 16, tile=(1, 64), max_bytes=1 << 23)
+    bound = 1 << 23
+    with pytest.raises(ValueError, match=f"max_bytes = {bound} bytes, got one that needs at least {bound + 256}$"):
+        gathered(pattern, 1 << 16, 1 << 16, tile=(1, 64), max_bytes=bound)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20 << 20
