@@ -62,7 +62,7 @@ struct Producer {
     if (lane == 0) {
       shared.assigned[query.stage].work = now.work;
       shared.assigned[query.stage].task = now.task;
-      barrier_arrive_expect(full, kQueryBytes);
+      barrier_arrive_expect(full, p.block_q * kPanels * kRowBytes);
     }
     if (lane < kWarpgroups * kPanels) {
       const int half = lane / kPanels, panel = lane % kPanels;
