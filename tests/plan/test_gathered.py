@@ -401,6 +401,12 @@ def test_a_budget_bounds_the_places_of_one_head():
     assert gathered(pattern, 1 << 16, 1 << 16, tile=(1, 64)).kv_order.nbytes == 64 * 4 << 16
 
 
+def test_a_budget_bounds_the_keys_that_are_looked_up():
+    pattern = p.from_pairs([0], [0], 1, 1 << 20)
+    with pytest.raises(ValueError, match=f"got one that needs at least {4 << 20}$"):
+        gathered(pattern, 1, 1 << 20, max_bytes=(4 << 20) - 1)
+
+
 def test_more_places_than_int32_numbers(monkeypatch):
     """With fewer numbers, as those of int32 take eight gigabytes."""
     monkeypatch.setattr(_listed, "LARGEST", 640)
