@@ -19,6 +19,7 @@ from spattn import patterns as p
 from spattn.call import Call
 from spattn.plan import _listed, validate
 from spattn.plan._pairs import Gathered
+from spattn.plan._sealed import sealed
 from spattn.testing import Expectation, GradientExpectation, check_plan, execute, inputs, plan_pairs
 from spattn.testing.strategies import compositions
 
@@ -188,6 +189,16 @@ def test_plans_are_kept_apart():
     assert made.gathered and not other.gathered
     again = validate(pickle.loads(pickle.dumps(made)))
     assert again.gathered and np.array_equal(again.kv_order, made.kv_order)
+
+
+def test_plans_belong_to_one_number_of_keys():
+    """Also where a head beside them has its keys at the ends of the sequence, and would move alone."""
+    pattern = p.PerHead((p.Sinks(2) | p.SlidingWindow(3), p.from_pairs([0], [7], 1, 300)))
+    made = gathered(pattern, 1, 300, heads=2, tile=(16, 64))
+    assert made.gathered and sealed(made).least is None
+    check(pattern, made)
+    with pytest.raises(ValueError, match="kv_len: expected 300"):
+        gathered(pattern, 1, 301, heads=2, tile=(16, 64))
 
 
 def test_not_ordered_and_gathered():
@@ -381,12 +392,19 @@ def test_a_budget_bounds_the_places_of_one_head():
     pattern = p.from_pairs(np.arange(1 << 16), np.arange(1 << 16), 1 << 16, 1 << 16)
     spattn.plan(pattern, 1 << 16)
     tracemalloc.start()
-    with pytest.raises(ValueError, match=f"max_bytes = {1 << 23} bytes, got one that needs at least {(1 << 23) + 256}$"):
-        gathered(pattern, 1 << 16, 1 << 16, tile=(1, 64), max_bytes=1 << 23)
+    bound = 1 << 23
+    with pytest.raises(ValueError, match=f"max_bytes = {bound} bytes, got one that needs at least {bound + 256}$"):
+        gathered(pattern, 1 << 16, 1 << 16, tile=(1, 64), max_bytes=bound)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20 << 20
     assert gathered(pattern, 1 << 16, 1 << 16, tile=(1, 64)).kv_order.nbytes == 64 * 4 << 16
+
+
+def test_a_budget_bounds_the_keys_that_are_looked_up():
+    pattern = p.from_pairs([0], [0], 1, 1 << 20)
+    with pytest.raises(ValueError, match=f"got one that needs at least {4 << 20}$"):
+        gathered(pattern, 1, 1 << 20, max_bytes=(4 << 20) - 1)
 
 
 def test_more_places_than_int32_numbers(monkeypatch):

@@ -96,6 +96,7 @@ def test_plans_with_an_order_do_not_move():
     [
         ("q_order", lambda order: order[:, :-1]),
         ("q_order", lambda order: np.zeros_like(order)),
+        ("q_order", lambda order: np.where(order == order[0, 0], order[0, 1], order)),  # rows that attend to nothing
         ("kv_order", lambda order: order + 1),
         ("kv_order", lambda order: np.where(order == order[0, -1], order[0, -2], order)),  # pairs of one cluster twice
         ("kv_order", lambda order: np.where(order == 0, -1, order).astype(np.int32)),

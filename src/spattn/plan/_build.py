@@ -183,7 +183,7 @@ class _Builder:
         self.variant_components.append(before + sum(added))
 
     def add_gathered(self, pattern: Pattern) -> np.ndarray:
-        """Plans a pattern that lists its pairs, each query tile with places of its own; returns the key at each place."""
+        """Plans a pattern that lists its pairs, with places for each query tile; returns the key at each place."""
         self.least = None
         with whole_imports:  # which few plans need
             from ._listed import gathered_tiles

@@ -18,7 +18,7 @@ from ._types import LARGEST
 __all__ = ["gathered_tiles", "tiles_of_pairs"]
 
 _PAIRS_AT_ONCE = 1 << 18  # about so many are grouped at once
-_PLACE_BYTES = 4  # of a plan's kv_order
+_PLACE_BYTES = 4  # of a plan's kv_order, and of each key while keys are gathered
 _WORDS_AT_ONCE = 1 << 17  # of bitmasks that are made at once: they fit into a cache
 
 
@@ -52,8 +52,8 @@ def gathered_tiles(
 ) -> tuple[Tiles, np.ndarray]:
     """The same with the keys of each query tile side by side, and the key at each place: those of one query tile after
     the other, in order and each once, filled up to whole tiles with the last one, to which nothing attends there."""
-    gathered, found = Gathered(masks.tile, kv_len), [np.zeros(0, np.int32)]
-    places = 0
+    budget.need(_PLACE_BYTES * kv_len)
+    gathered, found, places = Gathered(masks.tile, kv_len), [np.zeros(0, np.int32)], 0
 
     def strip(tiles: range) -> _Strip:
         nonlocal places

@@ -261,10 +261,10 @@ class Plan:
     @cached_property
     def gathered(self) -> bool:
         """Whether a key has several places, or none: see `kv_order`."""
-        order, keys = self.kv_order, np.arange(self.kv_len)
-        return order.shape != (0, 0) and not (
-            order.shape[1] == len(keys) and bool((np.sort(order, axis=1) == keys).all())
-        )
+        order = self.kv_order
+        if order.shape == (0, 0):
+            return False
+        return order.shape[1] != self.kv_len or bool((np.sort(order, axis=1) != np.arange(self.kv_len)).any())
 
     @property
     def variants(self) -> int:

@@ -85,7 +85,7 @@ class GatheredKeys {
       const int64_t stop = (row[begin] / block_q_ + 1) * block_q_;
       for (; end < pairs && row[end] < stop; ++end) marks_.set(key[end]);
       for (int64_t at = marks_.next(0); at < int64_t(place_.size()); at = marks_.next(at + 1)) {
-        place_[at] = int64_t(found.size());
+        place_[at] = int32_t(found.size());
         found.push_back(int32_t(at));
       }
       marks_.clear();
@@ -97,7 +97,7 @@ class GatheredKeys {
 
  private:
   int64_t block_q_, block_kv_;
-  std::vector<int64_t> place_;  // of each key of the query tile at hand
+  std::vector<int32_t> place_;  // of each key of the query tile at hand
   Marks marks_;                 // its keys
 };
 
