@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["child"]
+__all__ = ["builds_in_turns", "child"]
 
 
 def child(*arguments: str, package: Path | str | None = None, **settings: str) -> Any:
@@ -32,3 +33,26 @@ def child(*arguments: str, package: Path | str | None = None, **settings: str) -
     command = [sys.executable, sys.argv[0], *arguments]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def builds_in_turns(builds: dict[str, str], rounds: int) -> list[dict[str, Any]]:
+    """A row for each problem that this script times when it is called with ``--times``, with several builds of spattn.
+
+    Parameters
+    ----------
+    builds : dict of str to str
+        Folders by name. Their processes take turns, and a figure is the median over those of a build.
+    rounds : int
+        Processes of each build.
+    """
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in builds}
+    for turn in range(rounds):
+        for name in sorted(builds, reverse=bool(turn % 2)):
+            found[name].append(child("--times", package=builds[name]))
+    rows, last = [], list(builds)[-1]
+    for problem in found[last][0]:
+        own = {name: statistics.median(each[problem] for each in found[name]) for name in builds}
+        ratios = {f"{name}_ratio": round(own[name] / own[last], 3) for name in builds if name != last}
+        rows.append({"problem": problem, **{f"{name}_ms": round(ms, 4) for name, ms in own.items()}, **ratios})
+        print(rows[-1], flush=True)
+    return rows

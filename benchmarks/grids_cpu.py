@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from functools import partial
 
-from child import child
+from child import builds_in_turns
 
 SIDE = 56
 NOTES = "float32, one thread, processor time; medians over processes of the builds that took turns."
@@ -58,19 +57,10 @@ def main() -> int:
     import record
 
     builds = dict(build.split("=", 1) for build in args.build)
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in builds}
-    for turn in range(args.rounds):
-        for name in sorted(builds, reverse=bool(turn % 2)):
-            found[name].append(child("--times", package=builds[name]))
-    rows, last, slower = [], list(builds)[-1], 0.0
-    for problem in found[last][0]:
-        own = {name: statistics.median(each[problem] for each in found[name]) for name in builds}
-        ratios = {f"{name}_ratio": round(own[name] / own[last], 3) for name in builds if name != last}
-        rows.append({"problem": problem, **{f"{name}_ms": round(ms, 3) for name, ms in own.items()}, **ratios})
-        slower = max(slower, *(1 / ratio for ratio in ratios.values()))
-        print(rows[-1], flush=True)
+    rows = builds_in_turns(builds, args.rounds)
+    ratios = [ratio for row in rows for key, ratio in row.items() if key.endswith("_ratio")]
     record.write("grids_cpu", rows, notes=NOTES, rounds=args.rounds)
-    return int(slower > args.most)
+    return int(max((1 / ratio for ratio in ratios), default=0.0) > args.most)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""Attention on 56 × 56 images by several builds of spattn in turns, on a GPU.
+
+    python benchmarks/grids_cuda.py --build before=FOLDER --build now=FOLDER      # half a minute for each build
+
+A folder holds the package spattn; ``benchmarks/builds.py`` says how one is made of another commit. Processes of the
+builds take turns; each times every problem, planned by the build itself, between CUDA events around many calls. A
+build's figure is the median over its processes. Before anything is timed, results are compared with each other: those of
+the pattern, and those of a plan whose tiles are rows of the image. Writes ``benchmarks/results/grids_cuda.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from functools import partial
+
+from child import builds_in_turns
+
+SIDE, IMAGES = 56, 16
+NOTES = "bfloat16, 16 images; CUDA events around many calls, medians over processes of the builds that took turns."
+
+
+def times() -> dict[str, float]:
+    """Milliseconds of each problem in this process."""
+    import torch
+    from overhead_cuda import gpu_ms
+
+    import spattn
+    from spattn import patterns as sp
+
+    grid, found = (SIDE, SIDE), {}
+    patterns = {
+        "neighbourhood 7×7": sp.Neighborhood(grid, 7),
+        "windows 7×7": sp.Windowed(grid, 7),
+        "windows 7×7, shifted": sp.Windowed(grid, 7, 3),
+    }
+    for heads, head_dim in ((4, 32), (4, 64), (4, 128)):
+        shape = IMAGES, heads, SIDE**2, head_dim
+        q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        for name, pattern in patterns.items():
+            rows = spattn.plan(pattern, SIDE**2, batch=IMAGES, heads=heads, tile=(128, 64))
+            results = [spattn.attention(q, k, v, how) for how in (pattern, rows)]
+            torch.testing.assert_close(*results, atol=0.04, rtol=0.02)
+            found[f"{name}, {heads} heads, head_dim {head_dim}"] = gpu_ms(partial(spattn.attention, q, k, v, pattern))
+    return found
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", action="append", default=[], metavar="NAME=FOLDER")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--times", action="store_true", help="print this process's times, as JSON")
+    args = parser.parse_args()
+    if args.times:
+        print(json.dumps(times()))
+        return
+    import record
+    import torch
+
+    rows = builds_in_turns(dict(build.split("=", 1) for build in args.build), args.rounds)
+    record.write("grids_cuda", rows, notes=NOTES, rounds=args.rounds, gpu=torch.cuda.get_device_name())
+
+
+if __name__ == "__main__":
+    main()

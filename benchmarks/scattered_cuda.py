@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Pairs that no lattice holds, on a GPU: at random, and of clusters whose tokens stand anywhere.
+
+    python benchmarks/scattered_cuda.py          # a minute on an H200; needs torch
+
+4096 tokens, 16 heads, bfloat16. *spattn* is what it plans by itself, *contiguous* its plan of tiles of consecutive
+tokens, *dense* its attention over all pairs, *pytorch* the backend that PyTorch takes for all pairs, and *masked* the one
+for a boolean mask. Contenders take turns, CUDA events around many calls, two sets of inputs; results are compared with
+float64 before anything is timed. Writes ``benchmarks/results/scattered_cuda.json``.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+import numpy as np
+import record
+from peers_cuda import ROUNDS, SETS, TOLERANCE, measure, worst_error
+
+from spattn import patterns as sp
+
+TOKENS, HEADS = 4096, 16
+NOTES = "bfloat16, medians of CUDA events around many calls; dense rows are of all pairs."
+
+
+def problems() -> dict[str, sp.Pattern]:
+    """Patterns by name."""
+    rng, found = np.random.default_rng(0), {}
+    for share in (0.001, 0.003, 0.01, 0.03):
+        pairs = (rng.random((TOKENS, TOKENS)) < share).nonzero()
+        found[f"random {100 * share:.2g} %"] = sp.from_pairs(*pairs, TOKENS, TOKENS)
+    found["32 clusters"] = sp.Clusters(rng.integers(0, 32, TOKENS))
+    return found
+
+
+def run(name: str, pattern: sp.Pattern, sets: list) -> dict[str, object]:
+    """A row of the results."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention as dense
+
+    import spattn
+
+    shape = sets[0][0].shape
+    mask = torch.from_numpy(pattern.index_set(TOKENS, TOKENS).to_dense()).cuda()
+    own = spattn.plan(pattern, backend="cuda", like=sets[0])
+    plain = spattn.plan(pattern, TOKENS, heads=HEADS, tile=(128, 64))
+    calls = {
+        "spattn": (pattern, lambda i: spattn.attention(*sets[i], pattern)),
+        "contiguous": (pattern, lambda i: spattn.attention(*sets[i], plain)),
+        "dense": (sp.Full(), lambda i: spattn.attention(*sets[i], "full")),
+        "pytorch": (sp.Full(), lambda i: dense(*sets[i])),
+        "masked": (pattern, lambda i: dense(*sets[i], attn_mask=mask)),
+    }
+    for who, (computed, call) in calls.items():
+        if not (error := worst_error(computed, *sets[0], call(0))) < TOLERANCE:
+            raise AssertionError(f"{who} on {name}: relative error {error} against float64")
+    times = measure({who: call for who, (_, call) in calls.items()}, ROUNDS)
+    ms = {who: statistics.median(each) for who, each in times.items()}
+    how = "keys gathered" if own.gathered else "tokens in order" if own.ordered else "tokens in a row"
+    row = {"problem": name, "head_dim": shape[3], "plan": f"{own.block_q} × {own.block_kv}, {how}"}
+    row |= {f"{who}_ms": round(each, 4) for who, each in ms.items()}
+    return row | {f"times_{who}": round(ms[who] / ms["spattn"], 3) for who in list(ms)[1:]}
+
+
+def main() -> None:
+    """Measure, print, write."""
+    import torch
+
+    torch.manual_seed(0)
+    rows = []
+    for head_dim in (64, 128):
+        shape = 1, HEADS, TOKENS, head_dim
+        sets = [[torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)] for _ in range(SETS)]
+        for name, pattern in problems().items():
+            rows.append(run(name, pattern, sets))
+            print(rows[-1], flush=True)
+    record.write("scattered_cuda", rows, notes=NOTES, gpu=torch.cuda.get_device_name())
+
+
+if __name__ == "__main__":
+    main()
