@@ -182,7 +182,7 @@ def _plan(gpu: device.Device, pattern: Pattern, call: Call, each: int, max_bytes
 def together(calls: Mapping[int, tuple[Call, Plan]]) -> list[list[int]]:
     """Which calls, by their numbers, run in one launch; those that are in none run by themselves, as the log says.
 
-    Calls of one device, dtype and class of head dimensions do, on GPUs with the Hopper kernels.
+    Calls of one device, dtype, class of head dimensions and shape of tiles do, on GPUs with the Hopper kernels.
     """
     found: dict[tuple[Any, ...], list[list[int]]] = {}
     for number, (call, plan) in calls.items():
@@ -193,7 +193,7 @@ def together(calls: Mapping[int, tuple[Call, Plan]]) -> list[list[int]]:
         if why is not None:
             group.say_alone(number, why)
             continue
-        kind = ordinal, *kind_of_launch(call.dtype, call.head_dim, call.head_dim_v)
+        kind = ordinal, plan.block_q, *kind_of_launch(call.dtype, call.head_dim, call.head_dim_v)
         launches = found.setdefault(kind, [[]])
         if len(launches[-1]) == MOST_PROBLEMS:
             launches.append([])
