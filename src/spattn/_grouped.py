@@ -138,9 +138,9 @@ def _named(number: int) -> Iterator[None]:
         raise
 
 
-def _in_device_memory(problem: _Problem) -> bool:
-    kind = kind_of(problem[0])
-    return kind is not None and kind.ordinal(problem[0]) is not None
+def _in_device_memory(x: Any) -> bool:
+    kind = kind_of(x)
+    return kind is not None and kind.ordinal(x) is not None
 
 
 class _Group(NamedTuple):
@@ -182,8 +182,8 @@ def _find(given: list[_Problem], backend: str, precision: str | None, return_lse
     """The groups among the problems, kept with the plan of the first one that may be in one."""
     signatures, named = {}, []
     for number, (q, k, v, pattern) in enumerate(given):
-        own = signature(q, k, v) if isinstance(pattern, CONSTANT) and _in_device_memory(given[number]) else None
-        if own is not None:
+        own = signature(q, k, v) if isinstance(pattern, CONSTANT) else None
+        if own is not None and _in_device_memory(q):
             signatures[number] = own
             # A name stands for the class that has it now.
             named.append(pattern_class(pattern) if isinstance(pattern, str) else pattern)
