@@ -185,8 +185,10 @@ def _find(given: list[_Problem], backend: str, precision: str | None, return_lse
         own = signature(q, k, v) if isinstance(pattern, CONSTANT) else None
         if own is not None and _in_device_memory(q):
             signatures[number] = own
-            # A name stands for the class that has it now.
-            named.append(pattern_class(pattern) if isinstance(pattern, str) else pattern)
+            if isinstance(pattern, str):  # which stands for the class that has it now
+                with _named(number):
+                    pattern = pattern_class(pattern)
+            named.append(pattern)
     if len(signatures) < 2:
         return []
     numbers = tuple(signatures)

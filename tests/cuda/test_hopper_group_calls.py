@@ -242,6 +242,23 @@ def test_what_may_change_between_calls(gpu, torch, problems, started):
     assert grouped(given[:3]) == ["alone"] * 3
 
 
+def test_errors_name_the_problem(gpu, torch, problems):
+    """Before anything is launched, and in calls that repeat."""
+    q, k, v, _ = problems[0]
+    wrong = {
+        "pattern: expected one of": (q, k, v, "nope"),
+        r"v: expected shape \(1, 2, 500, 64\), got": (q, k, v[:, :, :9], "full"),
+        "pattern: expected a plan for lengths": (q, k, v, spattn.plan(patterns.Causal(), 400)),
+    }
+    for message, problem in wrong.items():
+        with pytest.raises(ValueError, match=rf"^problems\[3\]: {message}"):
+            grouped([*problems, problem])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^(problems\[0\]: )?scale: expected at most"):
+            grouped(problems, scale=1e39)
+        grouped(problems)
+
+
 def test_kernels_asked_for_later(gpu, problems, monkeypatch, started):
     grouped(problems)
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", "portable")
