@@ -123,3 +123,11 @@ def test_under_vmap():
 
     for found, number in zip(torch.func.vmap(both)(x), range(2), strict=True):
         assert torch.equal(found, torch.stack([both(one)[number] for one in x]))
+
+
+def test_tracers_of_jax():
+    """Are refused as attention() refuses them, with their problem."""
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    x = jax.numpy.ones((1, 2, 20, 8))
+    with pytest.raises(TypeError, match=r"^problems\[1\]: q: expected a plain array, got a tracer"):
+        jax.jit(lambda y: spattn.grouped_attention([(x, x, x, "causal"), (y, x, x, "full")]))(x)

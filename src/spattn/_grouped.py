@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from ._api import CONSTANT, as_pattern, attention, attention_backward, backend_for, find_plan
 from ._backends import GroupingBackend, PreparedGroup
 from ._imports import whole_imports
-from .arrays import compiling, kind_of, recorder, signature, traced
-from .call import Call, check_gradients, check_options, check_scale, default_scale
+from .arrays import compiling, kind_of, recorder, signature
+from .call import Call, check_options, check_scale, default_scale
 from .patterns import Pattern
 from .patterns._registry import pattern_class
 from .plan import Plan
@@ -81,8 +81,10 @@ def grouped_attention(
     more for each problem that has such.
 
     All other problems run one after another, as :func:`attention` runs them: on the CPU, on other GPUs, of other types
-    and libraries, of arrays that do not start on 16 bytes, and where PyTorch makes a graph of the call. The logger
-    ``spattn.cuda`` says on level DEBUG which problems run by themselves, and why; repeats of a call say nothing.
+    and libraries, of arrays that do not start on 16 bytes, of subclasses of tensors, with a bool array as the pattern
+    (a plan, or a :class:`~spattn.patterns.Mask` of the array, may be in a group), and where PyTorch makes a graph of
+    the call. The logger ``spattn.cuda`` says on level DEBUG which tensors its kernels leave to calls by themselves, and
+    why; repeats of a call say nothing.
 
     PyTorch records the gradients of every result by itself: the backward of a problem is
     :func:`attention_backward`, and problems are differentiated one after another.
@@ -104,11 +106,9 @@ def grouped_attention(
     check_options(backend, return_lse, precision, layout)
     options["scale"] = scale = None if scale is None else check_scale(scale, "float64")
     results: list[Any] = [None] * len(given)
-    first = next((number for number, problem in enumerate(given) if _in_device_memory(problem)), None)
-    if first is not None and len(given) > 1:
-        for group in _find(given, first, backend, precision, return_lse, layout):
-            for number, found in zip(group.numbers, group.run(given, scale), strict=True):
-                results[number] = found if return_lse or found is None else found[0]
+    for group in _find(given, backend, precision, return_lse, layout) if len(given) > 1 else []:
+        for number, found in zip(group.numbers, group.run(given, scale), strict=True):
+            results[number] = found if return_lse or found is None else found[0]
     for number, (q, k, v, pattern) in enumerate(given):
         if results[number] is None:
             with _named(number):
@@ -138,9 +138,9 @@ def _named(number: int) -> Iterator[None]:
         raise
 
 
-def _in_device_memory(problem: _Problem) -> bool:
-    kind = kind_of(problem[0])
-    return kind is not None and kind.ordinal(problem[0]) is not None
+def _in_device_memory(x: Any) -> bool:
+    kind = kind_of(x)
+    return kind is not None and kind.ordinal(x) is not None
 
 
 class _Group(NamedTuple):
@@ -178,25 +178,27 @@ def _returning(found: tuple[Any, Any]) -> Callable[..., tuple[Any, Any]]:
     return lambda *operands: found
 
 
-def _find(
-    given: list[_Problem], first: int, backend: str, precision: str | None, return_lse: bool, layout: str
-) -> list[_Group]:
-    """The groups among the problems, kept with the plan of the first one in device memory."""
-    signatures = [signature(q, k, v) for q, k, v, _ in given]
-    patterns = [problem[3] for problem in given]
-    constant = None not in signatures and all(isinstance(pattern, CONSTANT) for pattern in patterns)
-    key: tuple[Any, ...] = ()
-    if constant:
-        # A name stands for the class that has it now.
-        named = [pattern_class(pattern) if isinstance(pattern, str) else pattern for pattern in patterns]
-        key = "group", *signatures, *named, backend, precision, return_lse, layout
-        found: list[_Group] | None = find_call(patterns[first], key)
-        if found is not None:
-            return found
-    groups, plans = _prepare(given, backend, precision, return_lse, layout)
-    if constant and first in plans:
-        keep_call(patterns[first], key, plans[first], groups)
-    return groups
+def _find(given: list[_Problem], backend: str, precision: str | None, return_lse: bool, layout: str) -> list[_Group]:
+    """The groups among the problems, kept with the plan of the first one that may be in one."""
+    signatures, named = {}, []
+    for number, (q, k, v, pattern) in enumerate(given):
+        own = signature(q, k, v) if isinstance(pattern, CONSTANT) else None
+        if own is not None and _in_device_memory(q):
+            signatures[number] = own
+            if isinstance(pattern, str):  # which stands for the class that has it now
+                with _named(number):
+                    pattern = pattern_class(pattern)
+            named.append(pattern)
+    if len(signatures) < 2:
+        return []
+    numbers = tuple(signatures)
+    key = "group", numbers, *signatures.values(), *named, backend, precision, return_lse, layout
+    found: list[_Group] | None = find_call(given[numbers[0]][3], key)
+    if found is None:
+        found, plans = _prepare(given, numbers, backend, precision, return_lse, layout)
+        if numbers[0] in plans:
+            keep_call(given[numbers[0]][3], key, plans[numbers[0]], found)
+    return found
 
 
 class _Candidate(NamedTuple):
@@ -208,34 +210,36 @@ class _Candidate(NamedTuple):
 
 
 def _prepare(
-    given: list[_Problem], backend: str, precision: str | None, return_lse: bool, layout: str
+    given: list[_Problem],
+    numbers: Iterable[int],
+    backend: str,
+    precision: str | None,
+    return_lse: bool,
+    layout: str,
 ) -> tuple[list[_Group], dict[int, Plan]]:
-    """The groups, and the plans that problems would have by themselves."""
+    """The groups among problems of these numbers, and the plans that they would have by themselves."""
     candidates: dict[GroupingBackend, dict[int, _Candidate]] = {}
-    for number, (q, k, v, pattern) in enumerate(given):
+    for number in numbers:
+        q, k, v, pattern = given[number]
         with _named(number):
-            if not _in_device_memory(given[number]) or traced(q, k, v):
-                continue
             record = recorder(q, k, v)
             wants_lse = return_lse or record is not None
             call = Call.of(q, k, v, precision=precision, return_lse=wants_lse, layout=layout)
-            if record is None:
-                check_gradients("attention", call.kind, q=q, k=k, v=v)
-            else:
+            module = backend_for(call, backend)
+            if not module.LIMITS.groups:
+                continue
+            if record is not None:
                 constant = pattern if isinstance(pattern, Plan) else as_pattern(pattern)
                 backward = functools.partial(
                     attention_backward, pattern=constant, backend=backend, precision=precision, layout=layout
                 )
                 record = functools.partial(record, backward)
-            module = backend_for(call, backend)
-            if not module.LIMITS.groups:
-                continue
             own = candidates.setdefault(cast(GroupingBackend, module), {})
             own[number] = _Candidate(call, find_plan(module, pattern, call), record)
     groups = [
-        _group(module, {number: own[number] for number in numbers}, given)
+        _group(module, {number: own[number] for number in members}, given)
         for module, own in candidates.items()
-        for numbers in module.together({number: (one.call, one.plan) for number, one in own.items()})
+        for members in module.together({number: (one.call, one.plan) for number, one in own.items()})
     ]
     return groups, {number: one.plan for own in candidates.values() for number, one in own.items()}
 

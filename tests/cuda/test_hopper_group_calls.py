@@ -229,6 +229,36 @@ def test_problems_that_run_by_themselves(gpu, torch, problems, started, caplog):
     assert [isinstance(out, str) for out in grouped(negated)] == [False, True, False]
 
 
+def test_what_may_change_between_calls(gpu, torch, problems, started):
+    """A bool array may be written to, and a subclass of a tensor may be anything: they run by themselves."""
+    mask = torch.ones(500, 500, dtype=torch.bool)
+    parameters = [torch.nn.Parameter(x, requires_grad=False) for x in problems[1][:3]]
+    given = [problems[0], (*problems[0][:3], mask), (*parameters, "full"), problems[2]]
+    for _ in range(2):
+        assert [isinstance(out, str) for out in grouped(given)] == [False, True, True, False]
+    outs = grouped([given[1], given[0], given[3], given[2]])
+    assert [isinstance(out, str) for out in outs] == [True, False, False, True] and len(started) == 6
+    assert started[-1][1]["problems"]["out"].tolist()[:2] == [out.data_ptr() for out in outs[1:3]]
+    assert grouped(given[:3]) == ["alone"] * 3
+
+
+def test_errors_name_the_problem(gpu, torch, problems):
+    """Before anything is launched, and in calls that repeat."""
+    q, k, v, _ = problems[0]
+    wrong = {
+        "pattern: expected one of": (q, k, v, "nope"),
+        r"v: expected shape \(1, 2, 500, 64\), got": (q, k, v[:, :, :9], "full"),
+        "pattern: expected a plan for lengths": (q, k, v, spattn.plan(patterns.Causal(), 400)),
+    }
+    for message, problem in wrong.items():
+        with pytest.raises(ValueError, match=rf"^problems\[3\]: {message}"):
+            grouped([*problems, problem])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"^(problems\[0\]: )?scale: expected at most"):
+            grouped(problems, scale=1e39)
+        grouped(problems)
+
+
 def test_kernels_asked_for_later(gpu, problems, monkeypatch, started):
     grouped(problems)
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", "portable")

@@ -48,6 +48,17 @@ def test_lists_are_cut_alike_whatever_problems_they_are_of():
     assert (whole[4096].work["end"] - whole[4096].work["begin"]).max() == 16
 
 
+def test_no_item_is_longer_than_the_part_of_an_sm():
+    """Of all the work, with a worker for two SMs; lists of up to 16 tiles stay whole."""
+    sizes = [(130, 20000, 1), (4096, 4096, 4), (8192, 8192, 2), (1024, 1024, 16), (512, 512, 3)]
+    plans = [plan(patterns.Causal(), q, kv, heads=heads, tile=(128, 64)) for q, kv, heads in sizes]
+    costs = [tiles_of(made, 1, heads) for made, (*_, heads) in zip(plans, sizes, strict=True)]
+    for (q, kv, heads), share in zip(sizes, shares(costs), strict=True):
+        made = plan(patterns.Causal(), q, kv, heads=heads, tile=(128, 64), workers=workers(132 // 2, heads, share))
+        length = made.work["end"] - made.work["begin"]
+        assert length.max() <= max(16, sum(costs) / 132), (q, kv)
+
+
 def of(items, heads):
     """Tasks of some items, each for all of some heads."""
     tasks = np.zeros(len(items) * len(heads), TASK)

@@ -31,6 +31,8 @@ LIMITS = Limits(host_arrays=False, precisions=("tf32",), moves=True, groups=True
 
 _works_in: int | None = None  # the process in which the backend was found to work
 _BLOCKS_PER_SM = 2  # that run side by side
+# In a group. Each of a worker's four pieces, which may be twice as long as asked for, is then an SM's part at most.
+_SMS_PER_WORKER = 2
 _log = logging.getLogger(__name__)
 
 
@@ -169,10 +171,10 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
 
 
 def plan_share(pattern: Pattern, call: Call, share: float) -> Plan:
-    """The same where the call has a part of the machine and others have the rest: its lists are split for as many SMs
-    as it has, once for each, because the short items of a group even out what its long ones leave."""
+    """The same where the call has a part of the machine and others have the rest. No item is longer than an SM's part
+    of all the work, which is short enough where the longest items start first and short ones fill what they leave."""
     gpu = device.get(call.kind.ordinal(call.q))
-    return _plan(gpu, pattern, call, workers(gpu.sm_count, call.batch * call.heads_q, share))
+    return _plan(gpu, pattern, call, workers(gpu.sm_count // _SMS_PER_WORKER, call.batch * call.heads_q, share))
 
 
 def _plan(gpu: device.Device, pattern: Pattern, call: Call, each: int, max_bytes: int | None = None) -> Plan:
@@ -183,7 +185,7 @@ def _plan(gpu: device.Device, pattern: Pattern, call: Call, each: int, max_bytes
 def together(calls: Mapping[int, tuple[Call, Plan]]) -> list[list[int]]:
     """Which calls, by their numbers, run in one launch; those that are in none run by themselves, as the log says.
 
-    Calls of one device, dtype and class of head dimensions do, on GPUs with the Hopper kernels.
+    Calls of one device, dtype, class of head dimensions and shape of tiles do, on GPUs with the Hopper kernels.
     """
     found: dict[tuple[Any, ...], list[list[int]]] = {}
     for number, (call, plan) in calls.items():

@@ -182,11 +182,11 @@ class Group:
 
     def _without(self, odd: list[int]) -> list[OneLaunch]:
         """The launches of all calls but some, whose arrays TMA cannot read where they are now."""
-        for number in odd:
-            say_alone(self._names[number], "TMA cannot read where an array starts, or values are negated")
         key = tuple(odd)
         found = self._subsets.get(key)
         if found is None:
+            for number in odd:
+                say_alone(self._names[number], "TMA cannot read where an array starts, or values are negated")
             left = [n for n, member in enumerate(self._members) if member is not None and n not in odd]
             with self._device:
                 found = self._subsets.keep(key, self._launches(left))

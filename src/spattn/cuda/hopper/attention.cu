@@ -40,12 +40,12 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
   if (shared_address(dynamic) % 1024) __trap();  // the swizzle counts from 1024-byte boundaries
   if (threadIdx.x == 0) {
     for (int i = 0; i < kQueries; ++i) {
-      barrier_init(shared_address(&shared.query_full[i]), kLoaders);
+      barrier_init(shared_address(&shared.query_full[i]), copies_queries(params) ? kCopies : 1);
       barrier_init(shared_address(&shared.query_empty[i]), 32);
       barrier_init(shared_address(&shared.done[i]), 128 * kWarpgroups);
     }
     for (int i = 0; i < kStages; ++i) {
-      barrier_init(shared_address(&shared.full[i]), kLoaders);
+      barrier_init(shared_address(&shared.full[i]), kGathers ? kCopies : 1);
       barrier_init(shared_address(&shared.empty[i]), 4 * kWarpgroups);
     }
     fence_barrier_init();

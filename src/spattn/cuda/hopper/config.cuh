@@ -30,6 +30,8 @@ constexpr int kStages = SPATTN_STAGES;
 constexpr int kProblems = SPATTN_PROBLEMS;
 constexpr bool kGathers = SPATTN_GATHERS;   // places of the plan's views are looked up
 constexpr int kLoaders = kGathers ? 2 : 1;  // warps that load
+constexpr int kCopies =
+    32 * kLoaders + 1;  // arrivals at the barrier of rows that are copied one by one: Gatherer::submit
 static_assert((kBlockQ == 64 || kBlockQ == 128) && kBlockKV == 64,
               "a warpgroup has 64 rows; masks are words of 64 keys");
 static_assert((kTiles == 1 || kTiles == 2) && kTiles * kPanels <= 32);
@@ -113,6 +115,8 @@ __device__ __forceinline__ const int32_t* key_order(const Params& p, int item) {
 __device__ __forceinline__ int64_t looked_up(const int32_t* order, int64_t place) {
   return order == nullptr ? place : order[place];
 }
+
+__device__ __forceinline__ bool copies_queries(const Params& p) { return kGathers && p.problems[0].q_order != nullptr; }
 
 // Position of row `row` of a task; false for padding.
 __device__ __forceinline__ bool query_position(const Params& p, const Assignment& assigned, int row,

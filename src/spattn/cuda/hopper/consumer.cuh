@@ -20,7 +20,10 @@ struct Consumer {
   Softmax softmax;
   int problem = 0;  // of the step whose softmax comes next
 
-  __device__ __forceinline__ void wait_stage() { barrier_wait(shared_address(&shared.full[ring.stage]), ring.parity); }
+  __device__ __forceinline__ void wait_stage() {
+    barrier_wait(shared_address(&shared.full[ring.stage]), ring.parity);
+    if constexpr (kGathers) fence_async_proxy();
+  }
 
   // Where the keys or values of a stage lie, and this warpgroup's rows of a query tile.
   __device__ __forceinline__ uint32_t stage_address(uint32_t stage) const {
@@ -195,6 +198,7 @@ struct Consumer {
   // Waits for a query tile and returns the number of steps of its work item; 0 ends the kernel.
   __device__ __forceinline__ int open(const RingPosition<kQueries>& position) {
     barrier_wait(shared_address(&shared.query_full[position.stage]), position.parity);
+    if constexpr (kGathers) fence_async_proxy();
     const Work& work = shared.assigned[position.stage].work;
 #if SPATTN_PROBLEMS > 1
     problem = static_cast<int>(uniform(shared.assigned[position.stage].problem));

@@ -1,8 +1,9 @@
-// Rows that lie anywhere: the producer's copies for plans whose places are looked up, one row of a tile at a time.
+// Rows that lie anywhere: the producers' copies for plans whose places are looked up, one row of a tile at a time.
 //
 // TMA reads lattices. What a table of places names is copied 16 bytes a lane instead (cp.async), to where TMA would have
-// put it, in the same swizzle. Tensor cores read through another proxy: a stage is handed over by the copying warp, once
-// its copies have landed and have been fenced, some copies later, so that several stages are under way at a time.
+// put it, in the same swizzle. Each lane's copies arrive at the stage's barrier by themselves once they have landed, so
+// that as many stages are under way as there are. Tensor cores read through another proxy than these copies write:
+// consumers fence what they have waited for.
 #pragma once
 
 #include "hopper/barrier.cuh"
@@ -16,11 +17,9 @@ __device__ __forceinline__ void copy_chunk(uint32_t target, const void* source, 
                : "memory");
 }
 
-__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-template <int kPending>
-__device__ __forceinline__ void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+// Arrives once for this lane when all that it has copied so far has landed.
+__device__ __forceinline__ void arrive_when_copied(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 // A warp's share of the rows of a tile or step, as a lane knows them: number 32 i + lane of the share; -1 where there is
@@ -41,7 +40,6 @@ struct Gatherer {
   static constexpr int kPhases = 8 / kTogether;   // of the swizzle
   const int part;                                 // of the loading warps
   const int lane = threadIdx.x % 32;
-  uint32_t older = 0, newer = 0;  // barriers of stages that are under way
 
   // Where chunk `chunk` of row `row` lies in panels of so many rows.
   template <int kRows>
@@ -71,36 +69,10 @@ struct Gatherer {
     }
   }
 
-  __device__ __forceinline__ void hand_over(uint32_t full) const {
-    fence_async_proxy();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(full);
-  }
-
-  // What has been copied since the last call is what `full` stands for.
-  __device__ __forceinline__ void submit(uint32_t full) {
-    copy_commit();
-    if (older != 0) {
-      copy_wait<2>();
-      hand_over(older);
-    }
-    older = newer;
-    newer = full;
-  }
-
-  __device__ __forceinline__ void flush() {
-    if (newer == 0) return;
-    copy_wait<0>();
-    if (older != 0) hand_over(older);
-    hand_over(newer);
-    older = newer = 0;
-  }
-
-  // Waits for a phase. Where that takes time, everything is handed over before: it may be what the others wait for.
-  __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
-    if (__all_sync(kAll, barrier_try_wait(barrier, parity))) return;
-    flush();
-    barrier_wait(barrier, parity);
+  // All that has been copied since the last call is what `full` stands for, and what the first lane has written.
+  __device__ __forceinline__ void submit(uint32_t full) const {
+    arrive_when_copied(full);
+    if (lane == 0 && part == 0) barrier_arrive(full);
   }
 };
 

@@ -71,11 +71,6 @@ struct Producer {
     return found;
   }
 
-  __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
-    if constexpr (kGathers) gatherer.wait(barrier, parity);
-    else barrier_wait(barrier, parity);
-  }
-
   // The keys of the step that begins with the tile of lane `place`.
   __device__ __forceinline__ void look_up_keys(const Lookup& now, int place, StepRows& rows) const {
     const int32_t* order = key_order(p, now.task.item);
@@ -112,12 +107,9 @@ struct Producer {
     const uint32_t full = shared_address(&shared.query_full[query.stage]);
     const View& view = p.query_views[now.work.query_view];
     const Problem& own = problem_of(p, view.problem);
-    wait(shared_address(&shared.query_empty[query.stage]), query.parity ^ 1);
-    const bool copied = kGathers && own.q_order != nullptr;
-    if (part > 0 && !copied) {
-      if (lane == 0) barrier_arrive(full);
-      return query.advance();
-    }
+    barrier_wait(shared_address(&shared.query_empty[query.stage]), query.parity ^ 1);
+    const bool copied = copies_queries(p);
+    if (part > 0 && !copied) return query.advance();
     if (lane == 0 && part == 0) {
       shared.assigned[query.stage].work = now.work;
       shared.assigned[query.stage].task = now.task;
@@ -143,7 +135,7 @@ struct Producer {
   __device__ __forceinline__ void load_step(const StepTile& tile, const StepKeys& keys) {
     const uint32_t full = shared_address(&shared.full[ring.stage]);
     const int number = lane / kPanels, panel = lane % kPanels;
-    wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
+    barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
     if (kValue == 0) {
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
@@ -223,17 +215,16 @@ struct Producer {
     while (now.task.item >= 0) now = load_task(now, ticket);
     settle(ticket);
     load_previous_values();
-    if constexpr (kGathers) gatherer.flush();
     barrier_wait(shared_address(&shared.query_empty[query.stage]), query.parity ^ 1);
-    if (lane == 0) {
-      if (part == 0) {
-        shared.assigned[query.stage].work = {0, 0, 0, 0, 0, 0, 0, 0};
+    if (lane == 0 && part == 0) {
+      shared.assigned[query.stage].work = {0, 0, 0, 0, 0, 0, 0, 0};
 #if SPATTN_PROBLEMS > 1
-        shared.assigned[query.stage].problem = 0;
+      shared.assigned[query.stage].problem = 0;
 #endif
-      }
-      barrier_arrive(shared_address(&shared.query_full[query.stage]));
     }
+    const uint32_t full = shared_address(&shared.query_full[query.stage]);
+    if (copies_queries(p)) gatherer.submit(full);
+    else if (lane == 0 && part == 0) barrier_arrive(full);
   }
 };
 
