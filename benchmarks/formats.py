@@ -16,7 +16,6 @@ import argparse
 
 import numpy as np
 import record
-import scipy.sparse
 
 import spattn
 from spattn import patterns as sp
@@ -33,6 +32,8 @@ CASES = {
 
 def blocked_bytes(mask: np.ndarray) -> int:
     """Bytes of the mask in compressed sparse rows of blocks."""
+    import scipy.sparse
+
     side = len(mask) // BLOCK
     pairs = mask.reshape(side, BLOCK, side, BLOCK).sum(axis=(1, 3))
     blocks = scipy.sparse.csr_array(pairs > 0)

@@ -459,13 +459,13 @@ def find_plan(
                 f"got one for {pattern.q_len} × {pattern.kv_len}"
             )
         validate(pattern)
-        pattern = _plan_or_pattern(pattern, module, call)
+        pattern = _plan_or_pattern(pattern, module, call, backward)
         if isinstance(pattern, Plan):
             return pattern
     return module.plan_for(as_pattern(pattern), call, max_bytes, backward=backward)
 
 
-def _plan_or_pattern(plan: Plan, module: Backend, call: Call) -> Plan | Pattern:
+def _plan_or_pattern(plan: Plan, module: Backend, call: Call, backward: bool) -> Plan | Pattern:
     """The plan itself where its tiles suit the backend, otherwise its pattern, to be planned (and cached) again."""
     index = plan.variant
     if index.shape[0] not in (1, call.batch) or index.shape[1] not in (1, call.heads_q):
@@ -473,7 +473,7 @@ def _plan_or_pattern(plan: Plan, module: Backend, call: Call) -> Plan | Pattern:
             f"pattern: expected a plan for {call.batch} batch entries and {call.heads_q} heads, "
             f"got one for {index.shape[0]} and {index.shape[1]}"
         )
-    if module.accepts(plan, call):
+    if module.accepts(plan, call, backward=backward):
         return plan
     if plan.pattern is None:
         raise ValueError(f"pattern: expected a plan with tiles that the backend has kernels for, got {plan.tile}")

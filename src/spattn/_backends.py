@@ -77,8 +77,8 @@ class Backend(Protocol):
     def plan_for(self, pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
         """The plan with the tiles and the number of workers that suit such a call, or its gradients."""
 
-    def accepts(self, plan: Plan, call: Call) -> bool:
-        """Whether :meth:`prepare` takes a sound plan for these lengths and heads."""
+    def accepts(self, plan: Plan, call: Call, *, backward: bool = False) -> bool:
+        """Whether :meth:`prepare`, or :meth:`prepare_backward`, takes a sound plan for these lengths and heads."""
 
     def prepare(self, call: Call, plan: Plan) -> PreparedForward:
         """What computes this call, and every other that differs from it in values, addresses and scale alone."""

@@ -177,7 +177,7 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
     return compiler.plan_for(pattern, call, max_bytes=max_bytes)
 
 
-def accepts(plan: Plan, call: Call) -> bool:
+def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
     """Whether :func:`prepare` takes a plan: any that knows its pattern.
 
     Parameters
@@ -186,6 +186,8 @@ def accepts(plan: Plan, call: Call) -> bool:
         Made by anybody.
     call : Call
         What it is for.
+    backward : bool
+        Whether it is for the gradients.
 
     Returns
     -------

@@ -58,22 +58,31 @@ def check_registers(source, arch, defines, structs, cubin, most, allowed_spill):
     assert max(int(n) for n in re.findall(r"Used (\d+) registers", report)) <= most, report
 
 
-# Each head dimension; the number of query tiles moves addresses only.
-@pytest.mark.parametrize("row", builds.TABLE[1::2], ids=lambda row: str(row.head_dim))
+def threads(row):
+    """Of a CTA: a warpgroup for every 64 rows, and one beside."""
+    return 128 * (row.rows // 64 + 1)
+
+
+# Each size of a query tile and head dimension; the number of query tiles moves addresses only.
+@pytest.mark.parametrize(
+    "row", [row for row in builds.TABLE if row.short_items is not False], ids=lambda row: f"{row.rows} {row.head_dim}"
+)
 def test_hopper(tmp_path, row):
-    """384 threads of 168 registers are all that an SM has; the loop over full tiles knows no masks."""
+    """The threads of an SM share 65536 registers; the loop over full tiles knows no masks."""
     room = hopper_params.MAPS[0]
-    defines = builds.variant("bfloat16", row.head_dim, room, row.short_items)
+    defines = builds.variant(row, "bfloat16", room)
     spill = 512 if row.head_dim > 128 else 0  # its output alone takes 128 registers a thread
     own = hopper_params.structs(room)
-    check_registers("hopper/attention.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", 168, spill)
+    most = 65536 // (row.ctas * threads(row)) // 8 * 8
+    check_registers("hopper/attention.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", most, spill)
     check_masks_are_skipped(tmp_path / "kernel.cubin", exponentials=row.step_kv // 2)
 
 
 def test_hopper_merge(tmp_path):
     for head_dim in (64, 256):
         room = hopper_params.MAPS[0]
-        defines, own = builds.variant("float16", head_dim, room, False), hopper_params.structs(room)
+        defines = builds.variant(builds.build(128, head_dim, False), "float16", room)
+        own = hopper_params.structs(room)
         check_registers("hopper/merge.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", 255, 0)
 
 
@@ -142,7 +151,7 @@ def reach(start, neighbours, without):
 
 
 STRUCTS = {"portable": (params.STRUCTS, "sm_80", {"SPATTN_DTYPE": "float64"})} | {
-    f"hopper, {room} maps": (hopper_params.structs(room), builds.ARCH, builds.variant("bfloat16", 64, room, False))
+    f"hopper, {room} maps": (hopper_params.structs(room), builds.ARCH, builds.variant(builds.TABLE[0], "bfloat16", room))
     for room in hopper_params.MAPS
 }
 
@@ -228,14 +237,16 @@ def test_shared_bytes(tmp_path, dims, by_keys):
 
 def test_hopper_table():
     """One row, the smallest that fits, for any problem; its registers exist; its macros are those asked for."""
-    for head_dim in range(8, 257, 8):
-        for short in (False, True):
-            row = builds.build(head_dim, short)
-            fitting = [r.head_dim for r in builds.TABLE if r.head_dim >= head_dim and r.short_items == short]
-            assert row.head_dim == min(fitting) and row.short_items == short
-    assert len({row[:2] for row in builds.TABLE}) == len(builds.TABLE)
+    for block_q, head_dim, short in itertools.product((1, 49, 64, 128), range(8, 257, 8), (False, True)):
+        row = builds.build(block_q, head_dim, short)
+        rows = 64 if block_q <= 64 else 128
+        fitting = [r for r in builds.TABLE if r.rows == rows and r.head_dim >= head_dim]
+        fitting = [r for r in fitting if r.short_items in (None, short)]
+        assert row in fitting and row.head_dim == min(r.head_dim for r in fitting)
+    assert len({row[:3] for row in builds.TABLE}) == len(builds.TABLE)
     for row in builds.TABLE:
-        assert 256 * row.consumer_registers + 128 * row.producer_registers <= 384 * 168 and row.reason
+        asked = (threads(row) - 128) * row.consumer_registers + 128 * row.producer_registers
+        assert row.ctas * asked <= 65536 and row.reason
         assert row.consumer_registers % 8 == row.producer_registers % 8 == 0  # setmaxnreg
     sources = compile.headers("hopper/attention.cu") + compile.headers("hopper/merge.cu")
     texts = [path.read_text() for path in sources]
@@ -243,4 +254,4 @@ def test_hopper_table():
         {name for text in texts for name in re.findall(pattern, text)}
         for pattern in (r"\bSPATTN_\w+", r"#define (SPATTN_\w+)")
     )
-    assert asked - defined - {"SPATTN_"} == set(builds.variant("float16", 64, hopper_params.MAPS[0], False))
+    assert asked - defined - {"SPATTN_"} == set(builds.variant(builds.TABLE[0], "float16", hopper_params.MAPS[0]))

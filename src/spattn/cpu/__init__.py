@@ -208,7 +208,7 @@ def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, 
     return _choice.in_boxes(plan, (batch, heads, head_dim, head_dim_v), 1, device(_default_isa(), dtype))
 
 
-def accepts(plan: Plan, call: Call) -> bool:
+def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
     """Whether :func:`prepare` takes a plan: one of any tile shape.
 
     Parameters
@@ -217,6 +217,8 @@ def accepts(plan: Plan, call: Call) -> bool:
         Made by anybody.
     call : Call
         What it is for.
+    backward : bool
+        Whether it is for the gradients.
 
     Returns
     -------

@@ -150,7 +150,7 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
 
     def choose() -> ModuleType:
         family = _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v)
-        fits = family is hopper and hopper.accepts(plan.block_q, plan.block_kv)
+        fits = family is hopper and hopper_backward.accepts(plan.block_q, plan.block_kv)
         return hopper_backward if fits else portable_backward
 
     return repeat.gradients(call, plan, gpu, choose)
@@ -178,11 +178,17 @@ def _decodes(gpu: device.Device, call: Call) -> bool:
     return few and 4 * call.batch * call.heads_kv <= gpu.sm_count
 
 
-def accepts(plan: Plan, call: Call) -> bool:
-    """Whether :func:`prepare` takes a plan."""
+def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
+    """Whether :func:`prepare`, or :func:`prepare_backward`, takes a plan."""
     gpu, head_dim = device.get(call.kind.ordinal(call.q)), max(call.head_dim, call.head_dim_v)
-    fits = portable.accepts(plan.block_q, plan.block_kv) and portable.fits(gpu, plan.block_q, call.dtype, head_dim)
-    return fits and not plan.ordered
+    if plan.ordered:
+        return False
+    if _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper:
+        if backward:  # the portable kernels take longer than another plan
+            return hopper_backward.accepts(plan.block_q, plan.block_kv)
+        if hopper.accepts(plan.block_q, plan.block_kv):
+            return True
+    return portable.accepts(plan.block_q, plan.block_kv) and portable.fits(gpu, plan.block_q, call.dtype, head_dim)
 
 
 def tile(dtype: str, head_dim: int, head_dim_v: int | None = None, ordinal: int | None = None) -> tuple[int, int]:

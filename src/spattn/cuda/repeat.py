@@ -104,7 +104,7 @@ class Repeated(OnDevice):
                 return None
             if ready.attention is not None:
                 moving = ready.template.moving(to)
-                for number, blocks in enumerate(self._own_plan.blocks):
+                for number, blocks in enumerate(ready.blocks):
                     params = ready.template.fill(number, to, 0)
                     launches.append(Launch(ready.attention, blocks, params, stream, self._counter_at, moving))
             if ready.merge is not None:

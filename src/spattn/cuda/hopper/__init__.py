@@ -1,6 +1,6 @@
 """The kernels for compute capability 9.0: TMA, WGMMA and persistent blocks, for 16-bit types.
 
-They execute plans with tiles of 128 queries and 64 keys; two key tiles make one product of 128 keys where the head
+They execute plans with tiles of 128 queries, or of up to 64, and 64 keys; two key tiles make one product of 128 keys where the head
 dimension leaves room for it. Arrays that TMA cannot address (rows not 16-byte aligned, negative or zero strides) and
 plans of more than 240 tensor maps go to the portable kernels, which execute the same plan.
 """
@@ -8,11 +8,13 @@ plans of more than 240 tensor maps go to the portable kernels, which execute the
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
+from ... import compiler
 from .. import portable
 from ..driver.device import Device
 from ..forward_pass import ForwardPass
-from .builds import DTYPES, TILE
+from .builds import DTYPES, ROWS, TILE
 from .maps import readable
 from .params import MAPS, Addresses
 from .prepared import prepare
@@ -33,13 +35,13 @@ def supports(device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool
 
 
 def tile(device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
-    """(block_q, block_kv) of every plan."""
+    """(block_q, block_kv) of most plans."""
     return TILE
 
 
 def accepts(block_q: int, block_kv: int) -> bool:
     """Whether the kernels can execute plans with tiles of this shape."""
-    return (block_q, block_kv) == TILE
+    return block_kv == TILE[1] and (block_q <= ROWS or block_q == TILE[0])
 
 
 def forward(call: ForwardPass) -> None:
@@ -49,15 +51,29 @@ def forward(call: ForwardPass) -> None:
     if prepared is None or not aligned(addresses):
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("portable kernels instead: %s", why_not(call))
-        portable.forward(call)
+        portable.forward(_for_portable(call))
         return
     plan, ready, call = prepared
     to = Addresses(*addresses, call.lse, *call.workspace(), call.scale)
     if ready.attention is not None:
-        for launch, blocks in enumerate(plan.blocks):
+        for launch, blocks in enumerate(ready.blocks):
             ready.attention.launch(blocks, ready.template.fill(launch, to, plan.counter()), call.stream)
     if ready.merge is not None:
         ready.merge.launch(ready.merge_blocks, ready.merge_params(to), call.stream)
+
+
+def _for_portable(call: ForwardPass) -> ForwardPass:
+    """The call with a plan that the portable kernels can execute, a new one of its pattern where they need it."""
+    plan, device = call.plan, call.device
+    if portable.accepts(plan.block_q, plan.block_kv) and not plan.ordered:
+        return call
+    if plan.pattern is None:
+        raise ValueError(f"plan: expected tiles that the portable kernels have, got {plan.tile}: {why_not(call)}")
+    batch, heads = call.q.shape[:2]
+    tile = portable.tile(device, call.dtype, max(call.q.shape[3], call.v.shape[3]))
+    workers = max(1, -(-2 * device.sm_count // (batch * heads)))
+    sizes = plan.pattern, plan.q_len, call.k.shape[2]
+    return replace(call, plan=compiler.plan(*sizes, batch=batch, heads=heads, tile=tile, workers=workers))
 
 
 def aligned(addresses: tuple[int, ...]) -> bool:

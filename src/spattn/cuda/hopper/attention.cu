@@ -1,13 +1,13 @@
 // Formula    out = softmax(scale * q k^T, over the plan's pairs) v and its log-sum-exp, forward.
-// Grid       one persistent CTA an SM; tasks (work item, batch, head) are handed out by an atomic counter.
+// Grid       one persistent CTA an SM, two where query tiles have up to 64 rows; tasks (work item, batch, head) are handed out by an atomic counter.
 // Target     sm_90a: TMA, WGMMA, setmaxnreg.
 // Types      bfloat16 or float16 in and out, float32 accumulation, statistics, workspace and lse.
 // Warps      warpgroup 0: its first warp loads (TMA), its second stores results; warpgroups 1 .. kBlockQ / 64: 64 query
-//            rows each, taking turns on the tensor cores so that one's softmax hides behind the other's products, and
-//            each overlapping its own softmax with its own product of the step before.
+//            rows each, taking turns on the tensor cores so that one's softmax hides behind the other's products (those of
+//            two CTAs do without being told), and each overlapping its own softmax with its own product of the step before.
 // Shared     kQueries query tiles and a ring of kStages key or value steps, in the order K0 K1 V0 K2 V1 ... V(n-1);
-//            224 KiB for head_dim 128. The output leaves through the query tile it came from.
-// Registers  200 a consumer thread, 104 a producer or writer thread, no spills (head_dim up to 128).
+//            224 KiB for head_dim 128, half of it where two CTAs share an SM. The output leaves through the query tile it came from.
+// Registers  200 a consumer thread, 104 or 56 a producer or writer thread, no spills (head_dim up to 128).
 // Test       tests/cuda/test_hopper.py      Benchmark  benchmarks/peers_cuda.py
 // Source     Shah et al., FlashAttention-3 (arXiv:2407.08608): ping-pong and overlap. Plan contract: plan/_types.py.
 
@@ -17,10 +17,17 @@
 
 namespace spattn::hopper {
 
+// Rows of a query tile that no query fills would hold what another kernel left there, NaN perhaps.
+__device__ __forceinline__ void clear_queries(Shared& shared) {
+  uint4* words = reinterpret_cast<uint4*>(shared.query);
+  for (int i = threadIdx.x; i < sizeof(shared.query) / sizeof(uint4); i += kThreads) words[i] = {0, 0, 0, 0};
+  fence_async_proxy();
+}
+
 // {threads, dynamic shared bytes, bytes of the parameter}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kThreads, sizeof(Shared), sizeof(Params)};
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) hopper_attention(const __grid_constant__ Params params) {
+extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) uint8_t dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
   if (shared_address(dynamic) % 1024) __trap();  // the swizzle counts from 1024-byte boundaries
@@ -36,6 +43,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) hopper_attention(const
     }
     fence_barrier_init();
   }
+  if (params.block_q < kBlockQ) clear_queries(shared);
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_shrink<kProducerRegisters>();

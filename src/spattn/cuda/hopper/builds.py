@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 from ...plan._types import Plan
 
-# Queries and keys of a plan's tiles. 128 queries are two consumer warpgroups, as many as the registers hold at head_dim
+# Queries and keys of most plans' tiles. 128 queries are two consumer warpgroups, as many as the registers hold at head_dim
 # 128. 64 keys follow 2-D and 3-D patterns more closely than 128 (efficiency 0.245 against 0.167 on a 13 × 13
-# neighbourhood) and run at the same rate, because two tiles make one product.
+# neighbourhood) and run at the same rate, because two tiles make one product. Plans with fewer queries a tile run too:
+# up to ROWS of them are one warpgroup, and two CTAs share an SM.
 TILE = (128, 64)
+ROWS = 64  # of a warpgroup
 _FEW_STEPS = 4  # products: items shorter than this on average are short
 ARCH = "sm_90a"
 DTYPES = ("float16", "bfloat16")
@@ -25,8 +27,10 @@ KEYS_TOGETHER = (24 << 20) // 512
 class Build(NamedTuple):
     """Sizes of a kernel. A row serves the head dimensions up to its own that the rows before it do not."""
 
+    rows: int  # of a query tile
     head_dim: int
-    short_items: bool
+    short_items: bool | None  # None for both
+    ctas: int  # of an SM
     step_kv: int  # keys of one product
     queries: int  # query tiles in shared memory
     stages: int  # key or value steps in shared memory
@@ -38,33 +42,42 @@ class Build(NamedTuple):
 _KEYS = "products of 128 keys: 583 TF/s dense against 454 with 64"
 _QUERIES = "query tiles are the bottleneck of items of a few products: strided 0.32 ms with two tiles, 0.30 with three"
 _WIDE = "the output takes 128 registers a thread, which leaves none for the logits of 128 keys; spills, untuned"
+_HALVES = "half of the shared memory and registers of an SM"
 TABLE = (
-    Build(64, False, 128, 2, 8, 200, 104, f"{_KEYS}; a third query tile is no faster dense"),
-    Build(64, True, 128, 3, 8, 200, 104, _QUERIES),
-    Build(128, False, 128, 2, 5, 200, 104, f"{_KEYS}; a third query tile is no faster dense and takes a step's room"),
-    Build(128, True, 128, 3, 4, 200, 104, _QUERIES),
-    Build(256, False, 64, 2, 3, 208, 88, _WIDE),
-    Build(256, True, 64, 2, 3, 208, 88, f"{_WIDE}; no room for a third query tile"),
+    Build(64, 64, None, 2, 128, 3, 5, 176, 80, _HALVES),
+    Build(64, 128, None, 2, 64, 2, 5, 168, 88, f"{_HALVES}; products of 128 keys leave room for one query tile"),
+    Build(64, 256, None, 1, 64, 2, 4, 208, 88, _WIDE),
+    Build(128, 64, False, 1, 128, 2, 8, 200, 104, f"{_KEYS}; a third query tile is no faster dense"),
+    Build(128, 64, True, 1, 128, 3, 8, 200, 104, _QUERIES),
+    Build(128, 128, False, 1, 128, 2, 5, 200, 104, f"{_KEYS}; a third query tile is no faster and takes a step's room"),
+    Build(128, 128, True, 1, 128, 3, 4, 200, 104, _QUERIES),
+    Build(128, 256, None, 1, 64, 2, 3, 208, 88, f"{_WIDE}; no room for a third query tile"),
 )
 
 
-def build(head_dim: int, short_items: bool) -> Build:
+def rows_of(block_q: int) -> int:
+    """Rows of the query tile that computes so many."""
+    return ROWS if block_q <= ROWS else TILE[0]
+
+
+def build(block_q: int, head_dim: int, short_items: bool) -> Build:
     """The table's row for a head dimension (the larger of that of q and v) and a plan of short items, or not."""
-    return next(row for row in TABLE if row.head_dim >= head_dim and row.short_items == short_items)
+    fitting = (row for row in TABLE if row.rows == rows_of(block_q) and row.short_items in (None, short_items))
+    return next(row for row in fitting if row.head_dim >= head_dim)
 
 
-def variant(dtype: str, head_dim: int, room: int, short_items: bool) -> dict[str, object]:
+def variant(row: Build, dtype: str, room: int) -> dict[str, object]:
     """Macros for a problem, with room for so many tensor maps in the parameters."""
-    row = build(head_dim, short_items)
     return {
         "SPATTN_DTYPE": dtype,
         "SPATTN_HEAD_DIM": row.head_dim,
-        "SPATTN_BLOCK_Q": TILE[0],
+        "SPATTN_BLOCK_Q": row.rows,
         "SPATTN_BLOCK_KV": TILE[1],
         "SPATTN_STEP_KV": row.step_kv,
         "SPATTN_MAPS": room,
         "SPATTN_QUERIES": row.queries,
         "SPATTN_STAGES": row.stages,
+        "SPATTN_CTAS": row.ctas,
         "SPATTN_CONSUMER_REGISTERS": row.consumer_registers,
         "SPATTN_PRODUCER_REGISTERS": row.producer_registers,
     }

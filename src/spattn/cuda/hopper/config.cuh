@@ -16,18 +16,19 @@ constexpr int kStepKV = SPATTN_STEP_KV;     // keys a product covers
 constexpr int kTiles = kStepKV / kBlockKV;  // of a step
 constexpr int kPanels = kDim / 64;          // 64 elements are one 128-byte swizzled row
 constexpr int kWarpgroups = kBlockQ / 64;
+constexpr int kMaskLines = 4 * kWarpgroups;  // of 128 bytes, in the bitmask of a tile
 constexpr int kThreads = 128 * (kWarpgroups + 1);
+constexpr int kCtas = SPATTN_CTAS;  // of an SM
 constexpr int kConsumerRegisters = SPATTN_CONSUMER_REGISTERS;
 constexpr int kProducerRegisters = SPATTN_PRODUCER_REGISTERS;
 
 constexpr uint32_t kRowBytes = 128;
 constexpr uint32_t kQueryBytes = kBlockQ * kDim * 2;
 constexpr uint32_t kStageBytes = kStepKV * kDim * 2;
-constexpr uint32_t kSharedLimit = 227 * 1024 - 3072;  // less barriers, work and statistics
+constexpr uint32_t kSharedLimit = 228 * 1024 / kCtas - 1024;
 constexpr int kQueries = SPATTN_QUERIES;
 constexpr int kStages = SPATTN_STAGES;
-static_assert(kQueries * kQueryBytes + kStages * kStageBytes <= kSharedLimit && kStages >= 3);
-static_assert(kBlockQ == 128 && kBlockKV == 64, "masks are words of 64 keys, and two warpgroups take turns");
+static_assert((kBlockQ == 64 || kBlockQ == 128) && kBlockKV == 64, "a warpgroup has 64 rows; masks are words of 64 keys");
 static_assert((kTiles == 1 || kTiles == 2) && kTiles * kPanels <= 32);
 
 using QueryKeyProduct = Product<kStepKV>;
@@ -48,6 +49,8 @@ struct alignas(1024) Shared {
   uint64_t query_full[kQueries], query_empty[kQueries], done[kQueries], full[kStages], empty[kStages];
   int32_t masks[kStages][kTiles];
 };
+static_assert(sizeof(Shared) <= kSharedLimit);
+static_assert(kQueries >= 2 && kStages >= 3, "the first step of the next task is computed before the last one is done");
 
 // Named barriers: 1 + w is warpgroup w's turn on the tensor cores, 4 + w its own threads.
 constexpr uint32_t kTurn = 1, kOwn = 4;
@@ -64,12 +67,13 @@ __device__ __forceinline__ int64_t partial_base(const Params& p, const Task& tas
 
 // Row of the workspace where row `row` of a task goes.
 __device__ __forceinline__ int64_t partial_row(const Params& p, const Assignment& assigned, int row) {
-  return partial_base(p, assigned.task) + assigned.work.slot * kBlockQ + row;
+  return partial_base(p, assigned.task) + assigned.work.slot * p.block_q + row;
 }
 
 // Row of the workspace that holds the rest of row `row` of a finishing work item (slot <= -2); -1 for padding.
 __device__ __forceinline__ int64_t prior_row(const Params& p, const Assignment& assigned, int row) {
-  const int prior = p.priors[(-2 - assigned.work.slot) * kBlockQ + row];
+  if (row >= p.block_q) return -1;
+  const int prior = p.priors[(-2 - assigned.work.slot) * p.block_q + row];
   return prior < 0 ? -1 : partial_base(p, assigned.task) + prior;
 }
 
@@ -77,7 +81,7 @@ __device__ __forceinline__ int64_t prior_row(const Params& p, const Assignment& 
 __device__ __forceinline__ bool query_position(const Params& p, const Assignment& assigned, int row,
                                                int64_t& position) {
   const Work& work = assigned.work;
-  return cell_position(p.query_views[work.query_view], work.x, work.y, work.z, row, position);
+  return cell_position(p.query_views[work.query_view], work.x, work.y, work.z, row, position) && row < p.block_q;
 }
 
 }  // namespace spattn::hopper

@@ -198,7 +198,7 @@ struct Consumer {
   // One stream of steps through all tasks of this CTA: the products of a step run while the softmax of the next one
   // (of the same task, or the first of the next task) is computed.
   __device__ void run() {
-    if (warpgroup == kWarpgroups - 1) named_arrive(kTurn, 256);
+    if (kWarpgroups > 1 && warpgroup == kWarpgroups - 1) named_arrive(kTurn, 256);
     int steps = open(query);
     if (steps == 0) return finish_all(query);
     float s[kStepKV / 2], o[kDim / 2], rescale[2];
@@ -217,14 +217,14 @@ struct Consumer {
       steps = last ? open(ahead) : steps - 1;
       if (steps == 0) break;
       wait_stage();
-      named_sync(kTurn + warpgroup, 256);
+      if (kWarpgroups > 1) named_sync(kTurn + warpgroup, 256);
       multiply_keys(s, rows, keys);
       const uint32_t key_stage = ring.stage;
       const StepMask<kTiles> mask = load_mask(key_stage);
       ring.advance();
       wait_stage();
       multiply_values(o, weights, stage_address(ring.stage));
-      named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
+      if (kWarpgroups > 1) named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
 
       const uint32_t value_stage = ring.stage;  // addresses of the next step, while this one is computed
       const bool finished = last;

@@ -9,7 +9,8 @@ import numpy as np
 from ...plan._types import Plan, first_coordinates, tile_lists
 from ...schedule.finishers import Merges, find_finishers
 from ...schedule.roles import roles
-from .maps import PANEL, MapSpec, halve, map_views
+from .builds import ROWS
+from .maps import MapSpec, halve, map_views
 
 WORK = np.dtype([(name, "i4") for name in ("query_view", "x", "y", "z", "begin", "end", "key_view", "slot")])
 ENTRY = np.dtype([(name, "i4") for name in ("x", "y", "z", "view")])
@@ -61,7 +62,7 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
     """Lays a plan out for the Hopper kernel; where it moves, views that do and views that do not share no map."""
     query_ids, key_ids, row_component = roles(plan)
     query_specs, query_views = map_views(plan.views, query_ids, 0)
-    query_specs, query_views = halve(query_specs, query_views, plan.block_q // PANEL)
+    query_specs, query_views = halve(query_specs, query_views, 1 if plan.block_q <= ROWS else plan.block_q // ROWS)
     key_specs, key_views = map_views(plan.views, key_ids, len(query_specs), join=not moves)
     components = plan.components[plan.work["component"]]
     if (plan.work["begin"] >= plan.work["end"]).any():
@@ -99,8 +100,11 @@ def fragment_masks(masks: np.ndarray) -> np.ndarray:
     Bit ``4 i + 2 h + b`` of lane ``4 g + t`` in warp ``w`` is row ``16 w + 8 h + g``, column ``8 i + 2 t + b``.
     """
     count, block_q, _ = masks.shape
+    warpgroups = -(-block_q // ROWS)
     little = np.ascontiguousarray(masks).astype("<u8").view(np.uint8)
-    bits = np.unpackbits(little, bitorder="little").reshape(count, block_q // 64, 4, 2, 8, 8, 4, 2)
-    bits = bits.transpose(0, 1, 2, 4, 6, 5, 3, 7)  # n, warpgroup, w, g, t, i, h, b
-    packed = np.packbits(np.ascontiguousarray(bits).reshape(count, block_q // 64, 128, 32), -1, "little")
-    return packed.view(np.uint32).reshape(count, block_q // 64, 128)
+    bits = np.unpackbits(little, bitorder="little").reshape(count, block_q, 64)
+    if block_q < warpgroups * ROWS:  # rows that no query fills see no key
+        bits = np.pad(bits, ((0, 0), (0, warpgroups * ROWS - block_q), (0, 0)))
+    bits = bits.reshape(count, warpgroups, 4, 2, 8, 8, 4, 2).transpose(0, 1, 2, 4, 6, 5, 3, 7)  # n, wg, w, g, t, i, h, b
+    packed = np.packbits(np.ascontiguousarray(bits).reshape(count, warpgroups, 128, 32), -1, "little")
+    return packed.view(np.uint32).reshape(count, warpgroups, 128)

@@ -63,6 +63,7 @@ struct Params {
   int64_t partial_rows, q_len;
   int64_t moved;  // by which views of the last keys, those with an offset, lie further on than they say
   int32_t task_count, heads_q, head_dim, head_dim_v;
+  int32_t block_q;            // rows of a query tile: kBlockQ or, where one warpgroup computes it, fewer
   int32_t q_batch, kv_batch;  // map coordinate of a head: batch * q_batch + head
   int32_t batch_maps;         // map of a batch entry: map + batch * batch_maps
   float scale_log2, sign;     // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0

@@ -27,7 +27,7 @@ from .maps import ALIGNMENT, ELEMENT_BYTES, MAP_BYTES, VIEW, encode_map, joint_h
 MAPS = (16, 240)  # tensor maps that a kernel's parameters have room for; 240 is what 32 KiB of parameters hold
 _PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
 _CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse", "counter")
-_INTEGERS = ("task_count", "heads_q", "head_dim", "head_dim_v", "q_batch", "kv_batch", "batch_maps")
+_INTEGERS = ("task_count", "heads_q", "head_dim", "head_dim_v", "block_q", "q_batch", "kv_batch", "batch_maps")
 _FLOATS = ("scale_log2", "sign")
 _MOVED = struct.Struct("@q")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
@@ -134,7 +134,7 @@ class Template:
             params[f"{name}_stride"] = operand.strides[:3]
         params["partial_rows"], params["q_len"] = call.plan.slots * call.plan.block_q, call.plan.q_len
         heads_q, heads_kv = call.q.shape[1], call.k.shape[1]
-        sizes = (0, heads_q, call.q.shape[3], call.v.shape[3])
+        sizes = (0, heads_q, call.q.shape[3], call.v.shape[3], call.plan.block_q)
         batches = (heads_q, heads_kv, 0) if joint else (0, 0, layout.maps)
         for name, value in zip(_INTEGERS, (*sizes, *batches), strict=True):
             params[name] = value

@@ -16,7 +16,7 @@ from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
 from ..forward_pass import ForwardPass
-from .builds import ARCH, KEYS_TOGETHER, has_short_items, variant
+from .builds import ARCH, KEYS_TOGETHER, TILE, Build, build, has_short_items, variant
 from .heads import with_packed_heads
 from .layout import Layout, make_layout
 from .maps import readable
@@ -41,6 +41,7 @@ class Ready(NamedTuple):
     """Kernels and parameters of all calls of a plan that agree in shapes, strides and dtype."""
 
     attention: Kernel | None
+    blocks: tuple[int, ...]  # of each launch of it
     template: Template
     merge: Kernel | None
     merge_blocks: int
@@ -79,7 +80,6 @@ class HopperPlan:
         self.at = plan_at | own_at
         starts = (0, len(phases[0]))
         self.launches = [(start, len(tasks)) for start, tasks in zip(starts, phases, strict=True) if len(tasks)]
-        self.blocks = [min(device.sm_count, tasks) for _, tasks in self.launches]
         self.merge_blocks = -(-int(np.diff(self.layout.merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
         self.short_items = has_short_items(plan)
         # Addresses of work counters that no call still in flight uses.
@@ -102,15 +102,19 @@ class HopperPlan:
             return None
         dim = max(call.q.shape[3], call.v.shape[3])
 
-        def load(name: str, room: int, short_items: bool) -> Kernel:
-            defines = variant(call.dtype, dim, room, short_items)
+        row = build(call.plan.block_q, dim, self.short_items)
+        most = row.ctas * call.device.sm_count
+
+        def load(name: str, row: Build, room: int) -> Kernel:
+            defines = variant(row, call.dtype, room)
             return kernel(call.device, f"hopper/{name}.cu", ARCH, defines, structs(room), f"hopper_{name}")
 
         names = ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")
         return Ready(
-            load("attention", room, self.short_items) if self.launches else None,
+            load("attention", row, room) if self.launches else None,
+            tuple(min(most, tasks) for _, tasks in self.launches),
             Template(self.layout, self.at, self.launches, call, room),
-            load("merge", MAPS[0], False) if self.merge_blocks else None,
+            load("merge", build(TILE[0], dim, False), MAPS[0]) if self.merge_blocks else None,
             call.q.shape[0] * call.q.shape[1] * self.merge_blocks,
             tuple(self.at[name] for name in names),
             (

@@ -32,7 +32,7 @@ struct Writer {
   __device__ __forceinline__ void store_lse(const Assignment& assigned, int row, float lse) {
     int64_t position;
     const bool valid = query_position(p, assigned, row, position);
-    if (assigned.work.slot >= 0) {
+    if (assigned.work.slot >= 0 && row < p.block_q) {
       p.partial_lse[partial_row(p, assigned, row)] = lse;
     } else if (valid && p.lse != nullptr) {
       const Task& task = assigned.task;

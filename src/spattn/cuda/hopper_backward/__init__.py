@@ -10,11 +10,17 @@ import logging
 
 from .. import portable_backward
 from ..backward_pass import BackwardPass
+from ..hopper.builds import TILE
 from .prepared import Ready, plan_on_device
 
-__all__ = ["Ready", "backward", "prepare"]
+__all__ = ["Ready", "accepts", "backward", "prepare"]
 
 _log = logging.getLogger("spattn.cuda")
+
+
+def accepts(block_q: int, block_kv: int) -> bool:
+    """Whether the kernels can execute plans with tiles of this shape."""
+    return (block_q, block_kv) == TILE
 
 
 def prepare(call: BackwardPass) -> Ready | None:
