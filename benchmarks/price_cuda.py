@@ -36,14 +36,14 @@ from scipy.optimize import nnls
 
 from spattn import compiler
 from spattn import patterns as sp
+from spattn.cuda._coefficients import kernel_of
 from spattn.plan import Plan
-from spattn.schedule.price_gpu import GpuCounts, Kernel, Sizes, count_on_gpu
+from spattn.schedule.price_gpu import GpuCounts, Sizes, count_on_gpu
 
 ROUNDS, GRAPH_MS = 20, 2.0
 TOLERANCE = 0.01  # of the largest result, between two plans: two to three bfloat16 roundings
 WITHIN, WITHIN_SHARE, ORDER_SHARE = 0.25, 0.8, 0.9
 SHARED = ("launches", "merging", "merged", "elements")  # counts with one coefficient for all tiles
-KEYS_TOGETHER = (24 << 20) // 512  # as cuda/hopper/builds.py has it
 
 
 class How(NamedTuple):
@@ -152,13 +152,6 @@ def plan_of(problem: Problem, how: How, sms: int) -> Plan:
     return compiler.plan(
         pattern, tokens, batch=problem.batch, heads=problem.heads, tile=how.tile, box=how.box, workers=workers
     )
-
-
-def kernel_of(problem: Problem, how: How, sms: int) -> Kernel:
-    """What executes it."""
-    wide = how.tile[0] > 64
-    dim = next(dim for dim in (64, 128, 256) if dim >= problem.head_dim)
-    return Kernel(128 if wide else 64, 2, dim, sms if wide else 2 * sms, KEYS_TOGETHER)
 
 
 # -- measuring -------------------------------------------------------------------------------------------------------
@@ -308,7 +301,7 @@ def judge(found: dict[str, object]) -> tuple[list[dict[str, object]], dict[str, 
         problem = by_name[case["problem"]]
         how = problem.plans[case["plan"]]
         made = plan_of(problem, how, sms)
-        counts.append(features(count_on_gpu(made, problem.sizes, kernel_of(problem, how, sms)), how.tile[0] > 64))
+        counts.append(features(count_on_gpu(made, problem.sizes, kernel_of(how.tile[0], problem.head_dim, sms)), how.tile[0] > 64))
         rows.append(
             {
                 "problem": problem.name,

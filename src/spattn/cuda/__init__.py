@@ -18,7 +18,7 @@ from ..call import Call
 from ..patterns import Pattern
 from ..plan import Plan
 from ..plan._sealed import sealed_for
-from . import execute, hopper, hopper_backward, portable, portable_backward, repeat
+from . import _choice, execute, hopper, hopper_backward, portable, portable_backward, repeat
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
 
@@ -158,10 +158,12 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
 
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
     """The plan with the tile shape of this device's kernels. Long lists are split so that one head's work, times the
-    heads, occupies every SM."""
+    heads, occupies every SM. A forward on compute capability 9.0 takes another one that is priced below it."""
     gpu = device.get(call.kind.ordinal(call.q))
     blocks = gpu.sm_count * (1 if _decodes(gpu, call) else _BLOCKS_PER_SM)
     workers = max(1, -(-blocks // max(1, call.batch * call.heads_q)))
+    if not backward and _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper:
+        return _choice.chosen(pattern, call, workers, max_bytes, gpu.sm_count)
     shape = tile(call.dtype, call.head_dim, call.head_dim_v, gpu.ordinal)
     return compiler.plan_for(pattern, call, shape, workers, max_bytes, tile_by_tile=True)
 

@@ -14,7 +14,7 @@ import numpy as np
 from .._ragged import ramp
 from ..plan import Plan
 from ..plan._cache import kept_with_plan
-from ..plan._types import real_extents, tile_lists
+from ..plan._types import real_extents
 from .finishers import find_finishers
 
 __all__ = ["GpuCounts", "Kernel", "Sizes", "count_on_gpu", "last_done"]
@@ -208,13 +208,15 @@ def _phase(columns: np.ndarray, variant: np.ndarray, variants: int) -> _Phase:
 def _partial_steps(plan: Plan, tiles: int) -> np.ndarray:
     """(items,) int64: how many steps of each item hold a tile with a bitmask, or fewer tiles than the others."""
     begin, end = plan.work["begin"], plan.work["end"]
-    mask = tile_lists(plan).mask
-    count = -(-len(mask) // tiles) * tiles
-    has_mask = np.append(mask >= 0, np.zeros(count + tiles - len(mask), bool))
-    any_of = np.logical_or.reduce([has_mask[t : t + count] for t in range(tiles)])
-    steps = np.zeros(
-        (count // tiles + 1, tiles), np.int64
-    )  # before each tile, of those from its own on every `tiles`-th
-    np.cumsum(any_of.reshape(-1, tiles), axis=0, out=steps[1:])
-    before, (whole, rest) = steps.ravel(), np.divmod(end - begin, tiles)
-    return np.asarray(before[begin + tiles * whole] - before[begin] + (rest > 0))
+    whole = end - (end - begin) % tiles
+    runs = np.nonzero(plan.mask >= 0)[0]
+    count = np.diff(plan.tile_indptr)[runs]
+    masked = np.repeat(plan.tile_indptr[runs], count) + ramp(count)
+    found = (whole < end).astype(np.int64)
+    for first in range(tiles):  # of items that begin so many tiles behind a multiple of `tiles`
+        own = begin % tiles == first
+        step = (masked - first) // tiles
+        steps = np.zeros(len(step) + 1, np.int64)  # that lie before each tile with a bitmask, and hold one
+        np.cumsum(np.diff(step, prepend=-2) > 0, out=steps[1:])
+        found[own] += steps[np.searchsorted(masked, whole[own])] - steps[np.searchsorted(masked, begin[own])]
+    return found

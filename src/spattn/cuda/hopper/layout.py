@@ -94,6 +94,14 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
     )
 
 
+def maps_of(plan: Plan, moves: bool) -> int:
+    """Tensor maps of one batch entry, as :func:`make_layout` makes them."""
+    query_ids, key_ids, _ = roles(plan)
+    query_specs, _ = map_views(plan.views, query_ids, 0)
+    key_specs, _ = map_views(plan.views, key_ids, len(query_specs), join=not moves)
+    return 2 * (len(query_specs) + len(key_specs))
+
+
 def fragment_masks(masks: np.ndarray) -> np.ndarray:
     """Bitmasks of tiles of 64 keys in the order of WGMMA accumulators: (n, warpgroups, 128 threads) of uint32.
 

@@ -1,0 +1,65 @@
+"""Boxes of queries that a plan might have: how many there are, and how many keys they meet, before any is planned."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from ..patterns._lattice import Span
+from ..plan import Plan
+from ..plan._types import grid_of
+
+__all__ = ["Met", "met_by_boxes"]
+
+
+class Met(NamedTuple):
+    """The queries of a part along each axis; and, by the side of boxes, the keys that all boxes meet along it."""
+
+    queries: list[int]
+    along: list[dict[int, int]]
+
+    def boxes(self, sides: tuple[int, ...]) -> tuple[int, ...]:
+        """How many along each axis."""
+        return grid_of(self.queries, sides)
+
+    def keys(self, sides: tuple[int, ...]) -> int:
+        """Of all boxes, each with its own: of a box of keys along all axes the product of those along each."""
+        return math.prod(found[side] for found, side in zip(self.along, sides, strict=True))
+
+    def keys_of_one(self, sides: tuple[int, ...]) -> tuple[int, ...]:
+        """The sides of an average box of keys."""
+        each = zip(self.along, sides, self.boxes(sides), strict=True)
+        return tuple(-(-found[side] // count) for found, side, count in each)
+
+    def candidates(self, fits: Callable[[int], bool], most: int) -> Iterator[tuple[tuple[int, ...], int]]:
+        """The boxes whose number of cells fits, and how many of each there are, if these are at most so many."""
+        for box in itertools.product(*self.along):
+            if fits(math.prod(box)) and (boxes := math.prod(self.boxes(box))) <= most:
+                yield box, boxes
+
+
+def met_by_boxes(plan: Plan, batch: int, heads: int, longest: int) -> Met | None:
+    """What boxes meet whose sides are up to `longest`, by the spans of the part that has the most queries; None where
+    no part has spans."""
+    variants = [] if plan.pattern is None else plan.pattern.variants(batch, heads)[0]
+    bound = (variant.bind(plan.q_len, plan.kv_len) for variant in variants)
+    parts = [part for own in bound for part in own.parts(plan.q_len, plan.kv_len)]
+    spans = [part.spans for part in parts if part.spans is not None]
+    if not spans:
+        return None
+    largest = max(spans, key=lambda axes: math.prod(len(span.first) for span in axes))
+    return Met([len(span.first) for span in largest], [_keys_along(span, longest) for span in largest])
+
+
+def _keys_along(span: Span, longest: int) -> dict[int, int]:
+    """By the side of boxes: the keys that all of them meet along an axis."""
+    first, last = np.array(span.first), np.array(span.last)
+    found = {}
+    for side in range(1, min(len(first), longest) + 1):
+        starts = np.arange(0, len(first), side)
+        found[side] = int((np.maximum.reduceat(last, starts) + 1 - np.minimum.reduceat(first, starts)).sum())
+    return found
