@@ -301,7 +301,9 @@ def judge(found: dict[str, object]) -> tuple[list[dict[str, object]], dict[str, 
         problem = by_name[case["problem"]]
         how = problem.plans[case["plan"]]
         made = plan_of(problem, how, sms)
-        counts.append(features(count_on_gpu(made, problem.sizes, kernel_of(how.tile[0], problem.head_dim, sms)), how.tile[0] > 64))
+        counts.append(
+            features(count_on_gpu(made, problem.sizes, kernel_of(how.tile[0], problem.head_dim, sms)), how.tile[0] > 64)
+        )
         rows.append(
             {
                 "problem": problem.name,

@@ -146,7 +146,8 @@ def _estimates_of_rows(
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
     """A head's cost in boxes of each shape whose rows are computed a few together."""
     for box, boxes in met.candidates(lambda cells: cells <= device.few and cells % _FEW == 0, _MOST_SMALL_BOXES):
-        view = np.array([make_view(Lattice(0, (1,) * len(box), met.keys_of_one(box)), block_kv)])
+        along = (-(-keys // count) for keys, count in zip(met.keys_along(box), met.boxes(box), strict=True))
+        view = np.array([make_view(Lattice(0, (1,) * len(box), tuple(along)), block_kv)])
         keys = float((keys_of_tiles(view, block_kv, device.lanes) * view["tiles"])[0])
         cells = boxes * math.prod(box)
         yield predicted_ms(row_counts(cells, cells * keys, features), device.together), box
@@ -160,16 +161,16 @@ def _estimates_of_tiles(
 
         def met_by(cells: int, box: tuple[int, ...] = box) -> float:
             inside = _neighbours(box, cells)
-            return met.keys(inside) * math.prod(inside) / cells
+            return math.prod(met.keys_along(inside)) * math.prod(inside) / cells
 
         counts = Counts(
             items=boxes,
             tiles=0,
             rows=0,
             scores=met_by(device.lanes) * head_dim,
-            weights=-(-math.prod(box) // device.lanes) * met.keys(box),
+            weights=-(-math.prod(box) // device.lanes) * math.prod(met.keys_along(box)),
             output=met_by(ROWS) * -(-head_dim_v // device.lanes),
-            gathered=met.keys(box) * (head_dim + head_dim_v),
+            gathered=math.prod(met.keys_along(box)) * (head_dim + head_dim_v),
             merged=0,
         )
         yield predicted_ms(counts, device.nanoseconds), box

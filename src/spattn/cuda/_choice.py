@@ -12,16 +12,15 @@ import numpy as np
 from .. import compiler
 from ..call import Call
 from ..patterns import Pattern
-from ..patterns._lattice import Lattice
 from ..plan import Plan
 from ..plan._cache import kept_with_plan
 from ..plan._sealed import sealed
-from ..plan._tiling import make_view
+from ..plan._tiling import choose_box
+from ..plan._types import grid_of, real_extents
 from ..schedule.boxes import Met, met_by_boxes
-from ..schedule.price import predicted_ms
-from ..schedule.price_gpu import GpuCounts, Sizes
+from ..schedule.price_gpu import Sizes
 from ._coefficients import LARGEST_HEAD_DIM, coefficients, kernel_of, price_ms
-from .hopper.builds import ROWS, TILE
+from .hopper.builds import ROWS, TILE, rows_of
 from .hopper.layout import maps_of
 from .hopper.maps import joint_heads
 from .hopper.params import MAPS
@@ -34,7 +33,9 @@ _HALVES = 0.875  # of all half tiles hold a pair: where more do, smaller tiles a
 _MOST_MASKS = 4096  # looked at; of more, evenly spaced ones stand for all
 _CELLS = range(33, ROWS + 1)  # of a box
 _MOST_BOXES = 2560  # each has views of its own
-_TRIED = 2  # boxes
+_LIKELY, _TRIED = 32, 2  # boxes that are looked at closely, and those that are planned
+_NEAR = 1.25  # times the cost of the best box: of all that cost no more one is planned, too
+_ALIKE = 1.1  # prices that are no further apart tell nothing: then the plan that computes least is taken
 
 
 class How(NamedTuple):
@@ -69,38 +70,55 @@ def _joint(call: Call) -> bool:
 @kept_with_plan
 def _cheapest(first: Plan, sizes: Sizes, workers: int, sms: int, copies: int) -> How:
     """How the plan is made that costs least; `copies` are those of its tensor maps."""
-
-    def price(plan: Plan) -> float:
-        return price_ms(plan, sizes, sms) if copies * _maps(plan) <= MAPS[-1] else math.inf
+    own = How(TILE, None, workers)
+    found = {own: first}
 
     def tried(how: How) -> None:
         if (made := _made(first, sizes, how, workers)) is not None:
             found[how] = made
 
-    found = {How(TILE, None, workers): first}
+    def price(how: How) -> float:
+        return price_ms(found[how], sizes, sms)
+
     if workers > 1 and _cuts(first):
-        tried(How(TILE, None, 1))
-    best = min(found, key=lambda how: price(found[how])) if len(found) > 1 else How(TILE, None, workers)
+        tried(own._replace(workers=1))
+    shared = min(found, key=price).workers if len(found) > 1 else workers
     for tile, box in _smaller(first, sizes, sms, copies):
-        tried(How(tile, box, best.workers))
-    return min(found, key=lambda how: price(found[how])) if len(found) > 1 else best
+        tried(How(tile, box, shared))
+    while len(found) > 1:
+        prices = {how: price(how) for how in found}
+        alike = (how for how in found if prices[how] <= _ALIKE * min(prices.values()))
+        how = min(alike, key=lambda how: (rows_of(how.tile[0]) * found[how].tiles, prices[how]))
+        if _fits(found[how], copies):
+            return how
+        del found[how]
+    return next(iter(found))
 
 
 def _made(first: Plan, sizes: Sizes, how: How, tiled_for: int) -> Plan | None:
     """The plan, None where it takes more memory than there is."""
     assert first.pattern is not None, "it is made of one"
-    own = {"batch": sizes.batch, "heads": sizes.heads_q, "tiled_for": tiled_for}
     try:
-        return compiler.plan(first.pattern, first.q_len, first.kv_len, **how._asdict(), **own)
+        return compiler.plan(
+            first.pattern,
+            first.q_len,
+            first.kv_len,
+            batch=sizes.batch,
+            heads=sizes.heads_q,
+            tile=how.tile,
+            box=how.box,
+            workers=how.workers,
+            tiled_for=tiled_for,
+        )
     except ValueError:
         return None
 
 
-@kept_with_plan
-def _maps(plan: Plan) -> int:
-    """Tensor maps of a batch entry."""
+def _fits(plan: Plan, copies: int) -> bool:
+    """Whether the kernels have room for the tensor maps, so many for each batch entry that has its own."""
     own = sealed(plan)
-    return maps_of(plan, own.least is not None and own.growth is None)
+    most = MAPS[-1] // copies
+    return 2 * len(plan.views) <= most or maps_of(plan, own.least is not None and own.growth is None) <= most
 
 
 def _cuts(plan: Plan) -> bool:
@@ -109,36 +127,55 @@ def _cuts(plan: Plan) -> bool:
     return bool(lists.max(initial=0) > (plan.work["end"] - plan.work["begin"]).max(initial=0))
 
 
-def _smaller(plan: Plan, sizes: Sizes, sms: int, copies: int) -> Iterator[tuple[tuple[int, int], tuple[int, ...] | None]]:
+def _smaller(
+    plan: Plan, sizes: Sizes, sms: int, copies: int
+) -> Iterator[tuple[tuple[int, int], tuple[int, ...] | None]]:
     """The smaller tiles, with their boxes, that may cost less."""
     if _halves(plan) < _HALVES:
         yield (ROWS, TILE[1]), None
     if plan.efficiency < _EFFICIENT and plan.pattern is not None and plan.pattern.grids():
         met = met_by_boxes(plan, sizes.batch, sizes.heads_q, ROWS)
-        each = [] if met is None else sorted(_estimates(met, sizes, sms, copies))
-        for _, box in each[:_TRIED]:
+        for box in [] if met is None else _promising(met, sizes, sms, copies):
             yield (math.prod(box), TILE[1]), box
 
 
 def _halves(plan: Plan) -> float:
-    """The share of the halves of all tiles, of ROWS queries each, that hold an allowed pair."""
+    """The share of the halves of all tiles, of ROWS queries each, that hold an allowed pair; about, as halves without a
+    query may count twice."""
     every = max(1, -(-len(plan.masks) // _MOST_MASKS))
     held = np.bitwise_or.reduceat(plan.masks[::every], [0, ROWS], axis=1).any(axis=2).mean(axis=1)
-    of_mask = np.append(1.0, np.repeat(held, every)[: len(plan.masks)])
-    tiles = np.diff(plan.tile_indptr)
-    return float(of_mask[plan.mask + 1] @ tiles) / max(1, int(tiles.sum()))
+    of_mask = np.append(np.repeat(held, every)[: len(plan.masks)], 1.0)  # the last one of tiles without a bitmask
+    tiles, work = np.diff(plan.tile_indptr), plan.work
+    views = plan.views[plan.components["query_view"][work["component"]]]
+    queries = real_extents(views, work["query_tile"]).prod(axis=1)
+    length = work["end"] - work["begin"]
+    filled = -(-queries // ROWS) * ROWS / plan.block_q @ length / max(1, int(length.sum()))
+    return float(of_mask[plan.mask] @ tiles / max(1, int(tiles.sum())) * filled)
 
 
-def _estimates(met: Met, sizes: Sizes, sms: int, copies: int) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """What plans in boxes of each shape would cost, if all SMs were busy alike, by what items and products cost."""
+def _promising(met: Met, sizes: Sizes, sms: int, copies: int) -> list[tuple[int, ...]]:
+    """The boxes whose plans would cost least, and of those that would cost about as much the one that computes least,
+    by what items and products cost, if all SMs were busy alike."""
     kernel = kernel_of(ROWS, max(sizes.head_dim, sizes.head_dim_v), sms)
-    of, area = coefficients(ROWS), kernel.rows * kernel.tiles * TILE[1]
-    for box, boxes in met.candidates(lambda cells: cells in _CELLS, _MOST_BOXES):
+    area, of = kernel.rows * kernel.tiles * TILE[1], coefficients(ROWS)
+    of_step = area * (of.weights + of.products * kernel.head_dim + of.partial)
+
+    def estimate(box: tuple[int, ...]) -> tuple[float, int]:
+        """Cost and tiles."""
+        cost, tiles = 0.0, 0
+        for keys, boxes in met.kinds(box):
+            own = math.prod(grid_of(keys, choose_box(keys, TILE[1])))
+            cost += boxes * (of.items + of_step * -(-own // kernel.tiles))
+            tiles += boxes * own
+        return cost, tiles
+
+    fitting = [
+        (max(boxes, math.prod(met.keys_along(box)) / TILE[1]), box)
+        for box, boxes in met.candidates(lambda cells: cells in _CELLS, _MOST_BOXES)
         # Views in a row are one tensor map, unless all of its axes are theirs.
-        maps = 4 * (boxes if len(box) == 3 else boxes // max(met.boxes(box)))
-        if copies * maps <= MAPS[-1]:
-            tiles = int(make_view(Lattice(0, (1,) * len(box), met.keys_of_one(box)), TILE[1])["tiles"])
-            pairs = boxes * -(-tiles // kernel.tiles) * area
-            nothing = GpuCounts(*(0.0,) * len(GpuCounts._fields))
-            counts = nothing._replace(items=boxes, weights=pairs, products=pairs * kernel.head_dim, partial=pairs)
-            yield predicted_ms(counts, of), box
+        if copies * 4 * (boxes if len(box) == 3 else boxes // max(met.boxes(box))) <= MAPS[-1]
+    ]
+    found = sorted((*estimate(box), box) for _, box in sorted(fitting)[:_LIKELY])
+    alike = [one for one in found if one[0] <= _NEAR * found[0][0]]
+    few = [min(alike, key=lambda one: one[1:])] if alike else []
+    return list(dict.fromkeys(box for *_, box in found[:_TRIED] + few))

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from ..plan import Plan
 from ..schedule.price import predicted_ms
 from ..schedule.price_gpu import GpuCounts, Kernel, Sizes, count_on_gpu
-from ..plan import Plan
 from .hopper.builds import KEYS_TOGETHER, ROWS, TILE, build
 
 __all__ = ["LARGEST_HEAD_DIM", "coefficients", "kernel_of", "price_ms"]

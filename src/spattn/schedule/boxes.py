@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -17,23 +18,26 @@ __all__ = ["Met", "met_by_boxes"]
 
 
 class Met(NamedTuple):
-    """The queries of a part along each axis; and, by the side of boxes, the keys that all boxes meet along it."""
+    """The queries of a part along each axis; and, by the side of boxes, how many boxes meet so many keys along it."""
 
     queries: list[int]
-    along: list[dict[int, int]]
+    along: list[dict[int, dict[int, int]]]
 
     def boxes(self, sides: tuple[int, ...]) -> tuple[int, ...]:
         """How many along each axis."""
         return grid_of(self.queries, sides)
 
-    def keys(self, sides: tuple[int, ...]) -> int:
-        """Of all boxes, each with its own: of a box of keys along all axes the product of those along each."""
-        return math.prod(found[side] for found, side in zip(self.along, sides, strict=True))
+    def keys_along(self, sides: tuple[int, ...]) -> list[int]:
+        """What all boxes along each axis meet, each with its own keys. Of a box of keys along all axes all boxes meet
+        the product."""
+        found = (own[side] for own, side in zip(self.along, sides, strict=True))
+        return [sum(keys * count for keys, count in each.items()) for each in found]
 
-    def keys_of_one(self, sides: tuple[int, ...]) -> tuple[int, ...]:
-        """The sides of an average box of keys."""
-        each = zip(self.along, sides, self.boxes(sides), strict=True)
-        return tuple(-(-found[side] // count) for found, side, count in each)
+    def kinds(self, sides: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
+        """The sides of the boxes of keys that are met, and by how many boxes of queries each."""
+        for each in itertools.product(*(own[side].items() for own, side in zip(self.along, sides, strict=True))):
+            keys, counts = zip(*each, strict=True)
+            yield keys, math.prod(counts)
 
     def candidates(self, fits: Callable[[int], bool], most: int) -> Iterator[tuple[tuple[int, ...], int]]:
         """The boxes whose number of cells fits, and how many of each there are, if these are at most so many."""
@@ -55,11 +59,12 @@ def met_by_boxes(plan: Plan, batch: int, heads: int, longest: int) -> Met | None
     return Met([len(span.first) for span in largest], [_keys_along(span, longest) for span in largest])
 
 
-def _keys_along(span: Span, longest: int) -> dict[int, int]:
-    """By the side of boxes: the keys that all of them meet along an axis."""
+def _keys_along(span: Span, longest: int) -> dict[int, dict[int, int]]:
+    """By the side of boxes: how many of them meet so many keys along an axis."""
     first, last = np.array(span.first), np.array(span.last)
     found = {}
     for side in range(1, min(len(first), longest) + 1):
         starts = np.arange(0, len(first), side)
-        found[side] = int((np.maximum.reduceat(last, starts) + 1 - np.minimum.reduceat(first, starts)).sum())
+        keys = np.maximum.reduceat(last, starts) + 1 - np.minimum.reduceat(first, starts)
+        found[side] = dict(Counter(keys.tolist()))
     return found
