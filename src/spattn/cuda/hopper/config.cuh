@@ -16,7 +16,6 @@ constexpr int kStepKV = SPATTN_STEP_KV;     // keys a product covers
 constexpr int kTiles = kStepKV / kBlockKV;  // of a step
 constexpr int kPanels = kDim / 64;          // 64 elements are one 128-byte swizzled row
 constexpr int kWarpgroups = kBlockQ / 64;
-constexpr int kMaskLines = 4 * kWarpgroups;  // of 128 bytes, in the bitmask of a tile
 constexpr int kThreads = 128 * (kWarpgroups + 1);
 constexpr int kCtas = SPATTN_CTAS;  // of an SM
 constexpr int kConsumerRegisters = SPATTN_CONSUMER_REGISTERS;

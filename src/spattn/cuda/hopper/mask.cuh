@@ -13,11 +13,6 @@ namespace spattn::hopper {
 constexpr int kFullTile = -1;  // every pair is allowed: no word is loaded and no accumulator is touched
 constexpr int kNoTile = -2;    // the second half of a step whose list has odd length: nothing is allowed
 
-// Brings a line of 32 words into the first-level cache, where the consumers find it some steps later.
-__device__ __forceinline__ void fetch_mask_line(const uint32_t* masks, int64_t line) {
-  asm volatile("prefetch.global.L1 [%0];" ::"l"(masks + 32 * line));
-}
-
 // The word of `thread` (0 .. 127) of a warpgroup for one block.
 __device__ __forceinline__ uint32_t mask_word(const uint32_t* masks, int64_t block, int thread) {
   if (block == kFullTile) return ~0u;

@@ -82,14 +82,11 @@ struct Producer {
     const int number = lane / kPanels, panel = lane % kPanels;
     barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
     if (kValue == 0) {
-      int own = kFullTile;  // of the tile whose bitmask this lane fetches a line of
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         const int mask = __shfl_sync(0xffffffff, tile.mask, t * kPanels);
         if (lane == 0) shared.masks[ring.stage][t] = mask;
-        if (lane / kMaskLines == t) own = mask;
       }
-      if (own >= 0) fetch_mask_line(p.masks, own * int64_t(kMaskLines) + lane % kMaskLines);
     }
     if (lane == 0) barrier_arrive_expect(full, kStageBytes);
     if (lane < kTiles * kPanels) {
