@@ -6,7 +6,7 @@
     python benchmarks/price_cuda.py --fit FILE        # fits and judges what was measured; needs no GPU
     python benchmarks/price_cuda.py --only window     # measures problems with such names, writes nothing
 
-Three plans of each problem: other tiles, boxes of queries with keys of their own where the pattern has spans, other
+Some plans of each problem: other tiles, boxes of queries with keys of their own where the pattern has spans, other
 numbers of pieces, and contiguous views in place of a pattern's own. Forward, bfloat16. Plans of a problem are compared
 with each other before they are timed, in turns: a measurement is a replay of a CUDA graph of some calls between two
 events, so that no host time is in it; all calls read the same arrays, which L2 holds where they fit. Plans that the
@@ -30,13 +30,16 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 import record
 from scipy.optimize import nnls
 
 from spattn import compiler
 from spattn import patterns as sp
-from spattn.cuda._coefficients import kernel_of
+from spattn.call import Call
+from spattn.cuda import _choice
+from spattn.cuda._coefficients import kernel_of, price_ms
 from spattn.plan import Plan
 from spattn.schedule.price_gpu import GpuCounts, Sizes, count_on_gpu
 
@@ -57,10 +60,11 @@ class How(NamedTuple):
 
 
 WIDE, HALF, WHOLE, LISTED = How(), How((64, 64)), How(pieces=0), How(listed=True)
-SMALL, SPLIT, VIEWS = (WIDE, HALF, How((32, 64))), (WIDE, HALF, WHOLE), (WIDE, HALF, LISTED)
-SQUARES = WIDE, How((64, 64), (8, 8)), How((128, 64), (8, 16))
-CUBES = WIDE, How((64, 64), (4, 4, 4)), How((128, 64), (4, 4, 8))
-SEVENS = WIDE, How((49, 64), (7, 7)), How((64, 64), (8, 8))
+HALF_WHOLE = How((64, 64), pieces=0)
+SMALL, SPLIT, VIEWS = (WIDE, HALF, How((32, 64))), (WIDE, HALF, WHOLE, HALF_WHOLE), (WIDE, HALF, LISTED)
+SQUARES = WIDE, How((64, 64), (8, 8)), How((128, 64), (8, 16)), HALF, How((64, 64), (4, 16))
+CUBES = WIDE, How((64, 64), (4, 4, 4)), How((128, 64), (4, 4, 8)), WHOLE, How((64, 64), (4, 4, 4), 0)
+SEVENS = WIDE, How((49, 64), (7, 7)), How((64, 64), (8, 8)), How((56, 64), (7, 8)), How((63, 64), (7, 9))
 
 
 class Problem(NamedTuple):
@@ -132,6 +136,10 @@ def problems() -> list[Problem]:
         ("neighbourhood 129, line", sp.Neighborhood((8192,), 129), 8192, 64, 16, 2, SMALL),
         ("windows 7", sp.Windowed((56, 56), 7), 3136, 64, 16, 2, SEVENS),
         ("windows 7, shifted", sp.Windowed((112, 112), 7, 3), 12544, 64, 16, 1, SEVENS),
+        ("windows 7, wide", sp.Windowed((56, 56), 7), 3136, 128, 8, 8, SEVENS),
+        ("windows 7, shifted, wide", sp.Windowed((56, 56), 7, 3), 3136, 128, 8, 8, SEVENS),
+        ("neighbourhood 7, wide", sp.Neighborhood((56, 56), 7), 3136, 128, 8, 8, SQUARES),
+        ("neighbourhood 33, whole", sp.Neighborhood((64, 64), 33), 4096, 64, 16, 1, SPLIT),
         ("windows 8, shifted", sp.Windowed((64, 64), 8, 4), 4096, 128, 16, 2, SQUARES),
         ("windows 16", sp.Windowed((128, 128), 16), 16384, 64, 16, 1, SQUARES),
         ("1 % at random", at_random(4096, 0.01), 4096, 64, 8, 1, SPLIT),
@@ -148,10 +156,13 @@ def plan_of(problem: Problem, how: How, sms: int) -> Plan:
         rows = np.arange(tokens)
         allowed = np.broadcast_to(pattern.bind(tokens, tokens).allows(rows[:, None], rows[None]), (tokens, tokens))
         pattern = sp.from_pairs(*allowed.nonzero(), tokens, tokens)
-    workers = max(1, math.ceil(how.pieces * 2 * sms / (problem.batch * problem.heads)))
-    return compiler.plan(
-        pattern, tokens, batch=problem.batch, heads=problem.heads, tile=how.tile, box=how.box, workers=workers
-    )
+    sizes = {"batch": problem.batch, "heads": problem.heads, "workers": workers_of(problem, how, sms)}
+    return compiler.plan(pattern, tokens, tile=how.tile, box=how.box, **sizes)
+
+
+def workers_of(problem: Problem, how: How, sms: int) -> int:
+    """Among how many workers a head is shared."""
+    return max(1, math.ceil(how.pieces * 2 * sms / (problem.batch * problem.heads)))
 
 
 # -- measuring -------------------------------------------------------------------------------------------------------
@@ -197,7 +208,6 @@ def measured(problem: Problem, sms: int) -> tuple[list[dict[str, object]], list[
     import torch
 
     from spattn import cuda
-    from spattn.call import Call
     from spattn.cuda.repeat import Repeated
 
     torch.manual_seed(0)
@@ -341,6 +351,34 @@ def judge(found: dict[str, object]) -> tuple[list[dict[str, object]], dict[str, 
     return rows, quality, fitted(matrix, times)
 
 
+def choices(found: dict[str, object]) -> list[dict[str, object]]:
+    """The plan that the backend takes for each problem: its time, where it was measured, and the least of all plans."""
+    chosen = []
+    for problem in problems():
+        times = {case["plan"]: case["ms"] for case in found["cases"] if case["problem"] == problem.name}
+        if times:
+            shape = problem.batch, problem.heads, problem.tokens, problem.head_dim
+            call = Call.of(*[np.broadcast_to(np.zeros((), ml_dtypes.bfloat16), shape)] * 3)
+            sms = found["sms"]
+            made = _choice.chosen(problem.pattern, call, workers_of(problem, WIDE, sms), None, sms)
+            same = (number for number, how in enumerate(problem.plans) if plan_of(problem, how, sms) is made)
+            box = np.trim_zeros(made.views["box"][made.components["query_view"][0]] - 1, "f") + 1
+            chosen.append(
+                {
+                    "problem": problem.name,
+                    "tile": made.tile,
+                    "box": box.tolist(),
+                    "items": len(made.work),
+                    "efficiency": round(made.efficiency, 4),
+                    "predicted_ms": round(price_ms(made, problem.sizes, sms), 5),
+                    "first_ms": times[0],
+                    "chosen_ms": times.get(next(same, None)),
+                    "least_ms": min(times.values()),
+                }
+            )
+    return chosen
+
+
 def of_tiles(coefficients: np.ndarray) -> dict[str, dict[str, float]]:
     """The coefficients of wide tiles and of others, by the names of the counts."""
     own = [name for name in GpuCounts._fields if name not in SHARED]
@@ -361,17 +399,24 @@ def report(found: dict[str, object], write: bool) -> int:
     tables = of_tiles(coefficients)
     for tile, table in tables.items():
         print(f'    "{tile}": ({", ".join(f"{x:.3g}" for x in table.values())}),')
+    chosen = choices(found)
+    for row in chosen:
+        print(*(f"{value!s:>{26 if key == 'problem' else 12}}" for key, value in row.items()))
     if write:
         notes = (
             "Forward, bfloat16; medians of replays of CUDA graphs of some calls, in turns, without host time; all "
             "calls read the same arrays. A case is predicted by coefficients that were fitted without its problem. "
             "'order': of two plans of one problem, is the faster one predicted to be it; 'order_where_apart': of those "
-            "whose times differ by more than 5 %. Coefficients: nanoseconds for one."
+            "whose times differ by more than 5 %. Coefficients: nanoseconds for one. 'choices': the plan that the "
+            "backend takes, its time where it was measured, that of the plan with tile() and two pieces for each SM, "
+            "and the least of all."
         )
         fits = [{"tile": tile, **table} for tile, table in tables.items()]
         facts = {name: found[name] for name in ("device", "sms", "seconds", "skipped")}
         measured_at = {"date": found["date"], "commit": found["commit"]}
-        record.write("price_cuda", rows, notes=notes, **facts, measured=measured_at, quality=quality, fits=fits)
+        record.write(
+            "price_cuda", rows, notes=notes, **facts, measured=measured_at, quality=quality, fits=fits, choices=chosen
+        )
     wrong = any(case.get("wrong") for case in found["skipped"])
     return int(wrong or quality["within_25_percent"] < WITHIN_SHARE or quality["order_where_apart"] < ORDER_SHARE)
 

@@ -28,7 +28,7 @@ from .hopper.params import MAPS
 __all__ = ["chosen"]
 
 _FEWEST_QUERIES = 256  # of a call: of fewer none was measured
-_EFFICIENT = 0.6  # from here on no boxes are tried
+_EFFICIENT = 0.7  # from here on no boxes are tried
 _HALVES = 0.875  # of all half tiles hold a pair: where more do, smaller tiles are not tried
 _MOST_MASKS = 4096  # looked at; of more, evenly spaced ones stand for all
 _CELLS = range(33, ROWS + 1)  # of a box
