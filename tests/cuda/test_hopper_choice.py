@@ -188,18 +188,11 @@ def test_no_plan_has_more_maps_than_the_kernels_take(card, monkeypatch, pattern,
 
 
 def test_a_plan_that_takes_more_bytes_than_it_may_is_not_chosen(card):
-    pattern, own = sp.Longformer(128, global_tokens=16), call_of(4096)
-    needed = range(1 << 14, 1 << 20, 1 << 11)
-    first, best = (next(size for size in needed if planned(pattern, own, size, backward)) for backward in (True, False))
-    assert first == best and chosen(pattern, 4096).tile == (64, 64)
-    assert cuda.plan_for(pattern, own, first).tile == (128, 64)
-
-
-def planned(pattern, call, max_bytes, backward):
-    try:
-        return cuda.plan_for(pattern, call, max_bytes, backward=backward)
-    except ValueError:
-        return None
+    pattern, own = sp.SlidingWindow(64), call_of(16384)
+    assert cuda.plan_for(pattern, own, 49152).tile == (64, 64)
+    assert cuda.plan_for(pattern, own, 49151).tile == (128, 64)
+    with pytest.raises(ValueError, match="bytes"):
+        cuda.plan_for(pattern, own, 36863)
 
 
 @pytest.mark.gpu
