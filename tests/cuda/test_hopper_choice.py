@@ -119,7 +119,7 @@ def test_predicted_times_are_within_a_quarter(pattern, tokens, head_dim, heads, 
 @pytest.mark.parametrize("pattern", [sp.Causal(), sp.BigBird(64), sp.Documents((700, 30, 1318)), PADDED])
 def test_a_plan_is_found_again_without_planning_or_pricing(card, monkeypatch, pattern):
     made = chosen(pattern, 2048)
-    for name in ("price_ms", "_made", "_cuts", "_smaller"):
+    for name in ("price_ms", "_made", "_may_stay_whole", "_smaller"):
         monkeypatch.setattr(_choice, name, lambda *args: pytest.fail("planned again"))
     misses = spattn.plan_cache_info().misses
     assert chosen(pattern, 2048) is made and spattn.plan_cache_info().misses == misses

@@ -145,7 +145,7 @@ def _estimates_of_rows(
     met: Met, features: int, block_kv: int, device: Device
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
     """A head's cost in boxes of each shape whose rows are computed a few together."""
-    for box, boxes in met.candidates(lambda cells: cells <= device.few and cells % _FEW == 0, _MOST_SMALL_BOXES):
+    for box, boxes in met.candidates(range(_FEW, device.few + 1, _FEW), _MOST_SMALL_BOXES):
         along = (-(-keys // count) for keys, count in zip(met.keys_along(box), met.boxes(box), strict=True))
         view = np.array([make_view(Lattice(0, (1,) * len(box), tuple(along)), block_kv)])
         keys = float((keys_of_tiles(view, block_kv, device.lanes) * view["tiles"])[0])
@@ -157,7 +157,7 @@ def _estimates_of_tiles(
     met: Met, head_dim: int, head_dim_v: int, device: Device
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
     """The same of each shape that is computed by vectors of queries."""
-    for box, boxes in met.candidates(lambda cells: cells in _CELLS, _MOST_BOXES):
+    for box, boxes in met.candidates(_CELLS, _MOST_BOXES):
 
         def met_by(cells: int, box: tuple[int, ...] = box) -> float:
             inside = _neighbours(box, cells)

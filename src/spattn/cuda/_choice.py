@@ -29,6 +29,7 @@ __all__ = ["chosen"]
 
 _FEWEST_QUERIES = 256  # of a call: of fewer none was measured
 _EFFICIENT = 0.7  # from here on no boxes are tried
+_HARDLY = 1.25  # times as long
 _HALVES = 0.875  # of all half tiles hold a pair: where more do, smaller tiles are not tried
 _MOST_MASKS = 4096  # looked at; of more, evenly spaced ones stand for all
 _CELLS = range(33, ROWS + 1)  # of a box
@@ -80,7 +81,7 @@ def _cheapest(first: Plan, sizes: Sizes, workers: int, sms: int, copies: int) ->
     def price(how: How) -> float:
         return price_ms(found[how], sizes, sms)
 
-    if workers > 1 and _cuts(first):
+    if workers > 1 and _may_stay_whole(first, sizes, sms):
         tried(own._replace(workers=1))
     shared = min(found, key=price).workers if len(found) > 1 else workers
     for tile, box in _smaller(first, sizes, sms, copies):
@@ -121,10 +122,13 @@ def _fits(plan: Plan, copies: int) -> bool:
     return 2 * len(plan.views) <= most or maps_of(plan, own.least is not None and own.growth is None) <= most
 
 
-def _cuts(plan: Plan) -> bool:
-    """Whether a list is cut into pieces."""
+def _may_stay_whole(plan: Plan, sizes: Sizes, sms: int) -> bool:
+    """Whether a list is cut into pieces although it takes an SM hardly longer than its share of all lists."""
     lists = np.diff(plan.tile_indptr[plan.indptr])
-    return bool(lists.max(initial=0) > (plan.work["end"] - plan.work["begin"]).max(initial=0))
+    longest, longest_piece = (int(own.max(initial=0)) for own in (lists, plan.work["end"] - plan.work["begin"]))
+    return (
+        longest > longest_piece and longest * sms <= _HARDLY * sizes.batch * sizes.heads_q * plan.tiles / plan.variants
+    )
 
 
 def _smaller(
@@ -149,8 +153,8 @@ def _halves(plan: Plan) -> float:
     views = plan.views[plan.components["query_view"][work["component"]]]
     queries = real_extents(views, work["query_tile"]).prod(axis=1)
     length = work["end"] - work["begin"]
-    filled = -(-queries // ROWS) * ROWS / plan.block_q @ length / max(1, int(length.sum()))
-    return float(of_mask[plan.mask] @ tiles / max(1, int(tiles.sum())) * filled)
+    filled = (-(-queries // ROWS) * length).sum() * ROWS / plan.block_q / max(1, int(length.sum()))
+    return float((of_mask[plan.mask] * tiles).sum() / max(1, int(tiles.sum())) * filled)
 
 
 def _promising(met: Met, sizes: Sizes, sms: int, copies: int) -> list[tuple[int, ...]]:
@@ -171,7 +175,7 @@ def _promising(met: Met, sizes: Sizes, sms: int, copies: int) -> list[tuple[int,
 
     fitting = [
         (max(boxes, math.prod(met.keys_along(box)) / TILE[1]), box)
-        for box, boxes in met.candidates(lambda cells: cells in _CELLS, _MOST_BOXES)
+        for box, boxes in met.candidates(_CELLS, _MOST_BOXES)
         # Views in a row are one tensor map, unless all of its axes are theirs.
         if copies * 4 * (boxes if len(box) == 3 else boxes // max(met.boxes(box))) <= MAPS[-1]
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,11 +39,21 @@ class Met(NamedTuple):
             keys, counts = zip(*each, strict=True)
             yield keys, math.prod(counts)
 
-    def candidates(self, fits: Callable[[int], bool], most: int) -> Iterator[tuple[tuple[int, ...], int]]:
-        """The boxes whose number of cells fits, and how many of each there are, if these are at most so many."""
-        for box in itertools.product(*self.along):
-            if fits(math.prod(box)) and (boxes := math.prod(self.boxes(box))) <= most:
+    def candidates(self, cells: range, most: int) -> Iterator[tuple[tuple[int, ...], int]]:
+        """The boxes of so many cells, and how many of each there are, if these are at most so many."""
+        for box in _boxes(self.along, max(cells, default=0)):
+            if math.prod(box) in cells and (boxes := math.prod(self.boxes(box))) <= most:
                 yield box, boxes
+
+
+def _boxes(along: Sequence[Collection[int]], most: int) -> Iterator[tuple[int, ...]]:
+    """All boxes of up to so many cells of these sides, which ascend."""
+    if not along:
+        yield ()
+        return
+    for side in itertools.takewhile(lambda side: side <= most, along[0]):
+        for rest in _boxes(along[1:], most // side):
+            yield side, *rest
 
 
 def met_by_boxes(plan: Plan, batch: int, heads: int, longest: int) -> Met | None:
