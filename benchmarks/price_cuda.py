@@ -14,8 +14,9 @@ kernels refuse, or leave to the portable ones, are printed and listed as skipped
 
 Coefficients are nanoseconds for one of each of ``spattn.schedule.price_gpu.GpuCounts``, those of a worker once for
 tiles of 128 queries and once for smaller ones, fitted by non-negative least squares of relative errors. A case is
-judged by coefficients that were fitted without its problem. Writes ``benchmarks/results/price_cuda.json``; exits with 1
-when a target is missed, or plans disagreed. The lines that it prints last are those of the table.
+judged by coefficients that were fitted without its problem. Writes ``benchmarks/results/price_cuda.json``, and what the
+backend chooses to ``price_cuda_choices.json``; exits with 1 when a target is missed, or plans disagreed. The lines "wide"
+and "narrow" are those of ``spattn/cuda/_coefficients.py``.
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ ROUNDS, GRAPH_MS = 20, 2.0
 TOLERANCE = 0.01  # of the largest result, between two plans: two to three bfloat16 roundings
 WITHIN, WITHIN_SHARE, ORDER_SHARE = 0.25, 0.8, 0.9
 SHARED = ("launches", "merging", "merged", "elements")  # counts with one coefficient for all tiles
+
+CHOICES = (
+    "The plan that the backend takes for each problem of price_cuda.json: its time where it was measured, that of the "
+    "plan with tile() for two workers an SM, which comes first, and the least of all that were measured."
+)
 
 
 class How(NamedTuple):
@@ -361,7 +367,8 @@ def choices(found: dict[str, object]) -> list[dict[str, object]]:
             call = Call.of(*[np.broadcast_to(np.zeros((), ml_dtypes.bfloat16), shape)] * 3)
             sms = found["sms"]
             made = _choice.chosen(problem.pattern, call, workers_of(problem, WIDE, sms), None, sms)
-            same = (number for number, how in enumerate(problem.plans) if plan_of(problem, how, sms) is made)
+            plans = ((number, plan_of(problem, how, sms)) for number, how in enumerate(problem.plans))
+            same = next((number for number, plan in plans if number in times and alike(plan, made)), None)
             box = np.trim_zeros(made.views["box"][made.components["query_view"][0]] - 1, "f") + 1
             chosen.append(
                 {
@@ -372,11 +379,17 @@ def choices(found: dict[str, object]) -> list[dict[str, object]]:
                     "efficiency": round(made.efficiency, 4),
                     "predicted_ms": round(price_ms(made, problem.sizes, sms), 5),
                     "first_ms": times[0],
-                    "chosen_ms": times.get(next(same, None)),
+                    "chosen_ms": times.get(same),
                     "least_ms": min(times.values()),
                 }
             )
     return chosen
+
+
+def alike(one: Plan, other: Plan) -> bool:
+    """Whether kernels do the same with both."""
+    arrays = (one.work, other.work), (one.views, other.views)
+    return one.tile == other.tile and all(np.array_equal(*each) for each in arrays)
 
 
 def of_tiles(coefficients: np.ndarray) -> dict[str, dict[str, float]]:
@@ -407,9 +420,7 @@ def report(found: dict[str, object], write: bool) -> int:
             "Forward, bfloat16; medians of replays of CUDA graphs of some calls, in turns, without host time; all "
             "calls read the same arrays. A case is predicted by coefficients that were fitted without its problem. "
             "'order': of two plans of one problem, is the faster one predicted to be it; 'order_where_apart': of those "
-            "whose times differ by more than 5 %. Coefficients: nanoseconds for one. 'choices': the plan that the "
-            "backend takes, its time where it was measured, that of the plan with tile() and two pieces for each SM, "
-            "and the least of all."
+            "whose times differ by more than 5 %. Coefficients: nanoseconds for one."
         )
         fits = [{"tile": tile, **table} for tile, table in tables.items()]
         facts = {name: found[name] for name in ("device", "sms", "seconds", "skipped")}

@@ -126,9 +126,8 @@ def _may_stay_whole(plan: Plan, sizes: Sizes, sms: int) -> bool:
     """Whether a list is cut into pieces although it takes an SM hardly longer than its share of all lists."""
     lists = np.diff(plan.tile_indptr[plan.indptr])
     longest, longest_piece = (int(own.max(initial=0)) for own in (lists, plan.work["end"] - plan.work["begin"]))
-    return (
-        longest > longest_piece and longest * sms <= _HARDLY * sizes.batch * sizes.heads_q * plan.tiles / plan.variants
-    )
+    share = sizes.batch * sizes.heads_q * plan.tiles / plan.variants / sms
+    return longest > longest_piece and longest <= _HARDLY * share
 
 
 def _smaller(
