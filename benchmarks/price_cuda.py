@@ -14,9 +14,9 @@ kernels refuse, or leave to the portable ones, are printed and listed as skipped
 
 Coefficients are nanoseconds for one of each of ``spattn.schedule.price_gpu.GpuCounts``, those of a worker once for
 tiles of 128 queries and once for smaller ones, fitted by non-negative least squares of relative errors. A case is
-judged by coefficients that were fitted without its problem. Writes ``benchmarks/results/price_cuda.json``, and what the
-backend chooses to ``price_cuda_choices.json``; exits with 1 when a target is missed, or plans disagreed. The lines "wide"
-and "narrow" are those of ``spattn/cuda/_coefficients.py``.
+judged by coefficients that were fitted without its problem. Writes ``benchmarks/results/price_cuda.json``, and what
+the backend chooses to ``price_cuda_choices.json``; exits with 1 when a target is missed, or plans disagreed. The lines
+"wide" and "narrow" are those of ``spattn/cuda/_coefficients.py``.
 """
 
 from __future__ import annotations
@@ -425,9 +425,8 @@ def report(found: dict[str, object], write: bool) -> int:
         fits = [{"tile": tile, **table} for tile, table in tables.items()]
         facts = {name: found[name] for name in ("device", "sms", "seconds", "skipped")}
         measured_at = {"date": found["date"], "commit": found["commit"]}
-        record.write(
-            "price_cuda", rows, notes=notes, **facts, measured=measured_at, quality=quality, fits=fits, choices=chosen
-        )
+        record.write("price_cuda", rows, notes=notes, **facts, measured=measured_at, quality=quality, fits=fits)
+        record.write("price_cuda_choices", chosen, notes=CHOICES, device=found["device"], measured=measured_at)
     wrong = any(case.get("wrong") for case in found["skipped"])
     return int(wrong or quality["within_25_percent"] < WITHIN_SHARE or quality["order_where_apart"] < ORDER_SHARE)
 
