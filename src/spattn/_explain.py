@@ -11,6 +11,7 @@ import numpy as np
 
 from . import cpu
 from ._errors import EfficiencyWarning
+from ._imports import whole_imports
 from .patterns import draw
 from .patterns._check import choice, integer
 from .plan import Plan, positions
@@ -19,6 +20,7 @@ from .plan._cache import kept_with_plan
 __all__ = ["Explanation", "explain", "warn_where_dense_wins"]
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
+_DEVICES = {"cpu": "one thread of the CPU", "cuda": "an H200"}
 _LARGEST_PICTURE = 4096  # tokens of a side
 _FACTOR, _LOST_MS = 1.5, 1.0  # predicted to be lost, both, before anybody is warned: predictions err by a quarter
 
@@ -32,13 +34,15 @@ class Explanation:
     plan : Plan
         What is explained.
     predicted_ms : float
-        What a forward takes on one thread of the CPU, in milliseconds.
+        What a forward takes on one thread of the CPU, or on a GPU, in milliseconds.
     dense_ms : float
         The same of attention over all pairs.
     cheaper : Plan or None
         A plan of the same pattern that is predicted to take less time.
     cheaper_ms : float or None
         How much it takes.
+    device : str
+        "cpu" or "cuda".
     """
 
     plan: Plan
@@ -46,6 +50,7 @@ class Explanation:
     dense_ms: float
     cheaper: Plan | None
     cheaper_ms: float | None
+    device: str = "cpu"
 
     def __str__(self) -> str:
         plan, computed = self.plan, self.plan.tiles * math.prod(self.plan.tile)
@@ -59,7 +64,7 @@ class Explanation:
             f"work items: {len(plan.work)}, {splits} of which share rows; {len(plan.merge_rows)} rows are merged",
             f"pairs: {plan.nnz} allowed, {computed} in the tiles (efficiency {plan.efficiency:.3g}); "
             f"density {plan.density:.3g}",
-            f"predicted: {self.predicted_ms:.3g} ms on one thread of the CPU",
+            f"predicted: {self.predicted_ms:.3g} ms on {_DEVICES[self.device]}",
             self._comparison(),
         ]
         if plan.ordered:
@@ -105,23 +110,34 @@ class Explanation:
         return ax
 
 
-def explain(plan: Plan, batch: int, heads: int, head_dim: int, dtype: str) -> Explanation:
+def explain(plan: Plan, batch: int, heads: int, head_dim: int, dtype: str, device: str) -> Explanation:
     """What :meth:`spattn.Plan.explain` says."""
     given = {"batch": batch, "heads": heads, "head_dim": head_dim}
     batch, heads, head_dim = (integer(name, value, 1) for name, value in given.items())
     choice("dtype", dtype, _DTYPES)
+    choice("device", device, tuple(_DEVICES))
     own = plan.variant.shape
     if own[0] not in (1, batch) or own[1] not in (1, heads):
         raise ValueError(f"plan: expected {batch} batch entries and {heads} heads, got one for {own[0]} and {own[1]}")
+    backend = cpu if device == "cpu" else _cuda()
     sizes = batch, heads, head_dim, head_dim, dtype
-    cheaper = cpu.cheaper(plan, *sizes)
+    predicted = backend.predicted_ms(plan, *sizes)
+    cheaper = backend.cheaper(plan, *sizes)
     return Explanation(
         plan,
-        cpu.predicted_ms(plan, *sizes),
-        cpu.dense_ms(plan.q_len, plan.kv_len, *sizes),
+        predicted,
+        backend.dense_ms(plan.q_len, plan.kv_len, *sizes),
         cheaper,
-        None if cheaper is None else cpu.predicted_ms(cheaper, *sizes),
+        None if cheaper is None else backend.predicted_ms(cheaper, *sizes),
+        device,
     )
+
+
+def _cuda() -> Any:
+    with whole_imports:  # which needs no GPU, and explanations for the CPU do not need
+        from . import cuda
+
+    return cuda
 
 
 @kept_with_plan

@@ -15,19 +15,33 @@ from .. import compiler
 from .._backends import Limits, PreparedBackward, PreparedForward
 from .._imports import whole_imports
 from ..call import Call
-from ..patterns import Pattern
+from ..patterns import Full, Pattern
 from ..plan import Plan
 from ..plan._sealed import sealed_for
+from ..schedule.price_gpu import Sizes
 from . import _choice, execute, hopper, hopper_backward, portable, portable_backward, repeat
+from ._coefficients import LARGEST_HEAD_DIM, SMS, price_ms
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
 
-__all__ = ["LIMITS", "CudaError", "accepts", "forward", "info", "plan_for", "sm_count", "tile", "unavailable"]
+__all__ = [
+    "LIMITS",
+    "CudaError",
+    "accepts",
+    "cheaper",
+    "dense_ms",
+    "forward",
+    "info",
+    "plan_for",
+    "predicted_ms",
+    "sm_count",
+    "tile",
+    "unavailable",
+]
 
 LIMITS = Limits(host_arrays=False, precisions=("tf32",), moves=True)
 
 _works_in: int | None = None  # the process in which the backend was found to work
-_BLOCKS_PER_SM = 2  # that run side by side
 _log = logging.getLogger(__name__)
 
 
@@ -160,12 +174,49 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
     """The plan with the tile shape of this device's kernels. Long lists are split so that one head's work, times the
     heads, occupies every SM. A forward on compute capability 9.0 takes another one that is priced below it."""
     gpu = device.get(call.kind.ordinal(call.q))
-    blocks = gpu.sm_count * (1 if _decodes(gpu, call) else _BLOCKS_PER_SM)
-    workers = max(1, -(-blocks // max(1, call.batch * call.heads_q)))
+    blocks = gpu.sm_count * (1 if _decodes(gpu, call) else _choice.BLOCKS)
+    workers = _choice.workers_for(call.batch * call.heads_q, blocks)
     if not backward and _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper:
         return _choice.chosen(pattern, call, workers, max_bytes, gpu.sm_count)
     shape = tile(call.dtype, call.head_dim, call.head_dim_v, gpu.ordinal)
     return compiler.plan_for(pattern, call, shape, workers, max_bytes, tile_by_tile=True)
+
+
+def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
+    """What a forward with a plan would take on an H200, without the host's time.
+
+    Raises
+    ------
+    ValueError
+        If calls like this one were not measured.
+    """
+    _check_measured(plan, max(head_dim, head_dim_v), dtype)
+    return price_ms(plan, Sizes(batch, heads, heads, head_dim, head_dim_v), SMS)
+
+
+def dense_ms(q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
+    """The same of attention over all pairs."""
+    sizes = batch, heads, head_dim, head_dim_v
+    dense = _choice.cheapest(Full(), q_len, kv_len, Sizes(batch, heads, *sizes[1:]), SMS)
+    return predicted_ms(dense, *sizes, dtype)
+
+
+def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
+    """The plan that would be chosen for the same pattern where it is priced below this one, None where it is not."""
+    if plan.pattern is None:
+        return None
+    sizes = batch, heads, head_dim, head_dim_v
+    other = _choice.cheapest(plan.pattern, plan.q_len, plan.kv_len, Sizes(batch, heads, *sizes[1:]), SMS)
+    return other if predicted_ms(other, *sizes, dtype) < predicted_ms(plan, *sizes, dtype) else None
+
+
+def _check_measured(plan: Plan, head_dim: int, dtype: str) -> None:
+    if dtype not in hopper.DTYPES:
+        raise ValueError(f"dtype: expected {' or '.join(hopper.DTYPES)} for a price on a GPU, got {dtype}")
+    if head_dim > LARGEST_HEAD_DIM:
+        raise ValueError(f"head_dim: expected at most {LARGEST_HEAD_DIM} for a price on a GPU, got {head_dim}")
+    if plan.ordered or not hopper.accepts(plan.block_q, plan.block_kv):
+        raise ValueError(f"plan: expected tiles of 128 or up to 64 queries and 64 keys, in order, got {plan!r}")
 
 
 def _check_order(plan: Plan) -> None:

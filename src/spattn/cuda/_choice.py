@@ -25,7 +25,9 @@ from .hopper.layout import maps_of
 from .hopper.maps import joint_heads
 from .hopper.params import MAPS
 
-__all__ = ["chosen"]
+__all__ = ["BLOCKS", "cheapest", "chosen", "workers_for"]
+
+BLOCKS = 2  # of an SM, that run side by side
 
 _FEWEST_QUERIES = 256  # of a call: of fewer none was measured
 _EFFICIENT = 0.7  # from here on no boxes are tried
@@ -59,6 +61,19 @@ def chosen(pattern: Pattern, call: Call, workers: int, max_bytes: int | None, sm
     if how == How(TILE, None, workers):
         return first
     return compiler.planned_or(first, pattern, call, how.tile, how.workers, max_bytes, True, how.box)
+
+
+def workers_for(heads: int, blocks: int) -> int:
+    """Among how many workers the work of each head is shared, so that all heads keep so many blocks busy."""
+    return max(1, -(-blocks // max(1, heads)))
+
+
+def cheapest(pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, sms: int) -> Plan:
+    """What :func:`chosen` takes for arrays in order, whatever their number of queries."""
+    batch, heads = sizes.batch, sizes.heads_q
+    workers = workers_for(batch * heads, BLOCKS * sms)
+    first = compiler.plan(pattern, q_len, kv_len, batch=batch, heads=heads, tile=TILE, workers=workers)
+    return _made(first, sizes, _cheapest(first, sizes, workers, sms, 1), workers) or first
 
 
 def _joint(call: Call) -> bool:

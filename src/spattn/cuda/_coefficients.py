@@ -8,9 +8,10 @@ from ..schedule.price import predicted_ms
 from ..schedule.price_gpu import GpuCounts, Kernel, Sizes, count_on_gpu
 from .hopper.builds import KEYS_TOGETHER, ROWS, TILE, build
 
-__all__ = ["LARGEST_HEAD_DIM", "coefficients", "kernel_of", "price_ms"]
+__all__ = ["LARGEST_HEAD_DIM", "SMS", "coefficients", "kernel_of", "price_ms"]
 
 LARGEST_HEAD_DIM = 128  # that was measured
+SMS = 132  # of the device that was measured
 
 # In the order of GpuCounts: of tiles of 128 queries, and of fewer.
 _WIDE = GpuCounts(4.8e03, 5.32e03, 422, 0.0692, 0.000197, 0.0119, 0.128, 0.468, 0.00107, 0.000323)
