@@ -150,9 +150,8 @@ def reach(start, neighbours, without):
     return found
 
 
-ANY = builds.TABLE[0]
 STRUCTS = {"portable": (params.STRUCTS, "sm_80", {"SPATTN_DTYPE": "float64"})} | {
-    f"hopper, {room} maps": (hopper_params.structs(room), builds.ARCH, builds.variant(ANY, "bfloat16", room))
+    f"hopper, {room} maps": (hopper_params.structs(room), builds.ARCH, builds.variant(builds.TABLE[0], "bfloat16", room))
     for room in hopper_params.MAPS
 }
 

@@ -23,6 +23,7 @@ from . import _choice, execute, hopper, hopper_backward, portable, portable_back
 from ._coefficients import LARGEST_HEAD_DIM, SMS, price_ms
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
+from .hopper.builds import DTYPES
 
 __all__ = [
     "LIMITS",
@@ -211,8 +212,8 @@ def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, 
 
 
 def _check_measured(plan: Plan, head_dim: int, dtype: str) -> None:
-    if dtype not in hopper.DTYPES:
-        raise ValueError(f"dtype: expected {' or '.join(hopper.DTYPES)} for a price on a GPU, got {dtype}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: expected {' or '.join(DTYPES)} for a price on a GPU, got {dtype}")
     if head_dim > LARGEST_HEAD_DIM:
         raise ValueError(f"head_dim: expected at most {LARGEST_HEAD_DIM} for a price on a GPU, got {head_dim}")
     if plan.ordered or not hopper.accepts(plan.block_q, plan.block_kv):

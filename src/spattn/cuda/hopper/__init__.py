@@ -1,8 +1,8 @@
 """The kernels for compute capability 9.0: TMA, WGMMA and persistent blocks, for 16-bit types.
 
-They execute plans with tiles of 128 queries, or of up to 64, and 64 keys; two key tiles make one product of 128 keys
-where the head dimension leaves room for it. Arrays that TMA cannot address (rows not 16-byte aligned, negative or zero
-strides) and plans of more than 240 tensor maps go to the portable kernels, which execute the same plan.
+They execute plans with tiles of 128 queries, or of up to 64, and 64 keys; two key tiles make one product of 128 keys where the head
+dimension leaves room for it. Arrays that TMA cannot address (rows not 16-byte aligned, negative or zero strides) and
+plans of more than 240 tensor maps go to the portable kernels, which execute the same plan.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .maps import readable
 from .params import MAPS, Addresses
 from .prepared import prepare
 
-__all__ = ["DTYPES", "TILE", "accepts", "aligned", "forward", "prepare", "supports", "tile", "why_not"]
+__all__ = ["TILE", "accepts", "aligned", "forward", "prepare", "supports", "tile", "why_not"]
 
 LARGEST_HEAD_DIM = 256
 _log = logging.getLogger("spattn.cuda")

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from ...plan._types import Plan
 
-# Queries and keys of most plans' tiles. 128 queries are two consumer warpgroups, as many as the registers hold at
-# head_dim 128. 64 keys follow 2-D and 3-D patterns more closely than 128 (efficiency 0.245 against 0.167 on a 13 × 13
+# Queries and keys of most plans' tiles. 128 queries are two consumer warpgroups, as many as the registers hold at head_dim
+# 128. 64 keys follow 2-D and 3-D patterns more closely than 128 (efficiency 0.245 against 0.167 on a 13 × 13
 # neighbourhood) and run at the same rate, because two tiles make one product. Plans with fewer queries a tile run too:
 # up to ROWS of them are one warpgroup, and two CTAs share an SM.
 TILE = (128, 64)

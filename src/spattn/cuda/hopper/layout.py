@@ -113,8 +113,7 @@ def fragment_masks(masks: np.ndarray) -> np.ndarray:
     bits = np.unpackbits(little, bitorder="little").reshape(count, block_q, 64)
     if block_q < warpgroups * ROWS:  # rows that no query fills see no key
         bits = np.pad(bits, ((0, 0), (0, warpgroups * ROWS - block_q), (0, 0)))
-    bits = bits.reshape(count, warpgroups, 4, 2, 8, 8, 4, 2).transpose(
-        0, 1, 2, 4, 6, 5, 3, 7
-    )  # n, wg, w, g, t, i, h, b
+    bits = bits.reshape(count, warpgroups, 4, 2, 8, 8, 4, 2)
+    bits = bits.transpose(0, 1, 2, 4, 6, 5, 3, 7)  # n, warpgroup, w, g, t, i, h, b
     packed = np.packbits(np.ascontiguousarray(bits).reshape(count, warpgroups, 128, 32), -1, "little")
     return packed.view(np.uint32).reshape(count, warpgroups, 128)
