@@ -5,8 +5,8 @@
 
 A folder holds the package spattn; ``benchmarks/builds.py`` says how one is made of another commit. Processes of the
 builds take turns; each times every problem, planned by the build itself, between CUDA events around many calls. A
-build's figure is the median over its processes. Before anything is timed, results are compared with each other: those of
-the pattern, and those of a plan whose tiles are rows of the image. Writes ``benchmarks/results/grids_cuda.json``.
+build's figure is the median over its processes. Before anything is timed, results are compared with each other: those
+of the pattern, and those of a plan with other tiles. Writes ``benchmarks/results/grids_cuda.json``.
 """
 
 from __future__ import annotations

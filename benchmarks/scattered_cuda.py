@@ -4,9 +4,9 @@
     python benchmarks/scattered_cuda.py          # a minute on an H200; needs torch
 
 4096 tokens, 16 heads, bfloat16. *spattn* is what it plans by itself, *contiguous* its plan of tiles of consecutive
-tokens, *dense* its attention over all pairs, *pytorch* what PyTorch takes for all pairs, and *masked* what it takes for a
-boolean mask. Contenders take turns, CUDA events around many calls, two sets of inputs; results are compared with
-float64 before anything is timed. Writes ``benchmarks/results/scattered_cuda.json``.
+tokens, *dense* its attention over all pairs, *pytorch* what PyTorch takes for all pairs, and *masked* that for a mask.
+Contenders take turns, CUDA events around many calls, two sets of inputs; results are compared with float64 before
+anything is timed. Writes ``benchmarks/results/scattered_cuda.json``.
 """
 
 from __future__ import annotations

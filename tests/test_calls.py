@@ -237,7 +237,8 @@ def test_plan_for_other_heads_where_the_backend_would_plan_again():
     made = spattn.plan(p.PerHead((p.Full(), p.Causal(), p.SlidingWindow(3))), 10, heads=3)
     planned, call = [], Call.of(*tensors())
     module = types.SimpleNamespace(
-        accepts=lambda plan, call: False, plan_for=lambda pattern, call, max_bytes, backward: planned.append(pattern)
+        accepts=lambda plan, call, backward: False,
+        plan_for=lambda pattern, call, max_bytes, backward: planned.append(pattern),
     )
     with pytest.raises(ValueError, match=r"^pattern: expected a plan for 1 batch entries and 2 heads, got .* 3$"):
         _api.find_plan(module, made, call)

@@ -58,6 +58,31 @@ def test_dense_attention_wins_where_views_are_smaller_than_tiles():
     assert found.dense_ms < found.predicted_ms and "dense attention is faster" in str(found)
 
 
+def test_prices_of_a_gpu():
+    """Those of what its backend takes, and of the tiles that everything had before."""
+    how = {"heads": 32, "dtype": "bfloat16", "device": "cuda"}
+    found = spattn.plan(WINDOWS, 3136, heads=32, tile=(128, 64)).explain(**how)
+    assert found.cheaper.tile == (49, 64) and found.cheaper_ms < 0.5 * found.predicted_ms < 0.5 * found.dense_ms
+    text = str(found)
+    assert f"{found.predicted_ms:.3g} ms on an H200" in text and "boxes of 7 × 7 queries" in text
+    assert found.cheaper.explain(**how).cheaper is None
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"dtype": "float32"}, "^dtype: expected float16 or bfloat16 for a price on a GPU, got float32$"),
+        ({"head_dim": 136}, "^head_dim: expected at most 128 for a price on a GPU, got 136$"),
+        ({"device": "tpu"}, "^device: "),
+        ({"tile": (48, 128)}, "^plan: expected tiles of 128 or up to 64 queries and 64 keys"),
+    ],
+)
+def test_prices_of_a_gpu_that_nobody_measured(how, message):
+    plan = spattn.plan(sp.Causal(), 300, tile=how.pop("tile", (128, 64)))
+    with pytest.raises(ValueError, match=message):
+        plan.explain(**({"dtype": "float16", "device": "cuda"} | how))
+
+
 def test_predictions_follow_the_work():
     short, long = (spattn.plan(sp.SlidingWindow(64), n).explain().predicted_ms for n in (4096, 16384))
     assert 3.5 < long / short < 4.5

@@ -11,6 +11,7 @@ import numpy as np
 
 from . import compiler, cpu
 from ._errors import EfficiencyWarning
+from ._imports import whole_imports
 from .patterns import draw
 from .patterns._check import choice, integer
 from .plan import Plan, positions
@@ -19,6 +20,7 @@ from .plan._cache import kept_with_plan
 __all__ = ["Explanation", "explain", "warn_where_dense_wins"]
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
+_DEVICES = {"cpu": "one thread of the CPU", "cuda": "an H200"}
 _LARGEST_PICTURE = 4096  # tokens of a side
 _FACTOR, _LOST_MS = 1.5, 1.0  # predicted to be lost, both, before anybody is warned: predictions err by a quarter
 
@@ -32,14 +34,16 @@ class Explanation:
     plan : Plan
         What is explained.
     predicted_ms : float
-        What a forward takes on one thread of the CPU, in milliseconds; of a gathered plan, which is for GPUs, with the
-        plan of the same pattern and tiles whose keys are in order.
+        What a forward takes on one thread of the CPU, or on a GPU, in milliseconds; on the CPU that of a gathered plan,
+        which is for GPUs, is of the plan of the same pattern and tiles whose keys are in order.
     dense_ms : float
         The same of attention over all pairs.
     cheaper : Plan or None
         A plan of the same pattern that is predicted to take less time.
     cheaper_ms : float or None
         How much it takes.
+    device : str
+        "cpu" or "cuda".
     """
 
     plan: Plan
@@ -47,6 +51,7 @@ class Explanation:
     dense_ms: float
     cheaper: Plan | None
     cheaper_ms: float | None
+    device: str = "cpu"
 
     def __str__(self) -> str:
         plan, computed = self.plan, self.plan.tiles * math.prod(self.plan.tile)
@@ -60,7 +65,7 @@ class Explanation:
             f"work items: {len(plan.work)}, {splits} of which share rows; {len(plan.merge_rows)} rows are merged",
             f"pairs: {plan.nnz} allowed, {computed} in the tiles (efficiency {plan.efficiency:.3g}); "
             f"density {plan.density:.3g}",
-            f"predicted: {self.predicted_ms:.3g} ms on one thread of the CPU",
+            f"predicted: {self.predicted_ms:.3g} ms on {_DEVICES[self.device]}",
             self._comparison(),
         ]
         if plan.gathered:
@@ -109,23 +114,27 @@ class Explanation:
         return ax
 
 
-def explain(plan: Plan, batch: int, heads: int, head_dim: int, dtype: str) -> Explanation:
+def explain(plan: Plan, batch: int, heads: int, head_dim: int, dtype: str, device: str) -> Explanation:
     """What :meth:`spattn.Plan.explain` says."""
     given = {"batch": batch, "heads": heads, "head_dim": head_dim}
     batch, heads, head_dim = (integer(name, value, 1) for name, value in given.items())
     choice("dtype", dtype, _DTYPES)
+    choice("device", device, tuple(_DEVICES))
     own = plan.variant.shape
     if own[0] not in (1, batch) or own[1] not in (1, heads):
         raise ValueError(f"plan: expected {batch} batch entries and {heads} heads, got one for {own[0]} and {own[1]}")
+    backend = cpu if device == "cpu" else _cuda()
     sizes = batch, heads, head_dim, head_dim, dtype
-    executed = _of_all_keys(plan, batch, heads) if plan.gathered else plan
-    cheaper = cpu.cheaper(executed, *sizes)
+    executed = _of_all_keys(plan, batch, heads) if plan.gathered and device == "cpu" else plan
+    predicted = backend.predicted_ms(executed, *sizes)
+    cheaper = backend.cheaper(executed, *sizes)
     return Explanation(
         plan,
-        cpu.predicted_ms(executed, *sizes),
-        cpu.dense_ms(plan.q_len, plan.kv_len, *sizes),
+        predicted,
+        backend.dense_ms(plan.q_len, plan.kv_len, *sizes),
         cheaper,
-        None if cheaper is None else cpu.predicted_ms(cheaper, *sizes),
+        None if cheaper is None else backend.predicted_ms(cheaper, *sizes),
+        device,
     )
 
 
@@ -134,6 +143,13 @@ def _of_all_keys(plan: Plan, batch: int, heads: int) -> Plan:
     if plan.pattern is None:
         raise ValueError("plan: expected one that the CPU executes, or that knows its pattern, got a gathered one")
     return compiler.plan(plan.pattern, plan.q_len, plan.kv_len, batch=batch, heads=heads, tile=plan.tile)
+
+
+def _cuda() -> Any:
+    with whole_imports:  # which needs no GPU, and explanations for the CPU do not need
+        from . import cuda
+
+    return cuda
 
 
 @kept_with_plan

@@ -11,6 +11,10 @@ Passes that only some backends need are made of the plan when they ask for them,
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from ._imports import whole_imports
 from ._index_checks import check_lengths
@@ -21,10 +25,10 @@ from .patterns._check import integer, integers
 from .plan import Plan
 from .plan._budget import Budget
 from .plan._cache import find, keep
-from .plan._sealed import seal
+from .plan._sealed import seal, sealed
 from .plan._types import AXES, LARGEST_SIDE, TILE
 
-__all__ = ["plan", "plan_for"]
+__all__ = ["plan", "plan_for", "planned_or"]
 
 
 def plan(
@@ -40,6 +44,7 @@ def plan(
     max_bytes: int | None = None,
     ordered: bool = False,
     gathered: bool = False,
+    tiled_for: int | None = None,
 ) -> Plan:
     """The plan that is kept for these arguments or moves there, or a new one; :func:`spattn.plan` names the errors.
 
@@ -50,6 +55,8 @@ def plan(
     gathered : bool, optional
         Put the keys that each query tile attends to side by side, for patterns that list their pairs. Heads of patterns
         that do not are planned as ever.
+    tiled_for : int, optional
+        Take the tiles of the plan for so many workers, where that is kept.
 
     Raises
     ------
@@ -79,6 +86,9 @@ def plan(
         _at_least(0, "max_bytes", max_bytes)
     kept = find(key)
     if kept is None:
+        other = None if tiled_for is None else find((*key[:7], tiled_for, *key[8:]))
+        if other is not None and other.sealed.growth is None:  # whose tiles depend on the number of keys
+            return keep(key, _shared_anew(other.at(key[2]), key[7]), other.needed)
         budget = Budget(memory() if max_bytes is None else max_bytes)
         return keep(key, _compile(*key, budget), budget.needed)
     if max_bytes is not None:  # as if the plan were made now
@@ -96,6 +106,7 @@ def plan_for(
     box: tuple[int, ...] | None = None,
     ordered: bool = False,
     gathered: bool = False,
+    tiled_for: int | None = None,
 ) -> Plan:
     """The same for a call, with the tiles and the number of workers that suit a backend, which may write its lists out
     tile by tile: `max_bytes` bounds that, too."""
@@ -111,10 +122,30 @@ def plan_for(
         max_bytes=max_bytes,
         ordered=ordered,
         gathered=gathered,
+        tiled_for=tiled_for,
     )
     if tile_by_tile:
         Budget(memory() if max_bytes is None else max_bytes).need_tiles(made.tiles)
     return made
+
+
+def planned_or(plan: Plan, *arguments: Any, **options: Any) -> Plan:
+    """What :func:`plan_for` makes of these arguments, or `plan` where that takes too many bytes, which is all that can
+    be wrong with a pattern that has been planned."""
+    try:
+        return plan_for(*arguments, **options)
+    except ValueError:
+        return plan
+
+
+def _shared_anew(plan: Plan, workers: int) -> Plan:
+    """The plan with the same tiles for another number of workers."""
+    with whole_imports:
+        from .schedule.items import share_out
+
+    ends = np.searchsorted(plan.components["variant"], np.arange(plan.variants + 1)).tolist()
+    items = share_out(plan, ends, plan.q_len, plan.block_q, workers)
+    return seal(replace(plan, **items._asdict()), sealed(plan).least, None)
 
 
 def _compile(

@@ -8,7 +8,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import spattn
-from spattn import patterns, plan
+from spattn import cuda, patterns, plan
+from spattn.call import Call
 from spattn.cuda import portable_backward
 from spattn.cuda.hopper.builds import TILE
 from spattn.cuda.hopper_backward import layout, params, prepared
@@ -50,7 +51,7 @@ def test_patterns(check_gradients, problem, head_dim, dtype):
 def test_random(case, dtype, seed, eighths, eighths_v):
     """Any pattern or composition, any lengths and groups."""
     q, k, v = inputs(*case.sizes, 8 * eighths, 8 * eighths_v, dtype=dtype, seed=seed)
-    made = spattn.plan(case.pattern, backend="cuda", like=(q, k, v))
+    made = cuda.plan_for(case.pattern, Call.of(q, k, v), backward=True)
     assume(layout.lay_out_views(made).maps <= params.MAPS[-1])  # more of them run on the portable kernels
     expected = GradientExpectation(case.pattern, q, k, v, with_dlse=True)
     out, lse = spattn.attention(q, k, v, made, return_lse=True, backend="cuda")

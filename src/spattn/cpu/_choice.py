@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
 
 from .. import compiler
 from ..call import Call
 from ..patterns import Pattern
-from ..patterns._lattice import Lattice, Span
+from ..patterns._lattice import Lattice
 from ..plan import Plan
 from ..plan._cache import kept_with_plan
 from ..plan._tiling import make_view
 from ..plan._types import grid_of
+from ..schedule.boxes import Met, met_by_boxes
 from ..schedule.price import (
     ROWS,
     Counts,
@@ -31,7 +30,7 @@ from ..schedule.price import (
 )
 from ._coefficients import Device
 
-__all__ = ["chosen", "dense_ms", "in_boxes", "planned_or", "price_ms", "price_of_pairs_ms"]
+__all__ = ["chosen", "dense_ms", "in_boxes", "price_ms", "price_of_pairs_ms"]
 
 _EFFICIENT = 0.6  # from here on nothing else is tried
 _CELLS = range(17, 97)  # of a box: of more the weights leave the first-level cache
@@ -83,7 +82,7 @@ def chosen(
     box = _box(plan, (call.batch, call.heads_q, call.head_dim, call.head_dim_v), workers, device)
     if box is None:
         return plan
-    return planned_or(plan, pattern, call, (math.prod(box), tile[1]), workers, max_bytes, box=box)
+    return compiler.planned_or(plan, pattern, call, (math.prod(box), tile[1]), workers, max_bytes, box=box)
 
 
 def _or_in_a_row(
@@ -100,18 +99,9 @@ def _or_in_a_row(
     every = plan.variants * math.prod(grid_of((call.q_len, call.kv_len), tile))
     if plan.efficiency >= _EFFICIENT or every > _MANY * plan.tiles:
         return plan
-    other = planned_or(plan, pattern, call, tile, workers, max_bytes)
+    other = compiler.planned_or(plan, pattern, call, tile, workers, max_bytes)
     sizes = call.batch, call.heads_q, call.head_dim, call.head_dim_v
     return min(plan, other, key=lambda own: price_ms(own, sizes, device))
-
-
-def planned_or(plan: Plan, *arguments: Any, **options: Any) -> Plan:
-    """What :func:`spattn.compiler.plan_for` makes of these arguments, or `plan` where that takes too many bytes, which
-    is all that can be wrong with a pattern that has been planned."""
-    try:
-        return compiler.plan_for(*arguments, **options)
-    except ValueError:
-        return plan
 
 
 def in_boxes(plan: Plan, sizes: Sizes, workers: int, device: Device) -> Plan | None:
@@ -142,47 +132,21 @@ def _plan_of(plan: Plan, sizes: Sizes, box: tuple[int, ...], workers: int) -> Pl
 def _promising(plan: Plan, sizes: Sizes, device: Device) -> list[tuple[int, ...]]:
     """The boxes that would cost least, by the spans of the part that has the most queries."""
     batch, heads, head_dim, head_dim_v = sizes
-    variants = [] if plan.pattern is None else plan.pattern.variants(batch, heads)[0]
-    bound = (variant.bind(plan.q_len, plan.kv_len) for variant in variants)
-    parts = [part for own in bound for part in own.parts(plan.q_len, plan.kv_len)]
-    spans = [part.spans for part in parts if part.spans is not None]
-    if not spans:
+    met = met_by_boxes(plan, batch, heads, _CELLS.stop)
+    if met is None:
         return []
-    largest = max(spans, key=lambda axes: math.prod(len(span.first) for span in axes))
-    met = _Met([len(span.first) for span in largest], [_keys_along(span) for span in largest])
     whole = head_dim % device.lanes == head_dim_v % device.lanes == 0  # others are copied for each box
     rows = sorted(_estimates_of_rows(met, head_dim + head_dim_v, plan.block_kv, device)) if whole else []
     tiles = sorted(_estimates_of_tiles(met, head_dim, head_dim_v, device))
     return [box for _, box in rows[:_ROWS_TRIED] + tiles[:_TRIED]]
 
 
-class _Met(NamedTuple):
-    """The queries of a part along each axis; and, by the side of boxes, the keys that all boxes meet along it."""
-
-    queries: list[int]
-    along: list[dict[int, int]]
-
-    def boxes(self, sides: tuple[int, ...]) -> tuple[int, ...]:
-        """How many along each axis."""
-        return grid_of(self.queries, sides)
-
-    def keys(self, sides: tuple[int, ...]) -> int:
-        """Of all boxes, each with its own: of a box of keys along all axes the product of those along each."""
-        return math.prod(found[side] for found, side in zip(self.along, sides, strict=True))
-
-    def candidates(self, fits: Callable[[int], bool], most: int) -> Iterator[tuple[tuple[int, ...], int]]:
-        """The boxes whose number of cells fits, and how many of each there are, if these are at most so many."""
-        for box in itertools.product(*self.along):
-            if fits(math.prod(box)) and (boxes := math.prod(self.boxes(box))) <= most:
-                yield box, boxes
-
-
 def _estimates_of_rows(
-    met: _Met, features: int, block_kv: int, device: Device
+    met: Met, features: int, block_kv: int, device: Device
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
     """A head's cost in boxes of each shape whose rows are computed a few together."""
-    for box, boxes in met.candidates(lambda cells: cells <= device.few and cells % _FEW == 0, _MOST_SMALL_BOXES):
-        along = (-(-found[side] // count) for found, side, count in zip(met.along, box, met.boxes(box), strict=True))
+    for box, boxes in met.candidates(range(_FEW, device.few + 1, _FEW), _MOST_SMALL_BOXES):
+        along = (-(-keys // count) for keys, count in zip(met.keys_along(box), met.boxes(box), strict=True))
         view = np.array([make_view(Lattice(0, (1,) * len(box), tuple(along)), block_kv)])
         keys = float((keys_of_tiles(view, block_kv, device.lanes) * view["tiles"])[0])
         cells = boxes * math.prod(box)
@@ -190,23 +154,23 @@ def _estimates_of_rows(
 
 
 def _estimates_of_tiles(
-    met: _Met, head_dim: int, head_dim_v: int, device: Device
+    met: Met, head_dim: int, head_dim_v: int, device: Device
 ) -> Iterator[tuple[float, tuple[int, ...]]]:
     """The same of each shape that is computed by vectors of queries."""
-    for box, boxes in met.candidates(lambda cells: cells in _CELLS, _MOST_BOXES):
+    for box, boxes in met.candidates(_CELLS, _MOST_BOXES):
 
         def met_by(cells: int, box: tuple[int, ...] = box) -> float:
             inside = _neighbours(box, cells)
-            return met.keys(inside) * math.prod(inside) / cells
+            return math.prod(met.keys_along(inside)) * math.prod(inside) / cells
 
         counts = Counts(
             items=boxes,
             tiles=0,
             rows=0,
             scores=met_by(device.lanes) * head_dim,
-            weights=-(-math.prod(box) // device.lanes) * met.keys(box),
+            weights=-(-math.prod(box) // device.lanes) * math.prod(met.keys_along(box)),
             output=met_by(ROWS) * -(-head_dim_v // device.lanes),
-            gathered=met.keys(box) * (head_dim + head_dim_v),
+            gathered=math.prod(met.keys_along(box)) * (head_dim + head_dim_v),
             merged=0,
         )
         yield predicted_ms(counts, device.nanoseconds), box
@@ -219,13 +183,3 @@ def _neighbours(box: tuple[int, ...], cells: int) -> tuple[int, ...]:
         sides = min(side, cells), *sides
         cells = max(1, round((cells + side - 1) / side) if cells % side else cells // side)
     return sides
-
-
-def _keys_along(span: Span) -> dict[int, int]:
-    """By the side of boxes: the keys that all of them meet along an axis."""
-    first, last = np.array(span.first), np.array(span.last)
-    found = {}
-    for side in range(1, min(len(first), _CELLS.stop) + 1):
-        starts = np.arange(0, len(first), side)
-        found[side] = int((np.maximum.reduceat(last, starts) + 1 - np.minimum.reduceat(first, starts)).sum())
-    return found

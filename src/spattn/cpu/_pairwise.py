@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from .. import compiler
 from .._index_checks import q_offset
 from ..call import Call
 from ..patterns import Pattern
 from ..plan import Plan
-from ._choice import planned_or, price_ms, price_of_pairs_ms
+from ._choice import price_ms, price_of_pairs_ms
 from ._coefficients import Device
 
 __all__ = ["clearly", "instead", "may_pay"]
@@ -42,7 +43,7 @@ def instead(plan: Plan, pattern: Pattern, call: Call, workers: int, max_bytes: i
     sizes = call.batch, call.heads_q, call.head_dim, call.head_dim_v
     if price_ms(plan, sizes, device) <= price_of_pairs_ms(plan, sizes, device):
         return plan
-    return planned_or(plan, pattern, call, (1, plan.block_kv), workers, max_bytes)
+    return compiler.planned_or(plan, pattern, call, (1, plan.block_kv), workers, max_bytes)
 
 
 def may_pay(plan: Plan) -> bool:

@@ -16,21 +16,36 @@ from .. import compiler
 from .._backends import Limits, PreparedBackward, PreparedForward, PreparedGroup
 from .._imports import whole_imports
 from ..call import Call
-from ..patterns import Pattern
+from ..patterns import Full, Pattern
 from ..plan import Plan
 from ..plan._sealed import sealed_for
-from ..schedule.group import workers
-from . import execute, group, hopper, hopper_backward, portable, portable_backward, repeat
+from ..schedule.group import tiles_of, workers
+from ..schedule.price_gpu import Sizes
+from . import _choice, execute, group, hopper, hopper_backward, portable, portable_backward, repeat
+from ._coefficients import LARGEST_HEAD_DIM, SMS, price_ms
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
+from .hopper.builds import DTYPES
 from .hopper.group import MOST_PROBLEMS, kind_of_launch
 
-__all__ = ["LIMITS", "CudaError", "accepts", "forward", "info", "plan_for", "sm_count", "tile", "unavailable"]
+__all__ = [
+    "LIMITS",
+    "CudaError",
+    "accepts",
+    "cheaper",
+    "dense_ms",
+    "forward",
+    "info",
+    "plan_for",
+    "predicted_ms",
+    "sm_count",
+    "tile",
+    "unavailable",
+]
 
 LIMITS = Limits(host_arrays=False, precisions=("tf32",), moves=True, groups=True)
 
 _works_in: int | None = None  # the process in which the backend was found to work
-_BLOCKS_PER_SM = 2  # that run side by side
 # In a group. Each of a worker's four pieces, which may be twice as long as asked for, is then an SM's part at most.
 _SMS_PER_WORKER = 2
 _log = logging.getLogger(__name__)
@@ -164,16 +179,24 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
 
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
     """The plan with the tile shape of this device's kernels. Long lists are split so that one head's work, times the
-    heads, occupies every SM."""
+    heads, occupies every SM. A forward on compute capability 9.0 takes another one that is priced below it."""
     gpu = device.get(call.kind.ordinal(call.q))
-    blocks = gpu.sm_count * (1 if _decodes(gpu, call) else _BLOCKS_PER_SM)
-    return _plan(gpu, pattern, call, workers(blocks, call.batch * call.heads_q), max_bytes)
+    blocks = gpu.sm_count * (1 if _decodes(gpu, call) else _choice.BLOCKS)
+    each = workers(blocks, call.batch * call.heads_q)
+    if not backward and _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper:
+        return _choice.chosen(pattern, call, each, max_bytes, gpu.sm_count)
+    return _plan(gpu, pattern, call, each, max_bytes)
 
 
 def plan_share(pattern: Pattern, call: Call, share: float) -> Plan:
-    """The same where the call has a part of the machine and others have the rest. No item is longer than an SM's part
-    of all the work, which is short enough where the longest items start first and short ones fill what they leave."""
+    """The same where the call has a part of the machine and others have the rest. No item is much longer than an SM's
+    part of all the work, which is short enough where the longest items start first and short ones fill what they
+    leave."""
     gpu = device.get(call.kind.ordinal(call.q))
+    whole = _plan(gpu, pattern, call, 1)
+    part = tiles_of(whole, call.batch, call.heads_q) / share / gpu.sm_count
+    if (whole.work["end"] - whole.work["begin"]).max(initial=0) <= _choice.HARDLY * part:
+        return whole
     return _plan(gpu, pattern, call, workers(gpu.sm_count // _SMS_PER_WORKER, call.batch * call.heads_q, share))
 
 
@@ -219,6 +242,43 @@ def prepare_group(calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
         _check_order(plan)
     first, _ = next(iter(own.values()))
     return group.Group(own, device.get(first.kind.ordinal(first.q)))
+
+
+def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
+    """What a forward with a plan would take on an H200, without the host's time.
+
+    Raises
+    ------
+    ValueError
+        If calls like this one were not measured.
+    """
+    _check_measured(plan, max(head_dim, head_dim_v), dtype)
+    return price_ms(plan, Sizes(batch, heads, heads, head_dim, head_dim_v), SMS)
+
+
+def dense_ms(q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
+    """The same of attention over all pairs."""
+    sizes = batch, heads, head_dim, head_dim_v
+    dense = _choice.cheapest(Full(), q_len, kv_len, Sizes(batch, heads, *sizes[1:]), SMS)
+    return predicted_ms(dense, *sizes, dtype)
+
+
+def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
+    """The plan that would be chosen for the same pattern where it is priced below this one, None where it is not."""
+    if plan.pattern is None:
+        return None
+    sizes = batch, heads, head_dim, head_dim_v
+    other = _choice.cheapest(plan.pattern, plan.q_len, plan.kv_len, Sizes(batch, heads, *sizes[1:]), SMS)
+    return other if predicted_ms(other, *sizes, dtype) < predicted_ms(plan, *sizes, dtype) else None
+
+
+def _check_measured(plan: Plan, head_dim: int, dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype: expected {' or '.join(DTYPES)} for a price on a GPU, got {dtype}")
+    if head_dim > LARGEST_HEAD_DIM:
+        raise ValueError(f"head_dim: expected at most {LARGEST_HEAD_DIM} for a price on a GPU, got {head_dim}")
+    if plan.ordered or not hopper.accepts(plan.block_q, plan.block_kv):
+        raise ValueError(f"plan: expected tiles of 128 or up to 64 queries and 64 keys, in order, got {plan!r}")
 
 
 def _check_order(plan: Plan) -> None:

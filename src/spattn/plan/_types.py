@@ -298,15 +298,20 @@ class Plan:
         """Bytes of all arrays."""
         return sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
 
-    def explain(self, *, batch: int = 1, heads: int = 1, head_dim: int = 64, dtype: str = "float32") -> Explanation:
-        """What was chosen and what it costs on this machine's CPU, in words and as a picture.
+    def explain(
+        self, *, batch: int = 1, heads: int = 1, head_dim: int = 64, dtype: str = "float32", device: str = "cpu"
+    ) -> Explanation:
+        """What was chosen and what it costs on this machine's CPU or on a GPU, in words and as a picture.
 
         Parameters
         ----------
         batch, heads, head_dim : int, optional
             Of a call; the batch entries and heads must suit the plan.
         dtype : {"float32", "float64", "float16", "bfloat16"}, optional
-            Of its arrays.
+            Of its arrays; float16 or bfloat16 for a GPU.
+        device : {"cpu", "cuda"}, optional
+            One thread of this machine's CPU, or an H200, which need not be there. Prices on a GPU are of tiles of 128
+            or up to 64 queries and of `head_dim` up to 128.
 
         Returns
         -------
@@ -318,13 +323,13 @@ class Plan:
         TypeError
             If a size is not an integer.
         ValueError
-            If a size is less than 1, `dtype` is none of these, or the plan is for other batch entries or heads, or
-            gathered and of no pattern.
+            If a size is less than 1, `dtype` or `device` is none of these, or the plan is for other batch entries or
+            heads, or gathered and of no pattern; if a GPU's price is asked for that is not known.
         """
         with whole_imports:  # which plans that are only executed do not need
             from .._explain import explain
 
-        return explain(self, batch, heads, head_dim, dtype)
+        return explain(self, batch, heads, head_dim, dtype, device)
 
     def __repr__(self) -> str:
         partial = int(np.diff(self.tile_indptr)[self.mask >= 0].sum())

@@ -67,14 +67,16 @@ class Growth:
         count[own.rests - 1] += more
         indices[own.rests] += more
         listed: dict[str, Any] = {"tile_indptr": frozen(offsets(count)), "indices": frozen(indices)}
-        items = share_out(replace(own, views=views, **listed), self.q_len, self.block[0], self.workers)
+        grown = replace(own, views=views, **listed)
+        items = share_out(grown, own.variant_components, self.q_len, self.block[0], self.workers)
         return listed | items._asdict()
 
 
 def fixed(tiled: Tiled, q_len: int, block_q: int, workers: int) -> dict[str, Any]:
     """The same fields of a plan that does not grow."""
     names = ("kv_len", "views", "tile_indptr", "indices", "mask", "masks", "nnz", "q_order", "kv_order")
-    return {name: getattr(tiled, name) for name in names} | share_out(tiled, q_len, block_q, workers)._asdict()
+    items = share_out(tiled, tiled.variant_components, q_len, block_q, workers)
+    return {name: getattr(tiled, name) for name in names} | items._asdict()
 
 
 def _first_keys(keys: int, block_q: int, block_kv: int) -> np.ndarray:

@@ -10,6 +10,7 @@ import numpy as np
 
 from .._frozen import frozen
 from .._ragged import offsets, ramp
+from ..plan import Plan
 from ..plan._build import Tiled
 from ..plan._types import LARGEST, WORK
 from .rows import Place, places
@@ -53,15 +54,14 @@ class Share(NamedTuple):
     sources: np.ndarray
 
 
-def share_out(tiled: Tiled, q_len: int, block_q: int, workers: int) -> Items:
-    """Cuts the lists of every variant into items, about four for each of `workers`.
+def share_out(tiled: Tiled | Plan, ends: Sequence[int], q_len: int, block_q: int, workers: int) -> Items:
+    """Cuts the lists of every variant, whose components start at `ends`, into items, about four for each of `workers`.
 
     Raises
     ------
     ValueError
         If the workspace would have 2³¹ rows or more.
     """
-    ends = tiled.variant_components
     shares = [_share(tiled, first, last, q_len, block_q, workers) for first, last in zip(ends, ends[1:], strict=False)]
     if tiled.q_order.size:  # merges name rows
         shares = [own._replace(rows=rows[own.rows]) for own, rows in zip(shares, tiled.q_order, strict=True)]
@@ -100,7 +100,7 @@ def _int32(array: np.ndarray) -> np.ndarray:
     return frozen(array.astype(np.int32, copy=False))
 
 
-def _share(tiled: Tiled, first: int, last: int, q_len: int, block_q: int, workers: int) -> Share:
+def _share(tiled: Tiled | Plan, first: int, last: int, q_len: int, block_q: int, workers: int) -> Share:
     """The items of the components [first, last)."""
     starts, of_rows = tiled.tile_indptr[tiled.indptr], tiled.components["first_row"].tolist()
     columns: list[tuple[np.ndarray, ...]] = []

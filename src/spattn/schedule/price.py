@@ -103,7 +103,7 @@ class Features(NamedTuple):
     panel: int = 0
 
 
-def predicted_ms(counts: Counts | RowCounts, coefficients: tuple[float, ...]) -> float:
+def predicted_ms(counts: tuple[float, ...], coefficients: tuple[float, ...]) -> float:
     """Milliseconds, of nanoseconds for one of each."""
     return 1e-6 * sum(number * cost for number, cost in zip(counts, coefficients, strict=True))
 

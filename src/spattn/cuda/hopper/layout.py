@@ -13,6 +13,8 @@ from .builds import ROWS
 from .maps import MapSpec, halve, map_views
 
 WORK = np.dtype([(name, "i4") for name in ("query_view", "x", "y", "z", "begin", "end", "key_view", "slot")])
+Mapped = tuple[tuple[MapSpec, ...], np.ndarray]  # maps, and the records of all views
+
 ENTRY = np.dtype([(name, "i4") for name in ("x", "y", "z", "view")])
 
 
@@ -72,12 +74,9 @@ class Layout:
 
 def make_layout(plan: Plan, moves: bool = False) -> Layout:
     """Lays a plan out for the Hopper kernel; where it moves, views that do and views that do not share no map."""
-    query_ids, key_ids, row_component = roles(plan)
-    none = query_ids[:0]
-    query_specs, query_views = map_views(plan.views, none if plan.q_order.size else query_ids, 0)
+    *_, row_component = roles(plan)
+    (query_specs, query_views), (key_specs, key_views) = _mapped(plan, moves)
     query_specs, query_views = halve(query_specs, query_views, 1 if plan.block_q <= ROWS else plan.block_q // ROWS)
-    key_ids = none if plan.ordered else key_ids
-    key_specs, key_views = map_views(plan.views, key_ids, len(query_specs), join=not moves)
     components = plan.components[plan.work["component"]]
     if (plan.work["begin"] >= plan.work["end"]).any():
         raise ValueError("plan: expected work items of at least one tile")
@@ -109,6 +108,19 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
         plan.kv_order,
         np.repeat(np.arange(plan.variants, dtype=np.int32), np.diff(plan.work_indptr) * plan.ordered),
     )
+
+
+def maps_of(plan: Plan, moves: bool) -> int:
+    """Tensor maps of one batch entry, as :func:`make_layout` makes them."""
+    (query_specs, _), (key_specs, _) = _mapped(plan, moves)
+    return 2 * (len(query_specs) + len(key_specs))
+
+
+def _mapped(plan: Plan, moves: bool) -> tuple[Mapped, Mapped]:
+    """The maps and views of queries, and of keys; those that are looked up need no map."""
+    query_ids, key_ids, _ = roles(plan)
+    queries = map_views(plan.views, query_ids[: 0 if plan.q_order.size else None], 0)
+    return queries, map_views(plan.views, key_ids[: 0 if plan.ordered else None], len(queries[0]), join=not moves)
 
 
 def fragment_masks(masks: np.ndarray) -> np.ndarray:

@@ -1,0 +1,210 @@
+"""Which tile, which boxes of queries and how many pieces of long lists a plan for compute capability 9.0 has: what
+``tile()`` says and two pieces for each SM, unless others are priced below that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from .. import compiler
+from ..call import Call
+from ..patterns import Pattern
+from ..plan import Plan
+from ..plan._cache import kept_with_plan
+from ..plan._sealed import sealed
+from ..plan._tiling import choose_box
+from ..plan._types import grid_of, real_extents
+from ..schedule.boxes import Met, met_by_boxes
+from ..schedule.group import workers
+from ..schedule.price_gpu import Sizes
+from ._coefficients import LARGEST_HEAD_DIM, coefficients, kernel_of, price_ms
+from .hopper.builds import ROWS, TILE, rows_of
+from .hopper.layout import maps_of
+from .hopper.maps import joint_heads
+from .hopper.params import MAPS
+
+__all__ = ["BLOCKS", "HARDLY", "cheapest", "chosen"]
+
+BLOCKS = 2  # of an SM, that run side by side
+
+_FEWEST_QUERIES = 256  # of a call: of fewer none was measured
+_EFFICIENT = 0.7  # from here on no boxes are tried
+HARDLY = 1.25  # times as long
+_HALVES = 0.875  # of all half tiles hold a pair: where more do, smaller tiles are not tried
+_MOST_MASKS = 4096  # looked at; of more, evenly spaced ones stand for all
+_SCATTERED = 0.4  # efficiency from which on no places are looked up
+_CELLS = range(33, ROWS + 1)  # of a box
+_MOST_BOXES = 2560  # each has views of its own
+_LIKELY, _TRIED = 32, 2  # boxes that are looked at closely, and those that are planned
+_NEAR = 1.25  # times the cost of the best box: of all that cost no more one is planned, too
+_ALIKE = 1.1  # prices that are no further apart tell nothing: then the plan that computes least is taken
+
+
+class How(NamedTuple):
+    """A plan of a pattern: tile, box, the number of workers that share a head, and whether places are looked up."""
+
+    tile: tuple[int, int]
+    box: tuple[int, ...] | None
+    workers: int
+    ordered: bool = False
+    gathered: bool = False
+
+
+def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: int) -> Plan:
+    """The cheapest of the plan for these workers, the one whose lists stay whole, and a few in smaller tiles; the first
+    where calls like this one were not measured."""
+    first = compiler.plan_for(pattern, call, TILE, each, max_bytes, tile_by_tile=True)
+    dim = max(call.head_dim, call.head_dim_v)
+    if call.q_len < _FEWEST_QUERIES or dim > LARGEST_HEAD_DIM or 0 in (call.batch, call.heads_q, call.kv_len):
+        return first
+    sizes = Sizes(call.batch, call.heads_q, call.heads_kv, call.head_dim, call.head_dim_v)
+    how = _cheapest(first, sizes, each, sms, 1 if _joint(call) else call.batch)
+    if how == How(TILE, None, each):
+        return first
+    look_up = how.ordered, how.gathered
+    return compiler.planned_or(first, pattern, call, how.tile, how.workers, max_bytes, True, how.box, *look_up)
+
+
+def cheapest(pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, sms: int) -> Plan:
+    """What :func:`chosen` takes for arrays in order, whatever their number of queries."""
+    batch, heads = sizes.batch, sizes.heads_q
+    each = workers(BLOCKS * sms, batch * heads)
+    first = compiler.plan(pattern, q_len, kv_len, batch=batch, heads=heads, tile=TILE, workers=each)
+    return _made(first, sizes, _cheapest(first, sizes, each, sms, 1), each) or first
+
+
+def _joint(call: Call) -> bool:
+    """Whether batch entries share tensor maps."""
+    if call.kind.ordinal(call.q) is None:  # which are copied in order
+        return True
+    return all(joint_heads(call.kind.operand(x)) for x in (call.q, call.k, call.v))
+
+
+@kept_with_plan
+def _cheapest(first: Plan, sizes: Sizes, each: int, sms: int, copies: int) -> How:
+    """How the plan is made that costs least; `copies` are those of its tensor maps."""
+    own = How(TILE, None, each)
+    found = {own: first}
+
+    def tried(how: How) -> None:
+        if (made := _made(first, sizes, how, each)) is not None:
+            found[how] = made
+
+    def price(how: How) -> float:
+        return price_ms(found[how], sizes, sms)
+
+    if each > 1 and _may_stay_whole(first, sizes, sms):
+        tried(own._replace(workers=1))
+    shared = min(found, key=price).workers if len(found) > 1 else each
+    for tile, box in _smaller(first, sizes, sms, copies):
+        tried(How(tile, box, shared))
+    for ordered, gathered in _looked_up(first):
+        tried(How((ROWS, TILE[1]), None, shared, ordered, gathered))
+    while len(found) > 1:
+        prices = {how: price(how) for how in found}
+        alike = (how for how in found if prices[how] <= _ALIKE * min(prices.values()))
+        how = min(alike, key=lambda how: (rows_of(how.tile[0]) * found[how].tiles, prices[how]))
+        if _fits(found[how], copies):
+            return how
+        del found[how]
+    return next(iter(found))
+
+
+def _made(first: Plan, sizes: Sizes, how: How, tiled_for: int) -> Plan | None:
+    """The plan, None where it takes more memory than there is."""
+    assert first.pattern is not None, "it is made of one"
+    try:
+        return compiler.plan(
+            first.pattern,
+            first.q_len,
+            first.kv_len,
+            batch=sizes.batch,
+            heads=sizes.heads_q,
+            tile=how.tile,
+            box=how.box,
+            ordered=how.ordered,
+            gathered=how.gathered,
+            workers=how.workers,
+            tiled_for=tiled_for,
+        )
+    except ValueError:
+        return None
+
+
+def _fits(plan: Plan, copies: int) -> bool:
+    """Whether the kernels have room for the tensor maps, so many for each batch entry that has its own."""
+    own = sealed(plan)
+    most = MAPS[-1] // copies
+    return 2 * len(plan.views) <= most or maps_of(plan, own.least is not None and own.growth is None) <= most
+
+
+def _may_stay_whole(plan: Plan, sizes: Sizes, sms: int) -> bool:
+    """Whether a list is cut into pieces although it takes an SM hardly longer than its share of all lists."""
+    lists = np.diff(plan.tile_indptr[plan.indptr])
+    longest, longest_piece = (int(own.max(initial=0)) for own in (lists, plan.work["end"] - plan.work["begin"]))
+    share = sizes.batch * sizes.heads_q * plan.tiles / plan.variants / sms
+    return longest > longest_piece and longest <= HARDLY * share
+
+
+def _smaller(
+    plan: Plan, sizes: Sizes, sms: int, copies: int
+) -> Iterator[tuple[tuple[int, int], tuple[int, ...] | None]]:
+    """The smaller tiles, with their boxes, that may cost less."""
+    if _halves(plan) < _HALVES:
+        yield (ROWS, TILE[1]), None
+    if plan.efficiency < _EFFICIENT and plan.pattern is not None and plan.pattern.grids():
+        met = met_by_boxes(plan, sizes.batch, sizes.heads_q, ROWS)
+        for box in [] if met is None else _promising(met, sizes, sms, copies):
+            yield (math.prod(box), TILE[1]), box
+
+
+def _looked_up(plan: Plan) -> Iterator[tuple[bool, bool]]:
+    """Whether places may be tokens in another order, or keys gathered for each query tile."""
+    if plan.pattern is not None and plan.efficiency < _SCATTERED and plan.pattern._has_order:
+        yield True, False
+        yield False, True
+
+
+def _halves(plan: Plan) -> float:
+    """The share of the halves of all tiles, of ROWS queries each, that hold an allowed pair; about, as halves without a
+    query may count twice."""
+    every = max(1, -(-len(plan.masks) // _MOST_MASKS))
+    held = np.bitwise_or.reduceat(plan.masks[::every], [0, ROWS], axis=1).any(axis=2).mean(axis=1)
+    of_mask = np.append(np.repeat(held, every)[: len(plan.masks)], 1.0)  # the last one of tiles without a bitmask
+    tiles, work = np.diff(plan.tile_indptr), plan.work
+    views = plan.views[plan.components["query_view"][work["component"]]]
+    queries = real_extents(views, work["query_tile"]).prod(axis=1)
+    length = work["end"] - work["begin"]
+    filled = (-(-queries // ROWS) * length).sum() * ROWS / plan.block_q / max(1, int(length.sum()))
+    return float((of_mask[plan.mask] * tiles).sum() / max(1, int(tiles.sum())) * filled)
+
+
+def _promising(met: Met, sizes: Sizes, sms: int, copies: int) -> list[tuple[int, ...]]:
+    """The boxes whose plans would cost least, and of those that would cost about as much the one that computes least,
+    by what items and products cost, if all SMs were busy alike."""
+    kernel = kernel_of(ROWS, max(sizes.head_dim, sizes.head_dim_v), sms)
+    area, of = kernel.rows * kernel.tiles * TILE[1], coefficients(ROWS)
+    of_step = area * (of.weights + of.products * kernel.head_dim + of.partial)
+
+    def estimate(box: tuple[int, ...]) -> tuple[float, int]:
+        """Cost and tiles."""
+        cost, tiles = 0.0, 0
+        for keys, boxes in met.kinds(box):
+            own = math.prod(grid_of(keys, choose_box(keys, TILE[1])))
+            cost += boxes * (of.items + of_step * -(-own // kernel.tiles))
+            tiles += boxes * own
+        return cost, tiles
+
+    fitting = [
+        (max(boxes, math.prod(met.keys_along(box)) / TILE[1]), box)
+        for box, boxes in met.candidates(_CELLS, _MOST_BOXES)
+        # Views in a row are one tensor map, unless all of its axes are theirs.
+        if copies * 4 * (boxes if len(box) == 3 else boxes // max(met.boxes(box))) <= MAPS[-1]
+    ]
+    found = sorted((*estimate(box), box) for _, box in sorted(fitting)[:_LIKELY])
+    alike = [one for one in found if one[0] <= _NEAR * found[0][0]]
+    few = [min(alike, key=lambda one: one[1:])] if alike else []
+    return list(dict.fromkeys(box for *_, box in found[:_TRIED] + few))
