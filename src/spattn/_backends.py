@@ -106,8 +106,8 @@ class Backend(Protocol):
 class GroupingBackend(Backend, Protocol):
     """One that computes calls together, which it is given by their numbers in the log."""
 
-    def together(self, calls: Mapping[int, tuple[Call, Plan]]) -> list[list[int]]:
-        """Which of the calls, with the plans that they would have by themselves, it computes together."""
+    def together(self, calls: Mapping[int, tuple[Call, Plan | None]]) -> list[list[int]]:
+        """Which of the calls it computes together; those without a plan are planned for their share of the machine."""
 
     def plan_share(self, pattern: Pattern, call: Call, share: float) -> Plan:
         """The plan of a call that has a part of the machine, 1 being all of it."""

@@ -239,7 +239,9 @@ def _prepare(
     groups = [
         _group(module, {number: own[number] for number in members}, given)
         for module, own in candidates.items()
-        for members in module.together({number: (one.call, one.plan) for number, one in own.items()})
+        for members in module.together(
+            {n: (one.call, one.plan if one.plan is given[n][3] else None) for n, one in own.items()}
+        )
     ]
     return groups, {number: one.plan for own in candidates.values() for number, one in own.items()}
 

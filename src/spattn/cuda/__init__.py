@@ -205,8 +205,9 @@ def _plan(gpu: device.Device, pattern: Pattern, call: Call, each: int, max_bytes
     return compiler.plan_for(pattern, call, shape, each, max_bytes, tile_by_tile=True)
 
 
-def together(calls: Mapping[int, tuple[Call, Plan]]) -> list[list[int]]:
-    """Which calls, by their numbers, run in one launch; those that are in none run by themselves, as the log says.
+def together(calls: Mapping[int, tuple[Call, Plan | None]]) -> list[list[int]]:
+    """Which calls, by their numbers, run in one launch; those that are in none run by themselves, as the log says. A
+    call without a plan gets one by :func:`plan_share`.
 
     Calls of one device, dtype, class of head dimensions and shape of tiles do, on GPUs with the Hopper kernels.
     """
@@ -215,11 +216,12 @@ def together(calls: Mapping[int, tuple[Call, Plan]]) -> list[list[int]]:
         ordinal = call.kind.ordinal(call.q)
         gpu = None if ordinal is None else device.get(ordinal)
         on_hopper = gpu is not None and _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper
+        block_q = hopper.TILE[0] if plan is None else plan.block_q
         why = group.why_alone(call, plan, on_hopper)
         if why is not None:
             group.say_alone(number, why)
             continue
-        kind = ordinal, *kind_of_launch(call.dtype, call.head_dim, call.head_dim_v, plan.block_q)
+        kind = ordinal, *kind_of_launch(call.dtype, call.head_dim, call.head_dim_v, block_q)
         launches = found.setdefault(kind, [[]])
         if len(launches[-1]) == MOST_PROBLEMS:
             launches.append([])

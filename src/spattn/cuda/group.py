@@ -37,16 +37,17 @@ _log = logging.getLogger("spattn.cuda")
 Results = list[tuple[Any, Any] | None]
 
 
-def why_alone(call: Call, plan: Plan, on_hopper: bool) -> str | None:
-    """Why a call takes no part in a group; None where it may."""
+def why_alone(call: Call, plan: Plan | None, on_hopper: bool) -> str | None:
+    """Why a call takes no part in a group; None where it may. Its plan may still have to be made."""
     if call.kind.name != "torch" or call.kind.ordinal(call.q) is None:
         return f"groups are of PyTorch tensors on a GPU, these are {call.kind.name} arrays on {call.device}"
     if 0 in call.out_shape or call.kv_len == 0:
         return "it has nothing to compute"
-    if plan.ordered:
+    tile = hopper.TILE if plan is None else plan.tile
+    if not on_hopper or not hopper.accepts(*tile):
+        return f"the Hopper kernels do not run {call.dtype} in tiles of {tile[0]} × {tile[1]} here"
+    if plan is not None and plan.ordered:
         return "the places of its plan are looked up"
-    if not on_hopper or not hopper.accepts(plan.block_q, plan.block_kv):
-        return f"the Hopper kernels do not run {call.dtype} in tiles of {plan.block_q} × {plan.block_kv} here"
     return None
 
 
