@@ -25,7 +25,7 @@ from . import _choice, execute, group, hopper, hopper_backward, portable, portab
 from ._coefficients import LARGEST_HEAD_DIM, SMS, price_ms
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
-from .hopper.builds import DTYPES
+from .hopper.builds import DTYPES, ROWS
 from .hopper.group import MOST_PROBLEMS, kind_of_launch
 
 __all__ = [
@@ -194,8 +194,8 @@ def plan_share(pattern: Pattern, call: Call, share: float) -> Plan:
     leave."""
     gpu = device.get(call.kind.ordinal(call.q))
     whole = _plan(gpu, pattern, call, 1)
-    part = tiles_of(whole, call.batch, call.heads_q) / share / gpu.sm_count
-    if (whole.work["end"] - whole.work["begin"]).max(initial=0) <= _choice.HARDLY * part:
+    part = tiles_of(whole, call.batch, call.heads_q) / gpu.sm_count  # of an SM, if this were all the work
+    if share * (whole.work["end"] - whole.work["begin"]).max(initial=0) <= _choice.HARDLY * part:
         return whole
     return _plan(gpu, pattern, call, workers(gpu.sm_count // _SMS_PER_WORKER, call.batch * call.heads_q, share))
 
@@ -279,8 +279,8 @@ def _check_measured(plan: Plan, head_dim: int, dtype: str) -> None:
         raise ValueError(f"dtype: expected {' or '.join(DTYPES)} for a price on a GPU, got {dtype}")
     if head_dim > LARGEST_HEAD_DIM:
         raise ValueError(f"head_dim: expected at most {LARGEST_HEAD_DIM} for a price on a GPU, got {head_dim}")
-    if plan.ordered or not hopper.accepts(plan.block_q, plan.block_kv):
-        raise ValueError(f"plan: expected tiles of 128 or up to 64 queries and 64 keys, in order, got {plan!r}")
+    if not hopper.accepts(plan.block_q, plan.block_kv) or (plan.ordered and plan.block_q > ROWS):
+        raise ValueError(f"plan: expected tiles of up to 64 queries, or of 128 in order, and 64 keys, got {plan!r}")
 
 
 def _check_order(plan: Plan) -> None:

@@ -24,6 +24,8 @@ DTYPES = ("float16", "bfloat16")
 # Of the 50-60 MB of L2, 24 MiB are for keys and values of heads that run side by side: 512 bytes a key and its value at
 # head_dim 128.
 KEYS_TOGETHER = (24 << 20) // 512
+# Of keys that are copied one by one fewer, whose rows are read again and again from everywhere.
+KEYS_COPIED_TOGETHER = KEYS_TOGETHER // 4
 
 
 class Build(NamedTuple):

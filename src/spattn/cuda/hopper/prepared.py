@@ -18,7 +18,7 @@ from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
 from ..forward_pass import ForwardPass
-from .builds import ARCH, KEYS_TOGETHER, TILE, Build, build, has_short_items, variant
+from .builds import ARCH, KEYS_COPIED_TOGETHER, KEYS_TOGETHER, TILE, Build, build, has_short_items, variant
 from .heads import with_packed_heads
 from .layout import Layout, make_layout
 from .maps import gatherable, readable
@@ -77,9 +77,8 @@ class HopperPlan:
         shared = _lay_out(plan, device, moves)
         self.layout, self._plan_buffer, plan_at = shared
         finishes = self.layout.finishes
-        phases = [
-            order_tasks(plan, chosen, batch, heads_q, heads_kv, KEYS_TOGETHER) for chosen in (~finishes, finishes)
-        ]
+        together = KEYS_COPIED_TOGETHER if plan.ordered else KEYS_TOGETHER
+        phases = [order_tasks(plan, chosen, batch, heads_q, heads_kv, together) for chosen in (~finishes, finishes)]
         own = {
             "tasks": np.concatenate(phases),
             "merge_heads": merge_heads(self.layout.merges.variants, plan.variant, batch, heads_q),

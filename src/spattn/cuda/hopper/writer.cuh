@@ -24,12 +24,21 @@ struct Writer {
     Element* target = static_cast<Element*>(own.out) + assigned.task.batch * own.out_stride.batch +
                       assigned.task.head_q * own.out_stride.head;
     const int chunk = lane % Gatherer::kChunks;
-#pragma unroll 4
-    for (int row = lane / Gatherer::kChunks; row < own.block_q; row += Gatherer::kTogether) {
+    int at[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
       int64_t position;
-      if (chunk * 8 >= own.head_dim_v || !query_position(p, assigned, row, position)) continue;
-      const uint4 words = *reinterpret_cast<const uint4*>(tile + Gatherer::place<kBlockQ>(row, chunk));
-      *reinterpret_cast<uint4*>(target + position * own.out_stride.token + chunk * 8) = words;
+      at[i] = query_position(p, assigned, 32 * i + lane, position) ? position : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+#pragma unroll 4
+      for (int n = lane / Gatherer::kChunks; n < 32; n += Gatherer::kTogether) {
+        const int64_t position = __shfl_sync(0xffffffff, at[i], n);
+        if (position < 0 || chunk * 8 >= own.head_dim_v) continue;
+        const uint4 words = *reinterpret_cast<const uint4*>(tile + Gatherer::place<kBlockQ>(32 * i + n, chunk));
+        *reinterpret_cast<uint4*>(target + position * own.out_stride.token + chunk * 8) = words;
+      }
     }
   }
 
