@@ -20,7 +20,7 @@ from ..schedule.order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
 from ..schedule.price import Features, count_rows
 from . import _choice, _core, _nonfinite, _pairwise
-from ._coefficients import device
+from ._coefficients import device, few_of
 from ._threads import num_threads
 from ._workspace import free_workspaces
 
@@ -432,7 +432,7 @@ def _heads_together(call: Call, plan: Plan) -> int:
 def _reach(call: Call, plan: Plan, isa: str) -> int:
     """How far apart the keys of a view lie, where all query tiles are computed row by row, and so many meet each key
     that it pays to interleave K for them; otherwise 0."""
-    if not 1 < plan.block_q <= device(isa, call.dtype).few or len(plan.kv_order):
+    if not 1 < plan.block_q <= few_of(isa, call.dtype) or len(plan.kv_order):
         return 0
     pairs = count_rows(plan, call.batch, call.heads_q, Features(0, 0, lanes=1)).weights
     if pairs < _LEAST_PAIRS * call.batch * call.heads_kv * call.kv_len:
