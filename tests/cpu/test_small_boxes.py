@@ -106,6 +106,21 @@ def test_more_keys_than_are_interleaved_at_once(grid):
         expectation.check(*cpu.forward(*arrays, made, 0.05, isa=isa), isa)
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        patterns.Neighborhood((9, 40), 9),
+        patterns.Neighborhood((9, 13), 3),
+        patterns.Neighborhood((16, 16), 5, dilation=2),
+    ],
+    ids=["over blocks of keys", "with gaps", "no neighbours"],
+)
+def test_lines(pattern):
+    arrays = inputs(1, 2, q_len=math.prod(pattern.grid), head_dim=32)
+    assert reach(arrays, planned(pattern, arrays[0].shape[2])) > 0
+    check(*arrays, pattern)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", [100, 333])
 def test_lines_of_several_tiles(dtype, tokens):
