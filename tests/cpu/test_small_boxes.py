@@ -25,12 +25,15 @@ def planned(pattern, tokens, box=(2, 2), block_kv=64):
 
 
 def check(q, k, v, pattern, box=(2, 2), block_kv=64):
-    """The forward of every instruction set within its budget."""
+    """The forward of every instruction set within its budget, also as if too few pairs met each key."""
     made, scale = planned(pattern, q.shape[2], box, block_kv), q.shape[3] ** -0.5
     assert len(made.components) > 1, "keys of their own for each box"
     expectation = Expectation(pattern, q, k, v, scale)
-    for isa in ISAS:
-        expectation.check(*cpu.forward(q, k, v, made, scale, isa=isa), isa)
+    for least in (cpu._LEAST_PAIRS, math.inf):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cpu, "_LEAST_PAIRS", least)
+            for isa in ISAS:
+                expectation.check(*cpu.forward(q, k, v, made, scale, isa=isa), isa)
 
 
 @pytest.mark.parametrize("head_dim", [1, 16, 40, 64])
