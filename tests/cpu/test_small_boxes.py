@@ -1,4 +1,5 @@
-"""Boxes of few queries, whose keys are read where they lie: against the oracle, on every instruction set."""
+"""Boxes of few queries, whose keys are interleaved where many boxes meet them: against the oracle, on every instruction
+set."""
 
 from __future__ import annotations
 
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_limits
 
 import spattn
 from spattn import cpu, patterns
+from spattn.call import Call
 from spattn.testing import DTYPES, LAYOUTS, Expectation, at_protected_page, inputs
 
 ISAS = cpu.instruction_sets()
@@ -22,12 +25,15 @@ def planned(pattern, tokens, box=(2, 2), block_kv=64):
 
 
 def check(q, k, v, pattern, box=(2, 2), block_kv=64):
-    """The forward of every instruction set within its budget."""
+    """The forward of every instruction set within its budget, also as if too few pairs met each key."""
     made, scale = planned(pattern, q.shape[2], box, block_kv), q.shape[3] ** -0.5
     assert len(made.components) > 1, "keys of their own for each box"
     expectation = Expectation(pattern, q, k, v, scale)
-    for isa in ISAS:
-        expectation.check(*cpu.forward(q, k, v, made, scale, isa=isa), isa)
+    for least in (cpu._LEAST_PAIRS, math.inf):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cpu, "_LEAST_PAIRS", least)
+            for isa in ISAS:
+                expectation.check(*cpu.forward(q, k, v, made, scale, isa=isa), isa)
 
 
 @pytest.mark.parametrize("head_dim", [1, 16, 40, 64])
@@ -87,3 +93,88 @@ def test_hidden_values_reach_no_row(isa):
         assert np.isnan(out[:, :, sees]).all()
         for found, expected in zip((out, lse), clean, strict=True):
             assert np.array_equal(found[:, :, ~sees], expected[:, :, ~sees])
+
+
+@pytest.mark.parametrize(
+    "grid", [(24, 28), (8, 96)], ids=["blocks make room for others", "lines that are too long for that"]
+)
+def test_more_keys_than_are_interleaved_at_once(grid):
+    """There is room for 512 keys of so many features, of one head."""
+    arrays = inputs(2, 2, q_len=math.prod(grid), head_dim=256, head_dim_v=16)
+    pattern = patterns.Neighborhood(grid, 5)
+    made = planned(pattern, math.prod(grid))
+    assert reach(arrays, made) > 0
+    expectation = Expectation(pattern, *arrays, 0.05)
+    for isa in ISAS:
+        expectation.check(*cpu.forward(*arrays, made, 0.05, isa=isa), isa)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        patterns.Neighborhood((9, 40), 9),
+        patterns.Neighborhood((9, 13), 3),
+        patterns.Neighborhood((16, 16), 5, dilation=2),
+    ],
+    ids=["over blocks of keys", "with gaps", "no neighbours"],
+)
+def test_lines(pattern):
+    arrays = inputs(1, 2, q_len=math.prod(pattern.grid), head_dim=32)
+    assert reach(arrays, planned(pattern, arrays[0].shape[2])) > 0
+    check(*arrays, pattern)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [100, 333])
+def test_lines_of_several_tiles(dtype, tokens):
+    """Long lines, which reach over blocks of keys, and whose tiles follow each other; heads that share them."""
+    arrays = inputs(1, 4, 2, q_len=tokens, head_dim=20, head_dim_v=32, dtype=dtype)
+    pattern = patterns.SlidingWindow(70, 50)
+    made = spattn.plan(pattern, tokens, heads=4, tile=(4, 64))
+    assert dtype != "float32" or reach(arrays, made) == tokens
+    expectation = Expectation(pattern, *arrays, 0.3)
+    for isa in ISAS:
+        expectation.check(*cpu.forward(*arrays, made, 0.3, isa=isa), isa)
+
+
+def test_what_has_its_keys_interleaved():
+    """Tiles of few queries whose keys are met often enough: not single queries, wide tiles, or keys that few meet."""
+    arrays = inputs(1, 2, q_len=256, head_dim=16)
+    grid = (16, 16)
+    assert reach(arrays, planned(patterns.Neighborhood(grid, 5), 256)) == 5 * 16 + 5 + 1
+    assert reach(arrays, spattn.plan(patterns.Neighborhood(grid, 5), 256, heads=2, tile=(1, 64))) == 0
+    assert reach(arrays, spattn.plan(patterns.Neighborhood(grid, 5), 256, heads=2, tile=(48, 64))) == 0
+    assert reach(arrays, planned(patterns.Windowed(grid, 2), 256)) == 0
+
+
+def reach(arrays, made):
+    """As the core is told it."""
+    return cpu._reach(Call.of(*arrays), made, "baseline")
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_hidden_keys_reach_no_row(isa):
+    """The same of K, where keys that are neighbours share vectors."""
+    q, k, v = inputs(1, 2, q_len=117, head_dim=32)
+    made, clean = planned(IMAGE, 117), cpu.forward(q, k, v, planned(IMAGE, 117), 0.2, isa=isa)
+    for key, value in ((0, np.nan), (12, np.inf), (63, np.nan), (64, -np.inf), (116, np.nan)):
+        poisoned = k.copy()
+        poisoned[:, :, key] = value
+        out, lse = cpu.forward(q, poisoned, v, made, 0.2, isa=isa)
+        sees = np.array([IMAGE.bind(117, 117).allows(np.array(row), np.array(key)) for row in range(117)])
+        assert np.isnan(lse[:, :, sees]).all() or not np.isnan(value)
+        for found, expected in zip((out, lse), clean, strict=True):
+            assert np.array_equal(found[:, :, ~sees], expected[:, :, ~sees])
+
+
+@pytest.mark.skipif(not cpu._core.OPENMP, reason="built without OpenMP")
+@pytest.mark.parametrize("isa", ISAS)
+def test_thread_count_does_not_change_the_result(isa):
+    """Each thread has a ring of its own."""
+    arrays = inputs(1, 6, 3, q_len=40 * 30, head_dim=64)
+    made, results = spattn.plan(patterns.Neighborhood((40, 30), 7), 1200, heads=6, tile=(4, 64), box=(2, 2)), []
+    for threads in (1, 2, 3):
+        with threadpool_limits(threads, user_api="openmp"):
+            results.append(cpu.forward(*arrays, made, 0.1, isa=isa))
+    for out, lse in results[1:]:
+        assert np.array_equal(out, results[0][0]) and np.array_equal(lse, results[0][1])

@@ -56,3 +56,11 @@ def test_long_items_first():
 def test_kept_with_the_plan():
     plan = make(*PATTERNS[0])
     assert neighbours_together(plan) is neighbours_together(plan)
+
+
+def test_boxes_with_keys_of_their_own_are_in_the_order_of_their_rows():
+    """They meet neighbouring keys, whichever border of the grid they lie at."""
+    plan = spattn.plan(sp.Neighborhood((12, 12), 5), 144, tile=(4, 64), box=(2, 2))
+    work = neighbours_together(plan)
+    starts = plan.views["offset"][plan.components["query_view"][work["component"]]]
+    assert (plan.components["query_tiles"] == 1).all() and (np.diff(starts) > 0).all()

@@ -18,8 +18,9 @@ from ..plan._sealed import Sealed, moved, sealed_for
 from ..schedule.gradients import units
 from ..schedule.order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
+from ..schedule.price import Features, count_rows
 from . import _choice, _core, _nonfinite, _pairwise
-from ._coefficients import device
+from ._coefficients import device, few_of
 from ._threads import num_threads
 from ._workspace import free_workspaces
 
@@ -52,6 +53,7 @@ _AMX_TILE = (64, 64)  # two panels of queries, each two tiles of AMX wide
 _MAX_LENGTHS = 8  # numbers of keys that a call of a plan that grows is kept for
 _TWO_BYTES = ("float16", "bfloat16")
 _PARALLEL_TASKS = 16  # (batch, head) tasks times pieces that planning aims at, whatever the machine's threads
+_LEAST_PAIRS = 24  # of a key, computed by tiles of few queries, which have it interleaved then
 _FLOPS_PER_THREAD = 4e6  # starting a thread pays off from about this much work
 
 
@@ -267,7 +269,8 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
     def at(plan: Sealed) -> tuple[_core.Prepared, int]:
         """What computes the call with a plan for so many keys, and how many threads have enough to do."""
         here = replace(call, kv_len=plan.kv_len)
-        return _core.Prepared(here, plan, neighbours_together(plan), together, isa, least), _useful_threads(here, plan)
+        work, reach = neighbours_together(plan), _reach(here, plan, isa)
+        return _core.Prepared(here, plan, work, together, isa, least, reach), _useful_threads(here, plan)
 
     made, lengths = at(own), Recent(_MAX_LENGTHS)
 
@@ -433,6 +436,18 @@ def _heads_together(call: Call, plan: Plan) -> int:
     """How many query heads a task takes: of few rows all that share K and V, unless their patterns differ."""
     few = call.group and (call.q_len <= _core.FEW_QUERIES or plan.block_q == 1)
     return call.group if few and variant_of_groups(plan.variant, call.group) is not None else 1
+
+
+def _reach(call: Call, plan: Plan, isa: str) -> int:
+    """How far apart the keys of a view lie, where all query tiles are computed row by row, and so many meet each key
+    that it pays to interleave K for them; otherwise 0."""
+    if not 1 < plan.block_q <= few_of(isa, call.dtype) or len(plan.kv_order):
+        return 0
+    pairs = count_rows(plan, call.batch, call.heads_q, Features(0, 0, lanes=1)).weights
+    if pairs < _LEAST_PAIRS * call.batch * call.heads_kv * call.kv_len:
+        return 0
+    views = plan.views
+    return int((np.abs(views["stride"]) * (views["extent"] - 1)).sum(axis=1).max(initial=0)) + 1
 
 
 def _useful_threads(call: Call, plan: Plan) -> int:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..schedule.price import Counts, RowCounts
 
-__all__ = ["Device", "device", "shape_of"]
+__all__ = ["Device", "device", "few_of", "shape_of"]
 
 # In the order of Counts.
 _NANOSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
@@ -89,9 +89,14 @@ class Device(NamedTuple):
 def device(isa: str, dtype: str) -> Device:
     """That of an instruction set, as the kernels name it, and a dtype."""
     lanes, copies, panel = shape_of(isa, dtype)
-    few = lanes // 2 if panel else lanes  # as kernels/table.cpp has it
     one, together = (RowCounts(*each) for each in _ROW_NANOSECONDS[isa, dtype])
-    return Device(lanes, copies, panel, few, Counts(*_NANOSECONDS[isa, dtype]), one, together)
+    return Device(lanes, copies, panel, few_of(isa, dtype), Counts(*_NANOSECONDS[isa, dtype]), one, together)
+
+
+def few_of(isa: str, dtype: str) -> int:
+    """Up to how many queries of a tile the forward computes row by row, as ``kernels/table.cpp`` has it."""
+    lanes, _, panel = shape_of(isa, dtype)
+    return lanes // 2 if panel else lanes
 
 
 def shape_of(isa: str, dtype: str) -> tuple[int, bool, int]:

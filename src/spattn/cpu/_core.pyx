@@ -70,6 +70,7 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         double far_lse
         Normaliser* normalisers
         int64_t q_len, kv_len, heads_q, group, together, head_dim, head_dim_v
+        int64_t reach
         double scale
         char* slots
 
@@ -79,6 +80,7 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
         int64_t ld_dk, ld_dv, begin, end
 
     ctypedef size_t (*ScratchFunction)(const Call&) noexcept nogil
+    ctypedef void (*ItemsFunction)(const Call&, int64_t, int64_t, const Work*, int64_t, char*) noexcept nogil
     ctypedef void (*ItemFunction)(const Call&, int64_t, int64_t, const Work&, char*) noexcept nogil
     ctypedef void (*MergeFunction)(const Call&, int64_t, int64_t, int64_t, int64_t, char*) noexcept nogil
     ctypedef void (*BackwardFunction)(const Call&, int64_t, int64_t, const Work&, const Sums&, char*) noexcept nogil
@@ -88,7 +90,7 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
     cdef struct KernelTable:
         const char* name
         ScratchFunction scratch_bytes[4]
-        ItemFunction forward[4]
+        ItemsFunction forward[4]
         MergeFunction merge[4]
         ScratchFunction backward_scratch_bytes[4]
         ItemFunction normalise[4]
@@ -113,6 +115,7 @@ FAR_LSE = {4: 2.0**14, 8: 2.0**43}       # by the bytes of lse: see is_far() in 
 cdef size_t kLine = 64                   # bytes of a cache line, where workspaces start
 cdef int64_t kMergesAtOnce = 64
 cdef int64_t kRowsAtOnce = 16            # rows of a task of the forward, where a work item has fewer
+cdef int64_t kRowsTogether = 256         # the same where items share interleaved keys
 cdef int64_t kKeysAtOnce = 64            # of dK and dV, in a task of the last pass of the backward
 cdef int64_t kSignalPeriod = 50_000_000  # ns between looks at pending signals
 
@@ -156,15 +159,17 @@ cdef class Prepared:
     cdef const int32_t* merge_variants
     cdef object owners
 
-    def __init__(self, call, plan, work, int64_t together, str isa, int64_t least=0):
+    def __init__(self, call, plan, work, int64_t together, str isa, int64_t least=0, int64_t reach=0):
         """`call` has been checked; `work` has the plan's items in the order in which they are taken. A task takes
-        `together` heads. The plan moves to numbers of keys from `least` on, 0: to none."""
+        `together` heads. The plan moves to numbers of keys from `least` on, 0: to none. Few queries have K interleaved
+        for them where the keys of a view lie up to `reach` apart, 0: they do not."""
         self.table = find_table(isa)
         self.dtype = DTYPES.index(call.dtype)
         self.value_bytes = 8 if call.dtype == "float64" else 4
         self.heads, self.all_heads = call.heads_q, call.batch * call.heads_q
         self.views, self.least = len(plan.views), least
         self.call.together = together
+        self.call.reach = reach
         self.call.q_len, self.call.kv_len = call.q_len, call.kv_len
         self.call.heads_q, self.call.group = call.heads_q, call.group
         self.call.head_dim, self.call.head_dim_v = call.head_dim, call.head_dim_v
@@ -386,7 +391,7 @@ cdef class Forward(Run):
         return self.count_tasks(self.merge_variants, kMergesAtOnce, 1) if step == 1 else -1
 
     cdef int64_t items_at_once(self) noexcept nogil:
-        return max(<int64_t>1, kRowsAtOnce // self.call.plan.block_q)
+        return max(<int64_t>1, (kRowsTogether if self.call.reach else kRowsAtOnce) // self.call.plan.block_q)
 
     cdef void run_task(self, int step, int64_t task, int thread) noexcept nogil:
         cdef int64_t number, variant, item, end
@@ -397,9 +402,9 @@ cdef class Forward(Run):
         variant = self.variant[number]
         item = self.work_indptr[variant] + (task - self.first_task[number]) * self.items_at_once()
         end = min(item + self.items_at_once(), <int64_t>self.work_indptr[variant + 1])
-        for item in range(item, end):
-            self.table.forward[self.dtype](self.call, number // self.heads, number % self.heads,
-                                           self.call.plan.work[item], self.scratch + thread * self.scratch_bytes)
+        self.table.forward[self.dtype](self.call, number // self.heads, number % self.heads,
+                                       self.call.plan.work + item, end - item,
+                                       self.scratch + thread * self.scratch_bytes)
 
 
 @cython.final

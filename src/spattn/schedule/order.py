@@ -22,7 +22,8 @@ def by_rows(plan: Plan) -> np.ndarray:
 
 @kept_with_plan
 def neighbours_together(plan: Plan) -> np.ndarray:
-    """The same in strips of a grid of query tiles, which meet the same key tiles one soon after the other.
+    """The same in strips of a grid of query tiles, which meet the same key tiles one soon after the other; query tiles
+    that are components of their own in the order of their rows.
 
     Items much longer than most come first and much shorter ones last, so that all threads end together. Kept with the
     plan.
@@ -30,9 +31,11 @@ def neighbours_together(plan: Plan) -> np.ndarray:
     work = plan.work
     width = plan.views["grid"][plan.components["query_view"][work["component"]], -1]
     row, column = np.divmod(work["query_tile"], width)
+    starts = plan.views["offset"][plan.components["query_view"]]
+    alone = np.where(plan.components["query_tiles"] == 1, starts, -1)[work["component"]]
     length = work["end"] - work["begin"]
     size = np.rint(length / length.mean()) if len(work) else length
-    order = np.lexsort((work["begin"], column, row, column // _STRIP, work["component"], -size, _variants(plan)))
+    order = np.lexsort((work["begin"], column, row, column // _STRIP, work["component"], alone, -size, _variants(plan)))
     return frozen(work[order])
 
 

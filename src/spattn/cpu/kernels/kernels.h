@@ -51,6 +51,9 @@ struct Call {
   int64_t q_len, kv_len;
   int64_t heads_q, group;  // query heads; query heads per key-value head
   int64_t together;        // query heads that a task of the forward computes: 1, or the whole group
+  // How far keys of one view lie apart, where items of few queries meet each so often that it pays to interleave K for
+  // them: decode/interleaved.h. 0: not so.
+  int64_t reach;
   int64_t head_dim, head_dim_v;
   double scale;
   char* slots;  // see slot_row() in finish/results.h, dq_slot() in backward/sums.h
@@ -64,7 +67,10 @@ constexpr int64_t kFewQueries = 16;
 // leaves there the next one finds. Before the first one, this many bytes at its beginning are zero:
 constexpr size_t kZeroedScratch = 2176;
 
-// Computes one work item for Call::together heads from `head` on, in `scratch`.
+// Computes `count` work items for Call::together heads from `head` on, in `scratch`.
+using ItemsFunction = void (*)(const Call&, int64_t batch, int64_t head, const Work*, int64_t count,
+                               char* scratch) noexcept;
+// The same of one.
 using ItemFunction = void (*)(const Call&, int64_t batch, int64_t head, const Work&, char* scratch) noexcept;
 // Combines the partial results of the merges [begin, end) of the plan.
 using MergeFunction = void (*)(const Call&, int64_t batch, int64_t head, int64_t begin, int64_t end,
@@ -90,7 +96,7 @@ using ScratchFunction = size_t (*)(const Call&) noexcept;
 struct KernelTable {
   const char* name;
   ScratchFunction scratch_bytes[kDtypes];
-  ItemFunction forward[kDtypes];
+  ItemsFunction forward[kDtypes];
   MergeFunction merge[kDtypes];
   ScratchFunction backward_scratch_bytes[kDtypes];
   ItemFunction normalise[kDtypes];  // adds an item's keys to the normalisers of its rows

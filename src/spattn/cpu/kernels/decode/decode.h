@@ -2,11 +2,14 @@
 //
 // Vectors hold features and keys instead of queries, so that one row keeps all lanes busy: S = Q K' by dot products
 // along the features, softmax along the keys, O += P V by adding up multiples of V's rows. K and V are read in place,
-// as they are stored. The query heads that share K and V go through a tile together, as rows of one matrix.
+// as they are stored; but where many items meet a key, as in boxes of few queries, K is interleaved once for all. The
+// query heads that share K and V go through a tile together, as rows of one matrix.
 //
 //   rows of S, P, O: head after head of the task, the cells of the query tile within
 //   floor: bytes of K and V / memory bandwidth; measured by benchmarks/decode_cpu.py
 #pragma once
+#include "decode/interleaved.h"
+#include "decode/lines.h"
 #include "decode/products.h"
 #include "decode/rows.h"
 #include "decode/weights.h"
@@ -24,6 +27,7 @@ namespace spattn {
 namespace SPATTN_ISA {
 
 template <class T> struct DecodeScratch {
+  InterleavedKeys<T> interleaved;
   Widths<T> width;
   int64_t ld;  // of scores
   Positions position;
@@ -34,12 +38,14 @@ template <class T> struct DecodeScratch {
   T* query;         // (width.query, width.key): Q, times the sign of the scale
   T* scores;        // (width.query, ld): S, then the weights
   OutputBlock<T> output;
+  Runs<T> runs;
 
-  DecodeScratch(const Call& call, Arena& arena)
-      : width(call), ld(call.plan.block_kv), position(call, arena), rows(width.query + kLanes<T>, arena),
-        exact(width.query, call.head_dim_v, arena), staging(call, width, arena),
+  // One that interleaves keys has to be the first in the scratch.
+  DecodeScratch(const Call& call, Arena& arena, int64_t reach = 0)
+      : interleaved(call, reach, arena), width(call), ld(call.plan.block_kv + kLanes<T>), position(call, arena),
+        rows(width.query + kLanes<T>, arena), exact(width.query, call.head_dim_v, arena), staging(call, width, arena),
         listed(arena.array<int64_t>(call.plan.block_kv + kSoon)), query(arena.array<T>(width.query * width.key)),
-        scores(arena.array<T>(width.query * ld)), output(width.query, width.value, arena) {}
+        scores(arena.array<T>(width.query * ld)), output(width.query, width.value, arena), runs(call, arena) {}
 };
 
 // How far to prefetch ahead, in bytes, where tiles follow each other: K and V together stay in a first-level cache.
@@ -72,24 +78,46 @@ template <class E> Rows rows_in_line(const Head& head, const Tile& tile, const T
   return {head.data + tile.start * head.position, stride, ahead, soon};
 }
 
-// O, row_max and row_sum of all rows take in `count` keys, the first ones if they are. visit_keys() and visit_values()
-// hand over an element type and where rows of K and V are; up to a whole vector they may be of any key.
-template <class E, class T = typename E::Compute, class VisitKeys, class VisitValues>
-void add_keys(const VisitKeys& visit_keys, const VisitValues& visit_values, int64_t count, bool first, const Mask& mask,
-              int64_t cells, int64_t rows, Logits<T> logits, DecodeScratch<T>& s) {
-  constexpr int64_t L = kLanes<T>, W = kOutputVectors;
-  const int64_t padded = round_up(count, L), ld = s.ld, ld_key = s.width.key, ld_value = s.width.value;
+// S of all rows and `padded` keys, whole vectors, by dot products with the rows of K that visit_keys() hands over.
+template <class T, class VisitKeys>
+void score_rows(const VisitKeys& visit_keys, int64_t padded, int64_t rows, DecodeScratch<T>& s) {
+  const int64_t ld_key = s.width.key;
   visit_keys([&](auto stored, auto keys) {
     in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
       multiply_keys<decltype(stored), decltype(some)::value>(keys, padded, s.query + row * ld_key, ld_key,
-                                                             s.scores + row * ld, ld);
+                                                             s.scores + row * s.ld, s.ld);
       keys.prefetched();
     });
   });
+}
+
+// The same of the runs of a tile, by interleaved keys.
+template <class T> void score_runs(int64_t depth, int64_t rows, DecodeScratch<T>& s) {
+  constexpr int64_t kRuns = Runs<T>::kAtOnce;
+  const int64_t ld_key = s.width.key;
+  const auto score = [&](auto apart) {
+    in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
+      in_blocks<kScoreVectors<T>>(s.runs.count / kRuns, [&](auto vectors, int64_t first) {
+        multiply_runs<decltype(some)::value, decltype(vectors)::value, bool(decltype(apart)::value)>(
+            s.runs.data + first * kRuns, s.runs.cell + first * kRuns, s.query + row * ld_key, ld_key, depth,
+            s.scores + row * s.ld, s.ld);
+      });
+    });
+  };
+  s.runs.apart ? score(Count<1>{}) : score(Count<0>{});
+}
+
+// O, row_max and row_sum of all rows take in `count` keys, the first ones if they are, whose scores are there up to
+// `count`. visit_values() hands over an element type and where rows of V are.
+template <class E, class T = typename E::Compute, class VisitValues>
+void add_scores(const VisitValues& visit_values, int64_t count, bool first, const Mask& mask, int64_t cells,
+                int64_t rows, Logits<T> logits, DecodeScratch<T>& s) {
+  constexpr int64_t L = kLanes<T>, W = kOutputVectors;
+  const int64_t padded = round_up(count, L), ld = s.ld, ld_value = s.width.value;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t key = count; key < padded; ++key) s.scores[row * ld + key] = -kInfinity<T>;
   }
-  weigh_rows(mask, cells, padded, rows, logits, s.scores, ld, s.rows);
+  weigh_rows(mask, first, cells, padded, rows, logits, s.scores, ld, s.rows);
   visit_values([&](auto stored, auto values) {
     in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
       in_blocks<W>(ld_value / L, [&](auto vectors, int64_t column) {
@@ -104,27 +132,38 @@ void add_keys(const VisitKeys& visit_keys, const VisitValues& visit_values, int6
 
 // One tile of the list, for all rows.
 template <class E, class T = typename E::Compute>
-void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& values, int64_t cells, int64_t rows,
-              Logits<T> logits, DecodeScratch<T>& s) {
+void add_tile(const Item& item, const Listed& at, const KeyHead& head, int64_t cells, int64_t rows, Logits<T> logits,
+              DecodeScratch<T>& s) {
   const Call& call = item.call;
-  const Tile tile = item.key_tile(at), next = at.number + 1 < item.work.end ? item.key_tile(item.after(at)) : tile;
-  const int64_t count = round_up(tile.cells(), kLanes<T>), ld_key = s.width.key, ld_value = s.width.value;
+  const Head &keys = head.keys, &values = head.values;
+  const Tile tile = item.key_tile(at);
+  const bool runs = s.interleaved && Runs<T>::pay(tile);
+  const Tile next = !runs && at.number + 1 < item.work.end ? item.key_tile(item.after(at)) : tile;
+  const int64_t count = runs ? tile.cells() : round_up(tile.cells(), kLanes<T>);
+  const int64_t ld_key = s.width.key, ld_value = s.width.value;
   const bool line = tile.even() && tile.cells() == count;
-  const bool key_line = line && whole_vectors<E>(keys, call.head_dim, ld_key);
-  const bool value_line = line && whole_vectors<E>(values, call.head_dim_v, ld_value);
+  const bool value_rows = whole_vectors<E>(values, call.head_dim_v, ld_value);
+  const bool key_line = line && whole_vectors<E>(keys, call.head_dim, ld_key), value_line = line && value_rows;
   int64_t* const position = s.listed;
-  if (!key_line || !value_line) list_keys(tile, count, position);
+  if (!(key_line || runs) || !(value_line || (runs && value_rows))) list_keys(tile, count, position);
   const auto visit_keys = [&](const auto& visit) {
     if (key_line) return visit(E{}, rows_in_line<E>(keys, tile, next, call.head_dim));
     const Soon soon = read_soon<E>(keys, position + kSoon, call.head_dim);
     visit_positions<E>(keys, position, count, call.head_dim, ld_key, s.staging.keys, soon, visit);
   };
   const auto visit_values = [&](const auto& visit) {
+    if (runs && value_rows) return visit(E{}, Lines(values, tile));
     if (value_line) return visit(E{}, rows_in_line<E>(values, tile, next, call.head_dim_v));
     const Soon soon = read_soon<E>(values, position + kSoon, call.head_dim_v);
     visit_positions<E>(values, position, count, call.head_dim_v, ld_value, s.staging.values, soon, visit);
   };
-  add_keys<E>(visit_keys, visit_values, count, at.number == item.work.begin, item.mask(at), cells, rows, logits, s);
+  if (runs) {
+    s.runs.list(tile, [&](int64_t key) { return s.interleaved.template find<E>(keys, head.number, key, call); });
+    score_runs(call.head_dim, rows, s);
+  } else {
+    score_rows(visit_keys, count, rows, s);
+  }
+  add_scores<E>(visit_values, count, at.number == item.work.begin, item.mask(at), cells, rows, logits, s);
 }
 
 // As many heads of an item, up to `end`, as there are rows for. add_keys(item, rows, logits) has O, row_max and row_sum
@@ -152,19 +191,19 @@ void decode_heads(const Item& item, int64_t end, int64_t cells, DecodeScratch<T>
 // An item of the query heads [item.head, end) of a group, as many of them at once as there are rows for.
 template <class E, class T = typename E::Compute, class AddKeys>
 void decode_item(const Item& item, int64_t end, int64_t cells, DecodeScratch<T>& s, const AddKeys& add_keys) {
-  const int64_t at_once = s.width.query / cells;
+  const int64_t heads = end - item.head, at_once = heads * cells <= s.width.query ? heads : s.width.query / cells;
   for (int64_t head = item.head; head < end; head += at_once) {
     decode_heads<E>({item.call, item.batch, head, item.work}, head + at_once < end ? head + at_once : end, cells, s,
                     add_keys);
   }
 }
 
-template <class E> void decode(const Item& item, int64_t end, DecodeScratch<typename E::Compute>& s) {
+template <class E>
+void decode(const Item& item, const KeyHead& keys, int64_t end, DecodeScratch<typename E::Compute>& s) {
   const int64_t cells = list_positions(item.query_tile(), s.position.query);
-  const Head keys = item.keys(), values = item.values();
   decode_item<E>(item, end, cells, s, [&](const Item& some, int64_t rows, auto logits) {
     for (Listed at = some.first(); at.number < some.work.end; at = some.after(at)) {
-      add_tile<E>(some, at, keys, values, cells, rows, logits, s);
+      add_tile<E>(some, at, keys, cells, rows, logits, s);
     }
   });
 }

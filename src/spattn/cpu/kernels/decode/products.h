@@ -1,6 +1,7 @@
 // Both products of a few rows with keys that vectors hold the features of: S = Q K' by dot products, O += P V by adding
 // up multiples of V's rows. K and V are read where a source of rows says that they are.
 #pragma once
+#include "decode/count.h"
 #include "kernels.h"
 #include "simd/element.h"
 #include "simd/reduce.h"
@@ -8,18 +9,6 @@
 
 namespace spattn {
 namespace SPATTN_ISA {
-
-// How many rows are computed at once: their accumulators, for several keys or features, fill the registers.
-template <int N> struct Count {
-  static constexpr int value = N;
-};
-template <class T> constexpr int kRowsAtOnce = kLanes<T> < 4 ? kLanes<T> : 4;
-
-// run(Count<R>, first) for blocks of R rows, then for what is left in halves of R.
-template <int R, class Run> SPATTN_INLINE void in_blocks(int64_t rows, Run run, int64_t first = 0) {
-  for (; rows - first >= R; first += R) run(Count<R>{}, first);
-  if constexpr (R > 1) in_blocks<R / 2>(rows, run, first);
-}
 
 // R rows of S, or of other products if they are no scores, for `count` keys, a multiple of kLanes. A vector's worth of
 // dot products is finished together.
@@ -56,18 +45,18 @@ void multiply_keys(const Source& keys, int64_t count, const T* query, int64_t de
 
 // N vectors of R rows of O, from `column` of V on: O = rescale * O + P V, or P V for the first tile of an item.
 template <class Stored, int R, int N, class Source, class T>
-void multiply_values(const Source& values, int64_t column, int64_t keys, const T* weights, int64_t ld_weight,
-                     const T* rescale, T* output, int64_t ld) {
+__attribute__((noinline)) void multiply_values(const Source& values, int64_t column, int64_t keys, const T* weights,
+                                               int64_t ld_weight, const T* rescale, T* output, int64_t ld) {
   constexpr int L = kLanes<T>;
-  Vec<T> sum[R][N] = {};
-  for (int64_t key = 0; key < keys; ++key) {
-    const char* row = values.row(key) + column * int64_t(sizeof(typename Stored::Storage));
-    values.prefetch(key, 1);
+  // So few sums would wait for each other's additions: even and odd keys have their own.
+  constexpr int kSums = R * N <= 8 ? 2 : 1;
+  Vec<T> sums[kSums][R][N] = {};
+  values.each(keys, [&](auto which, int64_t key, const char* row) __attribute__((always_inline)) {
+    Vec<T>(&sum)[R][N] = sums[decltype(which)::value % kSums];
     Vec<T> right[N];
     SPATTN_UNROLL
     for (int j = 0; j < N; ++j) {
-      const char* at = row + j * L * int(sizeof(typename Stored::Storage));
-      right[j] = load_elements<Stored>(at);
+      right[j] = load_elements<Stored>(row + (column + j * L) * int64_t(sizeof(typename Stored::Storage)));
     }
     SPATTN_UNROLL
     for (int i = 0; i < R; ++i) {
@@ -75,14 +64,16 @@ void multiply_values(const Source& values, int64_t column, int64_t keys, const T
       SPATTN_UNROLL
       for (int j = 0; j < N; ++j) sum[i][j] += left * right[j];
     }
-  }
+  });
   SPATTN_UNROLL
   for (int i = 0; i < R; ++i) {
     SPATTN_UNROLL
     for (int j = 0; j < N; ++j) {
       T* out = output + i * ld + j * L;
-      if (rescale) sum[i][j] += load<Vec<T>>(out) * rescale[i];
-      store(out, sum[i][j]);
+      Vec<T> sum = sums[0][i][j];
+      if constexpr (kSums > 1) sum += sums[1][i][j];
+      if (rescale) sum += load<Vec<T>>(out) * rescale[i];
+      store(out, sum);
     }
   }
 }

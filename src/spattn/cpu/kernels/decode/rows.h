@@ -1,5 +1,6 @@
 // Where rows of K and V are read: at even distances, at listed positions, or from a copy of whole vectors.
 #pragma once
+#include "decode/count.h"
 #include "kernels.h"
 #include "simd/element.h"
 #include "tile/operand.h"
@@ -24,6 +25,11 @@ struct Rows {
     }
   }
   SPATTN_INLINE void prefetched() { width = 0; }
+
+  // visit(sum, key, row) for each key: which of two sums takes it in.
+  template <class Visit> SPATTN_INLINE void each(int64_t keys, const Visit& visit) const {
+    for (int64_t key = 0; key < keys; ++key) prefetch(key, 1), visit(Count<0>{}, key, row(key));
+  }
 };
 
 constexpr int64_t kSoon = 8;  // rows from one that is computed with to one that is prefetched
@@ -50,6 +56,9 @@ struct ScatteredRows {
     }
   }
   SPATTN_INLINE void prefetched() { soon.bytes = 0; }
+  template <class Visit> SPATTN_INLINE void each(int64_t keys, const Visit& visit) const {
+    for (int64_t key = 0; key < keys; ++key) prefetch(key, 1), visit(Count<0>{}, key, row(key));
+  }
 };
 
 // Are the rows whole vectors as they lie?

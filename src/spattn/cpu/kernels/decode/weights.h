@@ -28,8 +28,8 @@ template <class T> Vec<T> mask_scores(const uint64_t* bits, int64_t count, T* sc
 
 // S becomes P, as in exponentiate(): a row's keys lie in lanes, but its statistics where move_reference() has them.
 template <class T>
-void weigh_rows(const Mask& mask, int64_t cells, int64_t count, int64_t rows, Logits<T> logits, T* matrix, int64_t ld,
-                const RowStatistics<T>& s) {
+void weigh_rows(const Mask& mask, bool first, int64_t cells, int64_t count, int64_t rows, Logits<T> logits, T* matrix,
+                int64_t ld, const RowStatistics<T>& s) {
   constexpr int L = kLanes<T>;
   in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
     constexpr int R = decltype(some)::value;
@@ -40,7 +40,8 @@ void weigh_rows(const Mask& mask, int64_t cells, int64_t count, int64_t rows, Lo
     }
     store(s.tile_max + row, across<Larger, T>(largest));
   });
-  s.move_reference((rows + L - 1) / L, logits);
+  const int64_t vectors = (rows + L - 1) / L;
+  first ? s.set_reference(vectors, logits) : s.move_reference(vectors, logits);
   in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
     constexpr int R = decltype(some)::value;
     Vec<T> sum[R];
@@ -53,7 +54,8 @@ void weigh_rows(const Mask& mask, int64_t cells, int64_t count, int64_t rows, Lo
       }
       sum[i] = total;
     }
-    const Vec<T> after = load<Vec<T>>(s.row_sum + row) * load<Vec<T>>(s.rescale + row) + across<Add, T>(sum);
+    Vec<T> after = across<Add, T>(sum);
+    if (!first) after += load<Vec<T>>(s.row_sum + row) * load<Vec<T>>(s.rescale + row);
     memcpy(s.row_sum + row, &after, R * sizeof(T));
   });
 }

@@ -45,7 +45,12 @@ template <class E, class T = typename E::Compute>
 void finish_item(const Item& item, int64_t cells, Logits<T> logits, const T* divisor, const Positions& position,
                  const RowStatistics<T>& rows, const OutputBlock<T>& output, const ExactRowBuffer& exact) {
   const Call& call = item.call;
-  for (int64_t i = 0; i < cells; ++i) rows.lse[i] = logits.lse(rows.row_max[i], rows.reference[i], rows.row_sum[i]);
+  for (int64_t first = 0; first < cells; first += kLanes<double>) {  // whole vectors, of which there is room for
+    SPATTN_UNROLL
+    for (int64_t i = first; i < first + kLanes<double>; ++i) {
+      rows.lse[i] = logits.lse(rows.row_max[i], rows.reference[i], rows.row_sum[i]);
+    }
+  }
   for (int64_t cell = 0; cell < cells; ++cell) {
     if (position.query[cell] == kPadding) continue;
     const T sum = rows.row_sum[cell];

@@ -21,26 +21,44 @@ template <class E, class Many, int64_t kFew> struct ByRows {
     Scratch(const Call& call, Arena& arena) : many(call, arena), few(call, arena) {}
   };
 
+  // Items that are all of few queries may share interleaved keys.
+  struct Few : DecodeScratch<T> {
+    Few(const Call& call, Arena& arena) : DecodeScratch<T>(call, arena, call.reach) {}
+  };
+
   static size_t bytes(const Call& call) noexcept {
-    return by_pairs(call) ? scratch_bytes<PairwiseScratch<T>>(call) : scratch_bytes<Scratch>(call);
+    if (by_pairs(call)) return scratch_bytes<PairwiseScratch<T>>(call);
+    return always_few(call) ? scratch_bytes<Few>(call) : scratch_bytes<Scratch>(call);
   }
 
-  // An item of the heads that a task computes together, which are `head` and the ones after it.
-  static void forward(const Call& call, int64_t batch, int64_t head, const Work& work, char* scratch) noexcept {
+  // Items of the heads that a task computes together, which are `head` and the ones after it.
+  static void forward(const Call& call, int64_t batch, int64_t head, const Work* work, int64_t count,
+                      char* scratch) noexcept {
+    if (count == 0) return;
     Arena arena(scratch);
     const int64_t end = head + call.together;
+    const KeyHead keys = Item{call, batch, head, *work}.key_head();  // of all items
+    const auto each = [&](const auto& run) {
+      for (int64_t i = 0; i < count; ++i) run(Item{call, batch, head, work[i]});
+    };
     if (by_pairs(call)) {
       PairwiseScratch<T> pairs(call, arena);
-      return pairwise<E>({call, batch, head, work}, end, pairs);
+      return each([&](const Item& item) { pairwise<E>(item, end, pairs); });
+    }
+    if (always_few(call)) {
+      Few few(call, arena);
+      return each([&](const Item& item) { decode<E>(item, keys, end, few); });
     }
     typename Many::Scratch many(call, arena);
-    if (Item{call, batch, head, work}.query_tile().cells() <= kFew) {
-      DecodeScratch<T> few(call, arena);
-      decode<E>({call, batch, head, work}, end, few);
-    } else {
-      for (; head < end; ++head) Many::run({call, batch, head, work}, many);
-    }
+    DecodeScratch<T> few(call, arena);
+    each([&](const Item& item) {
+      if (item.query_tile().cells() <= kFew) return decode<E>(item, keys, end, few);
+      for (int64_t own = head; own < end; ++own) Many::run({call, batch, own, item.work}, many);
+    });
   }
+
+ private:
+  static bool always_few(const Call& call) { return call.plan.block_q <= kFew; }
 };
 
 }  // namespace SPATTN_ISA

@@ -37,7 +37,8 @@ void add_chunk(const Item& item, int64_t count, bool first, int64_t rows, Logits
     visit_positions<E>(v, position, count, call.head_dim_v, own.width.value, own.staging.values,
                        read_soon<E>(v, position + kSoon, call.head_dim_v), visit);
   };
-  add_keys<E>(visit_keys, visit_values, count, first, Mask{}, 1, rows, logits, own);
+  score_rows(visit_keys, round_up(count, kLanes<T>), rows, own);
+  add_scores<E>(visit_values, count, first, Mask{}, 1, rows, logits, own);
 }
 
 // An item of the query heads [item.head, end) of a group.

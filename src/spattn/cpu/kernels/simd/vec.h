@@ -103,34 +103,35 @@ template <class V> SPATTN_INLINE bool any(V bits) {
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Lanes of `a` and `b` interleaved: the first half of the result pairs, then the second.
+// Pieces of N lanes of `a` and `b` interleaved: the first half of the result pairs, then the second.
 template <int... I> struct Lane {};
 template <int N, int... I> struct MakeLanes : MakeLanes<N - 1, N - 1, I...> {};
 template <int... I> struct MakeLanes<0, I...> {
   using type = Lane<I...>;
 };
 
-template <int L, class V, int... I> SPATTN_INLINE V zip_low(V a, V b, Lane<I...>) {
-  return __builtin_shufflevector(a, b, (I / 2 + I % 2 * L)...);
+template <int L, int N, class V, int... I> SPATTN_INLINE V zip_low(V a, V b, Lane<I...>) {
+  return __builtin_shufflevector(a, b, (I / N / 2 * N + I / N % 2 * L + I % N)...);
 }
-template <int L, class V, int... I> SPATTN_INLINE V zip_high(V a, V b, Lane<I...>) {
-  return __builtin_shufflevector(a, b, (I / 2 + I % 2 * L + L / 2)...);
+template <int L, int N, class V, int... I> SPATTN_INLINE V zip_high(V a, V b, Lane<I...>) {
+  return __builtin_shufflevector(a, b, (I / N / 2 * N + I / N % 2 * L + I % N + L / 2)...);
 }
 
-// rows[i][j] becomes rows[j][i]: log2(L) rounds of the perfect shuffle.
-template <class T> SPATTN_INLINE void transpose(Vec<T> (&rows)[kLanes<T>]) {
-  constexpr int L = kLanes<T>;
+// rows[i][j] becomes rows[j][i], of elements or of pieces of N: rounds of the perfect shuffle, log2 of how many there
+// are.
+template <class T, int N = 1> SPATTN_INLINE void transpose(Vec<T> (&rows)[kLanes<T> / N]) {
+  constexpr int L = kLanes<T>, kRows = L / N;
   using All = typename MakeLanes<L>::type;
   SPATTN_UNROLL
-  for (int round = 1; round < L; round *= 2) {
-    Vec<T> zipped[L];
+  for (int round = 1; round < kRows; round *= 2) {
+    Vec<T> zipped[kRows];
     SPATTN_UNROLL
-    for (int i = 0; i < L / 2; ++i) {
-      zipped[2 * i] = zip_low<L>(rows[i], rows[i + L / 2], All{});
-      zipped[2 * i + 1] = zip_high<L>(rows[i], rows[i + L / 2], All{});
+    for (int i = 0; i < kRows / 2; ++i) {
+      zipped[2 * i] = zip_low<L, N>(rows[i], rows[i + kRows / 2], All{});
+      zipped[2 * i + 1] = zip_high<L, N>(rows[i], rows[i + kRows / 2], All{});
     }
     SPATTN_UNROLL
-    for (int i = 0; i < L; ++i) rows[i] = zipped[i];
+    for (int i = 0; i < kRows; ++i) rows[i] = zipped[i];
   }
 }
 

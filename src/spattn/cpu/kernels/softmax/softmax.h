@@ -41,6 +41,15 @@ template <class T> struct RowStatistics {
     return rest;
   }
 
+  // The same as move_reference() for the first keys of all, but for `rescale`.
+  void set_reference(int64_t vectors, Logits<T> logits) const {
+    for (int64_t column = 0; column < vectors * kLanes<T>; column += kLanes<T>) {
+      const Vec<T> largest = load<Vec<T>>(tile_max + column);
+      store(row_max + column, largest);
+      store(reference + column, logits.reference(largest));
+    }
+  }
+
   // Updates row_max and the reference, and leaves in `rescale` the factors by which O has to be multiplied. All of it
   // before the first weight, so that the chains of dependent instructions of several vectors overlap. The factor is the
   // difference of the references that the weights before and after were computed with, hence exactly 1 where the

@@ -1,0 +1,22 @@
+// Blocks of rows, or columns, whose number is known when a kernel is compiled.
+#pragma once
+#include "simd/vec.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+template <int N> struct Count {
+  static constexpr int value = N;
+};
+
+// How many rows are computed at once: their accumulators, for several keys or features, fill the registers.
+template <class T> constexpr int kRowsAtOnce = kLanes<T> < 4 ? kLanes<T> : 4;
+
+// run(Count<R>, first) for blocks of R rows, then for what is left in halves of R.
+template <int R, class Run> SPATTN_INLINE void in_blocks(int64_t rows, Run run, int64_t first = 0) {
+  for (; rows - first >= R; first += R) run(Count<R>{}, first);
+  if constexpr (R > 1) in_blocks<R / 2>(rows, run, first);
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn
