@@ -72,7 +72,7 @@ def hopper_kernels(monkeypatch):
 
 @pytest.fixture
 def assert_alike():
-    """Asserts that results of two plans have NaN and infinities in the same places, and else are a few roundings apart."""
+    """Asserts that results have NaN and infinities in the same places and are a few roundings apart elsewhere."""
 
     def check(results, expected):
         for one, other in zip(results, expected, strict=True):
