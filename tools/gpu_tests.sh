@@ -17,7 +17,7 @@ fi
 workers=$(nproc)
 python3 -c 'import spattn; spattn.show_versions()' | tee "$out/log"
 failed=0
-python3 -m pytest -m gpu tests -n "$((workers > 2 ? workers - 2 : 1))" --dist worksteal -q -rfEs "$@" >> "$out/log" 2>&1 || failed=$?
+python3 -m pytest -m gpu tests -n "$((workers > 2 ? workers - 2 : 1))" --dist worksteal -rfEs "$@" >> "$out/log" 2>&1 || failed=$?
 {
   echo "== $(git rev-parse --short HEAD 2> /dev/null || echo 'no git'), pytest -m gpu tests $*"
   nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2> /dev/null || echo "no GPU"
