@@ -65,11 +65,10 @@ def make(torch, name, head_dim=64, dtype="bfloat16", seed=0):
     return *(kind_of(torch.empty(0)).from_numpy(x).cuda() for x in arrays), pattern
 
 
-def planned(problem, workers=None):
-    """The problem with a plan in place of its pattern, so that a call by itself and a group execute the same."""
+def planned(problem, workers=8):
+    """The problem with a plan in place of its pattern, so that a call by itself and a group execute the same, and all
+    of a group run in one launch."""
     q, k, v, pattern = problem
-    if workers is None:
-        return q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v))
     sizes = {"batch": q.shape[0], "heads": q.shape[1], "tile": (128, 64), "workers": workers}
     return q, k, v, spattn.plan(pattern, q.shape[2], k.shape[2], **sizes)
 
