@@ -74,7 +74,7 @@ def test_prices_of_a_gpu():
         ({"dtype": "float32"}, "^dtype: expected float16 or bfloat16 for a price on a GPU, got float32$"),
         ({"head_dim": 136}, "^head_dim: expected at most 128 for a price on a GPU, got 136$"),
         ({"device": "tpu"}, "^device: "),
-        ({"tile": (48, 128)}, "^plan: expected tiles of 128 or up to 64 queries and 64 keys"),
+        ({"tile": (48, 128)}, "^plan: expected tiles of up to 64 queries, or of 128 in order, and 64 keys"),
     ],
 )
 def test_prices_of_a_gpu_that_nobody_measured(how, message):

@@ -6,7 +6,6 @@ from . import patterns
 from ._api import attention, attention_backward, plan
 from ._backends import available_backends
 from ._errors import BackendUnavailable, EfficiencyWarning
-from ._grouped import grouped_attention
 from ._imports import whole_imports
 from .plan import Plan, PlanCacheInfo, clear_plan_cache, plan_cache_info
 
@@ -28,6 +27,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from ._grouped import grouped_attention
     from ._versions import show_versions
 
     __version__: str
@@ -35,9 +35,13 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> object:
     """What few programs ask for, and what reads the installed packages' metadata, which takes long to import."""
-    if name not in ("__version__", "show_versions"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with whole_imports:
-        from . import _versions
+        if name == "grouped_attention":
+            from ._grouped import grouped_attention
 
-    return _versions.version() if name == "__version__" else _versions.show_versions
+            return grouped_attention
+        if name in ("__version__", "show_versions"):
+            from . import _versions
+
+            return _versions.version() if name == "__version__" else _versions.show_versions
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
