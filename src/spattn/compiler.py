@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ._imports import whole_imports
-from ._index_checks import check_lengths
+from ._index_checks import check_lengths, q_offset
 from ._limits import memory
 from .call import Call
 from .patterns import Pattern
@@ -28,7 +28,10 @@ from .plan._cache import find, keep
 from .plan._sealed import seal, sealed
 from .plan._types import AXES, LARGEST_SIDE, TILE
 
-__all__ = ["plan", "plan_for", "planned_or"]
+__all__ = ["are_scattered", "plan", "plan_for", "planned_or"]
+
+_SAMPLE = 16  # query tiles whose listed pairs are looked at
+_FEW = 8  # pairs of a tile: fewer cost less than any tile that holds a pair
 
 
 def plan(
@@ -127,6 +130,24 @@ def plan_for(
     if tile_by_tile:
         Budget(memory() if max_bytes is None else max_bytes).need_tiles(made.tiles)
     return made
+
+
+def are_scattered(pattern: Pattern, call: Call, tile: tuple[int, int]) -> bool:
+    """Whether a look at some query tiles of a pattern that lists its pairs, and has no order in which they lie
+    together, says that no plan of such tiles need be made: that of scattered pairs is large, and whatever looks up the
+    keys of a query, or of a tile of them, costs less."""
+    tiles = call.q_len // tile[0]
+    if not pattern._has_order or not tiles or call.kv_len == 0:
+        return False
+    variants, _ = pattern.variants(call.batch, call.heads_q)
+    bound = [variant.bind(call.q_len, call.kv_len) for variant in variants]
+    if len(bound) != 1 or not bound[0]._lists_pairs:
+        return False
+    some = np.unique(np.linspace(0, tiles - 1, _SAMPLE).astype(np.int64))
+    rows = (some[:, None] * tile[0] + np.arange(tile[0])).ravel()
+    row, key = bound[0]._pairs(rows + q_offset(call.q_len, call.kv_len), call.kv_len)
+    met = np.unique(row // tile[0] * -(-call.kv_len // tile[1]) + key // tile[1])
+    return 0 < len(row) < _FEW * len(met) and bound[0]._in_order() is None
 
 
 def planned_or(plan: Plan, *arguments: Any, **options: Any) -> Plan:

@@ -90,6 +90,14 @@ def test_keys_of_scattered_pairs_are_gathered_where_that_was_faster(card, share,
     assert made.gathered == gathered and (made.block_q == 64 or not gathered)
 
 
+def test_scattered_pairs_are_planned_once(card):
+    """The plan of tiles that hold a pair or two each would be many times as large."""
+    keys = 4096 * np.arange(16) + np.random.default_rng(0).integers(0, 4096, (1 << 16, 16))
+    pattern = sp.CSR(np.arange(0, (1 << 20) + 1, 16), keys.ravel(), 1 << 16)
+    made = chosen(pattern, 1 << 16, heads=1)
+    assert made.gathered and made.tile == (64, 64) and spattn.plan_cache_info().plans == 1
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("count", [8, 32, 128])
 def test_clusters_are_taken_together(card, count, head_dim):
@@ -255,3 +263,12 @@ def test_chosen_plans_are_computed_right(torch, hopper_kernels, arrays, pattern,
     again, _ = spattn.attention(*operands, pattern, return_lse=True)
     assert torch.equal(out, again)
     Expectation(pattern, q, k, v).check(spattn.arrays.to_host(out), spattn.arrays.to_host(lse), "torch")
+
+
+def test_a_problem_of_a_group_is_split_where_its_lists_are_long(card):
+    """Of a head with long lists among many others none is split; of one that is most of the work all are."""
+    long = call_of(8192, 128, heads=1)
+    few, most = (cuda.plan_share(sp.Full(), long, share) for share in (0.1, 1.0))
+    assert few.slots == 0 and len(few.work) == 64
+    assert most.slots > 0 and (most.work["end"] - most.work["begin"]).max() < 128
+    assert cuda.plan_share(sp.Full() - sp.Full(), long, 0.0).tiles == 0

@@ -55,10 +55,13 @@ class How(NamedTuple):
 
 def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: int) -> Plan:
     """The cheapest of the plan for these workers, the one whose lists stay whole, and a few in smaller tiles; the first
-    where calls like this one were not measured."""
+    where calls like this one were not measured. Keys of scattered pairs are gathered, and nothing else is planned."""
+    known = call.q_len >= _FEWEST_QUERIES and max(call.head_dim, call.head_dim_v) <= LARGEST_HEAD_DIM
+    known = known and 0 not in (call.batch, call.heads_q, call.kv_len)
+    if known and compiler.are_scattered(pattern, call, TILE):
+        return compiler.plan_for(pattern, call, (ROWS, TILE[1]), each, max_bytes, True, gathered=True)
     first = compiler.plan_for(pattern, call, TILE, each, max_bytes, tile_by_tile=True)
-    dim = max(call.head_dim, call.head_dim_v)
-    if call.q_len < _FEWEST_QUERIES or dim > LARGEST_HEAD_DIM or 0 in (call.batch, call.heads_q, call.kv_len):
+    if not known:
         return first
     sizes = Sizes(call.batch, call.heads_q, call.heads_kv, call.head_dim, call.head_dim_v)
     how = _cheapest(first, sizes, each, sms, 1 if _joint(call) else call.batch)
