@@ -21,23 +21,29 @@ SIDE = 56
 NOTES = "float32, one thread, processor time; medians over processes of the builds that took turns."
 
 
+def problems() -> dict[str, object]:
+    """Patterns by name."""
+    from spattn import patterns as sp
+
+    grid = SIDE, SIDE
+    return {
+        "neighbourhood 7×7": sp.Neighborhood(grid, 7),
+        "windows 7×7": sp.Windowed(grid, 7),
+        "windows 7×7, shifted": sp.Windowed(grid, 7, 3),
+    }
+
+
 def times() -> dict[str, float]:
     """Milliseconds of each problem in this process."""
     import numpy as np
     from builds import cpu_time
 
     import spattn
-    from spattn import patterns as sp
 
-    grid, found = (SIDE, SIDE), {}
-    patterns = {
-        "neighbourhood 7×7": sp.Neighborhood(grid, 7),
-        "windows 7×7": sp.Windowed(grid, 7),
-        "windows 7×7, shifted": sp.Windowed(grid, 7, 3),
-    }
+    found = {}
     for heads, head_dim in ((8, 32), (8, 64), (16, 32)):
         q, k, v = np.random.default_rng(0).standard_normal((3, 1, heads, SIDE**2, head_dim), np.float32)
-        for name, pattern in patterns.items():
+        for name, pattern in problems().items():
             spattn.attention(q, k, v, pattern)
             found[f"{name}, {heads} heads, head_dim {head_dim}"] = cpu_time(partial(spattn.attention, q, k, v, pattern))
     return found

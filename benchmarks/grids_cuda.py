@@ -16,8 +16,9 @@ import json
 from functools import partial
 
 from child import builds_in_turns
+from grids_cpu import SIDE, problems
 
-SIDE, IMAGES = 56, 16
+IMAGES = 16
 NOTES = "bfloat16, 16 images; CUDA events around many calls, medians over processes of the builds that took turns."
 
 
@@ -27,18 +28,12 @@ def times() -> dict[str, float]:
     from overhead_cuda import gpu_ms
 
     import spattn
-    from spattn import patterns as sp
 
-    grid, found = (SIDE, SIDE), {}
-    patterns = {
-        "neighbourhood 7×7": sp.Neighborhood(grid, 7),
-        "windows 7×7": sp.Windowed(grid, 7),
-        "windows 7×7, shifted": sp.Windowed(grid, 7, 3),
-    }
+    found = {}
     for heads, head_dim in ((4, 32), (4, 64), (4, 128)):
         shape = IMAGES, heads, SIDE**2, head_dim
         q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-        for name, pattern in patterns.items():
+        for name, pattern in problems().items():
             rows = spattn.plan(pattern, SIDE**2, batch=IMAGES, heads=heads, tile=(128, 64))
             results = [spattn.attention(q, k, v, how) for how in (pattern, rows)]
             torch.testing.assert_close(*results, atol=0.04, rtol=0.02)

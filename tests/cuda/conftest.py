@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import os
@@ -14,6 +15,7 @@ from spattn import cuda, patterns
 from spattn.arrays import kind_of, to_host
 from spattn.cuda import portable, portable_backward
 from spattn.cuda.driver import device
+from spattn.cuda.hopper import maps
 from spattn.testing import Expectation, GradientExpectation
 
 # JAX would take three quarters of the GPU's memory when it starts.
@@ -68,6 +70,22 @@ def hopper_kernels(monkeypatch):
     monkeypatch.setattr(portable, "forward", lambda call: pytest.fail("the portable kernels were called"))
     monkeypatch.setattr(portable_backward, "backward", lambda call: pytest.fail("the portable kernels were called"))
     return original
+
+
+@pytest.fixture
+def tensor_maps(monkeypatch):
+    """Stands in for libcuda: a tensor map holds the address that it was made for, again and again."""
+
+    class Driver:
+        def cuTensorMapEncodeTiled(self, target, dtype, rank, address, *shape):
+            return self.cuTensorMapReplaceAddress(target.value, address.value)
+
+        def cuTensorMapReplaceAddress(self, target, address):
+            ctypes.memmove(target, address.to_bytes(8, "little") * 16, 128)
+            return 0
+
+    driver = Driver()
+    monkeypatch.setattr(maps, "library", lambda: driver)
 
 
 @pytest.fixture

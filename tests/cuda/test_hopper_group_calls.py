@@ -16,7 +16,7 @@ from spattn.arrays import kind_of
 from spattn.cuda import group
 from spattn.cuda.driver import buffer
 from spattn.cuda.hopper import group as hopper_group
-from spattn.cuda.hopper import maps, params, prepared
+from spattn.cuda.hopper import params, prepared
 
 pytestmark = pytest.mark.usefixtures("no_plans")
 
@@ -60,17 +60,6 @@ class Gpu:
         return 12345
 
 
-class Driver:
-    """Stands in for libcuda: a tensor map that holds the address it was made for."""
-
-    def cuTensorMapEncodeTiled(self, target, dtype, rank, address, *shape):
-        return self.cuTensorMapReplaceAddress(target.value, address.value)
-
-    def cuTensorMapReplaceAddress(self, target, address):
-        ctypes.memmove(target, address.to_bytes(8, "little") * 16, 128)
-        return 0
-
-
 @pytest.fixture
 def started():
     """(stream, parameters) of every launch."""
@@ -78,14 +67,13 @@ def started():
 
 
 @pytest.fixture
-def gpu(torch, monkeypatch, started):
+def gpu(torch, monkeypatch, started, tensor_maps):
     """CPU tensors pass for tensors on a GPU; calls by themselves run on the CPU."""
-    kind, made, driver, kernels = type(kind_of(torch.zeros(1))), Gpu(), Driver(), []
+    kind, made, kernels = type(kind_of(torch.zeros(1))), Gpu(), []
     monkeypatch.setattr(kind, "ordinal", lambda self, x: 0)
     monkeypatch.setattr(kind, "raw_stream", staticmethod(lambda ordinal: 7))
     monkeypatch.setattr(cuda.device, "get", lambda ordinal=None: made)
     monkeypatch.setattr(_api, "load", lambda name: cuda if name == "cuda" else pytest.fail(name))
-    monkeypatch.setattr(maps, "library", lambda: driver)
 
     def upload(device, arrays):
         return None, {name: 1 << 20 | number << 12 for number, name in enumerate(arrays)}

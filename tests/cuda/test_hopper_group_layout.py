@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from spattn import patterns, plan
 from spattn._ragged import offsets
 from spattn.arrays._operand import Operand, row_major
 from spattn.cuda.forward_pass import ForwardPass
-from spattn.cuda.hopper import group, maps, params, prepared
+from spattn.cuda.hopper import group, params, prepared
 from spattn.cuda.hopper.joined import join
 from spattn.cuda.hopper.layout import make_layout
 from spattn.plan._sealed import sealed
@@ -32,28 +30,16 @@ PROBLEMS = [
 GPU = type("Gpu", (), {"ordinal": 0, "sm_count": 132})()
 
 
-class Driver:
-    """Stands in for libcuda: a tensor map that holds the address it was made for, again and again."""
-
-    def cuTensorMapEncodeTiled(self, target, dtype, rank, address, *shape):
-        return self.cuTensorMapReplaceAddress(target.value, address.value)
-
-    def cuTensorMapReplaceAddress(self, target, address):
-        ctypes.memmove(target, address.to_bytes(8, "little") * 16, 128)
-        return 0
-
-
 @pytest.fixture(autouse=True)
-def uploaded(monkeypatch):
+def uploaded(monkeypatch, tensor_maps):
     """What a group copies to the device: by its addresses, the arrays."""
-    driver, memory = Driver(), {}
+    memory = {}
 
     def upload(device, arrays):
         at = {name: 1 << 20 | number << 12 for number, name in enumerate(arrays)}
         memory.update({at[name]: array for name, array in arrays.items()})
         return None, at
 
-    monkeypatch.setattr(maps, "library", lambda: driver)
     monkeypatch.setattr(group, "upload", upload)
     for module in (group, prepared):
         monkeypatch.setattr(module, "kernel", lambda *arguments: arguments)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import pytest
 
 from spattn import patterns, plan
 from spattn.arrays._operand import Operand
 from spattn.cuda.forward_pass import ForwardPass
-from spattn.cuda.hopper import maps, prepared
 from spattn.cuda.hopper import params as hopper_params
+from spattn.cuda.hopper import prepared
 from spattn.cuda.portable import params
 from spattn.plan._sealed import sealed
 
@@ -24,21 +22,8 @@ def upload(device, arrays):
     return None, {name: 4096 * (1 + sum(map(ord, name))) for name in arrays}
 
 
-class Driver:
-    """Stands in for libcuda: a tensor map that holds the address it was made for, again and again."""
-
-    def cuTensorMapEncodeTiled(self, target, dtype, rank, address, *shape):
-        return self.cuTensorMapReplaceAddress(target.value, address.value)
-
-    def cuTensorMapReplaceAddress(self, target, address):
-        ctypes.memmove(target, address.to_bytes(8, "little") * 16, 128)
-        return 0
-
-
 @pytest.fixture(autouse=True)
-def no_gpu(monkeypatch):
-    driver = Driver()
-    monkeypatch.setattr(maps, "library", lambda: driver)
+def no_gpu(monkeypatch, tensor_maps):
     for module in (params, prepared):
         monkeypatch.setattr(module, "upload", upload)
     monkeypatch.setattr(prepared, "kernel", lambda *arguments: arguments)
