@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import cpu
+from spattn import compiler, cpu
 from spattn import patterns as sp
 from spattn.call import Call
 from spattn.patterns import Lattice, Part
@@ -66,6 +66,15 @@ def test_prices_of_a_gpu():
     text = str(found)
     assert f"{found.predicted_ms:.3g} ms on an H200" in text and "boxes of 7 × 7 queries" in text
     assert found.cheaper.explain(**how).cheaper is None
+
+
+def test_gathered_keys_are_what_a_gpu_is_priced_for():
+    """On the CPU, which does not execute them, it is another plan, and the text says so."""
+    allowed = np.random.default_rng(0).random((600, 600)) < 0.01
+    plan = compiler.plan(sp.from_pairs(*allowed.nonzero(), 600, 600), 600, tile=(64, 64), gathered=True)
+    on_gpu, on_cpu = str(plan.explain(dtype="bfloat16", device="cuda")), str(plan.explain())
+    assert "keys: gathered for each query tile\n" in on_gpu and "all keys" not in on_gpu
+    assert "predicted are tiles of all keys" in on_cpu and "this plan is" not in on_cpu
 
 
 @pytest.mark.parametrize(

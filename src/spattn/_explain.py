@@ -69,7 +69,8 @@ class Explanation:
             self._comparison(),
         ]
         if plan.gathered:
-            lines.insert(3, "keys: gathered for each query tile, which a GPU executes; predicted are tiles of all keys")
+            instead = "" if self._own else ", which a GPU executes; predicted are tiles of all keys"
+            lines.insert(3, f"keys: gathered for each query tile{instead}")
         elif plan.ordered:
             lines.insert(3, "order: tokens that attend to each other are taken together, wherever they stand")
         if self.cheaper is not None:
@@ -77,8 +78,13 @@ class Explanation:
             lines.append(f"cheaper: {self.cheaper_ms:.3g} ms with tile={self.cheaper.tile} in boxes of {box} queries")
         return "\n".join(lines)
 
+    @property
+    def _own(self) -> bool:
+        """Whether it is this plan that is predicted, and none in its place."""
+        return self.device == "cuda" or not self.plan.gathered
+
     def _comparison(self) -> str:
-        own = "the plan of all keys" if self.plan.gathered else "this plan"
+        own = "this plan" if self._own else "the plan of all keys"
         faster = "dense attention" if self.dense_ms < self.predicted_ms else own
         return f"all pairs: {self.dense_ms:.3g} ms; {faster} is faster by a factor of {self._factor():.3g}"
 

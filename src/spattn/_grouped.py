@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -208,6 +209,11 @@ class _Candidate(NamedTuple):
     plan: Plan
     record: Callable[..., Any] | None
 
+    def fixed(self, problem: _Problem) -> Plan | None:
+        """The plan that no share of the machine changes: one that is given, and one that looks places up, beside which
+        any other would take longer. None where there may be another."""
+        return self.plan if self.plan is problem[3] or self.plan.ordered else None
+
 
 def _prepare(
     given: list[_Problem],
@@ -239,9 +245,7 @@ def _prepare(
     groups = [
         _group(module, {number: own[number] for number in members}, given)
         for module, own in candidates.items()
-        for members in module.together(
-            {n: (one.call, one.plan if one.plan is given[n][3] else None) for n, one in own.items()}
-        )
+        for members in module.together({n: (one.call, one.fixed(given[n])) for n, one in own.items()})
     ]
     return groups, {number: one.plan for own in candidates.values() for number, one in own.items()}
 
@@ -252,7 +256,9 @@ def _group(module: GroupingBackend, members: Mapping[int, _Candidate], given: li
         from .schedule.group import shares, tiles_of
 
     calls = [one.call for one in members.values()]
-    costs = [tiles_of(one.plan, one.call.batch, one.call.heads_q) for one in members.values()]
+    costs = [
+        math.prod(one.plan.tile) * tiles_of(one.plan, one.call.batch, one.call.heads_q) for one in members.values()
+    ]
     planned = {}
     for (number, one), share in zip(members.items(), shares(costs), strict=True):
         plan, pattern = one.plan, one.plan.pattern

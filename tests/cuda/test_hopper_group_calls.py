@@ -217,6 +217,15 @@ def test_problems_that_run_by_themselves(gpu, torch, problems, started, caplog):
     assert [isinstance(out, str) for out in grouped(negated)] == [False, True, False]
 
 
+def test_what_is_looked_up_runs_by_itself(gpu, torch, problems, started, caplog):
+    """In tiles of tokens in a row, as those of a group are, clusters would take several times as long."""
+    caplog.set_level(logging.DEBUG, "spattn.cuda")
+    clusters = patterns.Clusters(np.random.default_rng(0).integers(0, 32, 4096))
+    outs = grouped([problems[0], (*tensors(torch, 4, 4, 4096), clusters), problems[2]])
+    assert [isinstance(out, str) for out in outs] == [False, True, False]
+    assert "problems[1] runs by itself: the places of its plan are looked up" in caplog.text
+
+
 def test_what_may_change_between_calls(gpu, torch, problems, started):
     """A bool array may be written to, and a subclass of a tensor may be anything: they run by themselves."""
     mask = torch.ones(500, 500, dtype=torch.bool)

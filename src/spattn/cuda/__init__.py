@@ -197,12 +197,20 @@ def plan_share(pattern: Pattern, call: Call, share: float) -> Plan:
     part = tiles_of(whole, call.batch, call.heads_q) / gpu.sm_count  # of an SM, if this were all the work
     if share * (whole.work["end"] - whole.work["begin"]).max(initial=0) <= _choice.HARDLY * part:
         return whole
-    return _plan(gpu, pattern, call, workers(gpu.sm_count // _SMS_PER_WORKER, call.batch * call.heads_q, share))
+    each = workers(gpu.sm_count // _SMS_PER_WORKER, call.batch * call.heads_q, share)
+    return _plan(gpu, pattern, call, each, tiled_for=1)
 
 
-def _plan(gpu: device.Device, pattern: Pattern, call: Call, each: int, max_bytes: int | None = None) -> Plan:
+def _plan(
+    gpu: device.Device,
+    pattern: Pattern,
+    call: Call,
+    each: int,
+    max_bytes: int | None = None,
+    tiled_for: int | None = None,
+) -> Plan:
     shape = tile(call.dtype, call.head_dim, call.head_dim_v, gpu.ordinal)
-    return compiler.plan_for(pattern, call, shape, each, max_bytes, tile_by_tile=True)
+    return compiler.plan_for(pattern, call, shape, each, max_bytes, tile_by_tile=True, tiled_for=tiled_for)
 
 
 def together(calls: Mapping[int, tuple[Call, Plan | None]]) -> list[list[int]]:

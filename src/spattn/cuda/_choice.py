@@ -139,9 +139,8 @@ def _made(first: Plan, sizes: Sizes, how: How, tiled_for: int) -> Plan | None:
 
 def _fits(plan: Plan, copies: int) -> bool:
     """Whether the kernels have room for the tensor maps, so many for each batch entry that has its own."""
-    own = sealed(plan)
     most = MAPS[-1] // copies
-    return 2 * len(plan.views) <= most or maps_of(plan, own.least is not None and own.growth is None) <= most
+    return 2 * len(plan.views) <= most or maps_of(plan, sealed(plan).slides) <= most
 
 
 def _may_stay_whole(plan: Plan, sizes: Sizes, sms: int) -> bool:

@@ -51,6 +51,11 @@ class Sealed(Plan):
         super().__post_init__()
         vars(self).update(_nothing_made(), least=None, growth=None)
 
+    @property
+    def slides(self) -> bool:
+        """Whether it moves without growing: only where the views of the last keys lie depends on their number."""
+        return self.least is not None and self.growth is None
+
 
 def sealed(plan: Plan) -> Sealed:
     """The plan to execute; checks one that is new here.

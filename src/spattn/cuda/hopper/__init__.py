@@ -12,6 +12,7 @@ import logging
 from dataclasses import replace
 
 from ... import compiler
+from ...schedule.group import workers
 from .. import portable
 from ..driver.device import Device
 from ..forward_pass import ForwardPass
@@ -72,9 +73,9 @@ def _for_portable(call: ForwardPass) -> ForwardPass:
         raise ValueError(f"plan: expected tiles that the portable kernels have, got {plan.tile}: {why_not(call)}")
     batch, heads = call.q.shape[:2]
     tile = portable.tile(device, call.dtype, max(call.q.shape[3], call.v.shape[3]))
-    workers = max(1, -(-2 * device.sm_count // (batch * heads)))
+    each = workers(2 * device.sm_count, batch * heads)
     sizes = plan.pattern, plan.q_len, call.k.shape[2]
-    return replace(call, plan=compiler.plan(*sizes, batch=batch, heads=heads, tile=tile, workers=workers))
+    return replace(call, plan=compiler.plan(*sizes, batch=batch, heads=heads, tile=tile, workers=each))
 
 
 def aligned(addresses: tuple[int, ...]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -23,7 +22,17 @@ from .joined import Joined, join
 from .layout import Layout, make_layout
 from .maps import readable
 from .params import GROUPS, Addresses, Template, maps_needed, structs
-from .prepared import COUNTERS, MERGE_TABLES, Merging, build_for, merge_blocks, merging
+from .prepared import (
+    COUNTERS,
+    MERGE_TABLES,
+    Merging,
+    blocks_of,
+    build_for,
+    counters,
+    launches_of,
+    merge_blocks,
+    merging,
+)
 
 __all__ = ["MOST_PROBLEMS", "GroupOnDevice", "Part", "cut", "kind_of_launch", "part_of"]
 
@@ -87,13 +96,12 @@ class GroupOnDevice:
             own = (layout.merges.rows, layout.merges.indptr, layout.merges.sources, heads)
             tables |= {f"{name} {number}": array for name, array in zip(MERGE_TABLES, own, strict=True)}
         self._buffer, at = upload(device, tables)
-        starts = (0, len(phases[0]))
-        launches = [(start, len(tasks)) for start, tasks in zip(starts, phases, strict=True) if len(tasks)]
+        launches = launches_of(phases)
         most, room = next(size for size in GROUPS if len(parts) <= size[0] and sum(maps) <= size[1])
         self._template = Template(parts, at, launches, room, most)
         if launches:
             row = build_for(first, are_short(length[tables["tasks"]["item"]]))
-            self._blocks = [min(row.ctas * device.sm_count, tasks) for _, tasks in launches]
+            self._blocks = blocks_of(launches, row, device)
             defines = variant(row, first.dtype, room, most)
             records = structs(room, most)
             self._kernel = kernel(device, "hopper/attention.cu", ARCH, defines, records, "hopper_attention")
@@ -102,8 +110,7 @@ class GroupOnDevice:
             blocks = merge_blocks(layout.merges)
             merges_at = [at[f"{name} {number}"] for name in MERGE_TABLES]
             self._merges.append(merging(call, merges_at, blocks) if blocks else None)
-        counters = range(at["counters"], at["counters"] + 4 * COUNTERS, 4)
-        self.counter = itertools.cycle(counters).__next__
+        self.counter = counters(at["counters"])
 
     def write(self, to: Sequence[Addresses], stream: int) -> list[Launch]:
         """The launches for these addresses, but for work counters."""

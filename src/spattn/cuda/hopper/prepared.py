@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,8 +32,7 @@ _ROWS_PER_BLOCK = 32  # of merge.cu
 
 def prepare(call: ForwardPass) -> Prepared | None:
     """What calls of these shapes and strides share; None when TMA cannot address them."""
-    own = sealed(call.plan)
-    moves = own.least is not None and own.growth is None
+    moves = sealed(call.plan).slides
     call = with_packed_heads(call)
     plan = plan_on_device(call.plan, call.device, call.q.shape[0], call.q.shape[1], call.k.shape[1], moves)
     ready = plan.ready(call)
@@ -86,12 +85,10 @@ class HopperPlan:
         }
         self._own_buffer, own_at = upload(device, own)
         self.at = plan_at | own_at
-        starts = (0, len(phases[0]))
-        self.launches = [(start, len(tasks)) for start, tasks in zip(starts, phases, strict=True) if len(tasks)]
+        self.launches = launches_of(phases)
         self.merge_blocks = merge_blocks(self.layout.merges)
         self.short_items = has_short_items(plan)
-        # Addresses of work counters that no call still in flight uses.
-        self.counter = itertools.cycle(range(self.at["counters"], self.at["counters"] + 4 * COUNTERS, 4)).__next__
+        self.counter = counters(self.at["counters"])
         self._ready = Recent(_READY_KEPT)
 
     def ready(self, call: ForwardPass) -> Ready | None:
@@ -112,13 +109,28 @@ class HopperPlan:
         if self.layout.gathers and not all(map(gatherable, arrays)):
             return None
         row = build_for(call, self.short_items)
-        most = row.ctas * call.device.sm_count
         return Ready(
             load("attention", row, call, room, self.layout.gathers) if self.launches else None,
-            tuple(min(most, tasks) for _, tasks in self.launches),
+            blocks_of(self.launches, row, call.device),
             Template([(self.layout, call)], self.at, self.launches, room),
             merging(call, [self.at[name] for name in MERGE_TABLES], self.merge_blocks) if self.merge_blocks else None,
         )
+
+
+def launches_of(phases: Sequence[np.ndarray]) -> list[tuple[int, int]]:
+    """First task and number of tasks of each launch, of the tasks of phases that lie one after the other."""
+    starts = itertools.accumulate(map(len, phases[:-1]), initial=0)
+    return [(start, len(tasks)) for start, tasks in zip(starts, phases, strict=True) if len(tasks)]
+
+
+def blocks_of(launches: Iterable[tuple[int, int]], row: Build, device: Device) -> tuple[int, ...]:
+    """The blocks of each launch: as many as run side by side, if there are as many tasks."""
+    return tuple(min(row.ctas * device.sm_count, tasks) for _, tasks in launches)
+
+
+def counters(at: int) -> Callable[[], int]:
+    """() to the address of a work counter that no call still in flight uses, of COUNTERS that lie at an address."""
+    return itertools.cycle(range(at, at + 4 * COUNTERS, 4)).__next__
 
 
 def build_for(call: ForwardPass, short_items: bool) -> Build:

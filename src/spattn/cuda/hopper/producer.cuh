@@ -44,7 +44,7 @@ struct Producer {
   StepTile previous;  // its values are still to be loaded
   StepKeys previous_keys;
   Gatherer gatherer{part};
-  int number = blockIdx.x;  // of the task, where several warps load: they take turns without a counter
+  int task_number = blockIdx.x;  // where several warps load: they take turns without a counter
 
   __device__ __forceinline__ StepTile load_entries(const Lookup& now, int e) const {
     const int last = min(e, now.work.end - 1);
@@ -172,7 +172,7 @@ struct Producer {
 
   // Number of a ticket's task; whoever holds the last ticket puts the counter back to zero.
   __device__ __forceinline__ int settle(int ticket) {
-    if constexpr (kGathers) return number += gridDim.x;
+    if constexpr (kGathers) return task_number += gridDim.x;
     if (lane == 0 && ticket == p.task_count + gridDim.x - 1) atomicExch(p.counter, 0);
     return gridDim.x + __shfl_sync(0xffffffff, ticket, 0);
   }
