@@ -7,16 +7,17 @@
     python benchmarks/price_cuda.py --only window     # measures problems with such names, writes nothing
 
 Some plans of each problem: other tiles, boxes of queries with keys of their own where the pattern has spans, other
-numbers of pieces, and contiguous views in place of a pattern's own. Forward, bfloat16. Plans of a problem are compared
-with each other before they are timed, in turns: a measurement is a replay of a CUDA graph of some calls between two
-events, so that no host time is in it; all calls read the same arrays, which L2 holds where they fit. Plans that the
-kernels refuse, or leave to the portable ones, are printed and listed as skipped.
+numbers of pieces, contiguous views in place of a pattern's own, and places that are looked up. Forward, bfloat16. Plans
+of a problem are compared with each other before they are timed, in turns: a measurement is a replay of a CUDA graph of
+some calls between two events, so that no host time is in it; all calls read the same arrays, which L2 holds where they
+fit. Plans that the kernels refuse, or leave to the portable ones, are printed and listed as skipped.
 
 Coefficients are nanoseconds for one of each of ``spattn.schedule.price_gpu.GpuCounts``, those of a worker once for
-tiles of 128 queries and once for smaller ones, fitted by non-negative least squares of relative errors. A case is
-judged by coefficients that were fitted without its problem. Writes ``benchmarks/results/price_cuda.json``, and what
-the backend chooses to ``price_cuda_choices.json``; exits with 1 when a target is missed, or plans disagreed. The lines
-"wide" and "narrow" are those of ``spattn/cuda/_coefficients.py``.
+tiles of 128 queries, once for smaller ones and once for those whose places are looked up, fitted by non-negative least
+squares of relative errors. A case is judged by coefficients that were fitted without its problem. Writes
+``benchmarks/results/price_cuda.json``, and what the backend chooses to ``price_cuda_choices.json``; exits with 1 when a
+target is missed, or plans disagreed. The lines "wide", "narrow" and "looked up" are those of
+``spattn/cuda/_coefficients.py``.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ ROUNDS, GRAPH_MS = 20, 2.0
 TOLERANCE = 0.01  # of the largest result, between two plans: two to three bfloat16 roundings
 WITHIN, WITHIN_SHARE, ORDER_SHARE = 0.25, 0.8, 0.9
 SHARED = ("launches", "merging", "merged", "elements")  # counts with one coefficient for all tiles
+KINDS = "wide", "narrow", "looked up"  # of tiles, each with coefficients of its own for the other counts
 
 CHOICES = (
     "The plan that the backend takes for each problem of price_cuda.json: its time where it was measured, that of the "
@@ -56,13 +58,21 @@ CHOICES = (
 
 
 class How(NamedTuple):
-    """A plan of a problem: its tile and box, how many pieces for each that the backend would take, and whether its
-    pairs are listed, so that its views are contiguous."""
+    """A plan of a problem: its tile and box, how many pieces for each that the backend would take, whether its pairs
+    are listed, so that its views are contiguous, and whether places are tokens in another order, or keys that are
+    gathered for each query tile."""
 
     tile: tuple[int, int] = (128, 64)
     box: tuple[int, ...] | None = None
     pieces: float = 1.0
     listed: bool = False
+    ordered: bool = False
+    gathered: bool = False
+
+    @property
+    def kind(self) -> str:
+        """That of its tiles."""
+        return KINDS[2 if self.ordered or self.gathered else self.tile[0] <= 64]
 
 
 WIDE, HALF, WHOLE, LISTED = How(), How((64, 64)), How(pieces=0), How(listed=True)
@@ -70,6 +80,7 @@ HALF_WHOLE = How((64, 64), pieces=0)
 SMALL, SPLIT, VIEWS = (WIDE, HALF, How((32, 64))), (WIDE, HALF, WHOLE, HALF_WHOLE), (WIDE, HALF, LISTED)
 SQUARES = WIDE, How((64, 64), (8, 8)), How((128, 64), (8, 16)), HALF, How((64, 64), (4, 16))
 CUBES = WIDE, How((64, 64), (4, 4, 4)), How((128, 64), (4, 4, 8)), WHOLE, How((64, 64), (4, 4, 4), 0)
+CLUSTERED, SCATTERED = (WIDE, HALF, How((64, 64), ordered=True)), (WIDE, HALF, How((64, 64), gathered=True))
 SEVENS = WIDE, How((49, 64), (7, 7)), How((64, 64), (8, 8)), How((56, 64), (7, 8)), How((63, 64), (7, 9))
 
 
@@ -93,6 +104,12 @@ class Problem(NamedTuple):
 def at_random(tokens: int, share: float) -> sp.Pattern:
     """Pairs at random."""
     return sp.from_pairs(*(np.random.default_rng(0).random((tokens, tokens)) < share).nonzero(), tokens, tokens)
+
+
+def keys_at_random(tokens: int, keys: int) -> sp.Pattern:
+    """So many keys at random for each query, or a few less."""
+    rows = np.repeat(np.arange(tokens), keys)
+    return sp.from_pairs(rows, np.random.default_rng(0).integers(0, tokens, len(rows)), tokens, tokens)
 
 
 def clusters(tokens: int, number: int) -> sp.Pattern:
@@ -148,9 +165,17 @@ def problems() -> list[Problem]:
         ("neighbourhood 33, whole", sp.Neighborhood((64, 64), 33), 4096, 64, 16, 1, SPLIT),
         ("windows 8, shifted", sp.Windowed((64, 64), 8, 4), 4096, 128, 16, 2, SQUARES),
         ("windows 16", sp.Windowed((128, 128), 16), 16384, 64, 16, 1, SQUARES),
-        ("1 % at random", at_random(4096, 0.01), 4096, 64, 8, 1, SPLIT),
-        ("0.1 % at random", at_random(4096, 0.001), 4096, 128, 8, 1, SPLIT),
-        ("32 clusters", clusters(4096, 32), 4096, 64, 8, 1, SPLIT),
+        ("1 % at random", at_random(4096, 0.01), 4096, 64, 8, 1, SCATTERED),
+        ("1 % at random, wide", at_random(4096, 0.01), 4096, 128, 16, 1, SCATTERED),
+        ("0.1 % at random", at_random(4096, 0.001), 4096, 128, 8, 1, SCATTERED),
+        ("0.3 % at random", at_random(4096, 0.003), 4096, 128, 16, 1, SCATTERED),
+        ("3 % at random", at_random(4096, 0.03), 4096, 64, 16, 1, SCATTERED),
+        ("24 keys at random", keys_at_random(16384, 24), 16384, 64, 4, 1, SCATTERED),
+        ("6 keys at random", keys_at_random(8192, 6), 8192, 128, 16, 1, SCATTERED),
+        ("32 clusters", clusters(4096, 32), 4096, 64, 8, 1, CLUSTERED),
+        ("8 clusters", clusters(4096, 8), 4096, 128, 16, 1, CLUSTERED),
+        ("128 clusters", clusters(4096, 128), 4096, 64, 16, 1, CLUSTERED),
+        ("512 clusters", clusters(8192, 512), 8192, 128, 16, 1, CLUSTERED),
     ]
     return [Problem(*one) for one in listed]
 
@@ -163,7 +188,8 @@ def plan_of(problem: Problem, how: How, sms: int) -> Plan:
         allowed = np.broadcast_to(pattern.bind(tokens, tokens).allows(rows[:, None], rows[None]), (tokens, tokens))
         pattern = sp.from_pairs(*allowed.nonzero(), tokens, tokens)
     sizes = {"batch": problem.batch, "heads": problem.heads, "workers": workers_of(problem, how, sms)}
-    return compiler.plan(pattern, tokens, tile=how.tile, box=how.box, **sizes)
+    look_up = {"ordered": how.ordered, "gathered": how.gathered}
+    return compiler.plan(pattern, tokens, tile=how.tile, box=how.box, **look_up, **sizes)
 
 
 def workers_of(problem: Problem, how: How, sms: int) -> int:
@@ -292,13 +318,12 @@ def captured(run, repeats: int):
 # -- fitting ---------------------------------------------------------------------------------------------------------
 
 
-def features(counts: GpuCounts, wide: bool) -> np.ndarray:
-    """What coefficients are fitted to: what all tiles share, then the rest of wide tiles, then of others."""
+def features(counts: GpuCounts, kind: str) -> np.ndarray:
+    """What coefficients are fitted to: what all tiles share, then the rest for each kind of tiles."""
     shared, own = [], []
     for name, value in counts._asdict().items():
         (shared if name in SHARED else own).append(value)
-    nothing = [0.0] * len(own)
-    return np.array([*shared, *(own + nothing if wide else nothing + own)])
+    return np.concatenate([shared, *(np.array(own) * (one == kind) for one in KINDS)])
 
 
 def fitted(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
@@ -317,9 +342,8 @@ def judge(found: dict[str, object]) -> tuple[list[dict[str, object]], dict[str, 
         problem = by_name[case["problem"]]
         how = problem.plans[case["plan"]]
         made = plan_of(problem, how, sms)
-        counts.append(
-            features(count_on_gpu(made, problem.sizes, kernel_of(how.tile[0], problem.head_dim, sms)), how.tile[0] > 64)
-        )
+        counted = count_on_gpu(made, problem.sizes, kernel_of(how.tile[0], problem.head_dim, sms))
+        counts.append(features(counted, how.kind))
         rows.append(
             {
                 "problem": problem.name,
@@ -393,13 +417,11 @@ def alike(one: Plan, other: Plan) -> bool:
 
 
 def of_tiles(coefficients: np.ndarray) -> dict[str, dict[str, float]]:
-    """The coefficients of wide tiles and of others, by the names of the counts."""
+    """The coefficients of each kind of tiles, by the names of the counts."""
     own = [name for name in GpuCounts._fields if name not in SHARED]
     shared = dict(zip(SHARED, coefficients, strict=False))
-    parts = coefficients[len(SHARED) :].reshape(2, -1)
-    each = {
-        tile: shared | dict(zip(own, part, strict=True)) for tile, part in zip(("wide", "narrow"), parts, strict=True)
-    }
+    parts = coefficients[len(SHARED) :].reshape(len(KINDS), -1)
+    each = {tile: shared | dict(zip(own, part, strict=True)) for tile, part in zip(KINDS, parts, strict=True)}
     return {tile: {name: float(part[name]) for name in GpuCounts._fields} for tile, part in each.items()}
 
 

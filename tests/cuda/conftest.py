@@ -48,12 +48,18 @@ PROBLEMS = {name: patterns.example(name) for name in patterns.names()} | {
 }
 
 
+_planned_for = [""]  # the kernels of the test before
+
+
 @pytest.fixture(autouse=True)
 def kernels(request, monkeypatch):
     """A test_hopper*.py is of the Hopper kernels and every other file of those that every GPU runs, whatever the
     device and the environment prefer. A test of both is parametrised with this fixture (``indirect``)."""
     own = "hopper" if "hopper" in request.module.__name__ else "portable"
     chosen = getattr(request, "param", own)
+    if _planned_for[0] != chosen:  # plans are made for the kernels that a call finds
+        spattn.clear_plan_cache()
+        _planned_for[0] = chosen
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", {"hopper": "auto", "portable": "portable"}[chosen])
     if chosen != own == "portable":
         request.getfixturevalue("hopper_kernels")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import spattn.patterns as patterns
-from spattn import plan
+from spattn import compiler, plan
 from spattn.arrays._operand import Operand
 from spattn.cuda import hopper
 from spattn.cuda.forward_pass import ForwardPass
@@ -73,7 +74,7 @@ def assert_same_cells(found, view, tile):
     np.testing.assert_array_equal(found, np.where(valid[0], position[0], -1))
 
 
-@pytest.mark.parametrize("shape", [(3, 128, 1), (2, 192, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 128, 1), (2, 192, 1), (300, 64, 1)], ids=str)
 def test_fragment_masks_hold_the_same_bits(shape):
     masks = np.random.default_rng(0).integers(0, 2**64, shape, dtype=np.uint64)
     fragments = fragment_masks(masks)
@@ -84,6 +85,51 @@ def test_fragment_masks_hold_the_same_bits(shape):
     found = fragments[number, row // 64, thread] >> bit.astype(fragments.dtype) & fragments.dtype.type(1)
     expected = masks[number, row, column // 64] >> (column % 64).astype(np.uint64) & np.uint64(1)
     np.testing.assert_array_equal(found.astype(int), expected.astype(int))
+
+
+LABELS = np.random.default_rng(0).integers(0, 5, 300)
+SCATTERED = patterns.from_pairs(*(np.random.default_rng(1).random((300, 333)) < 0.05).nonzero(), 300, 333)
+LOOKED_UP = [
+    (patterns.Clusters(LABELS), 300, {"ordered": True}),
+    (patterns.PerHead([patterns.Clusters(LABELS), patterns.Clusters(LABELS % 3)]), 300, {"ordered": True}),
+    (patterns.Clusters(LABELS) & patterns.Causal(), 300, {"ordered": True}),
+    (SCATTERED, 333, {"gathered": True}),
+    (patterns.PerHead([SCATTERED, patterns.SlidingWindow(20)]), 333, {"gathered": True}),
+]
+
+
+@pytest.mark.parametrize("block_q", [20, 64, 128])
+@pytest.mark.parametrize(("pattern", "kv_len", "how"), LOOKED_UP, ids=lambda x: repr(x)[:40])
+def test_rows_that_are_looked_up_are_those_of_the_plan(pattern, kv_len, how, block_q):
+    made = compiler.plan(pattern, 300, kv_len, heads=2, tile=(block_q, 64), workers=4, **how)
+    layout, lists = make_layout(made), tile_lists(made)
+    assert layout.gathers and not layout.key_specs and bool(len(layout.query_rows)) == bool(made.q_order.size)
+    for item, work in zip(layout.work, made.work, strict=True):
+        component = made.components[work["component"]]
+        if made.q_order.size:
+            expected = rows_of(made, made.q_order, component, component["query_view"], work["query_tile"])
+            np.testing.assert_array_equal(layout.query_rows[item["x"]], expected)
+        for e in range(work["begin"], work["end"]):
+            entry = layout.entries[e]
+            number = item["key_view"] + entry["view"]
+            expected = rows_of(made, made.kv_order, component, number, lists.indices[e])
+            found = layout.key_rows[layout.key_views["map"][number] + entry["x"]]
+            np.testing.assert_array_equal(found, expected)
+
+
+def rows_of(made, order, component, view, tile):
+    """The rows of a tile's cells, -1 for padding."""
+    place, real = positions(made.views[view], np.array([tile]))
+    return np.where(real[0], order[component["variant"]][place[0]] if order.size else place[0], -1)
+
+
+def test_views_of_two_variants_are_not_looked_up():
+    """Their rows are not the same."""
+    made = compiler.plan(LOOKED_UP[1][0], 300, heads=2, tile=(64, 64), ordered=True)
+    components = made.components.copy()
+    components["query_view"] = 0
+    with pytest.raises(ValueError, match="^plan: expected views of one variant each where places are looked up"):
+        make_layout(replace(made, components=components))
 
 
 def test_residue_classes_share_one_map():

@@ -149,8 +149,17 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
             gpu.name,
         )
     if ordinal is None:
-        return execute.FromHost(call, plan, kernels, gpu, forward)
-    return repeat.on_device(call, plan, kernels, gpu, forward)
+        return execute.FromHost(call, plan, kernels, gpu, _forward_again)
+    return repeat.on_device(call, plan, kernels, gpu, _forward_again)
+
+
+def _forward_again(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None) -> tuple[Any, Any]:
+    """A call that was prepared for other kernels than the environment asks for now, with another plan of the pattern
+    where these cannot execute its own."""
+    call = Call.of(q, k, v, scale=scale, precision=precision)
+    if plan.pattern is not None and not accepts(plan, call):
+        plan = plan_for(plan.pattern, call)
+    return prepare(call, plan)(q, k, v, scale)
 
 
 def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:

@@ -13,13 +13,10 @@ __all__ = ["LARGEST_HEAD_DIM", "SMS", "coefficients", "kernel_of", "price_ms"]
 LARGEST_HEAD_DIM = 128  # that was measured
 SMS = 132  # of the device that was measured
 
-# In the order of GpuCounts: of tiles of 128 queries, and of fewer.
+# In the order of GpuCounts: of tiles of 128 queries, of fewer, and of those whose places are looked up.
 _WIDE = GpuCounts(5.18e03, 5.38e03, 111, 0.0745, 0.000143, 0.0119, 0.143, 0.49, 0.00112, 0.000367)
 _NARROW = GpuCounts(5.18e03, 5.38e03, 311, 0.0864, 0.000973, 0.0317, 0, 1.25, 0.00112, 0.000367)
-
-# Of plans whose places are looked up, in tiles of up to 64 queries: copying rows one by one is what takes the time.
-# Measured by hand on 4096 tokens, at random and in clusters: within 20 % where keys are gathered.
-_LOOKED_UP = _NARROW._replace(items=2500, weights=0, products=0.0045, partial=0)
+_LOOKED_UP = GpuCounts(5.18e03, 5.38e03, 670, 0.0583, 0.00183, 0.0347, 0, 1.25, 0.00112, 0.000367)
 
 
 def kernel_of(block_q: int, head_dim: int, sms: int) -> Kernel:

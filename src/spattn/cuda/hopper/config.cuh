@@ -101,31 +101,25 @@ __device__ __forceinline__ int64_t prior_row(const Params& p, const Assignment& 
   return prior < 0 ? -1 : partial_base(p, assigned) + prior;
 }
 
-// The order in which a work item's variant has its rows, or its keys; null where places are just these.
-__device__ __forceinline__ const int32_t* query_order(const Params& p, int item) {
-  const Problem& own = p.problems[0];
-  return kGathers && own.q_order != nullptr ? own.q_order + p.variants[item] * own.q_places : nullptr;
-}
+__device__ __forceinline__ bool copies_queries(const Params& p) { return kGathers && p.query_rows != nullptr; }
 
-__device__ __forceinline__ const int32_t* key_order(const Params& p, int item) {
-  const Problem& own = p.problems[0];
-  return kGathers && own.kv_order != nullptr ? own.kv_order + p.variants[item] * own.kv_places : nullptr;
+// Where the keys of the first cells of an entry are listed.
+__device__ __forceinline__ const int32_t* key_rows(const Params& p, const Work& work, const Entry& entry) {
+  const int tile = p.key_views[work.key_view + entry.view].map + entry.x;
+  return p.key_rows + int64_t(tile) * kBlockKV;
 }
-
-__device__ __forceinline__ int64_t looked_up(const int32_t* order, int64_t place) {
-  return order == nullptr ? place : order[place];
-}
-
-__device__ __forceinline__ bool copies_queries(const Params& p) { return kGathers && p.problems[0].q_order != nullptr; }
 
 // Position of row `row` of a task; false for padding.
 __device__ __forceinline__ bool query_position(const Params& p, const Assignment& assigned, int row,
                                                int64_t& position) {
   const Work& work = assigned.work;
+  if (copies_queries(p)) {
+    const int rows = p.problems[0].block_q;
+    position = row < rows ? p.query_rows[int64_t(work.x) * rows + row] : -1;
+    return position >= 0;
+  }
   if (!cell_position(p.query_views[work.query_view], work.x, work.y, work.z, row, position)) return false;
-  if (row >= problem_of(p, assigned).block_q) return false;
-  if constexpr (kGathers) position = looked_up(query_order(p, assigned.task.item), position);
-  return true;
+  return row < problem_of(p, assigned).block_q;
 }
 
 }  // namespace spattn::hopper

@@ -20,8 +20,16 @@ struct Consumer {
   Softmax softmax;
   int problem = 0;  // of the step whose softmax comes next
 
-  __device__ __forceinline__ void wait_stage() {
-    barrier_wait(shared_address(&shared.full[ring.stage]), ring.parity);
+  // Waits for the next `kCount` stages. What copies row by row have written is fenced, which waits for all loads that
+  // are under way: it comes before those of masks.
+  template <int kCount>
+  __device__ __forceinline__ void wait_stages() const {
+    RingPosition<kStages> next = ring;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      barrier_wait(shared_address(&shared.full[next.stage]), next.parity);
+      next.advance();
+    }
     if constexpr (kGathers) fence_async_proxy();
   }
 
@@ -216,7 +224,7 @@ struct Consumer {
     uint32_t weights[kStepKV / 4];
     softmax.reset();
     clear(o);
-    wait_stage();
+    wait_stages<1>();
     multiply_keys(s, rows_address(query.stage), stage_address(ring.stage));
     weigh_first(s, rescale);
     narrow_weights(s, weights);
@@ -227,13 +235,13 @@ struct Consumer {
     while (true) {
       steps = last ? open(ahead) : steps - 1;
       if (steps == 0) break;
-      wait_stage();
+      wait_stages<kGathers ? 2 : 1>();
       if (kWarpgroups > 1) named_sync(kTurn + warpgroup, 256);
       multiply_keys(s, rows, keys);
       const uint32_t key_stage = ring.stage;
       const StepMask<kTiles> mask = load_mask(key_stage);
       ring.advance();
-      wait_stage();
+      if constexpr (!kGathers) wait_stages<1>();
       multiply_values(o, weights, stage_address(ring.stage));
       if (kWarpgroups > 1) named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
 
@@ -264,7 +272,7 @@ struct Consumer {
         scale_rows(o, rescale);
       }
     }
-    wait_stage();
+    wait_stages<1>();
     multiply_values(o, weights, stage_address(ring.stage));
     wgmma_wait<0>();
     pin(o);

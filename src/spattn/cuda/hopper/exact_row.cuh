@@ -29,9 +29,9 @@ __device__ inline void exact_row(const Params& p, const Assignment& assigned, in
     int64_t position;
     if (!mask_allows(p.masks, mask_block(p.entry_masks[e], row / 64), row % 64, column)) return -1;
     const Entry entry = p.entries[e];
+    if constexpr (kGathers) return key_rows(p, work, entry)[column];
     const View& view = p.key_views[work.key_view + entry.view];
     if (!cell_position(view, entry.x, entry.y, entry.z, column, position)) return -1;
-    if constexpr (kGathers) return looked_up(key_order(p, task.item), position);
     return view.offset > 0 ? position + own.moved : position;
   };
   const auto dot = [&](int64_t position) {

@@ -60,11 +60,13 @@ struct Gatherer {
     for (int j = 0; j < kPhases; ++j) phase[j] = target + place<kRows>(j * kTogether + row, chunk);
 #pragma unroll
     for (int i = 0; i < RowsOf<kRows>::kWords; ++i) {
+      int at[kChunks];  // all of them before the first copy, which would wait for each shuffle otherwise
+#pragma unroll
+      for (int n = 0; n < kChunks; ++n) at[n] = __shfl_sync(kAll, rows.at[i], n * kTogether + row);
 #pragma unroll
       for (int n = 0; n < kChunks; ++n) {
-        const int at = __shfl_sync(kAll, rows.at[i], n * kTogether + row);
         const uint32_t to = phase[n % kPhases] + (32 * i + n / kPhases * 8) * kRowBytes;
-        copy_chunk(to, first + int64_t(at) * stride, wanted && at >= 0);
+        copy_chunk(to, first + int64_t(at[n]) * stride, wanted && at[n] >= 0);
       }
     }
   }

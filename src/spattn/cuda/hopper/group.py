@@ -90,7 +90,6 @@ class GroupOnDevice:
         phases = [_tasks(parts, joined, length, finishing) for finishing in (False, True)]
         tables = {name: getattr(joined, name) for name in _TABLES}
         tables |= {"tasks": np.concatenate(phases), "counters": np.zeros(COUNTERS, np.int32)}
-        tables["variants"] = np.zeros(0, np.int32)  # no places are looked up
         for number, (layout, call) in enumerate(parts):
             heads = merge_heads(layout.merges.variants, call.plan.variant, call.q.shape[0], call.q.shape[1])
             own = (layout.merges.rows, layout.merges.indptr, layout.merges.sources, heads)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...plan._types import Plan, first_coordinates, tile_lists
+from ..._ragged import offsets
+from ...plan._types import Plan, first_coordinates, positions, tile_lists
 from ...schedule.finishers import Merges, find_finishers
 from ...schedule.roles import roles
 from .builds import ROWS
@@ -15,6 +16,15 @@ from .maps import MapSpec, halve, map_views
 WORK = np.dtype([(name, "i4") for name in ("query_view", "x", "y", "z", "begin", "end", "key_view", "slot")])
 Mapped = tuple[tuple[MapSpec, ...], np.ndarray]  # maps, and the records of all views
 
+_TILES_AT_ONCE = 1 << 14  # whose rows are looked up in one step, which takes 17 bytes a cell
+
+_MASKS_AT_ONCE = 256  # that stay in a cache while they are put in order
+_LOW_PAIRS = np.uint64(0x0303030303030303)
+# Steps from a nibble in each byte of a word to eight nibbles in a row.
+_NARROWED = [
+    (np.uint64(shift), np.uint64(kept))
+    for shift, kept in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0x00000000FFFFFFFF))
+]
 ENTRY = np.dtype([(name, "i4") for name in ("x", "y", "z", "view")])
 
 
@@ -39,10 +49,10 @@ class Layout:
     merges : Merges
     moves : bool
         Whether the maps and views of the last keys, those with an offset, move.
-    q_order, kv_order : (variants, places) or (0, 0) int32 arrays
-        The plan's. No tensor map reads what is looked up.
-    variants : (items,) int32 array
-        Whose each work item is, for plans whose places are looked up.
+    query_rows : (query tiles, block_q) int32 array
+        The row of each query of every tile of the query views, -1 for padding; of no tile where tensor maps read them.
+    key_rows : (key tiles, block_kv) int32 array
+        The same of keys. What is looked up is so for all views of a side.
     """
 
     query_specs: tuple[MapSpec, ...]
@@ -57,14 +67,13 @@ class Layout:
     finishes: np.ndarray
     merges: Merges
     moves: bool
-    q_order: np.ndarray
-    kv_order: np.ndarray
-    variants: np.ndarray
+    query_rows: np.ndarray
+    key_rows: np.ndarray
 
     @property
     def gathers(self) -> bool:
         """Whether places are looked up."""
-        return bool(self.q_order.size or self.kv_order.size)
+        return bool(len(self.key_rows))
 
     @property
     def maps(self) -> int:
@@ -74,7 +83,7 @@ class Layout:
 
 def make_layout(plan: Plan, moves: bool = False) -> Layout:
     """Lays a plan out for the Hopper kernel; where it moves, views that do and views that do not share no map."""
-    *_, row_component = roles(plan)
+    query_ids, key_ids, row_component = roles(plan)
     (query_specs, query_views), (key_specs, key_views) = _mapped(plan, moves)
     query_specs, query_views = halve(query_specs, query_views, 1 if plan.block_q <= ROWS else plan.block_q // ROWS)
     components = plan.components[plan.work["component"]]
@@ -91,6 +100,13 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
     key_views_of = plan.views[owner["key_view"] + lists.key_view]
     entries["z"], entries["y"], entries["x"] = first_coordinates(key_views_of, lists.indices).T
     entries["view"] = lists.key_view
+    query_rows = key_rows = np.zeros((0, 0), np.int32)
+    if plan.q_order.size:
+        query_rows, query_views["map"] = _rows(plan, query_ids, plan.q_order, plan.block_q)
+        work["x"] = query_views["map"][work["query_view"]] + plan.work["query_tile"]
+    if plan.ordered:
+        key_rows, key_views["map"] = _rows(plan, key_ids, plan.kv_order, plan.block_kv)
+        entries["x"] = lists.indices
     return Layout(
         query_specs,
         key_specs,
@@ -104,10 +120,39 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
         finishers.finishes,
         finishers.merges,
         moves,
-        plan.q_order,
-        plan.kv_order,
-        np.repeat(np.arange(plan.variants, dtype=np.int32), np.diff(plan.work_indptr) * plan.ordered),
+        query_rows,
+        key_rows,
     )
+
+
+def _rows(plan: Plan, ids: np.ndarray, order: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """The row, or the key, of each cell of all tiles of the views `ids`, -1 for padding; and the number of the first
+    tile of every view of the plan among these."""
+    views, variant = plan.views[ids], _variants(plan)[ids]
+    first = offsets(views["tiles"])
+    found = np.empty((int(first[-1]), block), np.int32)
+    for view, own, start in zip(views, variant, first, strict=False):
+        for tile in range(0, int(view["tiles"]), _TILES_AT_ONCE):
+            tiles = np.arange(tile, min(tile + _TILES_AT_ONCE, int(view["tiles"])))
+            place, real = positions(view, tiles)
+            found[start + tiles] = np.where(real, order[own][place] if order.size else place, -1)
+    starts = np.zeros(len(plan.views), np.int32)
+    starts[ids] = first[:-1]
+    return found, starts
+
+
+def _variants(plan: Plan) -> np.ndarray:
+    """Whose each view is, -1 for nobody's."""
+    found = np.full(len(plan.views), -1)
+    for component in plan.components:
+        first = component["first_row"]
+        used = plan.key_view[slice(*plan.indptr[[first, first + component["query_tiles"]]])]
+        keys = component["key_view"] + np.arange(used.max(initial=-1) + 1)
+        own = np.append(keys, component["query_view"])
+        if not np.isin(found[own], (-1, component["variant"])).all():
+            raise ValueError("plan: expected views of one variant each where places are looked up, got one of several")
+        found[own] = component["variant"]
+    return found
 
 
 def maps_of(plan: Plan, moves: bool) -> int:
@@ -130,11 +175,15 @@ def fragment_masks(masks: np.ndarray) -> np.ndarray:
     """
     count, block_q, _ = masks.shape
     warpgroups = -(-block_q // ROWS)
-    little = np.ascontiguousarray(masks).astype("<u8").view(np.uint8)
-    bits = np.unpackbits(little, bitorder="little").reshape(count, block_q, 64)
-    if block_q < warpgroups * ROWS:  # rows that no query fills see no key
-        bits = np.pad(bits, ((0, 0), (0, warpgroups * ROWS - block_q), (0, 0)))
-    bits = bits.reshape(count, warpgroups, 4, 2, 8, 8, 4, 2)
-    bits = bits.transpose(0, 1, 2, 4, 6, 5, 3, 7)  # n, warpgroup, w, g, t, i, h, b
-    packed = np.packbits(np.ascontiguousarray(bits).reshape(count, warpgroups, 128, 32), -1, "little")
-    return packed.view(np.uint32).reshape(count, warpgroups, 128)
+    found = np.empty((count, warpgroups, 4, 8, 4), np.uint32)  # mask, warpgroup, w, g, t
+    for first in range(0, count, _MASKS_AT_ONCE):
+        some = masks[first : first + _MASKS_AT_ONCE, :, 0]
+        some = np.pad(some, ((0, 0), (0, warpgroups * ROWS - block_q)))  # rows that no query fills see no key
+        rows = some.reshape(-1, warpgroups, 4, 2, 8)  # mask, warpgroup, w, h, g
+        for t in range(4):
+            columns = rows >> np.uint64(2 * t) & _LOW_PAIRS
+            bits = columns[:, :, :, 0] | columns[:, :, :, 1] << np.uint64(2)
+            for shift, kept in _NARROWED:
+                bits = (bits | bits >> shift) & kept
+            found[first : first + len(some), ..., t] = bits
+    return found.reshape(count, warpgroups, 128)

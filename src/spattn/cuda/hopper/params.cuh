@@ -9,8 +9,8 @@
 namespace spattn::hopper {
 
 // A view as TMA sees it (maps[map] reads k or q, maps[map + 1] reads v or writes out; `shift_*` adds the place of the
-// view inside a map that several views share) and as positions of the sequence. It belongs to one of the launch's
-// problems.
+// view inside a map that several views share) and as positions of the sequence. Where places are looked up, `map` is the
+// number of its first tile in the table of rows instead. It belongs to one of the launch's problems.
 struct View {
   int32_t map, shift_y, shift_z, problem;
   int32_t half[4];  // query views: coordinates of the second warpgroup's box relative to the first's
@@ -24,13 +24,15 @@ struct View {
 // output. slot <= -2: it writes the output of rows that one other item has put into the workspace in an earlier launch;
 // row r of the tile finds them in workspace row priors[(-2 - slot) * block_q + r].
 struct Work {
-  int32_t query_view, x, y, z;  // first lattice coordinates of the query tile: axis 2, 1, 0
+  // First lattice coordinates of the query tile: axis 2, 1, 0. Where rows are looked up, x is the tile's number.
+  int32_t query_view, x, y, z;
   int32_t begin, end, key_view, slot;
 };
 
 struct Entry {
-  int32_t x, y, z,
-      view;  // first lattice coordinates of the key tile, and its view, counted from the work item's key_view
+  // First lattice coordinates of the key tile, and its view, counted from the work item's key_view. Where keys are
+  // looked up, x is the tile's number in its view.
+  int32_t x, y, z, view;
 };
 
 // A work item of one head.
@@ -49,12 +51,10 @@ struct Problem {
   const void* v;
   void* out;
   float* lse;
-  float* partial_out;       // workspace (batch·heads_q, partial_rows, head_dim_v)
-  float* partial_lse;       // workspace (batch·heads_q, partial_rows)
-  const int32_t* q_order;   // (variants, q_places): the row at each place; null where places are rows
-  const int32_t* kv_order;  // (variants, kv_places): the key at each place; null where places are keys
+  float* partial_out;  // workspace (batch·heads_q, partial_rows, head_dim_v)
+  float* partial_lse;  // workspace (batch·heads_q, partial_rows)
   Strides q_stride, k_stride, v_stride, out_stride;
-  int64_t partial_rows, q_len, q_places, kv_places;
+  int64_t partial_rows, q_len;
   int64_t moved;  // by which views of the last keys, those with an offset, lie further on than they say
   int32_t head_dim, head_dim_v;
   int32_t block_q;            // rows of a query tile: kBlockQ or, where one warpgroup computes it, fewer
@@ -77,8 +77,9 @@ struct Params {
   const View* query_views;
   const View* key_views;
   const int32_t* priors;
-  const int32_t* variants;  // of each work item, for plans whose places are looked up
-  int32_t* counter;         // work-stealing counter: 0 before and after a launch
+  const int32_t* query_rows;  // (query tiles, block_q): the row of each query, -1 for padding; null where TMA reads q
+  const int32_t* key_rows;    // (key tiles, kBlockKV): the key of each cell, -1 for padding, where keys are looked up
+  int32_t* counter;           // work-stealing counter: 0 before and after a launch
   int32_t task_count, unused;
 };
 

@@ -26,7 +26,8 @@ from .maps import ALIGNMENT, ELEMENT_BYTES, MAP_BYTES, VIEW, encode_map, joint_h
 
 MAPS = (16, 240)  # tensor maps that a kernel's parameters have room for; 240 is what 32 KiB of parameters hold
 GROUPS = ((16, 96), (32, 192))  # the same for several problems: so many, and so many tensor maps of all of them
-_PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors", "variants")
+_PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
+_ROWS = ("query_rows", "key_rows")  # of plans whose places are looked up
 _CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse")
 _INTEGERS = ("head_dim", "head_dim_v", "block_q", "q_batch", "kv_batch", "batch_maps", "heads_q")
 _FLOATS = ("scale_log2", "sign")
@@ -37,9 +38,9 @@ _HEADS_KEPT = 64
 STRIDES = np.dtype([(name, "i8") for name in ("batch", "head", "token")])
 PROBLEM = np.dtype(
     [
-        *((name, "u8") for name in (*_CALL_POINTERS, "q_order", "kv_order")),
+        *((name, "u8") for name in _CALL_POINTERS),
         *((f"{name}_stride", STRIDES) for name in ("q", "k", "v", "out")),
-        *((name, "i8") for name in ("partial_rows", "q_len", "q_places", "kv_places", "moved")),
+        *((name, "i8") for name in ("partial_rows", "q_len", "moved")),
         *((name, "i4") for name in _INTEGERS),
         *((name, "f4") for name in _FLOATS),
         ("unused", "i4"),
@@ -76,7 +77,7 @@ def with_maps(room: int, members: list[tuple[Any, ...]]) -> np.dtype:
 def params_dtype(room: int, problems: int = 1) -> np.dtype:
     """The struct Params with room for so many tensor maps and problems."""
     members: list[tuple[Any, ...]] = [("problems", PROBLEM, (problems,))]
-    members += [(name, "u8") for name in (*_PLAN_POINTERS, "counter")]
+    members += [(name, "u8") for name in (*_PLAN_POINTERS, *_ROWS, "counter")]
     members += [("task_count", "i4"), ("unused", "i4")]
     return with_maps(room, members)
 
@@ -150,10 +151,12 @@ class Template:
             joint = all(map(joint_heads, operands))
             self._encode(layout, operands, call.dtype, joint)
             _fill_sizes(params["problems"][number], layout, call, joint)
-            _fill_orders(params["problems"][number], layout, plan_at)
             self._pointers += *(operand.pointer for operand in operands), 0
         for name in _PLAN_POINTERS:
             params[name] = plan_at[name]
+        for name in _ROWS:
+            if len(getattr(parts[0][0], name)):
+                params[name] = plan_at[name]
         self._lock = threading.Lock()
         self._head_bytes = room * MAP_BYTES
         self._tails = []
@@ -230,13 +233,6 @@ def _fill_sizes(problem: np.void, layout: Layout, call: ForwardPass, joint: bool
     sizes = (call.q.shape[3], call.v.shape[3], call.plan.block_q, *batches, heads_q)
     for name, value in zip(_INTEGERS, sizes, strict=True):
         problem[name] = value
-
-
-def _fill_orders(problem: np.void, layout: Layout, plan_at: dict[str, int]) -> None:
-    """Fills in where the places of a plan are looked up, if they are."""
-    for side, order in (("q", layout.q_order), ("kv", layout.kv_order)):
-        if order.size:
-            problem[f"{side}_order"], problem[f"{side}_places"] = plan_at[f"{side}_order"], order.shape[1]
 
 
 def maps_needed(layout: Layout, call: ForwardPass) -> int:

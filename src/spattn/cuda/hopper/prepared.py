@@ -173,7 +173,7 @@ def _lay_out(plan: Plan, device: Device, moves: bool) -> tuple[Layout, Buffer, d
     """(layout, buffer, addresses) of what does not depend on the numbers of batch entries and heads."""
     layout = make_layout(plan, moves)
     views = "query_views", "key_views"
-    names = "work", "entries", "entry_masks", "masks", *views, "priors", "variants", "q_order", "kv_order"
+    names = "work", "entries", "entry_masks", "masks", *views, "priors", "query_rows", "key_rows"
     arrays = {name: getattr(layout, name) for name in names}
     arrays |= {f"merge_{name}": getattr(layout.merges, name) for name in ("rows", "indptr", "sources")}
     return layout, *upload(device, arrays)

@@ -10,7 +10,8 @@
 
 namespace spattn::hopper {
 
-// A lane's share of a step: the tile it loads, as coordinates of a tensor map, or of a view where places are looked up.
+// A lane's share of a step: the tile it loads, as coordinates of a tensor map. Where keys are looked up, x is the number
+// of their tile.
 struct StepTile {
   int x, y, z, map, mask;
 };
@@ -50,13 +51,10 @@ struct Producer {
     const int last = min(e, now.work.end - 1);
     const Entry entry = p.entries[last];
     const View& view = p.key_views[now.work.key_view + entry.view];
-    if constexpr (kGathers) {
-      return {entry.x, entry.y, entry.z, now.work.key_view + entry.view,
-              e < now.work.end ? p.entry_masks[last] : kNoTile};
-    }
+    const int mask = e < now.work.end ? p.entry_masks[last] : kNoTile;
+    if constexpr (kGathers) return {view.map + entry.x, 0, 0, 0, mask};
     return {entry.x, entry.y + view.shift_y, entry.z + view.shift_z,
-            view.map + now.task.batch * problem_of(p, view.problem).batch_maps,
-            e < now.work.end ? p.entry_masks[last] : kNoTile};
+            view.map + now.task.batch * problem_of(p, view.problem).batch_maps, mask};
   }
 
   // Four dependent reads: done for the next task while this one's copies are under way.
@@ -71,17 +69,15 @@ struct Producer {
     return found;
   }
 
-  // The keys of the step that begins with the tile of lane `place`.
+  // The keys of the step that begins with the tile of lane `place`. Nothing waits for them here.
   __device__ __forceinline__ void look_up_keys(const Lookup& now, int place, StepRows& rows) const {
-    const int32_t* order = key_order(p, now.task.item);
 #pragma unroll
     for (int i = 0; i < StepRows::kWords; ++i) {
       const int word = part * StepRows::kWords + i;
       const StepTile tile = broadcast(now.tiles, place + word / (kBlockKV / 32));
-      const int cell = word % (kBlockKV / 32) * 32 + lane;
-      int64_t position;
-      const bool real = cell_position(p.key_views[tile.map], tile.x, tile.y, tile.z, cell, position);
-      rows.at[i] = real && tile.mask != kNoTile ? looked_up(order, position) : -1;
+      rows.at[i] = -1;
+      if (tile.mask == kNoTile) continue;
+      rows.at[i] = p.key_rows[int64_t(tile.x) * kBlockKV + word % (kBlockKV / 32) * 32 + lane];
     }
   }
 

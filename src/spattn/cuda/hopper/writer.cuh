@@ -45,7 +45,7 @@ struct Writer {
   __device__ __forceinline__ void store_tile(const Assignment& assigned) {
     const View& view = p.query_views[assigned.work.query_view];
     const Problem& own = problem_of(p, assigned);
-    if (kGathers && own.q_order != nullptr) return scatter_tile(assigned);
+    if (copies_queries(p)) return scatter_tile(assigned);
     const int half = lane / kPanels, panel = lane % kPanels;
     if (lane < kWarpgroups * kPanels) {
       tma_store(&p.maps[view.map + 1 + assigned.task.batch * own.batch_maps],
