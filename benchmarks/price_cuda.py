@@ -13,11 +13,10 @@ some calls between two events, so that no host time is in it; all calls read the
 fit. Plans that the kernels refuse, or leave to the portable ones, are printed and listed as skipped.
 
 Coefficients are nanoseconds for one of each of ``spattn.schedule.price_gpu.GpuCounts``, those of a worker once for
-tiles of 128 queries, once for smaller ones and once for those whose places are looked up, fitted by non-negative least
-squares of relative errors. A case is judged by coefficients that were fitted without its problem. Writes
-``benchmarks/results/price_cuda.json``, and what the backend chooses to ``price_cuda_choices.json``; exits with 1 when a
-target is missed, or plans disagreed. The lines "wide", "narrow" and "looked up" are those of
-``spattn/cuda/_coefficients.py``.
+each kind of tiles, fitted by non-negative least squares of relative errors. A case is judged by coefficients that were
+fitted without its problem. Writes ``benchmarks/results/price_cuda.json``, and what the backend chooses to
+``price_cuda_choices.json``; exits with 1 when a target is missed, or plans disagreed. The lines of the kinds are those
+of ``spattn/cuda/_coefficients.py``.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from spattn import compiler
 from spattn import patterns as sp
 from spattn.call import Call
 from spattn.cuda import _choice
-from spattn.cuda._coefficients import kernel_of, price_ms
+from spattn.cuda._coefficients import build_of, kernel_of, kind_of, price_ms
 from spattn.plan import Plan
 from spattn.schedule.price_gpu import GpuCounts, Sizes, count_on_gpu
 
@@ -49,7 +48,7 @@ ROUNDS, GRAPH_MS = 20, 2.0
 TOLERANCE = 0.01  # of the largest result, between two plans: two to three bfloat16 roundings
 WITHIN, WITHIN_SHARE, ORDER_SHARE = 0.25, 0.8, 0.9
 SHARED = ("launches", "merging", "merged", "elements")  # counts with one coefficient for all tiles
-KINDS = "wide", "narrow", "looked up"  # of tiles, each with coefficients of its own for the other counts
+KINDS = "wide", "narrow", "thirds", "looked up"  # of tiles, each with coefficients of its own for the other counts
 
 CHOICES = (
     "The plan that the backend takes for each problem of price_cuda.json: its time where it was measured, that of the "
@@ -68,11 +67,6 @@ class How(NamedTuple):
     listed: bool = False
     ordered: bool = False
     gathered: bool = False
-
-    @property
-    def kind(self) -> str:
-        """That of its tiles."""
-        return KINDS[2 if self.ordered or self.gathered else self.tile[0] <= 64]
 
 
 WIDE, HALF, WHOLE, LISTED = How(), How((64, 64)), How(pieces=0), How(listed=True)
@@ -342,8 +336,9 @@ def judge(found: dict[str, object]) -> tuple[list[dict[str, object]], dict[str, 
         problem = by_name[case["problem"]]
         how = problem.plans[case["plan"]]
         made = plan_of(problem, how, sms)
-        counted = count_on_gpu(made, problem.sizes, kernel_of(how.tile[0], problem.head_dim, sms))
-        counts.append(features(counted, how.kind))
+        build = build_of(made, problem.head_dim)
+        counted = count_on_gpu(made, problem.sizes, kernel_of(build, sms))
+        counts.append(features(counted, kind_of(build, made.ordered)))
         rows.append(
             {
                 "problem": problem.name,
@@ -433,7 +428,7 @@ def report(found: dict[str, object], write: bool) -> int:
     print(found["device"], quality)
     tables = of_tiles(coefficients)
     for tile, table in tables.items():
-        print(f'    "{tile}": ({", ".join(f"{x:.3g}" for x in table.values())}),')
+        print(f'    "{tile}": GpuCounts({", ".join(f"{x:.3g}" for x in table.values())}),')
     chosen = choices(found)
     for row in chosen:
         print(*(f"{value!s:>{26 if key == 'problem' else 12}}" for key, value in row.items()))

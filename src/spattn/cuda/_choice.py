@@ -20,8 +20,8 @@ from ..plan._types import grid_of, real_extents
 from ..schedule.boxes import Met, met_by_boxes
 from ..schedule.group import workers
 from ..schedule.price_gpu import Sizes
-from ._coefficients import LARGEST_HEAD_DIM, coefficients, kernel_of, price_ms
-from .hopper.builds import ROWS, TILE, rows_of
+from ._coefficients import LARGEST_HEAD_DIM, coefficients, price_ms
+from .hopper.builds import ROWS, TILE, build, rows_of
 from .hopper.layout import maps_of
 from .hopper.maps import joint_heads
 from .hopper.params import MAPS
@@ -187,16 +187,16 @@ def _halves(plan: Plan) -> float:
 def _promising(met: Met, sizes: Sizes, sms: int, copies: int) -> list[tuple[int, ...]]:
     """The boxes whose plans would cost least, and of those that would cost about as much the one that computes least,
     by what items and products cost, if all SMs were busy alike."""
-    kernel = kernel_of(ROWS, max(sizes.head_dim, sizes.head_dim_v), sms)
-    area, of = kernel.rows * kernel.tiles * TILE[1], coefficients(ROWS)
-    of_step = area * (of.weights + of.products * kernel.head_dim + of.partial)
+    row = build(ROWS, max(sizes.head_dim, sizes.head_dim_v), short_items=True)  # as those of boxes nearly always are
+    of = coefficients(row)
+    of_step = row.rows * row.step_kv * (of.weights + of.products * row.head_dim + of.partial)
 
     def estimate(box: tuple[int, ...]) -> tuple[float, int]:
         """Cost and tiles."""
         cost, tiles = 0.0, 0
         for keys, boxes in met.kinds(box):
             own = math.prod(grid_of(keys, choose_box(keys, TILE[1])))
-            cost += boxes * (of.items + of_step * -(-own // kernel.tiles))
+            cost += boxes * (of.items + of_step * -(-own * TILE[1] // row.step_kv))
             tiles += boxes * own
         return cost, tiles
 

@@ -6,33 +6,46 @@ from __future__ import annotations
 from ..plan import Plan
 from ..schedule.price import predicted_ms
 from ..schedule.price_gpu import GpuCounts, Kernel, Sizes, count_on_gpu
-from .hopper.builds import KEYS_TOGETHER, ROWS, TILE, build
+from .hopper.builds import KEYS_TOGETHER, ROWS, TILE, Build, build, has_short_items
 
-__all__ = ["LARGEST_HEAD_DIM", "SMS", "coefficients", "kernel_of", "price_ms"]
+__all__ = ["LARGEST_HEAD_DIM", "SMS", "build_of", "coefficients", "kernel_of", "kind_of", "price_ms"]
 
 LARGEST_HEAD_DIM = 128  # that was measured
 SMS = 132  # of the device that was measured
 
-# In the order of GpuCounts: of tiles of 128 queries, of fewer, and of those whose places are looked up.
-_WIDE = GpuCounts(5.18e03, 5.38e03, 111, 0.0745, 0.000143, 0.0119, 0.143, 0.49, 0.00112, 0.000367)
-_NARROW = GpuCounts(5.18e03, 5.38e03, 311, 0.0864, 0.000973, 0.0317, 0, 1.25, 0.00112, 0.000367)
-_LOOKED_UP = GpuCounts(5.18e03, 5.38e03, 670, 0.0583, 0.00183, 0.0347, 0, 1.25, 0.00112, 0.000367)
+# In the order of GpuCounts, by the kind of tiles: of 128 queries, of fewer, of those whose CTAs are three to an SM,
+# and of those whose places are looked up.
+_COEFFICIENTS = {
+    "wide": GpuCounts(5.18e03, 5.38e03, 111, 0.0745, 0.000143, 0.0119, 0.143, 0.49, 0.00112, 0.000367),
+    "narrow": GpuCounts(5.18e03, 5.38e03, 311, 0.0864, 0.000973, 0.0317, 0, 1.25, 0.00112, 0.000367),
+    "thirds": GpuCounts(5.18e03, 5.38e03, 311, 0.13, 0.0015, 0.048, 0, 1.25, 0.00112, 0.000367),
+    "looked up": GpuCounts(5.18e03, 5.38e03, 670, 0.0583, 0.00183, 0.0347, 0, 1.25, 0.00112, 0.000367),
+}
 
 
-def kernel_of(block_q: int, head_dim: int, sms: int) -> Kernel:
-    """What executes plans with tiles of so many queries on so many SMs; `head_dim` is the larger one of K and V."""
-    row = build(block_q, head_dim, False)
+def build_of(plan: Plan, head_dim: int) -> Build:
+    """What the kernel of a plan is built with; `head_dim` is the larger one of K and V."""
+    return build(plan.block_q, head_dim, has_short_items(plan))
+
+
+def kernel_of(row: Build, sms: int) -> Kernel:
+    """What executes plans on so many SMs with what a row of the table says."""
     return Kernel(row.rows, row.step_kv // TILE[1], row.head_dim, row.ctas * sms, KEYS_TOGETHER)
 
 
-def coefficients(block_q: int, looked_up: bool = False) -> GpuCounts:
-    """Nanoseconds for one of each, of plans with tiles of so many queries."""
+def kind_of(row: Build, looked_up: bool = False) -> str:
+    """The kind of tiles of a row of the table, which has coefficients of its own."""
     if looked_up:
-        return _LOOKED_UP
-    return _NARROW if block_q <= ROWS else _WIDE
+        return "looked up"
+    return "wide" if row.rows > ROWS else "thirds" if row.ctas > 2 else "narrow"
+
+
+def coefficients(row: Build, looked_up: bool = False) -> GpuCounts:
+    """Nanoseconds for one of each."""
+    return _COEFFICIENTS[kind_of(row, looked_up)]
 
 
 def price_ms(plan: Plan, sizes: Sizes, sms: int) -> float:
     """The predicted milliseconds of a forward of 16-bit arrays, without the host's."""
-    kernel = kernel_of(plan.block_q, max(sizes.head_dim, sizes.head_dim_v), sms)
-    return predicted_ms(count_on_gpu(plan, sizes, kernel), coefficients(plan.block_q, plan.ordered))
+    row = build_of(plan, max(sizes.head_dim, sizes.head_dim_v))
+    return predicted_ms(count_on_gpu(plan, sizes, kernel_of(row, sms)), coefficients(row, plan.ordered))

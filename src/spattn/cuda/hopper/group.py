@@ -99,7 +99,7 @@ class GroupOnDevice:
         most, room = next(size for size in GROUPS if len(parts) <= size[0] and sum(maps) <= size[1])
         self._template = Template(parts, at, launches, room, most)
         if launches:
-            row = build_for(first, are_short(length[tables["tasks"]["item"]]))
+            row = build_for(first, are_short(length[tables["tasks"]["item"]], first.plan.block_q))
             self._blocks = blocks_of(launches, row, device)
             defines = variant(row, first.dtype, room, most)
             records = structs(room, most)
