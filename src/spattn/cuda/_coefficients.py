@@ -16,10 +16,10 @@ SMS = 132  # of the device that was measured
 # In the order of GpuCounts, by the kind of tiles: of 128 queries, of fewer, of those whose CTAs are three to an SM,
 # and of those whose places are looked up.
 _COEFFICIENTS = {
-    "wide": GpuCounts(5.18e03, 5.38e03, 111, 0.0745, 0.000143, 0.0119, 0.143, 0.49, 0.00112, 0.000367),
-    "narrow": GpuCounts(5.18e03, 5.38e03, 311, 0.0864, 0.000973, 0.0317, 0, 1.25, 0.00112, 0.000367),
-    "thirds": GpuCounts(5.18e03, 5.38e03, 311, 0.13, 0.0015, 0.048, 0, 1.25, 0.00112, 0.000367),
-    "looked up": GpuCounts(5.18e03, 5.38e03, 670, 0.0583, 0.00183, 0.0347, 0, 1.25, 0.00112, 0.000367),
+    "wide": GpuCounts(5.17e03, 4.75e03, 296, 0.0733, 0.00016, 0.0121, 0.29, 0.298, 0, 0.000325),
+    "narrow": GpuCounts(5.17e03, 4.75e03, 749, 0.0919, 0.000892, 0.0387, 0.354, 0.829, 0, 0.000325),
+    "thirds": GpuCounts(5.17e03, 4.75e03, 925, 0.186, 0, 0.049, 0, 1.56, 0, 0.000325),
+    "looked up": GpuCounts(5.17e03, 4.75e03, 871, 0.0103, 0.00186, 0.0788, 0, 1.03, 0, 0.000325),
 }
 
 
