@@ -153,7 +153,7 @@ def tracked(under=""):
 
 def expected_in_package():
     """All of src/spattn but what only the build needs."""
-    left_out = {"meson.build", ".pyx"}
+    left_out = {"meson.build", ".pyx", ".pxd"}
     return {
         name.removeprefix("src/")
         for name in tracked("src/spattn")
@@ -165,7 +165,8 @@ def test_wheel_carries_every_file_that_it_runs_on(wheel):
     with zipfile.ZipFile(wheel) as archive:
         inside = {name for name in archive.namelist() if name.startswith("spattn/")}
     compiled = sorted(name.partition(".")[0] for name in inside if name.endswith(".so"))
-    names = "cpu/_core", "cuda/driver/_launch", "plan/_along", "plan/_bitmasks", "plan/_pairs", "plan/_sweep"
+    of_plans = (f"plan/_{name}" for name in ("along", "bitmasks", "held", "lists", "pairs", "sweep"))
+    names = "cpu/_core", "cuda/driver/_launch", *of_plans, "schedule/_items"
     assert compiled == [f"spattn/{name}" for name in names]
     assert {name for name in inside if not name.endswith(".so")} == expected_in_package()
     assert any(name.endswith(".cu") for name in inside) and any(name.endswith(".cuh") for name in inside)

@@ -1,7 +1,9 @@
 """Patterns with arrays among their fields."""
 
+import copy
 import dataclasses
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -97,3 +99,32 @@ def test_what_cannot_be_hashed_is_refused_in_words(cls):
     with pytest.raises(TypeError, match="got list"):
         cls([1, 2])
     assert spattn.plan(cls((1, 2)), 5).nnz == 15
+
+
+def test_arrays_of_one_hash_are_told_apart(monkeypatch):
+    monkeypatch.setattr("spattn.patterns._content._hash_of", lambda value: 7)
+    one, same, other = Clusters(NUMBERS), Clusters(NUMBERS.copy()), Clusters(NUMBERS + 1)
+    assert hash(one) == hash(other) and one == same and one != other
+    assert spattn.plan(one, 40) is spattn.plan(same, 40) is not spattn.plan(other, 40)
+    spattn.clear_plan_cache()
+
+
+def test_a_hash_stays_in_its_process():
+    """Python hashes bytes otherwise in each."""
+    one = Clusters(NUMBERS)
+    hash(one)
+    for other in (pickle.loads(pickle.dumps(one)), copy.copy(one), copy.deepcopy(one)):
+        assert "_hash" in vars(one) and "_hash" not in vars(other) and other == one and hash(other) == hash(one)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 40), (3, 2, 40), (2, 1, 0)])
+def test_one_of_a_batch_lies_on_the_bytes_of_all(shape):
+    """Nobody can change it, nor the shape of the whole through it."""
+    rng = np.random.default_rng(0)
+    padded = p.RowIntervals(*(np.sort(rng.integers(0, 40, shape), axis=-1) for _ in range(2)))
+    one = padded.at(shape[0] - 1, shape[1] - 1)
+    assert np.array_equal(one.start, padded.start[-1, -1]) and isinstance(one.start.base, bytes)
+    assert shape[-1] == 0 or one.start.base is padded.start.base
+    with pytest.raises(ValueError):
+        one.start.flags.writeable = True
+    assert one == p.RowIntervals(padded.start[-1, -1], padded.stop[-1, -1])

@@ -1,6 +1,7 @@
 """From bands of queries and ranges of distances to tiles."""
 
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from spattn.patterns._bands import Bands, either
 from spattn.plan import _tiling
 from spattn.plan._banded import tiles_of_bands
 from spattn.plan._budget import Budget
+from spattn.plan._lists import RunLists
 from spattn.plan._masks import Masks
 from spattn.plan._tiling import cut_view
 from spattn.testing import check_plan
@@ -62,6 +64,28 @@ def clauses(draw):
     return Bands(start, indptr, first, first + rng.integers(-2, long, len(first)), near)
 
 
+class Tiles(NamedTuple):
+    """The runs that were found, and their pairs."""
+
+    query_tile: np.ndarray
+    key_tile: np.ndarray
+    length: np.ndarray
+    mask: np.ndarray
+    nnz: int
+
+    @classmethod
+    def of(cls, clauses, query, key, masks, budget=None):
+        """Those of clauses on two views; lists that are there already stay in front of them."""
+        lists = RunLists()
+        lists.add(2, *(np.array(column, np.int32) for column in ([0, 0, 1], [3, 7, 1], [2, 1, 5], [-1, 0, 4])))
+        nnz = tiles_of_bands(clauses, query, key, 0, masks, lists, budget or Budget(1 << 30))
+        indptr, tile_indptr, key_tile, mask = lists.arrays()
+        assert indptr[:3].tolist() == [0, 2, 3] and tile_indptr[:4].tolist() == [0, 2, 3, 8]
+        assert len(indptr) == 3 + query["tiles"] and indptr[-1] == len(mask) == len(tile_indptr) - 1
+        query_tile = np.repeat(np.arange(query["tiles"]), np.diff(indptr[2:]))
+        return cls(query_tile, key_tile[3:], np.diff(tile_indptr)[3:], mask[3:], nnz)
+
+
 def unpacked(tiles, query, key, masks):
     """The cells of the tiles of two views of consecutive positions, True where they are allowed."""
     block_q, block_kv = masks.tile
@@ -87,7 +111,7 @@ def test_tiles_are_the_pairs_of_all_clauses(given, tile, places, lengths):
     """On views that start anywhere; runs that could be one are one, and no tile without a pair is there."""
     query, key = (cut_view(*side) for side in zip(places, [(1,)] * 2, [(n,) for n in lengths], zip(tile), strict=True))
     masks = Masks(*tile, Budget(1 << 30))
-    tiles = tiles_of_bands(tuple(given), query, key, 0, masks, Budget(1 << 30))
+    tiles = Tiles.of(tuple(given), query, key, masks)
     q, k = (place + np.arange(n) for place, n in zip(places, lengths, strict=True))
     expected = allowed(given, q, k)
     np.testing.assert_array_equal(unpacked(tiles, query, key, masks), expected)
@@ -158,6 +182,14 @@ def test_built_in_patterns_have_bands(cls):
         assert (one - p.Causal())._bands(0, length) is None
 
 
+@pytest.mark.parametrize("tile", [(48, 64), (128, 64), (100, 128)], ids=str)
+def test_blocks_across_query_tiles(tile):
+    """Bands part at other rows than in the query tile before; blocks lie among keys that are allowed anyway."""
+    own = p.KeyBlocks(np.random.default_rng(0).integers(0, 16, (16, 3)), 64, 64)
+    for pattern in (own, p.Causal() & own, p.Causal() | own, p.SlidingWindow(500, 0) | own):
+        check_plan(spattn.plan(pattern, 1024, tile=tile), [pattern.index_set(1024, 1024)])
+
+
 def test_few_queries_have_few_bands():
     """A step of generation looks at the rows of its own queries alone."""
     pattern = p.KeyBlocks(np.zeros((1000, 3), int), 8, 8).bind(1, 8000)
@@ -205,4 +237,4 @@ def test_arrays_that_do_not_fit_are_refused(change):
     view = cut_view(0, (1,), (9,), (16,))
     with pytest.raises(ValueError, match="bands: expected arrays that fit each other"):
         budget = Budget(1 << 20)
-        tiles_of_bands((Bands(**fields),), view, view, 0, Masks(16, 64, budget), budget)
+        Tiles.of((Bands(**fields),), view, view, Masks(16, 64, budget), budget)

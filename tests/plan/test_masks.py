@@ -6,6 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spattn.plan import _masks
+from spattn.plan._bitmasks import hashes
 from spattn.plan._budget import Budget
 from spattn.plan._masks import Masks
 
@@ -30,25 +31,47 @@ def test_each_different_bitmask_has_the_next_number(which, split):
     assert [mask.tobytes() for mask in made.array()] == known
 
 
-def test_bitmasks_of_one_key_are_told_apart(monkeypatch):
+def of_one_hash(numbers):
+    """A bitmask for each number, all of one hash: the fifth word undoes what the first one does."""
+    masks = np.zeros((len(numbers), 8), np.uint64)
+    masks[:, 0] = numbers
+    with np.errstate(over="ignore"):
+        mixed = masks[:, 0] * np.uint64(0xD2E7470EE14C6C93)
+    masks[:, 4] = mixed ^ mixed >> np.uint64(32)
+    assert len(np.unique(hashes(masks))) == 1
+    return masks
+
+
+@pytest.mark.parametrize("rows", [None, np.array([True, True, True, False])], ids=["all rows", "some rows"])
+def test_bitmasks_of_one_hash_are_told_apart(rows):
     """However many have it, within a call and from call to call."""
-    monkeypatch.setattr(Masks, "_keys", lambda self, masks, rows: masks[:, 0] % 2)
-    masks = np.zeros((12, 8), np.uint64)
-    masks[:, 0] = [1, 3, 2, 1, 5, 3, 7, 4, 2, 9, 1, 5]
+    masks = of_one_hash([1, 3, 2, 1, 5, 3, 7, 4, 2, 9, 1, 5])
     made = Masks(SHAPE[0], 64 * SHAPE[1], Budget(1 << 20))
     for some in (masks[:7], masks[7:], masks):
-        numbers = made.add(some)
+        numbers = made.add(some) if rows is None else made.add_rows(some, rows)
         assert np.array_equal(made.array().reshape(-1, 8)[numbers], some)
     assert len(made.array()) == len(np.unique(masks[:, 0]))
 
 
-@pytest.mark.parametrize("collide", [False, True])
+def test_an_array_of_them_stays_as_it_is():
+    """Those that are added afterwards lie elsewhere."""
+    made = Masks(SHAPE[0], 64 * SHAPE[1], Budget(1 << 20))
+    masks = np.arange(8 * 2000, dtype=np.uint64).reshape(-1, 8)
+    made.add(masks[:3])
+    before = made.array()
+    made.add(masks)
+    assert np.array_equal(before.reshape(-1, 8), masks[:3])
+    assert np.array_equal(made.array().reshape(-1, 8), masks)
+    with pytest.raises(ValueError):
+        before.flags.writeable = True
+
+
 @given(
     tiles=st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=4, max_size=4), st.integers(0, 2)), max_size=40),
     at_once=st.integers(1, 40),
 )
-def test_padded_tiles_share_bitmasks(collide, tiles, at_once):
-    """Those that allow the same to queries that are not padding have one, also where keys of all bitmasks are one."""
+def test_padded_tiles_share_bitmasks(tiles, at_once):
+    """Those that allow the same to queries that are not padding have one."""
     real = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 1, 0]], bool)
     words = np.array([0, 5, 2**64 - 1], np.uint64)
     rows = np.array([own for own, _ in tiles], np.int64).reshape(-1, 4)
@@ -56,8 +79,6 @@ def test_padded_tiles_share_bitmasks(collide, tiles, at_once):
     made = Masks(SHAPE[0], 64 * SHAPE[1], Budget(1 << 20))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(_masks, "_TILES_AT_ONCE", at_once)
-        if collide:
-            patched.setattr(Masks, "_keys", lambda self, masks, rows: np.zeros(len(masks), np.uint64))
         numbers = made.number(lambda some: content[some], padding, real)
     known = made.array()
     for tile, number in enumerate(numbers):
@@ -71,16 +92,14 @@ def test_padded_tiles_share_bitmasks(collide, tiles, at_once):
                 or own[0, 0] == 5
             )
     whole = {tuple(own) for (own, kind) in tiles if not kind} - {(0,) * 4, (2,) * 4}
-    assert len(whole) <= len(known) and (collide or len({mask.tobytes() for mask in known}) == len(known))
-    if not collide:  # the first that has its key is looked at
-        plain = {content[tile].tobytes() for tile in np.nonzero(padding == 0)[0] if numbers[tile] >= 0}
-        more = {(padding[t], content[t][real[padding[t]]].tobytes()) for t in np.nonzero(padding)[0] if numbers[t] >= 0}
-        assert len(known) <= len(plain) + len(more)
+    assert len(whole) <= len(known) and len({mask.tobytes() for mask in known}) == len(known)
+    plain = {content[tile].tobytes() for tile in np.nonzero(padding == 0)[0] if numbers[tile] >= 0}
+    more = {(padding[t], content[t][real[padding[t]]].tobytes()) for t in np.nonzero(padding)[0] if numbers[t] >= 0}
+    assert len(known) <= len(plain) + len(more)
 
 
-def test_keys_differ_where_bits_do():
+def test_hashes_differ_where_bits_do():
     """Of single cells, whole rows, whole columns, and pairs of columns: what patterns are made of."""
-    made = Masks(128, 64, Budget(1 << 30))
     cells = np.zeros((128 * 64, 128), np.uint64)
     cell = np.arange(len(cells))
     cells[cell, cell // 64] = np.uint64(1) << (cell % 64).astype(np.uint64)
@@ -88,7 +107,7 @@ def test_keys_differ_where_bits_do():
     columns = np.unique(bits[:, None] | bits)
     rows = np.eye(128, dtype=np.uint64) * ~np.uint64(0)
     every = np.concatenate([cells, np.repeat(columns[:, None], 128, axis=1), rows])
-    assert len(np.unique(made._keys(every, np.ones(128, np.uint8)))) == len(every)
+    assert len(np.unique(hashes(every))) == len(every)
 
 
 def test_a_budget_bounds_them():

@@ -1,12 +1,18 @@
 """The work list: who computes which tiles, in which order, and what is merged from whom."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 import spattn
 from spattn import cpu, plan
 from spattn import patterns as p
+from spattn.plan._types import WORK
+from spattn.schedule._items import cut
 from spattn.testing import check_plan, inputs
 
 
@@ -46,6 +52,58 @@ def test_rows_without_keys_are_merged_from_nothing():
     made = plan(pattern, 70, tile=(16, 64))
     assert made.merge_rows.tolist() == list(range(64)) and len(made.merge_sources) == made.slots == 0
     check_plan(made, [pattern.index_set(70, 70)])
+
+
+def test_rows_that_no_view_has_are_merged_from_nothing():
+    """Where the one list that there is has all of its view, and its view not all rows."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Some(p.Pattern):
+        def allows(self, q, k):
+            return (q < 64) & (k < 64)
+
+        def parts(self, q_len, kv_len):
+            return (p.Part(self, query=p.Lattice(0, (1,), (64,))),)
+
+    made = plan(Some(), 100, tile=(64, 64))
+    assert made.merge_rows.tolist() == list(range(64, 100)) and len(made.work) == 1
+    check_plan(made, [Some().index_set(100, 100)])
+
+
+@given(
+    tiles=st.lists(st.one_of(st.integers(1, 40), st.integers(1, 1 << 34)), max_size=20),
+    longest=st.sampled_from([5, 1000, 1 << 33, 1 << 35]),
+    least=st.integers(1, 4),
+    meeting=st.booleans(),
+)
+def test_items_are_pieces_of_lists_by_falling_length(tiles, longest, least, meeting):
+    """Those of one length in order; slots of shared lists are in order, too."""
+    longest = max(longest, max(tiles, default=1) // 50)
+    end = np.cumsum(tiles, dtype=np.int64)
+    number, begin = np.arange(len(tiles)), end - np.array(tiles, np.int64)
+    shared = number % 2 == 0 if meeting else np.zeros(len(tiles), bool)
+    at_least = None if least == 1 else np.full(len(tiles), least)
+    lists = number, 7 * number, begin, end
+    work, pieces, slots = cut(lists, longest, at_least, shared.view(np.uint8) if meeting else None, WORK)
+    expected, slot = [], 0
+    for n, length in enumerate(tiles):
+        count = max(-(-length // longest), min(least, length))
+        assert pieces[n] == count
+        for piece in range(count):
+            ends = begin[n] + length * piece // count, begin[n] + length * (piece + 1) // count
+            has_slot = count > 1 or shared[n]
+            expected.append((n, 7 * n, *map(int, ends), slot if has_slot else -1))
+            slot += bool(has_slot)
+    assert slots == slot and work.tolist() == sorted(expected, key=lambda item: item[2] - item[3])
+
+
+def test_lists_without_tiles_are_refused():
+    zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+    with pytest.raises(ValueError, match="lists: expected at least one tile, got 0"):
+        cut((zero, zero, zero, zero), 5, None, None, WORK)
+    for lists, least in (((zero, zero, zero, np.ones(2, np.int64)), None), ((zero, zero, zero, one), np.ones(2, int))):
+        with pytest.raises(ValueError, match="lists: expected 1 of them"):
+            cut(lists, 5, least, None, WORK)
 
 
 @pytest.mark.parametrize("pattern", [p.Full(), p.Longformer(40, global_tokens=(0, 150)), p.Strided(32)], ids=repr)

@@ -92,13 +92,12 @@ class Composite(Pattern):
         return frozenset().union(*(p.grids() for p in self.operands))
 
     def at(self, batch: int, head: int) -> Pattern:
-        heads = self.sizes()[1]
-
-        def own(p: Pattern) -> Pattern:
-            size = p.sizes()
-            return p.at(batch if size[0] != 1 else 0, head * size[1] // heads if size[1] and heads else head)
-
-        return self._with(map(own, self.operands))
+        sizes = [p.sizes() for p in self.operands]
+        heads = _joint_size([of_heads for _, of_heads in sizes])
+        return self._with(
+            p.at(batch if own[0] != 1 else 0, head * own[1] // heads if own[1] and heads else head)
+            for p, own in zip(self.operands, sizes, strict=True)
+        )
 
     def _ends(self, q_len: int, between: Callable[[Iterable[bool]], bool]) -> Ends | None:
         """The ends of all operands; `between` says what their keys between them are together."""

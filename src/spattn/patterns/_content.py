@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._cached import cached_property
-from .._frozen import frozen
-from .._imports import whole_imports
+from .._frozen import content, frozen
 from .._index_checks import integer_array, plain_array
 from ..arrays import NUMPY, kind_of, to_host
 from ._check import assign
@@ -83,32 +82,28 @@ class ByContent:
         super().__post_init__()  # type: ignore[misc]
 
     @cached_property
-    def _digest(self) -> bytes:
-        with whole_imports:
-            import hashlib  # with OpenSSL's modules, for arrays alone
-        digest = hashlib.blake2b(digest_size=16)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, np.ndarray):
-                digest.update(f"{field.name}:{value.dtype.str}{value.shape}".encode())
-                content = np.packbits(value) if value.dtype == bool else value  # an eighth of it to go through
-                digest.update(content.data if value.size else b"")
-            else:
-                digest.update(f"{field.name}={value!r};".encode())
-        return digest.digest()
+    def _hash(self) -> int:
+        """Asked for at every call and by every larger composition, and kept: an array takes time."""
+        return hash((type(self).__qualname__, *map(_hash_of, self._fields())))
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return self._digest == other._digest and self._plain_fields() == other._plain_fields()
+        if self is other:
+            return True
+        if hash(self) != hash(other):
+            return False
+        return all(map(_same, self._fields(), other._fields()))
 
-    def _plain_fields(self) -> list[Any]:
-        """What is no array: a pattern among it may hold more than it is written as."""
-        values = (getattr(self, field.name) for field in dataclasses.fields(self))
-        return [value for value in values if not isinstance(value, np.ndarray)]
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the hash, which differs from process to process."""
+        return {name: value for name, value in vars(self).items() if name != "_hash"}
+
+    def _fields(self) -> list[Any]:
+        return [getattr(self, name) for name in self.__dataclass_fields__]
 
     def __hash__(self) -> int:
-        return hash((type(self).__qualname__, self._digest))
+        return self._hash
 
     def __repr__(self) -> str:
         def show(value: Any) -> str:
@@ -116,3 +111,18 @@ class ByContent:
 
         fields = ", ".join(f"{f.name}={show(getattr(self, f.name))}" for f in dataclasses.fields(self))
         return f"{type(self).__name__}({fields})"
+
+
+def _hash_of(value: Any) -> int:
+    if not isinstance(value, np.ndarray):
+        return hash(repr(value))
+    bits = np.packbits(value) if value.dtype == bool else value  # an eighth of it to go through
+    return hash((value.dtype.str, value.shape, content(bits)))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Arrays bit by bit; of what is no array, a pattern among it may hold more than it is written as, and 1 is no
+    True."""
+    if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
+        return bool(one == other) and repr(one) == repr(other)
+    return one.dtype == other.dtype and one.shape == other.shape and content(one) == content(other)

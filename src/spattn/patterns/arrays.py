@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from .._cached import cached_property
+from .._frozen import frozen_part
 from .._index_checks import q_offset
 from .._ragged import offsets, ramp
 from ..index_set import Runs
@@ -33,11 +33,18 @@ class ArrayPattern(ByContent, Pattern):
         return draw.choice([(), (1,), (heads,), (1, heads), (sizes.batch, 1), (sizes.batch, heads)])
 
     def _arrays(self) -> dict[str, np.ndarray]:
-        fields = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
+        fields = ((name, getattr(self, name)) for name in self.__dataclass_fields__)
         return {name: value for name, value in fields if isinstance(value, np.ndarray)}
 
+    def _with(self, arrays: dict[str, np.ndarray]) -> Pattern:
+        """The same with other arrays, which are made of its own and need no check."""
+        made = object.__new__(type(self))
+        vars(made).update({name: getattr(self, name) for name in self.__dataclass_fields__} | arrays)
+        return made
+
     def sizes(self) -> tuple[int, int]:
-        shape = next(iter(self._arrays().values())).shape
+        values = (getattr(self, name) for name in self.__dataclass_fields__)
+        shape = next(value for value in values if isinstance(value, np.ndarray)).shape
         return (1, 1, *shape)[-self.own_axes - 2 : -self.own_axes]
 
     def at(self, batch: int, head: int) -> Pattern:
@@ -46,19 +53,20 @@ class ArrayPattern(ByContent, Pattern):
             integer(name, number, 0, size - 1) if size != 1 else 0
             for name, number, size in zip(("batch", "head"), (batch, head), sizes, strict=True)
         )
-        own = {name: self._one(array, where) for name, array in self._arrays().items()}
-        return self if all(own[n] is a for n, a in self._arrays().items()) else dataclasses.replace(self, **own)
+        arrays = self._arrays()
+        own = {name: self._one(array, where) for name, array in arrays.items()}
+        return self if all(own[name] is array for name, array in arrays.items()) else self._with(own)
 
     def _bound(self) -> Pattern:
         """An equal pattern, to plan with: its look-up table goes when the plan is made, however long `self` is kept."""
-        bound = dataclasses.replace(self)
-        vars(bound)["_digest"] = self._digest  # asked for in compositions, and computed once
+        bound = self._with({})
+        vars(bound)["_hash"] = hash(self)
         return bound
 
     def _one(self, array: np.ndarray, where: tuple[int, ...] = (0, 0)) -> np.ndarray:
         """The array of one batch entry and one head."""
         leading = array.ndim - self.own_axes
-        return array[where[2 - leading :]] if leading else array
+        return frozen_part(array, where[2 - leading :]) if leading else array
 
     def _only(self, array: np.ndarray) -> np.ndarray:
         if self.sizes() != (1, 1):

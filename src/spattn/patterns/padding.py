@@ -169,9 +169,13 @@ class KeyPadding(ArrayPattern):
         return Runs(*(np.broadcast_to(x, shape) for x in (start, np.ones_like(start), stop - start)))
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
-        valid = np.zeros(self.valid.shape[-1] + 2, bool)
-        valid[1:-1] = self._only(self.valid)
-        edges = np.flatnonzero(valid[1:] != valid[:-1])
+        valid = self._only(self.valid)
+        (edges,) = (valid[1:] != valid[:-1]).nonzero()
+        edges += 1
+        if len(valid) and valid[0]:
+            edges = np.append(0, edges)
+        if len(edges) % 2:
+            edges = np.append(edges, len(valid))
         return (same_keys(edges[::2].copy(), edges[1::2].copy()),)
 
     @classmethod

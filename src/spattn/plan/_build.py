@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._frozen import frozen
+from .._frozen import frozen, frozen_whole
 from .._imports import whole_imports
 from .._index_checks import q_offset
 from .._ragged import offsets
 from ..patterns import Ends, Full, Lattice, Pattern
 from ..patterns._check import integers
 from ._budget import Budget
+from ._lists import RunLists
 from ._masks import Masks
 from ._parts import Piece, parts_of
-from ._tiles import Tiles
 from ._tiling import find_tiles, make_view
 from ._types import COMPONENT, NO_ORDER, VIEW
 
@@ -161,8 +161,8 @@ class _Builder:
         self.budget = budget
         self.views = [np.zeros(0, VIEW)]
         self.components = [np.zeros(0, COMPONENT)]
-        self.counts: list[np.ndarray] = []  # runs of each list
-        self.runs: tuple[list[np.ndarray], ...] = [], [], [], []  # tiles, first key tile, key view, mask
+        self.lists = RunLists()
+        self.key_views: list[bytes] = []  # of their runs
         self.view_count = self.rows = self.nnz = 0
         self.variant_components = [0]
         self.least: int | None = 1
@@ -189,67 +189,79 @@ class _Builder:
             from ._listed import gathered_tiles
 
         first, query_view = q_offset(self.q_len, self.kv_len), make_view(Lattice(0, (1,), (self.q_len,)), self.block_q)
-        tiles, keys = gathered_tiles(pattern, query_view, first, self.kv_len, self.masks, self.budget)
+        before = self.lists.runs
+        nnz, keys = gathered_tiles(pattern, query_view, first, self.kv_len, self.masks, self.lists, self.budget)
         if len(keys):
             key_view = make_view(Lattice(0, (1,), (len(keys),)), self.block_kv)
-            self._add_tiles([tiles], np.array([query_view, key_view], VIEW), np.zeros((2, 1), np.int64))
+            self.nnz += nnz
+            self._of_first_view(before)
+            self._add_components(np.array([query_view, key_view], VIEW), None)
+        else:
+            self.lists.drop_empty(int(query_view["tiles"]))
         self.variant_components.append(self.variant_components[-1] + bool(len(keys)))
         return keys
 
     def _add_group(self, query: Lattice, parts: list[Piece]) -> int:
-        """Finds the tiles of pieces with one query view; returns how many components they make."""
+        """Finds the tiles of pieces with one query view, and adds them as one component for each shift; returns how
+        many components these are."""
         first = q_offset(self.q_len, self.kv_len)
-        shifts = np.array([part.shifts for part in parts])  # (parts, components, 2)
+        count = len(parts[0].shifts)
         query_view = make_view(query._replace(offset=query.offset - first), self.block_q)
         key_views = [make_view(part.key, self.block_kv) for part in parts]
-        tiles = (
-            find_tiles(part, query_view, key_view, first, self.kv_len, self.masks, self.budget)
-            for part, key_view in zip(parts, key_views, strict=True)
-        )
-        moves = np.concatenate([shifts[:1, :, 0], shifts[:, :, 1]])
-        self._add_tiles(tiles, np.array([query_view, *key_views], VIEW), moves)
-        return shifts.shape[1]
 
-    def _add_tiles(self, tiles: Iterable[Tiles], views: np.ndarray, moves: np.ndarray) -> None:
-        """Those on a query view and one key view after the other, as one component for each column of `moves`."""
-        found = []
-        for index, own in enumerate(tiles):
-            self.budget.add_runs(len(own.key_tile))
-            self.nnz += own.nnz * moves.shape[1]
-            number = np.full(len(own.key_tile), index, np.int32)
-            found.append((own.query_tile, own.length, own.key_tile, number, own.mask))
-        query_tile, *runs = found[0] if len(found) == 1 else _joined(found)
-        self.counts.append(np.bincount(query_tile, minlength=int(views[0]["tiles"])))
-        for column, of_runs in zip(self.runs, runs, strict=True):
-            column.append(of_runs)
-        self._add_components(views, moves)
+        def find(part: Piece, key_view: np.void, lists: RunLists) -> RunLists:
+            nnz = find_tiles(part, query_view, key_view, first, self.kv_len, self.masks, lists, self.budget)
+            self.nnz += nnz * count
+            return lists
 
-    def _add_components(self, views: np.ndarray, shifts: np.ndarray) -> None:
-        """One component for each column of `shifts`, by which its query view and its key views are moved."""
-        count = shifts.shape[1]
-        moved = np.tile(views, (count, 1))
-        moved["offset"] += shifts.T
-        components = np.zeros(count, COMPONENT)
-        components["query_view"] = self.view_count + len(views) * np.arange(count)
-        components["key_view"] = components["query_view"] + 1
-        components["first_row"], components["query_tiles"] = self.rows, views[0]["tiles"]
-        components["variant"] = len(self.variant_components) - 1
-        self.views.append(moved.ravel())
+        if len(parts) == 1:
+            before = self.lists.runs
+            find(parts[0], key_views[0], self.lists)
+            self._of_first_view(before)
+        else:
+            found = [find(part, view, RunLists()) for part, view in zip(parts, key_views, strict=True)]
+            self.key_views.append(_add_joined(self.lists, found))
+        moves = None
+        if count > 1:
+            shifts = np.array([part.shifts for part in parts])  # (parts, components, 2)
+            moves = np.concatenate([shifts[:1, :, 0], shifts[:, :, 1]])
+        self._add_components(np.array([query_view, *key_views], VIEW), moves)
+        return count
+
+    def _of_first_view(self, before: int) -> None:
+        """The runs since there were so many are of the first key view of their components."""
+        self.key_views.append(bytes(_INDEX_BYTES * (self.lists.runs - before)))
+
+    def _add_components(self, views: np.ndarray, moves: np.ndarray | None) -> None:
+        """One component for each column of `moves`, by which its query view and its key views are moved; one that stays
+        where None are given."""
+        tiles = int(views[0]["tiles"])
+        first = self.view_count, self.view_count + 1, self.rows, tiles, len(self.variant_components) - 1
+        components = np.array([first], COMPONENT)
+        if moves is not None:
+            count = moves.shape[1]
+            components, moved = np.repeat(components, count), np.tile(views, (count, 1))
+            for side in ("query_view", "key_view"):
+                components[side] += (len(views) * np.arange(count)).astype(np.int32)
+            moved["offset"] += moves.T
+            views = moved.ravel()
+        self.views.append(views)
         self.components.append(components)
-        self.view_count += moved.size
-        self.rows += int(views[0]["tiles"])
+        self.view_count += views.size
+        self.rows += tiles
 
     def finish(self, index: np.ndarray, q_order: np.ndarray, kv_order: np.ndarray) -> Tiled:
         """The tables, which take over one array after the other."""
-        length, indices, key_view, mask = (self._column(number) for number in range(4))
-        indptr = offsets(np.concatenate([np.zeros(0, np.int64), *self.counts])).astype(np.int32)
-        components, growing = np.concatenate(self.components), np.array(self.growing, np.int64)
+        indptr, tile_indptr, indices, mask = self.lists.arrays()
+        of_runs = self.key_views[0] if len(self.key_views) == 1 else b"".join(self.key_views)
+        key_view = np.ndarray(len(mask), np.int32, of_runs)
+        components, growing = frozen_whole(self.components), np.array(self.growing, np.int64)
         return Tiled(
             self.kv_len,
-            np.concatenate(self.views),
+            frozen_whole(self.views),
             components,
             indptr,
-            offsets(length),
+            tile_indptr,
             indices,
             key_view,
             mask,
@@ -264,25 +276,25 @@ class _Builder:
             kv_order,
         )
 
-    def _column(self, number: int) -> np.ndarray:
-        """What all runs have in one column, which is forgotten elsewhere: there may be many millions."""
-        columns = [np.ascontiguousarray(column, np.int32) for column in self.runs[number]]
-        self.runs[number].clear()
-        return np.ndarray(sum(map(len, columns)), np.int32, b"".join(column.data for column in columns))
-
 
 def _last_runs(components: np.ndarray, growing: np.ndarray, indptr: np.ndarray, key_view: np.ndarray) -> np.ndarray:
     """Of every list of the components `growing` the last run of its first key view."""
-    own = [np.zeros(0, np.int64)]
-    before = offsets(key_view == 0) if len(growing) else own[0]
+    if not len(growing):
+        return growing
+    own, before = [], offsets(key_view == 0)
     for component in components[growing]:
         rows = component["first_row"] + np.arange(component["query_tiles"])
         own.append(indptr[rows] + before[indptr[rows + 1]] - before[indptr[rows]] - 1)
     return np.concatenate(own)
 
 
-def _joined(found: Sequence[tuple[np.ndarray, ...]]) -> list[np.ndarray]:
-    """The runs of several pieces, each of which has them in order, by query tile, piece and key tile."""
-    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
-    order = np.argsort(columns[0], kind="stable")
-    return [column[order] for column in columns]
+def _add_joined(lists: RunLists, found: Sequence[RunLists]) -> bytes:
+    """Adds the lists of several pieces as one, by query tile, piece and key tile; returns the piece of each run."""
+    each = [own.arrays() for own in found]
+    query_tiles = len(each[0][0]) - 1
+    query_tile = np.concatenate([np.repeat(np.arange(query_tiles, dtype=np.int32), np.diff(own[0])) for own in each])
+    length = np.concatenate([np.diff(own[1]).astype(np.int32) for own in each])
+    key_tile, mask = (np.concatenate([own[column] for own in each]) for column in (2, 3))
+    order = np.argsort(query_tile, kind="stable")
+    lists.add(query_tiles, *(column[order] for column in (query_tile, key_tile, length, mask)))
+    return np.repeat(np.arange(len(each), dtype=np.int32), [len(own[3]) for own in each])[order].tobytes()

@@ -10,9 +10,10 @@ import numpy as np
 
 from ..patterns import Pattern
 from ._budget import Budget
+from ._lists import RunLists
 from ._masks import Masks
 from ._pairs import Gathered, Pairs, bitmasks
-from ._tiles import Tiles, join_runs
+from ._tiles import add_runs, join_runs
 from ._types import LARGEST
 
 __all__ = ["gathered_tiles", "tiles_of_pairs"]
@@ -33,8 +34,11 @@ class _Strip(NamedTuple):
     cell: np.ndarray
 
 
-def tiles_of_pairs(pattern: Pattern, query: np.void, key: np.void, shift: int, masks: Masks, budget: Budget) -> Tiles:
-    """The tiles that hold the pairs which `pattern` lists, on views of consecutive positions.
+def tiles_of_pairs(
+    pattern: Pattern, query: np.void, key: np.void, shift: int, masks: Masks, lists: RunLists, budget: Budget
+) -> int:
+    """Adds the tiles that hold the pairs which `pattern` lists, on views of consecutive positions, to `lists`; returns
+    how many pairs these are.
 
     Parameters are those of :func:`spattn.plan._tiling.find_tiles`. Costs O(nnz) time.
     """
@@ -44,12 +48,12 @@ def tiles_of_pairs(pattern: Pattern, query: np.void, key: np.void, shift: int, m
     def strip(tiles: range) -> _Strip:
         return _strip(pairs, *_listed(pattern, query, shift, kv_len, tiles, masks), tiles.start, query, masks)
 
-    return _tiles_of_strips(strip, query, masks, budget)
+    return _add_strips(strip, query, masks, lists, budget)
 
 
 def gathered_tiles(
-    pattern: Pattern, query: np.void, shift: int, kv_len: int, masks: Masks, budget: Budget
-) -> tuple[Tiles, np.ndarray]:
+    pattern: Pattern, query: np.void, shift: int, kv_len: int, masks: Masks, lists: RunLists, budget: Budget
+) -> tuple[int, np.ndarray]:
     """The same with the keys of each query tile side by side, and the key at each place: those of one query tile after
     the other, in order and each once, filled up to whole tiles with the last one, to which nothing attends there."""
     budget.need(_PLACE_BYTES * kv_len)
@@ -67,27 +71,26 @@ def gathered_tiles(
         own = _strip(Pairs(masks.tile, 0, len(keys)), row, place, tiles.start, query, masks)
         return own._replace(key_tile=own.key_tile + np.int32(before))
 
-    return _tiles_of_strips(strip, query, masks, budget), np.concatenate(found)
+    return _add_strips(strip, query, masks, lists, budget), np.concatenate(found)
 
 
-def _tiles_of_strips(strip: Callable[[range], _Strip], query: np.void, masks: Masks, budget: Budget) -> Tiles:
-    """The tiles of all strips, each of as many query tiles as hold a cache full of pairs."""
+def _add_strips(strip: Callable[[range], _Strip], query: np.void, masks: Masks, lists: RunLists, budget: Budget) -> int:
+    """Adds the tiles of all strips, each of as many query tiles as hold a cache full of pairs; returns how many pairs
+    they have."""
     budget.need(4 * math.prod(masks.tile))
     single = np.full(math.prod(masks.tile), -1, np.int32)  # number of the bitmask of each cell alone, where it is known
-    found: list[tuple[np.ndarray, ...]] = [(np.zeros(0, np.int32),) * 4]
-    first, at_once, tiles, nnz = 0, 1, 0, 0
-    while first < int(query["tiles"]):
-        own = strip(range(first, first + at_once))
-        tiles, nnz = tiles + len(own.full), nnz + len(own.cell)
-        budget.need_runs(tiles)
-        length = np.ones(len(own.full), np.int32)
-        found.append(join_runs(own.query_tile, own.key_tile, length, _masks_of(own, single, masks)))
-        first += at_once
+    first, at_once, nnz, query_tiles = 0, 1, 0, int(query["tiles"])
+    while first < query_tiles:
+        count = min(at_once, query_tiles - first)
+        own = strip(range(first, first + count))
+        nnz += len(own.cell)
+        budget.need_runs(len(own.full))
+        mask, length = _masks_of(own, single, masks), np.ones(len(own.full), np.int32)
+        runs = join_runs(own.query_tile - np.int32(first), own.key_tile, length, mask)
+        add_runs(lists, budget, count, *runs)
+        first += count
         at_once = min(max(at_once * _PAIRS_AT_ONCE // max(len(own.cell), 1), 1), 4 * at_once)
-    columns = [list(column) for column in zip(*found, strict=True)]
-    del found  # one column after the other is forgotten: there may be many millions of runs
-    query_tile, key_tile, length, mask = (np.concatenate(columns.pop(0)) for _ in range(4))
-    return Tiles(query_tile, key_tile, length, mask, nnz)
+    return nnz
 
 
 def _listed(

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable
 
 import numpy as np
 
-from ._bitmasks import Numbers, first_alike, hashes
+from ._bitmasks import Bitmasks
 from ._budget import Budget
 
 __all__ = ["EMPTY", "Masks", "packed"]
 
 EMPTY = -2
 
-_AT_ONCE = 1 << 17  # words of bitmasks that are looked at together: they fit into a cache
 _TILES_AT_ONCE = 128  # that are made of truth values at once
 
 
@@ -27,8 +25,8 @@ def packed(allowed: np.ndarray) -> np.ndarray:
 class Masks:
     """Bitmasks by number, in the order in which they first came.
 
-    Their words lie one after the other in a buffer that becomes the plan's array without a copy. A bitmask is found by
-    a key, 64 bits that are computed of its words, and compared with those that have this key.
+    Their words lie one after the other in bytes that become the plan's array without a copy. A bitmask is found by a
+    hash of its words, and compared with those that have the same.
 
     Parameters
     ----------
@@ -36,38 +34,36 @@ class Masks:
         Queries and keys of a tile.
     budget : Budget
         Raises ValueError where the bitmasks are too many.
+
+    Attributes
+    ----------
+    compiled : Bitmasks
+        For compiled code that adds some itself; :meth:`need` has to follow.
     """
 
     def __init__(self, block_q: int, block_kv: int, budget: Budget):
         self.tile = block_q, block_kv
         self.shape = block_q, block_kv // 64
-        self._budget = budget
-        self._all_rows = np.ones(block_q, np.uint8)
-        self._numbers, self._known = Numbers(), 0
-        self._content = io.BytesIO()
+        self._size = 8 * math.prod(self.shape)
+        self._budget, self._most = budget, budget.max_bytes // self._size
+        self.compiled = Bitmasks(*self.shape, self._most)
 
     def add(self, masks: np.ndarray) -> np.ndarray:
         """The number of each of `masks`, n · block_q · words numbers of uint64."""
-        masks = np.ascontiguousarray(masks.reshape(-1, math.prod(self.shape)))
-        at_once = max(1, _AT_ONCE // masks.shape[1])
-        found = [self._add_some(masks[start : start + at_once]) for start in range(0, len(masks), at_once)]
-        return np.concatenate([np.zeros(0, np.int32), *found])
+        return self._added(masks, None)
 
-    def _add_some(self, masks: np.ndarray) -> np.ndarray:
-        size = 8 * masks.shape[1]
-        numbers, new = self._numbers.number(self._keys(masks, self._all_rows), masks, self._stored())
-        self._known += len(new)
-        self._budget.need(size * min(self._known, self._budget.max_bytes // size + 1))  # the first that is too many
-        self._content.write((masks if len(new) == len(masks) else masks[new]).data)
+    def add_rows(self, masks: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """The number of a bitmask that equals each of `masks` in these rows: of the first one, known or among them."""
+        return self._added(masks, rows.view(np.uint8))
+
+    def _added(self, masks: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+        numbers = self.compiled.add(np.ascontiguousarray(masks.reshape(-1, math.prod(self.shape))), rows)
+        self.need()
         return numbers
 
-    def _stored(self) -> np.ndarray:
-        """The words of all that are known. The buffer does not grow as long as somebody holds them."""
-        return np.frombuffer(self._content.getbuffer(), np.uint64).reshape(-1, math.prod(self.shape))
-
-    def _keys(self, masks: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """A number of 64 bits for each bitmask, of these rows."""
-        return hashes(masks, rows)
+    def need(self) -> None:
+        """ValueError if there are too many."""
+        self._budget.need(self._size * min(len(self.compiled), self._most + 1))
 
     def number(self, masks: Callable[[np.ndarray], np.ndarray], padding: np.ndarray, real: np.ndarray) -> np.ndarray:
         """The number of the bitmask of each of some tiles, -1 where all is allowed, `EMPTY` where nothing is.
@@ -96,18 +92,6 @@ class Masks:
                     numbers[some[at]] = self.add(own[at]) if rows.all() else self.add_rows(own[at], rows)
         return numbers
 
-    def add_rows(self, masks: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """The number of a bitmask that equals each of `masks` in these rows: of the first one, known or among them."""
-        masks, rows = masks.reshape(-1, math.prod(self.shape)), rows.view(np.uint8)
-        stored = self._stored()
-        known, keys = len(stored), np.concatenate([self._keys(some, rows) for some in (stored, masks)])
-        first = first_alike(keys, stored, masks, rows)
-        del stored  # the buffer grows only while nobody holds it
-        new = np.flatnonzero(first == np.arange(known, known + len(masks)))
-        number = np.zeros(len(masks), np.int64)  # of those that are new
-        number[new] = self.add(masks[new])
-        return np.where(first < known, first, number[np.maximum(first - known, 0)]).astype(np.int32)
-
     def array(self) -> np.ndarray:
         """All of them, (n, block_q, words) uint64."""
-        return np.ndarray((self._known, *self.shape), np.uint64, self._content.getvalue())
+        return self.compiled.array()

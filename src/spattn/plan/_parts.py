@@ -19,6 +19,9 @@ from ._types import AXES, LARGEST
 __all__ = ["Piece", "parts_of", "repeats"]
 
 
+_EVERYTHING = (None, None, ((0, 0),), None)  # what Part has beside the pattern where it is no piece of it
+
+
 class Piece(NamedTuple):
     """A part with both of its lattices, where its first shift puts them."""
 
@@ -51,6 +54,9 @@ def parts_of(
     for part in found:
         if not isinstance(part, Part) or not isinstance(part.pattern, Pattern):
             raise TypeError(f"parts(): expected a tuple of Part from {pattern!r}, got one with {part!r}")
+        if part[1:] == _EVERYTHING:
+            parts.append(Piece(part.pattern, whole_q, whole_k, part.shifts, None))
+            continue
         given = [integers("parts(): shifts", shift) for shift in part.shifts]
         if not given or any(len(shift) != 2 for shift in given) or len(set(given)) < len(given):
             raise ValueError(f"parts(): expected shifts (query, key) that differ, got {part.shifts!r}")

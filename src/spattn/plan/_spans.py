@@ -15,9 +15,10 @@ from ..patterns import Lattice, Pattern
 from ._along import TilesAlong
 from ._budget import Budget
 from ._cells import distinct
+from ._lists import RunLists
 from ._masks import Masks, packed
 from ._parts import Piece
-from ._tiles import Tiles, join_runs
+from ._tiles import add_runs, join_runs
 from ._types import padding_kinds
 
 __all__ = ["tiles_of_spans"]
@@ -26,9 +27,10 @@ _QUERIES_AT_ONCE = 1 << 13  # whose runs are asked for at once
 
 
 def tiles_of_spans(
-    piece: Piece, query: np.void, key: np.void, kv_len: int, masks: Masks, budget: Budget
-) -> Tiles | None:
-    """All tiles of a piece that hold an allowed pair; None where it is not known that the keys of queries are boxes."""
+    piece: Piece, query: np.void, key: np.void, kv_len: int, masks: Masks, lists: RunLists, budget: Budget
+) -> int | None:
+    """Adds all tiles of a piece that hold an allowed pair to `lists` and returns how many pairs these are; None where
+    it is not known that the keys of queries are boxes."""
     axes = len(piece.query.extents)
     sides = list(zip(query["box"].tolist()[-axes:], key["box"].tolist()[-axes:], strict=True))
     along = [TilesAlong(*side) for side in sides]
@@ -55,7 +57,8 @@ def tiles_of_spans(
 
     mask = np.full(len(kind), -1, np.int32)
     mask[partial] = masks.number(cut, padding[first], real)[which]
-    return Tiles(*join_runs(query_tile, key_tile, length, mask), math.prod(one.pairs for one in along))
+    add_runs(lists, budget, int(query["tiles"]), *join_runs(query_tile, key_tile, length, mask))
+    return math.prod(one.pairs for one in along)
 
 
 def _add_runs(along: TilesAlong, piece: Piece, kv_len: int, box: int, budget: Budget) -> bool:

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from ..patterns._bands import Bands
+from ._bitmasks import Bitmasks
+from ._lists import RunLists
 
-class Sweep:
-    def __init__(self, queries: tuple[int, int, int], keys: tuple[int, int, int], clauses: Sequence[Bands]) -> None: ...
-    def run(self, most: int) -> int: ...
-    def shapes(self) -> int: ...
-    def whole_shapes(self) -> int: ...
-    def masks(self, begin: int, bits: np.ndarray, kinds: np.ndarray) -> None: ...
-    def settle(self, numbers: np.ndarray) -> tuple[np.ndarray, int]: ...
+def sweep(
+    queries: tuple[int, int],
+    keys: tuple[int, int],
+    clauses: Sequence[Bands],
+    masks: Bitmasks,
+    lists: RunLists,
+    most: int,
+) -> int: ...

@@ -1,12 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
 """The compiled part of :mod:`spattn.plan._banded`: what ``sweep.h`` does, on NumPy's arrays."""
 
-cimport cython
-from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdint cimport int64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
-import numpy as np
+from spattn.plan._bitmasks cimport Bitmasks, CBitmasks
+from spattn.plan._lists cimport CRunLists, RunLists
 
 
 cdef extern from "kernels/sweep.h" namespace "spattn" nogil:
@@ -21,17 +21,10 @@ cdef extern from "kernels/sweep.h" namespace "spattn" nogil:
     cdef struct Side:
         int64_t offset, cells, block
 
-    cdef cppclass CSweep "spattn::Sweep":
-        CSweep(const Side& queries, const Side& keys, const vector[ClauseArrays]& clauses) except +
-        void run(int64_t most) except +
-        int64_t shapes() const
-        int64_t whole_shapes() const
-        int64_t runs() const
-        void write_masks(int64_t begin, int64_t end, uint64_t* masks, int32_t* kinds) except +
-        int64_t settle(
-            const int32_t* numbers, int32_t* query_tile, int32_t* key_tile, int32_t* length, int32_t* mask,
-            int64_t* pairs,
-        ) const
+    int64_t find_tiles(
+        const Side& queries, const Side& keys, const vector[ClauseArrays]& clauses, int64_t most, CBitmasks& masks,
+        CRunLists& lists,
+    ) except +
 
 
 cdef ClauseArrays _arrays(object clause):
@@ -55,68 +48,28 @@ cdef ClauseArrays _arrays(object clause):
     return found
 
 
-@cython.final
-cdef class Sweep:
-    """Tiles that hold a pair which all clauses allow.
+def sweep(tuple queries, tuple keys, clauses, Bitmasks masks, RunLists lists, int64_t most):
+    """Adds the lists of the tiles that hold a pair which all clauses allow, and returns how many pairs these are.
 
     Parameters
     ----------
-    queries, keys : (int, int, int)
-        First position, positions and block of either side.
+    queries, keys : (int, int)
+        First position, and positions, of either side.
     clauses : sequence of Bands
+    masks : Bitmasks
+        Those of the plan.
+    lists : RunLists
+    most : int
+        How many runs there may be: where there are more, or too many bitmasks, not all are looked for.
     """
-
-    cdef CSweep* _own
-    cdef int64_t _block_q, _words
-
-    def __cinit__(self, tuple queries, tuple keys, clauses):
-        cdef vector[ClauseArrays] arrays
-        cdef Side sides[2]
-        for clause in clauses:
-            arrays.push_back(_arrays(clause))
-        sides[0].offset, sides[0].cells, sides[0].block = queries
-        sides[1].offset, sides[1].cells, sides[1].block = keys
-        self._block_q, self._words = sides[0].block, sides[1].block // 64
-        with nogil:
-            self._own = new CSweep(sides[0], sides[1], arrays)
-
-    def __dealloc__(self):
-        del self._own
-
-    def run(self, int64_t most):
-        """Finds the runs of tiles; returns how many there are, at least, where they are more than `most`."""
-        with nogil:
-            self._own.run(most)
-        return self._own.runs()
-
-    def shapes(self):
-        """How many shapes partial tiles have."""
-        return self._own.shapes()
-
-    def whole_shapes(self):
-        """How many of them, the first ones, are of query tiles without padding."""
-        return self._own.whole_shapes()
-
-    def masks(self, int64_t begin, uint64_t[:, :, ::1] bits, int32_t[::1] kinds):
-        """Writes the bitmasks of the shapes from `begin` on, and of each -1 where it is full, -2 where it is empty,
-        otherwise 0."""
-        cdef int64_t end = begin + kinds.shape[0]
-        if bits.shape[0] < kinds.shape[0] or bits.shape[1] != self._block_q or bits.shape[2] != self._words:
-            raise ValueError(f"bits: expected {kinds.shape[0]} bitmasks of a tile's shape")
-        if not 0 <= begin < end <= self._own.shapes():
-            raise ValueError(f"begin: expected {kinds.shape[0]} of {self._own.shapes()} shapes, got {begin}")
-        with nogil:
-            self._own.write_masks(begin, end, &bits[0, 0, 0], &kinds[0])
-
-    def settle(self, const int32_t[::1] numbers):
-        """(query tile, key tile, length, bitmask) of all runs, and the allowed pairs; `numbers` has the bitmask of each
-        shape, -1 for full tiles, -2 for those without a pair."""
-        if numbers.shape[0] != self._own.shapes():
-            raise ValueError(f"numbers: expected {self._own.shapes()}, got {numbers.shape[0]}")
-        cdef const int32_t* number = &numbers[0] if numbers.shape[0] else NULL
-        columns = np.empty((4, max(self._own.runs(), 1)), np.int32)
-        cdef int32_t[:, ::1] column = columns
-        cdef int64_t pairs, runs
-        with nogil:
-            runs = self._own.settle(number, &column[0, 0], &column[1, 0], &column[2, 0], &column[3, 0], &pairs)
-        return columns[:, :runs], pairs
+    cdef vector[ClauseArrays] arrays
+    cdef Side q, k
+    cdef int64_t pairs
+    for clause in clauses:
+        arrays.push_back(_arrays(clause))
+    q.offset, q.cells = queries
+    k.offset, k.cells = keys
+    q.block, k.block = masks.rows, 64 * masks.row_words
+    with nogil:
+        pairs = find_tiles(q, k, arrays, most, masks.own[0], lists.own[0])
+    return pairs

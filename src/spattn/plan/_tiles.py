@@ -1,23 +1,28 @@
-"""Tiles of one view of queries and one of keys, as runs."""
+"""Runs of tiles of one view of queries and one of keys."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-__all__ = ["Tiles", "join_runs"]
+from ._budget import Budget
+from ._lists import RunLists
+
+__all__ = ["add_runs", "join_runs"]
 
 
-class Tiles(NamedTuple):
-    """Tiles of one (query view, key view) pair as runs of `length` consecutive key tiles of one bitmask, by
-    query tile, then key tile."""
-
-    query_tile: np.ndarray
-    key_tile: np.ndarray
-    length: np.ndarray
-    mask: np.ndarray
-    nnz: int
+def add_runs(
+    lists: RunLists,
+    budget: Budget,
+    query_tiles: int,
+    query_tile: np.ndarray,
+    key_tile: np.ndarray,
+    count: np.ndarray,
+    mask: np.ndarray,
+) -> None:
+    """Adds the lists of so many query tiles, of runs by query tile, then key tile."""
+    budget.add_runs(len(mask))
+    columns = (column.astype(np.int32, copy=False) for column in (query_tile, key_tile, count, mask))
+    lists.add(query_tiles, *map(np.ascontiguousarray, columns))
 
 
 def join_runs(

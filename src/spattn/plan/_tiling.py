@@ -13,17 +13,19 @@ from ..patterns import Lattice, Pattern
 from ..patterns._bands import Bands
 from ..patterns._predicate import allowed as allowed_pairs
 from ._budget import Budget
+from ._lists import RunLists
 from ._masks import EMPTY, Masks, packed
 from ._parts import Piece
 from ._search import Found, alike, cut_view, search
 from ._spans import tiles_of_spans
-from ._tiles import Tiles, join_runs
+from ._tiles import add_runs, join_runs
 from ._types import grid_of, padded_before, padding_kinds, positions
 
 _BOX_BYTES = 96  # of a box of either view
 _FEW = 32  # tiles of keys beside one of queries, as a box of queries has them
 
 
+@functools.lru_cache(maxsize=64)
 def make_view(lattice: Lattice, block: int) -> np.void:
     """The VIEW record of a lattice cut into boxes of `block` cells."""
     return cut_view(lattice.offset, lattice.strides, lattice.extents, choose_box(lattice.extents, block))
@@ -50,9 +52,10 @@ def _factorisations(number: int, factors: int) -> list[tuple[int, ...]]:
 
 
 def find_tiles(
-    piece: Piece, query: np.void, key: np.void, shift: int, kv_len: int, masks: Masks, budget: Budget
-) -> Tiles:
-    """All tiles of a piece on its pair of views that hold an allowed pair.
+    piece: Piece, query: np.void, key: np.void, shift: int, kv_len: int, masks: Masks, lists: RunLists, budget: Budget
+) -> int:
+    """Adds all tiles of a piece on its pair of views that hold an allowed pair to `lists`, one for each query tile;
+    returns how many pairs these are.
 
     Parameters
     ----------
@@ -63,19 +66,19 @@ def find_tiles(
     """
     budget.need(_BOX_BYTES * (int(query["tiles"]) + int(key["tiles"])))
     pattern = piece.pattern
-    if _plain(query) and _plain(key):
+    if _plain(piece.query) and _plain(piece.key):
         if pattern._lists_pairs:
             with whole_imports:  # which few patterns need
                 from ._listed import tiles_of_pairs
 
-            return tiles_of_pairs(pattern, query, key, shift, masks, budget)
+            return tiles_of_pairs(pattern, query, key, shift, masks, lists, budget)
         bands = _bands(pattern, query, shift)
         if bands is not None:
             with whole_imports:  # which not every pattern needs
                 from ._banded import tiles_of_bands
 
-            return tiles_of_bands(bands, query, key, shift, masks, budget)
-    spanned = tiles_of_spans(piece, query, key, kv_len, masks, budget)
+            return tiles_of_bands(bands, query, key, shift, masks, lists, budget)
+    spanned = tiles_of_spans(piece, query, key, kv_len, masks, lists, budget)
     if spanned is not None:
         return spanned
     # A few tiles are sooner evaluated than searched for.
@@ -94,7 +97,8 @@ def find_tiles(
     query_tile, key_tile = np.concatenate([q_run, q_open]), np.concatenate([k_run, k_open])
     order = np.argsort(query_tile * int(key["tiles"]) + key_tile, kind="stable")  # each half is mostly in order
     joined = join_runs(query_tile[order], key_tile[order], count[order], mask[order])
-    return Tiles(*joined, _count(query, *joined, masks))
+    add_runs(lists, budget, int(query["tiles"]), *joined)
+    return _count(query, *joined, masks)
 
 
 def _bands(pattern: Pattern, query: np.void, shift: int) -> tuple[Bands, ...] | None:
@@ -103,9 +107,9 @@ def _bands(pattern: Pattern, query: np.void, shift: int) -> tuple[Bands, ...] | 
     return pattern._bands(start, start + int(query["extent"][-1]))
 
 
-def _plain(view: np.void) -> bool:
-    """Whether a view is one of consecutive positions."""
-    return bool(view["stride"][-1] == 1 and view["extent"][:-1].max() == 1)
+def _plain(lattice: Lattice) -> bool:
+    """Whether a lattice is one of consecutive positions."""
+    return lattice.strides[-1] == 1 and max(lattice.extents[:-1], default=1) == 1
 
 
 def _without_padding(found: Found, key: np.void) -> Found:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from .._frozen import frozen
+from .._frozen import frozen, frozen_whole
 from .._ragged import offsets, ramp
 from ..plan import Plan
 from ..plan._build import Tiled
 from ..plan._types import LARGEST, WORK
+from ._items import cut, lists_of
 from .rows import Place, places
 
 __all__ = ["Items", "Lists", "Share", "cut_lists", "join_shares", "share_out"]
 
 _SHORTEST_PIECE = 16  # tiles: splitting a list further costs more in merging than it gains
 _PIECES_PER_WORKER = 4
+_NOTHING = np.zeros(0, np.int32)
 
 
 class Items(NamedTuple):
@@ -34,14 +37,15 @@ class Items(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Lists of tiles that are to be cut into items: whose they are, where they begin and end, and the rows that they
-    write, in the order of the lists."""
+    """Lists of tiles that are to be cut into items: whose they are, where they begin and end, whether every row is
+    written by one of them alone, and the rows that they write, in the order of the lists, for when that is not so."""
 
     component: np.ndarray
     query_tile: np.ndarray
     begin: np.ndarray
     end: np.ndarray
-    places: Sequence[Place]
+    alone: bool
+    places: Callable[[], Sequence[Place]]
 
 
 class Share(NamedTuple):
@@ -62,7 +66,12 @@ def share_out(tiled: Tiled | Plan, ends: Sequence[int], q_len: int, block_q: int
     ValueError
         If the workspace would have 2³¹ rows or more.
     """
-    shares = [_share(tiled, first, last, q_len, block_q, workers) for first, last in zip(ends, ends[1:], strict=False)]
+    lists = lists_of(tiled.components, tiled.indptr, tiled.tile_indptr)
+    bounds = np.searchsorted(lists[0], ends)
+    shares = [
+        _share(tiled, lists[:, begin:end], first, last, q_len, block_q, workers)
+        for (first, last), (begin, end) in zip(itertools.pairwise(ends), itertools.pairwise(bounds), strict=True)
+    ]
     if tiled.q_order.size:  # merges name rows
         shares = [own._replace(rows=rows[own.rows]) for own, rows in zip(shares, tiled.q_order, strict=True)]
     return join_shares(shares, block_q)
@@ -78,83 +87,83 @@ def join_shares(shares: list[Share], block_q: int) -> Items:
     """
     slots = max(share.slots for share in shares)
     if slots * block_q > LARGEST:
-        rows = slots * block_q
-        raise ValueError(f"pattern: expected at most {LARGEST} rows of workspace, got {rows}; use fewer workers")
+        most = slots * block_q
+        raise ValueError(f"pattern: expected at most {LARGEST} rows of workspace, got {most}; use fewer workers")
 
-    def joined(name: str) -> np.ndarray:
-        arrays = [getattr(share, name) for share in shares]
-        return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+    def whole(name: str) -> np.ndarray:
+        return frozen_whole([getattr(share, name) for share in shares])
 
+    counts = np.concatenate([share.counts for share in shares]) if len(shares) > 1 else shares[0].counts
+    indptr = frozen(offsets(counts).astype(np.int32))  # first of all: it takes three times its size
     return Items(
-        frozen(joined("work")),
-        _int32(offsets([len(share.work) for share in shares])),
+        whole("work"),
+        _offsets(shares, "work"),
         slots,
-        _int32(joined("rows")),
-        _int32(offsets(joined("counts"))),
-        _int32(joined("sources")),
-        _int32(offsets([len(share.rows) for share in shares])),
+        whole("rows"),
+        indptr,
+        whole("sources"),
+        _offsets(shares, "rows"),
     )
 
 
-def _int32(array: np.ndarray) -> np.ndarray:
-    return frozen(array.astype(np.int32, copy=False))
+def _offsets(shares: list[Share], name: str) -> np.ndarray:
+    """Where those of each variant start, and where the last ones end."""
+    return frozen(np.array([0, *itertools.accumulate(len(getattr(share, name)) for share in shares)], np.int32))
 
 
-def _share(tiled: Tiled | Plan, first: int, last: int, q_len: int, block_q: int, workers: int) -> Share:
-    """The items of the components [first, last)."""
-    starts, of_rows = tiled.tile_indptr[tiled.indptr], tiled.components["first_row"].tolist()
-    columns: list[tuple[np.ndarray, ...]] = []
-    where: list[Place] = []
-    lists = tiles = 0
-    for of_row, members in itertools.groupby(range(first, last), of_rows.__getitem__):
-        family = np.array(list(members))
-        ends = starts[of_row : of_row + int(tiled.components["query_tiles"][family[0]]) + 1]
-        own = np.nonzero(ends[1:] > ends[:-1])[0]
-        number = np.full(len(ends) - 1, -1)
-        number[own] = np.arange(len(own))
-        if len(own):
-            where.extend(places(tiled.views[tiled.components["query_view"][family]], number, lists))
-        each = np.tile(np.stack([own, ends[own], ends[own + 1]]), len(family))
-        columns.append((np.repeat(family, len(own)), *each))
-        lists, tiles = lists + len(family) * len(own), tiles + len(family) * int(ends[-1] - ends[0])
-    columns = columns or [(np.zeros(0, np.int64),) * 4]
-    component, query_tile, begin, end = (np.concatenate(column) for column in zip(*columns, strict=True))
-    return cut_lists(Lists(component, query_tile, begin, end, where), tiles, q_len, block_q, workers)
+def _share(
+    tiled: Tiled | Plan, lists: np.ndarray, first: int, last: int, q_len: int, block_q: int, workers: int
+) -> Share:
+    """The items of the components [first, last), which have these lists."""
+    own, (component, query_tile, begin, end) = tiled.components[first:last], lists
+
+    def where() -> list[Place]:
+        views = tiled.views[own["query_view"]]
+        return _where(own["first_row"].tolist(), views, component - first, query_tile, own["query_tiles"])
+
+    alone, tiles = _is_alone(tiled, own, len(begin), q_len), int((end - begin).sum())
+    return cut_lists(Lists(component, query_tile, begin, end, alone, where), tiles, q_len, block_q, workers)
 
 
-def cut_lists(lists: Lists, tiles: int, q_len: int, block_q: int, workers: int, least: int | np.ndarray = 1) -> Share:
+def _is_alone(tiled: Tiled | Plan, components: np.ndarray, lists: int, q_len: int) -> bool:
+    """Whether each row is written by one list: those of a component have no row twice, and may have all."""
+    if len(components) != 1 or lists != components["query_tiles"][0]:
+        return False
+    return math.prod(tiled.views["extent"][components["query_view"][0]].tolist()) == q_len
+
+
+def _where(
+    of_rows: Sequence[int], views: np.ndarray, component: np.ndarray, query_tile: np.ndarray, query_tiles: np.ndarray
+) -> list[Place]:
+    """The rows that the lists of components write, family by family."""
+    found: list[Place] = []
+    begins = np.searchsorted(component, np.arange(len(views) + 1)).tolist()
+    for _, members in itertools.groupby(range(len(views)), of_rows.__getitem__):
+        family = list(members)
+        begin, end = begins[family[0]], begins[family[0] + 1]  # of the lists of its first component
+        number = np.full(query_tiles[family[0]], -1)
+        number[query_tile[begin:end]] = np.arange(end - begin)
+        if end > begin:
+            found.extend(places(views[family], number, begin))
+    return found
+
+
+def cut_lists(
+    lists: Lists, tiles: int, q_len: int, block_q: int, workers: int, least: np.ndarray | None = None
+) -> Share:
     """The items of lists that have so many tiles in all, each list in at least `least` pieces.
 
     A list stays whole, and its item writes the output itself, when nobody else touches its rows.
     """
-    component, query_tile, begin, end, where = lists
     longest = max(_SHORTEST_PIECE, 1 << (tiles // (_PIECES_PER_WORKER * workers)).bit_length())
-    pieces = np.maximum(-(-(end - begin) // longest), np.minimum(least, end - begin))
-    shared = _meeting(where, len(begin), q_len) | (pieces > 1)
-    work = _pieces(component, query_tile, begin, end, pieces, shared)
-    rows, counts, sources = _merges(where, pieces, shared, q_len, block_q)
-    order = np.argsort(work["begin"] - work["end"], kind="stable")
-    return Share(work[order], int(pieces[shared].sum()), rows, counts, sources)
-
-
-def _pieces(
-    component: np.ndarray,
-    query_tile: np.ndarray,
-    begin: np.ndarray,
-    end: np.ndarray,
-    pieces: np.ndarray,
-    shared: np.ndarray,
-) -> np.ndarray:
-    """The items; those of shared lists have a slot each, in order."""
-    which = np.repeat(np.arange(len(begin)), pieces)
-    number = ramp(pieces)
-    length = (end - begin)[which]
-    work = np.zeros(len(which), dtype=WORK)
-    work["component"], work["query_tile"] = component[which], query_tile[which]
-    work["begin"] = begin[which] + length * number // pieces[which]
-    work["end"] = begin[which] + length * (number + 1) // pieces[which]
-    work["slot"] = np.where(shared[which], np.cumsum(shared[which]) - 1, -1)
-    return work
+    where = None if lists.alone else lists.places()
+    meeting = None if where is None else _meeting(where, len(lists.begin), q_len)
+    work, pieces, slots = cut(lists[:4], longest, least, None if meeting is None else meeting.view(np.uint8), WORK)
+    if lists.alone and not slots:
+        return Share(work, 0, *(_NOTHING,) * 3)
+    shared = pieces > 1 if meeting is None else meeting | (pieces > 1)
+    where = lists.places() if where is None else where
+    return Share(work, slots, *_merges(where, pieces, shared, q_len, block_q))
 
 
 def _meeting(where: Sequence[Place], lists: int, q_len: int) -> np.ndarray:
@@ -181,13 +190,13 @@ def _merges(
     some = shared.any()
     # Rows that are written once each, as many as there are.
     if not some and all((place.number >= 0).all() for place in where) and sum(place.size for place in where) == q_len:
-        return (np.zeros(0, np.int32),) * 3
+        return (_NOTHING,) * 3
     written = np.zeros(q_len, bool)
     for place in where:
         place.rows(written)[...] |= place.of_lists(~shared, False)
     merged = np.nonzero(~written)[0].astype(np.int32)
     if not some:
-        return merged, np.zeros(len(merged), np.int32), np.zeros(0, np.int32)
+        return merged, np.zeros(len(merged), np.int32), _NOTHING
     own = np.where(shared, pieces, 0).astype(np.int32)  # pieces that have a slot
     following = np.zeros(1 + q_len, np.int32)  # the sources of each row, then where its next one goes
     each = [place.of_lists(own, 0) for place in where]

@@ -273,7 +273,7 @@ def _transpose(
     entries["tile"], entries["part"], entries["head"] = query_tile[pair[at]], part_q[at], head[pair[at]]
     begin = place[differs[0]]
     lists = sorted_columns[:2, differs[0]] * [[1], [-1]]
-    least = 1 if taken is None else cut_for_rounds(np.diff(begin, append=len(entries)), *taken)
+    least = None if taken is None else cut_for_rounds(np.diff(begin, append=len(entries)), *taken)
     share = _share(plan, lists, begin, len(entries), together, workers, least)
     work = np.zeros(len(share.work), SLAB_WORK)
     work["view"], work["tile"] = lists[0, share.work["component"]], lists[1, share.work["component"]] * together
@@ -290,15 +290,15 @@ def _share(
     entries: int,
     together: int,
     workers: int,
-    least: int | np.ndarray,
+    least: np.ndarray | None,
 ) -> Share:
     """The items of lists of (view, number of its `together` tiles)."""
-    end, number = np.append(begin[1:], entries), np.arange(len(begin))
+    end, number = np.append(begin, entries)[1:], np.arange(len(begin))
     where = []
     for view in np.unique(lists[0]):
         own = np.nonzero(lists[0] == view)[0]
         where.append(_place(plan.views[view], lists[1][own], own, together, plan.block_kv))
-    listed = Lists(number, np.zeros_like(number), begin, end, where)
+    listed = Lists(number, np.zeros_like(number), begin, end, False, lambda: where)
     return cut_lists(listed, entries, plan.kv_len, together * plan.block_kv, workers, least)
 
 

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "growing.h"
 #include "numbers.h"
 
 namespace spattn {
@@ -29,16 +30,19 @@ inline std::vector<Part> parts_of(const uint8_t* rows, int64_t count, int64_t wo
 // it up: bits are mixed down before and after.
 inline uint64_t hash_of(const uint64_t* mask, const std::vector<Part>& parts) {
   constexpr uint64_t kFactor = 0xD2E7470EE14C6C93u;
-  uint64_t even = 0, odd = kFactor;
+  const auto mix = [](uint64_t hash, uint64_t word) {
+    hash = (hash ^ word) * kFactor;
+    return hash ^ hash >> 32;
+  };
+  uint64_t a = 0, b = kFactor, c = kFactor << 1,
+           d = kFactor << 2;  // chains of products that do not wait for each other
   for (const Part& part : parts) {
-    for (int64_t n = part.first; n + 1 < part.stop; n += 2) {  // two chains of products at once
-      even = (even ^ mask[n]) * kFactor, odd = (odd ^ mask[n + 1]) * kFactor;
-      even ^= even >> 32, odd ^= odd >> 32;
-    }
-    if ((part.stop - part.first) % 2) even = (even ^ mask[part.stop - 1]) * kFactor, even ^= even >> 32;
+    const uint64_t* at = mask + part.first;
+    const uint64_t* const stop = mask + part.stop;
+    for (; stop - at >= 4; at += 4) a = mix(a, at[0]), b = mix(b, at[1]), c = mix(c, at[2]), d = mix(d, at[3]);
+    for (; at < stop; ++at) a = mix(a, *at);
   }
-  even = (even ^ odd >> 29 ^ odd << 35) * kFactor;
-  return even ^ even >> 32;
+  return mix(mix(mix(a, b << 16 | b >> 48), c << 32 | c >> 32), d << 48 | d >> 16);
 }
 
 inline bool alike(const uint64_t* one, const uint64_t* other, const std::vector<Part>& parts) {
@@ -48,43 +52,77 @@ inline bool alike(const uint64_t* one, const uint64_t* other, const std::vector<
   return true;
 }
 
-class BitmaskNumbers {
+// Those of a plan, in the order in which they first came.
+class Bitmasks {
  public:
-  // The number of each of `count` bitmasks with these hashes; `stored` has those that were new in calls before. Writes
-  // which of the masks are new; returns how many.
-  int64_t number(const uint64_t* hashes, const uint64_t* masks, int64_t count, int64_t words, const uint64_t* stored,
-                 int32_t* numbers, int64_t* fresh) {
-    const int64_t before = numbers_.known();
-    for (int64_t n = 0; n < count; ++n) {
-      const int64_t known = numbers_.known();
-      numbers[n] = numbers_.number(hashes[n], [&](int32_t own) {
-        const uint64_t* same = own < before ? stored + own * words : masks + fresh[own - before] * words;
-        return !memcmp(same, masks + n * words, 8 * words);
-      });
-      if (numbers[n] == known) fresh[known - before] = n;
-    }
-    return numbers_.known() - before;
+  // Of so many rows of so many words; nobody need add more than `most`.
+  Bitmasks(const Memory& memory, int64_t rows, int64_t words, int64_t most)
+      : words_(rows * words), row_words_(words), most_(most), whole_{{0, words_}}, masks_(memory) {}
+
+  // Where to write the bitmask that is numbered next.
+  uint64_t* next() { return masks_.next(words_); }
+
+  // The number of the bitmask that was written there.
+  int32_t number() {
+    const uint64_t* const mask = masks_.next(words_);
+    const int32_t number = numbers_.number(hash_of(mask, whole_), [&](int32_t known) {
+      return !memcmp(masks_.data() + known * words_, mask, 8 * words_);
+    });
+    if (number == size()) masks_.add(words_);
+    return number;
   }
 
-  int64_t known() const { return numbers_.known(); }
+  // The number of the first bitmask that has the same words in some parts as the one that was written there, which may
+  // be that one itself.
+  int32_t number_alike(const std::vector<Part>& parts) {
+    if (!std::equal(parts.begin(), parts.end(), parts_.begin(), parts_.end(), same_part)) {
+      parts_ = parts, first_.clear(), alike_ = HashedNumbers();
+      compared_ = 0;
+    }
+    while (compared_ < size()) compare(compared_++);
+    masks_.next(words_);
+    const int32_t first = compare(size());
+    if (first < size()) return first;
+    ++compared_;
+    return number();
+  }
+
+  // Numbers bitmasks that lie elsewhere, up to the first that is too many; `parts` are those to compare, null for all.
+  void add(const uint64_t* masks, int64_t count, const std::vector<Part>* parts, int32_t* numbers) {
+    for (int64_t n = 0; n < count && !too_many(); ++n) {
+      memcpy(next(), masks + n * words_, 8 * words_);
+      numbers[n] = parts ? number_alike(*parts) : number();
+    }
+  }
+
+  int64_t size() const { return masks_.size() / words_; }
+  bool too_many() const { return size() > most_; }
+  int64_t words() const { return words_; }
+  int64_t row_words() const { return row_words_; }
+  void fit() { masks_.fit(); }
 
  private:
-  HashedNumbers numbers_;
-};
+  static bool same_part(const Part& a, const Part& b) { return a.first == b.first && a.stop == b.stop; }
 
-// For each of `count` bitmasks the first one whose words in these parts are the same: of `known` stored ones, or else of
-// the masks themselves, which are numbered from `known` on. `hashes` are of the parts, of all of both.
-inline void find_first_alike(const uint64_t* hashes, const uint64_t* stored, int64_t known, const uint64_t* masks,
-                             int64_t count, int64_t words, const std::vector<Part>& parts, int64_t* found) {
-  HashedNumbers numbers;
-  std::vector<int64_t> first;
-  const auto mask = [=](int64_t n) { return n < known ? stored + n * words : masks + (n - known) * words; };
-  for (int64_t n = 0; n < known + count; ++n) {
-    const int32_t number =
-        numbers.number(hashes[n], [&](int32_t own) { return alike(mask(first[own]), mask(n), parts); });
-    if (number == int64_t(first.size())) first.push_back(n);
-    if (n >= known) found[n - known] = first[number];
+  // The first bitmask that has the same words as this one in the parts that are compared.
+  int32_t compare(int64_t number) {
+    const uint64_t* const mask = masks_.data() + number * words_;
+    const int32_t kind = alike_.number(hash_of(mask, parts_), [&](int32_t known) {
+      return alike(masks_.data() + first_[known] * words_, mask, parts_);
+    });
+    if (kind == int64_t(first_.size())) first_.push_back(int32_t(number));
+    return first_[kind];
   }
-}
+
+  int64_t words_, row_words_, most_;
+  std::vector<Part> whole_;
+  Growing<uint64_t> masks_;
+  HashedNumbers numbers_;
+  // The first bitmask of each kind that some parts tell apart, of those compared so far.
+  std::vector<Part> parts_;
+  std::vector<int32_t> first_;
+  HashedNumbers alike_;
+  int64_t compared_ = 0;
+};
 
 }  // namespace spattn

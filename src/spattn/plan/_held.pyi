@@ -1,0 +1,1 @@
+"""Nothing of it is called by Python; _held.pyx documents it."""

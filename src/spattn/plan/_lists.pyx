@@ -1,0 +1,68 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
+"""Lists of key tiles that grow into those of a plan: what ``lists.h`` does, on NumPy's arrays."""
+
+cimport cython
+from libc.stdint cimport int32_t, int64_t
+
+import numpy as np
+
+
+@cython.final
+cdef class RunLists:
+    """The lists of query tiles one after the other, each of runs of consecutive key tiles of one bitmask."""
+
+    def __cinit__(self):
+        self._indptr, self._tile_indptr, self._key_tile, self._mask = Held(), Held(), Held(), Held()
+        self.own = new CRunLists(
+            self._indptr.memory(), self._tile_indptr.memory(), self._key_tile.memory(), self._mask.memory()
+        )
+
+    def __dealloc__(self):
+        del self.own
+
+    @property
+    def runs(self):
+        """How many there are."""
+        return self.own.runs()
+
+    def add(
+        self,
+        int64_t lists,
+        const int32_t[::1] number,
+        const int32_t[::1] key_tile,
+        const int32_t[::1] length,
+        const int32_t[::1] mask,
+    ):
+        """Adds so many lists.
+
+        Parameters
+        ----------
+        lists : int
+        number, key_tile, length, mask : (runs,) int32 arrays
+            Of each run its list, rising from 0 on, and its first key tile, how many key tiles it has, and their
+            bitmask.
+        """
+        cdef int64_t count = number.shape[0], before = self.own.runs()
+        if not count == key_tile.shape[0] == length.shape[0] == mask.shape[0]:
+            raise ValueError(f"number: expected four arrays of {count} runs")
+        if not count:
+            number = key_tile = length = mask = np.zeros(1, np.int32)
+        with nogil:
+            self.own.add(lists, &number[0], &key_tile[0], &length[0], &mask[0], count)
+        if self.own.runs() != before + count:
+            raise ValueError(f"number: expected numbers below {lists} that never fall")
+
+    def drop_empty(self, int64_t lists):
+        """Takes back so many lists, which have no runs."""
+        self.own.drop_empty(lists)
+
+    def arrays(self):
+        """(indptr, tile_indptr, key_tile, mask) as a plan of these lists alone has them, on bytes of their own."""
+        self.own.fit()
+        cdef int64_t runs = self.own.runs()
+        return (
+            self._indptr.array(np.int32, self.own.lists() + 1),
+            self._tile_indptr.array(np.int64, runs + 1),
+            self._key_tile.array(np.int32, runs),
+            self._mask.array(np.int32, runs),
+        )

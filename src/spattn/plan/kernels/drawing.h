@@ -1,0 +1,88 @@
+// From looks to bitmasks.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "bands.h"
+#include "bits.h"
+#include "looks.h"
+
+namespace spattn {
+
+class Drawing {
+ public:
+  // Of looks at tiles of so many queries and keys, which name these clauses.
+  Drawing(int64_t block_q, int64_t block_kv, const Looks& looks, const std::vector<Clause>& clauses)
+      : block_q_(block_q), block_kv_(block_kv), words_(block_kv / 64), looks_(looks), clauses_(clauses) {}
+
+  // Draws what a look allows. Rows that are padding go on as the rows before them.
+  void draw(int32_t look, uint64_t* mask) {
+    const uint64_t* const formula = looks_.begin(look);
+    const int64_t size = block_q_ * words_;
+    switch (looks_.kind(look)) {
+      case Look::kRows:
+        std::fill_n(mask, size, 0);
+        add_rows(look, mask);
+        break;
+      case Look::kDiagonal:
+        draw_diagonals(clauses_[formula[0]].ranges, int64_t(formula[1]), mask);
+        break;
+      case Look::kEither:
+        draw(int32_t(formula[1]), mask);
+        add_rows(int32_t(formula[0]), mask);
+        break;
+      case Look::kBoth: {
+        std::vector<uint64_t> other(size);
+        draw(int32_t(formula[0]), mask), draw(int32_t(formula[1]), other.data());
+        for (int64_t n = 0; n < size; ++n) mask[n] &= other[n];
+      }
+    }
+  }
+
+ private:
+  void add_rows(int32_t look, uint64_t* mask) const { words_ == 1 ? add_rows<1>(look, mask) : add_rows<0>(look, mask); }
+  // Of so many words in a row where kWords says so.
+  template <int64_t kWords> void add_rows(int32_t look, uint64_t* mask) const {
+    const int64_t words = kWords ? kWords : words_;
+    const uint64_t* const end = looks_.end(look);
+    for (const uint64_t* at = looks_.begin(look); at < end; at += 1 + words) {
+      const int64_t stop = at + 1 + words < end ? int64_t(at[1 + words]) : block_q_;
+      for (int64_t word = 0; word < words; ++word) {
+        const uint64_t keys = at[1 + word];
+        if (!keys) continue;
+        for (int64_t row = int64_t(at[0]); row < stop; ++row) mask[row * words + word] |= keys;
+      }
+    }
+  }
+
+  // Bit n of the diagonals says of the distance `apart` + block_q - 1 - n whether it is in a range: each row has the bits
+  // from one behind those of the row after it.
+  void draw_diagonals(const std::vector<Interval>& ranges, int64_t apart, uint64_t* mask) {
+    const int64_t block = block_q_, most = apart + block - 1, count = (block + block_kv_) / 64 + 2;
+    diagonals_.assign(count, 0);
+    auto range = std::upper_bound(ranges.begin(), ranges.end(), most,
+                                  [](int64_t distance, const Interval& own) { return distance < own.first; });
+    while (range != ranges.begin() && (--range)->stop > apart - block_kv_) {
+      set_bits(diagonals_.data(), count, most - range->stop + 1, most - range->first + 1);
+    }
+    const int64_t words = words_;
+    for (int64_t word = 0; word < words; ++word) {
+      for (int64_t stop = block; stop > 0; stop -= 64) {  // rows whose bits begin in one word
+        const int64_t begin = (block - stop) / 64 + word;
+        const uint64_t low = diagonals_[begin], high = diagonals_[begin + 1] << 1;
+        for (int64_t n = std::max<int64_t>(64 - stop, 0); n < 64; ++n) {
+          mask[(stop - 64 + n) * words + word] = low >> (63 - n) | high << n;
+        }
+      }
+    }
+  }
+
+  int64_t block_q_, block_kv_, words_;
+  const Looks& looks_;
+  const std::vector<Clause>& clauses_;
+  std::vector<uint64_t> diagonals_;
+};
+
+}  // namespace spattn

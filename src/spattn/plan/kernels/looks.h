@@ -1,0 +1,71 @@
+// What tiles look like: formulas of few words, each different one once, by number.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "numbers.h"
+
+namespace spattn {
+
+enum class Look : int32_t { kRows, kDiagonal, kEither, kBoth };
+
+constexpr int32_t kWhole = 0;  // of a tile that looks whole: the number of no formula
+
+// A formula is a word that says what it is of and how many words it has, and then
+//   kRows      many times a row and the keys, some words, that the rows from there on have;
+//   kDiagonal  a clause, and the distance of the first query from the first key;
+//   kEither    two numbers of formulas, of kRows and of kDiagonal: the pairs of either;
+//   kBoth      two numbers of formulas: the pairs of both.
+class Looks {
+ public:
+  // Where to write a formula of up to `count` words behind the first.
+  uint64_t* next(size_t count) {
+    if (formula_.size() <= count) formula_.resize(count + 1);
+    return formula_.data() + 1;
+  }
+
+  // The number of the formula that was written there.
+  int32_t number(Look of, size_t count) {
+    formula_[0] = uint64_t(count) << 32 | uint64_t(of), ++count;
+    while (factors_.size() < count) factors_.push_back(factors_.empty() ? kFactor : kFactor * factors_.back());
+    uint64_t hash = 0;
+    for (size_t n = 0; n < count; ++n) hash += formula_[n] * factors_[n];
+    hash = (hash ^ hash >> 32) * kFactor, hash ^= hash >> 32;
+    const int32_t number = 1 + numbers_.number(hash, [&](int32_t known) {
+      // A loop, because a call takes longer to compare so few words.
+      const uint64_t* own = words_.data() + ends_[known];
+      size_t same = 0;
+      while (same < count && own[same] == formula_[same]) ++same;
+      return same == count;
+    });
+    if (number == size()) {
+      words_.insert(words_.end(), formula_.data(), formula_.data() + count);
+      ends_.push_back(words_.size());
+    }
+    return number;
+  }
+
+  int32_t pair(Look of, int32_t one, int32_t other) {
+    uint64_t* const words = next(2);
+    words[0] = uint64_t(one), words[1] = uint64_t(other);
+    return number(of, 2);
+  }
+
+  Look kind(int32_t number) const { return Look(uint32_t(words_[ends_[number - 1]])); }
+  // Its words behind the first.
+  const uint64_t* begin(int32_t number) const { return words_.data() + ends_[number - 1] + 1; }
+  const uint64_t* end(int32_t number) const { return words_.data() + ends_[number]; }
+  // One more than there are.
+  int64_t size() const { return int64_t(ends_.size()); }
+
+ private:
+  static constexpr uint64_t kFactor = 0xD2E7470EE14C6C93u;  // odd, as its powers are
+
+  HashedNumbers numbers_;
+  std::vector<uint64_t> formula_, words_, factors_;
+  std::vector<size_t> ends_{0};
+};
+
+}  // namespace spattn

@@ -1,0 +1,14 @@
+"""What Python calls of the compiled items, for type checkers; _items.pyx documents it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+def lists_of(components: np.ndarray, indptr: np.ndarray, tile_indptr: np.ndarray) -> np.ndarray: ...
+def cut(
+    lists: Sequence[np.ndarray],
+    longest: int,
+    least: np.ndarray | None,
+    meeting: np.ndarray | None,
+    dtype: np.dtype[np.void],
+) -> tuple[np.ndarray, np.ndarray, int]: ...

@@ -1,0 +1,144 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
+"""The compiled part of :mod:`spattn.schedule.items`: lists, and the items that they are cut into."""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libcpp.vector cimport vector
+
+import numpy as np
+
+
+cdef packed struct Component:
+    int32_t query_view, key_view, first_row, query_tiles, variant
+
+cdef packed struct Work:
+    int32_t component, query_tile
+    int64_t begin, end, slot
+
+
+cdef enum:
+    DIGIT = 0xFFFF
+
+
+def lists_of(const Component[::1] components, const int32_t[::1] indptr, const int64_t[::1] tile_indptr):
+    """The lists that have a tile, by component and query tile.
+
+    Parameters
+    ----------
+    components : (n,) array of COMPONENT
+    indptr, tile_indptr : arrays
+        Of their plan.
+
+    Returns
+    -------
+    (4, lists) int64 array
+        Component, query tile, first tile and the one after the last.
+    """
+    cdef int64_t most = 0, row, n, tile, found = 0
+    for n in range(components.shape[0]):
+        row = components[n].first_row + components[n].query_tiles
+        if components[n].first_row < 0 or components[n].query_tiles < 0 or row >= indptr.shape[0]:
+            raise ValueError(f"components: expected rows of {indptr.shape[0] - 1} lists")
+        most += components[n].query_tiles
+    columns = np.empty((4, max(most, 1)), np.int64)
+    cdef int64_t[:, ::1] column = columns
+    cdef int64_t begin, end
+    with nogil:
+        for n in range(components.shape[0]):
+            for tile in range(components[n].query_tiles):
+                row = components[n].first_row + tile
+                begin, end = tile_indptr[indptr[row]], tile_indptr[indptr[row + 1]]
+                if begin < end:
+                    column[0, found], column[1, found] = n, tile
+                    column[2, found], column[3, found] = begin, end
+                    found += 1
+    return columns[:, :found]
+
+
+def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] meeting, dtype):
+    """The items of lists, by falling length, those of one length in order.
+
+    Parameters
+    ----------
+    lists : (component, query tile, first tile, the one after the last)
+        (n,) int64 arrays.
+    longest : int
+        Tiles of an item.
+    least : (n,) int64 array or None
+        Pieces that a list is cut into at least, as far as it has tiles.
+    meeting : (n,) uint8 array or None
+        Lists of which all pieces have a slot, as those have that are cut into several.
+    dtype : dtype
+        WORK.
+
+    Returns
+    -------
+    work : (items,) array of WORK
+    pieces : (n,) int64 array
+    slots : int
+    """
+    cdef const int64_t[:] component = lists[0], query_tile = lists[1], begin = lists[2], end = lists[3]
+    cdef int64_t n, piece, count = component.shape[0], items = 0, slot = 0, length, most = 0
+    cdef bint sound = query_tile.shape[0] == begin.shape[0] == end.shape[0] == count and longest > 0
+    cdef bint shared
+    cdef vector[Work] made
+    cdef vector[int64_t] order
+    cdef Work own
+    sound = sound and (least is None or least.shape[0] == count)
+    if not sound or not (meeting is None or meeting.shape[0] == count):
+        raise ValueError(f"lists: expected {count} of them")
+    found = np.empty(count, np.int64)
+    cdef int64_t[::1] pieces = found
+    for n in range(count):
+        length = end[n] - begin[n]
+        if length < 1:
+            raise ValueError(f"lists: expected at least one tile, got {length}")
+        pieces[n] = (length + longest - 1) // longest
+        if least is not None:
+            pieces[n] = max(pieces[n], min(least[n], length))
+        items += pieces[n]
+    work = np.empty(items, dtype)
+    if not items:
+        return work, found, 0
+    cdef Work[::1] to = work
+    with nogil:
+        made.reserve(items)
+        for n in range(count):
+            length = end[n] - begin[n]
+            shared = pieces[n] > 1 or meeting is not None and meeting[n]
+            own.component, own.query_tile = <int32_t>component[n], <int32_t>query_tile[n]
+            for piece in range(pieces[n]):
+                own.begin = begin[n] + length * piece // pieces[n]
+                own.end = begin[n] + length * (piece + 1) // pieces[n]
+                own.slot = slot if shared else -1
+                slot += shared
+                made.push_back(own)
+                most = max(most, own.end - own.begin)
+        sort_by_length(made, most, order)
+        for n in range(items):
+            to[n] = made[order[n]]
+    return work, found, slot
+
+
+cdef int sort_by_length(const vector[Work]& items, int64_t most, vector[int64_t]& order) except -1 nogil:
+    """The numbers of items of up to `most` tiles by falling length, those of one length in order: digit by digit."""
+    cdef vector[int64_t] place, sorted
+    cdef int64_t n, key, count = items.size()
+    cdef int shift = 0
+    order.resize(count)
+    sorted.resize(count)
+    for n in range(count):
+        order[n] = n
+    while most >> shift:
+        place.assign(min(most >> shift, DIGIT) + 2, 0)  # of the next item of each digit, the one of zero first
+        for n in range(count):
+            key = most - (items[n].end - items[n].begin)
+            place[(key >> shift & DIGIT) + 1] += 1
+        for n in range(1, <int64_t>place.size()):
+            place[n] += place[n - 1]
+        for n in range(count):
+            key = most - (items[order[n]].end - items[order[n]].begin)
+            sorted[place[key >> shift & DIGIT]] = order[n]
+            place[key >> shift & DIGIT] += 1
+        order.swap(sorted)
+        shift += 16
+    return 0
