@@ -26,6 +26,8 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
+constexpr int64_t kRowsTogether = 16, kMostBoxes = 8;  // that are computed together: decode/boxes.h
+
 template <class T> struct DecodeScratch {
   InterleavedKeys<T> interleaved;
   Widths<T> width;
@@ -42,10 +44,11 @@ template <class T> struct DecodeScratch {
 
   // One that interleaves keys has to be the first in the scratch.
   DecodeScratch(const Call& call, Arena& arena, int64_t reach = 0)
-      : interleaved(call, reach, arena), width(call), ld(call.plan.block_kv + kLanes<T>), position(call, arena),
+      : interleaved(call, reach, arena), width(call, reach ? kRowsTogether : 0), ld(call.plan.block_kv + kLanes<T>),
+        position(call, width.query, arena),
         rows(width.query + kLanes<T>, arena), exact(width.query, call.head_dim_v, arena), staging(call, width, arena),
         listed(arena.array<int64_t>(call.plan.block_kv + kSoon)), query(arena.array<T>(width.query * width.key)),
-        scores(arena.array<T>(width.query * ld)), output(width.query, width.value, arena), runs(call, arena) {}
+        scores(arena.array<T>(width.query * ld)), output(width.query, width.value, arena), runs(call, reach ? kMostBoxes : 1, arena) {}
 };
 
 // How far to prefetch ahead, in bytes, where tiles follow each other: K and V together stay in a first-level cache.
@@ -91,20 +94,50 @@ void score_rows(const VisitKeys& visit_keys, int64_t padded, int64_t rows, Decod
   });
 }
 
-// The same of the runs of a tile, by interleaved keys.
-template <class T> void score_runs(int64_t depth, int64_t rows, DecodeScratch<T>& s) {
+// S of the rows [begin, end) and the runs of a tile, by interleaved keys.
+template <class T>
+void score_runs(const Runs<T>& runs, int64_t depth, int64_t begin, int64_t end, DecodeScratch<T>& s) {
   constexpr int64_t kRuns = Runs<T>::kAtOnce;
   const int64_t ld_key = s.width.key;
   const auto score = [&](auto apart) {
-    in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-      in_blocks<kScoreVectors<T>>(s.runs.count / kRuns, [&](auto vectors, int64_t first) {
-        multiply_runs<decltype(some)::value, decltype(vectors)::value, bool(decltype(apart)::value)>(
-            s.runs.data + first * kRuns, s.runs.cell + first * kRuns, s.query + row * ld_key, ld_key, depth,
-            s.scores + row * s.ld, s.ld);
-      });
-    });
+    in_blocks<kRowsAtOnce<T>>(
+        end,
+        [&](auto some, int64_t row) {
+          in_blocks<kScoreVectors<T>>(runs.vectors(), [&](auto vectors, int64_t first) {
+            multiply_runs<decltype(some)::value, decltype(vectors)::value, bool(decltype(apart)::value)>(
+                runs.keys + first * kRuns, runs.cell + first * kRuns, s.query + row * ld_key, ld_key, depth,
+                s.scores + row * s.ld + (decltype(apart)::value ? 0 : first * kLanes<T>), s.ld);
+          });
+        },
+        begin);
   };
-  s.runs.apart ? score(Count<1>{}) : score(Count<0>{});
+  runs.apart ? score(Count<1>{}) : score(Count<0>{});
+}
+
+// The scores of the rows [begin, end) beyond `count`, up to a whole vector, are of no key.
+template <class T> void pad_scores(int64_t count, int64_t begin, int64_t end, DecodeScratch<T>& s) {
+  const int64_t padded = round_up(count, kLanes<T>);
+  for (int64_t row = begin; count < padded && row < end; ++row) {
+    for (int64_t key = count; key < padded; ++key) s.scores[row * s.ld + key] = -kInfinity<T>;
+  }
+}
+
+// O of the rows [begin, end) takes in `count` keys, whose rows of V are elements of `Stored`.
+template <class Stored, class Source, class T>
+void add_values(Source& values, int64_t count, bool first, int64_t begin, int64_t end, DecodeScratch<T>& s) {
+  constexpr int64_t L = kLanes<T>, W = kOutputVectors;
+  const int64_t ld = s.ld, ld_value = s.width.value;
+  in_blocks<kRowsAtOnce<T>>(
+      end,
+      [&](auto some, int64_t row) {
+        in_blocks<W>(ld_value / L, [&](auto vectors, int64_t column) {
+          multiply_values<Stored, decltype(some)::value, decltype(vectors)::value>(
+              values, column * L, count, s.scores + row * ld, ld, first ? nullptr : s.rows.rescale + row,
+              s.output.row(row) + column * L, ld_value);
+          values.prefetched();
+        });
+      },
+      begin);
 }
 
 // O, row_max and row_sum of all rows take in `count` keys, the first ones if they are, whose scores are there up to
@@ -112,22 +145,9 @@ template <class T> void score_runs(int64_t depth, int64_t rows, DecodeScratch<T>
 template <class E, class T = typename E::Compute, class VisitValues>
 void add_scores(const VisitValues& visit_values, int64_t count, bool first, const Mask& mask, int64_t cells,
                 int64_t rows, Logits<T> logits, DecodeScratch<T>& s) {
-  constexpr int64_t L = kLanes<T>, W = kOutputVectors;
-  const int64_t padded = round_up(count, L), ld = s.ld, ld_value = s.width.value;
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t key = count; key < padded; ++key) s.scores[row * ld + key] = -kInfinity<T>;
-  }
-  weigh_rows(mask, first, cells, padded, rows, logits, s.scores, ld, s.rows);
-  visit_values([&](auto stored, auto values) {
-    in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-      in_blocks<W>(ld_value / L, [&](auto vectors, int64_t column) {
-        multiply_values<decltype(stored), decltype(some)::value, decltype(vectors)::value>(
-            values, column * L, count, s.scores + row * ld, ld, first ? nullptr : s.rows.rescale + row,
-            s.output.row(row) + column * L, ld_value);
-        values.prefetched();
-      });
-    });
-  });
+  pad_scores(count, 0, rows, s);
+  weigh_rows(mask, first, cells, round_up(count, kLanes<T>), rows, logits, s.scores, s.ld, s.rows);
+  visit_values([&](auto stored, auto values) { add_values<decltype(stored)>(values, count, first, 0, rows, s); });
 }
 
 // One tile of the list, for all rows.
@@ -137,33 +157,39 @@ void add_tile(const Item& item, const Listed& at, const KeyHead& head, int64_t c
   const Call& call = item.call;
   const Head &keys = head.keys, &values = head.values;
   const Tile tile = item.key_tile(at);
-  const bool runs = s.interleaved && Runs<T>::pay(tile);
-  const Tile next = !runs && at.number + 1 < item.work.end ? item.key_tile(item.after(at)) : tile;
-  const int64_t count = runs ? tile.cells() : round_up(tile.cells(), kLanes<T>);
+  const bool first = at.number == item.work.begin;
+  if (s.interleaved && Runs<T>::pay(tile)) {
+    s.runs.template list<E>(tile, head, s.interleaved, call);
+    score_runs(s.runs, call.head_dim, 0, rows, s);
+    const auto visit_values = [&](const auto& visit) { visit(Native<T>{}, s.runs); };
+    return add_scores<E>(visit_values, tile.cells(), first, item.mask(at), cells, rows, logits, s);
+  }
+  const Tile next = at.number + 1 < item.work.end ? item.key_tile(item.after(at)) : tile;
+  const int64_t count = round_up(tile.cells(), kLanes<T>);
   const int64_t ld_key = s.width.key, ld_value = s.width.value;
   const bool line = tile.even() && tile.cells() == count;
-  const bool value_rows = whole_vectors<E>(values, call.head_dim_v, ld_value);
-  const bool key_line = line && whole_vectors<E>(keys, call.head_dim, ld_key), value_line = line && value_rows;
+  const bool key_line = line && whole_vectors<E>(keys, call.head_dim, ld_key);
+  const bool value_line = line && whole_vectors<E>(values, call.head_dim_v, ld_value);
   int64_t* const position = s.listed;
-  if (!(key_line || runs) || !(value_line || (runs && value_rows))) list_keys(tile, count, position);
+  if (!key_line || !value_line) list_keys(tile, count, position);
   const auto visit_keys = [&](const auto& visit) {
     if (key_line) return visit(E{}, rows_in_line<E>(keys, tile, next, call.head_dim));
     const Soon soon = read_soon<E>(keys, position + kSoon, call.head_dim);
     visit_positions<E>(keys, position, count, call.head_dim, ld_key, s.staging.keys, soon, visit);
   };
   const auto visit_values = [&](const auto& visit) {
-    if (runs && value_rows) return visit(E{}, Lines(values, tile));
     if (value_line) return visit(E{}, rows_in_line<E>(values, tile, next, call.head_dim_v));
     const Soon soon = read_soon<E>(values, position + kSoon, call.head_dim_v);
     visit_positions<E>(values, position, count, call.head_dim_v, ld_value, s.staging.values, soon, visit);
   };
-  if (runs) {
-    s.runs.list(tile, [&](int64_t key) { return s.interleaved.template find<E>(keys, head.number, key, call); });
-    score_runs(call.head_dim, rows, s);
-  } else {
-    score_rows(visit_keys, count, rows, s);
-  }
-  add_scores<E>(visit_values, count, at.number == item.work.begin, item.mask(at), cells, rows, logits, s);
+  score_rows(visit_keys, count, rows, s);
+  add_scores<E>(visit_values, count, first, item.mask(at), cells, rows, logits, s);
+}
+
+// Q of the first `rows` rows becomes what scores are products of.
+template <class T> void give_sign(int64_t rows, Logits<T> logits, DecodeScratch<T>& s) {
+  if (logits.sign == T(1)) return;
+  for (int64_t i = 0; i < rows * s.width.key; ++i) s.query[i] *= logits.sign;
 }
 
 // As many heads of an item, up to `end`, as there are rows for. add_keys(item, rows, logits) has O, row_max and row_sum
@@ -177,7 +203,7 @@ void decode_heads(const Item& item, int64_t end, int64_t cells, DecodeScratch<T>
     gather_queries<E>(Head(call.q, item.batch, item.head + row / cells), 0, cells, cells, call.head_dim, s.width.key,
                       s.position.query, s.query + row * s.width.key);
   }
-  for (int64_t i = 0; i < rows * s.width.key; ++i) s.query[i] *= logits.sign;
+  give_sign(rows, logits, s);
   s.rows.reset((rows + kLanes<T> - 1) / kLanes<T>);
   leave_marked(item, cells, s.position.key, s.exact);  // the heads share keys and masks
   add_keys(item, rows, logits);

@@ -1,6 +1,7 @@
 // Dispatch of every forward: plans whose tiles have one query are computed pair by pair, query tiles of at most kFew
 // cells by the decode kernel, others by Many.
 #pragma once
+#include "decode/boxes.h"
 #include "decode/decode.h"
 #include "kernels.h"
 #include "pairwise/forward.h"
@@ -47,7 +48,16 @@ template <class E, class Many, int64_t kFew> struct ByRows {
     }
     if (always_few(call)) {
       Few few(call, arena);
-      return each([&](const Item& item) { decode<E>(item, keys, end, few); });
+      for (int64_t i = 0; i < count;) {
+        const Boxes<E> boxes(call, batch, head, work + i, end - head > 1 ? 0 : count - i, keys, few);
+        if (boxes.count) {
+          decode(boxes, call, batch, head, few);
+        } else {
+          decode<E>(Item{call, batch, head, work[i]}, keys, end, few);
+        }
+        i += boxes.count ? boxes.count : 1;
+      }
+      return;
     }
     typename Many::Scratch many(call, arena);
     DecodeScratch<T> few(call, arena);

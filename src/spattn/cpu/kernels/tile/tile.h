@@ -17,6 +17,10 @@ struct Tile {
 
   // Cells up to and including the last real one.
   int64_t cells() const { return ((count[0] - 1) * box[1] + count[1] - 1) * box[2] + count[2]; }
+  // The position of the last cell, where strides are positive.
+  int64_t last() const {
+    return start + (count[0] - 1) * stride[0] + (count[1] - 1) * stride[1] + (count[2] - 1) * stride[2];
+  }
   // Cells are evenly spaced: cell c is at start + c * stride[2].
   bool even() const { return !order && box[0] == 1 && box[1] == 1; }
 };
