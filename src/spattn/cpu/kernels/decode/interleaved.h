@@ -39,8 +39,8 @@ template <class T> class InterleavedKeys {
       : blocks_((call.kv_len + kKeys - 1) / kKeys), ld_value_(round_up(call.head_dim_v, kLanes<T>)),
         key_size_(round_up(call.head_dim, kFeaturesAbreast<T>) / kFeaturesAbreast<T> * kLd),
         value_size_((kKeys + kKeysAbreast<T>)*ld_value_), room_(reach ? room(reach) : 0),
-        owner_(arena.array<int64_t>(room_ ? kMostBlocks : 0)), keys_(arena.array<T>(room_ * key_size_)),
-        values_(arena.array<T>(room_ * value_size_)),
+        owner_(arena.array<int64_t>(room_ ? kMostBlocks : 0)),
+        data_(arena.array<T>(room_ * (key_size_ + value_size_))),
         rows_(arena.array<T>(room_ ? kKeysAbreast<T> * round_up(call.head_dim, kLanes<T>) : 0)) {}
 
   explicit operator bool() const { return room_ > 0; }
@@ -51,20 +51,33 @@ template <class T> class InterleavedKeys {
   // Elements from row to row of V.
   int64_t ld_value() const { return ld_value_; }
 
-  template <class E> KeyPlace<T> find(const KeyHead& head, int64_t position, const Call& call) const {
-    const int64_t block = int64_t(uint64_t(position) / kKeys), cell = int64_t(uint64_t(position) % kKeys);
-    const int64_t place = block & (room_ - 1), owner = 1 + head.number * blocks_ + block;
-    T *const keys = keys_ + place * key_size_, *const values = values_ + place * value_size_;
-    if (owner_[place] != owner) {
-      interleave<E>(head.keys, block * kKeys, call, keys);
-      copy<E>(head.values, block * kKeys, call, values);
-      owner_[place] = owner;
+  // What finds the keys of a head.
+  template <class E> struct Finder {
+    const InterleavedKeys& ring;
+    const KeyHead& head;
+    const Call& call;
+    int64_t last_place, owners, size, ld_value;
+    T* data;
+    int64_t* owner;
+
+    SPATTN_INLINE KeyPlace<T> find(int64_t position) const {
+      const int64_t block = int64_t(uint64_t(position) / kKeys), cell = int64_t(uint64_t(position) % kKeys);
+      const int64_t place = block & last_place;
+      T* const found = data + place * size;
+      if (owner[place] != owners + block) {
+        ring.template fill<E>(head, block * kKeys, call, found);
+        owner[place] = owners + block;
+      }
+      return {found + cell * kFeaturesAbreast<T>, found + ring.key_size_ + cell * ld_value};
     }
-    return {keys + cell * kFeaturesAbreast<T>, values + cell * ld_value_};
+  };
+
+  template <class E> Finder<E> finder(const KeyHead& head, const Call& call) const {
+    return {*this, head, call, room_ - 1, 1 + head.number * blocks_, key_size_ + value_size_, ld_value_, data_, owner_};
   }
 
  private:
-  static constexpr int64_t kMostBlocks = kZeroedScratch / sizeof(int64_t), kBytes = 2 * 1024 * 1024;
+  static constexpr int64_t kMostBlocks = kZeroedScratch / sizeof(int64_t), kBytes = 600 * 1024;
 
   int64_t room(int64_t reach) const {
     const int64_t bytes = (key_size_ + value_size_) * int64_t(sizeof(T));
@@ -75,7 +88,13 @@ template <class T> class InterleavedKeys {
 
   // What lies beyond the last key or the last feature is 0.
   template <class E>
-  __attribute__((noinline)) void interleave(const Head& head, int64_t first, const Call& call, T* to) const {
+  __attribute__((noinline)) void fill(const KeyHead& head, int64_t first, const Call& call, T* to) const {
+    interleave<E>(head.keys, first, call, to);
+    copy<E>(head.values, first, call, to + key_size_);
+  }
+
+  template <class E>
+  void interleave(const Head& head, int64_t first, const Call& call, T* to) const {
     constexpr int64_t G = kKeysAbreast<T>, F = kFeaturesAbreast<T>, L = kLanes<T>;
     const int64_t width = call.head_dim, ld = round_up(width, L);
     const bool in_place = whole_vectors<E>(head, width, ld);
@@ -101,7 +120,7 @@ template <class T> class InterleavedKeys {
   }
 
   template <class E>
-  __attribute__((noinline)) void copy(const Head& head, int64_t first, const Call& call, T* to) const {
+  void copy(const Head& head, int64_t first, const Call& call, T* to) const {
     const int64_t end = first + kKeys + kKeysAbreast<T>, real = end < call.kv_len ? end : call.kv_len;
     for (int64_t key = first; key < real; ++key, to += ld_value_) {
       read_row<E>(head.data + key * head.position, head.feature, call.head_dim_v, to);
@@ -114,8 +133,7 @@ template <class T> class InterleavedKeys {
   int64_t key_size_, value_size_;  // elements of a block
   int64_t room_;                   // blocks of the ring, a power of 2
   int64_t* owner_;                 // 1 + the number of a block among those of all heads
-  T* keys_;                        // (room_, head_dim / features abreast, kLd)
-  T* values_;                      // (room_, kKeys + keys abreast, ld_value_)
+  T* data_;  // (room_): (head_dim / features abreast, kLd) of K, (kKeys + keys abreast, ld_value_) of V
   T* rows_;                        // (keys abreast, head_dim in whole vectors): of K, where it is not read in place
 };
 

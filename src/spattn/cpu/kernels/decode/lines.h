@@ -24,6 +24,7 @@ template <class T> struct Runs {
   int64_t count, line;   // how many there are; keys of a line
   bool apart;            // do they not follow each other as cells do?
 
+  Runs() = default;
   // Those of some tiles.
   Runs(const Call& call, int64_t tiles, Arena& arena)
       : most(call.plan.block_kv + kAtOnce), keys(arena.array<const T*>(tiles * most)),
@@ -41,26 +42,25 @@ template <class T> struct Runs {
   // Those of a tile, in the order of its cells, and beyond the last one repeats of it, to whole vectors of scores. Scores
   // of padding are anything.
   template <class E>
-  void list(const Tile& tile, const KeyHead& head, const InterleavedKeys<T>& interleaved, const Call& call) {
-    int64_t listed = 0;
-    line = tile.count[2], ld_value = interleaved.ld_value();
-    for (int64_t i = 0; i < tile.count[0]; ++i) {
-      for (int64_t j = 0; j < tile.count[1]; ++j) {
-        const int64_t start = tile.start + i * tile.stride[0] + j * tile.stride[1];
-        KeyPlace<T> at = interleaved.template find<E>(head, start, call);
+  __attribute__((noinline)) void list(const Tile& tile, const KeyHead& head, const InterleavedKeys<T>& interleaved, const Call& call) {
+    const auto finder = interleaved.template finder<E>(head, call);
+    const T **key = keys, **value = values;
+    const int64_t planes = tile.count[0], lines = tile.count[1], length = tile.count[2];
+    line = length, ld_value = interleaved.ld_value();
+    for (int64_t i = 0; i < planes; ++i) {
+      int64_t start = tile.start + i * tile.stride[0];
+      for (int64_t j = 0; j < lines; ++j, start += tile.stride[1]) {
+        KeyPlace<T> at = finder.find(start);
         for (int64_t k = 0;;) {
-          keys[listed] = at.keys, values[listed] = at.values;
-          ++listed;
-          if ((k += kKeys) >= tile.count[2]) break;
+          *key++ = at.keys, *value++ = at.values;
+          if ((k += kKeys) >= length) break;
           at.keys += kKeys * kAtOnce, at.values += kKeys * ld_value;
-          if (uint64_t(start + k) % InterleavedKeys<T>::kKeys < kKeys) {  // in another block
-            at = interleaved.template find<E>(head, start + k, call);
-          }
+          if (uint64_t(start + k) % InterleavedKeys<T>::kKeys < kKeys) at = finder.find(start + k);  // in another block
         }
       }
     }
-    count = listed;
-    for (; listed % kAtOnce; ++listed) keys[listed] = keys[listed - 1];
+    count = key - keys;
+    for (; (key - keys) % kAtOnce; ++key) *key = key[-1];
     apart = (tile.count[0] * tile.count[1] > 1 && tile.box[2] != round_up(line, kKeys)) ||
             (tile.count[0] > 1 && tile.box[1] != tile.count[1]);
     if (apart) list_cells(tile);

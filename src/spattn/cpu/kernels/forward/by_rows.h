@@ -48,14 +48,14 @@ template <class E, class Many, int64_t kFew> struct ByRows {
     }
     if (always_few(call)) {
       Few few(call, arena);
-      for (int64_t i = 0; i < count;) {
-        const Boxes<E> boxes(call, batch, head, work + i, end - head > 1 ? 0 : count - i, keys, few);
-        if (boxes.count) {
-          decode(boxes, call, batch, head, few);
+      Boxes<E> boxes({call, batch, head, *work}, keys, few);
+      for (int64_t i = 0, taken; i < count; i += taken) {
+        taken = end - head == 1 ? boxes.take(work + i, count - i) : 0;
+        if (taken) {
+          decode(boxes, few);
         } else {
-          decode<E>(Item{call, batch, head, work[i]}, keys, end, few);
+          decode<E>({call, batch, head, work[i]}, keys, end, few), taken = 1;
         }
-        i += boxes.count ? boxes.count : 1;
       }
       return;
     }
