@@ -22,6 +22,7 @@ template <class E> struct Boxes {
     Mask mask;
     int64_t cells, row;  // of the query tile; the first of its rows
     int64_t keys;        // cells of the key tile
+    Tile tile;
     Runs<T> runs;
   };
 
@@ -46,16 +47,17 @@ template <class E> struct Boxes {
       const Item item = {call, batch, head, work[count]};
       if (item.work.end - item.work.begin != 1) break;
       const Listed at = item.first();
-      const Tile queries = item.query_tile(), tile = item.key_tile(at);
+      const Tile queries = item.query_tile();
       Box& box = boxes[count];
+      const Tile& tile = box.tile = item.key_tile(at);
       box.work = work + count, box.mask = item.mask(at);
       box.cells = queries.cells(), box.row = rows, box.keys = tile.cells();
       if (!Runs<T>::pay(tile) || rows + box.cells > s.width.query) break;
       low = tile.start < low ? tile.start : low, high = tile.last() > high ? tile.last() : high;
       if (count && !s.interleaved.holds(low, high)) break;
-      box.runs.template list<E>(tile, keys, s.interleaved, call);
       rows += list_positions(queries, s.position.query + rows);
     }
+    for (int64_t i = 0; i < count; ++i) boxes[i].runs.template list<E>(boxes[i].tile, keys, s.interleaved, call);
     return count;
   }
 
