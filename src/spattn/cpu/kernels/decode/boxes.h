@@ -75,17 +75,18 @@ void decode(const Boxes<E>& boxes, DecodeScratch<T>& s) {
   gather_queries<E>(Head(call.q, boxes.batch, boxes.head), 0, boxes.rows, boxes.rows, call.head_dim, s.width.key, s.position.query, s.query);
   give_sign(boxes.rows, logits, s);
   boxes.each([&](const Box& box) {
+    find_reached<T>(box.mask, box.runs.step, box.cells, box.keys, box.cells, s.reached + box.row);
     score_runs(box.runs, call.head_dim, box.row, box.row + box.cells, s);
     pad_scores(box.keys, box.row, box.row + box.cells, s);
-    find_largest(box.mask, box.cells, round_up(box.keys, L), box.cells, s.scores + box.row * s.ld, s.ld,
+    find_largest(box.mask, box.cells, s.reached + box.row, box.cells, s.scores + box.row * s.ld, s.ld,
                  s.rows.from(box.row));
   });
   s.rows.set_reference(vectors, logits);
   boxes.each([&](const Box& box) {
-    weigh_scores(true, round_up(box.keys, L), box.cells, logits, s.scores + box.row * s.ld, s.ld, s.rows.from(box.row));
+    weigh_scores(true, s.reached + box.row, box.cells, logits, s.scores + box.row * s.ld, s.ld, s.rows.from(box.row));
   });
   boxes.each([&](const Box& box) {
-    add_values<Native<T>>(box.runs, box.keys, true, box.row, box.row + box.cells, s);
+    add_values<Native<T>>(box.runs, true, box.row, box.row + box.cells, s);
   });
   s.rows.find_lse(boxes.rows, logits);
   boxes.each([&](const Box& box) {

@@ -36,6 +36,7 @@ template <class T> struct DecodeScratch {
   RowStatistics<T> rows;  // with a vector's worth more, for whole vectors from any row on
   ExactRowBuffer exact;
   KeyStaging<T> staging;
+  Keys* reached;    // (width.query): by the first of the rows that are computed at once
   int64_t* listed;  // (block_kv + kSoon): where the keys of a tile are
   T* query;         // (width.query, width.key): Q, times the sign of the scale
   T* scores;        // (width.query, ld): S, then the weights
@@ -47,7 +48,7 @@ template <class T> struct DecodeScratch {
       : interleaved(call, reach, arena), width(call, reach ? kRowsTogether : 0), ld(call.plan.block_kv + kLanes<T>),
         position(call, width.query, arena),
         rows(width.query + kLanes<T>, arena), exact(width.query, call.head_dim_v, arena), staging(call, width, arena),
-        listed(arena.array<int64_t>(call.plan.block_kv + kSoon)), query(arena.array<T>(width.query * width.key)),
+        reached(arena.array<Keys>(width.query)), listed(arena.array<int64_t>(call.plan.block_kv + kSoon)), query(arena.array<T>(width.query * width.key)),
         scores(arena.array<T>(width.query * ld)), output(width.query, width.value, arena), runs(call, reach ? kMostBoxes : 1, arena) {}
 };
 
@@ -81,13 +82,13 @@ template <class E> Rows rows_in_line(const Head& head, const Tile& tile, const T
   return {head.data + tile.start * head.position, stride, ahead, soon};
 }
 
-// S of all rows and `padded` keys, whole vectors, by dot products with the rows of K that visit_keys() hands over.
+// S of all rows and the keys that they reach, by dot products with the rows of K that visit_keys() hands over.
 template <class T, class VisitKeys>
-void score_rows(const VisitKeys& visit_keys, int64_t padded, int64_t rows, DecodeScratch<T>& s) {
+void score_rows(const VisitKeys& visit_keys, int64_t rows, DecodeScratch<T>& s) {
   const int64_t ld_key = s.width.key;
   visit_keys([&](auto stored, auto keys) {
     in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-      multiply_keys<decltype(stored), decltype(some)::value>(keys, padded, s.query + row * ld_key, ld_key,
+      multiply_keys<decltype(stored), decltype(some)::value>(keys, in_vectors<T>(s.reached[row]), s.query + row * ld_key, ld_key,
                                                              s.scores + row * s.ld, s.ld);
       keys.prefetched();
     });
@@ -103,11 +104,13 @@ void score_runs(const Runs<T>& runs, int64_t depth, int64_t begin, int64_t end, 
     in_blocks<kRowsAtOnce<T>>(
         end,
         [&](auto some, int64_t row) {
-          in_blocks<kScoreVectors<T>>(runs.vectors(), [&](auto vectors, int64_t first) {
+          const Keys own = runs.with(s.reached[row]);
+          const auto run = [&](auto vectors, int64_t first) {
             multiply_runs<decltype(some)::value, decltype(vectors)::value, bool(decltype(apart)::value)>(
                 runs.keys + first * kRuns, runs.cell + first * kRuns, s.query + row * ld_key, ld_key, depth,
                 s.scores + row * s.ld + (decltype(apart)::value ? 0 : first * kLanes<T>), s.ld);
-          });
+          };
+          in_blocks<kScoreVectors<T>>((own.end + kRuns - 1) / kRuns, run, own.begin / kRuns);
         },
         begin);
   };
@@ -122,9 +125,9 @@ template <class T> void pad_scores(int64_t count, int64_t begin, int64_t end, De
   }
 }
 
-// O of the rows [begin, end) takes in `count` keys, whose rows of V are elements of `Stored`.
+// O of the rows [begin, end) takes in the keys that they reach, whose rows of V are elements of `Stored`.
 template <class Stored, class Source, class T>
-void add_values(Source& values, int64_t count, bool first, int64_t begin, int64_t end, DecodeScratch<T>& s) {
+void add_values(Source& values, bool first, int64_t begin, int64_t end, DecodeScratch<T>& s) {
   constexpr int64_t L = kLanes<T>, W = kOutputVectors;
   const int64_t ld = s.ld, ld_value = s.width.value;
   in_blocks<kRowsAtOnce<T>>(
@@ -132,7 +135,7 @@ void add_values(Source& values, int64_t count, bool first, int64_t begin, int64_
       [&](auto some, int64_t row) {
         in_blocks<W>(ld_value / L, [&](auto vectors, int64_t column) {
           multiply_values<Stored, decltype(some)::value, decltype(vectors)::value>(
-              values, column * L, count, s.scores + row * ld, ld, first ? nullptr : s.rows.rescale + row,
+              values, column * L, s.reached[row], s.scores + row * ld, ld, first ? nullptr : s.rows.rescale + row,
               s.output.row(row) + column * L, ld_value);
           values.prefetched();
         });
@@ -146,8 +149,8 @@ template <class E, class T = typename E::Compute, class VisitValues>
 void add_scores(const VisitValues& visit_values, int64_t count, bool first, const Mask& mask, int64_t cells,
                 int64_t rows, Logits<T> logits, DecodeScratch<T>& s) {
   pad_scores(count, 0, rows, s);
-  weigh_rows(mask, first, cells, round_up(count, kLanes<T>), rows, logits, s.scores, s.ld, s.rows);
-  visit_values([&](auto stored, auto values) { add_values<decltype(stored)>(values, count, first, 0, rows, s); });
+  weigh_rows(mask, first, cells, s.reached, rows, logits, s.scores, s.ld, s.rows);
+  visit_values([&](auto stored, auto values) { add_values<decltype(stored)>(values, first, 0, rows, s); });
 }
 
 // One tile of the list, for all rows.
@@ -160,6 +163,7 @@ void add_tile(const Item& item, const Listed& at, const KeyHead& head, int64_t c
   const bool first = at.number == item.work.begin;
   if (s.interleaved && Runs<T>::pay(tile)) {
     s.runs.template list<E>(tile, head, s.interleaved, call);
+    find_reached<T>(item.mask(at), s.runs.step, cells, tile.cells(), rows, s.reached);
     score_runs(s.runs, call.head_dim, 0, rows, s);
     const auto visit_values = [&](const auto& visit) { visit(Native<T>{}, s.runs); };
     return add_scores<E>(visit_values, tile.cells(), first, item.mask(at), cells, rows, logits, s);
@@ -182,7 +186,8 @@ void add_tile(const Item& item, const Listed& at, const KeyHead& head, int64_t c
     const Soon soon = read_soon<E>(values, position + kSoon, call.head_dim_v);
     visit_positions<E>(values, position, count, call.head_dim_v, ld_value, s.staging.values, soon, visit);
   };
-  score_rows(visit_keys, count, rows, s);
+  find_reached<T>(item.mask(at), 1, cells, count, rows, s.reached);
+  score_rows(visit_keys, rows, s);
   add_scores<E>(visit_values, count, first, item.mask(at), cells, rows, logits, s);
 }
 

@@ -22,6 +22,7 @@ template <class T> struct Runs {
   int64_t* cell;         // the numbers of their first keys in the tile, where they are apart
   int64_t ld_value;      // elements from row to row of V
   int64_t count, line;   // how many there are; keys of a line
+  int64_t step, of_step; // cells that are computed or left out together; their runs
   bool apart;            // do they not follow each other as cells do?
 
   Runs() = default;
@@ -61,21 +62,27 @@ template <class T> struct Runs {
     }
     count = key - keys;
     for (; (key - keys) % kAtOnce; ++key) *key = key[-1];
-    apart = (tile.count[0] * tile.count[1] > 1 && tile.box[2] != round_up(line, kKeys)) ||
-            (tile.count[0] > 1 && tile.box[1] != tile.count[1]);
+    const bool planes_apart = planes > 1 && tile.box[1] != lines;
+    apart = planes_apart || (planes * lines > 1 && tile.box[2] != round_up(length, kKeys));
+    step = planes_apart ? tile.cells() : apart ? tile.box[2] : kKeys;
+    of_step = planes_apart ? count : apart ? of_line() : 1;
     if (apart) list_cells(tile);
   }
 
-  // Vectors of scores.
-  int64_t vectors() const { return (count + kAtOnce - 1) / kAtOnce; }
+  // The numbers of the runs that have some cells, of whole steps.
+  Keys with(Keys cells) const {
+    const int64_t end = (cells.end + step - 1) / step * of_step;
+    return {cells.begin / step * of_step, end < count ? end : count};
+  }
 
-  // The rows of V, of the real cells of the tile.
-  template <class Visit> SPATTN_INLINE void each(int64_t, const Visit& visit) const {
+  // The rows of V of some cells, of whole steps.
+  template <class Visit> SPATTN_INLINE void each(Keys cells, const Visit& visit) const {
     const auto one = [&](auto which, int64_t key, const T* row) __attribute__((always_inline)) {
       visit(which, key, reinterpret_cast<const char*>(row));
     };
-    int64_t left = line;
-    for (int64_t run = 0; run < count; ++run) {
+    const Keys runs = with(cells);
+    int64_t left = line - runs.begin % of_line() * kKeys;
+    for (int64_t run = runs.begin; run < runs.end; ++run) {
       const T* row = values[run];
       int64_t key = apart ? cell[run] : run * kKeys;
       if (left >= kKeys) {
@@ -94,6 +101,8 @@ template <class T> struct Runs {
   SPATTN_INLINE void prefetched() const {}
 
  private:
+  int64_t of_line() const { return (line + kKeys - 1) / kKeys; }
+
   void list_cells(const Tile& tile) {
     int64_t listed = 0;
     for (int64_t i = 0; i < tile.count[0]; ++i) {

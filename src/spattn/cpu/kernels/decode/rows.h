@@ -3,6 +3,7 @@
 #include "decode/count.h"
 #include "kernels.h"
 #include "simd/element.h"
+#include "tile/mask.h"
 #include "tile/operand.h"
 
 namespace spattn {
@@ -27,8 +28,8 @@ struct Rows {
   SPATTN_INLINE void prefetched() { width = 0; }
 
   // visit(sum, key, row) for each key: which of two sums takes it in.
-  template <class Visit> SPATTN_INLINE void each(int64_t keys, const Visit& visit) const {
-    for (int64_t key = 0; key < keys; ++key) prefetch(key, 1), visit(Count<0>{}, key, row(key));
+  template <class Visit> SPATTN_INLINE void each(Keys keys, const Visit& visit) const {
+    for (int64_t key = keys.begin; key < keys.end; ++key) prefetch(key, 1), visit(Count<0>{}, key, row(key));
   }
 };
 
@@ -56,8 +57,8 @@ struct ScatteredRows {
     }
   }
   SPATTN_INLINE void prefetched() { soon.bytes = 0; }
-  template <class Visit> SPATTN_INLINE void each(int64_t keys, const Visit& visit) const {
-    for (int64_t key = 0; key < keys; ++key) prefetch(key, 1), visit(Count<0>{}, key, row(key));
+  template <class Visit> SPATTN_INLINE void each(Keys keys, const Visit& visit) const {
+    for (int64_t key = keys.begin; key < keys.end; ++key) prefetch(key, 1), visit(Count<0>{}, key, row(key));
   }
 };
 
