@@ -44,8 +44,8 @@ template <class T> struct DecodeScratch {
   Runs<T> runs;
 
   // One that interleaves keys has to be the first in the scratch.
-  DecodeScratch(const Call& call, Arena& arena, int64_t reach = 0)
-      : interleaved(call, reach, arena), width(call, reach ? kRowsTogether : 0), ld(call.plan.block_kv + kLanes<T>),
+  DecodeScratch(const Call& call, Arena& arena, int64_t reach = 0, bool with_values = false)
+      : interleaved(call, reach, with_values, arena), width(call, reach ? kRowsTogether : 0), ld(call.plan.block_kv + kLanes<T>),
         position(call, width.query, arena),
         rows(width.query + kLanes<T>, arena), exact(width.query, call.head_dim_v, arena), staging(call, width, arena),
         reached(arena.array<Keys>(width.query)), listed(arena.array<int64_t>(call.plan.block_kv + kSoon)), query(arena.array<T>(width.query * width.key)),

@@ -1,6 +1,6 @@
 // K and V of plans whose items are of few queries but meet each key often. K has the features of neighbouring keys
 // interleaved: a vector has some features of several keys, so that few steps of a dot product go across its lanes, and
-// may start at any key. V is copied: its rows are then whole cache lines of what the kernels compute in.
+// may start at any key. V is copied where its rows are not whole vectors of what the kernels compute in.
 //
 // Blocks of consecutive keys are brought in when an item first needs them, and stay until others of the ring need the
 // room: items that follow each other meet neighbouring keys. What is in the ring changes no result.
@@ -23,7 +23,8 @@ template <class T> constexpr int kFeaturesAbreast = kLanes<T> / kKeysAbreast<T>;
 
 // Where K and V of a key are.
 template <class T> struct KeyPlace {
-  const T *keys, *values;  // the first features of the key and of as many as a vector has from it on; its row
+  const T* keys;       // the first features of the key and of as many as a vector has from it on
+  const char* values;  // its row of V; the next ones follow at even distances
 };
 
 template <class T> class InterleavedKeys {
@@ -35,8 +36,8 @@ template <class T> class InterleavedKeys {
 
   // At the beginning of the scratch, where the blocks are of no head before the first item. Not in use where tiles whose
   // keys lie as far apart as `reach` would not find room for all of theirs at once, or where that is 0.
-  InterleavedKeys(const Call& call, int64_t reach, Arena& arena)
-      : blocks_((call.kv_len + kKeys - 1) / kKeys), ld_value_(round_up(call.head_dim_v, kLanes<T>)),
+  InterleavedKeys(const Call& call, int64_t reach, bool with_values, Arena& arena)
+      : blocks_((call.kv_len + kKeys - 1) / kKeys), ld_value_(with_values ? round_up(call.head_dim_v, kLanes<T>) : 0),
         key_size_(round_up(call.head_dim, kFeaturesAbreast<T>) / kFeaturesAbreast<T> * kLd),
         value_size_((kKeys + kKeysAbreast<T>)*ld_value_), room_(reach ? room(reach) : 0),
         owner_(arena.array<int64_t>(room_ ? kMostBlocks : 0)),
@@ -48,15 +49,17 @@ template <class T> class InterleavedKeys {
   // Is there room at once for all keys from `first` to `last`?
   bool holds(int64_t first, int64_t last) const { return room_ >= blocks_ || last - first <= (room_ - 1) * kKeys; }
 
-  // Elements from row to row of V.
-  int64_t ld_value() const { return ld_value_; }
+  // Bytes from row to row of V.
+  int64_t value_step(const KeyHead& head) const {
+    return ld_value_ ? ld_value_ * int64_t(sizeof(T)) : head.values.position;
+  }
 
   // What finds the keys of a head.
   template <class E> struct Finder {
     const InterleavedKeys& ring;
     const KeyHead& head;
     const Call& call;
-    int64_t last_place, owners, size, ld_value;
+    int64_t last_place, owners, size;
     T* data;
     int64_t* owner;
 
@@ -68,12 +71,14 @@ template <class T> class InterleavedKeys {
         ring.template fill<E>(head, block * kKeys, call, found);
         owner[place] = owners + block;
       }
-      return {found + cell * kFeaturesAbreast<T>, found + ring.key_size_ + cell * ld_value};
+      const T* const keys = found + cell * kFeaturesAbreast<T>;
+      if (!ring.ld_value_) return {keys, head.values.data + position * head.values.position};
+      return {keys, reinterpret_cast<const char*>(found + ring.key_size_ + cell * ring.ld_value_)};
     }
   };
 
   template <class E> Finder<E> finder(const KeyHead& head, const Call& call) const {
-    return {*this, head, call, room_ - 1, 1 + head.number * blocks_, key_size_ + value_size_, ld_value_, data_, owner_};
+    return {*this, head, call, room_ - 1, 1 + head.number * blocks_, key_size_ + value_size_, data_, owner_};
   }
 
  private:
@@ -93,7 +98,7 @@ template <class T> class InterleavedKeys {
   template <class E>
   __attribute__((noinline)) void fill(const KeyHead& head, int64_t first, const Call& call, T* to) const {
     interleave<E>(head.keys, first, call, to);
-    copy<E>(head.values, first, call, to + key_size_);
+    if (ld_value_) copy<E>(head.values, first, call, to + key_size_);
   }
 
   template <class E>
@@ -132,7 +137,8 @@ template <class T> class InterleavedKeys {
     clear(to, (end - real) * ld_value_);
   }
 
-  int64_t blocks_, ld_value_;      // of a head
+  int64_t blocks_;                 // of a head
+  int64_t ld_value_;               // elements from row to row of V; 0: it is read in place
   int64_t key_size_, value_size_;  // elements of a block
   int64_t room_;                   // blocks of the ring, a power of 2
   int64_t* owner_;                 // 1 + the number of a block among those of all heads

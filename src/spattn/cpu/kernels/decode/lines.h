@@ -18,9 +18,9 @@ template <class T> struct Runs {
 
   int64_t most;          // there is room for
   const T **keys;        // the first features of the first key of each
-  const T **values;      // the first row of V of each
+  const char **values;   // the first row of V of each
   int64_t* cell;         // the numbers of their first keys in the tile, where they are apart
-  int64_t ld_value;      // elements from row to row of V
+  int64_t value_step;    // bytes from row to row of V
   int64_t count, line;   // how many there are; keys of a line
   int64_t step, of_step; // cells that are computed or left out together; their runs
   bool apart;            // do they not follow each other as cells do?
@@ -29,7 +29,7 @@ template <class T> struct Runs {
   // Those of some tiles.
   Runs(const Call& call, int64_t tiles, Arena& arena)
       : most(call.plan.block_kv + kAtOnce), keys(arena.array<const T*>(tiles * most)),
-        values(arena.array<const T*>(tiles * most)), cell(arena.array<int64_t>(tiles * most)) {}
+        values(arena.array<const char*>(tiles * most)), cell(arena.array<int64_t>(tiles * most)) {}
 
   Runs of_tile(int64_t tile) const {
     Runs own = *this;
@@ -45,9 +45,10 @@ template <class T> struct Runs {
   template <class E>
   __attribute__((noinline)) void list(const Tile& tile, const KeyHead& head, const InterleavedKeys<T>& interleaved, const Call& call) {
     const auto finder = interleaved.template finder<E>(head, call);
-    const T **key = keys, **value = values;
+    const T** key = keys;
+    const char** value = values;
     const int64_t planes = tile.count[0], lines = tile.count[1], length = tile.count[2];
-    line = length, ld_value = interleaved.ld_value();
+    line = length, value_step = interleaved.value_step(head);
     for (int64_t i = 0; i < planes; ++i) {
       int64_t start = tile.start + i * tile.stride[0];
       for (int64_t j = 0; j < lines; ++j, start += tile.stride[1]) {
@@ -55,7 +56,7 @@ template <class T> struct Runs {
         for (int64_t k = 0;;) {
           *key++ = at.keys, *value++ = at.values;
           if ((k += kKeys) >= length) break;
-          at.keys += kKeys * kAtOnce, at.values += kKeys * ld_value;
+          at.keys += kKeys * kAtOnce, at.values += kKeys * value_step;
           if (uint64_t(start + k) % InterleavedKeys<T>::kKeys < kKeys) at = finder.find(start + k);  // in another block
         }
       }
@@ -77,23 +78,20 @@ template <class T> struct Runs {
 
   // The rows of V of some cells, of whole steps.
   template <class Visit> SPATTN_INLINE void each(Keys cells, const Visit& visit) const {
-    const auto one = [&](auto which, int64_t key, const T* row) __attribute__((always_inline)) {
-      visit(which, key, reinterpret_cast<const char*>(row));
-    };
     const Keys runs = with(cells);
     int64_t left = line - runs.begin % of_line() * kKeys;
     for (int64_t run = runs.begin; run < runs.end; ++run) {
-      const T* row = values[run];
+      const char* row = values[run];
       int64_t key = apart ? cell[run] : run * kKeys;
       if (left >= kKeys) {
         SPATTN_UNROLL
         for (int i = 0; i < kKeys; i += 2) {
-          one(Count<0>{}, key + i, row + i * ld_value);
-          one(Count<1>{}, key + i + 1, row + (i + 1) * ld_value);
+          visit(Count<0>{}, key + i, row + i * value_step);
+          visit(Count<1>{}, key + i + 1, row + (i + 1) * value_step);
         }
         left -= kKeys;
       } else {
-        for (; left; --left, ++key, row += ld_value) one(Count<0>{}, key, row);
+        for (; left; --left, ++key, row += value_step) visit(Count<0>{}, key, row);
       }
       if (!left) left = line;
     }

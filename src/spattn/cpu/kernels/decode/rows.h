@@ -67,6 +67,13 @@ template <class E> bool whole_vectors(const Head& head, int64_t width, int64_t l
   return width == ld && head.feature == int64_t(sizeof(typename E::Storage));
 }
 
+// Are rows of V whole vectors of what the kernels compute in?
+template <class E> bool values_as_computed(const Call& call) {
+  using T = typename E::Compute;
+  return sizeof(typename E::Storage) == sizeof(T) &&
+         whole_vectors<E>(Head(call.v, 0, 0), call.head_dim_v, round_up(call.head_dim_v, kLanes<T>));
+}
+
 template <class E> Soon read_soon(const Head& head, const int64_t* position, int64_t width) {
   return {head.data, position, head.position, width * int64_t(sizeof(typename E::Storage))};
 }
