@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -159,15 +161,22 @@ def _promising(plan: Plan, sizes: Sizes, device: Device) -> list[_Shape]:
 def _estimates_of_rows(met: Met, features: int, block_kv: int, device: Device) -> Iterator[tuple[float, _Shape]]:
     """A head's cost in boxes of each shape whose rows are computed a few together, with the keys that these meet."""
     for box, boxes in met.candidates(range(ROWS_AT_ONCE, device.few + 1, ROWS_AT_ONCE), _MOST_SMALL_BOXES):
-        of_box = math.prod(_met_by_one(met, box))
-        if math.prod(box) > ROWS_AT_ONCE and of_box > _MOST_KEYS:
+        own, cells = _met_by_one(met, box), math.prod(box)
+        if cells == ROWS_AT_ONCE:
+            view, own_kv = np.array([make_view(Lattice(0, (1,) * len(box), own), block_kv)]), block_kv
+            keys = float((keys_of_tiles(view, block_kv, device.lanes) * view["tiles"])[0])
+        elif math.prod(own) <= _MOST_KEYS:
+            own_kv = block_kv * -(-math.prod(own) // block_kv)
+            at_once, sizes = (
+                _met_by_one(met, _neighbours(box, ROWS_AT_ONCE)),
+                itertools.accumulate(own[:0:-1], mul, initial=1),
+            )
+            reached = 1 + sum((n - 1) * size for n, size in zip(reversed(at_once), sizes, strict=True))
+            keys = -(-reached // device.lanes) * device.lanes
+        else:
             continue
-        own_kv = block_kv * -(-of_box // block_kv) if math.prod(box) > ROWS_AT_ONCE else block_kv
-        met_at_once = _met_by_one(met, _neighbours(box, ROWS_AT_ONCE))
-        view = np.array([make_view(Lattice(0, (1,) * len(box), met_at_once), block_kv)])
-        keys = float((keys_of_tiles(view, block_kv, device.lanes) * view["tiles"])[0])
-        cells = boxes * math.prod(box)
-        yield predicted_ms(row_counts(cells, cells * keys, features), device.together), _Shape(box, own_kv)
+        counts = row_counts(boxes * cells, boxes * cells * keys, features)
+        yield predicted_ms(counts, device.together), _Shape(box, own_kv)
 
 
 def _met_by_one(met: Met, sides: tuple[int, ...]) -> tuple[int, ...]:

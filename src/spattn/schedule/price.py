@@ -33,7 +33,9 @@ __all__ = [
 _STEP = 32  # keys of a step of products by panels
 _KEYS = 8  # of a block of scores, which is skipped as a whole
 ROWS = 6  # of a block of the output: a key that none of them attends to is skipped
-ROWS_AT_ONCE = 4  # of few queries: keys that none of them attends to are skipped, before the first one and after the last
+ROWS_AT_ONCE = (
+    4  # of few queries: keys that none of them attends to are skipped, before the first one and after the last
+)
 _MOST_MASKS = 4096  # looked at; of more, evenly spaced ones stand for all
 
 
@@ -227,7 +229,7 @@ def _reached_by_rows(plan: Plan, lanes: int) -> np.ndarray:
     of_rows = np.bitwise_or.reduceat(masks, np.arange(0, plan.block_q, ROWS_AT_ONCE), axis=1)
     found = np.unpackbits(of_rows.view(np.uint8), axis=-1, bitorder="little").astype(bool)
     found = np.pad(found, ((0, 0), (0, 0), (0, -found.shape[-1] % lanes)))
-    keys = lanes * _reach(found.reshape(*found.shape[:2], -1, lanes).any(axis=-1))
+    keys = lanes * _reach(np.logical_or.reduce(found.reshape(*found.shape[:2], -1, lanes), axis=-1))
     return np.repeat(keys.mean(axis=1), every)[: len(plan.masks)]
 
 

@@ -1,5 +1,6 @@
 // Items of few queries that each have one tile of interleaved keys, as boxes of an image have them: several at a time,
-// so that where one waits, for the largest score of a row or the logarithm of its sum, others go on.
+// so that where one waits, for the largest score of a row or the logarithm of its sum, others go on. As all keys of a
+// row are there, nothing is ever rescaled.
 //
 //   rows of S, P, O: box after box, the cells of its query tile within
 //   floor: multiply-adds; measured by benchmarks/grids_cpu.py
@@ -13,7 +14,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Items of one head that are computed together.
+// Items of one head that are computed together. What is in the ring of interleaved keys is theirs as long as they are.
 template <class E> struct Boxes {
   using T = typename E::Compute;
 
@@ -53,7 +54,7 @@ template <class E> struct Boxes {
       box.work = work + count, box.mask = item.mask(at);
       box.cells = queries.cells(), box.row = rows, box.keys = tile.cells();
       if (!Runs<T>::pay(tile) || rows + box.cells > s.width.query) break;
-      low = tile.start < low ? tile.start : low, high = tile.last() > high ? tile.last() : high;
+      tile.cover(low, high);
       if (count && !s.interleaved.holds(low, high)) break;
       rows += list_positions(queries, s.position.query + rows);
     }
@@ -72,7 +73,8 @@ void decode(const Boxes<E>& boxes, DecodeScratch<T>& s) {
   const Call& call = boxes.call;
   const Logits<T> logits(call.scale);
   const int64_t L = kLanes<T>, vectors = (boxes.rows + L - 1) / L;
-  gather_queries<E>(Head(call.q, boxes.batch, boxes.head), 0, boxes.rows, boxes.rows, call.head_dim, s.width.key, s.position.query, s.query);
+  gather_queries<E>(Head(call.q, boxes.batch, boxes.head), 0, boxes.rows, boxes.rows, call.head_dim, s.width.key,
+                    s.position.query, s.query);
   give_sign(boxes.rows, logits, s);
   boxes.each([&](const Box& box) {
     find_reached<T>(box.mask, box.runs.step, box.cells, box.keys, box.cells, s.reached + box.row);
@@ -85,9 +87,7 @@ void decode(const Boxes<E>& boxes, DecodeScratch<T>& s) {
   boxes.each([&](const Box& box) {
     weigh_scores(true, s.reached + box.row, box.cells, logits, s.scores + box.row * s.ld, s.ld, s.rows.from(box.row));
   });
-  boxes.each([&](const Box& box) {
-    add_values<Native<T>>(box.runs, true, box.row, box.row + box.cells, s);
-  });
+  boxes.each([&](const Box& box) { add_values<Native<T>>(box.runs, true, box.row, box.row + box.cells, s); });
   s.rows.find_lse(boxes.rows, logits);
   boxes.each([&](const Box& box) {
     const Item item = {call, boxes.batch, boxes.head, *box.work};

@@ -2,7 +2,8 @@
 //
 // Vectors hold features and keys instead of queries, so that one row keeps all lanes busy: S = Q K' by dot products
 // along the features, softmax along the keys, O += P V by adding up multiples of V's rows. K and V are read in place,
-// as they are stored; but where many items meet a key, as in boxes of few queries, K is interleaved once for all. The
+// as they are stored; but where many items meet a key, as in boxes of few queries, K is interleaved once for all. Rows
+// that are computed at once meet only the keys from the first to the last that any of them may attend to. The
 // query heads that share K and V go through a tile together, as rows of one matrix.
 //
 //   rows of S, P, O: head after head of the task, the cells of the query tile within
@@ -45,11 +46,12 @@ template <class T> struct DecodeScratch {
 
   // One that interleaves keys has to be the first in the scratch.
   DecodeScratch(const Call& call, Arena& arena, int64_t reach = 0, bool with_values = false)
-      : interleaved(call, reach, with_values, arena), width(call, reach ? kRowsTogether : 0), ld(call.plan.block_kv + kLanes<T>),
-        position(call, width.query, arena),
-        rows(width.query + kLanes<T>, arena), exact(width.query, call.head_dim_v, arena), staging(call, width, arena),
-        reached(arena.array<Keys>(width.query)), listed(arena.array<int64_t>(call.plan.block_kv + kSoon)), query(arena.array<T>(width.query * width.key)),
-        scores(arena.array<T>(width.query * ld)), output(width.query, width.value, arena), runs(call, reach ? kMostBoxes : 1, arena) {}
+      : interleaved(call, reach, with_values, arena), width(call, reach ? kRowsTogether : 0),
+        ld(call.plan.block_kv + kLanes<T>), position(call, width.query, arena), rows(width.query + kLanes<T>, arena),
+        exact(width.query, call.head_dim_v, arena), staging(call, width, arena),
+        reached(arena.array<Keys>(width.query)), listed(arena.array<int64_t>(call.plan.block_kv + kSoon)),
+        query(arena.array<T>(width.query * width.key)), scores(arena.array<T>(width.query * ld)),
+        output(width.query, width.value, arena), runs(call, reach ? kMostBoxes : 1, arena) {}
 };
 
 // How far to prefetch ahead, in bytes, where tiles follow each other: K and V together stay in a first-level cache.
@@ -88,8 +90,8 @@ void score_rows(const VisitKeys& visit_keys, int64_t rows, DecodeScratch<T>& s) 
   const int64_t ld_key = s.width.key;
   visit_keys([&](auto stored, auto keys) {
     in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-      multiply_keys<decltype(stored), decltype(some)::value>(keys, in_vectors<T>(s.reached[row]), s.query + row * ld_key, ld_key,
-                                                             s.scores + row * s.ld, s.ld);
+      multiply_keys<decltype(stored), decltype(some)::value>(
+          keys, in_vectors<T>(s.reached[row]), s.query + row * ld_key, ld_key, s.scores + row * s.ld, s.ld);
       keys.prefetched();
     });
   });

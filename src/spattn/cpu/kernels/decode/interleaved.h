@@ -18,7 +18,7 @@ namespace spattn {
 namespace SPATTN_ISA {
 
 // The keys of a vector, and the features of each, which are neighbours.
-template <class T> constexpr int kKeysAbreast = kLanes<T> < 4 ? kLanes<T> : 4;
+template <class T> constexpr int kKeysAbreast = kLanes<T> < 4 ? kLanes<T> : kLanes<T> < 16 ? 4 : 8;
 template <class T> constexpr int kFeaturesAbreast = kLanes<T> / kKeysAbreast<T>;
 
 // Where K and V of a key are.
@@ -40,8 +40,7 @@ template <class T> class InterleavedKeys {
       : blocks_((call.kv_len + kKeys - 1) / kKeys), ld_value_(with_values ? round_up(call.head_dim_v, kLanes<T>) : 0),
         key_size_(round_up(call.head_dim, kFeaturesAbreast<T>) / kFeaturesAbreast<T> * kLd),
         value_size_((kKeys + kKeysAbreast<T>)*ld_value_), room_(reach ? room(reach) : 0),
-        owner_(arena.array<int64_t>(room_ ? kMostBlocks : 0)),
-        data_(arena.array<T>(room_ * (key_size_ + value_size_))),
+        owner_(arena.array<int64_t>(room_ ? kMostBlocks : 0)), data_(arena.array<T>(room_ * (key_size_ + value_size_))),
         rows_(arena.array<T>(room_ ? kKeysAbreast<T> * round_up(call.head_dim, kLanes<T>) : 0)) {}
 
   explicit operator bool() const { return room_ > 0; }
@@ -143,7 +142,7 @@ template <class T> class InterleavedKeys {
   int64_t room_;                   // blocks of the ring, a power of 2
   int64_t* owner_;                 // 1 + the number of a block among those of all heads
   T* data_;  // (room_): (head_dim / features abreast, kLd) of K, (kKeys + keys abreast, ld_value_) of V
-  T* rows_;                        // (keys abreast, head_dim in whole vectors): of K, where it is not read in place
+  T* rows_;  // (keys abreast, head_dim in whole vectors): of K, where it is not read in place
 };
 
 }  // namespace SPATTN_ISA

@@ -16,14 +16,14 @@ template <class T> constexpr int kScoreVectors = kOutputVectors / kFeaturesAbrea
 template <class T> struct Runs {
   static constexpr int64_t kKeys = kKeysAbreast<T>, kAtOnce = kFeaturesAbreast<T>;  // that fill a vector of scores
 
-  int64_t most;          // there is room for
-  const T **keys;        // the first features of the first key of each
-  const char **values;   // the first row of V of each
-  int64_t* cell;         // the numbers of their first keys in the tile, where they are apart
-  int64_t value_step;    // bytes from row to row of V
-  int64_t count, line;   // how many there are; keys of a line
-  int64_t step, of_step; // cells that are computed or left out together; their runs
-  bool apart;            // do they not follow each other as cells do?
+  int64_t most;           // there is room for
+  const T** keys;         // the first features of the first key of each
+  const char** values;    // the first row of V of each
+  int64_t* cell;          // the numbers of their first keys in the tile, where they are apart
+  int64_t value_step;     // bytes from row to row of V
+  int64_t count, line;    // how many there are; keys of a line
+  int64_t step, of_step;  // cells that are computed or left out together; their runs
+  bool apart;             // do they not follow each other as cells do?
 
   Runs() = default;
   // Those of some tiles.
@@ -43,7 +43,8 @@ template <class T> struct Runs {
   // Those of a tile, in the order of its cells, and beyond the last one repeats of it, to whole vectors of scores. Scores
   // of padding are anything.
   template <class E>
-  __attribute__((noinline)) void list(const Tile& tile, const KeyHead& head, const InterleavedKeys<T>& interleaved, const Call& call) {
+  __attribute__((noinline)) void list(const Tile& tile, const KeyHead& head, const InterleavedKeys<T>& interleaved,
+                                      const Call& call) {
     const auto finder = interleaved.template finder<E>(head, call);
     const T** key = keys;
     const char** value = values;

@@ -94,16 +94,17 @@ void add_gradients(const Item& item, int64_t count, bool first, const Sums& sums
                      read_soon<E>(v, position, call.head_dim_v), [&](auto stored, auto keys) {
                        multiply_keys<decltype(stored), 1>(keys, Keys{0, padded}, s.query, ld_key, s.weights, padded);
                      });
-  visit_positions<E>(v, position, padded, call.head_dim_v, ld_value, s.staging.values, dv_soon,
-                     [&](auto stored, auto values) {
-                       multiply_keys<decltype(stored), 1, false>(values, Keys{0, padded}, s.dout, ld_value, s.gradients, padded);
-                     });
+  visit_positions<E>(
+      v, position, padded, call.head_dim_v, ld_value, s.staging.values, dv_soon, [&](auto stored, auto values) {
+        multiply_keys<decltype(stored), 1, false>(values, Keys{0, padded}, s.dout, ld_value, s.gradients, padded);
+      });
   weigh_pairs(padded, SplitLogits<T>(call.scale), s);
   const T same = 1;
   visit_positions<E>(k, position, count, call.head_dim, ld_key, s.staging.keys, dk_soon, [&](auto stored, auto keys) {
     in_blocks<W>(ld_key / L, [&](auto vectors, int64_t column) {
-      multiply_values<decltype(stored), 1, decltype(vectors)::value>(
-          keys, column * L, Keys{0, count}, s.gradients, padded, first ? nullptr : &same, s.rows.dq + column * L, ld_key);
+      multiply_values<decltype(stored), 1, decltype(vectors)::value>(keys, column * L, Keys{0, count}, s.gradients,
+                                                                     padded, first ? nullptr : &same,
+                                                                     s.rows.dq + column * L, ld_key);
     });
   });
   add_row(s.chunk, count, s.weights, s.raw.dout, ld_value, sums.begin, dv, sums.ld_dv);

@@ -12,8 +12,8 @@ template <class T> struct Widths {
 
   // With room for at least `rows` queries.
   explicit Widths(const Call& call, int64_t rows = 0)
-      : query(round_up(call.plan.block_q > rows ? call.plan.block_q : rows, kLanes<T>)), key(round_up(call.head_dim, kLanes<T>)),
-        value(round_up(call.head_dim_v, kLanes<T>)) {}
+      : query(round_up(call.plan.block_q > rows ? call.plan.block_q : rows, kLanes<T>)),
+        key(round_up(call.head_dim, kLanes<T>)), value(round_up(call.head_dim_v, kLanes<T>)) {}
 };
 
 // Where the cells of the tiles in work are.
