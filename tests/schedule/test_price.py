@@ -107,6 +107,10 @@ def test_rows_are_computed_with_whole_vectors_of_keys(kernel, box, lanes):
     assert found == (6 * 768, 6 * 768 * (32 + 64), 6 * pairs, 6 * pairs * (32 + 64))
 
 
+def test_rows_of_a_plan_without_bitmasks_meet_all_keys():
+    assert count_rows(spattn.plan(sp.Full(), 64, tile=(16, 64)), 1, 1, FLOAT32).weights == 64 * 64
+
+
 def test_rows_of_views_of_several_tiles_meet_whole_tiles():
     """But for what four rows do not reach."""
     plan = spattn.plan(sp.Neighborhood((20, 30), 9), 600, tile=(4, 64), box=(2, 2))

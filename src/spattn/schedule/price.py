@@ -228,8 +228,8 @@ def _reached_by_rows(plan: Plan, lanes: int) -> np.ndarray:
     masks = plan.masks[::every]
     of_rows = np.bitwise_or.reduceat(masks, np.arange(0, plan.block_q, ROWS_AT_ONCE), axis=1)
     found = np.unpackbits(of_rows.view(np.uint8), axis=-1, bitorder="little").astype(bool)
-    found = np.pad(found, ((0, 0), (0, 0), (0, -found.shape[-1] % lanes)))
-    keys = lanes * _reach(np.logical_or.reduce(found.reshape(*found.shape[:2], -1, lanes), axis=-1))
+    vectors = np.logical_or.reduceat(found, np.arange(0, found.shape[-1], lanes), axis=-1)
+    keys = lanes * _reach(vectors)
     return np.repeat(keys.mean(axis=1), every)[: len(plan.masks)]
 
 

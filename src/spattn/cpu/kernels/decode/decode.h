@@ -2,9 +2,9 @@
 //
 // Vectors hold features and keys instead of queries, so that one row keeps all lanes busy: S = Q K' by dot products
 // along the features, softmax along the keys, O += P V by adding up multiples of V's rows. K and V are read in place,
-// as they are stored; but where many items meet a key, as in boxes of few queries, K is interleaved once for all. Rows
-// that are computed at once meet only the keys from the first to the last that any of them may attend to. The
-// query heads that share K and V go through a tile together, as rows of one matrix.
+// as they are stored; but where many items meet a key, as in boxes of few queries, K is interleaved once for all. The
+// query heads that share K and V go through a tile together, as rows of one matrix. Rows that are computed at once meet
+// only the keys from the first to the last that any of them may attend to.
 //
 //   rows of S, P, O: head after head of the task, the cells of the query tile within
 //   floor: bytes of K and V / memory bandwidth; measured by benchmarks/decode_cpu.py

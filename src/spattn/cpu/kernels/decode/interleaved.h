@@ -81,13 +81,16 @@ template <class T> class InterleavedKeys {
   }
 
  private:
-  static constexpr int64_t kMostBlocks = kZeroedScratch / sizeof(int64_t), kBytes = 2 * 1024 * 1024;
-  static constexpr int64_t kHot = 640 * 1024;  // that stay in a second-level cache beside all else
+  // A ring of twice as many blocks as a tile needs may have kBytes, a larger one no more than stay in a second-level
+  // cache beside all else: blocks that leave it would be written to memory and read again.
+  static constexpr int64_t kMostBlocks = kZeroedScratch / sizeof(int64_t);
+  static constexpr int64_t kBytes = 2 * 1024 * 1024, kHotBytes = 640 * 1024;
 
   int64_t room(int64_t reach) const {
     const int64_t bytes = (key_size_ + value_size_) * int64_t(sizeof(T)), least = reach / kKeys + 2;
     int64_t found = 1;
-    while (found < blocks_ && 2 * found <= kMostBlocks && 2 * found * bytes <= (found < 2 * least ? kBytes : kHot)) {
+    while (found < blocks_ && 2 * found <= kMostBlocks &&
+           2 * found * bytes <= (found < 2 * least ? kBytes : kHotBytes)) {
       found *= 2;
     }
     return least <= found || found >= blocks_ ? found : 0;

@@ -33,7 +33,7 @@ void leave_to_exact(const Item& item, int64_t cells, int64_t* position, const Ex
 
 // Chooses the rows of the exact path anew: the query cells that may attend to a marked key.
 inline void leave_marked(const Item& item, int64_t cells, int64_t* position, const ExactRowBuffer& exact) {
-  clear(exact.chosen, cells);
+  clear(exact.chosen, exact.rows);
   if (!item.call.marked) return;
   const uint8_t* marked = item.call.marked + item.kv_number() * item.call.kv_len;
   leave_to_exact(item, cells, position, exact, [&](int64_t key) { return marked[key] != 0; });
