@@ -22,7 +22,7 @@ template <class T> struct Runs {
   int64_t* cell;          // the numbers of their first keys in the tile, where they are apart
   int64_t value_step;     // bytes from row to row of V
   int64_t count, line;    // how many there are; keys of a line
-  int64_t step, of_step;  // cells that are computed or left out together; their runs
+  int64_t step, of_step;  // cells that are computed or left out together, where runs are apart, and their runs
   bool apart;             // do they not follow each other as cells do?
 
   Runs() = default;
@@ -66,21 +66,23 @@ template <class T> struct Runs {
     for (; (key - keys) % kAtOnce; ++key) *key = key[-1];
     const bool planes_apart = planes > 1 && tile.box[1] != lines;
     apart = planes_apart || (planes * lines > 1 && tile.box[2] != round_up(length, kKeys));
-    step = planes_apart ? tile.cells() : apart ? tile.box[2] : kKeys;
-    of_step = planes_apart ? count : apart ? of_line() : 1;
+    step = planes_apart ? tile.cells() : apart ? tile.box[2] : 1;  // else a run: whole vectors have whole runs
+    of_step = planes_apart ? count : of_line();
     if (apart) list_cells(tile);
   }
 
   // The numbers of the runs that have some cells, of whole steps.
   Keys with(Keys cells) const {
-    const int64_t end = (cells.end + step - 1) / step * of_step;
-    return {cells.begin / step * of_step, end < count ? end : count};
+    const bool by_steps = apart;  // dividing by a constant is cheaper
+    const int64_t begin = by_steps ? cells.begin / step * of_step : cells.begin / kKeys;
+    const int64_t end = by_steps ? (cells.end + step - 1) / step * of_step : (cells.end + kKeys - 1) / kKeys;
+    return {begin, end < count ? end : count};
   }
 
   // The rows of V of some cells, of whole steps.
   template <class Visit> SPATTN_INLINE void each(Keys cells, const Visit& visit) const {
     const Keys runs = with(cells);
-    int64_t left = line - runs.begin % of_line() * kKeys;
+    int64_t left = line % kKeys ? line - runs.begin % of_line() * kKeys : line;  // of the line, in whole runs or not
     for (int64_t run = runs.begin; run < runs.end; ++run) {
       const char* row = values[run];
       int64_t key = apart ? cell[run] : run * kKeys;

@@ -57,7 +57,8 @@ void find_reached(const Mask& mask, int64_t step, int64_t cells, int64_t count, 
         for (int i = 0; i < decltype(some)::value; ++i) any |= mask.bits[cell_of(row + i, cells) * mask.words + word];
         keys.cover(word, any);
       }
-      keys = Keys{keys.begin / step * step, round_up(keys.end, step)}.within({0, count});
+      if (step > 1) keys = {keys.begin / step * step, round_up(keys.end, step)};
+      keys = keys.within({0, count});
     }
     reached[row] = keys;
   });

@@ -45,6 +45,7 @@ template <class E, class T = typename E::Compute>
 void write_rows(const Item& item, int64_t cells, const T* divisor, const Positions& position,
                 const RowStatistics<T>& rows, const OutputBlock<T>& output, const ExactRowBuffer& exact) {
   const Call& call = item.call;
+  const Results<E> results(call, item.batch, item.head);
   for (int64_t cell = 0; cell < cells; ++cell) {
     if (position.query[cell] == kPadding) continue;
     const T sum = rows.row_sum[cell];
@@ -59,7 +60,7 @@ void write_rows(const Item& item, int64_t cells, const T* divisor, const Positio
       lse = ExactRow<E>(item, cell, position).compute(exact.sum, row);
     }
     if (item.work.slot < 0) {
-      write_result<E>(call, item.batch, item.head, position.query[cell], row, T(lse));
+      results.write(position.query[cell], row, T(lse));
     } else {
       T* slot = slot_row<T>(call, item.batch, item.head, item.work.slot * call.plan.block_q + cell);
       memcpy(slot, row, size_t(call.head_dim_v) * sizeof(T));

@@ -35,7 +35,7 @@ void gather_positions(const Head& head, const int64_t* position, int64_t cells, 
       clear(out + i * ld, ld);
     } else {
       read_row<E>(head.data + position[i] * head.position, head.feature, width, out + i * ld);
-      clear(out + i * ld + width, ld - width);
+      if (width < ld) clear(out + i * ld + width, ld - width);
     }
   }
   clear(out + cells * ld, (rows - cells) * ld);
