@@ -1,5 +1,7 @@
 """The CPU takes boxes of queries where these are cheaper, the default tile elsewhere, and always the same ones."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -7,8 +9,9 @@ import spattn
 from spattn import compiler, cpu
 from spattn import patterns as sp
 from spattn.call import Call
-from spattn.cpu import TILE
-from spattn.schedule.price import Counts
+from spattn.cpu import TILE, _choice
+from spattn.cpu._coefficients import device, few_of
+from spattn.schedule.price import Counts, Features, count_rows
 
 IMAGE, WINDOWS = sp.Neighborhood((56, 56), 7), sp.Windowed((56, 56), 7)
 
@@ -23,7 +26,11 @@ def paid(pattern, tokens, **how):
 
 @pytest.mark.parametrize(("pattern", "least"), [(IMAGE, 0.7), (WINDOWS, 0.7), (sp.Windowed((56, 56), 7, 3), 0.5)])
 def test_the_efficiency_that_is_paid_for_an_image(pattern, least):
-    assert paid(pattern, 3136).efficiency >= least
+    """Of a plan whose rows are computed a few at once: the share of what these meet."""
+    plan = paid(pattern, 3136)
+    few = plan.block_q <= few_of(cpu._default_isa(), "float32")
+    computed = count_rows(plan, 1, 1, Features(0, 0, lanes=1)).weights if few else plan.nnz / plan.efficiency
+    assert plan.nnz / computed >= least
 
 
 @pytest.mark.parametrize(
@@ -35,8 +42,6 @@ def test_other_patterns_have_the_default_tile(pattern):
 
 def test_boxes_that_cost_more_are_not_taken(monkeypatch):
     """The default is priced as the candidates are: where it is free, it stays."""
-    from spattn.cpu import _choice
-
     spattn.clear_plan_cache()
     monkeypatch.setattr(
         _choice, "predicted_ms", lambda counts, _: counts.gathered if isinstance(counts, Counts) else counts.products
@@ -51,13 +56,23 @@ def test_small_neighbourhoods_have_small_boxes_in_the_forward_alone(kernel, smal
     pattern, call = sp.Neighborhood((56, 56), kernel), Call.of(*arrays(3136))
     forward, backward = (cpu.plan_for(pattern, call, backward=backward) for backward in (False, True))
     assert backward.block_q >= 17
-    assert forward.tile == (4, 64) if small else forward is backward
+    assert forward.block_q <= 16 if small else forward is backward
 
 
 @pytest.mark.parametrize("head_dim", [33, 32])
 def test_small_boxes_are_for_rows_of_whole_vectors(head_dim):
     """Others would be copied for each box."""
-    assert (paid(IMAGE, 3136, head_dim=head_dim).tile == (4, 64)) == (head_dim == 32)
+    assert (paid(IMAGE, 3136, head_dim=head_dim).block_q <= 16) == (head_dim == 32)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape"), [(3, ((8, 2), 64)), (5, ((4, 4), 64)), (7, ((8, 2), 128)), (13, ((1, 4), 64))]
+)
+def test_boxes_of_few_queries_are_of_boxes_that_are_computed_at_once(kernel, shape):
+    """Of those that cost the same the largest, if its keys are one tile."""
+    plan, own = compiler.plan(sp.Neighborhood((56, 56), kernel), 3136, tile=TILE), device("avx512", "float32")
+    shapes = [each for each in _choice._promising(plan, (1, 8, 32, 32), own) if math.prod(each.box) <= own.few]
+    assert shapes == [shape]
 
 
 def test_the_gradients_have_the_plan_of_the_backward(monkeypatch):

@@ -100,7 +100,7 @@ def test_hidden_values_reach_no_row(isa):
 )
 def test_more_keys_than_are_interleaved_at_once(grid):
     """There is room for 512 keys of so many features, of one head."""
-    arrays = inputs(2, 2, q_len=math.prod(grid), head_dim=256, head_dim_v=16)
+    arrays = inputs(2, 2, q_len=math.prod(grid), head_dim=256, dtype="bfloat16")
     pattern = patterns.Neighborhood(grid, 5)
     made = planned(pattern, math.prod(grid))
     assert reach(arrays, made) > 0
@@ -178,3 +178,62 @@ def test_thread_count_does_not_change_the_result(isa):
             results.append(cpu.forward(*arrays, made, 0.1, isa=isa))
     for out, lse in results[1:]:
         assert np.array_equal(out, results[0][0]) and np.array_equal(lse, results[0][1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("kernel", "box"),
+    [(7, (8, 2)), (5, (4, 4)), (5, (8, 2)), (5, (2, 8)), (3, (8, 2)), (3, (1, 16)), (7, (4, 2)), (7, (3, 2))],
+    ids=str,
+)
+def test_rows_meet_the_keys_that_they_reach(dtype, kernel, box):
+    """Rows that are computed at once reach some lines of a tile: lines of whole runs of keys, and others."""
+    arrays = inputs(1, 2, 1, q_len=12 * 19, head_dim=32, dtype=dtype)
+    check(*arrays, patterns.Neighborhood((12, 19), kernel), box, 128)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("box", [(8, 2), (4, 4), (2, 8), (2, 2)])
+def test_hidden_values_of_a_larger_box_reach_no_row(isa, box):
+    """What lies beyond the keys that some rows reach is not read for them; nor is what one box reaches for others."""
+    pattern, bound = patterns.Neighborhood((16, 14), 5), patterns.Neighborhood((16, 14), 5).bind(224, 224)
+    q, k, v = inputs(1, 2, q_len=224, head_dim=32)
+    made = planned(pattern, 224, box, 128)
+    clean = cpu.forward(q, k, v, made, 0.2, isa=isa)
+    for key in (0, 40, 113, 223):
+        poisoned = [x.copy() for x in (k, v)]
+        for x in poisoned:
+            x[:, :, key] = np.nan
+        found = cpu.forward(q, *poisoned, made, 0.2, isa=isa)
+        sees = np.array([bound.allows(np.array(row), np.array(key)) for row in range(224)])
+        assert np.isnan(found[0][:, :, sees]).all()
+        for one, expected in zip(found, clean, strict=True):
+            assert np.array_equal(one[:, :, ~sees], expected[:, :, ~sees])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_boxes_are_computed_together_as_one_by_one(isa):
+    """Whichever boxes follow a box, its rows are the same: of all items of a plan, and of each alone."""
+    arrays = inputs(1, 1, q_len=117, head_dim=32)
+    made = planned(IMAGE, 117)
+    together = cpu.forward(*arrays, made, 0.2, isa=isa)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "_LEAST_PAIRS", 0)
+        for start in range(0, 117, 31):
+            rows = slice(start, start + 31)
+            some = [x.copy() for x in arrays]
+            some[0][:, :, [n for n in range(117) if not start <= n < start + 31]] = 0
+            for one, all_of_them in zip(cpu.forward(*some, made, 0.2, isa=isa), together, strict=True):
+                assert np.array_equal(one[:, :, rows], all_of_them[:, :, rows])
+
+
+def test_boxes_together_find_all_their_keys():
+    """There is room for the keys of any box, but not for those at the end of a row of boxes and the next ones."""
+    grid = (20, 78)
+    arrays = inputs(1, 1, q_len=math.prod(grid), head_dim=256, dtype="bfloat16")
+    pattern = patterns.Neighborhood(grid, 5)
+    made = planned(pattern, math.prod(grid))
+    assert 7 * 64 - 78 < reach(arrays, made) < 7 * 64
+    expectation = Expectation(pattern, *arrays, 0.05)
+    for isa in ISAS:
+        expectation.check(*cpu.forward(*arrays, made, 0.05, isa=isa), isa)

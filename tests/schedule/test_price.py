@@ -89,25 +89,34 @@ def test_large_calls_take_no_memory():
 
 
 @pytest.mark.parametrize("lanes", [4, 16])
-@pytest.mark.parametrize(("kernel", "box"), [(7, (2, 2)), (5, (2, 2)), (3, (4, 2)), (5, (1, 4))])
+@pytest.mark.parametrize(("kernel", "box"), [(7, (2, 2)), (5, (2, 2)), (3, (4, 2)), (5, (1, 4)), (7, (8, 2))])
 def test_rows_are_computed_with_whole_vectors_of_keys(kernel, box, lanes):
-    """Of each tile up to its last key that is no padding."""
-    plan, pairs = spattn.plan(sp.Neighborhood((20, 30), kernel), 600, tile=(math.prod(box), 64), box=box), 0
+    """Of four rows at once those from the first to the last key that any of them may attend to."""
+    pattern = sp.Neighborhood((24, 32), kernel)
+    plan, pairs = spattn.plan(pattern, 768, tile=(math.prod(box), 128), box=box), 0
     for component in plan.components:
-        (_, queries), (_, keys) = (
+        (queries, are), (keys, real) = (
             positions(plan.views[component[name]], np.arange(1)) for name in ("query_view", "key_view")
         )
         assert plan.views["tiles"][component["query_view"]] == plan.views["tiles"][component["key_view"]] == 1
-        pairs += queries.sum() * -(-(keys.nonzero()[1].max() + 1) // lanes) * lanes
+        allowed = pattern.bind(768, 768).allows(queries.reshape(-1, 1), keys.reshape(1, -1))
+        for rows in np.split((allowed & real)[: are.sum()], range(4, are.sum(), 4)):
+            met = rows.any(axis=0).nonzero()[0]
+            pairs += len(rows) * lanes * (met.max() // lanes + 1 - met.min() // lanes)
     found = count_rows(plan, 2, 3, Features(32, 64, lanes))
-    assert found == (6 * 600, 6 * 600 * (32 + 64), 6 * pairs, 6 * pairs * (32 + 64))
+    assert found == (6 * 768, 6 * 768 * (32 + 64), 6 * pairs, 6 * pairs * (32 + 64))
+
+
+def test_rows_of_a_plan_without_bitmasks_meet_all_keys():
+    assert count_rows(spattn.plan(sp.Full(), 64, tile=(16, 64)), 1, 1, FLOAT32).weights == 64 * 64
 
 
 def test_rows_of_views_of_several_tiles_meet_whole_tiles():
+    """But for what four rows do not reach."""
     plan = spattn.plan(sp.Neighborhood((20, 30), 9), 600, tile=(4, 64), box=(2, 2))
     views = plan.views[plan.components["key_view"]]
     assert (views["tiles"] > 1).all()
-    assert count_rows(plan, 1, 1, FLOAT32).products == 4 * 64 * views["tiles"].sum() * (32 + 64)
+    assert 4 * 32 * views["tiles"].sum() < count_rows(plan, 1, 1, FLOAT32).weights <= 4 * 64 * views["tiles"].sum()
 
 
 def test_pairs_are_those_that_are_allowed():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
+from operator import mul
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,6 +21,7 @@ from ..plan._types import grid_of
 from ..schedule.boxes import Met, met_by_boxes
 from ..schedule.price import (
     ROWS,
+    ROWS_AT_ONCE,
     Counts,
     Features,
     count,
@@ -34,7 +38,7 @@ __all__ = ["chosen", "dense_ms", "in_boxes", "price_ms", "price_of_pairs_ms"]
 
 _EFFICIENT = 0.6  # from here on nothing else is tried
 _CELLS = range(17, 97)  # of a box: of more the weights leave the first-level cache
-_FEW = 4  # rows of a box that has no more than vectors have lanes are computed so many at a time
+_MOST_KEYS = 128  # of a tile for a box of more rows than are computed at once, and all that the box meets
 _MANY = 4  # times as many tiles as an ordered plan has: where there cannot be more, the other plan is made too
 _MOST_SMALL_BOXES = 1 << 14  # of a few rows, which gain most
 _MOST_BOXES = 2560  # each has views of its own
@@ -79,10 +83,10 @@ def chosen(
         return _or_in_a_row(plan, pattern, call, tile, workers, max_bytes, device)
     if plan.efficiency >= _EFFICIENT or not pattern.grids():
         return plan
-    box = _box(plan, (call.batch, call.heads_q, call.head_dim, call.head_dim_v), workers, device)
-    if box is None:
+    shape = _shape(plan, (call.batch, call.heads_q, call.head_dim, call.head_dim_v), workers, device)
+    if shape is None:
         return plan
-    return compiler.planned_or(plan, pattern, call, (math.prod(box), tile[1]), workers, max_bytes, box=box)
+    return compiler.planned_or(plan, pattern, call, shape.tile, workers, max_bytes, box=shape.box)
 
 
 def _or_in_a_row(
@@ -106,56 +110,83 @@ def _or_in_a_row(
 
 def in_boxes(plan: Plan, sizes: Sizes, workers: int, device: Device) -> Plan | None:
     """The plan in boxes that costs less than this one, None where there is none."""
-    box = _box(plan, sizes, workers, device)
-    return None if box is None else _plan_of(plan, sizes, box, workers)
+    shape = _shape(plan, sizes, workers, device)
+    return None if shape is None else _plan_of(plan, sizes, shape, workers)
+
+
+class _Shape(NamedTuple):
+    """A box of queries, and how many keys a tile of the plan in such boxes has."""
+
+    box: tuple[int, ...]
+    block_kv: int
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        return math.prod(self.box), self.block_kv
 
 
 @kept_with_plan
-def _box(plan: Plan, sizes: Sizes, workers: int, device: Device) -> tuple[int, ...] | None:
-    """The box of queries whose plan costs least, None where that is the plan itself."""
+def _shape(plan: Plan, sizes: Sizes, workers: int, device: Device) -> _Shape | None:
+    """That of the plan that costs least, None where that is the plan itself."""
     least, best = price_ms(plan, sizes, device), None
-    for box in _promising(plan, sizes, device):
-        own = price_ms(_plan_of(plan, sizes, box, workers), sizes, device)
+    for shape in _promising(plan, sizes, device):
+        own = price_ms(_plan_of(plan, sizes, shape, workers), sizes, device)
         if own < least:
-            least, best = own, box
+            least, best = own, shape
     return best
 
 
-def _plan_of(plan: Plan, sizes: Sizes, box: tuple[int, ...], workers: int) -> Plan:
+def _plan_of(plan: Plan, sizes: Sizes, shape: _Shape, workers: int) -> Plan:
     assert plan.pattern is not None, "boxes come from a pattern's spans"
-    tile, (batch, heads, *_) = (math.prod(box), plan.block_kv), sizes
+    batch, heads, *_ = sizes
     return compiler.plan(
-        plan.pattern, plan.q_len, plan.kv_len, batch=batch, heads=heads, tile=tile, box=box, workers=workers
+        plan.pattern, plan.q_len, plan.kv_len, batch=batch, heads=heads, tile=shape.tile, box=shape.box, workers=workers
     )
 
 
-def _promising(plan: Plan, sizes: Sizes, device: Device) -> list[tuple[int, ...]]:
-    """The boxes that would cost least, by the spans of the part that has the most queries."""
+def _promising(plan: Plan, sizes: Sizes, device: Device) -> list[_Shape]:
+    """The shapes that would cost least, by the spans of the part that has the most queries."""
     batch, heads, head_dim, head_dim_v = sizes
     met = met_by_boxes(plan, batch, heads, _CELLS.stop)
     if met is None:
         return []
     whole = head_dim % device.lanes == head_dim_v % device.lanes == 0  # others are copied for each box
-    rows = sorted(_estimates_of_rows(met, head_dim + head_dim_v, plan.block_kv, device)) if whole else []
-    tiles = sorted(_estimates_of_tiles(met, head_dim, head_dim_v, device))
-    return [box for _, box in rows[:_ROWS_TRIED] + tiles[:_TRIED]]
+    rows = list(_estimates_of_rows(met, head_dim + head_dim_v, plan.block_kv, device)) if whole else []
+    # Of boxes that cost the same those of more rows have fewer items.
+    rows.sort(key=lambda each: (each[0], -math.prod(each[1].box), each[1]))
+    tiles = sorted(_estimates_of_tiles(met, head_dim, head_dim_v, plan.block_kv, device))
+    return [shape for _, shape in rows[:_ROWS_TRIED] + tiles[:_TRIED]]
 
 
-def _estimates_of_rows(
-    met: Met, features: int, block_kv: int, device: Device
-) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """A head's cost in boxes of each shape whose rows are computed a few together."""
-    for box, boxes in met.candidates(range(_FEW, device.few + 1, _FEW), _MOST_SMALL_BOXES):
-        along = (-(-keys // count) for keys, count in zip(met.keys_along(box), met.boxes(box), strict=True))
-        view = np.array([make_view(Lattice(0, (1,) * len(box), tuple(along)), block_kv)])
-        keys = float((keys_of_tiles(view, block_kv, device.lanes) * view["tiles"])[0])
-        cells = boxes * math.prod(box)
-        yield predicted_ms(row_counts(cells, cells * keys, features), device.together), box
+def _estimates_of_rows(met: Met, features: int, block_kv: int, device: Device) -> Iterator[tuple[float, _Shape]]:
+    """A head's cost in boxes of each shape whose rows are computed a few together, with the keys that these meet."""
+    for box, boxes in met.candidates(range(ROWS_AT_ONCE, device.few + 1, ROWS_AT_ONCE), _MOST_SMALL_BOXES):
+        own, cells = _met_by_one(met, box), math.prod(box)
+        if cells == ROWS_AT_ONCE:
+            view, own_kv = np.array([make_view(Lattice(0, (1,) * len(box), own), block_kv)]), block_kv
+            keys = float((keys_of_tiles(view, block_kv, device.lanes) * view["tiles"])[0])
+        elif math.prod(own) <= _MOST_KEYS:
+            own_kv = block_kv * -(-math.prod(own) // block_kv)
+            at_once, sizes = (
+                _met_by_one(met, _neighbours(box, ROWS_AT_ONCE)),
+                itertools.accumulate(own[:0:-1], mul, initial=1),
+            )
+            reached = 1 + sum((n - 1) * size for n, size in zip(reversed(at_once), sizes, strict=True))
+            keys = -(-reached // device.lanes) * device.lanes
+        else:
+            continue
+        counts = row_counts(boxes * cells, boxes * cells * keys, features)
+        yield predicted_ms(counts, device.together), _Shape(box, own_kv)
+
+
+def _met_by_one(met: Met, sides: tuple[int, ...]) -> tuple[int, ...]:
+    """How many keys a box meets along each axis, in the mean."""
+    return tuple(-(-keys // count) for keys, count in zip(met.keys_along(sides), met.boxes(sides), strict=True))
 
 
 def _estimates_of_tiles(
-    met: Met, head_dim: int, head_dim_v: int, device: Device
-) -> Iterator[tuple[float, tuple[int, ...]]]:
+    met: Met, head_dim: int, head_dim_v: int, block_kv: int, device: Device
+) -> Iterator[tuple[float, _Shape]]:
     """The same of each shape that is computed by vectors of queries."""
     for box, boxes in met.candidates(_CELLS, _MOST_BOXES):
 
@@ -173,7 +204,7 @@ def _estimates_of_tiles(
             gathered=math.prod(met.keys_along(box)) * (head_dim + head_dim_v),
             merged=0,
         )
-        yield predicted_ms(counts, device.nanoseconds), box
+        yield predicted_ms(counts, device.nanoseconds), _Shape(box, block_kv)
 
 
 def _neighbours(box: tuple[int, ...], cells: int) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from ..plan._types import real_extents
 
 __all__ = [
     "ROWS",
+    "ROWS_AT_ONCE",
     "Counts",
     "Features",
     "RowCounts",
@@ -32,6 +33,7 @@ __all__ = [
 _STEP = 32  # keys of a step of products by panels
 _KEYS = 8  # of a block of scores, which is skipped as a whole
 ROWS = 6  # of a block of the output: a key that none of them attends to is skipped
+ROWS_AT_ONCE = 4  # of few queries: keys before the first and behind the last that one of them attends to are skipped
 _MOST_MASKS = 4096  # looked at; of more, evenly spaced ones stand for all
 
 
@@ -114,7 +116,7 @@ def count(plan: Plan, batch: int, heads: int, of: Features) -> Counts:
 
 
 def count_rows(plan: Plan, batch: int, heads: int, of: Features) -> RowCounts:
-    """The same of a plan whose tiles have so few queries that all pairs of a tile are computed, row by row."""
+    """The same of a plan whose tiles have so few queries that they are computed row by row, a few rows at once."""
     rows, pairs = _of_rows(plan, batch, heads, of.lanes)
     return row_counts(rows, pairs, of.head_dim + of.head_dim_v)
 
@@ -212,7 +214,21 @@ def _of_rows(plan: Plan, batch: int, heads: int, lanes: int) -> tuple[float, flo
     cells = real_extents(views, plan.work["query_tile"]).prod(axis=1)
     runs = _runs_of(plan, times)
     keys = keys_of_tiles(plan.views[runs.key_view], plan.block_kv, lanes)
+    masked = plan.mask >= 0
+    keys[masked] = np.minimum(keys[masked], _reached_by_rows(plan, lanes)[plan.mask[masked]])
     return float(np.repeat(times, np.diff(plan.work_indptr)) @ cells), float((runs.tiles * runs.cells) @ keys)
+
+
+def _reached_by_rows(plan: Plan, lanes: int) -> np.ndarray:
+    """For each bitmask: from the first key that any of the rows computed at once attends to, to the last one, in whole
+    vectors; the mean over its rows."""
+    every = max(1, -(-len(plan.masks) // _MOST_MASKS))
+    masks = plan.masks[::every]
+    of_rows = np.bitwise_or.reduceat(masks, np.arange(0, plan.block_q, ROWS_AT_ONCE), axis=1)
+    found = np.unpackbits(of_rows.view(np.uint8), axis=-1, bitorder="little").astype(bool)
+    vectors = np.logical_or.reduceat(found, np.arange(0, found.shape[-1], lanes), axis=-1)
+    keys = lanes * _reach(vectors)
+    return np.repeat(keys.mean(axis=1), every)[: len(plan.masks)]
 
 
 def keys_of_tiles(views: np.ndarray, block_kv: int, lanes: int) -> np.ndarray:

@@ -3,7 +3,8 @@
 // Vectors hold features and keys instead of queries, so that one row keeps all lanes busy: S = Q K' by dot products
 // along the features, softmax along the keys, O += P V by adding up multiples of V's rows. K and V are read in place,
 // as they are stored; but where many items meet a key, as in boxes of few queries, K is interleaved once for all. The
-// query heads that share K and V go through a tile together, as rows of one matrix.
+// query heads that share K and V go through a tile together, as rows of one matrix. Rows that are computed at once meet
+// only the keys from the first to the last that any of them may attend to.
 //
 //   rows of S, P, O: head after head of the task, the cells of the query tile within
 //   floor: bytes of K and V / memory bandwidth; measured by benchmarks/decode_cpu.py
@@ -26,6 +27,8 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
+constexpr int64_t kRowsTogether = 16, kMostBoxes = 8;  // that are computed together: decode/boxes.h
+
 template <class T> struct DecodeScratch {
   InterleavedKeys<T> interleaved;
   Widths<T> width;
@@ -34,6 +37,7 @@ template <class T> struct DecodeScratch {
   RowStatistics<T> rows;  // with a vector's worth more, for whole vectors from any row on
   ExactRowBuffer exact;
   KeyStaging<T> staging;
+  Keys* reached;    // (width.query): by the first of the rows that are computed at once
   int64_t* listed;  // (block_kv + kSoon): where the keys of a tile are
   T* query;         // (width.query, width.key): Q, times the sign of the scale
   T* scores;        // (width.query, ld): S, then the weights
@@ -41,11 +45,13 @@ template <class T> struct DecodeScratch {
   Runs<T> runs;
 
   // One that interleaves keys has to be the first in the scratch.
-  DecodeScratch(const Call& call, Arena& arena, int64_t reach = 0)
-      : interleaved(call, reach, arena), width(call), ld(call.plan.block_kv + kLanes<T>), position(call, arena),
-        rows(width.query + kLanes<T>, arena), exact(width.query, call.head_dim_v, arena), staging(call, width, arena),
-        listed(arena.array<int64_t>(call.plan.block_kv + kSoon)), query(arena.array<T>(width.query * width.key)),
-        scores(arena.array<T>(width.query * ld)), output(width.query, width.value, arena), runs(call, arena) {}
+  DecodeScratch(const Call& call, Arena& arena, int64_t reach = 0, bool with_values = false)
+      : interleaved(call, reach, with_values, arena), width(call, reach ? kRowsTogether : 0),
+        ld(call.plan.block_kv + kLanes<T>), position(call, width.query, arena), rows(width.query + kLanes<T>, arena),
+        exact(width.query, call.head_dim_v, arena), staging(call, width, arena),
+        reached(arena.array<Keys>(width.query)), listed(arena.array<int64_t>(call.plan.block_kv + kSoon)),
+        query(arena.array<T>(width.query * width.key)), scores(arena.array<T>(width.query * ld)),
+        output(width.query, width.value, arena), runs(call, reach ? kMostBoxes : 1, arena) {}
 };
 
 // How far to prefetch ahead, in bytes, where tiles follow each other: K and V together stay in a first-level cache.
@@ -78,33 +84,65 @@ template <class E> Rows rows_in_line(const Head& head, const Tile& tile, const T
   return {head.data + tile.start * head.position, stride, ahead, soon};
 }
 
-// S of all rows and `padded` keys, whole vectors, by dot products with the rows of K that visit_keys() hands over.
+// S of all rows and the keys that they reach, by dot products with the rows of K that visit_keys() hands over.
 template <class T, class VisitKeys>
-void score_rows(const VisitKeys& visit_keys, int64_t padded, int64_t rows, DecodeScratch<T>& s) {
+void score_rows(const VisitKeys& visit_keys, int64_t rows, DecodeScratch<T>& s) {
   const int64_t ld_key = s.width.key;
   visit_keys([&](auto stored, auto keys) {
     in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-      multiply_keys<decltype(stored), decltype(some)::value>(keys, padded, s.query + row * ld_key, ld_key,
-                                                             s.scores + row * s.ld, s.ld);
+      multiply_keys<decltype(stored), decltype(some)::value>(
+          keys, in_vectors<T>(s.reached[row]), s.query + row * ld_key, ld_key, s.scores + row * s.ld, s.ld);
       keys.prefetched();
     });
   });
 }
 
-// The same of the runs of a tile, by interleaved keys.
-template <class T> void score_runs(int64_t depth, int64_t rows, DecodeScratch<T>& s) {
+// S of the rows [begin, end) and the runs of a tile, by interleaved keys.
+template <class T>
+void score_runs(const Runs<T>& runs, int64_t depth, int64_t begin, int64_t end, DecodeScratch<T>& s) {
   constexpr int64_t kRuns = Runs<T>::kAtOnce;
   const int64_t ld_key = s.width.key;
   const auto score = [&](auto apart) {
-    in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-      in_blocks<kScoreVectors<T>>(s.runs.count / kRuns, [&](auto vectors, int64_t first) {
-        multiply_runs<decltype(some)::value, decltype(vectors)::value, bool(decltype(apart)::value)>(
-            s.runs.data + first * kRuns, s.runs.cell + first * kRuns, s.query + row * ld_key, ld_key, depth,
-            s.scores + row * s.ld, s.ld);
-      });
-    });
+    in_blocks<kRowsAtOnce<T>>(
+        end,
+        [&](auto some, int64_t row) {
+          const Keys own = runs.with(s.reached[row]);
+          const auto run = [&](auto vectors, int64_t first) {
+            multiply_runs<decltype(some)::value, decltype(vectors)::value, bool(decltype(apart)::value)>(
+                runs.keys + first * kRuns, runs.cell + first * kRuns, s.query + row * ld_key, ld_key, depth,
+                s.scores + row * s.ld + (decltype(apart)::value ? 0 : first * kLanes<T>), s.ld);
+          };
+          in_blocks<kScoreVectors<T>>((own.end + kRuns - 1) / kRuns, run, own.begin / kRuns);
+        },
+        begin);
   };
-  s.runs.apart ? score(Count<1>{}) : score(Count<0>{});
+  runs.apart ? score(Count<1>{}) : score(Count<0>{});
+}
+
+// The scores of the rows [begin, end) beyond `count`, up to a whole vector, are of no key.
+template <class T> void pad_scores(int64_t count, int64_t begin, int64_t end, DecodeScratch<T>& s) {
+  const int64_t padded = round_up(count, kLanes<T>);
+  for (int64_t row = begin; count < padded && row < end; ++row) {
+    for (int64_t key = count; key < padded; ++key) s.scores[row * s.ld + key] = -kInfinity<T>;
+  }
+}
+
+// O of the rows [begin, end) takes in the keys that they reach, whose rows of V are elements of `Stored`.
+template <class Stored, class Source, class T>
+void add_values(Source& values, bool first, int64_t begin, int64_t end, DecodeScratch<T>& s) {
+  constexpr int64_t L = kLanes<T>, W = kOutputVectors;
+  const int64_t ld = s.ld, ld_value = s.width.value;
+  in_blocks<kRowsAtOnce<T>>(
+      end,
+      [&](auto some, int64_t row) {
+        in_blocks<W>(ld_value / L, [&](auto vectors, int64_t column) {
+          multiply_values<Stored, decltype(some)::value, decltype(vectors)::value>(
+              values, column * L, s.reached[row], s.scores + row * ld, ld, first ? nullptr : s.rows.rescale + row,
+              s.output.row(row) + column * L, ld_value);
+          values.prefetched();
+        });
+      },
+      begin);
 }
 
 // O, row_max and row_sum of all rows take in `count` keys, the first ones if they are, whose scores are there up to
@@ -112,22 +150,9 @@ template <class T> void score_runs(int64_t depth, int64_t rows, DecodeScratch<T>
 template <class E, class T = typename E::Compute, class VisitValues>
 void add_scores(const VisitValues& visit_values, int64_t count, bool first, const Mask& mask, int64_t cells,
                 int64_t rows, Logits<T> logits, DecodeScratch<T>& s) {
-  constexpr int64_t L = kLanes<T>, W = kOutputVectors;
-  const int64_t padded = round_up(count, L), ld = s.ld, ld_value = s.width.value;
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t key = count; key < padded; ++key) s.scores[row * ld + key] = -kInfinity<T>;
-  }
-  weigh_rows(mask, first, cells, padded, rows, logits, s.scores, ld, s.rows);
-  visit_values([&](auto stored, auto values) {
-    in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-      in_blocks<W>(ld_value / L, [&](auto vectors, int64_t column) {
-        multiply_values<decltype(stored), decltype(some)::value, decltype(vectors)::value>(
-            values, column * L, count, s.scores + row * ld, ld, first ? nullptr : s.rows.rescale + row,
-            s.output.row(row) + column * L, ld_value);
-        values.prefetched();
-      });
-    });
-  });
+  pad_scores(count, 0, rows, s);
+  weigh_rows(mask, first, cells, s.reached, rows, logits, s.scores, s.ld, s.rows);
+  visit_values([&](auto stored, auto values) { add_values<decltype(stored)>(values, first, 0, rows, s); });
 }
 
 // One tile of the list, for all rows.
@@ -137,33 +162,41 @@ void add_tile(const Item& item, const Listed& at, const KeyHead& head, int64_t c
   const Call& call = item.call;
   const Head &keys = head.keys, &values = head.values;
   const Tile tile = item.key_tile(at);
-  const bool runs = s.interleaved && Runs<T>::pay(tile);
-  const Tile next = !runs && at.number + 1 < item.work.end ? item.key_tile(item.after(at)) : tile;
-  const int64_t count = runs ? tile.cells() : round_up(tile.cells(), kLanes<T>);
+  const bool first = at.number == item.work.begin;
+  if (s.interleaved && Runs<T>::pay(tile)) {
+    s.runs.template list<E>(tile, head, s.interleaved, call);
+    find_reached<T>(item.mask(at), s.runs.step, cells, tile.cells(), rows, s.reached);
+    score_runs(s.runs, call.head_dim, 0, rows, s);
+    const auto visit_values = [&](const auto& visit) { visit(Native<T>{}, s.runs); };
+    return add_scores<E>(visit_values, tile.cells(), first, item.mask(at), cells, rows, logits, s);
+  }
+  const Tile next = at.number + 1 < item.work.end ? item.key_tile(item.after(at)) : tile;
+  const int64_t count = round_up(tile.cells(), kLanes<T>);
   const int64_t ld_key = s.width.key, ld_value = s.width.value;
   const bool line = tile.even() && tile.cells() == count;
-  const bool value_rows = whole_vectors<E>(values, call.head_dim_v, ld_value);
-  const bool key_line = line && whole_vectors<E>(keys, call.head_dim, ld_key), value_line = line && value_rows;
+  const bool key_line = line && whole_vectors<E>(keys, call.head_dim, ld_key);
+  const bool value_line = line && whole_vectors<E>(values, call.head_dim_v, ld_value);
   int64_t* const position = s.listed;
-  if (!(key_line || runs) || !(value_line || (runs && value_rows))) list_keys(tile, count, position);
+  if (!key_line || !value_line) list_keys(tile, count, position);
   const auto visit_keys = [&](const auto& visit) {
     if (key_line) return visit(E{}, rows_in_line<E>(keys, tile, next, call.head_dim));
     const Soon soon = read_soon<E>(keys, position + kSoon, call.head_dim);
     visit_positions<E>(keys, position, count, call.head_dim, ld_key, s.staging.keys, soon, visit);
   };
   const auto visit_values = [&](const auto& visit) {
-    if (runs && value_rows) return visit(E{}, Lines(values, tile));
     if (value_line) return visit(E{}, rows_in_line<E>(values, tile, next, call.head_dim_v));
     const Soon soon = read_soon<E>(values, position + kSoon, call.head_dim_v);
     visit_positions<E>(values, position, count, call.head_dim_v, ld_value, s.staging.values, soon, visit);
   };
-  if (runs) {
-    s.runs.list(tile, [&](int64_t key) { return s.interleaved.template find<E>(keys, head.number, key, call); });
-    score_runs(call.head_dim, rows, s);
-  } else {
-    score_rows(visit_keys, count, rows, s);
-  }
-  add_scores<E>(visit_values, count, at.number == item.work.begin, item.mask(at), cells, rows, logits, s);
+  find_reached<T>(item.mask(at), 1, cells, count, rows, s.reached);
+  score_rows(visit_keys, rows, s);
+  add_scores<E>(visit_values, count, first, item.mask(at), cells, rows, logits, s);
+}
+
+// Q of the first `rows` rows becomes what scores are products of.
+template <class T> void give_sign(int64_t rows, Logits<T> logits, DecodeScratch<T>& s) {
+  if (logits.sign == T(1)) return;
+  for (int64_t i = 0; i < rows * s.width.key; ++i) s.query[i] *= logits.sign;
 }
 
 // As many heads of an item, up to `end`, as there are rows for. add_keys(item, rows, logits) has O, row_max and row_sum
@@ -177,7 +210,7 @@ void decode_heads(const Item& item, int64_t end, int64_t cells, DecodeScratch<T>
     gather_queries<E>(Head(call.q, item.batch, item.head + row / cells), 0, cells, cells, call.head_dim, s.width.key,
                       s.position.query, s.query + row * s.width.key);
   }
-  for (int64_t i = 0; i < rows * s.width.key; ++i) s.query[i] *= logits.sign;
+  give_sign(rows, logits, s);
   s.rows.reset((rows + kLanes<T> - 1) / kLanes<T>);
   leave_marked(item, cells, s.position.key, s.exact);  // the heads share keys and masks
   add_keys(item, rows, logits);

@@ -1,8 +1,8 @@
-// K of plans whose items are of few queries but meet each key often, with the features of neighbouring keys interleaved:
-// a vector has some features of several keys, so that few steps of a dot product go across its lanes, and may start at
-// any key.
+// K and V of plans whose items are of few queries but meet each key often. K has the features of neighbouring keys
+// interleaved: a vector has some features of several keys, so that few steps of a dot product go across its lanes, and
+// may start at any key. V is copied where its rows are not whole vectors of what the kernels compute in.
 //
-// Blocks of consecutive keys are interleaved when an item first needs them, and stay until others of the ring need the
+// Blocks of consecutive keys are brought in when an item first needs them, and stay until others of the ring need the
 // room: items that follow each other meet neighbouring keys. What is in the ring changes no result.
 #pragma once
 #include "decode/rows.h"
@@ -10,6 +10,7 @@
 #include "simd/element.h"
 #include "simd/vec.h"
 #include "tile/arena.h"
+#include "tile/item.h"
 #include "tile/operand.h"
 #include "tile/scratch.h"
 
@@ -17,8 +18,14 @@ namespace spattn {
 namespace SPATTN_ISA {
 
 // The keys of a vector, and the features of each, which are neighbours.
-template <class T> constexpr int kKeysAbreast = kLanes<T> < 4 ? kLanes<T> : 4;
+template <class T> constexpr int kKeysAbreast = kLanes<T> < 4 ? kLanes<T> : kLanes<T> < 16 ? 4 : 8;
 template <class T> constexpr int kFeaturesAbreast = kLanes<T> / kKeysAbreast<T>;
+
+// Where K and V of a key are.
+template <class T> struct KeyPlace {
+  const T* keys;       // the first features of the key and of as many as a vector has from it on
+  const char* values;  // its row of V; the next ones follow at even distances
+};
 
 template <class T> class InterleavedKeys {
  public:
@@ -29,37 +36,75 @@ template <class T> class InterleavedKeys {
 
   // At the beginning of the scratch, where the blocks are of no head before the first item. Not in use where tiles whose
   // keys lie as far apart as `reach` would not find room for all of theirs at once, or where that is 0.
-  InterleavedKeys(const Call& call, int64_t reach, Arena& arena)
-      : blocks_((call.kv_len + kKeys - 1) / kKeys),
-        size_(round_up(call.head_dim, kFeaturesAbreast<T>) / kFeaturesAbreast<T> * kLd), room_(reach ? room(reach) : 0),
-        owner_(arena.array<int64_t>(room_ ? kMostBlocks : 0)), data_(arena.array<T>(room_ * size_)),
+  InterleavedKeys(const Call& call, int64_t reach, bool with_values, Arena& arena)
+      : blocks_((call.kv_len + kKeys - 1) / kKeys), ld_value_(with_values ? round_up(call.head_dim_v, kLanes<T>) : 0),
+        key_size_(round_up(call.head_dim, kFeaturesAbreast<T>) / kFeaturesAbreast<T> * kLd),
+        value_size_((kKeys + kKeysAbreast<T>)*ld_value_), room_(reach ? room(reach) : 0),
+        owner_(arena.array<int64_t>(room_ ? kMostBlocks : 0)), data_(arena.array<T>(room_ * (key_size_ + value_size_))),
         rows_(arena.array<T>(room_ ? kKeysAbreast<T> * round_up(call.head_dim, kLanes<T>) : 0)) {}
 
   explicit operator bool() const { return room_ > 0; }
 
-  // Where the first features of key `position` are, and of as many as a vector has from it on.
-  template <class E> const T* find(const Head& head, int64_t kv_number, int64_t position, const Call& call) const {
-    const int64_t block = position / kKeys, place = block & (room_ - 1), owner = 1 + kv_number * blocks_ + block;
-    T* data = data_ + place * size_;
-    if (owner_[place] != owner) {
-      fill<E>(head, block * kKeys, call, data);
-      owner_[place] = owner;
+  // Is there room at once for all keys from `first` to `last`?
+  bool holds(int64_t first, int64_t last) const { return room_ >= blocks_ || last - first <= (room_ - 1) * kKeys; }
+
+  // Bytes from row to row of V.
+  int64_t value_step(const KeyHead& head) const {
+    return ld_value_ ? ld_value_ * int64_t(sizeof(T)) : head.values.position;
+  }
+
+  // What finds the keys of a head.
+  template <class E> struct Finder {
+    const InterleavedKeys& ring;
+    const KeyHead& head;
+    const Call& call;
+    int64_t last_place, owners, size;
+    T* data;
+    int64_t* owner;
+
+    SPATTN_INLINE KeyPlace<T> find(int64_t position) const {
+      const int64_t block = int64_t(uint64_t(position) / kKeys), cell = int64_t(uint64_t(position) % kKeys);
+      const int64_t place = block & last_place;
+      T* const found = data + place * size;
+      if (owner[place] != owners + block) {
+        ring.template fill<E>(head, block * kKeys, call, found);
+        owner[place] = owners + block;
+      }
+      const T* const keys = found + cell * kFeaturesAbreast<T>;
+      if (!ring.ld_value_) return {keys, head.values.data + position * head.values.position};
+      return {keys, reinterpret_cast<const char*>(found + ring.key_size_ + cell * ring.ld_value_)};
     }
-    return data + position % kKeys * kFeaturesAbreast<T>;
+  };
+
+  template <class E> Finder<E> finder(const KeyHead& head, const Call& call) const {
+    return {*this, head, call, room_ - 1, 1 + head.number * blocks_, key_size_ + value_size_, data_, owner_};
   }
 
  private:
-  static constexpr int64_t kMostBlocks = kZeroedScratch / sizeof(int64_t), kBytes = 1024 * 1024;
+  // A ring of twice as many blocks as a tile needs may have kBytes, a larger one no more than stay in a second-level
+  // cache beside all else: blocks that leave it would be written to memory and read again.
+  static constexpr int64_t kMostBlocks = kZeroedScratch / sizeof(int64_t);
+  static constexpr int64_t kBytes = 2 * 1024 * 1024, kHotBytes = 640 * 1024;
 
   int64_t room(int64_t reach) const {
+    const int64_t bytes = (key_size_ + value_size_) * int64_t(sizeof(T)), least = reach / kKeys + 2;
     int64_t found = 1;
-    while (found < blocks_ && 2 * found <= kMostBlocks && 2 * found * size_ * int64_t(sizeof(T)) <= kBytes) found *= 2;
-    return reach / kKeys + 2 <= found || found >= blocks_ ? found : 0;
+    while (found < blocks_ && 2 * found <= kMostBlocks &&
+           2 * found * bytes <= (found < 2 * least ? kBytes : kHotBytes)) {
+      found *= 2;
+    }
+    return least <= found || found >= blocks_ ? found : 0;
   }
 
   // What lies beyond the last key or the last feature is 0.
   template <class E>
-  __attribute__((noinline)) void fill(const Head& head, int64_t first, const Call& call, T* to) const {
+  __attribute__((noinline)) void fill(const KeyHead& head, int64_t first, const Call& call, T* to) const {
+    interleave<E>(head.keys, first, call, to);
+    if (ld_value_) copy<E>(head.values, first, call, to + key_size_);
+  }
+
+  template <class E>
+  void interleave(const Head& head, int64_t first, const Call& call, T* to) const {
     constexpr int64_t G = kKeysAbreast<T>, F = kFeaturesAbreast<T>, L = kLanes<T>;
     const int64_t width = call.head_dim, ld = round_up(width, L);
     const bool in_place = whole_vectors<E>(head, width, ld);
@@ -84,10 +129,23 @@ template <class T> class InterleavedKeys {
     }
   }
 
-  int64_t blocks_, size_, room_;  // of a head; elements of a block; blocks of the ring, a power of 2
-  int64_t* owner_;                // 1 + the number of a block among those of all heads
-  T* data_;                       // (room_, head_dim / features abreast, kLd)
-  T* rows_;                       // (keys abreast, head_dim in whole vectors): of K, where it is not read in place
+  template <class E>
+  void copy(const Head& head, int64_t first, const Call& call, T* to) const {
+    const int64_t end = first + kKeys + kKeysAbreast<T>, real = end < call.kv_len ? end : call.kv_len;
+    for (int64_t key = first; key < real; ++key, to += ld_value_) {
+      read_row<E>(head.data + key * head.position, head.feature, call.head_dim_v, to);
+      for (int64_t j = call.head_dim_v; j < ld_value_; ++j) to[j] = T(0);
+    }
+    clear(to, (end - real) * ld_value_);
+  }
+
+  int64_t blocks_;                 // of a head
+  int64_t ld_value_;               // elements from row to row of V; 0: it is read in place
+  int64_t key_size_, value_size_;  // elements of a block
+  int64_t room_;                   // blocks of the ring, a power of 2
+  int64_t* owner_;                 // 1 + the number of a block among those of all heads
+  T* data_;  // (room_): (head_dim / features abreast, kLd) of K, (kKeys + keys abreast, ld_value_) of V
+  T* rows_;  // (keys abreast, head_dim in whole vectors): of K, where it is not read in place
 };
 
 }  // namespace SPATTN_ISA

@@ -1,4 +1,4 @@
-// Tiles whose keys lie in lines of neighbours: K is read interleaved, V where it lies, line after line.
+// Tiles whose keys lie in lines of neighbours: K is read interleaved, V by rows, line after line.
 #pragma once
 #include "decode/interleaved.h"
 #include "decode/products.h"
@@ -9,33 +9,6 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Rows of V in memory, of the real cells of a tile.
-struct Lines {
-  const char* data;
-  int64_t step[3];  // bytes between neighbours along each axis
-  const Tile& tile;
-
-  Lines(const Head& head, const Tile& tile) : data(head.data + tile.start * head.position), tile(tile) {
-    for (int axis = 0; axis < 3; ++axis) step[axis] = tile.stride[axis] * head.position;
-  }
-
-  template <class Visit> SPATTN_INLINE void each(int64_t, const Visit& visit) const {
-    for (int64_t i = 0; i < tile.count[0]; ++i) {
-      for (int64_t j = 0; j < tile.count[1]; ++j) {
-        const char* row = data + i * step[0] + j * step[1];
-        int64_t key = (i * tile.box[1] + j) * tile.box[2];
-        const int64_t end = key + tile.count[2];
-        for (; key + 1 < end; key += 2, row += 2 * step[2]) {
-          visit(Count<0>{}, key, row);
-          visit(Count<1>{}, key + 1, row + step[2]);
-        }
-        if (key < end) visit(Count<0>{}, key, row);
-      }
-    }
-  }
-  SPATTN_INLINE void prefetched() const {}
-};
-
 // Vectors of scores that are computed at once: with kRowsAtOnce rows their accumulators fill the registers.
 template <class T> constexpr int kScoreVectors = kOutputVectors / kFeaturesAbreast<T>;
 
@@ -43,35 +16,103 @@ template <class T> constexpr int kScoreVectors = kOutputVectors / kFeaturesAbrea
 template <class T> struct Runs {
   static constexpr int64_t kKeys = kKeysAbreast<T>, kAtOnce = kFeaturesAbreast<T>;  // that fill a vector of scores
 
-  const T** data;  // the first features of the first key of each
-  int64_t* cell;   // and its number in the tile
-  int64_t count;   // a multiple of kAtOnce
-  bool apart;      // do they not follow each other as cells do?
+  int64_t most;           // there is room for
+  const T** keys;         // the first features of the first key of each
+  const char** values;    // the first row of V of each
+  int64_t* cell;          // the numbers of their first keys in the tile, where they are apart
+  int64_t value_step;     // bytes from row to row of V
+  int64_t count, line;    // how many there are; keys of a line
+  int64_t step, of_step;  // cells that are computed or left out together, where runs are apart, and their runs
+  bool apart;             // do they not follow each other as cells do?
 
-  Runs(const Call& call, Arena& arena)
-      : data(arena.array<const T*>(call.plan.block_kv + kAtOnce)),
-        cell(arena.array<int64_t>(call.plan.block_kv + kAtOnce)) {}
+  Runs() = default;
+  // Those of some tiles.
+  Runs(const Call& call, int64_t tiles, Arena& arena)
+      : most(call.plan.block_kv + kAtOnce), keys(arena.array<const T*>(tiles * most)),
+        values(arena.array<const char*>(tiles * most)), cell(arena.array<int64_t>(tiles * most)) {}
+
+  Runs of_tile(int64_t tile) const {
+    Runs own = *this;
+    own.keys += tile * most, own.values += tile * most, own.cell += tile * most;
+    return own;
+  }
 
   // Do those of a tile have keys for half of their lanes?
   static bool pay(const Tile& tile) { return tile.stride[2] == 1 && 2 * tile.box[2] >= round_up(tile.box[2], kKeys); }
 
-  // Those of a tile, in the order of its cells. Scores of padding are anything.
-  template <class Find> void list(const Tile& tile, const Find& find) {
-    count = 0, apart = false;
-    for (int64_t i = 0; i < tile.count[0]; ++i) {
-      for (int64_t j = 0; j < tile.count[1]; ++j) {
-        const int64_t start = tile.start + i * tile.stride[0] + j * tile.stride[1];
-        const int64_t first = (i * tile.box[1] + j) * tile.box[2];
-        const T* at = nullptr;
-        for (int64_t k = 0; k < tile.count[2]; k += kKeys, at += kKeys * kAtOnce) {
-          if (k == 0 || (start + k) % InterleavedKeys<T>::kKeys < kKeys) at = find(start + k);  // in another block
-          data[count] = at;
-          cell[count] = first + k;
-          apart |= first + k != kKeys * count++;
+  // Those of a tile, in the order of its cells, and beyond the last one repeats of it, to whole vectors of scores. Scores
+  // of padding are anything.
+  template <class E>
+  __attribute__((noinline)) void list(const Tile& tile, const KeyHead& head, const InterleavedKeys<T>& interleaved,
+                                      const Call& call) {
+    const auto finder = interleaved.template finder<E>(head, call);
+    const T** key = keys;
+    const char** value = values;
+    const int64_t planes = tile.count[0], lines = tile.count[1], length = tile.count[2];
+    line = length, value_step = interleaved.value_step(head);
+    for (int64_t i = 0; i < planes; ++i) {
+      int64_t start = tile.start + i * tile.stride[0];
+      for (int64_t j = 0; j < lines; ++j, start += tile.stride[1]) {
+        KeyPlace<T> at = finder.find(start);
+        for (int64_t k = 0;;) {
+          *key++ = at.keys, *value++ = at.values;
+          if ((k += kKeys) >= length) break;
+          at.keys += kKeys * kAtOnce, at.values += kKeys * value_step;
+          if (uint64_t(start + k) % InterleavedKeys<T>::kKeys < kKeys) at = finder.find(start + k);  // in another block
         }
       }
     }
-    for (; count % kAtOnce; ++count) data[count] = data[count - 1], cell[count] = cell[count - 1] + kKeys;
+    count = key - keys;
+    for (; (key - keys) % kAtOnce; ++key) *key = key[-1];
+    const bool planes_apart = planes > 1 && tile.box[1] != lines;
+    apart = planes_apart || (planes * lines > 1 && tile.box[2] != round_up(length, kKeys));
+    step = planes_apart ? tile.cells() : apart ? tile.box[2] : 1;  // else a run: whole vectors have whole runs
+    of_step = planes_apart ? count : of_line();
+    if (apart) list_cells(tile);
+  }
+
+  // The numbers of the runs that have some cells, of whole steps.
+  Keys with(Keys cells) const {
+    const bool by_steps = apart;  // dividing by a constant is cheaper
+    const int64_t begin = by_steps ? cells.begin / step * of_step : cells.begin / kKeys;
+    const int64_t end = by_steps ? (cells.end + step - 1) / step * of_step : (cells.end + kKeys - 1) / kKeys;
+    return {begin, end < count ? end : count};
+  }
+
+  // The rows of V of some cells, of whole steps.
+  template <class Visit> SPATTN_INLINE void each(Keys cells, const Visit& visit) const {
+    const Keys runs = with(cells);
+    int64_t left = line % kKeys ? line - runs.begin % of_line() * kKeys : line;  // of the line, in whole runs or not
+    for (int64_t run = runs.begin; run < runs.end; ++run) {
+      const char* row = values[run];
+      int64_t key = apart ? cell[run] : run * kKeys;
+      if (left >= kKeys) {
+        SPATTN_UNROLL
+        for (int i = 0; i < kKeys; i += 2) {
+          visit(Count<0>{}, key + i, row + i * value_step);
+          visit(Count<1>{}, key + i + 1, row + (i + 1) * value_step);
+        }
+        left -= kKeys;
+      } else {
+        for (; left; --left, ++key, row += value_step) visit(Count<0>{}, key, row);
+      }
+      if (!left) left = line;
+    }
+  }
+  SPATTN_INLINE void prefetched() const {}
+
+ private:
+  int64_t of_line() const { return (line + kKeys - 1) / kKeys; }
+
+  void list_cells(const Tile& tile) {
+    int64_t listed = 0;
+    for (int64_t i = 0; i < tile.count[0]; ++i) {
+      for (int64_t j = 0; j < tile.count[1]; ++j) {
+        const int64_t first = (i * tile.box[1] + j) * tile.box[2];
+        for (int64_t k = 0; k < tile.count[2]; k += kKeys) cell[listed++] = first + k;
+      }
+    }
+    for (; listed % kAtOnce; ++listed) cell[listed] = cell[listed - 1] + kKeys;
   }
 };
 
@@ -96,8 +137,8 @@ template <class T, int... I> SPATTN_INLINE Vec<T> by_runs(Vec<T> v, Lane<I...>) 
   return __builtin_shufflevector(v, v, (I % kKeysAbreast<T> * kFeaturesAbreast<T> + I / kKeysAbreast<T>)...);
 }
 
-// R rows of S for the runs that fill N vectors. Where they are apart, what one has more lanes than keys is
-// overwritten by the next one.
+// R rows of S for the runs that fill N vectors, which go to `scores`. Where the runs are apart, each goes to its cell,
+// and what one has more lanes than keys is overwritten by the next one.
 template <int R, int N, bool kApart, class T>
 __attribute__((noinline)) void multiply_runs(const T* const* run, const int64_t* cell, const T* query, int64_t ld_query,
                                              int64_t depth, T* scores, int64_t ld_scores) {
@@ -134,7 +175,7 @@ __attribute__((noinline)) void multiply_runs(const T* const* run, const int64_t*
         SPATTN_UNROLL
         for (int f = 0; f < F; ++f) memcpy(to + cell[j * F + f], lanes + f * G, G * sizeof(T));
       } else {
-        store(to + cell[j * F], score);
+        store(to + j * kLanes<T>, score);
       }
     }
   }

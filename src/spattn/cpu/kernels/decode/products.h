@@ -6,17 +6,18 @@
 #include "simd/element.h"
 #include "simd/reduce.h"
 #include "softmax/logits.h"
+#include "tile/mask.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
 
-// R rows of S, or of other products if they are no scores, for `count` keys, a multiple of kLanes. A vector's worth of
-// dot products is finished together.
+// R rows of S, or of other products if they are no scores, for some keys, whole vectors. A vector's worth of dot
+// products is finished together.
 template <class Stored, int R, bool kScores = true, class Source, class T>
-void multiply_keys(const Source& keys, int64_t count, const T* query, int64_t depth, T* scores, int64_t ld_scores) {
+void multiply_keys(const Source& keys, Keys some, const T* query, int64_t depth, T* scores, int64_t ld_scores) {
   constexpr int L = kLanes<T>, kKeys = L / R, kAtOnce = kKeys < 4 ? kKeys : 4;
   constexpr int64_t kSize = sizeof(typename Stored::Storage);
-  for (int64_t key = 0; key < count; key += kKeys) {
+  for (int64_t key = some.begin; key < some.end; key += kKeys) {
     Vec<T> sum[L] = {};
     SPATTN_UNROLL
     for (int first = 0; first < kKeys; first += kAtOnce) {
@@ -43,9 +44,9 @@ void multiply_keys(const Source& keys, int64_t count, const T* query, int64_t de
   }
 }
 
-// N vectors of R rows of O, from `column` of V on: O = rescale * O + P V, or P V for the first tile of an item.
+// N vectors of R rows of O, from `column` of V on, for some keys: O = rescale * O + P V, or P V for the first tile of an item.
 template <class Stored, int R, int N, class Source, class T>
-__attribute__((noinline)) void multiply_values(const Source& values, int64_t column, int64_t keys, const T* weights,
+__attribute__((noinline)) void multiply_values(const Source& values, int64_t column, Keys keys, const T* weights,
                                                int64_t ld_weight, const T* rescale, T* output, int64_t ld) {
   constexpr int L = kLanes<T>;
   // So few sums would wait for each other's additions: even and odd keys have their own.

@@ -3,6 +3,7 @@
 #include "decode/count.h"
 #include "kernels.h"
 #include "simd/element.h"
+#include "tile/mask.h"
 #include "tile/operand.h"
 
 namespace spattn {
@@ -27,8 +28,8 @@ struct Rows {
   SPATTN_INLINE void prefetched() { width = 0; }
 
   // visit(sum, key, row) for each key: which of two sums takes it in.
-  template <class Visit> SPATTN_INLINE void each(int64_t keys, const Visit& visit) const {
-    for (int64_t key = 0; key < keys; ++key) prefetch(key, 1), visit(Count<0>{}, key, row(key));
+  template <class Visit> SPATTN_INLINE void each(Keys keys, const Visit& visit) const {
+    for (int64_t key = keys.begin; key < keys.end; ++key) prefetch(key, 1), visit(Count<0>{}, key, row(key));
   }
 };
 
@@ -56,14 +57,21 @@ struct ScatteredRows {
     }
   }
   SPATTN_INLINE void prefetched() { soon.bytes = 0; }
-  template <class Visit> SPATTN_INLINE void each(int64_t keys, const Visit& visit) const {
-    for (int64_t key = 0; key < keys; ++key) prefetch(key, 1), visit(Count<0>{}, key, row(key));
+  template <class Visit> SPATTN_INLINE void each(Keys keys, const Visit& visit) const {
+    for (int64_t key = keys.begin; key < keys.end; ++key) prefetch(key, 1), visit(Count<0>{}, key, row(key));
   }
 };
 
 // Are the rows whole vectors as they lie?
 template <class E> bool whole_vectors(const Head& head, int64_t width, int64_t ld) {
   return width == ld && head.feature == int64_t(sizeof(typename E::Storage));
+}
+
+// Are rows of V whole vectors of what the kernels compute in?
+template <class E> bool values_as_computed(const Call& call) {
+  using T = typename E::Compute;
+  return sizeof(typename E::Storage) == sizeof(T) &&
+         whole_vectors<E>(Head(call.v, 0, 0), call.head_dim_v, round_up(call.head_dim_v, kLanes<T>));
 }
 
 template <class E> Soon read_soon(const Head& head, const int64_t* position, int64_t width) {

@@ -9,55 +9,123 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Marks the pairs of a row that are not allowed; the lanes' largest scores.
-template <class T> Vec<T> mask_scores(const uint64_t* bits, int64_t count, T* scores) {
-  constexpr int L = kLanes<T>;
-  Vec<T> largest = splat(-kInfinity<T>);
-  BitsVec<T> lane;
-  for (int i = 0; i < L; ++i) lane[i] = Word<T>(1) << i;
-  for (int64_t key = 0; key < count; key += L) {
-    Vec<T> score = load<Vec<T>>(scores + key);
-    if (bits) {
-      score = Logits<T>::masked(score, splat_bits<T>(Word<T>(bits[key / 64] >> (key % 64))) & lane);
-      store(scores + key, score);
-    }
-    largest = larger(score, largest);
+// Lanes whose bits, from the lowest on, are set: as Logits::masked() takes them.
+#if defined(__AVX512F__)
+template <class T> SPATTN_INLINE auto lanes_of(uint64_t bits) {
+  if constexpr (kLanes<T> == 16) {
+    return __mmask16(bits);
+  } else {
+    return __mmask8(bits);
   }
-  return largest;
+}
+#else
+template <class T> SPATTN_INLINE BitsVec<T> lanes_of(uint64_t bits) {
+  BitsVec<T> lane;
+  for (int i = 0; i < kLanes<T>; ++i) lane[i] = Word<T>(1) << i;
+  return splat_bits<T>(Word<T>(bits)) & lane;
+}
+#endif
+
+// Marks the pairs of R rows that are not allowed; the lanes' largest scores.
+template <int R, class T>
+SPATTN_INLINE void mask_scores(const uint64_t* const (&bits)[R], Keys keys, T* scores, int64_t ld,
+                               Vec<T> (&largest)[R]) {
+  for (int64_t key = keys.begin; key < keys.end; key += kLanes<T>) {
+    SPATTN_UNROLL
+    for (int i = 0; i < R; ++i) {
+      T* const at = scores + i * ld + key;
+      const Vec<T> score = Logits<T>::masked(load<Vec<T>>(at), lanes_of<T>(bits[i][key / 64] >> (key % 64)));
+      store(at, score);
+      largest[i] = larger(score, largest[i]);
+    }
+  }
 }
 
-// S becomes P, as in exponentiate(): a row's keys lie in lanes, but its statistics where move_reference() has them.
+// The cell of a row, where heads have `cells` rows each.
+inline int64_t cell_of(int64_t row, int64_t cells) { return row < cells ? row : row % cells; }
+
+// Leaves in reached[row], for each block of rows that are computed at once, whole steps of the first `count` keys, from
+// the first to the last key that any of them may attend to.
 template <class T>
-void weigh_rows(const Mask& mask, bool first, int64_t cells, int64_t count, int64_t rows, Logits<T> logits, T* matrix,
-                int64_t ld, const RowStatistics<T>& s) {
-  constexpr int L = kLanes<T>;
+void find_reached(const Mask& mask, int64_t step, int64_t cells, int64_t count, int64_t rows, Keys* reached) {
+  in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
+    Keys keys = {0, count};
+    if (mask) {
+      keys = {count, 0};
+      for (int64_t word = 0; word < mask.words; ++word) {
+        uint64_t any = 0;
+        for (int i = 0; i < decltype(some)::value; ++i) any |= mask.bits[cell_of(row + i, cells) * mask.words + word];
+        keys.cover(word, any);
+      }
+      if (step > 1) keys = {keys.begin / step * step, round_up(keys.end, step)};
+      keys = keys.within({0, count});
+    }
+    reached[row] = keys;
+  });
+}
+
+// The vectors that hold some keys.
+template <class T> Keys in_vectors(Keys keys) {
+  return {keys.begin / kLanes<T> * kLanes<T>, round_up(keys.end, kLanes<T>)};
+}
+
+// The largest score of each row, which is a query of `cells`, among the keys that it reaches.
+template <class T>
+void find_largest(const Mask& mask, int64_t cells, const Keys* reached, int64_t rows, T* matrix, int64_t ld,
+                  const RowStatistics<T>& s) {
   in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
     constexpr int R = decltype(some)::value;
+    T* const scores = matrix + row * ld;
+    const Keys keys = in_vectors<T>(reached[row]);
     Vec<T> largest[R];
-    for (int i = 0; i < R; ++i) {
-      const uint64_t* bits = mask ? mask.bits + (row + i) % cells * mask.words : nullptr;
-      largest[i] = mask_scores(bits, count, matrix + (row + i) * ld);
+    for (int i = 0; i < R; ++i) largest[i] = splat(-kInfinity<T>);
+    if (mask) {
+      const uint64_t* bits[R];
+      for (int i = 0; i < R; ++i) bits[i] = mask.bits + cell_of(row + i, cells) * mask.words;
+      mask_scores(bits, keys, scores, ld, largest);
+    } else {
+      for (int64_t key = keys.begin; key < keys.end; key += kLanes<T>) {
+        SPATTN_UNROLL
+        for (int i = 0; i < R; ++i) largest[i] = larger(load<Vec<T>>(scores + i * ld + key), largest[i]);
+      }
     }
     store(s.tile_max + row, across<Larger, T>(largest));
   });
-  const int64_t vectors = (rows + L - 1) / L;
-  first ? s.set_reference(vectors, logits) : s.move_reference(vectors, logits);
+}
+
+// S becomes P, as in exponentiate(), and its sums are taken in, once the references are known.
+template <class T>
+void weigh_scores(bool first, const Keys* reached, int64_t rows, Logits<T> logits, T* matrix, int64_t ld,
+                  const RowStatistics<T>& s) {
+  constexpr int L = kLanes<T>;
   in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
     constexpr int R = decltype(some)::value;
-    Vec<T> sum[R];
-    for (int i = 0; i < R; ++i) {
-      T* scores = matrix + (row + i) * ld;
-      const Vec<T> reference = splat(s.reference[row + i]);
-      Vec<T> total = {};
-      for (int64_t key = 0; key < count; key += L) {
-        store(scores + key, weigh<T>(logits.exponent(load<Vec<T>>(scores + key), reference), total));
+    T* const scores = matrix + row * ld;
+    const Keys keys = in_vectors<T>(reached[row]);
+    Vec<T> reference[R], sum[R] = {};
+    SPATTN_UNROLL
+    for (int i = 0; i < R; ++i) reference[i] = splat(s.reference[row + i]);
+    for (int64_t key = keys.begin; key < keys.end; key += L) {
+      SPATTN_UNROLL
+      for (int i = 0; i < R; ++i) {
+        T* const at = scores + i * ld + key;
+        store(at, weigh<T>(logits.exponent(load<Vec<T>>(at), reference[i]), sum[i]));
       }
-      sum[i] = total;
     }
     Vec<T> after = across<Add, T>(sum);
     if (!first) after += load<Vec<T>>(s.row_sum + row) * load<Vec<T>>(s.rescale + row);
     memcpy(s.row_sum + row, &after, R * sizeof(T));
   });
+}
+
+// All of it: a row's keys lie in lanes, but its statistics where move_reference() has them.
+template <class T>
+void weigh_rows(const Mask& mask, bool first, int64_t cells, const Keys* reached, int64_t rows, Logits<T> logits,
+                T* matrix, int64_t ld, const RowStatistics<T>& s) {
+  const int64_t vectors = (rows + kLanes<T> - 1) / kLanes<T>;
+  find_largest(mask, cells, reached, rows, matrix, ld, s);
+  first ? s.set_reference(vectors, logits) : s.move_reference(vectors, logits);
+  weigh_scores(first, reached, rows, logits, matrix, ld, s);
 }
 
 }  // namespace SPATTN_ISA

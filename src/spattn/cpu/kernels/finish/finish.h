@@ -40,17 +40,12 @@ template <class T> bool scale_row(T* row, int64_t width, T factor) {
 }
 
 // Divides the rows of O by `divisor`, leaves those that come out non-finite, besides the chosen ones, to the exact
-// path, and writes the results of an item.
+// path, and writes the results of an item, whose log-sum-exps are there.
 template <class E, class T = typename E::Compute>
-void finish_item(const Item& item, int64_t cells, Logits<T> logits, const T* divisor, const Positions& position,
-                 const RowStatistics<T>& rows, const OutputBlock<T>& output, const ExactRowBuffer& exact) {
+void write_rows(const Item& item, int64_t cells, const T* divisor, const Positions& position,
+                const RowStatistics<T>& rows, const OutputBlock<T>& output, const ExactRowBuffer& exact) {
   const Call& call = item.call;
-  for (int64_t first = 0; first < cells; first += kLanes<double>) {  // whole vectors, of which there is room for
-    SPATTN_UNROLL
-    for (int64_t i = first; i < first + kLanes<double>; ++i) {
-      rows.lse[i] = logits.lse(rows.row_max[i], rows.reference[i], rows.row_sum[i]);
-    }
-  }
+  const Results<E> results(call, item.batch, item.head);
   for (int64_t cell = 0; cell < cells; ++cell) {
     if (position.query[cell] == kPadding) continue;
     const T sum = rows.row_sum[cell];
@@ -65,13 +60,20 @@ void finish_item(const Item& item, int64_t cells, Logits<T> logits, const T* div
       lse = ExactRow<E>(item, cell, position).compute(exact.sum, row);
     }
     if (item.work.slot < 0) {
-      write_result<E>(call, item.batch, item.head, position.query[cell], row, T(lse));
+      results.write(position.query[cell], row, T(lse));
     } else {
       T* slot = slot_row<T>(call, item.batch, item.head, item.work.slot * call.plan.block_q + cell);
       memcpy(slot, row, size_t(call.head_dim_v) * sizeof(T));
       memcpy(slot + call.head_dim_v, &lse, sizeof lse);
     }
   }
+}
+
+template <class E, class T = typename E::Compute>
+void finish_item(const Item& item, int64_t cells, Logits<T> logits, const T* divisor, const Positions& position,
+                 const RowStatistics<T>& rows, const OutputBlock<T>& output, const ExactRowBuffer& exact) {
+  rows.find_lse(cells, logits);
+  write_rows<E>(item, cells, divisor, position, rows, output, exact);
 }
 
 }  // namespace SPATTN_ISA

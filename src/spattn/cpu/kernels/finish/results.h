@@ -24,13 +24,21 @@ template <class T> double slot_lse(const Call& call, const T* slot) {
   return lse;
 }
 
-template <class E>
-void write_result(const Call& call, int64_t batch, int64_t head, int64_t position, const typename E::Compute* row,
-                  typename E::Compute lse) {
-  const int64_t *out = call.out.stride, *stat = call.lse.stride;
-  write_row<E>(call.out.data + batch * out[0] + head * out[1] + position * out[2], out[3], call.head_dim_v, row);
-  memcpy(call.lse.data + batch * stat[0] + head * stat[1] + position * stat[2], &lse, sizeof lse);
-}
+// Where the rows of a head are written.
+template <class E> struct Results {
+  char *out, *lse;
+  int64_t out_step, feature, lse_step, width;  // bytes from row to row, from feature to feature; features
+
+  Results(const Call& call, int64_t batch, int64_t head)
+      : out(call.out.data + batch * call.out.stride[0] + head * call.out.stride[1]),
+        lse(call.lse.data + batch * call.lse.stride[0] + head * call.lse.stride[1]), out_step(call.out.stride[2]),
+        feature(call.out.stride[3]), lse_step(call.lse.stride[2]), width(call.head_dim_v) {}
+
+  void write(int64_t position, const typename E::Compute* row, typename E::Compute row_lse) const {
+    write_row<E>(out + position * out_step, feature, width, row);
+    memcpy(lse + position * lse_step, &row_lse, sizeof row_lse);
+  }
+};
 
 // out, lse = the log-sum-exp combination of `sources`, in their order.
 template <class E>
@@ -56,7 +64,7 @@ void merge_row(const Call& call, int64_t batch, int64_t head, int64_t position, 
   }
   for (int64_t j = 0; j < width; ++j) row[j] = total == 0 ? T(0) : T(sum[j] / total);
   const double lse = valid ? largest + ::log(total) : total;  // log(0) = -inf
-  write_result<E>(call, batch, head, position, row, T(lse));
+  Results<E>(call, batch, head).write(position, row, T(lse));
 }
 
 template <class E>

@@ -1,6 +1,7 @@
 // Dispatch of every forward: plans whose tiles have one query are computed pair by pair, query tiles of at most kFew
 // cells by the decode kernel, others by Many.
 #pragma once
+#include "decode/boxes.h"
 #include "decode/decode.h"
 #include "kernels.h"
 #include "pairwise/forward.h"
@@ -23,7 +24,7 @@ template <class E, class Many, int64_t kFew> struct ByRows {
 
   // Items that are all of few queries may share interleaved keys.
   struct Few : DecodeScratch<T> {
-    Few(const Call& call, Arena& arena) : DecodeScratch<T>(call, arena, call.reach) {}
+    Few(const Call& call, Arena& arena) : DecodeScratch<T>(call, arena, call.reach, !values_as_computed<E>(call)) {}
   };
 
   static size_t bytes(const Call& call) noexcept {
@@ -47,7 +48,16 @@ template <class E, class Many, int64_t kFew> struct ByRows {
     }
     if (always_few(call)) {
       Few few(call, arena);
-      return each([&](const Item& item) { decode<E>(item, keys, end, few); });
+      Boxes<E> boxes({call, batch, head, *work}, keys, few);
+      for (int64_t i = 0, taken; i < count; i += taken) {
+        taken = end - head == 1 ? boxes.take(work + i, count - i) : 0;
+        if (taken) {
+          decode(boxes, few);
+        } else {
+          decode<E>({call, batch, head, work[i]}, keys, end, few), taken = 1;
+        }
+      }
+      return;
     }
     typename Many::Scratch many(call, arena);
     DecodeScratch<T> few(call, arena);

@@ -132,11 +132,11 @@ SPATTN_INLINE void write_strided(char* to, int64_t stride, int64_t count, const 
 }
 
 template <class E> inline void write_row(char* to, int64_t stride, int64_t count, const typename E::Compute* from) {
-  if (stride == int64_t(sizeof(typename E::Storage))) {
-    write_strided<E>(to, sizeof(typename E::Storage), count, from);
-  } else {
-    write_strided<E>(to, stride, count, from);
+  constexpr int64_t L = kLanes<typename E::Compute>, size = sizeof(typename E::Storage);
+  if (stride == size) {
+    for (; count >= L; count -= L, from += L, to += L * size) write_strided<E>(to, size, L, from);
   }
+  write_strided<E>(to, stride, count, from);
 }
 
 }  // namespace SPATTN_ISA

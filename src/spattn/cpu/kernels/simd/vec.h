@@ -95,6 +95,9 @@ template <class V> SPATTN_INLINE V multiply_subtract(V a, V b, V c) { return a *
 
 // Is any bit set?
 template <class V> SPATTN_INLINE bool any(V bits) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof bits == 64) return _mm512_test_epi64_mask((__m512i)bits, (__m512i)bits);
+#endif
   uint64_t words[sizeof(V) / 8], found = 0;
   memcpy(words, &bits, sizeof bits);
   for (uint64_t word : words) found |= word;

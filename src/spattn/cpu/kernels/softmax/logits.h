@@ -53,6 +53,9 @@ template <class T> struct Logits {
   static SPATTN_INLINE Vec<float> masked(Vec<float> score, __mmask16 allowed) {
     return (Vec<float>)_mm512_mask_mov_ps(_mm512_set1_ps(-kInfinity<float>), allowed, (__m512)score);
   }
+  static SPATTN_INLINE Vec<double> masked(Vec<double> score, __mmask8 allowed) {
+    return (Vec<double>)_mm512_mask_mov_pd(_mm512_set1_pd(-kInfinity<double>), allowed, (__m512d)score);
+  }
 #endif
   // The score of one pair, whose query has not been given the sign.
   double scalar_score(double product) const { return product * double(sign); }

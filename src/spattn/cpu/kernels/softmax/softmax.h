@@ -37,7 +37,8 @@ template <class T> struct RowStatistics {
   // Those of the rows from `first` on.
   RowStatistics from(int64_t first) const {
     RowStatistics rest = *this;
-    rest.row_max += first, rest.reference += first, rest.row_sum += first;
+    rest.row_max += first, rest.reference += first, rest.row_sum += first, rest.tile_max += first;
+    rest.lse += first;
     return rest;
   }
 
@@ -47,6 +48,15 @@ template <class T> struct RowStatistics {
       const Vec<T> largest = load<Vec<T>>(tile_max + column);
       store(row_max + column, largest);
       store(reference + column, logits.reference(largest));
+    }
+  }
+
+  // The log-sum-exp of `count` rows, in whole vectors, of which there is room for.
+  void find_lse(int64_t count, Logits<T> logits) const {
+    constexpr int64_t kRows = kLanes<double>;
+    for (int64_t first = 0; first < count; first += kRows) {
+      SPATTN_UNROLL
+      for (int64_t i = first; i < first + kRows; ++i) lse[i] = logits.lse(row_max[i], reference[i], row_sum[i]);
     }
   }
 

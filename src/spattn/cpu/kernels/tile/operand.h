@@ -35,7 +35,7 @@ void gather_positions(const Head& head, const int64_t* position, int64_t cells, 
       clear(out + i * ld, ld);
     } else {
       read_row<E>(head.data + position[i] * head.position, head.feature, width, out + i * ld);
-      clear(out + i * ld + width, ld - width);
+      if (width < ld) clear(out + i * ld + width, ld - width);
     }
   }
   clear(out + cells * ld, (rows - cells) * ld);
@@ -55,7 +55,8 @@ void gather_queries(const Head& head, int64_t first, int64_t rows, int64_t cells
   for (int64_t i = 0; i < rows; ++i, out += ld) {
     const bool real = first + i < cells && position[first + i] != kPadding;
     if (real) read_row<E>(head.data + position[first + i] * head.position, head.feature, width, out);
-    clear(out + (real ? width : 0), ld - (real ? width : 0));
+    const int64_t filled = real ? width : 0;
+    if (filled < ld) clear(out + filled, ld - filled);
   }
 }
 

@@ -17,6 +17,15 @@ struct Tile {
 
   // Cells up to and including the last real one.
   int64_t cells() const { return ((count[0] - 1) * box[1] + count[1] - 1) * box[2] + count[2]; }
+  // Widens what lies from `low` to `high` to take in all cells.
+  void cover(int64_t& low, int64_t& high) const {
+    int64_t least = start, most = start;
+    for (int axis = 0; axis < 3; ++axis) {
+      const int64_t across = (count[axis] - 1) * stride[axis];
+      (across < 0 ? least : most) += across;
+    }
+    low = least < low ? least : low, high = most > high ? most : high;
+  }
   // Cells are evenly spaced: cell c is at start + c * stride[2].
   bool even() const { return !order && box[0] == 1 && box[1] == 1; }
 };

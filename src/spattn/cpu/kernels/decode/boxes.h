@@ -1,0 +1,102 @@
+// Items of few queries that each have one tile of interleaved keys, as boxes of an image have them: several at a time,
+// so that where one waits, for the largest score of a row or the logarithm of its sum, others go on. As all keys of a
+// row are there, nothing is ever rescaled.
+//
+//   rows of S, P, O: box after box, the cells of its query tile within
+//   floor: multiply-adds; measured by benchmarks/grids_cpu.py
+#pragma once
+#include "decode/decode.h"
+#include "finish/exact.h"
+#include "finish/finish.h"
+#include "kernels.h"
+#include "tile/item.h"
+
+namespace spattn {
+namespace SPATTN_ISA {
+
+// Items of one head that are computed together. What is in the ring of interleaved keys is theirs as long as they are.
+template <class E> struct Boxes {
+  using T = typename E::Compute;
+
+  struct Box {
+    const Work* work;
+    Mask mask;
+    int64_t cells, row;  // of the query tile; the first of its rows
+    int64_t keys;        // cells of the key tile
+    Tile tile;
+    Runs<T> runs;
+  };
+
+  const Call& call;
+  int64_t batch, head;
+  KeyHead keys;
+  DecodeScratch<T>& s;
+  int64_t count, rows;
+  Box boxes[kMostBoxes];
+
+  Boxes(const Item& any, const KeyHead& keys, DecodeScratch<T>& s)
+      : call(any.call), batch(any.batch), head(any.head), keys(keys), s(s) {
+    for (int64_t i = 0; i < kMostBoxes; ++i) boxes[i].runs = s.runs.of_tile(i);
+  }
+
+  // Takes those with which a list of items begins, as many as there is room for, in rows and for their keys. Returns
+  // how many.
+  int64_t take(const Work* work, int64_t items) {
+    count = rows = 0;
+    if (!s.interleaved) return 0;
+    for (int64_t low = call.kv_len, high = 0; count < items && count < kMostBoxes; ++count) {
+      const Item item = {call, batch, head, work[count]};
+      if (item.work.end - item.work.begin != 1) break;
+      const Listed at = item.first();
+      const Tile queries = item.query_tile();
+      Box& box = boxes[count];
+      const Tile& tile = box.tile = item.key_tile(at);
+      box.work = work + count, box.mask = item.mask(at);
+      box.cells = queries.cells(), box.row = rows, box.keys = tile.cells();
+      if (!Runs<T>::pay(tile) || rows + box.cells > s.width.query) break;
+      tile.cover(low, high);
+      if (count && !s.interleaved.holds(low, high)) break;
+      rows += list_positions(queries, s.position.query + rows);
+    }
+    for (int64_t i = 0; i < count; ++i) boxes[i].runs.template list<E>(boxes[i].tile, keys, s.interleaved, call);
+    return count;
+  }
+
+  template <class Visit> void each(const Visit& visit) const {
+    for (int64_t i = 0; i < count; ++i) visit(boxes[i]);
+  }
+};
+
+template <class E, class T = typename E::Compute>
+void decode(const Boxes<E>& boxes, DecodeScratch<T>& s) {
+  using Box = typename Boxes<E>::Box;
+  const Call& call = boxes.call;
+  const Logits<T> logits(call.scale);
+  const int64_t L = kLanes<T>, vectors = (boxes.rows + L - 1) / L;
+  gather_queries<E>(Head(call.q, boxes.batch, boxes.head), 0, boxes.rows, boxes.rows, call.head_dim, s.width.key,
+                    s.position.query, s.query);
+  give_sign(boxes.rows, logits, s);
+  boxes.each([&](const Box& box) {
+    find_reached<T>(box.mask, box.runs.step, box.cells, box.keys, box.cells, s.reached + box.row);
+    score_runs(box.runs, call.head_dim, box.row, box.row + box.cells, s);
+    pad_scores(box.keys, box.row, box.row + box.cells, s);
+    find_largest(box.mask, box.cells, s.reached + box.row, box.cells, s.scores + box.row * s.ld, s.ld,
+                 s.rows.from(box.row));
+  });
+  s.rows.set_reference(vectors, logits);
+  boxes.each([&](const Box& box) {
+    weigh_scores(true, s.reached + box.row, box.cells, logits, s.scores + box.row * s.ld, s.ld, s.rows.from(box.row));
+  });
+  boxes.each([&](const Box& box) { add_values<Native<T>>(box.runs, true, box.row, box.row + box.cells, s); });
+  s.rows.find_lse(boxes.rows, logits);
+  boxes.each([&](const Box& box) {
+    const Item item = {call, boxes.batch, boxes.head, *box.work};
+    const RowStatistics<T> own = s.rows.from(box.row);
+    const ExactRowBuffer exact = s.exact.from(box.row);
+    leave_marked(item, box.cells, s.position.key, exact);
+    write_rows<E>(item, box.cells, own.row_sum, s.position.from(box.row), own, s.output.from(box.row), exact);
+  });
+}
+
+}  // namespace SPATTN_ISA
+}  // namespace spattn
