@@ -50,7 +50,7 @@ def test_boxes_that_cost_more_are_not_taken(monkeypatch):
     spattn.clear_plan_cache()  # which keeps the choice
 
 
-@pytest.mark.parametrize(("kernel", "small"), [(7, True), (25, False)])
+@pytest.mark.parametrize(("kernel", "small"), [(7, True), (37, False)])
 def test_small_neighbourhoods_have_small_boxes_in_the_forward_alone(kernel, small):
     """Four queries share most of few keys. The backward computes vectors of queries."""
     pattern, call = sp.Neighborhood((56, 56), kernel), Call.of(*arrays(3136))
