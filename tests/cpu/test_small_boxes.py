@@ -192,6 +192,13 @@ def test_rows_meet_the_keys_that_they_reach(dtype, kernel, box):
     check(*arrays, patterns.Neighborhood((12, 19), kernel), box, 128)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_reach_the_end_of_lines_with_gaps(dtype):
+    """Queries of two windows: the keys of the second one begin a vector and more behind the beginning of a line."""
+    arrays = inputs(1, 2, 1, q_len=240, head_dim=32, dtype=dtype)
+    check(*arrays, patterns.Windowed((6, 40), (3, 20)), (1, 16), 256)
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("box", [(8, 2), (4, 4), (2, 8), (2, 2)])
 def test_hidden_values_of_a_larger_box_reach_no_row(isa, box):
