@@ -40,15 +40,14 @@ from spattn import compiler
 from spattn import patterns as sp
 from spattn.call import Call
 from spattn.cuda import _choice
-from spattn.cuda._coefficients import build_of, kernel_of, kind_of, price_ms
+from spattn.cuda._coefficients import KINDS, build_of, kernel_of, kind_of, price_ms
 from spattn.plan import Plan
 from spattn.schedule.price_gpu import GpuCounts, Sizes, count_on_gpu
 
 ROUNDS, GRAPH_MS = 20, 2.0
 TOLERANCE = 0.01  # of the largest result, between two plans: two to three bfloat16 roundings
 WITHIN, WITHIN_SHARE, ORDER_SHARE = 0.25, 0.8, 0.9
-SHARED = ("launches", "merging", "merged", "elements")  # counts with one coefficient for all tiles
-KINDS = "wide", "narrow", "thirds", "looked up"  # of tiles, each with coefficients of its own for the other counts
+SHARED = ("launches", "merging", "merged", "elements")  # counts with one coefficient for all kinds of tiles
 
 CHOICES = (
     "The plan that the backend takes for each problem of price_cuda.json: its time where it was measured, that of the "

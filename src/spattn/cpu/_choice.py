@@ -167,10 +167,8 @@ def _estimates_of_rows(met: Met, features: int, block_kv: int, device: Device) -
             keys = float((keys_of_tiles(view, block_kv, device.lanes) * view["tiles"])[0])
         elif math.prod(own) <= _MOST_KEYS:
             own_kv = block_kv * -(-math.prod(own) // block_kv)
-            at_once, sizes = (
-                _met_by_one(met, _neighbours(box, ROWS_AT_ONCE)),
-                itertools.accumulate(own[:0:-1], mul, initial=1),
-            )
+            at_once = _met_by_one(met, _neighbours(box, ROWS_AT_ONCE))
+            sizes = itertools.accumulate(own[:0:-1], mul, initial=1)
             reached = 1 + sum((n - 1) * size for n, size in zip(reversed(at_once), sizes, strict=True))
             keys = -(-reached // device.lanes) * device.lanes
         else:

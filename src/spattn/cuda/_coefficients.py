@@ -8,7 +8,7 @@ from ..schedule.price import predicted_ms
 from ..schedule.price_gpu import GpuCounts, Kernel, Sizes, count_on_gpu
 from .hopper.builds import KEYS_TOGETHER, ROWS, TILE, Build, build, has_short_items
 
-__all__ = ["LARGEST_HEAD_DIM", "SMS", "build_of", "coefficients", "kernel_of", "kind_of", "price_ms"]
+__all__ = ["KINDS", "LARGEST_HEAD_DIM", "SMS", "build_of", "coefficients", "kernel_of", "kind_of", "price_ms"]
 
 LARGEST_HEAD_DIM = 128  # that was measured
 SMS = 132  # of the device that was measured
@@ -21,6 +21,7 @@ _COEFFICIENTS = {
     "thirds": GpuCounts(5.17e03, 4.75e03, 925, 0.186, 0, 0.049, 0, 1.56, 0, 0.000325),
     "looked up": GpuCounts(5.17e03, 4.75e03, 871, 0.0103, 0.00186, 0.0788, 0, 1.03, 0, 0.000325),
 }
+KINDS = tuple(_COEFFICIENTS)
 
 
 def build_of(plan: Plan, head_dim: int) -> Build:

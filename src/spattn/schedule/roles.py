@@ -1,4 +1,4 @@
-"""Which views a plan uses for queries and which for keys."""
+"""Which views a plan uses for queries, which for keys, and which for both of a component."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from ..plan._types import Plan
 
-__all__ = ["roles"]
+__all__ = ["key_views_of", "roles"]
 
 
 def roles(plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -24,7 +24,13 @@ def roles(plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     for number, component in enumerate(plan.components):
         rows = slice(component["first_row"], component["first_row"] + component["query_tiles"])
         row_component[rows] = number
-        used = plan.key_view[plan.indptr[rows.start] : plan.indptr[rows.stop]]
-        keys.append(component["key_view"] + np.arange(used.max(initial=-1) + 1))
+        keys.append(key_views_of(plan, component))
     key_ids = np.unique(np.concatenate(keys)) if keys else np.zeros(0, np.int64)
     return np.unique(plan.components["query_view"]), key_ids, row_component
+
+
+def key_views_of(plan: Plan, component: np.void) -> np.ndarray:
+    """Numbers of the views of keys that a component's lists have."""
+    first = component["first_row"]
+    used = plan.key_view[plan.indptr[first] : plan.indptr[first + component["query_tiles"]]]
+    return component["key_view"] + np.arange(used.max(initial=-1) + 1)

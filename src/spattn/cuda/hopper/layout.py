@@ -9,7 +9,7 @@ import numpy as np
 from ..._ragged import offsets
 from ...plan._types import Plan, first_coordinates, positions, tile_lists
 from ...schedule.finishers import Merges, find_finishers
-from ...schedule.roles import roles
+from ...schedule.roles import key_views_of, roles
 from .builds import ROWS
 from .maps import MapSpec, halve, map_views
 
@@ -101,12 +101,13 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
     entries["z"], entries["y"], entries["x"] = first_coordinates(key_views_of, lists.indices).T
     entries["view"] = lists.key_view
     query_rows = key_rows = np.zeros((0, 0), np.int32)
-    if plan.q_order.size:
-        query_rows, query_views["map"] = _rows(plan, query_ids, plan.q_order, plan.block_q)
-        work["x"] = query_views["map"][work["query_view"]] + plan.work["query_tile"]
     if plan.ordered:
-        key_rows, key_views["map"] = _rows(plan, key_ids, plan.kv_order, plan.block_kv)
+        variants = _variants(plan)
+        key_rows, key_views["map"] = _rows(plan, key_ids, variants, plan.kv_order, plan.block_kv)
         entries["x"] = lists.indices
+        if plan.q_order.size:
+            query_rows, query_views["map"] = _rows(plan, query_ids, variants, plan.q_order, plan.block_q)
+            work["x"] = query_views["map"][work["query_view"]] + plan.work["query_tile"]
     return Layout(
         query_specs,
         key_specs,
@@ -125,13 +126,15 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
     )
 
 
-def _rows(plan: Plan, ids: np.ndarray, order: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
+def _rows(
+    plan: Plan, ids: np.ndarray, variants: np.ndarray, order: np.ndarray, block: int
+) -> tuple[np.ndarray, np.ndarray]:
     """The row, or the key, of each cell of all tiles of the views `ids`, -1 for padding; and the number of the first
     tile of every view of the plan among these."""
-    views, variant = plan.views[ids], _variants(plan)[ids]
+    views = plan.views[ids]
     first = offsets(views["tiles"])
     found = np.empty((int(first[-1]), block), np.int32)
-    for view, own, start in zip(views, variant, first, strict=False):
+    for view, own, start in zip(views, variants[ids], first, strict=False):
         for tile in range(0, int(view["tiles"]), _TILES_AT_ONCE):
             tiles = np.arange(tile, min(tile + _TILES_AT_ONCE, int(view["tiles"])))
             place, real = positions(view, tiles)
@@ -145,10 +148,7 @@ def _variants(plan: Plan) -> np.ndarray:
     """Whose each view is, -1 for nobody's."""
     found = np.full(len(plan.views), -1)
     for component in plan.components:
-        first = component["first_row"]
-        used = plan.key_view[slice(*plan.indptr[[first, first + component["query_tiles"]]])]
-        keys = component["key_view"] + np.arange(used.max(initial=-1) + 1)
-        own = np.append(keys, component["query_view"])
+        own = np.append(key_views_of(plan, component), component["query_view"])
         if not np.isin(found[own], (-1, component["variant"])).all():
             raise ValueError("plan: expected views of one variant each where places are looked up, got one of several")
         found[own] = component["variant"]
