@@ -131,3 +131,20 @@ def test_random_layouts_belong_to_a_head(config):
 def test_random_blocks_belong_to_a_head():
     with pytest.raises(ValueError, match=r"its random blocks depend on the head; use \.at\(batch, head\)"):
         p.BigBird(4).draw(np.arange(8), 8)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_each_head_and_groups_of_heads(batch, wrapped):
+    """Of a pattern that draws for each head and one for groups of heads, every head attends to what both say of it."""
+    blocks = np.random.default_rng(0).integers(-1, 8, (batch, 2, 8, 3))
+    drawn, grouped = p.BigBird(8), p.KeyBlocks(blocks, 8, 8)
+    pattern = (drawn | p.Columns(5, 0, 1)) & grouped
+    variants, index = (p.QueriesAt(pattern, 0) if wrapped else pattern).variants(2, 6)
+    assert pattern.sizes() == (batch, 2) and index.shape == (batch, 6)
+    for b in range(batch):
+        for h in range(6):
+            one = (drawn.at(0, h) | p.Columns(5, 0, 1)) & grouped.at(b, h // 3)
+            got = variants[index[b, h]].bind(64, 64).index_set(64, 64)
+            assert got == one.bind(64, 64).index_set(64, 64)
+    assert len(pattern.variants(2, 2)[0]) == 2 * batch  # as many heads as groups

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from .._imports import whole_imports
 from ..index_set import Runs
 from ._bands import Bands, either
 from ._check import assign
@@ -49,6 +50,15 @@ def _joint_size(sizes: Iterable[int]) -> int:
         made_for = sorted(different)
         raise ValueError(f"pattern: its parts are made for {made_for} heads or batch entries, which do not fit")
     return largest
+
+
+def _each_head(pattern: Pattern, heads: int) -> Pattern:
+    """What each of so many heads attends to; batch entries are told apart as ever."""
+    with whole_imports:
+        from .per_head import PerBatch, PerHead  # which are made of compositions, too
+
+    entries = tuple(PerHead(tuple(pattern.at(b, h) for h in range(heads))) for b in range(pattern.sizes()[0] or 1))
+    return entries[0] if len(entries) == 1 else PerBatch(entries)
 
 
 @dataclass(frozen=True, repr=False)
@@ -98,6 +108,13 @@ class Composite(Pattern):
             p.at(batch if own[0] != 1 else 0, head * own[1] // heads if own[1] and heads else head)
             for p, own in zip(self.operands, sizes, strict=True)
         )
+
+    def _for_heads(self, heads: int) -> Pattern:
+        own = [p._for_heads(heads) for p in self.operands]
+        sizes = [p.sizes()[1] for p in own]
+        if 0 in sizes and 1 < max(sizes) < heads:
+            own = [p if size else _each_head(p, heads) for p, size in zip(own, sizes, strict=True)]
+        return self._with(own)
 
     def _ends(self, q_len: int, between: Callable[[Iterable[bool]], bool]) -> Ends | None:
         """The ends of all operands; `between` says what their keys between them are together."""

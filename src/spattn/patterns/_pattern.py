@@ -283,10 +283,12 @@ class Pattern:
             raise ValueError(f"pattern: expected one for {batch} batch entries, got one for {own_batch}")
         if own_heads > 1 and heads % own_heads:
             raise ValueError(f"pattern: expected one for a divisor of {heads} heads, got one for {own_heads} heads")
+        told_apart = self._for_heads(heads)
+        own_heads = told_apart.sizes()[1]
         number: dict[Pattern, int] = {}
         index = np.array(
             [
-                [number.setdefault(self.at(b, h), len(number)) for h in range(own_heads or heads)]
+                [number.setdefault(told_apart.at(b, h), len(number)) for h in range(own_heads or heads)]
                 for b in range(own_batch or batch)
             ],
             dtype=np.int32,
@@ -294,6 +296,19 @@ class Pattern:
         if own_heads > 1:
             index = np.repeat(index, heads // own_heads, axis=1)
         return list(number), index
+
+    def _for_heads(self, heads: int) -> Pattern:
+        """The same for so many query heads: where a part that tells each head apart meets one for groups of heads, it
+        says what each of its heads attends to."""
+        changed: dict[str, Any] = {}
+        for name in getattr(self, "__dataclass_fields__", ()):  # which not every user's class has
+            value = getattr(self, name)
+            several = type(value) is tuple
+            inner = [p for p in (value if several else (value,)) if isinstance(p, Pattern)]
+            made = tuple(p._for_heads(heads) for p in inner)
+            if any(new is not old for new, old in zip(made, inner, strict=True)):
+                changed[name] = made if several else made[0]
+        return dataclasses.replace(self, **changed) if changed else self
 
     def index_set(self, q_len: int, kv_len: int, *, batch: int = 0, head: int = 0) -> AffineRows:
         """The exact index set: query row i stands at position ``i + kv_len - q_len``.
