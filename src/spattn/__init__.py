@@ -1,5 +1,6 @@
 """spattn: exact sparse attention on CPU and GPU, at a cost that follows the allowed (query, key) pairs."""
 
+import importlib
 from typing import TYPE_CHECKING
 
 from . import patterns
@@ -23,10 +24,12 @@ __all__ = [
     "patterns",
     "plan",
     "plan_cache_info",
+    "selections",
     "show_versions",
 ]
 
 if TYPE_CHECKING:
+    from . import selections
     from ._grouped import grouped_attention
     from ._versions import show_versions
 
@@ -40,6 +43,8 @@ def __getattr__(name: str) -> object:
             from ._grouped import grouped_attention
 
             return grouped_attention
+        if name == "selections":
+            return importlib.import_module(f"{__name__}.selections")
         if name in ("__version__", "show_versions"):
             from . import _versions
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
-from ._backends import Backend, load
+from ._backends import Backend, SelectingBackend, load
 from ._imports import whole_imports
 from ._index_checks import LONGEST
 from .arrays import NUMPY, ArrayKind, compiling, dtype_name, kind_of, of_any_length, recorder, traced
@@ -20,6 +21,7 @@ from .plan._types import TILE
 
 if TYPE_CHECKING:
     from .layout import Layout
+    from .selections import Selected
 
 _LEAST_EFFICIENCY = 0.05  # of a plan of which nobody is warned
 _MOST_TILES = 4  # of dense attention, that cost what one tile may with queries, keys and partial rows of its own
@@ -75,9 +77,9 @@ def attention(
     v : (batch, heads_kv, kv_len, head_dim_v) array
         Values.
     pattern : Pattern, str, Plan or bool array, optional
-        What is allowed: a pattern, its registered name, a plan made by :func:`spattn.plan`, or a boolean array
-        (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len). Default "full": every query attends
-        to every key; ask for "causal" where it is meant.
+        What is allowed: a pattern, its registered name, a plan made by :func:`spattn.plan`, a boolean array
+        (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len), or one of :mod:`spattn.selections`,
+        for indices on a GPU. Default "full": every query attends to every key; ask for "causal" where it is meant.
     scale : float, optional
         Factor of the logits; default ``1 / sqrt(head_dim)``.
     backend : {"auto", "cpu", "cuda", "reference"}, optional
@@ -148,8 +150,12 @@ def attention(
     key = signature_of(q, k, v), backend, precision, return_lse, layout
     prepared = find_call(pattern, key) or _find_any_length(pattern, key) if isinstance(pattern, CONSTANT) else None
     if prepared is None:
+        options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
+        chosen = _selected(pattern)
+        if chosen is not None:
+            found = _attend_selected(q, k, v, chosen, return_lse, **options)
+            return found if return_lse else found[0]
         if traced(q, k, v):
-            options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
             return _operator("attention")(q, k, v, pattern, return_lse=return_lse, **options)
         record = recorder(q, k, v)
         wants_lse = return_lse or record is not None
@@ -158,7 +164,7 @@ def attention(
             check_gradients("attention", call.kind, q=q, k=k, v=v)
         else:
             constant = pattern if isinstance(pattern, Plan) else as_pattern(pattern)  # which nobody changes in between
-            options = {"backend": backend, "precision": precision, "layout": layout}
+            del options["scale"]
             record = functools.partial(record, functools.partial(attention_backward, pattern=constant, **options))
         prepared, scale = _prepare(call, pattern, backend, key, record=record), call.scale
     else:
@@ -411,6 +417,43 @@ def _prepare(
         found = None if least is None else of_any_length(key[0])
         keep_call(pattern, key if found is None else (found[0], *key[1:]), plan, prepared)
     return prepared
+
+
+def _selected(pattern: Any) -> Selected | None:
+    """What a selection, or one of a pattern, allows; None for anything else. Of a class that nobody has imported there
+    is none."""
+    found = sys.modules.get("spattn.selections")
+    return None if found is None else cast("Selected | None", found.selected(pattern))
+
+
+def _attend_selected(
+    q: Any,
+    k: Any,
+    v: Any,
+    chosen: Selected,
+    return_lse: bool,
+    *,
+    scale: float | None,
+    backend: str,
+    precision: str | None,
+    layout: str,
+) -> tuple[Any, Any]:
+    """Attention over what a selection allows. Nothing of it is kept but the plan of the pattern."""
+    if traced(q, k, v):
+        raise TypeError("pattern: expected a pattern where PyTorch makes a graph of the call, got a selection")
+    call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=return_lse, layout=layout)
+    check_gradients("attention", call.kind, q=q, k=k, v=v)
+    _check_grid(call.layout, chosen.pattern)
+    module = backend_for(call, backend)
+    if not module.LIMITS.selects:
+        name = name_for(call, backend)
+        raise ValueError(
+            f"pattern: a selection needs the backend 'cuda', got {name!r}; to_host() makes a pattern of it"
+        )
+    run: Callable[..., Any] = cast(SelectingBackend, module).prepare_selected(call, chosen)
+    if not call.layout.is_default:
+        run = call.layout.around(run)
+    return cast("tuple[Any, Any]", run(q, k, v, call.scale))
 
 
 def _may_lose(plan: Plan) -> bool:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from ._errors import BackendUnavailable
 from ._imports import whole_imports
 from .call import Call
 from .patterns import Pattern
 from .plan import Plan
+
+if TYPE_CHECKING:
+    from .selections import Selected
 
 __all__ = [
     "Backend",
@@ -19,6 +22,7 @@ __all__ = [
     "PreparedBackward",
     "PreparedForward",
     "PreparedGroup",
+    "SelectingBackend",
     "available_backends",
     "load",
     "names",
@@ -44,6 +48,8 @@ class Limits(NamedTuple):
         Whether it does so too where the plan grows between the ends of the sequence.
     groups : bool
         Whether it computes calls together: it is a :class:`GroupingBackend`.
+    selects : bool
+        Whether it computes what selections allow: it is a :class:`SelectingBackend`.
     """
 
     host_arrays: bool
@@ -51,6 +57,7 @@ class Limits(NamedTuple):
     moves: bool = False
     grows: bool = False
     groups: bool = False
+    selects: bool = False
 
 
 class PreparedForward(Protocol):
@@ -115,6 +122,14 @@ class GroupingBackend(Backend, Protocol):
     def prepare_group(self, calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
         """What computes calls that it has put together, and every other that differs from them in values, addresses
         and scale alone."""
+
+
+class SelectingBackend(Backend, Protocol):
+    """One that reads what is allowed on the device."""
+
+    def prepare_selected(self, call: Call, selected: Selected) -> PreparedForward:
+        """What computes this call, and every other that differs from it in values, addresses and scale alone, over what
+        the selection's arrays allow at that time."""
 
 
 def names() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import math
 import re
 import shutil
 import subprocess
@@ -63,7 +64,7 @@ def threads(row):
     return 128 * (row.rows // 64 + 1)
 
 
-@pytest.mark.parametrize("row", builds.TABLE, ids=lambda row: f"{row.rows} {row.head_dim} {row.short_items}")
+@pytest.mark.parametrize("row", builds.TABLE, ids=lambda row: f"{row.rows} {row.head_dim} {row.most_keys}")
 def test_hopper(tmp_path, row):
     """The threads of an SM share 65536 registers; the loop over full tiles knows no masks."""
     room = hopper_params.MAPS[0]
@@ -76,7 +77,7 @@ def test_hopper(tmp_path, row):
     check_masks_are_skipped(tmp_path / "kernel.cubin", row.step_kv // 2, spills=row.head_dim > 128)
 
 
-@pytest.mark.parametrize("row", builds.TABLE, ids=lambda row: f"{row.rows} {row.head_dim} {row.short_items}")
+@pytest.mark.parametrize("row", builds.TABLE, ids=lambda row: f"{row.rows} {row.head_dim} {row.most_keys}")
 def test_hopper_groups(tmp_path, row):
     """Several problems take no more registers: their numbers and scales are in uniform ones."""
     problems, room = hopper_params.GROUPS[0]
@@ -90,7 +91,7 @@ def test_hopper_groups(tmp_path, row):
 def test_hopper_merge(tmp_path):
     for head_dim in (64, 256):
         room = hopper_params.MAPS[0]
-        defines = builds.variant(builds.build(128, head_dim, False), "float16", room)
+        defines = builds.variant(builds.build(128, head_dim), "float16", room)
         own = hopper_params.structs(room)
         check_registers("hopper/merge.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", 255, 0)
 
@@ -259,12 +260,12 @@ def test_shared_bytes(tmp_path, dims, by_keys):
 
 def test_hopper_table():
     """One row, the smallest that fits, for any problem; its registers exist; its macros are those asked for."""
-    for block_q, head_dim, short in itertools.product((1, 49, 64, 128), range(8, 257, 8), (False, True)):
-        row = builds.build(block_q, head_dim, short)
+    for block_q, head_dim, keys in itertools.product((1, 49, 64, 128), range(8, 257, 8), (0, 256, 257, 1024, math.inf)):
+        row = builds.build(block_q, head_dim, keys)
         rows = 64 if block_q <= 64 else 128
         fitting = [r for r in builds.TABLE if r.rows == rows and r.head_dim >= head_dim]
-        fitting = [r for r in fitting if r.short_items in (None, short)]
-        assert row in fitting and row.head_dim == min(r.head_dim for r in fitting)
+        fitting = [r for r in fitting if keys <= r.most_keys]
+        assert row in fitting and row[1:3] == min(r[1:3] for r in fitting)
     assert len({row[:3] for row in builds.TABLE}) == len(builds.TABLE)
     for row in builds.TABLE:
         asked = (threads(row) - 128) * row.consumer_registers + 128 * row.producer_registers

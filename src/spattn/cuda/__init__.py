@@ -21,7 +21,8 @@ from ..plan import Plan
 from ..plan._sealed import sealed_for
 from ..schedule.group import tiles_of, workers
 from ..schedule.price_gpu import Sizes
-from . import _choice, execute, group, hopper, hopper_backward, portable, portable_backward, repeat
+from ..selections import Selected
+from . import _choice, execute, group, hopper, hopper_backward, portable, portable_backward, repeat, selected
 from ._coefficients import LARGEST_HEAD_DIM, SMS, price_ms
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
@@ -43,7 +44,7 @@ __all__ = [
     "unavailable",
 ]
 
-LIMITS = Limits(host_arrays=False, precisions=("tf32",), moves=True, groups=True)
+LIMITS = Limits(host_arrays=False, precisions=("tf32",), moves=True, groups=True, selects=True)
 
 _works_in: int | None = None  # the process in which the backend was found to work
 # In a group. Each of a worker's four pieces, which may be twice as long as asked for, is then an SM's part at most.
@@ -190,8 +191,7 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
     """The plan with the tile shape of this device's kernels. Long lists are split so that one head's work, times the
     heads, occupies every SM. A forward on compute capability 9.0 takes another one that is priced below it."""
     gpu = device.get(call.kind.ordinal(call.q))
-    blocks = gpu.sm_count * (1 if _decodes(gpu, call) else _choice.BLOCKS)
-    each = workers(blocks, call.batch * call.heads_q)
+    each = workers(_blocks(gpu, call), call.batch * call.heads_q)
     if not backward and _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper:
         return _choice.chosen(pattern, call, each, max_bytes, gpu.sm_count)
     return _plan(gpu, pattern, call, each, max_bytes)
@@ -263,6 +263,27 @@ def prepare_group(calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
     return group.Group(own, device.get(first.kind.ordinal(first.q)))
 
 
+def prepare_selected(call: Call, chosen: Selected) -> PreparedForward:
+    """What computes this call, and every other that differs from it in values, addresses, stream and scale alone, over
+    what the selection's arrays allow at that time.
+
+    Raises
+    ------
+    TypeError
+        If the arrays of the selection are of another kind than q.
+    ValueError
+        If they are on another device, or made for other lengths, batch entries or heads; if no kernel takes such
+        calls.
+    """
+    gpu = device.get(call.kind.ordinal(call.q))
+    if _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is not hopper:
+        raise ValueError(
+            "pattern: a selection needs float16 or bfloat16, head_dim a multiple of 8 and compute capability 9.0, got "
+            f"{call.dtype}, {call.head_dim} and {call.head_dim_v} on {gpu.name}; to_host() makes a pattern of it"
+        )
+    return selected.prepare(call, chosen, gpu, _blocks(gpu, call))
+
+
 def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
     """What a forward with a plan would take on an H200, without the host's time.
 
@@ -303,6 +324,11 @@ def _check_measured(plan: Plan, head_dim: int, dtype: str) -> None:
 def _check_order(plan: Plan) -> None:
     if plan.ordered:
         raise ValueError("plan: expected one of tokens in their order, got one whose places are looked up")
+
+
+def _blocks(gpu: device.Device, call: Call) -> int:
+    """Blocks among which a call's work is shared."""
+    return gpu.sm_count * (1 if _decodes(gpu, call) else _choice.BLOCKS)
 
 
 def _decodes(gpu: device.Device, call: Call) -> bool:

@@ -187,7 +187,7 @@ def _halves(plan: Plan) -> float:
 def _promising(met: Met, sizes: Sizes, sms: int, copies: int) -> list[tuple[int, ...]]:
     """The boxes whose plans would cost least, and of those that would cost about as much the one that computes least,
     by what items and products cost, if all SMs were busy alike."""
-    row = build(ROWS, max(sizes.head_dim, sizes.head_dim_v), short_items=True)  # as those of boxes nearly always are
+    row = build(ROWS, max(sizes.head_dim, sizes.head_dim_v), keys=0)  # boxes nearly always have few
     of = coefficients(row)
     of_step = row.rows * row.step_kv * (of.weights + of.products * row.head_dim + of.partial)
 

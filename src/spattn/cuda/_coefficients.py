@@ -6,7 +6,7 @@ from __future__ import annotations
 from ..plan import Plan
 from ..schedule.price import predicted_ms
 from ..schedule.price_gpu import GpuCounts, Kernel, Sizes, count_on_gpu
-from .hopper.builds import KEYS_TOGETHER, ROWS, TILE, Build, build, has_short_items
+from .hopper.builds import KEYS_TOGETHER, ROWS, TILE, Build, build, item_keys
 
 __all__ = ["KINDS", "LARGEST_HEAD_DIM", "SMS", "build_of", "coefficients", "kernel_of", "kind_of", "price_ms"]
 
@@ -26,7 +26,7 @@ KINDS = tuple(_COEFFICIENTS)
 
 def build_of(plan: Plan, head_dim: int) -> Build:
     """What the kernel of a plan is built with; `head_dim` is the larger one of K and V."""
-    return build(plan.block_q, head_dim, has_short_items(plan))
+    return build(plan.block_q, head_dim, item_keys(plan))
 
 
 def kernel_of(row: Build, sms: int) -> Kernel:

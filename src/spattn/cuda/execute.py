@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -51,6 +51,13 @@ class Workspace:
         return address
 
 
+class Kernels(Protocol):
+    """A family of kernels, or what hands calls to one."""
+
+    def forward(self, call: ForwardPass) -> None:
+        """Enqueue a call; the context must be current."""
+
+
 class Prepared:
     """Calls that agree with one call in everything but values, addresses, stream and scale, on some kernels.
 
@@ -60,7 +67,7 @@ class Prepared:
         ``(q, k, v, plan, scale, precision=)`` to the results, where the environment has come to ask for other kernels.
     """
 
-    def __init__(self, call: Call, plan: Plan, kernels: ModuleType, device: Device, again: Callable[..., Any]):
+    def __init__(self, call: Call, plan: Plan, kernels: Kernels, device: Device, again: Callable[..., Any]):
         self.kind, self.dtype, self.lse_dtype, self.precision = call.kind, call.dtype, call.lse_dtype, call.precision
         self.rows, self.shape, self.return_lse = call.rows, call.out_shape, call.return_lse
         self.plan, self.kernels, self.device, self._again = plan, kernels, device, again

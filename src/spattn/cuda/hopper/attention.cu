@@ -42,7 +42,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
     for (int i = 0; i < kQueries; ++i) {
       barrier_init(shared_address(&shared.query_full[i]), copies_queries(params) ? kCopies : 1);
       barrier_init(shared_address(&shared.query_empty[i]), 32);
-      barrier_init(shared_address(&shared.done[i]), 128 * kWarpgroups);
     }
     for (int i = 0; i < kStages; ++i) {
       barrier_init(shared_address(&shared.full[i]), kGathers ? kCopies : 1);

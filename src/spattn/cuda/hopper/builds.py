@@ -6,6 +6,7 @@ and 384 threads of 168 registers, which the warpgroups redistribute: 2 × 128 co
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -18,8 +19,6 @@ from ...plan._types import Plan
 # up to ROWS of them are one warpgroup, and two CTAs share an SM.
 TILE = (128, 64)
 ROWS = 64  # of a warpgroup
-_FEW_KEYS = 512  # tiles of 128 queries: items of fewer keys on average are short
-_MOST_KEYS = 1024  # smaller tiles: so are all items if none has more, and nobody waits for a long one
 ARCH = "sm_90a"
 DTYPES = ("float16", "bfloat16")
 # Of the 50-60 MB of L2, 24 MiB are for keys and values of heads that run side by side: 512 bytes a key and its value at
@@ -34,7 +33,7 @@ class Build(NamedTuple):
 
     rows: int  # of a query tile
     head_dim: int
-    short_items: bool | None  # None for both
+    most_keys: float  # of the items of a plan: see item_keys
     ctas: int  # of an SM
     step_kv: int  # keys of one product
     queries: int  # query tiles in shared memory
@@ -52,16 +51,22 @@ _THIRDS = (
     "three CTAs hide what is between products: windows of 7 x 7 on 16 images of 56 x 56, head_dim 32, 0.040 ms against "
     "0.050; producers and writers spill, consumers do not"
 )
+_NEXT = (
+    "a third query tile: windows of 7 x 7 on 16 images of 56 x 56 0.065 ms against 0.074, shifted ones 0.074 against "
+    "0.086; but 13 x 13 windows 0.182 against 0.174, which read more keys"
+)
+_ANY = math.inf
 TABLE = (
-    Build(64, 64, True, 3, 64, 3, 5, 120, 40, _THIRDS),
-    Build(64, 64, False, 2, 128, 3, 5, 168, 88, _HALVES),
-    Build(64, 128, None, 2, 64, 2, 5, 168, 88, f"{_HALVES}; products of 128 keys leave room for one query tile"),
-    Build(64, 256, None, 1, 64, 2, 4, 208, 88, _WIDE),
-    Build(128, 64, False, 1, 128, 2, 8, 200, 104, f"{_KEYS}; a third query tile is no faster dense"),
-    Build(128, 64, True, 1, 128, 3, 8, 200, 104, _QUERIES),
-    Build(128, 128, False, 1, 128, 2, 5, 200, 104, f"{_KEYS}; a third query tile is no faster and takes a step's room"),
-    Build(128, 128, True, 1, 128, 3, 4, 200, 104, _QUERIES),
-    Build(128, 256, None, 1, 64, 2, 3, 208, 88, f"{_WIDE}; no room for a third query tile"),
+    Build(64, 64, 1024, 3, 64, 3, 5, 120, 40, _THIRDS),
+    Build(64, 64, _ANY, 2, 128, 3, 5, 168, 88, _HALVES),
+    Build(64, 128, 256, 2, 64, 3, 4, 168, 88, _NEXT),
+    Build(64, 128, _ANY, 2, 64, 2, 5, 168, 88, f"{_HALVES}; products of 128 keys leave room for one query tile"),
+    Build(64, 256, _ANY, 1, 64, 2, 4, 208, 88, _WIDE),
+    Build(128, 64, 511, 1, 128, 3, 8, 200, 104, _QUERIES),
+    Build(128, 64, _ANY, 1, 128, 2, 8, 200, 104, f"{_KEYS}; a third query tile is no faster dense"),
+    Build(128, 128, 511, 1, 128, 3, 4, 200, 104, _QUERIES),
+    Build(128, 128, _ANY, 1, 128, 2, 5, 200, 104, f"{_KEYS}; a third query tile is no faster and takes a step's room"),
+    Build(128, 256, _ANY, 1, 64, 2, 3, 208, 88, f"{_WIDE}; no room for a third query tile"),
 )
 
 
@@ -70,10 +75,10 @@ def rows_of(block_q: int) -> int:
     return ROWS if block_q <= ROWS else TILE[0]
 
 
-def build(block_q: int, head_dim: int, short_items: bool) -> Build:
-    """The table's row for a head dimension (the larger of that of q and v) and a plan of short items, or not."""
-    fitting = (row for row in TABLE if row.rows == rows_of(block_q) and row.short_items in (None, short_items))
-    return next(row for row in fitting if row.head_dim >= head_dim)
+def build(block_q: int, head_dim: int, keys: float = math.inf) -> Build:
+    """The table's row for a head dimension (the larger of that of q and v) and items of so many keys."""
+    fitting = (row for row in TABLE if row.rows == rows_of(block_q) and row.head_dim >= head_dim)
+    return next(row for row in fitting if keys <= row.most_keys)
 
 
 def variant(row: Build, dtype: str, room: int, problems: int = 1, gathers: bool = False) -> dict[str, object]:
@@ -96,15 +101,16 @@ def variant(row: Build, dtype: str, room: int, problems: int = 1, gathers: bool 
     }
 
 
-def has_short_items(plan: Plan) -> bool:
-    """Whether a plan's items take few products. Where rows are copied one by one nothing depends on it: that takes
-    registers which short items leave to others."""
-    length = plan.work["end"] - plan.work["begin"]
-    return bool(len(length)) and not plan.ordered and are_short(length, plan.block_q)
+def item_keys(plan: Plan, work: np.ndarray | None = None) -> float:
+    """Keys of the items of a plan, or of other work items that are made of it. Where rows are copied one by one nothing
+    depends on it: that takes registers which short items leave to others."""
+    work = plan.work if work is None else work
+    return math.inf if plan.ordered else keys_of(work["end"] - work["begin"], plan.block_q)
 
 
-def are_short(length: np.ndarray, block_q: int) -> bool:
-    """Whether items of so many tiles, at least one item, take few products."""
-    if block_q <= ROWS:
-        return int(length.max()) * TILE[1] <= _MOST_KEYS
-    return float(length.mean()) * TILE[1] < _FEW_KEYS
+def keys_of(length: np.ndarray, block_q: int) -> float:
+    """Keys of items of so many tiles: of the longest one where tiles are small, so that nobody waits for it; on average
+    where they are not."""
+    if not len(length):
+        return math.inf
+    return TILE[1] * float(length.max() if block_q <= ROWS else length.mean())

@@ -40,52 +40,53 @@ using QueryKeyProduct = Product<kStepKV>;
 using ValueProduct = Product < kDim<128 ? kDim : 128>;
 
 // What the producer tells the consumers and the writer about a task; a work item without keys ends the kernel.
-struct alignas(16) Assignment {
+struct Assignment {
   Work work;
-  Task task;
-#if SPATTN_PROBLEMS > 1
-  int32_t problem;
-#endif
+  int32_t batch, head;  // of q
 };
 
 struct alignas(1024) Shared {
   uint8_t query[kQueries][kQueryBytes];
   uint8_t ring[kStages][kStageBytes];
   Assignment assigned[kQueries];
-  float lse[kQueries][kBlockQ];
-  uint32_t exact_rows[kQueries][kBlockQ / 16];  // bit r: row 16 w + r came out non-finite
-  uint64_t query_full[kQueries], query_empty[kQueries], done[kQueries], full[kStages], empty[kStages];
+  float lse[kQueries][kBlockQ];  // or kFailedRow
+  uint64_t query_full[kQueries], query_empty[kQueries], full[kStages], empty[kStages];
   int32_t masks[kStages][kTiles];
 };
 static_assert(sizeof(Shared) <= kSharedLimit);
 static_assert(kQueries >= 2 && kStages >= 3, "the first step of the next task is computed before the last one is done");
 
-// Named barriers: 1 + w is warpgroup w's turn on the tensor cores, 4 + w its own threads.
-constexpr uint32_t kTurn = 1, kOwn = 4;
+// What stands for the lse of a row that came out non-finite: the writer computes that row again.
+constexpr float kFailedRow = __builtin_nanf("");
+
+// Named barriers: 1 + w is warpgroup w's turn on the tensor cores, 4 + w its own threads; at 6 + i the consumers hand
+// query tile i to the writer.
+constexpr uint32_t kTurn = 1, kOwn = 4, kDone = 6;
+constexpr uint32_t kDoneThreads = 128 * kWarpgroups + 32;
 
 // The block of a mask (or kFullTile, kNoTile) that is this warpgroup's.
 __device__ __forceinline__ int64_t mask_block(int mask, int warpgroup) {
   return mask < 0 ? mask : int64_t(mask) * kWarpgroups + warpgroup;
 }
 
-// A problem of the launch. An ordinary call is the only one: nobody looks its number up, and kernels are compiled to
-// the same instructions as if there were no others.
+// A problem of the launch, or that of a view. An ordinary call is the only one: nobody looks its number up, and kernels
+// are compiled to the same instructions as if there were no others.
 __device__ __forceinline__ const Problem& problem_of(const Params& p, int number) {
   return p.problems[kProblems == 1 ? 0 : number];
 }
 
+__device__ __forceinline__ const Problem& problem_of(const Params& p, const View& view) {
+  return problem_of(p, view.problem);
+}
+
 __device__ __forceinline__ const Problem& problem_of(const Params& p, const Assignment& assigned) {
-#if SPATTN_PROBLEMS > 1
-  return problem_of(p, assigned.problem);
-#else
-  return p.problems[0];
-#endif
+  return problem_of(p, p.query_views[assigned.work.query_view]);
 }
 
 // First workspace row of a head.
 __device__ __forceinline__ int64_t partial_base(const Params& p, const Assignment& assigned) {
   const Problem& own = problem_of(p, assigned);
-  return (static_cast<int64_t>(assigned.task.batch) * own.heads_q + assigned.task.head_q) * own.partial_rows;
+  return (static_cast<int64_t>(assigned.batch) * own.heads_q + assigned.head) * own.partial_rows;
 }
 
 // Row of the workspace where row `row` of a task goes.

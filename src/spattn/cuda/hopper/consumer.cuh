@@ -18,7 +18,7 @@ struct Consumer {
   RingPosition<kStages> ring;
   RingPosition<kQueries> query;
   Softmax softmax;
-  int problem = 0;  // of the step whose softmax comes next
+  int problem = 0;  // the number of that of the step whose softmax comes next
 
   // Waits for the next `kCount` stages. What copies row by row have written is fenced, which waits for all loads that
   // are under way: it comes before those of masks.
@@ -183,16 +183,9 @@ struct Consumer {
     for (int h = 0; h < 2; ++h) {
       probe[h] = quad_sum(probe[h] + softmax.row_sum[h] * 0.0f + (softmax.far(h) ? 1.0f : 0.0f));
       inverse[h] = softmax.row_sum[h] == 0.0f ? 0.0f : 1.0f / softmax.row_sum[h];
-      if (lane % 4 == 0) shared.lse[query.stage][first + 8 * h + lane / 4] = softmax.lse(h);
+      const float lse = probe[h] == 0.0f ? softmax.lse(h) : kFailedRow;
+      if (lane % 4 == 0) shared.lse[query.stage][first + 8 * h + lane / 4] = lse;
     }
-    uint32_t rows = 0;
-    if (__any_sync(0xffffffff, !(probe[0] + probe[1] == 0.0f))) {
-      for (int h = 0; h < 2; ++h) {
-        const uint32_t lanes = __ballot_sync(0xffffffff, !(probe[h] == 0.0f));
-        for (int r = 0; r < 8; ++r) rows |= (lanes >> (4 * r) & 1) << (8 * h + r);
-      }
-    }
-    if (lane == 0) shared.exact_rows[query.stage][first / 16] = rows;
     const Assignment& assigned = shared.assigned[query.stage];
     __syncwarp();
     if (assigned.work.slot <= -2) join_prior(assigned, o, inverse);
@@ -200,7 +193,7 @@ struct Consumer {
     named_sync(kOwn + warpgroup, 128);  // all of its warps are done with the query tile
     if (assigned.work.slot >= 0) store_partial(assigned, o);
     else stage_tile(o);
-    barrier_arrive(shared_address(&shared.done[query.stage]));
+    named_arrive(kDone + query.stage, kDoneThreads);
   }
 
   // Waits for a query tile and returns the number of steps of its work item; 0 ends the kernel.
@@ -208,9 +201,7 @@ struct Consumer {
     barrier_wait(shared_address(&shared.query_full[position.stage]), position.parity);
     if constexpr (kGathers) fence_async_proxy();
     const Work& work = shared.assigned[position.stage].work;
-#if SPATTN_PROBLEMS > 1
-    problem = static_cast<int>(uniform(shared.assigned[position.stage].problem));
-#endif
+    if (kProblems > 1) problem = static_cast<int>(uniform(p.query_views[work.query_view].problem));
     return (work.end - work.begin + kTiles - 1) / kTiles;
   }
 
@@ -293,7 +284,7 @@ struct Consumer {
 
   // Passes the end marker on to the writer.
   __device__ __forceinline__ void finish_all(const RingPosition<kQueries>& end) {
-    barrier_arrive(shared_address(&shared.done[end.stage]));
+    named_arrive(kDone + end.stage, kDoneThreads);
   }
 };
 

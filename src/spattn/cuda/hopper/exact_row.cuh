@@ -16,14 +16,12 @@ namespace spattn::hopper {
 __device__ inline void exact_row(const Params& p, const Assignment& assigned, int row, int64_t query,
                                  float (&result)[kDim / 32], float& lse) {
   const Work& work = assigned.work;
-  const Task& task = assigned.task;
   const Problem& own = problem_of(p, assigned);
-  const Element* q = static_cast<const Element*>(own.q) + task.batch * own.q_stride.batch +
-                     task.head_q * own.q_stride.head + query * own.q_stride.token;
-  const Element* k =
-      static_cast<const Element*>(own.k) + task.batch * own.k_stride.batch + task.head_kv * own.k_stride.head;
-  const Element* v =
-      static_cast<const Element*>(own.v) + task.batch * own.v_stride.batch + task.head_kv * own.v_stride.head;
+  const int batch = assigned.batch, head_kv = assigned.head / own.group;
+  const Element* q = static_cast<const Element*>(own.q) + batch * own.q_stride.batch +
+                     assigned.head * own.q_stride.head + query * own.q_stride.token;
+  const Element* k = static_cast<const Element*>(own.k) + batch * own.k_stride.batch + head_kv * own.k_stride.head;
+  const Element* v = static_cast<const Element*>(own.v) + batch * own.v_stride.batch + head_kv * own.v_stride.head;
   const auto key = [&](int n) -> long long {
     const int e = work.begin + n / kBlockKV, column = n % kBlockKV;
     int64_t position;

@@ -16,7 +16,7 @@ from ..driver.buffer import upload
 from ..driver.device import Device
 from ..driver.launch import kernel
 from ..forward_pass import ForwardPass
-from .builds import ARCH, KEYS_TOGETHER, are_short, build, variant
+from .builds import ARCH, KEYS_TOGETHER, build, keys_of, variant
 from .heads import with_packed_heads
 from .joined import Joined, join
 from .layout import Layout, make_layout
@@ -62,7 +62,7 @@ def part_of(call: ForwardPass) -> Part | None:
 
 def kind_of_launch(dtype: str, head_dim: int, head_dim_v: int, block_q: int) -> tuple[str, int, int]:
     """What calls of one launch have in common: they run the same kernel, on query tiles of the same shape."""
-    return dtype, build(block_q, max(head_dim, head_dim_v), False).head_dim, block_q
+    return dtype, build(block_q, max(head_dim, head_dim_v)).head_dim, block_q
 
 
 def cut(parts: Sequence[Part]) -> list[list[int]]:
@@ -99,7 +99,7 @@ class GroupOnDevice:
         most, room = next(size for size in GROUPS if len(parts) <= size[0] and sum(maps) <= size[1])
         self._template = Template(parts, at, launches, room, most)
         if launches:
-            row = build_for(first, are_short(length[tables["tasks"]["item"]], first.plan.block_q))
+            row = build_for(first, keys_of(length[tables["tasks"]["item"]], first.plan.block_q))
             self._blocks = blocks_of(launches, row, device)
             defines = variant(row, first.dtype, room, most)
             records = structs(room, most)

@@ -60,9 +60,8 @@ struct Problem {
   int32_t block_q;            // rows of a query tile: kBlockQ or, where one warpgroup computes it, fewer
   int32_t q_batch, kv_batch;  // map coordinate of a head: batch * q_batch + head
   int32_t batch_maps;         // map of a batch entry: map + batch * batch_maps
-  int32_t heads_q;
-  float scale_log2, sign;  // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
-  int32_t unused;
+  int32_t heads_q, group;     // group: query heads that share a head of keys
+  float scale_log2, sign;     // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
 };
 
 // The tables are those of all problems, one problem's after the other's.

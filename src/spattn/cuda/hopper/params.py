@@ -29,9 +29,9 @@ GROUPS = ((16, 96), (32, 192))  # the same for several problems: so many, and so
 _PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
 _ROWS = ("query_rows", "key_rows")  # of plans whose places are looked up
 _CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse")
-_INTEGERS = ("head_dim", "head_dim_v", "block_q", "q_batch", "kv_batch", "batch_maps", "heads_q")
+_INTEGERS = ("head_dim", "head_dim_v", "block_q", "q_batch", "kv_batch", "batch_maps", "heads_q", "group")
 _FLOATS = ("scale_log2", "sign")
-_MOVED, _COUNTER = struct.Struct("@q"), struct.Struct("@Q")
+_MOVED, _ADDRESS = struct.Struct("@q"), struct.Struct("@Q")
 _ADDRESSES, _SCALES = struct.Struct(f"@{len(_CALL_POINTERS)}Q"), struct.Struct(f"@{len(_FLOATS)}f")
 _HEADS_KEPT = 64
 
@@ -43,7 +43,6 @@ PROBLEM = np.dtype(
         *((name, "i8") for name in ("partial_rows", "q_len", "moved")),
         *((name, "i4") for name in _INTEGERS),
         *((name, "f4") for name in _FLOATS),
-        ("unused", "i4"),
     ]
 )
 _PROBLEM_AT = {name: offset for name, (_, offset) in fields(PROBLEM).items()}
@@ -163,20 +162,24 @@ class Template:
         for first, count in launches:
             params["tasks"], params["task_count"] = plan_at["tasks"] + first * TASK.itemsize, count
             self._tails.append(bytes(self._image[self._head_bytes :]))
-        at = {name: offset for name, (_, offset) in fields(dtype).items()}
+        self._at = at = {name: offset for name, (_, offset) in fields(dtype).items()}
         first_at = at["problems"] - self._head_bytes
         self._problems_at = range(first_at, first_at + len(parts) * PROBLEM.itemsize, PROBLEM.itemsize)
         self.counter_at, self._moves = at["counter"], any(layout.moves for layout, _ in parts)
         self._heads = Recent(_HEADS_KEPT)
 
-    def fill(self, launch: int, to: Addresses, counter: int) -> bytes:
-        """The bytes of ``Params`` for a launch of a call."""
-        return self.fill_all(launch, (to,), counter)
+    def fill(self, launch: int, to: Addresses, counter: int, tables: Mapping[str, int] | None = None) -> bytes:
+        """The bytes of ``Params`` for a launch of a call, which may have tables of the plan's elsewhere."""
+        return self.fill_all(launch, (to,), counter, tables)
 
-    def fill_all(self, launch: int, to: Sequence[Addresses], counter: int) -> bytes:
+    def fill_all(
+        self, launch: int, to: Sequence[Addresses], counter: int, tables: Mapping[str, int] | None = None
+    ) -> bytes:
         """The same of a launch of several problems."""
         tail = bytearray(self._tails[launch])
-        _COUNTER.pack_into(tail, self.counter_at - self._head_bytes, counter)
+        for name, elsewhere in (tables or {}).items():
+            _ADDRESS.pack_into(tail, self._at[name] - self._head_bytes, elsewhere)
+        _ADDRESS.pack_into(tail, self.counter_at - self._head_bytes, counter)
         pointers: list[int] = []
         for at, own in zip(self._problems_at, to, strict=True):
             _ADDRESSES.pack_into(tail, at, *own[:7])
@@ -230,7 +233,7 @@ def _fill_sizes(problem: np.void, layout: Layout, call: ForwardPass, joint: bool
     problem["partial_rows"], problem["q_len"] = call.plan.slots * call.plan.block_q, call.plan.q_len
     heads_q, heads_kv = call.q.shape[1], call.k.shape[1]
     batches = (heads_q, heads_kv, 0) if joint else (0, 0, layout.maps)
-    sizes = (call.q.shape[3], call.v.shape[3], call.plan.block_q, *batches, heads_q)
+    sizes = (call.q.shape[3], call.v.shape[3], call.plan.block_q, *batches, heads_q, heads_q // heads_kv)
     for name, value in zip(_INTEGERS, sizes, strict=True):
         problem[name] = value
 

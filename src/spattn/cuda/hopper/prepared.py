@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -18,11 +18,14 @@ from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
 from ..forward_pass import ForwardPass
-from .builds import ARCH, KEYS_COPIED_TOGETHER, KEYS_TOGETHER, TILE, Build, build, has_short_items, variant
+from .builds import ARCH, KEYS_COPIED_TOGETHER, KEYS_TOGETHER, TILE, Build, build, item_keys, variant
 from .heads import with_packed_heads
 from .layout import Layout, make_layout
 from .maps import gatherable, readable
 from .params import MAPS, Addresses, Template, maps_needed, pack_merge, structs
+
+if TYPE_CHECKING:
+    from .select import Items
 
 COUNTERS = 1024  # calls on different streams that may run a plan at the same time
 _READY_KEPT = 32
@@ -70,24 +73,36 @@ class Prepared(NamedTuple):
 
 
 class HopperPlan:
-    """A plan on one device for one number of batch entries and heads."""
+    """A plan on one device for one number of batch entries and heads; where tiles are selected, with new work items."""
 
-    def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, moves: bool):
+    def __init__(
+        self,
+        plan: Plan,
+        device: Device,
+        batch: int,
+        heads_q: int,
+        heads_kv: int,
+        moves: bool,
+        new: Items | None = None,
+    ):
         shared = _lay_out(plan, device, moves)
         self.layout, self._plan_buffer, plan_at = shared
-        finishes = self.layout.finishes
+        finishes = self.layout.finishes if new is None else self.layout.finishes[new.items]
         together = KEYS_COPIED_TOGETHER if plan.ordered else KEYS_TOGETHER
-        phases = [order_tasks(plan, chosen, batch, heads_q, heads_kv, together) for chosen in (~finishes, finishes)]
+        listed = plan if new is None else new
+        phases = [order_tasks(listed, chosen, batch, heads_q, heads_kv, together) for chosen in (~finishes, finishes)]
         own = {
             "tasks": np.concatenate(phases),
             "merge_heads": merge_heads(self.layout.merges.variants, plan.variant, batch, heads_q),
             "counters": np.zeros(COUNTERS, np.int32),
         }
+        if new is not None:
+            own |= {"items": new.items, "selections": new.selections, "starts": new.starts}
         self._own_buffer, own_at = upload(device, own)
         self.at = plan_at | own_at
         self.launches = launches_of(phases)
         self.merge_blocks = merge_blocks(self.layout.merges)
-        self.short_items = has_short_items(plan)
+        self.item_keys = item_keys(plan, listed.work)
         self.counter = counters(self.at["counters"])
         self._ready = Recent(_READY_KEPT)
 
@@ -108,7 +123,7 @@ class HopperPlan:
             return None
         if self.layout.gathers and not all(map(gatherable, arrays)):
             return None
-        row = build_for(call, self.short_items)
+        row = build_for(call, self.item_keys)
         return Ready(
             load("attention", row, call, room, self.layout.gathers) if self.launches else None,
             blocks_of(self.launches, row, call.device),
@@ -133,9 +148,9 @@ def counters(at: int) -> Callable[[], int]:
     return itertools.cycle(range(at, at + 4 * COUNTERS, 4)).__next__
 
 
-def build_for(call: ForwardPass, short_items: bool) -> Build:
+def build_for(call: ForwardPass, keys: float) -> Build:
     """What the kernel of a call is built with."""
-    return build(call.plan.block_q, max(call.q.shape[3], call.v.shape[3]), short_items)
+    return build(call.plan.block_q, max(call.q.shape[3], call.v.shape[3]), keys)
 
 
 def load(name: str, row: Build, call: ForwardPass, room: int, gathers: bool = False) -> Kernel:
@@ -155,7 +170,7 @@ def merging(call: ForwardPass, at: Sequence[int], blocks: int) -> Merging:
     batch, heads_q = call.q.shape[:2]
     rows, strides = call.plan.slots * call.plan.block_q, call.out.strides[:3]
     return Merging(
-        load("merge", build(TILE[0], max(call.q.shape[3], call.v.shape[3]), False), call, MAPS[0]),
+        load("merge", build(TILE[0], max(call.q.shape[3], call.v.shape[3])), call, MAPS[0]),
         batch * heads_q * blocks,
         tuple(at),
         (rows, call.plan.q_len, *strides, heads_q, call.v.shape[3], blocks, 0),

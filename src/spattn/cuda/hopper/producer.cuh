@@ -54,7 +54,7 @@ struct Producer {
     const int mask = e < now.work.end ? p.entry_masks[last] : kNoTile;
     if constexpr (kGathers) return {view.map + entry.x, 0, 0, 0, mask};
     return {entry.x, entry.y + view.shift_y, entry.z + view.shift_z,
-            view.map + now.task.batch * problem_of(p, view.problem).batch_maps, mask};
+            view.map + now.task.batch * problem_of(p, view).batch_maps, mask};
   }
 
   // Four dependent reads: done for the next task while this one's copies are under way.
@@ -83,7 +83,7 @@ struct Producer {
 
   __device__ __forceinline__ void gather_query(const Lookup& now, uint32_t full) {
     const Problem& own = p.problems[0];
-    const Assignment assigned = {now.work, now.task};
+    const Assignment assigned = {now.work, now.task.batch, now.task.head_q};
     QueryRows rows;
 #pragma unroll
     for (int i = 0; i < QueryRows::kWords; ++i) {
@@ -102,16 +102,12 @@ struct Producer {
   __device__ __forceinline__ void load_query(const Lookup& now) {
     const uint32_t full = shared_address(&shared.query_full[query.stage]);
     const View& view = p.query_views[now.work.query_view];
-    const Problem& own = problem_of(p, view.problem);
+    const Problem& own = problem_of(p, view);
     barrier_wait(shared_address(&shared.query_empty[query.stage]), query.parity ^ 1);
     const bool copied = copies_queries(p);
     if (part > 0 && !copied) return query.advance();
     if (lane == 0 && part == 0) {
-      shared.assigned[query.stage].work = now.work;
-      shared.assigned[query.stage].task = now.task;
-#if SPATTN_PROBLEMS > 1
-      shared.assigned[query.stage].problem = view.problem;
-#endif
+      shared.assigned[query.stage] = {now.work, now.task.batch, now.task.head_q};
       if (!copied) barrier_arrive_expect(full, own.block_q * kPanels * kRowBytes);
     }
     if (copied) return gather_query(now, full);
@@ -180,7 +176,7 @@ struct Producer {
     if constexpr (kGathers) look_up_keys(now, 0, ahead);
     load_query(now);
     const int number = lane / kPanels % kTiles;
-    const Problem& own = problem_of(p, p.query_views[now.work.query_view].problem);
+    const Problem& own = problem_of(p, p.query_views[now.work.query_view]);
     StepKeys keys;
     keys.item = now.task.item, keys.batch = now.task.batch;
     keys.head = kGathers ? now.task.head_kv : now.task.batch * own.kv_batch + now.task.head_kv;
@@ -213,10 +209,7 @@ struct Producer {
     load_previous_values();
     barrier_wait(shared_address(&shared.query_empty[query.stage]), query.parity ^ 1);
     if (lane == 0 && part == 0) {
-      shared.assigned[query.stage].work = {0, 0, 0, 0, 0, 0, 0, 0};
-#if SPATTN_PROBLEMS > 1
-      shared.assigned[query.stage].problem = 0;
-#endif
+      shared.assigned[query.stage] = {};
     }
     const uint32_t full = shared_address(&shared.query_full[query.stage]);
     if (copies_queries(p)) gatherer.submit(full);

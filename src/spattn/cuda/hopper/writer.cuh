@@ -21,8 +21,8 @@ struct Writer {
   __device__ __forceinline__ void scatter_tile(const Assignment& assigned) {
     const Problem& own = p.problems[0];
     const uint8_t* tile = shared.query[query.stage];
-    Element* target = static_cast<Element*>(own.out) + assigned.task.batch * own.out_stride.batch +
-                      assigned.task.head_q * own.out_stride.head;
+    Element* target =
+        static_cast<Element*>(own.out) + assigned.batch * own.out_stride.batch + assigned.head * own.out_stride.head;
     const int chunk = lane % Gatherer::kChunks;
     int at[kRows];
 #pragma unroll
@@ -48,11 +48,10 @@ struct Writer {
     if (copies_queries(p)) return scatter_tile(assigned);
     const int half = lane / kPanels, panel = lane % kPanels;
     if (lane < kWarpgroups * kPanels) {
-      tma_store(&p.maps[view.map + 1 + assigned.task.batch * own.batch_maps],
+      tma_store(&p.maps[view.map + 1 + assigned.batch * own.batch_maps],
                 shared_address(shared.query[query.stage]) + (panel * kBlockQ + half * 64) * kRowBytes, panel * 64,
                 assigned.work.x + half * view.half[2], assigned.work.y + view.shift_y + half * view.half[1],
-                assigned.work.z + view.shift_z + half * view.half[0],
-                assigned.task.batch * own.q_batch + assigned.task.head_q);
+                assigned.work.z + view.shift_z + half * view.half[0], assigned.batch * own.q_batch + assigned.head);
       tma_store_commit();
     }
   }
@@ -64,8 +63,7 @@ struct Writer {
     if (assigned.work.slot >= 0 && row < own.block_q) {
       own.partial_lse[partial_row(p, assigned, row)] = lse;
     } else if (valid && own.lse != nullptr) {
-      const Task& task = assigned.task;
-      own.lse[(static_cast<int64_t>(task.batch) * own.heads_q + task.head_q) * own.q_len + position] = lse;
+      own.lse[(static_cast<int64_t>(assigned.batch) * own.heads_q + assigned.head) * own.q_len + position] = lse;
     }
   }
 
@@ -90,8 +88,8 @@ struct Writer {
     if (!query_position(p, assigned, row, position)) return;
     exact_row(p, assigned, row, position, result, lse);
     if (assigned.work.slot <= -2) join_prior(assigned, row, result, lse);
-    Element* out = static_cast<Element*>(own.out) + assigned.task.batch * own.out_stride.batch +
-                   assigned.task.head_q * own.out_stride.head + position * own.out_stride.token;
+    Element* out = static_cast<Element*>(own.out) + assigned.batch * own.out_stride.batch +
+                   assigned.head * own.out_stride.head + position * own.out_stride.token;
     for (int i = 0; i < kDim / 32; ++i) {
       const int d = lane + 32 * i;
       if (d >= own.head_dim_v) continue;
@@ -115,7 +113,7 @@ struct Writer {
   // Gives the query tile back as soon as the copy engine has read it; what is left works from registers.
   __device__ void run() {
     for (;; query.advance()) {
-      barrier_wait(shared_address(&shared.done[query.stage]), query.parity);
+      named_sync(kDone + query.stage, kDoneThreads);
       const Assignment assigned = shared.assigned[query.stage];
       if (assigned.work.begin >= assigned.work.end) break;
       if (assigned.work.slot < 0) store_tile(assigned);
@@ -125,8 +123,7 @@ struct Writer {
       for (int i = 0; i < kRows; ++i) {
         const int row = lane + 32 * i;
         lse[i] = shared.lse[query.stage][row];
-        const bool flag = shared.exact_rows[query.stage][row / 16] >> (row % 16) & 1;
-        const uint32_t rows = __ballot_sync(0xffffffff, flag);
+        const uint32_t rows = __ballot_sync(0xffffffff, lse[i] != lse[i]);
         exact = lane == i ? rows : exact;
       }
       tma_store_wait_read();

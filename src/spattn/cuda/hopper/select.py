@@ -1,0 +1,330 @@
+"""Calls of a plan of which a selection allows some pairs: kernels select its tiles, then those are computed as ever.
+
+Nothing here waits for the device. What the host must know is how many tiles and bitmasks there can be: bounds that
+follow from the plan and from the form of the selection.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._ragged import offsets, ramp
+from ...arrays._operand import Operand
+from ...plan import Plan
+from ...plan._cache import kept_with_plan
+from ...plan._types import LARGEST
+from ...schedule.roles import key_views_of, roles
+from ...selections import Form
+from ..driver.device import Device
+from ..driver.launch import Kernel, kernel
+from ..driver.structs import packer
+from ..forward_pass import ForwardPass
+from .builds import ARCH, ROWS, build, variant
+from .heads import with_packed_heads
+from .layout import ENTRY, WORK
+from .params import MAPS, Addresses, structs
+from .prepared import HopperPlan
+
+__all__ = ["JOB", "SELECT", "TABLE", "Items", "Source", "forward", "items_of", "room"]
+
+_FORMS = ("blocks", "lengths", "documents", "lines")
+_TOKENS = 1024  # that a block of select_table.cu numbers
+_MASK_BLOCKS = 8  # of select_masks.cu, of an SM
+_MASK_BYTES = 512  # of 64 queries
+_WORD_BYTES = 4
+_ALIGNMENT = 256  # of tables
+
+TABLE = np.dtype(
+    [
+        ("source", "u8"),
+        *((name, "i8") for name in ("batch_stride", "head_stride", "row_stride", "stride")),
+        ("target", "u8"),
+        ("target_stride", "i8"),
+        *((name, "i4") for name in ("form", "wide", "heads", "rows", "count", "limit", "words", "left")),
+        ("masks_taken", "u8"),
+    ]
+)
+_PLAN_POINTERS = ("work", "entries", "entry_masks", "masks", "query_views", "key_views")
+_OWN_POINTERS = ("items", "selections", "starts")
+_NEW_POINTERS = ("work", "entries", "entry_masks", "masks")
+JOB = np.dtype([(name, "i4") for name in ("item", "entry", "mask")])
+SELECT = np.dtype(
+    [
+        *((name, "u8") for name in (*_PLAN_POINTERS, *_OWN_POINTERS)),
+        *((f"new_{name}", "u8") for name in _NEW_POINTERS),
+        ("jobs", "u8"),
+        ("masks_taken", "u8"),
+        ("table", "u8"),
+        ("table_stride", "i8"),
+        *((name, "i4") for name in ("form", "count", "warpgroups", "mask_room")),
+        *((name, "i4") for name in ("words", "block_q", "block_kv", "unused", "q_len", "q_offset")),
+    ]
+)
+_pack_table, _pack_select = packer(TABLE).pack, packer(SELECT).pack
+
+
+class Items(NamedTuple):
+    """New work items: those of the plan's variants, once for each selection that heads of the variant have.
+
+    Attributes
+    ----------
+    work : (n,) array of begin and end
+        Of as many tiles as each may have.
+    work_indptr : (pairs + 1,) int32 array
+        Where the items of each pair of a variant and a selection start.
+    variant : (batch, heads) int32 array
+        The pair of each head.
+    kv_len : int
+    items, selections : (n,) int32 arrays
+        What each is made of.
+    starts : (n + 1,) int64 array
+        Where the list of each has its room.
+    masks : int
+        Bitmasks that all of them have at most.
+    """
+
+    work: np.ndarray
+    work_indptr: np.ndarray
+    variant: np.ndarray
+    kv_len: int
+    items: np.ndarray
+    selections: np.ndarray
+    starts: np.ndarray
+    masks: int
+
+
+def items_of(plan: Plan, form: Form, batch: int, heads: int, q_len: int) -> Items:
+    """The new work items for so many heads, `q_len` queries each; the plan's rows may be those of several heads.
+
+    Raises
+    ------
+    ValueError
+        If they may have 2³¹ tiles or more.
+    """
+    variant = np.broadcast_to(plan.variant, (batch, heads)).astype(np.int64)
+    entry, head = np.arange(batch)[:, None] % form.batch, np.arange(heads)[None] // (heads // form.heads)
+    selection = np.broadcast_to(entry * form.heads + head, (batch, heads))
+    pairs, pair = np.unique(np.stack([variant, selection], axis=-1).reshape(-1, 2), axis=0, return_inverse=True)
+    first, last = plan.work_indptr[pairs[:, 0]], plan.work_indptr[pairs[:, 0] + 1]
+    items = (np.repeat(first, last - first) + ramp(last - first)).astype(np.int32)
+    most = room(plan, form, q_len)
+    tiles = most.tiles[items]
+    starts = offsets(tiles)
+    if starts[-1] > LARGEST:
+        raise ValueError(
+            f"pattern: expected a selection of at most {LARGEST} tiles, got one of up to {starts[-1]}; call with fewer "
+            "heads at once"
+        )
+    work = np.zeros(len(items), [("begin", "i8"), ("end", "i8")])
+    work["end"] = tiles
+    indptr = offsets(last - first)
+    masks = np.diff(offsets(most.masks[items])[indptr])  # of each pair
+    return Items(
+        work,
+        indptr.astype(np.int32),
+        pair.reshape(batch, heads).astype(np.int32),
+        plan.kv_len,
+        items,
+        np.repeat(pairs[:, 1], last - first).astype(np.int32),
+        starts,
+        int(np.minimum(masks, most.all_masks).sum()),
+    )
+
+
+class Room(NamedTuple):
+    """How many tiles and bitmasks the work items of a plan have at most, whatever a selection of some form allows.
+
+    Attributes
+    ----------
+    tiles, masks : (items,) int64 arrays
+        Of each item.
+    all_masks : int
+        Of the items of a variant together.
+    """
+
+    tiles: np.ndarray
+    masks: np.ndarray
+    all_masks: int
+
+
+def room(plan: Plan, form: Form, q_len: int) -> Room:
+    """The room that lists need: that of the plan's own, or less where tiles of keys lie side by side."""
+    tiles = (plan.work["end"] - plan.work["begin"]).astype(np.int64)
+    views, query_ids, key_ids = plan.views, *roles(plan)[:2]
+    several = _key_views(plan)
+    if several is None:
+        return Room(tiles, tiles, int(tiles.sum()))
+    given, rows = _masked(plan), min(_span(views[query_ids]), q_len)
+    in_step = not (views["offset"][key_ids] % plan.block_kv).any()
+    more = 0 if in_step else several - 1  # tiles of keys that a stretch of them meets, because there is another view
+    if form.name == "lengths":  # one end of the keys cuts a tile
+        return Room(tiles, np.minimum(tiles, given + 1), int(tiles.sum()))
+    if form.name == "lines":
+        each = (rows + plan.block_kv - 2) // plan.block_kv + 1 + more  # tiles that a diagonal meets
+        tiles = np.minimum(tiles, form.counts[0] + form.counts[1] * each)
+        return Room(tiles, tiles, int(tiles.sum()))
+    if form.name == "documents":
+        if rows > plan.block_q or len(plan.components) > plan.variants:
+            return Room(tiles, tiles, int(tiles.sum()))
+        # A tile that is no bitmask's holds the end of a document, or is met by queries of several: those of the last
+        # one whose first token they hold, those of the first one whose last token they hold, and their own.
+        cut = 2 * (-(-plan.kv_len // plan.block_kv) + (2 + more) * form.counts[0])
+        own = len(tiles) * (rows // plan.block_kv + 4 + more)
+        return Room(tiles, tiles, int(given.sum()) + cut + own)
+    first = views["offset"][query_ids] + plan.kv_len - q_len
+    in_rows = rows == plan.block_q and form.block_q % rows == 0 and not (first % rows).any()  # of one block of queries
+    in_blocks = in_step and form.block_kv % plan.block_kv == 0
+    met = 1 if in_rows else (rows - 1) // form.block_q + 2
+    of_block = form.block_kv // plan.block_kv + (0 if in_blocks else 2 + more)
+    tiles = np.minimum(tiles, max(1, met * form.counts[0] * of_block))
+    return Room(tiles, np.minimum(tiles, given) if in_rows and in_blocks else tiles, int(tiles.sum()))
+
+
+def _key_views(plan: Plan) -> int | None:
+    """The most views of keys that a component has, where each has tiles of keys side by side that no other has; None
+    elsewhere."""
+    most = 0
+    for component in plan.components:
+        own = plan.views[key_views_of(plan, component)]
+        extent, box = own["extent"], own["box"]
+        if (extent[:, :2] > 1).any() or (own["stride"][:, 2] != 1).any() or (box[:, 2] != plan.block_kv).any():
+            return None
+        own = own[np.argsort(own["offset"])]
+        if (own["offset"][1:] < (own["offset"] + own["extent"][:, 2])[:-1]).any():
+            return None
+        most = max(most, len(own))
+    return most
+
+
+def _span(views: np.ndarray) -> int:
+    """The most positions that a tile of some views reaches over."""
+    return int(((views["box"] - 1) * np.abs(views["stride"])).sum(axis=1).max(initial=0)) + 1
+
+
+def _masked(plan: Plan) -> np.ndarray:
+    """(items,) int64: tiles with a bitmask that each work item has at most."""
+    before = offsets(np.diff(plan.tile_indptr) * (plan.mask >= 0))
+    first = np.searchsorted(plan.tile_indptr, plan.work["begin"], "right") - 1
+    last = np.searchsorted(plan.tile_indptr, plan.work["end"], "left")
+    return before[last] - before[first]
+
+
+class SelectedPlan(HopperPlan):
+    """A plan on one device for one number of batch entries and heads, for selections of a form."""
+
+    def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, form: Form, q_len: int):
+        self.items = items_of(plan, form, batch, heads_q, q_len)
+        super().__init__(plan, device, batch, heads_q, heads_kv, False, self.items)
+
+
+@kept_with_plan
+def selected_plan(
+    plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, form: Form, q_len: int
+) -> SelectedPlan:
+    """The device copy of a plan, made at first use and kept with it; the device's context must be current."""
+    return SelectedPlan(plan, device, batch, heads_q, heads_kv, form, q_len)
+
+
+class Source(NamedTuple):
+    """An array of indices on the device: (batch or 1, heads or 1, rows, n), and whether it is of int64."""
+
+    operand: Operand
+    wide: bool
+
+
+class _Tables(NamedTuple):
+    """The addresses of what a call's kernels write before it is computed."""
+
+    work: int
+    entries: int
+    entry_masks: int
+    masks: int
+    jobs: int
+    masks_taken: int
+    table: int
+
+
+def forward(call: ForwardPass, form: Form, sources: tuple[Source, ...]) -> None:
+    """Enqueue a call of which a selection of this form and these indices allows some pairs; the context must be
+    current.
+
+    Raises
+    ------
+    ValueError
+        If TMA cannot address the arrays, or there may be 2³¹ tiles or more.
+    """
+    q_len = call.q.shape[2]
+    if call.k.shape[1] % form.heads == 0:
+        call = with_packed_heads(call)
+    heads = call.q.shape[1], call.k.shape[1]
+    plan = selected_plan(call.plan, call.device, call.q.shape[0], *heads, form, q_len)
+    ready = plan.ready(call)
+    if ready is None:
+        raise ValueError("q, k, v: expected rows that start on 16 bytes, their elements side by side, for a selection")
+    addresses = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer
+    to = Addresses(*addresses, call.lse, *call.workspace(), call.scale)
+    if ready.attention is not None:
+        tables = _select(call, plan, form, sources, q_len)
+        own = {name: getattr(tables, name) for name in ("work", "entries", "entry_masks", "masks")}
+        for launch, blocks in enumerate(ready.blocks):
+            params = ready.template.fill(launch, to, plan.counter(), own)
+            ready.attention.launch(blocks, params, call.stream)
+    if ready.merge is not None:
+        ready.merge.kernel.launch(ready.merge.blocks, ready.merge.params(to), call.stream)
+
+
+def _select(call: ForwardPass, plan: SelectedPlan, form: Form, sources: tuple[Source, ...], q_len: int) -> _Tables:
+    """Enqueues the kernels that write the tables of a call."""
+    kv_len, items, selections = call.plan.kv_len, plan.items, form.batch * form.heads
+    limit = -(-kv_len // form.block_kv) if form.name == "blocks" else kv_len
+    words = {"lengths": 2, "documents": kv_len}.get(form.name, -(-limit // 32))  # of a row
+    stride = words * form.rows * len(sources)
+    warpgroups = -(-call.plan.block_q // ROWS)
+    sizes = (
+        len(items.items) * WORK.itemsize,
+        int(items.starts[-1]) * ENTRY.itemsize,
+        int(items.starts[-1]) * _WORD_BYTES,
+        items.masks * warpgroups * _MASK_BYTES,
+        items.masks * JOB.itemsize,
+        _WORD_BYTES,
+        selections * stride * _WORD_BYTES,
+    )
+    at = offsets(np.array([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes])).tolist()
+    first = call.allocate(at[-1])
+    tables = _Tables(*(first + offset for offset in at[:-1]))
+    fill, tiles, masks = _kernels(call.device, call.dtype, call.plan.block_q)
+    rows = -(-kv_len // _TOKENS) if form.name == "documents" else form.rows
+    for number, (operand, wide) in enumerate(sources):
+        *strides, by_row, step = operand.strides
+        by_batch, by_head = (
+            own if size > 1 else 0 for own, size in zip(strides, (form.batch, form.heads), strict=True)
+        )
+        target = tables.table + number * words * _WORD_BYTES
+        params = _pack_table(
+            *(operand.pointer, by_batch, by_head, by_row, step, target, stride, _FORMS.index(form.name), wide),
+            *(form.heads, form.rows, form.counts[number], limit, words, form.left, tables.masks_taken),
+        )
+        fill.launch(selections * rows, params, call.stream)
+    params = _pack_select(
+        *(plan.at[name] for name in (*_PLAN_POINTERS, *_OWN_POINTERS)),
+        *(*tables, stride),
+        *(_FORMS.index(form.name), len(items.items), warpgroups, items.masks, words, form.block_q, form.block_kv, 0),
+        *(q_len, kv_len - q_len),
+    )
+    tiles.launch(len(items.items), params, call.stream)
+    if items.masks:
+        masks.launch(_MASK_BLOCKS * call.device.sm_count, params, call.stream)
+    return tables
+
+
+@functools.cache
+def _kernels(device: Device, dtype: str, block_q: int) -> tuple[Kernel, ...]:
+    """What selects tiles. It depends on no size, and shares its structs with what computes them; the context must be
+    current."""
+    defines = variant(build(block_q, 1), dtype, MAPS[0])
+    own = {**structs(MAPS[0]), "Table": TABLE, "Job": JOB, "Select": SELECT}
+    names = "select_table", "select_tiles", "select_masks"
+    return tuple(kernel(device, f"hopper/{name}.cu", ARCH, defines, own, f"hopper_{name}") for name in names)

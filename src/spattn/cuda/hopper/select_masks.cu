@@ -1,0 +1,112 @@
+// Formula    the bitmasks of the tiles that select_tiles.cu has found: what the plan's bitmask and the selection allow.
+// Grid       some CTAs an SM, whose warps take one tile after the other.
+// Target     sm_90a (nothing special; it shares the structs of attention.cu).
+// Test       tests/cuda/test_hopper_selections.py      Benchmark  benchmarks/replanning_cuda.py
+
+#include "hopper/allowed.cuh"
+#include "hopper/mask.cuh"
+
+namespace spattn::hopper {
+
+constexpr int kMaskThreads = 128;
+constexpr int kMaskWarps = kMaskThreads / 32;
+constexpr int kWords = 128;   // of the bitmask of 64 rows
+constexpr int kColumns = 16;  // of a lane, in each row: n is column 8 (n / 2) + 2 (lane % 4) + n % 2 ...
+
+// ... and bit 4 (n / 2) + n % 2 of a lane's word, or the bit two further on where the row is one of the lower eight.
+__device__ __forceinline__ uint32_t bit_of(int n) { return 1u << (n / 2 * 4 + n % 2); }
+
+// The lane's bits of all 64 of a row.
+__device__ __forceinline__ uint32_t own_bits(uint64_t row, int lane) {
+  uint64_t bits = row >> (lane % 4 * 2) & 0x0303030303030303;
+  bits = (bits | bits >> 4) & 0x00ff00ff00ff00ff;
+  bits = (bits | bits >> 8) & 0x0000ffff0000ffff;
+  return bits | bits >> 16;
+}
+
+// The keys of a tile: those of the lane, and those of a row of 64 side by side, which are looked up together.
+struct Columns {
+  const Allowed& allowed;
+  const int lane;
+  int codes[kColumns];
+  uint32_t real = 0;   // the lane's keys that some query may see
+  uint32_t later = 0;  // and those that all queries may that are not before them
+  int first = -1;      // of keys side by side, if they are chosen by lines
+  uint64_t chosen = 0;
+
+  __device__ __forceinline__ Columns(const Allowed& allowed, const View& view, const Entry& entry, int lane)
+      : allowed(allowed), lane(lane) {
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+      int64_t at;
+      const bool there = cell_position(view, entry.x, entry.y, entry.z, n / 2 * 8 + lane % 4 * 2 + n % 2, at);
+      codes[n] = there ? allowed.key_code(at) : -1;
+      if (!allowed.some_queries(codes[n])) continue;
+      real |= bit_of(n);
+      if (allowed.later_queries(codes[n])) later |= bit_of(n);
+    }
+    if (allowed.s.form == kLines && view.box[2] == 64 && view.stride[2] == 1) {
+      first = reach_of(view, entry.x, entry.y, entry.z).first;
+      chosen = allowed.bits_from(0, first);
+    }
+  }
+
+  // Which of the lane's keys a query may see.
+  __device__ __forceinline__ uint32_t seen_by(int position) const {
+    if (first >= 0) return own_bits(seen_side_by_side(position - first), lane) & real;
+    const int code = allowed.query_code(position);
+    uint32_t found = 0;
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+      const uint32_t own = bit_of(n);
+      if ((real & own) && allowed.pair(code, codes[n], later & own)) found |= own;
+    }
+    return found;
+  }
+
+  // The same of all 64 keys, of a query so far behind the first one.
+  __device__ __forceinline__ uint64_t seen_side_by_side(int far) const {
+    if (far < 0) return 0;
+    const uint64_t apart = far < 63 ? allowed.bits_from(1, 0) << (63 - far) : allowed.bits_from(1, far - 63);
+    const uint64_t before = far < 63 ? (uint64_t(2) << far) - 1 : ~uint64_t(0);
+    return (chosen | __brevll(apart)) & before;
+  }
+};
+
+// Position of a row, whatever head it is of; negative for padding and queries in front of the first key.
+__device__ __forceinline__ int query_position(const Select& s, const Work& work, int row) {
+  int64_t at;
+  if (!cell_position(s.query_views[work.query_view], work.x, work.y, work.z, row, at)) return -1;
+  return s.q_offset + (at < s.q_len ? int(at) : int(at) % s.q_len);
+}
+
+// The bitmask of a tile in the order of accumulators (mask.cuh), by a warp.
+__device__ void write_mask(const Select& s, const Job& job, uint32_t* target) {
+  const int lane = threadIdx.x % 32;
+  const NewItem item = new_item(s, job.item);
+  const Entry entry = s.new_entries[job.entry];
+  const Columns columns(item.allowed, s.key_views[item.work.key_view + entry.view], entry, lane);
+#pragma unroll 4
+  for (int part = 0; part < 4 * s.warpgroups; ++part) {
+    const int at = part * 32 + lane;
+    uint32_t word = 0;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int position = query_position(s, item.work, part * 16 + 8 * h + lane / 4);
+      if (position >= 0) word |= columns.seen_by(position) << (2 * h);
+    }
+    target[at] = job.mask < 0 ? word : word & s.masks[int64_t(job.mask) * s.warpgroups * kWords + at];
+  }
+}
+
+// {threads, dynamic shared bytes, bytes of the parameter}, read by launch.py.
+extern "C" __constant__ int launch_shape[3] = {kMaskThreads, 0, sizeof(Select)};
+
+extern "C" __global__ void __launch_bounds__(kMaskThreads) hopper_select_masks(const __grid_constant__ Select s) {
+  const int count = *s.masks_taken;
+  for (int n = blockIdx.x * kMaskWarps + threadIdx.x / 32; n < count; n += gridDim.x * kMaskWarps) {
+    write_mask(s, s.jobs[n], s.new_masks + int64_t(n) * s.warpgroups * kWords);
+  }
+}
+
+}  // namespace spattn::hopper

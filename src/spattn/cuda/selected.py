@@ -1,0 +1,96 @@
+"""Calls of which a selection allows some pairs: checked, planned, and handed to the kernels that select tiles."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from .. import compiler
+from .._backends import PreparedForward
+from ..arrays import dtype_name, kind_of
+from ..arrays._kind import ArrayKind
+from ..arrays._operand import Operand
+from ..call import Call
+from ..plan import Plan
+from ..schedule.group import workers
+from ..selections import Form, Selected, Selection
+from . import execute
+from .driver.device import Device
+from .forward_pass import ForwardPass
+from .hopper import select
+from .hopper.builds import ROWS, TILE
+
+__all__ = ["prepare"]
+
+_MANY = 4  # query tiles for each block that runs side by side: then no list is cut into pieces
+
+
+def prepare(call: Call, selected: Selected, device: Device, blocks: int) -> PreparedForward:
+    """What computes this call, and every other that differs from it in values, addresses, stream and scale alone.
+
+    Parameters
+    ----------
+    blocks : int
+        Of attention.cu, that run side by side.
+
+    Raises
+    ------
+    TypeError
+        If the arrays of the selection are of another kind than q.
+    ValueError
+        If they are on another device, or made for other lengths, batch entries or heads.
+    """
+    form = check(call, selected.selection)
+    if 0 in call.out_shape or call.kv_len == 0:
+        return execute.Nothing(call)
+    plan = _plan(call, selected, form, blocks)
+    kernels = _Selecting(call.kind, form, selected.selection.arrays())
+    return execute.OnDevice(call, plan, kernels, device, _never_again)
+
+
+def check(call: Call, selection: Selection) -> Form:
+    """The form of a selection that fits a call."""
+    form = selection.form()
+    for x in selection.arrays():
+        kind = kind_of(x)
+        if kind is not call.kind or kind is None:
+            raise TypeError(f"pattern: expected a selection of {call.kind.name} arrays like q, got {selection}")
+        if kind.ordinal(x) != call.kind.ordinal(call.q):
+            where = kind.device(x)
+            raise ValueError(f"pattern: expected a selection on {call.device} like q, got one on {where}")
+    if form.batch not in (1, call.batch):
+        raise ValueError(f"pattern: expected a selection for {call.batch} batch entries, got one for {form.batch}")
+    if not form.heads or call.heads_q % form.heads:
+        heads = call.heads_q
+        raise ValueError(f"pattern: expected a selection for a divisor of {heads} heads, got one for {form.heads}")
+    selection.check(call.kv_len)
+    return form
+
+
+def _plan(call: Call, selected: Selected, form: Form, blocks: int) -> Plan:
+    """The plan of the pattern, in tiles of no more queries than a block of them has."""
+    rows = ROWS if form.name == "blocks" and form.block_q % TILE[0] else TILE[0]
+    tiles = call.batch * call.heads_q * -(-call.q_len // rows)
+    each = 1 if tiles >= _MANY * blocks else workers(blocks, call.batch * call.heads_q)
+    return compiler.plan_for(selected.pattern, call, (rows, TILE[1]), each, tile_by_tile=True)
+
+
+class _Selecting:
+    """The kernels of calls with one selection."""
+
+    def __init__(self, kind: ArrayKind, form: Form, arrays: tuple[Any, ...]):
+        self._form, self._arrays = form, arrays  # which are there as long as this is
+        self._sources = tuple(select.Source(_with_axes(kind.operand(x)), dtype_name(x) == "int64") for x in arrays)
+
+    def forward(self, call: ForwardPass) -> None:
+        """Enqueue a call; the context must be current."""
+        select.forward(call, self._form, self._sources)
+
+
+def _with_axes(x: Operand) -> Operand:
+    """The array with the axes of batch entries and heads."""
+    missing = 4 - len(x.shape)
+    return Operand(x.pointer, (1,) * missing + x.shape, (0,) * missing + x.strides)
+
+
+def _never_again(*_: Any, **__: Any) -> NoReturn:
+    raise RuntimeError("SPATTN_CUDA_KERNEL has changed within a call")
