@@ -79,9 +79,7 @@ def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] mee
     cdef const int64_t[:] component = lists[0], query_tile = lists[1], begin = lists[2], end = lists[3]
     cdef int64_t n, piece, count = component.shape[0], items = 0, slot = 0, length, most = 0
     cdef bint sound = query_tile.shape[0] == begin.shape[0] == end.shape[0] == count and longest > 0
-    cdef bint shared
-    cdef vector[Work] made
-    cdef vector[int64_t] order
+    cdef bint shared, rises = False
     cdef Work own
     sound = sound and (least is None or least.shape[0] == count)
     if not sound or not (meeting is None or meeting.shape[0] == count):
@@ -92,7 +90,7 @@ def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] mee
         length = end[n] - begin[n]
         if length < 1:
             raise ValueError(f"lists: expected at least one tile, got {length}")
-        pieces[n] = (length + longest - 1) // longest
+        pieces[n] = 1 if length <= longest else (length + longest - 1) // longest
         if least is not None:
             pieces[n] = max(pieces[n], min(least[n], length))
         items += pieces[n]
@@ -100,45 +98,44 @@ def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] mee
     if not items:
         return work, found, 0
     cdef Work[::1] to = work
+    items = 0
     with nogil:
-        made.reserve(items)
         for n in range(count):
             length = end[n] - begin[n]
             shared = pieces[n] > 1 or meeting is not None and meeting[n]
             own.component, own.query_tile = <int32_t>component[n], <int32_t>query_tile[n]
-            for piece in range(pieces[n]):
-                own.begin = begin[n] + length * piece // pieces[n]
-                own.end = begin[n] + length * (piece + 1) // pieces[n]
+            own.end = begin[n]
+            for piece in range(1, pieces[n] + 1):
+                own.begin = own.end
+                own.end = end[n] if piece == pieces[n] else begin[n] + length * piece // pieces[n]  # division takes long
                 own.slot = slot if shared else -1
                 slot += shared
-                made.push_back(own)
                 most = max(most, own.end - own.begin)
-        sort_by_length(made, most, order)
-        for n in range(items):
-            to[n] = made[order[n]]
+                rises |= items > 0 and own.end - own.begin > to[items - 1].end - to[items - 1].begin
+                to[items] = own
+                items += 1
+        if rises:
+            sort_by_length(to, most)
     return work, found, slot
 
 
-cdef int sort_by_length(const vector[Work]& items, int64_t most, vector[int64_t]& order) except -1 nogil:
-    """The numbers of items of up to `most` tiles by falling length, those of one length in order: digit by digit."""
-    cdef vector[int64_t] place, sorted
-    cdef int64_t n, key, count = items.size()
+cdef int sort_by_length(Work[::1] items, int64_t most) except -1 nogil:
+    """Sorts items of up to `most` tiles by falling length, those of one length in order: digit by digit."""
+    cdef vector[Work] before
+    cdef vector[int64_t] place
+    cdef int64_t n, key, count = items.shape[0]
     cdef int shift = 0
-    order.resize(count)
-    sorted.resize(count)
-    for n in range(count):
-        order[n] = n
     while most >> shift:
+        before.assign(&items[0], &items[0] + count)
         place.assign(min(most >> shift, DIGIT) + 2, 0)  # of the next item of each digit, the one of zero first
         for n in range(count):
-            key = most - (items[n].end - items[n].begin)
+            key = most - (before[n].end - before[n].begin)
             place[(key >> shift & DIGIT) + 1] += 1
         for n in range(1, <int64_t>place.size()):
             place[n] += place[n - 1]
         for n in range(count):
-            key = most - (items[order[n]].end - items[order[n]].begin)
-            sorted[place[key >> shift & DIGIT]] = order[n]
-            place[key >> shift & DIGIT] += 1
-        order.swap(sorted)
+            key = most - (before[n].end - before[n].begin) >> shift & DIGIT
+            items[place[key]] = before[n]
+            place[key] += 1
         shift += 16
     return 0
