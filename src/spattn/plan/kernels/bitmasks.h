@@ -62,12 +62,13 @@ class Bitmasks {
   // Where to write the bitmask that is numbered next.
   uint64_t* next() { return masks_.next(words_); }
 
+  const uint64_t* of(int32_t number) const { return masks_.data() + number * words_; }
+
   // The number of the bitmask that was written there.
   int32_t number() {
     const uint64_t* const mask = masks_.next(words_);
-    const int32_t number = numbers_.number(hash_of(mask, whole_), [&](int32_t known) {
-      return !memcmp(masks_.data() + known * words_, mask, 8 * words_);
-    });
+    const int32_t number =
+        numbers_.number(hash_of(mask, whole_), [&](int32_t known) { return !memcmp(of(known), mask, 8 * words_); });
     if (number == size()) masks_.add(words_);
     return number;
   }
@@ -106,10 +107,9 @@ class Bitmasks {
 
   // The first bitmask that has the same words as this one in the parts that are compared.
   int32_t compare(int64_t number) {
-    const uint64_t* const mask = masks_.data() + number * words_;
-    const int32_t kind = alike_.number(hash_of(mask, parts_), [&](int32_t known) {
-      return alike(masks_.data() + first_[known] * words_, mask, parts_);
-    });
+    const uint64_t* const mask = of(int32_t(number));
+    const int32_t kind =
+        alike_.number(hash_of(mask, parts_), [&](int32_t known) { return alike(of(first_[known]), mask, parts_); });
     if (kind == int64_t(first_.size())) first_.push_back(int32_t(number));
     return first_[kind];
   }
