@@ -90,7 +90,7 @@ def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] mee
         length = end[n] - begin[n]
         if length < 1:
             raise ValueError(f"lists: expected at least one tile, got {length}")
-        pieces[n] = 1 if length <= longest else (length + longest - 1) // longest
+        pieces[n] = 1 if length <= longest else (length + longest - 1) // longest  # a division takes as long as the rest
         if least is not None:
             pieces[n] = max(pieces[n], min(least[n], length))
         items += pieces[n]
@@ -107,7 +107,7 @@ def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] mee
             own.end = begin[n]
             for piece in range(1, pieces[n] + 1):
                 own.begin = own.end
-                own.end = end[n] if piece == pieces[n] else begin[n] + length * piece // pieces[n]  # division takes long
+                own.end = end[n] if piece == pieces[n] else begin[n] + length * piece // pieces[n]
                 own.slot = slot if shared else -1
                 slot += shared
                 most = max(most, own.end - own.begin)
