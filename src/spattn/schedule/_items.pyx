@@ -1,6 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
 """The compiled part of :mod:`spattn.schedule.items`: lists, and the items that they are cut into."""
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libcpp.vector cimport vector
 
@@ -68,7 +69,7 @@ def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] mee
     meeting : (n,) uint8 array or None
         Lists of which all pieces have a slot, as those have that are cut into several.
     dtype : dtype
-        WORK.
+        WORK, which has the size of the struct.
 
     Returns
     -------
@@ -90,14 +91,13 @@ def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] mee
         length = end[n] - begin[n]
         if length < 1:
             raise ValueError(f"lists: expected at least one tile, got {length}")
-        pieces[n] = 1 if length <= longest else (length + longest - 1) // longest  # a division takes as long as the rest
+        pieces[n] = 1 if length <= longest else (length + longest - 1) // longest  # mostly without a division
         if least is not None:
             pieces[n] = max(pieces[n], min(least[n], length))
         items += pieces[n]
-    work = np.empty(items, dtype)
-    if not items:
-        return work, found, 0
-    cdef Work[::1] to = work
+    whole = PyBytes_FromStringAndSize(NULL, items * sizeof(Work))  # which becomes the plan's array without a copy
+    work = np.ndarray(items, dtype, whole)
+    cdef Work* to = <Work*>PyBytes_AS_STRING(whole)
     items = 0
     with nogil:
         for n in range(count):
@@ -115,18 +115,18 @@ def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] mee
                 to[items] = own
                 items += 1
         if rises:
-            sort_by_length(to, most)
+            sort_by_length(to, items, most)
     return work, found, slot
 
 
-cdef int sort_by_length(Work[::1] items, int64_t most) except -1 nogil:
+cdef int sort_by_length(Work* items, int64_t count, int64_t most) except -1 nogil:
     """Sorts items of up to `most` tiles by falling length, those of one length in order: digit by digit."""
     cdef vector[Work] before
     cdef vector[int64_t] place
-    cdef int64_t n, key, count = items.shape[0]
+    cdef int64_t n, key
     cdef int shift = 0
     while most >> shift:
-        before.assign(&items[0], &items[0] + count)
+        before.assign(items, items + count)
         place.assign(min(most >> shift, DIGIT) + 2, 0)  # of the next item of each digit, the one of zero first
         for n in range(count):
             key = most - (before[n].end - before[n].begin)
