@@ -69,7 +69,7 @@ class Bitmasks {
     const uint64_t* const mask = masks_.next(words_);
     const int32_t number =
         numbers_.number(hash_of(mask, whole_), [&](int32_t known) { return !memcmp(of(known), mask, 8 * words_); });
-    if (number == size()) masks_.add(words_);
+    if (number == size_) masks_.add(words_), ++size_;
     return number;
   }
 
@@ -96,8 +96,8 @@ class Bitmasks {
     }
   }
 
-  int64_t size() const { return masks_.size() / words_; }
-  bool too_many() const { return size() > most_; }
+  int64_t size() const { return size_; }
+  bool too_many() const { return size_ > most_; }
   int64_t words() const { return words_; }
   int64_t row_words() const { return row_words_; }
   void fit() { masks_.fit(); }
@@ -114,7 +114,7 @@ class Bitmasks {
     return first_[kind];
   }
 
-  int64_t words_, row_words_, most_;
+  int64_t words_, row_words_, most_, size_ = 0;
   std::vector<Part> whole_;
   Growing<uint64_t> masks_;
   HashedNumbers numbers_;

@@ -148,15 +148,12 @@ class Sweep {
   // Adds a list: of stretches, those that have one bitmask and follow one another as one run.
   void add_runs(const StretchList& list) {
     const RunLists::Room room = lists_.next(list.size());
-    const Seen* seen = seen_.data();
-    int64_t runs = 0, tiles = room.tiles, pairs = pairs_, known = int64_t(seen_.size());
+    seen_.resize(looks_.size(), {kUnseen, 0});
+    int64_t runs = 0, tiles = room.tiles, pairs = pairs_;
     int32_t first = 0, stop = 0, last = kEmptyTile;  // of the last run
     for (const Stretch* at = list.begin(); at->first != kEnd; ++at) {
-      if (at->look >= known || seen[at->look].mask == kUnseen) {
-        look_at(at->look);
-        seen = seen_.data(), known = int64_t(seen_.size());
-      }
-      const Seen own = seen[at->look];
+      if (seen_[at->look].mask == kUnseen) look_at(at->look);
+      const Seen own = seen_[at->look];
       if (own.mask == kEmptyTile) continue;
       const bool joined = own.mask == last && at->first == stop;
       runs -= joined, first = joined ? first : at->first, last = own.mask;
@@ -218,18 +215,32 @@ class Sweep {
       reading.looks_of_choices.assign(found_rows_.size() <= kMostChoices ? size_t{1} << found_rows_.size() : 0, kWhole);
     }
     reading.rows.swap(found_rows_);
-    if (reading.rows.size() > 2) {
-      find_across(reading);
-    } else {
-      find_across_two(reading);
+    switch (reading.rows.size()) {
+      case 1:
+        find_across_one(reading);
+        break;
+      case 2:
+        find_across_two(reading);
+        break;
+      default:
+        find_across(reading);
     }
     return true;
   }
 
-  // The stretches of one band or of two, merged.
+  // The stretches of one band.
+  void find_across_one(Reading& reading) {
+    const Rows& rows = reading.rows[0];
+    Stretch* found = reading.across.begin(rows.count);
+    for (const Stretch* own = rows.stretches; own->first != kEnd; ++own) {
+      *found++ = {own->first, own->stop, own->look == kWhole ? kWhole : look_of_rows(reading, &own->look)};
+    }
+    reading.across.end(found);
+  }
+
+  // The stretches of two bands, merged.
   void find_across_two(Reading& reading) {
-    const Rows nothing{rows_, kNoBand, 0, kNothing};
-    const Rows &one = reading.rows[0], &other = reading.rows.size() > 1 ? reading.rows[1] : nothing;
+    const Rows &one = reading.rows[0], &other = reading.rows[1];
     const auto look = [&](int32_t look_of_one, int32_t look_of_other) {
       const int32_t looks[] = {look_of_one, look_of_other};
       return look_of_rows(reading, looks);
@@ -335,10 +346,9 @@ class Sweep {
   static constexpr int32_t kUnseen = -3;
 
   void look_at(int32_t look) {
-    seen_.resize(std::max<size_t>(seen_.size(), looks_.size()), {kUnseen, 0});
     uint64_t* const mask = masks_.next();
     drawing_.draw(look, mask, [this](int32_t known) -> const uint64_t* {  // rows of padding may have another's bits
-      const bool drawn = known < int64_t(seen_.size()) && seen_[known].mask >= 0 && rows_ == queries_.block;
+      const bool drawn = seen_[known].mask >= 0 && rows_ == queries_.block;
       return drawn ? masks_.of(seen_[known].mask) : nullptr;
     });
     const int64_t pairs = count_pairs(mask, rows_ * words_);
