@@ -79,6 +79,7 @@ def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] mee
     """
     cdef const int64_t[:] component = lists[0], query_tile = lists[1], begin = lists[2], end = lists[3]
     cdef int64_t n, piece, count = component.shape[0], items = 0, slot = 0, length, most = 0
+    cdef int64_t last = longest
     cdef bint sound = query_tile.shape[0] == begin.shape[0] == end.shape[0] == count and longest > 0
     cdef bint shared, rises = False
     cdef Work own
@@ -110,8 +111,9 @@ def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] mee
                 own.end = end[n] if piece == pieces[n] else begin[n] + length * piece // pieces[n]
                 own.slot = slot if shared else -1
                 slot += shared
-                most = max(most, own.end - own.begin)
-                rises |= items > 0 and own.end - own.begin > to[items - 1].end - to[items - 1].begin
+                rises |= own.end - own.begin > last
+                last = own.end - own.begin
+                most = max(most, last)
                 to[items] = own
                 items += 1
         if rises:
