@@ -101,7 +101,7 @@ def unpacked(tiles, query, key, masks):
 
 
 @given(
-    given=st.lists(clauses(), min_size=1, max_size=2),
+    given=st.lists(clauses(), max_size=2),
     tile=st.sampled_from(TILES),
     places=st.tuples(st.integers(-20, 90), st.integers(0, 90)),
     lengths=st.tuples(st.integers(1, 300), st.integers(1, 400)),

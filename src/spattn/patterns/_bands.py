@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .._ragged import offsets, ramp
 from ._check import REACH
 
-__all__ = ["NO_RANGES", "Bands", "either", "nearby", "same_keys"]
+__all__ = ["NO_KEY_AHEAD", "NO_RANGES", "Bands", "either", "nearby", "same_keys"]
 
 _MOST_CLAUSES = 8
 
@@ -50,6 +50,9 @@ _AT_ZERO = np.zeros(1, np.int64)
 def nearby(ranges: npt.ArrayLike) -> Bands:
     """The pairs whose distance ``q - k`` lies in one of ``(n, 2)`` ranges."""
     return Bands(_AT_ZERO, _AT_ZERO, _NOTHING, _NOTHING, np.ascontiguousarray(ranges, np.int64).reshape(-1, 2))
+
+
+NO_KEY_AHEAD = nearby([0, REACH])
 
 
 def same_keys(first: np.ndarray, stop: np.ndarray, near: np.ndarray = NO_RANGES) -> Bands:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..index_set import Runs
-from ._bands import Bands, nearby, same_keys
+from ._bands import NO_KEY_AHEAD, Bands, same_keys
 from ._check import REACH, integer, reach
 from ._lattice import Ends, Part, column_lattices, residue_parts
 from ._parameters import Count, Positive
@@ -63,7 +63,7 @@ class Causal(Pattern):
         return Ends(0, q_len, between=True)
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
-        return (nearby([0, REACH]),)
+        return (NO_KEY_AHEAD,)
 
 
 @register("block_local")

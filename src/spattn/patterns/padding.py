@@ -170,12 +170,12 @@ class KeyPadding(ArrayPattern):
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
         valid = self._only(self.valid)
-        (edges,) = (valid[1:] != valid[:-1]).nonzero()
-        edges += 1
-        if len(valid) and valid[0]:
-            edges = np.append(0, edges)
-        if len(edges) % 2:
-            edges = np.append(edges, len(valid))
+        (before,) = (valid[1:] != valid[:-1]).nonzero()
+        edges = np.empty(len(before) + 2, np.int64)
+        edges[0], edges[1:-1], edges[-1] = 0, before + 1, len(valid)
+        if not (len(valid) and valid[0]):
+            edges = edges[1:]
+        edges = edges[: len(edges) // 2 * 2]
         return (same_keys(edges[::2].copy(), edges[1::2].copy()),)
 
     @classmethod

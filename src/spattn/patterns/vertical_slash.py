@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..index_set import Runs
-from ._bands import Bands, nearby, same_keys
-from ._check import REACH, assign
+from ._bands import NO_KEY_AHEAD, Bands, same_keys
+from ._check import assign
 from ._parameters import Count
 from ._pattern import Pattern
 from ._predicate import member
@@ -74,7 +74,7 @@ class VerticalSlash(Pattern):
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
         columns, diagonals = map(position_table, (self.columns, self.diagonals))
         chosen = same_keys(columns, columns + 1, np.stack([diagonals, diagonals + 1], axis=1))
-        return chosen, nearby([0, REACH])
+        return chosen, NO_KEY_AHEAD
 
     @classmethod
     def example(cls) -> tuple[Pattern, int]:

@@ -251,9 +251,11 @@ def size_of(thing: Any) -> int:
         total += sys.getsizeof(one)
         parts = _parts(one)
         if type(parts) is tuple and set(map(type, parts)) == {int}:  # as positions are, hundreds of them
-            numbers = {id(number): number for number in parts if id(number) not in seen}
+            numbers = dict(zip(map(id, parts), parts, strict=True))
+            for known in seen.intersection(numbers):
+                del numbers[known]
             seen.update(numbers)
-            total += sum(map(sys.getsizeof, numbers.values()))
+            total += sum(map(int.__sizeof__, numbers.values()))
         else:
             pending.extend(parts)
     return total

@@ -81,16 +81,20 @@ def _add_strips(strip: Callable[[range], _Strip], query: np.void, masks: Masks, 
     single = np.full(math.prod(masks.tile), -1, np.int32)  # number of the bitmask of each cell alone, where it is known
     first, at_once, nnz, query_tiles = 0, 1, 0, int(query["tiles"])
     while first < query_tiles:
-        count = min(at_once, query_tiles - first)
-        own = strip(range(first, first + count))
-        nnz += len(own.cell)
-        budget.need_runs(len(own.full))
-        mask, length = _masks_of(own, single, masks), np.ones(len(own.full), np.int32)
-        runs = join_runs(own.query_tile - np.int32(first), own.key_tile, length, mask)
-        add_runs(lists, budget, count, *runs)
-        first += count
-        at_once = min(max(at_once * _PAIRS_AT_ONCE // max(len(own.cell), 1), 1), 4 * at_once)
+        tiles = range(first, min(first + at_once, query_tiles))
+        pairs = _add_strip(strip(tiles), tiles, single, masks, lists, budget)
+        nnz, first = nnz + pairs, tiles.stop
+        at_once = min(max(at_once * _PAIRS_AT_ONCE // max(pairs, 1), 1), 4 * at_once)
     return nnz
+
+
+def _add_strip(own: _Strip, tiles: range, single: np.ndarray, masks: Masks, lists: RunLists, budget: Budget) -> int:
+    """Adds the tiles of a strip, of which nothing is left when the next one is made; returns how many pairs it had."""
+    budget.need_runs(len(own.full))
+    mask, length = _masks_of(own, single, masks), np.ones(len(own.full), np.int32)
+    runs = join_runs(own.query_tile - np.int32(tiles.start), own.key_tile, length, mask)
+    add_runs(lists, budget, len(tiles), *runs)
+    return len(own.cell)
 
 
 def _listed(

@@ -1,6 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
 """The compiled part of :mod:`spattn.schedule.items`: lists, and the items that they are cut into."""
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libcpp.vector cimport vector
 
@@ -68,7 +69,7 @@ def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] mee
     meeting : (n,) uint8 array or None
         Lists of which all pieces have a slot, as those have that are cut into several.
     dtype : dtype
-        WORK.
+        WORK, which has the size of the struct.
 
     Returns
     -------
@@ -78,10 +79,9 @@ def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] mee
     """
     cdef const int64_t[:] component = lists[0], query_tile = lists[1], begin = lists[2], end = lists[3]
     cdef int64_t n, piece, count = component.shape[0], items = 0, slot = 0, length, most = 0
+    cdef int64_t last = longest
     cdef bint sound = query_tile.shape[0] == begin.shape[0] == end.shape[0] == count and longest > 0
-    cdef bint shared
-    cdef vector[Work] made
-    cdef vector[int64_t] order
+    cdef bint shared, rises = False
     cdef Work own
     sound = sound and (least is None or least.shape[0] == count)
     if not sound or not (meeting is None or meeting.shape[0] == count):
@@ -92,53 +92,52 @@ def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] mee
         length = end[n] - begin[n]
         if length < 1:
             raise ValueError(f"lists: expected at least one tile, got {length}")
-        pieces[n] = (length + longest - 1) // longest
+        pieces[n] = 1 if length <= longest else (length + longest - 1) // longest  # mostly without a division
         if least is not None:
             pieces[n] = max(pieces[n], min(least[n], length))
         items += pieces[n]
-    work = np.empty(items, dtype)
-    if not items:
-        return work, found, 0
-    cdef Work[::1] to = work
+    whole = PyBytes_FromStringAndSize(NULL, items * sizeof(Work))  # which becomes the plan's array without a copy
+    work = np.ndarray(items, dtype, whole)
+    cdef Work* to = <Work*>PyBytes_AS_STRING(whole)
+    items = 0
     with nogil:
-        made.reserve(items)
         for n in range(count):
             length = end[n] - begin[n]
             shared = pieces[n] > 1 or meeting is not None and meeting[n]
             own.component, own.query_tile = <int32_t>component[n], <int32_t>query_tile[n]
-            for piece in range(pieces[n]):
-                own.begin = begin[n] + length * piece // pieces[n]
-                own.end = begin[n] + length * (piece + 1) // pieces[n]
+            own.end = begin[n]
+            for piece in range(1, pieces[n] + 1):
+                own.begin = own.end
+                own.end = end[n] if piece == pieces[n] else begin[n] + length * piece // pieces[n]
                 own.slot = slot if shared else -1
                 slot += shared
-                made.push_back(own)
-                most = max(most, own.end - own.begin)
-        sort_by_length(made, most, order)
-        for n in range(items):
-            to[n] = made[order[n]]
+                rises |= own.end - own.begin > last
+                last = own.end - own.begin
+                most = max(most, last)
+                to[items] = own
+                items += 1
+        if rises:
+            sort_by_length(to, items, most)
     return work, found, slot
 
 
-cdef int sort_by_length(const vector[Work]& items, int64_t most, vector[int64_t]& order) except -1 nogil:
-    """The numbers of items of up to `most` tiles by falling length, those of one length in order: digit by digit."""
-    cdef vector[int64_t] place, sorted
-    cdef int64_t n, key, count = items.size()
+cdef int sort_by_length(Work* items, int64_t count, int64_t most) except -1 nogil:
+    """Sorts items of up to `most` tiles by falling length, those of one length in order: digit by digit."""
+    cdef vector[Work] before
+    cdef vector[int64_t] place
+    cdef int64_t n, key
     cdef int shift = 0
-    order.resize(count)
-    sorted.resize(count)
-    for n in range(count):
-        order[n] = n
     while most >> shift:
+        before.assign(items, items + count)
         place.assign(min(most >> shift, DIGIT) + 2, 0)  # of the next item of each digit, the one of zero first
         for n in range(count):
-            key = most - (items[n].end - items[n].begin)
+            key = most - (before[n].end - before[n].begin)
             place[(key >> shift & DIGIT) + 1] += 1
         for n in range(1, <int64_t>place.size()):
             place[n] += place[n - 1]
         for n in range(count):
-            key = most - (items[order[n]].end - items[order[n]].begin)
-            sorted[place[key >> shift & DIGIT]] = order[n]
-            place[key >> shift & DIGIT] += 1
-        order.swap(sorted)
+            key = most - (before[n].end - before[n].begin) >> shift & DIGIT
+            items[place[key]] = before[n]
+            place[key] += 1
         shift += 16
     return 0

@@ -4,7 +4,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
+
+#include "bits.h"
+#include "looks.h"
+#include "stretches.h"
 
 namespace spattn {
 
@@ -22,6 +27,17 @@ struct ClauseArrays {
 struct Side {
   int64_t offset, cells, block;
   int64_t tiles() const { return (cells + block - 1) / block; }
+};
+
+// The tile that a cell is in, counted from the first one; where tiles have a power of two cells without a division.
+class TileOf {
+ public:
+  explicit TileOf(int64_t block) : block_(block), shift_(block & (block - 1) ? -1 : __builtin_ctzll(block)) {}
+  int64_t operator()(int64_t cell) const { return shift_ < 0 ? cell / block_ : cell >> shift_; }
+
+ private:
+  int64_t block_;
+  int shift_;
 };
 
 // [first, stop) of keys, or of distances, counted from the first query and key.
@@ -44,29 +60,33 @@ inline int64_t join_intervals(Interval* intervals, int64_t count) {
   return kept;
 }
 
-// Behind the last run of a band stands kNever.
-constexpr Interval kNever{INT64_MAX, INT64_MAX};
-
-struct Clause {
-  Clause(const ClauseArrays& arrays, const Side& queries, const Side& keys) {
+// The bands as stretches of key tiles, found once for all query tiles that have queries of a band.
+class Clause {
+ public:
+  Clause(const ClauseArrays& arrays, const Side& queries, const Side& keys)
+      : block_(keys.block), words_(keys.block / 64), tile_of_(keys.block) {
     starts.reserve(arrays.bands + 1), ends.reserve(arrays.bands + 1), ends.push_back(0);
-    runs.resize(arrays.indptr[arrays.bands] + arrays.bands + 1, kNever);
-    Interval* at = runs.data();
-    const int64_t whole = keys.tiles() * keys.block;
+    const int64_t count = arrays.indptr[arrays.bands], whole = keys.tiles() * keys.block;
+    stretches.reset(new Stretch[3 * count + arrays.bands + 1]);  // of a run its tiles, and those that it divides
+    end_ = stretches.get();
+    std::vector<Interval> runs;
     for (int64_t band = 0; band < arrays.bands; ++band) {
-      Interval* const begin = at;
+      runs.resize(std::max<int64_t>(runs.size(), arrays.indptr[band + 1] - arrays.indptr[band]));
       bool sorted = true;
+      int64_t kept = 0;
       for (int64_t n = arrays.indptr[band], last = -1; n < arrays.indptr[band + 1]; ++n) {
         const int64_t first = std::max<int64_t>(arrays.first[n] - keys.offset, 0), stop = arrays.stop[n] - keys.offset;
         if (first >= std::min(stop, keys.cells)) continue;
         sorted &= first > last, last = stop < keys.cells ? stop : whole;
-        *at++ = {first, last};
+        runs[kept++] = {first, last};
       }
-      if (!sorted) at = begin + join_intervals(begin, at - begin);
-      *at++ = kNever;
+      if (!sorted) kept = join_intervals(runs.data(), kept);
+      for (int64_t n = 0; n < kept; ++n) add(runs[n]);
+      *end_++ = kLastStretch;
       starts.push_back(arrays.start[band] - queries.offset);
-      ends.push_back(at - runs.data());
+      ends.push_back(end_ - stretches.get());
     }
+    *end_++ = kLastStretch;
     starts.push_back(arrays.bands ? arrays.start[arrays.bands] - queries.offset : 0);
     const int64_t apart = queries.offset - keys.offset;
     for (int64_t n = 0; n < arrays.ranges; ++n) {
@@ -77,9 +97,38 @@ struct Clause {
     ranges.resize(join_intervals(ranges.data(), ranges.size()));
   }
 
-  std::vector<int64_t> starts;         // of the bands, and where the last one ends
-  std::vector<size_t> ends;            // where the runs of each band start
-  std::vector<Interval> runs, ranges;  // none meets another; one run more may be read than there are
+  // Which keys of a divided tile a band has.
+  const uint64_t* divided(int32_t look) const { return divided_.data() + (look - 1) * words_; }
+
+  std::vector<int64_t> starts;  // of the bands, and where the last one ends
+  std::vector<size_t> ends;     // where the stretches of each band start
+  // Tiles of which a band has all keys look kWhole, another look is that of a tile which is divided. Behind those of each
+  // band stands kLastStretch, and behind all of them another.
+  std::unique_ptr<Stretch[]> stretches;
+  std::vector<Interval> ranges;  // none meets another
+
+ private:
+  // Adds a run of the last band, which is behind all others and meets none.
+  void add(const Interval& run) {
+    const int64_t first = tile_of_(run.first), stop = tile_of_(run.stop);
+    const int64_t begin = first + (first * block_ < run.first);
+    if (first < begin) add_divided(first, run);
+    if (begin < stop) *end_++ = {int32_t(begin), int32_t(stop), kWhole};
+    if (begin <= stop && stop * block_ < run.stop) add_divided(stop, run);
+  }
+
+  void add_divided(int64_t tile, const Interval& run) {
+    if (end_ == stretches.get() + ends.back() || end_[-1].first < tile) {
+      divided_.resize(divided_.size() + words_);
+      *end_++ = {int32_t(tile), int32_t(tile + 1), int32_t(divided_.size() / words_)};
+    }
+    set_bits(divided_.data() + divided_.size() - words_, words_, run.first - tile * block_, run.stop - tile * block_);
+  }
+
+  int64_t block_, words_;
+  TileOf tile_of_;
+  Stretch* end_;
+  std::vector<uint64_t> divided_;
 };
 
 }  // namespace spattn

@@ -62,13 +62,14 @@ class Bitmasks {
   // Where to write the bitmask that is numbered next.
   uint64_t* next() { return masks_.next(words_); }
 
+  const uint64_t* of(int32_t number) const { return masks_.data() + number * words_; }
+
   // The number of the bitmask that was written there.
   int32_t number() {
     const uint64_t* const mask = masks_.next(words_);
-    const int32_t number = numbers_.number(hash_of(mask, whole_), [&](int32_t known) {
-      return !memcmp(masks_.data() + known * words_, mask, 8 * words_);
-    });
-    if (number == size()) masks_.add(words_);
+    const int32_t number =
+        numbers_.number(hash_of(mask, whole_), [&](int32_t known) { return !memcmp(of(known), mask, 8 * words_); });
+    if (number == size_) masks_.add(words_), ++size_;
     return number;
   }
 
@@ -95,8 +96,8 @@ class Bitmasks {
     }
   }
 
-  int64_t size() const { return masks_.size() / words_; }
-  bool too_many() const { return size() > most_; }
+  int64_t size() const { return size_; }
+  bool too_many() const { return size_ > most_; }
   int64_t words() const { return words_; }
   int64_t row_words() const { return row_words_; }
   void fit() { masks_.fit(); }
@@ -106,15 +107,14 @@ class Bitmasks {
 
   // The first bitmask that has the same words as this one in the parts that are compared.
   int32_t compare(int64_t number) {
-    const uint64_t* const mask = masks_.data() + number * words_;
-    const int32_t kind = alike_.number(hash_of(mask, parts_), [&](int32_t known) {
-      return alike(masks_.data() + first_[known] * words_, mask, parts_);
-    });
+    const uint64_t* const mask = of(int32_t(number));
+    const int32_t kind =
+        alike_.number(hash_of(mask, parts_), [&](int32_t known) { return alike(of(first_[known]), mask, parts_); });
     if (kind == int64_t(first_.size())) first_.push_back(int32_t(number));
     return first_[kind];
   }
 
-  int64_t words_, row_words_, most_;
+  int64_t words_, row_words_, most_, size_ = 0;
   std::vector<Part> whole_;
   Growing<uint64_t> masks_;
   HashedNumbers numbers_;

@@ -16,7 +16,11 @@ __attribute__((always_inline)) inline int64_t pairs_plain(const uint64_t* words,
 __attribute__((target("popcnt"))) inline int64_t pairs_popcnt(const uint64_t* words, int64_t count) {
   return pairs_plain(words, count);
 }
+__attribute__((target("avx512f,avx512vpopcntdq"))) inline int64_t pairs_vpopcnt(const uint64_t* words, int64_t count) {
+  return pairs_plain(words, count);
+}
 inline int64_t count_pairs(const uint64_t* words, int64_t count) {
+  if (__builtin_cpu_supports("avx512vpopcntdq")) return pairs_vpopcnt(words, count);
   return __builtin_cpu_supports("popcnt") ? pairs_popcnt(words, count) : pairs_plain(words, count);
 }
 #else

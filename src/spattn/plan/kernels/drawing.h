@@ -17,8 +17,9 @@ class Drawing {
   Drawing(int64_t block_q, int64_t block_kv, const Looks& looks, const std::vector<Clause>& clauses)
       : block_q_(block_q), block_kv_(block_kv), words_(block_kv / 64), looks_(looks), clauses_(clauses) {}
 
-  // Draws what a look allows. Rows that are padding go on as the rows before them.
-  void draw(int32_t look, uint64_t* mask) {
+  // Draws what a look allows; `drawn` says where the bitmask of another one is, nullptr: nowhere. Rows that are padding go
+  // on as the rows before them.
+  template <class Drawn> void draw(int32_t look, uint64_t* mask, const Drawn& drawn) {
     const uint64_t* const formula = looks_.begin(look);
     const int64_t size = block_q_ * words_;
     switch (looks_.kind(look)) {
@@ -30,18 +31,27 @@ class Drawing {
         draw_diagonals(clauses_[formula[0]].ranges, int64_t(formula[1]), mask);
         break;
       case Look::kEither:
-        draw(int32_t(formula[1]), mask);
+        draw_again(int32_t(formula[1]), mask, drawn);
         add_rows(int32_t(formula[0]), mask);
         break;
       case Look::kBoth: {
         std::vector<uint64_t> other(size);
-        draw(int32_t(formula[0]), mask), draw(int32_t(formula[1]), other.data());
+        draw_again(int32_t(formula[0]), mask, drawn), draw_again(int32_t(formula[1]), other.data(), drawn);
         for (int64_t n = 0; n < size; ++n) mask[n] &= other[n];
       }
     }
   }
 
  private:
+  // The same by a copy where it is drawn already.
+  template <class Drawn> void draw_again(int32_t look, uint64_t* mask, const Drawn& drawn) {
+    if (const uint64_t* const known = drawn(look)) {
+      std::copy_n(known, block_q_ * words_, mask);
+    } else {
+      draw(look, mask, drawn);
+    }
+  }
+
   void add_rows(int32_t look, uint64_t* mask) const { words_ == 1 ? add_rows<1>(look, mask) : add_rows<0>(look, mask); }
   // Of so many words in a row where kWords says so.
   template <int64_t kWords> void add_rows(int32_t look, uint64_t* mask) const {

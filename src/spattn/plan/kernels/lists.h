@@ -28,6 +28,17 @@ class RunLists {
   }
   // So many runs have been written there.
   void add(int64_t runs) { key_tile_.add(runs), mask_.add(runs), tile_indptr_.add(runs); }
+  // Adds the last list once more.
+  void repeat_list() {
+    const int64_t before = indptr_.data()[lists() - 1], count = runs() - before;
+    const Room room = next(count);
+    const int64_t more = room.tiles - tile_indptr_.data()[before];
+    for (int64_t n = 0; n < count; ++n) {
+      room.key_tile[n] = key_tile_.data()[before + n], room.mask[n] = mask_.data()[before + n];
+      room.tile_indptr[n] = tile_indptr_.data()[before + n + 1] + more;
+    }
+    add(count), end_list();
+  }
   // They are a list, with those that were added since the last one.
   void end_list() { indptr_.push(int32_t(runs())); }
 

@@ -11,7 +11,8 @@ namespace spattn {
 class HashedNumbers {
  public:
   // The number of a thing with this hash: one for which same(number) holds, or the next one.
-  template <class Same> int32_t number(uint64_t hash, const Same& same) {
+  template <class Same> int32_t number(uint64_t whole_hash, const Same& same) {
+    const uint32_t hash = uint32_t(whole_hash >> 32);
     if (2 * (size_t(known_) + 1) > places_.size()) grow();
     for (size_t at = hash & (places_.size() - 1);; at = (at + 1) & (places_.size() - 1)) {
       Known& own = places_[at];
@@ -26,8 +27,9 @@ class HashedNumbers {
   int64_t known() const { return known_; }
 
  private:
+  // Half of the hash tells things apart well enough, and finds places as long as they are numbered by 32 bits.
   struct Known {
-    uint64_t hash;
+    uint32_t hash;
     int32_t number;
   };
 

@@ -12,18 +12,19 @@ struct Stretch {
 };
 
 constexpr int32_t kEnd = INT32_MAX;
+constexpr Stretch kLastStretch{kEnd, kEnd, 0};
 
-// A list that is written anew for each query tile. Behind the last stretch stands one from kEnd on.
+// A list that is written anew for each query tile. Behind the last stretch stand two from kEnd on.
 class StretchList {
  public:
-  StretchList() : room_(1, kLast) {}
+  StretchList() : room_(2, kLastStretch) {}
 
   // Where to write up to `most` of them; end() says where they end.
   Stretch* begin(int64_t most) {
-    if (int64_t(room_.size()) <= most) room_.resize(most + most / 2 + 1);
+    if (int64_t(room_.size()) < most + 2) room_.resize(most + most / 2 + 2);
     return room_.data();
   }
-  void end(Stretch* end) { *end = kLast, size_ = end - room_.data(); }
+  void end(Stretch* end) { end[0] = end[1] = kLastStretch, size_ = end - room_.data(); }
   void clear() { end(room_.data()); }
 
   const Stretch* begin() const { return room_.data(); }
@@ -31,8 +32,6 @@ class StretchList {
   bool empty() const { return !size_; }
 
  private:
-  static constexpr Stretch kLast{kEnd, kEnd, 0};
-
   std::vector<Stretch> room_;
   int64_t size_ = 0;
 };
@@ -42,8 +41,14 @@ struct Cursor {
   int32_t first, stop, look;
   const Stretch* at;
 
-  explicit Cursor(const StretchList& list) : at(list.begin()) { load(); }
+  explicit Cursor(const Stretch* list) : at(list) { load(); }
   void next() { ++at, load(); }
+  // Goes on if it should, without a guess whether it should.
+  void next_if(bool should) {
+    const Stretch following = at[1];
+    at += should, first = should ? following.first : first, stop = should ? following.stop : stop;
+    look = should ? following.look : look;
+  }
   // Goes to what is left behind a tile of this stretch.
   void past(int32_t tile) {
     first = tile;
@@ -55,33 +60,32 @@ struct Cursor {
   void load() { first = at->first, stop = at->stop, look = at->look; }
 };
 
-// Writes the stretches of either list in order; where both have one it looks as `joined` says.
-template <class Joined>
-void either(const StretchList& one, const StretchList& other, const Joined& joined, StretchList& list) {
+// Writes the stretches of either list in order, at most twice as many as there are, and returns where they end. A stretch
+// of one list alone looks as `alone` says of its look and of whether it is of the first list, others as `shared` says of
+// both looks. Behind each list stand two stretches that begin at kEnd.
+template <class Alone, class Shared>
+Stretch* either(const Stretch* one, const Stretch* other, const Alone& alone, const Shared& shared, Stretch* at) {
   Cursor a(one), b(other);
-  Stretch* at = list.begin(2 * (one.size() + other.size()));
   for (;;) {
-    if (a.stop <= b.first) {
-      if (a.at_end()) break;
-      *at++ = {a.first, a.stop, a.look}, a.next();
-    } else if (b.stop <= a.first) {
-      *at++ = {b.first, b.stop, b.look}, b.next();
-    } else if (a.first < b.first) {
-      *at++ = {a.first, b.first, a.look}, a.past(b.first);
-    } else if (b.first < a.first) {
-      *at++ = {b.first, a.first, b.look}, b.past(a.first);
+    const bool of_a = a.first < b.first;
+    const int32_t first = of_a ? a.first : b.first, stop = of_a ? a.stop : b.stop, next = of_a ? b.first : a.first;
+    const int32_t look = of_a ? a.look : b.look;
+    if (stop <= next) {
+      if (first == kEnd) return at;
+      *at++ = {first, stop, alone(look, of_a)}, a.next_if(of_a), b.next_if(!of_a);
+    } else if (first < next) {
+      *at++ = {first, next, alone(look, of_a)}, (of_a ? a : b).first = next;
     } else {
-      const int32_t stop = std::min(a.stop, b.stop);
-      *at++ = {a.first, stop, joined(a.look, b.look)}, a.past(stop), b.past(stop);
+      const int32_t end = std::min(a.stop, b.stop);
+      *at++ = {first, end, shared(a.look, b.look)}, a.past(end), b.past(end);
     }
   }
-  list.end(at);
 }
 
 // Writes what stretches of both lists share.
 template <class Joined>
 void both(const StretchList& one, const StretchList& other, const Joined& joined, StretchList& list) {
-  Cursor a(one), b(other);
+  Cursor a(one.begin()), b(other.begin());
   Stretch* at = list.begin(one.size() + other.size());
   while (!a.at_end() && !b.at_end()) {
     const int32_t first = std::max(a.first, b.first), stop = std::min(a.stop, b.stop);

@@ -28,8 +28,7 @@ class Sweep {
   Sweep(const Side& queries, const Side& keys, const std::vector<ClauseArrays>& clauses, Bitmasks& masks,
         RunLists& lists)
       : queries_(queries), keys_(keys), words_(masks.row_words()), key_tiles_(int32_t(keys.tiles())),
-        step_(std::gcd(queries.block, keys.block)),
-        shift_(keys.block & (keys.block - 1) ? -1 : __builtin_ctzll(keys.block)), masks_(masks), lists_(lists),
+        step_(std::gcd(queries.block, keys.block)), tile_of_(keys.block), masks_(masks), lists_(lists),
         drawing_(queries.block, keys.block, looks_, clauses_) {
     for (const ClauseArrays& arrays : clauses) clauses_.emplace_back(arrays, queries, keys);
     for (const Clause& clause : clauses_) {
@@ -42,33 +41,42 @@ class Sweep {
   // pairs.
   int64_t run(int64_t most) {
     const int64_t before = lists_.runs();
-    for (row_ = 0; row_ < queries_.cells; row_ += queries_.block) {
+    const int64_t phases = keys_.block / step_, further = queries_.block / step_ % phases;
+    for (row_ = phase_ = 0; row_ < queries_.cells; row_ += queries_.block) {
       const int64_t rows = std::min(queries_.block, queries_.cells - row_);
       if (rows != rows_) begin_rows(rows);
-      find_runs();
-      lists_.end_list();
+      if (find_stretches()) {
+        const int64_t before = pairs_;
+        find_runs();
+        pairs_of_list_ = pairs_ - before;
+      } else {
+        lists_.repeat_list();
+        pairs_ += pairs_of_list_;
+      }
       if (lists_.runs() - before > most || masks_.too_many()) break;
+      phase_ += further, phase_ -= phase_ < phases ? 0 : phases;
     }
     return pairs_;
   }
 
  private:
-  // Rows of a query tile that have one band, from `row` on, how many runs it has, and the first of them that ends behind
-  // the tile at hand. Behind the last run of a band stands kNever.
+  // Rows of a query tile that have one band, from `row` on, and its stretches, of which those behind the tile at hand are
+  // left.
   struct Rows {
-    int64_t row, band, count;
-    const Interval* run;
+    int64_t row, band, count;  // count: of the stretches
+    const Stretch* stretches;
     bool operator==(const Rows& other) const { return row == other.row && band == other.band; }
   };
-  static constexpr Interval kNothing[2]{kNever, kNever};
+  static constexpr Stretch kNothing[2]{kLastStretch, kLastStretch};
   static constexpr int64_t kNoBand = -1;
+  static constexpr int32_t kNoKeys = -1;  // where a band has no stretch
 
   // The stretches along the ranges of a clause, of query tiles that begin as far behind a key tile: tile 0 is the one in
   // which the first query stands. Those of the query tile at hand are [begin, end), which only ever fall.
   struct Along {
     bool known = false;
     std::vector<Stretch> stretches;
-    size_t begin, end;
+    int64_t begin, end;
   };
 
   // Where the sweep is in a clause.
@@ -79,15 +87,15 @@ class Sweep {
     StretchList across{};                     // those of the bands of these rows
     std::vector<int32_t> looks_of_choices{};  // of tiles of which each band has all keys or none, where it is known
     std::vector<Along> along{};               // by where the query tile begins in a key tile
-    StretchList joined{};
+    StretchList joined{};                     // with those along its ranges
+    const StretchList& list() const { return clause->ranges.empty() ? across : joined; }  // all of them
   };
 
-  int64_t tile_of(int64_t key) const { return shift_ < 0 ? key / keys_.block : key >> shift_; }
   static int64_t floor_of(int64_t number, int64_t by) { return number / by - (number % by < 0); }
 
   // Query tiles of so many rows that are not padding come; nothing is known of them.
   void begin_rows(int64_t rows) {
-    rows_ = rows;
+    rows_ = rows, known_ = false;
     looks_ = Looks();
     seen_.assign(1, {kFullTile, rows * keys_.block});
     Stretch* there = there_.begin(2);
@@ -106,20 +114,32 @@ class Sweep {
     }
   }
 
+  // Finds the stretches of all clauses in the query tile at hand; false where they are those of the tile before.
+  bool find_stretches() {
+    bool others = !known_;
+    for (Reading& reading : readings_) {
+      others |= find_rows(reading);
+      if (reading.clause->ranges.empty()) continue;
+      others = true;
+      add_along(reading);
+    }
+    known_ = true;
+    return others;
+  }
+
   // The runs of the query tile at hand: where the stretches of all clauses meet.
   void find_runs() {
     const auto joined = [this](int32_t one, int32_t other) {
       return one == kWhole ? other : other == kWhole ? one : looks_.pair(Look::kBoth, one, other);
     };
     const StretchList* found = there_.size() == 1 ? nullptr : &there_;  // all keys
-    for (Reading& reading : readings_) {
-      const StretchList* const own = stretches_of(reading);
+    for (const Reading& reading : readings_) {
       if (found) {
-        both(*found, *own, joined, shared_[0]);
+        both(*found, reading.list(), joined, shared_[0]);
         std::swap(shared_[0], shared_[1]);
         found = &shared_[1];
       } else {
-        found = own;
+        found = &reading.list();
       }
     }
     add_runs(found ? *found : there_);
@@ -128,50 +148,56 @@ class Sweep {
   // Adds a list: of stretches, those that have one bitmask and follow one another as one run.
   void add_runs(const StretchList& list) {
     const RunLists::Room room = lists_.next(list.size());
+    seen_.resize(looks_.size(), {kUnseen, 0});
     int64_t runs = 0, tiles = room.tiles, pairs = pairs_;
     int32_t first = 0, stop = 0, last = kEmptyTile;  // of the last run
     for (const Stretch* at = list.begin(); at->first != kEnd; ++at) {
-      if (at->look >= int64_t(seen_.size()) || seen_[at->look].mask == kUnseen) look_at(at->look);
-      const Seen seen = seen_[at->look];
-      if (seen.mask == kEmptyTile) continue;
-      const bool joined = seen.mask == last && at->first == stop;
-      runs -= joined, first = joined ? first : at->first, last = seen.mask;
-      tiles += at->stop - at->first, pairs += (at->stop - at->first) * seen.pairs, stop = at->stop;
+      if (seen_[at->look].mask == kUnseen) look_at(at->look);
+      const Seen own = seen_[at->look];
+      if (own.mask == kEmptyTile) continue;
+      const bool joined = own.mask == last && at->first == stop;
+      runs -= joined, first = joined ? first : at->first, last = own.mask;
+      tiles += at->stop - at->first, pairs += (at->stop - at->first) * own.pairs, stop = at->stop;
       room.key_tile[runs] = first, room.mask[runs] = last, room.tile_indptr[runs++] = tiles;
     }
     pairs_ = pairs;
-    lists_.add(runs);
+    lists_.add(runs), lists_.end_list();
   }
 
-  // The stretches of a clause: of its bands, of its ranges, or of both.
-  const StretchList* stretches_of(Reading& reading) {
-    find_rows(reading);
-    if (reading.clause->ranges.empty()) return &reading.across;
-    Along& own = reading.along[row_ % keys_.block / step_];
+  // Puts the stretches along the ranges of a clause to those of its bands.
+  void add_along(Reading& reading) {
+    Along& own = reading.along[phase_];
     if (!own.known) find_along(*reading.clause, own);
     const std::vector<Stretch>& list = own.stretches;
-    const int32_t by = int32_t(tile_of(row_));  // where the first query stands
+    const int32_t by = int32_t(tile_of_(row_));  // where the first query stands
     while (own.begin && list[own.begin - 1].stop + by > 0) --own.begin;
     while (own.end && list[own.end - 1].first + by >= key_tiles_) --own.end;
     StretchList& along = reading.across.empty() ? reading.joined : along_;
-    Stretch* moved = along.begin(list.size());
-    for (size_t n = own.begin; n < own.end; ++n) {
-      *moved++ = {std::max(list[n].first + by, 0), std::min(list[n].stop + by, key_tiles_), list[n].look};
+    const int64_t count = std::max<int64_t>(own.end - own.begin, 0);
+    Stretch* const moved = along.begin(count);
+    for (int64_t n = 0; n < count; ++n) {
+      const Stretch& one = list[own.begin + n];
+      moved[n] = {one.first + by, one.stop + by, one.look};
     }
-    along.end(moved);
-    if (reading.across.empty()) return &along;
+    moved[0].first = std::max(moved[0].first, 0);  // there is room for two more
+    if (count) moved[count - 1].stop = std::min(moved[count - 1].stop, key_tiles_);
+    along.end(moved + count);
+    if (reading.across.empty()) return;
     const auto joined = [this](int32_t rows, int32_t diagonal) {
       return rows == kWhole || diagonal == kWhole ? kWhole : looks_.pair(Look::kEither, rows, diagonal);
     };
-    either(reading.across, along_, joined, reading.joined);
-    return &reading.joined;
+    const auto same = [](int32_t look, bool) { return look; };
+    Stretch* const found = reading.joined.begin(2 * (reading.across.size() + along_.size()));
+    reading.joined.end(either(reading.across.begin(), along_.begin(), same, joined, found));
   }
 
-  // Finds the bands of the query tile at hand, and their stretches unless they are those that the tile before had.
-  void find_rows(Reading& reading) {
+  // Finds the bands of the query tile at hand and their stretches; false where they are those that the tile before had.
+  bool find_rows(Reading& reading) {
     const Clause& clause = *reading.clause;
     const int64_t bands = int64_t(clause.starts.size()) - 1;
     while (reading.band < bands && clause.starts[reading.band + 1] <= row_) ++reading.band;
+    const bool goes_on = reading.rows.size() == 1 && reading.rows[0].band == reading.band;
+    if (!bands || (goes_on && clause.starts[reading.band + 1] >= row_ + rows_)) return false;
     found_rows_.clear();
     int64_t row = row_;
     for (int64_t band = reading.band; band < bands && clause.starts[band] < row_ + rows_; ++band) {
@@ -179,11 +205,11 @@ class Sweep {
       if (clause.starts[band] > row) found_rows_.push_back({row - row_, kNoBand, 0, kNothing});
       row = std::max(row, clause.starts[band]);
       const size_t begin = clause.ends[band];
-      found_rows_.push_back({row - row_, band, int64_t(clause.ends[band + 1] - begin), clause.runs.data() + begin});
+      found_rows_.push_back({row - row_, band, int64_t(clause.ends[band + 1] - begin), clause.stretches.get() + begin});
       row = clause.starts[band + 1];
     }
     if (bands && row < row_ + rows_) found_rows_.push_back({row - row_, kNoBand, 0, kNothing});
-    if (found_rows_ == reading.rows) return;
+    if (found_rows_ == reading.rows) return false;
     const auto same_row = [](const Rows& one, const Rows& other) { return one.row == other.row; };
     if (!std::equal(found_rows_.begin(), found_rows_.end(), reading.rows.begin(), reading.rows.end(), same_row)) {
       reading.looks_of_choices.assign(found_rows_.size() <= kMostChoices ? size_t{1} << found_rows_.size() : 0, kWhole);
@@ -191,95 +217,101 @@ class Sweep {
     reading.rows.swap(found_rows_);
     switch (reading.rows.size()) {
       case 1:
-        return find_across<1>(reading);
+        find_across_one(reading);
+        break;
       case 2:
-        return find_across<2>(reading);
+        find_across_two(reading);
+        break;
       default:
-        return find_across<0>(reading);
+        find_across(reading);
     }
+    return true;
   }
 
-  // The run of a band that ends behind the tile at hand; `following` is the run after it.
-  struct Reader {
-    int64_t first, stop;
-    const Interval* following;
-
-    explicit Reader(const Interval* run = kNothing) : first(run->first), stop(run->stop), following(run + 1) {}
-    // One run further is mostly enough, and a guess whether it takes that would often be wrong.
-    void go_behind(int64_t key) {
-      const int64_t next_first = following->first, next_stop = following->stop;
-      const bool ended = stop <= key;
-      first = ended ? next_first : first, stop = ended ? next_stop : stop, following += ended;
-      while (stop <= key) *this = Reader(following);
-    }
-  };
-
-  // From one key tile to the next at which a run of a band begins or ends. Of few bands, kCount of them, the readers are
-  // in registers.
-  template <size_t kCount> void find_across(Reading& reading) {
-    const size_t count = kCount ? kCount : reading.rows.size();
-    Reader few[kCount ? kCount : 1];
-    if (!kCount) readers_.resize(count);
-    Reader* const readers = kCount ? few : readers_.data();
-    int64_t most = 0, at = 0;
-    for (size_t n = 0; n < count; ++n) {
-      readers[n] = Reader(reading.rows[n].run);
-      most += 4 * reading.rows[n].count;  // a stretch begins where a run's first or last tile begins or ends
-    }
-    Stretch* found = reading.across.begin(most);
-    for (;;) {
-      int64_t next = INT64_MAX;
-      for (size_t n = 0; n < count; ++n) {
-        readers[n].go_behind(at * keys_.block);
-        next = std::min(next, readers[n].first);
-      }
-      if (next >= keys_.cells) break;
-      at = std::max(at, tile_of(next));
-      const int64_t first = at * keys_.block, stop = first + keys_.block;
-      bool all = true, divided = false;
-      int64_t same = INT64_MAX;
-      uint64_t choice = 0;
-      for (size_t n = 0; n < count; ++n) {
-        const Reader& run = readers[n];
-        const bool any = run.first < stop, whole = (run.first <= first) & (run.stop >= stop);
-        all &= whole, divided |= any & !whole, choice = choice << 1 | whole;
-        same = std::min(same, run.first + whole * (run.stop - run.first));  // its end or its begin, without a guess
-      }
-      int32_t look = kWhole;
-      if (!all) {
-        if (divided) same = stop;
-        const bool known = !divided & (choice < reading.looks_of_choices.size());
-        look = known ? reading.looks_of_choices[choice] : kWhole;
-        if (look == kWhole) {
-          for (size_t n = 0; n < count; ++n) reading.rows[n].run = readers[n].following - 1;
-          look = look_of_rows(reading, first, stop);
-          if (known) reading.looks_of_choices[choice] = look;
-        }
-      }
-      const int64_t end = std::min<int64_t>(tile_of(same), key_tiles_);
-      *found++ = {int32_t(at), int32_t(end), look};
-      at = end;
+  // The stretches of one band.
+  void find_across_one(Reading& reading) {
+    const Rows& rows = reading.rows[0];
+    Stretch* found = reading.across.begin(rows.count);
+    for (const Stretch* own = rows.stretches; own->first != kEnd; ++own) {
+      *found++ = {own->first, own->stop, own->look == kWhole ? kWhole : look_of_rows(reading, &own->look)};
     }
     reading.across.end(found);
   }
 
-  // The keys [first, stop) that each row has; rows that have the same as those before are not told apart.
-  int32_t look_of_rows(const Reading& reading, int64_t first, int64_t stop) {
-    uint64_t* const begin = looks_.next(reading.rows.size() * (1 + words_));
-    uint64_t* at = begin;
-    for (const Rows& rows : reading.rows) {
-      std::fill_n(at + 1, words_, 0);
-      for (const Interval* run = rows.run; run->first < stop; ++run) {
-        set_bits(at + 1, words_, run->first - first, run->stop - first);
+  // The stretches of two bands, merged.
+  void find_across_two(Reading& reading) {
+    const Rows &one = reading.rows[0], &other = reading.rows[1];
+    const auto look = [&](int32_t look_of_one, int32_t look_of_other) {
+      const int32_t looks[] = {look_of_one, look_of_other};
+      return look_of_rows(reading, looks);
+    };
+    const int32_t alone[] = {look(kWhole, kNoKeys), look(kNoKeys, kWhole)};
+    const auto of_either = [&](int32_t own, bool of_one) {
+      if (own == kWhole) return of_one ? alone[0] : alone[1];
+      return of_one ? look(own, kNoKeys) : look(kNoKeys, own);
+    };
+    Stretch* const found = reading.across.begin(2 * (one.count + other.count));
+    reading.across.end(either(one.stretches, other.stretches, of_either, look, found));
+  }
+
+  // From one key tile to the next at which a stretch of a band begins or ends.
+  void find_across(Reading& reading) {
+    const size_t count = reading.rows.size();
+    int64_t most = 0;
+    for (const Rows& rows : reading.rows) most += 2 * rows.count;
+    Stretch* found = reading.across.begin(most);
+    looks_of_bands_.resize(count);
+    for (int32_t at = 0;;) {
+      int32_t next = kEnd, same = kEnd;
+      for (Rows& rows : reading.rows) {
+        while (rows.stretches->stop <= at) ++rows.stretches;
+        next = std::min(next, rows.stretches->first);
       }
-      if (at == begin || !std::equal(at + 1, at + 1 + words_, at - words_)) *at = uint64_t(rows.row), at += 1 + words_;
+      if (next == kEnd) break;
+      at = std::max(at, next);
+      for (size_t n = 0; n < count; ++n) {
+        const Stretch& own = *reading.rows[n].stretches;
+        const bool any = own.first <= at;
+        looks_of_bands_[n] = any ? own.look : kNoKeys;
+        same = std::min(same, any ? own.stop : own.first);
+      }
+      *found++ = {at, same, look_of_rows(reading, looks_of_bands_.data())};
+      at = same;
     }
-    return looks_.number(Look::kRows, at - begin);
+    reading.across.end(found);
+  }
+
+  // A tile of which the rows of each band have the keys that a stretch says, or none.
+  int32_t look_of_rows(Reading& reading, const int32_t* looks) {
+    const size_t count = reading.rows.size();
+    bool all = true, divided = false;
+    uint64_t choice = 0;
+    for (size_t n = 0; n < count; ++n) {
+      all &= looks[n] == kWhole, divided |= looks[n] > kWhole, choice = choice << 1 | (looks[n] == kWhole);
+    }
+    if (all) return kWhole;
+    const bool numbered = !divided & (count <= kMostChoices);
+    if (numbered && reading.looks_of_choices[choice] != kWhole) return reading.looks_of_choices[choice];
+    uint64_t* const begin = looks_.next(count * (1 + words_));
+    uint64_t* at = begin;
+    for (size_t n = 0; n < count; ++n) {
+      if (looks[n] > kWhole) {
+        std::copy_n(reading.clause->divided(looks[n]), words_, at + 1);
+      } else {
+        std::fill_n(at + 1, words_, looks[n] == kWhole ? ~uint64_t{0} : 0);
+      }
+      // Rows that have the same as those before are not told apart.
+      const bool same = at != begin && std::equal(at + 1, at + 1 + words_, at - words_);
+      if (!same) *at = uint64_t(reading.rows[n].row), at += 1 + words_;
+    }
+    const int32_t look = looks_.number(Look::kRows, at - begin);
+    if (numbered) reading.looks_of_choices[choice] = look;
+    return look;
   }
 
   // From the farthest range to the nearest, whose keys are the last ones.
   void find_along(const Clause& clause, Along& own) {
-    const int64_t rest = row_ % keys_.block, block = keys_.block, number = &clause - clauses_.data();
+    const int64_t rest = phase_ * step_, block = keys_.block, number = &clause - clauses_.data();
     std::vector<Stretch>& list = own.stretches;
     list.clear();
     const auto divided = [&](int64_t first, int64_t stop) {
@@ -314,9 +346,11 @@ class Sweep {
   static constexpr int32_t kUnseen = -3;
 
   void look_at(int32_t look) {
-    seen_.resize(std::max<size_t>(seen_.size(), looks_.size()), {kUnseen, 0});
     uint64_t* const mask = masks_.next();
-    drawing_.draw(look, mask);
+    drawing_.draw(look, mask, [this](int32_t known) -> const uint64_t* {  // rows of padding may have another's bits
+      const bool drawn = seen_[known].mask >= 0 && rows_ == queries_.block;
+      return drawn ? masks_.of(seen_[known].mask) : nullptr;
+    });
     const int64_t pairs = count_pairs(mask, rows_ * words_);
     Seen& seen = seen_[look];
     seen.pairs = pairs;
@@ -336,20 +370,21 @@ class Sweep {
   Side queries_, keys_;
   int64_t words_;
   int32_t key_tiles_;
-  int64_t step_;  // query tiles begin so many keys, or a multiple of it, behind a key tile
-  int shift_;
+  int64_t step_;    // query tiles begin so many keys, or a multiple of it, behind a key tile
+  TileOf tile_of_;  // of keys
   Bitmasks& masks_;
   RunLists& lists_;
   std::vector<Clause> clauses_;
   std::vector<Reading> readings_;
-  int64_t row_ = 0, rows_ = 0;  // of the query tile at hand
-  int64_t pairs_ = 0;
+  int64_t row_ = 0, rows_ = 0, phase_ = 0;  // of the query tile at hand; it begins phase_ * step_ behind a key tile
+  int64_t pairs_ = 0, pairs_of_list_ = 0;   // of all lists, and of the last one
+  bool known_ = false;                      // whether the stretches of the query tile before are of as many rows
   Looks looks_;
   Drawing drawing_;
   std::vector<Seen> seen_;  // by look
   StretchList there_, along_, shared_[2];
   std::vector<Rows> found_rows_;
-  std::vector<Reader> readers_;
+  std::vector<int32_t> looks_of_bands_;
 };
 
 inline int64_t find_tiles(const Side& queries, const Side& keys, const std::vector<ClauseArrays>& clauses, int64_t most,
