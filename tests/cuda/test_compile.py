@@ -70,7 +70,7 @@ def test_hopper(tmp_path, row):
     room = hopper_params.MAPS[0]
     defines = builds.variant(row, "bfloat16", room)
     # The output of long rows alone takes 128 registers a thread; where three CTAs share an SM producers have 40.
-    spill = 512 if row.head_dim > 128 else 560 if row.ctas > 2 else 0
+    spill = 200 if row.head_dim > 128 or row.ctas > 2 else 0
     own = hopper_params.structs(room)
     most = 65536 // (row.ctas * threads(row)) // 8 * 8
     check_registers("hopper/attention.cu", builds.ARCH, defines, own, tmp_path / "kernel.cubin", most, spill)

@@ -61,12 +61,12 @@ TABLE = (
     Build(64, 64, _ANY, 2, 128, 3, 5, 168, 88, _HALVES),
     Build(64, 128, 256, 2, 64, 3, 4, 168, 88, _NEXT),
     Build(64, 128, _ANY, 2, 64, 2, 5, 168, 88, f"{_HALVES}; products of 128 keys leave room for one query tile"),
-    Build(64, 256, _ANY, 1, 64, 2, 4, 208, 88, _WIDE),
+    Build(64, 256, _ANY, 1, 64, 2, 4, 240, 128, _WIDE),
     Build(128, 64, 511, 1, 128, 3, 8, 200, 104, _QUERIES),
     Build(128, 64, _ANY, 1, 128, 2, 8, 200, 104, f"{_KEYS}; a third query tile is no faster dense"),
     Build(128, 128, 511, 1, 128, 3, 4, 200, 104, _QUERIES),
     Build(128, 128, _ANY, 1, 128, 2, 5, 200, 104, f"{_KEYS}; a third query tile is no faster and takes a step's room"),
-    Build(128, 256, _ANY, 1, 64, 2, 3, 208, 88, f"{_WIDE}; no room for a third query tile"),
+    Build(128, 256, _ANY, 1, 64, 2, 3, 224, 56, f"{_WIDE}; no room for a third query tile"),
 )
 
 
