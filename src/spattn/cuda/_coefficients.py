@@ -16,10 +16,10 @@ SMS = 132  # of the device that was measured
 # In the order of GpuCounts, by the kind of tiles: of 128 queries, of fewer, of those whose CTAs are three to an SM,
 # and of those whose places are looked up.
 _COEFFICIENTS = {
-    "wide": GpuCounts(4.65e+03, 4.55e+03, 248, 0.0716, 0.00019, 0.011, 0.283, 0.322, 0, 0.000344),
-    "narrow": GpuCounts(4.65e+03, 4.55e+03, 302, 0.0828, 0.00107, 0.0399, 0.36, 0.85, 0, 0.000344),
-    "thirds": GpuCounts(4.65e+03, 4.55e+03, 549, 0.197, 0, 0.048, 0, 1.45, 0, 0.000344),
-    "looked up": GpuCounts(4.65e+03, 4.55e+03, 931, 0, 0.0019, 0.0847, 0.23, 0.852, 0, 0.000344),
+    "wide": GpuCounts(4.65e03, 4.55e03, 248, 0.0716, 0.00019, 0.011, 0.283, 0.322, 0, 0.000344),
+    "narrow": GpuCounts(4.65e03, 4.55e03, 302, 0.0828, 0.00107, 0.0399, 0.36, 0.85, 0, 0.000344),
+    "thirds": GpuCounts(4.65e03, 4.55e03, 549, 0.197, 0, 0.048, 0, 1.45, 0, 0.000344),
+    "looked up": GpuCounts(4.65e03, 4.55e03, 931, 0, 0.0019, 0.0847, 0.23, 0.852, 0, 0.000344),
 }
 KINDS = tuple(_COEFFICIENTS)
 
