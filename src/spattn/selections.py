@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from ._index_checks import LONGEST
 from .arrays import dtype_name, kind_of, to_host
 from .call import check_plain
 from .patterns import Documents as _Documents
@@ -91,8 +92,11 @@ class Selection:
     __rand__ = __and__
 
     def __repr__(self) -> str:
-        shapes = ", ".join(f"<{dtype_name(x)} {tuple(x.shape)}>" for x in self.arrays())
-        return f"{type(self).__name__}({shapes})"
+        found = []
+        for name, value in vars(self).items():
+            array = f"<{dtype_name(value)} {tuple(value.shape)}>" if kind_of(value) is not None else repr(value)
+            found.append(f"{name}={array}")
+        return f"{type(self).__name__}({', '.join(found)})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +215,13 @@ class KeyBlocks(Selection):
 
     def form(self) -> Form:
         rows, count = map(int, self.blocks.shape[-2:])
-        return Form("blocks", *_leading(self.blocks, 2), (count,), rows, self.block_q, self.block_kv)
+        return Form(
+            "blocks",
+            *_leading(self.blocks, 2),
+            (count,),
+            rows,
+            *(min(n, LONGEST) for n in (self.block_q, self.block_kv)),
+        )
 
     def check(self, kv_len: int) -> None:
         rows = -(-kv_len // self.block_q)

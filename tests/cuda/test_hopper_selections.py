@@ -295,6 +295,8 @@ def test_errors(torch):
     on = on_gpu(torch)
     rows = on(np.zeros((4, 2), np.int64))
     lengths = selections.KeyPadding(on(np.array([3, 4])))
+    whole = selections.KeyBlocks(rows[:1], 1 << 40, 1 << 40)
+    torch.testing.assert_close(spattn.attention(q, k, v, whole), spattn.attention(q, k, v), atol=1e-2, rtol=2e-2)
     with pytest.raises(ValueError, match=r"blocks: expected 2 query blocks \(200 tokens of 100\), got 4"):
         spattn.attention(q, k, v, selections.KeyBlocks(rows, 100, 64))
     with pytest.raises(ValueError, match=r"for 2 batch entries, got one for 3"):
@@ -305,6 +307,10 @@ def test_errors(torch):
         spattn.attention(q.float(), k.float(), v.float(), lengths)
     with pytest.raises(ValueError, match=r"a selection needs the backend 'cuda', got 'cpu'"):
         spattn.attention(q.cpu(), k.cpu(), v.cpu(), lengths)
+    shifted, columns = torch.zeros(q.numel() + 1, device="cuda", dtype=q.dtype)[1:].view(q.shape), q.mT.contiguous().mT
+    for odd in (shifted, columns):
+        with pytest.raises(ValueError, match=r"q, k, v: expected rows that start on 16 bytes"):
+            spattn.attention(odd, k, v, lengths)
     with pytest.raises(RuntimeError, match=r"q: expected no tensor that requires a gradient"):
         spattn.attention(q.clone().requires_grad_(), k, v, lengths)
     with pytest.raises(TypeError, match=r"lengths: expected int32 or int64, got float32"):
@@ -315,4 +321,4 @@ def test_errors(torch):
         selections.VerticalSlash(on(np.zeros((2, 2), np.int64)), on(np.zeros(2, np.int64)))
     with pytest.raises(TypeError, match=r"pattern: expected a Pattern, got KeyPadding"):
         spattn.plan(lengths, 200)
-    assert repr(lengths) == "KeyPadding(<int64 (2, 1, 1, 1)>)"
+    assert repr(lengths) == "KeyPadding(lengths=<int64 (2,)>, left=False)"

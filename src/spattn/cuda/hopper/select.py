@@ -25,6 +25,7 @@ from ..forward_pass import ForwardPass
 from .builds import ARCH, ROWS, build, variant
 from .heads import with_packed_heads
 from .layout import ENTRY, WORK
+from .maps import ELEMENT_BYTES
 from .params import MAPS, Addresses, structs
 from .prepared import HopperPlan
 
@@ -261,7 +262,7 @@ def forward(call: ForwardPass, form: Form, sources: tuple[Source, ...]) -> None:
         call = with_packed_heads(call)
     heads = call.q.shape[1], call.k.shape[1]
     plan = selected_plan(call.plan, call.device, call.q.shape[0], *heads, form, q_len)
-    ready = plan.ready(call)
+    ready = plan.ready(call) if call.aligned(ELEMENT_BYTES) else None
     if ready is None:
         raise ValueError("q, k, v: expected rows that start on 16 bytes, their elements side by side, for a selection")
     addresses = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer
