@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from ._backends import Backend, SelectingBackend, load
@@ -438,11 +439,15 @@ def _attend_selected(
     precision: str | None,
     layout: str,
 ) -> tuple[Any, Any]:
-    """Attention over what a selection allows. Nothing of it is kept but the plan of the pattern."""
+    """Attention over what a selection allows. Nothing of it is kept but the plan of the pattern; where it is recorded,
+    what the selection allows now is computed on the host when a gradient is asked for."""
     if traced(q, k, v):
         raise TypeError("pattern: expected a pattern where PyTorch makes a graph of the call, got a selection")
-    call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=return_lse, layout=layout)
-    check_gradients("attention", call.kind, q=q, k=k, v=v)
+    record = recorder(q, k, v)
+    wants_lse = return_lse or record is not None
+    call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=wants_lse, layout=layout)
+    if record is None:
+        check_gradients("attention", call.kind, q=q, k=k, v=v)
     _check_grid(call.layout, chosen.pattern)
     module = backend_for(call, backend)
     if not module.LIMITS.selects:
@@ -453,6 +458,14 @@ def _attend_selected(
     run: Callable[..., Any] = cast(SelectingBackend, module).prepare_selected(call, chosen)
     if not call.layout.is_default:
         run = call.layout.around(run)
+    if record is not None:
+        then = replace(chosen, selection=chosen.selection.copied())
+
+        def backward(*arrays: Any, **options: Any) -> tuple[Any, Any, Any]:
+            options |= {"backend": backend, "precision": precision, "layout": layout}
+            return attention_backward(*arrays, then.to_host(call.kv_len), **options)
+
+        run = functools.partial(record, backward, run)
     return cast("tuple[Any, Any]", run(q, k, v, call.scale))
 
 

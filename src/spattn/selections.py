@@ -2,12 +2,13 @@
 
 A model that chooses keys anew in every call has its choice in device memory. A pattern would copy it to the host and
 wait for that; a selection is read by the kernels that select the tiles of a plan, in the order of the stream. Its
-arrays are not copied: a call, or a graph that is replayed, sees what they hold at that time.
+arrays are not copied: a call, or a graph that is replayed, sees what they hold at that time. Where PyTorch records a gradient,
+a call keeps a copy, of which the backward makes the pattern.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -85,6 +86,12 @@ class Selection:
         Pattern
         """
         raise NotImplementedError
+
+    def copied(self) -> Selection:
+        """The same with arrays of its own, which nobody changes."""
+        fields = {name: value for name, value in vars(self).items() if kind_of(value) is not None}
+        own = {name: (value.clone if hasattr(value, "clone") else value.copy)() for name, value in fields.items()}
+        return replace(self, **own)  # type: ignore[type-var]
 
     def __and__(self, other: Any) -> Selected:
         return Selected(other, self) if isinstance(other, Pattern) else NotImplemented
@@ -215,13 +222,8 @@ class KeyBlocks(Selection):
 
     def form(self) -> Form:
         rows, count = map(int, self.blocks.shape[-2:])
-        return Form(
-            "blocks",
-            *_leading(self.blocks, 2),
-            (count,),
-            rows,
-            *(min(n, LONGEST) for n in (self.block_q, self.block_kv)),
-        )
+        block_q, block_kv = (min(tokens, LONGEST) for tokens in (self.block_q, self.block_kv))
+        return Form("blocks", *_leading(self.blocks, 2), (count,), rows, block_q, block_kv)
 
     def check(self, kv_len: int) -> None:
         rows = -(-kv_len // self.block_q)

@@ -290,6 +290,31 @@ def test_values_that_are_not_allowed(torch):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper_kernels")
+@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+def test_recorded(torch, layout):
+    """Gradients are those of what was allowed at the time of the call, whatever has become of the indices."""
+    rng, arrays = np.random.default_rng(4), arrays_of(torch, 500, 500)
+    dout = torch.randn_like(arrays[0])
+    if layout == "bnhd":
+        *arrays, dout = (x.transpose(1, 2) for x in (*arrays, dout))
+    chosen = patterns.Causal() & selections.KeyBlocks(on_gpu(torch)(blocks(rng, 500, 2, 2, 64, 64)), 64, 64)
+    found = []
+    for pattern in (chosen.to_host(500), chosen):
+        leaves = [x.detach().clone().requires_grad_() for x in arrays]
+        out, lse = spattn.attention(*leaves, pattern, return_lse=True, layout=layout)
+        loss = (out * dout).sum() + lse.where(lse.isfinite(), 0).sum()
+        if pattern is chosen:
+            chosen.selection.blocks.fill_(0)
+        loss.backward()
+        found.append([x.grad for x in leaves])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, atol=3e-2, rtol=3e-2)
+    with torch.no_grad():
+        spattn.attention(*leaves, chosen, layout=layout)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("hopper_kernels")
 def test_errors(torch):
     q, k, v = arrays_of(torch, 200, 200)
     on = on_gpu(torch)
@@ -311,8 +336,6 @@ def test_errors(torch):
     for odd in (shifted, columns):
         with pytest.raises(ValueError, match=r"q, k, v: expected rows that start on 16 bytes"):
             spattn.attention(odd, k, v, lengths)
-    with pytest.raises(RuntimeError, match=r"q: expected no tensor that requires a gradient"):
-        spattn.attention(q.clone().requires_grad_(), k, v, lengths)
     with pytest.raises(TypeError, match=r"lengths: expected int32 or int64, got float32"):
         selections.KeyPadding(torch.zeros(2, device="cuda"))
     with pytest.raises(ValueError, match=r"lengths: expected 1-D, got shape \(2, 2\)"):
