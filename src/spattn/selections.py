@@ -2,8 +2,8 @@
 
 A model that chooses keys anew in every call has its choice in device memory. A pattern would copy it to the host and
 wait for that; a selection is read by the kernels that select the tiles of a plan, in the order of the stream. Its
-arrays are not copied: a call, or a graph that is replayed, sees what they hold at that time. Where PyTorch records a gradient,
-a call keeps a copy, of which the backward makes the pattern.
+arrays are not copied: a call, or a graph that is replayed, sees what they hold at that time. Where PyTorch records a
+gradient, a call keeps a copy, of which the backward makes the pattern.
 """
 
 from __future__ import annotations
