@@ -463,7 +463,7 @@ def _attend_selected(
 
         def backward(*arrays: Any, **options: Any) -> tuple[Any, Any, Any]:
             options |= {"backend": backend, "precision": precision, "layout": layout}
-            return attention_backward(*arrays, then.to_host(call.kv_len), **options)
+            return attention_backward(*arrays, pattern=then.to_host(call.kv_len), **options)
 
         run = functools.partial(record, backward, run)
     return cast("tuple[Any, Any]", run(q, k, v, call.scale))
