@@ -460,10 +460,11 @@ def _attend_selected(
         run = call.layout.around(run)
     if record is not None:
         then = replace(chosen, selection=chosen.selection.copied())
+        same: dict[str, Any] = {"backend": backend, "precision": precision, "layout": layout}
 
-        def backward(*arrays: Any, **options: Any) -> tuple[Any, Any, Any]:
-            options |= {"backend": backend, "precision": precision, "layout": layout}
-            return attention_backward(*arrays, pattern=then.to_host(call.kv_len), **options)
+        def backward(*operands: Any, **options: Any) -> Any:
+            of = functools.partial(attention_backward, pattern=then.to_host(call.kv_len), **same)
+            return of(*operands, **options)
 
         run = functools.partial(record, backward, run)
     return cast("tuple[Any, Any]", run(q, k, v, call.scale))
