@@ -9,7 +9,15 @@ import spattn
 from spattn import cpu
 from spattn import patterns as sp
 from spattn.plan._types import positions
-from spattn.schedule.price import Features, count, count_dense, count_pairs, count_rows, predicted_ms
+from spattn.schedule.price import (
+    Features,
+    count,
+    count_dense,
+    count_pairs,
+    count_rows,
+    keys_of_tiles,
+    predicted_ms,
+)
 
 FLOAT32 = Features(32, 64, 16)
 PANELS = Features(32, 64, 16, copies=True, panel=32)
@@ -105,6 +113,15 @@ def test_rows_are_computed_with_whole_vectors_of_keys(kernel, box, lanes):
             pairs += len(rows) * lanes * (met.max() // lanes + 1 - met.min() // lanes)
     found = count_rows(plan, 2, 3, Features(32, 64, lanes))
     assert found == (6 * 768, 6 * 768 * (32 + 64), 6 * pairs, 6 * pairs * (32 + 64))
+
+
+@pytest.mark.parametrize(("lanes", "keys"), [(1, 55), (4, 56), (16, 64)])
+def test_keys_of_one_tile_are_computed_up_to_the_last(lanes, keys):
+    """Of a view of several tiles all of each."""
+    plan = spattn.plan(sp.Windowed((14, 28), 7), 392, tile=(49, 64), box=(7, 7))
+    assert set(keys_of_tiles(plan.views[plan.components["key_view"]], 64, lanes)) == {keys}
+    whole = spattn.plan(sp.Full(), 256)
+    assert keys_of_tiles(whole.views[whole.components["key_view"]], 64, lanes).tolist() == [64]
 
 
 def test_rows_of_a_plan_without_bitmasks_meet_all_keys():

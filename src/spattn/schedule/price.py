@@ -213,9 +213,7 @@ def _of_rows(plan: Plan, batch: int, heads: int, lanes: int) -> tuple[float, flo
     views = plan.views[plan.components["query_view"][plan.work["component"]]]
     cells = real_extents(views, plan.work["query_tile"]).prod(axis=1)
     runs = _runs_of(plan, times)
-    keys = keys_of_tiles(plan.views[runs.key_view], plan.block_kv, lanes)
-    masked = plan.mask >= 0
-    keys[masked] = np.minimum(keys[masked], _reached_by_rows(plan, lanes)[plan.mask[masked]])
+    keys = np.append(_reached_by_rows(plan, lanes), plan.block_kv)[plan.mask]  # -1: all of them
     return float(np.repeat(times, np.diff(plan.work_indptr)) @ cells), float((runs.tiles * runs.cells) @ keys)
 
 
