@@ -20,6 +20,7 @@ HOSTS = {
     "causal": (patterns.Causal(), 700, 700),
     "causal, more keys": (patterns.Causal(), 260, 391),
     "causal, more queries": (patterns.Causal(), 391, 260),
+    "more queries": (patterns.Full(), 591, 460),
     "window": (patterns.SlidingWindow(70), 400, 400),
     "dilated": (patterns.DilatedWindow(20, 20, 3), 401, 401),
     "strided": (patterns.Strided(16), 400, 400),
@@ -44,9 +45,8 @@ def blocks(rng, kv_len, batch, heads, block_q, block_kv, count=3):
 
 
 def starts(rng, kv_len, documents):
-    """Cumulative lengths, documents without tokens among them."""
-    inner = np.sort(numbers(rng, documents - 1, 0, kv_len + 1))
-    return np.concatenate([[0], inner, [max(kv_len - 5, inner[-1])]])
+    """Cumulative lengths, documents without tokens among them; some tokens are of none."""
+    return np.concatenate([[0], np.sort(numbers(rng, documents, 0, kv_len + 1))])
 
 
 # -- bounds, without a GPU -------------------------------------------------------------------------------------------
@@ -66,11 +66,12 @@ def looked_at(form, given, q, k):
     q, k = q[:, None], k[None]
     if form.name == "blocks":
         listed = given[0, 0][np.maximum(q, 0) // form.block_q]
-        allowed = (listed == (k // form.block_kv)[..., None]).any(axis=-1)
+        allowed = (listed == (k // form.block_kv)[..., None]).any(axis=-1) & (q >= 0)
     elif form.name == "lengths":
         allowed = (k < given) & (q == q)
     elif form.name == "documents":
-        allowed = np.searchsorted(given, q, "right") == np.searchsorted(given, k, "right")
+        same = np.searchsorted(given, q, "right") == np.searchsorted(given, k, "right")
+        allowed = same & (k < given[-1]) & (q >= 0)
     else:
         allowed = np.isin(k, given[:1]) | np.isin(q - k, given[1:])
         return allowed.any(), (allowed & (k <= q)).all()  # columns behind the queries are found there, too

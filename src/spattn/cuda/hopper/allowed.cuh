@@ -62,21 +62,23 @@ struct Allowed {
     }
   }
 
-  __device__ TileKind kind_of(const Reach& q, const Reach& k) const {
-    if (q.last < 0) return TileKind::kEmpty;
-    if (q.first < 0) return TileKind::kPartial;
+  __device__ TileKind kind_of(const Reach& given, const Reach& k) const {
     bool any = false, every = true;
-    if (s.form == kBlocks) {
-      const int first = key_code(k.first), last = key_code(k.last);
-      for (int row = query_code(q.first); row <= query_code(q.last); ++row) test_bits(row, first, last, any, every);
-    } else if (s.form == kLengths) {
+    if (s.form == kLengths) {
       const int first = table[0], stop = table[1];
       any = k.first < stop && k.last >= first;
       every = k.first >= first && k.last < stop;
+      return !any ? TileKind::kEmpty : every ? TileKind::kFull : TileKind::kPartial;
+    }
+    if (given.last < 0) return TileKind::kEmpty;
+    const Reach q = {max(given.first, 0), given.last};  // queries in front of the first key attend to nothing
+    if (s.form == kBlocks) {
+      const int first = key_code(k.first), last = key_code(k.last);
+      for (int row = query_code(q.first); row <= query_code(q.last); ++row) test_bits(row, first, last, any, every);
     } else if (s.form == kDocuments) {
       const int low = document(q.first), high = document(q.last), first = document(k.first), last = document(k.last);
-      any = first <= high && last >= low;
-      every = low == high && first == low && last == low && is_document(low);
+      any = max(max(first, low), 0) <= min(min(last, high), kNowhere - 1);
+      every = low == high && first == low && last == low;
     } else {
       if (k.first > q.last) return TileKind::kEmpty;
       bool any_apart = false, every_apart = true;
@@ -85,7 +87,7 @@ struct Allowed {
       any |= any_apart;
       every = (every || every_apart) && k.last <= q.first;
     }
-    return !any ? TileKind::kEmpty : every ? TileKind::kFull : TileKind::kPartial;
+    return !any ? TileKind::kEmpty : every && given.first >= 0 ? TileKind::kFull : TileKind::kPartial;
   }
 
   // What of a position pairs are looked up by; a negative one is allowed nothing.

@@ -53,6 +53,8 @@ struct Columns {
 
   // Which of the lane's keys a query may see.
   __device__ __forceinline__ uint32_t seen_by(int position) const {
+    if (allowed.s.form == kLengths) return real;
+    if (position < 0) return 0;
     if (first >= 0) return own_bits(seen_side_by_side(position - first), lane) & real;
     const int code = allowed.query_code(position);
     uint32_t found = 0;
@@ -73,10 +75,12 @@ struct Columns {
   }
 };
 
-// Position of a row, whatever head it is of; negative for padding and queries in front of the first key.
+constexpr int kNoQuery = INT32_MIN;
+
+// Position of a row, whatever head it is of; kNoQuery for padding.
 __device__ __forceinline__ int query_position(const Select& s, const Work& work, int row) {
   int64_t at;
-  if (!cell_position(s.query_views[work.query_view], work.x, work.y, work.z, row, at)) return -1;
+  if (!cell_position(s.query_views[work.query_view], work.x, work.y, work.z, row, at)) return kNoQuery;
   return s.q_offset + (at < s.q_len ? int(at) : int(at) % s.q_len);
 }
 
@@ -93,7 +97,7 @@ __device__ void write_mask(const Select& s, const Job& job, uint32_t* target) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int position = query_position(s, item.work, part * 16 + 8 * h + lane / 4);
-      if (position >= 0) word |= columns.seen_by(position) << (2 * h);
+      if (position != kNoQuery) word |= columns.seen_by(position) << (2 * h);
     }
     target[at] = job.mask < 0 ? word : word & s.masks[int64_t(job.mask) * s.warpgroups * kWords + at];
   }
