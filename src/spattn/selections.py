@@ -71,7 +71,18 @@ class Selection:
         raise NotImplementedError
 
     def check(self, kv_len: int) -> None:
-        """ValueError where it is not made for so many keys."""
+        """Whether it is made for so many keys.
+
+        Parameters
+        ----------
+        kv_len : int
+            Keys of the sequence.
+
+        Raises
+        ------
+        ValueError
+            If it is not.
+        """
 
     def to_host(self, kv_len: int) -> Pattern:
         """The pattern that the numbers make now; waits for them.
@@ -88,7 +99,12 @@ class Selection:
         raise NotImplementedError
 
     def copied(self) -> Selection:
-        """The same with arrays of its own, which nobody changes."""
+        """The same with arrays of its own, which nobody changes.
+
+        Returns
+        -------
+        Selection
+        """
         fields = {name: value for name, value in vars(self).items() if kind_of(value) is not None}
         own = {name: (value.clone if hasattr(value, "clone") else value.copy)() for name, value in fields.items()}
         return replace(self, **own)  # type: ignore[type-var]
