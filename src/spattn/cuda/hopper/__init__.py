@@ -18,7 +18,7 @@ from ..driver.device import Device
 from ..forward_pass import ForwardPass
 from .builds import DTYPES, ROWS, TILE
 from .maps import readable
-from .params import MAPS, Addresses
+from .params import MAPS
 from .prepared import prepare
 
 __all__ = ["TILE", "accepts", "aligned", "forward", "prepare", "supports", "tile", "why_not"]
@@ -56,12 +56,7 @@ def forward(call: ForwardPass) -> None:
         portable.forward(_for_portable(call))
         return
     plan, ready, call = prepared
-    to = Addresses(*addresses, call.lse, *call.workspace(), call.scale)
-    if ready.attention is not None:
-        for launch, blocks in enumerate(ready.blocks):
-            ready.attention.launch(blocks, ready.template.fill(launch, to, plan.counter()), call.stream)
-    if ready.merge is not None:
-        ready.merge.kernel.launch(ready.merge.blocks, ready.merge.params(to), call.stream)
+    plan.enqueue(ready, call)
 
 
 def _for_portable(call: ForwardPass) -> ForwardPass:

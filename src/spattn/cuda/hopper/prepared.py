@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -130,6 +130,16 @@ class HopperPlan:
             Template([(self.layout, call)], self.at, self.launches, room),
             merging(call, [self.at[name] for name in MERGE_TABLES], self.merge_blocks) if self.merge_blocks else None,
         )
+
+    def enqueue(self, ready: Ready, call: ForwardPass, tables: Mapping[str, int] | None = None) -> None:
+        """Enqueue the kernels of a call, which may have tables of the plan's elsewhere; the context must be current."""
+        addresses = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer
+        to = Addresses(*addresses, call.lse, *call.workspace(), call.scale)
+        if ready.attention is not None:
+            for launch, blocks in enumerate(ready.blocks):
+                ready.attention.launch(blocks, ready.template.fill(launch, to, self.counter(), tables), call.stream)
+        if ready.merge is not None:
+            ready.merge.kernel.launch(ready.merge.blocks, ready.merge.params(to), call.stream)
 
 
 def launches_of(phases: Sequence[np.ndarray]) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ from .builds import ARCH, ROWS, build, variant
 from .heads import with_packed_heads
 from .layout import ENTRY, WORK
 from .maps import ELEMENT_BYTES
-from .params import MAPS, Addresses, structs
+from .params import MAPS, structs
 from .prepared import HopperPlan
 
 __all__ = ["JOB", "SELECT", "TABLE", "Items", "Source", "forward", "items_of", "room"]
@@ -217,8 +217,50 @@ class SelectedPlan(HopperPlan):
     """A plan on one device for one number of batch entries and heads, for selections of a form."""
 
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, form: Form, q_len: int):
-        self.items = items_of(plan, form, batch, heads_q, q_len)
-        super().__init__(plan, device, batch, heads_q, heads_kv, False, self.items)
+        self.items = items = items_of(plan, form, batch, heads_q, q_len)
+        super().__init__(plan, device, batch, heads_q, heads_kv, False, items)
+        self.form, self._places = form, (q_len, plan.kv_len - q_len)
+        limit = -(-plan.kv_len // form.block_kv) if form.name == "blocks" else plan.kv_len
+        words = {"lengths": 2, "documents": plan.kv_len}.get(form.name, -(-limit // 32))  # of a row
+        rows = -(-plan.kv_len // _TOKENS) if form.name == "documents" else form.rows
+        self._limit, self._words, self._stride = limit, words, words * form.rows * len(form.counts)
+        self._fill_blocks = form.batch * form.heads * rows
+        self._warpgroups = -(-plan.block_q // ROWS)
+        sizes = (
+            len(items.items) * WORK.itemsize,
+            int(items.starts[-1]) * ENTRY.itemsize,
+            int(items.starts[-1]) * _WORD_BYTES,
+            items.masks * self._warpgroups * _MASK_BYTES,
+            items.masks * JOB.itemsize,
+            _WORD_BYTES,
+            form.batch * form.heads * self._stride * _WORD_BYTES,
+        )
+        self._at = offsets(np.array([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes])).tolist()
+
+    def select(self, call: ForwardPass, sources: tuple[Source, ...]) -> dict[str, int]:
+        """Enqueue the kernels that select tiles; the addresses of the tables that they write."""
+        first = call.allocate(self._at[-1])
+        tables = _Tables(*(first + offset for offset in self._at[:-1]))
+        fill, tiles, masks = _kernels(call.device, call.dtype, call.plan.block_q)
+        form, number = self.form, _FORMS.index(self.form.name)
+        for at, (operand, wide) in enumerate(sources):
+            by_batch, by_head, by_row, step = operand.strides
+            params = _pack_table(
+                *(operand.pointer, by_batch if form.batch > 1 else 0, by_head if form.heads > 1 else 0, by_row, step),
+                *(tables.table + at * self._words * _WORD_BYTES, self._stride, number, wide),
+                *(form.heads, form.rows, form.counts[at], self._limit, self._words, form.left, tables.masks_taken),
+            )
+            fill.launch(self._fill_blocks, params, call.stream)
+        params = _pack_select(
+            *(self.at[name] for name in (*_PLAN_POINTERS, *_OWN_POINTERS)),
+            *(*tables, self._stride),
+            *(number, len(self.items.items), self._warpgroups, self.items.masks),
+            *(self._words, form.block_q, form.block_kv, 0, *self._places),
+        )
+        tiles.launch(len(self.items.items), params, call.stream)
+        if self.items.masks:
+            masks.launch(_MASK_BLOCKS * call.device.sm_count, params, call.stream)
+        return {name: getattr(tables, name) for name in _NEW_POINTERS}
 
 
 @kept_with_plan
@@ -265,60 +307,7 @@ def forward(call: ForwardPass, form: Form, sources: tuple[Source, ...]) -> None:
     ready = plan.ready(call) if call.aligned(ELEMENT_BYTES) else None
     if ready is None:
         raise ValueError("q, k, v: expected rows that start on 16 bytes, their elements side by side, for a selection")
-    addresses = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer
-    to = Addresses(*addresses, call.lse, *call.workspace(), call.scale)
-    if ready.attention is not None:
-        tables = _select(call, plan, form, sources, q_len)
-        own = {name: getattr(tables, name) for name in ("work", "entries", "entry_masks", "masks")}
-        for launch, blocks in enumerate(ready.blocks):
-            params = ready.template.fill(launch, to, plan.counter(), own)
-            ready.attention.launch(blocks, params, call.stream)
-    if ready.merge is not None:
-        ready.merge.kernel.launch(ready.merge.blocks, ready.merge.params(to), call.stream)
-
-
-def _select(call: ForwardPass, plan: SelectedPlan, form: Form, sources: tuple[Source, ...], q_len: int) -> _Tables:
-    """Enqueues the kernels that write the tables of a call."""
-    kv_len, items, selections = call.plan.kv_len, plan.items, form.batch * form.heads
-    limit = -(-kv_len // form.block_kv) if form.name == "blocks" else kv_len
-    words = {"lengths": 2, "documents": kv_len}.get(form.name, -(-limit // 32))  # of a row
-    stride = words * form.rows * len(sources)
-    warpgroups = -(-call.plan.block_q // ROWS)
-    sizes = (
-        len(items.items) * WORK.itemsize,
-        int(items.starts[-1]) * ENTRY.itemsize,
-        int(items.starts[-1]) * _WORD_BYTES,
-        items.masks * warpgroups * _MASK_BYTES,
-        items.masks * JOB.itemsize,
-        _WORD_BYTES,
-        selections * stride * _WORD_BYTES,
-    )
-    at = offsets(np.array([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes])).tolist()
-    first = call.allocate(at[-1])
-    tables = _Tables(*(first + offset for offset in at[:-1]))
-    fill, tiles, masks = _kernels(call.device, call.dtype, call.plan.block_q)
-    rows = -(-kv_len // _TOKENS) if form.name == "documents" else form.rows
-    for number, (operand, wide) in enumerate(sources):
-        *strides, by_row, step = operand.strides
-        by_batch, by_head = (
-            own if size > 1 else 0 for own, size in zip(strides, (form.batch, form.heads), strict=True)
-        )
-        target = tables.table + number * words * _WORD_BYTES
-        params = _pack_table(
-            *(operand.pointer, by_batch, by_head, by_row, step, target, stride, _FORMS.index(form.name), wide),
-            *(form.heads, form.rows, form.counts[number], limit, words, form.left, tables.masks_taken),
-        )
-        fill.launch(selections * rows, params, call.stream)
-    params = _pack_select(
-        *(plan.at[name] for name in (*_PLAN_POINTERS, *_OWN_POINTERS)),
-        *(*tables, stride),
-        *(_FORMS.index(form.name), len(items.items), warpgroups, items.masks, words, form.block_q, form.block_kv, 0),
-        *(q_len, kv_len - q_len),
-    )
-    tiles.launch(len(items.items), params, call.stream)
-    if items.masks:
-        masks.launch(_MASK_BLOCKS * call.device.sm_count, params, call.stream)
-    return tables
+    plan.enqueue(ready, call, None if ready.attention is None else plan.select(call, sources))
 
 
 @functools.cache
