@@ -98,6 +98,39 @@ def test_scattered_pairs_are_planned_once(card):
     assert made.gathered and made.tile == (64, 64) and spattn.plan_cache_info().plans == 1
 
 
+@pytest.fixture
+def plans(monkeypatch):
+    """Every plan that is made, in turn."""
+    made, original = [], compiler._compile
+    monkeypatch.setattr(compiler, "_compile", lambda *args: made.append(original(*args)) or made[-1])
+    return made
+
+
+def squares():
+    """A fifth of the pairs of a fifth of all squares of 64 × 64."""
+    rng = np.random.default_rng(0)
+    filled = np.kron(rng.random((64, 64)) < 0.2, np.ones((64, 64), bool))
+    return sp.from_pairs(*(filled & (rng.random((4096, 4096)) < 0.2)).nonzero(), 4096, 4096)
+
+
+def test_listed_pairs_without_an_order_are_planned_once_in_each_way(card, plans):
+    """What they have where tokens may be taken in another order are tiles of 64 queries with tokens in a row."""
+    chosen(squares(), 4096)
+    assert sorted((*made.tile, made.gathered) for made in plans) == [
+        (64, 64, False),
+        (64, 64, True),
+        (128, 64, False),
+    ]
+
+
+def test_pairs_with_an_order_are_planned_with_tokens_in_a_row_too(card, plans):
+    """Clusters of two stretches of tokens, which leave many halves of tiles empty."""
+    labels = np.repeat(np.random.default_rng(0).permutation(np.arange(512) // 2), 8)
+    chosen(sp.Clusters(labels), 4096)
+    small = [made for made in plans if made.tile == (64, 64) and not made.gathered]
+    assert sorted(made.ordered for made in small) == [False, True]
+
+
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("count", [8, 32, 128])
 def test_clusters_are_taken_together(card, count, head_dim):

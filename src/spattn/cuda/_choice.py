@@ -102,10 +102,13 @@ def _cheapest(first: Plan, sizes: Sizes, each: int, sms: int, copies: int) -> Ho
     if each > 1 and _may_stay_whole(first, sizes, sms):
         tried(own._replace(workers=1))
     shared = min(found, key=price).workers if len(found) > 1 else each
-    for tile, box in _smaller(first, sizes, sms, copies):
-        tried(How(tile, box, shared))
     for ordered, gathered in _looked_up(first):
         tried(How((ROWS, TILE[1]), None, shared, ordered, gathered))
+    for tile, box in _smaller(first, sizes, sms, copies):
+        how = How(tile, box, shared)
+        in_order = found.get(how._replace(ordered=True))
+        if in_order is None or in_order.ordered:  # else the pattern has no order, and the plan is this one
+            tried(how)
     while len(found) > 1:
         prices = {how: price(how) for how in found}
         alike = (how for how in found if prices[how] <= _ALIKE * min(prices.values()))
