@@ -209,7 +209,7 @@ def test_the_plan_that_a_backend_runs():
     misses = spattn.plan_cache_info().misses
     spattn.attention(q, k, v, p.SlidingWindow(20))
     assert spattn.plan_cache_info().misses == misses
-    for wrong in ({"q_len": 100}, {"q_len": 100, "kv_len": 300}, {"heads": 4}, {"tile": (64, 64)}, {"workers": 2}):
+    for wrong in ({"q_len": 100}, {"q_len": 100, "kv_len": 300}, {"heads": 4}, {"tile": (128, 64)}, {"workers": 2}):
         with pytest.raises(TypeError, match=r"^plan\(\): expected no lengths, .* beside like"):
             spattn.plan(p.Causal(), **wrong, like=(q, k, v))
     for wrong in ({}, {"q_len": 10, "backend": "cpu"}):

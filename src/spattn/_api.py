@@ -18,7 +18,6 @@ from .patterns import Mask, Pattern, get
 from .plan import Plan, validate
 from .plan._cache import find_call, keep_call
 from .plan._sealed import sealed
-from .plan._types import TILE
 
 if TYPE_CHECKING:
     from .layout import Layout
@@ -262,7 +261,7 @@ def plan(
     *,
     batch: int = 1,
     heads: int | None = None,
-    tile: tuple[int, int] = TILE,
+    tile: tuple[int, int] | None = None,
     box: tuple[int, ...] | None = None,
     workers: int = 1,
     max_bytes: int | None = None,
@@ -283,7 +282,9 @@ def plan(
         Batch entries and query heads; they matter only to patterns that tell them apart. `heads` defaults to the
         pattern's own number.
     tile : (int, int), optional
-        Queries and keys of a tile, at most 32768; the number of keys is a multiple of 64.
+        Queries and keys of a tile, at most 32768; the number of keys is a multiple of 64. By default 128 × 64, or, where
+        a head's pairs are listed and so scattered that the tiles of a few query tiles hold fewer than eight in the
+        mean, 64 × 64: bitmasks, which hardly any two of such tiles share, are half as large. With `box` 128 × 64.
     box : tuple of int, optional
         Queries of a tile along each axis of a grid, as many in all as `tile` has; the keys that such a box of queries
         reaches are then a view of their own. Only the parts of a pattern that have spans on as many axes are cut so.
@@ -353,7 +354,7 @@ def plan(
             pattern, q_len, kv_len, batch=batch, heads=heads, tile=tile, box=box, workers=workers, max_bytes=max_bytes
         )
     given = q_len, kv_len, batch, heads, tile, box, workers
-    if given != (None, None, 1, None, TILE, None, 1):
+    if given != (None, None, 1, None, None, None, 1):
         raise TypeError("plan(): expected no lengths, batch, heads, tile, box or workers beside like=(q, k, v)")
     backend = "auto" if backend is None else backend
     check_options(backend, layout=layout)

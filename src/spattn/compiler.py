@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ._imports import whole_imports
-from ._index_checks import check_lengths, q_offset
+from ._index_checks import check_lengths
 from ._limits import memory
 from .call import Call
 from .patterns import Pattern
@@ -30,9 +30,6 @@ from .plan._types import AXES, LARGEST_SIDE, TILE
 
 __all__ = ["are_scattered", "plan", "plan_for", "planned_or"]
 
-_SAMPLE = 16  # query tiles whose listed pairs are looked at
-_FEW = 8  # pairs of a tile: fewer cost less than any tile that holds a pair
-
 
 def plan(
     pattern: Pattern,
@@ -41,7 +38,7 @@ def plan(
     *,
     batch: int = 1,
     heads: int | None = None,
-    tile: tuple[int, int] = TILE,
+    tile: tuple[int, int] | None = None,
     box: tuple[int, ...] | None = None,
     workers: int = 1,
     max_bytes: int | None = None,
@@ -70,6 +67,8 @@ def plan(
     if not isinstance(pattern, Pattern):
         raise TypeError(f"pattern: expected a Pattern, got {type(pattern).__name__}")
     check_lengths(q_len, kv_len)
+    if tile is None and box is not None:
+        tile = TILE  # boxes are of its queries, whatever the pattern
     heads = max(1, pattern.sizes()[1]) if heads is None else _at_least(0, "heads", heads)
     key = (
         pattern,
@@ -77,8 +76,8 @@ def plan(
         int(kv_len),
         _at_least(0, "batch", batch),
         heads,
-        _check_tile(tile),
-        None if box is None else _check_box(box, tile),
+        None if tile is None else _check_tile(tile),
+        None if tile is None or box is None else _check_box(box, tile),
         _at_least(1, "workers", workers),
         ordered,
         gathered,
@@ -102,7 +101,7 @@ def plan(
 def plan_for(
     pattern: Pattern,
     call: Call,
-    tile: tuple[int, int] = TILE,
+    tile: tuple[int, int] | None = None,
     workers: int = 1,
     max_bytes: int | None = None,
     tile_by_tile: bool = False,
@@ -136,18 +135,16 @@ def are_scattered(pattern: Pattern, call: Call, tile: tuple[int, int]) -> bool:
     """Whether a look at some query tiles of a pattern that lists its pairs, and has no order in which they lie
     together, says that no plan of such tiles need be made: that of scattered pairs is large, and whatever looks up the
     keys of a query, or of a tile of them, costs less."""
-    tiles = call.q_len // tile[0]
-    if not pattern._has_order or not tiles or call.kv_len == 0:
+    if not pattern._has_order:
         return False
     variants, _ = pattern.variants(call.batch, call.heads_q)
     bound = [variant.bind(call.q_len, call.kv_len) for variant in variants]
     if len(bound) != 1 or not bound[0]._lists_pairs:
         return False
-    some = np.unique(np.linspace(0, tiles - 1, _SAMPLE).astype(np.int64))
-    rows = (some[:, None] * tile[0] + np.arange(tile[0])).ravel()
-    row, key = bound[0]._pairs(rows + q_offset(call.q_len, call.kv_len), call.kv_len)
-    met = np.unique(row // tile[0] * -(-call.kv_len // tile[1]) + key // tile[1])
-    return 0 < len(row) < _FEW * len(met) and bound[0]._in_order() is None
+    with whole_imports:  # which few patterns need
+        from .plan import _listed
+
+    return _listed.are_scattered(bound[0], call.q_len, call.kv_len, tile) and bound[0]._in_order() is None
 
 
 def planned_or(plan: Plan, *arguments: Any, **options: Any) -> Plan:
@@ -175,7 +172,7 @@ def _compile(
     kv_len: int,
     batch: int,
     heads: int,
-    tile: tuple[int, int],
+    tile: tuple[int, int] | None,
     box: tuple[int, ...] | None,
     workers: int,
     ordered: bool,
@@ -187,17 +184,17 @@ def _compile(
         from .schedule.growth import Growth, fixed
 
     tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, box, ordered, gathered, budget)
-    growth = Growth.of(tiled, q_len, tile, workers).fields if len(tiled.growing) else None
+    growth = Growth.of(tiled, q_len, workers).fields if len(tiled.growing) else None
     made = Plan(
         pattern=pattern,
         q_len=q_len,
-        block_q=tile[0],
-        block_kv=tile[1],
+        block_q=tiled.tile[0],
+        block_kv=tiled.tile[1],
         components=tiled.components,
         indptr=tiled.indptr,
         key_view=tiled.key_view,
         variant=tiled.variant,
-        **(fixed(tiled, q_len, tile[0], workers) if growth is None else growth(kv_len)),
+        **(fixed(tiled, q_len, workers) if growth is None else growth(kv_len)),
     )
     budget.need(made.nbytes)
     return seal(made, tiled.least, growth)

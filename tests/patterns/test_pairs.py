@@ -151,7 +151,7 @@ def scattered(tokens, each):
 
 def test_a_predicate_beside_listed_pairs_is_asked_for_them_alone():
     pattern, asked = scattered(4096, 2), []
-    made = plan(Counted(asked) & pattern, 4096)
+    made = plan(Counted(asked) & pattern, 4096, tile=(128, 64))
     assert sum(asked) == pattern.indptr[-1] and 0 < made.nnz < sum(asked)
 
 

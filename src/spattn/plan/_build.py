@@ -18,7 +18,7 @@ from ._budget import Budget
 from ._lists import RunLists
 from ._masks import Masks
 from ._parts import Piece, parts_of
-from ._tiling import find_tiles, make_view
+from ._tiling import choose_tile, find_tiles, make_view
 from ._types import COMPONENT, NO_ORDER, VIEW
 
 if TYPE_CHECKING:
@@ -32,12 +32,13 @@ _INDEX_BYTES = 4  # of a (batch entry, head) in a plan's variant
 @dataclass(frozen=True)
 class Tiled:
     """What a pattern allows, as tiles over affine views: the fields of :class:`~spattn.plan.Plan` that say *what* is
-    computed, for `kv_len` keys. `variant_components` says where the components of each variant start, and `least` from
-    how many keys on the tiles are the same, but for where those of the last keys lie; None: at no other number. The
-    first key views of the components `growing` become longer with the sequence, and the runs `rests` are their last
-    tiles: see :mod:`spattn.schedule.growth`."""
+    computed, for `kv_len` keys in tiles of the size `tile`. `variant_components` says where the components of each
+    variant start, and `least` from how many keys on the tiles are the same, but for where those of the last keys lie;
+    None: at no other number. The first key views of the components `growing` become longer with the sequence, and the
+    runs `rests` are their last tiles: see :mod:`spattn.schedule.growth`."""
 
     kv_len: int
+    tile: tuple[int, int]
     views: np.ndarray
     components: np.ndarray
     indptr: np.ndarray
@@ -62,7 +63,7 @@ def tile_pattern(
     kv_len: int,
     batch: int,
     heads: int,
-    tile: tuple[int, int],
+    tile: tuple[int, int] | None,
     box: tuple[int, ...] | None,
     ordered: bool,
     gathered: bool,
@@ -73,7 +74,7 @@ def tile_pattern(
     Those of a sequence that grows between its ends are for the fewest keys that have a full tile there. With `box`,
     parts with spans are cut into boxes of so many queries along each axis (:mod:`._query_boxes`). With `ordered` tokens
     are taken in the orders that patterns have; with `gathered` each query tile of a pattern that lists its pairs has
-    places of its own for its keys.
+    places of its own for its keys. Without a `tile` its size follows from the pattern.
     """
     own_batch, own_heads = pattern.sizes()
     budget.need(_INDEX_BYTES * (own_batch or batch) * (own_heads or heads))
@@ -87,6 +88,8 @@ def tile_pattern(
         found = [pattern._in_order() if pattern._has_order else None for pattern in bound]
         orders = _orders(found, q_len, kv_len)
         bound = [own if new is None else new.pattern for own, new in zip(bound, found, strict=True)]
+    if tile is None:
+        tile = choose_tile(bound, q_len, kv_len)
     own = [_ends_of(v, q_len, kv_len) if b is v else None for v, b in zip(variants, bound, strict=True)]
     ends, kv_len = _joint_ends(own, q_len, kv_len, tile[1])
     builder = _Builder(q_len, kv_len, tile, box, budget)
@@ -258,6 +261,7 @@ class _Builder:
         components, growing = frozen_whole(self.components), np.array(self.growing, np.int64)
         return Tiled(
             self.kv_len,
+            (self.block_q, self.block_kv),
             frozen_whole(self.views),
             components,
             indptr,

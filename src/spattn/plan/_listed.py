@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._index_checks import q_offset
 from ..patterns import Pattern
 from ._budget import Budget
 from ._lists import RunLists
@@ -16,11 +17,13 @@ from ._pairs import Gathered, Pairs, bitmasks
 from ._tiles import add_runs, join_runs
 from ._types import LARGEST
 
-__all__ = ["gathered_tiles", "tiles_of_pairs"]
+__all__ = ["are_scattered", "gathered_tiles", "tiles_of_pairs"]
 
 _PAIRS_AT_ONCE = 1 << 18  # about so many are grouped at once
 _PLACE_BYTES = 4  # of a plan's kv_order, and of each key while keys are gathered
 _WORDS_AT_ONCE = 1 << 17  # of bitmasks that are made at once: they fit into a cache
+_SAMPLE = 16  # query tiles whose pairs are looked at
+_FEW = 8  # pairs of a tile: fewer cost less than any tile that holds a pair
 
 
 class _Strip(NamedTuple):
@@ -32,6 +35,19 @@ class _Strip(NamedTuple):
     full: np.ndarray
     first: np.ndarray
     cell: np.ndarray
+
+
+def are_scattered(pattern: Pattern, q_len: int, kv_len: int, tile: tuple[int, int]) -> bool:
+    """Whether a look at some query tiles of a bound pattern that lists its pairs says that tiles which hold a pair hold
+    few of them: the plan is large then, and computes little that is allowed."""
+    block_q, block_kv = tile
+    pairs = met = 0
+    if q_len >= block_q and kv_len:
+        for number in np.unique(np.linspace(0, q_len // block_q - 1, _SAMPLE).astype(np.int64)):
+            q = np.arange(number * block_q, (number + 1) * block_q) + q_offset(q_len, kv_len)
+            _, key = pattern._pairs(q, kv_len)
+            pairs, met = pairs + len(key), met + len(np.unique(key // block_kv))
+    return 0 < pairs < _FEW * met
 
 
 def tiles_of_pairs(

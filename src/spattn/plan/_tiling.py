@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from ._parts import Piece
 from ._search import Found, alike, cut_view, search
 from ._spans import tiles_of_spans
 from ._tiles import add_runs, join_runs
-from ._types import grid_of, padded_before, padding_kinds, positions
+from ._types import SCATTERED_TILE, TILE, grid_of, padded_before, padding_kinds, positions
 
 _BOX_BYTES = 96  # of a box of either view
 _FEW = 32  # tiles of keys beside one of queries, as a box of queries has them
@@ -49,6 +50,18 @@ def _factorisations(number: int, factors: int) -> list[tuple[int, ...]]:
         return [(number,)]
     divisors = [d for d in range(1, number + 1) if number % d == 0]
     return [(d, *rest) for d in divisors for rest in _factorisations(number // d, factors - 1)]
+
+
+def choose_tile(bound: Sequence[Pattern], q_len: int, kv_len: int) -> tuple[int, int]:
+    """Queries and keys of a tile for these variants, where nobody asks for any."""
+    listing = [pattern for pattern in bound if pattern._lists_pairs]
+    if listing:
+        with whole_imports:  # which few patterns need
+            from ._listed import are_scattered
+
+        if any(are_scattered(pattern, q_len, kv_len, TILE) for pattern in listing):
+            return SCATTERED_TILE
+    return TILE
 
 
 def find_tiles(

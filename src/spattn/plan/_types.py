@@ -70,6 +70,7 @@ AXES = 3
 LARGEST = 2**31 - 1  # what int32 holds: lengths, tiles of a view, runs
 LARGEST_SIDE = 1 << 15  # tokens of a tile's side
 TILE = (128, 64)  # of a plan that is for no backend in particular
+SCATTERED_TILE = (64, 64)  # of such a plan where nearly each tile that holds a pair has a bitmask of its own
 
 VIEW = np.dtype(
     [

@@ -29,18 +29,17 @@ class Growth:
 
     tiled: Tiled
     q_len: int
-    block: tuple[int, int]
     workers: int
     lists: Recent
 
     @classmethod
-    def of(cls, tiled: Tiled, q_len: int, block: tuple[int, int], workers: int) -> Growth:
+    def of(cls, tiled: Tiled, q_len: int, workers: int) -> Growth:
         """The growth of these tiles."""
-        return cls(tiled, q_len, block, workers, Recent(_MAX_LISTS))
+        return cls(tiled, q_len, workers, Recent(_MAX_LISTS))
 
     def fields(self, kv_len: int) -> dict[str, Any]:
         """The fields of the plan that depend on the number of keys, for `kv_len` of them, which are not fewer."""
-        own, (block_q, block_kv) = self.tiled, self.block
+        own, (block_q, block_kv) = self.tiled, self.tiled.tile
         by, growing = kv_len - own.kv_len, own.components["key_view"][own.growing]
         keys = int(own.views["extent"][growing[0], -1]) + by
         tiles = -(-keys // block_kv)
@@ -68,14 +67,14 @@ class Growth:
         indices[own.rests] += more
         listed: dict[str, Any] = {"tile_indptr": frozen(offsets(count)), "indices": frozen(indices)}
         grown = replace(own, views=views, **listed)
-        items = share_out(grown, own.variant_components, self.q_len, self.block[0], self.workers)
+        items = share_out(grown, own.variant_components, self.q_len, own.tile[0], self.workers)
         return listed | items._asdict()
 
 
-def fixed(tiled: Tiled, q_len: int, block_q: int, workers: int) -> dict[str, Any]:
+def fixed(tiled: Tiled, q_len: int, workers: int) -> dict[str, Any]:
     """The same fields of a plan that does not grow."""
     names = ("kv_len", "views", "tile_indptr", "indices", "mask", "masks", "nnz", "q_order", "kv_order")
-    items = share_out(tiled, tiled.variant_components, q_len, block_q, workers)
+    items = share_out(tiled, tiled.variant_components, q_len, tiled.tile[0], workers)
     return {name: getattr(tiled, name) for name in names} | items._asdict()
 
 
