@@ -282,9 +282,9 @@ def plan(
         Batch entries and query heads; they matter only to patterns that tell them apart. `heads` defaults to the
         pattern's own number.
     tile : (int, int), optional
-        Queries and keys of a tile, at most 32768; the number of keys is a multiple of 64. By default 128 × 64, or, where
-        a head's pairs are listed and so scattered that the tiles of a few query tiles hold fewer than eight in the
-        mean, 64 × 64: bitmasks, which hardly any two of such tiles share, are half as large. With `box` 128 × 64.
+        Queries and keys of a tile, at most 32768; the number of keys is a multiple of 64. The default is 128 × 64, or
+        without a `box` 64 × 64 where a head's pairs are listed and scattered: where, of sixteen query tiles, the tiles
+        that hold a pair hold fewer than eight in the mean. Hardly any two of such tiles share a bitmask.
     box : tuple of int, optional
         Queries of a tile along each axis of a grid, as many in all as `tile` has; the keys that such a box of queries
         reaches are then a view of their own. Only the parts of a pattern that have spans on as many axes are cut so.

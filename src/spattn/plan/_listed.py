@@ -47,7 +47,7 @@ def are_scattered(pattern: Pattern, q_len: int, kv_len: int, tile: tuple[int, in
             q = np.arange(number * block_q, (number + 1) * block_q) + q_offset(q_len, kv_len)
             _, key = pattern._pairs(q, kv_len)
             pairs, met = pairs + len(key), met + len(np.unique(key // block_kv))
-    return 0 < pairs < _FEW * met
+    return pairs < _FEW * met
 
 
 def tiles_of_pairs(
