@@ -174,16 +174,21 @@ struct Consumer {
   }
 
   // Normalises the rows of the task at `query` and hands them to the writer.
-  __device__ __forceinline__ void finish(Softmax softmax, float (&o)[kDim / 2]) {
+  __device__ __forceinline__ void finish(const Softmax& softmax, float (&o)[kDim / 2]) {
     const int lane = thread % 32, first = warpgroup * 64 + thread / 32 * 16;
-    softmax.total();
     float probe[2], inverse[2];
     probe_rows(o, probe);
+    float sums[4];  // of the weights of each row, and of what tells whether it is finite
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      probe[h] = quad_sum(probe[h] + softmax.row_sum[h] * 0.0f + (softmax.far(h) ? 1.0f : 0.0f));
-      inverse[h] = softmax.row_sum[h] == 0.0f ? 0.0f : 1.0f / softmax.row_sum[h];
-      const float lse = probe[h] == 0.0f ? softmax.lse(h) : kFailedRow;
+      sums[h] = softmax.row_sum[h];
+      sums[2 + h] = probe[h] + softmax.row_sum[h] * 0.0f + (softmax.far(h) ? 1.0f : 0.0f);
+    }
+    quad_sum(sums);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      inverse[h] = sums[h] == 0.0f ? 0.0f : __fdividef(1.0f, sums[h]);
+      const float lse = sums[2 + h] == 0.0f ? softmax.lse(h, sums[h]) : kFailedRow;
       if (lane % 4 == 0) shared.lse[query.stage][first + 8 * h + lane / 4] = lse;
     }
     const Assignment& assigned = shared.assigned[query.stage];

@@ -32,7 +32,7 @@ constexpr float kSlack = 8.0f;
 struct Softmax {
   float reference[2];  // of the row's exponents: a logit times scale * log2(e)
   float limit[2];      // raw logit above which the reference moves; -inf until the row has seen a key
-  float row_sum[2];    // this thread's columns only, until total()
+  float row_sum[2];    // this thread's columns only
 
   __device__ __forceinline__ void reset() {
     reference[0] = reference[1] = row_sum[0] = row_sum[1] = 0.0f;
@@ -77,15 +77,17 @@ struct Softmax {
     }
   }
 
-  __device__ __forceinline__ void move(const float (&largest)[2], float scale_log2, float (&rescale)[2]) {
+  // Without a branch, so that both rows are on their way at once. Scales of 2^126 and more have no slack: harmless too.
+  __device__ __forceinline__ void move(float (&largest)[2], float scale_log2, float (&rescale)[2]) {
+    const float slack = __fdividef(kSlack, scale_log2);
+    quad_max(largest);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float top = quad_max(largest[h]);
-      const float moved = top * scale_log2;
-      const bool moves = top > limit[h];
-      rescale[h] = !moves ? 1.0f : limit[h] == -infinity<float>() ? 0.0f : exp2_flushed(reference[h] - moved);
+      const float moved = largest[h] * scale_log2;
+      const bool moves = largest[h] > limit[h], first = limit[h] == -infinity<float>();
+      rescale[h] = exp2_flushed(!moves ? 0.0f : first ? -infinity<float>() : reference[h] - moved);
       reference[h] = moves ? moved : reference[h];
-      limit[h] = moves ? top + kSlack / scale_log2 : limit[h];
+      limit[h] = moves ? largest[h] + slack : limit[h];
       row_sum[h] *= rescale[h];
     }
   }
@@ -96,18 +98,13 @@ struct Softmax {
     if (fminf(row_sum[0], row_sum[1]) < 0.0f) __trap();
   }
 
-  __device__ __forceinline__ void total() {
-    row_sum[0] = quad_sum(row_sum[0]);
-    row_sum[1] = quad_sum(row_sum[1]);
-  }
-
   // Whether the reference of a row is too large for its exponents to mean anything.
   __device__ __forceinline__ bool far(int h) const { return !(fabsf(reference[h]) < kFarLogit<float>); }
 
-  // Natural logarithm of the sum of exponentials of a row; -inf when it attends to nothing.
-  __device__ __forceinline__ float lse(int h) const {
+  // Natural logarithm of the sum of exponentials of a row, whose weights sum to `sum`; -inf when it attends to nothing.
+  __device__ __forceinline__ float lse(int h, float sum) const {
     constexpr float kLn2 = 0.693147180559945309f;
-    return row_sum[h] == 0.0f ? -infinity<float>() : (reference[h] + __log2f(row_sum[h])) * kLn2;
+    return sum == 0.0f ? -infinity<float>() : (reference[h] + __log2f(sum)) * kLn2;
   }
 };
 
@@ -139,12 +136,11 @@ __device__ __forceinline__ void scale_rows(float (&accumulator)[kCount], const f
 // Per row h: NaN when any of its values is not finite, else 0.
 template <int kCount>
 __device__ __forceinline__ void probe_rows(const float (&accumulator)[kCount], float (&probe)[2]) {
-  probe[0] = probe[1] = 0.0f;
+  float found[8] = {};  // chains that do not wait for each other
 #pragma unroll
-  for (int i = 0; i < kCount; i += 4) {
-    probe[0] = fmaf(accumulator[i], 0.0f, fmaf(accumulator[i + 1], 0.0f, probe[0]));
-    probe[1] = fmaf(accumulator[i + 2], 0.0f, fmaf(accumulator[i + 3], 0.0f, probe[1]));
-  }
+  for (int i = 0; i < kCount; ++i) found[i % 8] = fmaf(accumulator[i], 0.0f, found[i % 8]);
+  probe[0] = (found[0] + found[1]) + (found[4] + found[5]);
+  probe[1] = (found[2] + found[3]) + (found[6] + found[7]);
 }
 
 }  // namespace spattn::hopper
