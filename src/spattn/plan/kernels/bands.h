@@ -100,6 +100,16 @@ class Clause {
   // Which keys of a divided tile a band has.
   const uint64_t* divided(int32_t look) const { return divided_.data() + (look - 1) * words_; }
 
+  // Writes words of which bit n, of so many, is set if the distance `most` - n is in a range.
+  void mark_distances(int64_t most, int64_t count, uint64_t* bits, int64_t words) const {
+    std::fill_n(bits, words, 0);
+    auto range = std::upper_bound(ranges.begin(), ranges.end(), most,
+                                  [](int64_t distance, const Interval& own) { return distance < own.first; });
+    while (range != ranges.begin() && (--range)->stop > most - count + 1) {
+      set_bits(bits, words, most - range->stop + 1, std::min(most - range->first + 1, count));
+    }
+  }
+
   std::vector<int64_t> starts;  // of the bands, and where the last one ends
   std::vector<size_t> ends;     // where the stretches of each band start
   // Tiles of which a band has all keys look kWhole, another look is that of a tile which is divided. Behind those of each

@@ -34,15 +34,21 @@ inline uint64_t hash_of(const uint64_t* mask, const std::vector<Part>& parts) {
     hash = (hash ^ word) * kFactor;
     return hash ^ hash >> 32;
   };
-  uint64_t a = 0, b = kFactor, c = kFactor << 1,
-           d = kFactor << 2;  // chains of products that do not wait for each other
+  constexpr int kChains = 8;  // of products that do not wait for each other
+  uint64_t chains[kChains];
+  for (int n = 0; n < kChains; ++n) chains[n] = n * kFactor;
   for (const Part& part : parts) {
     const uint64_t* at = mask + part.first;
     const uint64_t* const stop = mask + part.stop;
-    for (; stop - at >= 4; at += 4) a = mix(a, at[0]), b = mix(b, at[1]), c = mix(c, at[2]), d = mix(d, at[3]);
-    for (; at < stop; ++at) a = mix(a, *at);
+    for (; stop - at >= kChains; at += kChains) {
+      for (int n = 0; n < kChains; ++n) chains[n] = mix(chains[n], at[n]);
+    }
+    for (; at < stop; ++at) chains[0] = mix(chains[0], *at);
   }
-  return mix(mix(mix(a, b << 16 | b >> 48), c << 32 | c >> 32), d << 48 | d >> 16);
+  for (int left = kChains / 2; left; left /= 2) {
+    for (int n = 0; n < left; ++n) chains[n] = mix(chains[n], chains[n + left] << 24 | chains[n + left] >> 40);
+  }
+  return chains[0];
 }
 
 inline bool alike(const uint64_t* one, const uint64_t* other, const std::vector<Part>& parts) {

@@ -5,17 +5,15 @@
 #include <cstdint>
 #include <vector>
 
-#include "bands.h"
-#include "bits.h"
 #include "looks.h"
 
 namespace spattn {
 
 class Drawing {
  public:
-  // Of looks at tiles of so many queries and keys, which name these clauses.
-  Drawing(int64_t block_q, int64_t block_kv, const Looks& looks, const std::vector<Clause>& clauses)
-      : block_q_(block_q), block_kv_(block_kv), words_(block_kv / 64), looks_(looks), clauses_(clauses) {}
+  // Of looks at tiles of so many queries and keys.
+  Drawing(int64_t block_q, int64_t block_kv, const Looks& looks)
+      : block_q_(block_q), words_(block_kv / 64), looks_(looks) {}
 
   // Draws what a look allows; `drawn` says where the bitmask of another one is, nullptr: nowhere. Rows that are padding go
   // on as the rows before them.
@@ -28,7 +26,7 @@ class Drawing {
         add_rows(look, mask);
         break;
       case Look::kDiagonal:
-        draw_diagonals(clauses_[formula[0]].ranges, int64_t(formula[1]), mask);
+        draw_diagonals(formula, mask);
         break;
       case Look::kEither:
         draw_again(int32_t(formula[1]), mask, drawn);
@@ -67,21 +65,13 @@ class Drawing {
     }
   }
 
-  // Bit n of the diagonals says of the distance `apart` + block_q - 1 - n whether it is in a range: each row has the bits
-  // from one behind those of the row after it.
-  void draw_diagonals(const std::vector<Interval>& ranges, int64_t apart, uint64_t* mask) {
-    const int64_t block = block_q_, most = apart + block - 1, count = (block + block_kv_) / 64 + 2;
-    diagonals_.assign(count, 0);
-    auto range = std::upper_bound(ranges.begin(), ranges.end(), most,
-                                  [](int64_t distance, const Interval& own) { return distance < own.first; });
-    while (range != ranges.begin() && (--range)->stop > apart - block_kv_) {
-      set_bits(diagonals_.data(), count, most - range->stop + 1, most - range->first + 1);
-    }
-    const int64_t words = words_;
+  // Each row has the bits from one behind those of the row after it.
+  void draw_diagonals(const uint64_t* diagonals, uint64_t* mask) const {
+    const int64_t block = block_q_, words = words_;
     for (int64_t word = 0; word < words; ++word) {
       for (int64_t stop = block; stop > 0; stop -= 64) {  // rows whose bits begin in one word
         const int64_t begin = (block - stop) / 64 + word;
-        const uint64_t low = diagonals_[begin], high = diagonals_[begin + 1] << 1;
+        const uint64_t low = diagonals[begin], high = diagonals[begin + 1] << 1;
         for (int64_t n = std::max<int64_t>(64 - stop, 0); n < 64; ++n) {
           mask[(stop - 64 + n) * words + word] = low >> (63 - n) | high << n;
         }
@@ -89,10 +79,8 @@ class Drawing {
     }
   }
 
-  int64_t block_q_, block_kv_, words_;
+  int64_t block_q_, words_;
   const Looks& looks_;
-  const std::vector<Clause>& clauses_;
-  std::vector<uint64_t> diagonals_;
 };
 
 }  // namespace spattn

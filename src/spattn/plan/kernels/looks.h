@@ -15,7 +15,8 @@ constexpr int32_t kWhole = 0;  // of a tile that looks whole: the number of no f
 
 // A formula is a word that says what it is of and how many words it has, and then
 //   kRows      many times a row and the keys, some words, that the rows from there on have;
-//   kDiagonal  a clause, and the distance of the first query from the first key;
+//   kDiagonal  words of which bit n says whether the last query has the key n behind the first one, and the query r before
+//              it the key n - r behind: one look wherever the tile lies;
 //   kEither    two numbers of formulas, of kRows and of kDiagonal: the pairs of either;
 //   kBoth      two numbers of formulas: the pairs of both.
 class Looks {

@@ -36,48 +36,28 @@ class StretchList {
   int64_t size_ = 0;
 };
 
-// What is left of a list.
-struct Cursor {
-  int32_t first, stop, look;
-  const Stretch* at;
-
-  explicit Cursor(const Stretch* list) : at(list) { load(); }
-  void next() { ++at, load(); }
-  // Goes on if it should, without a guess whether it should.
-  void next_if(bool should) {
-    const Stretch following = at[1];
-    at += should, first = should ? following.first : first, stop = should ? following.stop : stop;
-    look = should ? following.look : look;
-  }
-  // Goes to what is left behind a tile of this stretch.
-  void past(int32_t tile) {
-    first = tile;
-    if (first == stop) next();
-  }
-  bool at_end() const { return first == kEnd; }
-
- private:
-  void load() { first = at->first, stop = at->stop, look = at->look; }
-};
-
 // Writes the stretches of either list in order, at most twice as many as there are, and returns where they end. A stretch
 // of one list alone looks as `alone` says of its look and of whether it is of the first list, others as `shared` says of
-// both looks. Behind each list stand two stretches that begin at kEnd.
+// both looks. Behind each list stand two stretches that begin at kEnd. Mostly the lists share nothing, and the next
+// stretch is of either one: it is taken without a guess of which.
 template <class Alone, class Shared>
-Stretch* either(const Stretch* one, const Stretch* other, const Alone& alone, const Shared& shared, Stretch* at) {
-  Cursor a(one), b(other);
+Stretch* either(const Stretch* a, const Stretch* b, const Alone& alone, const Shared& shared, Stretch* at) {
+  int32_t from_a = a->first, from_b = b->first;  // where what is left of them begins
   for (;;) {
-    const bool of_a = a.first < b.first;
-    const int32_t first = of_a ? a.first : b.first, stop = of_a ? a.stop : b.stop, next = of_a ? b.first : a.first;
-    const int32_t look = of_a ? a.look : b.look;
+    const bool of_a = from_a < from_b;
+    const Stretch* const own = of_a ? a : b;
+    const int32_t first = std::min(from_a, from_b), next = std::max(from_a, from_b), stop = own->stop;
     if (stop <= next) {
       if (first == kEnd) return at;
-      *at++ = {first, stop, alone(look, of_a)}, a.next_if(of_a), b.next_if(!of_a);
-    } else if (first < next) {
-      *at++ = {first, next, alone(look, of_a)}, (of_a ? a : b).first = next;
-    } else {
-      const int32_t end = std::min(a.stop, b.stop);
-      *at++ = {first, end, shared(a.look, b.look)}, a.past(end), b.past(end);
+      *at++ = {first, stop, alone(own->look, of_a)};
+      const int32_t after_a = a[1].first, after_b = b[1].first;
+      a += of_a, b += !of_a, from_a = of_a ? after_a : from_a, from_b = of_a ? from_b : after_b;
+    } else {  // they share tiles from `next` on
+      if (first < next) *at++ = {first, next, alone(own->look, of_a)};
+      from_a = from_b = std::min(a->stop, b->stop);
+      *at++ = {next, from_a, shared(a->look, b->look)};
+      if (a->stop == from_a) from_a = (++a)->first;
+      if (b->stop == from_b) from_b = (++b)->first;
     }
   }
 }
@@ -85,15 +65,15 @@ Stretch* either(const Stretch* one, const Stretch* other, const Alone& alone, co
 // Writes what stretches of both lists share.
 template <class Joined>
 void both(const StretchList& one, const StretchList& other, const Joined& joined, StretchList& list) {
-  Cursor a(one.begin()), b(other.begin());
+  const Stretch *a = one.begin(), *b = other.begin();
   Stretch* at = list.begin(one.size() + other.size());
-  while (!a.at_end() && !b.at_end()) {
-    const int32_t first = std::max(a.first, b.first), stop = std::min(a.stop, b.stop);
-    if (first < stop) *at++ = {first, stop, joined(a.look, b.look)};
-    if (a.stop <= b.stop) {
-      a.next();
+  while (a->first != kEnd && b->first != kEnd) {
+    const int32_t first = std::max(a->first, b->first), stop = std::min(a->stop, b->stop);
+    if (first < stop) *at++ = {first, stop, joined(a->look, b->look)};
+    if (a->stop <= b->stop) {
+      ++a;
     } else {
-      b.next();
+      ++b;
     }
   }
   list.end(at);

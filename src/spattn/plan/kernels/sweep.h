@@ -29,7 +29,7 @@ class Sweep {
         RunLists& lists)
       : queries_(queries), keys_(keys), words_(masks.row_words()), key_tiles_(int32_t(keys.tiles())),
         step_(std::gcd(queries.block, keys.block)), tile_of_(keys.block), masks_(masks), lists_(lists),
-        drawing_(queries.block, keys.block, looks_, clauses_) {
+        drawing_(queries.block, keys.block, looks_) {
     for (const ClauseArrays& arrays : clauses) clauses_.emplace_back(arrays, queries, keys);
     for (const Clause& clause : clauses_) {
       readings_.push_back({&clause});
@@ -97,7 +97,7 @@ class Sweep {
   void begin_rows(int64_t rows) {
     rows_ = rows, known_ = false;
     looks_ = Looks();
-    seen_.assign(1, {kFullTile, rows * keys_.block});
+    seen_.assign(1, {kFullTile, int32_t(rows * keys_.block)});
     Stretch* there = there_.begin(2);
     *there++ = {0, key_tiles_, kWhole};
     if (keys_.cells % keys_.block) {
@@ -150,15 +150,16 @@ class Sweep {
     const RunLists::Room room = lists_.next(list.size());
     seen_.resize(looks_.size(), {kUnseen, 0});
     int64_t runs = 0, tiles = room.tiles, pairs = pairs_;
-    int32_t first = 0, stop = 0, last = kEmptyTile;  // of the last run
+    int32_t stop = 0, last = kEmptyTile;  // of the last run
     for (const Stretch* at = list.begin(); at->first != kEnd; ++at) {
       if (seen_[at->look].mask == kUnseen) look_at(at->look);
       const Seen own = seen_[at->look];
       if (own.mask == kEmptyTile) continue;
-      const bool joined = own.mask == last && at->first == stop;
-      runs -= joined, first = joined ? first : at->first, last = own.mask;
-      tiles += at->stop - at->first, pairs += (at->stop - at->first) * own.pairs, stop = at->stop;
-      room.key_tile[runs] = first, room.mask[runs] = last, room.tile_indptr[runs++] = tiles;
+      room.key_tile[runs] = at->first, room.mask[runs] = own.mask;  // which the next one replaces if it is joined
+      runs += (own.mask != last) | (at->first != stop);
+      last = own.mask, stop = at->stop;
+      tiles += at->stop - at->first, pairs += int64_t(at->stop - at->first) * own.pairs;
+      room.tile_indptr[runs - 1] = tiles;
     }
     pairs_ = pairs;
     lists_.add(runs), lists_.end_list();
@@ -311,15 +312,16 @@ class Sweep {
 
   // From the farthest range to the nearest, whose keys are the last ones.
   void find_along(const Clause& clause, Along& own) {
-    const int64_t rest = phase_ * step_, block = keys_.block, number = &clause - clauses_.data();
+    const int64_t rest = phase_ * step_, block = keys_.block;
+    const int64_t distances = queries_.block + block - 1, words = distances / 64 + 1;  // of a tile's pairs
     std::vector<Stretch>& list = own.stretches;
     list.clear();
     const auto divided = [&](int64_t first, int64_t stop) {
       if (!list.empty()) first = std::max<int64_t>(first, list.back().stop);  // a tile that another range divides, too
       for (int64_t tile = first; tile < stop; ++tile) {
-        uint64_t* const words = looks_.next(2);
-        words[0] = uint64_t(number), words[1] = uint64_t(rest - tile * block);
-        list.push_back({int32_t(tile), int32_t(tile + 1), looks_.number(Look::kDiagonal, 2)});
+        uint64_t* const bits = looks_.next(words);
+        clause.mark_distances(rest - tile * block + queries_.block - 1, distances, bits, words);
+        list.push_back({int32_t(tile), int32_t(tile + 1), looks_.number(Look::kDiagonal, words)});
       }
     };
     for (auto range = clause.ranges.rbegin(); range != clause.ranges.rend(); ++range) {
@@ -340,8 +342,7 @@ class Sweep {
 
   // The bitmask of a look, and how many pairs it allows; kUnseen: not yet known.
   struct Seen {
-    int32_t mask;
-    int64_t pairs;
+    int32_t mask, pairs;
   };
   static constexpr int32_t kUnseen = -3;
 
@@ -353,7 +354,7 @@ class Sweep {
     });
     const int64_t pairs = count_pairs(mask, rows_ * words_);
     Seen& seen = seen_[look];
-    seen.pairs = pairs;
+    seen.pairs = int32_t(pairs);
     if (pairs == rows_ * keys_.block) {
       seen.mask = kFullTile;
     } else if (!pairs) {
