@@ -1,5 +1,7 @@
 """Bitmasks of a plan: each different one has one number, in the order in which they first came."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -32,24 +34,24 @@ def test_each_different_bitmask_has_the_next_number(which, split):
 
 
 def of_one_hash(numbers):
-    """A bitmask for each number, all of one hash: the fifth word undoes what the first one does."""
-    masks = np.zeros((len(numbers), 8), np.uint64)
+    """A bitmask of 8 rows for each number, all of one hash: the ninth word undoes what the first one does."""
+    masks = np.zeros((len(numbers), 16), np.uint64)
     masks[:, 0] = numbers
     with np.errstate(over="ignore"):
         mixed = masks[:, 0] * np.uint64(0xD2E7470EE14C6C93)
-    masks[:, 4] = mixed ^ mixed >> np.uint64(32)
+    masks[:, 8] = mixed ^ mixed >> np.uint64(32)
     assert len(np.unique(hashes(masks))) == 1
     return masks
 
 
-@pytest.mark.parametrize("rows", [None, np.array([True, True, True, False])], ids=["all rows", "some rows"])
+@pytest.mark.parametrize("rows", [None, np.arange(8) < 7], ids=["all rows", "some rows"])
 def test_bitmasks_of_one_hash_are_told_apart(rows):
     """However many have it, within a call and from call to call."""
     masks = of_one_hash([1, 3, 2, 1, 5, 3, 7, 4, 2, 9, 1, 5])
-    made = Masks(SHAPE[0], 64 * SHAPE[1], Budget(1 << 20))
+    made = Masks(8, 128, Budget(1 << 20))
     for some in (masks[:7], masks[7:], masks):
         numbers = made.add(some) if rows is None else made.add_rows(some, rows)
-        assert np.array_equal(made.array().reshape(-1, 8)[numbers], some)
+        assert np.array_equal(made.array().reshape(-1, 16)[numbers], some)
     assert len(made.array()) == len(np.unique(masks[:, 0]))
 
 
@@ -96,6 +98,30 @@ def test_padded_tiles_share_bitmasks(tiles, at_once):
     plain = {content[tile].tobytes() for tile in np.nonzero(padding == 0)[0] if numbers[tile] >= 0}
     more = {(padding[t], content[t][real[padding[t]]].tobytes()) for t in np.nonzero(padding)[0] if numbers[t] >= 0}
     assert len(known) <= len(plain) + len(more)
+
+
+def test_they_start_as_large_as_those_before_became():
+    """However few they are at first; nothing of that is left in their array, and large ones are forgotten."""
+
+    def started(count):
+        """Bytes that are held once the first of so many bitmasks is there."""
+        made = Masks(SHAPE[0], 64 * SHAPE[1], Budget(1 << 30))
+        masks = np.arange(8 * count, dtype=np.uint64).reshape(-1, 8)
+        tracemalloc.start()
+        made.compiled.add(masks[:1])
+        held = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        made.add(masks)
+        assert len(made.array().base) == 64 * count
+        return held
+
+    started(9000)
+    assert started(1) >= 9000 * 64
+    for _ in range(300):
+        few = started(1)
+    assert few < 1000 * 64
+    started(1 << 19)
+    assert 1 << 24 <= started(1) < (1 << 24) + 4096
 
 
 def test_hashes_differ_where_bits_do():

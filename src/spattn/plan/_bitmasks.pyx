@@ -37,7 +37,7 @@ cdef class Bitmasks:
     """
 
     def __cinit__(self, int64_t rows, int64_t row_words, int64_t most):
-        self.rows, self.row_words, self._held = rows, row_words, Held()
+        self.rows, self.row_words, self._held = rows, row_words, Held("masks")
         self.own = new CBitmasks(self._held.memory(), rows, row_words, most)
 
     def __dealloc__(self):

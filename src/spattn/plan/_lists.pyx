@@ -12,7 +12,9 @@ cdef class RunLists:
     """The lists of query tiles one after the other, each of runs of consecutive key tiles of one bitmask."""
 
     def __cinit__(self):
-        self._indptr, self._tile_indptr, self._key_tile, self._mask = Held(), Held(), Held(), Held()
+        self._indptr, self._tile_indptr, self._key_tile, self._mask = (
+            Held(name) for name in ("indptr", "tile_indptr", "key_tile", "mask")
+        )
         self.own = new CRunLists(
             self._indptr.memory(), self._tile_indptr.memory(), self._key_tile.memory(), self._mask.memory()
         )

@@ -67,7 +67,7 @@ class Clause {
       : block_(keys.block), words_(keys.block / 64), tile_of_(keys.block) {
     starts.reserve(arrays.bands + 1), ends.reserve(arrays.bands + 1), ends.push_back(0);
     const int64_t count = arrays.indptr[arrays.bands], whole = keys.tiles() * keys.block;
-    stretches.reset(new Stretch[3 * count + arrays.bands + 1]);  // of a run its tiles, and those that it divides
+    stretches.reset(new Stretch[3 * count + arrays.bands]);  // of a run its tiles, and those that it divides
     end_ = stretches.get();
     std::vector<Interval> runs;
     for (int64_t band = 0; band < arrays.bands; ++band) {
@@ -86,7 +86,6 @@ class Clause {
       starts.push_back(arrays.start[band] - queries.offset);
       ends.push_back(end_ - stretches.get());
     }
-    *end_++ = kLastStretch;
     starts.push_back(arrays.bands ? arrays.start[arrays.bands] - queries.offset : 0);
     const int64_t apart = queries.offset - keys.offset;
     for (int64_t n = 0; n < arrays.ranges; ++n) {
@@ -113,7 +112,7 @@ class Clause {
   std::vector<int64_t> starts;  // of the bands, and where the last one ends
   std::vector<size_t> ends;     // where the stretches of each band start
   // Tiles of which a band has all keys look kWhole, another look is that of a tile which is divided. Behind those of each
-  // band stands kLastStretch, and behind all of them another.
+  // band stands kLastStretch.
   std::unique_ptr<Stretch[]> stretches;
   std::vector<Interval> ranges;  // none meets another
 

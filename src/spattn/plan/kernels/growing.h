@@ -7,10 +7,12 @@
 
 namespace spattn {
 
-// Bytes and whoever holds them: `more` makes them so many and tells where they lie then, nullptr if it cannot.
+// Bytes and whoever holds them: `more` makes them so many and tells where they lie then, nullptr if it cannot. So many as
+// `usual` may be needed.
 struct Memory {
   void* holder;
   char* (*more)(void* holder, int64_t bytes);
+  int64_t usual;
 };
 
 template <class T> class Growing {
@@ -32,7 +34,7 @@ template <class T> class Growing {
   void fit() { resize(size_); }
 
  private:
-  void grow(int64_t least) { resize(std::max({least, 2 * size_, kLeast})); }
+  void grow(int64_t least) { resize(std::max({least, 2 * size_, kLeast, memory_.usual / int64_t(sizeof(T))})); }
 
   void resize(int64_t room) {
     char* const data = memory_.more(memory_.holder, room * int64_t(sizeof(T)));

@@ -34,7 +34,7 @@ class HashedNumbers {
   };
 
   void grow() {
-    std::vector<Known> before(std::max<size_t>(64, 2 * places_.size()), Known{0, -1});
+    std::vector<Known> before(std::max<size_t>(64, 4 * places_.size()), Known{0, -1});
     before.swap(places_);
     for (const Known& own : before) {
       if (own.number < 0) continue;

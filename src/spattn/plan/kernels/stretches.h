@@ -14,17 +14,17 @@ struct Stretch {
 constexpr int32_t kEnd = INT32_MAX;
 constexpr Stretch kLastStretch{kEnd, kEnd, 0};
 
-// A list that is written anew for each query tile. Behind the last stretch stand two from kEnd on.
+// A list that is written anew for each query tile. Behind the last one stands kLastStretch.
 class StretchList {
  public:
-  StretchList() : room_(2, kLastStretch) {}
+  StretchList() : room_(1, kLastStretch) {}
 
   // Where to write up to `most` of them; end() says where they end.
   Stretch* begin(int64_t most) {
-    if (int64_t(room_.size()) < most + 2) room_.resize(most + most / 2 + 2);
+    if (int64_t(room_.size()) <= most) room_.resize(most + most / 2 + 1);
     return room_.data();
   }
-  void end(Stretch* end) { end[0] = end[1] = kLastStretch, size_ = end - room_.data(); }
+  void end(Stretch* end) { *end = kLastStretch, size_ = end - room_.data(); }
   void clear() { end(room_.data()); }
 
   const Stretch* begin() const { return room_.data(); }
@@ -38,22 +38,24 @@ class StretchList {
 
 // Writes the stretches of either list in order, at most twice as many as there are, and returns where they end. A stretch
 // of one list alone looks as `alone` says of its look and of whether it is of the first list, others as `shared` says of
-// both looks. Behind each list stand two stretches that begin at kEnd. Mostly the lists share nothing, and the next
-// stretch is of either one: it is taken without a guess of which.
+// both looks. Behind each list stands kLastStretch.
 template <class Alone, class Shared>
 Stretch* either(const Stretch* a, const Stretch* b, const Alone& alone, const Shared& shared, Stretch* at) {
   int32_t from_a = a->first, from_b = b->first;  // where what is left of them begins
   for (;;) {
     const bool of_a = from_a < from_b;
-    const Stretch* const own = of_a ? a : b;
-    const int32_t first = std::min(from_a, from_b), next = std::max(from_a, from_b), stop = own->stop;
-    if (stop <= next) {
+    const Stretch& own = of_a ? *a : *b;
+    const int32_t first = std::min(from_a, from_b), next = std::max(from_a, from_b);
+    if (own.stop <= next) {
       if (first == kEnd) return at;
-      *at++ = {first, stop, alone(own->look, of_a)};
-      const int32_t after_a = a[1].first, after_b = b[1].first;
-      a += of_a, b += !of_a, from_a = of_a ? after_a : from_a, from_b = of_a ? from_b : after_b;
+      *at++ = {first, own.stop, alone(own.look, of_a)};
+      if (of_a) {
+        from_a = (++a)->first;
+      } else {
+        from_b = (++b)->first;
+      }
     } else {  // they share tiles from `next` on
-      if (first < next) *at++ = {first, next, alone(own->look, of_a)};
+      if (first < next) *at++ = {first, next, alone(own.look, of_a)};
       from_a = from_b = std::min(a->stop, b->stop);
       *at++ = {next, from_a, shared(a->look, b->look)};
       if (a->stop == from_a) from_a = (++a)->first;

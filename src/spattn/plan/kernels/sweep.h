@@ -67,7 +67,6 @@ class Sweep {
     const Stretch* stretches;
     bool operator==(const Rows& other) const { return row == other.row && band == other.band; }
   };
-  static constexpr Stretch kNothing[2]{kLastStretch, kLastStretch};
   static constexpr int64_t kNoBand = -1;
   static constexpr int32_t kNoKeys = -1;  // where a band has no stretch
 
@@ -180,7 +179,7 @@ class Sweep {
       const Stretch& one = list[own.begin + n];
       moved[n] = {one.first + by, one.stop + by, one.look};
     }
-    moved[0].first = std::max(moved[0].first, 0);  // there is room for two more
+    moved[0].first = std::max(moved[0].first, 0);  // there is room for one more
     if (count) moved[count - 1].stop = std::min(moved[count - 1].stop, key_tiles_);
     along.end(moved + count);
     if (reading.across.empty()) return;
@@ -203,13 +202,13 @@ class Sweep {
     int64_t row = row_;
     for (int64_t band = reading.band; band < bands && clause.starts[band] < row_ + rows_; ++band) {
       if (clause.starts[band + 1] <= row) continue;
-      if (clause.starts[band] > row) found_rows_.push_back({row - row_, kNoBand, 0, kNothing});
+      if (clause.starts[band] > row) found_rows_.push_back({row - row_, kNoBand, 0, &kLastStretch});
       row = std::max(row, clause.starts[band]);
       const size_t begin = clause.ends[band];
       found_rows_.push_back({row - row_, band, int64_t(clause.ends[band + 1] - begin), clause.stretches.get() + begin});
       row = clause.starts[band + 1];
     }
-    if (bands && row < row_ + rows_) found_rows_.push_back({row - row_, kNoBand, 0, kNothing});
+    if (bands && row < row_ + rows_) found_rows_.push_back({row - row_, kNoBand, 0, &kLastStretch});
     if (found_rows_ == reading.rows) return false;
     const auto same_row = [](const Rows& one, const Rows& other) { return one.row == other.row; };
     if (!std::equal(found_rows_.begin(), found_rows_.end(), reading.rows.begin(), reading.rows.end(), same_row)) {
