@@ -190,6 +190,20 @@ def test_blocks_across_query_tiles(tile):
         check_plan(spattn.plan(pattern, 1024, tile=tile), [pattern.index_set(1024, 1024)])
 
 
+@pytest.mark.parametrize(
+    "pattern", [p.Sinks(640) | p.SlidingWindow(2000, 0), p.KeyBlocks([[0, 1, 3, 5]] * 32, 64, 64)], ids=str
+)
+def test_runs_of_full_tiles(pattern):
+    """Full tiles are one run where they meet, and two where there is a gap between them."""
+    made = spattn.plan(pattern, 2048, tile=(64, 64))
+    check_plan(made, [pattern.index_set(2048, 2048)])
+    stop = made.indices + np.diff(made.tile_indptr)
+    full = made.mask < 0
+    meet = (stop[:-1] == made.indices[1:]) & full[:-1] & full[1:]
+    meet[made.indptr[1:-1] - 1] = False  # of two lists
+    assert full.any() and not meet.any()
+
+
 def test_few_queries_have_few_bands():
     """A step of generation looks at the rows of its own queries alone."""
     pattern = p.KeyBlocks(np.zeros((1000, 3), int), 8, 8).bind(1, 8000)
