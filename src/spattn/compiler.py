@@ -131,20 +131,20 @@ def plan_for(
     return made
 
 
-def are_scattered(pattern: Pattern, call: Call, tile: tuple[int, int]) -> bool:
+def are_scattered(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int]) -> bool:
     """Whether a look at some query tiles of a pattern that lists its pairs, and has no order in which they lie
     together, says that no plan of such tiles need be made: that of scattered pairs is large, and whatever looks up the
     keys of a query, or of a tile of them, costs less."""
     if not pattern._has_order:
         return False
-    variants, _ = pattern.variants(call.batch, call.heads_q)
-    bound = [variant.bind(call.q_len, call.kv_len) for variant in variants]
+    variants, _ = pattern.variants(batch, heads)
+    bound = [variant.bind(q_len, kv_len) for variant in variants]
     if len(bound) != 1 or not bound[0]._lists_pairs:
         return False
     with whole_imports:  # which few patterns need
         from .plan import _listed
 
-    return _listed.are_scattered(bound[0], call.q_len, call.kv_len, tile) and bound[0]._in_order() is None
+    return _listed.are_scattered(bound[0], q_len, kv_len, tile) and bound[0]._in_order() is None
 
 
 def planned_or(plan: Plan, *arguments: Any, **options: Any) -> Plan:

@@ -96,6 +96,7 @@ def test_scattered_pairs_are_planned_once(card):
     pattern = sp.CSR(np.arange(0, (1 << 20) + 1, 16), keys.ravel(), 1 << 16)
     made = chosen(pattern, 1 << 16, heads=1)
     assert made.gathered and made.tile == (64, 64) and spattn.plan_cache_info().plans == 1
+    assert cuda.cheaper(made, 1, 1, 64, 64, "bfloat16") is None and spattn.plan_cache_info().plans == 1
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
     if backward:
         own = own._replace(few=0)
     tile = _tile_for(call.dtype)
-    if compiler.are_scattered(pattern, call, tile):
+    if compiler.are_scattered(pattern, call.q_len, call.kv_len, call.batch, call.heads_q, tile):
         return compiler.plan_for(pattern, call, (1, tile[1]), workers, max_bytes)
     made = _choice.chosen(pattern, call, tile, workers, max_bytes, own)
     return _pairwise.instead(made, pattern, call, workers, max_bytes, own) if _pairwise.may_pay(made) else made

@@ -37,6 +37,7 @@ _HALVES = 0.875  # of all half tiles hold a pair: where more do, smaller tiles a
 _MOST_MASKS = 4096  # looked at; of more, evenly spaced ones stand for all
 _SCATTERED = 0.4  # efficiency from which on no places are looked up
 _CELLS = range(33, ROWS + 1)  # of a box
+_SMALL = (ROWS, TILE[1])  # one warpgroup
 _MOST_BOXES = 2560  # each has views of its own
 _LIKELY, _TRIED = 32, 2  # boxes that are looked at closely, and those that are planned
 _NEAR = 1.25  # times the cost of the best box: of all that cost no more one is planned, too
@@ -58,8 +59,8 @@ def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: 
     where calls like this one were not measured. Keys of scattered pairs are gathered, and nothing else is planned."""
     known = call.q_len >= _FEWEST_QUERIES and max(call.head_dim, call.head_dim_v) <= LARGEST_HEAD_DIM
     known = known and 0 not in (call.batch, call.heads_q, call.kv_len)
-    if known and compiler.are_scattered(pattern, call, TILE):
-        return compiler.plan_for(pattern, call, (ROWS, TILE[1]), each, max_bytes, True, gathered=True)
+    if known and compiler.are_scattered(pattern, call.q_len, call.kv_len, call.batch, call.heads_q, TILE):
+        return compiler.plan_for(pattern, call, _SMALL, each, max_bytes, True, gathered=True)
     first = compiler.plan_for(pattern, call, TILE, each, max_bytes, tile_by_tile=True)
     if not known:
         return first
@@ -75,6 +76,8 @@ def cheapest(pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, sms: int) 
     """What :func:`chosen` takes for arrays in order, whatever their number of queries."""
     batch, heads = sizes.batch, sizes.heads_q
     each = workers(BLOCKS * sms, batch * heads)
+    if compiler.are_scattered(pattern, q_len, kv_len, batch, heads, TILE):
+        return compiler.plan(pattern, q_len, kv_len, batch=batch, heads=heads, tile=_SMALL, workers=each, gathered=True)
     first = compiler.plan(pattern, q_len, kv_len, batch=batch, heads=heads, tile=TILE, workers=each)
     return _made(first, sizes, _cheapest(first, sizes, each, sms, 1), each) or first
 
@@ -103,7 +106,7 @@ def _cheapest(first: Plan, sizes: Sizes, each: int, sms: int, copies: int) -> Ho
         tried(own._replace(workers=1))
     shared = min(found, key=price).workers if len(found) > 1 else each
     for ordered, gathered in _looked_up(first):
-        tried(How((ROWS, TILE[1]), None, shared, ordered, gathered))
+        tried(How(_SMALL, None, shared, ordered, gathered))
     for tile, box in _smaller(first, sizes, sms, copies):
         how = How(tile, box, shared)
         in_order = found.get(how._replace(ordered=True))
@@ -159,7 +162,7 @@ def _smaller(
 ) -> Iterator[tuple[tuple[int, int], tuple[int, ...] | None]]:
     """The smaller tiles, with their boxes, that may cost less."""
     if _halves(plan) < _HALVES:
-        yield (ROWS, TILE[1]), None
+        yield _SMALL, None
     if plan.efficiency < _EFFICIENT and plan.pattern is not None and plan.pattern.grids():
         met = met_by_boxes(plan, sizes.batch, sizes.heads_q, ROWS)
         for box in [] if met is None else _promising(met, sizes, sms, copies):
