@@ -135,7 +135,7 @@ def are_scattered(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: 
     """Whether a look at some query tiles of a pattern that lists its pairs, and has no order in which they lie
     together, says that no plan of such tiles need be made: that of scattered pairs is large, and whatever looks up the
     keys of a query, or of a tile of them, costs less."""
-    if not pattern._has_order:
+    if not pattern._has_order or q_len < tile[0]:  # no whole tile: nothing is bound for a look
         return False
     variants, _ = pattern.variants(batch, heads)
     bound = [variant.bind(q_len, kv_len) for variant in variants]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import spattn
+from spattn import compiler, plan
 from spattn import patterns as p
-from spattn import plan
 from spattn.testing import check_plan
 
 USUAL, SMALL = (128, 64), (64, 64)
@@ -89,3 +89,9 @@ def test_the_tile_is_chosen_once():
     pattern = scattered(2048, 2048)
     made, misses = plan(pattern, 2048), spattn.plan_cache_info().misses
     assert plan(pattern, 2048) is made and spattn.plan_cache_info().misses == misses
+
+
+def test_nothing_is_bound_for_a_look_at_fewer_queries_than_a_tile_has(monkeypatch):
+    pattern = scattered(100, 2048)
+    monkeypatch.setattr(type(pattern), "bind", lambda *args: pytest.fail("bound"))
+    assert not compiler.are_scattered(pattern, 100, 2048, 1, 1, USUAL)

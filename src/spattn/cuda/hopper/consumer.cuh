@@ -184,7 +184,8 @@ struct Consumer {
       sums[h] = softmax.row_sum[h];
       sums[2 + h] = probe[h] + softmax.row_sum[h] * 0.0f + (softmax.far(h) ? 1.0f : 0.0f);
     }
-    quad_sum(sums);
+#pragma unroll
+    for (float& sum : sums) sum = quad_sum(sum);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       inverse[h] = sums[h] == 0.0f ? 0.0f : __fdividef(1.0f, sums[h]);

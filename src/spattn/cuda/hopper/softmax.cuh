@@ -78,16 +78,15 @@ struct Softmax {
   }
 
   // Without a branch, so that both rows are on their way at once. Scales of 2^126 and more have no slack: harmless too.
-  __device__ __forceinline__ void move(float (&largest)[2], float scale_log2, float (&rescale)[2]) {
+  __device__ __forceinline__ void move(const float (&largest)[2], float scale_log2, float (&rescale)[2]) {
     const float slack = __fdividef(kSlack, scale_log2);
-    quad_max(largest);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float moved = largest[h] * scale_log2;
-      const bool moves = largest[h] > limit[h], first = limit[h] == -infinity<float>();
+      const float top = quad_max(largest[h]), moved = top * scale_log2;
+      const bool moves = top > limit[h], first = limit[h] == -infinity<float>();
       rescale[h] = exp2_flushed(!moves ? 0.0f : first ? -infinity<float>() : reference[h] - moved);
       reference[h] = moves ? moved : reference[h];
-      limit[h] = moves ? largest[h] + slack : limit[h];
+      limit[h] = moves ? top + slack : limit[h];
       row_sum[h] *= rescale[h];
     }
   }
