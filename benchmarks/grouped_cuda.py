@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Sixteen problems of different lengths, patterns and heads on one GPU: one grouped launch against everything else.
+"""Problems of different lengths, patterns and heads on one GPU: a grouped call against everything else.
 
     python benchmarks/grouped_cuda.py          # about two minutes on an H200; needs torch
     python benchmarks/grouped_cuda.py --quick  # few rounds; leaves results/ alone
 
-bfloat16, batch 1. Contenders: the problems one after another, each on a stream of its own, and in one grouped launch
-whose lists are split for each problem's share of the machine. By hand: the grouped launch with every problem planned
-for the whole machine, with no list split, and with equal shares; and every problem planned as it is fastest by itself
-(timed beforehand over some numbers of workers), one after another and grouped. Every result is checked against float64
-on sampled rows before anything is timed. GPU times are medians over rounds of CUDA events around replays of a CUDA
-graph, contenders in turns; wall times those of ordinary calls, many of them and then a synchronisation. Writes
-``benchmarks/results/grouped_cuda.json`` (or ``--out``).
+bfloat16. Contenders: the problems one after another, each on a stream of its own, and in one grouped call (twice, which
+says how far two measurements of the same thing are apart). By hand: the grouped call with every problem in the tiles of
+most plans, planned for the whole machine, with no list split, and with equal shares; and every problem planned as it is
+fastest by itself (timed beforehand over some numbers of workers), one after another and grouped. Groups: sixteen
+problems, grids of images as of a vision transformer, and one long sequence beside short ones. Every result is checked
+against float64 on sampled rows before anything is timed. GPU times are medians over rounds of CUDA events around
+replays of a CUDA graph, contenders in turns; wall times those of ordinary calls, many of them and then a
+synchronisation. Writes ``benchmarks/results/grouped_cuda.json`` (or ``--out``).
 """
 
 from __future__ import annotations
@@ -28,39 +29,59 @@ from peers_cuda import TOLERANCE, worst_error
 
 ROUNDS, TARGET_MS, WALL_CALLS = 15, 10.0, 60
 WORKERS = (1, 2, 4, 8, 16, 32, 64)  # that are tried for each problem by itself
-GROUPED, ONE_BY_ONE, STREAMS = "grouped", "one after another", "a stream for each"
+GROUPED, AGAIN = "grouped", "grouped, once more"
+ONE_BY_ONE, STREAMS = "one after another", "a stream for each"
 BY_HAND = ("grouped, each planned for the whole machine", "grouped, no splits", "grouped, equal shares")
 TUNED = ("one after another, each tuned by itself", "grouped, each tuned by itself")
 NOTES = (
-    "Forward, bfloat16, batch 1, 16 problems. gpu_ms: a CUDA graph's replay, medians of CUDA events, contenders in "
+    "Forward, bfloat16. gpu_ms: a CUDA graph's replay, medians of CUDA events, contenders in "
     "turns. wall_ms: a round of ordinary calls on the host's clock, many rounds and then a synchronisation. "
     "times_grouped: over the grouped launch's."
 )
 
 
-def problems() -> list[tuple]:
-    """(name, pattern, tokens, heads)."""
+def groups() -> dict[str, tuple[tuple[int, ...], list[tuple]]]:
+    """By name: the head dimensions, and of each problem (name, pattern, batch, heads, tokens)."""
+    from spattn import patterns
+
+    image, half = (56, 56), (28, 28)
+    images = [
+        ("neighbourhood 56×56, 7×7", patterns.Neighborhood(image, 7), 16, 4, 3136),
+        ("windows 56×56, 7×7", patterns.Windowed(image, 7), 16, 4, 3136),
+        ("shifted windows 56×56, 7×7", patterns.Windowed(image, 7, 3), 16, 4, 3136),
+        ("neighbourhood 28×28, 7×7", patterns.Neighborhood(half, 7), 16, 8, 784),
+    ]
+    long = [
+        ("causal", patterns.Causal(), 1, 1, 16384),
+        ("window ±64", patterns.SlidingWindow(64), 1, 4, 2048),
+        ("causal", patterns.Causal(), 1, 4, 1000),
+    ]
+    return {"sixteen": ((128, 64), sixteen()), "images": ((32,), images), "one long": ((128,), long)}
+
+
+def sixteen() -> list[tuple]:
+    """(name, pattern, batch, heads, tokens)."""
     from spattn import patterns
 
     documents = patterns.Documents((100, 700, 300, 48, 500, 400))
     few = patterns.Documents((64, 200, 30, 218))
     return [
-        ("causal", patterns.Causal(), 1024, 8),
-        ("causal", patterns.Causal(), 4096, 4),
-        ("window ±128", patterns.SlidingWindow(128), 8192, 4),
-        ("window ±64", patterns.SlidingWindow(64), 512, 16),
-        ("Longformer ±128 + 16", patterns.Longformer(256, global_tokens=16), 4096, 8),
-        ("Longformer ±256 + 64", patterns.Longformer(512, global_tokens=64), 2048, 4),
-        ("BigBird", patterns.BigBird(64, 3, 2, 2), 4096, 8),
-        ("BigBird", patterns.BigBird(64, 3, 2, 2), 1024, 4),
-        ("strided 64", patterns.Strided(64), 4096, 4),
-        ("strided 32", patterns.Strided(32), 1024, 8),
-        ("documents", documents, 2048, 8),
-        ("documents", few, 512, 4),
-        ("dilated ±64, d=4", patterns.DilatedWindow(64, 64, 4), 2048, 16),
-        ("neighbourhood 64×64, 13×13", patterns.Neighborhood((64, 64), 13), 4096, 4),
-        ("neighbourhood 32×32, 7×7", patterns.Neighborhood((32, 32), 7), 1024, 16),
-        ("full", patterns.Full(), 256, 16),
+        ("causal", patterns.Causal(), 1, 8, 1024),
+        ("causal", patterns.Causal(), 1, 4, 4096),
+        ("window ±128", patterns.SlidingWindow(128), 1, 4, 8192),
+        ("window ±64", patterns.SlidingWindow(64), 1, 16, 512),
+        ("Longformer ±128 + 16", patterns.Longformer(256, global_tokens=16), 1, 8, 4096),
+        ("Longformer ±256 + 64", patterns.Longformer(512, global_tokens=64), 1, 4, 2048),
+        ("BigBird", patterns.BigBird(64, 3, 2, 2), 1, 8, 4096),
+        ("BigBird", patterns.BigBird(64, 3, 2, 2), 1, 4, 1024),
+        ("strided 64", patterns.Strided(64), 1, 4, 4096),
+        ("strided 32", patterns.Strided(32), 1, 8, 1024),
+        ("documents", documents, 1, 8, 2048),
+        ("documents", few, 1, 4, 512),
+        ("dilated ±64, d=4", patterns.DilatedWindow(64, 64, 4), 1, 16, 2048),
+        ("neighbourhood 64×64, 13×13", patterns.Neighborhood((64, 64), 13), 1, 4, 4096),
+        ("neighbourhood 32×32, 7×7", patterns.Neighborhood((32, 32), 7), 1, 16, 1024),
+        ("full", patterns.Full(), 1, 16, 256),
     ]
 
 
@@ -124,12 +145,13 @@ def contenders(given: list[tuple]) -> tuple[dict[str, Callable[[], list]], list[
     by_hand = [
         with_workers(given, [workers(blocks, n) for n in heads]),
         with_workers(given, [1] * len(given)),
-        with_workers(given, [workers(blocks, n, 1 / len(given)) for n in heads]),
+        with_workers(given, [workers(blocks // len(given), n) for n in heads]),
     ]
     best = tune(given)
     tuned, streams = with_workers(given, best), [torch.cuda.Stream() for _ in given]
     calls = {
         GROUPED: lambda: spattn.grouped_attention(given),
+        AGAIN: lambda: spattn.grouped_attention(given),
         ONE_BY_ONE: lambda: one_by_one(given),
         STREAMS: lambda: on_streams(given, streams),
         TUNED[0]: lambda: one_by_one(tuned),
@@ -194,18 +216,20 @@ def wall(calls: dict, rounds: int) -> dict[str, list[float]]:
     return times
 
 
-def run(head_dim: int, rounds: int) -> tuple[list[dict], dict]:
-    """Rows of the result for one head dimension, and what they show."""
+def run(group: str, problems: list[tuple], head_dim: int, rounds: int) -> tuple[list[dict], dict]:
+    """Rows of the result for one group and head dimension, and what they show."""
     import torch
 
     import spattn
 
     torch.manual_seed(0)
     given, pairs = [], 0
-    for _, pattern, tokens, heads in problems():
-        arrays = [torch.randn(1, heads, tokens, head_dim, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    for _, pattern, batch, heads, tokens in problems:
+        shape = batch, heads, tokens, head_dim
+        arrays = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
         given.append((*arrays, pattern))
-        pairs += heads * spattn.plan(pattern, backend="cuda", like=arrays).nnz
+        plan = spattn.plan(pattern, backend="cuda", like=arrays)
+        pairs += batch * heads * plan.nnz // plan.variants
     calls, best = contenders(given)
     for name, call in calls.items():
         errors = [worst_error(p[3], *p[:3], out) for p, out in zip(given, call(), strict=True)]
@@ -217,6 +241,7 @@ def run(head_dim: int, rounds: int) -> tuple[list[dict], dict]:
     rows = []
     for name in calls:
         row = {
+            "group": group,
             "head_dim": head_dim,
             "contender": name,
             "gpu_ms": round(gpu_ms[name], 4),
@@ -228,10 +253,12 @@ def run(head_dim: int, rounds: int) -> tuple[list[dict], dict]:
         rows.append(row)
         print(row, flush=True)
     return rows, {
+        "group": group,
         "head_dim": head_dim,
         "gpu_times_one_after_another": round(gpu_ms[ONE_BY_ONE] / gpu_ms[GROUPED], 3),
         "wall_times_one_after_another": round(wall_ms[ONE_BY_ONE] / wall_ms[GROUPED], 3),
         "gpu_times_best_by_hand": round(min(gpu_ms[name] for name in BY_HAND) / gpu_ms[GROUPED], 3),
+        "gpu_times_once_more": round(gpu_ms[AGAIN] / gpu_ms[GROUPED], 3),
         "gpu_times_tuned_one_by_one": round(gpu_ms[TUNED[0]] / gpu_ms[GROUPED], 3),
         "tuned_workers": best,
     }
@@ -251,10 +278,11 @@ def main() -> None:
         record.RESULTS = Path(tempfile.mkdtemp(prefix="grouped-cuda-"))
     rows, shows = [], []
     with torch.no_grad():
-        for head_dim in (128, 64):
-            own, shown = run(head_dim, 3 if args.quick else ROUNDS)
-            rows += own
-            shows.append(shown)
+        for group, (head_dims, problems) in groups().items():
+            for head_dim in head_dims:
+                own, shown = run(group, problems, head_dim, 3 if args.quick else ROUNDS)
+                rows += own
+                shows.append(shown)
     for shown in shows:
         print(shown)
     record.write(
@@ -262,7 +290,11 @@ def main() -> None:
         rows,
         notes=NOTES,
         gpu=torch.cuda.get_device_name(),
-        problems=[{"pattern": name, "tokens": tokens, "heads": heads} for name, _, tokens, heads in problems()],
+        problems=[
+            {"group": group, "pattern": name, "batch": batch, "heads": heads, "tokens": tokens}
+            for group, (_, problems) in groups().items()
+            for name, _, batch, heads, tokens in problems
+        ],
         shows=shows,
     )
 

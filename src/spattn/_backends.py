@@ -113,11 +113,9 @@ class Backend(Protocol):
 class GroupingBackend(Backend, Protocol):
     """One that computes calls together, which it is given by their numbers in the log."""
 
-    def together(self, calls: Mapping[int, tuple[Call, Plan | None]]) -> list[list[int]]:
-        """Which of the calls it computes together; those without a plan are planned for their share of the machine."""
-
-    def plan_share(self, pattern: Pattern, call: Call, share: float) -> Plan:
-        """The plan of a call that has a part of the machine, 1 being all of it."""
+    def together(self, calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Plan]]:
+        """Which of the calls it computes together, with the plans that they have there. Of each is known the plan that
+        it would have by itself, and whether it has to keep that."""
 
     def prepare_group(self, calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
         """What computes calls that it has put together, and every other that differs from them in values, addresses

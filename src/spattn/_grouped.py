@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ._api import CONSTANT, as_pattern, attention, attention_backward, backend_for, find_plan
 from ._backends import GroupingBackend, PreparedGroup
-from ._imports import whole_imports
 from .arrays import compiling, kind_of, recorder, signature
 from .call import Call, check_options, check_scale, default_scale
 from .patterns import Pattern
@@ -76,10 +74,10 @@ def grouped_attention(
     The Hopper kernels (compute capability 9.0) compute up to 32 problems at a time, as many as their parameters have
     room for: PyTorch tensors of float16 or bfloat16 on one device, of one dtype and class of head dimensions (up to 64,
     up to 128, up to 256). All their work items are in one queue, the longest first, so that no problem waits for the
-    last block of another. A pattern is planned for the problem's share of the machine: its long lists of keys are split
-    for as many multiprocessors as its part of all tiles. Where a plan is given it is executed as it is, and the results
-    have the bits that :func:`attention` gives with that plan. Rows that are put together of several items take a launch
-    more for each problem that has such.
+    last block of another. A pattern is planned for the group: in the tiles that take the least time in all, each shape
+    of which is a launch, side by side with the others; long lists of keys are split only where all others would wait
+    for them. Where a plan is given it is executed as it is, and the results have the bits that :func:`attention` gives
+    with that plan. Rows that are put together of several items take a launch more for each problem that has such.
 
     All other problems run one after another, as :func:`attention` runs them: on the CPU, on other GPUs, of other types
     and libraries, of arrays that do not start on 16 bytes, of subclasses of tensors, with a bool array as the pattern
@@ -209,10 +207,10 @@ class _Candidate(NamedTuple):
     plan: Plan
     record: Callable[..., Any] | None
 
-    def fixed(self, problem: _Problem) -> Plan | None:
-        """The plan that no share of the machine changes: one that is given, and one that looks places up, beside which
-        any other would take longer. None where there may be another."""
-        return self.plan if self.plan is problem[3] or self.plan.ordered else None
+    def kept(self, problem: _Problem) -> bool:
+        """Whether it has this plan in a group, too: one that is given, and one that looks places up, beside which any
+        other would take longer."""
+        return self.plan is problem[3] or self.plan.ordered
 
 
 def _prepare(
@@ -243,34 +241,22 @@ def _prepare(
             own = candidates.setdefault(cast(GroupingBackend, module), {})
             own[number] = _Candidate(call, find_plan(module, pattern, call), record)
     groups = [
-        _group(module, {number: own[number] for number in members}, given)
+        _group(module, own, plans)
         for module, own in candidates.items()
-        for members in module.together({n: (one.call, one.fixed(given[n])) for n, one in own.items()})
+        for plans in module.together({n: (one.call, one.plan, one.kept(given[n])) for n, one in own.items()})
     ]
     return groups, {number: one.plan for own in candidates.values() for number, one in own.items()}
 
 
-def _group(module: GroupingBackend, members: Mapping[int, _Candidate], given: list[_Problem]) -> _Group:
-    """Problems that run together, each planned for its share of the machine."""
-    with whole_imports:
-        from .schedule.group import shares, tiles_of
-
-    calls = [one.call for one in members.values()]
-    costs = [
-        math.prod(one.plan.tile) * tiles_of(one.plan, one.call.batch, one.call.heads_q) for one in members.values()
-    ]
-    planned = {}
-    for (number, one), share in zip(members.items(), shares(costs), strict=True):
-        plan, pattern = one.plan, one.plan.pattern
-        if plan is not given[number][3] and pattern is not None:  # one that is given stays as it is
-            with _named(number):
-                plan = module.plan_share(pattern, one.call, share)
-        planned[number] = one.call, plan
+def _group(module: GroupingBackend, candidates: Mapping[int, _Candidate], plans: Mapping[int, Plan]) -> _Group:
+    """Problems that run together, with their plans."""
+    members = [candidates[number] for number in plans]
+    calls = [one.call for one in members]
     return _Group(
-        list(members),
-        module.prepare_group(planned),
+        list(plans),
+        module.prepare_group({number: (candidates[number].call, plan) for number, plan in plans.items()}),
         [default_scale(call.head_dim) for call in calls],
         calls[0].dtype,
         [None if call.layout.is_default else call.layout for call in calls],
-        [one.record for one in members.values()],
+        [one.record for one in members],
     )

@@ -78,6 +78,21 @@ def hopper_kernels(monkeypatch):
     return original
 
 
+class Card:
+    """An H200 that answers what planning asks."""
+
+    name, capability, sm_count, shared_bytes, ordinal = "Card", (9, 0), 132, 227 << 10, 0
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """Plans are for a GPU that is not there."""
+    own = Card()
+    monkeypatch.setattr(device, "get", lambda ordinal=None: own)
+    spattn.clear_plan_cache()
+    return own
+
+
 @pytest.fixture
 def tensor_maps(monkeypatch):
     """Stands in for libcuda: a tensor map holds the address that it was made for, again and again."""

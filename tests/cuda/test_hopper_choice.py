@@ -15,7 +15,6 @@ from spattn import patterns as sp
 from spattn.call import Call
 from spattn.cuda import _choice, portable
 from spattn.cuda._coefficients import price_ms
-from spattn.cuda.driver import device
 from spattn.cuda.hopper.layout import make_layout, maps_of
 from spattn.cuda.hopper.params import MAPS
 from spattn.schedule.price_gpu import Sizes
@@ -24,21 +23,6 @@ from spattn.testing import inputs
 SMS = 132
 PADDED = sp.KeyPadding.from_lengths([2000], 2048)
 IMAGE, WINDOWS = sp.Neighborhood((56, 56), 7), sp.Windowed((56, 56), 7)
-
-
-class Card:
-    """A GPU that answers what planning asks."""
-
-    name, capability, sm_count, shared_bytes, ordinal = "Card", (9, 0), SMS, 227 << 10, 0
-
-
-@pytest.fixture
-def card(monkeypatch):
-    """Plans are for a GPU that is not there."""
-    own = Card()
-    monkeypatch.setattr(device, "get", lambda ordinal=None: own)
-    spattn.clear_plan_cache()
-    return own
 
 
 def call_of(tokens, head_dim=64, heads=16, batch=1, dtype=ml_dtypes.bfloat16, kv_len=None):
@@ -320,12 +304,3 @@ def test_chosen_plans_are_computed_right(torch, hopper_kernels, arrays, pattern,
     again, _ = spattn.attention(*operands, pattern, return_lse=True)
     assert torch.equal(out, again)
     Expectation(pattern, q, k, v).check(spattn.arrays.to_host(out), spattn.arrays.to_host(lse), "torch")
-
-
-def test_a_problem_of_a_group_is_split_where_its_lists_are_long(card):
-    """Of a head with long lists among many others none is split; of one that is most of the work all are."""
-    long = call_of(8192, 128, heads=1)
-    few, most = (cuda.plan_share(sp.Full(), long, share) for share in (0.1, 1.0))
-    assert few.slots == 0 and len(few.work) == 64
-    assert most.slots > 0 and (most.work["end"] - most.work["begin"]).max() < 128
-    assert cuda.plan_share(sp.Full() - sp.Full(), long, 0.0).tiles == 0

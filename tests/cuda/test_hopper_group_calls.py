@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import logging
 
 import numpy as np
@@ -26,8 +27,8 @@ class Kernel:
 
     handle, threads, shared_bytes, starts_early = 1 << 40, 384, 200_000, True
 
-    def __init__(self, dtype, started):
-        self.dtype, self.params_bytes, self._started = dtype, dtype.itemsize, started
+    def __init__(self, dtype, started, early):
+        self.dtype, self.params_bytes, self._started, self._early = dtype, dtype.itemsize, started, early
         self._function = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(self._start)
         self.start = ctypes.cast(self._function, ctypes.c_void_p).value
 
@@ -35,6 +36,7 @@ class Kernel:
         pointer = ctypes.c_void_p.from_address(parameters).value
         (filled,) = np.frombuffer(ctypes.string_at(pointer, self.params_bytes), self.dtype)
         self._started.append((ctypes.c_void_p.from_address(config + 32).value or 0, filled))
+        self._early.append(ctypes.c_uint.from_address(config + 48).value == 1)  # attributes
         return 0
 
 
@@ -43,6 +45,9 @@ class Gpu:
 
     ordinal, sm_count, shared_bytes, capability, name = 0, 132, 227 << 10, (9, 0), "H200"
     captures = False
+
+    def __init__(self):
+        self.early = []  # of every launch, whether it may start before the one before it has ended
 
     def made_current(self):
         return contextlib.nullcontext()
@@ -80,7 +85,7 @@ def gpu(torch, monkeypatch, started, tensor_maps):
 
     def kernel(device, source, arch, defines, structs, entry):
         assert arch == "sm_90a" and source == f"hopper/{entry.removeprefix('hopper_')}.cu"
-        kernels.append(Kernel(structs["Params" if "attention" in entry else "Merge"], started))
+        kernels.append(Kernel(structs["Params" if "attention" in entry else "Merge"], started, made.early))
         return kernels[-1]
 
     for module in (hopper_group, prepared):
@@ -132,6 +137,36 @@ def test_one_launch_has_all_addresses(gpu, problems, started):
     assert counters[1] == counters[0] + 4
     first, second = (filled["problems"][2]["partial_out"] for _, filled in started)
     assert first == second != 0
+
+
+def test_shapes_of_tiles_run_side_by_side(gpu, torch, started):
+    """What needs no launch before it starts first, larger tiles in front, and shares no memory with what it runs
+    beside; finishers wait."""
+    wide = [(*tensors(torch, 2, 2, 300), spattn.plan(patterns.Causal(), 300, heads=2, tile=(128, 64)))]
+    wide += [(*tensors(torch, 2, 2, 9000), spattn.plan(patterns.Full(), 9000, heads=2, tile=(128, 64), workers=66))]
+    small = [
+        (*tensors(torch, heads, heads, 600), spattn.plan(patterns.Strided(16), 600, heads=heads, tile=(64, 64)))
+        for heads in (3, 4)
+    ]
+    for repeat in range(2):
+        outs = grouped([small[0], *wide, small[1]])
+        launches = [filled for _, filled in started[-len(started) // (repeat + 1) :]]
+        of_items = [filled for filled in launches if "problems" in filled.dtype.names]
+        assert [filled["problems"]["block_q"][0] for filled in of_items] == [128, 64, 64]
+        assert len(launches) > 3 and gpu.early == [False, True, *[False] * (len(launches) - 2)]  # merges are last
+        gpu.early.clear()
+    used = [(out.data_ptr(), out.numel() * 2) for out in outs]
+    for filled in launches[:2]:
+        for own in filled["problems"][:2]:
+            rows = 2 if own["block_q"] == 128 else int(own["heads_q"])
+            used.append((int(own["partial_out"]), rows * int(own["partial_rows"]) * 64 * 4))
+    used = sorted(one for one in used if one[1])
+    assert len(used) == 7 and all(start + size <= after for (start, size), (after, _) in itertools.pairwise(used))
+    spattn.clear_plan_cache()
+    nothing = spattn.plan(patterns.Full() - patterns.Full(), 100, tile=(128, 64))
+    gpu.early.clear()
+    grouped([(*tensors(torch, 1, 1, 100), nothing), *small])  # nothing runs beside the second launch
+    assert len(gpu.early) == 3 and not any(gpu.early)
 
 
 def test_workspaces_lie_apart(gpu, torch, started):

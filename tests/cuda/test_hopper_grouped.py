@@ -48,13 +48,14 @@ CASES = {
 @pytest.fixture
 def started(monkeypatch):
     """How many launches each grouped launch took, merges included."""
-    made, original = [], group.start
+    made, original = [], group.OneLaunch.write
 
-    def noted(launches, counter):
-        made.append(len(launches))
-        original(launches, counter)
+    def noted(self, *args):
+        written = original(self, *args)
+        made.append(len(written.first) + len(written.rest))
+        return written
 
-    monkeypatch.setattr(group, "start", noted)
+    monkeypatch.setattr(group.OneLaunch, "write", noted)
     return made
 
 
@@ -65,11 +66,11 @@ def make(torch, name, head_dim=64, dtype="bfloat16", seed=0):
     return *(kind_of(torch.empty(0)).from_numpy(x).cuda() for x in arrays), pattern
 
 
-def planned(problem, workers=8):
+def planned(problem, workers=8, block_q=128):
     """The problem with a plan in place of its pattern, so that a call by itself and a group execute the same, and all
-    of a group run in one launch."""
+    of a group with tiles of one shape run in one launch."""
     q, k, v, pattern = problem
-    sizes = {"batch": q.shape[0], "heads": q.shape[1], "tile": (128, 64), "workers": workers}
+    sizes = {"batch": q.shape[0], "heads": q.shape[1], "tile": (block_q, 64), "workers": workers}
     return q, k, v, spattn.plan(pattern, q.shape[2], k.shape[2], **sizes)
 
 
@@ -109,6 +110,29 @@ def test_every_problem_ends_in_one_launch(torch, started):
     given = [make(torch, name) for name in ("causal", "window", "documents", "full", "neighbourhood")]
     outs = spattn.grouped_attention(given)
     assert started == [1] and [out.shape for out in outs] == [q.shape for q, *_ in given]
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_shapes_of_tiles_run_side_by_side(torch, started, head_dim):
+    """Each shape is a launch; merges and finishers come after all of them. Memory is used again from call to call."""
+    wide, small = ("causal", "long list", "decoding"), ("strided", "longformer", "window", "bigbird", "neighbourhood")
+    given = [planned(make(torch, name, head_dim), 16, 64) for name in small[:2]]
+    given += [planned(make(torch, name, head_dim), 16) for name in wide]
+    given += [planned(make(torch, name, head_dim), 16, 48) for name in small[2:]]
+    for _ in range(10):
+        found = spattn.grouped_attention(given, return_lse=True)
+        same(found, given)
+        del found
+    assert len(started) == 30 and started[:3] == started[3:6] and sum(started[:3]) > 5
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = spattn.grouped_attention(given, return_lse=True)
+    for _ in range(3):
+        for q, *_ in given:
+            q.copy_(torch.randn_like(q))
+        graph.replay()
+        same(found, given)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

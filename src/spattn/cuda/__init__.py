@@ -19,15 +19,16 @@ from ..call import Call
 from ..patterns import Full, Pattern
 from ..plan import Plan
 from ..plan._sealed import sealed_for
-from ..schedule.group import tiles_of, workers
+from ..schedule.group import workers
 from ..schedule.price_gpu import Sizes
 from ..selections import Selected
 from . import _choice, execute, group, hopper, hopper_backward, portable, portable_backward, repeat, selected
 from ._coefficients import LARGEST_HEAD_DIM, SMS, price_ms
+from ._sharing import Member, shared
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
 from .hopper.builds import DTYPES, ROWS
-from .hopper.group import MOST_PROBLEMS, kind_of_launch
+from .hopper.group import kind_of_group
 
 __all__ = [
     "LIMITS",
@@ -47,8 +48,6 @@ __all__ = [
 LIMITS = Limits(host_arrays=False, precisions=("tf32",), moves=True, groups=True, selects=True)
 
 _works_in: int | None = None  # the process in which the backend was found to work
-# In a group. Each of a worker's four pieces, which may be twice as long as asked for, is then an SM's part at most.
-_SMS_PER_WORKER = 2
 _log = logging.getLogger(__name__)
 
 
@@ -197,53 +196,32 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
     return _plan(gpu, pattern, call, each, max_bytes)
 
 
-def plan_share(pattern: Pattern, call: Call, share: float) -> Plan:
-    """The same where the call has a part of the machine and others have the rest. No item is much longer than an SM's
-    part of all the work, which is short enough where the longest items start first and short ones fill what they
-    leave."""
-    gpu = device.get(call.kind.ordinal(call.q))
-    whole = _plan(gpu, pattern, call, 1)
-    part = tiles_of(whole, call.batch, call.heads_q) / gpu.sm_count  # of an SM, if this were all the work
-    if share * (whole.work["end"] - whole.work["begin"]).max(initial=0) <= _choice.HARDLY * part:
-        return whole
-    each = workers(gpu.sm_count // _SMS_PER_WORKER, call.batch * call.heads_q, share)
-    return _plan(gpu, pattern, call, each, tiled_for=1)
-
-
-def _plan(
-    gpu: device.Device,
-    pattern: Pattern,
-    call: Call,
-    each: int,
-    max_bytes: int | None = None,
-    tiled_for: int | None = None,
-) -> Plan:
+def _plan(gpu: device.Device, pattern: Pattern, call: Call, each: int, max_bytes: int | None) -> Plan:
     shape = tile(call.dtype, call.head_dim, call.head_dim_v, gpu.ordinal)
-    return compiler.plan_for(pattern, call, shape, each, max_bytes, tile_by_tile=True, tiled_for=tiled_for)
+    return compiler.plan_for(pattern, call, shape, each, max_bytes, tile_by_tile=True)
 
 
-def together(calls: Mapping[int, tuple[Call, Plan | None]]) -> list[list[int]]:
-    """Which calls, by their numbers, run in one launch; those that are in none run by themselves, as the log says. A
-    call without a plan gets one by :func:`plan_share`.
+def together(calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Plan]]:
+    """Which calls, by their numbers, run together, with the plans that they have there; those that are in no group run
+    by themselves, as the log says. Of each is known the plan that it would have by itself, and whether it has to keep
+    that.
 
-    Calls of one device, dtype, class of head dimensions and shape of tiles do, on GPUs with the Hopper kernels.
+    Calls of one device, dtype and class of head dimensions run together, on GPUs with the Hopper kernels.
     """
-    found: dict[tuple[Any, ...], list[list[int]]] = {}
-    for number, (call, plan) in calls.items():
+    found: dict[tuple[Any, ...], dict[int, Member]] = {}
+    for number, (call, plan, kept) in calls.items():
         ordinal = call.kind.ordinal(call.q)
         gpu = None if ordinal is None else device.get(ordinal)
         on_hopper = gpu is not None and _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper
-        block_q = hopper.TILE[0] if plan is None else plan.block_q
-        why = group.why_alone(call, plan, on_hopper)
+        why = group.why_alone(call, plan if kept else None, on_hopper)
         if why is not None:
             group.say_alone(number, why)
             continue
-        kind = ordinal, *kind_of_launch(call.dtype, call.head_dim, call.head_dim_v, block_q)
-        launches = found.setdefault(kind, [[]])
-        if len(launches[-1]) == MOST_PROBLEMS:
-            launches.append([])
-        launches[-1].append(number)
-    return [launch for launches in found.values() for launch in launches if len(launch) > 1]
+        kind = ordinal, *kind_of_group(call.dtype, call.head_dim, call.head_dim_v)
+        each = workers(_blocks(device.get(ordinal), call), call.batch * call.heads_q)
+        found.setdefault(kind, {})[number] = Member(call, plan, kept, each)
+    several = {kind: members for kind, members in found.items() if len(members) > 1}
+    return [shared(members, device.get(ordinal).sm_count) for (ordinal, *_), members in several.items()]
 
 
 def prepare_group(calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:

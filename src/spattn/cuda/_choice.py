@@ -26,13 +26,14 @@ from .hopper.layout import maps_of
 from .hopper.maps import joint_heads
 from .hopper.params import MAPS
 
-__all__ = ["BLOCKS", "HARDLY", "cheapest", "chosen"]
+__all__ = ["ALIKE", "BLOCKS", "How", "among_others", "cheapest", "chosen", "sizes_of"]
 
 BLOCKS = 2  # of an SM, that run side by side
+ALIKE = 1.1  # prices that are no further apart tell nothing: then the plan that computes least is taken
 
 _FEWEST_QUERIES = 256  # of a call: of fewer none was measured
 _EFFICIENT = 0.7  # from here on no boxes are tried
-HARDLY = 1.25  # times as long
+_HARDLY = 1.25  # times as long
 _HALVES = 0.875  # of all half tiles hold a pair: where more do, smaller tiles are not tried
 _MOST_MASKS = 4096  # looked at; of more, evenly spaced ones stand for all
 _SCATTERED = 0.4  # efficiency from which on no places are looked up
@@ -41,7 +42,6 @@ _SMALL = (ROWS, TILE[1])  # one warpgroup
 _MOST_BOXES = 2560  # each has views of its own
 _LIKELY, _TRIED = 32, 2  # boxes that are looked at closely, and those that are planned
 _NEAR = 1.25  # times the cost of the best box: of all that cost no more one is planned, too
-_ALIKE = 1.1  # prices that are no further apart tell nothing: then the plan that computes least is taken
 
 
 class How(NamedTuple):
@@ -57,19 +57,42 @@ class How(NamedTuple):
 def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: int) -> Plan:
     """The cheapest of the plan for these workers, the one whose lists stay whole, and a few in smaller tiles; the first
     where calls like this one were not measured. Keys of scattered pairs are gathered, and nothing else is planned."""
-    known = call.q_len >= _FEWEST_QUERIES and max(call.head_dim, call.head_dim_v) <= LARGEST_HEAD_DIM
-    known = known and 0 not in (call.batch, call.heads_q, call.kv_len)
+    known = _is_known(call)
     if known and compiler.are_scattered(pattern, call.q_len, call.kv_len, call.batch, call.heads_q, TILE):
         return compiler.plan_for(pattern, call, _SMALL, each, max_bytes, True, gathered=True)
     first = compiler.plan_for(pattern, call, TILE, each, max_bytes, tile_by_tile=True)
     if not known:
         return first
-    sizes = Sizes(call.batch, call.heads_q, call.heads_kv, call.head_dim, call.head_dim_v)
-    how = _cheapest(first, sizes, each, sms, 1 if _joint(call) else call.batch)
+    how = _cheapest(first, sizes_of(call), each, sms, 1 if _joint(call) else call.batch)
     if how == How(TILE, None, each):
         return first
     look_up = how.ordered, how.gathered
     return compiler.planned_or(first, pattern, call, how.tile, how.workers, max_bytes, True, how.box, *look_up)
+
+
+def among_others(pattern: Pattern, call: Call, each: int, sms: int) -> list[How]:
+    """How a call may be planned that shares the machine with others, which want none of its lists split: in the tiles
+    of most plans, and in smaller ones, those that :func:`chosen` takes for it if it takes any."""
+    found = [How(TILE, None, 1)]
+    if _is_known(call):
+        first = compiler.plan_for(pattern, call, TILE, each, tile_by_tile=True)
+        own = _cheapest(first, sizes_of(call), each, sms, 1 if _joint(call) else call.batch)
+        if own.tile != TILE and not (own.ordered or own.gathered):
+            found.append(own._replace(workers=1))
+        elif _halves(first) < _HALVES:
+            found.append(How(_SMALL, None, 1))
+    return found
+
+
+def sizes_of(call: Call) -> Sizes:
+    """What its price depends on beside the plan."""
+    return Sizes(call.batch, call.heads_q, call.heads_kv, call.head_dim, call.head_dim_v)
+
+
+def _is_known(call: Call) -> bool:
+    """Whether calls like this one were measured."""
+    few = call.q_len < _FEWEST_QUERIES or 0 in (call.batch, call.heads_q, call.kv_len)
+    return not few and max(call.head_dim, call.head_dim_v) <= LARGEST_HEAD_DIM
 
 
 def cheapest(pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, sms: int) -> Plan:
@@ -114,7 +137,7 @@ def _cheapest(first: Plan, sizes: Sizes, each: int, sms: int, copies: int) -> Ho
             tried(how)
     while len(found) > 1:
         prices = {how: price(how) for how in found}
-        alike = (how for how in found if prices[how] <= _ALIKE * min(prices.values()))
+        alike = (how for how in found if prices[how] <= ALIKE * min(prices.values()))
         how = min(alike, key=lambda how: (rows_of(how.tile[0]) * found[how].tiles, prices[how]))
         if _fits(found[how], copies):
             return how
@@ -154,7 +177,7 @@ def _may_stay_whole(plan: Plan, sizes: Sizes, sms: int) -> bool:
     lists = np.diff(plan.tile_indptr[plan.indptr])
     longest, longest_piece = (int(own.max(initial=0)) for own in (lists, plan.work["end"] - plan.work["begin"]))
     share = sizes.batch * sizes.heads_q * plan.tiles / plan.variants / sms
-    return longest > longest_piece and longest <= HARDLY * share
+    return longest > longest_piece and longest <= _HARDLY * share
 
 
 def _smaller(

@@ -8,7 +8,17 @@ from ..schedule.price import predicted_ms
 from ..schedule.price_gpu import GpuCounts, Kernel, Sizes, count_on_gpu
 from .hopper.builds import KEYS_TOGETHER, ROWS, TILE, Build, build, item_keys
 
-__all__ = ["KINDS", "LARGEST_HEAD_DIM", "SMS", "build_of", "coefficients", "kernel_of", "kind_of", "price_ms"]
+__all__ = [
+    "KINDS",
+    "LARGEST_HEAD_DIM",
+    "LAUNCH_MS",
+    "SMS",
+    "build_of",
+    "coefficients",
+    "kernel_of",
+    "kind_of",
+    "price_ms",
+]
 
 LARGEST_HEAD_DIM = 128  # that was measured
 SMS = 132  # of the device that was measured
@@ -22,6 +32,7 @@ _COEFFICIENTS = {
     "looked up": GpuCounts(4.65e03, 4.55e03, 931, 0, 0.0019, 0.0847, 0.23, 0.852, 0, 0.000344),
 }
 KINDS = tuple(_COEFFICIENTS)
+LAUNCH_MS = 1e-6 * _COEFFICIENTS["wide"].launches  # of items
 
 
 def build_of(plan: Plan, head_dim: int) -> Build:
@@ -46,7 +57,8 @@ def coefficients(row: Build, looked_up: bool = False) -> GpuCounts:
     return _COEFFICIENTS[kind_of(row, looked_up)]
 
 
-def price_ms(plan: Plan, sizes: Sizes, sms: int) -> float:
-    """The predicted milliseconds of a forward of 16-bit arrays, without the host's."""
+def price_ms(plan: Plan, sizes: Sizes, sms: int, alone: bool = True) -> float:
+    """The predicted milliseconds of a forward of 16-bit arrays, without the host's; by how many a launch takes longer
+    that the forward shares with others, where it is not `alone`."""
     row = build_of(plan, max(sizes.head_dim, sizes.head_dim_v))
-    return predicted_ms(count_on_gpu(plan, sizes, kernel_of(row, sms)), coefficients(row, plan.ordered))
+    return predicted_ms(count_on_gpu(plan, sizes, kernel_of(row, sms), alone), coefficients(row, plan.ordered))

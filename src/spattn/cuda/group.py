@@ -1,4 +1,5 @@
-"""Groups of calls of PyTorch tensors that the Hopper kernels run in one launch: when they are made, when they repeat.
+"""Groups of calls of PyTorch tensors that the Hopper kernels run in one launch, or in one for each shape of tiles, side
+by side: when they are made, when they repeat.
 
 What depends on plans, shapes, strides and dtypes alone is done once; launches are kept by their addresses, as those of
 single calls are (:mod:`spattn.cuda.repeat`).
@@ -85,12 +86,28 @@ class _Member(NamedTuple):
         return cls(part, call.out_shape, out.strides, like_q, rows, row_major(rows), wants, partial_bytes, sizes[-1])
 
 
-class OneLaunch:
-    """Calls that one launch computes, with the merges behind it; the device's context must be current."""
+class _Written(NamedTuple):
+    """A call of OneLaunch that is ready to start."""
 
-    def __init__(self, numbers: Sequence[int], members: Sequence[_Member], torch: Torch, device: Device):
+    results: Results
+    first: list[Launch]  # which needs none before it
+    rest: list[Launch]
+    workspace: Any
+
+
+class OneLaunch:
+    """Calls that one launch computes, with the merges behind it; the device's context must be current.
+
+    Parameters
+    ----------
+    beside : bool
+        Whether the launch before it, if it is started right behind that, is another one of the same group, so that both
+        may run side by side.
+    """
+
+    def __init__(self, numbers: Sequence[int], members: Sequence[_Member], torch: Torch, device: Device, beside: bool):
         self.numbers, self._members, self._torch, self._device = numbers, members, torch.module, device
-        self._on_device = GroupOnDevice([member.part for member in members], device)
+        self._on_device, self._beside = GroupOnDevice([member.part for member in members], device), beside
         self._workspace_at, total = [], 0
         for member in members:
             self._workspace_at.append(total)
@@ -98,8 +115,13 @@ class OneLaunch:
         self._workspace = (total,) if total else None
         self._launches = Recent(_LAUNCHES_KEPT)
 
-    def run(self, operands: Sequence[tuple[Any, Any, Any]], scale: Sequence[float], stream: int) -> Results:
-        """The results; what is asked of the caller's stream is in order there."""
+    @property
+    def computes(self) -> bool:
+        """Whether it has a first launch."""
+        return self._on_device.computes
+
+    def write(self, operands: Sequence[tuple[Any, Any, Any]], scale: Sequence[float], stream: int) -> _Written:
+        """The results, and the launches that compute them."""
         numbers, wide, results = self.numbers, self._torch.float32, []
         key: list[Any] = [stream]
         try:
@@ -119,12 +141,14 @@ class OneLaunch:
                 raise out_of_memory(self._device, self._needed()) from error
         key.append(0 if rest is None else rest.data_ptr())
         found = tuple(key)
-        launches = self._launches.get(found) or self._write(found)
-        with self._device.made_current():
-            start(launches, self._on_device.counter)
-        return cast(Results, results)
+        first, following = self._launches.get(found) or self._write(found)
+        return _Written(cast(Results, results), first, following, rest)
 
-    def _write(self, key: tuple[Any, ...]) -> list[Launch]:
+    def start(self, launches: list[Launch]) -> None:
+        """Starts some of what was written; the device's context must be current."""
+        start(launches, self._on_device.counter)
+
+    def _write(self, key: tuple[Any, ...]) -> list[list[Launch]]:
         """The launches for these addresses. A call has them to itself: no other writes to them while it holds its
         results."""
         stream, *of_members, workspace = key
@@ -135,7 +159,8 @@ class OneLaunch:
             to.append(Addresses(q, k, v, out, lse, partial, partial + member.partial_bytes, scale))
         with self._device.made_current():
             keep_if_captured(self._device, stream, self._on_device)
-            return cast("list[Launch]", self._launches.keep(key, self._on_device.write(to, stream)))
+            written = self._on_device.write(to, stream, self._beside)
+            return cast("list[list[Launch]]", self._launches.keep(key, written))
 
     def _needed(self) -> int:
         """Bytes that a call takes."""
@@ -176,8 +201,16 @@ class Group:
             if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % _ALIGNMENT or q.is_neg() or k.is_neg() or v.is_neg()
         ]
         stream = self._torch.raw_stream(self._device.ordinal)
-        for launch in self._without(odd) if odd else self._whole:
-            for number, found in zip(launch.numbers, launch.run(operands, scales, stream), strict=True):
+        launches = self._without(odd) if odd else self._whole
+        # Before any of them is started: what runs side by side must not share memory that one has given back.
+        written = [launch.write(operands, scales, stream) for launch in launches]
+        with self._device.made_current():
+            for launch, own in zip(launches, written, strict=True):
+                launch.start(own.first)
+            for launch, own in zip(launches, written, strict=True):
+                launch.start(own.rest)
+        for launch, own in zip(launches, written, strict=True):
+            for number, found in zip(launch.numbers, own.results, strict=True):
                 results[number] = found
         return results
 
@@ -195,10 +228,11 @@ class Group:
 
     def _launches(self, numbers: list[int]) -> list[OneLaunch]:
         members = {n: member for n in numbers if (member := self._members[n]) is not None}
-        made = []
-        for places in cut([member.part for member in members.values()]) if members else []:
+        made: list[OneLaunch] = []
+        for places in cut([member.part for member in members.values()]):
             own = [numbers[place] for place in places]
-            made.append(OneLaunch(own, [members[n] for n in own], self._torch, self._device))
+            beside = any(launch.computes for launch in made)
+            made.append(OneLaunch(own, [members[n] for n in own], self._torch, self._device, beside))
         return made
 
 

@@ -1,4 +1,4 @@
-"""Problems that run together: how much of the machine each of them has, and the order of all of their tasks."""
+"""Problems that run together: their tiles, the workers of each, and the order of all of their tasks."""
 
 from __future__ import annotations
 
@@ -9,24 +9,19 @@ import numpy as np
 
 from .tasks import Listed
 
-__all__ = ["in_turns", "shares", "tiles_of", "workers"]
+__all__ = ["in_turns", "tiles_of", "workers"]
 
 
-def tiles_of(plan: Listed, batch: int, heads: int) -> int:
-    """Tiles that a plan computes for so many batch entries and query heads."""
+def tiles_of(plan: Listed, batch: int, heads: int, chosen: np.ndarray | None = None) -> int:
+    """Tiles that a plan computes for so many batch entries and query heads, or those of the chosen work items."""
     length = plan.work["end"] - plan.work["begin"]
+    if chosen is not None:
+        length = length * chosen
     ends = np.concatenate([[0], np.cumsum(length, dtype=np.int64)])[plan.work_indptr]
     return int(np.diff(ends)[np.broadcast_to(plan.variant, (batch, heads))].sum())
 
 
-def shares(costs: Sequence[float]) -> list[float]:
-    """The part of the machine that each of several problems has while they run side by side: as large as its part of
-    their cost, so that all of them would end together. Problems that cost nothing have equal parts."""
-    total = sum(costs)
-    return [cost / total if total else 1 / len(costs) for cost in costs]
-
-
-def workers(blocks: int, heads: int, share: float = 1.0) -> int:
+def workers(blocks: int, heads: int) -> int:
     """How many workers share the work of one head, at least 1.
 
     Parameters
@@ -35,10 +30,8 @@ def workers(blocks: int, heads: int, share: float = 1.0) -> int:
         That run side by side on the machine.
     heads : int
         Of all batch entries of the problem.
-    share : float
-        The problem's part of the machine.
     """
-    return max(1, math.ceil(blocks * share / max(1, heads)))
+    return max(1, math.ceil(blocks / max(1, heads)))
 
 
 def in_turns(tasks: Sequence[np.ndarray], length: np.ndarray) -> np.ndarray:

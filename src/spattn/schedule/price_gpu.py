@@ -93,8 +93,8 @@ class GpuCounts(NamedTuple):
     elements: float
 
 
-def count_on_gpu(plan: Plan, sizes: Sizes, kernel: Kernel) -> GpuCounts:
-    """The counts of a call."""
+def count_on_gpu(plan: Plan, sizes: Sizes, kernel: Kernel, alone: bool = True) -> GpuCounts:
+    """The counts of a call, whose launches are others', too, where it is not `alone`: then no worker is left idle."""
     of, (batch, heads_q, heads_kv, head_dim, head_dim_v) = _of_plan(plan, kernel.tiles), sizes
     variant = np.broadcast_to(plan.variant, (batch, heads_q)).ravel()
     times = np.bincount(variant, minlength=plan.variants)
@@ -108,8 +108,8 @@ def count_on_gpu(plan: Plan, sizes: Sizes, kernel: Kernel) -> GpuCounts:
         tasks = np.stack(groups) @ phase.bins
         steps = tasks * phase.cost
         if steps.sum() > 0:
-            launches += 1
-            own += total * last_done(tasks, phase.cost, kernel.workers) / steps.sum()
+            launches += alone
+            own += total * (last_done(tasks, phase.cost, kernel.workers) / steps.sum() if alone else 1 / kernel.workers)
     items, steps, partial, written, joined = own.tolist()
     area = kernel.rows * kernel.tiles * plan.block_kv
     return GpuCounts(

@@ -12,6 +12,7 @@
 // Test       tests/cuda/test_hopper.py      Benchmark  benchmarks/peers_cuda.py
 // Source     Shah et al., FlashAttention-3 (arXiv:2407.08608): ping-pong and overlap. Plan contract: plan/_types.py.
 
+#include "common/chain.cuh"
 #include "hopper/consumer.cuh"
 #include "hopper/producer.cuh"
 #include "hopper/writer.cuh"
@@ -51,6 +52,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
   }
   if (has_empty_rows(params)) clear_queries(shared);
   __syncthreads();
+  if (kProblems > 1) let_next_start();  // which reads nothing of this one, or starts in its turn
   if (threadIdx.x < 128) {
     registers_shrink<kProducerRegisters>();
     if (threadIdx.x < 32 || (kGathers && threadIdx.x / 32 == 2)) {
@@ -59,6 +61,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
     } else if (threadIdx.x < 64) {
       Writer writer{params, shared};
       writer.run();
+    } else if (kProblems > 1) {
+      wait_for_previous();  // whoever waits for this launch waits for all before it
     }
   } else {
     registers_grow<kConsumerRegisters>();

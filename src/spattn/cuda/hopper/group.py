@@ -1,4 +1,5 @@
-"""Several calls in one launch: their plans' tables on the device, one after the other, and their parameters."""
+"""Several calls in one launch, or one for each shape of tiles: their plans' tables on the device, one after the other,
+and their parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from ..driver.buffer import upload
 from ..driver.device import Device
 from ..driver.launch import kernel
 from ..forward_pass import ForwardPass
-from .builds import ARCH, KEYS_TOGETHER, build, keys_of, variant
+from .builds import ARCH, KEYS_TOGETHER, TILE, build, keys_of, variant
 from .heads import with_packed_heads
 from .joined import Joined, join
 from .layout import Layout, make_layout
@@ -34,7 +35,7 @@ from .prepared import (
     merging,
 )
 
-__all__ = ["MOST_PROBLEMS", "GroupOnDevice", "Part", "cut", "kind_of_launch", "part_of"]
+__all__ = ["MOST_PROBLEMS", "GroupOnDevice", "Part", "cut", "kind_of_group", "part_of"]
 
 MOST_PROBLEMS, _MOST_MAPS = GROUPS[-1]  # of one launch
 _TABLES = ("work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
@@ -45,6 +46,11 @@ class Part(NamedTuple):
 
     layout: Layout
     call: ForwardPass
+
+    @property
+    def block_q(self) -> int:
+        """Queries of a tile."""
+        return self.call.plan.block_q
 
     @property
     def maps(self) -> int:
@@ -60,21 +66,26 @@ def part_of(call: ForwardPass) -> Part | None:
     return part if addressed and part.maps <= _MOST_MAPS else None
 
 
-def kind_of_launch(dtype: str, head_dim: int, head_dim_v: int, block_q: int) -> tuple[str, int, int]:
-    """What calls of one launch have in common: they run the same kernel, on query tiles of the same shape."""
-    return dtype, build(block_q, max(head_dim, head_dim_v)).head_dim, block_q
+def kind_of_group(dtype: str, head_dim: int, head_dim_v: int) -> tuple[str, int]:
+    """What calls of a group have in common."""
+    return dtype, build(TILE[0], max(head_dim, head_dim_v)).head_dim
 
 
 def cut(parts: Sequence[Part]) -> list[list[int]]:
-    """Which parts run in one launch, in their order: as many as the parameters have room for."""
-    launches: list[list[int]] = [[]]
-    for number, part in enumerate(parts):
-        others = [parts[n] for n in launches[-1]]
-        maps = part.maps + sum(other.maps for other in others)
-        entries = len(part.layout.entries) + sum(len(other.layout.entries) for other in others)
-        if others and (len(others) == MOST_PROBLEMS or maps > _MOST_MAPS or entries > LARGEST):
-            launches.append([])
-        launches[-1].append(number)
+    """Which parts run in one launch, in their order: those of query tiles of one shape, which run the same kernel, as
+    many as the parameters have room for. Launches of larger tiles come first: theirs are the longer items."""
+    launches: list[list[int]] = []
+    for block_q in sorted({part.block_q for part in parts}, reverse=True):
+        launches.append([])
+        for number, part in enumerate(parts):
+            if part.block_q != block_q:
+                continue
+            others = [parts[n] for n in launches[-1]]
+            maps = part.maps + sum(other.maps for other in others)
+            entries = len(part.layout.entries) + sum(len(other.layout.entries) for other in others)
+            if others and (len(others) == MOST_PROBLEMS or maps > _MOST_MAPS or entries > LARGEST):
+                launches.append([])
+            launches[-1].append(number)
     return launches
 
 
@@ -98,6 +109,7 @@ class GroupOnDevice:
         launches = launches_of(phases)
         most, room = next(size for size in GROUPS if len(parts) <= size[0] and sum(maps) <= size[1])
         self._template = Template(parts, at, launches, room, most)
+        self._blocks: tuple[int, ...] = ()
         if launches:
             row = build_for(first, keys_of(length[tables["tasks"]["item"]], first.plan.block_q))
             self._blocks = blocks_of(launches, row, device)
@@ -111,16 +123,29 @@ class GroupOnDevice:
             self._merges.append(merging(call, merges_at, blocks) if blocks else None)
         self.counter = counters(at["counters"])
 
-    def write(self, to: Sequence[Addresses], stream: int) -> list[Launch]:
-        """The launches for these addresses, but for work counters."""
+    @property
+    def computes(self) -> bool:
+        """Whether there is anything but merges."""
+        return len(self._blocks) > 0
+
+    def write(self, to: Sequence[Addresses], stream: int, beside: bool) -> list[list[Launch]]:
+        """The launches for these addresses, but for work counters: what needs none before it, and what follows that.
+
+        Parameters
+        ----------
+        beside : bool
+            Whether the first one may start while the launch before it is running, which is another group's first one.
+        """
+        fill, at = self._template.fill_all, self._template.counter_at
         launches = [
-            Launch(self._kernel, blocks, self._template.fill_all(number, to, 0), stream, self._template.counter_at)
+            Launch(self._kernel, blocks, fill(number, to, 0), stream, at, early=beside and number == 0)
             for number, blocks in enumerate(self._blocks)
         ]
         for own, merge in zip(to, self._merges, strict=True):
             if merge is not None:
                 launches.append(Launch(merge.kernel, merge.blocks, merge.params(own), stream))
-        return launches
+        first = int(self.computes)
+        return [launches[:first], launches[first:]]
 
 
 def _tasks(parts: Iterable[Part], joined: Joined, length: np.ndarray, finishing: bool) -> np.ndarray:

@@ -13,7 +13,7 @@
 // Test       tests/cuda/test_hopper_backward.py      Benchmark  benchmarks/peers_cuda.py
 // Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/slabs.py.
 
-#include "hopper_backward/chain.cuh"
+#include "common/chain.cuh"
 #include "hopper_backward/consumer.cuh"
 #include "hopper_backward/producer.cuh"
 #include "hopper_backward/writer.cuh"

@@ -4,8 +4,8 @@
 // Types      float32 sums; bfloat16 or float16 dq.
 // Test       tests/cuda/test_hopper_backward.py      Bound  memory: reads the sums once, 16 bytes a lane.
 
+#include "common/chain.cuh"
 #include "common/element.cuh"
-#include "hopper_backward/chain.cuh"
 #include "hopper_backward/params.cuh"
 
 namespace spattn::hopper_backward {

@@ -4,8 +4,8 @@
 // Types      bfloat16 or float16 dout and out, float32 lse, dlse and statistics.
 // Test       tests/cuda/test_hopper_backward.py      Bound  memory: reads dout and out once, 16 bytes a lane.
 
+#include "common/chain.cuh"
 #include "common/element.cuh"
-#include "hopper_backward/chain.cuh"
 #include "hopper_backward/params.cuh"
 
 namespace spattn::hopper_backward {

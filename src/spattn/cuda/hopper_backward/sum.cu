@@ -5,8 +5,8 @@
 // Order      that of the sources, the same for every launch: results are bitwise repeatable.
 // Test       tests/cuda/test_hopper_backward.py      Bound  memory: reads each workspace row once, 16 bytes a lane.
 
+#include "common/chain.cuh"
 #include "common/element.cuh"
-#include "hopper_backward/chain.cuh"
 #include "hopper_backward/params.cuh"
 
 namespace spattn::hopper_backward {
