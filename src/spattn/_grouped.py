@@ -31,7 +31,7 @@ def grouped_attention(
     precision: str | None = None,
     layout: str = "bhnd",
 ) -> list[Any]:
-    r"""Attention of several problems, each with its own lengths, batch, heads and pattern, in one launch.
+    r"""Attention of several problems, each with its own lengths, batch, heads and pattern, at once.
 
     Parameters
     ----------
