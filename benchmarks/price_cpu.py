@@ -33,7 +33,7 @@ import spattn
 from spattn import compiler, cpu
 from spattn import patterns as sp
 from spattn.call import Call
-from spattn.cpu._coefficients import shape_of
+from spattn.cpu._coefficients import few_of, shape_of
 from spattn.schedule.price import Counts, Features, RowCounts, count, count_pairs, count_rows, predicted_ms
 
 HEADS, ROUNDS = 2, 6
@@ -73,7 +73,10 @@ PROBLEMS = (
     ("windows 12", sp.Windowed((48, 48), 12), 2304, 64, (((48, 64), None), ((48, 64), (4, 12)), ((72, 64), (6, 12)))),
 )
 
-# (pattern, tokens, head_dim) of plans in boxes of 2 × 2 queries
+# Tiles and boxes of few queries, as far as an instruction set computes so many row by row.
+FEW = ({"tile": (4, 64), "box": (2, 2)}, {"tile": (16, 64), "box": (4, 4)})
+
+# (pattern, tokens, head_dim) of plans in these
 ROWS = tuple(
     (pattern, 3136, dim)
     for pattern in (
@@ -119,12 +122,14 @@ def prepare(case, isa: str, dtype: str):
     return ready(tokens, dim, isa, dtype, plan_of, count)
 
 
-def fitted_to(problems, isa: str, dtype: str, counted, **how) -> tuple[float, ...]:
-    """Nanoseconds for one of each of what computes these problems, which are planned in such tiles, row by row."""
-    prepared = [
-        ready(tokens, dim, isa, dtype, lambda _, own=pattern, tokens=tokens: compiler.plan(own, tokens, **how), counted)
-        for pattern, tokens, dim in problems
-    ]
+def fitted_to(problems, isa: str, dtype: str, counted, hows) -> tuple[float, ...]:
+    """Nanoseconds for one of each of what computes these problems, which are planned in each of such tiles, row by
+    row."""
+
+    def prepare(pattern: sp.Pattern, tokens: int, dim: int, how: dict):
+        return ready(tokens, dim, isa, dtype, lambda _: compiler.plan(pattern, tokens, **how), counted)
+
+    prepared = [prepare(*problem, how) for problem in problems for how in hows]
     return fitted([counts for _, _, counts, _ in prepared], measured(prepared))
 
 
@@ -209,8 +214,9 @@ def main() -> int:
     for names, each in coefficients.items():
         print(f"    {names}: {line(each)},".replace("'", '"'))
     for names in kernels:
-        one = fitted_to(scattered(), *names, count_pairs, tile=(1, 64))
-        together = fitted_to(ROWS, *names, count_rows, tile=(4, 64), box=(2, 2))
+        one = fitted_to(scattered(), *names, count_pairs, [{"tile": (1, 64)}])
+        few = [how for how in FEW if how["tile"][0] <= few_of(*names)]
+        together = fitted_to(ROWS, *names, count_rows, few)
         print(f"    {names}: ({line(one)}, {line(together)}),".replace("'", '"'))
     if args.isa is None and args.dtype is None:
         notes = (

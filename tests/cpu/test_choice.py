@@ -75,6 +75,23 @@ def test_boxes_of_few_queries_are_of_boxes_that_are_computed_at_once(kernel, sha
     assert shapes == [shape]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "tokens", "few", "box"),
+    [
+        (sp.Neighborhood((64, 64), 13), 4096, False, None),  # 4.0 ms; in boxes of four queries 6.3
+        (WINDOWS, 3136, False, (7, 7)),  # 0.92 ms; in boxes of sixteen 1.69
+        (sp.Windowed((48, 48), 12), 2304, False, (6, 12)),  # 1.55 ms; in boxes of four 2.86
+        (sp.Neighborhood((56, 56), 3), 3136, True, None),
+    ],
+)
+def test_what_was_measured_to_be_fast_where_bfloat16_is_multiplied_by_vectors(pattern, tokens, few, box):
+    """Two heads, head_dim 64, on a processor that has no better instructions for it."""
+    plan, own = compiler.plan(pattern, tokens, heads=2, tile=TILE), device("avx512bf16", "bfloat16")
+    shape = _choice._shape(plan, (1, 2, 64, 64), 1, own)
+    assert (shape is not None and math.prod(shape.box) <= own.few) == few
+    assert box is None or shape.box == box
+
+
 def test_the_gradients_have_the_plan_of_the_backward(monkeypatch):
     asked = []
     own = cpu.plan_for
