@@ -63,7 +63,7 @@ def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: 
     first = compiler.plan_for(pattern, call, TILE, each, max_bytes, tile_by_tile=True)
     if not known:
         return first
-    how = _cheapest(first, sizes_of(call), each, sms, 1 if _joint(call) else call.batch)
+    how = _how(first, call, each, sms)
     if how == How(TILE, None, each):
         return first
     look_up = how.ordered, how.gathered
@@ -76,7 +76,7 @@ def among_others(pattern: Pattern, call: Call, each: int, sms: int) -> list[How]
     found = [How(TILE, None, 1)]
     if _is_known(call):
         first = compiler.plan_for(pattern, call, TILE, each, tile_by_tile=True)
-        own = _cheapest(first, sizes_of(call), each, sms, 1 if _joint(call) else call.batch)
+        own = _how(first, call, each, sms)
         if own.tile != TILE and not (own.ordered or own.gathered):
             found.append(own._replace(workers=1))
         elif _halves(first) < _HALVES:
@@ -103,6 +103,11 @@ def cheapest(pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, sms: int) 
         return compiler.plan(pattern, q_len, kv_len, batch=batch, heads=heads, tile=_SMALL, workers=each, gathered=True)
     first = compiler.plan(pattern, q_len, kv_len, batch=batch, heads=heads, tile=TILE, workers=each)
     return _made(first, sizes, _cheapest(first, sizes, each, sms, 1), each) or first
+
+
+def _how(first: Plan, call: Call, each: int, sms: int) -> How:
+    """How the plan of a call is made that costs least, `first` being the one in the tiles of most plans."""
+    return _cheapest(first, sizes_of(call), each, sms, 1 if _joint(call) else call.batch)
 
 
 def _joint(call: Call) -> bool:

@@ -88,12 +88,16 @@ def _split(call: Call, way: _Way, others: float, sms: int) -> Plan:
 def _ends(plan: Plan, call: Call, others: float, sms: int) -> float:
     """Milliseconds after which a group is done whose other calls, which fill what this one leaves, take so many."""
     finishes, length = find_finishers(plan).finishes, plan.work["end"] - plan.work["begin"]
-    tiles = [tiles_of(plan, call.batch, call.heads_q, chosen) for chosen in (~finishes, finishes)]
-    longest = [_blocks(plan, call, sms) * int(length[chosen].max(initial=0)) for chosen in (~finishes, finishes)]
-    tile_ms = _price(plan, call, sms) / sum(tiles)  # if all blocks share it
-    ms = max(tile_ms * longest[0], others + tile_ms * tiles[0])
-    if tiles[1]:  # which wait for all that is before them
-        ms += LAUNCH_MS + tile_ms * max(longest[1], tiles[1])
+    blocks = _blocks(plan, call, sms)
+    # Of either phase the tiles of all items, and as many as all blocks do while one does the longest item.
+    (tiles, longest), (last, longest_last) = (
+        (tiles_of(plan, call.batch, call.heads_q, chosen), blocks * int(length[chosen].max(initial=0)))
+        for chosen in (~finishes, finishes)
+    )
+    tile_ms = _price(plan, call, sms) / (tiles + last)  # if all blocks share it
+    ms = max(tile_ms * longest, others + tile_ms * tiles)
+    if last:  # finishers wait for all that is before them
+        ms += LAUNCH_MS + tile_ms * max(longest_last, last)
     return ms
 
 

@@ -75,17 +75,15 @@ def cut(parts: Sequence[Part]) -> list[list[int]]:
     """Which parts run in one launch, in their order: those of query tiles of one shape, which run the same kernel, as
     many as the parameters have room for. Launches of larger tiles come first: theirs are the longer items."""
     launches: list[list[int]] = []
-    for block_q in sorted({part.block_q for part in parts}, reverse=True):
-        launches.append([])
-        for number, part in enumerate(parts):
-            if part.block_q != block_q:
-                continue
-            others = [parts[n] for n in launches[-1]]
-            maps = part.maps + sum(other.maps for other in others)
-            entries = len(part.layout.entries) + sum(len(other.layout.entries) for other in others)
-            if others and (len(others) == MOST_PROBLEMS or maps > _MOST_MAPS or entries > LARGEST):
-                launches.append([])
-            launches[-1].append(number)
+    for number in sorted(range(len(parts)), key=lambda n: -parts[n].block_q):
+        own = parts[number]
+        others = [parts[n] for n in launches[-1]] if launches else []
+        maps = own.maps + sum(other.maps for other in others)
+        entries = len(own.layout.entries) + sum(len(other.layout.entries) for other in others)
+        full = len(others) == MOST_PROBLEMS or maps > _MOST_MAPS or entries > LARGEST
+        if full or not others or others[0].block_q != own.block_q:
+            launches.append([])
+        launches[-1].append(number)
     return launches
 
 
