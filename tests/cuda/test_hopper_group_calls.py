@@ -139,7 +139,7 @@ def test_one_launch_has_all_addresses(gpu, problems, started):
     assert first == second != 0
 
 
-def test_shapes_of_tiles_run_side_by_side(gpu, torch, started):
+def test_sizes_of_tiles_run_side_by_side(gpu, torch, started):
     """What needs no launch before it starts first, larger tiles in front, and shares no memory with what it runs
     beside; finishers wait."""
     wide = [(*tensors(torch, 2, 2, 300), spattn.plan(patterns.Causal(), 300, heads=2, tile=(128, 64)))]

@@ -46,8 +46,8 @@ def uploaded(monkeypatch, tensor_maps):
     return memory
 
 
-def call_of(number, pattern, batch, heads_q, heads_kv, q_len, kv_len, workers, dim=64):
-    made = plan(pattern, q_len, kv_len, batch=batch, heads=heads_q, tile=(128, 64), workers=workers)
+def call_of(number, pattern, batch, heads_q, heads_kv, q_len, kv_len, workers, dim=64, block_q=128):
+    made = plan(pattern, q_len, kv_len, batch=batch, heads=heads_q, tile=(block_q, 64), workers=workers)
     operands = [
         Operand((16 * number + name) << 40, shape := (batch, heads, length, dim), row_major(shape))
         for name, heads, length in (
@@ -82,8 +82,10 @@ def read(tables, item, first_map):
     return problems, [*found, *masks, work["slot"] if work["slot"] > -2 else -2, priors]
 
 
-def test_every_item_reads_what_it_reads_by_itself(calls):
+@pytest.mark.parametrize("block_q", [(128,), (64, 50, 33)], ids=str)
+def test_every_item_reads_what_it_reads_by_itself(block_q):
     """Views, tiles, bitmasks and what finishers join, of every work item of every problem."""
+    calls = [call_of(n, *problem, block_q=block_q[n % len(block_q)]) for n, problem in enumerate(PROBLEMS)]
     layouts = [group.part_of(call).layout for call in calls]
     assert any(layout.finishes.any() for layout in layouts) and any(len(layout.merges.rows) for layout in layouts)
     first_maps = offsets([layout.maps for layout in layouts])
@@ -161,6 +163,8 @@ def test_launches_have_room(calls):
     assert group.cut([small] * (most + 3)) == [list(range(most)), [most, most + 1, most + 2]]
     fit = room // large.maps
     assert group.cut([large] * (fit + 1)) == [list(range(fit)), [fit]]
+    lower = group.part_of(call_of(1, *PROBLEMS[1], block_q=50))
+    assert group.cut([lower, small, small, lower]) == [[1, 2], [0, 3]]
     for problems, maps_held in params.GROUPS:
         assert params.params_dtype(maps_held, problems).itemsize <= 32764  # bytes of a kernel's parameters
 

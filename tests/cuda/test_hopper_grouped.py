@@ -68,7 +68,7 @@ def make(torch, name, head_dim=64, dtype="bfloat16", seed=0):
 
 def planned(problem, workers=8, block_q=128):
     """The problem with a plan in place of its pattern, so that a call by itself and a group execute the same, and all
-    of a group with tiles of one shape run in one launch."""
+    of a group with tiles of one size run in one launch."""
     q, k, v, pattern = problem
     sizes = {"batch": q.shape[0], "heads": q.shape[1], "tile": (block_q, 64), "workers": workers}
     return q, k, v, spattn.plan(pattern, q.shape[2], k.shape[2], **sizes)
@@ -113,17 +113,18 @@ def test_every_problem_ends_in_one_launch(torch, started):
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_shapes_of_tiles_run_side_by_side(torch, started, head_dim):
-    """Each shape is a launch; merges and finishers come after all of them. Memory is used again from call to call."""
+def test_sizes_of_tiles_run_side_by_side(torch, started, head_dim):
+    """Tiles of 128 and of up to 64 queries are a launch each; merges and finishers come after all of them. Memory is
+    used again from call to call."""
     wide, small = ("causal", "long list", "decoding"), ("strided", "longformer", "window", "bigbird", "neighbourhood")
     given = [planned(make(torch, name, head_dim), 16, 64) for name in small[:2]]
     given += [planned(make(torch, name, head_dim), 16) for name in wide]
-    given += [planned(make(torch, name, head_dim), 16, 48) for name in small[2:]]
+    given += [planned(make(torch, name, head_dim), 16, 48) for name in (small[0], *small[2:])]
     for _ in range(10):
         found = spattn.grouped_attention(given, return_lse=True)
         same(found, given)
         del found
-    assert len(started) == 30 and started[:3] == started[3:6] and sum(started[:3]) > 5
+    assert len(started) == 20 and started[:2] == started[2:4] and sum(started[:2]) > 4
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

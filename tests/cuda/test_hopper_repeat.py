@@ -219,6 +219,7 @@ def test_addresses(repeated, kernel, tensors):
             assert stream == STREAM and list(ADDRESSES.unpack(params[:-8])) == expected
     counters = [WORD.unpack(params[-8:])[0] for _, params in kernel.started]
     assert counters == list(range(1000, 1000 + len(counters)))
+    assert all(kernel.early)
 
 
 def test_an_lse_that_nobody_wants(make, kernel, tensors):

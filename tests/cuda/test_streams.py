@@ -42,6 +42,29 @@ def test_fault_24_torch_stream(torch, dtype):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("kernels", ["hopper"], indirect=True)
+@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.Longformer(256, global_tokens=9)], ids=str)
+def test_calls_that_read_what_others_write(torch, pattern):
+    """Calls of a chain start before those before them have ended, and wait for what they read and overwrite."""
+
+    def chain(x, between=lambda: None):
+        for _ in range(30):
+            x = spattn.attention(x, x, x, pattern)
+            between()
+        return x
+
+    x = torch.randn(1, 7, 5000, 64, device="cuda", dtype=torch.bfloat16)
+    expected = chain(x, torch.cuda.synchronize)
+    torch.cuda._sleep(DELAY)  # so that all calls are enqueued when the first one starts
+    assert torch.equal(chain(x), expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = chain(x)
+    for _ in range(3):
+        graph.replay()
+        assert torch.equal(captured, expected)
+
+
 @pytest.mark.parametrize("kernels", ["portable", "hopper"], indirect=True)
 def test_workspace_follows_the_stream(torch):
     """Calls on two streams at once do not share a workspace."""

@@ -21,15 +21,14 @@ from ..schedule.boxes import Met, met_by_boxes
 from ..schedule.group import workers
 from ..schedule.price_gpu import Sizes
 from ._coefficients import LARGEST_HEAD_DIM, coefficients, price_ms
-from .hopper.builds import ROWS, TILE, build, rows_of
+from .hopper.builds import ROWS, TILE, build
 from .hopper.layout import maps_of
 from .hopper.maps import joint_heads
 from .hopper.params import MAPS
 
-__all__ = ["ALIKE", "BLOCKS", "How", "among_others", "cheapest", "chosen", "sizes_of"]
+__all__ = ["BLOCKS", "How", "among_others", "cheapest", "chosen", "sizes_of"]
 
 BLOCKS = 2  # of an SM, that run side by side
-ALIKE = 1.1  # prices that are no further apart tell nothing: then the plan that computes least is taken
 
 _FEWEST_QUERIES = 256  # of a call: of fewer none was measured
 _EFFICIENT = 0.7  # from here on no boxes are tried
@@ -141,9 +140,7 @@ def _cheapest(first: Plan, sizes: Sizes, each: int, sms: int, copies: int) -> Ho
         if in_order is None or in_order.ordered:  # else the pattern has no order, and the plan is this one
             tried(how)
     while len(found) > 1:
-        prices = {how: price(how) for how in found}
-        alike = (how for how in found if prices[how] <= ALIKE * min(prices.values()))
-        how = min(alike, key=lambda how: (rows_of(how.tile[0]) * found[how].tiles, prices[how]))
+        how = min(found, key=price)
         if _fits(found[how], copies):
             return how
         del found[how]

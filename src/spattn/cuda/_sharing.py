@@ -10,11 +10,13 @@ from ..call import Call
 from ..plan import Plan
 from ..schedule.finishers import find_finishers
 from ..schedule.group import tiles_of, workers
-from ._choice import ALIKE, How, among_others, sizes_of
+from ._choice import How, among_others, sizes_of
 from ._coefficients import LAUNCH_MS, build_of, price_ms
+from .hopper.builds import rows_of
 
 __all__ = ["Member", "shared"]
 
+_CLEARLY = 1.1  # times as long: prices that are no further apart tell nothing, and splitting costs memory
 _WORKERS = (0.25, 0.5, 1, 2)  # of a block, among which long lists may be split
 
 
@@ -39,8 +41,8 @@ class _Way(NamedTuple):
 def shared(members: Mapping[int, Member], sms: int) -> dict[int, Plan]:
     """The plans of calls that have a device of so many SMs together.
 
-    All are in the tiles of most plans, or those that take less time in smaller ones are in these, which are a launch of
-    their own. Lists stay whole: where the longest items start first and short ones fill what they leave, long ones cost
+    All are in the tiles of most plans, or those that take less time in smaller ones are in these, which take a launch
+    more. Lists stay whole: where the longest items start first and short ones fill what they leave, long ones cost
     nothing. Only those that all others would wait for are split, each piece of which is rows to write, read and merge.
     """
     ways = {number: list(_ways(member, sms)) for number, member in members.items()}
@@ -52,7 +54,8 @@ def shared(members: Mapping[int, Member], sms: int) -> dict[int, Plan]:
 
 
 def _total_ms(taken: Mapping[int, _Way]) -> float:
-    return sum(way.ms for way in taken.values()) + LAUNCH_MS * len({way.plan.block_q for way in taken.values()})
+    launches = {rows_of(way.plan.block_q) for way in taken.values()}
+    return sum(way.ms for way in taken.values()) + LAUNCH_MS * len(launches)
 
 
 def _ways(member: Member, sms: int) -> Iterator[_Way]:
@@ -76,7 +79,7 @@ def _split(call: Call, way: _Way, others: float, sms: int) -> Plan:
     tiles = tiles_of(plan, call.batch, call.heads_q)
     if how is None or way.ms * blocks * longest <= (others + way.ms) * tiles:  # nobody waits
         return plan
-    best, least = plan, _ends(plan, call, others, sms) / ALIKE
+    best, least = plan, _ends(plan, call, others, sms) / _CLEARLY
     for each in (workers(int(blocks * share), call.batch * call.heads_q) for share in _WORKERS):
         made = compiler.planned_or(plan, plan.pattern, call, how.tile, each, None, True, how.box, tiled_for=1)
         ms = _ends(made, call, others, sms)

@@ -1,5 +1,5 @@
-"""Groups of calls of PyTorch tensors that the Hopper kernels run in one launch, or in one for each shape of tiles, side
-by side: when they are made, when they repeat.
+"""Groups of calls of PyTorch tensors that the Hopper kernels run in one launch, or in one for each size of query tiles,
+side by side: when they are made, when they repeat.
 
 What depends on plans, shapes, strides and dtypes alone is done once; launches are kept by their addresses, as those of
 single calls are (:mod:`spattn.cuda.repeat`).

@@ -106,7 +106,8 @@ class Repeated(OnDevice):
                 moving = ready.template.moving(to)
                 for number, blocks in enumerate(ready.blocks):
                     params = ready.template.fill(number, to, 0)
-                    launches.append(Launch(ready.attention, blocks, params, stream, self._counter_at, moving))
+                    one = Launch(ready.attention, blocks, params, stream, self._counter_at, moving, early=True)
+                    launches.append(one)
             if ready.merge is not None:
                 launches.append(Launch(ready.merge.kernel, ready.merge.blocks, ready.merge.params(to), stream))
         return cast("list[Launch]", self._launches.keep(key, launches))

@@ -1,6 +1,6 @@
 // Kernels that follow each other without a gap: each lets the next one's blocks start as soon as SMs have room, and waits
-// itself for the one before, at once or, where it reads nothing of that, before it ends (programmatic dependent launch;
-// PTX ISA, "griddepcontrol").
+// itself for the one before: before it reads or writes what that may write or read, or, where there is no such thing,
+// before it ends (programmatic dependent launch; PTX ISA, "griddepcontrol").
 #pragma once
 
 namespace spattn {

@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
   }
   if (has_empty_rows(params)) clear_queries(shared);
   __syncthreads();
-  if (kProblems > 1) let_next_start();  // which reads nothing of this one, or starts in its turn
+  let_next_start();  // which waits for this one, reads nothing of it, or starts in its turn
   if (threadIdx.x < 128) {
     registers_shrink<kProducerRegisters>();
     if (threadIdx.x < 32 || (kGathers && threadIdx.x / 32 == 2)) {

@@ -96,9 +96,7 @@ __device__ __forceinline__ int64_t partial_row(const Params& p, const Assignment
 
 // Row of the workspace that holds the rest of row `row` of a finishing work item (slot <= -2); -1 for padding.
 __device__ __forceinline__ int64_t prior_row(const Params& p, const Assignment& assigned, int row) {
-  const int rows = problem_of(p, assigned).block_q;
-  if (row >= rows) return -1;
-  const int prior = p.priors[(-2 - assigned.work.slot) * rows + row];
+  const int prior = p.priors[(-2 - assigned.work.slot) * kBlockQ + row];
   return prior < 0 ? -1 : partial_base(p, assigned) + prior;
 }
 

@@ -1,5 +1,5 @@
-"""Several calls in one launch, or one for each shape of tiles: their plans' tables on the device, one after the other,
-and their parameters."""
+"""Several calls in one launch, or one for each size of query tiles: their plans' tables on the device, one after the
+other, and their parameters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..driver.buffer import upload
 from ..driver.device import Device
 from ..driver.launch import kernel
 from ..forward_pass import ForwardPass
-from .builds import ARCH, KEYS_TOGETHER, TILE, build, keys_of, variant
+from .builds import ARCH, KEYS_TOGETHER, TILE, build, keys_of, rows_of, variant
 from .heads import with_packed_heads
 from .joined import Joined, join
 from .layout import Layout, make_layout
@@ -48,9 +48,9 @@ class Part(NamedTuple):
     call: ForwardPass
 
     @property
-    def block_q(self) -> int:
-        """Queries of a tile."""
-        return self.call.plan.block_q
+    def rows(self) -> int:
+        """Rows of the query tile that computes it."""
+        return rows_of(self.call.plan.block_q)
 
     @property
     def maps(self) -> int:
@@ -72,16 +72,16 @@ def kind_of_group(dtype: str, head_dim: int, head_dim_v: int) -> tuple[str, int]
 
 
 def cut(parts: Sequence[Part]) -> list[list[int]]:
-    """Which parts run in one launch, in their order: those of query tiles of one shape, which run the same kernel, as
-    many as the parameters have room for. Launches of larger tiles come first: theirs are the longer items."""
+    """Which parts run in one launch, in their order: those that one kernel computes, as many as the parameters have
+    room for. Launches of larger tiles come first: theirs are the longer items."""
     launches: list[list[int]] = []
-    for number in sorted(range(len(parts)), key=lambda n: -parts[n].block_q):
+    for number in sorted(range(len(parts)), key=lambda n: -parts[n].rows):
         own = parts[number]
         others = [parts[n] for n in launches[-1]] if launches else []
         maps = own.maps + sum(other.maps for other in others)
         entries = len(own.layout.entries) + sum(len(other.layout.entries) for other in others)
         full = len(others) == MOST_PROBLEMS or maps > _MOST_MAPS or entries > LARGEST
-        if full or not others or others[0].block_q != own.block_q:
+        if full or not others or others[0].rows != own.rows:
             launches.append([])
         launches[-1].append(number)
     return launches

@@ -35,7 +35,7 @@ class Joined(NamedTuple):
 
 
 def join(layouts: Sequence[Layout], first_maps: Sequence[int]) -> Joined:
-    """The tables of several plans with tiles of one shape, of which each has its tensor maps from some number on."""
+    """The tables of several plans that one kernel reads, of which each has its tensor maps from some number on."""
 
     def starts(name: str) -> np.ndarray:
         return offsets([len(getattr(layout, name)) for layout in layouts])

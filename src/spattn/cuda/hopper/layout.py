@@ -43,8 +43,8 @@ class Layout:
     entry_masks : (entries,) int32 array
     masks : (n, warpgroups, 128) uint32 array
         In the order of accumulators, see :func:`fragment_masks`.
-    priors : (finishers, block_q) int32 array
-        See :class:`~spattn.schedule.finishers.Finishers`.
+    priors : (finishers, rows of a query tile) int32 array
+        See :class:`~spattn.schedule.finishers.Finishers`; -1 for rows that no query fills.
     finishes : (items,) bool array
     merges : Merges
     moves : bool
@@ -117,7 +117,7 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
         entries,
         lists.mask,
         fragment_masks(plan.masks),
-        finishers.priors,
+        np.pad(finishers.priors, ((0, 0), (0, -plan.block_q % ROWS)), constant_values=-1),
         finishers.finishes,
         finishers.merges,
         moves,

@@ -22,7 +22,7 @@ struct View {
 
 // A work item. slot >= 0: it writes float32 rows to the workspace. slot == -1: it alone knows its rows and writes the
 // output. slot <= -2: it writes the output of rows that one other item has put into the workspace in an earlier launch;
-// row r of the tile finds them in workspace row priors[(-2 - slot) * block_q + r].
+// row r of the tile finds them in workspace row priors[(-2 - slot) * kBlockQ + r].
 struct Work {
   // First lattice coordinates of the query tile: axis 2, 1, 0. Where rows are looked up, x is the tile's number.
   int32_t query_view, x, y, z;

@@ -2,6 +2,7 @@
 // atomic counter.
 #pragma once
 
+#include "common/chain.cuh"
 #include "hopper/barrier.cuh"
 #include "hopper/config.cuh"
 #include "hopper/gather.cuh"
@@ -204,6 +205,7 @@ struct Producer {
   __device__ void run() {
     int ticket = draw();
     Lookup now = look_up(blockIdx.x);
+    if (kProblems == 1) wait_for_previous();  // which may write q, k and v, and reads out; tables are older
     while (now.task.item >= 0) now = load_task(now, ticket);
     settle(ticket);
     load_previous_values();
