@@ -3,6 +3,7 @@
 #pragma once
 #include "decode/count.h"
 #include "kernels.h"
+#include "simd/blocking.h"
 #include "simd/element.h"
 #include "simd/reduce.h"
 #include "softmax/logits.h"
@@ -49,16 +50,19 @@ template <class Stored, int R, int N, class Source, class T>
 __attribute__((noinline)) void multiply_values(const Source& values, int64_t column, Keys keys, const T* weights,
                                                int64_t ld_weight, const T* rescale, T* output, int64_t ld) {
   constexpr int L = kLanes<T>;
-  // So few sums would wait for each other's additions: even and odd keys have their own.
-  constexpr int kSums = R * N <= 8 ? 2 : 1;
+  constexpr int64_t kSize = sizeof(typename Stored::Storage), kBytes = N * L * kSize;
+  // So few sums would wait for each other's additions: even and odd keys have their own, if there are registers for both
+  // and for what is multiplied.
+  constexpr int kSums = R * N <= 8 && 2 * R * N + N < kRegisters ? 2 : 1;
   Vec<T> sums[kSums][R][N] = {};
   values.each(keys, [&](auto which, int64_t key, const char* row) __attribute__((always_inline)) {
     Vec<T>(&sum)[R][N] = sums[decltype(which)::value % kSums];
     Vec<T> right[N];
     SPATTN_UNROLL
     for (int j = 0; j < N; ++j) {
-      right[j] = load_elements<Stored>(row + (column + j * L) * int64_t(sizeof(typename Stored::Storage)));
+      right[j] = load_elements<Stored>(row + (column + j * L) * kSize);
     }
+    if constexpr (kBytes <= 64) __builtin_prefetch(row + column * kSize + kBytes);  // a cache line for the next columns
     SPATTN_UNROLL
     for (int i = 0; i < R; ++i) {
       const Vec<T> left = splat(weights[i * ld_weight + key]);

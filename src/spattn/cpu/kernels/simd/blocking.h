@@ -9,10 +9,12 @@ namespace spattn {
 namespace SPATTN_ISA {
 
 // Accumulators fill the register file, leaving room for one row of the right operand and a broadcast scalar.
-#if defined(__AVX512F__) || defined(__aarch64__)  // 32 vector registers
-constexpr int kKeyRows = 8, kQueryVectors = 3;    // S': 8 keys by 3 vectors of queries
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kRegisters = 32;                  // that hold vectors
+constexpr int kKeyRows = 8, kQueryVectors = 3;  // S': 8 keys by 3 vectors of queries
 constexpr int kOutputRows = 6, kOutputVectors = 4;
-#else  // 16
+#else
+constexpr int kRegisters = 16;
 constexpr int kKeyRows = 4, kQueryVectors = 3;
 constexpr int kOutputRows = 6, kOutputVectors = 2;
 #endif
