@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -126,6 +127,7 @@ def _cheapest(first: Plan, sizes: Sizes, each: int, sms: int, copies: int) -> Ho
         if (made := _made(first, sizes, how, each)) is not None:
             found[how] = made
 
+    @functools.cache
     def price(how: How) -> float:
         return price_ms(found[how], sizes, sms)
 
