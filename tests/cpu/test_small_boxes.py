@@ -96,10 +96,10 @@ def test_hidden_values_reach_no_row(isa):
 
 
 @pytest.mark.parametrize(
-    "grid", [(24, 28), (8, 96)], ids=["blocks make room for others", "lines that are too long for that"]
+    "grid", [(24, 28), (8, 176)], ids=["blocks make room for others", "lines that are too long for that"]
 )
 def test_more_keys_than_are_interleaved_at_once(grid):
-    """There is room for 512 keys of so many features, of one head."""
+    """There is room for 896 keys of so many features, of one head, and for no more than a tile needs."""
     arrays = inputs(2, 2, q_len=math.prod(grid), head_dim=256, dtype="bfloat16")
     pattern = patterns.Neighborhood(grid, 5)
     made = planned(pattern, math.prod(grid))
@@ -216,6 +216,20 @@ def test_hidden_values_of_a_larger_box_reach_no_row(isa, box):
         assert np.isnan(found[0][:, :, sees]).all()
         for one, expected in zip(found, clean, strict=True):
             assert np.array_equal(one[:, :, ~sees], expected[:, :, ~sees])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("head_dim", [32, 64, 200])
+def test_where_rows_lie_does_not_change_the_result(isa, head_dim):
+    """Rows of Q, V and O in place or copied: features that are no neighbours, and rows that lie on odd addresses."""
+    q, k, v = inputs(1, 2, q_len=117, head_dim=head_dim)
+    made = planned(IMAGE, 117, (4, 2), 128)
+    expected = cpu.forward(q, k, v, made, 0.2, isa=isa)
+    apart = [np.ascontiguousarray(x.swapaxes(2, 3)).swapaxes(2, 3) for x in (q, k, v)]
+    odd = [np.frombuffer(b"-" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape) for x in (q, k, v)]
+    for copies in (apart, odd, (apart[0], k, v), (odd[0], k, v), (q, k, apart[2])):
+        for found, one in zip(cpu.forward(*copies, made, 0.2, isa=isa), expected, strict=True):
+            assert np.array_equal(found, one)
 
 
 @pytest.mark.parametrize("isa", ISAS)

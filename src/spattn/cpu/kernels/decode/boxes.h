@@ -30,12 +30,13 @@ template <class E> struct Boxes {
   const Call& call;
   int64_t batch, head;
   KeyHead keys;
+  Logits<T> logits;
   DecodeScratch<T>& s;
   int64_t count, rows;
   Box boxes[kMostBoxes];
 
   Boxes(const Item& any, const KeyHead& keys, DecodeScratch<T>& s)
-      : call(any.call), batch(any.batch), head(any.head), keys(keys), s(s) {
+      : call(any.call), batch(any.batch), head(any.head), keys(keys), logits(any.call.scale), s(s) {
     for (int64_t i = 0; i < kMostBoxes; ++i) boxes[i].runs = s.runs.of_tile(i);
   }
 
@@ -56,11 +57,15 @@ template <class E> struct Boxes {
       if (!Runs<T>::pay(tile) || rows + box.cells > s.width.query) break;
       tile.cover(low, high);
       if (count && !s.interleaved.holds(low, high)) break;
-      rows += list_positions(queries, s.position.query + rows);
+      list_positions(queries, s.position.query + rows);
+      find_rows<E>(item, box.cells, s.position.query + rows, rows, logits, s);
+      rows += box.cells;
     }
     for (int64_t i = 0; i < count; ++i) boxes[i].runs.template list<E>(boxes[i].tile, keys, s.interleaved, call);
     return count;
   }
+
+  Item item(const Box& box) const { return {call, batch, head, *box.work}; }
 
   template <class Visit> void each(const Visit& visit) const {
     for (int64_t i = 0; i < count; ++i) visit(boxes[i]);
@@ -71,11 +76,8 @@ template <class E, class T = typename E::Compute>
 void decode(const Boxes<E>& boxes, DecodeScratch<T>& s) {
   using Box = typename Boxes<E>::Box;
   const Call& call = boxes.call;
-  const Logits<T> logits(call.scale);
+  const Logits<T>& logits = boxes.logits;
   const int64_t L = kLanes<T>, vectors = (boxes.rows + L - 1) / L;
-  gather_queries<E>(Head(call.q, boxes.batch, boxes.head), 0, boxes.rows, boxes.rows, call.head_dim, s.width.key,
-                    s.position.query, s.query);
-  give_sign(boxes.rows, logits, s);
   boxes.each([&](const Box& box) {
     find_reached<T>(box.mask, box.runs.step, box.cells, box.keys, box.cells, s.reached + box.row);
     score_runs(box.runs, call.head_dim, box.row, box.row + box.cells, s);
@@ -90,7 +92,7 @@ void decode(const Boxes<E>& boxes, DecodeScratch<T>& s) {
   boxes.each([&](const Box& box) { add_values<Native<T>>(box.runs, true, box.row, box.row + box.cells, s); });
   s.rows.find_lse(boxes.rows, logits);
   boxes.each([&](const Box& box) {
-    const Item item = {call, boxes.batch, boxes.head, *box.work};
+    const Item item = boxes.item(box);
     const RowStatistics<T> own = s.rows.from(box.row);
     const ExactRowBuffer exact = s.exact.from(box.row);
     leave_marked(item, box.cells, s.position.key, exact);

@@ -29,6 +29,23 @@ namespace SPATTN_ISA {
 
 constexpr int64_t kRowsTogether = 16, kMostBoxes = 8;  // that are computed together: decode/boxes.h
 
+// Rows of O, not yet divided, where they are computed.
+template <class T> struct OutputRows {
+  int64_t ld;  // whole vectors
+  T** at;      // (rows)
+  T* data;     // (rows, ld): of those that are not computed where they belong
+
+  OutputRows(int64_t rows, int64_t ld, Arena& arena)
+      : ld(ld), at(arena.array<T*>(rows)), data(arena.array<T>(rows * ld)) {}
+
+  T* row(int64_t cell) const { return at[cell]; }
+  OutputRows from(int64_t first) const {
+    OutputRows rest = *this;
+    rest.at += first, rest.data += first * ld;
+    return rest;
+  }
+};
+
 template <class T> struct DecodeScratch {
   InterleavedKeys<T> interleaved;
   Widths<T> width;
@@ -39,19 +56,21 @@ template <class T> struct DecodeScratch {
   KeyStaging<T> staging;
   Keys* reached;    // (width.query): by the first of the rows that are computed at once
   int64_t* listed;  // (block_kv + kSoon): where the keys of a tile are
-  T* query;         // (width.query, width.key): Q, times the sign of the scale
   T* scores;        // (width.query, ld): S, then the weights
-  OutputBlock<T> output;
+  const T** query;  // (width.query): rows of Q, times the sign of the scale
+  T* queries;       // (width.query, width.key): those that are not read in place
+  OutputRows<T> output;
   Runs<T> runs;
 
   // One that interleaves keys has to be the first in the scratch.
-  DecodeScratch(const Call& call, Arena& arena, int64_t reach = 0, bool with_values = false)
-      : interleaved(call, reach, with_values, arena), width(call, reach ? kRowsTogether : 0),
+  DecodeScratch(const Call& call, Arena& arena, int64_t reach = 0, bool as_computed = true)
+      : interleaved(call, reach, as_computed, arena), width(call, reach ? kRowsTogether : 0),
         ld(call.plan.block_kv + kLanes<T>), position(call, width.query, arena), rows(width.query + kLanes<T>, arena),
         exact(width.query, call.head_dim_v, arena), staging(call, width, arena),
         reached(arena.array<Keys>(width.query)), listed(arena.array<int64_t>(call.plan.block_kv + kSoon)),
-        query(arena.array<T>(width.query * width.key)), scores(arena.array<T>(width.query * ld)),
-        output(width.query, width.value, arena), runs(call, reach ? kMostBoxes : 1, arena) {}
+        scores(arena.array<T>(width.query * ld)), query(arena.array<const T*>(width.query)),
+        queries(arena.array<T>(width.query * width.key)), output(width.query, width.value, arena),
+        runs(call, reach ? kMostBoxes : 1, arena) {}
 };
 
 // How far to prefetch ahead, in bytes, where tiles follow each other: K and V together stay in a first-level cache.
@@ -87,11 +106,10 @@ template <class E> Rows rows_in_line(const Head& head, const Tile& tile, const T
 // S of all rows and the keys that they reach, by dot products with the rows of K that visit_keys() hands over.
 template <class T, class VisitKeys>
 void score_rows(const VisitKeys& visit_keys, int64_t rows, DecodeScratch<T>& s) {
-  const int64_t ld_key = s.width.key;
   visit_keys([&](auto stored, auto keys) {
     in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-      multiply_keys<decltype(stored), decltype(some)::value>(
-          keys, in_vectors<T>(s.reached[row]), s.query + row * ld_key, ld_key, s.scores + row * s.ld, s.ld);
+      multiply_keys<decltype(stored), decltype(some)::value>(keys, in_vectors<T>(s.reached[row]), s.query + row,
+                                                             s.width.key, s.scores + row * s.ld, s.ld);
       keys.prefetched();
     });
   });
@@ -101,7 +119,6 @@ void score_rows(const VisitKeys& visit_keys, int64_t rows, DecodeScratch<T>& s) 
 template <class T>
 void score_runs(const Runs<T>& runs, int64_t depth, int64_t begin, int64_t end, DecodeScratch<T>& s) {
   constexpr int64_t kRuns = Runs<T>::kAtOnce;
-  const int64_t ld_key = s.width.key;
   const auto score = [&](auto apart) {
     in_blocks<kRowsAtOnce<T>>(
         end,
@@ -109,7 +126,7 @@ void score_runs(const Runs<T>& runs, int64_t depth, int64_t begin, int64_t end, 
           const Keys own = runs.with(s.reached[row]);
           const auto run = [&](auto vectors, int64_t first) {
             multiply_runs<decltype(some)::value, decltype(vectors)::value, bool(decltype(apart)::value)>(
-                runs.keys + first * kRuns, runs.cell + first * kRuns, s.query + row * ld_key, ld_key, depth,
+                runs.keys + first * kRuns, runs.cell + first * kRuns, s.query + row, depth,
                 s.scores + row * s.ld + (decltype(apart)::value ? 0 : first * kLanes<T>), s.ld);
           };
           in_blocks<kScoreVectors<T>>((own.end + kRuns - 1) / kRuns, run, own.begin / kRuns);
@@ -131,14 +148,14 @@ template <class T> void pad_scores(int64_t count, int64_t begin, int64_t end, De
 template <class Stored, class Source, class T>
 void add_values(Source& values, bool first, int64_t begin, int64_t end, DecodeScratch<T>& s) {
   constexpr int64_t L = kLanes<T>, W = kOutputVectors;
-  const int64_t ld = s.ld, ld_value = s.width.value;
+  const int64_t ld = s.ld;
   in_blocks<kRowsAtOnce<T>>(
       end,
       [&](auto some, int64_t row) {
-        in_blocks<W>(ld_value / L, [&](auto vectors, int64_t column) {
+        in_blocks<W>(s.width.value / L, [&](auto vectors, int64_t column) {
           multiply_values<Stored, decltype(some)::value, decltype(vectors)::value>(
               values, column * L, s.reached[row], s.scores + row * ld, ld, first ? nullptr : s.rows.rescale + row,
-              s.output.row(row) + column * L, ld_value);
+              s.output.at + row);
           values.prefetched();
         });
       },
@@ -193,10 +210,40 @@ void add_tile(const Item& item, const Listed& at, const KeyHead& head, int64_t c
   add_scores<E>(visit_values, count, first, item.mask(at), cells, rows, logits, s);
 }
 
-// Q of the first `rows` rows becomes what scores are products of.
-template <class T> void give_sign(int64_t rows, Logits<T> logits, DecodeScratch<T>& s) {
-  if (logits.sign == T(1)) return;
-  for (int64_t i = 0; i < rows * s.width.key; ++i) s.query[i] *= logits.sign;
+// Finds, from `row` on, the rows of Q and O of an item, the places of whose cells are given: in place, and soon in a
+// cache, where they are what the kernels compute in. Padding has queries of zeros.
+template <class E, class T = typename E::Compute>
+void find_rows(const Item& item, int64_t cells, const int64_t* position, int64_t row, Logits<T> logits,
+               DecodeScratch<T>& s) {
+  constexpr int64_t kSize = sizeof(T);
+  const Call& call = item.call;
+  const Head queries = item.queries();
+  const Results<E> results(call, item.batch, item.head);
+  const int64_t ld = s.width.key;
+  const bool read = as_computed<E>(queries) && call.head_dim == ld && logits.sign == T(1);
+  const bool written =
+      as_computed<E>(Head(call.out, item.batch, item.head)) && call.head_dim_v == s.width.value && item.work.slot < 0;
+  T* const own = s.queries + row * ld;
+  if (!read) gather_queries<E>(queries, 0, cells, cells, call.head_dim, ld, position, own);
+  if (logits.sign != T(1)) {
+    for (int64_t i = 0; i < cells * ld; ++i) own[i] *= logits.sign;
+  }
+  const OutputRows<T> output = s.output.from(row);
+  for (int64_t i = 0; i < cells; ++i) {
+    const bool real = position[i] != kPadding;
+    T *query = own + i * ld, *out = output.data + i * output.ld;
+    if (read && real) {
+      query = reinterpret_cast<T*>(const_cast<char*>(queries.data) + position[i] * queries.position);
+      for (int64_t d = 0; d < ld; d += 64 / kSize) __builtin_prefetch(query + d);
+    } else if (read) {
+      clear(query, ld);
+    }
+    if (written && real) {
+      out = reinterpret_cast<T*>(results.row(position[i]));
+      for (int64_t d = 0; d < output.ld; d += 64 / kSize) __builtin_prefetch(out + d, 1);
+    }
+    s.query[row + i] = query, output.at[i] = out;
+  }
 }
 
 // As many heads of an item, up to `end`, as there are rows for. add_keys(item, rows, logits) has O, row_max and row_sum
@@ -207,10 +254,8 @@ void decode_heads(const Item& item, int64_t end, int64_t cells, DecodeScratch<T>
   const Logits<T> logits(call.scale);
   const int64_t rows = (end - item.head) * cells;
   for (int64_t row = 0; row < rows; row += cells) {
-    gather_queries<E>(Head(call.q, item.batch, item.head + row / cells), 0, cells, cells, call.head_dim, s.width.key,
-                      s.position.query, s.query + row * s.width.key);
+    find_rows<E>({call, item.batch, item.head + row / cells, item.work}, cells, s.position.query, row, logits, s);
   }
-  give_sign(rows, logits, s);
   s.rows.reset((rows + kLanes<T> - 1) / kLanes<T>);
   leave_marked(item, cells, s.position.key, s.exact);  // the heads share keys and masks
   add_keys(item, rows, logits);

@@ -1,6 +1,7 @@
 // K and V of plans whose items are of few queries but meet each key often. K has the features of neighbouring keys
 // interleaved: a vector has some features of several keys, so that few steps of a dot product go across its lanes, and
-// may start at any key. V is copied where its rows are not whole vectors of what the kernels compute in.
+// may start at any key. V is copied where its rows are not whole vectors of what the kernels compute in, and where the
+// products read a row in many pieces: rows of a power of two of cache lines would fall into few cache sets.
 //
 // Blocks of consecutive keys are brought in when an item first needs them, and stay until others of the ring need the
 // room: items that follow each other meet neighbouring keys. What is in the ring changes no result.
@@ -29,18 +30,21 @@ template <class T> struct KeyPlace {
 
 template <class T> class InterleavedKeys {
  public:
-  static constexpr int64_t kKeys = 64;  // of a block
-  // Elements from the features of a vector to the next ones. There is room for a vector from the last key on; an odd
-  // number of cache lines, where they are whole, so that not all fall into few cache sets.
-  static constexpr int64_t kLd = (kKeys + kKeysAbreast<T>)*kFeaturesAbreast<T>;
+  static constexpr int64_t kKeys = 64;                       // of a block
+  static constexpr int64_t kRows = kKeys + kKeysAbreast<T>;  // room for a vector from the last key on
+  // Elements from the features of a vector to the next ones: an odd number of cache lines, where they are whole, so that
+  // not all fall into few cache sets.
+  static constexpr int64_t kLd = kRows * kFeaturesAbreast<T>;
 
   // At the beginning of the scratch, where the blocks are of no head before the first item. Not in use where tiles whose
-  // keys lie as far apart as `reach` would not find room for all of theirs at once, or where that is 0.
-  InterleavedKeys(const Call& call, int64_t reach, bool with_values, Arena& arena)
-      : blocks_((call.kv_len + kKeys - 1) / kKeys), ld_value_(with_values ? round_up(call.head_dim_v, kLanes<T>) : 0),
+  // keys lie as far apart as `reach` would not find room for all of theirs at once, or where that is 0. `as_computed`:
+  // may rows of V be read in place?
+  InterleavedKeys(const Call& call, int64_t reach, bool as_computed, Arena& arena)
+      : blocks_((call.kv_len + kKeys - 1) / kKeys),
         key_size_(round_up(call.head_dim, kFeaturesAbreast<T>) / kFeaturesAbreast<T> * kLd),
-        value_size_((kKeys + kKeysAbreast<T>)*ld_value_), room_(reach ? room(reach) : 0),
-        owner_(arena.array<int64_t>(room_ ? kMostBlocks : 0)), data_(arena.array<T>(room_ * (key_size_ + value_size_))),
+        ld_value_(value_width(call.head_dim_v, reach, as_computed)), value_size_(kRows * ld_value_),
+        room_(room(reach, key_size_ + value_size_)), owner_(arena.array<int64_t>(room_ ? kMostBlocks : 0)),
+        data_(arena.array<T>(room_ * (key_size_ + value_size_))),
         rows_(arena.array<T>(room_ ? kKeysAbreast<T> * round_up(call.head_dim, kLanes<T>) : 0)) {}
 
   explicit operator bool() const { return room_ > 0; }
@@ -58,13 +62,13 @@ template <class T> class InterleavedKeys {
     const InterleavedKeys& ring;
     const KeyHead& head;
     const Call& call;
-    int64_t last_place, owners, size;
+    int64_t room, owners, size;
     T* data;
     int64_t* owner;
 
     SPATTN_INLINE KeyPlace<T> find(int64_t position) const {
       const int64_t block = int64_t(uint64_t(position) / kKeys), cell = int64_t(uint64_t(position) % kKeys);
-      const int64_t place = block & last_place;
+      const int64_t place = uint32_t(block) % uint32_t(room);  // the quotient of longer numbers takes longer
       T* const found = data + place * size;
       if (owner[place] != owners + block) {
         ring.template fill<E>(head, block * kKeys, call, found);
@@ -77,23 +81,34 @@ template <class T> class InterleavedKeys {
   };
 
   template <class E> Finder<E> finder(const KeyHead& head, const Call& call) const {
-    return {*this, head, call, room_ - 1, 1 + head.number * blocks_, key_size_ + value_size_, data_, owner_};
+    return {*this, head, call, room_, 1 + head.number * blocks_, key_size_ + value_size_, data_, owner_};
   }
 
  private:
-  // A ring of twice as many blocks as a tile needs may have kBytes, a larger one no more than stay in a second-level
-  // cache beside all else: blocks that leave it would be written to memory and read again.
-  static constexpr int64_t kMostBlocks = kZeroedScratch / sizeof(int64_t);
-  static constexpr int64_t kBytes = 2 * 1024 * 1024, kHotBytes = 640 * 1024;
+  // As many elements as are not an even number of cache lines.
+  static constexpr int64_t odd_lines(int64_t count) {
+    constexpr int64_t line = 64 / sizeof(T);
+    return count % (2 * line) ? count : count + line;
+  }
 
-  int64_t room(int64_t reach) const {
-    const int64_t bytes = (key_size_ + value_size_) * int64_t(sizeof(T)), least = reach / kKeys + 2;
-    int64_t found = 1;
-    while (found < blocks_ && 2 * found <= kMostBlocks &&
-           2 * found * bytes <= (found < 2 * least ? kBytes : kHotBytes)) {
-      found *= 2;
-    }
-    return least <= found || found >= blocks_ ? found : 0;
+  // 0 where V is read in place.
+  int64_t value_width(int64_t head_dim_v, int64_t reach, bool as_computed) const {
+    const int64_t width = odd_lines(round_up(head_dim_v, kLanes<T>));
+    const bool many_pieces = head_dim_v > 2 * kOutputVectors * kLanes<T>;
+    return as_computed && !(many_pieces && room(reach, key_size_ + kRows * width)) ? 0 : width;
+  }
+
+  // A ring of as many blocks as a tile needs may have kBytes, a larger one no more than stay in a second-level cache
+  // beside all else: blocks that leave it would be written to memory and read again.
+  static constexpr int64_t kMostBlocks = kZeroedScratch / sizeof(int64_t);
+  static constexpr int64_t kBytes = 2 * 1024 * 1024, kHotBytes = 256 * 1024;
+
+  int64_t room(int64_t reach, int64_t size) const {
+    const int64_t bytes = size * int64_t(sizeof(T)), least = reach / kKeys + 2;
+    const int64_t needed = least < blocks_ ? least : blocks_, hot = kHotBytes / bytes;
+    if (!reach || needed > kMostBlocks || needed * bytes > kBytes) return 0;
+    const int64_t most = blocks_ < kMostBlocks ? blocks_ : kMostBlocks;
+    return hot < needed ? needed : hot < most ? hot : most;
   }
 
   // What lies beyond the last key or the last feature is 0.
@@ -134,18 +149,19 @@ template <class T> class InterleavedKeys {
     const int64_t end = first + kKeys + kKeysAbreast<T>, real = end < call.kv_len ? end : call.kv_len;
     for (int64_t key = first; key < real; ++key, to += ld_value_) {
       read_row<E>(head.data + key * head.position, head.feature, call.head_dim_v, to);
-      for (int64_t j = call.head_dim_v; j < ld_value_; ++j) to[j] = T(0);
+      clear(to + call.head_dim_v, round_up(call.head_dim_v, kLanes<T>) - call.head_dim_v);
     }
     clear(to, (end - real) * ld_value_);
   }
 
-  int64_t blocks_;                 // of a head
-  int64_t ld_value_;               // elements from row to row of V; 0: it is read in place
-  int64_t key_size_, value_size_;  // elements of a block
-  int64_t room_;                   // blocks of the ring, a power of 2
-  int64_t* owner_;                 // 1 + the number of a block among those of all heads
-  T* data_;  // (room_): (head_dim / features abreast, kLd) of K, (kKeys + keys abreast, ld_value_) of V
-  T* rows_;  // (keys abreast, head_dim in whole vectors): of K, where it is not read in place
+  int64_t blocks_;      // of a head
+  int64_t key_size_;    // elements of a block of K
+  int64_t ld_value_;    // elements from row to row of V; 0: it is read in place
+  int64_t value_size_;  // elements of a block of V
+  int64_t room_;        // blocks of the ring
+  int64_t* owner_;      // 1 + the number of a block among those of all heads
+  T* data_;             // (room_): (head_dim / features abreast, kLd) of K, (kRows, ld_value_) of V
+  T* rows_;             // (keys abreast, head_dim in whole vectors): of K, where it is not read in place
 };
 
 }  // namespace SPATTN_ISA

@@ -140,21 +140,27 @@ template <class T, int... I> SPATTN_INLINE Vec<T> by_runs(Vec<T> v, Lane<I...>) 
 // R rows of S for the runs that fill N vectors, which go to `scores`. Where the runs are apart, each goes to its cell,
 // and what one has more lanes than keys is overwritten by the next one.
 template <int R, int N, bool kApart, class T>
-__attribute__((noinline)) void multiply_runs(const T* const* run, const int64_t* cell, const T* query, int64_t ld_query,
+__attribute__((noinline)) void multiply_runs(const T* const* run, const int64_t* cell, const T* const* query,
                                              int64_t depth, T* scores, int64_t ld_scores) {
   constexpr int F = kFeaturesAbreast<T>, G = kKeysAbreast<T>;
   constexpr int64_t kLd = InterleavedKeys<T>::kLd;
   Vec<T> sum[R][N][F] = {};
-  for (int64_t d = 0; d < depth; d += F) {
+  const T* left_row[R];
+  SPATTN_UNROLL
+  for (int i = 0; i < R; ++i) left_row[i] = query[i];
+  const T* right_row[N * F];
+  SPATTN_UNROLL
+  for (int j = 0; j < N * F; ++j) right_row[j] = run[j];
+  for (int64_t d = 0, at = 0; d < depth; d += F, at += kLd) {
     Vec<T> right[N][F];
     SPATTN_UNROLL
     for (int j = 0; j < N; ++j) {
       SPATTN_UNROLL
-      for (int f = 0; f < F; ++f) right[j][f] = load<Vec<T>>(run[j * F + f] + d / F * kLd);
+      for (int f = 0; f < F; ++f) right[j][f] = load<Vec<T>>(right_row[j * F + f] + at);
     }
     SPATTN_UNROLL
     for (int i = 0; i < R; ++i) {
-      const Vec<T> left = repeat_features<T>(query + i * ld_query + d);
+      const Vec<T> left = repeat_features<T>(left_row[i] + d);
       SPATTN_UNROLL
       for (int j = 0; j < N; ++j) {
         SPATTN_UNROLL

@@ -15,7 +15,7 @@ namespace SPATTN_ISA {
 // R rows of S, or of other products if they are no scores, for some keys, whole vectors. A vector's worth of dot
 // products is finished together.
 template <class Stored, int R, bool kScores = true, class Source, class T>
-void multiply_keys(const Source& keys, Keys some, const T* query, int64_t depth, T* scores, int64_t ld_scores) {
+void multiply_keys(const Source& keys, Keys some, const T* const* query, int64_t depth, T* scores, int64_t ld_scores) {
   constexpr int L = kLanes<T>, kKeys = L / R, kAtOnce = kKeys < 4 ? kKeys : 4;
   constexpr int64_t kSize = sizeof(typename Stored::Storage);
   for (int64_t key = some.begin; key < some.end; key += kKeys) {
@@ -26,7 +26,7 @@ void multiply_keys(const Source& keys, Keys some, const T* query, int64_t depth,
       for (int64_t d = 0; d < depth; d += L) {
         Vec<T> left[R];
         SPATTN_UNROLL
-        for (int i = 0; i < R; ++i) left[i] = load<Vec<T>>(query + i * depth + d);
+        for (int i = 0; i < R; ++i) left[i] = load<Vec<T>>(query[i] + d);
         SPATTN_UNROLL
         for (int j = first; j < first + kAtOnce; ++j) {
           const Vec<T> right = load_elements<Stored>(keys.row(key + j) + d * kSize);
@@ -48,7 +48,7 @@ void multiply_keys(const Source& keys, Keys some, const T* query, int64_t depth,
 // N vectors of R rows of O, from `column` of V on, for some keys: O = rescale * O + P V, or P V for the first tile of an item.
 template <class Stored, int R, int N, class Source, class T>
 __attribute__((noinline)) void multiply_values(const Source& values, int64_t column, Keys keys, const T* weights,
-                                               int64_t ld_weight, const T* rescale, T* output, int64_t ld) {
+                                               int64_t ld_weight, const T* rescale, T* const* output) {
   constexpr int L = kLanes<T>;
   constexpr int64_t kSize = sizeof(typename Stored::Storage), kBytes = N * L * kSize;
   // So few sums would wait for each other's additions: even and odd keys have their own, if there are registers for both
@@ -74,7 +74,7 @@ __attribute__((noinline)) void multiply_values(const Source& values, int64_t col
   for (int i = 0; i < R; ++i) {
     SPATTN_UNROLL
     for (int j = 0; j < N; ++j) {
-      T* out = output + i * ld + j * L;
+      T* out = output[i] + column + j * L;
       Vec<T> sum = sums[0][i][j];
       if constexpr (kSums > 1) sum += sums[1][i][j];
       if (rescale) sum += load<Vec<T>>(out) * rescale[i];

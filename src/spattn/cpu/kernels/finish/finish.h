@@ -18,13 +18,6 @@ template <class T> struct OutputBlock {
   OutputBlock(int64_t rows, int64_t ld, Arena& arena) : ld(ld), data(arena.array<T>(rows * ld)) {}
 
   T* row(int64_t cell) const { return data + cell * ld; }
-
-  // The rows from `first` on.
-  OutputBlock from(int64_t first) const {
-    OutputBlock rest = *this;
-    rest.data += first * ld;
-    return rest;
-  }
 };
 
 // Multiplies a row of O, a whole number of vectors, by `factor`; is every value of it finite? Adding 0 makes -0 a 0: a
@@ -41,9 +34,9 @@ template <class T> bool scale_row(T* row, int64_t width, T factor) {
 
 // Divides the rows of O by `divisor`, leaves those that come out non-finite, besides the chosen ones, to the exact
 // path, and writes the results of an item, whose log-sum-exps are there.
-template <class E, class T = typename E::Compute>
+template <class E, class Output, class T = typename E::Compute>
 void write_rows(const Item& item, int64_t cells, const T* divisor, const Positions& position,
-                const RowStatistics<T>& rows, const OutputBlock<T>& output, const ExactRowBuffer& exact) {
+                const RowStatistics<T>& rows, const Output& output, const ExactRowBuffer& exact) {
   const Call& call = item.call;
   const Results<E> results(call, item.batch, item.head);
   for (int64_t cell = 0; cell < cells; ++cell) {
@@ -69,9 +62,9 @@ void write_rows(const Item& item, int64_t cells, const T* divisor, const Positio
   }
 }
 
-template <class E, class T = typename E::Compute>
+template <class E, class Output, class T = typename E::Compute>
 void finish_item(const Item& item, int64_t cells, Logits<T> logits, const T* divisor, const Positions& position,
-                 const RowStatistics<T>& rows, const OutputBlock<T>& output, const ExactRowBuffer& exact) {
+                 const RowStatistics<T>& rows, const Output& output, const ExactRowBuffer& exact) {
   rows.find_lse(cells, logits);
   write_rows<E>(item, cells, divisor, position, rows, output, exact);
 }

@@ -34,8 +34,12 @@ template <class E> struct Results {
         lse(call.lse.data + batch * call.lse.stride[0] + head * call.lse.stride[1]), out_step(call.out.stride[2]),
         feature(call.out.stride[3]), lse_step(call.lse.stride[2]), width(call.head_dim_v) {}
 
-  void write(int64_t position, const typename E::Compute* row, typename E::Compute row_lse) const {
-    write_row<E>(out + position * out_step, feature, width, row);
+  char* row(int64_t position) const { return out + position * out_step; }
+
+  // A row may have been computed where it belongs.
+  void write(int64_t position, const typename E::Compute* from, typename E::Compute row_lse) const {
+    char* const to = row(position);
+    if (reinterpret_cast<const char*>(from) != to) write_row<E>(to, feature, width, from);
     memcpy(lse + position * lse_step, &row_lse, sizeof row_lse);
   }
 };

@@ -24,7 +24,7 @@ template <class E, class Many, int64_t kFew> struct ByRows {
 
   // Items that are all of few queries may share interleaved keys.
   struct Few : DecodeScratch<T> {
-    Few(const Call& call, Arena& arena) : DecodeScratch<T>(call, arena, call.reach, !values_as_computed<E>(call)) {}
+    Few(const Call& call, Arena& arena) : DecodeScratch<T>(call, arena, call.reach, values_as_computed<E>(call)) {}
   };
 
   static size_t bytes(const Call& call) noexcept {

@@ -50,7 +50,7 @@ void prepare_pairs(const Item& item, PairwiseBackwardScratch<T>& s) {
   for (int64_t d = 0; d < s.width.key; ++d) s.query[d] = sign * s.raw.query[d];
   for (int64_t j = 0; j < s.width.value; ++j) s.dout[j] = scale * s.raw.dout[j];
   const Rows out = {reinterpret_cast<const char*>(s.raw.out), 0, 0, 0};  // a vector's worth of the same row
-  multiply_keys<Native<T>, 1, false>(out, Keys{0, L}, s.dout, s.width.value, s.gradients, L);
+  multiply_keys<Native<T>, 1, false>(out, Keys{0, L}, &s.dout, s.width.value, s.gradients, L);
   s.rows.delta[0] = s.gradients[0];
   subtract_dlse(item, 1, scale, s.rows);
 }
@@ -92,19 +92,18 @@ void add_gradients(const Item& item, int64_t count, bool first, const Sums& sums
   const Soon dv_soon = {sums.dv - sums.begin * sums.ld_dv * kSize, position, sums.ld_dv * kSize, ld_value * kSize};
   visit_positions<E>(k, position, padded, call.head_dim, ld_key, s.staging.keys,
                      read_soon<E>(v, position, call.head_dim_v), [&](auto stored, auto keys) {
-                       multiply_keys<decltype(stored), 1>(keys, Keys{0, padded}, s.query, ld_key, s.weights, padded);
+                       multiply_keys<decltype(stored), 1>(keys, Keys{0, padded}, &s.query, ld_key, s.weights, padded);
                      });
   visit_positions<E>(
       v, position, padded, call.head_dim_v, ld_value, s.staging.values, dv_soon, [&](auto stored, auto values) {
-        multiply_keys<decltype(stored), 1, false>(values, Keys{0, padded}, s.dout, ld_value, s.gradients, padded);
+        multiply_keys<decltype(stored), 1, false>(values, Keys{0, padded}, &s.dout, ld_value, s.gradients, padded);
       });
   weigh_pairs(padded, SplitLogits<T>(call.scale), s);
   const T same = 1;
   visit_positions<E>(k, position, count, call.head_dim, ld_key, s.staging.keys, dk_soon, [&](auto stored, auto keys) {
     in_blocks<W>(ld_key / L, [&](auto vectors, int64_t column) {
       multiply_values<decltype(stored), 1, decltype(vectors)::value>(keys, column * L, Keys{0, count}, s.gradients,
-                                                                     padded, first ? nullptr : &same,
-                                                                     s.rows.dq + column * L, ld_key);
+                                                                     padded, first ? nullptr : &same, &s.rows.dq);
     });
   });
   add_row(s.chunk, count, s.weights, s.raw.dout, ld_value, sums.begin, dv, sums.ld_dv);

@@ -69,12 +69,17 @@ inline void prefetch_rows(const Head& head, const Tile& tile, int64_t bytes) {
   }
 }
 
-// Can the cells of `tile` be read in place, as rows of E::Compute?
-template <class E> bool readable_in_place(const Head& head, const Tile& tile) {
+// Are the rows of a head rows of E::Compute as they lie?
+template <class E> bool as_computed(const Head& head) {
   using T = typename E::Compute;
   constexpr int64_t size = sizeof(T);
-  return sizeof(typename E::Storage) == sizeof(T) && head.feature == size && tile.even() && head.position % size == 0 &&
+  return sizeof(typename E::Storage) == sizeof(T) && head.feature == size && head.position % size == 0 &&
          reinterpret_cast<uintptr_t>(head.data) % size == 0;
+}
+
+// Can the cells of `tile` be read in place, as rows of E::Compute?
+template <class E> bool readable_in_place(const Head& head, const Tile& tile) {
+  return as_computed<E>(head) && tile.even();
 }
 
 template <class E> Operand<typename E::Compute> in_place(const Head& head, const Tile& tile) {
