@@ -3,9 +3,10 @@
 
     python benchmarks/grids_cpu.py --build before=FOLDER --build now=FOLDER      # a minute for each build
 
-A folder holds the package spattn; ``benchmarks/builds.py`` says how one is made of another commit. Processes of the
-builds take turns; each times every problem after a warm call, by the processor time of the process. A build's figure is
-the median over its processes. Writes ``benchmarks/results/grids_cpu.json``; exits with 1 when the last build is slower
+A folder holds the package spattn; ``benchmarks/builds.py`` says how one is made of another commit. Single calls of the
+builds take turns in one process, and there are several processes. A figure is the median of a build's calls, in
+processor time; a ratio that of the ratios of calls which were timed beside each other, because a machine that is shared
+is slow for seconds at a time. Writes ``benchmarks/results/grids_cpu.json``; exits with 1 when the last build is slower
 than any other by more than ``--most``.
 """
 
@@ -13,12 +14,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from functools import partial
+from typing import Any
 
-from child import builds_in_turns
+from child import child
+from loaded import Build, in_turns
 
 SIDE = 56
-NOTES = "float32, one thread, processor time; medians over processes of the builds that took turns."
+NOTES = "float32, one thread, processor time; medians over calls of the builds that took turns, and over their ratios."
+REPEATS = 20  # of a process
 
 
 def problems() -> dict[str, object]:
@@ -33,37 +38,57 @@ def problems() -> dict[str, object]:
     }
 
 
-def times() -> dict[str, float]:
-    """Milliseconds of each problem in this process."""
+def times(folders: dict[str, str]) -> dict[str, dict[str, list[float]]]:
+    """Milliseconds of each problem's calls in this process, by build."""
     import numpy as np
-    from builds import cpu_time
 
-    import spattn
+    builds, found = {name: Build(folder) for name, folder in folders.items()}, {}
+    for heads, head_dim in ((8, 32), (8, 64), (16, 32), (4, 128)):
+        arrays = np.random.default_rng(0).standard_normal((3, 1, heads, SIDE**2, head_dim), np.float32)
+        calls: dict[str, dict[str, Any]] = {}
+        for name, build in builds.items():
+            with build:
+                import spattn
 
-    found = {}
-    for heads, head_dim in ((8, 32), (8, 64), (16, 32)):
-        q, k, v = np.random.default_rng(0).standard_normal((3, 1, heads, SIDE**2, head_dim), np.float32)
-        for name, pattern in problems().items():
-            spattn.attention(q, k, v, pattern)
-            found[f"{name}, {heads} heads, head_dim {head_dim}"] = cpu_time(partial(spattn.attention, q, k, v, pattern))
+                for problem, pattern in problems().items():
+                    calls.setdefault(problem, {})[name] = partial(spattn.attention, *arrays, pattern)
+        for problem, own in calls.items():
+            found[f"{problem}, {heads} heads, head_dim {head_dim}"] = in_turns(builds, own, REPEATS)
     return found
+
+
+def row(problem: str, taken: dict[str, list[float]]) -> dict[str, Any]:
+    """Of the results: what each build took, and how much longer than the last one."""
+    last = list(taken)[-1]
+    ratios = {
+        f"{name}_ratio": round(statistics.median(a / b for a, b in zip(own, taken[last], strict=True)), 3)
+        for name, own in taken.items()
+        if name != last
+    }
+    medians = {f"{name}_ms": round(statistics.median(own), 4) for name, own in taken.items()}
+    return {"problem": problem, **medians, **ratios}
 
 
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", action="append", default=[], metavar="NAME=FOLDER")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5, help="processes")
     parser.add_argument("--most", type=float, default=1.1, help="the largest ratio that is taken for noise")
     parser.add_argument("--times", action="store_true", help="print this process's times, as JSON")
     args = parser.parse_args()
+    builds = dict(build.split("=", 1) for build in args.build)
     if args.times:
-        print(json.dumps(times()))
+        print(json.dumps(times(builds)))
         return 0
     import record
 
-    builds = dict(build.split("=", 1) for build in args.build)
-    rows = builds_in_turns(builds, args.rounds)
+    named = [f"--build={build}" for build in args.build]
+    processes = [child("--times", *named) for _ in range(args.rounds)]
+    rows = []
+    for problem in processes[0]:
+        rows.append(row(problem, {name: sum((each[problem][name] for each in processes), []) for name in builds}))
+        print(rows[-1], flush=True)
     ratios = [ratio for row in rows for key, ratio in row.items() if key.endswith("_ratio")]
     record.write("grids_cpu", rows, notes=NOTES, rounds=args.rounds)
     return int(max((1 / ratio for ratio in ratios), default=0.0) > args.most)
