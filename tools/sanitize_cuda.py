@@ -7,7 +7,7 @@ prints one line a tool, writes each tool's whole report to ``--out``, and exits 
 arrays keep other libraries' kernels out of the reports. Problems cover full and partial tiles, several components,
 merges, both ways of the backward, rows that take the exact path, padding, aligned and misaligned rows; heads of a group
 in one query tile, lists in pieces, heads and batch entries that differ, and more tensor maps than the smaller parameter
-block holds.
+block holds; calls of PyTorch tensors that repeat, which launch in a way of their own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,39 @@ def problems(dtypes: list[str]) -> None:
                 attend(*case, *dims, dtype)
         for case in one_head_dim:
             attend(*case, *HEAD_DIMS[0], dtype)
+    for dtype in set(dtypes) & {"float16", "bfloat16"}:
+        repeat(dtype)
     print("all problems ran")
+
+
+def repeat(dtype: str) -> None:
+    """Calls of PyTorch tensors that repeat, which Hopper kernels may start early and, of a group, side by side. Each reads
+    what the one before it wrote; PyTorch itself copies, and starts no kernel."""
+    import torch
+
+    import spattn
+    from spattn import patterns
+    from spattn.testing import inputs
+
+    cases = [
+        (patterns.Causal(), 300),
+        (patterns.Strided(16), 300),
+        (patterns.Longformer(64, global_tokens=3), 300),
+        (patterns.Neighborhood((15, 15), 7), 225),
+        (patterns.Windowed((14, 14), 7), 196),
+    ]
+    first = []
+    for pattern, tokens in cases:
+        x = torch.from_numpy(inputs(1, 2, q_len=tokens, head_dim=64, dtype=dtype)[0].view("int16"))
+        first.append(x.view(getattr(torch, dtype)).cuda())
+        x = first[-1]
+        for _ in range(4):
+            x = spattn.attention(x, x, x, pattern)
+    found = first
+    for _ in range(3):
+        problems = [(x, x, x, pattern) for x, (pattern, _) in zip(found, cases, strict=True)]
+        found = spattn.grouped_attention(problems)
+    torch.cuda.synchronize()
 
 
 def attend(pattern, batch: int, heads_q: int, heads_kv: int, q_len: int, kv_len: int, *dims_and_dtype) -> None:
