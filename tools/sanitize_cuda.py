@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Run the CUDA kernels on small problems under compute-sanitizer: memory errors, races, misused barriers, stale memory.
 
-    tools/sanitize_cuda.py [--kernels portable|auto] [--dtypes DTYPE ...] [--out FOLDER]
+    tools/sanitize_cuda.py [--kernels portable|auto] [--dtypes DTYPE ...] [--repeated] [--out FOLDER]
 
 prints one line a tool, writes each tool's whole report to ``--out``, and exits with 1 if any found something. NumPy
 arrays keep other libraries' kernels out of the reports. Problems cover full and partial tiles, several components,
 merges, both ways of the backward, rows that take the exact path, padding, aligned and misaligned rows; heads of a group
 in one query tile, lists in pieces, heads and batch entries that differ, and more tensor maps than the smaller parameter
-block holds; calls of PyTorch tensors that repeat, which launch in a way of their own.
+block holds; calls of PyTorch tensors that repeat, which launch in a way of their own (with ``--repeated`` these alone).
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def problems(dtypes: list[str]) -> None:
                 attend(*case, *dims, dtype)
         for case in one_head_dim:
             attend(*case, *HEAD_DIMS[0], dtype)
-    for dtype in set(dtypes) & {"float16", "bfloat16"}:
-        repeat(dtype)
-    print("all problems ran")
+    repeat(dtypes)
 
 
-def repeat(dtype: str) -> None:
-    """Calls of PyTorch tensors that repeat, which Hopper kernels may start early and, of a group, side by side. Each reads
-    what the one before it wrote; PyTorch itself copies, and starts no kernel."""
+def repeat(dtypes: list[str]) -> None:
+    """Calls of PyTorch tensors that repeat, each of which reads what the one before it wrote.
+
+    Hopper kernels may start early and, of a group, side by side. PyTorch itself copies, and starts no kernel.
+    """
     import torch
 
     import spattn
@@ -66,18 +66,18 @@ def repeat(dtype: str) -> None:
         (patterns.Neighborhood((15, 15), 7), 225),
         (patterns.Windowed((14, 14), 7), 196),
     ]
-    first = []
-    for pattern, tokens in cases:
-        x = torch.from_numpy(inputs(1, 2, q_len=tokens, head_dim=64, dtype=dtype)[0].view("int16"))
-        first.append(x.view(getattr(torch, dtype)).cuda())
-        x = first[-1]
-        for _ in range(4):
-            x = spattn.attention(x, x, x, pattern)
-    found = first
-    for _ in range(3):
-        problems = [(x, x, x, pattern) for x, (pattern, _) in zip(found, cases, strict=True)]
-        found = spattn.grouped_attention(problems)
-    torch.cuda.synchronize()
+    for dtype in set(dtypes) & {"float16", "bfloat16"}:
+        found = []
+        for pattern, tokens in cases:
+            x = torch.from_numpy(inputs(1, 2, q_len=tokens, head_dim=64, dtype=dtype)[0].view("int16"))
+            found.append(x.view(getattr(torch, dtype)).cuda())
+            x = found[-1]
+            for _ in range(4):
+                x = spattn.attention(x, x, x, pattern)
+        for _ in range(3):
+            group = [(x, x, x, pattern) for x, (pattern, _) in zip(found, cases, strict=True)]
+            found = spattn.grouped_attention(group)
+        torch.cuda.synchronize()
 
 
 def attend(pattern, batch: int, heads_q: int, heads_kv: int, q_len: int, kv_len: int, *dims_and_dtype) -> None:
@@ -101,11 +101,11 @@ def attend(pattern, batch: int, heads_q: int, heads_kv: int, q_len: int, kv_len:
             spattn.attention_backward(out, q, k, v, out, lse, pattern, dlse=lse, scale=-0.2, backend="cuda")
 
 
-def check(tool: str, kernels: str, dtypes: list[str], out: Path) -> bool:
+def check(tool: str, kernels: str, dtypes: list[str], repeated: bool, out: Path) -> bool:
     """Run the problems under one tool; returns whether it found nothing."""
     # cuda-bindings asks the driver for functions that it may not have; those answers are no errors of ours.
     command = ["compute-sanitizer", "--report-api-errors", "no", "--tool", tool, sys.executable, __file__, "--inside"]
-    command += ["--dtypes", *dtypes]
+    command += ["--dtypes", *dtypes, *["--repeated"][:repeated]]
     env = dict(os.environ, SPATTN_CUDA_KERNEL=kernels)
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     (out / f"{tool}-{kernels}.txt").write_text(done.stdout)
@@ -121,14 +121,18 @@ def main() -> None:
     parser.add_argument("--kernels", nargs="*", default=["portable"], choices=["portable", "auto"])
     parser.add_argument("--tools", nargs="*", default=TOOLS, choices=TOOLS)
     parser.add_argument("--dtypes", nargs="*", default=DTYPES, choices=DTYPES)
+    parser.add_argument("--repeated", action="store_true", help="only calls that repeat, of PyTorch tensors")
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
-        problems(args.dtypes)
+        (repeat if args.repeated else problems)(args.dtypes)
+        print("all problems ran")
         return
     args.out.mkdir(parents=True, exist_ok=True)
-    results = [check(tool, kernels, args.dtypes, args.out) for kernels in args.kernels for tool in args.tools]
+    results = [
+        check(tool, kernels, args.dtypes, args.repeated, args.out) for kernels in args.kernels for tool in args.tools
+    ]
     sys.exit(0 if all(results) else 1)
 
 
