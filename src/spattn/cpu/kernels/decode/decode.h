@@ -231,12 +231,13 @@ void find_rows(const Item& item, int64_t cells, const int64_t* position, int64_t
   const OutputRows<T> output = s.output.from(row);
   for (int64_t i = 0; i < cells; ++i) {
     const bool real = position[i] != kPadding;
-    T *query = own + i * ld, *out = output.data + i * output.ld;
+    const T* query = own + i * ld;
+    T* out = output.data + i * output.ld;
     if (read && real) {
-      query = reinterpret_cast<T*>(const_cast<char*>(queries.data) + position[i] * queries.position);
+      query = reinterpret_cast<const T*>(queries.data + position[i] * queries.position);
       for (int64_t d = 0; d < ld; d += 64 / kSize) __builtin_prefetch(query + d);
     } else if (read) {
-      clear(query, ld);
+      clear(own + i * ld, ld);
     }
     if (written && real) {
       out = reinterpret_cast<T*>(results.row(position[i]));

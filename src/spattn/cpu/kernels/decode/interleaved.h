@@ -104,9 +104,10 @@ template <class T> class InterleavedKeys {
   static constexpr int64_t kBytes = 2 * 1024 * 1024, kHotBytes = 256 * 1024;
 
   int64_t room(int64_t reach, int64_t size) const {
+    if (!reach) return 0;
     const int64_t bytes = size * int64_t(sizeof(T)), least = reach / kKeys + 2;
     const int64_t needed = least < blocks_ ? least : blocks_, hot = kHotBytes / bytes;
-    if (!reach || needed > kMostBlocks || needed * bytes > kBytes) return 0;
+    if (needed > kMostBlocks || needed * bytes > kBytes) return 0;
     const int64_t most = blocks_ < kMostBlocks ? blocks_ : kMostBlocks;
     return hot < needed ? needed : hot < most ? hot : most;
   }
