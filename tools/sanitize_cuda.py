@@ -105,7 +105,9 @@ def check(tool: str, kernels: str, dtypes: list[str], repeated: bool, out: Path)
     """Run the problems under one tool; returns whether it found nothing."""
     # cuda-bindings asks the driver for functions that it may not have; those answers are no errors of ours.
     command = ["compute-sanitizer", "--report-api-errors", "no", "--tool", tool, sys.executable, __file__, "--inside"]
-    command += ["--dtypes", *dtypes, *["--repeated"][:repeated]]
+    command += ["--dtypes", *dtypes]
+    if repeated:
+        command.append("--repeated")
     env = dict(os.environ, SPATTN_CUDA_KERNEL=kernels)
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     (out / f"{tool}-{kernels}.txt").write_text(done.stdout)

@@ -63,8 +63,8 @@ template <class T> struct DecodeScratch {
   Runs<T> runs;
 
   // One that interleaves keys has to be the first in the scratch.
-  DecodeScratch(const Call& call, Arena& arena, int64_t reach = 0, bool as_computed = true)
-      : interleaved(call, reach, as_computed, arena), width(call, reach ? kRowsTogether : 0),
+  DecodeScratch(const Call& call, Arena& arena, int64_t reach = 0, bool readable = true)
+      : interleaved(call, reach, readable, arena), width(call, reach ? kRowsTogether : 0),
         ld(call.plan.block_kv + kLanes<T>), position(call, width.query, arena), rows(width.query + kLanes<T>, arena),
         exact(width.query, call.head_dim_v, arena), staging(call, width, arena),
         reached(arena.array<Keys>(width.query)), listed(arena.array<int64_t>(call.plan.block_kv + kSoon)),

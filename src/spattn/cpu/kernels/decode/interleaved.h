@@ -8,6 +8,7 @@
 #pragma once
 #include "decode/rows.h"
 #include "kernels.h"
+#include "simd/blocking.h"
 #include "simd/element.h"
 #include "simd/vec.h"
 #include "tile/arena.h"
@@ -37,12 +38,12 @@ template <class T> class InterleavedKeys {
   static constexpr int64_t kLd = kRows * kFeaturesAbreast<T>;
 
   // At the beginning of the scratch, where the blocks are of no head before the first item. Not in use where tiles whose
-  // keys lie as far apart as `reach` would not find room for all of theirs at once, or where that is 0. `as_computed`:
-  // may rows of V be read in place?
-  InterleavedKeys(const Call& call, int64_t reach, bool as_computed, Arena& arena)
+  // keys lie as far apart as `reach` would not find room for all of theirs at once, or where that is 0.
+  // `readable`: may rows of V be read in place?
+  InterleavedKeys(const Call& call, int64_t reach, bool readable, Arena& arena)
       : blocks_((call.kv_len + kKeys - 1) / kKeys),
         key_size_(round_up(call.head_dim, kFeaturesAbreast<T>) / kFeaturesAbreast<T> * kLd),
-        ld_value_(value_width(call.head_dim_v, reach, as_computed)), value_size_(kRows * ld_value_),
+        ld_value_(value_width(call.head_dim_v, reach, readable)), value_size_(kRows * ld_value_),
         room_(room(reach, key_size_ + value_size_)), owner_(arena.array<int64_t>(room_ ? kMostBlocks : 0)),
         data_(arena.array<T>(room_ * (key_size_ + value_size_))),
         rows_(arena.array<T>(room_ ? kKeysAbreast<T> * round_up(call.head_dim, kLanes<T>) : 0)) {}
@@ -92,10 +93,10 @@ template <class T> class InterleavedKeys {
   }
 
   // 0 where V is read in place.
-  int64_t value_width(int64_t head_dim_v, int64_t reach, bool as_computed) const {
+  int64_t value_width(int64_t head_dim_v, int64_t reach, bool readable) const {
     const int64_t width = odd_lines(round_up(head_dim_v, kLanes<T>));
     const bool many_pieces = head_dim_v > 2 * kOutputVectors * kLanes<T>;
-    return as_computed && !(many_pieces && room(reach, key_size_ + kRows * width)) ? 0 : width;
+    return readable && !(many_pieces && room(reach, key_size_ + kRows * width)) ? 0 : width;
   }
 
   // A ring of as many blocks as a tile needs may have kBytes, a larger one no more than stay in a second-level cache
