@@ -30,7 +30,7 @@ from spattn.testing import check_plan
 def test_boxes_are_as_cubic_as_they_may_be(extents, block, box):
     """Among those that need at most a tenth more boxes than necessary."""
     assert choose_box(extents, block) == box
-    fewest = min(math.prod(grid_of(extents, b)) for b in tiling._factorisations(block, len(extents)))
+    fewest = min(math.prod(grid_of(extents, b)) for b in tiling.factorisations(block, len(extents)))
     assert math.prod(grid_of(extents, box)) <= 1.1 * fewest
 
 

@@ -39,17 +39,18 @@ def choose_box(extents: tuple[int, ...], block: int) -> tuple[int, ...]:
     def boxes(box: tuple[int, ...]) -> int:
         return math.prod(grid_of(extents, box))
 
-    candidates = _factorisations(block, len(extents))
+    candidates = factorisations(block, len(extents))
     fewest = min(map(boxes, candidates))
     near = [box for box in candidates if boxes(box) <= 1.1 * fewest]
     return min(near, key=lambda box: (sum(box), box))
 
 
-def _factorisations(number: int, factors: int) -> list[tuple[int, ...]]:
+def factorisations(number: int, factors: int) -> list[tuple[int, ...]]:
+    """All ways to write a number as a product of so many factors."""
     if factors == 1:
         return [(number,)]
     divisors = [d for d in range(1, number + 1) if number % d == 0]
-    return [(d, *rest) for d in divisors for rest in _factorisations(number // d, factors - 1)]
+    return [(d, *rest) for d in divisors for rest in factorisations(number // d, factors - 1)]
 
 
 def choose_tile(bound: Sequence[Pattern], q_len: int, kv_len: int) -> tuple[int, int]:

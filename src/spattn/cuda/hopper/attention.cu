@@ -25,10 +25,11 @@ __device__ __forceinline__ bool has_empty_rows(const Params& p) {
   return found;
 }
 
-// Rows of a query tile that no query fills would hold what another kernel left there, NaN perhaps.
-__device__ __forceinline__ void clear_queries(Shared& shared) {
-  uint4* words = reinterpret_cast<uint4*>(shared.query);
-  for (int i = threadIdx.x; i < sizeof(shared.query) / sizeof(uint4); i += kThreads) words[i] = {0, 0, 0, 0};
+// Rows of a query tile or a stage that no copy fills would hold what another kernel left there, NaN perhaps.
+template <int kTiles, int kBytes>
+__device__ __forceinline__ void clear(uint8_t (&tiles)[kTiles][kBytes]) {
+  uint4* words = reinterpret_cast<uint4*>(tiles);
+  for (int i = threadIdx.x; i < sizeof(tiles) / sizeof(uint4); i += kThreads) words[i] = {0, 0, 0, 0};
   fence_async_proxy();
 }
 
@@ -50,7 +51,8 @@ extern "C" __global__ void __launch_bounds__(kThreads, kCtas) hopper_attention(c
     }
     fence_barrier_init();
   }
-  if (has_empty_rows(params)) clear_queries(shared);
+  if (has_empty_rows(params)) clear(shared.query);
+  if (params.short_tiles) clear(shared.ring);
   __syncthreads();
   let_next_start();  // which waits for this one, reads nothing of it, or starts in its turn
   if (threadIdx.x < 128) {

@@ -70,6 +70,17 @@ __device__ __forceinline__ void registers_shrink() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
+// True for one lane of the warp, always the same one; the compiler knows that there is no other.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{\n.reg .pred elected;\n"
+      "elect.sync _|elected, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, elected;\n}"
+      : "=r"(elected));
+  return elected;
+}
+
 // A value that the warp agrees on, in a uniform register: what is computed from it stays there, and operand descriptors
 // must. (The reduction's result is uniform by definition; a shuffle's is not.)
 __device__ __forceinline__ uint32_t uniform(uint32_t value) { return __reduce_or_sync(0xffffffff, value); }

@@ -19,6 +19,7 @@ from ...plan._types import Plan
 # up to ROWS of them are one warpgroup, and two CTAs share an SM.
 TILE = (128, 64)
 ROWS = 64  # of a warpgroup
+FEWER = 56  # keys of a product where no box of keys has more
 ARCH = "sm_90a"
 DTYPES = ("float16", "bfloat16")
 # Of the 50-60 MB of L2, 24 MiB are for keys and values of heads that run side by side: 512 bytes a key and its value at
@@ -81,15 +82,19 @@ def build(block_q: int, head_dim: int, keys: float = math.inf) -> Build:
     return next(row for row in fitting if keys <= row.most_keys)
 
 
-def variant(row: Build, dtype: str, room: int, problems: int = 1, gathers: bool = False) -> dict[str, object]:
+def variant(
+    row: Build, dtype: str, room: int, problems: int = 1, gathers: bool = False, cells: int = TILE[1]
+) -> dict[str, object]:
     """Macros for problems of one type, with room for so many of them and so many tensor maps in the parameters; of
-    plans whose places are looked up, if `gathers`."""
+    plans whose places are looked up, if `gathers`; `cells` is how many boxes of keys have at most."""
+    fewer = row.step_kv == TILE[1] and cells <= FEWER
     return {
         "SPATTN_DTYPE": dtype,
         "SPATTN_HEAD_DIM": row.head_dim,
         "SPATTN_BLOCK_Q": row.rows,
         "SPATTN_BLOCK_KV": TILE[1],
         "SPATTN_STEP_KV": row.step_kv,
+        "SPATTN_COLUMNS": FEWER if fewer else row.step_kv,
         "SPATTN_MAPS": room,
         "SPATTN_PROBLEMS": problems,
         "SPATTN_GATHERS": int(gathers),

@@ -14,6 +14,7 @@ constexpr int kBlockQ = SPATTN_BLOCK_Q;
 constexpr int kBlockKV = SPATTN_BLOCK_KV;
 constexpr int kStepKV = SPATTN_STEP_KV;     // keys a product covers
 constexpr int kTiles = kStepKV / kBlockKV;  // of a step
+constexpr int kColumns = SPATTN_COLUMNS;    // of a step's products with keys: fewer where boxes of keys have fewer cells
 constexpr int kPanels = kDim / 64;          // 64 elements are one 128-byte swizzled row
 constexpr int kWarpgroups = kBlockQ / 64;
 constexpr int kThreads = 128 * (kWarpgroups + 1);
@@ -35,8 +36,9 @@ constexpr int kCopies =
 static_assert((kBlockQ == 64 || kBlockQ == 128) && kBlockKV == 64,
               "a warpgroup has 64 rows; masks are words of 64 keys");
 static_assert((kTiles == 1 || kTiles == 2) && kTiles * kPanels <= 32);
+static_assert(kColumns == kStepKV || (kColumns < kStepKV && kTiles == 1));
 
-using QueryKeyProduct = Product<kStepKV>;
+using QueryKeyProduct = Product<kColumns>;
 using ValueProduct = Product < kDim<128 ? kDim : 128>;
 
 // What the producer tells the consumers and the writer about a task; a work item without keys ends the kernel.

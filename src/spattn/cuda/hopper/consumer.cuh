@@ -47,7 +47,7 @@ struct Consumer {
   }
 
   // s = q k^T of the query rows and the keys at these addresses; asynchronous.
-  __device__ __forceinline__ void multiply_keys(float (&s)[kStepKV / 2], uint32_t rows, uint32_t keys) {
+  __device__ __forceinline__ void multiply_keys(float (&s)[kColumns / 2], uint32_t rows, uint32_t keys) {
     const uint64_t a = operand_descriptor(rows, 16, 1024), b = operand_descriptor(keys, 16, 1024);
     pin(s);
     wgmma_fence();
@@ -95,7 +95,7 @@ struct Consumer {
     return mask;
   }
 
-  __device__ __forceinline__ bool weigh(float (&s)[kStepKV / 2], const StepMask<kTiles>& mask, float (&rescale)[2]) {
+  __device__ __forceinline__ bool weigh(float (&s)[kColumns / 2], const StepMask<kTiles>& mask, float (&rescale)[2]) {
     const Problem& own = problem_of(p, problem);
     logits_policy(s, own.sign, mask);
     return softmax.update(s, own.scale_log2, rescale);
@@ -107,10 +107,10 @@ struct Consumer {
     for (int i = 0; i < kCount; ++i) o[i] = 0.0f;
   }
 
-  __device__ __forceinline__ static void narrow_weights(const float (&s)[kStepKV / 2],
+  __device__ __forceinline__ static void narrow_weights(const float (&s)[kColumns / 2],
                                                         uint32_t (&weights)[kStepKV / 4]) {
 #pragma unroll
-    for (int i = 0; i < kStepKV / 4; ++i) weights[i] = narrow2(s[2 * i], s[2 * i + 1]);
+    for (int i = 0; i < kStepKV / 4; ++i) weights[i] = i < kColumns / 4 ? narrow2(s[2 * i], s[2 * i + 1]) : 0;
   }
 
   // Normalised rows as elements into this warpgroup's own rows of the query tile, for the writer to store.
@@ -217,7 +217,7 @@ struct Consumer {
     if (kWarpgroups > 1 && warpgroup == kWarpgroups - 1) named_arrive(kTurn, 256);
     int steps = open(query);
     if (steps == 0) return finish_all(query);
-    float s[kStepKV / 2], o[kDim / 2], rescale[2];
+    float s[kColumns / 2], o[kDim / 2], rescale[2];
     uint32_t weights[kStepKV / 4];
     softmax.reset();
     clear(o);
@@ -279,7 +279,7 @@ struct Consumer {
   }
 
   // Softmax of the very first step, which has no product to hide behind.
-  __device__ __forceinline__ void weigh_first(float (&s)[kStepKV / 2], float (&rescale)[2]) {
+  __device__ __forceinline__ void weigh_first(float (&s)[kColumns / 2], float (&rescale)[2]) {
     const StepMask<kTiles> mask = load_mask(ring.stage);
     wgmma_wait<0>();
     pin(s);

@@ -71,9 +71,10 @@ struct Gatherer {
     }
   }
 
-  // All that has been copied since the last call is what `full` stands for, and what the first lane has written.
+  // All that has been copied since the last call is what `full` stands for, and what any lane has written.
   __device__ __forceinline__ void submit(uint32_t full) const {
     arrive_when_copied(full);
+    __syncwarp();
     if (lane == 0 && part == 0) barrier_arrive(full);
   }
 };

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..._ragged import offsets
-from ...plan._types import Plan, first_coordinates, positions, tile_lists
+from ...plan._types import Plan, first_coordinates, positions
 from ...schedule.finishers import Merges, find_finishers
 from ...schedule.roles import key_views_of, roles
-from .builds import ROWS
+from .builds import ROWS, TILE
+from .fitted import fit_keys
 from .maps import MapSpec, halve, map_views
 
 WORK = np.dtype([(name, "i4") for name in ("query_view", "x", "y", "z", "begin", "end", "key_view", "slot")])
@@ -76,6 +78,16 @@ class Layout:
         return bool(len(self.key_rows))
 
     @property
+    def fewest_cells(self) -> int:
+        """Of all boxes of keys."""
+        return min((math.prod(spec.box) for spec in self.key_specs), default=TILE[1])
+
+    @property
+    def most_cells(self) -> int:
+        """Of all boxes of keys."""
+        return max((math.prod(spec.box) for spec in self.key_specs), default=TILE[1])
+
+    @property
     def maps(self) -> int:
         """Tensor maps of one batch entry."""
         return 2 * (len(self.query_specs) + len(self.key_specs))
@@ -84,7 +96,8 @@ class Layout:
 def make_layout(plan: Plan, moves: bool = False) -> Layout:
     """Lays a plan out for the Hopper kernel; where it moves, views that do and views that do not share no map."""
     query_ids, key_ids, row_component = roles(plan)
-    (query_specs, query_views), (key_specs, key_views) = _mapped(plan, moves)
+    fitted = fit_keys(plan)
+    (query_specs, query_views), (key_specs, key_views) = _mapped(plan, fitted.views, moves)
     query_specs, query_views = halve(query_specs, query_views, 1 if plan.block_q <= ROWS else plan.block_q // ROWS)
     components = plan.components[plan.work["component"]]
     if (plan.work["begin"] >= plan.work["end"]).any():
@@ -94,10 +107,10 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
     work["query_view"], work["key_view"] = components["query_view"], components["key_view"]
     work["begin"], work["end"], work["slot"] = plan.work["begin"], plan.work["end"], finishers.slots
     work["z"], work["y"], work["x"] = first_coordinates(plan.views[components["query_view"]], plan.work["query_tile"]).T
-    lists = tile_lists(plan)
+    lists = fitted.lists
     owner = plan.components[np.repeat(row_component, np.diff(lists.indptr))]
     entries = np.zeros(len(lists.indices), dtype=ENTRY)
-    key_views_of = plan.views[owner["key_view"] + lists.key_view]
+    key_views_of = fitted.views[owner["key_view"] + lists.key_view]
     entries["z"], entries["y"], entries["x"] = first_coordinates(key_views_of, lists.indices).T
     entries["view"] = lists.key_view
     query_rows = key_rows = np.zeros((0, 0), np.int32)
@@ -116,7 +129,7 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
         work,
         entries,
         lists.mask,
-        fragment_masks(plan.masks),
+        fragment_masks(fitted.masks),
         np.pad(finishers.priors, ((0, 0), (0, -plan.block_q % ROWS)), constant_values=-1),
         finishers.finishes,
         finishers.merges,
@@ -157,15 +170,15 @@ def _variants(plan: Plan) -> np.ndarray:
 
 def maps_of(plan: Plan, moves: bool) -> int:
     """Tensor maps of one batch entry, as :func:`make_layout` makes them."""
-    (query_specs, _), (key_specs, _) = _mapped(plan, moves)
+    (query_specs, _), (key_specs, _) = _mapped(plan, plan.views, moves)
     return 2 * (len(query_specs) + len(key_specs))
 
 
-def _mapped(plan: Plan, moves: bool) -> tuple[Mapped, Mapped]:
-    """The maps and views of queries, and of keys; those that are looked up need no map."""
+def _mapped(plan: Plan, views: np.ndarray, moves: bool) -> tuple[Mapped, Mapped]:
+    """The maps and views of queries, and of keys, whose views are those given; those that are looked up need no map."""
     query_ids, key_ids, _ = roles(plan)
     queries = map_views(plan.views, query_ids[: 0 if plan.q_order.size else None], 0)
-    return queries, map_views(plan.views, key_ids[: 0 if plan.ordered else None], len(queries[0]), join=not moves)
+    return queries, map_views(views, key_ids[: 0 if plan.ordered else None], len(queries[0]), join=not moves)
 
 
 def fragment_masks(masks: np.ndarray) -> np.ndarray:

@@ -8,10 +8,10 @@ namespace spattn::hopper {
 
 // Gives the products the sign of the scale, whose magnitude is folded into the exponent, and applies the masks of
 // partial tiles.
-__device__ __forceinline__ void logits_policy(float (&s)[kStepKV / 2], float sign, const StepMask<kTiles>& mask) {
+__device__ __forceinline__ void logits_policy(float (&s)[kColumns / 2], float sign, const StepMask<kTiles>& mask) {
   if (sign != 1.0f) {
 #pragma unroll
-    for (int i = 0; i < kStepKV / 2; ++i) s[i] *= sign;
+    for (int i = 0; i < kColumns / 2; ++i) s[i] *= sign;
   }
   if (mask.partial) {
     apply_mask<0>(s, mask.word[0]);

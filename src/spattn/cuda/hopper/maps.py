@@ -33,7 +33,8 @@ VIEW = np.dtype(
         ("shift_y", "i4"),
         ("shift_z", "i4"),
         ("problem", "i4"),
-        ("half", "i4", 4),
+        ("half", "i4", AXES),
+        ("cells", "i4"),
         ("offset", "i8"),
         ("stride", "i8", AXES),
         ("extent", "i4", AXES),
@@ -64,6 +65,7 @@ def map_views(
     records = np.zeros(len(views), dtype=VIEW)
     for name in ("offset", "stride", "extent", "box"):
         records[name] = views[name]
+    records["cells"] = views["box"].prod(axis=1)
     classes: dict[tuple[tuple[int, ...], ...], list[int]] = {}
     for number in ids:
         view = views[number]

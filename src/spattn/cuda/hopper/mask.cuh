@@ -35,12 +35,12 @@ struct StepMask {
   bool partial;
 };
 
-// Sets accumulators [kFirst, kFirst + 32) whose bit is clear to -inf.
+// Sets accumulators from kFirst on, as many as there are of 32, to -inf whose bit is clear.
 template <int kFirst, int kCount>
 __device__ __forceinline__ void apply_mask(float (&s)[kCount], uint32_t word) {
   const float lowest = -infinity<float>();
 #pragma unroll
-  for (int i = 0; i < 32; ++i) s[kFirst + i] = word >> i & 1 ? s[kFirst + i] : lowest;
+  for (int i = 0; i < 32 && kFirst + i < kCount; ++i) s[kFirst + i] = word >> i & 1 ? s[kFirst + i] : lowest;
 }
 
 }  // namespace spattn::hopper

@@ -13,7 +13,8 @@ namespace spattn::hopper {
 // number of its first tile in the table of rows instead. It belongs to one of the launch's problems.
 struct View {
   int32_t map, shift_y, shift_z, problem;
-  int32_t half[4];  // query views: coordinates of the second warpgroup's box relative to the first's
+  int32_t half[3];  // query views: coordinates of the second warpgroup's box relative to the first's
+  int32_t cells;    // of a box; one of keys may have fewer than a tile has: those of cells that are left are anything
   int64_t offset;
   int64_t stride[3];
   int32_t extent[3];
@@ -79,7 +80,8 @@ struct Params {
   const int32_t* query_rows;  // (query tiles, block_q): the row of each query, -1 for padding; null where TMA reads q
   const int32_t* key_rows;    // (key tiles, kBlockKV): the key of each cell, -1 for padding, where keys are looked up
   int32_t* counter;           // work-stealing counter: 0 before and after a launch
-  int32_t task_count, unused;
+  int32_t task_count;
+  int32_t short_tiles;  // whether a box of keys has fewer cells than a tile
 };
 
 // What merge.cu is given.

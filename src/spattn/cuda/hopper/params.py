@@ -21,6 +21,7 @@ from ..driver.device import address
 from ..driver.launch import Moving
 from ..driver.structs import fields, packer
 from ..forward_pass import ForwardPass, fold_scale
+from .builds import TILE
 from .layout import ENTRY, WORK, Layout
 from .maps import ALIGNMENT, ELEMENT_BYTES, MAP_BYTES, VIEW, encode_map, joint_heads, replace_address
 
@@ -77,7 +78,7 @@ def params_dtype(room: int, problems: int = 1) -> np.dtype:
     """The struct Params with room for so many tensor maps and problems."""
     members: list[tuple[Any, ...]] = [("problems", PROBLEM, (problems,))]
     members += [(name, "u8") for name in (*_PLAN_POINTERS, *_ROWS, "counter")]
-    members += [("task_count", "i4"), ("unused", "i4")]
+    members += [("task_count", "i4"), ("short_tiles", "i4")]
     return with_maps(room, members)
 
 
@@ -156,6 +157,7 @@ class Template:
         for name in _ROWS:
             if len(getattr(parts[0][0], name)):
                 params[name] = plan_at[name]
+        params["short_tiles"] = any(layout.fewest_cells < TILE[1] for layout, _ in parts)
         self._lock = threading.Lock()
         self._head_bytes = room * MAP_BYTES
         self._tails = []

@@ -125,7 +125,7 @@ class HopperPlan:
             return None
         row = build_for(call, self.item_keys)
         return Ready(
-            load("attention", row, call, room, self.layout.gathers) if self.launches else None,
+            load("attention", row, call, room, self.layout.gathers, self.layout.most_cells) if self.launches else None,
             blocks_of(self.launches, row, call.device),
             Template([(self.layout, call)], self.at, self.launches, room),
             merging(call, [self.at[name] for name in MERGE_TABLES], self.merge_blocks) if self.merge_blocks else None,
@@ -163,10 +163,12 @@ def build_for(call: ForwardPass, keys: float) -> Build:
     return build(call.plan.block_q, max(call.q.shape[3], call.v.shape[3]), keys)
 
 
-def load(name: str, row: Build, call: ForwardPass, room: int, gathers: bool = False) -> Kernel:
+def load(
+    name: str, row: Build, call: ForwardPass, room: int, gathers: bool = False, cells: int = TILE[1]
+) -> Kernel:
     """The kernel of this name for a call, with room for so many tensor maps; of a plan whose places are looked up, if
-    `gathers`."""
-    defines = variant(row, call.dtype, room, gathers=gathers)
+    `gathers`, and whose boxes of keys have at most so many cells."""
+    defines = variant(row, call.dtype, room, gathers=gathers, cells=cells)
     return kernel(call.device, f"hopper/{name}.cu", ARCH, defines, structs(room), f"hopper_{name}")
 
 

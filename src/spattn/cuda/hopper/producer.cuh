@@ -12,10 +12,16 @@
 namespace spattn::hopper {
 
 // A lane's share of a step: the tile it loads, as coordinates of a tensor map. Where keys are looked up, x is the number
-// of their tile.
+// of their tile. Registers are few, so that two numbers share one.
 struct StepTile {
-  int x, y, z, map, mask;
+  int x, y, z, map_and_cells, mask;
+
+  __device__ __forceinline__ int map() const { return uint32_t(map_and_cells) % kMostMaps; }
+  __device__ __forceinline__ int cells() const { return uint32_t(map_and_cells) / kMostMaps; }
+
+  static constexpr int kMostMaps = 256;
 };
+static_assert(SPATTN_MAPS <= StepTile::kMostMaps);
 
 // Everything that the producer must know of a task before its first copy; `task.item` is -1 behind the last task.
 struct Lookup {
@@ -24,11 +30,17 @@ struct Lookup {
   StepTile tiles;  // lane l: entry begin + l of the list
 };
 
+// What lane `lane` knows, in uniform registers: the copy engine is told from there, and whoever waits for a stage finds
+// all that it needs to fill it.
 __device__ __forceinline__ StepTile broadcast(const StepTile& tile, int lane) {
-  constexpr uint32_t kAll = 0xffffffff;
-  return {__shfl_sync(kAll, tile.x, lane), __shfl_sync(kAll, tile.y, lane), __shfl_sync(kAll, tile.z, lane),
-          __shfl_sync(kAll, tile.map, lane), __shfl_sync(kAll, tile.mask, lane)};
+  const bool own = threadIdx.x % 32 == lane;
+  const auto of = [&](int value) { return static_cast<int>(uniform(own ? value : 0)); };
+  return {of(tile.x), of(tile.y), of(tile.z), of(tile.map_and_cells), of(tile.mask)};
 }
+
+struct StepTiles {
+  StepTile of[kTiles];
+};
 
 // Whose keys a step has and, where places are looked up, which.
 struct StepKeys {
@@ -43,7 +55,7 @@ struct Producer {
   const int lane = threadIdx.x % 32;
   RingPosition<kStages> ring;
   RingPosition<kQueries> query;
-  StepTile previous;  // its values are still to be loaded
+  StepTiles previous;  // its values are still to be loaded
   StepKeys previous_keys;
   Gatherer gatherer{part};
   int task_number = blockIdx.x;  // where several warps load: they take turns without a counter
@@ -54,8 +66,8 @@ struct Producer {
     const View& view = p.key_views[now.work.key_view + entry.view];
     const int mask = e < now.work.end ? p.entry_masks[last] : kNoTile;
     if constexpr (kGathers) return {view.map + entry.x, 0, 0, 0, mask};
-    return {entry.x, entry.y + view.shift_y, entry.z + view.shift_z,
-            view.map + now.task.batch * problem_of(p, view).batch_maps, mask};
+    const int map = view.map + now.task.batch * problem_of(p, view).batch_maps;
+    return {entry.x, entry.y + view.shift_y, entry.z + view.shift_z, map + view.cells * StepTile::kMostMaps, mask};
   }
 
   // Four dependent reads: done for the next task while this one's copies are under way.
@@ -102,38 +114,49 @@ struct Producer {
 
   __device__ __forceinline__ void load_query(const Lookup& now) {
     const uint32_t full = shared_address(&shared.query_full[query.stage]);
+    const uint32_t target = shared_address(shared.query[query.stage]);
     const View& view = p.query_views[now.work.query_view];
     const Problem& own = problem_of(p, view);
     barrier_wait(shared_address(&shared.query_empty[query.stage]), query.parity ^ 1);
     const bool copied = copies_queries(p);
-    if (part > 0 && !copied) return query.advance();
-    if (lane == 0 && part == 0) {
+    if (elect_one() && part == 0) {
       shared.assigned[query.stage] = {now.work, now.task.batch, now.task.head_q};
-      if (!copied) barrier_arrive_expect(full, own.block_q * kPanels * kRowBytes);
+      if (!copied) {
+        barrier_arrive_expect(full, own.block_q * kPanels * kRowBytes);
+#pragma unroll
+        for (int i = 0; i < kWarpgroups * kPanels; ++i) {
+          const int half = i / kPanels, panel = i % kPanels;
+          tma_load(target + (panel * kBlockQ + half * 64) * kRowBytes,
+                   &p.maps[view.map + now.task.batch * own.batch_maps], full, panel * 64,
+                   now.work.x + half * view.half[2], now.work.y + view.shift_y + half * view.half[1],
+                   now.work.z + view.shift_z + half * view.half[0], now.task.batch * own.q_batch + now.task.head_q);
+        }
+      }
     }
     if (copied) return gather_query(now, full);
-    if (lane < kWarpgroups * kPanels) {
-      const int half = lane / kPanels, panel = lane % kPanels;
-      const uint32_t destination =
-          shared_address(shared.query[query.stage]) + panel * kBlockQ * kRowBytes + half * 64 * kRowBytes;
-      tma_load(destination, &p.maps[view.map + now.task.batch * own.batch_maps], full, panel * 64,
-               now.work.x + half * view.half[2], now.work.y + view.shift_y + half * view.half[1],
-               now.work.z + view.shift_z + half * view.half[0], now.task.batch * own.q_batch + now.task.head_q);
-    }
     query.advance();
   }
 
-  // Fills the next stage with keys (kValue = 0) or values (1); lane = tile * kPanels + panel issues one copy.
+  // Fills the next stage with keys (kValue = 0) or values (1).
   template <int kValue>
-  __device__ __forceinline__ void load_step(const StepTile& tile, const StepKeys& keys) {
-    const uint32_t full = shared_address(&shared.full[ring.stage]);
-    const int number = lane / kPanels, panel = lane % kPanels;
-    barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
-    if (kValue == 0) {
+  __device__ __forceinline__ void load_step(const StepTiles& tiles, const StepKeys& keys) {
+    const uint32_t full = shared_address(&shared.full[ring.stage]), target = shared_address(shared.ring[ring.stage]);
+    int cells = 0;
 #pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        const int mask = __shfl_sync(0xffffffff, tile.mask, t * kPanels);
-        if (lane == 0 && part == 0) shared.masks[ring.stage][t] = mask;
+    for (int t = 0; t < kTiles; ++t) cells += tiles.of[t].cells();
+    barrier_wait(shared_address(&shared.empty[ring.stage]), ring.parity ^ 1);
+    if (elect_one() && part == 0) {
+#pragma unroll
+      for (int t = 0; t < kTiles && kValue == 0; ++t) shared.masks[ring.stage][t] = tiles.of[t].mask;
+      if constexpr (!kGathers) {
+        barrier_arrive_expect(full, cells * kPanels * kRowBytes);
+#pragma unroll
+        for (int i = 0; i < kTiles * kPanels; ++i) {
+          const int t = i / kPanels, panel = i % kPanels;
+          const StepTile& tile = tiles.of[t];
+          tma_load(target + (panel * kStepKV + t * kBlockKV) * kRowBytes, &p.maps[tile.map() + kValue], full, panel * 64,
+                   tile.x, tile.y, tile.z, keys.head);
+        }
       }
     }
     if constexpr (kGathers) {
@@ -141,16 +164,8 @@ struct Producer {
       const Strides& stride = kValue ? own.v_stride : own.k_stride;
       const Element* source =
           static_cast<const Element*>(kValue ? own.v : own.k) + keys.batch * stride.batch + keys.head * stride.head;
-      gatherer.copy(shared_address(shared.ring[ring.stage]), source, stride.token * sizeof(Element),
-                    kValue ? own.head_dim_v : own.head_dim, keys.rows);
+      gatherer.copy(target, source, stride.token * sizeof(Element), kValue ? own.head_dim_v : own.head_dim, keys.rows);
       gatherer.submit(full);
-      return ring.advance();
-    }
-    if (lane == 0) barrier_arrive_expect(full, kStageBytes);
-    if (lane < kTiles * kPanels) {
-      const uint32_t destination =
-          shared_address(shared.ring[ring.stage]) + (panel * kStepKV + number * kBlockKV) * kRowBytes;
-      tma_load(destination, &p.maps[tile.map + kValue], full, panel * 64, tile.x, tile.y, tile.z, keys.head);
     }
     ring.advance();
   }
@@ -176,7 +191,6 @@ struct Producer {
     StepRows ahead;  // keys of the next step, read long before they are needed
     if constexpr (kGathers) look_up_keys(now, 0, ahead);
     load_query(now);
-    const int number = lane / kPanels % kTiles;
     const Problem& own = problem_of(p, p.query_views[now.work.query_view]);
     StepKeys keys;
     keys.item = now.task.item, keys.batch = now.task.batch;
@@ -187,7 +201,9 @@ struct Producer {
         now.tiles = load_entries(now, e + lane);
         if constexpr (kGathers) look_up_keys(now, 0, ahead);
       }
-      const StepTile current = broadcast(now.tiles, place + number);
+      StepTiles current;
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) current.of[t] = broadcast(now.tiles, place + t);
       if constexpr (kGathers) {
         keys.rows = ahead;
         if (place + kTiles < 32) look_up_keys(now, place + kTiles, ahead);

@@ -1,0 +1,129 @@
+"""Boxes of keys that fit the regions which query tiles meet.
+
+A plan cuts every view into boxes of `block_kv` cells. Of a region of 14 × 14 keys it has four boxes of 8 × 8, and tensor
+maps read all of them, because regions that start at equal distances share a map, which ends where the image does. As
+many boxes of 7 × 7 hold the region and no other key. The kernel reads boxes of any size, so they are cut here.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from ...plan._tiling import factorisations
+from ...plan._types import AXES, Plan, TileLists, first_coordinates, grid_of, tile_lists
+from ...schedule.roles import roles
+
+__all__ = ["Fitted", "fit_keys"]
+
+_COMBINATIONS_AT_ONCE = 1 << 10  # of the bitmasks of a list, whose bits are written out, a byte each
+
+
+class Fitted(NamedTuple):
+    """Views of keys, lists of their tiles and bitmasks, as a plan has them; boxes may have fewer cells than a tile."""
+
+    views: np.ndarray
+    lists: TileLists
+    masks: np.ndarray
+
+
+def fit_keys(plan: Plan) -> Fitted:
+    """Cuts the regions of a plan's lists into boxes that have as few cells as there can be in as many boxes; where not
+    every list is a region, a whole view in two or three axes, all stays as it is."""
+    lists = tile_lists(plan)
+    regions = _regions(plan, lists)
+    if regions is None:
+        return Fitted(plan.views, lists, plan.masks)
+    views, mask, masks = plan.views.copy(), lists.mask.copy(), [plan.masks]
+    _, key_ids, _ = roles(plan)
+    for view in np.unique(plan.views[key_ids][["extent", "box", "grid"]]):
+        box = _fitting_box(*(tuple(map(int, view[name])) for name in ("extent", "grid", "box")))
+        if math.prod(box) == plan.block_kv:
+            continue
+        alike = np.flatnonzero(_same(plan.views, view))
+        fitted = views[alike[0]].copy()
+        fitted["box"], fitted["grid"] = box, grid_of(fitted["extent"], box)
+        own = np.flatnonzero(_same(plan.views[regions.view], view))
+        entries = regions.first[own, None] + np.arange(fitted["tiles"])
+        combinations, of_list = np.unique(lists.mask[entries], axis=0, return_inverse=True)
+        made, numbers = _recut(plan.masks, combinations, _sources(plan.views[alike[0]], fitted))
+        mask[entries] = numbers[of_list.reshape(-1)] + sum(map(len, masks))
+        masks.append(made)
+        views["box"][alike], views["grid"][alike] = fitted["box"], fitted["grid"]
+    return Fitted(views, lists._replace(mask=mask), np.concatenate(masks))
+
+
+class _Regions(NamedTuple):
+    """Lists that hold tiles: the number of the first of these, and the view of a component of each."""
+
+    first: np.ndarray
+    view: np.ndarray
+
+
+def _regions(plan: Plan, lists: TileLists) -> _Regions | None:
+    """The lists of a plan, if all of those that hold tiles are regions."""
+    if plan.ordered:
+        return None
+    _, _, row_component = roles(plan)
+    count = np.diff(lists.indptr)
+    rows = np.flatnonzero(count)
+    first, count = lists.indptr[rows].astype(np.int64), count[rows]
+    view = plan.components["key_view"][row_component[rows]] + lists.key_view[first]
+    own = plan.views[view]
+    if (count != own["tiles"]).any() or ((own["extent"] > 1).sum(axis=1) < 2).any():
+        return None
+    number = np.arange(len(lists.indices)) - np.repeat(first, count)
+    if (lists.indices != number).any() or (lists.key_view != np.repeat(lists.key_view[first], count)).any():
+        return None
+    return _Regions(first, view)
+
+
+def _same(views: np.ndarray, view: np.void) -> np.ndarray:
+    """Which views are cut as this one is."""
+    return np.logical_and.reduce([(views[name] == view[name]).all(axis=1) for name in ("extent", "box")])
+
+
+@functools.cache
+def _fitting_box(extent: tuple[int, ...], grid: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, ...]:
+    """The box of fewest cells of which a view takes as many as of its own, wide in the last axis if there are several."""
+    found = [box]
+    for parts in factorisations(math.prod(grid), AXES):
+        other = tuple(-(-n // p) for n, p in zip(extent, parts, strict=True))
+        if grid_of(extent, other) == parts:
+            found.append(other)
+    return min(found, key=lambda one: (math.prod(one), -one[-1]))
+
+
+def _sources(view: np.void, fitted: np.void) -> np.ndarray:
+    """(tiles, block) int64: for each cell of the tiles of a view that was cut anew the cell of all tiles of the view as
+    it was, -1 for padding."""
+    block = math.prod(view["box"].tolist())
+    tiles = np.arange(fitted["tiles"])
+    cells = np.stack(np.unravel_index(np.arange(math.prod(fitted["box"].tolist())), tuple(fitted["box"])), axis=1)
+    at = first_coordinates(np.broadcast_to(fitted, tiles.shape), tiles)[:, None] + cells
+    tile, cell = np.divmod(at, view["box"])
+    number = np.ravel_multi_index(tuple(np.minimum(np.moveaxis(tile, -1, 0), view["grid"][:, None, None] - 1)), view["grid"])
+    inside = np.ravel_multi_index(tuple(np.moveaxis(cell, -1, 0)), view["box"])
+    found = np.full((len(tiles), block), -1)
+    found[:, : len(cells)] = np.where((at < view["extent"]).all(axis=2), number * block + inside, -1)
+    return found
+
+
+def _recut(masks: np.ndarray, combinations: np.ndarray, sources: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bitmasks of tiles that were cut anew, each once, and for each combination of bitmasks of a list (-1: all pairs)
+    the numbers of those of its new tiles."""
+    tiles, block = sources.shape
+    rows = masks.shape[1]
+    every = np.concatenate([masks, np.full((1, *masks.shape[1:]), ~np.uint64(0))])  # number -1
+    found = np.empty((len(combinations), tiles, rows, block // 64), np.uint64)
+    for start in range(0, len(combinations), _COMBINATIONS_AT_ONCE):
+        some = every[combinations[start : start + _COMBINATIONS_AT_ONCE]]
+        bits = np.unpackbits(some.astype("<u8").view(np.uint8), axis=-1, bitorder="little")  # list, tile, row, cell
+        bits = np.moveaxis(bits, 2, 1).reshape(len(some), rows, -1)[:, :, sources] & (sources >= 0)
+        words = np.packbits(np.moveaxis(bits, 1, 2), axis=-1, bitorder="little")
+        found[start : start + len(some)] = np.ascontiguousarray(words).view("<u8")
+    made, numbers = np.unique(found.reshape(-1, rows * (block // 64)), axis=0, return_inverse=True)
+    return made.reshape(-1, *masks.shape[1:]), numbers.reshape(len(combinations), tiles)
