@@ -77,15 +77,26 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // The mask words of the step in a stage, issued early so that their latency hides behind the product.
-  __device__ __forceinline__ StepMask<kTiles> load_mask(uint32_t stage) {
+  // The numbers of the bitmasks of the step in a stage, as one lane knows them: it reads what it also releases.
+  struct MaskNumbers {
+    int of[kTiles];
+  };
+
+  __device__ __forceinline__ MaskNumbers read_numbers(uint32_t stage) const {
+    MaskNumbers found;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) found.of[t] = thread % 32 == 0 ? shared.masks[stage][t] : 0;
+    return found;
+  }
+
+  // A step's mask words, issued early so that their latency hides behind the product.
+  __device__ __forceinline__ StepMask<kTiles> load_mask(const MaskNumbers& numbers) {
     StepMask<kTiles> mask;
     mask.partial = false;
     int number[kTiles];
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      // One lane reads what the same lane releases; the reduction tells the others.
-      number[t] = static_cast<int>(uniform(thread % 32 == 0 ? shared.masks[stage][t] : 0));
+      number[t] = static_cast<int>(uniform(numbers.of[t]));
       mask.partial |= number[t] != kFullTile;
     }
     if (mask.partial) {
@@ -234,9 +245,10 @@ struct Consumer {
       if (steps == 0) break;
       wait_stages<kGathers ? 2 : 1>();
       if (kWarpgroups > 1) named_sync(kTurn + warpgroup, 256);
-      multiply_keys(s, rows, keys);
       const uint32_t key_stage = ring.stage;
-      const StepMask<kTiles> mask = load_mask(key_stage);
+      const MaskNumbers numbers = read_numbers(key_stage);
+      multiply_keys(s, rows, keys);
+      const StepMask<kTiles> mask = load_mask(numbers);
       ring.advance();
       if constexpr (!kGathers) wait_stages<1>();
       multiply_values(o, weights, stage_address(ring.stage));
@@ -280,7 +292,7 @@ struct Consumer {
 
   // Softmax of the very first step, which has no product to hide behind.
   __device__ __forceinline__ void weigh_first(float (&s)[kColumns / 2], float (&rescale)[2]) {
-    const StepMask<kTiles> mask = load_mask(ring.stage);
+    const StepMask<kTiles> mask = load_mask(read_numbers(ring.stage));
     wgmma_wait<0>();
     pin(s);
     release(ring.stage);

@@ -53,7 +53,10 @@ def fit_keys(plan: Plan) -> Fitted:
         mask[entries] = numbers[of_list.reshape(-1)] + sum(map(len, masks))
         masks.append(made)
         views["box"][alike], views["grid"][alike] = fitted["box"], fitted["grid"]
-    return Fitted(views, lists._replace(mask=mask), np.concatenate(masks))
+    used, number = np.unique(mask, return_inverse=True)  # of those of the plan hardly any
+    kept = used[used >= 0]
+    number = number.reshape(-1) - (len(used) - len(kept))
+    return Fitted(views, lists._replace(mask=number.astype(mask.dtype)), np.concatenate(masks)[kept])
 
 
 class _Regions(NamedTuple):

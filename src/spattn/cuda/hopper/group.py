@@ -111,7 +111,8 @@ class GroupOnDevice:
         if launches:
             row = build_for(first, keys_of(length[tables["tasks"]["item"]], first.plan.block_q))
             self._blocks = blocks_of(launches, row, device)
-            defines = variant(row, first.dtype, room, most)
+            cells = max(layout.most_cells for layout, _ in parts)
+            defines = variant(row, first.dtype, room, most, cells=cells)
             records = structs(room, most)
             self._kernel = kernel(device, "hopper/attention.cu", ARCH, defines, records, "hopper_attention")
         self._merges: list[Merging | None] = []
