@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from spattn import compiler, plan
 from spattn.arrays._operand import Operand
 from spattn.cuda import hopper
 from spattn.cuda.forward_pass import ForwardPass
+from spattn.cuda.hopper.fitted import fit_keys
 from spattn.cuda.hopper.layout import fragment_masks, make_layout
 from spattn.plan import positions
 from spattn.plan._types import tile_lists
@@ -45,11 +47,34 @@ def cells(spec, view, corner, box):
     return np.where(inside, total, -1)
 
 
+BOXES = [
+    (patterns.Neighborhood((24, 32), 7), (8, 8)),
+    (patterns.Windowed((24, 32), 8, 3), (8, 8)),
+    (patterns.Neighborhood((6, 8, 16), 3), (3, 4, 4)),
+]
+
+
+@pytest.mark.parametrize(("pattern", "box"), BOXES, ids=repr)
+def test_maps_of_regions_read_no_key_of_others(pattern, box):
+    made = compiler.plan(pattern, 768, tile=(math.prod(box), 64), box=box)
+    layout, fitted = make_layout(made), fit_keys(made)
+    assert layout.fewest_cells < 64
+    for item, work in zip(layout.work, made.work, strict=True):
+        for e in range(work["begin"], work["end"]):
+            entry, number = layout.entries[e], item["key_view"] + layout.entries[e]["view"]
+            view = layout.key_views[number]
+            spec = layout.key_specs[view["map"] // 2 - len(layout.query_specs)]
+            found = cells(spec, view, [entry[a] for a in "xyz"], spec.box)
+            position, valid = positions(fitted.views[number], fitted.lists.indices[e : e + 1])
+            np.testing.assert_array_equal(found[valid[0]], position[valid])
+            assert len(found) == view["cells"] == valid.size
+
+
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("pattern, q_len, kv_len", CASES, ids=lambda c: repr(c) if not isinstance(c, int) else str(c))
 def test_maps_read_the_cells_of_the_plan(pattern, q_len, kv_len, tile):
     made = plan(pattern, q_len, kv_len, tile=tile, workers=4)
-    layout, lists = make_layout(made), tile_lists(made)
+    layout, fitted = make_layout(made), fit_keys(made)
     specs = layout.query_specs + layout.key_specs
     for item, work in zip(layout.work, made.work, strict=True):
         component = made.components[work["component"]]
@@ -66,7 +91,7 @@ def test_maps_read_the_cells_of_the_plan(pattern, q_len, kv_len, tile):
             view = layout.key_views[number]
             spec = specs[view["map"] // 2]
             found = cells(spec, view, [entry[a] for a in "xyz"], spec.box)
-            assert_same_cells(found, made.views[number], lists.indices[e])
+            assert_same_cells(found, fitted.views[number], fitted.lists.indices[e])
 
 
 def assert_same_cells(found, view, tile):

@@ -1,8 +1,9 @@
 """Boxes of keys that fit the regions which query tiles meet.
 
-A plan cuts every view into boxes of `block_kv` cells. Of a region of 14 × 14 keys it has four boxes of 8 × 8, and tensor
-maps read all of them, because regions that start at equal distances share a map, which ends where the image does. As
-many boxes of 7 × 7 hold the region and no other key. The kernel reads boxes of any size, so they are cut here.
+A plan cuts every view into boxes of `block_kv` cells. Of a region of 14 × 14 keys it has four boxes of 8 × 8, and
+tensor maps read all of their cells, because regions that start at equal distances share a map, which ends where the
+image does. As many boxes of 7 × 7 hold the region and no other key. The kernel reads boxes of any size: they are cut
+here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ...schedule.roles import roles
 
 __all__ = ["Fitted", "fit_keys"]
 
-_COMBINATIONS_AT_ONCE = 1 << 10  # of the bitmasks of a list, whose bits are written out, a byte each
+_BITS_AT_ONCE = 1 << 24  # of bitmasks, written out, a byte each
 
 
 class Fitted(NamedTuple):
@@ -91,7 +92,7 @@ def _same(views: np.ndarray, view: np.void) -> np.ndarray:
 
 @functools.cache
 def _fitting_box(extent: tuple[int, ...], grid: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, ...]:
-    """The box of fewest cells of which a view takes as many as of its own, wide in the last axis if there are several."""
+    """The box of fewest cells of which a view takes as many as of its own; of several a wide one."""
     found = [box]
     for parts in factorisations(math.prod(grid), AXES):
         other = tuple(-(-n // p) for n, p in zip(extent, parts, strict=True))
@@ -103,30 +104,35 @@ def _fitting_box(extent: tuple[int, ...], grid: tuple[int, ...], box: tuple[int,
 def _sources(view: np.void, fitted: np.void) -> np.ndarray:
     """(tiles, block) int64: for each cell of the tiles of a view that was cut anew the cell of all tiles of the view as
     it was, -1 for padding."""
-    block = math.prod(view["box"].tolist())
     tiles = np.arange(fitted["tiles"])
-    cells = np.stack(np.unravel_index(np.arange(math.prod(fitted["box"].tolist())), tuple(fitted["box"])), axis=1)
+    cells = np.indices(fitted["box"]).reshape(AXES, -1).T
     at = first_coordinates(np.broadcast_to(fitted, tiles.shape), tiles)[:, None] + cells
     tile, cell = np.divmod(at, view["box"])
-    number = np.ravel_multi_index(tuple(np.minimum(np.moveaxis(tile, -1, 0), view["grid"][:, None, None] - 1)), view["grid"])
-    inside = np.ravel_multi_index(tuple(np.moveaxis(cell, -1, 0)), view["box"])
+    block = math.prod(view["box"].tolist())
+    number = tile @ _steps(view["grid"]) * block + cell @ _steps(view["box"])
     found = np.full((len(tiles), block), -1)
-    found[:, : len(cells)] = np.where((at < view["extent"]).all(axis=2), number * block + inside, -1)
+    found[:, : len(cells)] = np.where((at < view["extent"]).all(axis=2), number, -1)
     return found
+
+
+def _steps(shape: np.ndarray) -> np.ndarray:
+    """What a step along each axis adds to a row-major number."""
+    return np.append(np.cumprod(shape[:0:-1])[::-1], 1)
 
 
 def _recut(masks: np.ndarray, combinations: np.ndarray, sources: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Bitmasks of tiles that were cut anew, each once, and for each combination of bitmasks of a list (-1: all pairs)
     the numbers of those of its new tiles."""
     tiles, block = sources.shape
-    rows = masks.shape[1]
-    every = np.concatenate([masks, np.full((1, *masks.shape[1:]), ~np.uint64(0))])  # number -1
-    found = np.empty((len(combinations), tiles, rows, block // 64), np.uint64)
-    for start in range(0, len(combinations), _COMBINATIONS_AT_ONCE):
-        some = every[combinations[start : start + _COMBINATIONS_AT_ONCE]]
-        bits = np.unpackbits(some.astype("<u8").view(np.uint8), axis=-1, bitorder="little")  # list, tile, row, cell
+    rows, words = masks.shape[1:]
+    every = np.concatenate([masks, np.full((1, rows, words), ~np.uint64(0))])  # number -1
+    found = np.empty((len(combinations), tiles, rows, words), "<u8")
+    at_once = max(1, _BITS_AT_ONCE // (tiles * rows * block))
+    for start in range(0, len(combinations), at_once):
+        some = every[combinations[start : start + at_once]].astype("<u8")
+        bits = np.unpackbits(some.view(np.uint8), axis=-1, bitorder="little")  # of lists, tiles, rows and cells
         bits = np.moveaxis(bits, 2, 1).reshape(len(some), rows, -1)[:, :, sources] & (sources >= 0)
-        words = np.packbits(np.moveaxis(bits, 1, 2), axis=-1, bitorder="little")
-        found[start : start + len(some)] = np.ascontiguousarray(words).view("<u8")
-    made, numbers = np.unique(found.reshape(-1, rows * (block // 64)), axis=0, return_inverse=True)
-    return made.reshape(-1, *masks.shape[1:]), numbers.reshape(len(combinations), tiles)
+        packed = np.packbits(np.moveaxis(bits, 1, 2), axis=-1, bitorder="little")
+        found[start : start + at_once] = np.ascontiguousarray(packed).view("<u8")
+    made, numbers = np.unique(found.reshape(-1, rows * words), axis=0, return_inverse=True)
+    return made.reshape(-1, rows, words), numbers.reshape(len(combinations), tiles)

@@ -163,9 +163,7 @@ def build_for(call: ForwardPass, keys: float) -> Build:
     return build(call.plan.block_q, max(call.q.shape[3], call.v.shape[3]), keys)
 
 
-def load(
-    name: str, row: Build, call: ForwardPass, room: int, gathers: bool = False, cells: int = TILE[1]
-) -> Kernel:
+def load(name: str, row: Build, call: ForwardPass, room: int, gathers: bool = False, cells: int = TILE[1]) -> Kernel:
     """The kernel of this name for a call, with room for so many tensor maps; of a plan whose places are looked up, if
     `gathers`, and whose boxes of keys have at most so many cells."""
     defines = variant(row, call.dtype, room, gathers=gathers, cells=cells)
