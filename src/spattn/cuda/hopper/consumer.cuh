@@ -60,9 +60,9 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // o += weights v; asynchronous.
+  // o += weights v, or, in the first step of a task, o = weights v; asynchronous.
   __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const uint32_t (&weights)[kStepKV / 4],
-                                                  uint32_t values) {
+                                                  uint32_t values, bool first) {
     const uint64_t b = operand_descriptor(values, kStepKV * kRowBytes, 1024);
     pin(o);
     wgmma_fence();
@@ -71,7 +71,7 @@ struct Consumer {
 #pragma unroll
       for (int block = 0; block < kDim / 2 / ValueProduct::kCount; ++block) {
         ValueProduct::registers(o + block * ValueProduct::kCount, weights + 4 * chunk,
-                                b + (chunk * 16 + block * 2 * kStepKV) * kRowBytes / 16);
+                                b + (chunk * 16 + block * 2 * kStepKV) * kRowBytes / 16, chunk > 0 || !first);
       }
     }
     wgmma_commit();
@@ -110,12 +110,6 @@ struct Consumer {
     const Problem& own = problem_of(p, problem);
     logits_policy(s, own.sign, mask);
     return softmax.update(s, own.scale_log2, rescale);
-  }
-
-  template <int kCount>
-  __device__ __forceinline__ static void clear(float (&o)[kCount]) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) o[i] = 0.0f;
   }
 
   __device__ __forceinline__ static void narrow_weights(const float (&s)[kColumns / 2],
@@ -231,12 +225,11 @@ struct Consumer {
     float s[kColumns / 2], o[kDim / 2], rescale[2];
     uint32_t weights[kStepKV / 4];
     softmax.reset();
-    clear(o);
     wait_stages<1>();
     multiply_keys(s, rows_address(query.stage), stage_address(ring.stage));
     weigh_first(s, rescale);
     narrow_weights(s, weights);
-    bool last = steps == 1;
+    bool last = steps == 1, first = true;
     RingPosition<kQueries> ahead = query;  // the task whose step comes next
     if (last) ahead.advance();
     uint32_t rows = rows_address(ahead.stage), keys = stage_address(ring.stage);
@@ -251,7 +244,7 @@ struct Consumer {
       const StepMask<kTiles> mask = load_mask(numbers);
       ring.advance();
       if constexpr (!kGathers) wait_stages<1>();
-      multiply_values(o, weights, stage_address(ring.stage));
+      multiply_values(o, weights, stage_address(ring.stage), first);
       if (kWarpgroups > 1) named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
 
       const uint32_t value_stage = ring.stage;  // addresses of the next step, while this one is computed
@@ -276,13 +269,13 @@ struct Consumer {
       if (finished) {
         finish(before, o);
         query.advance();
-        clear(o);
       } else if (moved) {
         scale_rows(o, rescale);
       }
+      first = finished;
     }
     wait_stages<1>();
-    multiply_values(o, weights, stage_address(ring.stage));
+    multiply_values(o, weights, stage_address(ring.stage), first);
     wgmma_wait<0>();
     pin(o);
     finish(softmax, o);

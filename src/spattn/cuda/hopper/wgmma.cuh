@@ -52,7 +52,7 @@ struct Product<32> {
 
   // As those of Product<64>.
   template <int kTransposed = 0>
-  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate = 1) {
     asm volatile(
         "{\n.reg .pred keep;\nsetp.ne.b32 keep, %18, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE
@@ -70,7 +70,7 @@ struct Product<56> {
   static constexpr int kCount = 28;
 
   // A and B from shared memory, K contiguous in both. `accumulate` = 0 overwrites D.
-  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate = 1) {
     asm volatile(
         "{\n.reg .pred keep;\nsetp.ne.b32 keep, %30, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n56k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE
@@ -92,7 +92,7 @@ struct Product<64> {
 
   // A and B from shared memory, K contiguous in both, or, kTransposed, M and N. `accumulate` = 0 overwrites D.
   template <int kTransposed = 0>
-  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate = 1) {
     asm volatile(
         "{\n.reg .pred keep;\nsetp.ne.b32 keep, %34, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE
@@ -107,19 +107,20 @@ struct Product<64> {
         : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposed));
   }
 
-  // A from registers, B from shared memory with N contiguous; always accumulates.
-  __device__ __forceinline__ static void registers(float* d, const uint32_t* a, uint64_t b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE
+  // A from registers, B from shared memory with N contiguous. `accumulate` = 0 overwrites D.
+  __device__ __forceinline__ static void registers(float* d, const uint32_t* a, uint64_t b, int accumulate = 1) {
+    asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE
                  " {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
                  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-                 "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"
+                 "}, {%32, %33, %34, %35}, %36, keep, 1, 1, 1;\n}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
                    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
                    "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),
                    "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]),
                    "+f"(d[30]), "+f"(d[31])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
   }
 };
 
@@ -128,7 +129,7 @@ struct Product<128> {
   static constexpr int kCount = 64;
 
   // A and B from shared memory, K contiguous in both. `accumulate` = 0 overwrites D.
-  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
+  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate = 1) {
     asm volatile(
         "{\n.reg .pred keep;\nsetp.ne.b32 keep, %66, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE
@@ -149,15 +150,16 @@ struct Product<128> {
         : "l"(a), "l"(b), "r"(accumulate));
   }
 
-  // A from registers, B from shared memory with N contiguous; always accumulates.
-  __device__ __forceinline__ static void registers(float* d, const uint32_t* a, uint64_t b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE
+  // A from registers, B from shared memory with N contiguous. `accumulate` = 0 overwrites D.
+  __device__ __forceinline__ static void registers(float* d, const uint32_t* a, uint64_t b, int accumulate = 1) {
+    asm volatile("{\n.reg .pred keep;\nsetp.ne.b32 keep, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE
                  " {"
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
                  "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
                  "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
                  "%62, %63"
-                 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"
+                 "}, {%64, %65, %66, %67}, %68, keep, 1, 1, 1;\n}"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
                    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),
                    "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]),
@@ -167,7 +169,7 @@ struct Product<128> {
                    "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]),
                    "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]),
                    "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
   }
 };
 
