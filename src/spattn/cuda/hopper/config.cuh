@@ -29,6 +29,10 @@ constexpr uint32_t kSharedLimit = 228 * 1024 / kCtas - 1024;
 constexpr int kQueries = SPATTN_QUERIES;
 constexpr int kStages = SPATTN_STAGES;
 constexpr int kProblems = SPATTN_PROBLEMS;
+// The first product with values of a task overwrites the output, which nobody clears then: 1 to 2 % of short items. With two
+// warpgroups that take turns, long ones were no faster.
+constexpr bool kOverwrites = kWarpgroups == 1;
+constexpr bool kInSteps = kCtas == 2;       // what a long item's next task takes is looked up between steps
 constexpr bool kGathers = SPATTN_GATHERS;   // places of the plan's views are looked up
 constexpr int kLoaders = kGathers ? 2 : 1;  // warps that load
 constexpr int kCopies =

@@ -60,7 +60,7 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // o += weights v, or, in the first step of a task, o = weights v; asynchronous.
+  // o += weights v or, in the `first` step of a task if kOverwrites, o = weights v; asynchronous.
   __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const uint32_t (&weights)[kStepKV / 4],
                                                   uint32_t values, bool first) {
     const uint64_t b = operand_descriptor(values, kStepKV * kRowBytes, 1024);
@@ -71,10 +71,17 @@ struct Consumer {
 #pragma unroll
       for (int block = 0; block < kDim / 2 / ValueProduct::kCount; ++block) {
         ValueProduct::registers(o + block * ValueProduct::kCount, weights + 4 * chunk,
-                                b + (chunk * 16 + block * 2 * kStepKV) * kRowBytes / 16, chunk > 0 || !first);
+                                b + (chunk * 16 + block * 2 * kStepKV) * kRowBytes / 16,
+                                chunk > 0 || !kOverwrites || !first);
       }
     }
     wgmma_commit();
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ static void clear(float (&o)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) o[i] = 0.0f;
   }
 
   // The numbers of the bitmasks of the step in a stage, as one lane knows them: it reads what it also releases.
@@ -225,6 +232,7 @@ struct Consumer {
     float s[kColumns / 2], o[kDim / 2], rescale[2];
     uint32_t weights[kStepKV / 4];
     softmax.reset();
+    if (!kOverwrites) clear(o);
     wait_stages<1>();
     multiply_keys(s, rows_address(query.stage), stage_address(ring.stage));
     weigh_first(s, rescale);
@@ -269,6 +277,7 @@ struct Consumer {
       if (finished) {
         finish(before, o);
         query.advance();
+        if (!kOverwrites) clear(o);
       } else if (moved) {
         scale_rows(o, rescale);
       }

@@ -70,15 +70,31 @@ struct Producer {
     return {entry.x, entry.y + view.shift_y, entry.z + view.shift_z, map + view.cells * StepTile::kMostMaps, mask};
   }
 
-  // Four dependent reads: done for the next task while this one's copies are under way.
-  __device__ __forceinline__ Lookup look_up(int number) const {
-    Lookup found;
+  // The reads that a task takes, each of which depends on the one before it, done for the next task while this one's
+  // copies are under way. kInSteps: of a long item one between two steps each, so that no copy waits for all of them. For
+  // two warpgroups they are one: steps of wide tiles give time enough.
+  __device__ __forceinline__ void look_up_task(Lookup& found, int number) const {
     found.task.item = -1;
     if (number < p.task_count) {
       found.task = p.tasks[number];
-      found.work = p.work[found.task.item];
-      found.tiles = load_entries(found, found.work.begin + lane);
+      if (kWarpgroups > 1) found.work = p.work[found.task.item];
+      if (kWarpgroups > 1) found.tiles = load_entries(found, found.work.begin + lane);
     }
+  }
+
+  __device__ __forceinline__ void look_up_work(Lookup& found) const {
+    if (kWarpgroups == 1 && found.task.item >= 0) found.work = p.work[found.task.item];
+  }
+
+  __device__ __forceinline__ void look_up_tiles(Lookup& found) const {
+    if (kWarpgroups == 1 && found.task.item >= 0) found.tiles = load_entries(found, found.work.begin + lane);
+  }
+
+  __device__ __forceinline__ Lookup look_up(int number) const {
+    Lookup found;
+    look_up_task(found, number);
+    look_up_work(found);
+    look_up_tiles(found);
     return found;
   }
 
@@ -195,6 +211,7 @@ struct Producer {
     StepKeys keys;
     keys.item = now.task.item, keys.batch = now.task.batch;
     keys.head = kGathers ? now.task.head_kv : now.task.batch * own.kv_batch + now.task.head_kv;
+    const bool step_by_step = kInSteps && now.work.end - now.work.begin > 2 * kTiles;
     for (int e = now.work.begin; e < now.work.end; e += kTiles) {
       const int place = (e - now.work.begin) % 32;
       if (place == 0 && e > now.work.begin) {
@@ -212,7 +229,11 @@ struct Producer {
       load_previous_values();
       previous = current;
       previous_keys = keys;
-      if (e == now.work.begin) next = look_up(settle(ticket));
+      const int done = e - now.work.begin;
+      if (done == 0 && step_by_step) look_up_task(next, settle(ticket));
+      else if (done == 0) next = look_up(settle(ticket));
+      else if (done == kTiles && step_by_step) look_up_work(next);
+      else if (done == 2 * kTiles && step_by_step) look_up_tiles(next);
     }
     ticket = draw();
     return next;
