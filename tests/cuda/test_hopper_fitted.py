@@ -13,10 +13,13 @@ from spattn import compiler, cuda, patterns
 from spattn.cuda.hopper import fitted as fitted_module
 from spattn.cuda.hopper.builds import build, variant
 from spattn.cuda.hopper.fitted import fit_keys
-from spattn.cuda.hopper.layout import make_layout
+from spattn.cuda.hopper.layout import fragment_masks, make_layout
 from spattn.plan import positions
 from spattn.plan._types import tile_lists
 from spattn.testing import inputs
+
+
+BEFORE = patterns.Neighborhood((14, 14), (13, 13), causal=(True, False))
 
 
 def in_boxes(pattern, box, heads=1, workers=1):
@@ -87,6 +90,7 @@ def test_boxes_of_known_regions(pattern, box, cells):
     )
     assert (layout.fewest_cells, layout.most_cells) == (min(cells), max(cells))
     assert len(layout.entries) == len(tile_lists(made).indices)
+    np.testing.assert_array_equal(layout.masks, fragment_masks(fit_keys(made).masks))
     assert set(np.unique(layout.entry_masks)) == set(range(len(layout.masks)))  # no other is sent to the device
 
 
@@ -95,10 +99,11 @@ def test_boxes_of_known_regions(pattern, box, cells):
     [
         compiler.plan(patterns.SlidingWindow(20), 300, tile=(64, 64)),
         compiler.plan(patterns.Neighborhood((24, 24), 5), 576, tile=(64, 64)),  # one view, of which lists have parts
+        compiler.plan(BEFORE, 196, tile=(64, 64)),  # parts that begin where the view does
         compiler.plan(patterns.Windowed((24, 24), 8), 576, tile=(64, 64), box=(8, 8)),  # nothing to gain
         compiler.plan(patterns.Clusters(np.arange(300) % 5), 300, tile=(64, 64), ordered=True),
     ],
-    ids=["one axis", "one view", "full boxes", "another order"],
+    ids=["one axis", "one view", "first parts", "full boxes", "another order"],
 )
 def test_other_plans_stay_as_they_are(made):
     fitted, lists = fit_keys(made), tile_lists(made)
