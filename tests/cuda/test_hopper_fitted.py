@@ -18,7 +18,6 @@ from spattn.plan import positions
 from spattn.plan._types import tile_lists
 from spattn.testing import inputs
 
-
 BEFORE = patterns.Neighborhood((14, 14), (13, 13), causal=(True, False))
 
 
