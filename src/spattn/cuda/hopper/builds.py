@@ -19,7 +19,7 @@ from ...plan._types import Plan
 # up to ROWS of them are one warpgroup, and two CTAs share an SM.
 TILE = (128, 64)
 ROWS = 64  # of a warpgroup
-FEWER = 56  # keys of a product where no box of keys has more
+FEWER = 56  # keys of a product where no box of keys has more: 7 × 7 neighbours at head_dim 32 take 47.8 µs, else 49.5
 ARCH = "sm_90a"
 DTYPES = ("float16", "bfloat16")
 # Of the 50-60 MB of L2, 24 MiB are for keys and values of heads that run side by side: 512 bytes a key and its value at
