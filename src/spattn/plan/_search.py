@@ -207,7 +207,8 @@ def _cross(query: np.ndarray, key: np.ndarray) -> _Children:
     """Of each row of two arrays all pairs of numbers, without those that are missing (-1)."""
     shape = *query.shape, key.shape[1]
     pairs = np.stack([np.broadcast_to(query[:, :, None], shape), np.broadcast_to(key[:, None, :], shape)])
-    owner, column = np.divmod(np.arange(pairs[0].size), shape[1] * shape[2] or 1)
+    number = np.arange(pairs[0].size, dtype=np.int32 if pairs[0].size <= LARGEST else np.int64)  # half as many bytes
+    owner, column = np.divmod(number, shape[1] * shape[2] or 1)
     children = _Children(pairs.reshape(2, -1), owner, column)
     there = (children.pairs >= 0).all(axis=0)
     return children if there.all() else children.some(np.nonzero(there)[0])
