@@ -12,7 +12,7 @@ namespace spattn::hopper {
 constexpr int kDim = SPATTN_HEAD_DIM;  // 64, 128 or 256: smaller head_dim arrive padded with zeros
 constexpr int kBlockQ = SPATTN_BLOCK_Q;
 constexpr int kBlockKV = SPATTN_BLOCK_KV;
-constexpr int kStepKV = SPATTN_STEP_KV;     // keys a product covers
+constexpr int kStepKV = SPATTN_STEP_KV;     // keys a step covers
 constexpr int kTiles = kStepKV / kBlockKV;  // of a step
 constexpr int kColumns = SPATTN_COLUMNS;  // of a step's products with keys: fewer where boxes of keys have fewer cells
 constexpr int kPanels = kDim / 64;        // 64 elements are one 128-byte swizzled row

@@ -39,8 +39,7 @@ def fit_keys(plan: Plan) -> Fitted:
     if regions is None:
         return Fitted(plan.views, lists, plan.masks)
     views, mask, masks = plan.views.copy(), lists.mask.copy(), [plan.masks]
-    _, key_ids, _ = roles(plan)
-    for view in np.unique(plan.views[key_ids][["extent", "box", "grid"]]):
+    for view in np.unique(plan.views[regions.view][["extent", "box", "grid"]]):
         box = _fitting_box(*(tuple(map(int, view[name])) for name in ("extent", "grid", "box")))
         if math.prod(box) == plan.block_kv:
             continue

@@ -52,7 +52,7 @@ struct Product<32> {
 
   // As those of Product<64>.
   template <int kTransposed = 0>
-  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate = 1) {
+  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
     asm volatile(
         "{\n.reg .pred keep;\nsetp.ne.b32 keep, %18, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n32k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE
@@ -70,7 +70,7 @@ struct Product<56> {
   static constexpr int kCount = 28;
 
   // A and B from shared memory, K contiguous in both. `accumulate` = 0 overwrites D.
-  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate = 1) {
+  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
     asm volatile(
         "{\n.reg .pred keep;\nsetp.ne.b32 keep, %30, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n56k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE
@@ -92,7 +92,7 @@ struct Product<64> {
 
   // A and B from shared memory, K contiguous in both, or, kTransposed, M and N. `accumulate` = 0 overwrites D.
   template <int kTransposed = 0>
-  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate = 1) {
+  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
     asm volatile(
         "{\n.reg .pred keep;\nsetp.ne.b32 keep, %34, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n64k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE
@@ -129,7 +129,7 @@ struct Product<128> {
   static constexpr int kCount = 64;
 
   // A and B from shared memory, K contiguous in both. `accumulate` = 0 overwrites D.
-  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate = 1) {
+  __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
     asm volatile(
         "{\n.reg .pred keep;\nsetp.ne.b32 keep, %66, 0;\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32." SPATTN_PTX_TYPE "." SPATTN_PTX_TYPE
