@@ -41,6 +41,7 @@ def plan(
     tile: tuple[int, int] | None = None,
     box: tuple[int, ...] | None = None,
     workers: int = 1,
+    pieces: int = 0,
     max_bytes: int | None = None,
     ordered: bool = False,
     gathered: bool = False,
@@ -50,6 +51,9 @@ def plan(
 
     Parameters
     ----------
+    pieces : int, optional
+        Into how many pieces the lists of a variant are cut, of at least a few tiles each; 0: about four for each
+        worker.
     ordered : bool, optional
         Take tokens in the orders that patterns have. Heads of patterns that have none are planned as ever.
     gathered : bool, optional
@@ -79,6 +83,7 @@ def plan(
         None if tile is None else _check_tile(tile),
         None if tile is None or box is None else _check_box(box, tile),
         _at_least(1, "workers", workers),
+        pieces,
         ordered,
         gathered,
     )
@@ -88,9 +93,9 @@ def plan(
         _at_least(0, "max_bytes", max_bytes)
     kept = find(key)
     if kept is None:
-        other = None if tiled_for is None else find((*key[:7], tiled_for, *key[8:]))
+        other = None if tiled_for is None else find((*key[:7], tiled_for, 0, *key[9:]))
         if other is not None and other.sealed.growth is None:  # whose tiles depend on the number of keys
-            return keep(key, _shared_anew(other.at(key[2]), key[7]), other.needed)
+            return keep(key, _shared_anew(other.at(key[2]), *key[7:9]), other.needed)
         budget = Budget(memory() if max_bytes is None else max_bytes)
         return keep(key, _compile(*key, budget), budget.needed)
     if max_bytes is not None:  # as if the plan were made now
@@ -109,6 +114,7 @@ def plan_for(
     ordered: bool = False,
     gathered: bool = False,
     tiled_for: int | None = None,
+    pieces: int = 0,
 ) -> Plan:
     """The same for a call, with the tiles and the number of workers that suit a backend, which may write its lists out
     tile by tile: `max_bytes` bounds that, too."""
@@ -121,6 +127,7 @@ def plan_for(
         tile=tile,
         box=box,
         workers=workers,
+        pieces=pieces,
         max_bytes=max_bytes,
         ordered=ordered,
         gathered=gathered,
@@ -156,13 +163,13 @@ def planned_or(plan: Plan, *arguments: Any, **options: Any) -> Plan:
         return plan
 
 
-def _shared_anew(plan: Plan, workers: int) -> Plan:
-    """The plan with the same tiles for another number of workers."""
+def _shared_anew(plan: Plan, workers: int, pieces: int) -> Plan:
+    """The plan with the same tiles for another number of workers, or in so many pieces."""
     with whole_imports:
-        from .schedule.items import share_out
+        from .schedule.items import Sharing, share_out
 
     ends = np.searchsorted(plan.components["variant"], np.arange(plan.variants + 1)).tolist()
-    items = share_out(plan, ends, plan.q_len, plan.block_q, workers)
+    items = share_out(plan, ends, plan.q_len, plan.block_q, Sharing(workers, pieces))
     return seal(replace(plan, **items._asdict()), sealed(plan).least, None)
 
 
@@ -175,6 +182,7 @@ def _compile(
     tile: tuple[int, int] | None,
     box: tuple[int, ...] | None,
     workers: int,
+    pieces: int,
     ordered: bool,
     gathered: bool,
     budget: Budget,
@@ -182,9 +190,11 @@ def _compile(
     with whole_imports:  # which plans that are kept do not need
         from .plan._build import tile_pattern
         from .schedule.growth import Growth, fixed
+        from .schedule.items import Sharing
 
     tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, box, ordered, gathered, budget)
-    growth = Growth.of(tiled, q_len, workers).fields if len(tiled.growing) else None
+    sharing = Sharing(workers, pieces)
+    growth = Growth.of(tiled, q_len, sharing).fields if len(tiled.growing) else None
     made = Plan(
         pattern=pattern,
         q_len=q_len,
@@ -194,7 +204,7 @@ def _compile(
         indptr=tiled.indptr,
         key_view=tiled.key_view,
         variant=tiled.variant,
-        **(fixed(tiled, q_len, workers) if growth is None else growth(kv_len)),
+        **(fixed(tiled, q_len, sharing) if growth is None else growth(kv_len)),
     )
     budget.need(made.nbytes)
     return seal(made, tiled.least, growth)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from spattn import patterns, plan
-from spattn.schedule.group import in_turns, tiles_of, workers
+from spattn.schedule.group import in_turns, pieces, tiles_of, workers
 from spattn.schedule.tasks import TASK
 
 DIFFERENT = patterns.PerHead((patterns.Causal(), patterns.Strided(16), patterns.Causal(), patterns.SlidingWindow(30)))
@@ -36,6 +36,14 @@ def test_workers_share_the_heads():
     """At least one worker has each head."""
     assert [workers(264, heads) for heads in (1, 16, 264, 1000)] == [264, 17, 1, 1]
     assert workers(264, 0) == 264
+
+
+def test_pieces_fill_rounds_of_blocks():
+    """A piece more than blocks have room for would wait for one of them."""
+    assert [pieces(132, lists, 1025) for lists in (1, 8, 32, 64, 66, 132, 1000)] == [132, 16, 4, 2, 2, 1, 1]
+    assert [pieces(132, lists, 1025) for lists in (67, 90, 100)] == [7, 4, 5]  # four rounds, three and four
+    assert pieces(132, 8, 16384) == 33 and pieces(132, 8, 1) == 1  # items and merges take time, too
+    assert pieces(132, 0, 1025) == 132 and pieces(132, 8, 0) == 1
 
 
 def of(items, heads):

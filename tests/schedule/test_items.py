@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 import spattn
-from spattn import cpu, plan
+from spattn import compiler, cpu, plan
 from spattn import patterns as p
 from spattn.plan._types import WORK
 from spattn.schedule._items import cut
@@ -31,6 +31,17 @@ def test_items_of_a_variant_are_sorted_by_falling_cost():
         length = made.work["end"] - made.work["begin"]
         for first, last in zip(made.work_indptr[:-1], made.work_indptr[1:], strict=True):
             assert (np.diff(length[first:last]) <= 0).all() and length[first] > length[last - 1]
+
+
+@pytest.mark.parametrize("tiles", [200, 201, 255, 256, 257, 313])
+@pytest.mark.parametrize("pieces", [1, 2, 7, 12])
+def test_lists_are_cut_into_so_many_pieces(tiles, pieces):
+    made = compiler.plan(p.Full(), 64, 64 * tiles, tile=(64, 64), pieces=pieces)
+    length = made.work["end"] - made.work["begin"]
+    assert len(made.work) == pieces and length.sum() == tiles and length.max() - length.min() <= 1
+    assert compiler.plan(p.Full(), 64, 64 * tiles, tile=(64, 64), pieces=pieces, tiled_for=1) is made
+    again = compiler.plan(p.Full(), 64, 64 * tiles, tile=(64, 64), workers=3, tiled_for=1)
+    assert len(again.work) == len(plan(p.Full(), 64, 64 * tiles, tile=(64, 64), workers=3).work)
 
 
 def test_more_workers_get_more_pieces():

@@ -190,7 +190,7 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
     """The plan with the tile shape of this device's kernels. Long lists are split so that one head's work, times the
     heads, occupies every SM. A forward on compute capability 9.0 takes another one that is priced below it."""
     gpu = device.get(call.kind.ordinal(call.q))
-    each = workers(_blocks(gpu, call), call.batch * call.heads_q)
+    each = _workers(gpu, call)
     if not backward and _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper:
         return _choice.chosen(pattern, call, each, max_bytes, gpu.sm_count)
     return _plan(gpu, pattern, call, each, max_bytes)
@@ -218,7 +218,7 @@ def together(calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Pla
             group.say_alone(number, why)
             continue
         kind = ordinal, *kind_of_group(call.dtype, call.head_dim, call.head_dim_v)
-        each = workers(_blocks(device.get(ordinal), call), call.batch * call.heads_q)
+        each = _workers(device.get(ordinal), call)
         found.setdefault(kind, {})[number] = Member(call, plan, kept, each)
     several = {kind: members for kind, members in found.items() if len(members) > 1}
     return [shared(members, device.get(ordinal).sm_count) for (ordinal, *_), members in several.items()]
@@ -259,7 +259,7 @@ def prepare_selected(call: Call, chosen: Selected) -> PreparedForward:
             "pattern: a selection needs float16 or bfloat16, head_dim a multiple of 8 and compute capability 9.0, got "
             f"{call.dtype}, {call.head_dim} and {call.head_dim_v} on {gpu.name}; to_host() makes a pattern of it"
         )
-    return selected.prepare(call, chosen, gpu, _blocks(gpu, call))
+    return selected.prepare(call, chosen, gpu)
 
 
 def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
@@ -304,16 +304,9 @@ def _check_order(plan: Plan) -> None:
         raise ValueError("plan: expected one of tokens in their order, got one whose places are looked up")
 
 
-def _blocks(gpu: device.Device, call: Call) -> int:
-    """Blocks among which a call's work is shared."""
-    return gpu.sm_count * (1 if _decodes(gpu, call) else _choice.BLOCKS)
-
-
-def _decodes(gpu: device.Device, call: Call) -> bool:
-    """Whether lists are best cut into as many pieces as there are SMs: one query tile for all heads of a
-    group, and at least four pieces a group. Fewer pieces are fewer rows to merge."""
-    few = call.group > 1 and call.group * call.q_len <= hopper.TILE[0]
-    return few and 4 * call.batch * call.heads_kv <= gpu.sm_count
+def _workers(gpu: device.Device, call: Call) -> int:
+    """How many blocks share the work of one head."""
+    return workers(_choice.BLOCKS * gpu.sm_count, call.batch * call.heads_q)
 
 
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:

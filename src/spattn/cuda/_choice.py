@@ -19,7 +19,7 @@ from ..plan._sealed import sealed
 from ..plan._tiling import choose_box
 from ..plan._types import grid_of, real_extents
 from ..schedule.boxes import Met, met_by_boxes
-from ..schedule.group import workers
+from ..schedule.group import pieces, workers
 from ..schedule.price_gpu import Sizes
 from ._coefficients import LARGEST_HEAD_DIM, coefficients, price_ms
 from .hopper.builds import ROWS, TILE, build
@@ -27,7 +27,7 @@ from .hopper.layout import maps_of
 from .hopper.maps import joint_heads
 from .hopper.params import MAPS
 
-__all__ = ["BLOCKS", "How", "among_others", "cheapest", "chosen", "sizes_of"]
+__all__ = ["BLOCKS", "How", "among_others", "cheapest", "chosen", "pieces_of", "sizes_of"]
 
 BLOCKS = 2  # of an SM, that run side by side
 
@@ -60,7 +60,9 @@ def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: 
     known = _is_known(call)
     if known and compiler.are_scattered(pattern, call.q_len, call.kv_len, call.batch, call.heads_q, TILE):
         return compiler.plan_for(pattern, call, _SMALL, each, max_bytes, True, gathered=True)
-    first = compiler.plan_for(pattern, call, TILE, each, max_bytes, tile_by_tile=True)
+    first = compiler.plan_for(
+        pattern, call, TILE, each, max_bytes, True, pieces=0 if known else pieces_of(call, TILE[0], sms)
+    )
     if not known:
         return first
     how = _how(first, call, each, sms)
@@ -82,6 +84,14 @@ def among_others(pattern: Pattern, call: Call, each: int, sms: int) -> list[How]
         elif _halves(first) < _HALVES:
             found.append(How(_SMALL, None, 1))
     return found
+
+
+def pieces_of(call: Call, rows: int, sms: int) -> int:
+    """Into how many pieces lists are cut where a tile of so many queries has room for those of a group of heads, else
+    0."""
+    if not 0 < call.q_len * call.group <= rows:
+        return 0
+    return pieces(sms, call.batch * call.heads_kv, -(-call.kv_len // TILE[1]))
 
 
 def sizes_of(call: Call) -> Sizes:

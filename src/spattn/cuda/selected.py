@@ -14,6 +14,7 @@ from ..plan import Plan
 from ..schedule.group import workers
 from ..selections import Form, Selected, Selection
 from . import execute
+from ._choice import BLOCKS, pieces_of
 from .driver.device import Device
 from .forward_pass import ForwardPass
 from .hopper import select
@@ -24,13 +25,8 @@ __all__ = ["prepare"]
 _MANY = 4  # query tiles for each block that runs side by side: then no list is cut into pieces
 
 
-def prepare(call: Call, selected: Selected, device: Device, blocks: int) -> PreparedForward:
+def prepare(call: Call, selected: Selected, device: Device) -> PreparedForward:
     """What computes this call, and every other that differs from it in values, addresses, stream and scale alone.
-
-    Parameters
-    ----------
-    blocks : int
-        Of attention.cu, that run side by side.
 
     Raises
     ------
@@ -42,7 +38,7 @@ def prepare(call: Call, selected: Selected, device: Device, blocks: int) -> Prep
     form = check(call, selected.selection)
     if 0 in call.out_shape or call.kv_len == 0:
         return execute.Nothing(call)
-    plan = _plan(call, selected, form, blocks)
+    plan = _plan(call, selected, form, device.sm_count)
     kernels = _Selecting(call.kind, form, selected.selection.arrays())
     return execute.OnDevice(call, plan, kernels, device, _never_again)
 
@@ -66,12 +62,13 @@ def check(call: Call, selection: Selection) -> Form:
     return form
 
 
-def _plan(call: Call, selected: Selected, form: Form, blocks: int) -> Plan:
+def _plan(call: Call, selected: Selected, form: Form, sms: int) -> Plan:
     """The plan of the pattern, in tiles of no more queries than a block of them has."""
     rows = ROWS if form.name == "blocks" and form.block_q % TILE[0] else TILE[0]
     tiles = call.batch * call.heads_q * -(-call.q_len // rows)
-    each = 1 if tiles >= _MANY * blocks else workers(blocks, call.batch * call.heads_q)
-    return compiler.plan_for(selected.pattern, call, (rows, TILE[1]), each, tile_by_tile=True)
+    each = 1 if tiles >= _MANY * BLOCKS * sms else workers(BLOCKS * sms, call.batch * call.heads_q)
+    pieces = pieces_of(call, rows, sms)
+    return compiler.plan_for(selected.pattern, call, (rows, TILE[1]), each, tile_by_tile=True, pieces=pieces)
 
 
 class _Selecting:

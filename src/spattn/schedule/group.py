@@ -9,7 +9,10 @@ import numpy as np
 
 from .tasks import Listed
 
-__all__ = ["in_turns", "tiles_of", "workers"]
+__all__ = ["in_turns", "pieces", "tiles_of", "workers"]
+
+_ITEM, _MERGE = 6, 6  # tiles that an item, and a merge of all, take as long as: docs/hopper.md, Decoding
+_ROUNDS = 4  # that are tried; more of them are more items
 
 
 def tiles_of(plan: Listed, batch: int, heads: int, chosen: np.ndarray | None = None) -> int:
@@ -32,6 +35,28 @@ def workers(blocks: int, heads: int) -> int:
         Of all batch entries of the problem.
     """
     return max(1, math.ceil(blocks / max(1, heads)))
+
+
+def pieces(blocks: int, lists: int, tiles: int) -> int:
+    """Into how many pieces equal lists are cut, so that blocks which take a piece each, round after round, end soonest.
+
+    Parameters
+    ----------
+    blocks : int
+        That run side by side on the machine.
+    lists : int
+        Of all heads and batch entries.
+    tiles : int
+        Of each list.
+    """
+
+    def time(count: int) -> int:
+        rounds = -(-max(1, lists) * count // blocks)
+        return rounds * (-(-tiles // count) + _ITEM) + (_MERGE if count > 1 else 0)
+
+    least = -(-max(1, lists) // blocks)  # rounds
+    full = (rounds * blocks // max(1, lists) for rounds in range(least, least + _ROUNDS))
+    return min({1, *full}, key=lambda count: (time(count), count))
 
 
 def in_turns(tasks: Sequence[np.ndarray], length: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from .._cached import Recent
 from .._frozen import frozen
 from .._ragged import offsets
 from ..plan._build import Tiled
-from .items import share_out
+from .items import Sharing, share_out
 
 __all__ = ["Growth", "fixed"]
 
@@ -29,13 +29,13 @@ class Growth:
 
     tiled: Tiled
     q_len: int
-    workers: int
+    sharing: Sharing
     lists: Recent
 
     @classmethod
-    def of(cls, tiled: Tiled, q_len: int, workers: int) -> Growth:
+    def of(cls, tiled: Tiled, q_len: int, sharing: Sharing) -> Growth:
         """The growth of these tiles."""
-        return cls(tiled, q_len, workers, Recent(_MAX_LISTS))
+        return cls(tiled, q_len, sharing, Recent(_MAX_LISTS))
 
     def fields(self, kv_len: int) -> dict[str, Any]:
         """The fields of the plan that depend on the number of keys, for `kv_len` of them, which are not fewer."""
@@ -67,14 +67,14 @@ class Growth:
         indices[own.rests] += more
         listed: dict[str, Any] = {"tile_indptr": frozen(offsets(count)), "indices": frozen(indices)}
         grown = replace(own, views=views, **listed)
-        items = share_out(grown, own.variant_components, self.q_len, own.tile[0], self.workers)
+        items = share_out(grown, own.variant_components, self.q_len, own.tile[0], self.sharing)
         return listed | items._asdict()
 
 
-def fixed(tiled: Tiled, q_len: int, workers: int) -> dict[str, Any]:
+def fixed(tiled: Tiled, q_len: int, sharing: Sharing) -> dict[str, Any]:
     """The same fields of a plan that does not grow."""
     names = ("kv_len", "views", "tile_indptr", "indices", "mask", "masks", "nnz", "q_order", "kv_order")
-    items = share_out(tiled, tiled.variant_components, q_len, tiled.tile[0], workers)
+    items = share_out(tiled, tiled.variant_components, q_len, tiled.tile[0], sharing)
     return {name: getattr(tiled, name) for name in names} | items._asdict()
 
 

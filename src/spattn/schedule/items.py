@@ -17,11 +17,25 @@ from ..plan._types import LARGEST, WORK
 from ._items import cut, lists_of
 from .rows import Place, places
 
-__all__ = ["Items", "Lists", "Share", "cut_lists", "join_shares", "share_out"]
+__all__ = ["Items", "Lists", "Share", "Sharing", "cut_lists", "join_shares", "share_out"]
 
 _SHORTEST_PIECE = 16  # tiles: splitting a list further costs more in merging than it gains
 _PIECES_PER_WORKER = 4
 _NOTHING = np.zeros(0, np.int32)
+
+
+class Sharing(NamedTuple):
+    """Among how many workers the lists of a variant are shared, or how many pieces they are cut into; 0: about four for
+    each worker."""
+
+    workers: int
+    pieces: int = 0
+
+    def longest(self, tiles: int) -> int:
+        """Tiles of the longest piece of lists that have so many in all."""
+        if self.pieces:
+            return max(_SHORTEST_PIECE, -(-tiles // self.pieces))
+        return max(_SHORTEST_PIECE, 1 << (tiles // (_PIECES_PER_WORKER * self.workers)).bit_length())
 
 
 class Items(NamedTuple):
@@ -58,8 +72,8 @@ class Share(NamedTuple):
     sources: np.ndarray
 
 
-def share_out(tiled: Tiled | Plan, ends: Sequence[int], q_len: int, block_q: int, workers: int) -> Items:
-    """Cuts the lists of every variant, whose components start at `ends`, into items, about four for each of `workers`.
+def share_out(tiled: Tiled | Plan, ends: Sequence[int], q_len: int, block_q: int, sharing: Sharing) -> Items:
+    """Cuts the lists of every variant, whose components start at `ends`, into items.
 
     Raises
     ------
@@ -69,7 +83,7 @@ def share_out(tiled: Tiled | Plan, ends: Sequence[int], q_len: int, block_q: int
     lists = lists_of(tiled.components, tiled.indptr, tiled.tile_indptr)
     bounds = np.searchsorted(lists[0], ends)
     shares = [
-        _share(tiled, lists[:, begin:end], first, last, q_len, block_q, workers)
+        _share(tiled, lists[:, begin:end], first, last, q_len, block_q, sharing)
         for (first, last), (begin, end) in zip(itertools.pairwise(ends), itertools.pairwise(bounds), strict=True)
     ]
     if tiled.q_order.size:  # merges name rows
@@ -112,7 +126,7 @@ def _offsets(shares: list[Share], name: str) -> np.ndarray:
 
 
 def _share(
-    tiled: Tiled | Plan, lists: np.ndarray, first: int, last: int, q_len: int, block_q: int, workers: int
+    tiled: Tiled | Plan, lists: np.ndarray, first: int, last: int, q_len: int, block_q: int, sharing: Sharing
 ) -> Share:
     """The items of the components [first, last), which have these lists."""
     own, (component, query_tile, begin, end) = tiled.components[first:last], lists
@@ -122,7 +136,7 @@ def _share(
         return _where(own["first_row"].tolist(), views, component - first, query_tile, own["query_tiles"])
 
     alone, tiles = _is_alone(tiled, own, len(begin), q_len), int((end - begin).sum())
-    return cut_lists(Lists(component, query_tile, begin, end, alone, where), tiles, q_len, block_q, workers)
+    return cut_lists(Lists(component, query_tile, begin, end, alone, where), tiles, q_len, block_q, sharing)
 
 
 def _is_alone(tiled: Tiled | Plan, components: np.ndarray, lists: int, q_len: int) -> bool:
@@ -149,13 +163,13 @@ def _where(
 
 
 def cut_lists(
-    lists: Lists, tiles: int, q_len: int, block_q: int, workers: int, least: np.ndarray | None = None
+    lists: Lists, tiles: int, q_len: int, block_q: int, sharing: Sharing, least: np.ndarray | None = None
 ) -> Share:
     """The items of lists that have so many tiles in all, each list in at least `least` pieces.
 
     A list stays whole, and its item writes the output itself, when nobody else touches its rows.
     """
-    longest = max(_SHORTEST_PIECE, 1 << (tiles // (_PIECES_PER_WORKER * workers)).bit_length())
+    longest = sharing.longest(tiles)
     where = None if lists.alone else lists.places()
     meeting = None if where is None else _meeting(where, len(lists.begin), q_len)
     work, pieces, slots = cut(lists[:4], longest, least, None if meeting is None else meeting.view(np.uint8), WORK)

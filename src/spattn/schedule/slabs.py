@@ -16,7 +16,7 @@ from .._frozen import frozen
 from .._ragged import ramp
 from ..plan._types import Plan, TileLists, tile_lists
 from .finishers import Merges
-from .items import Items, Lists, Share, cut_lists, join_shares
+from .items import Items, Lists, Share, Sharing, cut_lists, join_shares
 from .roles import roles
 from .rounds import cut_for_rounds
 from .rows import Place
@@ -299,7 +299,7 @@ def _share(
         own = np.nonzero(lists[0] == view)[0]
         where.append(_place(plan.views[view], lists[1][own], own, together, plan.block_kv))
     listed = Lists(number, np.zeros_like(number), begin, end, False, lambda: where)
-    return cut_lists(listed, entries, plan.kv_len, together * plan.block_kv, workers, least)
+    return cut_lists(listed, entries, plan.kv_len, together * plan.block_kv, Sharing(workers), least)
 
 
 def _place(view: np.void, row: np.ndarray, number: np.ndarray, together: int, block: int) -> Place:

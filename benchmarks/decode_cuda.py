@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Few queries against many keys, as in decoding, by several builds of spattn in turns, on a GPU.
+
+    python benchmarks/decode_cuda.py --build before=FOLDER --build now=FOLDER  # ten seconds each, a round
+
+A folder holds the package spattn; ``benchmarks/builds.py`` says how one is made of another commit. Processes of the
+builds take turns; each times every problem, planned by the build itself, between CUDA events around many calls. A
+build's figure is the median over its processes. Before anything is timed, results for one query are compared with
+torch's. Writes ``benchmarks/results/decode_cuda.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from functools import partial
+
+from child import builds_in_turns
+
+HEADS = (32, 8), (64, 8), (32, 32), (32, 4)  # of queries, of keys
+CALLS = (1, 65536, 1), (16, 65536, 1), (1, 131072, 1), (1, 100_000, 1), (1, 65536, 8), (1, 8192, 16), (1, 8192, 1)
+MOST_BYTES = 4 << 30  # of keys and values
+NOTES = "bfloat16, head_dim 128, causal; CUDA events around many calls, medians over processes of the builds in turns."
+
+
+def problems() -> Iterator[tuple[int, int, int, int, int]]:
+    """(query heads, key heads, queries, keys, batch entries)."""
+    for heads_q, heads_kv in HEADS:
+        for q_len, kv_len, batch in CALLS:
+            if 4 * 128 * batch * heads_kv * kv_len <= MOST_BYTES:
+                yield heads_q, heads_kv, q_len, kv_len, batch
+
+
+def times() -> dict[str, float]:
+    """Milliseconds of each problem in this process."""
+    import torch
+    from overhead_cuda import gpu_ms
+    from torch.nn.functional import scaled_dot_product_attention
+
+    import spattn
+
+    found = {}
+    for heads_q, heads_kv, q_len, kv_len, batch in problems():
+        q = torch.randn(batch, heads_q, q_len, 128, device="cuda", dtype=torch.bfloat16)
+        k, v = (torch.randn(batch, heads_kv, kv_len, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        call = partial(spattn.attention, q, k, v, "causal")
+        if q_len == 1:  # sees all keys
+            dense = scaled_dot_product_attention(q, k, v, enable_gqa=True)
+            torch.testing.assert_close(call(), dense, atol=2e-3, rtol=0.02)
+        name = f"{q_len} queries, {kv_len} keys, batch {batch}, {heads_q} heads over {heads_kv}"
+        found[name] = gpu_ms(call, 7)
+    return found
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", action="append", default=[], metavar="NAME=FOLDER")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--times", action="store_true", help="print this process's times, as JSON")
+    args = parser.parse_args()
+    if args.times:
+        print(json.dumps(times()))
+        return
+    import record
+    import torch
+
+    rows = builds_in_turns(dict(build.split("=", 1) for build in args.build), args.rounds)
+    record.write("decode_cuda", rows, notes=NOTES, rounds=args.rounds, gpu=torch.cuda.get_device_name())
+
+
+if __name__ == "__main__":
+    main()
