@@ -78,9 +78,13 @@ void decode(const Boxes<E>& boxes, DecodeScratch<T>& s) {
   const Call& call = boxes.call;
   const Logits<T>& logits = boxes.logits;
   const int64_t L = kLanes<T>, vectors = (boxes.rows + L - 1) / L;
+  s.meetings.clear();
   boxes.each([&](const Box& box) {
     find_reached<T>(box.mask, box.runs.step, box.cells, box.keys, box.cells, s.reached + box.row);
-    score_runs(box.runs, call.head_dim, box.row, box.row + box.cells, s);
+    s.meetings.add(box.runs, box.row, box.row + box.cells, s.reached);
+  });
+  s.meetings.score(s.query, call.head_dim, s.scores);
+  boxes.each([&](const Box& box) {
     pad_scores(box.keys, box.row, box.row + box.cells, s);
     find_largest(box.mask, box.cells, s.reached + box.row, box.cells, s.scores + box.row * s.ld, s.ld,
                  s.rows.from(box.row));

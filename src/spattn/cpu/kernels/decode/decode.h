@@ -27,7 +27,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-constexpr int64_t kRowsTogether = 16, kMostBoxes = 8;  // that are computed together: decode/boxes.h
+constexpr int64_t kRowsTogether = 32, kMostBoxes = 8;  // that are computed together: decode/boxes.h
 
 // Rows of O, not yet divided, where they are computed.
 template <class T> struct OutputRows {
@@ -54,11 +54,12 @@ template <class T> struct DecodeScratch {
   RowStatistics<T> rows;  // with a vector's worth more, for whole vectors from any row on
   ExactRowBuffer exact;
   KeyStaging<T> staging;
-  Keys* reached;    // (width.query): by the first of the rows that are computed at once
-  int64_t* listed;  // (block_kv + kSoon): where the keys of a tile are
-  T* scores;        // (width.query, ld): S, then the weights
-  const T** query;  // (width.query): rows of Q, times the sign of the scale
-  T* queries;       // (width.query, width.key): those that are not read in place
+  Keys* reached;         // (width.query): by the first of the rows that are computed at once
+  Meetings<T> meetings;  // of these rows with runs
+  int64_t* listed;       // (block_kv + kSoon): where the keys of a tile are
+  T* scores;             // (width.query, ld): S, then the weights
+  const T** query;       // (width.query): rows of Q, times the sign of the scale
+  T* queries;            // (width.query, width.key): those that are not read in place
   OutputRows<T> output;
   Runs<T> runs;
 
@@ -67,10 +68,10 @@ template <class T> struct DecodeScratch {
       : interleaved(call, reach, readable, arena), width(call, reach ? kRowsTogether : 0),
         ld(call.plan.block_kv + kLanes<T>), position(call, width.query, arena), rows(width.query + kLanes<T>, arena),
         exact(width.query, call.head_dim_v, arena), staging(call, width, arena),
-        reached(arena.array<Keys>(width.query)), listed(arena.array<int64_t>(call.plan.block_kv + kSoon)),
-        scores(arena.array<T>(width.query * ld)), query(arena.array<const T*>(width.query)),
-        queries(arena.array<T>(width.query * width.key)), output(width.query, width.value, arena),
-        runs(call, reach ? kMostBoxes : 1, arena) {}
+        reached(arena.array<Keys>(width.query)), meetings(reach ? width.query : 0, ld, arena),
+        listed(arena.array<int64_t>(call.plan.block_kv + kSoon)), scores(arena.array<T>(width.query * ld)),
+        query(arena.array<const T*>(width.query)), queries(arena.array<T>(width.query * width.key)),
+        output(width.query, width.value, arena), runs(call, reach ? kMostBoxes : 1, arena) {}
 };
 
 // How far to prefetch ahead, in bytes, where tiles follow each other: K and V together stay in a first-level cache.
@@ -113,27 +114,6 @@ void score_rows(const VisitKeys& visit_keys, int64_t rows, DecodeScratch<T>& s) 
       keys.prefetched();
     });
   });
-}
-
-// S of the rows [begin, end) and the runs of a tile, by interleaved keys.
-template <class T>
-void score_runs(const Runs<T>& runs, int64_t depth, int64_t begin, int64_t end, DecodeScratch<T>& s) {
-  constexpr int64_t kRuns = Runs<T>::kAtOnce;
-  const auto score = [&](auto apart) {
-    in_blocks<kRowsAtOnce<T>>(
-        end,
-        [&](auto some, int64_t row) {
-          const Keys own = runs.with(s.reached[row]);
-          const auto run = [&](auto vectors, int64_t first) {
-            multiply_runs<decltype(some)::value, decltype(vectors)::value, bool(decltype(apart)::value)>(
-                runs.keys + first * kRuns, runs.cell + first * kRuns, s.query + row, depth,
-                s.scores + row * s.ld + (decltype(apart)::value ? 0 : first * kLanes<T>), s.ld);
-          };
-          in_blocks<kScoreVectors<T>>((own.end + kRuns - 1) / kRuns, run, own.begin / kRuns);
-        },
-        begin);
-  };
-  runs.apart ? score(Count<1>{}) : score(Count<0>{});
 }
 
 // The scores of the rows [begin, end) beyond `count`, up to a whole vector, are of no key.
@@ -183,7 +163,9 @@ void add_tile(const Item& item, const Listed& at, const KeyHead& head, int64_t c
   if (s.interleaved && Runs<T>::pay(tile)) {
     s.runs.template list<E>(tile, head, s.interleaved, call);
     find_reached<T>(item.mask(at), s.runs.step, cells, tile.cells(), rows, s.reached);
-    score_runs(s.runs, call.head_dim, 0, rows, s);
+    s.meetings.clear();
+    s.meetings.add(s.runs, 0, rows, s.reached);
+    s.meetings.score(s.query, call.head_dim, s.scores);
     const auto visit_values = [&](const auto& visit) { visit(Native<T>{}, s.runs); };
     return add_scores<E>(visit_values, tile.cells(), first, item.mask(at), cells, rows, logits, s);
   }

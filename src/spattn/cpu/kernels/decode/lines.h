@@ -187,5 +187,66 @@ __attribute__((noinline)) void multiply_runs(const T* const* run, const int64_t*
   }
 }
 
+// What scores consist of: rows that are computed at once, each with the runs of a tile that any of them reaches.
+template <class T> class Meetings {
+ public:
+  // Of so many rows, whose scores are `ld` apart.
+  Meetings(int64_t rows, int64_t ld, Arena& arena) : ld_(ld), all_(arena.array<Meeting>(rows)) {}
+
+  void clear() { count_ = most_ = 0; }
+
+  // Adds the rows [begin, end), which meet the runs of one tile; `reached`: which of its cells.
+  void add(const Runs<T>& runs, int64_t begin, int64_t end, const Keys* reached) {
+    in_blocks<kRowsAtOnce<T>>(
+        end,
+        [&](auto together, int64_t row) {
+          constexpr int R = decltype(together)::value;
+          const Keys own = runs.with(reached[row]);
+          const int64_t first = own.begin / kRuns, vectors = (own.end + kRuns - 1) / kRuns - first;
+          const int64_t step = runs.apart ? 0 : kLanes<T>;
+          Multiply* const some = runs.apart ? multiply_runs<R, kAtOnce, true, T> : multiply_runs<R, kAtOnce, false, T>;
+          Multiply* const one = runs.apart ? multiply_runs<R, 1, true, T> : multiply_runs<R, 1, false, T>;
+          const T* const* const keys = runs.keys + first * kRuns;
+          all_[count_++] = {keys, runs.cell + first * kRuns, row, row * ld_ + first * step, step, vectors, some, one};
+          most_ = vectors > most_ ? vectors : most_;
+        },
+        begin);
+  }
+
+  // S of all of them, some vectors of each and then the next ones: boxes beside each other meet keys of the same lines,
+  // which stay in the first-level cache so long.
+  void score(const T* const* query, int64_t depth, T* scores) const {
+    for (int64_t vector = 0; vector < most_; vector += kAtOnce) {
+      for (const Meeting* own = all_; own != all_ + count_; ++own) {
+        const auto multiply = [&](Multiply* kernel, int64_t at) {
+          kernel(own->keys + at * kRuns, own->cell + at * kRuns, query + own->row, depth,
+                 scores + own->to + at * own->step, ld_);
+        };
+        if (vector + kAtOnce <= own->vectors) {
+          multiply(own->some, vector);
+        } else {
+          for (int64_t at = vector; at < own->vectors; ++at) multiply(own->one, at);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kRuns = Runs<T>::kAtOnce;  // of a vector
+  static constexpr int kAtOnce = kScoreVectors<T>;
+
+  using Multiply = void(const T* const* keys, const int64_t* cell, const T* const* query, int64_t depth, T* scores,
+                        int64_t ld_scores);
+  struct Meeting {
+    const T* const* keys;  // of its first vector of runs, as `cell` and `to`, where its scores are
+    const int64_t* cell;
+    int64_t row, to, step, vectors;  // step: from the scores of a vector to the next ones
+    Multiply *some, *one;            // for kAtOnce vectors, and for one
+  };
+
+  int64_t ld_, count_ = 0, most_ = 0;
+  Meeting* all_;
+};
+
 }  // namespace SPATTN_ISA
 }  // namespace spattn
