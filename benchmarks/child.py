@@ -3,15 +3,17 @@ own."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["builds_in_turns", "child"]
+__all__ = ["builds_in_turns", "builds_on_a_gpu", "child"]
 
 
 def child(*arguments: str, package: Path | str | None = None, **settings: str) -> Any:
@@ -56,3 +58,27 @@ def builds_in_turns(builds: dict[str, str], rounds: int) -> list[dict[str, Any]]
         rows.append({"problem": problem, **{f"{name}_ms": round(ms, 4) for name, ms in own.items()}, **ratios})
         print(rows[-1], flush=True)
     return rows
+
+
+def builds_on_a_gpu(name: str, description: str, notes: str, times: Callable[[], dict[str, float]]) -> None:
+    """The main program of a benchmark that compares builds on a GPU and writes its results under `name`.
+
+    Parameters
+    ----------
+    name, description, notes : str
+    times : callable
+        Milliseconds of each problem in this process.
+    """
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--build", action="append", default=[], metavar="NAME=FOLDER")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--times", action="store_true", help="print this process's times, as JSON")
+    args = parser.parse_args()
+    if args.times:
+        print(json.dumps(times()))
+        return
+    import record
+    import torch
+
+    rows = builds_in_turns(dict(build.split("=", 1) for build in args.build), args.rounds)
+    record.write(name, rows, notes=notes, rounds=args.rounds, gpu=torch.cuda.get_device_name())

@@ -11,12 +11,10 @@ torch's. Writes ``benchmarks/results/decode_cuda.json``.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator
 from functools import partial
 
-from child import builds_in_turns
+from child import builds_on_a_gpu
 
 HEADS = (32, 8), (64, 8), (32, 32), (32, 4)  # of queries, of keys
 CALLS = (1, 65536, 1), (16, 65536, 1), (1, 131072, 1), (1, 100_000, 1), (1, 65536, 8), (1, 8192, 16), (1, 8192, 1)
@@ -53,22 +51,5 @@ def times() -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build", action="append", default=[], metavar="NAME=FOLDER")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--times", action="store_true", help="print this process's times, as JSON")
-    args = parser.parse_args()
-    if args.times:
-        print(json.dumps(times()))
-        return
-    import record
-    import torch
-
-    rows = builds_in_turns(dict(build.split("=", 1) for build in args.build), args.rounds)
-    record.write("decode_cuda", rows, notes=NOTES, rounds=args.rounds, gpu=torch.cuda.get_device_name())
-
-
 if __name__ == "__main__":
-    main()
+    builds_on_a_gpu("decode_cuda", __doc__, NOTES, times)

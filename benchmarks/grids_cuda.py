@@ -11,11 +11,9 @@ of the pattern, and those of a plan with other tiles. Writes ``benchmarks/result
 
 from __future__ import annotations
 
-import argparse
-import json
 from functools import partial
 
-from child import builds_in_turns
+from child import builds_on_a_gpu
 from grids_cpu import SIDE, problems
 
 IMAGES = 16
@@ -41,22 +39,5 @@ def times() -> dict[str, float]:
     return found
 
 
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build", action="append", default=[], metavar="NAME=FOLDER")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--times", action="store_true", help="print this process's times, as JSON")
-    args = parser.parse_args()
-    if args.times:
-        print(json.dumps(times()))
-        return
-    import record
-    import torch
-
-    rows = builds_in_turns(dict(build.split("=", 1) for build in args.build), args.rounds)
-    record.write("grids_cuda", rows, notes=NOTES, rounds=args.rounds, gpu=torch.cuda.get_device_name())
-
-
 if __name__ == "__main__":
-    main()
+    builds_on_a_gpu("grids_cuda", __doc__, NOTES, times)
