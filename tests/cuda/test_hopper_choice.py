@@ -82,6 +82,16 @@ def test_few_queries_are_cut_into_one_round_of_pieces(card, kv_len, heads_q, hea
     assert len(window.work) == 1  # of a few tiles
 
 
+def test_pieces_of_few_queries_grow_with_the_keys(card):
+    """A plan that was made for a short prompt serves all steps of a generation."""
+    spattn.clear_plan_cache()
+    short, longer, long = (
+        cuda.plan_for(sp.Causal(), call_of(1, 128, 8, kv_len=kv_len)) for kv_len in (100, 8192, 65536)
+    )
+    assert spattn.plan_cache_info().plans == 1
+    assert [len(made.work) for made in (short, longer, long)] == [1, 9, 16]
+
+
 def scattered(share):
     pairs = (np.random.default_rng(0).random((4096, 4096)) < share).nonzero()
     return sp.from_pairs(*pairs, 4096, 4096)

@@ -32,6 +32,7 @@ __all__ = ["BLOCKS", "How", "among_others", "cheapest", "chosen", "pieces_of", "
 BLOCKS = 2  # of an SM, that run side by side
 
 _FEWEST_QUERIES = 256  # of a call: of fewer none was measured
+_LONG = 1024  # tiles of a list of few queries
 _EFFICIENT = 0.7  # from here on no boxes are tried
 _HARDLY = 1.25  # times as long
 _HALVES = 0.875  # of all half tiles hold a pair: where more do, smaller tiles are not tried
@@ -88,10 +89,9 @@ def among_others(pattern: Pattern, call: Call, each: int, sms: int) -> list[How]
 
 def pieces_of(call: Call, rows: int, sms: int) -> int:
     """Into how many pieces lists are cut where a tile of so many queries has room for those of a group of heads, else
-    0."""
-    if not 0 < call.q_len * call.group <= rows:
-        return 0
-    return pieces(sms, call.batch * call.heads_kv, -(-call.kv_len // TILE[1]))
+    0; the same for any number of keys, as plans may grow: a short list has fewer."""
+    few = 0 < call.q_len * call.group <= rows
+    return pieces(sms, call.batch * call.heads_kv, _LONG) if few else 0
 
 
 def sizes_of(call: Call) -> Sizes:
