@@ -19,7 +19,6 @@ from ..call import Call
 from ..patterns import Full, Pattern
 from ..plan import Plan
 from ..plan._sealed import sealed_for
-from ..schedule.group import workers
 from ..schedule.price_gpu import Sizes
 from ..selections import Selected
 from . import _choice, execute, group, hopper, hopper_backward, portable, portable_backward, repeat, selected
@@ -190,7 +189,7 @@ def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, back
     """The plan with the tile shape of this device's kernels. Long lists are split so that one head's work, times the
     heads, occupies every SM. A forward on compute capability 9.0 takes another one that is priced below it."""
     gpu = device.get(call.kind.ordinal(call.q))
-    each = _workers(gpu, call)
+    each = _choice.workers_of(call.batch, call.heads_q, gpu.sm_count)
     if not backward and _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper:
         return _choice.chosen(pattern, call, each, max_bytes, gpu.sm_count)
     return _plan(gpu, pattern, call, each, max_bytes)
@@ -218,7 +217,7 @@ def together(calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Pla
             group.say_alone(number, why)
             continue
         kind = ordinal, *kind_of_group(call.dtype, call.head_dim, call.head_dim_v)
-        each = _workers(device.get(ordinal), call)
+        each = _choice.workers_of(call.batch, call.heads_q, device.get(ordinal).sm_count)
         found.setdefault(kind, {})[number] = Member(call, plan, kept, each)
     several = {kind: members for kind, members in found.items() if len(members) > 1}
     return [shared(members, device.get(ordinal).sm_count) for (ordinal, *_), members in several.items()]
@@ -302,11 +301,6 @@ def _check_measured(plan: Plan, head_dim: int, dtype: str) -> None:
 def _check_order(plan: Plan) -> None:
     if plan.ordered:
         raise ValueError("plan: expected one of tokens in their order, got one whose places are looked up")
-
-
-def _workers(gpu: device.Device, call: Call) -> int:
-    """How many blocks share the work of one head."""
-    return workers(_choice.BLOCKS * gpu.sm_count, call.batch * call.heads_q)
 
 
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:

@@ -27,7 +27,7 @@ from .hopper.layout import maps_of
 from .hopper.maps import joint_heads
 from .hopper.params import MAPS
 
-__all__ = ["BLOCKS", "How", "among_others", "cheapest", "chosen", "pieces_of", "sizes_of"]
+__all__ = ["BLOCKS", "How", "among_others", "cheapest", "chosen", "pieces_of", "sizes_of", "workers_of"]
 
 BLOCKS = 2  # of an SM, that run side by side
 
@@ -61,9 +61,7 @@ def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: 
     known = _is_known(call)
     if known and compiler.are_scattered(pattern, call.q_len, call.kv_len, call.batch, call.heads_q, TILE):
         return compiler.plan_for(pattern, call, _SMALL, each, max_bytes, True, gathered=True)
-    first = compiler.plan_for(
-        pattern, call, TILE, each, max_bytes, True, pieces=0 if known else pieces_of(call, TILE[0], sms)
-    )
+    first = compiler.plan_for(pattern, call, TILE, each, max_bytes, True, pieces=pieces_of(call, TILE[0], sms))
     if not known:
         return first
     how = _how(first, call, each, sms)
@@ -87,6 +85,11 @@ def among_others(pattern: Pattern, call: Call, each: int, sms: int) -> list[How]
     return found
 
 
+def workers_of(batch: int, heads: int, sms: int) -> int:
+    """How many of all blocks share the work of one head."""
+    return workers(BLOCKS * sms, batch * heads)
+
+
 def pieces_of(call: Call, rows: int, sms: int) -> int:
     """Into how many pieces lists are cut where a tile of so many queries has room for those of a group of heads, else
     0; the same for any number of keys, as plans may grow: a short list has fewer."""
@@ -108,7 +111,7 @@ def _is_known(call: Call) -> bool:
 def cheapest(pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, sms: int) -> Plan:
     """What :func:`chosen` takes for arrays in order, whatever their number of queries."""
     batch, heads = sizes.batch, sizes.heads_q
-    each = workers(BLOCKS * sms, batch * heads)
+    each = workers_of(batch, heads, sms)
     if compiler.are_scattered(pattern, q_len, kv_len, batch, heads, TILE):
         return compiler.plan(pattern, q_len, kv_len, batch=batch, heads=heads, tile=_SMALL, workers=each, gathered=True)
     first = compiler.plan(pattern, q_len, kv_len, batch=batch, heads=heads, tile=TILE, workers=each)

@@ -11,10 +11,9 @@ from ..arrays._kind import ArrayKind
 from ..arrays._operand import Operand
 from ..call import Call
 from ..plan import Plan
-from ..schedule.group import workers
 from ..selections import Form, Selected, Selection
 from . import execute
-from ._choice import BLOCKS, pieces_of
+from ._choice import BLOCKS, pieces_of, workers_of
 from .driver.device import Device
 from .forward_pass import ForwardPass
 from .hopper import select
@@ -66,7 +65,7 @@ def _plan(call: Call, selected: Selected, form: Form, sms: int) -> Plan:
     """The plan of the pattern, in tiles of no more queries than a block of them has."""
     rows = ROWS if form.name == "blocks" and form.block_q % TILE[0] else TILE[0]
     tiles = call.batch * call.heads_q * -(-call.q_len // rows)
-    each = 1 if tiles >= _MANY * BLOCKS * sms else workers(BLOCKS * sms, call.batch * call.heads_q)
+    each = 1 if tiles >= _MANY * BLOCKS * sms else workers_of(call.batch, call.heads_q, sms)
     pieces = pieces_of(call, rows, sms)
     return compiler.plan_for(selected.pattern, call, (rows, TILE[1]), each, tile_by_tile=True, pieces=pieces)
 
