@@ -57,6 +57,40 @@ def test_reads_nothing_beyond_the_arrays(dtype):
         check(*(at_protected_page(x[:, :, ::-1, ::-1])[:, :, ::-1, ::-1] for x in arrays), IMAGE)
 
 
+@pytest.mark.parametrize("side", [3, 5, 7, 9, 11])
+@pytest.mark.parametrize("box", [(4, 2), (2, 2), (2, 1), (1, 4)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_lines_that_only_some_queries_of_a_box_reach(dtype, box, side):
+    """Lines of whole vectors of keys and of less, which begin at even and at odd keys."""
+    made = planned(patterns.Neighborhood((12, 21), side), 252, box, 192)
+    assert len(made.views) > 2, "tiles of keys of several shapes"
+    check(*inputs(1, 2, q_len=252, head_dim=24, dtype=dtype), patterns.Neighborhood((12, 21), side), box, 192)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_tasks_whose_tiles_begin_at_even_and_at_odd_keys(isa):
+    """Their blocks of interleaved keys are not the same; one thread computes all of them."""
+    pattern = patterns.Neighborhood((60, 21), 7)
+    arrays = inputs(1, 2, q_len=1260, head_dim=16)
+    with threadpool_limits(1):
+        found = cpu.forward(*arrays, planned(pattern, 1260, (4, 2), 128), 0.25, isa=isa)
+    Expectation(pattern, *arrays, 0.25).check(*found, isa)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sums_out_of_range(dtype, isa):
+    """A sum of weights times V is infinite before it is divided, in some rows of those that are computed together."""
+    q, k, v = inputs(1, 2, q_len=117, head_dim=32, dtype=dtype)
+    large = v.copy()
+    large[:, :, 30:32] = np.finfo(dtype).max / 2
+    made = planned(IMAGE, 117)
+    expectation = Expectation(IMAGE, q, k, large, 0.01)
+    out, lse = cpu.forward(q, k, large, made, 0.01, isa=isa)
+    assert np.isfinite(out).all()
+    expectation.check(out, lse, isa)
+
+
 @settings(deadline=None)
 @given(st.data())
 def test_any_grid(data):

@@ -25,6 +25,12 @@ template <class E> struct Boxes {
     int64_t keys;        // cells of the key tile
     Tile tile;
     Runs<T> runs;
+    const Reach* reached;  // by its rows, as find_reached() leaves it
+
+    // Do its rows reach the cells that those of another one do?
+    bool reaches_as(const Box& other) const {
+      return mask.bits == other.mask.bits && keys == other.keys && cells == other.cells && runs.step == other.runs.step;
+    }
   };
 
   const Call& call;
@@ -61,7 +67,16 @@ template <class E> struct Boxes {
       find_rows<E>(item, box.cells, s.position.query + rows, rows, logits, s);
       rows += box.cells;
     }
-    for (int64_t i = 0; i < count; ++i) boxes[i].runs.template list<E>(boxes[i].tile, keys, s.interleaved, call);
+    for (int64_t i = 0; i < count; ++i) {
+      Box& box = boxes[i];
+      box.runs.template list<E>(box.tile, keys, s.interleaved, call);
+      if (i && box.reaches_as(boxes[i - 1])) {
+        box.reached = boxes[i - 1].reached;
+      } else {
+        find_reached<T>(box.mask, box.runs.step, box.cells, box.keys, box.cells, s.reached + box.row);
+        box.reached = s.reached + box.row;
+      }
+    }
     return count;
   }
 
@@ -79,28 +94,32 @@ void decode(const Boxes<E>& boxes, DecodeScratch<T>& s) {
   const Logits<T>& logits = boxes.logits;
   const int64_t L = kLanes<T>, vectors = (boxes.rows + L - 1) / L;
   s.meetings.clear();
-  boxes.each([&](const Box& box) {
-    find_reached<T>(box.mask, box.runs.step, box.cells, box.keys, box.cells, s.reached + box.row);
-    s.meetings.add(box.runs, box.row, box.row + box.cells, s.reached);
-  });
+  boxes.each([&](const Box& box) { s.meetings.add(box.runs, box.row, box.row + box.cells, box.reached); });
   s.meetings.score(s.query, call.head_dim, s.scores);
   boxes.each([&](const Box& box) {
     pad_scores(box.keys, box.row, box.row + box.cells, s);
-    find_largest(box.mask, box.cells, s.reached + box.row, box.cells, s.scores + box.row * s.ld, s.ld,
-                 s.rows.from(box.row));
+    find_largest(box.mask, box.cells, box.reached, box.cells, s.scores + box.row * s.ld, s.ld, s.rows.from(box.row));
   });
   s.rows.set_reference(vectors, logits);
   boxes.each([&](const Box& box) {
-    weigh_scores(true, s.reached + box.row, box.cells, logits, s.scores + box.row * s.ld, s.ld, s.rows.from(box.row));
+    weigh_scores(true, box.reached, box.cells, logits, s.scores + box.row * s.ld, s.ld, s.rows.from(box.row));
   });
-  boxes.each([&](const Box& box) { add_values<Native<T>>(box.runs, true, box.row, box.row + box.cells, s); });
+  for (int64_t row = 0; row < vectors * L; row += L) {
+    store(s.rows.rescale + row, T(1) / load<Vec<T>>(s.rows.row_sum + row));
+  }
+  bool finite = true;
+  boxes.each([&](const Box& box) {
+    const int64_t end = box.row + box.cells;
+    finite &= add_values<Native<T>>(box.runs, box.row, end, box.reached, OutputFactors<T>{nullptr, s.rows.rescale}, s);
+  });
   s.rows.find_lse(boxes.rows, logits);
   boxes.each([&](const Box& box) {
     const Item item = boxes.item(box);
     const RowStatistics<T> own = s.rows.from(box.row);
     const ExactRowBuffer exact = s.exact.from(box.row);
     leave_marked(item, box.cells, s.position.key, exact);
-    write_rows<E>(item, box.cells, own.row_sum, s.position.from(box.row), own, s.output.from(box.row), exact);
+    write_rows<E>(item, box.cells, s.position.from(box.row), own, s.output.from(box.row), exact,
+                  [&](int64_t, const T* row) { return finite || is_finite(row, s.output.ld); });
   });
 }
 

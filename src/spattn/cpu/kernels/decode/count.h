@@ -12,6 +12,16 @@ template <int N> struct Count {
 // How many rows are computed at once: their accumulators, for several keys or features, fill the registers.
 template <class T> constexpr int kRowsAtOnce = kLanes<T> < 4 ? kLanes<T> : 4;
 
+// A value that is in a register from here on: where it is used several times, compilers would read it from memory as often.
+template <class V> SPATTN_INLINE V held(V v) {
+#if defined(__x86_64__)
+  asm("" : "+v"(v));
+#elif defined(__aarch64__)
+  asm("" : "+w"(v));
+#endif
+  return v;
+}
+
 // run(Count<R>, first) for blocks of R rows, then for what is left in halves of R.
 template <int R, class Run> SPATTN_INLINE void in_blocks(int64_t rows, Run run, int64_t first = 0) {
   for (; rows - first >= R; first += R) run(Count<R>{}, first);

@@ -12,6 +12,7 @@
 #include "decode/interleaved.h"
 #include "decode/lines.h"
 #include "decode/products.h"
+#include "decode/reach.h"
 #include "decode/rows.h"
 #include "decode/weights.h"
 #include "finish/exact.h"
@@ -54,7 +55,7 @@ template <class T> struct DecodeScratch {
   RowStatistics<T> rows;  // with a vector's worth more, for whole vectors from any row on
   ExactRowBuffer exact;
   KeyStaging<T> staging;
-  Keys* reached;         // (width.query): by the first of the rows that are computed at once
+  Reach* reached;        // (width.query): by the first of the rows that are computed at once
   Meetings<T> meetings;  // of these rows with runs
   int64_t* listed;       // (block_kv + kSoon): where the keys of a tile are
   T* scores;             // (width.query, ld): S, then the weights
@@ -68,7 +69,7 @@ template <class T> struct DecodeScratch {
       : interleaved(call, reach, readable, arena), width(call, reach ? kRowsTogether : 0),
         ld(call.plan.block_kv + kLanes<T>), position(call, width.query, arena), rows(width.query + kLanes<T>, arena),
         exact(width.query, call.head_dim_v, arena), staging(call, width, arena),
-        reached(arena.array<Keys>(width.query)), meetings(reach ? width.query : 0, ld, arena),
+        reached(arena.array<Reach>(width.query)), meetings(reach ? width.query : 0, ld, arena),
         listed(arena.array<int64_t>(call.plan.block_kv + kSoon)), scores(arena.array<T>(width.query * ld)),
         query(arena.array<const T*>(width.query)), queries(arena.array<T>(width.query * width.key)),
         output(width.query, width.value, arena), runs(call, reach ? kMostBoxes : 1, arena) {}
@@ -109,7 +110,7 @@ template <class T, class VisitKeys>
 void score_rows(const VisitKeys& visit_keys, int64_t rows, DecodeScratch<T>& s) {
   visit_keys([&](auto stored, auto keys) {
     in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-      multiply_keys<decltype(stored), decltype(some)::value>(keys, in_vectors<T>(s.reached[row]), s.query + row,
+      multiply_keys<decltype(stored), decltype(some)::value>(keys, in_vectors<T>(s.reached[row].all), s.query + row,
                                                              s.width.key, s.scores + row * s.ld, s.ld);
       keys.prefetched();
     });
@@ -124,22 +125,26 @@ template <class T> void pad_scores(int64_t count, int64_t begin, int64_t end, De
   }
 }
 
-// O of the rows [begin, end) takes in the keys that they reach, whose rows of V are elements of `Stored`.
+// O of the rows [begin, end) takes in the keys that they reach, by rows from the first of them on, whose rows of V are
+// elements of `Stored`. Is all finite, as multiply_values() says?
 template <class Stored, class Source, class T>
-void add_values(Source& values, bool first, int64_t begin, int64_t end, DecodeScratch<T>& s) {
+bool add_values(Source& values, int64_t begin, int64_t end, const Reach* reached, OutputFactors<T> factors,
+                DecodeScratch<T>& s) {
   constexpr int64_t L = kLanes<T>, W = kOutputVectors;
   const int64_t ld = s.ld;
+  bool finite = true;
   in_blocks<kRowsAtOnce<T>>(
       end,
       [&](auto some, int64_t row) {
+        const auto keys = values.reached(reached[row - begin]);
         in_blocks<W>(s.width.value / L, [&](auto vectors, int64_t column) {
-          multiply_values<Stored, decltype(some)::value, decltype(vectors)::value>(
-              values, column * L, s.reached[row], s.scores + row * ld, ld, first ? nullptr : s.rows.rescale + row,
-              s.output.at + row);
+          finite &= multiply_values<Stored, decltype(some)::value, decltype(vectors)::value>(
+              values, column * L, keys, s.scores + row * ld, ld, factors.from(row), s.output.at + row);
           values.prefetched();
         });
       },
       begin);
+  return finite;
 }
 
 // O, row_max and row_sum of all rows take in `count` keys, the first ones if they are, whose scores are there up to
@@ -149,7 +154,10 @@ void add_scores(const VisitValues& visit_values, int64_t count, bool first, cons
                 int64_t rows, Logits<T> logits, DecodeScratch<T>& s) {
   pad_scores(count, 0, rows, s);
   weigh_rows(mask, first, cells, s.reached, rows, logits, s.scores, s.ld, s.rows);
-  visit_values([&](auto stored, auto values) { add_values<decltype(stored)>(values, first, 0, rows, s); });
+  visit_values([&](auto stored, auto values) {
+    const OutputFactors<T> factors = {first ? nullptr : s.rows.rescale, nullptr};
+    add_values<decltype(stored)>(values, 0, rows, s.reached, factors, s);
+  });
 }
 
 // One tile of the list, for all rows.

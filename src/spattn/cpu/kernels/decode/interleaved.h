@@ -46,9 +46,14 @@ template <class T> class InterleavedKeys {
         ld_value_(value_width(call.head_dim_v, reach, readable)), value_size_(kRows * ld_value_),
         room_(room(reach, key_size_ + value_size_)), owner_(arena.array<int64_t>(room_ ? kMostBlocks : 0)),
         data_(arena.array<T>(room_ * (key_size_ + value_size_))),
-        rows_(arena.array<T>(room_ ? kKeysAbreast<T> * round_up(call.head_dim, kLanes<T>) : 0)) {}
+        rows_(arena.array<T>(room_ ? kKeysAbreast<T> * round_up(call.head_dim, kLanes<T>) : 0)),
+        reciprocal_(room_ ? ~uint64_t(0) / uint64_t(room_) + 1 : 0) {}
 
   explicit operator bool() const { return room_ > 0; }
+
+  // Vectors that begin where tiles do straddle cache lines half as often if that is an even number of keys from the
+  // beginning of a block; do most begin at an odd key?
+  void align(bool odd) { lead_ = odd; }
 
   // Is there room at once for all keys from `first` to `last`?
   bool holds(int64_t first, int64_t last) const { return room_ >= blocks_ || last - first <= (room_ - 1) * kKeys; }
@@ -63,26 +68,29 @@ template <class T> class InterleavedKeys {
     const InterleavedKeys& ring;
     const KeyHead& head;
     const Call& call;
-    int64_t room, owners, size;
+    int64_t room, owners, size, lead;
+    uint64_t reciprocal;
     T* data;
     int64_t* owner;
 
     SPATTN_INLINE KeyPlace<T> find(int64_t position) const {
       const int64_t block = int64_t(uint64_t(position) / kKeys), cell = int64_t(uint64_t(position) % kKeys);
-      const int64_t place = uint32_t(block) % uint32_t(room);  // the quotient of longer numbers takes longer
+      const int64_t place =
+          block - int64_t((unsigned __int128)(uint64_t(block)) * reciprocal >> 64) * room;  // the rest
       T* const found = data + place * size;
-      if (owner[place] != owners + block) {
+      if (owner[place] != owners + 2 * block) {
         ring.template fill<E>(head, block * kKeys, call, found);
-        owner[place] = owners + block;
+        owner[place] = owners + 2 * block;
       }
-      const T* const keys = found + cell * kFeaturesAbreast<T>;
+      const T* const keys = found + (cell + lead) * kFeaturesAbreast<T>;
       if (!ring.ld_value_) return {keys, head.values.data + position * head.values.position};
       return {keys, reinterpret_cast<const char*>(found + ring.key_size_ + cell * ring.ld_value_)};
     }
   };
 
   template <class E> Finder<E> finder(const KeyHead& head, const Call& call) const {
-    return {*this, head, call, room_, 1 + head.number * blocks_, key_size_ + value_size_, data_, owner_};
+    const int64_t owners = 2 * (1 + head.number * blocks_) + lead_;
+    return {*this, head, call, room_, owners, key_size_ + value_size_, lead_, reciprocal_, data_, owner_};
   }
 
  private:
@@ -113,32 +121,35 @@ template <class T> class InterleavedKeys {
     return hot < needed ? needed : hot < most ? hot : most;
   }
 
-  // What lies beyond the last key or the last feature is 0.
+  // What lies before the first key or beyond the last one or the last feature is 0. Rows soon needed are prefetched: the
+  // processor's own prefetching does not follow several of them at once.
   template <class E>
   __attribute__((noinline)) void fill(const KeyHead& head, int64_t first, const Call& call, T* to) const {
-    interleave<E>(head.keys, first, call, to);
+    interleave<E>(head.keys, first - lead_, call, to);
     if (ld_value_) copy<E>(head.values, first, call, to + key_size_);
   }
 
   template <class E>
   void interleave(const Head& head, int64_t first, const Call& call, T* to) const {
     constexpr int64_t G = kKeysAbreast<T>, F = kFeaturesAbreast<T>, L = kLanes<T>;
+    constexpr int64_t kSize = sizeof(typename E::Storage);
     const int64_t width = call.head_dim, ld = round_up(width, L);
     const bool in_place = whole_vectors<E>(head, width, ld);
     for (int64_t key = first; key < first + kKeys + G; key += G, to += L) {
       const char* from = head.data + key * head.position;
-      const bool copied = !in_place || key + G > call.kv_len;
+      const bool copied = !in_place || key < 0 || key + G > call.kv_len;
       for (int64_t i = 0; copied && i < G; ++i) {
-        const int64_t real = key + i < call.kv_len ? width : 0;
+        const int64_t real = 0 <= key + i && key + i < call.kv_len ? width : 0;
         if (real) read_row<E>(from + i * head.position, head.feature, width, rows_ + i * ld);
         clear(rows_ + i * ld + real, ld - real);
       }
       for (int64_t d = 0; d < ld; d += L) {
+        for (int64_t i = 0; !copied && i < G; ++i)
+          __builtin_prefetch(from + (i + 2 * kSoon) * head.position + d * kSize);
         Vec<T> block[G];
         SPATTN_UNROLL
         for (int64_t i = 0; i < G; ++i) {
-          block[i] = copied ? load<Vec<T>>(rows_ + i * ld + d)
-                            : load_elements<E>(from + i * head.position + d * int64_t(sizeof(typename E::Storage)));
+          block[i] = copied ? load<Vec<T>>(rows_ + i * ld + d) : load_elements<E>(from + i * head.position + d * kSize);
         }
         transpose<T, F>(block);
         for (int64_t i = 0; i < G && d + i * F < width; ++i) store(to + (d / F + i) * kLd, block[i]);
@@ -149,21 +160,26 @@ template <class T> class InterleavedKeys {
   template <class E>
   void copy(const Head& head, int64_t first, const Call& call, T* to) const {
     const int64_t end = first + kKeys + kKeysAbreast<T>, real = end < call.kv_len ? end : call.kv_len;
+    const int64_t bytes = call.head_dim_v * int64_t(sizeof(typename E::Storage));
     for (int64_t key = first; key < real; ++key, to += ld_value_) {
-      read_row<E>(head.data + key * head.position, head.feature, call.head_dim_v, to);
+      const char* from = head.data + key * head.position;
+      for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + kSoon * head.position + at);
+      read_row<E>(from, head.feature, call.head_dim_v, to);
       clear(to + call.head_dim_v, round_up(call.head_dim_v, kLanes<T>) - call.head_dim_v);
     }
     clear(to, (end - real) * ld_value_);
   }
 
-  int64_t blocks_;      // of a head
-  int64_t key_size_;    // elements of a block of K
-  int64_t ld_value_;    // elements from row to row of V; 0: it is read in place
-  int64_t value_size_;  // elements of a block of V
-  int64_t room_;        // blocks of the ring
-  int64_t* owner_;      // 1 + the number of a block among those of all heads
-  T* data_;             // (room_): (head_dim / features abreast, kLd) of K, (kRows, ld_value_) of V
-  T* rows_;             // (keys abreast, head_dim in whole vectors): of K, where it is not read in place
+  int64_t blocks_;       // of a head
+  int64_t key_size_;     // elements of a block of K
+  int64_t ld_value_;     // elements from row to row of V; 0: it is read in place
+  int64_t value_size_;   // elements of a block of V
+  int64_t room_;         // blocks of the ring
+  int64_t* owner_;       // twice 1 + the number of a block among those of all heads, and its `lead_`
+  T* data_;              // (room_): (head_dim / features abreast, kLd) of K, (kRows, ld_value_) of V
+  T* rows_;              // (keys abreast, head_dim in whole vectors): of K, where it is not read in place
+  uint64_t reciprocal_;  // 2^64 / room_, rounded up: quotients by it are exact for blocks below 2^32
+  int64_t lead_ = 0;     // so many keys come before the first one of a block
 };
 
 }  // namespace SPATTN_ISA

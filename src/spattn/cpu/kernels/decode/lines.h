@@ -2,6 +2,7 @@
 #pragma once
 #include "decode/interleaved.h"
 #include "decode/products.h"
+#include "decode/reach.h"
 #include "kernels.h"
 #include "simd/blocking.h"
 #include "tile/tile.h"
@@ -79,29 +80,61 @@ template <class T> struct Runs {
     return {begin, end < count ? end : count};
   }
 
-  // The rows of V of some cells, of whole steps.
-  template <class Visit> SPATTN_INLINE void each(Keys cells, const Visit& visit) const {
-    const Keys runs = with(cells);
-    int64_t left = line % kKeys ? line - runs.begin % of_line() * kKeys : line;  // of the line, in whole runs or not
+  // The runs of rows that reach some cells, of whole steps. Halves do not go apart where a run may have more lanes than
+  // keys: what these leave in the scores has to be overwritten by the next run.
+  Reach reached(const Reach& cells) const {
+    const Keys every = with(cells.all);
+    if (line % kKeys) return {every, {every, every}};
+    return {every, {with(cells.half[0]), with(cells.half[1])}};
+  }
+
+  // visit(sum, key, row) for the keys and the rows of V of some runs: which of two sums takes it in. Where the halves of
+  // the rows are staggered, visit_halves(key, row, key, row) first for what one half meets while the other meets another.
+  template <class Visit, class VisitHalves>
+  SPATTN_INLINE void each(const Reach& runs, const Visit& visit, const VisitHalves& visit_halves) const {
+    if (line % kKeys) return each_run<false>(runs.all, visit);
+    if (!runs.staggered()) return each_run<true>(runs.all, visit);
+    const Keys lead = runs.lead();
+    const int64_t later = runs.later(), step = value_step;
+    for (int64_t run = lead.begin; run < lead.end; ++run) {
+      const char *row = values[run], *later_row = values[run + later];
+      const int64_t key = first_key(run), later_key = first_key(run + later);
+      SPATTN_UNROLL
+      for (int i = 0; i < kKeys; ++i, row += step, later_row += step) {
+        visit_halves(key + i, row, later_key + i, later_row);
+      }
+    }
+    each_run<true>(runs.common(), visit);
+  }
+  SPATTN_INLINE void prefetched() const {}
+  static constexpr bool kHalves = true;
+
+ private:
+  int64_t first_key(int64_t run) const { return apart ? cell[run] : run * kKeys; }
+
+  // The same for all rows. kWhole: do all lines consist of whole runs?
+  template <bool kWhole, class Visit> SPATTN_INLINE void each_run(Keys runs, const Visit& visit) const {
+    const int64_t step = value_step;
+    int64_t left = kWhole ? 0 : line - runs.begin % of_line() * kKeys;  // of the line
     for (int64_t run = runs.begin; run < runs.end; ++run) {
       const char* row = values[run];
-      int64_t key = apart ? cell[run] : run * kKeys;
-      if (left >= kKeys) {
+      int64_t key = first_key(run);
+      if (kWhole || left >= kKeys) {
         SPATTN_UNROLL
         for (int i = 0; i < kKeys; i += 2) {
-          visit(Count<0>{}, key + i, row + i * value_step);
-          visit(Count<1>{}, key + i + 1, row + (i + 1) * value_step);
+          visit(Count<0>{}, key + i, row);
+          row += step;
+          visit(Count<1>{}, key + i + 1, row);
+          row += step;
         }
         left -= kKeys;
       } else {
-        for (; left; --left, ++key, row += value_step) visit(Count<0>{}, key, row);
+        for (; left; --left, ++key, row += step) visit(Count<0>{}, key, row);
       }
-      if (!left) left = line;
+      if (!kWhole && !left) left = line;
     }
   }
-  SPATTN_INLINE void prefetched() const {}
 
- private:
   int64_t of_line() const { return (line + kKeys - 1) / kKeys; }
 
   void list_cells(const Tile& tile) {
@@ -137,52 +170,71 @@ template <class T, int... I> SPATTN_INLINE Vec<T> by_runs(Vec<T> v, Lane<I...>) 
   return __builtin_shufflevector(v, v, (I % kKeysAbreast<T> * kFeaturesAbreast<T> + I / kKeysAbreast<T>)...);
 }
 
-// R rows of S for the runs that fill N vectors, which go to `scores`. Where the runs are apart, each goes to its cell,
-// and what one has more lanes than keys is overwritten by the next one.
-template <int R, int N, bool kApart, class T>
-__attribute__((noinline)) void multiply_runs(const T* const* run, const int64_t* cell, const T* const* query,
-                                             int64_t depth, T* scores, int64_t ld_scores) {
-  constexpr int F = kFeaturesAbreast<T>, G = kKeysAbreast<T>;
+// R rows of S for `count` times the runs that fill N vectors, which go to `scores`. Where the runs are apart, each goes
+// to its cell, and what one has more lanes than keys is overwritten by the next one. With kHalves the second half of the
+// rows meets the runs that are `later` ones further on. Several steps of a loop take fewer instructions a step, of which
+// a processor that works for two threads at once has too few to spare.
+template <int R, int N, bool kApart, bool kHalves, class T>
+__attribute__((noinline)) void multiply_runs(const T* const* run, const int64_t* cell, int64_t count, int64_t later,
+                                             const T* const* query, int64_t depth, T* scores, int64_t ld_scores) {
+  constexpr int F = kFeaturesAbreast<T>, G = kKeysAbreast<T>, H = kHalves ? 2 : 1, kSteps = 4;
   constexpr int64_t kLd = InterleavedKeys<T>::kLd;
-  Vec<T> sum[R][N][F] = {};
   const T* left_row[R];
   SPATTN_UNROLL
   for (int i = 0; i < R; ++i) left_row[i] = query[i];
-  const T* right_row[N * F];
-  SPATTN_UNROLL
-  for (int j = 0; j < N * F; ++j) right_row[j] = run[j];
-  for (int64_t d = 0, at = 0; d < depth; d += F, at += kLd) {
-    Vec<T> right[N][F];
+  for (; count; --count, run += N * F) {
+    Vec<T> sum[R][N][F] = {};
+    const T* right_row[H][N * F];
+    SPATTN_UNROLL
+    for (int h = 0; h < H; ++h) {
+      SPATTN_UNROLL
+      for (int j = 0; j < N * F; ++j) right_row[h][j] = run[h * later + j];
+    }
+    const auto step = [&](int64_t d, int64_t at) __attribute__((always_inline)) {
+      SPATTN_UNROLL
+      for (int h = 0; h < H; ++h) {
+        Vec<T> left[R / H];
+        SPATTN_UNROLL
+        for (int i = 0; i < R / H; ++i) left[i] = held(repeat_features<T>(left_row[h * R / H + i] + d));
+        SPATTN_UNROLL
+        for (int j = 0; j < N; ++j) {
+          SPATTN_UNROLL
+          for (int f = 0; f < F; ++f) {
+            const Vec<T> right = held(load<Vec<T>>(right_row[h][j * F + f] + at));
+            SPATTN_UNROLL
+            for (int i = 0; i < R / H; ++i) sum[h * R / H + i][j][f] += left[i] * right;
+          }
+        }
+      }
+    };
+    int64_t d = 0, at = 0;
+    for (; d + kSteps * F <= depth; d += kSteps * F, at += kSteps * kLd) {
+      SPATTN_UNROLL
+      for (int i = 0; i < kSteps; ++i) step(d + i * F, at + i * kLd);
+    }
+    for (; d < depth; d += F, at += kLd) step(d, at);
     SPATTN_UNROLL
     for (int j = 0; j < N; ++j) {
       SPATTN_UNROLL
-      for (int f = 0; f < F; ++f) right[j][f] = load<Vec<T>>(right_row[j * F + f] + at);
-    }
-    SPATTN_UNROLL
-    for (int i = 0; i < R; ++i) {
-      const Vec<T> left = repeat_features<T>(left_row[i] + d);
-      SPATTN_UNROLL
-      for (int j = 0; j < N; ++j) {
-        SPATTN_UNROLL
-        for (int f = 0; f < F; ++f) sum[i][j][f] += left * right[j][f];
+      for (int i = 0; i < R; ++i) {
+        const Vec<T> score =
+            Logits<T>::score(by_runs<T>(fold<Add, T, F / 2>(sum[i][j]), typename MakeLanes<kLanes<T>>::type{}));
+        const int64_t beyond = 2 * i >= R && kHalves ? later : 0;  // runs
+        T* const to = scores + i * ld_scores;
+        if constexpr (kApart) {
+          T lanes[kLanes<T>];
+          store(lanes, score);
+          SPATTN_UNROLL
+          for (int f = 0; f < F; ++f) memcpy(to + cell[beyond + j * F + f], lanes + f * G, G * sizeof(T));
+        } else {
+          store(to + beyond * G + j * kLanes<T>, score);
+        }
       }
     }
-  }
-  SPATTN_UNROLL
-  for (int j = 0; j < N; ++j) {
-    SPATTN_UNROLL
-    for (int i = 0; i < R; ++i) {
-      const Vec<T> score =
-          Logits<T>::score(by_runs<T>(fold<Add, T, F / 2>(sum[i][j]), typename MakeLanes<kLanes<T>>::type{}));
-      T* const to = scores + i * ld_scores;
-      if constexpr (kApart) {
-        T lanes[kLanes<T>];
-        store(lanes, score);
-        SPATTN_UNROLL
-        for (int f = 0; f < F; ++f) memcpy(to + cell[j * F + f], lanes + f * G, G * sizeof(T));
-      } else {
-        store(to + j * kLanes<T>, score);
-      }
+    if (kApart) {
+      cell += N * F;
+    } else {
+      scores += N * kLanes<T>;
     }
   }
 }
@@ -190,25 +242,27 @@ __attribute__((noinline)) void multiply_runs(const T* const* run, const int64_t*
 // What scores consist of: rows that are computed at once, each with the runs of a tile that any of them reaches.
 template <class T> class Meetings {
  public:
-  // Of so many rows, whose scores are `ld` apart.
+  // Of so many rows, whose scores are `ld` apart. Rows that are staggered are in two of them.
   Meetings(int64_t rows, int64_t ld, Arena& arena) : ld_(ld), all_(arena.array<Meeting>(rows)) {}
 
   void clear() { count_ = most_ = 0; }
 
-  // Adds the rows [begin, end), which meet the runs of one tile; `reached`: which of its cells.
-  void add(const Runs<T>& runs, int64_t begin, int64_t end, const Keys* reached) {
+  // Adds the rows [begin, end), which meet the runs of one tile; `reached`, from the first of them on: which of its cells.
+  void add(const Runs<T>& runs, int64_t begin, int64_t end, const Reach* reached) {
     in_blocks<kRowsAtOnce<T>>(
         end,
         [&](auto together, int64_t row) {
           constexpr int R = decltype(together)::value;
-          const Keys own = runs.with(reached[row]);
-          const int64_t first = own.begin / kRuns, vectors = (own.end + kRuns - 1) / kRuns - first;
-          const int64_t step = runs.apart ? 0 : kLanes<T>;
-          Multiply* const some = runs.apart ? multiply_runs<R, kAtOnce, true, T> : multiply_runs<R, kAtOnce, false, T>;
-          Multiply* const one = runs.apart ? multiply_runs<R, 1, true, T> : multiply_runs<R, 1, false, T>;
-          const T* const* const keys = runs.keys + first * kRuns;
-          all_[count_++] = {keys, runs.cell + first * kRuns, row, row * ld_ + first * step, step, vectors, some, one};
-          most_ = vectors > most_ ? vectors : most_;
+          const Reach own = runs.reached(reached[row - begin]).as([](Keys some) {
+            return Keys{some.begin / kRuns, (some.end + kRuns - 1) / kRuns};  // vectors
+          });
+          if constexpr (R > 1) {
+            if (own.staggered()) {
+              add<R, true>(runs, row, own.lead(), own.later() * kRuns);
+              return add<R, false>(runs, row, own.common(), 0);
+            }
+          }
+          add<R, false>(runs, row, own.all, 0);
         },
         begin);
   }
@@ -216,17 +270,18 @@ template <class T> class Meetings {
   // S of all of them, some vectors of each and then the next ones: boxes beside each other meet keys of the same lines,
   // which stay in the first-level cache so long.
   void score(const T* const* query, int64_t depth, T* scores) const {
-    for (int64_t vector = 0; vector < most_; vector += kAtOnce) {
+    const int64_t bytes = kRuns * kLanes<T> * depth * int64_t(sizeof(T));  // of the keys of a vector
+    const int64_t fit = kNear / bytes / kAtOnce * kAtOnce, round = fit > kAtOnce ? fit : kAtOnce;
+    for (int64_t vector = 0; vector < most_; vector += round) {
       for (const Meeting* own = all_; own != all_ + count_; ++own) {
-        const auto multiply = [&](Multiply* kernel, int64_t at) {
-          kernel(own->keys + at * kRuns, own->cell + at * kRuns, query + own->row, depth,
+        const auto multiply = [&](Multiply* kernel, int64_t at, int64_t count) {
+          kernel(own->keys + at * kRuns, own->cell + at * kRuns, count, own->later, query + own->row, depth,
                  scores + own->to + at * own->step, ld_);
         };
-        if (vector + kAtOnce <= own->vectors) {
-          multiply(own->some, vector);
-        } else {
-          for (int64_t at = vector; at < own->vectors; ++at) multiply(own->one, at);
-        }
+        const int64_t left = own->vectors - vector, count = left < round ? left : round;
+        const int64_t whole = count > 0 ? count / kAtOnce * kAtOnce : count;
+        if (whole > 0) multiply(own->some, vector, whole / kAtOnce);
+        if (count > whole) multiply(own->one, vector + whole, count - whole);
       }
     }
   }
@@ -234,15 +289,29 @@ template <class T> class Meetings {
  private:
   static constexpr int64_t kRuns = Runs<T>::kAtOnce;  // of a vector
   static constexpr int kAtOnce = kScoreVectors<T>;
+  static constexpr int64_t kNear = 8192;  // bytes of keys that stay in a first-level cache beside all else
 
-  using Multiply = void(const T* const* keys, const int64_t* cell, const T* const* query, int64_t depth, T* scores,
-                        int64_t ld_scores);
+  using Multiply = void(const T* const* keys, const int64_t* cell, int64_t count, int64_t later, const T* const* query,
+                        int64_t depth, T* scores, int64_t ld_scores);
   struct Meeting {
     const T* const* keys;  // of its first vector of runs, as `cell` and `to`, where its scores are
     const int64_t* cell;
-    int64_t row, to, step, vectors;  // step: from the scores of a vector to the next ones
-    Multiply *some, *one;            // for kAtOnce vectors, and for one
+    int64_t later, row, to, step, vectors;  // step: from the scores of a vector to the next ones
+    Multiply *some, *one;                   // for kAtOnce vectors, and for one
   };
+
+  // R rows that meet some vectors of runs. With kHalves the second half of them meets those `later` runs further on.
+  template <int R, bool kHalves> void add(const Runs<T>& runs, int64_t row, Keys some, int64_t later) {
+    const int64_t first = some.begin * kRuns, vectors = some.end - some.begin, step = runs.apart ? 0 : kLanes<T>;
+    const int64_t to = row * ld_ + some.begin * step;
+    const auto kernel = [&](auto abreast) -> Multiply* {
+      constexpr int N = decltype(abreast)::value;
+      return runs.apart ? multiply_runs<R, N, true, kHalves, T> : multiply_runs<R, N, false, kHalves, T>;
+    };
+    Multiply *const some_at_once = kernel(Count<kAtOnce>{}), *const one = kernel(Count<1>{});
+    all_[count_++] = {runs.keys + first, runs.cell + first, later, row, to, step, vectors, some_at_once, one};
+    most_ = vectors > most_ ? vectors : most_;
+  }
 
   int64_t ld_, count_ = 0, most_ = 0;
   Meeting* all_;

@@ -45,31 +45,56 @@ void multiply_keys(const Source& keys, Keys some, const T* const* query, int64_t
   }
 }
 
-// N vectors of R rows of O, from `column` of V on, for some keys: O = rescale * O + P V, or P V for the first tile of an item.
-template <class Stored, int R, int N, class Source, class T>
-__attribute__((noinline)) void multiply_values(const Source& values, int64_t column, Keys keys, const T* weights,
-                                               int64_t ld_weight, const T* rescale, T* const* output) {
+// What rows of O are multiplied by: what there is of them, which is nothing where it is null, and the results; where that
+// is null they stay as they are.
+template <class T> struct OutputFactors {
+  const T *before, *after;
+
+  OutputFactors from(int64_t row) const { return {before ? before + row : before, after ? after + row : after}; }
+};
+
+// N vectors of R rows of O, from `column` of V on, for some keys: O = (before * O + P V) * after. Is all finite that is
+// multiplied by a factor of the results? Adding 0 makes -0 a 0, as in scale_row().
+template <class Stored, int R, int N, class Source, class Some, class T>
+__attribute__((noinline)) bool multiply_values(const Source& values, int64_t column, const Some& keys, const T* weights,
+                                               int64_t ld_weight, OutputFactors<T> factors, T* const* output) {
   constexpr int L = kLanes<T>;
   constexpr int64_t kSize = sizeof(typename Stored::Storage), kBytes = N * L * kSize;
   // So few sums would wait for each other's additions: even and odd keys have their own, if there are registers for both
   // and for what is multiplied.
   constexpr int kSums = R * N <= 8 && 2 * R * N + N < kRegisters ? 2 : 1;
   Vec<T> sums[kSums][R][N] = {};
-  values.each(keys, [&](auto which, int64_t key, const char* row) __attribute__((always_inline)) {
+  const T* left_row[R];
+  SPATTN_UNROLL
+  for (int i = 0; i < R; ++i) left_row[i] = weights + i * ld_weight;
+  const int64_t first = column * kSize;
+  // The rows [begin, end) take in a key.
+  const auto add = [&](auto which, auto begin, auto end, int64_t key, const char* row) __attribute__((always_inline)) {
     Vec<T>(&sum)[R][N] = sums[decltype(which)::value % kSums];
     Vec<T> right[N];
     SPATTN_UNROLL
-    for (int j = 0; j < N; ++j) {
-      right[j] = load_elements<Stored>(row + (column + j * L) * kSize);
-    }
-    if constexpr (kBytes <= 64) __builtin_prefetch(row + column * kSize + kBytes);  // a cache line for the next columns
+    for (int j = 0; j < N; ++j) right[j] = load_elements<Stored>(row + first + j * L * kSize);
+    if constexpr (kBytes <= 64) __builtin_prefetch(row + first + kBytes);  // a cache line for the next columns
     SPATTN_UNROLL
-    for (int i = 0; i < R; ++i) {
-      const Vec<T> left = splat(weights[i * ld_weight + key]);
+    for (int i = decltype(begin)::value; i < decltype(end)::value; ++i) {
+      const Vec<T> left = splat(left_row[i][key]);
       SPATTN_UNROLL
       for (int j = 0; j < N; ++j) sum[i][j] += left * right[j];
     }
-  });
+  };
+  const auto add_to_all = [&](auto which, int64_t key, const char* row)
+                              __attribute__((always_inline)) { add(which, Count<0>{}, Count<R>{}, key, row); };
+  if constexpr (Source::kHalves) {
+    values.each(keys, add_to_all,
+                [&](int64_t key, const char* row, int64_t later_key, const char* later_row)
+                    __attribute__((always_inline)) {
+                      add(Count<0>{}, Count<0>{}, Count<R / 2>{}, key, row);
+                      add(Count<0>{}, Count<R / 2>{}, Count<R>{}, later_key, later_row);
+                    });
+  } else {
+    values.each(keys, add_to_all);
+  }
+  IntVec<T> strange = {};
   SPATTN_UNROLL
   for (int i = 0; i < R; ++i) {
     SPATTN_UNROLL
@@ -77,10 +102,15 @@ __attribute__((noinline)) void multiply_values(const Source& values, int64_t col
       T* out = output[i] + column + j * L;
       Vec<T> sum = sums[0][i][j];
       if constexpr (kSums > 1) sum += sums[1][i][j];
-      if (rescale) sum += load<Vec<T>>(out) * rescale[i];
+      if (factors.before) sum += load<Vec<T>>(out) * factors.before[i];
+      if (factors.after) {
+        sum = sum * factors.after[i] + Vec<T>{};
+        strange |= sum - sum != Vec<T>{};  // infinity - infinity is NaN
+      }
       store(out, sum);
     }
   }
+  return !factors.after || !any(strange);
 }
 
 }  // namespace SPATTN_ISA

@@ -1,6 +1,7 @@
 // Where rows of K and V are read: at even distances, at listed positions, or from a copy of whole vectors.
 #pragma once
 #include "decode/count.h"
+#include "decode/reach.h"
 #include "kernels.h"
 #include "simd/element.h"
 #include "tile/mask.h"
@@ -26,6 +27,8 @@ struct Rows {
     }
   }
   SPATTN_INLINE void prefetched() { width = 0; }
+  static constexpr bool kHalves = false;  // do all rows meet the same keys?
+  static Keys reached(const Reach& cells) { return cells.all; }
 
   // visit(sum, key, row) for each key: which of two sums takes it in.
   template <class Visit> SPATTN_INLINE void each(Keys keys, const Visit& visit) const {
@@ -57,6 +60,8 @@ struct ScatteredRows {
     }
   }
   SPATTN_INLINE void prefetched() { soon.bytes = 0; }
+  static constexpr bool kHalves = false;
+  static Keys reached(const Reach& cells) { return cells.all; }
   template <class Visit> SPATTN_INLINE void each(Keys keys, const Visit& visit) const {
     for (int64_t key = keys.begin; key < keys.end; ++key) prefetch(key, 1), visit(Count<0>{}, key, row(key));
   }

@@ -1,5 +1,6 @@
 // The softmax of a few rows whose keys lie in vectors: scores become weights along the keys.
 #pragma once
+#include "decode/reach.h"
 #include "kernels.h"
 #include "simd/native.h"
 #include "simd/reduce.h"
@@ -41,29 +42,6 @@ SPATTN_INLINE void mask_scores(const uint64_t* const (&bits)[R], Keys keys, T* s
   }
 }
 
-// The cell of a row, where heads have `cells` rows each.
-inline int64_t cell_of(int64_t row, int64_t cells) { return row < cells ? row : row % cells; }
-
-// Leaves in reached[row], for each block of rows that are computed at once, whole steps of the first `count` keys, from
-// the first to the last key that any of them may attend to.
-template <class T>
-void find_reached(const Mask& mask, int64_t step, int64_t cells, int64_t count, int64_t rows, Keys* reached) {
-  in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
-    Keys keys = {0, count};
-    if (mask) {
-      keys = {count, 0};
-      for (int64_t word = 0; word < mask.words; ++word) {
-        uint64_t any = 0;
-        for (int i = 0; i < decltype(some)::value; ++i) any |= mask.bits[cell_of(row + i, cells) * mask.words + word];
-        keys.cover(word, any);
-      }
-      if (step > 1) keys = {keys.begin / step * step, round_up(keys.end, step)};
-      keys = keys.within({0, count});
-    }
-    reached[row] = keys;
-  });
-}
-
 // The vectors that hold some keys.
 template <class T> Keys in_vectors(Keys keys) {
   return {keys.begin / kLanes<T> * kLanes<T>, round_up(keys.end, kLanes<T>)};
@@ -71,12 +49,12 @@ template <class T> Keys in_vectors(Keys keys) {
 
 // The largest score of each row, which is a query of `cells`, among the keys that it reaches.
 template <class T>
-void find_largest(const Mask& mask, int64_t cells, const Keys* reached, int64_t rows, T* matrix, int64_t ld,
+void find_largest(const Mask& mask, int64_t cells, const Reach* reached, int64_t rows, T* matrix, int64_t ld,
                   const RowStatistics<T>& s) {
   in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
     constexpr int R = decltype(some)::value;
     T* const scores = matrix + row * ld;
-    const Keys keys = in_vectors<T>(reached[row]);
+    const Keys keys = in_vectors<T>(reached[row].all);
     Vec<T> largest[R];
     for (int i = 0; i < R; ++i) largest[i] = splat(-kInfinity<T>);
     if (mask) {
@@ -95,13 +73,13 @@ void find_largest(const Mask& mask, int64_t cells, const Keys* reached, int64_t 
 
 // S becomes P, as in exponentiate(), and its sums are taken in, once the references are known.
 template <class T>
-void weigh_scores(bool first, const Keys* reached, int64_t rows, Logits<T> logits, T* matrix, int64_t ld,
+void weigh_scores(bool first, const Reach* reached, int64_t rows, Logits<T> logits, T* matrix, int64_t ld,
                   const RowStatistics<T>& s) {
   constexpr int L = kLanes<T>;
   in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {
     constexpr int R = decltype(some)::value;
     T* const scores = matrix + row * ld;
-    const Keys keys = in_vectors<T>(reached[row]);
+    const Keys keys = in_vectors<T>(reached[row].all);
     Vec<T> reference[R], sum[R] = {};
     SPATTN_UNROLL
     for (int i = 0; i < R; ++i) reference[i] = splat(s.reference[row + i]);
@@ -120,7 +98,7 @@ void weigh_scores(bool first, const Keys* reached, int64_t rows, Logits<T> logit
 
 // All of it: a row's keys lie in lanes, but its statistics where move_reference() has them.
 template <class T>
-void weigh_rows(const Mask& mask, bool first, int64_t cells, const Keys* reached, int64_t rows, Logits<T> logits,
+void weigh_rows(const Mask& mask, bool first, int64_t cells, const Reach* reached, int64_t rows, Logits<T> logits,
                 T* matrix, int64_t ld, const RowStatistics<T>& s) {
   const int64_t vectors = (rows + kLanes<T> - 1) / kLanes<T>;
   find_largest(mask, cells, reached, rows, matrix, ld, s);

@@ -32,11 +32,20 @@ template <class T> bool scale_row(T* row, int64_t width, T factor) {
   return !any(strange);
 }
 
-// Divides the rows of O by `divisor`, leaves those that come out non-finite, besides the chosen ones, to the exact
-// path, and writes the results of an item, whose log-sum-exps are there.
-template <class E, class Output, class T = typename E::Compute>
-void write_rows(const Item& item, int64_t cells, const T* divisor, const Positions& position,
-                const RowStatistics<T>& rows, const Output& output, const ExactRowBuffer& exact) {
+template <class T> bool is_finite(const T* row, int64_t width) {
+  IntVec<T> strange = {};
+  for (int64_t j = 0; j < width; j += kLanes<T>) {
+    const Vec<T> x = load<Vec<T>>(row + j);
+    strange |= x - x != Vec<T>{};
+  }
+  return !any(strange);
+}
+
+// Writes the results of an item, whose log-sum-exps are there. divide(cell, row) sees to it that a row of O is divided;
+// rows of which it says that they are not finite, and the chosen ones, are left to the exact path.
+template <class E, class Output, class Divide, class T = typename E::Compute>
+void write_rows(const Item& item, int64_t cells, const Positions& position, const RowStatistics<T>& rows,
+                const Output& output, const ExactRowBuffer& exact, const Divide& divide) {
   const Call& call = item.call;
   const Results<E> results(call, item.batch, item.head);
   for (int64_t cell = 0; cell < cells; ++cell) {
@@ -48,7 +57,7 @@ void write_rows(const Item& item, int64_t cells, const T* divisor, const Positio
     if (nothing && !exact.chosen[cell]) {
       lse = -kInfinity<double>;  // the sum's logarithm, also where a scale of 0 makes 0 * row_max undefined
       clear(row, call.head_dim_v);
-    } else if (exact.chosen[cell] || sum == T(0) || !scale_row(row, output.ld, T(1) / divisor[cell])) {
+    } else if (exact.chosen[cell] || sum == T(0) || !divide(cell, row)) {
       report_nonfinite(call);
       lse = ExactRow<E>(item, cell, position).compute(exact.sum, row);
     }
@@ -66,7 +75,8 @@ template <class E, class Output, class T = typename E::Compute>
 void finish_item(const Item& item, int64_t cells, Logits<T> logits, const T* divisor, const Positions& position,
                  const RowStatistics<T>& rows, const Output& output, const ExactRowBuffer& exact) {
   rows.find_lse(cells, logits);
-  write_rows<E>(item, cells, divisor, position, rows, output, exact);
+  write_rows<E>(item, cells, position, rows, output, exact,
+                [&](int64_t cell, T* row) { return scale_row(row, output.ld, T(1) / divisor[cell]); });
 }
 
 }  // namespace SPATTN_ISA

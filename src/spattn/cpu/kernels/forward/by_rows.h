@@ -48,6 +48,7 @@ template <class E, class Many, int64_t kFew> struct ByRows {
     }
     if (always_few(call)) {
       Few few(call, arena);
+      if (few.interleaved) few.interleaved.align(odd_starts(call, work, count));
       Boxes<E> boxes({call, batch, head, *work}, keys, few);
       for (int64_t i = 0, taken; i < count; i += taken) {
         taken = end - head == 1 ? boxes.take(work + i, count - i) : 0;
@@ -69,6 +70,16 @@ template <class E, class Many, int64_t kFew> struct ByRows {
 
  private:
   static bool always_few(const Call& call) { return call.plan.block_q <= kFew; }
+
+  // Do the key tiles of most items begin at an odd key? Three are asked: those beside the border of an image are few.
+  static bool odd_starts(const Call& call, const Work* work, int64_t count) {
+    int odd = 0;
+    for (int64_t quarter = 1; quarter < 4; ++quarter) {
+      const Item item = {call, 0, 0, work[count * quarter / 4]};
+      if (item.work.begin < item.work.end) odd += item.key_tile(item.first()).start & 1;
+    }
+    return odd > 1;
+  }
 };
 
 }  // namespace SPATTN_ISA
