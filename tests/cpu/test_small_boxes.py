@@ -57,14 +57,25 @@ def test_reads_nothing_beyond_the_arrays(dtype):
         check(*(at_protected_page(x[:, :, ::-1, ::-1])[:, :, ::-1, ::-1] for x in arrays), IMAGE)
 
 
-@pytest.mark.parametrize("side", [3, 5, 7, 9, 11])
+@pytest.mark.parametrize("side", [(3, 3), (5, 5), (7, 7), (9, 9), (11, 11), (7, 1), (5, 3)])
 @pytest.mark.parametrize("box", [(4, 2), (2, 2), (2, 1), (1, 4)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_lines_that_only_some_queries_of_a_box_reach(dtype, box, side):
-    """Lines of whole vectors of keys and of less, which begin at even and at odd keys."""
-    made = planned(patterns.Neighborhood((12, 21), side), 252, box, 192)
-    assert len(made.views) > 2, "tiles of keys of several shapes"
-    check(*inputs(1, 2, q_len=252, head_dim=24, dtype=dtype), patterns.Neighborhood((12, 21), side), box, 192)
+    """Lines of whole vectors of keys and of less, which begin at even and at odd keys, with and without room between."""
+    pattern = patterns.Neighborhood((12, 21), side)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "_LEAST_PAIRS", 1)
+        check(*inputs(1, 2, q_len=252, head_dim=24, dtype=dtype), pattern, box, 192)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_lines_shorter_than_a_vector_that_follow_each_other(dtype):
+    """What a line's last vector has more lanes than keys lies on the cells of a line that not all queries reach."""
+    pattern = patterns.Neighborhood((24, 6), (19, 1))
+    assert [1, 32, 2] in planned(pattern, 144).views["box"].tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu, "_LEAST_PAIRS", 1)
+        check(*inputs(1, 2, q_len=144, head_dim=24, dtype=dtype), pattern)
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -73,22 +84,18 @@ def test_tasks_whose_tiles_begin_at_even_and_at_odd_keys(isa):
     pattern = patterns.Neighborhood((60, 21), 7)
     arrays = inputs(1, 2, q_len=1260, head_dim=16)
     with threadpool_limits(1):
-        found = cpu.forward(*arrays, planned(pattern, 1260, (4, 2), 128), 0.25, isa=isa)
+        found = cpu.forward(*arrays, planned(pattern, 1260), 0.25, isa=isa)
     Expectation(pattern, *arrays, 0.25).check(*found, isa)
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_sums_out_of_range(dtype, isa):
+def test_sums_out_of_range(isa):
     """A sum of weights times V is infinite before it is divided, in some rows of those that are computed together."""
-    q, k, v = inputs(1, 2, q_len=117, head_dim=32, dtype=dtype)
-    large = v.copy()
-    large[:, :, 30:32] = np.finfo(dtype).max / 2
-    made = planned(IMAGE, 117)
-    expectation = Expectation(IMAGE, q, k, large, 0.01)
-    out, lse = cpu.forward(q, k, large, made, 0.01, isa=isa)
+    q, k, v = inputs(1, 2, q_len=117, head_dim=32)
+    v[:, :, 30:32] = np.finfo(np.float32).max
+    out, lse = cpu.forward(q, k, v, planned(IMAGE, 117), 0.01, isa=isa)
     assert np.isfinite(out).all()
-    expectation.check(out, lse, isa)
+    Expectation(IMAGE, q, k, v, 0.01).check(out, lse, isa)
 
 
 @settings(deadline=None)

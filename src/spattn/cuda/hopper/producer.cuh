@@ -58,7 +58,7 @@ struct Producer {
   StepTiles previous;  // its values are still to be loaded
   StepKeys previous_keys;
   Gatherer gatherer{part};
-  int task_number = blockIdx.x;  // where several warps load: they take turns without a counter
+  int task_number = blockIdx.x;  // where blocks take turns
 
   __device__ __forceinline__ StepTile load_entries(const Lookup& now, int e) const {
     const int last = min(e, now.work.end - 1);
@@ -190,13 +190,19 @@ struct Producer {
     if (previous_keys.item >= 0) load_step<1>(previous, previous_keys);
   }
 
+  // Do blocks take turns, there and back, instead of drawing tickets? So they do where several warps load, and where none
+  // takes more than two tasks: the longest come first, tickets for all second ones would be drawn before any first one is
+  // done, and the block with the longest task would go on with the longest of the rest.
+  __device__ __forceinline__ bool take_turns() const { return kGathers || p.task_count <= int(2 * gridDim.x); }
+
   // The counter hands out task_count + gridDim.x tickets in all, whoever draws them. A ticket is used long after it
   // was drawn, so that nothing waits for the atomic.
-  __device__ __forceinline__ int draw() const { return lane == 0 && !kGathers ? atomicAdd(p.counter, 1) : 0; }
+  __device__ __forceinline__ int draw() const { return lane == 0 && !take_turns() ? atomicAdd(p.counter, 1) : 0; }
 
   // Number of a ticket's task; whoever holds the last ticket puts the counter back to zero.
   __device__ __forceinline__ int settle(int ticket) {
-    if constexpr (kGathers) return task_number += gridDim.x;
+    const int blocks = gridDim.x;
+    if (take_turns()) return task_number = 2 * (task_number / blocks + 1) * blocks - 1 - task_number;
     if (lane == 0 && ticket == p.task_count + gridDim.x - 1) atomicExch(p.counter, 0);
     return gridDim.x + __shfl_sync(0xffffffff, ticket, 0);
   }

@@ -80,11 +80,11 @@ template <class T> struct Runs {
     return {begin, end < count ? end : count};
   }
 
-  // The runs of rows that reach some cells, of whole steps. Halves do not go apart where a run may have more lanes than
-  // keys: what these leave in the scores has to be overwritten by the next run.
+  // The runs of rows that reach some cells, of whole steps. Halves do not go apart where the lanes that a run has more
+  // than keys lie on the first cells of the next line, whose scores have to be written later.
   Reach reached(const Reach& cells) const {
     const Keys every = with(cells.all);
-    if (line % kKeys) return {every, {every, every}};
+    if (apart && line % kKeys) return {every, {every, every}};
     return {every, {with(cells.half[0]), with(cells.half[1])}};
   }
 

@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Attention of few tasks for each worker, which are of different lengths, by several builds in turns, on a GPU.
+
+    python benchmarks/rounds_cuda.py --build before=FOLDER --build now=FOLDER  # ten seconds each, a round
+
+A folder holds the package spattn; ``benchmarks/builds.py`` says how one is made of another commit. Processes of the
+builds take turns; each times every problem, planned by the build itself, as replays of a CUDA graph of many calls, so
+that no host time is in it. A build's figure is the median over its processes. Before anything is timed, causal results
+are compared with torch's. Writes ``benchmarks/results/rounds_cuda.json``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from child import builds_on_a_gpu
+
+SIZES = (
+    (1024, 16, 1),
+    (2048, 8, 1),
+    (2048, 16, 1),
+    (4096, 4, 1),
+    (4096, 8, 1),
+    (4096, 2, 4),
+    (8192, 4, 1),
+    (8192, 6, 1),
+    (8192, 8, 1),
+    (16384, 2, 1),
+    (16384, 16, 1),
+)  # tokens, heads, batch entries
+CALLS = 20  # of a graph
+NOTES = "bfloat16; replays of CUDA graphs of 20 calls, medians over processes of the builds in turns."
+
+
+def graph_ms(call: Callable[[], object]) -> float:
+    """Milliseconds of a call."""
+    import torch
+    from overhead_cuda import gpu_ms
+
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
+    return gpu_ms(graph.replay, 7) / CALLS
+
+
+def times() -> dict[str, float]:
+    """Milliseconds of each problem in this process."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    import spattn
+    from spattn import patterns as sp
+
+    found = {}
+    for head_dim in (64, 128):
+        for tokens, heads, batch in SIZES:
+            q, k, v = torch.randn(3, batch, heads, tokens, head_dim, device="cuda", dtype=torch.bfloat16)
+            expected = scaled_dot_product_attention(q, k, v, is_causal=True)
+            torch.testing.assert_close(spattn.attention(q, k, v, "causal"), expected, atol=1e-2, rtol=0.02)
+            documents = sp.Documents((tokens // 2, tokens // 4, tokens // 8, tokens // 8)) & sp.Causal()
+            for name, pattern in {
+                "causal": sp.Causal(),
+                "causal documents": documents,
+                "window": sp.SlidingWindow(tokens // 8, 0),
+            }.items():
+                call = partial(spattn.attention, q, k, v, pattern)
+                found[f"{name}, {tokens} tokens, {heads} heads, batch {batch}, head_dim {head_dim}"] = graph_ms(call)
+    return found
+
+
+if __name__ == "__main__":
+    builds_on_a_gpu("rounds_cuda", __doc__, NOTES, times)
