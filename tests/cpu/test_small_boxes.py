@@ -55,13 +55,17 @@ def test_reads_nothing_beyond_the_arrays(dtype):
         arrays = inputs(1, 2, q_len=117, head_dim=head_dim, dtype=dtype)
         check(*map(at_protected_page, arrays), IMAGE)
         check(*(at_protected_page(x[:, :, ::-1, ::-1])[:, :, ::-1, ::-1] for x in arrays), IMAGE)
+    odd = inputs(
+        1, 2, q_len=112, head_dim=64, dtype=dtype
+    )  # whose tiles begin at odd keys: there is none before the first
+    check(*(at_protected_page(x[:, :, ::-1, ::-1])[:, :, ::-1, ::-1] for x in odd), patterns.Neighborhood((8, 14), 7))
 
 
 @pytest.mark.parametrize("side", [(3, 3), (5, 5), (7, 7), (9, 9), (11, 11), (7, 1), (5, 3)])
 @pytest.mark.parametrize("box", [(4, 2), (2, 2), (2, 1), (1, 4)])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_lines_that_only_some_queries_of_a_box_reach(dtype, box, side):
-    """Lines of whole vectors of keys and of less, which begin at even and at odd keys, with and without room between."""
+    """Lines of whole vectors of keys and of less, at even and at odd keys, with and without room between them."""
     pattern = patterns.Neighborhood((12, 21), side)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu, "_LEAST_PAIRS", 1)
