@@ -71,14 +71,15 @@ template <class E, class Many, int64_t kFew> struct ByRows {
  private:
   static bool always_few(const Call& call) { return call.plan.block_q <= kFew; }
 
-  // Do the key tiles of most items begin at an odd key? Three are asked: those beside the border of an image are few.
+  // Do the key tiles of most items begin at an odd key? Five in a row are asked: beside a border of an image are two.
   static bool odd_starts(const Call& call, const Work* work, int64_t count) {
-    int odd = 0;
-    for (int64_t quarter = 1; quarter < 4; ++quarter) {
-      const Item item = {call, 0, 0, work[count * quarter / 4]};
+    const int64_t first = count / 2, end = first + 5 < count ? first + 5 : count;
+    int64_t odd = 0;
+    for (int64_t i = first; i < end; ++i) {
+      const Item item = {call, 0, 0, work[i]};
       if (item.work.begin < item.work.end) odd += item.key_tile(item.first()).start & 1;
     }
-    return odd > 1;
+    return 2 * odd > end - first;
   }
 };
 
