@@ -76,6 +76,16 @@ def test_split_lists(check, workers, kv_len):
     check(patterns.Causal(), q, k, v, 0.125, forward=lambda q, k, v, pattern, scale: cuda.forward(q, k, v, made, scale))
 
 
+@pytest.mark.parametrize("tokens", [384, 640, 1280])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_more_tasks_than_blocks(check, head_dim, tokens):
+    """No block takes more than two tasks, so that they take turns; or some do, and all draw tickets. Repeated: the
+    counter of tickets is zero again."""
+    arrays = inputs(3, 16, 16, tokens, tokens, head_dim, dtype="bfloat16")
+    for pattern in (patterns.Causal(), patterns.SlidingWindow(100, 0), patterns.Causal()):
+        check(pattern, *arrays, kinds=("torch",))
+
+
 @pytest.mark.parametrize("scale", [-0.3, 0.0, 1e-42, 7.0])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_scale(check, dtype, scale):
