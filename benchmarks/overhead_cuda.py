@@ -59,15 +59,16 @@ def gpu_ms(call: Callable[[], object], rounds: int = 15, least_ms: float = 3.0) 
     return statistics.median(times[3:])
 
 
-def graph_us(call: Callable[[], object], replays: int = 300) -> float:
-    """Time of one replay of a call's CUDA graph in µs, replays back to back."""
+def graph_us(call: Callable[[], object], replays: int = 300, calls: int = 1) -> float:
+    """Time of a call in µs, in a CUDA graph of so many of them that is replayed, replays back to back."""
     import torch
 
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        call()
-    return 1e3 * gpu_ms(graph.replay, 5, replays * 0.01)
+        for _ in range(calls):
+            call()
+    return 1e3 * gpu_ms(graph.replay, 5, replays * 0.01) / calls
 
 
 def launching() -> Iterator[dict]:

@@ -11,7 +11,6 @@ are compared with torch's. Writes ``benchmarks/results/rounds_cuda.json``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from child import builds_on_a_gpu
@@ -33,23 +32,10 @@ CALLS = 20  # of a graph
 NOTES = "bfloat16; replays of CUDA graphs of 20 calls, medians over processes of the builds in turns."
 
 
-def graph_ms(call: Callable[[], object]) -> float:
-    """Milliseconds of a call."""
-    import torch
-    from overhead_cuda import gpu_ms
-
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            call()
-    return gpu_ms(graph.replay, 7) / CALLS
-
-
 def times() -> dict[str, float]:
     """Milliseconds of each problem in this process."""
     import torch
+    from overhead_cuda import graph_us
     from torch.nn.functional import scaled_dot_product_attention
 
     import spattn
@@ -68,7 +54,9 @@ def times() -> dict[str, float]:
                 "window": sp.SlidingWindow(tokens // 8, 0),
             }.items():
                 call = partial(spattn.attention, q, k, v, pattern)
-                found[f"{name}, {tokens} tokens, {heads} heads, batch {batch}, head_dim {head_dim}"] = graph_ms(call)
+                call()  # plans
+                problem = f"{name}, {tokens} tokens, {heads} heads, batch {batch}, head_dim {head_dim}"
+                found[problem] = 1e-3 * graph_us(call, calls=CALLS)
     return found
 
 

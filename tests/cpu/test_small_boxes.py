@@ -55,9 +55,8 @@ def test_reads_nothing_beyond_the_arrays(dtype):
         arrays = inputs(1, 2, q_len=117, head_dim=head_dim, dtype=dtype)
         check(*map(at_protected_page, arrays), IMAGE)
         check(*(at_protected_page(x[:, :, ::-1, ::-1])[:, :, ::-1, ::-1] for x in arrays), IMAGE)
-    odd = inputs(
-        1, 2, q_len=112, head_dim=64, dtype=dtype
-    )  # whose tiles begin at odd keys: there is none before the first
+    # Tiles begin at odd keys, and blocks of interleaved ones with the key before: there is none before the first.
+    odd = inputs(1, 2, q_len=112, head_dim=64, dtype=dtype)
     check(*(at_protected_page(x[:, :, ::-1, ::-1])[:, :, ::-1, ::-1] for x in odd), patterns.Neighborhood((8, 14), 7))
 
 

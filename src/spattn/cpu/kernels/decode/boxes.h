@@ -119,7 +119,7 @@ void decode(const Boxes<E>& boxes, DecodeScratch<T>& s) {
     const ExactRowBuffer exact = s.exact.from(box.row);
     leave_marked(item, box.cells, s.position.key, exact);
     write_rows<E>(item, box.cells, s.position.from(box.row), own, s.output.from(box.row), exact,
-                  [&](int64_t, const T* row) { return finite || is_finite(row, s.output.ld); });
+                  [&](int64_t, T* row) { return finite || scale_row(row, s.output.ld, T(1)); });
   });
 }
 

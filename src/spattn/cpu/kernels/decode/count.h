@@ -12,7 +12,7 @@ template <int N> struct Count {
 // How many rows are computed at once: their accumulators, for several keys or features, fill the registers.
 template <class T> constexpr int kRowsAtOnce = kLanes<T> < 4 ? kLanes<T> : 4;
 
-// A value that is in a register from here on: where it is used several times, compilers would read it from memory as often.
+// A value that is in a register from here on: compilers would read one that is used several times from memory as often.
 template <class V> SPATTN_INLINE V held(V v) {
 #if defined(__x86_64__)
   asm("" : "+v"(v));

@@ -278,8 +278,9 @@ template <class T> class Meetings {
           kernel(own->keys + at * kRuns, own->cell + at * kRuns, count, own->later, query + own->row, depth,
                  scores + own->to + at * own->step, ld_);
         };
-        const int64_t left = own->vectors - vector, count = left < round ? left : round;
-        const int64_t whole = count > 0 ? count / kAtOnce * kAtOnce : count;
+        const int64_t left = own->vectors - vector;
+        if (left <= 0) continue;
+        const int64_t count = left < round ? left : round, whole = count / kAtOnce * kAtOnce;
         if (whole > 0) multiply(own->some, vector, whole / kAtOnce);
         if (count > whole) multiply(own->one, vector + whole, count - whole);
       }

@@ -32,15 +32,6 @@ template <class T> bool scale_row(T* row, int64_t width, T factor) {
   return !any(strange);
 }
 
-template <class T> bool is_finite(const T* row, int64_t width) {
-  IntVec<T> strange = {};
-  for (int64_t j = 0; j < width; j += kLanes<T>) {
-    const Vec<T> x = load<Vec<T>>(row + j);
-    strange |= x - x != Vec<T>{};
-  }
-  return !any(strange);
-}
-
 // Writes the results of an item, whose log-sum-exps are there. divide(cell, row) sees to it that a row of O is divided;
 // rows of which it says that they are not finite, and the chosen ones, are left to the exact path.
 template <class E, class Output, class Divide, class T = typename E::Compute>
