@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Attention of few tasks for each worker, which are of different lengths, by several builds in turns, on a GPU.
+"""Attention of few tasks for each worker, of different lengths, and gradients, by several builds in turns, on a GPU.
 
     python benchmarks/rounds_cuda.py --build before=FOLDER --build now=FOLDER  # ten seconds each, a round
 
@@ -53,10 +53,15 @@ def times() -> dict[str, float]:
                 "causal documents": documents,
                 "window": sp.SlidingWindow(tokens // 8, 0),
             }.items():
-                call = partial(spattn.attention, q, k, v, pattern)
-                call()  # plans
+                out, lse = spattn.attention(q, k, v, pattern, return_lse=True)
                 problem = f"{name}, {tokens} tokens, {heads} heads, batch {batch}, head_dim {head_dim}"
-                found[problem] = 1e-3 * graph_us(call, calls=CALLS)
+                calls = {
+                    "": partial(spattn.attention, q, k, v, pattern),
+                    "gradients, ": partial(spattn.attention_backward, q, q, k, v, out, lse, pattern),
+                }
+                for what, call in calls.items():
+                    call()  # plans
+                    found[what + problem] = 1e-3 * graph_us(call, calls=CALLS)
     return found
 
 

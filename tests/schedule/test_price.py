@@ -15,7 +15,6 @@ from spattn.schedule.price import (
     count_dense,
     count_pairs,
     count_rows,
-    keys_of_tiles,
     predicted_ms,
 )
 
@@ -113,15 +112,6 @@ def test_rows_are_computed_with_whole_vectors_of_keys(kernel, box, lanes):
             pairs += len(rows) * lanes * (met.max() // lanes + 1 - met.min() // lanes)
     found = count_rows(plan, 2, 3, Features(32, 64, lanes))
     assert found == (6 * 768, 6 * 768 * (32 + 64), 6 * pairs, 6 * pairs * (32 + 64))
-
-
-@pytest.mark.parametrize(("lanes", "keys"), [(1, 55), (4, 56), (16, 64)])
-def test_keys_of_one_tile_are_computed_up_to_the_last(lanes, keys):
-    """Of a view of several tiles all of each."""
-    plan = spattn.plan(sp.Windowed((14, 28), 7), 392, tile=(49, 64), box=(7, 7))
-    assert set(keys_of_tiles(plan.views[plan.components["key_view"]], 64, lanes)) == {keys}
-    whole = spattn.plan(sp.Full(), 256)
-    assert keys_of_tiles(whole.views[whole.components["key_view"]], 64, lanes).tolist() == [64]
 
 
 def test_rows_of_a_plan_without_bitmasks_meet_all_keys():

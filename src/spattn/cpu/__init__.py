@@ -53,7 +53,7 @@ _AMX_TILE = (64, 64)  # two panels of queries, each two tiles of AMX wide
 _MAX_LENGTHS = 8  # numbers of keys that a call of a plan that grows is kept for
 _TWO_BYTES = ("float16", "bfloat16")
 _PARALLEL_TASKS = 16  # (batch, head) tasks times pieces that planning aims at, whatever the machine's threads
-_LEAST_PAIRS = 24  # of a key, computed by tiles of few queries, which have it interleaved then
+_LEAST_PAIRS = 12  # of a key, computed by tiles of few queries, which have it interleaved then
 _FLOPS_PER_THREAD = 4e6  # starting a thread pays off from about this much work
 
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
-from operator import mul
 from typing import NamedTuple
-
-import numpy as np
 
 from .. import compiler
 from ..call import Call
 from ..patterns import Pattern
-from ..patterns._lattice import Lattice
 from ..plan import Plan
 from ..plan._cache import kept_with_plan
-from ..plan._tiling import make_view
+from ..plan._tiling import choose_box
 from ..plan._types import grid_of
 from ..schedule.boxes import Met, met_by_boxes
 from ..schedule.price import (
@@ -28,7 +23,6 @@ from ..schedule.price import (
     count_dense,
     count_pairs,
     count_rows,
-    keys_of_tiles,
     predicted_ms,
     row_counts,
 )
@@ -161,20 +155,28 @@ def _promising(plan: Plan, sizes: Sizes, device: Device) -> list[_Shape]:
 def _estimates_of_rows(met: Met, features: int, block_kv: int, device: Device) -> Iterator[tuple[float, _Shape]]:
     """A head's cost in boxes of each shape whose rows are computed a few together, with the keys that these meet."""
     for box, boxes in met.candidates(range(ROWS_AT_ONCE, device.few + 1, ROWS_AT_ONCE), _MOST_SMALL_BOXES):
-        own, cells = _met_by_one(met, box), math.prod(box)
-        if cells == ROWS_AT_ONCE:
-            view, own_kv = np.array([make_view(Lattice(0, (1,) * len(box), own), block_kv)]), block_kv
-            keys = float((keys_of_tiles(view, block_kv, device.lanes) * view["tiles"])[0])
-        elif math.prod(own) <= _MOST_KEYS:
-            own_kv = block_kv * -(-math.prod(own) // block_kv)
-            at_once = _met_by_one(met, _neighbours(box, ROWS_AT_ONCE))
-            sizes = itertools.accumulate(own[:0:-1], mul, initial=1)
-            reached = 1 + sum((n - 1) * size for n, size in zip(reversed(at_once), sizes, strict=True))
-            keys = -(-reached // device.lanes) * device.lanes
-        else:
+        kinds, cells = list(met.kinds(box)), math.prod(box)
+        most = max(math.prod(own) for own, _ in kinds)
+        together = cells == ROWS_AT_ONCE
+        if not together and most > _MOST_KEYS:
             continue
-        counts = row_counts(boxes * cells, boxes * cells * keys, features)
-        yield predicted_ms(counts, device.together), _Shape(box, own_kv)
+        own_kv = block_kv if together else block_kv * -(-most // block_kv)
+        reached = _met_by_one(met, box if together else _neighbours(box, ROWS_AT_ONCE))
+        pairs = cells * sum(count * _keys_reached(own, reached, own_kv, device.lanes) for own, count in kinds)
+        yield predicted_ms(row_counts(boxes * cells, pairs, features), device.together), _Shape(box, own_kv)
+
+
+def _keys_reached(own: tuple[int, ...], reached: tuple[int, ...], block_kv: int, lanes: int) -> int:
+    """Of the keys that a box meets, how many are computed for rows that reach so many of them along each axis: whole
+    vectors from the first one on. That others begin within a vector is left out, as is what they share with these."""
+    box = choose_box(own, block_kv)
+    tiles = math.prod(grid_of(own, box))
+    if tiles > 1:
+        return block_kv * tiles
+    last = 0
+    for side, most, own_reached in zip(box, own, reached, strict=True):
+        last = last * side + min(most, own_reached) - 1
+    return -(-(1 + last) // lanes) * lanes
 
 
 def _met_by_one(met: Met, sides: tuple[int, ...]) -> tuple[int, ...]:

@@ -32,17 +32,24 @@ def make_view(lattice: Lattice, block: int) -> np.void:
     return cut_view(lattice.offset, lattice.strides, lattice.extents, choose_box(lattice.extents, block))
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=2048)
 def choose_box(extents: tuple[int, ...], block: int) -> tuple[int, ...]:
-    """The most cubic box of `block` cells among those that need (almost) the fewest; a tie favours the last axis."""
+    """The most cubic box of `block` cells among those that need (almost) the fewest, but where one is enough, that in
+    which the lattice's last cell comes first; a tie favours the last axis."""
 
     def boxes(box: tuple[int, ...]) -> int:
         return math.prod(grid_of(extents, box))
 
+    def last(box: tuple[int, ...]) -> int:
+        cell = 0
+        for extent, side in zip(extents, box, strict=True):
+            cell = cell * side + min(extent, side) - 1
+        return cell
+
     candidates = factorisations(block, len(extents))
     fewest = min(map(boxes, candidates))
     near = [box for box in candidates if boxes(box) <= 1.1 * fewest]
-    return min(near, key=lambda box: (sum(box), box))
+    return min(near, key=lambda box: (last(box) if fewest == 1 else 0, sum(box), box))
 
 
 def factorisations(number: int, factors: int) -> list[tuple[int, ...]]:

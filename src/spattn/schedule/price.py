@@ -25,7 +25,6 @@ __all__ = [
     "count_dense",
     "count_pairs",
     "count_rows",
-    "keys_of_tiles",
     "predicted_ms",
     "row_counts",
 ]
@@ -227,14 +226,6 @@ def _reached_by_rows(plan: Plan, lanes: int) -> np.ndarray:
     vectors = np.logical_or.reduceat(found, np.arange(0, found.shape[-1], lanes), axis=-1)
     keys = lanes * _reach(vectors)
     return np.repeat(keys.mean(axis=1), every)[: len(plan.masks)]
-
-
-def keys_of_tiles(views: np.ndarray, block_kv: int, lanes: int) -> np.ndarray:
-    """How many keys of a tile of each view are computed, in whole vectors: of a view of one tile those up to its last
-    key; of more tiles most are full."""
-    last, box = (views["extent"] - 1).astype(np.int64), views["box"]
-    cells = (last[:, 0] * box[:, 1] + last[:, 1]) * box[:, 2] + last[:, 2] + 1
-    return np.where(views["tiles"] == 1, -(-cells // lanes) * lanes, block_kv)
 
 
 class _Runs(NamedTuple):

@@ -267,8 +267,8 @@ template <class T> class Meetings {
         begin);
   }
 
-  // S of all of them, some vectors of each and then the next ones: boxes beside each other meet keys of the same lines,
-  // which stay in the first-level cache so long.
+  // S of all of them, some vectors of each and then the next ones: boxes beside each other, and the rows of one, meet keys
+  // of the same lines at the same time, which stay in the first-level cache so long.
   void score(const T* const* query, int64_t depth, T* scores) const {
     const int64_t bytes = kRuns * kLanes<T> * depth * int64_t(sizeof(T));  // of the keys of a vector
     const int64_t fit = kNear / bytes / kAtOnce * kAtOnce, round = fit > kAtOnce ? fit : kAtOnce;
@@ -278,11 +278,10 @@ template <class T> class Meetings {
           kernel(own->keys + at * kRuns, own->cell + at * kRuns, count, own->later, query + own->row, depth,
                  scores + own->to + at * own->step, ld_);
         };
-        const int64_t left = own->vectors - vector;
-        if (left <= 0) continue;
-        const int64_t count = left < round ? left : round, whole = count / kAtOnce * kAtOnce;
-        if (whole > 0) multiply(own->some, vector, whole / kAtOnce);
-        if (count > whole) multiply(own->one, vector + whole, count - whole);
+        const int64_t first = own->from(vector), count = own->from(vector + round) - first;
+        const int64_t whole = count / kAtOnce * kAtOnce;
+        if (whole > 0) multiply(own->some, first, whole / kAtOnce);
+        if (count > whole) multiply(own->one, first + whole, count - whole);
       }
     }
   }
@@ -295,23 +294,30 @@ template <class T> class Meetings {
   using Multiply = void(const T* const* keys, const int64_t* cell, int64_t count, int64_t later, const T* const* query,
                         int64_t depth, T* scores, int64_t ld_scores);
   struct Meeting {
-    const T* const* keys;  // of its first vector of runs, as `cell` and `to`, where its scores are
+    const T* const* keys;  // of the first vector of runs of its tile, as `cell` and `to`, where the scores with it are
     const int64_t* cell;
-    int64_t later, row, to, step, vectors;  // step: from the scores of a vector to the next ones
-    Multiply *some, *one;                   // for kAtOnce vectors, and for one
+    int64_t later, row, to, step;  // step: from the scores of a vector to the next ones
+    Keys vectors;                  // which are met
+    Multiply *some, *one;          // for kAtOnce vectors, and for one
+
+    // The first one that is met from a vector on, of every kAtOnce.
+    int64_t from(int64_t vector) const {
+      const int64_t begin = vectors.begin;
+      const int64_t first = vector > begin ? begin + round_up(vector - begin, kAtOnce) : begin;
+      return first < vectors.end ? first : vectors.end;
+    }
   };
 
   // R rows that meet some vectors of runs. With kHalves the second half of them meets those `later` runs further on.
   template <int R, bool kHalves> void add(const Runs<T>& runs, int64_t row, Keys some, int64_t later) {
-    const int64_t first = some.begin * kRuns, vectors = some.end - some.begin, step = runs.apart ? 0 : kLanes<T>;
-    const int64_t to = row * ld_ + some.begin * step;
+    const int64_t step = runs.apart ? 0 : kLanes<T>;
     const auto kernel = [&](auto abreast) -> Multiply* {
       constexpr int N = decltype(abreast)::value;
       return runs.apart ? multiply_runs<R, N, true, kHalves, T> : multiply_runs<R, N, false, kHalves, T>;
     };
     Multiply *const some_at_once = kernel(Count<kAtOnce>{}), *const one = kernel(Count<1>{});
-    all_[count_++] = {runs.keys + first, runs.cell + first, later, row, to, step, vectors, some_at_once, one};
-    most_ = vectors > most_ ? vectors : most_;
+    all_[count_++] = {runs.keys, runs.cell, later, row, row * ld_, step, some, some_at_once, one};
+    most_ = some.end > most_ ? some.end : most_;
   }
 
   int64_t ld_, count_ = 0, most_ = 0;

@@ -106,35 +106,65 @@ template <class V> SPATTN_INLINE bool any(V bits) {
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Pieces of N lanes of `a` and `b` interleaved: the first half of the result pairs, then the second.
 template <int... I> struct Lane {};
 template <int N, int... I> struct MakeLanes : MakeLanes<N - 1, N - 1, I...> {};
 template <int... I> struct MakeLanes<0, I...> {
   using type = Lane<I...>;
 };
 
-template <int L, int N, class V, int... I> SPATTN_INLINE V zip_low(V a, V b, Lane<I...>) {
-  return __builtin_shufflevector(a, b, (I / N / 2 * N + I / N % 2 * L + I % N)...);
+// Vectors are L lanes, taken in pieces of N. Of every two neighbours among groups of S pieces one: the first ones of `a`
+// and `b`, or the second ones.
+template <int L, int S, class V, int... I> SPATTN_INLINE V first_groups(V a, V b, Lane<I...>) {
+  return __builtin_shufflevector(a, b, (I & S ? L + I - S : I)...);
 }
-template <int L, int N, class V, int... I> SPATTN_INLINE V zip_high(V a, V b, Lane<I...>) {
-  return __builtin_shufflevector(a, b, (I / N / 2 * N + I / N % 2 * L + I % N + L / 2)...);
+template <int L, int S, class V, int... I> SPATTN_INLINE V second_groups(V a, V b, Lane<I...>) {
+  return __builtin_shufflevector(a, b, (I & S ? L + I : I + S)...);
+}
+// Within each B lanes pieces of N of `a` and `b` by turns: those of the first half, or of the second.
+template <int L, int B, int N, class V, int... I> SPATTN_INLINE V zip_low(V a, V b, Lane<I...>) {
+  return __builtin_shufflevector(a, b, (I / B * B + I % B / N / 2 * N + I / N % 2 * L + I % N)...);
+}
+template <int L, int B, int N, class V, int... I> SPATTN_INLINE V zip_high(V a, V b, Lane<I...>) {
+  return __builtin_shufflevector(a, b, (I / B * B + I % B / N / 2 * N + I / N % 2 * L + I % N + B / 2)...);
 }
 
-// rows[i][j] becomes rows[j][i], of elements or of pieces of N: rounds of the perfect shuffle, log2 of how many there
-// are.
-template <class T, int N = 1> SPATTN_INLINE void transpose(Vec<T> (&rows)[kLanes<T> / N]) {
-  constexpr int L = kLanes<T>, kRows = L / N;
+// Swaps groups of S lanes, and then of half as many, down to `Least`, of rows as far apart as they have pieces of N.
+template <int S, int Least, int N, class V, int R> SPATTN_INLINE void swap_groups(V (&rows)[R]) {
+  constexpr int L = R * N;
   using All = typename MakeLanes<L>::type;
-  SPATTN_UNROLL
-  for (int round = 1; round < kRows; round *= 2) {
-    Vec<T> zipped[kRows];
+  if constexpr (S >= Least) {
     SPATTN_UNROLL
-    for (int i = 0; i < kRows / 2; ++i) {
-      zipped[2 * i] = zip_low<L, N>(rows[i], rows[i + kRows / 2], All{});
-      zipped[2 * i + 1] = zip_high<L, N>(rows[i], rows[i + kRows / 2], All{});
+    for (int i = 0; i < R; ++i) {
+      if (i & S / N) continue;
+      const V low = rows[i], high = rows[i + S / N];
+      rows[i] = first_groups<L, S>(low, high, All{}), rows[i + S / N] = second_groups<L, S>(low, high, All{});
     }
+    swap_groups<S / 2, Least, N>(rows);
+  }
+}
+
+// rows[i][j] becomes rows[j][i], of elements or of pieces of N: blocks of 16 bytes, across which few instructions reach,
+// by swaps; what is in them by rounds of the perfect shuffle.
+template <class T, int N = 1> SPATTN_INLINE void transpose(Vec<T> (&rows)[kLanes<T> / N]) {
+  constexpr int L = kLanes<T>, kBlock = 16 / sizeof(T) > N ? 16 / sizeof(T) : N, kTogether = kBlock / N;
+  using All = typename MakeLanes<L>::type;
+  swap_groups<L / 2, kBlock, N>(rows);
+  if constexpr (kTogether > 1) {
     SPATTN_UNROLL
-    for (int i = 0; i < kRows; ++i) rows[i] = zipped[i];
+    for (int round = 1; round < kTogether; round *= 2) {
+      Vec<T> zipped[L / N];
+      SPATTN_UNROLL
+      for (int first = 0; first < L / N; first += kTogether) {
+        SPATTN_UNROLL
+        for (int i = 0; i < kTogether / 2; ++i) {
+          const Vec<T> low = rows[first + i], high = rows[first + i + kTogether / 2];
+          zipped[first + 2 * i] = zip_low<L, kBlock, N>(low, high, All{});
+          zipped[first + 2 * i + 1] = zip_high<L, kBlock, N>(low, high, All{});
+        }
+      }
+      SPATTN_UNROLL
+      for (int i = 0; i < L / N; ++i) rows[i] = zipped[i];
+    }
   }
 }
 
