@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Attention on a 56 × 56 image by several builds of spattn in turns, on one CPU thread.
+"""Attention on images of 56 × 56, and smaller ones, by several builds of spattn in turns, on one CPU thread.
 
     python benchmarks/grids_cpu.py --build before=FOLDER --build now=FOLDER      # a minute for each build
 
@@ -13,8 +13,10 @@ than any other by more than ``--most``.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -38,23 +40,36 @@ def problems() -> dict[str, object]:
     }
 
 
+def cases() -> Iterator[tuple[str, object, int, int, int]]:
+    """(problem, pattern, side of the image, heads, head_dim)"""
+    from spattn import patterns as sp
+
+    for heads, head_dim in ((8, 32), (8, 64), (16, 32), (4, 128)):
+        for name, pattern in problems().items():
+            yield f"{name}, {heads} heads, head_dim {head_dim}", pattern, SIDE, heads, head_dim
+    for side, kernel, heads in ((SIDE, 3, 8), (24, 7, 40), (16, 7, 96)):
+        for head_dim in (32, 64):
+            name = f"neighbourhood {kernel}×{kernel} of {side}×{side}, {heads} heads, head_dim {head_dim}"
+            yield name, sp.Neighborhood((side, side), kernel), side, heads, head_dim
+
+
 def times(folders: dict[str, str]) -> dict[str, dict[str, list[float]]]:
     """Milliseconds of each problem's calls in this process, by build."""
     import numpy as np
 
-    builds, found = {name: Build(folder) for name, folder in folders.items()}, {}
-    for heads, head_dim in ((8, 32), (8, 64), (16, 32), (4, 128)):
-        arrays = np.random.default_rng(0).standard_normal((3, 1, heads, SIDE**2, head_dim), np.float32)
-        calls: dict[str, dict[str, Any]] = {}
-        for name, build in builds.items():
-            with build:
-                import spattn
+    @functools.cache
+    def arrays(*shape: int) -> np.ndarray:
+        return np.random.default_rng(0).standard_normal(shape, np.float32)
 
-                for problem, pattern in problems().items():
-                    calls.setdefault(problem, {})[name] = partial(spattn.attention, *arrays, pattern)
-        for problem, own in calls.items():
-            found[f"{problem}, {heads} heads, head_dim {head_dim}"] = in_turns(builds, own, REPEATS)
-    return found
+    builds, calls = {name: Build(folder) for name, folder in folders.items()}, {}
+    for name, build in builds.items():
+        with build:
+            import spattn
+
+            for problem, pattern, side, heads, head_dim in cases():
+                own = partial(spattn.attention, *arrays(3, 1, heads, side**2, head_dim), pattern)
+                calls.setdefault(problem, {})[name] = own
+    return {problem: in_turns(builds, own, REPEATS) for problem, own in calls.items()}
 
 
 def row(problem: str, taken: dict[str, list[float]]) -> dict[str, Any]:

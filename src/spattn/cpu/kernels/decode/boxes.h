@@ -101,6 +101,7 @@ void decode(const Boxes<E>& boxes, DecodeScratch<T>& s) {
     find_largest(box.mask, box.cells, box.reached, box.cells, s.scores + box.row * s.ld, s.ld, s.rows.from(box.row));
   });
   s.rows.set_reference(vectors, logits);
+  s.output.prefetch(boxes.rows);  // the room in a cache that Q and K had is free
   boxes.each([&](const Box& box) {
     weigh_scores(true, box.reached, box.cells, logits, s.scores + box.row * s.ld, s.ld, s.rows.from(box.row));
   });

@@ -40,6 +40,11 @@ template <class T> struct OutputRows {
       : ld(ld), at(arena.array<T*>(rows)), data(arena.array<T>(rows * ld)) {}
 
   T* row(int64_t cell) const { return at[cell]; }
+  void prefetch(int64_t rows) const {
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t d = 0; d < ld; d += 64 / int64_t(sizeof(T))) __builtin_prefetch(at[i] + d, 1);
+    }
+  }
   OutputRows from(int64_t first) const {
     OutputRows rest = *this;
     rest.at += first, rest.data += first * ld;
@@ -200,8 +205,8 @@ void add_tile(const Item& item, const Listed& at, const KeyHead& head, int64_t c
   add_scores<E>(visit_values, count, first, item.mask(at), cells, rows, logits, s);
 }
 
-// Finds, from `row` on, the rows of Q and O of an item, the places of whose cells are given: in place, and soon in a
-// cache, where they are what the kernels compute in. Padding has queries of zeros.
+// Finds, from `row` on, the rows of Q and O of an item, the places of whose cells are given: in place, and those of Q soon
+// in a cache, where they are what the kernels compute in. Padding has queries of zeros.
 template <class E, class T = typename E::Compute>
 void find_rows(const Item& item, int64_t cells, const int64_t* position, int64_t row, Logits<T> logits,
                DecodeScratch<T>& s) {
@@ -229,10 +234,7 @@ void find_rows(const Item& item, int64_t cells, const int64_t* position, int64_t
     } else if (read) {
       clear(own + i * ld, ld);
     }
-    if (written && real) {
-      out = reinterpret_cast<T*>(results.row(position[i]));
-      for (int64_t d = 0; d < output.ld; d += 64 / kSize) __builtin_prefetch(out + d, 1);
-    }
+    if (written && real) out = reinterpret_cast<T*>(results.row(position[i]));
     s.query[row + i] = query, output.at[i] = out;
   }
 }

@@ -172,12 +172,13 @@ template <class T, int... I> SPATTN_INLINE Vec<T> by_runs(Vec<T> v, Lane<I...>) 
 
 // R rows of S for `count` times the runs that fill N vectors, which go to `scores`. Where the runs are apart, each goes
 // to its cell, and what one has more lanes than keys is overwritten by the next one. With kHalves the second half of the
-// rows meets the runs that are `later` ones further on. Several steps of a loop take fewer instructions a step, of which
-// a processor that works for two threads at once has too few to spare.
+// rows meets the runs that are `later` ones further on. Meanwhile the run that is `next` ones further on is prefetched,
+// and what shares its cache lines; 0: none.
 template <int R, int N, bool kApart, bool kHalves, class T>
 __attribute__((noinline)) void multiply_runs(const T* const* run, const int64_t* cell, int64_t count, int64_t later,
-                                             const T* const* query, int64_t depth, T* scores, int64_t ld_scores) {
-  constexpr int F = kFeaturesAbreast<T>, G = kKeysAbreast<T>, H = kHalves ? 2 : 1, kSteps = 4;
+                                             int64_t next, const T* const* query, int64_t depth, T* scores,
+                                             int64_t ld_scores) {
+  constexpr int F = kFeaturesAbreast<T>, G = kKeysAbreast<T>, H = kHalves ? 2 : 1;
   constexpr int64_t kLd = InterleavedKeys<T>::kLd;
   const T* left_row[R];
   SPATTN_UNROLL
@@ -190,7 +191,8 @@ __attribute__((noinline)) void multiply_runs(const T* const* run, const int64_t*
       SPATTN_UNROLL
       for (int j = 0; j < N * F; ++j) right_row[h][j] = run[h * later + j];
     }
-    const auto step = [&](int64_t d, int64_t at) __attribute__((always_inline)) {
+    const T* const soon = run[next];
+    for (int64_t d = 0, at = 0; d < depth; d += F, at += kLd) {
       SPATTN_UNROLL
       for (int h = 0; h < H; ++h) {
         Vec<T> left[R / H];
@@ -206,13 +208,8 @@ __attribute__((noinline)) void multiply_runs(const T* const* run, const int64_t*
           }
         }
       }
-    };
-    int64_t d = 0, at = 0;
-    for (; d + kSteps * F <= depth; d += kSteps * F, at += kSteps * kLd) {
-      SPATTN_UNROLL
-      for (int i = 0; i < kSteps; ++i) step(d + i * F, at + i * kLd);
+      if (next) __builtin_prefetch(soon + at);
     }
-    for (; d < depth; d += F, at += kLd) step(d, at);
     SPATTN_UNROLL
     for (int j = 0; j < N; ++j) {
       SPATTN_UNROLL
@@ -272,16 +269,18 @@ template <class T> class Meetings {
   void score(const T* const* query, int64_t depth, T* scores) const {
     const int64_t bytes = kRuns * kLanes<T> * depth * int64_t(sizeof(T));  // of the keys of a vector
     const int64_t fit = kNear / bytes / kAtOnce * kAtOnce, round = fit > kAtOnce ? fit : kAtOnce;
+    const bool few = fit < kFew;
     for (int64_t vector = 0; vector < most_; vector += round) {
       for (const Meeting* own = all_; own != all_ + count_; ++own) {
-        const auto multiply = [&](Multiply* kernel, int64_t at, int64_t count) {
-          kernel(own->keys + at * kRuns, own->cell + at * kRuns, count, own->later, query + own->row, depth,
+        const auto multiply = [&](Multiply* kernel, int64_t at, int64_t count, int64_t abreast) {
+          const int64_t next = few && at + count * abreast < own->vectors.end ? count * abreast * kRuns : 0;
+          kernel(own->keys + at * kRuns, own->cell + at * kRuns, count, own->later, next, query + own->row, depth,
                  scores + own->to + at * own->step, ld_);
         };
         const int64_t first = own->from(vector), count = own->from(vector + round) - first;
         const int64_t whole = count / kAtOnce * kAtOnce;
-        if (whole > 0) multiply(own->some, first, whole / kAtOnce);
-        if (count > whole) multiply(own->one, first + whole, count - whole);
+        if (whole > 0) multiply(own->some, first, whole / kAtOnce, kAtOnce);
+        if (count > whole) multiply(own->one, first + whole, count - whole, 1);
       }
     }
   }
@@ -290,9 +289,10 @@ template <class T> class Meetings {
   static constexpr int64_t kRuns = Runs<T>::kAtOnce;  // of a vector
   static constexpr int kAtOnce = kScoreVectors<T>;
   static constexpr int64_t kNear = 8192;  // bytes of keys that stay in a first-level cache beside all else
+  static constexpr int64_t kFew = 4;      // vectors: where no more stay there, the next ones are not there yet
 
-  using Multiply = void(const T* const* keys, const int64_t* cell, int64_t count, int64_t later, const T* const* query,
-                        int64_t depth, T* scores, int64_t ld_scores);
+  using Multiply = void(const T* const* keys, const int64_t* cell, int64_t count, int64_t later, int64_t next,
+                        const T* const* query, int64_t depth, T* scores, int64_t ld_scores);
   struct Meeting {
     const T* const* keys;  // of the first vector of runs of its tile, as `cell` and `to`, where the scores with it are
     const int64_t* cell;
