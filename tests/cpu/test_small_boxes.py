@@ -292,6 +292,16 @@ def test_boxes_are_computed_together_as_one_by_one(isa):
                 assert np.array_equal(one[:, :, rows], all_of_them[:, :, rows])
 
 
+def test_boxes_that_see_fewer_lines_follow_others():
+    """Ten boxes side by side, four of which are computed together: two inside the image, and two at its last line."""
+    pattern = patterns.Neighborhood((16, 20), 7)
+    arrays = inputs(1, 1, q_len=320, head_dim=32)
+    made = planned(pattern, 320, (4, 2), 128)
+    expectation = Expectation(pattern, *arrays, 0.2)
+    for isa in ISAS:
+        expectation.check(*cpu.forward(*arrays, made, 0.2, isa=isa), isa)
+
+
 def test_boxes_together_find_all_their_keys():
     """There is room for the keys of any box, but not for those at the end of a row of boxes and the next ones."""
     grid = (20, 78)
