@@ -11,7 +11,7 @@ from ..call import Call
 from ..patterns import Pattern
 from ..plan import Plan
 from ..plan._cache import kept_with_plan
-from ..plan._tiling import choose_box
+from ..plan._tiling import choose_box, last_cell
 from ..plan._types import grid_of
 from ..schedule.boxes import Met, met_by_boxes
 from ..schedule.price import (
@@ -173,9 +173,7 @@ def _keys_reached(own: tuple[int, ...], reached: tuple[int, ...], block_kv: int,
     tiles = math.prod(grid_of(own, box))
     if tiles > 1:
         return block_kv * tiles
-    last = 0
-    for side, most, own_reached in zip(box, own, reached, strict=True):
-        last = last * side + min(most, own_reached) - 1
+    last = last_cell(tuple(map(min, own, reached)), box)
     return -(-(1 + last) // lanes) * lanes
 
 

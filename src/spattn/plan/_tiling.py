@@ -40,16 +40,18 @@ def choose_box(extents: tuple[int, ...], block: int) -> tuple[int, ...]:
     def boxes(box: tuple[int, ...]) -> int:
         return math.prod(grid_of(extents, box))
 
-    def last(box: tuple[int, ...]) -> int:
-        cell = 0
-        for extent, side in zip(extents, box, strict=True):
-            cell = cell * side + min(extent, side) - 1
-        return cell
-
     candidates = factorisations(block, len(extents))
     fewest = min(map(boxes, candidates))
     near = [box for box in candidates if boxes(box) <= 1.1 * fewest]
-    return min(near, key=lambda box: (last(box) if fewest == 1 else 0, sum(box), box))
+    return min(near, key=lambda box: (last_cell(extents, box) if fewest == 1 else 0, sum(box), box))
+
+
+def last_cell(extents: tuple[int, ...], box: tuple[int, ...]) -> int:
+    """The number of a box's last cell, where the box is as large as a lattice or larger."""
+    cell = 0
+    for extent, side in zip(extents, box, strict=True):
+        cell = cell * side + extent - 1
+    return cell
 
 
 def factorisations(number: int, factors: int) -> list[tuple[int, ...]]:

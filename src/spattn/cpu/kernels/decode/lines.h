@@ -273,7 +273,8 @@ template <class T> class Meetings {
     for (int64_t vector = 0; vector < most_; vector += round) {
       for (const Meeting* own = all_; own != all_ + count_; ++own) {
         const auto multiply = [&](Multiply* kernel, int64_t at, int64_t count, int64_t abreast) {
-          const int64_t next = few && at + count * abreast < own->vectors.end ? count * abreast * kRuns : 0;
+          const int64_t vectors = count * abreast;
+          const int64_t next = few && at + 2 * vectors <= own->vectors.end ? vectors * kRuns : 0;
           kernel(own->keys + at * kRuns, own->cell + at * kRuns, count, own->later, next, query + own->row, depth,
                  scores + own->to + at * own->step, ld_);
         };
