@@ -161,7 +161,7 @@ def _estimates_of_rows(met: Met, features: int, block_kv: int, device: Device) -
         if not together and most > _MOST_KEYS:
             continue
         own_kv = block_kv if together else block_kv * -(-most // block_kv)
-        reached = _met_by_one(met, box if together else _neighbours(box, ROWS_AT_ONCE))
+        reached = _met_by_one(met, _neighbours(box, ROWS_AT_ONCE))
         pairs = cells * sum(count * _keys_reached(own, reached, own_kv, device.lanes) for own, count in kinds)
         yield predicted_ms(row_counts(boxes * cells, pairs, features), device.together), _Shape(box, own_kv)
 

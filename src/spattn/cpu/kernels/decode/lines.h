@@ -269,12 +269,12 @@ template <class T> class Meetings {
   void score(const T* const* query, int64_t depth, T* scores) const {
     const int64_t bytes = kRuns * kLanes<T> * depth * int64_t(sizeof(T));  // of the keys of a vector
     const int64_t fit = kNear / bytes / kAtOnce * kAtOnce, round = fit > kAtOnce ? fit : kAtOnce;
-    const bool few = fit < kFew;
+    const bool ahead = 4 * bytes > kNear;  // else so many vectors stay there that the next ones are there already
     for (int64_t vector = 0; vector < most_; vector += round) {
       for (const Meeting* own = all_; own != all_ + count_; ++own) {
         const auto multiply = [&](Multiply* kernel, int64_t at, int64_t count, int64_t abreast) {
           const int64_t vectors = count * abreast;
-          const int64_t next = few && at + 2 * vectors <= own->vectors.end ? vectors * kRuns : 0;
+          const int64_t next = ahead && at + 2 * vectors <= own->vectors.end ? vectors * kRuns : 0;
           kernel(own->keys + at * kRuns, own->cell + at * kRuns, count, own->later, next, query + own->row, depth,
                  scores + own->to + at * own->step, ld_);
         };
@@ -290,7 +290,6 @@ template <class T> class Meetings {
   static constexpr int64_t kRuns = Runs<T>::kAtOnce;  // of a vector
   static constexpr int kAtOnce = kScoreVectors<T>;
   static constexpr int64_t kNear = 8192;  // bytes of keys that stay in a first-level cache beside all else
-  static constexpr int64_t kFew = 4;      // vectors: where no more stay there, the next ones are not there yet
 
   using Multiply = void(const T* const* keys, const int64_t* cell, int64_t count, int64_t later, int64_t next,
                         const T* const* query, int64_t depth, T* scores, int64_t ld_scores);
