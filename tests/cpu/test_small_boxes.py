@@ -103,6 +103,25 @@ def test_sums_out_of_range(dtype, large, isa):
     Expectation(IMAGE, q, k, v, 0.01).check(out, lse, isa)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_boxes_whose_rows_attend_to_other_tiles_too(dtype):
+    """What is computed for them are parts of results."""
+    pattern = IMAGE | patterns.GlobalTokens([5])
+    work = planned(pattern, 117).work
+    assert np.any((work["end"] - work["begin"] == 1) & (work["slot"] >= 0))
+    check(*inputs(1, 2, q_len=117, head_dim=32, dtype=dtype), pattern)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_attend_to_nothing(dtype, isa):
+    """Of the boxes whose queries are in the fifth and the sixth line the latter see no key of the first three."""
+    pattern = IMAGE & patterns.Columns(117, 0, 39)
+    made, arrays = planned(pattern, 117), inputs(1, 2, q_len=117, head_dim=32, dtype=dtype)
+    assert np.all(made.work["end"] - made.work["begin"] == 1)
+    Expectation(pattern, *arrays, 0.2).check(*cpu.forward(*arrays, made, 0.2, isa=isa), isa)
+
+
 @settings(deadline=None)
 @given(st.data())
 def test_any_grid(data):

@@ -27,9 +27,17 @@ template <class E> struct Boxes {
     Runs<T> runs;
     const Reach* reached;  // by its rows, as find_reached() leaves it
 
-    // Do its rows reach the cells that those of another one do?
-    bool reaches_as(const Box& other) const {
-      return mask.bits == other.mask.bits && keys == other.keys && cells == other.cells && runs.step == other.runs.step;
+    int64_t end() const { return row + cells; }
+  };
+
+  // What the cells that the rows of a box reach follow from, and where they are listed.
+  struct Reached {
+    const uint64_t* mask;
+    int64_t cells, keys, step;
+    Reach* rows;
+
+    bool same(const Reached& other) const {
+      return mask == other.mask && cells == other.cells && keys == other.keys && step == other.step;
     }
   };
 
@@ -40,6 +48,8 @@ template <class E> struct Boxes {
   DecodeScratch<T>& s;
   int64_t count, rows;
   Box boxes[kMostBoxes];
+  Reached last = {};  // that of the box before: most are alike
+  int64_t lists = 0;
 
   Boxes(const Item& any, const KeyHead& keys, DecodeScratch<T>& s)
       : call(any.call), batch(any.batch), head(any.head), keys(keys), logits(any.call.scale), s(s) {
@@ -70,17 +80,39 @@ template <class E> struct Boxes {
     for (int64_t i = 0; i < count; ++i) {
       Box& box = boxes[i];
       box.runs.template list<E>(box.tile, keys, s.interleaved, call);
-      if (i && box.reaches_as(boxes[i - 1])) {
-        box.reached = boxes[i - 1].reached;
-      } else {
-        find_reached<T>(box.mask, box.runs.step, box.cells, box.keys, box.cells, s.reached + box.row);
-        box.reached = s.reached + box.row;
-      }
+      box.reached = find(box);
     }
     return count;
   }
 
+  // What the rows of a box reach. Lists are overwritten in turn: those of all boxes that are computed together are there.
+  const Reach* find(const Box& box) {
+    const Reached own = {box.mask.bits, box.cells, box.keys, box.runs.step,
+                         s.reached_by_boxes + lists % kMostBoxes * call.plan.block_q};
+    if (!own.same(last)) {
+      find_reached<T>(box.mask, own.step, own.cells, own.keys, own.cells, own.rows);
+      last = own, ++lists;
+    }
+    return last.rows;
+  }
+
   Item item(const Box& box) const { return {call, batch, head, *box.work}; }
+
+  // Do no rows attend to keys that are left to the exact path, and do all results go where they belong, not into slots?
+  // Those that are finite, so that all rows attend to something, have nothing left to be done for them then.
+  bool usual() const {
+    bool all = !call.marked;
+    for (int64_t i = 0; i < count; ++i) all &= boxes[i].work->slot < 0;
+    return all;
+  }
+
+  void write() const {
+    const Results<E> results(call, batch, head);
+    const int64_t* const position = s.position.query;
+    for (int64_t row = 0; row < rows; ++row) {
+      if (position[row] != kPadding) results.write(position[row], s.output.row(row), T(s.rows.lse[row]));
+    }
+  }
 
   template <class Visit> void each(const Visit& visit) const {
     for (int64_t i = 0; i < count; ++i) visit(boxes[i]);
@@ -94,26 +126,26 @@ void decode(const Boxes<E>& boxes, DecodeScratch<T>& s) {
   const Logits<T>& logits = boxes.logits;
   const int64_t L = kLanes<T>, vectors = (boxes.rows + L - 1) / L;
   s.meetings.clear();
-  boxes.each([&](const Box& box) { s.meetings.add(box.runs, box.row, box.row + box.cells, box.reached); });
+  boxes.each([&](const Box& box) { s.meetings.add(box.runs, box.row, box.end(), box.reached); });
   s.meetings.score(s.query, call.head_dim, s.scores);
   boxes.each([&](const Box& box) {
-    pad_scores(box.keys, box.row, box.row + box.cells, s);
+    pad_scores(box.keys, box.row, box.end(), s);
     find_largest(box.mask, box.cells, box.reached, box.cells, s.scores + box.row * s.ld, s.ld, s.rows.from(box.row));
   });
   s.rows.set_reference(vectors, logits);
-  s.output.prefetch(boxes.rows);  // the room in a cache that Q and K had is free
   boxes.each([&](const Box& box) {
+    s.output.from(box.row).prefetch(box.cells);  // the room in a cache that Q and K had is free
     weigh_scores(true, box.reached, box.cells, logits, s.scores + box.row * s.ld, s.ld, s.rows.from(box.row));
   });
   for (int64_t row = 0; row < vectors * L; row += L) {
     store(s.rows.rescale + row, T(1) / load<Vec<T>>(s.rows.row_sum + row));
   }
-  bool finite = true;
-  boxes.each([&](const Box& box) {
-    const int64_t end = box.row + box.cells;
-    finite &= add_values<Native<T>>(box.runs, box.row, end, box.reached, OutputFactors<T>{nullptr, s.rows.rescale}, s);
-  });
+  alignas(64) T sum[kLanes<T>] = {};
+  const DividedOutput<T> divided = {s.rows.rescale, sum};
+  boxes.each([&](const Box& box) { add_values<Native<T>>(box.runs, box.row, box.end(), box.reached, divided, s); });
+  const bool finite = divided.finite();
   s.rows.find_lse(boxes.rows, logits);
+  if (finite && boxes.usual()) return boxes.write();
   boxes.each([&](const Box& box) {
     const Item item = boxes.item(box);
     const RowStatistics<T> own = s.rows.from(box.row);

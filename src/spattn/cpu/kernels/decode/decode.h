@@ -60,12 +60,13 @@ template <class T> struct DecodeScratch {
   RowStatistics<T> rows;  // with a vector's worth more, for whole vectors from any row on
   ExactRowBuffer exact;
   KeyStaging<T> staging;
-  Reach* reached;        // (width.query): by the first of the rows that are computed at once
-  Meetings<T> meetings;  // of these rows with runs
-  int64_t* listed;       // (block_kv + kSoon): where the keys of a tile are
-  T* scores;             // (width.query, ld): S, then the weights
-  const T** query;       // (width.query): rows of Q, times the sign of the scale
-  T* queries;            // (width.query, width.key): those that are not read in place
+  Reach* reached;           // (width.query): by the first of the rows that are computed at once
+  Reach* reached_by_boxes;  // (kMostBoxes, block_q): in lists of as many rows as a box has
+  Meetings<T> meetings;     // of these rows with runs
+  int64_t* listed;          // (block_kv + kSoon): where the keys of a tile are
+  T* scores;                // (width.query, ld): S, then the weights
+  const T** query;          // (width.query): rows of Q, times the sign of the scale
+  T* queries;               // (width.query, width.key): those that are not read in place
   OutputRows<T> output;
   Runs<T> runs;
 
@@ -74,10 +75,12 @@ template <class T> struct DecodeScratch {
       : interleaved(call, reach, readable, arena), width(call, reach ? kRowsTogether : 0),
         ld(call.plan.block_kv + kLanes<T>), position(call, width.query, arena), rows(width.query + kLanes<T>, arena),
         exact(width.query, call.head_dim_v, arena), staging(call, width, arena),
-        reached(arena.array<Reach>(width.query)), meetings(reach ? width.query : 0, ld, arena),
-        listed(arena.array<int64_t>(call.plan.block_kv + kSoon)), scores(arena.array<T>(width.query * ld)),
-        query(arena.array<const T*>(width.query)), queries(arena.array<T>(width.query * width.key)),
-        output(width.query, width.value, arena), runs(call, reach ? kMostBoxes : 1, arena) {}
+        reached(arena.array<Reach>(width.query)),
+        reached_by_boxes(arena.array<Reach>(reach ? kMostBoxes * call.plan.block_q : 0)),
+        meetings(reach ? width.query : 0, ld, arena), listed(arena.array<int64_t>(call.plan.block_kv + kSoon)),
+        scores(arena.array<T>(width.query * ld)), query(arena.array<const T*>(width.query)),
+        queries(arena.array<T>(width.query * width.key)), output(width.query, width.value, arena),
+        runs(call, reach ? kMostBoxes : 1, arena) {}
 };
 
 // How far to prefetch ahead, in bytes, where tiles follow each other: K and V together stay in a first-level cache.
@@ -131,25 +134,23 @@ template <class T> void pad_scores(int64_t count, int64_t begin, int64_t end, De
 }
 
 // O of the rows [begin, end) takes in the keys that they reach, by rows from the first of them on, whose rows of V are
-// elements of `Stored`. Is all finite, as multiply_values() says?
-template <class Stored, class Source, class T>
-bool add_values(Source& values, int64_t begin, int64_t end, const Reach* reached, OutputFactors<T> factors,
+// elements of `Stored`.
+template <class Stored, class Source, class Output, class T>
+void add_values(Source& values, int64_t begin, int64_t end, const Reach* reached, const Output& into,
                 DecodeScratch<T>& s) {
   constexpr int64_t L = kLanes<T>, W = kOutputVectors;
   const int64_t ld = s.ld;
-  bool finite = true;
   in_blocks<kRowsAtOnce<T>>(
       end,
       [&](auto some, int64_t row) {
         const auto keys = values.reached(reached[row - begin]);
         in_blocks<W>(s.width.value / L, [&](auto vectors, int64_t column) {
-          finite &= multiply_values<Stored, decltype(some)::value, decltype(vectors)::value>(
-              values, column * L, keys, s.scores + row * ld, ld, factors.from(row), s.output.at + row);
+          multiply_values<Stored, decltype(some)::value, decltype(vectors)::value>(
+              values, column * L, keys, s.scores + row * ld, ld, into.from(row), s.output.at + row);
           values.prefetched();
         });
       },
       begin);
-  return finite;
 }
 
 // O, row_max and row_sum of all rows take in `count` keys, the first ones if they are, whose scores are there up to
@@ -160,8 +161,8 @@ void add_scores(const VisitValues& visit_values, int64_t count, bool first, cons
   pad_scores(count, 0, rows, s);
   weigh_rows(mask, first, cells, s.reached, rows, logits, s.scores, s.ld, s.rows);
   visit_values([&](auto stored, auto values) {
-    const OutputFactors<T> factors = {first ? nullptr : s.rows.rescale, nullptr};
-    add_values<decltype(stored)>(values, 0, rows, s.reached, factors, s);
+    const AddedOutput<T> added = {first ? nullptr : s.rows.rescale};
+    add_values<decltype(stored)>(values, 0, rows, s.reached, added, s);
   });
 }
 

@@ -45,19 +45,44 @@ void multiply_keys(const Source& keys, Keys some, const T* const* query, int64_t
   }
 }
 
-// What rows of O are multiplied by: what there is of them, which is nothing where it is null, and the results; where that
-// is null they stay as they are.
-template <class T> struct OutputFactors {
-  const T *before, *after;
+// What becomes of P V: O = factor * O + P V, by rows; without factors, where there is no O yet, O = P V,
+template <class T> struct AddedOutput {
+  const T* factor;
 
-  OutputFactors from(int64_t row) const { return {before ? before + row : before, after ? after + row : after}; }
+  AddedOutput from(int64_t row) const { return {factor ? factor + row : factor}; }
+  SPATTN_INLINE Vec<T> result(int row, const T* out, Vec<T> sum) const {
+    return factor ? sum + load<Vec<T>>(out) * factor[row] : sum;
+  }
+  template <int N> SPATTN_INLINE void check(const Vec<T> (&)[N]) const {}
 };
 
-// N vectors of R rows of O, from `column` of V on, for some keys: O = (before * O + P V) * after. Is all finite that is
-// multiplied by a factor of the results? Adding 0 makes -0 a 0, as in scale_row().
-template <class Stored, int R, int N, class Source, class Some, class T>
-__attribute__((noinline)) bool multiply_values(const Source& values, int64_t column, const Some& keys, const T* weights,
-                                               int64_t ld_weight, OutputFactors<T> factors, T* const* output) {
+// or O = P V * factor.
+template <class T> struct DividedOutput {
+  const T* factor;
+  T* sum;  // a vector: of all results, so that it is finite only if they are
+
+  DividedOutput from(int64_t row) const { return {factor + row, sum}; }
+  // Adding 0 makes -0 a 0, as in scale_row().
+  SPATTN_INLINE Vec<T> result(int row, const T*, Vec<T> product) const { return product * factor[row] + Vec<T>{}; }
+  // Adds them up in pairs: additions one after the other would wait for each other.
+  template <int N> SPATTN_INLINE void check(Vec<T> (&results)[N]) const {
+    SPATTN_UNROLL
+    for (int n = N / 2; n; n /= 2) {
+      SPATTN_UNROLL
+      for (int i = 0; i < n; ++i) results[i] += results[i + n];
+    }
+    store(sum, load<Vec<T>>(sum) + results[0]);
+  }
+  bool finite() const {
+    const Vec<T> all = load<Vec<T>>(sum);
+    return !any(all - all != Vec<T>{});  // infinity - infinity is NaN
+  }
+};
+
+// N vectors of R rows of O, from `column` of V on, take in P V of some keys.
+template <class Stored, int R, int N, class Source, class Some, class Output, class T>
+__attribute__((noinline)) void multiply_values(const Source& values, int64_t column, const Some& keys, const T* weights,
+                                               int64_t ld_weight, Output into, T* const* output) {
   constexpr int L = kLanes<T>;
   constexpr int64_t kSize = sizeof(typename Stored::Storage), kBytes = N * L * kSize;
   // So few sums would wait for each other's additions: even and odd keys have their own, if there are registers for both
@@ -94,23 +119,22 @@ __attribute__((noinline)) bool multiply_values(const Source& values, int64_t col
   } else {
     values.each(keys, add_to_all);
   }
-  IntVec<T> strange = {};
+  Vec<T> results[R * N];
+  T* out[R];
+  SPATTN_UNROLL
+  for (int i = 0; i < R; ++i) out[i] = output[i] + column;
   SPATTN_UNROLL
   for (int i = 0; i < R; ++i) {
     SPATTN_UNROLL
     for (int j = 0; j < N; ++j) {
-      T* out = output[i] + column + j * L;
       Vec<T> sum = sums[0][i][j];
       if constexpr (kSums > 1) sum += sums[1][i][j];
-      if (factors.before) sum += load<Vec<T>>(out) * factors.before[i];
-      if (factors.after) {
-        sum = sum * factors.after[i] + Vec<T>{};
-        strange |= sum - sum != Vec<T>{};  // infinity - infinity is NaN
-      }
-      store(out, sum);
+      results[i * N + j] = into.result(i, out[i] + j * L, sum);
     }
   }
-  return !factors.after || !any(strange);
+  SPATTN_UNROLL
+  for (int i = 0; i < R * N; ++i) store(out[i / N] + i % N * L, results[i]);
+  into.check(results);
 }
 
 }  // namespace SPATTN_ISA

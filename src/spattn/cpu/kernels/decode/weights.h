@@ -10,20 +10,26 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Lanes whose bits, from the lowest on, are set: as Logits::masked() takes them.
+// Lanes whose bits, from bit `key` of a row of a mask on, are set: as Logits::masked() takes them.
 #if defined(__AVX512F__)
-template <class T> SPATTN_INLINE auto lanes_of(uint64_t bits) {
+template <class T> SPATTN_INLINE auto lanes_of(const uint64_t* bits, int64_t key) {
+  const uint64_t first = bits[key / 64] >> (key % 64);
   if constexpr (kLanes<T> == 16) {
-    return __mmask16(bits);
+    return __mmask16(first);
   } else {
-    return __mmask8(bits);
+    return __mmask8(first);
   }
 }
 #else
-template <class T> SPATTN_INLINE BitsVec<T> lanes_of(uint64_t bits) {
+template <class T> SPATTN_INLINE BitsVec<T> lanes_of(const uint64_t* bits, int64_t key) {
   BitsVec<T> lane;
   for (int i = 0; i < kLanes<T>; ++i) lane[i] = Word<T>(1) << i;
-  return splat_bits<T>(Word<T>(bits)) & lane;
+#if defined(__AVX2__)
+  if constexpr (kLanes<T> == 8) {  // a byte, which a load can repeat
+    return (BitsVec<T>)_mm256_set1_epi8(reinterpret_cast<const char*>(bits)[key / 8]) & lane;
+  }
+#endif
+  return splat_bits<T>(Word<T>(bits[key / 64] >> (key % 64))) & lane;
 }
 #endif
 
@@ -35,7 +41,7 @@ SPATTN_INLINE void mask_scores(const uint64_t* const (&bits)[R], Keys keys, T* s
     SPATTN_UNROLL
     for (int i = 0; i < R; ++i) {
       T* const at = scores + i * ld + key;
-      const Vec<T> score = Logits<T>::masked(load<Vec<T>>(at), lanes_of<T>(bits[i][key / 64] >> (key % 64)));
+      const Vec<T> score = Logits<T>::masked(load<Vec<T>>(at), lanes_of<T>(bits[i], key));
       store(at, score);
       largest[i] = larger(score, largest[i]);
     }
