@@ -80,13 +80,13 @@ template <class E> struct Boxes {
     for (int64_t i = 0; i < count; ++i) {
       Box& box = boxes[i];
       box.runs.template list<E>(box.tile, keys, s.interleaved, call);
-      box.reached = find(box);
+      box.reached = reached_by(box);
     }
     return count;
   }
 
   // What the rows of a box reach. Lists are overwritten in turn: those of all boxes that are computed together are there.
-  const Reach* find(const Box& box) {
+  const Reach* reached_by(const Box& box) {
     const Reached own = {box.mask.bits, box.cells, box.keys, box.runs.step,
                          s.reached_by_boxes + lists % kMostBoxes * call.plan.block_q};
     if (!own.same(last)) {
@@ -98,9 +98,9 @@ template <class E> struct Boxes {
 
   Item item(const Box& box) const { return {call, batch, head, *box.work}; }
 
-  // Do no rows attend to keys that are left to the exact path, and do all results go where they belong, not into slots?
-  // Those that are finite, so that all rows attend to something, have nothing left to be done for them then.
-  bool usual() const {
+  // Is nothing left to be done for results that are finite? These are of rows that attend to something, but may attend to
+  // keys that are left to the exact path, or be parts of rows, which go into slots.
+  bool finished() const {
     bool all = !call.marked;
     for (int64_t i = 0; i < count; ++i) all &= boxes[i].work->slot < 0;
     return all;
@@ -145,7 +145,7 @@ void decode(const Boxes<E>& boxes, DecodeScratch<T>& s) {
   boxes.each([&](const Box& box) { add_values<Native<T>>(box.runs, box.row, box.end(), box.reached, divided, s); });
   const bool finite = divided.finite();
   s.rows.find_lse(boxes.rows, logits);
-  if (finite && boxes.usual()) return boxes.write();
+  if (finite && boxes.finished()) return boxes.write();
   boxes.each([&](const Box& box) {
     const Item item = boxes.item(box);
     const RowStatistics<T> own = s.rows.from(box.row);
