@@ -66,6 +66,7 @@ template <class T> struct DividedOutput {
   SPATTN_INLINE Vec<T> result(int row, const T*, Vec<T> product) const { return product * factor[row] + Vec<T>{}; }
   // Adds them up in pairs: additions one after the other would wait for each other.
   template <int N> SPATTN_INLINE void check(Vec<T> (&results)[N]) const {
+    static_assert((N & (N - 1)) == 0, "halves of halves leave none out");
     SPATTN_UNROLL
     for (int n = N / 2; n; n /= 2) {
       SPATTN_UNROLL
@@ -73,10 +74,7 @@ template <class T> struct DividedOutput {
     }
     store(sum, load<Vec<T>>(sum) + results[0]);
   }
-  bool finite() const {
-    const Vec<T> all = load<Vec<T>>(sum);
-    return !any(all - all != Vec<T>{});  // infinity - infinity is NaN
-  }
+  bool finite() const { return !any(not_finite(load<Vec<T>>(sum))); }
 };
 
 // N vectors of R rows of O, from `column` of V on, take in P V of some keys.

@@ -27,7 +27,7 @@ template <class T> bool scale_row(T* row, int64_t width, T factor) {
   for (int64_t j = 0; j < width; j += kLanes<T>) {
     const Vec<T> x = load<Vec<T>>(row + j) * factor + Vec<T>{};
     store(row + j, x);
-    strange |= x - x != Vec<T>{};  // infinity - infinity is NaN
+    strange |= not_finite(x);
   }
   return !any(strange);
 }

@@ -104,6 +104,9 @@ template <class V> SPATTN_INLINE bool any(V bits) {
   return found != 0;
 }
 
+// Lanes that are infinite or NaN: infinity - infinity is NaN.
+template <class V> SPATTN_INLINE auto not_finite(V x) { return x - x != V{}; }
+
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 template <int... I> struct Lane {};
