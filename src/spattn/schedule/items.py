@@ -187,8 +187,8 @@ def _meeting(where: Sequence[Place], lists: int, q_len: int) -> np.ndarray:
         return found
     for place in where:
         rows = place.rows(covered)
-        np.minimum(rows, 1, out=rows)
         rows += place.of_tiles((place.numbers() >= 0).view(np.uint8))
+        np.minimum(rows, 2, out=rows)  # after the sum: a view whose list is empty here must not forget two writers
     if covered.max(initial=0) > 1:
         for place in where:
             number = place.numbers()
