@@ -15,6 +15,8 @@ from hypothesis import HealthCheck, Phase, settings
 # Before anything imports NumPy. Its products here are small and the tests keep every core busy, so that further threads
 # would only wait, and a thread of OpenBLAS that waits takes a whole core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Every plan of the tests, and of the processes that they start, is checked as if a stranger had made it.
+os.environ.setdefault("SPATTN_CHECK_PLANS", "1")
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 settings.register_profile("dev", max_examples=20, derandomize=True, **_COMMON)
@@ -27,6 +29,10 @@ settings.load_profile(os.environ.get("SPATTN_HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_configure(config):
+    from spattn import _checks
+    from spattn.testing.tables import check_table
+
+    _checks.observers[:] = [check_table]
     config.addinivalue_line("markers", "footprint: measures the memory of a process, to which sanitizers add their own")
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; run with `pytest -m gpu`")
 
@@ -101,14 +107,17 @@ def peak():
 
 
 @pytest.fixture
-def python(tmp_path):
+def python(request, tmp_path):
     """Runs a program in a fresh interpreter: ``python(source, **environment) -> its standard output``."""
+
+    # Where memory is measured, plans are made as users make them.
+    checked = {"SPATTN_CHECK_PLANS": "0"} if request.node.get_closest_marker("footprint") else {}
 
     def run(source, *, timeout=240, **environment):
         done = subprocess.run(
             [sys.executable, "-c", source],
             cwd=tmp_path,
-            env=os.environ | environment,
+            env=os.environ | checked | environment,
             timeout=timeout,
             capture_output=True,
             text=True,

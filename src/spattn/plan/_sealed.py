@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._cached import Recent
+from .._checks import CHECK_PLANS
 from .._frozen import frozen
 from .._imports import whole_imports
 from ._types import Plan
@@ -98,6 +99,8 @@ def seal(plan: Plan, least: int | None, growth: Growth | None) -> Plan:
     Returns it."""
     vars(plan)["_sealed"] = copy = _copy(plan)
     vars(copy).update(least=least, growth=growth)
+    if CHECK_PLANS:
+        _check_own(copy)
     return plan
 
 
@@ -116,6 +119,8 @@ def moved(plan: Sealed, kv_len: int) -> Sealed:
     # Sealed plans may share array objects: nobody else holds them.
     vars(made).update(vars(plan), **_changed(plan, kv_len), **_nothing_made())
     vars(made).pop("tiles", None)  # which is computed when it is asked for
+    if CHECK_PLANS:
+        _check_own(made)
     return made
 
 
@@ -169,6 +174,15 @@ def validate(plan: Plan) -> Plan:
     """
     sealed(plan)
     return plan
+
+
+def _check_own(plan: Sealed) -> None:
+    """The checks of foreign plans, and that no pair is allowed twice, for a plan that the planner made."""
+    with whole_imports:
+        from ._validate import check, check_disjoint
+
+    check(plan)
+    check_disjoint(plan)
 
 
 def _copy(plan: Plan) -> Sealed:

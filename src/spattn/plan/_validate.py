@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .._checks import MOST_CELLS
 from .._ragged import offsets
 from ._cells import unique_rows
 from ._parts import repeats
@@ -29,7 +30,7 @@ from ._types import (
     real_extents,
 )
 
-__all__ = ["check"]
+__all__ = ["check", "check_disjoint", "pair_codes"]
 
 _INT32 = (
     "indptr",
@@ -75,6 +76,40 @@ def check(p: Plan) -> None:
             _check_places(p, family, columns)
     _check_work(p, sum(len(family.components) * int(np.count_nonzero(np.diff(family.lists))) for family in found))
     _check_merges(p)
+
+
+def check_disjoint(p: Plan) -> None:
+    """ValueError where two tiles of a sound plan allow the same pair; plans of more than ``MOST_CELLS`` cells a variant
+    are not looked at."""
+    if p.q_len * p.kv_len > MOST_CELLS:
+        return
+    for variant in range(p.variants):
+        code = np.concatenate([np.zeros(0, np.int64), *pair_codes(p, variant)])
+        _require(len(np.unique(code)) == len(code), "components, masks", "each pair to be allowed once")
+
+
+def pair_codes(p: Plan, variant: int) -> Iterator[np.ndarray]:
+    """The pairs of a variant as row · kv_len + key, component after component, those that are allowed twice twice."""
+    tiles = p.tile_indptr[p.indptr]
+    bits = np.unpackbits(p.masks.astype("<u8").view(np.uint8), axis=2, bitorder="little").astype(bool)
+    for component in p.components[p.components["variant"] == variant]:
+        lists = component["first_row"] + np.arange(component["query_tiles"] + 1)
+        number = np.arange(tiles[lists[0]], tiles[lists[-1]])
+        tile = np.searchsorted(tiles[lists], number, side="right") - 1
+        run = np.searchsorted(p.tile_indptr, number, side="right") - 1
+        place, real = positions(p.views[component["query_view"]], tile)
+        row = p.q_order[variant, place] if p.q_order.size else place
+        key, real_key = np.zeros((2, len(number), p.block_kv), np.int64)
+        for view in np.unique(p.key_view[run]):
+            own = p.key_view[run] == view
+            first = p.indices[run[own]] + number[own] - p.tile_indptr[run[own]]
+            at, inside = positions(p.views[component["key_view"] + view], first)
+            key[own], real_key[own] = p.kv_order[variant, at] if p.kv_order.size else at, inside
+        allowed = real[:, :, None] & (real_key[:, None, :] > 0)
+        partial = p.mask[run] >= 0
+        allowed[partial] &= bits[p.mask[run[partial]]]
+        at, cell_q, cell_kv = np.nonzero(allowed)
+        yield row[at, cell_q].astype(np.int64) * p.kv_len + key[at, cell_kv]
 
 
 def _check_numbers(p: Plan) -> None:

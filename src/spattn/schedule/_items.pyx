@@ -121,6 +121,42 @@ def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] mee
     return work, found, slot
 
 
+def fill(
+    int32_t[::1] sources, int32_t[:, :, :, :] at, const int32_t[:, :, :, :] count, const int32_t[:, :, :, :] first,
+    int64_t step,
+):
+    """Writes the sources of rows, and moves on where the next ones of each row go.
+
+    Parameters
+    ----------
+    sources : (sources,) int32 array
+    at : (*axes) int32 array
+        Where the next source of each row goes.
+    count, first : (*axes) int32 arrays
+        Sources of each row, and the first of them; the others follow `step` apart.
+    step : int
+    """
+    cdef int64_t a, b, c, d, to, piece
+    cdef bint sound = True
+    for a in range(4):
+        sound = sound and at.shape[a] == count.shape[a] == first.shape[a]
+    if sound:
+        with nogil:
+            for a in range(at.shape[0]):
+                for b in range(at.shape[1]):
+                    for c in range(at.shape[2]):
+                        for d in range(at.shape[3]):
+                            to = at[a, b, c, d]
+                            if to < 0 or count[a, b, c, d] < 0 or to + count[a, b, c, d] > sources.shape[0]:
+                                sound = False
+                                continue
+                            for piece in range(count[a, b, c, d]):
+                                sources[to + piece] = <int32_t>(first[a, b, c, d] + piece * step)
+                            at[a, b, c, d] += count[a, b, c, d]
+    if not sound:
+        raise ValueError(f"sources: expected places among {sources.shape[0]} for the sources of each row")
+
+
 cdef int sort_by_length(Work* items, int64_t count, int64_t most) except -1 nogil:
     """Sorts items of up to `most` tiles by falling length, those of one length in order: digit by digit."""
     cdef vector[Work] before

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._checks import show
 from .._ragged import offsets, ramp
 from ..plan._types import Plan
 
@@ -78,7 +79,9 @@ def find_finishers(plan: Plan) -> Finishers:
         priors.append(prior[slots[own]].astype(np.int32))
         slots[own] = new
     whole = Merges(plan.merge_rows, plan.merge_indptr, plan.merge_sources, plan.merge_variants)
-    return Finishers(slots, np.concatenate(priors), _without(whole, kept, counts))
+    found = Finishers(slots, np.concatenate(priors), _without(whole, kept, counts))
+    show("finishers", plan=plan, found=found)
+    return found
 
 
 class SumFinishers(NamedTuple):
@@ -118,7 +121,7 @@ def find_sum_finishers(
     length : int
         Rows of a result.
     """
-    slots, counts = slots.astype(np.int32), np.diff(merges.indptr)
+    given, slots, counts = slots, slots.astype(np.int32), np.diff(merges.indptr)
     found = [_first_sources(slots, work_indptr, merges, rows, variant) for variant in range(len(work_indptr) - 1)]
     item, merge = (np.concatenate(column) for column in zip(*found, strict=True))
     real = merge[merge >= 0]
@@ -130,7 +133,9 @@ def find_sum_finishers(
     others = np.where(merge >= 0, counts[merge] - 1, 0)
     place = np.repeat(merges.indptr[merge] + 1, others) + ramp(others)
     rest = offsets(others).astype(np.int32), merges.sources[place]
-    return SumFinishers(slots, *rest, _without(merges, kept, counts))
+    made = SumFinishers(slots, *rest, _without(merges, kept, counts))
+    show("sum finishers", slots=given, work_indptr=work_indptr, merges=merges, rows=rows, found=made)
+    return made
 
 
 def no_sum_finishers(slots: np.ndarray, merges: Merges) -> SumFinishers:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .._checks import show
 from .._frozen import frozen
 from .._ragged import ramp
 from ..plan import Plan
@@ -67,7 +68,9 @@ def units(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> Units:
     made["batch"], made["head_kv"] = np.divmod(np.repeat(np.arange(len(kind)), per_head), heads_kv)
     rows = np.cumsum(made["end"] - made["begin"])
     made["offset"][1:] = rows[:-1]
-    return Units(work, frozen(made), per_head, int(rows[-1]))
+    split = Units(work, frozen(made), per_head, int(rows[-1]))
+    show("units", plan=plan, split=split, heads=(batch, heads_q, heads_kv))
+    return split
 
 
 def _cut(

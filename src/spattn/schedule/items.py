@@ -10,11 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from .._frozen import frozen, frozen_whole
-from .._ragged import offsets, ramp
+from .._ragged import offsets
 from ..plan import Plan
 from ..plan._build import Tiled
 from ..plan._types import LARGEST, WORK
-from ._items import cut, lists_of
+from ._items import cut, fill, lists_of
+from .proof import Writers, prove
 from .rows import Place, places
 
 __all__ = ["Items", "Lists", "Share", "Sharing", "cut_lists", "join_shares", "share_out"]
@@ -88,7 +89,26 @@ def share_out(tiled: Tiled | Plan, ends: Sequence[int], q_len: int, block_q: int
     ]
     if tiled.q_order.size:  # merges name rows
         shares = [own._replace(rows=rows[own.rows]) for own, rows in zip(shares, tiled.q_order, strict=True)]
-    return join_shares(shares, block_q)
+    made = join_shares(shares, block_q)
+    prove(
+        Writers(
+            tiled.views,
+            np.ascontiguousarray(tiled.components["query_view"]),
+            made.work["component"],
+            made.work["query_tile"],
+            made.work["slot"],
+            made.work_indptr,
+            made.slots,
+            made.merge_rows,
+            made.merge_indptr,
+            made.merge_sources,
+            made.merge_variants,
+            q_len,
+            block_q,
+            order=tiled.q_order,
+        )
+    )
+    return made
 
 
 def join_shares(shares: list[Share], block_q: int) -> Items:
@@ -221,22 +241,6 @@ def _merges(
     sources = np.zeros(int(following[-1]), np.int32)
     slot = np.cumsum(own) - own
     for place, count in zip(where, each, strict=True):
-        rows = place.rows(following)
         first = place.of_lists((slot * block_q).astype(np.int32), 0)
-        first += place.cells()
-        _fill(sources, rows, count, first, block_q)
-        rows += count
+        fill(sources, place.rows(following), count, first + place.cells(), block_q)
     return merged, counts, sources
-
-
-def _fill(sources: np.ndarray, at: np.ndarray, count: np.ndarray, first: np.ndarray, step: int) -> None:
-    """Writes the `count` sources of each of some rows, `step` apart, from place `at` on."""
-    at, count, first = (column.ravel() for column in (at, count, first))
-    if not count.all():
-        some = np.nonzero(count)[0]
-        at, count, first = (column[some] for column in (at, count, first))
-    sources[at] = first
-    several = np.nonzero(count > 1)[0]
-    count = count[several]
-    number = ramp(count)
-    sources[np.repeat(at[several], count) + number] = np.repeat(first[several], count) + step * number

@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .._checks import show
 from .._frozen import frozen
 from .._ragged import ramp
 from ..plan._types import Plan, TileLists, tile_lists
 from .finishers import Merges
 from .items import Items, Lists, Share, Sharing, cut_lists, join_shares
+from .proof import Writers, prove
 from .roles import roles
 from .rounds import cut_for_rounds
 from .rows import Place
@@ -155,9 +157,11 @@ def by_queries(plan: Plan, cut: Cut) -> Pass:
     numbers = slab_masks(plan, cut).of(query_view, lists.mask)
     masks = numbers.transpose(0, 2, 1).reshape(len(entries), plan.block_q // cut.side)
     merges = Merges(plan.merge_rows, plan.merge_indptr, _sources(plan, cut), plan.merge_variants)
-    return Pass(
+    made = Pass(
         frozen(work), plan.work_indptr, plan.variant, plan.slots, frozen(entries), frozen(masks), merges, plan.kv_len
     )
+    show("pass by queries", plan=plan, made=made, cut=cut)
+    return made
 
 
 def _sources(plan: Plan, cut: Cut) -> np.ndarray:
@@ -218,8 +222,27 @@ def by_keys(
         entries.append(columns)
         masks.append(own_masks)
     items: Items = join_shares(shares, together * plan.block_kv)
-    return Pass(
-        frozen(np.concatenate(work)),
+    joined = np.concatenate(work)
+    prove(
+        Writers(
+            plan.views,
+            np.arange(len(plan.views), dtype=np.int32),
+            joined["view"],
+            joined["tile"],
+            joined["slot"].astype(np.int64),
+            items.work_indptr,
+            items.slots,
+            items.merge_rows,
+            items.merge_indptr,
+            items.merge_sources,
+            items.merge_variants,
+            plan.kv_len,
+            plan.block_kv,
+            together,
+        )
+    )
+    made = Pass(
+        frozen(joined),
         items.work_indptr,
         frozen(kind.reshape(batch, heads_kv).astype(np.int32)),
         items.slots,
@@ -228,6 +251,8 @@ def by_keys(
         Merges(items.merge_rows, items.merge_indptr, items.merge_sources, items.merge_variants),
         plan.kv_len,
     )
+    show("pass by keys", plan=plan, made=made, cut=cut, heads=(batch, heads_q, heads_kv), together=together)
+    return made
 
 
 def _transpose(

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from .._checks import show
 from .._ragged import ramp
 from ..plan._types import Plan
 
@@ -61,7 +62,9 @@ def order_tasks(
         # Heads take turns item by item, so that equal items of neighbouring tiles run side by side.
         tasks = tasks[np.lexsort((place, rank, -length[tasks["item"]]))]
         pieces.append(tasks[chosen[tasks["item"]]])
-    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=TASK)
+    tasks = np.concatenate(pieces) if pieces else np.zeros(0, dtype=TASK)
+    show("tasks", plan=plan, chosen=chosen, batch=batch, heads_q=heads_q, heads_kv=heads_kv, tasks=tasks)
+    return tasks
 
 
 def merge_heads(merge_variants: np.ndarray, variant: np.ndarray, batch: int, heads_q: int) -> np.ndarray:

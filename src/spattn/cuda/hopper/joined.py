@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..._checks import show
 from ..._ragged import offsets
 from .layout import Layout
 
@@ -52,7 +53,7 @@ def join(layouts: Sequence[Layout], first_maps: Sequence[int]) -> Joined:
         works.append(work)
         own = layout.entry_masks
         numbers.append(np.where(own >= 0, own + masks[n], own).astype(own.dtype))
-    return Joined(
+    joined = Joined(
         np.concatenate(works),
         np.concatenate([layout.entries for layout in layouts]),
         np.concatenate(numbers),
@@ -62,6 +63,8 @@ def join(layouts: Sequence[Layout], first_maps: Sequence[int]) -> Joined:
         np.concatenate([layout.priors for layout in layouts]),
         starts("work")[:-1],
     )
+    show("joined", layouts=layouts, joined=joined)
+    return joined
 
 
 def _views(records: Sequence[np.ndarray], first_maps: Sequence[int]) -> Iterator[np.ndarray]:

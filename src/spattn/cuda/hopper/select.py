@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..._checks import show
 from ..._ragged import offsets, ramp
 from ...arrays._operand import Operand
 from ...plan import Plan
@@ -123,7 +124,7 @@ def items_of(plan: Plan, form: Form, batch: int, heads: int, q_len: int) -> Item
     work["end"] = tiles
     indptr = offsets(last - first)
     masks = np.diff(offsets(most.masks[items])[indptr])  # of each pair
-    return Items(
+    found = Items(
         work,
         indptr.astype(np.int32),
         pair.reshape(batch, heads).astype(np.int32),
@@ -133,6 +134,8 @@ def items_of(plan: Plan, form: Form, batch: int, heads: int, q_len: int) -> Item
         starts,
         int(np.minimum(masks, most.all_masks).sum()),
     )
+    show("selected items", plan=plan, items=found)
+    return found
 
 
 class Room(NamedTuple):

@@ -1,0 +1,1 @@
+"""Attacks of outside reviewers; no expected value is computed by spattn."""
