@@ -13,7 +13,7 @@ import spattn
 from spattn import cpu
 from spattn import patterns as p
 from spattn.plan import _cache
-from spattn.plan._sealed import moved, sealed, validate
+from spattn.plan._sealed import moved, seal, sealed, validate
 from spattn.testing import check_plan
 
 pytestmark = pytest.mark.usefixtures("no_plans")
@@ -30,6 +30,14 @@ MOVING = [
     p.Sinks(130) | p.SlidingWindow(129, 0),  # both ends are of one shape
     p.Longformer(20, global_tokens=(0, 1, 3)),
 ]
+
+
+def test_views_of_queries_start_at_the_first_row():
+    """Views with an offset move, so a plan whose queries have one must not be marked as one that moves."""
+    made = dataclasses.replace(spattn.plan(p.DilatedWindow(3, 3, 4), 50))
+    with pytest.raises(RuntimeError, match="^plan: a view of queries would move with the keys"):
+        seal(made, 10, None)
+    assert seal(made, None, None) is made
 
 
 def planned(pattern, kv_len, q_len=2, **options):

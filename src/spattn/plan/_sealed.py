@@ -95,8 +95,17 @@ def sealed_for(plan: Plan, batch: int, heads: int, q_len: int, kv_len: int) -> S
 
 
 def seal(plan: Plan, least: int | None, growth: Growth | None) -> Plan:
-    """Says that a plan is sound, from how many keys on it moves, and whether it grows: the planner's own need no check.
-    Returns it."""
+    """Marks the planner's own plan as checked, and says from how many keys on it moves and if it grows; returns it.
+
+    Raises
+    ------
+    RuntimeError
+        If it moves and a view of queries does not start at row 0: :func:`moved` would move that view too.
+    """
+    if least is not None and plan.views["offset"][plan.components["query_view"]].any():
+        raise RuntimeError(
+            "plan: a view of queries would move with the keys; this is a bug in spattn, please report it"
+        )
     vars(plan)["_sealed"] = copy = _copy(plan)
     vars(copy).update(least=least, growth=growth)
     if CHECK_PLANS:

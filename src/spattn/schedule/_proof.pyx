@@ -30,7 +30,9 @@ cdef extern from "kernels/proof.h" namespace "spattn" nogil:
 
     cdef cppclass RowProof:
         RowProof(const Writers& writers) except +
-        Finding check(int64_t first, int64_t last, int64_t first_merge, int64_t last_merge, const int32_t* order) except +
+        Finding check(
+            int64_t first, int64_t last, int64_t first_merge, int64_t last_merge, const int32_t* order,
+        ) except +
 
 
 cdef Column[int32_t] _int32(const int32_t[:] column):

@@ -71,8 +71,8 @@ def prove(writers: Writers) -> None:
 
     Notes
     -----
-    It runs on every plan, so that a fault of the planner is an error and never a wrong result. Costs O(items + rows / 64
-    + merges + sources), with no allocation of the size of the sequence but one bit a row.
+    It runs on every plan, so that a fault of the planner is an error and never a wrong result. Time is O(items +
+    rows / 64 + merges + sources), memory one bit a row and 32 bytes a tile.
     """
     fault, variant, at = find_fault(
         writers.views.view(np.uint8),
@@ -93,4 +93,6 @@ def prove(writers: Writers) -> None:
     )
     if fault:
         what = _FAULTS[fault - 1].format(at=at)
-        raise RuntimeError(f"plan: {what} (variant {variant}); this is a bug in spattn, please report the pattern and lengths")
+        raise RuntimeError(
+            f"plan: {what} (variant {variant}); this is a bug in spattn, please report the pattern and lengths"
+        )

@@ -220,7 +220,7 @@ def _check_lists(plan: Plan, variant: int) -> None:
 def _check_writers(plan: Plan, variant: int) -> None:
     """Each row is written once, each slot by one item; merges read what items wrote, all of it, each source once."""
     written: Counter[int] = Counter()
-    filled: Counter[int] = Counter()
+    filled: Counter[tuple[int, int]] = Counter()  # row of the workspace, row of the output
     slots: Counter[int] = Counter()
     for item in _items(plan, variant):
         row, valid = _query_cells(plan, item)
@@ -228,13 +228,14 @@ def _check_writers(plan: Plan, variant: int) -> None:
             written.update(row[valid].tolist())
         else:
             slots[int(item["slot"])] += 1
-            filled.update((int(item["slot"]) * plan.block_q + np.nonzero(valid)[0]).tolist())
+            at = int(item["slot"]) * plan.block_q + np.nonzero(valid)[0]
+            filled.update(zip(at.tolist(), row[valid].tolist(), strict=True))
     assert not slots or max(slots.values()) == 1, "two work items share a slot"
     merges = range(plan.merge_variants[variant], plan.merge_variants[variant + 1])
     written.update(int(plan.merge_rows[m]) for m in merges)
-    if merges:
-        sources = plan.merge_sources[plan.merge_indptr[merges[0]] : plan.merge_indptr[merges[-1] + 1]]
-        filled.subtract(sources.tolist())
+    for m in merges:
+        sources = plan.merge_sources[plan.merge_indptr[m] : plan.merge_indptr[m + 1]]
+        filled.subtract((source, int(plan.merge_rows[m])) for source in sources.tolist())
     assert all(n == 1 for n in written.values()) and len(written) == plan.q_len, "a row is not written exactly once"
     assert not any(filled.values()), "a workspace row is not merged exactly once"
     costs = (_items(plan, variant)["end"] - _items(plan, variant)["begin"]).tolist()

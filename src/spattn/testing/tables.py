@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -258,7 +259,7 @@ def _assert_same_codes(found: np.ndarray, expected: np.ndarray, what: str) -> No
     assert np.array_equal(np.sort(found), expected), f"{what}: other pairs than the plan, or a pair twice"
 
 
-_CHECKS = {
+_CHECKS: dict[str, Callable[..., None]] = {
     "finishers": _check_finishers,
     "sum finishers": _check_sum_finishers,
     "pass by queries": lambda plan, made, cut: _check_pass_by_queries(plan, made, slab_masks(plan, cut)),

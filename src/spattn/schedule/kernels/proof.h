@@ -457,7 +457,8 @@ class RowProof {
     for (int64_t n = 0; n < period; ++n)  // sources that rise in the first and in the last period rise in all
       for (int64_t at = indptr[n] + 1; at < indptr[n + 1]; ++at) {
         const int64_t own = at - indptr[0];
-        if (sources[own - 1] >= sources[own] || sources[own - 1] + times * by_[own - 1] >= sources[own] + times * by_[own])
+        if (sources[own - 1] >= sources[own] ||
+            sources[own - 1] + times * by_[own - 1] >= sources[own] + times * by_[own])
           return 0;
       }
     uint32_t differs = 0;
@@ -479,7 +480,7 @@ class RowProof {
     return std::adjacent_find(sorted_.begin(), sorted_.end()) != sorted_.end();
   }
 
-  static constexpr int64_t kRun = 64;  // rows of merges that are marked at once
+  static constexpr int64_t kRun = 64;                                    // rows of merges that are marked at once
   static constexpr int64_t kShortestPeriod = 64, kLongestPeriod = 4096;  // merges
 
   const Writers w_;
