@@ -86,6 +86,12 @@ def forward(request):
 
 
 @pytest.fixture
+def unchecked_plans(monkeypatch):
+    """Plans are made as users make them: for patterns whose parts() and allows() say different things on purpose."""
+    monkeypatch.setenv("SPATTN_CHECK_PLANS", "0")
+
+
+@pytest.fixture
 def no_plans():
     """No plan is kept when a test starts, and none of its own afterwards."""
     import spattn

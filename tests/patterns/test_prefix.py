@@ -165,3 +165,26 @@ def test_nesting_has_an_end():
     with pytest.raises(ValueError, match="nested at most 64 deep"):
         for _ in range(65):
             pattern = p.Prefix(pattern, 1)
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize(
+    "inner, length", [(p.Stride(2), 5), (p.Axial((7, 2), 0), 14), (p.DilatedWindow(2, 1, 3), 20)], ids=str
+)
+@pytest.mark.parametrize("other", [p.SlidingWindow(1, 0), p.Stride(3), p.Strided(4), p.DilatedWindow(1, 2, 2)], ids=str)
+def test_prefix_in_compositions(inner, length, tokens, other):
+    """Views of queries move with `inner`, the keys of the prefix do not, and patterns of distances see that."""
+    length += tokens
+    prefix = with_prefix(dense(inner, length - tokens, length - tokens), tokens)
+    mask = dense(other, length, length)
+    own = p.Prefix(inner, tokens)
+    compositions = {
+        other | own: mask | prefix,
+        own | other: mask | prefix,
+        own & other: mask & prefix,
+        own - other: prefix & ~mask,
+        other - own: mask & ~prefix,
+    }
+    for pattern, expected in compositions.items():
+        check_plan(spattn.plan(pattern, length, tile=(16, 64)), [pattern.index_set(length, length)])
+        assert np.array_equal(dense(pattern, length, length), expected)

@@ -47,6 +47,7 @@ WHOLE = (10, (1,), (20,)), (0, (1,), (30,))
         ((29, (-1,), (20,)), (29, (-1,), (30,)), ((0, 0),)),
     ],
 )
+@pytest.mark.usefixtures("unchecked_plans")
 def test_lattices_that_reach_the_ends(query, key, shifts):
     pattern = Placed(query, key, shifts)
     if len(shifts) > 1 and key != WHOLE[1]:  # pairs of lattices, not of all their positions

@@ -288,9 +288,15 @@ def _whole(parts: tuple[Part, ...]) -> bool:
 
 
 def _filtered(part: Part, others: tuple[Pattern, ...]) -> tuple[Part, ...]:
-    """The part's pairs that all `others` allow; its shifts stay together only where no other can tell them apart."""
+    """The part's pairs that all `others` allow; its shifts stay together only where no other can tell them apart: those
+    that move queries and keys equally far, for others that look at distances alone."""
     pattern = And.of(part.pattern, *others)
-    if len(part.shifts) == 1 or all(p.translation_invariant for p in others):
+    if len(part.shifts) == 1:
         return (part._replace(pattern=pattern, spans=None),)
+    if all(p.translation_invariant for p in others):
+        alike: dict[int, list[tuple[int, int]]] = {}
+        for dq, dk in part.shifts:
+            alike.setdefault(dq - dk, []).append((dq, dk))
+        return tuple(part._replace(pattern=pattern, shifts=tuple(shifts), spans=None) for shifts in alike.values())
     query, key = part.query, part.key
     return tuple(Part(pattern, query and query.moved(dq), key and key.moved(dk)) for dq, dk in part.shifts)

@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .._checks import MOST_CELLS
+from .._index_checks import q_offset
 from .._ragged import offsets
+from ..patterns._predicate import allowed
 from ._cells import unique_rows
 from ._parts import repeats
 from ._types import (
@@ -30,7 +32,7 @@ from ._types import (
     real_extents,
 )
 
-__all__ = ["check", "check_disjoint", "pair_codes"]
+__all__ = ["check", "check_pairs", "pair_codes"]
 
 _INT32 = (
     "indptr",
@@ -78,14 +80,30 @@ def check(p: Plan) -> None:
     _check_merges(p)
 
 
-def check_disjoint(p: Plan) -> None:
-    """ValueError where two tiles of a sound plan allow the same pair; plans of more than ``MOST_CELLS`` cells a variant
-    are not looked at."""
-    if p.q_len * p.kv_len > MOST_CELLS:
+def check_pairs(p: Plan) -> None:
+    """ValueError where a sound plan allows a pair twice, or other pairs than its pattern's predicate.
+
+    Plans of more than ``MOST_CELLS`` cells a variant are not looked at.
+    """
+    if p.q_len * p.kv_len > MOST_CELLS or not p.q_len * p.kv_len:
         return
     for variant in range(p.variants):
         code = np.concatenate([np.zeros(0, np.int64), *pair_codes(p, variant)])
-        _require(len(np.unique(code)) == len(code), "components, masks", "each pair to be allowed once")
+        times = np.bincount(code, minlength=p.q_len * p.kv_len)
+        _require((times <= 1).all(), "components, masks", "each pair to be allowed once")
+        if p.pattern is not None and variant in p.variant:
+            batch, head = np.argwhere(p.variant == variant)[0].tolist()
+            expected = _predicate(p, batch, head).ravel()
+            _require((times == expected).all(), "components, masks", "the pairs of the pattern's predicate")
+
+
+def _predicate(p: Plan, batch: int, head: int) -> np.ndarray:
+    """(q_len, kv_len) bool: what the predicate allows a batch entry and a head of the plan's."""
+    assert p.pattern is not None, "a plan of a pattern"
+    variants, index = p.pattern.variants(*p.variant.shape)
+    own = variants[index[batch, head]].bind(p.q_len, p.kv_len)
+    q, k = np.ogrid[q_offset(p.q_len, p.kv_len) : p.kv_len, : p.kv_len]
+    return np.broadcast_to(allowed(own, q, k), (p.q_len, p.kv_len))
 
 
 def pair_codes(p: Plan, variant: int) -> Iterator[np.ndarray]:

@@ -19,7 +19,7 @@ from ..schedule.tasks import Listed
 
 __all__ = ["check_table"]
 
-_MOST_CELLS = MOST_CELLS >> 4  # these comparisons are loops of Python
+_MOST_CELLS = MOST_CELLS >> 2  # these comparisons are loops of Python
 _Cells = tuple[np.ndarray, np.ndarray]  # row, and whether it is real
 
 
