@@ -298,7 +298,7 @@ class Dice:
 
 def led(array, lead, own):
     """An array with leading axes `lead` as (batch or 1, heads or 1, *own axes)."""
-    return array.reshape((1,) * (2 - len(lead)) + array.shape[:len(lead)] + array.shape[array.ndim - own :])
+    return array.reshape((1,) * (2 - len(lead)) + array.shape[: len(lead)] + array.shape[array.ndim - own :])
 
 
 def grid_of(r, n):
@@ -1303,9 +1303,11 @@ def random_selection(r, n):
         many = r.int(1, 5)
         cuts = np.concatenate([[0], np.sort(r.rng.integers(0, n + 1, many))])
         lengths = np.diff(cuts)
-        return ("Documents", (cuts,), {}), lambda p, j: (
-            (same_document(lengths, p) == same_document(lengths, j)) & (same_document(lengths, p) >= 0)
-        )
+        return (
+            "Documents",
+            (cuts,),
+            {},
+        ), lambda p, j: (same_document(lengths, p) == same_document(lengths, j)) & (same_document(lengths, p) >= 0)
     if i == 2:
         bq, bk = r.pick((16, 64, 128)), r.pick((16, 64, 128))
         rows, cols = -(-n // bq), -(-n // bk)
@@ -1319,9 +1321,11 @@ def random_selection(r, n):
 
         return ("KeyBlocks", (blocks,), {"block_q": bq, "block_kv": bk}), allow
     chosen, diagonals = np.unique(r.rng.integers(0, n, 4)), np.unique(r.rng.integers(0, n, 4))
-    return ("VerticalSlash", (chosen, diagonals), {}), lambda p, j: (
-        (np.isin(j, chosen) | np.isin(p - j, diagonals)) & (j <= p)
-    )
+    return (
+        "VerticalSlash",
+        (chosen, diagonals),
+        {},
+    ), lambda p, j: (np.isin(j, chosen) | np.isin(p - j, diagonals)) & (j <= p)
 
 
 def own_dtype(x, dtype):
@@ -1440,9 +1444,7 @@ def call(case, pattern, put):
             options["tile"] = case.tile
             if case.box:
                 options["box"] = case.box
-        target = plan = spattn.plan(
-            pattern, case.q_len, case.kv_len, batch=case.batch, heads=case.heads, **options
-        )
+        target = plan = spattn.plan(pattern, case.q_len, case.kv_len, batch=case.batch, heads=case.heads, **options)
     given = (q, k, v, dout)
     if case.layout == "bnhd":
         given = tuple(x.swapaxes(1, 2) for x in given)
@@ -2293,9 +2295,7 @@ def attack_grouped(args, rounds):
     for _ in range(rounds):
         some = [next(calls) for _ in range(5)]
         alone = [spattn.attention(*arrays[:3], pattern, return_lse=True) for _, pattern, arrays, _ in some]
-        together = spattn.grouped_attention(
-            [(*arrays[:3], pattern) for _, pattern, arrays, _ in some], return_lse=True
-        )
+        together = spattn.grouped_attention([(*arrays[:3], pattern) for _, pattern, arrays, _ in some], return_lse=True)
         for (case, pattern, _, _), one, two in zip(some, alone, together, strict=True):
             if bits_of(one) != bits_of(two):
                 yield f"in a group: draw {case.number}: {case.shown()}\n{pattern!r}"
