@@ -91,7 +91,9 @@ def check_pairs(p: Plan) -> None:
         code = np.concatenate([np.zeros(0, np.int64), *pair_codes(p, variant)])
         times = np.bincount(code, minlength=p.q_len * p.kv_len)
         _require((times <= 1).all(), "components, masks", "each pair to be allowed once")
-        if p.pattern is not None and variant in p.variant:
+        # A plan for no head, of a pattern that tells each apart, is one for a head without a pair.
+        for_no_head = p.pattern is not None and 0 in p.pattern.sizes() and not p.nnz
+        if p.pattern is not None and not for_no_head and variant in p.variant:
             batch, head = np.argwhere(p.variant == variant)[0].tolist()
             expected = _predicate(p, batch, head).ravel()
             _require((times == expected).all(), "components, masks", "the pairs of the pattern's predicate")
