@@ -3,8 +3,8 @@
 
     python benchmarks/plan_proof.py FOLDER_OF_THE_OTHER_BUILD [--rounds 5]
 
-A million tokens, tiles of 128 × 64 and 16 × 64, and new plans of 65,536 tokens (``replanning.py``'s); each round is a
-process for each build, which takes the least of five times of the processor. Allowed are 3 % or 0.5 ns a row more. Writes
+A million tokens, tiles of 128 × 64 and 16 × 64, and new plans of 65,536 tokens (``replanning.py``'s). Each round is a
+process for each build, which takes the least of five times of the processor. Allowed are 3 % or 0.5 ns a row. Writes
 ``benchmarks/results/plan_proof.json``.
 """
 

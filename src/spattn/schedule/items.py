@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from .._frozen import frozen, frozen_whole
-from .._ragged import offsets
 from ..plan import Plan
 from ..plan._build import Tiled
 from ..plan._types import LARGEST, WORK
@@ -128,7 +127,9 @@ def join_shares(shares: list[Share], block_q: int) -> Items:
         return frozen_whole([getattr(share, name) for share in shares])
 
     counts = np.concatenate([share.counts for share in shares]) if len(shares) > 1 else shares[0].counts
-    indptr = frozen(offsets(counts).astype(np.int32))  # first of all: it takes three times its size
+    ends = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=ends[1:])
+    indptr = frozen(ends)
     return Items(
         whole("work"),
         _offsets(shares, "work"),
@@ -228,7 +229,8 @@ def _merges(
     written = np.zeros(q_len, bool)
     for place in where:
         place.rows(written)[...] |= place.of_lists(~shared, False)
-    merged = np.nonzero(~written)[0].astype(np.int32)
+    rest = ~written
+    merged = np.nonzero(rest)[0].astype(np.int32) if written.any() else np.arange(q_len, dtype=np.int32)
     if not some:
         return merged, np.zeros(len(merged), np.int32), _NOTHING
     own = np.where(shared, pieces, 0).astype(np.int32)  # pieces that have a slot
@@ -236,7 +238,7 @@ def _merges(
     each = [place.of_lists(own, 0) for place in where]
     for place, count in zip(where, each, strict=True):
         place.rows(following[1:])[...] += count
-    counts = following[1:][~written]
+    counts = following[1:][rest] if len(merged) < q_len else following[1:].copy()
     np.cumsum(following, out=following)
     sources = np.zeros(int(following[-1]), np.int32)
     slot = np.cumsum(own) - own
