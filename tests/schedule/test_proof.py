@@ -161,6 +161,16 @@ def test_a_merge_that_reads_a_source_twice():
             prove(writers(plan, merge_sources=sources))
 
 
+def test_a_partial_result_that_nobody_reads():
+    """A merge without its last source: everything that is read is right."""
+    plan = made("strided")
+    merge = len(plan.merge_rows) // 2
+    at = plan.merge_indptr[merge + 1] - 1
+    indptr = plan.merge_indptr - (np.arange(len(plan.merge_indptr)) > merge).astype(np.int32)
+    with pytest.raises(RuntimeError, match="^plan: 1 rows of partial results are not read"):
+        prove(writers(plan, merge_indptr=indptr, merge_sources=np.delete(plan.merge_sources, at)))
+
+
 def test_a_merge_that_reads_padding():
     """The cell behind the last one of a view has the number of the next row, which another merge writes."""
     view = made("one view").views[:1].copy()
