@@ -24,7 +24,7 @@ _FAULTS = (
 
 
 class Writers(NamedTuple):
-    """Who writes the rows of each variant: work items, and merges of partial results.
+    """Who writes the rows of each variant: work items, and merges of partial results; in the order of `find_fault`.
 
     Attributes
     ----------
@@ -74,23 +74,7 @@ def prove(writers: Writers) -> None:
     It runs on every plan, so that a fault of the planner is an error and never a wrong result. Time is O(items +
     rows / 64 + merges + sources), memory one bit a row and 32 bytes a tile.
     """
-    fault, variant, at = find_fault(
-        writers.views.view(np.uint8),
-        writers.query_view,
-        writers.owner,
-        writers.tile,
-        writers.slot,
-        writers.work_indptr,
-        writers.slots,
-        writers.merge_rows,
-        writers.merge_indptr,
-        writers.merge_sources,
-        writers.merge_variants,
-        writers.length,
-        writers.block,
-        writers.together,
-        writers.order,
-    )
+    fault, variant, at = find_fault(*writers._replace(views=writers.views.view(np.uint8)))
     if fault:
         what = _FAULTS[fault - 1].format(at=at)
         raise RuntimeError(
