@@ -79,9 +79,10 @@ class RowProof {
   };
 
   // A tile in the workspace. Where its cells lie on one axis, cell number c < real is position `base + c * step`; else
-  // real < 0, and its positions are looked up in its view. real == 0: no item has this slot.
+  // real < 0, and `base` is its number in `boxes_`. real == 0: no item has this slot. A run of sources whose rows are
+  // one step apart goes on up to source `end`.
   struct Partial {
-    int32_t base, step, real;
+    int32_t base, step, real, end;
   };
   struct Tile {
     int32_t view, tile;
@@ -126,7 +127,8 @@ class RowProof {
     used_.clear();
     alone_.clear();
     partials_.clear();
-    tile_of_.clear();
+    partials_.reserve(w_.slots * w_.together);
+    boxes_.clear();
     cells_ = 0;
     for (int64_t n = first; n < last; ++n) {
       const int64_t owner = w_.owner[n];
@@ -171,29 +173,35 @@ class RowProof {
 
   bool add_slot(int64_t slot, int64_t number, int64_t tile, int64_t tiles) {
     const size_t at = slot * w_.together;
-    if (slot >= w_.slots) return fails(kBadSlot, slot);
-    if (at + w_.together > partials_.size()) {
-      partials_.resize(at + w_.together, Partial{0, 0, 0});
-      tile_of_.resize(at + w_.together);
-    }
+    if (slot >= w_.slots || int64_t(at + w_.together) * w_.block > INT32_MAX) return fails(kBadSlot, slot);
+    if (at + w_.together > partials_.size()) partials_.resize(at + w_.together);
     if (partials_[at].real) return fails(kBadSlot, slot);
     const View& view = w_.views[number];
-    for (int64_t own = tile; own < std::min(tile + w_.together, tiles); ++own) {
-      tile_of_[at + own - tile] = {int32_t(number), int32_t(own)};
-      if (view.extent[0] == 1 && view.extent[1] == 1) {
-        const int64_t first = own * view.box[2], real = std::min<int64_t>(view.box[2], view.extent[2] - first);
-        const int64_t step = real == 1 ? 1 : view.stride[2];
-        partials_[at + own - tile] = {int32_t(view.offset + first * view.stride[2]), int32_t(step), int32_t(real)};
+    const int64_t end = std::min(tile + w_.together, tiles);
+    Partial* own = &partials_[at];
+    if (view.extent[0] == 1 && view.extent[1] == 1) {
+      for (; tile < end; ++tile, ++own) {
+        const int64_t first = tile * view.box[2], real = std::min<int64_t>(view.box[2], view.extent[2] - first);
+        *own = on_axis(view.offset + first * view.stride[2], view, real);
         cells_ += real;
-        continue;
       }
-      const Cells cells = cells_of(view, own);
-      const bool one_axis = cells.real[0] == 1 && cells.real[1] == 1;
-      const int32_t real = one_axis ? int32_t(cells.real[2]) : -1;
-      partials_[at + own - tile] = {int32_t(cells.offset), real == 1 ? 1 : int32_t(view.stride[2]), real};
+      return true;
+    }
+    for (; tile < end; ++tile, ++own) {
+      const Cells cells = cells_of(view, tile);
+      if (cells.real[0] == 1 && cells.real[1] == 1) {
+        *own = on_axis(cells.offset, view, cells.real[2]);
+      } else {
+        *own = {int32_t(boxes_.size()), 1, -1, 0};
+        boxes_.push_back({int32_t(number), int32_t(tile)});
+      }
       cells_ += cells.real[0] * cells.real[1] * cells.real[2];
     }
     return true;
+  }
+
+  static Partial on_axis(int64_t base, const View& view, int64_t real) {
+    return {int32_t(base), real == 1 ? 1 : view.stride[2], int32_t(real), 0};
   }
 
   int64_t first_row(int64_t number, int64_t tile) const {
@@ -360,10 +368,16 @@ class RowProof {
   }
 
   // The row of a cell of a partial result; -1 where it is padding.
-  int64_t row_of_cell(int64_t number, int64_t cell) const {
-    const View& view = w_.views[tile_of_[number].view];
-    const Cells cells = cells_of(view, tile_of_[number].tile);
-    int64_t position = cells.offset;
+  int64_t row_of_cell(const Partial& own, int64_t cell) const {
+    int64_t position = own.base + cell * own.step;
+    if (own.real >= 0) {
+      if (cell >= own.real) return -1;
+      return order_ ? order_[position] : position;
+    }
+    const Tile& tile = boxes_[own.base];
+    const View& view = w_.views[tile.view];
+    const Cells cells = cells_of(view, tile.tile);
+    position = cells.offset;
     for (int axis = 2; axis >= 0; --axis) {
       const int64_t at = cell % view.box[axis];
       cell /= view.box[axis];
@@ -388,15 +402,13 @@ class RowProof {
     return true;
   }
 
-  // Behind which source a run of sources, whose rows are one step apart, ends: of each tile.
   void find_ends() {
-    ends_.resize(partials_.size());
     for (int64_t n = int64_t(partials_.size()) - 1; n >= 0; --n) {
-      const Partial& own = partials_[n];
+      Partial& own = partials_[n];
       const bool last = n + 1 == int64_t(partials_.size()) || own.real != w_.block || partials_[n + 1].real <= 0;
       const bool goes_on = !last && partials_[n + 1].step == own.step &&
                            partials_[n + 1].base == int64_t(own.base) + int64_t(own.real) * own.step;
-      ends_[n] = goes_on ? ends_[n + 1] : n * w_.block + std::max(own.real, 0);
+      own.end = goes_on ? partials_[n + 1].end : int32_t(n * w_.block + std::max(own.real, 0));
     }
   }
 
@@ -418,7 +430,7 @@ class RowProof {
         const Partial& own = partials_[number];
         const int64_t cell = int64_t(source) - int64_t(number) * block;
         if (own.real < 0 || order_) {
-          sound &= row_of_cell(number, cell) == row;
+          sound &= row_of_cell(own, cell) == row;
           goes_on = false;
         } else {
           sound &= (cell < own.real) & (own.base + cell * own.step == row);
@@ -452,7 +464,7 @@ class RowProof {
     for (int64_t n = 0; n < count; ++n) {
       const int64_t number = sources[n] / w_.block;
       by_[n] = int32_t(period / partials_[number].step);
-      times = std::min(times, (ends_[number] - 1 - sources[n]) / by_[n]);
+      times = std::min<int64_t>(times, (partials_[number].end - 1 - sources[n]) / by_[n]);
     }
     for (int64_t n = 0; n < period; ++n)  // sources that rise in the first and in the last period rise in all
       for (int64_t at = indptr[n] + 1; at < indptr[n + 1]; ++at) {
@@ -488,8 +500,7 @@ class RowProof {
   std::vector<int64_t> starts_, tiles_, used_;
   std::vector<uint8_t> alone_;
   std::vector<Partial> partials_;
-  std::vector<Tile> tile_of_;
-  std::vector<int64_t> ends_;
+  std::vector<Tile> boxes_;
   std::vector<int32_t> sorted_, by_;
   const int32_t* order_ = nullptr;
   int shift_ = -1;  // block == 1 << shift_, or no power of two
