@@ -238,6 +238,7 @@ def test_plan_for_other_heads_where_the_backend_would_plan_again():
     planned, call = [], Call.of(*tensors())
     module = types.SimpleNamespace(
         accepts=lambda plan, call, backward: False,
+        memory=lambda call: 1 << 30,
         plan_for=lambda pattern, call, max_bytes, backward: planned.append(pattern),
     )
     with pytest.raises(ValueError, match=r"^pattern: expected a plan for 1 batch entries and 2 heads, got .* 3$"):

@@ -25,13 +25,16 @@ __all__ = [
     "plan",
     "plan_cache_info",
     "selections",
+    "set_num_threads",
     "show_versions",
+    "threads",
 ]
 
 if TYPE_CHECKING:
     from . import selections
     from ._grouped import grouped_attention
     from ._versions import show_versions
+    from .cpu import set_num_threads, threads
 
     __version__: str
 
@@ -45,6 +48,10 @@ def __getattr__(name: str) -> object:
             return grouped_attention
         if name == "selections":
             return importlib.import_module(f"{__name__}.selections")
+        if name in ("set_num_threads", "threads"):
+            from . import cpu
+
+            return getattr(cpu, name)
         if name in ("__version__", "show_versions"):
             from . import _versions
 

@@ -78,8 +78,9 @@ def attention(
         Values.
     pattern : Pattern, str, Plan or bool array, optional
         What is allowed: a pattern, its registered name, a plan made by :func:`spattn.plan`, a boolean array
-        (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len), or one of :mod:`spattn.selections`,
-        for indices on a GPU. Default "full": every query attends to every key; ask for "causal" where it is meant.
+        (q_len, kv_len), (heads_q, q_len, kv_len) or (batch, heads_q, q_len, kv_len), or one of
+        :mod:`spattn.selections`, for indices on a GPU. Leading axes of a boolean array may be 1, as in PyTorch.
+        Default "full": every query attends to every key; ask for "causal" where it is meant.
     scale : float, optional
         Factor of the logits; default ``1 / sqrt(head_dim)``.
     backend : {"auto", "cpu", "cuda", "reference"}, optional
@@ -163,7 +164,9 @@ def attention(
         if record is None:
             check_gradients("attention", call.kind, q=q, k=k, v=v)
         else:
-            constant = pattern if isinstance(pattern, Plan) else as_pattern(pattern)  # which nobody changes in between
+            constant = pattern
+            if not isinstance(pattern, Plan):  # a copy, which nobody changes before the backward pass
+                constant = as_pattern(pattern, call.batch, call.heads_q)
             del options["scale"]
             record = functools.partial(record, functools.partial(attention_backward, pattern=constant, **options))
         prepared, scale = _prepare(call, pattern, backend, key, record=record), call.scale
@@ -510,6 +513,9 @@ def find_plan(
 ) -> Plan:
     """The plan of `pattern` that a backend wants for a call, or for its gradients."""
     _check_grid(call.layout, pattern)
+    needed, most = call.result_bytes(backward), module.memory(call)
+    if needed > most:
+        raise MemoryError(f"q, k, v: the results take {needed} bytes, more than the {most} bytes of memory")
     if isinstance(pattern, Plan):
         if (pattern.q_len, pattern.kv_len) != (call.q_len, call.kv_len):
             raise ValueError(
@@ -520,7 +526,7 @@ def find_plan(
         pattern = _plan_or_pattern(pattern, module, call, backward)
         if isinstance(pattern, Plan):
             return pattern
-    return module.plan_for(as_pattern(pattern), call, max_bytes, backward=backward)
+    return module.plan_for(as_pattern(pattern, call.batch, call.heads_q), call, max_bytes, backward=backward)
 
 
 def _plan_or_pattern(plan: Plan, module: Backend, call: Call, backward: bool) -> Plan | Pattern:
@@ -549,8 +555,11 @@ def _check_grid(layout: Layout, pattern: Any) -> None:
         layout.check_grid(own.grids() if isinstance(own, Pattern) else frozenset())
 
 
-def as_pattern(pattern: Any) -> Pattern:
-    """A pattern from anything that attention() takes as one."""
+def as_pattern(pattern: Any, batch: int | None = None, heads: int | None = None) -> Pattern:
+    """Convert the `pattern` argument of attention(), other than a Plan, to a Pattern.
+
+    `batch` and `heads` are those of the call, None where they are unknown: a bool array has as many, or one.
+    """
     if isinstance(pattern, Pattern):
         return pattern
     if isinstance(pattern, str):
@@ -560,6 +569,23 @@ def as_pattern(pattern: Any) -> Pattern:
     if kind is not None:
         if dtype_name(pattern) == "bool":
             check_plain("pattern", pattern)
+            check_mask_axes(tuple(pattern.shape), batch, heads)
             return Mask(kind.to_host(pattern))
         what = f"an array of {dtype_name(pattern)}"
     raise TypeError(f"pattern: expected a Pattern, a registered name, a Plan or a bool array, got {what}")
+
+
+def check_mask_axes(shape: tuple[int, ...], batch: int | None, heads: int | None) -> None:
+    """Raise ValueError unless the leading axes of a bool mask broadcast to those of q, as in PyTorch."""
+    leading = shape[:-2]
+    for name, size, wanted in zip(("heads", "batch"), reversed(leading), (heads, batch), strict=False):
+        if wanted is not None and size not in (1, wanted):
+            hint = ""
+            if size == batch and len(shape) == 3:
+                hint = "; for one mask per batch entry, insert an axis: mask[:, None]"
+            elif name == "heads" and size and wanted % size == 0:
+                hint = "; for one mask per group of heads, use spattn.patterns.Mask(mask)"
+            raise ValueError(
+                f"pattern: a bool mask has shape ([[batch,] heads,] q_len, kv_len); expected 1 or {wanted} for {name}, "
+                f"got shape {shape}{hint}"
+            )

@@ -97,6 +97,9 @@ class Backend(Protocol):
     def info(self) -> dict[str, object]:
         """Facts for :func:`spattn.show_versions`."""
 
+    def memory(self, call: Call) -> int:
+        """Bytes of the memory that the results of a call lie in, used or free."""
+
     def plan_for(self, pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
         """The plan with the tiles and the number of workers that suit such a call, or its gradients."""
 

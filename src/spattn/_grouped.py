@@ -233,7 +233,9 @@ def _prepare(
             if not module.LIMITS.groups:
                 continue
             if record is not None:
-                constant = pattern if isinstance(pattern, Plan) else as_pattern(pattern)
+                constant = pattern
+                if not isinstance(pattern, Plan):
+                    constant = as_pattern(pattern, call.batch, call.heads_q)
                 backward = functools.partial(
                     attention_backward, pattern=constant, backend=backend, precision=precision, layout=layout
                 )

@@ -1,7 +1,8 @@
 """Imports at first use, which no fork cuts in two.
 
 A child that is forked while another thread of its parent imports a module waits for that import for ever: nobody goes
-on with it there. So ``os.fork`` waits until nobody is within ``with whole_imports:``.
+on with it there. So ``os.fork`` waits until nobody is within ``with whole_imports:``. An import that fails for want of
+memory raises MemoryError there, as any other allocation does.
 """
 
 from __future__ import annotations
@@ -11,7 +12,31 @@ import threading
 
 __all__ = ["whole_imports"]
 
-whole_imports = threading.RLock()
+_ENOMEM = 12  # on every POSIX system; `import spattn` does without the module errno
+_NO_MEMORY = "Cannot allocate memory", "failed to map segment", "cannot map zero-fill pages"  # of the dynamic linker
+
+
+class _WholeImports:
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        self.release()
+        if _is_out_of_memory(error):
+            raise MemoryError(f"no memory is left to import a module: {error}") from error
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == _ENOMEM
+    return isinstance(error, ImportError) and any(text in str(error) for text in _NO_MEMORY)
+
+
+whole_imports = _WholeImports()
 os.register_at_fork(
     before=whole_imports.acquire, after_in_parent=whole_imports.release, after_in_child=whole_imports.release
 )

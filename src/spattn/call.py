@@ -154,6 +154,14 @@ class Call:
         """Shape of out: (batch, heads_q, q_len, head_dim_v)."""
         return *self.rows, self.head_dim_v
 
+    def result_bytes(self, backward: bool = False) -> int:
+        """Bytes of out and lse, or of dq, dk and dv."""
+        of_rows, of_keys = math.prod(self.rows), self.batch * self.heads_kv * self.kv_len
+        itemsize = {"float64": 8, "float32": 4}.get(self.dtype, 2)
+        if backward:
+            return itemsize * (of_rows * self.head_dim + of_keys * (self.head_dim + self.head_dim_v))
+        return of_rows * (itemsize * self.head_dim_v + self.return_lse * max(itemsize, 4))
+
     @property
     def lse_dtype(self) -> str:
         """The element type of lse."""

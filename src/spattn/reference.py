@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from . import compiler
+from . import _limits, compiler
 from ._backends import Limits, PreparedBackward, PreparedForward
 from .call import Call
 from .index_set import AffineRows
@@ -26,6 +26,7 @@ __all__ = [
     "forward",
     "gradients",
     "info",
+    "memory",
     "plan_for",
     "prepare",
     "prepare_backward",
@@ -144,6 +145,11 @@ def unavailable() -> str | None:
     None
     """
     return None
+
+
+def memory(call: Call) -> int:
+    """Bytes that this process may have."""
+    return _limits.memory()
 
 
 def info() -> dict[str, object]:

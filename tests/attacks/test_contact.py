@@ -103,7 +103,6 @@ def test_compiled_steps_of_changing_documents():
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="the error names `start`, which the caller never passed")
 @pytest.mark.parametrize("lengths", [([0, 4, 8], [0, 9, 17]), ([0, 9, 20], None)], ids=["both", "queries"])
 def test_error_names_the_lengths_that_were_given(lengths):
     """cu_seqlens of another number of queries: the error names the argument."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -43,6 +45,76 @@ def test_thread_count_does_not_change_the_result():
 def test_threadpoolctl_is_honoured():
     with threadpool_limits(1, user_api="openmp"):
         assert cpu.num_threads() == 1
+
+
+@pytest.mark.skipif(not cpu._core.OPENMP, reason="built without OpenMP")
+def test_threads_set_by_the_caller():
+    """A block overrides the number of the process, which overrides OpenMP's; each ends where it should."""
+    default = cpu.num_threads()
+    try:
+        spattn.set_num_threads(3)
+        assert cpu.num_threads() == 3
+        with spattn.threads(2):
+            assert cpu.num_threads() == 2
+            with spattn.threads(5):
+                assert cpu.num_threads() == 5
+            with ThreadPoolExecutor(1) as pool:  # a block is for its own thread
+                assert pool.submit(cpu.num_threads).result() == 3
+            assert cpu.num_threads() == 2
+        with pytest.raises(ZeroDivisionError), spattn.threads(2):
+            raise ZeroDivisionError
+        assert cpu.num_threads() == 3
+    finally:
+        spattn.set_num_threads(None)
+    assert cpu.num_threads() == default
+
+
+@pytest.mark.parametrize(
+    "n, error", [(0, ValueError), (-1, ValueError), (1.5, TypeError), (True, TypeError), ("2", TypeError)]
+)
+def test_impossible_numbers_of_threads(n, error):
+    for setting in (spattn.set_num_threads, lambda n: spattn.threads(n).__enter__()):
+        with pytest.raises(error, match="^n: expected"):
+            setting(n)
+
+
+@pytest.mark.skipif(not cpu._core.OPENMP, reason="built without OpenMP")
+def test_threads_of_the_caller_do_not_change_the_result():
+    expected = call()
+    for n in (1, 2, 3):
+        with spattn.threads(n):
+            assert_same(call(), expected)
+
+
+OCCUPIED = """
+import time
+from spattn.cpu._core import observe, team_size
+
+ms = 1_000_000
+assert team_size(8) == 8
+observe(8, 10 * ms, 5 * ms, 0)  # the caller waited for one long task, whose thread had a core all the time
+observe(8, 10 * ms, 1 * ms, 9 * ms)  # a tenth of the time
+observe(8, ms // 8, ms // 10, ms // 10)  # no longer than waking a thread takes
+assert team_size(8) == 8
+observe(8, 10 * ms, 5 * ms, 5 * ms)  # a thread had no core
+assert team_size(8) == 4 and team_size(3) == 3
+observe(4, 10 * ms, 5 * ms, 5 * ms)
+assert team_size(8) == 2
+observe(2, 10 * ms, 5 * ms, 5 * ms)
+observe(1, 10 * ms, 5 * ms, 5 * ms)
+assert team_size(8) == 1  # for 160 ms
+deadline, sizes = time.monotonic() + 60, []
+while team_size(8) < 8 and time.monotonic() < deadline:  # and twice as many after each of them
+    sizes.append(team_size(8))
+    time.sleep(0.001)
+assert team_size(8) == 8 and sizes == sorted(sizes) and set(sizes) <= {1, 2, 4, 8}
+"""
+
+
+def test_teams_shrink_where_cores_are_occupied():
+    """A team halves when its caller waited for a thread without a core, and grows again. In a process of its own."""
+    done = subprocess.run([sys.executable, "-c", OCCUPIED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_affinity_bounds_the_threads(monkeypatch):

@@ -89,6 +89,7 @@ from spattn.testing import DTYPES, inputs, random
 def threads_alive():
     return len(os.listdir("/proc/self/task"))
 
+cpu._core.team_size = int  # whether cores are occupied or not
 before = threads_alive()
 for sizes, pattern in (
     ((1, 2, 1, 400, 400), p.Longformer(60, global_tokens=(0, 333))),  # long lists, short lists, and merges of both

@@ -114,6 +114,7 @@ class Kernels:
 gpu = Gpu()
 class Backend:
     LIMITS = SimpleNamespace(host_arrays=False, precisions=(), moves=False)
+    memory = staticmethod(cpu.memory)
     plan_for = staticmethod(cpu.plan_for)
     prepare = staticmethod(lambda call, plan: execute.OnDevice(call, plan, Kernels, gpu, None))
     prepare_backward = staticmethod(lambda call, plan: execute.Backward(call, plan, gpu, lambda: Kernels))

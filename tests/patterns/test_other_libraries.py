@@ -202,7 +202,8 @@ class Blocks:
     """As xFormers describes the blocks of one side."""
 
     def __init__(self, starts, lengths):
-        self.pairs = [(start, start + n) for start, n in zip(starts, lengths, strict=True)]
+        self.seqstart_py = list(starts)
+        self.pairs = [(start, start + n) for start, n in zip(starts[:-1], lengths, strict=True)]
 
     def intervals(self):
         yield from self.pairs
@@ -272,8 +273,11 @@ def test_xformers_of_blocks(name, sequences, gaps, w):
     expected = np.zeros((q[-1], k[-1]), bool)
     for a, b, c, n in zip(q[:-1], q[1:], k[:-1], keys, strict=True):
         expected[a:b, c : c + n] = band(b - a, n, at_end, window)
-    made = bias(name, q_seqinfo=Blocks(q[:-1], queries), k_seqinfo=Blocks(k[:-1], keys), **fields)
+    made = bias(name, q_seqinfo=Blocks(q, queries), k_seqinfo=Blocks(k, keys), **fields)
     assert np.array_equal(dense(p.from_xformers(made), int(q[-1]), int(k[-1])), expected)
+    for q_len, kv_len in ((q[-1] + 1, k[-1]), (q[-1], k[-1] + 1), (q[-1], k[-1] - 1)):
+        with pytest.raises(ValueError, match="must end with"):
+            p.from_xformers(made).bind(int(q_len), int(kv_len))
 
 
 @pytest.mark.parametrize("name", [*CORNERS, *BLOCKS])

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .. import compiler
+from .. import _limits, compiler
 from .._backends import Limits, PreparedBackward, PreparedForward
 from .._cached import Recent
 from ..call import Call, check_results
@@ -21,7 +21,7 @@ from ..schedule.pack_heads import variant_of_groups
 from ..schedule.price import Features, count_rows
 from . import _choice, _core, _nonfinite, _pairwise
 from ._coefficients import device, few_of
-from ._threads import num_threads
+from ._threads import num_threads, set_num_threads, team_size, threads
 from ._workspace import free_workspaces
 
 __all__ = [
@@ -35,11 +35,14 @@ __all__ = [
     "free_workspaces",
     "info",
     "instruction_sets",
+    "memory",
     "num_threads",
     "plan_for",
     "predicted_ms",
     "prepare",
     "prepare_backward",
+    "set_num_threads",
+    "threads",
     "unavailable",
 ]
 
@@ -92,6 +95,11 @@ def unavailable() -> str | None:
     None
     """
     return None
+
+
+def memory(call: Call) -> int:
+    """Bytes that this process may have."""
+    return _limits.memory()
 
 
 def info() -> dict[str, object]:
@@ -280,7 +288,7 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
             prepared, useful = lengths.get(kv_len) or lengths.keep(kv_len, at(moved(own, kv_len)))
         out, lse = np.ndarray(shape, dtype, None, 0, strides), np.empty(rows, lse_dtype)
         if lse.size:
-            arguments = prepared, q, k, v, out, lse, scale, min(useful, num_threads()) if useful > 1 else 1
+            arguments = prepared, q, k, v, out, lse, scale, team_size(useful)
             if _core.forward(*arguments) and (instead := _nonfinite.without(v)):
                 _core.forward(*arguments, instead)
         return out, lse
@@ -328,8 +336,7 @@ def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> Prepa
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         dq, dk, dv = (np.empty_like(x, subok=False) for x in (q, k, v))
         if q.size:
-            threads = min(useful, num_threads()) if useful > 1 else 1
-            arguments = prepared, split, dout, q, k, v, out, lse, dlse, dq, dk, dv, scale, threads
+            arguments = prepared, split, dout, q, k, v, out, lse, dlse, dq, dk, dv, scale, team_size(useful)
             if _core.backward(*arguments) and (instead := _nonfinite.without(k)):
                 _core.backward(*arguments, instead)
         else:

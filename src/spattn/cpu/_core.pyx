@@ -8,7 +8,7 @@ spreads the items over the threads, and answers Ctrl-C.
 cimport cython
 cimport numpy as cnp
 from cpython.exc cimport PyErr_CheckSignals
-from cython.parallel cimport prange, threadid
+from cython.parallel cimport parallel, threadid
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from libc.string cimport memcpy, memset
 from libcpp cimport bool as cbool
@@ -104,7 +104,11 @@ cdef extern from "kernels/kernels.h" namespace "spattn" nogil:
 cdef extern from "kernels/threads.h" namespace "spattn" nogil:
     int max_threads() noexcept
     cbool built_with_openmp() noexcept
+    cbool in_parallel_region() noexcept
     int64_t monotonic_ns() noexcept
+    int64_t thread_cpu_ns() noexcept
+    int limited_team(int threads) noexcept
+    void observe_team(int threads, int64_t region, int64_t waited, int64_t lost) noexcept
 
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")  # in the order of kernels.h
@@ -129,6 +133,21 @@ def table_names():
 def openmp_threads():
     """Threads that a parallel region started here would get; 1 inside of one."""
     return max_threads()
+
+
+def in_parallel():
+    """Whether the calling thread belongs to a parallel region of OpenMP."""
+    return in_parallel_region()
+
+
+def team_size(int threads):
+    """`threads`, or fewer while other processes occupy the cores."""
+    return limited_team(threads)
+
+
+def observe(int threads, int64_t region, int64_t waited, int64_t lost):
+    """Has the limit of teams learn from a parallel region; times in nanoseconds."""
+    observe_team(threads, region, waited, lost)
 
 
 cdef const KernelTable* find_table(str name) except NULL:
@@ -236,6 +255,9 @@ cdef class Run(Prepared):
     cdef int nonfinite                   # did a row come out so?
     cdef int64_t next_look
     cdef atomic[int] stopped
+    cdef atomic[int64_t] next_task
+    cdef int64_t started, finished       # when the team started, and when the calling thread had no task left
+    cdef atomic[int64_t] lost            # ns, the most that a thread of the team was without a core
     cdef object error, workspaces
     cdef Prepared prepared
 
@@ -357,18 +379,50 @@ cdef class Run(Prepared):
     cdef void run_task(self, int step, int64_t task, int thread) noexcept nogil:
         """Executes a task of pass `step`."""
 
+    cdef void run_tasks(self, int step, int64_t tasks, int thread) noexcept nogil:
+        """Executes tasks of a pass until none is left."""
+        cdef int64_t task
+        while True:
+            task = self.next_task.fetch_add(1)
+            if task >= tasks or not self.proceed(thread):
+                break
+            self.run_task(step, task, thread)
+
+    cdef void run_team(self, int step, int64_t tasks, int threads) noexcept nogil:
+        cdef int64_t now
+        self.lost.store(0)
+        self.started = monotonic_ns()
+        with parallel(num_threads=threads):
+            self.run_member(step, tasks, threadid())
+        now = monotonic_ns()
+        observe_team(threads, now - self.started, now - self.finished, self.lost.load())
+
+    cdef void run_member(self, int step, int64_t tasks, int thread) noexcept nogil:
+        """The share of a thread of a team, which also measures how long it was without a core."""
+        cdef int64_t cpu = thread_cpu_ns(), now, lost, most
+        self.run_tasks(step, tasks, thread)
+        now = monotonic_ns()
+        lost = now - self.started - (thread_cpu_ns() - cpu)
+        most = self.lost.load()
+        while lost > most and not self.lost.compare_exchange_weak(most, lost):
+            pass
+        if thread == 0:
+            self.finished = now
+
     cdef bint execute(self, int threads) except -1:
         """Runs all passes; true if a row came out non-finite, or might have."""
         cdef int step = self.first_step
-        cdef int64_t task, tasks
+        cdef int64_t tasks
         with nogil:
             while True:
                 tasks = self.start(step)
                 if tasks < 0:
                     break
-                for task in prange(tasks, schedule="dynamic", chunksize=1, num_threads=threads):
-                    if self.proceed(threadid()):
-                        self.run_task(step, task, threadid())
+                self.next_task.store(0)
+                if threads == 1 or tasks == 1:
+                    self.run_tasks(step, tasks, 0)
+                else:
+                    self.run_team(step, tasks, threads)
                 step += 1
         _workspace.give_back(self.workspaces)
         if self.error is not None:

@@ -37,6 +37,7 @@ __all__ = [
     "dense_ms",
     "forward",
     "info",
+    "memory",
     "plan_for",
     "predicted_ms",
     "sm_count",
@@ -183,6 +184,11 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
         return hopper_backward if fits else portable_backward
 
     return repeat.gradients(call, plan, gpu, choose)
+
+
+def memory(call: Call) -> int:
+    """Bytes of the memory of the GPU that the call runs on."""
+    return device.get(call.kind.ordinal(call.q)).total_bytes
 
 
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:

@@ -109,8 +109,9 @@ class Documents(Pattern):
         Returns
         -------
         Documents
-            Without those that have no tokens; with `cu_seqlens_k` :class:`RowIntervals`, for as many queries as
-            `cu_seqlens` ends with. :func:`from_flash_attention` also has causal attention and windows in them.
+            Without those that have no tokens; with `cu_seqlens_k` :class:`RowIntervals`, for as many queries and keys
+            as the arrays end with, and no others. :func:`from_flash_attention` also has causal attention and windows in
+            them.
 
         Raises
         ------
@@ -136,7 +137,7 @@ class Documents(Pattern):
         if len(keys) != len(starts):
             raise ValueError(f"cu_seqlens_k: expected {len(starts)} numbers, got {len(keys)}")
         queries = np.diff(starts)
-        return RowIntervals(np.repeat(keys[:-1], queries), np.repeat(keys[1:], queries))
+        return RowIntervals(np.repeat(keys[:-1], queries), np.repeat(keys[1:], queries), int(keys[-1]))
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         for entry in self._entries():

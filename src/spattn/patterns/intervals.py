@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from .._index_checks import q_offset
+from .._index_checks import LONGEST, q_offset
 from ..index_set import Runs
 from ._bound import Bound
-from ._check import assign, flag
+from ._check import assign, flag, integer
 from ._content import frozen_array
 from ._pattern import Pattern
 from ._predicate import apply
@@ -126,15 +126,17 @@ class RowIntervals(_Intervals):
     ----------
     start, stop : int arrays (q_len,), (heads, q_len) or (batch, heads, q_len)
         Row i attends to the keys ``start[i] <= j < stop[i]``; copied. Bounds may lie beyond the keys.
+    kv_len : int, optional
+        The number of keys that the bounds refer to; any number if it is None.
 
     Raises
     ------
     TypeError
-        If the arrays are not of integers or masked arrays.
+        If the arrays are not of integers or masked arrays, or `kv_len` is not an integer.
     ValueError
         If the arrays' shapes differ or have not one to three axes, or a number does not fit into int64; from
-        :meth:`bind`, if there is not one interval a query; from :meth:`allows`, if :meth:`bind` has not fixed the
-        lengths, or :meth:`at` not chosen among several batch entries and heads.
+        :meth:`bind`, if there is not one interval a query, or the number of keys is not `kv_len`; from :meth:`allows`,
+        if :meth:`bind` has not fixed the lengths, or :meth:`at` not chosen among several batch entries and heads.
 
     Examples
     --------
@@ -146,13 +148,23 @@ class RowIntervals(_Intervals):
 
     start: np.ndarray
     stop: np.ndarray
+    kv_len: int | None = None
 
     def __post_init__(self) -> None:
         self._take("start", "stop")
+        if self.kv_len is not None:
+            assign(self, kv_len=integer("kv_len", self.kv_len, 0, LONGEST))
 
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         if self.start.shape[-1] != q_len:
-            raise ValueError(f"start: expected shape (..., {q_len}), got {self.start.shape}")
+            raise ValueError(
+                f"start: expected shape (..., {q_len}), one interval a query (q_len), got {self.start.shape}; "
+                "cu_seqlens_q must end with q_len"
+            )
+        if self.kv_len not in (None, kv_len):
+            raise ValueError(
+                f"kv_len: the intervals are of {self.kv_len} keys, got {kv_len}; cu_seqlens_k must end with kv_len"
+            )
         return _BoundRows(self, q_offset(q_len, kv_len))
 
     def allows(self, q: Any, k: Any) -> Any:
@@ -178,7 +190,8 @@ class RowIntervals(_Intervals):
     @classmethod
     def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
         shape = 2, *cls._leading(draw, sizes, sizes.heads_q), sizes.q_len
-        return cls(*draw.integers(shape, -2, sizes.kv_len + 2)), sizes
+        start, stop = draw.integers(shape, -2, sizes.kv_len + 2)
+        return cls(start, stop, draw.choice([None, sizes.kv_len])), sizes
 
 
 @dataclass(frozen=True)

@@ -215,6 +215,7 @@ def from_flash_attention(
     Returns
     -------
     Pattern
+        With lengths: for as many queries and keys as the arrays end with, and no others.
 
     Raises
     ------
@@ -247,18 +248,19 @@ def from_flash_attention(
     k = q if cu_seqlens_k is None else check_cu_seqlens("cu_seqlens_k", cu_seqlens_k)
     if len(q) != len(k):
         raise ValueError(f"cu_seqlens_k: expected {len(q)} numbers, got {len(k)}")
-    return windows_in_sequences(np.diff(q), k[:-1], np.diff(k), left, right)
+    return windows_in_sequences(np.diff(q), k[:-1], np.diff(k), int(k[-1]), left, right)
 
 
 def windows_in_sequences(
     queries: np.ndarray,
     start: np.ndarray,
     keys: np.ndarray,
+    kv_len: int | None,
     left: int | None = None,
     right: int | None = None,
     at_end: bool = True,
 ) -> RowIntervals:
-    """Packed sequences of so many `queries`, each with the `keys` keys from `start` on.
+    """Packed sequences of so many `queries`, each with the `keys` keys from `start` on, of `kv_len` in all.
 
     A query sees `left` keys before its place and `right` after it, without bound where they are None. Its place is
     beside the key of the same number, counted from the end of the sequence, or from its start.
@@ -268,4 +270,4 @@ def windows_in_sequences(
     place = (start + (keys - queries if at_end else 0))[sequence] + ramp(queries)
     low = first if left is None else np.maximum(first, place - reach(left))
     high = end if right is None else np.minimum(end, place + reach(right) + 1)
-    return RowIntervals(low, high)
+    return RowIntervals(low, high, kv_len)

@@ -29,7 +29,7 @@ def from_xformers(attn_bias: Any) -> Pattern:
     Returns
     -------
     Pattern
-        Of block diagonal masks one for the packed lengths that they are made for.
+        Of block diagonal masks one for the packed lengths that they are made for, and no others.
 
     Raises
     ------
@@ -65,7 +65,8 @@ def _in_blocks(window: Callable[[Any], tuple[int | None, int | None]], at_end: b
         (q_first, q_end), (first, end) = (
             np.array([*info.intervals()], np.int64).reshape(-1, 2).T for info in (bias.q_seqinfo, bias.k_seqinfo)
         )
-        return windows_in_sequences(q_end - q_first, first, end - first, *window(bias), at_end=at_end)
+        kv_len = int(bias.k_seqinfo.seqstart_py[-1])
+        return windows_in_sequences(q_end - q_first, first, end - first, kv_len, *window(bias), at_end=at_end)
 
     return make
 

@@ -84,8 +84,13 @@ def _empty(like: torch.Tensor, shape: tuple[int, ...], **options: Any) -> torch.
 
 def _in_order_of(like: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """A result as the graph expects it to lie in memory; backends differ for operands of unusual strides."""
-    wanted = _empty(like, tuple(x.shape), device="meta")
-    return x if x.stride() == wanted.stride() else torch.empty_like(wanted, device=x.device).copy_(x)
+    wanted = _empty(like, tuple(x.shape), device="meta").stride()
+    if x.stride() == wanted:
+        return x
+    if all(size == 1 or a == b for size, a, b in zip(x.shape, x.stride(), wanted, strict=True)):
+        return x.as_strided(x.shape, wanted)  # axes of one element have no stride of their own
+    # not empty_like(): it chooses strides of its own for axes of one element
+    return torch.empty_strided(x.shape, wanted, dtype=x.dtype, device=x.device).copy_(x)
 
 
 @_forward.register_fake  # type: ignore[untyped-decorator]
@@ -170,6 +175,7 @@ def attention(
         return _without_text_or_tensors(_api.attention, q, k, v, pattern, scale=scale, **options)
     given = _layout_of(layout, q, k, v, text)
     operands = [given.view(x) for x in (q, k, v)]
+    _check_mask(allowed, operands[0])
     out, lse = torch.ops.spattn.attention(*operands, text, allowed, scale, backend, precision)
     return (given.back(out), given.back(lse)) if return_lse else given.back(out)
 
@@ -197,8 +203,14 @@ def attention_backward(
         return _without_text_or_tensors(_api.attention_backward, dout, q, k, v, out, lse, pattern, **options)
     given = _layout_of(layout, q, k, v, text)
     operands = [given.view(x) for x in (dout, dlse, q, k, v, out, lse)]
+    _check_mask(allowed, operands[2])
     gradients = torch.ops.spattn.attention_backward(*operands, text, allowed, scale, backend, precision)
     return tuple([given.back(x) for x in gradients])
+
+
+def _check_mask(allowed: Any, q: Any) -> None:
+    if allowed is not None:
+        _api.check_mask_axes(tuple(allowed.shape), *q.shape[:2])
 
 
 def _layout_of(name: str, q: Any, k: Any, v: Any, text: str) -> Layout:

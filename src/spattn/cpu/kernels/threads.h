@@ -2,6 +2,9 @@
 #pragma once
 #include <stdint.h>
 #include <time.h>
+
+#include <algorithm>
+#include <atomic>
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
@@ -13,6 +16,15 @@ inline int max_threads() noexcept {
   return omp_in_parallel() ? 1 : omp_get_max_threads();
 #else
   return 1;
+#endif
+}
+
+// Whether the calling thread belongs to a parallel region.
+inline bool in_parallel_region() noexcept {
+#if defined(_OPENMP)
+  return omp_in_parallel();
+#else
+  return false;
 #endif
 }
 
@@ -28,6 +40,63 @@ inline int64_t monotonic_ns() noexcept {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
+
+// Processor time of the calling thread.
+inline int64_t thread_cpu_ns() noexcept {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
+
+// Limits the team size while other processes occupy the cores.
+//
+// A thread without a core delays its whole team: OpenMP joins all threads, and its idle threads spin between two
+// regions, so that the scheduler gives them a core later still. After a region whose calling thread waited for such a
+// thread, the limit halves. It doubles again after a while, which is longer the more often this fails.
+class TeamLimit {
+ public:
+  int of(int threads) noexcept {
+    int limit = limit_.load(std::memory_order_relaxed);
+    if (limit == kNone) return threads;
+    const int64_t now = monotonic_ns();
+    if (now >= until_.load(std::memory_order_relaxed)) {
+      limit = limit >= threads ? kNone : 2 * limit;
+      limit_.store(limit, std::memory_order_relaxed);
+      until_.store(now + hold_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+      if (limit == kNone) hold_.store(kShortest, std::memory_order_relaxed);
+    }
+    return std::min(limit, threads);
+  }
+
+  // After a region of `threads` threads: `region` ns long, of which the calling thread waited for others at the end;
+  // `lost` is the most that a thread of the team was without a core.
+  void observe(int threads, int64_t region, int64_t waited, int64_t lost) noexcept {
+    if (waited < kNoticeable || 4 * waited < region || 2 * lost < waited) return;
+    const int64_t hold = std::min(2 * hold_.load(std::memory_order_relaxed), kLongest);
+    hold_.store(hold, std::memory_order_relaxed);
+    until_.store(monotonic_ns() + hold, std::memory_order_relaxed);
+    limit_.store(std::max(threads / 2, 1), std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr int kNone = 1 << 30;
+  static constexpr int64_t kNoticeable = 200'000;  // ns: waking a thread of an idle core takes less
+  static constexpr int64_t kShortest = 10'000'000, kLongest = 2'000'000'000;  // ns
+
+  std::atomic<int> limit_{kNone};
+  std::atomic<int64_t> until_{0}, hold_{kShortest};
+};
+
+inline TeamLimit& team_limit() noexcept {
+  static TeamLimit limit;
+  return limit;
+}
+
+inline int limited_team(int threads) noexcept { return team_limit().of(threads); }
+
+inline void observe_team(int threads, int64_t region, int64_t waited, int64_t lost) noexcept {
+  team_limit().observe(threads, region, waited, lost);
 }
 
 }  // namespace spattn

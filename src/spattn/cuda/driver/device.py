@@ -74,6 +74,11 @@ class Device:
         return self._device.get_attribute(self._attribute.MULTIPROCESSOR_COUNT)
 
     @cached_property
+    def total_bytes(self) -> int:
+        """Device memory in bytes, used or free."""
+        return self._device.total_memory()
+
+    @cached_property
     def shared_bytes(self) -> int:
         """Shared memory that one block may have, in bytes."""
         return self._device.get_attribute(self._attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
