@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._torch_trace import PART, Constant, Ref, Step, Trace, mapped
 
 __all__ = ["trace"]
-
-_UNWANTED = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output}
 
 
 class _Recorder:
@@ -92,6 +91,17 @@ class _LookUps(TorchFunctionMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
+class _NoRandomNumbers(TorchDispatchMode):  # type: ignore[misc]
+    """Refuses random operations, also those that take no traced tensor, such as ``torch.rand(())``."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise TypeError(
+                f"mask_mod: expected no random numbers, got {func}; draw them before, and look them up in a tensor"
+            )
+        return func(*args, **(kwargs or {}))
+
+
 def _leaves(operand: Any) -> Iterator[Any]:
     if isinstance(operand, (tuple, list)):
         for x in operand:
@@ -110,10 +120,10 @@ def _check(func: Any) -> None:
     """TypeError for an operation that is no function of its operands' values, or does more than give a result."""
     if func._schema.is_mutable:
         raise TypeError(f"mask_mod: expected operations that change no tensor, got {func}")
-    if _UNWANTED.intersection(func.tags):
+    if torch.Tag.data_dependent_output in func.tags:
         raise TypeError(
             f"mask_mod: expected tensor operations alone, got {func}: an index has no single number that 'if', 'and', "
-            "int() or another library's array could ask for, and random numbers are never the same"
+            "int() or another library's array could ask for"
         )
 
 
@@ -136,7 +146,7 @@ def _trace(function: Callable[..., Any], arguments: int) -> Trace:
     recorder = _Recorder()
     given = [recorder.argument() for _ in range(arguments)]
     try:
-        with torch.no_grad(), _LookUps():
+        with torch.no_grad(), _LookUps(), _NoRandomNumbers():
             result = function(*given)
     except RuntimeError as error:  # PyTorch's, of what it cannot do with tensors that have no numbers
         raise TypeError(f"mask_mod: expected operations on tensors of one integer each, got {error}") from error
