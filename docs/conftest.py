@@ -1,6 +1,10 @@
-"""Pages whose examples need a package that the documentation does without."""
+"""Packages that the examples of some pages need, and checks of the patterns that the examples build."""
+
+import doctest
 
 import pytest
+
+from .recipes import check_example
 
 NEEDS = {
     "torch_tensors.rst": "torch",
@@ -17,3 +21,19 @@ NEEDS = {
 def needed(request):
     if request.path.name in NEEDS:
         pytest.importorskip(NEEDS[request.path.name])
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if isinstance(item, pytest.DoctestItem) and item.path.suffix == ".rst":
+            item.dtest.globs["_check_example"] = check_example
+            item.dtest.examples = list(checked(item.path.name, item.dtest.examples))
+
+
+def checked(page, examples):
+    """The examples of a page, and behind each that raises nothing an example that checks its patterns."""
+    for example in examples:
+        yield example
+        if example.exc_msg is None:
+            call = f"_check_example({page!r}, {example.source!r}, globals())\n"
+            yield doctest.Example(call, "", lineno=example.lineno)

@@ -116,9 +116,8 @@ def test_truth_values_joined():
     assert planned(pattern, allowed) < 1 / 4
 
 
-@pytest.mark.xfail(strict=True, raises=pytest.fail.Exception, reason="a mask_mod that calls torch.rand is accepted")
 def test_a_random_function_of_a_mask_mod_is_refused():
-    """A mask_mod that draws is refused, as the documentation says. Today all pairs or none are allowed, by chance."""
+    """A mask_mod that draws is refused, as the documentation says, instead of all pairs or none, by chance."""
     torch = pytest.importorskip("torch")
     q, k, v = (torch.from_numpy(x) for x in draw(11, *[(1, 1, 64, 8)] * 3))
     with pytest.raises((ValueError, TypeError)):

@@ -279,7 +279,12 @@ def picks_by_truth(b, h, q, k):
         (lambda b, h, q, k: int(q) > k, "expected tensor operations alone"),
         (lambda b, h, q, k: k <= q and k > 3, "expected tensor operations alone"),
         (lambda b, h, q, k: np.arange(9)[q] == k, "expected operations on tensors of one integer each, got .*numpy"),
-        (lambda b, h, q, k: torch.rand_like(q.float()) < 0.5, "expected tensor operations alone, got aten.rand_like"),
+        (lambda b, h, q, k: torch.rand_like(q.float()) < 0.5, "expected no random numbers, got aten.rand_like"),
+        (lambda b, h, q, k: (q >= k) & (torch.rand(()) < 0.5), "expected no random numbers, got aten.rand.default"),
+        (
+            lambda b, h, q, k: (q >= k) & torch.empty(8).bernoulli_().bool()[k],
+            "expected no random numbers, got aten.bern",
+        ),
         (changes_a_tensor, "expected operations that change no tensor, got aten.sub_"),
         (picks_by_truth, "expected operations that torch.vmap knows"),
         (

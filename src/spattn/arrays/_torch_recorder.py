@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ._torch_trace import PART, Constant, Ref, Step, Trace, mapped
 
 __all__ = ["trace"]
-
-_UNWANTED = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output}
 
 
 class _Recorder:
@@ -80,8 +79,11 @@ class Traced(torch.Tensor):  # type: ignore[misc]
         return recorder.step(str(func), *kept, sample)
 
 
-class _LookUps(TorchFunctionMode):  # type: ignore[misc]
-    """Makes ``table[i]`` an operation on `i`: PyTorch would ask a tensor of no axes for its number."""
+class _Calls(TorchFunctionMode):  # type: ignore[misc]
+    """Makes ``table[i]`` an operation on `i`, because PyTorch would ask a tensor of no axes for its number.
+
+    Refuses random numbers of calls without traced tensors, which no `Traced` sees.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.__getitem__:
@@ -89,6 +91,16 @@ class _LookUps(TorchFunctionMode):  # type: ignore[misc]
             numbers = all(isinstance(i, torch.Tensor) and i.dtype != torch.bool or type(i) is int for i in index)
             if numbers and any(isinstance(i, Traced) for i in index):
                 return torch.ops.aten.index(table, [torch.as_tensor(i, device="cpu") for i in index])
+        options = kwargs or {}
+        if any(isinstance(x, Traced) for x in _leaves((args, tuple(options.values())))):
+            return func(*args, **options)
+        with _NoRandomNumbers():
+            return func(*args, **options)
+
+
+class _NoRandomNumbers(TorchDispatchMode):  # type: ignore[misc]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        _check_random(func)
         return func(*args, **(kwargs or {}))
 
 
@@ -110,10 +122,18 @@ def _check(func: Any) -> None:
     """TypeError for an operation that is no function of its operands' values, or does more than give a result."""
     if func._schema.is_mutable:
         raise TypeError(f"mask_mod: expected operations that change no tensor, got {func}")
-    if _UNWANTED.intersection(func.tags):
+    _check_random(func)
+    if torch.Tag.data_dependent_output in func.tags:
         raise TypeError(
             f"mask_mod: expected tensor operations alone, got {func}: an index has no single number that 'if', 'and', "
-            "int() or another library's array could ask for, and random numbers are never the same"
+            "int() or another library's array could ask for"
+        )
+
+
+def _check_random(func: Any) -> None:
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        raise TypeError(
+            f"mask_mod: expected no random numbers, got {func}; draw them before, and look them up in a tensor"
         )
 
 
@@ -136,7 +156,7 @@ def _trace(function: Callable[..., Any], arguments: int) -> Trace:
     recorder = _Recorder()
     given = [recorder.argument() for _ in range(arguments)]
     try:
-        with torch.no_grad(), _LookUps():
+        with torch.no_grad(), _Calls():
             result = function(*given)
     except RuntimeError as error:  # PyTorch's, of what it cannot do with tensors that have no numbers
         raise TypeError(f"mask_mod: expected operations on tensors of one integer each, got {error}") from error

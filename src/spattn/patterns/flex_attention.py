@@ -112,8 +112,8 @@ def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, hea
         If PyTorch is not installed.
     TypeError
         If `mask_mod` is not callable or returns anything else, asks an index for its number (``if``, ``int()``),
-        changes a tensor, is random, refers to a tensor that has no values of its own, or does what
-        :func:`torch.vmap` does not know; if `batch` or `heads` is not an integer.
+        changes a tensor, draws random numbers with PyTorch, refers to a tensor that has no values of its own, or does
+        what :func:`torch.vmap` does not know; if `batch` or `heads` is not an integer.
     ValueError
         If `batch` or `heads` is less than 1; when it is planned, if a tensor is looked up beyond its end.
 
