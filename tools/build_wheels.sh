@@ -9,7 +9,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
-PATH=$(dirname "$(command -v "$python")"):$PATH
+# Absolute: the build backend asks for ninja in one folder and starts it in another.
+PATH=$(cd "$(dirname "$(command -v "$python")")" && pwd):$PATH
 folder=$(realpath --canonicalize-missing "$1")
 shift
 if [ $# = 0 ]; then
