@@ -92,16 +92,17 @@ from spattn.cpu._core import observe, team_size
 
 ms = 1_000_000
 assert team_size(8) == 8
-observe(8, 10 * ms, 5 * ms, 0)  # the caller waited for one long task, whose thread had a core all the time
-observe(8, 10 * ms, 1 * ms, 9 * ms)  # a tenth of the time
-observe(8, ms // 8, ms // 10, ms // 10)  # no longer than waking a thread takes
+observe(8, 10 * ms, 10 * ms, 0)  # one long task, whose thread had a core all the time
+observe(8, 10 * ms, 10 * ms, 4 * ms)  # without a core for less than half of the time
+observe(8, ms // 8, ms, ms // 8)  # no longer than waking a thread takes
+observe(8, 100 * ms, 51 * ms, 90 * ms)  # a long region
 assert team_size(8) == 8
-observe(8, 10 * ms, 5 * ms, 5 * ms)  # a thread had no core
+observe(8, 10 * ms, 10 * ms, 5 * ms)
 assert team_size(8) == 4 and team_size(3) == 3
-observe(4, 10 * ms, 5 * ms, 5 * ms)
+observe(4, 10 * ms, 10 * ms, 5 * ms)
 assert team_size(8) == 2
-observe(2, 10 * ms, 5 * ms, 5 * ms)
-observe(1, 10 * ms, 5 * ms, 5 * ms)
+observe(2, 10 * ms, 10 * ms, 5 * ms)
+observe(1, 10 * ms, 10 * ms, 5 * ms)
 assert team_size(8) == 1  # for 160 ms
 deadline, sizes = time.monotonic() + 60, []
 while team_size(8) < 8 and time.monotonic() < deadline:  # and twice as many after each of them
@@ -112,7 +113,7 @@ assert team_size(8) == 8 and sizes == sorted(sizes) and set(sizes) <= {1, 2, 4, 
 
 
 def test_teams_shrink_where_cores_are_occupied():
-    """A team halves when its caller waited for a thread without a core, and grows again. In a process of its own."""
+    """A team halves after a region in which a thread had no core, and grows again. In a process of its own."""
     done = subprocess.run([sys.executable, "-c", OCCUPIED], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -108,7 +108,7 @@ cdef extern from "kernels/threads.h" namespace "spattn" nogil:
     int64_t monotonic_ns() noexcept
     int64_t thread_cpu_ns() noexcept
     int limited_team(int threads) noexcept
-    void observe_team(int threads, int64_t region, int64_t waited, int64_t lost) noexcept
+    void observe_team(int threads, int64_t region, int64_t worked, int64_t lost) noexcept
 
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")  # in the order of kernels.h
@@ -145,9 +145,9 @@ def team_size(int threads):
     return limited_team(threads)
 
 
-def observe(int threads, int64_t region, int64_t waited, int64_t lost):
-    """Has the limit of teams learn from a parallel region; times in nanoseconds."""
-    observe_team(threads, region, waited, lost)
+def observe(int threads, int64_t region, int64_t worked, int64_t lost):
+    """Update the limit of team sizes after a parallel region; times in nanoseconds."""
+    observe_team(threads, region, worked, lost)
 
 
 cdef const KernelTable* find_table(str name) except NULL:
@@ -256,8 +256,8 @@ cdef class Run(Prepared):
     cdef int64_t next_look
     cdef atomic[int] stopped
     cdef atomic[int64_t] next_task
-    cdef int64_t started, finished       # when the team started, and when the calling thread had no task left
-    cdef atomic[int64_t] lost            # ns, the most that a thread of the team was without a core
+    cdef int64_t started                 # when the team started, in ns
+    cdef atomic[int64_t] worked, lost    # ns of processor time of all threads; the most that one was without a core
     cdef object error, workspaces
     cdef Prepared prepared
 
@@ -389,25 +389,23 @@ cdef class Run(Prepared):
             self.run_task(step, task, thread)
 
     cdef void run_team(self, int step, int64_t tasks, int threads) noexcept nogil:
-        cdef int64_t now
+        self.worked.store(0)
         self.lost.store(0)
         self.started = monotonic_ns()
         with parallel(num_threads=threads):
             self.run_member(step, tasks, threadid())
-        now = monotonic_ns()
-        observe_team(threads, now - self.started, now - self.finished, self.lost.load())
+        observe_team(threads, monotonic_ns() - self.started, self.worked.load(), self.lost.load())
 
     cdef void run_member(self, int step, int64_t tasks, int thread) noexcept nogil:
         """The share of a thread of a team, which also measures how long it was without a core."""
-        cdef int64_t cpu = thread_cpu_ns(), now, lost, most
+        cdef int64_t before = thread_cpu_ns(), worked, lost, most
         self.run_tasks(step, tasks, thread)
-        now = monotonic_ns()
-        lost = now - self.started - (thread_cpu_ns() - cpu)
+        worked = thread_cpu_ns() - before
+        self.worked.fetch_add(worked)
+        lost = monotonic_ns() - self.started - worked
         most = self.lost.load()
         while lost > most and not self.lost.compare_exchange_weak(most, lost):
             pass
-        if thread == 0:
-            self.finished = now
 
     cdef bint execute(self, int threads) except -1:
         """Runs all passes; true if a row came out non-finite, or might have."""

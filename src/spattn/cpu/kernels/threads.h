@@ -51,9 +51,10 @@ inline int64_t thread_cpu_ns() noexcept {
 
 // Limits the team size while other processes occupy the cores.
 //
-// A thread without a core delays its whole team: OpenMP joins all threads, and its idle threads spin between two
-// regions, so that the scheduler gives them a core later still. After a region whose calling thread waited for such a
-// thread, the limit halves. It doubles again after a while, which is longer the more often this fails.
+// A thread without a core delays its whole team: OpenMP joins all threads, and threads that wait spin at first, so that
+// the scheduler gives them a core later still. After a region in which a thread was without a core for half of the time
+// the limit halves. It doubles again after a while, which is longer the more often this fails. Long regions are exempt:
+// they outlast the scheduler's time slices, and each thread gets a share of the cores.
 class TeamLimit {
  public:
   int of(int threads) noexcept {
@@ -69,10 +70,9 @@ class TeamLimit {
     return std::min(limit, threads);
   }
 
-  // After a region of `threads` threads: `region` ns long, of which the calling thread waited for others at the end;
-  // `lost` is the most that a thread of the team was without a core.
-  void observe(int threads, int64_t region, int64_t waited, int64_t lost) noexcept {
-    if (waited < kNoticeable || 4 * waited < region || 2 * lost < waited) return;
+  // After a region that took `region` ns: its threads `worked` ns in all, and one was without a core for `lost` ns.
+  void observe(int threads, int64_t region, int64_t worked, int64_t lost) noexcept {
+    if (lost < kNoticeable || 2 * lost < region || worked > kLong) return;
     const int64_t hold = std::min(2 * hold_.load(std::memory_order_relaxed), kLongest);
     hold_.store(hold, std::memory_order_relaxed);
     until_.store(monotonic_ns() + hold, std::memory_order_relaxed);
@@ -82,7 +82,8 @@ class TeamLimit {
  private:
   static constexpr int kNone = 1 << 30;
   static constexpr int64_t kNoticeable = 200'000;  // ns: waking a thread of an idle core takes less
-  static constexpr int64_t kShortest = 10'000'000, kLongest = 2'000'000'000;  // ns
+  static constexpr int64_t kShortest = 10'000'000, kLongest = 2'000'000'000;
+  static constexpr int64_t kLong = 50'000'000;  // ns: ten time slices of Linux and more
 
   std::atomic<int> limit_{kNone};
   std::atomic<int64_t> until_{0}, hold_{kShortest};
@@ -95,8 +96,8 @@ inline TeamLimit& team_limit() noexcept {
 
 inline int limited_team(int threads) noexcept { return team_limit().of(threads); }
 
-inline void observe_team(int threads, int64_t region, int64_t waited, int64_t lost) noexcept {
-  team_limit().observe(threads, region, waited, lost);
+inline void observe_team(int threads, int64_t region, int64_t worked, int64_t lost) noexcept {
+  team_limit().observe(threads, region, worked, lost);
 }
 
 }  // namespace spattn
