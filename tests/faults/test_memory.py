@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import spattn
-from spattn import cpu
+from spattn import _limits, cpu
 from spattn import patterns as p
 from spattn.cpu import _workspace
 from spattn.testing import inputs, random
@@ -50,6 +50,26 @@ def test_fault_21_the_machine_that_is_one_byte_too_small(monkeypatch, make, cell
             build()
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("dtype, itemsize", [("float32", 4), ("float64", 8), ("float16", 2), ("bfloat16", 2)])
+def test_fault_21_results_one_byte_too_large(monkeypatch, dtype, itemsize):
+    """Nothing is planned for results that do not fit, in any of the calls."""
+    q, k, v = inputs(1, 2, 1, 30, 50, 8, 24, dtype=dtype)
+    out, lse = spattn.attention(q, k, v, return_lse=True)
+    backward = (random(out.shape, dtype), q, k, v, out, lse)
+    calls = {
+        2 * 30 * 24 * itemsize: lambda pattern: spattn.attention(q, k, v, pattern),
+        2 * 30 * (24 * itemsize + max(4, itemsize)): lambda pattern: spattn.attention(q, k, v, pattern, return_lse=True),
+        (2 * 30 * 8 + 50 * (8 + 24)) * itemsize: lambda pattern: spattn.attention_backward(*backward, pattern),
+    }
+    for number, (needed, call) in enumerate(calls.items()):
+        monkeypatch.setattr(_limits, "memory", lambda needed=needed: needed)
+        call(p.SlidingWindow(3 + number))
+        monkeypatch.setattr(_limits, "memory", lambda needed=needed: needed - 1)
+        with monkeypatch.context() as patch, pytest.raises(MemoryError, match=f"{needed} bytes, more than"):
+            patch.setattr(cpu, "plan_for", None)
+            call(p.SlidingWindow(13 + number))
 
 
 def test_fault_21_results_beyond_memory(python, peak):
