@@ -11,6 +11,7 @@ import pytest
 import spattn
 from spattn import _limits, cpu
 from spattn import patterns as p
+from spattn._imports import whole_imports
 from spattn.cpu import _workspace
 from spattn.testing import inputs, random
 
@@ -60,7 +61,9 @@ def test_fault_21_results_one_byte_too_large(monkeypatch, dtype, itemsize):
     backward = (random(out.shape, dtype), q, k, v, out, lse)
     calls = {
         2 * 30 * 24 * itemsize: lambda pattern: spattn.attention(q, k, v, pattern),
-        2 * 30 * (24 * itemsize + max(4, itemsize)): lambda pattern: spattn.attention(q, k, v, pattern, return_lse=True),
+        2 * 30 * (24 * itemsize + max(4, itemsize)): lambda pattern: spattn.attention(
+            q, k, v, pattern, return_lse=True
+        ),
         (2 * 30 * 8 + 50 * (8 + 24)) * itemsize: lambda pattern: spattn.attention_backward(*backward, pattern),
     }
     for number, (needed, call) in enumerate(calls.items()):
@@ -91,6 +94,44 @@ for call in (
         print("MemoryError", str(error) != "", grown < 65536)
 """
     assert python(peak + source) == "MemoryError True True\n" * 2
+
+
+@pytest.mark.footprint
+def test_fault_21_imports_without_memory(python):
+    """MemoryError, whatever the dynamic linker says; with memory the same import works."""
+    source = """
+import resource
+from spattn._imports import whole_imports
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
+try:
+    with whole_imports:
+        import spattn.cpu
+except Exception as error:
+    said = type(error)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+with whole_imports:
+    import spattn.cpu
+print(said.__name__, spattn.cpu.num_threads() > 0)
+"""
+    assert python(source) == "MemoryError True\n"
+
+
+@pytest.mark.parametrize(
+    "error, wanted",
+    [
+        (ImportError("libx.so: failed to map segment from shared object"), MemoryError),
+        (ImportError("libx.so: cannot create shared object descriptor: Cannot allocate memory"), MemoryError),
+        (OSError(12, "Cannot allocate memory"), MemoryError),
+        (ImportError("No module named x"), ImportError),
+        (OSError(2, "No such file"), OSError),
+    ],
+)
+def test_fault_21_errors_of_imports(error, wanted):
+    with pytest.raises(wanted) as raised, whole_imports:
+        raise error
+    assert type(raised.value) is (wanted if wanted is not OSError else type(error))
+    assert raised.value is error or raised.value.__cause__ is error
 
 
 def test_fault_21_the_reference_needs_no_square():
