@@ -5,6 +5,7 @@ draws. ``dev`` and ``ci`` are deterministic, and ``ci`` draws as many as two cor
 ``nightly`` looks for news. ``mutants`` is ``dev`` for failures that nobody reads: examples are not made smaller.
 """
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -29,10 +30,11 @@ settings.load_profile(os.environ.get("SPATTN_HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_configure(config):
-    from spattn import _checks
-    from spattn.testing.tables import check_table
+    if importlib.util.find_spec("spattn"):  # tests/test_wheels.py runs without it
+        from spattn import _checks
+        from spattn.testing.tables import check_table
 
-    _checks.observers[:] = [check_table]
+        _checks.observers[:] = [check_table]
     config.addinivalue_line("markers", "footprint: measures the memory of a process, to which sanitizers add their own")
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; run with `pytest -m gpu`")
 
