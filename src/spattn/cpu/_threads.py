@@ -104,6 +104,10 @@ def threads(n: int) -> Iterator[None]:
     n : int
         At least 1.
 
+    Yields
+    ------
+    None
+
     Raises
     ------
     TypeError
