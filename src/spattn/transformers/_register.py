@@ -6,6 +6,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from ._attention import attend
+from ._configuration import install
 from ._mask import pattern_mask
 
 __all__ = ["register"]
@@ -48,3 +49,4 @@ def register() -> None:
     """
     AttentionInterface.register(_NAME, attend)
     AttentionMaskInterface.register(_NAME, pattern_mask)
+    install()
