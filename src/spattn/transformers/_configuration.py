@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 
 from ..patterns import Full, Pattern, from_dict
 
-__all__ = ["install", "restriction"]
+__all__ = ["checked", "install", "restriction"]
 
 _NAME = "spattn_pattern"
 
@@ -54,8 +54,17 @@ def restriction(config: Any) -> Pattern | tuple[Pattern, ...]:
         If the configuration has no such layers or layer types, or its model attends from one sequence to another.
     """
     given = getattr(config, _NAME, None)
-    if given is None:
-        return Full()
+    return Full() if given is None else _of_layers(config, given)
+
+
+def checked(config: Any, given: Any) -> str:
+    """The JSON of patterns that suit a configuration; ValueError for others."""
+    text = _text(given)
+    _of_layers(config, _patterns(text))
+    return text
+
+
+def _of_layers(config: Any, given: Patterns) -> Pattern | tuple[Pattern, ...]:
     if any(getattr(config, name, False) for name in ("is_encoder_decoder", "add_cross_attention")):
         raise ValueError(
             f"spattn_pattern: expected None, as attention goes from one sequence to another, got {given!r}"

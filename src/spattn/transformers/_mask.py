@@ -51,12 +51,29 @@ class PatternMask(torch.Tensor):  # type: ignore[misc]
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
         if func not in _COPIES or options.get("dtype", torch.bool) is not torch.bool:
-            raise TypeError(
-                "attention_mask: expected to reach attention as it is, a pattern without elements; this model computes "
-                f"with its mask ({func}), as one that adds a bias to it does: use attn_implementation=\"eager\" for it"
-            )
+            raise _computed_with(func)
         (mask,) = args
         return cls(mask.pattern, mask.kv_len, tuple(mask.shape), options.get("device") or mask.device)
+
+
+def _computed_with(operation: Any) -> TypeError:
+    return TypeError(
+        "attention_mask: expected to reach attention as it is, a pattern without elements; this model computes with its "
+        f'mask ({operation}), as one that adds a bias to it does: use attn_implementation="eager" for it'
+    )
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def operator(mask: PatternMask, other: Any) -> Any:
+        raise _computed_with(name)
+
+    return operator
+
+
+# PyTorch's own operators replace a TypeError by Python's, which does not say why. Python asks a subclass first.
+for _name in ("add", "sub", "mul", "truediv", "and", "or", "xor"):
+    for _method in (f"__{_name}__", f"__r{_name}__"):
+        setattr(PatternMask, _method, _refused(_name))
 
 
 def of_layer(patterns: Pattern | tuple[Pattern, ...], module: torch.nn.Module) -> Pattern:

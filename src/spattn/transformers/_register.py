@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
+from transformers import PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
 from ._attention import attend
-from ._configuration import install
+from ._configuration import checked, install
 from ._mask import pattern_mask
+from ._refusals import refusal
 
-__all__ = ["register"]
+__all__ = ["register", "use"]
 
 _NAME = "spattn"
+
+_Model = TypeVar("_Model", bound=PreTrainedModel)
 
 
 def register() -> None:
@@ -50,3 +56,57 @@ def register() -> None:
     AttentionInterface.register(_NAME, attend)
     AttentionMaskInterface.register(_NAME, pattern_mask)
     install()
+
+
+def use(model: _Model, pattern: Any = None) -> _Model:
+    """Compute the attention of a model by spattn.
+
+    Parameters
+    ----------
+    model : transformers.PreTrainedModel
+        A model, or one inside of a composite model: ``use(model.get_decoder())`` leaves the vision tower as it is.
+    pattern : Pattern, dict, list or str, optional
+        ``config.spattn_pattern`` from now on, see :func:`register`: one pattern for all layers; a dict of patterns by
+        the names in ``config.layer_types``, where a type that is left out keeps the model's mask alone; or a list with
+        a pattern, or None, for each layer. None leaves what the configuration has. In a composite model the pattern is
+        that of the text model, ``config.get_text_config()``.
+
+    Returns
+    -------
+    transformers.PreTrainedModel
+        The same model.
+
+    Raises
+    ------
+    TypeError
+        If `model` is no model of Transformers.
+    ValueError
+        If the model computes attention by itself (BLOOM, MPT, Longformer), soft-caps logits, or has learnt sinks or
+        biases of positions; if `pattern` is none, cannot be written as JSON, or names layers or layer types that the
+        configuration lacks. Nothing has changed then.
+
+    Examples
+    --------
+    >>> import spattn.transformers
+    >>> from spattn.patterns import SlidingWindow
+    >>> from transformers import LlamaConfig, LlamaModel
+    >>> sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    >>> model = LlamaModel(LlamaConfig(vocab_size=99, num_hidden_layers=2, **sizes))
+    >>> model = spattn.transformers.use(model, [SlidingWindow(16, 0), None])
+    >>> model.config.spattn_pattern
+    [SlidingWindow(left=16, right=0), None]
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"model: expected a PreTrainedModel of Transformers, got {type(model).__name__}")
+    register()
+    reason = refusal(model)
+    if reason is not None:
+        raise ValueError(f"model: {type(model).__name__} is not supported, as {reason}; leave its attention as it is")
+    if pattern is not None:
+        config = model.config.get_text_config()
+        text = checked(config, pattern)
+        model.set_attn_implementation(_NAME)
+        config.spattn_pattern = text
+    else:
+        model.set_attn_implementation(_NAME)
+    return model
