@@ -22,16 +22,28 @@ def refusal(model: PreTrainedModel) -> str | None:
         if issubclass(cls, PreTrainedModel) and not cls._can_set_attn_implementation():
             return f"{cls.__name__} computes attention by itself and not through Transformers' AttentionInterface"
     asking = [cls for cls in layers if _names(cls, _INTERFACE)]
-    if not asking:
-        return "none of its layers calls Transformers' AttentionInterface"
     for cls in layers:
         if cls not in asking and "Attention" in cls.__name__ and _names(cls, "softmax"):
             return f"its layer {cls.__name__} computes attention by itself and not through AttentionInterface"
+    if not asking:
+        return "none of its layers calls Transformers' AttentionInterface"
+    reached = {id(config) for config in _configurations(model)}
     for name, module in model.named_modules():
         reason = _beyond(module)
         if reason is not None:
             return f"{reason} ({name})"
+        if type(module) in asking and id(getattr(module, "config", model.config)) not in reached:
+            return f"its layer {name} has a configuration of its own, which set_attn_implementation() does not reach"
     return None
+
+
+def _configurations(model: PreTrainedModel) -> Iterator[Any]:
+    """All that ``set_attn_implementation()`` changes."""
+    found = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+    while found:
+        config = found.pop()
+        yield config
+        found += [sub for name in config.sub_configs if (sub := getattr(config, name)) is not None]
 
 
 def _beyond(module: nn.Module) -> str | None:
