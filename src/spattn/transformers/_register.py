@@ -1,4 +1,4 @@
-"""What a user calls."""
+"""Registration with Transformers, and models that use it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,21 @@ _Model = TypeVar("_Model", bound=PreTrainedModel)
 
 
 def register() -> None:
-    """Makes ``attn_implementation="spattn"`` known to Transformers; called again, it changes nothing.
+    """Make ``attn_implementation="spattn"`` known to Transformers; a second call changes nothing.
 
     Attention goes over the pairs that the model's own mask allows: causal, windows and chunks of the layers that have
     them, padding on either side, packed sequences (`position_ids` without `attention_mask`), caches of any kind.
-    ``config.spattn_pattern``, a :class:`spattn.patterns.Pattern` or the JSON of its ``to_dict()``, which a saved
-    configuration keeps, restricts that further: a pair is computed that both allow. Its positions are those of tokens
-    in their own sequence, from 0, wherever that stands in a padded or packed batch.
+    ``config.spattn_pattern`` restricts that further: a pair is computed that both allow. It is one
+    :class:`spattn.patterns.Pattern` for all layers, a dict of patterns by the names in ``config.layer_types`` (a type
+    that it leaves out is not restricted), or a list with a pattern, or None, for each layer; or the JSON of one of
+    these. Its positions are those of tokens in their own sequence, from 0, wherever that stands in a padded or packed
+    batch. The configuration holds JSON, which ``save_pretrained()`` writes, and gives back patterns.
 
     Notes
     -----
+    :func:`use` also checks the model. Without it, a model that never calls Transformers' attention interface stays
+    dense, with a line in Transformers' log.
+
     Masks are patterns: nothing of q_len × kv_len is ever written down. A model's mask that is no window, chunk or
     packing of Transformers' own is traced, as by :func:`spattn.patterns.from_mask_mod`. Queries that may attend to
     nothing, as those of padding, give 0, where other implementations give a mean of all values. The host reads padding,
@@ -39,9 +44,10 @@ def register() -> None:
 
     A model raises ValueError, when it is called, for what attention cannot compute here: dropout while training,
     soft-capped logits, learnt sinks, biases of positions, keys that an indexer chooses, a paged cache, weights to
-    return (`output_attentions`), a mask that was given with four axes and is not made of 0 and −∞, and
+    return (`output_attentions`), a mask that was given with four axes and is not made of 0 and −∞, a layer that attends
+    with a window of no keys, layers or layer types of ``config.spattn_pattern`` that the configuration lacks, and
     ``config.spattn_pattern`` of a model that has cross-attention. TypeError comes of a model that computes with its
-    mask instead of handing it on.
+    mask instead of handing it on, as BEiT adds a bias to it.
 
     Examples
     --------
