@@ -154,7 +154,8 @@ def attention(
         options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
         cast = autocast(q, k, v)
         if cast is not None:
-            return attention(*cast, pattern, return_lse=return_lse, **options)
+            q, k, v = cast
+            return attention(q, k, v, pattern, return_lse=return_lse, **options)
         chosen = _selected(pattern)
         if chosen is not None:
             found = _attend_selected(q, k, v, chosen, return_lse, **options)

@@ -1,5 +1,6 @@
 """A tiny model of random weights of any family of Transformers, and what it is given."""
 
+import copy
 import inspect
 import itertools
 import pathlib
@@ -10,6 +11,18 @@ import transformers as hf
 from transformers.models.auto import modeling_auto
 
 from spattn.transformers import use
+
+ERRORS = (
+    AssertionError,
+    AttributeError,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What models raise for what they cannot do with eager attention either."""
 
 _PAGE = pathlib.Path(__file__).parents[2] / "docs" / "tutorials" / "transformers.rst"
 
@@ -129,8 +142,9 @@ def names():
 
 def model_class(name):
     """The family's decoder with a head, where it has one, and its bare model elsewhere."""
-    heads = {} if "text_config" in hf.CONFIG_MAPPING[name].sub_configs else modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-    found = _CLASSES.get(name) or heads.get(name) or modeling_auto.MODEL_MAPPING_NAMES[name]
+    composite = "text_config" in hf.CONFIG_MAPPING[name].sub_configs
+    head = None if composite else modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(name)
+    found = _CLASSES.get(name) or head or modeling_auto.MODEL_MAPPING_NAMES[name]
     return getattr(hf, found[0] if isinstance(found, (tuple, list)) else found)
 
 
@@ -164,7 +178,7 @@ def _tiny(cls, own):
             given[field] = (list(dict.fromkeys(value)) * 2)[:2]
     if _IN_SECTIONS.match(cls.__name__):
         given |= _SECTIONS
-    return cls(**given | own)
+    return cls(**copy.deepcopy(given | own))  # some configurations change what they are given
 
 
 def parameters(name, **own):
@@ -182,6 +196,20 @@ def model(name, **own):
     return made
 
 
+def padding(side):
+    """A mask of tokens in which the first of two sequences is shorter."""
+    valid = torch.ones(2, TOKENS, dtype=torch.int64)
+    if side == "left":
+        valid[0, :7] = 0
+    if side == "right":
+        valid[0, -7:] = 0
+    return valid
+
+
+def takes_padding(made, given):
+    return "input_ids" in given and "attention_mask" in inspect.signature(made.forward).parameters
+
+
 def inputs(made):
     """The first inputs of several that the model's forward() takes; its own error where it takes none."""
     errors = []
@@ -190,7 +218,7 @@ def inputs(made):
             with torch.no_grad():
                 made(**given)
             return given
-        except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        except ERRORS as error:
             errors.append(error)
     raise ExceptionGroup(f"no inputs for {type(made).__name__}", errors)
 
@@ -233,10 +261,10 @@ def _candidates(made):
 
 EQUAL = "the same as with eager attention"
 REASONS = {
-    "refused: attention of its own, outside of Transformers' attention interface": "^model: .* by itself and not through",
+    "refused: attention of its own, outside of Transformers' attention interface": "^model: .* by itself and not",
     "refused: soft-capped logits": "^model: .* soft-caps logits",
     "refused: learnt sinks": "^model: .* learnt sinks|^sinks: ",
-    "refused: biases of positions": "^model: .* learnt bias|^position_bias: |^attention_mask: expected 0, and",
+    "refused: biases, of positions or in masks (−10000 at padding)": "^model: .* learnt bias|^position_bias: |^attention_mask: expected 0, and",
     "refused: a model that computes with its mask": "^attention_mask: expected (to reach attention as it is|one for)",
     "refused: heads of more than 256 features, as published": "^head_dim: expected 1 … 256",
     "refused: no layer that calls the attention interface": "^model: .* none of its layers calls",
@@ -279,9 +307,16 @@ def outcome(name):
     if parameters(name) > MOST_PARAMETERS:
         raise ValueError(f"{name} has more than {MOST_PARAMETERS} parameters")
     made = model(name)
-    given = inputs(made)
+    given = [inputs(made)]
+    if takes_padding(made, given[0]):
+        given.append(given[0] | {"attention_mask": padding("right")})
+        try:
+            made(**given[1])
+        except ERRORS:
+            given.pop()
     try:
-        use(made)(**given)
+        for one in given:
+            use(made)(**one)
     except (TypeError, ValueError) as error:
         return next(row for row, words in REASONS.items() if re.search(words, str(error)))
     return EQUAL

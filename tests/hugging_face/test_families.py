@@ -3,10 +3,6 @@
 A selection runs with every test run, every family that :mod:`families` can make in the nightly run.
 """
 
-import copy
-import functools
-import inspect
-
 import pytest
 from hypothesis import settings
 
@@ -28,16 +24,9 @@ CLOSE = {"rtol": 1e-4, "atol": 3e-5}
 NEW = 6
 
 
-@functools.cache
-def eager_model(name):
-    return families.model(name)
-
-
 def pair(name, **options):
     """The family's model with eager attention, and the same after use()."""
-    eager = eager_model(name)
-    ours = spattn.transformers.use(copy.deepcopy(eager), **options)
-    return eager, ours
+    return families.model(name), spattn.transformers.use(families.model(name), **options)
 
 
 @pytest.fixture
@@ -55,15 +44,6 @@ def calls(monkeypatch):
     AttentionInterface.register("spattn", attend)
 
 
-def padding(side):
-    valid = torch.ones(2, families.TOKENS, dtype=torch.int64)
-    if side == "left":
-        valid[0, :7] = 0
-    if side == "right":
-        valid[0, -7:] = 0
-    return valid
-
-
 def run(model, given):
     hf.set_seed(0)  # some models draw masks or noise
     return model(**given)[0]
@@ -74,18 +54,24 @@ def run(model, given):
 def test_results_and_gradients(name, side, calls):
     eager, ours = pair(name)
     given = families.inputs(eager)
-    takes = "attention_mask" in inspect.signature(eager.forward).parameters and "input_ids" in given
-    if side != "neither" and not takes:
+    if side != "neither" and not families.takes_padding(eager, given):
         pytest.skip("the family has no padding mask of tokens")
-    rows = slice(None)
     if side != "neither":
-        given["attention_mask"] = padding(side)
-        if not eager.config.is_encoder_decoder:
-            rows = given["attention_mask"] == 1
+        given["attention_mask"] = families.padding(side)
     found = []
+    try:
+        run(eager, given)
+    except families.ERRORS:
+        with pytest.raises(families.ERRORS):
+            run(ours, given)
+        return
     for model in (eager, ours):
-        model.zero_grad()
-        out = run(model, given)[rows]
+        out = run(model, given)
+        if side != "neither" and out.shape[:2] == given["attention_mask"].shape and out.ndim == 3:
+            out = out if model.config.is_encoder_decoder else out[given["attention_mask"] == 1]
+        elif side == "left":
+            # A result for a sequence may be that of its first token, which is padding in the first sequence.
+            out = out[-1:, -1:] if out.shape == (2, 2) else out[-1:]
         weights = torch.linspace(-1, 1, out.numel()).reshape(out.shape)
         (out * weights).mean().backward()
         found.append((out.detach(), {name: one.grad for name, one in model.named_parameters()}))
@@ -94,7 +80,7 @@ def test_results_and_gradients(name, side, calls):
     torch.testing.assert_close(got, want, **CLOSE)
     for parameter, gradient in theirs.items():
         if gradient is not None:
-            torch.testing.assert_close(mine[parameter], gradient, rtol=1e-3, atol=1e-5, msg=lambda m: f"{parameter}: {m}")
+            torch.testing.assert_close(mine[parameter], gradient, rtol=1e-3, atol=1e-5, msg=parameter)
 
 
 @pytest.mark.parametrize("cache", CACHES)
@@ -106,11 +92,11 @@ def test_generation(name, cache, calls):
     options = {field: given[field] for field in given if field in ("input_ids", "input_features", "pixel_values")}
     options |= {"max_new_tokens": NEW, "do_sample": False, "use_cache": True, "cache_implementation": cache}
     if "input_ids" in given:
-        options["attention_mask"] = padding("left")
+        options["attention_mask"] = families.padding("left")
     try:
         want = eager.generate(**options)
-    except (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-        with pytest.raises(type(error)):
+    except families.ERRORS:
+        with pytest.raises(families.ERRORS):
             ours.generate(**options)
         return
     assert torch.equal(ours.generate(**options), want) and calls
@@ -118,17 +104,27 @@ def test_generation(name, cache, calls):
 
 @pytest.mark.parametrize("name", EQUAL)
 def test_autocast(name, calls):
+    """As far from the results in float32 as eager attention."""
     eager, ours = pair(name)
     given = families.inputs(eager)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        want, got = run(eager, given), run(ours, given)
-    assert calls and got.dtype == want.dtype
-    torch.testing.assert_close(got.float(), want.float(), rtol=0, atol=0.03 * (1 + want.float().abs().max().item()))
+    with torch.no_grad():
+        exact = run(eager, given).float()
+        with torch.autocast("cpu", torch.bfloat16):
+            try:
+                theirs = run(eager, given)
+            except families.ERRORS:
+                with pytest.raises(families.ERRORS):
+                    run(ours, given)
+                return
+            mine = run(ours, given)
+    assert calls and mine.dtype == theirs.dtype
+    errors = [(x.float() - exact).abs().max().item() for x in (mine, theirs)]
+    assert errors[0] <= 2 * errors[1] + 0.004 * exact.abs().max().item(), errors
 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_pattern_reaches_every_layer(name):
-    if eager_model(name).config.is_encoder_decoder:
+    if families.model(name).config.is_encoder_decoder:
         with pytest.raises(ValueError, match="^spattn_pattern: expected None, as attention goes from one sequence"):
             pair(name, pattern=SlidingWindow(2, 0))
         return
@@ -139,7 +135,7 @@ def test_a_pattern_reaches_every_layer(name):
     with torch.no_grad():
         dense, dense_of_other, sparse = run(eager, given), run(eager, other), run(ours, given)
         assert not torch.allclose(sparse[:, -1], dense[:, -1], **CLOSE)
-        if torch.allclose(dense[:, 0], dense_of_other[:, 0], **CLOSE):  # causal: three tokens see all before them
+        if torch.allclose(dense[:, 0], dense_of_other[:, 0], rtol=0, atol=1e-7):  # causal: three tokens see all before
             torch.testing.assert_close(sparse[:, :3], dense[:, :3], **CLOSE)
         else:  # no token sees the last one
             torch.testing.assert_close(run(ours, other)[:, :-1], sparse[:, :-1], **CLOSE)
@@ -151,6 +147,7 @@ def test_refused_by_name(name):
     given = families.inputs(model)
     with pytest.raises((TypeError, ValueError), match=families.REASONS[REFUSED[name]]):
         run(spattn.transformers.use(model), given)
+        run(model, given | {"attention_mask": families.padding("right")})
 
 
 def test_the_table_is_whole():

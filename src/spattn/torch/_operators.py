@@ -123,7 +123,7 @@ _library = torch.library.Library("spattn", "FRAGMENT")  # keeps what is register
 
 
 def _under_autocast(q: Any, k: Any, v: Any, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Casts as for ``scaled_dot_product_attention``: ``torch.library.register_autocast`` knows one fixed dtype alone."""
+    """Cast as for ``scaled_dot_product_attention``; ``torch.library.register_autocast`` casts to one fixed dtype."""
     cast = autocast(q, k, v)
     with torch._C._DisableAutocast():
         return torch.ops.spattn.attention(*(cast or (q, k, v)), *options)

@@ -58,8 +58,8 @@ class PatternMask(torch.Tensor):  # type: ignore[misc]
 
 def _computed_with(operation: Any) -> TypeError:
     return TypeError(
-        "attention_mask: expected to reach attention as it is, a pattern without elements; this model computes with its "
-        f'mask ({operation}), as one that adds a bias to it does: use attn_implementation="eager" for it'
+        "attention_mask: expected to reach attention as it is, a pattern without elements; this model computes with "
+        f'its mask ({operation}), as one that adds a bias to it does: use attn_implementation="eager" for it'
     )
 
 
