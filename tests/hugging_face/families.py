@@ -90,7 +90,6 @@ _SIZES = {
     "v_head_dim": 8,
     "mamba_n_heads": 4,
     "mamba_d_head": 16,
-    "prediction_length": 4,
     "vocab_size_per_layer_input": VOCABULARY,
     "hidden_size_per_layer_input": 8,
     "num_conv_pos_embeddings": 16,
@@ -104,28 +103,37 @@ _ALWAYS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_sta
 _OWN = {
     "bamba": {"attn_layer_indices": [1]},
     "beit": {"use_relative_position_bias": True},
-    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0}},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0}},
     "deepseek_v2": {"num_experts_per_tok": 1, "n_group": 1, "topk_group": 1},
+    "dots1": {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 1},
+    "esmc": {"num_key_value_heads": 4},
     "esm": {"vocab_size": VOCABULARY, "mask_token_id": 3},
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
     "falcon_h1": {"mamba_n_heads": 4, "mamba_d_ssm": 64, "mamba_d_head": 16},
+    "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"]},
+    "glm5_next_text": {"num_key_value_heads": 4, "qk_rope_head_dim": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 8},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
     "hunyuan_v1_dense": {"head_dim": 8},
     "hunyuan_v1_moe": {"head_dim": 8},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "lilt": {"channel_shrink_ratio": 4, "max_2d_position_embeddings": 128},
+    "layoutlmv3": {"coordinate_size": 6, "shape_size": 4},
+    "lilt": {"channel_shrink_ratio": 1, "hidden_size": 48},
+    "luke": {"entity_vocab_size": VOCABULARY, "entity_emb_size": 32},
+    "mistral4": {"num_key_value_heads": 4, "qk_head_dim": 16, "head_dim": 16},
     "ministral": {"head_dim": 8},
+    "neomme": {"head_dim": 16},
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "reformer": {"is_decoder": True, "axial_pos_embds": False},
-    "swin2sr": {"num_heads": [4, 4], "depths": [1, 1]},
-    "time_series_transformer": {"prediction_length": 4},
+    "wav2vec2-bert": {"feature_projection_input_dim": 16},
     "xmod": {"default_language": "en_XX"},
 }
 _SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}}
-_IN_SECTIONS = re.compile("(Glm4v|Glm4vMoe|Glm46V|GlmImage|GlmOcr|Qwen2VL|Qwen2_5_VL|Qwen2_5Omni|PaddleOCR)Text")
+_IN_SECTIONS = re.compile(
+    "(Glm4v|Glm4vMoe|Glm46V|GlmImage|GlmOcr|Qwen2VL|Qwen2_5_VL|Qwen2_5Omni|PaddleOCR|Cosmos3Edge)Text"
+)
 # Where the first of the auto classes is not the one that says most.
 _CLASSES = {
     "bart": "BartForConditionalGeneration",
@@ -264,7 +272,9 @@ REASONS = {
     "refused: attention of its own, outside of Transformers' attention interface": "^model: .* by itself and not",
     "refused: soft-capped logits": "^model: .* soft-caps logits",
     "refused: learnt sinks": "^model: .* learnt sinks|^sinks: ",
-    "refused: biases, of positions or in masks (−10000 at padding)": "^model: .* learnt bias|^position_bias: |^attention_mask: expected 0, and",
+    "refused: biases, of positions or in masks (−10000 at padding)": (
+        "^model: .* learnt bias|^position_bias: |^attention_mask: expected 0, and"
+    ),
     "refused: a model that computes with its mask": "^attention_mask: expected (to reach attention as it is|one for)",
     "refused: heads of more than 256 features, as published": "^head_dim: expected 1 … 256",
     "refused: no layer that calls the attention interface": "^model: .* none of its layers calls",
@@ -302,8 +312,8 @@ def generates(name):
     return name in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or name in _CLASSES
 
 
-def outcome(name):
-    """The row of the table in which a family belongs; an error where it is too large, or no such model can be made."""
+def prepared(name):
+    """A model with eager attention and what it is given; an error where it is too large, or none can be made."""
     if parameters(name) > MOST_PARAMETERS:
         raise ValueError(f"{name} has more than {MOST_PARAMETERS} parameters")
     made = model(name)
@@ -314,9 +324,17 @@ def outcome(name):
             made(**given[1])
         except ERRORS:
             given.pop()
+    return made, given
+
+
+def outcome(made, given):
+    """The row of the table in which a family belongs."""
     try:
         for one in given:
             use(made)(**one)
     except (TypeError, ValueError) as error:
-        return next(row for row, words in REASONS.items() if re.search(words, str(error)))
+        rows = [row for row, words in REASONS.items() if re.search(words, str(error))]
+        if len(rows) != 1:
+            raise
+        return rows[0]
     return EQUAL
