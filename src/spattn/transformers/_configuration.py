@@ -45,6 +45,12 @@ class SpattnPattern:
         vars(config).pop(_NAME, None)
 
 
+def install() -> None:
+    """Gives every configuration of Transformers the attribute."""
+    if not isinstance(vars(PreTrainedConfig).get(_NAME), SpattnPattern):
+        PreTrainedConfig.spattn_pattern = SpattnPattern()
+
+
 def restriction(config: Any) -> Pattern | tuple[Pattern, ...]:
     """The pattern of a configuration, or one for each of its layers; every pair where there is none.
 
@@ -105,7 +111,7 @@ def _text(given: Any) -> str:
         return "{" + ",".join(f"{json.dumps(name)}:{_text_of_one(one)}" for name, one in given.items()) + "}"
     if isinstance(given, (list, tuple)) and given:
         return "[" + ",".join(map(_text_of_one, given)) + "]"
-    return "null" if given is None else _text_of_one(given)
+    return _text_of_one(given)
 
 
 def _text_of_one(pattern: Any) -> str:
@@ -146,9 +152,3 @@ def _unexpected(given: Any) -> ValueError:
         "spattn_pattern: expected a pattern, or its to_dict() as JSON, got "
         f"{given!r}; several are a dict by layer type, or a list of one for each layer"
     )
-
-
-def install() -> None:
-    """Gives every configuration of Transformers the attribute."""
-    if not isinstance(vars(PreTrainedConfig).get(_NAME), SpattnPattern):
-        PreTrainedConfig.spattn_pattern = SpattnPattern()
