@@ -183,6 +183,9 @@ $(STAMPS)/options: meson.options $(STAMPS)/venv
 	rm -rf $(VENV)/build $(VENV)/build-sanitized
 	@touch $@
 
+# accelerate needs PyTorch, and would choose its build.
+$(STAMPS)/test-requires: | $(STAMPS)/torch
+
 # The package as a wheel, installed, as users get it but for emulated AMX; never stale because it depends on all sources.
 $(STAMPS)/package: $(SOURCES) $(STAMPS)/build-requires $(STAMPS)/options
 	rm -rf $(WHEELS)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 from ._backends import Backend, SelectingBackend, load
 from ._imports import whole_imports
 from ._index_checks import LONGEST
-from .arrays import NUMPY, ArrayKind, compiling, dtype_name, kind_of, of_any_length, recorder, traced
+from .arrays import NUMPY, ArrayKind, autocast, compiling, dtype_name, kind_of, of_any_length, recorder, traced
 from .arrays import signature as signature_of
 from .call import Call, check_gradients, check_options, check_plain, check_results, check_scale, default_scale
 from .patterns import Mask, Pattern, get
@@ -134,7 +134,8 @@ def attention(
     position ``i + kv_len - q_len``. A row with no allowed key gives 0. Values at keys that are not allowed have no
     influence, NaN included. PyTorch records the gradients of out and lse, as :func:`attention_backward` computes them,
     where a tensor requires one; there is no second derivative. Its graphs (:func:`torch.compile`, :mod:`torch.export`)
-    hold a call as one operator, with the pattern in it, or with the mask as an operand. In programs of JAX
+    hold a call as one operator, with the pattern in it, or with the mask as an operand. Under ``torch.autocast``, q, k
+    and v are cast as those of ``scaled_dot_product_attention`` are, all but float64. In programs of JAX
     ``spattn.jax.attention`` takes its place. Time is O(tiles · head_dim)
     where ``plan.efficiency`` relates tiles to allowed pairs; extra memory is O(batch · heads · q_len · head_dim).
 
@@ -152,6 +153,10 @@ def attention(
     prepared = find_call(pattern, key) or _find_any_length(pattern, key) if isinstance(pattern, CONSTANT) else None
     if prepared is None:
         options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
+        cast = autocast(q, k, v)
+        if cast is not None:
+            q, k, v = cast
+            return attention(q, k, v, pattern, return_lse=return_lse, **options)
         chosen = _selected(pattern)
         if chosen is not None:
             found = _attend_selected(q, k, v, chosen, return_lse, **options)
@@ -201,7 +206,8 @@ def attention_backward(
     q, k, v : array
         The inputs of the forward call.
     out, lse : array
-        What ``attention(q, k, v, pattern, scale=scale, return_lse=True)`` returned.
+        What ``attention(q, k, v, pattern, scale=scale, return_lse=True)`` returned. ``torch.autocast`` casts nothing
+        here.
     pattern
         As in the forward call.
     dlse : (batch, heads_q, q_len) array, optional

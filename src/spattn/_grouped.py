@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ._api import CONSTANT, as_pattern, attention, attention_backward, backend_for, find_plan
 from ._backends import GroupingBackend, PreparedGroup
-from .arrays import compiling, kind_of, recorder, signature
+from .arrays import autocast, compiling, kind_of, recorder, signature
 from .call import Call, check_options, check_scale, default_scale
 from .patterns import Pattern
 from .patterns._registry import pattern_class
@@ -102,6 +102,7 @@ def grouped_attention(
     options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
     if compiling():  # each call is an operator of its own
         return [attention(q, k, v, pattern, return_lse=return_lse, **options) for q, k, v, pattern in given]
+    given = [(*(autocast(q, k, v) or (q, k, v)), pattern) for q, k, v, pattern in given]
     check_options(backend, return_lse, precision, layout)
     options["scale"] = scale = None if scale is None else check_scale(scale, "float64")
     results: list[Any] = [None] * len(given)

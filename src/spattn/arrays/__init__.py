@@ -22,6 +22,7 @@ __all__ = [
     "NUMPY",
     "ArrayKind",
     "add_plain",
+    "autocast",
     "compiling",
     "dtype_name",
     "kind_of",
@@ -90,6 +91,12 @@ def of_any_length(signature: tuple[Any, ...]) -> tuple[tuple[Any, ...], int] | N
     if not len(k) == len(v) == 4 or k[2] != v[2]:
         return None
     return (kind, q, k[0], k[1], k[3], v[0], v[1], v[3], *of_k, *of_v), k[2]
+
+
+def autocast(*operands: Any) -> tuple[Any, ...] | None:
+    """See :meth:`ArrayKind.autocast`, of the first operand's kind."""
+    kind = kind_of(operands[0])
+    return None if kind is None else kind.autocast(*operands)
 
 
 def recorder(*operands: Any) -> Callable[..., tuple[Any, Any]] | None:

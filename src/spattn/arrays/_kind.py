@@ -70,6 +70,13 @@ class ArrayKind:
         """Whether the library would record a gradient through this array now, or carry its tangent on."""
         return False
 
+    def autocast(self, *operands: Any) -> tuple[Any, ...] | None:
+        """The operands of attention in the dtype that the library's mixed precision asks for; None where they have it.
+
+        Attention is one call then, of one dtype, whatever the operations before it returned.
+        """
+        return None
+
     def traced(self) -> bool:
         """Whether the library follows calls now, to write them into a graph or to transform them.
 

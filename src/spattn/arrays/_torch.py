@@ -28,6 +28,7 @@ class Torch(ArrayKind):
         # How many modes see every operation: those that trace graphs or hold tensors without values, and users' own.
         self._modes = self.module._C._len_torch_dispatch_stack
         self._script = self.module._C._get_tracing_state  # of torch.jit.trace, None elsewhere
+        self._autocast = self.module._C._is_any_autocast_enabled  # on some device
 
     def is_plain(self, x: Any) -> bool:
         return type(x) is self.module.Tensor
@@ -63,6 +64,8 @@ class Torch(ArrayKind):
                 if recording and x.requires_grad:
                     found[0] = self, "recorded"
                 found.append((x.shape, x.stride(), x.dtype, x.device))
+            if self._autocast():  # calls of other dtypes are never kept under this signature
+                found[0] = found[0], self._autocast_dtype(arrays[0])
         except RuntimeError:  # of nested and sparse tensors, which have no shape or no strides
             return None
         return tuple(found)
@@ -86,6 +89,24 @@ class Torch(ArrayKind):
         if x.requires_grad and self.module.is_grad_enabled():
             return True
         return self._in_dual_level() and self._forward_ad.unpack_dual(x).tangent is not None
+
+    def autocast(self, *operands: Any) -> tuple[Any, ...] | None:
+        """As PyTorch casts the operands of ``scaled_dot_product_attention`` under ``torch.autocast``."""
+        if not self._autocast():
+            return None
+        cast = tuple([self._cast(x) if isinstance(x, self.module.Tensor) else x for x in operands])
+        return None if all(x is y for x, y in zip(cast, operands, strict=True)) else cast
+
+    def _cast(self, x: Any) -> Any:
+        dtype = self._autocast_dtype(x)
+        return x if dtype is None or not x.is_floating_point() or x.dtype == self.module.float64 else x.to(dtype)
+
+    def _autocast_dtype(self, x: Any) -> Any:
+        """The dtype of autocast on the tensor's device; None where it is off."""
+        device = x.device.type
+        if not self.module.amp.is_autocast_available(device) or not self.module.is_autocast_enabled(device):
+            return None
+        return self.module.get_autocast_dtype(device)
 
     def traced(self) -> bool:
         if self._in_dual_level():

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .. import _api
-from ..arrays import traced
+from ..arrays import autocast, traced
 from ..arrays._operand import Operand, memory_order
 from ..arrays._torch_gradients import without_repeats
 from ..call import check_options
@@ -122,6 +122,20 @@ def _differentiate(ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | Non
 
 
 _forward.register_autograd(_differentiate, setup_context=_remember)
+
+
+_library = torch.library.Library("spattn", "FRAGMENT")  # keeps what is registered as long as it lives
+
+
+def _under_autocast(q: Any, k: Any, v: Any, *options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cast as for ``scaled_dot_product_attention``; ``torch.library.register_autocast`` casts to one fixed dtype."""
+    cast = autocast(q, k, v)
+    with torch._C._DisableAutocast():
+        return torch.ops.spattn.attention(*(cast or (q, k, v)), *options)
+
+
+for _device in _DEVICES:
+    _library.impl("attention", _under_autocast, f"Autocast{_device.upper()}")
 
 
 def _over_a_batch(operator: Any, tensors: int) -> None:

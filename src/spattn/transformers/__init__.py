@@ -1,9 +1,9 @@
 """For Hugging Face Transformers: the attention implementation "spattn" of its models.
 
-After :func:`register` any model whose attention is an interface of Transformers takes
-``attn_implementation="spattn"``, and ``model.set_attn_implementation("spattn")`` swaps it in a model that is there.
+:func:`use` swaps it in a model, and refuses models that would not compute the same with it. After :func:`register`,
+models also take ``attn_implementation="spattn"`` where they are made.
 """
 
-from ._register import register
+from ._register import register, use
 
-__all__ = ["register"]
+__all__ = ["register", "use"]

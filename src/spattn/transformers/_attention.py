@@ -8,9 +8,9 @@ import torch
 
 from .._api import attention
 from ..patterns import Causal, Full, KeyPadding, Mask, Pattern
+from ._configuration import restriction
 from ._functions import both
-from ._mask import PatternMask
-from ._restriction import restriction
+from ._mask import PatternMask, of_layer
 
 __all__ = ["attend"]
 
@@ -73,7 +73,7 @@ def _pattern(
         if attention_mask.shape[2:] != (q_len, kv_len):
             got = tuple(attention_mask.shape[2:])
             raise ValueError(f"attention_mask: expected one for {q_len} queries and {kv_len} keys, got one for {got}")
-        return attention_mask.pattern
+        return attention_mask.of(module)
     if attention_mask is not None:
         own = _given(attention_mask)
     # A layer that does not say is causal, as in Transformers' own implementation.
@@ -83,7 +83,7 @@ def _pattern(
         own = Causal()
     else:
         raise ValueError(f"attention_mask: expected one, as {q_len} queries may attend to {kv_len} keys; got None")
-    return both(own, restriction(getattr(module, "config", None)))
+    return both(own, of_layer(restriction(getattr(module, "config", None)), module))
 
 
 def _given(mask: torch.Tensor) -> Pattern:

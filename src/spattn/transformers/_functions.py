@@ -18,9 +18,14 @@ from transformers import masking_utils
 
 from ..patterns import BlockLocal, Causal, Documents, Full, Pattern, PerBatch, SlidingWindow
 
-__all__ = ["both", "known_pattern", "packed_positions"]
+__all__ = ["NoWindow", "both", "known_pattern", "packed_positions"]
 
 MaskFunction = Callable[..., Any]
+
+
+class NoWindow(ValueError):
+    """A window of no keys, with which no query attends to anything; eager attention then gives a mean of all values."""
+
 
 _CAUSAL = SlidingWindow(None, 0)
 _NUMBERS = torch.zeros((1, 1), dtype=torch.int64)
@@ -40,6 +45,11 @@ def known_pattern(mask_function: MaskFunction, kv_offset: int = 0) -> Pattern | 
     -------
     Pattern or None
         With positions of queries counted as those of keys are.
+
+    Raises
+    ------
+    NoWindow
+        If one of the functions is a window of no keys.
     """
     rule = _RULES.get(_code(mask_function))
     return None if rule is None else rule(_closed_over(mask_function), kv_offset)
@@ -107,6 +117,12 @@ def _any_of(given: dict[str, Any], kv_offset: int) -> Pattern | None:
     return None if None in patterns else functools.reduce(operator.or_, patterns)
 
 
+def _at_least(least: int, window: int) -> int:
+    if window < least:
+        raise NoWindow(f"sliding_window: expected at least {least} in a layer that attends with it, got {window}")
+    return window
+
+
 def _chunks(given: dict[str, Any], kv_offset: int) -> Pattern:
     size = given["chunk_size"]
     return PerBatch(tuple(BlockLocal(size, (p - kv_offset) % size) for p in given["left_padding"].tolist()))
@@ -118,10 +134,10 @@ _RULES: dict[CodeType | None, Callable[[dict[str, Any], int], Pattern | None]] =
     masking_utils.causal_mask_function.__code__: lambda given, kv_offset: Causal(),
     masking_utils.bidirectional_mask_function.__code__: lambda given, kv_offset: Full(),
     masking_utils.sliding_window_overlay(1).__code__: lambda given, kv_offset: SlidingWindow(
-        given["sliding_window"] - 1, None
+        _at_least(1, given["sliding_window"]) - 1, None
     ),
     masking_utils.sliding_window_bidirectional_overlay(1).__code__: lambda given, kv_offset: SlidingWindow(
-        given["sliding_window"]
+        _at_least(0, given["sliding_window"])
     ),
     masking_utils.chunked_overlay(1, _NUMBERS).__code__: _chunks,
     _PACKED: _documents,

@@ -1,4 +1,4 @@
-"""``config.spattn_pattern``: what a user allows of the pairs that the model's own mask allows."""
+"""The positions of ``config.spattn_pattern`` in padded and packed batches."""
 
 from __future__ import annotations
 
@@ -8,27 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..patterns import ByContent, Full, Pattern, PerBatch, apply, from_text
+from ..patterns import ByContent, Pattern, PerBatch, apply
 from ..patterns._predicate import allowed
 
-__all__ = ["renumbered", "restriction"]
-
-
-def restriction(config: Any) -> Pattern:
-    """The pattern of a configuration, given as one or as its JSON; every pair where there is none."""
-    given = getattr(config, "spattn_pattern", None)
-    if given is None:
-        return Full()
-    if any(getattr(config, name, False) for name in ("is_encoder_decoder", "add_cross_attention")):
-        raise ValueError(
-            f"spattn_pattern: expected None, as attention goes from one sequence to another, got {given!r}"
-        )
-    if isinstance(given, Pattern):
-        return given
-    try:
-        return from_text(given)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"spattn_pattern: expected a pattern, or its to_dict() as JSON, got {given!r}") from error
+__all__ = ["renumbered"]
 
 
 def renumbered(

@@ -1,0 +1,72 @@
+"""Models that Transformers computes without the attention interface, or with more than attention over pairs."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+__all__ = ["refusal"]
+
+_INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+
+
+def refusal(model: PreTrainedModel) -> str | None:
+    """Why attention of this model cannot be computed here, as far as its classes and configuration tell."""
+    layers = {type(module): module for module in model.modules()}
+    for cls in layers:
+        if issubclass(cls, PreTrainedModel) and not cls._can_set_attn_implementation():
+            return f"{cls.__name__} computes attention by itself and not through Transformers' AttentionInterface"
+    asking = [cls for cls in layers if _names(cls, _INTERFACE)]
+    for cls in layers:
+        if cls not in asking and "Attention" in cls.__name__ and _names(cls, "softmax"):
+            return f"its layer {cls.__name__} computes attention by itself and not through AttentionInterface"
+    if not asking:
+        return "none of its layers calls Transformers' AttentionInterface"
+    reached = {id(config) for config in _configurations(model)}
+    for name, module in model.named_modules():
+        reason = _beyond(module)
+        if reason is not None:
+            return f"{reason} ({name})"
+        if type(module) in asking and id(getattr(module, "config", model.config)) not in reached:
+            return f"its layer {name} has a configuration of its own, which set_attn_implementation() does not reach"
+    return None
+
+
+def _configurations(model: PreTrainedModel) -> Iterator[Any]:
+    """All that ``set_attn_implementation()`` changes."""
+    found = [module.config for module in model.modules() if isinstance(module, PreTrainedModel)]
+    while found:
+        config = found.pop()
+        yield config
+        found += [sub for name in config.sub_configs if (sub := getattr(config, name)) is not None]
+
+
+def _beyond(module: nn.Module) -> str | None:
+    """What a layer adds to attention over pairs."""
+    if getattr(module, "attn_logit_softcapping", None) is not None:
+        return f"its attention soft-caps logits at {module.attn_logit_softcapping}"
+    if isinstance(getattr(module, "sinks", None), nn.Parameter):
+        return "its attention has learnt sinks"
+    if isinstance(getattr(module, "relative_attention_bias", None), nn.Module):
+        return "its attention adds a learnt bias of positions"
+    return None
+
+
+def _names(cls: type[nn.Module], word: str) -> bool:
+    """Whether a method of a layer's class looks this name up."""
+    return any(word in code.co_names for code in _codes(cls))
+
+
+def _codes(cls: type[nn.Module]) -> Iterator[CodeType]:
+    for base in cls.__mro__:
+        if base in (PreTrainedModel, nn.Module):
+            return
+        for method in vars(base).values():
+            code: Any = getattr(inspect.unwrap(method) if callable(method) else None, "__code__", None)
+            if code is not None:
+                yield code
