@@ -331,7 +331,10 @@ ALLOWED = {
         "SlidingWindow(16, 0)": square(100, window(16, 0)),
         "SlidingWindow(4, 0)": square(100, window(4, 0)),
     },
-    "transformers.rst": {"Sinks(4) | SlidingWindow(31, 0)": square(200, either(keys_before(4), window(31, 0)))},
+    "transformers.rst": {
+        "Sinks(4) | SlidingWindow(31, 0)": square(200, either(keys_before(4), window(31, 0))),
+        "SlidingWindow(31, 0)": square(200, window(31, 0)),
+    },
     "write_a_pattern.rst": {
         "LogSparse(9)": square(1000, powers_of_two(9)),
         "LogSparse(5)": square(101, powers_of_two(5)),

@@ -44,6 +44,7 @@ class Gpu:
     """An H200 that is current."""
 
     ordinal, sm_count, shared_bytes, capability, name = 0, 132, 227 << 10, (9, 0), "H200"
+    total_bytes = 141 << 30
     captures = False
 
     def __init__(self):
