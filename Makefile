@@ -43,7 +43,7 @@ AMX    := --config-settings=setup-args=-Damx_emulated=$(if $(shell grep -sw amx_
 SOURCES := $(shell find src -name __pycache__ -prune -o -print) \
            $(wildcard pyproject.toml meson.build meson.options meson_options.txt README.md LICENSE)
 
-.PHONY: help demo test sanitize mutants fuzz builds compilers wheels aarch64 lint format docs bench clean
+.PHONY: help demo test sanitize mutants fuzz builds compilers wheels aarch64 lint format docs bench bench-compare same-bits clean
 .DELETE_ON_ERROR:
 
 help:
@@ -59,6 +59,8 @@ help:
 	@echo "make format     lay out the Python by ruff and the C++ and CUDA by clang-format"
 	@echo "make docs       build the documentation, warnings are errors"
 	@echo "make bench      run the benchmarks once, quickly"
+	@echo "make bench-compare BASE=COMMIT   has any of 40 benchmarks become slower since a commit?"
+	@echo "make same-bits BASE=COMMIT       does every result have the bits that it had at a commit?"
 	@echo "make clean      remove $(VENV), $(OUT) and everything else that the goals made"
 
 demo: $(addprefix $(STAMPS)/,package model demo-requires)
@@ -149,6 +151,15 @@ docs: $(addprefix $(STAMPS)/,package docs-requires demo-requires)
 bench: $(addprefix $(STAMPS)/,package bench-requires)
 	$(BIN)/python -m asv machine --yes --config benchmarks/asv.conf.json
 	$(BIN)/python -m asv run --quick --show-stderr --python=same --config benchmarks/asv.conf.json
+
+# The installed package against that of a commit.
+bench-compare same-bits: $(addprefix $(STAMPS)/,package test-requires)
+	@test -n "$(BASE)" || { echo "make $@: expected BASE=COMMIT" >&2; exit 1; }
+	rm -rf $(VENV)/compare/head
+	$(BIN)/python -m zipfile -e $(WHEELS)/spattn-*.whl $(VENV)/compare/head
+	base=$$(PYTHON=$(BIN)/python tools/package_of.sh $(VENV)/compare "$(BASE)") && $(BIN)/python \
+	  $(if $(filter same-bits,$@),benchmarks/same_bits.py --backend cpu --old,benchmarks/compare.py --base) "$$base" \
+	  $(if $(filter same-bits,$@),--new,--head) $(VENV)/compare/head
 
 clean:
 	rm -rf $(VENV) $(OUT) build dist docs/_build docs/gallery/generated docs/api/generated benchmarks/.asv \
