@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from functools import partial
 
 import numpy as np
 import pytest
@@ -238,19 +239,24 @@ def test_fault_26_sticky_error():
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["torch", "cupy"])
 def test_fault_25_out_of_memory(kind):
-    """MemoryError with the bytes needed and free; the next call works."""
+    """MemoryError with the bytes needed and free, or with those of the GPU where no GPU is large enough; the next call
+    works."""
     library = pytest.importorskip(kind)
     if kind == "torch":
         small = library.ones(1, 1, 64, 128, dtype=library.float16, device="cuda")
-        large = small.expand(4096, 4096, 64, 128)
+        repeat = small.expand
     else:
         small = library.ones((1, 1, 64, 128), dtype="float16")
-        large = library.broadcast_to(small, (4096, 4096, 64, 128))
+        repeat = partial(library.broadcast_to, small)
+    of_entry = 4096 * 64 * (128 * 2 + 4)
+    entries = (device.get().total_bytes - (64 << 20)) // of_entry  # CUDA itself needs more than is left
     for _ in range(2):
         with pytest.raises(MemoryError) as caught:
-            call(large)
+            call(repeat((entries, 4096, 64, 128)))
         needed, free = map(int, re.search(r"needed (\d+) bytes, (\d+) are free", str(caught.value)).groups())
-        assert needed > free and needed >= 4096 * 4096 * 64 * (128 * 2 + 4)
+        assert needed > free and needed >= entries * of_entry
+        with pytest.raises(MemoryError, match=f"the results take {4096 * of_entry} bytes, more than the "):
+            call(repeat((4096, 4096, 64, 128)))
         out, _ = call(small)
         assert bool((out == 1).all())
 
