@@ -89,8 +89,15 @@ def forward(request):
 
 @pytest.fixture
 def unchecked_plans(monkeypatch):
-    """Plans are made as users make them: for patterns whose parts() and allows() say different things on purpose."""
+    """Plans are made as users make them.
+
+    For patterns whose parts() and allows() say different things on purpose, and for two tests of sizes whose checks
+    take half a minute each.
+    """
+    from spattn import _checks
+
     monkeypatch.setenv("SPATTN_CHECK_PLANS", "0")
+    monkeypatch.setattr(_checks, "observers", [])
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ CONSTANT = (Pattern, Plan, str)  # what stays as it is; anything else is looked 
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+Sizes = tuple[int | None, int | None, int | None, int | None]
 
 
 def _traceable(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -171,7 +172,7 @@ def attention(
         else:
             constant = pattern
             if not isinstance(pattern, Plan):  # a copy, which nobody changes before the backward pass
-                constant = as_pattern(pattern, call.batch, call.heads_q)
+                constant = as_pattern(pattern, call.sizes)
             del options["scale"]
             record = functools.partial(record, functools.partial(attention_backward, pattern=constant, **options))
         prepared, scale = _prepare(call, pattern, backend, key, record=record), call.scale
@@ -367,7 +368,7 @@ def plan(
         raise TypeError("plan(): expected no lengths, batch, heads, tile, box or workers beside like=(q, k, v)")
     backend = "auto" if backend is None else backend
     check_options(backend, layout=layout)
-    call = Call.of(*like, layout=layout)
+    call = Call.of(*(autocast(*like) or like), layout=layout)
     return find_plan(backend_for(call, backend), pattern, call, max_bytes)
 
 
@@ -532,7 +533,7 @@ def find_plan(
         pattern = _plan_or_pattern(pattern, module, call, backward)
         if isinstance(pattern, Plan):
             return pattern
-    return module.plan_for(as_pattern(pattern, call.batch, call.heads_q), call, max_bytes, backward=backward)
+    return module.plan_for(as_pattern(pattern, call.sizes), call, max_bytes, backward=backward)
 
 
 def _plan_or_pattern(plan: Plan, module: Backend, call: Call, backward: bool) -> Plan | Pattern:
@@ -561,10 +562,10 @@ def _check_grid(layout: Layout, pattern: Any) -> None:
         layout.check_grid(own.grids() if isinstance(own, Pattern) else frozenset())
 
 
-def as_pattern(pattern: Any, batch: int | None = None, heads: int | None = None) -> Pattern:
+def as_pattern(pattern: Any, sizes: Sizes = (None, None, None, None)) -> Pattern:
     """Convert the `pattern` argument of attention(), other than a Plan, to a Pattern.
 
-    `batch` and `heads` are those of the call, None where they are unknown: a bool array has as many, or one.
+    `sizes` are batch, heads_q, q_len and kv_len of the call, None where they are unknown.
     """
     if isinstance(pattern, Pattern):
         return pattern
@@ -575,23 +576,30 @@ def as_pattern(pattern: Any, batch: int | None = None, heads: int | None = None)
     if kind is not None:
         if dtype_name(pattern) == "bool":
             check_plain("pattern", pattern)
-            check_mask_axes(tuple(pattern.shape), batch, heads)
+            check_mask(tuple(pattern.shape), sizes)
             return Mask(kind.to_host(pattern))
         what = f"an array of {dtype_name(pattern)}"
     raise TypeError(f"pattern: expected a Pattern, a registered name, a Plan or a bool array, got {what}")
 
 
-def check_mask_axes(shape: tuple[int, ...], batch: int | None, heads: int | None) -> None:
-    """Raise ValueError unless the leading axes of a bool mask broadcast to those of q, as in PyTorch."""
-    leading = shape[:-2]
-    for name, size, wanted in zip(("heads", "batch"), reversed(leading), (heads, batch), strict=False):
-        if wanted is not None and size not in (1, wanted):
-            hint = ""
-            if size == batch and len(shape) == 3:
-                hint = "; for one mask per batch entry, insert an axis: mask[:, None]"
-            elif name == "heads" and size and wanted % size == 0:
-                hint = "; for one mask per group of heads, use spattn.patterns.Mask(mask)"
-            raise ValueError(
-                f"pattern: a bool mask has shape ([[batch,] heads,] q_len, kv_len); expected 1 or {wanted} for {name}, "
-                f"got shape {shape}{hint}"
-            )
+def check_mask(shape: tuple[int, ...], sizes: Sizes) -> None:
+    """Raise ValueError unless a bool mask has all rows and columns, and its leading axes broadcast to those of q."""
+    batch, heads, q_len, kv_len = sizes
+    if len(shape) < 2:
+        return  # Mask says what it expects
+    got = f"pattern: a bool mask has shape ([[batch,] heads,] q_len, kv_len), got {shape}"
+    if 1 in shape[-2:] and None not in (q_len, kv_len) and shape[-2:] != (q_len, kv_len):
+        hint = "np.broadcast_to(mask, shape)"
+        if shape[-2] == 1 and shape[-1] == kv_len:
+            hint = "spattn.patterns.KeyPadding(mask) for padding of keys"
+        raise ValueError(f"{got}; its last axes do not broadcast to {q_len} queries and {kv_len} keys: use {hint}")
+    for name, size, wanted in zip(("heads", "batch"), shape[-3::-1], (heads, batch), strict=False):
+        if wanted is None or size in (1, wanted):
+            continue
+        hints = []
+        if len(shape) == 3 and batch in (None, size):
+            hints.append("insert an axis for one mask per batch entry: mask[:, None]")
+        if name == "heads" and size and wanted % size == 0:
+            hints.append("use spattn.patterns.Mask(mask) for one mask per group of heads")
+        expected = f"expected {wanted} {name}" + (" or 1" if wanted != 1 else "")
+        raise ValueError("; ".join([f"{got}: {expected}", *hints]))

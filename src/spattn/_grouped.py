@@ -236,7 +236,7 @@ def _prepare(
             if record is not None:
                 constant = pattern
                 if not isinstance(pattern, Plan):
-                    constant = as_pattern(pattern, call.batch, call.heads_q)
+                    constant = as_pattern(pattern, call.sizes)
                 backward = functools.partial(
                     attention_backward, pattern=constant, backend=backend, precision=precision, layout=layout
                 )

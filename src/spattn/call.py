@@ -150,6 +150,11 @@ class Call:
         return self.batch, self.heads_q, self.q_len
 
     @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """(batch, heads_q, q_len, kv_len)."""
+        return *self.rows, self.kv_len
+
+    @property
     def out_shape(self) -> tuple[int, int, int, int]:
         """Shape of out: (batch, heads_q, q_len, head_dim_v)."""
         return *self.rows, self.head_dim_v

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from threadpoolctl import threadpool_limits
 import spattn
 from spattn import cpu, patterns
 from spattn.call import Call
+from spattn.cpu import _threads
 from spattn.testing import inputs
 
 
@@ -76,6 +78,38 @@ def test_impossible_numbers_of_threads(n, error):
     for setting in (spattn.set_num_threads, lambda n: spattn.threads(n).__enter__()):
         with pytest.raises(error, match="^n: expected"):
             setting(n)
+
+
+@pytest.mark.skipif(not cpu._core.OPENMP, reason="built without OpenMP")
+def test_a_limit_of_threadpoolctl_holds_beside_the_callers(monkeypatch):
+    monkeypatch.setattr(_threads, "_OPENMP_AT_IMPORT", 8)
+    with spattn.threads(6):
+        for limit in (1, 3, 7):
+            with threadpool_limits(limit, user_api="openmp"):
+                assert cpu.num_threads() == min(limit, 6)
+        with threadpool_limits(8, user_api="openmp"):
+            assert cpu.num_threads() == 6
+
+
+def test_blocks_of_threads_that_end_elsewhere():
+    """In another context or thread, more than once at a time, and in a generator: no error, as decimal.localcontext."""
+    default, block = cpu.num_threads(), spattn.threads(1)
+    contextvars.copy_context().run(block.__enter__)
+    block.__exit__(None, None, None)
+    assert cpu.num_threads() == default
+    with block, block:
+        assert cpu.num_threads() == 1
+    assert cpu.num_threads() == default
+
+    def limited():
+        with spattn.threads(1):
+            yield
+
+    generator = limited()
+    contextvars.copy_context().run(next, generator)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(generator.close).result()
+    assert cpu.num_threads() == default
 
 
 @pytest.mark.skipif(not cpu._core.OPENMP, reason="built without OpenMP")

@@ -99,3 +99,19 @@ def test_in_a_graph(backend, operands):
             out, want = compiled(*operands), through_attention(*operands)
         assert out.dtype == torch.bfloat16 and torch.equal(out, want)
     assert torch.autograd.grad(out.float().sum(), operands[:1])[0].dtype == torch.float32
+
+
+def test_casts_beyond_memory():
+    """MemoryError, as without autocast; PyTorch's allocator raises RuntimeError."""
+    q = torch.ones(1, 1, 1, 1).expand(2**20, 2**12, 4, 8)
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled), pytest.raises(MemoryError):
+            spattn.attention(q, q, q)
+
+
+def test_plans_are_those_of_the_cast_operands():
+    q = torch.ones(1, 2, 200, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = spattn.plan("causal", like=(q, q, q))
+    x = q.bfloat16()
+    assert found is spattn.plan("causal", like=(x, x, x))

@@ -8,18 +8,19 @@ import torch
 
 import spattn
 from spattn import patterns
+from spattn.torch import SparseAttention
 
 BATCH, HEADS, Q_LEN, KV_LEN = 2, 4, 6, 9
 FITTING = [(1,), (4,), (1, 1), (2, 1), (1, 4), (2, 4)]
 MISFITS = {  # leading axes, and the hint
-    (2,): "insert an axis: mask[:, None]",
-    (3,): "expected 1 or 4 for heads",
-    (8,): "expected 1 or 4 for heads",
-    (0,): "expected 1 or 4 for heads",
+    (2,): "insert an axis for one mask per batch entry: mask[:, None]",
+    (3,): "expected 4 heads or 1",
+    (8,): "expected 4 heads or 1",
+    (0,): "expected 4 heads or 1",
     (2, 2): "use spattn.patterns.Mask(mask)",
     (4, 2): "use spattn.patterns.Mask(mask)",
-    (4, 4): "expected 1 or 2 for batch",
-    (3, 1): "expected 1 or 2 for batch",
+    (4, 4): "expected 2 batch or 1",
+    (3, 1): "expected 2 batch or 1",
 }
 
 
@@ -53,6 +54,25 @@ def test_bool_masks_broadcast_as_in_torch(name, convert, attend):
     for leading, hint in MISFITS.items():
         with pytest.raises(ValueError, match=re.escape(hint)):
             attend(*map(convert, (*arrays, np.ones((*leading, Q_LEN, KV_LEN), bool))))
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 9), (1, 1, 1, 9), (1, 9), (6, 1), (1, 1), (2, 4, 6, 1)], ids=str)
+def test_hints_for_masks_that_broadcast_along_queries_or_keys(shape):
+    """PyTorch's attention broadcasts them too; here a pattern says the same without the cells."""
+    hint = "KeyPadding(mask)" if shape[-2:] == (1, 9) else "np.broadcast_to"
+    with pytest.raises(ValueError, match=rf"^pattern: .*got {re.escape(str(shape))}; .*use .*{re.escape(hint)}"):
+        spattn.attention(*operands(), np.ones(shape, bool))
+
+
+def test_hints_name_the_shape_that_was_given():
+    """Also in a graph, and in a layer, which does not know the batch."""
+    mask = torch.ones(2, Q_LEN, KV_LEN, dtype=torch.bool)
+    whole = torch.compile(lambda *given: spattn.attention(*given), backend="aot_eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=re.escape("got (2, 6, 9)")) as raised:
+        whole(*map(torch.from_numpy, operands()), mask)
+    assert "insert an axis for one mask per batch entry: mask[:, None]" in str(raised.value)
+    with pytest.raises(ValueError, match=re.escape("mask[:, None]; use spattn.patterns.Mask(mask)")):
+        SparseAttention(32, 4, mask)
 
 
 def test_bool_masks_of_gradients_broadcast_as_in_torch():

@@ -99,7 +99,14 @@ class Torch(ArrayKind):
 
     def _cast(self, x: Any) -> Any:
         dtype = self._autocast_dtype(x)
-        return x if dtype is None or not x.is_floating_point() or x.dtype == self.module.float64 else x.to(dtype)
+        if dtype is None or not x.is_floating_point() or x.dtype == self.module.float64:
+            return x
+        try:
+            return x.to(dtype)
+        except RuntimeError as error:  # which the allocator for host memory raises
+            if "can't allocate memory" in str(error):
+                raise MemoryError(f"no memory is left to cast {x.numel()} numbers to {dtype}") from error
+            raise
 
     def _autocast_dtype(self, x: Any) -> Any:
         """The dtype of autocast on the tensor's device; None where it is off."""

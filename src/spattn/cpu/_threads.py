@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import os
-from collections.abc import Iterator
 
 from .. import _limits
 from ..patterns._check import integer
@@ -14,6 +12,7 @@ from . import _core
 __all__ = ["num_threads", "set_num_threads", "team_size", "threads"]
 
 _IMPORTED_BY = os.getpid()
+_OPENMP_AT_IMPORT = _core.openmp_threads()
 _ALWAYS_ALLOWED = 64  # threads that a caller may ask for on any machine
 
 _of_process: int | None = None
@@ -23,10 +22,10 @@ _of_context: contextvars.ContextVar[int | None] = contextvars.ContextVar("spattn
 def num_threads() -> int:
     """Return the number of threads that a call made now uses at most.
 
-    The innermost :func:`threads` block decides, else :func:`set_num_threads`, else OpenMP (``OMP_NUM_THREADS``,
-    threadpoolctl). Without any of them it is the number of processors in the affinity mask and in the cgroup's quota.
-    A number that the caller or ``OMP_NUM_THREADS`` asks for is limited to four times the processors, or 64 where that
-    is more, because each thread has a workspace.
+    The innermost :func:`threads` block decides, else :func:`set_num_threads`, else OpenMP (``OMP_NUM_THREADS``); a
+    limit of threadpoolctl holds in any case. Without any of them it is the number of processors in the affinity mask
+    and in the cgroup's quota. A number that the caller or ``OMP_NUM_THREADS`` asks for is limited to four times the
+    processors, or 64 where that is more, because each thread has a workspace.
 
     A call uses fewer while other processes occupy the cores: see the page on threads. The number is 1 in a build
     without OpenMP, inside another parallel region, and in a forked child of the process that imported spattn: OpenMP's
@@ -50,8 +49,8 @@ def num_threads() -> int:
         return min(openmp, _limits.processors())
     if asked is None:
         asked = openmp
-    elif not _core.OPENMP or _core.in_parallel():
-        return 1
+    elif not _core.OPENMP or _core.in_parallel() or openmp < _OPENMP_AT_IMPORT:  # the last by threadpoolctl
+        asked = min(asked, openmp)
     return asked if asked <= _ALWAYS_ALLOWED else min(asked, max(_ALWAYS_ALLOWED, 4 * _limits.processors()))
 
 
@@ -92,21 +91,17 @@ def set_num_threads(n: int | None) -> None:
     _of_process = None if n is None else integer("n", n, 1)
 
 
-@contextlib.contextmanager
-def threads(n: int) -> Iterator[None]:
+class threads:  # noqa: N801 - used as a function, like numpy.errstate
     """Limit the CPU threads of each call within a ``with`` block.
 
     The limit holds for the calls of this Python thread, or of this task of asyncio, and overrides
-    :func:`set_num_threads`.
+    :func:`set_num_threads`. As with ``decimal.localcontext``, the end of the block restores the number that was there
+    at its start, so a generator that is suspended within the block limits its caller.
 
     Parameters
     ----------
     n : int
         At least 1.
-
-    Yields
-    ------
-    None
 
     Raises
     ------
@@ -122,8 +117,14 @@ def threads(n: int) -> Iterator[None]:
     ...     spattn.cpu.num_threads()
     1
     """
-    token = _of_context.set(integer("n", n, 1))
-    try:
-        yield
-    finally:
-        _of_context.reset(token)
+
+    def __init__(self, n: int) -> None:
+        self._n = integer("n", n, 1)
+        self._before: list[int | None] = []
+
+    def __enter__(self) -> None:
+        self._before.append(_of_context.get())
+        _of_context.set(self._n)
+
+    def __exit__(self, *error: object) -> None:
+        _of_context.set(self._before.pop())

@@ -99,7 +99,7 @@ def attention(
     call = Call.of(*map(_described, "qkv", (q, k, v)), scale=scale, precision=precision)
     if isinstance(pattern, Plan):
         raise TypeError("pattern: expected a Pattern, a registered name or a bool array, got a Plan")
-    pattern = as_pattern(pattern, call.batch, call.heads_q)
+    pattern = as_pattern(pattern, call.sizes)
     text = _fitting_text(pattern, call.batch, call.heads_q, call.q_len, call.kv_len)
     found = _attend(Options(text, call.scale, backend, precision), q, k, v)
     return found if return_lse else found[0]

@@ -158,12 +158,13 @@ class RowIntervals(_Intervals):
     def bind(self, q_len: int, kv_len: int) -> Pattern:
         if self.start.shape[-1] != q_len:
             raise ValueError(
-                f"start: expected shape (..., {q_len}), one interval a query (q_len), got {self.start.shape}; "
-                "cu_seqlens_q must end with q_len"
+                f"start: expected shape (..., {q_len}), one interval a query, got {self.start.shape}; "
+                "cumulative lengths (cu_seqlens_q) must end with q_len"
             )
         if self.kv_len not in (None, kv_len):
             raise ValueError(
-                f"kv_len: the intervals are of {self.kv_len} keys, got {kv_len}; cu_seqlens_k must end with kv_len"
+                f"kv_len: the intervals are of {self.kv_len} keys, got {kv_len}; "
+                "cumulative lengths (cu_seqlens_k) must end with kv_len"
             )
         return _BoundRows(self, q_offset(q_len, kv_len))
 

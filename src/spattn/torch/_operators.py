@@ -189,7 +189,7 @@ def attention(
         return _without_text_or_tensors(_api.attention, q, k, v, pattern, scale=scale, **options)
     given = _layout_of(layout, q, k, v, text)
     operands = [given.view(x) for x in (q, k, v)]
-    _check_mask(allowed, operands[0])
+    _check_mask(allowed, pattern, *operands[:2])
     out, lse = torch.ops.spattn.attention(*operands, text, allowed, scale, backend, precision)
     return (given.back(out), given.back(lse)) if return_lse else given.back(out)
 
@@ -217,14 +217,14 @@ def attention_backward(
         return _without_text_or_tensors(_api.attention_backward, dout, q, k, v, out, lse, pattern, **options)
     given = _layout_of(layout, q, k, v, text)
     operands = [given.view(x) for x in (dout, dlse, q, k, v, out, lse)]
-    _check_mask(allowed, operands[2])
+    _check_mask(allowed, pattern, *operands[2:4])
     gradients = torch.ops.spattn.attention_backward(*operands, text, allowed, scale, backend, precision)
     return tuple([given.back(x) for x in gradients])
 
 
-def _check_mask(allowed: Any, q: Any) -> None:
+def _check_mask(allowed: Any, pattern: Any, q: Any, k: Any) -> None:
     if allowed is not None:
-        _api.check_mask_axes(tuple(allowed.shape), *q.shape[:2])
+        _api.check_mask(tuple(pattern.shape), (*q.shape[:3], k.shape[2]))
 
 
 def _layout_of(name: str, q: Any, k: Any, v: Any, text: str) -> Layout:

@@ -121,7 +121,7 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
 
     @pattern.setter
     def pattern(self, pattern: Pattern | str | Any) -> None:
-        self._pattern = as_pattern(pattern, heads=self.heads_q)
+        self._pattern = as_pattern(pattern, (None, self.heads_q, None, None))
         self._text = text_of(self._pattern)
 
     def forward(
