@@ -68,7 +68,7 @@ def main() -> None:
     builds: dict[str, str | None] = {"installed": None, **dict(build.split("=", 1) for build in args.build)}
     share = (args.others + 1) / args.cores
     rows = []
-    for tokens in (1024, 8192):
+    for tokens in (1024, 2048, 8192):
         quiet = {name: ([], []) for name in builds}
         busy = {name: [] for name in builds}
         for _ in range(args.rounds):

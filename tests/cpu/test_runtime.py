@@ -137,7 +137,7 @@ observe(4, 10 * ms, 10 * ms, 5 * ms)
 assert team_size(8) == 2
 observe(2, 10 * ms, 10 * ms, 5 * ms)
 observe(1, 10 * ms, 10 * ms, 5 * ms)
-assert team_size(8) == 1  # for 160 ms
+assert team_size(8) == 1  # for 2 s
 deadline, sizes = time.monotonic() + 60, []
 while team_size(8) < 8 and time.monotonic() < deadline:  # and twice as many after each of them
     sizes.append(team_size(8))

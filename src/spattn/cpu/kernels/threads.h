@@ -53,7 +53,7 @@ inline int64_t thread_cpu_ns() noexcept {
 //
 // A thread without a core delays its whole team: OpenMP joins all threads, and threads that wait spin at first, so that
 // the scheduler gives them a core later still. After a region in which a thread was without a core for half of the time
-// the limit halves. It doubles again after a while, which is longer the more often this fails. Long regions are exempt:
+// the limit halves. It doubles again after a while, which is four times as long whenever this fails. Long regions are exempt:
 // they outlast the scheduler's time slices, and each thread gets a share of the cores.
 class TeamLimit {
  public:
@@ -73,7 +73,7 @@ class TeamLimit {
   // After a region that took `region` ns: its threads `worked` ns in all, and one was without a core for `lost` ns.
   void observe(int threads, int64_t region, int64_t worked, int64_t lost) noexcept {
     if (lost < kNoticeable || 2 * lost < region || worked > kLong) return;
-    const int64_t hold = std::min(2 * hold_.load(std::memory_order_relaxed), kLongest);
+    const int64_t hold = std::min(4 * hold_.load(std::memory_order_relaxed), kLongest);
     hold_.store(hold, std::memory_order_relaxed);
     until_.store(monotonic_ns() + hold, std::memory_order_relaxed);
     limit_.store(std::max(threads / 2, 1), std::memory_order_relaxed);
