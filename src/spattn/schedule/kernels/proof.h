@@ -130,22 +130,26 @@ class RowProof {
     partials_.reserve(w_.slots * w_.together);
     boxes_.clear();
     cells_ = 0;
-    for (int64_t n = first; n < last; ++n) {
+    for (int64_t n = first; n < last;) {
       const int64_t owner = w_.owner[n];
       if (owner < 0 || owner >= w_.owners) return fails(kBadTile, n);
-      const int64_t number = w_.query_view[owner], slot = w_.slot[n];
+      const int64_t number = w_.query_view[owner];
       if (number < 0 || number >= w_.views_count) return fails(kBadTile, n);
       if (starts_[number] < 0 && !add_view(number)) return false;
-      const int64_t tiles = tiles_[number], tile = w_.tile[n];
-      if (tile < 0 || tile >= tiles) return fails(kBadTile, n);
-      if (slot >= 0) {
-        if (!add_slot(slot, number, tile, tiles)) return false;
-        continue;
-      }
-      for (int64_t own = tile; own < std::min(tile + w_.together, tiles); ++own) {
-        uint8_t& mark = alone_[starts_[number] + own];
-        if (mark) return fails(kTwice, first_row(number, own));
-        mark = 1;
+      const int64_t tiles = tiles_[number];
+      uint8_t* marks = alone_.data() + starts_[number];
+      for (; n < last && w_.owner[n] == owner; ++n) {
+        const int64_t slot = w_.slot[n], tile = w_.tile[n];
+        if (tile < 0 || tile >= tiles) return fails(kBadTile, n);
+        if (slot >= 0) {
+          if (!add_slot(slot, number, tile, tiles)) return false;
+          continue;
+        }
+        const int64_t end = std::min(tile + w_.together, tiles);
+        for (int64_t own = tile; own < end; ++own) {
+          if (marks[own]) return fails(kTwice, first_row(number, own));
+          marks[own] = 1;
+        }
       }
     }
     return true;
