@@ -75,6 +75,7 @@ def test_fault_21_results_one_byte_too_large(monkeypatch, dtype, itemsize):
             call(p.SlidingWindow(13 + number))
 
 
+@pytest.mark.footprint
 def test_fault_21_results_beyond_memory(python, peak):
     """Both passes on views of a few numbers whose results would be 2⁴⁶ bytes and more."""
     source = """
