@@ -3,13 +3,12 @@
 
     python benchmarks/attacks.py            # everything, half a minute
     python benchmarks/attacks.py --quick    # small, nothing written
-    python benchmarks/attacks.py busy steps # names that begin so, nothing written
+    python benchmarks/attacks.py union steps # names that begin so, nothing written
 
 Each row is a plan, a step of generation or a call: the median of its wall-clock times, beside the same of something
 that costs what it should, and the most that it may take. No plan comes from the cache unless the row is about that.
-Masks of FlexAttention need torch and are left out without it. ``busy machine`` keeps every core busy with three other
-processes; it has no test, because nothing but a clock sees it. Writes ``benchmarks/results/attacks.json``, and says
-which rows take longer than they may.
+Masks of FlexAttention need torch and are left out without it. ``busy_machine.py`` measures a step of generation on busy
+cores. Writes ``benchmarks/results/attacks.json``, and says which rows take longer than they may.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ import importlib.util
 import operator
 import os
 import statistics
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -250,25 +247,6 @@ def growing(tokens: int) -> Times:
     return Times(min(times), 0.3)
 
 
-def busy_machine(tokens: int) -> Times:
-    """A step of generation while three other processes want each core."""
-    arrays = draw(14, (1, 32, 1, 128), *[(1, 8, tokens, 128)] * 2)
-    pattern = sp.Sinks(4) | sp.SlidingWindow(8191, 0)
-
-    def median() -> float:
-        return statistics.median(clock(lambda: spattn.attention(*arrays, pattern)) for _ in range(40))
-
-    idle = median()
-    command = [sys.executable, "-c", "import time\nend = time.time() + 25\nwhile time.time() < end: pass"]
-    others = [subprocess.Popen(command) for _ in range(3 * (os.cpu_count() or 2))]
-    try:
-        return Times(median(), 20, "idle cores", idle)
-    finally:
-        for process in others:
-            process.kill()
-            process.wait()
-
-
 def beyond_memory(tokens: int) -> Times:
     """The refusal of a result of `tokens` rows of 256 numbers, or of twice the memory."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 512
@@ -307,7 +285,6 @@ CASES = {
     "steps bigbird": Case(steps_of(sp.Causal() & sp.BigBird(64, seed=1)), 6000, 1000),
     "steps in a fixed cache": Case(fixed_cache, 6000, 1000),
     "steps growing": Case(growing, 100_000, 10_000),
-    "busy machine": Case(busy_machine, 20000, 20000),
     "result beyond memory": Case(beyond_memory, 1 << 26, 1 << 26),
 }
 

@@ -170,9 +170,8 @@ def attention(
         if record is None:
             check_gradients("attention", call.kind, q=q, k=k, v=v)
         else:
-            constant = pattern
-            if not isinstance(pattern, Plan):  # a copy, which nobody changes before the backward pass
-                constant = as_pattern(pattern, call.sizes)
+            # A copy of a mask, which nobody changes before the backward pass.
+            constant = pattern if isinstance(pattern, Plan) else as_pattern(pattern, call.sizes)
             del options["scale"]
             record = functools.partial(record, functools.partial(attention_backward, pattern=constant, **options))
         prepared, scale = _prepare(call, pattern, backend, key, record=record), call.scale

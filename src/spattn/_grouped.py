@@ -234,9 +234,7 @@ def _prepare(
             if not module.LIMITS.groups:
                 continue
             if record is not None:
-                constant = pattern
-                if not isinstance(pattern, Plan):
-                    constant = as_pattern(pattern, call.sizes)
+                constant = pattern if isinstance(pattern, Plan) else as_pattern(pattern, call.sizes)
                 backward = functools.partial(
                     attention_backward, pattern=constant, backend=backend, precision=precision, layout=layout
                 )

@@ -394,7 +394,8 @@ def prefix(source: Source, s: Sizes) -> Term:
 def row_intervals(source: Source, s: Sizes) -> Term:
     """Some of them empty."""
     start, stop = source.rng().integers(-2, s.kv_len + 3, (2, s.q_len))
-    return Term(p.RowIntervals(start, stop), oracle.row_intervals(start, stop))
+    kv_len = source.choice([None, s.kv_len])
+    return Term(p.RowIntervals(start, stop, kv_len), oracle.row_intervals(start, stop))
 
 
 def some_rows(source: Source, s: Sizes) -> Term:

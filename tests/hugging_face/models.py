@@ -2,6 +2,7 @@
 
 import copy
 
+import torch
 import transformers as hf
 
 VOCABULARY = 99
@@ -64,3 +65,16 @@ def pair(make):
     ours = copy.deepcopy(eager)
     ours.set_attn_implementation("spattn")
     return eager, ours
+
+
+def assert_entries_go_on_as_alone(model, tokens, cache, missing):
+    """In a batch with so many tokens of padding on the left of each entry, generation gives what it gives without."""
+    valid = torch.ones_like(tokens)
+    for entry, count in enumerate(missing):
+        valid[entry, :count] = 0
+    options = {"max_new_tokens": 12, "do_sample": False, "cache_implementation": cache}
+    got = model.generate(tokens, attention_mask=valid, **options)
+    for entry, count in enumerate(missing):
+        alone = tokens[entry : entry + 1, count:]
+        want = model.generate(alone, attention_mask=torch.ones_like(alone), **options)
+        assert torch.equal(got[entry, count:], want[0])

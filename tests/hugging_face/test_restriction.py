@@ -74,15 +74,7 @@ def test_the_model_stays_causal(tokens):
 @pytest.mark.parametrize("pattern", [SINKS, BlockLocal(6)])
 def test_positions_are_those_of_the_sequence(name, pattern, cache, tokens):
     """With padding before it, in a batch, it goes on as alone."""
-    ours = restricted(name, pattern)
-    valid = torch.ones_like(tokens)
-    valid[0, :7] = 0
-    options = {"max_new_tokens": 12, "do_sample": False, "cache_implementation": cache}
-    got = ours.generate(tokens, attention_mask=valid, **options)
-    for entry, missing in ((0, 7), (1, 0)):
-        alone = tokens[entry : entry + 1, missing:]
-        want = ours.generate(alone, attention_mask=torch.ones_like(alone), **options)
-        assert torch.equal(got[entry, missing:], want[0])
+    models.assert_entries_go_on_as_alone(restricted(name, pattern), tokens, cache, (7, 0))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "llama4"])

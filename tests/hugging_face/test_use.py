@@ -142,14 +142,7 @@ def test_a_dict_is_by_layer_type(name, tokens):
 def test_positions_of_each_layer_are_those_of_the_sequence(name, cache, tokens):
     """As of one pattern for all: left padding, generation and packed sequences."""
     model = use(make(name), [SINKS, BlockLocal(6)])
-    valid = torch.ones_like(tokens)
-    valid[0, :7] = 0
-    options = {"max_new_tokens": 12, "do_sample": False, "cache_implementation": cache}
-    got = model.generate(tokens, attention_mask=valid, **options)
-    for entry, missing in ((0, 7), (1, 0)):
-        alone = tokens[entry : entry + 1, missing:]
-        want = model.generate(alone, attention_mask=torch.ones_like(alone), **options)
-        assert torch.equal(got[entry, missing:], want[0])
+    models.assert_entries_go_on_as_alone(model, tokens, cache, (7, 0))
     positions = torch.cat([torch.arange(n) for n in (9, 11)])[None]
     parts = torch.cat([logits(model, part) for part in tokens.split((9, 11), 1)], 1)
     torch.testing.assert_close(logits(model, tokens, position_ids=positions), parts, **CLOSE)

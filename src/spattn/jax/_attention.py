@@ -99,8 +99,7 @@ def attention(
     call = Call.of(*map(_described, "qkv", (q, k, v)), scale=scale, precision=precision)
     if isinstance(pattern, Plan):
         raise TypeError("pattern: expected a Pattern, a registered name or a bool array, got a Plan")
-    pattern = as_pattern(pattern, call.sizes)
-    text = _fitting_text(pattern, call.batch, call.heads_q, call.q_len, call.kv_len)
+    text = _fitting_text(as_pattern(pattern, call.sizes), *call.sizes)
     found = _attend(Options(text, call.scale, backend, precision), q, k, v)
     return found if return_lse else found[0]
 

@@ -255,7 +255,7 @@ def windows_in_sequences(
     queries: np.ndarray,
     start: np.ndarray,
     keys: np.ndarray,
-    kv_len: int | None,
+    kv_len: int,
     left: int | None = None,
     right: int | None = None,
     at_end: bool = True,

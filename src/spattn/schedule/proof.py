@@ -72,7 +72,7 @@ def prove(writers: Writers) -> None:
     Notes
     -----
     It runs on every plan, so that a fault of the planner is an error and never a wrong result. Time is O(items +
-    rows / 64 + merges + sources), memory one bit a row and 32 bytes a tile.
+    rows / 64 + merges + sources), memory one bit a row and 16 bytes a slot.
     """
     fault, variant, at = find_fault(*writers._replace(views=writers.views.view(np.uint8)))
     if fault:
