@@ -129,9 +129,9 @@ assert team_size(8) == 8
 observe(8, 10 * ms, 10 * ms, 0)  # one long task, whose thread had a core all the time
 observe(8, 10 * ms, 10 * ms, 4 * ms)  # without a core for less than half of the time
 observe(8, ms // 8, ms, ms // 8)  # no longer than waking a thread takes
-observe(8, 100 * ms, 51 * ms, 90 * ms)  # a long region
+observe(8, 100 * ms, 8 * 25 * ms + 1, 90 * ms)  # a long region
 assert team_size(8) == 8
-observe(8, 10 * ms, 10 * ms, 5 * ms)
+observe(8, 10 * ms, 8 * 25 * ms, 5 * ms)
 assert team_size(8) == 4 and team_size(3) == 3
 observe(4, 10 * ms, 10 * ms, 5 * ms)
 assert team_size(8) == 2

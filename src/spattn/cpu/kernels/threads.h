@@ -53,8 +53,8 @@ inline int64_t thread_cpu_ns() noexcept {
 //
 // A thread without a core delays its whole team: OpenMP joins all threads, and threads that wait spin at first, so that
 // the scheduler gives them a core later still. After a region in which a thread was without a core for half of the time
-// the limit halves. It doubles again after a while, which is four times as long whenever this fails. Long regions are exempt:
-// they outlast the scheduler's time slices, and each thread gets a share of the cores.
+// the limit halves. It doubles again after a while, which is four times as long whenever this fails. Long regions are
+// exempt: they outlast the scheduler's time slices, and each thread gets a share of the cores.
 class TeamLimit {
  public:
   int of(int threads) noexcept {
@@ -72,7 +72,7 @@ class TeamLimit {
 
   // After a region that took `region` ns: its threads `worked` ns in all, and one was without a core for `lost` ns.
   void observe(int threads, int64_t region, int64_t worked, int64_t lost) noexcept {
-    if (lost < kNoticeable || 2 * lost < region || worked > kLong) return;
+    if (lost < kNoticeable || 2 * lost < region || worked > threads * kLong) return;
     const int64_t hold = std::min(4 * hold_.load(std::memory_order_relaxed), kLongest);
     hold_.store(hold, std::memory_order_relaxed);
     until_.store(monotonic_ns() + hold, std::memory_order_relaxed);
@@ -83,7 +83,7 @@ class TeamLimit {
   static constexpr int kNone = 1 << 30;
   static constexpr int64_t kNoticeable = 200'000;  // ns: waking a thread of an idle core takes less
   static constexpr int64_t kShortest = 10'000'000, kLongest = 2'000'000'000;
-  static constexpr int64_t kLong = 50'000'000;  // ns: ten time slices of Linux and more
+  static constexpr int64_t kLong = 25'000'000;  // ns of a thread: six time slices of Linux and more
 
   std::atomic<int> limit_{kNone};
   std::atomic<int64_t> until_{0}, hold_{kShortest};
