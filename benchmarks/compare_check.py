@@ -20,7 +20,7 @@ from pathlib import Path
 
 import record
 
-SOURCE = {"kernel": "src/spattn/cpu/_core.pyx", "planning": "src/spattn/compiler.py"}
+SOURCE = {"kernel": "src/spattn/cpu/_core.pyx", "planning": "src/spattn/schedule/compiler.py"}
 PLANTED = {  # file: (text, what takes its place): waits for 15 % of the time that was taken
     SOURCE["kernel"]: (
         """        self.table.forward[self.dtype](self.call, number // self.heads, number % self.heads,

@@ -25,8 +25,9 @@ from child import child
 from plan_scale import resident
 
 import spattn
-from spattn import compiler, cpu
+from spattn import cpu
 from spattn import patterns as sp
+from spattn.schedule import compiler
 
 LENGTHS, KEYS, HEAD_DIM = (1 << 16, 1 << 20), 16, 64
 PLANS = {

@@ -21,8 +21,9 @@ import record
 from pairwise_cpu import cpu_times
 
 import spattn
-from spattn import compiler, cpu
+from spattn import cpu
 from spattn import patterns as sp
+from spattn.schedule import compiler
 
 HEADS, HEAD_DIM = 8, 64
 NOTES = "One process, one thread, in turns; medians of CPU time."

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What plans cost on one CPU thread: fits the coefficients of ``spattn.cpu._coefficients`` and judges the model.
+"""What plans cost on one CPU thread: fits the coefficients of ``spattn.choose.machine_cpu`` and judges the model.
 
     python benchmarks/price_cpu.py                  # the best instruction set, about two minutes
     python benchmarks/price_cpu.py --isa avx2       # another one, nothing written
     python benchmarks/price_cpu.py --dtype float32  # every case of one dtype, nothing written
 
 Twenty-one problems, three plans of each: other tiles, and boxes of queries with keys of their own where the pattern has
-spans. All are timed in turns. Coefficients are nanoseconds for one of each of ``spattn.schedule.price.Counts``, fitted
+spans. All are timed in turns. Coefficients are nanoseconds for one of each of ``choose.features_cpu.Counts``, fitted
 by non-negative least squares of relative errors. A case is judged by coefficients that were fitted without its problem.
-Those of boxes of few queries, ``spattn.schedule.price.RowCounts``, are fitted to neighbourhoods and windows, and those
+Those of boxes of few queries, ``choose.features_cpu.RowCounts``, are fitted to neighbourhoods and windows, and those
 of tiles with one query to pairs at random. Writes ``benchmarks/results/price_cpu.json``; exits with 1 when a dtype
 misses a target. The lines that it prints last are those of the tables: all of Counts, then of RowCounts for tiles with
 one query and with a few.
@@ -30,11 +30,12 @@ import record
 from scipy.optimize import nnls
 
 import spattn
-from spattn import compiler, cpu
+from spattn import cpu
 from spattn import patterns as sp
-from spattn.call import Call
-from spattn.cpu._coefficients import few_of, shape_of
-from spattn.schedule.price import Counts, Features, RowCounts, count, count_pairs, count_rows, predicted_ms
+from spattn.choose.features_cpu import Counts, Features, RowCounts, count, count_pairs, count_rows, predicted_ms
+from spattn.choose.machine_cpu import few_of, shape_of
+from spattn.request.call import Call
+from spattn.schedule import compiler
 
 HEADS, ROUNDS = 2, 6
 DTYPES = {"float32": np.float32, "float64": np.float64, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

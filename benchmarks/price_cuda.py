@@ -12,11 +12,11 @@ of a problem are compared with each other before they are timed, in turns: a mea
 some calls between two events, so that no host time is in it; all calls read the same arrays, which L2 holds where they
 fit. Plans that the kernels refuse, or leave to the portable ones, are printed and listed as skipped.
 
-Coefficients are nanoseconds for one of each of ``spattn.schedule.price_gpu.GpuCounts``, those of a worker once for
+Coefficients are nanoseconds for one of each of ``spattn.choose.features_gpu.GpuCounts``, those of a worker once for
 each kind of tiles, fitted by non-negative least squares of relative errors. A case is judged by coefficients that were
 fitted without its problem. Writes ``benchmarks/results/price_cuda.json``, and what the backend chooses to
 ``price_cuda_choices.json``; exits with 1 when a target is missed, or plans disagreed. The lines of the kinds are those
-of ``spattn/cuda/_coefficients.py``.
+of ``spattn/choose/machine_gpu.py``.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ import numpy as np
 import record
 from scipy.optimize import nnls
 
-from spattn import compiler
 from spattn import patterns as sp
-from spattn.call import Call
-from spattn.cuda import _choice
-from spattn.cuda._coefficients import KINDS, build_of, kernel_of, kind_of, price_ms
-from spattn.plan import Plan
-from spattn.schedule.price_gpu import GpuCounts, Sizes, count_on_gpu
+from spattn.choose import gpu as _choice
+from spattn.choose.features_gpu import GpuCounts, Sizes, count_on_gpu
+from spattn.choose.machine_gpu import KINDS, build_of, kernel_of, kind_of, price_ms
+from spattn.planning import Plan
+from spattn.request.call import Call
+from spattn.schedule import compiler
 
 ROUNDS, GRAPH_MS = 20, 2.0
 TOLERANCE = 0.01  # of the largest result, between two plans: two to three bfloat16 roundings
@@ -198,7 +198,7 @@ def measure(path: Path, names: str | None) -> dict[str, object]:
     import torch
 
     from spattn import cuda
-    from spattn.cuda.hopper.builds import TABLE
+    from spattn.choose.specializations import TABLE
 
     found: dict[str, object] = {
         "device": torch.cuda.get_device_name(),

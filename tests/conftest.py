@@ -31,7 +31,7 @@ settings.load_profile(os.environ.get("SPATTN_HYPOTHESIS_PROFILE", "ci"))
 
 def pytest_configure(config):
     if importlib.util.find_spec("spattn"):  # tests/test_wheels.py runs without it
-        from spattn import _checks
+        from spattn._util import checks as _checks
         from spattn.testing.tables import check_table
 
         _checks.observers[:] = [check_table]
@@ -94,7 +94,7 @@ def unchecked_plans(monkeypatch):
     For patterns whose parts() and allows() say different things on purpose, and for two tests of sizes whose checks
     take half a minute each.
     """
-    from spattn import _checks
+    from spattn._util import checks as _checks
 
     monkeypatch.setenv("SPATTN_CHECK_PLANS", "0")
     monkeypatch.setattr(_checks, "observers", [])

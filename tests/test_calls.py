@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import _api, cpu
+from spattn import cpu
 from spattn import patterns as p
+from spattn.api import attention as _api
 from spattn.arrays import signature
-from spattn.call import Call
-from spattn.patterns import _registry
-from spattn.plan import _cache
+from spattn.patterns.base import registry as _registry
+from spattn.planning.contract import cache as _cache
+from spattn.request.call import Call
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("no_plans")

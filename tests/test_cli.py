@@ -10,7 +10,7 @@ import pytest
 import spattn
 from spattn import patterns as p
 from spattn.cli import main
-from spattn.patterns._expression import parse
+from spattn.patterns.show.expression import parse
 
 DRAW = ["draw", "sliding_window", "--param", "left=4", "--q-len", "16"]
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import compiler, cpu
+from spattn import cpu
 from spattn import patterns as sp
-from spattn.call import Call
 from spattn.patterns import Lattice, Part
+from spattn.request.call import Call
+from spattn.schedule import compiler
 
 WINDOWS = sp.Windowed((56, 56), 7)
 

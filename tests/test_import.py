@@ -126,7 +126,8 @@ def no_driver():
 )
 def test_show_versions_where_the_backend_is_missing(capsys, monkeypatch, tmp_path, load, driver, gpu):
     """The parts are named all the same: that is when they are looked for."""
-    from spattn import _versions, cuda, show_versions
+    from spattn import cuda, show_versions
+    from spattn.api import versions as _versions
 
     (tmp_path / "nvcc").touch()
     monkeypatch.setenv("SPATTN_NVCC", str(tmp_path / "nvcc"))
@@ -209,7 +210,7 @@ def build(kind, tmp_path_factory):
 
 # Programs, which fork nothing, and modules of PyCUDA, which the backend imports as a whole when it is asked for.
 WITHOUT_FORKS = ("cli.py", "demo", "cuda")
-TRACED = "_operators"  # PyTorch's compiler follows this function of _api.py, and knows no locks
+TRACED = "_operators"  # PyTorch's compiler follows this function of api/attention.py, and knows no locks
 
 
 def late_imports(node, late=False):

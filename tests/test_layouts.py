@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import spattn
 from spattn import cpu
 from spattn import patterns as p
-from spattn.call import Call
+from spattn.request.call import Call
 from spattn.testing import inputs
 
 torch = pytest.importorskip("torch")

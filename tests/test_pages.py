@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from spattn.patterns import deepspeed, names
-from spattn.patterns._registry import pattern_class
+from spattn.patterns import names
+from spattn.patterns.base.registry import pattern_class
+from spattn.patterns.papers import deepspeed
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

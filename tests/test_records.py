@@ -8,8 +8,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from spattn._records import declaration, main
-from spattn.plan import _types
+from spattn._util.records import declaration, main
+from spattn.planning.contract import types as _types
 
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 import spattn
 from spattn import patterns as p
 from spattn import reference
-from spattn.call import Call
+from spattn.request.call import Call
 from spattn.testing import dense_mask, inputs, naive, naive_gradients, random
 from spattn.testing.strategies import cases, compositions
 

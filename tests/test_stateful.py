@@ -20,7 +20,7 @@ from spattn import cpu, reference
 from spattn import patterns as p
 from spattn.arrays import kind_of, to_host
 from spattn.patterns import from_dict
-from spattn.plan import Plan
+from spattn.planning import Plan
 from spattn.testing import DTYPES, Expectation, assert_within_budget, dense_mask, inputs, random
 
 from .cpu.test_backward import naive_orders

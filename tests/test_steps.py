@@ -10,7 +10,7 @@ import pytest
 import spattn
 from spattn import cpu
 from spattn import patterns as p
-from spattn.plan import _cache
+from spattn.planning.contract import cache as _cache
 from spattn.testing import DTYPES, Expectation, at_protected_page, inputs
 
 STREAMING = (p.Sinks(4) | p.SlidingWindow(150, 0)) & p.Causal()

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(WHEELS is None, reason="no wheels to test: make 
 PROGRAM = """
 import json
 import spattn
-from spattn import cpu, patterns, testing
+from spattn import cpu, testing, patterns
 
 q, k, v = testing.inputs(heads_q=4, q_len=1024)
 pattern = patterns.Causal() & patterns.SlidingWindow(255, 0)

@@ -48,7 +48,7 @@ def _worker_imports():
 
             import spattn
             import spattn.patterns
-            from spattn.patterns import deepspeed
+            from spattn.patterns.papers import deepspeed
 
             return np, ml_dtypes, spattn, spattn.patterns, deepspeed
         except (ImportError, AttributeError, OSError):

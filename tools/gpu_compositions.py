@@ -184,8 +184,9 @@ def kernels() -> Iterator[tuple[str, str, dict[str, object], Any]]:
     are wanted."""
     from compositions.gpu import KINDS
 
+    from spattn.choose import specializations as builds
     from spattn.cuda import prebuild
-    from spattn.cuda.hopper import builds, params, select
+    from spattn.cuda.hopper import params, select
     from spattn.cuda.hopper_backward import builds as backward_builds
     from spattn.cuda.hopper_backward import params as backward_params
 

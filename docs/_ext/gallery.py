@@ -17,11 +17,11 @@ import matplotlib.pyplot as plt
 
 import spattn
 from spattn import patterns
-from spattn.patterns._expression import signature
-from spattn.patterns._registry import pattern_class
+from spattn.patterns.base.registry import pattern_class
+from spattn.patterns.show.expression import signature
 
 FOLDER = Path("gallery") / "generated"
-PUBLIC_MODULES = ("spattn.patterns", "spattn.patterns.deepspeed")
+PUBLIC_MODULES = ("spattn.patterns", "spattn.patterns.papers.deepspeed")
 LONGEST_REPR = 160
 _SMALL = 512  # tokens of a sequence that is a few tiles only
 MOST_HEADS = 3  # drawn side by side, for patterns that tell heads apart

@@ -10,7 +10,7 @@ from pathlib import Path
 from gallery import public_path
 
 from spattn.patterns import Pattern, names
-from spattn.patterns._registry import pattern_class
+from spattn.patterns.base.registry import pattern_class
 
 FOLDER = Path("api") / "generated"
 SECTIONS = (

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 from common import INK, plan_without_cache
 
 from spattn import patterns as sp
-from spattn.plan._types import tile_lists
+from spattn.planning.contract.types import tile_lists
 
 n, tile = 1024, (64, 64)
 figure, axes = plt.subplots(1, 2, figsize=(6.8, 3.7), layout="constrained")

@@ -8,8 +8,8 @@ from matplotlib.colors import ListedColormap
 
 import spattn
 from spattn import patterns as sp
-from spattn.plan import positions
-from spattn.plan._types import tile_lists
+from spattn.planning import positions
+from spattn.planning.contract.types import tile_lists
 
 INK, TILE, PAPER = "#1f3a5f", "#cfdcec", "#ffffff"
 CELLS = ListedColormap([PAPER, TILE, INK])

@@ -5,8 +5,8 @@ from common import figure
 from matplotlib.colors import ListedColormap
 
 from spattn import patterns as sp
-from spattn.plan._cells import Cells
-from spattn.plan._symbolic import TilePairs
+from spattn.planning.symbolic.cells import Cells
+from spattn.planning.symbolic.symbols import TilePairs
 
 n = 4096
 pattern = sp.SlidingWindow(700, 0) | sp.Sinks(128)

@@ -5,8 +5,8 @@ from common import CELLS, Contiguous, figure, plan_without_cache
 from matplotlib.patches import Rectangle
 
 from spattn import patterns as sp
-from spattn.plan import positions
-from spattn.plan._types import tile_lists
+from spattn.planning import positions
+from spattn.planning.contract.types import tile_lists
 
 side, tile = 128, (128, 64)
 pattern = sp.Neighborhood((side, side), 13)

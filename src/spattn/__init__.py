@@ -4,11 +4,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 from . import patterns
-from ._api import attention, attention_backward, plan
-from ._backends import available_backends
-from ._errors import BackendUnavailable, EfficiencyWarning
-from ._imports import whole_imports
-from .plan import Plan, PlanCacheInfo, clear_plan_cache, plan_cache_info
+from ._util.imports import whole_imports
+from .api.attention import attention, attention_backward, plan
+from .backends import available_backends
+from .errors import BackendUnavailable, EfficiencyWarning
+from .planning import Plan, PlanCacheInfo, clear_plan_cache, plan_cache_info
 
 __all__ = [
     "BackendUnavailable",
@@ -32,8 +32,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import selections
-    from ._grouped import grouped_attention
-    from ._versions import show_versions
+    from .api.grouped import grouped_attention
+    from .api.versions import show_versions
     from .cpu import set_num_threads, threads
 
     __version__: str
@@ -43,7 +43,7 @@ def __getattr__(name: str) -> object:
     """What few programs ask for, and what reads the installed packages' metadata, which takes long to import."""
     with whole_imports:
         if name == "grouped_attention":
-            from ._grouped import grouped_attention
+            from .api.grouped import grouped_attention
 
             return grouped_attention
         if name == "selections":
@@ -53,7 +53,7 @@ def __getattr__(name: str) -> object:
 
             return getattr(cpu, name)
         if name in ("__version__", "show_versions"):
-            from . import _versions
+            from .api import versions as _versions
 
             return _versions.version() if name == "__version__" else _versions.show_versions
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

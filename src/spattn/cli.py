@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import patterns
-from ._errors import BackendUnavailable
-from ._versions import show_versions, version
-from .patterns import _expression
-from .patterns._registry import pattern_class
+from .api.versions import show_versions, version
+from .errors import BackendUnavailable
+from .patterns.base.registry import pattern_class
+from .patterns.show import expression as _expression
 
 __all__ = ["main"]
 

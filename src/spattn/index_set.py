@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ._index_checks import check_csr, check_disjoint, check_runs, integer_array, plain_array
-from ._ragged import ramp
+from ._util.index_checks import check_csr, check_disjoint, check_runs, integer_array, plain_array
+from ._util.ragged import ramp
 
 __all__ = ["AffineRows", "Runs"]
 

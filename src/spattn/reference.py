@@ -11,12 +11,13 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from . import _limits, compiler
-from ._backends import Limits, PreparedBackward, PreparedForward
-from .call import Call
+from ._util import limits as _limits
+from .backends import Limits, PreparedBackward, PreparedForward
 from .index_set import AffineRows
 from .patterns import Pattern
-from .plan import Plan
+from .planning import Plan
+from .request.call import Call
+from .schedule import compiler
 
 __all__ = [
     "LIMITS",

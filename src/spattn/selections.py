@@ -13,15 +13,15 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ._index_checks import LONGEST
+from ._util.index_checks import LONGEST
 from .arrays import dtype_name, kind_of, to_host
-from .call import check_plain
 from .patterns import Documents as _Documents
 from .patterns import Full, Pattern, PerBatch, PerHead
 from .patterns import KeyBlocks as _KeyBlocks
 from .patterns import KeyPadding as _KeyPadding
 from .patterns import VerticalSlash as _VerticalSlash
-from .patterns._check import assign, integer
+from .patterns.base.check import assign, integer
+from .request.call import check_plain
 
 __all__ = ["Documents", "KeyBlocks", "KeyPadding", "Selected", "Selection", "VerticalSlash"]
 

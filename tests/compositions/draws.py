@@ -601,7 +601,7 @@ WORKERS = [1, 3, 7, 1000]
 
 
 class How(NamedTuple):
-    """Of what :func:`spattn.compiler.plan` makes a plan."""
+    """Of what :func:`spattn.schedule.compiler.plan` makes a plan."""
 
     tile: tuple[int, int] | None
     box: tuple[int, ...] | None

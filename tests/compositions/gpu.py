@@ -15,11 +15,12 @@ from unittest import mock
 import numpy as np
 
 import spattn
-from spattn import compiler, selections
+from spattn import selections
 from spattn.arrays import kind_of
 from spattn.cuda import portable, portable_backward
 from spattn.cuda.hopper.layout import maps_of
 from spattn.cuda.hopper.params import MAPS
+from spattn.schedule import compiler
 from spattn.selections import Form
 
 from . import draws, oracle

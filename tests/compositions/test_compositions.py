@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spattn
-from spattn import compiler, cpu
+from spattn import cpu
 from spattn import patterns as p
-from spattn.call import Call
+from spattn.request.call import Call
+from spattn.schedule import compiler
 from spattn.testing import DTYPES, check_plan, execute
 
 from . import draws, oracle

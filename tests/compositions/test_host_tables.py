@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 import spattn
 from spattn import cuda
 from spattn.arrays import kind_of
-from spattn.arrays._operand import Operand, row_major
-from spattn.call import Call
-from spattn.cuda import _choice
+from spattn.arrays.operand import Operand, row_major
+from spattn.choose import gpu as _choice
+from spattn.choose.features_gpu import Sizes
 from spattn.cuda.driver import device
 from spattn.cuda.forward_pass import ForwardPass
 from spattn.cuda.hopper import group, select
@@ -29,11 +29,11 @@ from spattn.cuda.hopper.joined import join
 from spattn.cuda.hopper.layout import make_layout
 from spattn.cuda.hopper_backward import layout as backward_layout
 from spattn.cuda.hopper_backward import prepared as backward_prepared
-from spattn.plan import positions
-from spattn.plan._sealed import sealed
-from spattn.plan._types import tile_lists
+from spattn.planning import positions
+from spattn.planning.contract.types import tile_lists
+from spattn.planning.contract.validated import sealed
+from spattn.request.call import Call
 from spattn.schedule.pack_heads import pack_heads
-from spattn.schedule.price_gpu import Sizes
 from spattn.schedule.slabs import EMPTY, FULL, by_keys, by_queries, slab_masks
 from spattn.testing import DTYPES
 

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import compiler, cpu
+from spattn import cpu
 from spattn import patterns as sp
-from spattn.call import Call
-from spattn.cpu import TILE, _choice
-from spattn.cpu._coefficients import device, few_of
-from spattn.schedule.price import Counts, Features, count_rows
+from spattn.choose import cpu as _choice
+from spattn.choose.features_cpu import Counts, Features, count_rows
+from spattn.choose.machine_cpu import device, few_of
+from spattn.cpu import TILE
+from spattn.request.call import Call
+from spattn.schedule import compiler
 
 IMAGE, WINDOWS = sp.Neighborhood((56, 56), 7), sp.Windowed((56, 56), 7)
 

@@ -12,7 +12,7 @@ import pytest
 import spattn
 from spattn import cpu, patterns, plan
 from spattn.cpu import _workspace
-from spattn.plan import positions
+from spattn.planning import positions
 from spattn.testing import DTYPES, Expectation, at_protected_page, inputs, random
 
 from .test_backward import assert_same, problem

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 import spattn
-from spattn import compiler, cpu, patterns
+from spattn import cpu, patterns
+from spattn.schedule import compiler
 from spattn.testing import DTYPES, LAYOUTS, Expectation, GradientExpectation, at_protected_page, inputs
 
 ISAS = cpu.instruction_sets()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from spattn import cpu, patterns
-from spattn.call import Call
-from spattn.plan._types import tile_lists
+from spattn.planning.contract.types import tile_lists
+from spattn.request.call import Call
 from spattn.testing import inputs
 
 CASES = {

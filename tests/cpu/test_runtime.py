@@ -16,8 +16,8 @@ from threadpoolctl import threadpool_limits
 
 import spattn
 from spattn import cpu, patterns
-from spattn.call import Call
 from spattn.cpu import _threads
+from spattn.request.call import Call
 from spattn.testing import inputs
 
 
@@ -159,7 +159,7 @@ def test_affinity_bounds_the_threads(monkeypatch):
 
 
 def test_cgroup_quota(monkeypatch, tmp_path):
-    from spattn import _limits
+    from spattn._util import limits as _limits
 
     monkeypatch.setattr(_limits, "_CGROUPS", str(tmp_path))
     assert _limits._quota.__wrapped__() == np.inf
@@ -176,7 +176,7 @@ def test_cgroup_quota(monkeypatch, tmp_path):
 @pytest.mark.skipif(not cpu._core.OPENMP, reason="built without OpenMP")
 @pytest.mark.parametrize("processors, most", [(1, 64), (16, 64), (100, 400)])
 def test_omp_num_threads_is_bounded(monkeypatch, processors, most):
-    from spattn import _limits
+    from spattn._util import limits as _limits
 
     monkeypatch.setenv("OMP_NUM_THREADS", "100000")
     monkeypatch.setattr(_limits, "processors", lambda: processors)
@@ -202,7 +202,7 @@ def test_no_more_threads_than_tasks(monkeypatch):
 def test_a_hundred_thousand_threads_do_not_fill_the_memory(python, peak):
     source = """
 import spattn
-from spattn.call import Call
+from spattn.request.call import Call
 from spattn.testing import inputs
 spattn.attention(*inputs(1, 8, 8, 1000, head_dim=32), spattn.patterns.Full())
 print(peak() >> 10)

@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 import spattn
 from spattn import cpu, patterns
-from spattn.call import Call
+from spattn.request.call import Call
 from spattn.testing import DTYPES, LAYOUTS, Expectation, at_protected_page, inputs
 
 ISAS = cpu.instruction_sets()

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from spattn.choose import specializations as builds
 from spattn.cuda import portable, portable_backward, prebuild
 from spattn.cuda.driver import compile, structs
-from spattn.cuda.hopper import builds
 from spattn.cuda.hopper import params as hopper_params
 from spattn.cuda.portable import params, variants
 from spattn.cuda.portable_backward import variants as backward_variants

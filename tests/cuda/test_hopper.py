@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import spattn
 from spattn import cuda, patterns, plan
+from spattn.choose.specializations import TILE
 from spattn.cuda.hopper import layout, params
-from spattn.cuda.hopper.builds import TILE
 from spattn.testing import Expectation, inputs
 from spattn.testing.strategies import cases, compositions
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 import spattn
 from spattn import cuda, patterns, plan
-from spattn.call import Call
+from spattn.choose.specializations import TILE
 from spattn.cuda import portable_backward
-from spattn.cuda.hopper.builds import TILE
 from spattn.cuda.hopper_backward import layout, params, prepared
+from spattn.request.call import Call
 from spattn.testing import GradientExpectation, inputs
 from spattn.testing.strategies import cases, compositions
 

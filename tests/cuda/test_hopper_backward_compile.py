@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
+from spattn.choose.specializations import ARCH
 from spattn.cuda.driver import compile
-from spattn.cuda.hopper.builds import ARCH
 from spattn.cuda.hopper_backward import builds, params
 
 NVCC = compile.find_nvcc()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from spattn import patterns, plan
-from spattn.arrays._operand import Operand, row_major
+from spattn.arrays.operand import Operand, row_major
 from spattn.cuda.backward_pass import BackwardPass
 from spattn.cuda.hopper_backward import params as params_of
 from spattn.cuda.hopper_backward import prepared

@@ -7,7 +7,7 @@ import pytest
 
 from spattn import patterns, plan
 from spattn.cuda.hopper_backward import builds, layout, prepared
-from spattn.plan._types import positions
+from spattn.planning.contract.types import positions
 from spattn.schedule.slabs import EMPTY, by_keys, slab_masks
 
 GPU = type("Gpu", (), {"ordinal": 0, "sm_count": 132})()

@@ -9,8 +9,8 @@ import pytest
 
 import spattn
 from spattn import cuda, patterns, reference
-from spattn.plan import _cache
-from spattn.plan._sealed import sealed
+from spattn.planning.contract import cache as _cache
+from spattn.planning.contract.validated import sealed
 from spattn.schedule.pack_heads import pack_heads
 from spattn.testing import inputs
 

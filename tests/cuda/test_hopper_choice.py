@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import compiler, cuda
+from spattn import cuda
 from spattn import patterns as sp
-from spattn.call import Call
-from spattn.cuda import _choice, portable
-from spattn.cuda._coefficients import price_ms
+from spattn.choose import gpu as _choice
+from spattn.choose.features_gpu import Sizes
+from spattn.choose.machine_gpu import price_ms
+from spattn.cuda import portable
 from spattn.cuda.hopper.layout import make_layout, maps_of
 from spattn.cuda.hopper.params import MAPS
+from spattn.request.call import Call
+from spattn.schedule import compiler
 from spattn.schedule.pack_heads import pack_heads
-from spattn.schedule.price_gpu import Sizes
 from spattn.testing import inputs
 
 SMS = 132
@@ -242,7 +244,7 @@ def test_one_plan_is_made_where_others_cannot_cost_less(card, pattern):
 
 
 def test_tiles_are_not_found_anew_for_other_workers(card, monkeypatch):
-    from spattn.plan import _build
+    from spattn.planning.tiles import build as _build
 
     calls, original = [], _build.tile_pattern
     monkeypatch.setattr(_build, "tile_pattern", lambda *args: calls.append(args) or original(*args))

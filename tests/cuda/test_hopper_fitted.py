@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from spattn import compiler, cuda, patterns
+from spattn import cuda, patterns
+from spattn.choose.specializations import build, variant
 from spattn.cuda.hopper import fitted as fitted_module
-from spattn.cuda.hopper.builds import build, variant
 from spattn.cuda.hopper.fitted import fit_keys
 from spattn.cuda.hopper.layout import fragment_masks, make_layout
-from spattn.plan import positions
-from spattn.plan._types import tile_lists
+from spattn.planning import positions
+from spattn.planning.contract.types import tile_lists
+from spattn.schedule import compiler
 from spattn.testing import inputs
 
 BEFORE = patterns.Neighborhood((14, 14), (13, 13), causal=(True, False))

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import _api, _grouped, cuda, patterns
+from spattn import cuda, patterns
+from spattn.api import attention as _api
+from spattn.api import grouped as _grouped
 from spattn.arrays import kind_of
 from spattn.cuda import group
 from spattn.cuda.driver import buffer

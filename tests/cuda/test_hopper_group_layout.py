@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from spattn import patterns, plan
-from spattn._ragged import offsets
-from spattn.arrays._operand import Operand, row_major
+from spattn._util.ragged import offsets
+from spattn.arrays.operand import Operand, row_major
 from spattn.cuda.forward_pass import ForwardPass
 from spattn.cuda.hopper import group, params, prepared
 from spattn.cuda.hopper.joined import join
 from spattn.cuda.hopper.layout import make_layout
-from spattn.plan._sealed import sealed
+from spattn.planning.contract.validated import sealed
 from spattn.schedule.tasks import order_tasks
 
 # (pattern, batch, heads_q, heads_kv, q_len, kv_len, workers)

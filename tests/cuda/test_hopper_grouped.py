@@ -12,7 +12,7 @@ import spattn
 from spattn import patterns
 from spattn.arrays import kind_of, to_host
 from spattn.cuda import group
-from spattn.plan._sealed import sealed
+from spattn.planning.contract.validated import sealed
 from spattn.testing import Expectation, inputs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 import spattn.patterns as patterns
-from spattn import compiler, plan
-from spattn.arrays._operand import Operand
+from spattn import plan
+from spattn.arrays.operand import Operand
 from spattn.cuda import hopper
 from spattn.cuda.forward_pass import ForwardPass
 from spattn.cuda.hopper.fitted import fit_keys
 from spattn.cuda.hopper.layout import fragment_masks, make_layout
-from spattn.plan import positions
-from spattn.plan._types import tile_lists
+from spattn.planning import positions
+from spattn.planning.contract.types import tile_lists
+from spattn.schedule import compiler
 
 CASES = [
     (patterns.Full(), 300, 300),

@@ -13,14 +13,14 @@ import pytest
 
 import spattn
 from spattn.arrays import kind_of
-from spattn.call import Call
 from spattn.cuda import execute, hopper_backward, repeat
 from spattn.cuda.driver import _launch, buffer
 from spattn.cuda.driver._launch import Launch, start
 from spattn.cuda.driver.launch import Moving
 from spattn.cuda.forward_pass import ForwardPass
 from spattn.patterns import SlidingWindow
-from spattn.plan._sealed import sealed
+from spattn.planning.contract.validated import sealed
+from spattn.request.call import Call
 
 ADDRESSES, WORD = struct.Struct("@7Qd"), struct.Struct("@Q")  # the stand-in for a kernel's parameters
 STREAM = 7

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import compiler, patterns, selections
+from spattn import patterns, selections
 from spattn.cuda.hopper import select
-from spattn.plan._types import positions, tile_lists
+from spattn.planning.contract.types import positions, tile_lists
+from spattn.schedule import compiler
 from spattn.selections import Form
 
 HOSTS = {

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import compiler, cuda
+from spattn import cuda
 from spattn import patterns as sp
-from spattn.call import Call
-from spattn.cuda import _sharing
+from spattn.choose import sharing as _sharing
+from spattn.request.call import Call
+from spattn.schedule import compiler
 
 pytestmark = pytest.mark.usefixtures("card")
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import compiler, cuda, patterns
-from spattn.call import Call
+from spattn import cuda, patterns
+from spattn.choose.specializations import TILE
 from spattn.cuda import hopper, hopper_backward
-from spattn.cuda.hopper.builds import TILE
 from spattn.cuda.hopper.layout import fragment_masks
+from spattn.request.call import Call
+from spattn.schedule import compiler
 from spattn.testing import Expectation, inputs
 
 GRID = (20, 23)

@@ -6,7 +6,7 @@ import pytest
 
 import spattn
 from spattn import patterns
-from spattn.call import Call
+from spattn.request.call import Call
 
 pytestmark = pytest.mark.gpu
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import compiler, cuda, patterns
-from spattn.call import Call
+from spattn import cuda, patterns
+from spattn.request.call import Call
+from spattn.schedule import compiler
 from spattn.testing import Expectation, inputs
 
 CLUSTERS = patterns.Clusters(np.arange(300) ** 2 % 17)

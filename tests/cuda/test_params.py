@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spattn import compiler, patterns, plan
-from spattn.arrays._operand import Operand
+from spattn import patterns, plan
+from spattn.arrays.operand import Operand
 from spattn.cuda.forward_pass import ForwardPass
 from spattn.cuda.hopper import params as hopper_params
 from spattn.cuda.hopper import prepared
 from spattn.cuda.portable import params
-from spattn.plan._sealed import sealed
+from spattn.planning.contract.validated import sealed
+from spattn.schedule import compiler
 
 PARAMS = hopper_params.params_dtype(16)
 GPU = type("Gpu", (), {"ordinal": 0, "sm_count": 132, "shared_bytes": 227 << 10})()

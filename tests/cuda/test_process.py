@@ -14,9 +14,9 @@ import pytest
 
 import spattn
 from spattn import cuda, patterns, plan
-from spattn.call import Call
 from spattn.cuda.driver import device
 from spattn.cuda.driver.buffer import Buffer
+from spattn.request.call import Call
 
 
 def run_script(text: str, **environment: str) -> subprocess.CompletedProcess:
@@ -39,7 +39,7 @@ CALL = """
 import numpy as np
 import spattn
 from spattn import cuda, patterns
-from spattn.call import Call
+from spattn.request.call import Call
 def call(n=200):
     q = np.random.default_rng(0).standard_normal((1, 2, n, 64), dtype=np.float32)
     return cuda.forward(q, q, q, spattn.plan(patterns.Causal(), backend="cuda", like=(q, q, q)), 0.125)
@@ -217,7 +217,7 @@ def test_fault_26_sticky_error():
         + textwrap.dedent("""
         import spattn
         from spattn.cuda import portable
-        from spattn.arrays._operand import Operand
+        from spattn.arrays.operand import Operand
         from spattn.cuda.forward_pass import ForwardPass
         from spattn.cuda.driver import device, errors
         q = np.zeros((1, 1, 64, 64), np.float32)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 import spattn
-from spattn import _limits, cpu
+from spattn import cpu
 from spattn import patterns as p
-from spattn._imports import whole_imports
+from spattn._util import limits as _limits
+from spattn._util.imports import whole_imports
 from spattn.cpu import _workspace
 from spattn.testing import inputs, random
 
@@ -102,7 +103,7 @@ def test_fault_21_imports_without_memory(python):
     """MemoryError, whatever the dynamic linker says; with memory the same import works."""
     source = """
 import resource
-from spattn._imports import whole_imports
+from spattn._util.imports import whole_imports
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (size, resource.RLIM_INFINITY))
 try:

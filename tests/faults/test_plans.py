@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import spattn
 from spattn import patterns as p
 from spattn.index_set import AffineRows, Runs
-from spattn.plan._sealed import sealed
+from spattn.planning.contract.validated import sealed
 from spattn.testing import Expectation, inputs
 
 

@@ -9,7 +9,8 @@ import pytest
 FRAME = """
 import ctypes
 from types import SimpleNamespace
-from spattn import _api, cpu
+from spattn.api import attention as _api
+from spattn import cpu
 from spattn.cuda import execute
 from spattn.jax import _c_api as c_api
 from spattn.jax import _foreign

@@ -102,7 +102,7 @@ def test_what_cannot_be_hashed_is_refused_in_words(cls):
 
 
 def test_arrays_of_one_hash_are_told_apart(monkeypatch):
-    monkeypatch.setattr("spattn.patterns._content._hash_of", lambda value: 7)
+    monkeypatch.setattr("spattn.patterns.base.content._hash_of", lambda value: 7)
     one, same, other = Clusters(NUMBERS), Clusters(NUMBERS.copy()), Clusters(NUMBERS + 1)
     assert hash(one) == hash(other) and one == same and one != other
     assert spattn.plan(one, 40) is spattn.plan(same, 40) is not spattn.plan(other, 40)

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spattn.patterns import _listed_cells
-from spattn.patterns._listed_cells import ListedCells
+from spattn.patterns.hints import listed_cells as _listed_cells
+from spattn.patterns.hints.listed_cells import ListedCells
 
 
 @given(

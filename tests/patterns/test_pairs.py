@@ -11,9 +11,9 @@ from hypothesis.extra.numpy import arrays
 
 from spattn import patterns as p
 from spattn import plan
-from spattn.patterns import pairs
-from spattn.plan import validate
-from spattn.plan._pairs import Pairs, bitmasks
+from spattn.patterns.listed import pairs
+from spattn.planning import validate
+from spattn.planning.tiles._pairs import Pairs, bitmasks
 from spattn.testing import check_plan
 
 scipy_sparse = pytest.importorskip("scipy.sparse")

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spattn.patterns import _positions
-from spattn.patterns._positions import Positions
+from spattn.patterns.base import positions as _positions
+from spattn.patterns.base.positions import Positions
 
 
 def tiles(first, length):

@@ -10,9 +10,9 @@ import pytest
 
 import spattn
 from spattn import patterns as p
-from spattn.patterns import _evaluate
-from spattn.patterns._predicate import member
-from spattn.plan._symbolic import combine
+from spattn.patterns.base import evaluate as _evaluate
+from spattn.patterns.base.predicate import member
+from spattn.planning.symbolic.symbols import combine
 from spattn.testing import check_plan, inputs
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from spattn.patterns import _table
-from spattn.patterns._table import BlockTable
+from spattn.patterns.hints import table as _table
+from spattn.patterns.hints.table import BlockTable
 
 
 def rectangles(shape, count=400):

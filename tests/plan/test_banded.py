@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 import spattn
 from spattn import patterns as p
-from spattn.patterns._bands import Bands, either
-from spattn.plan import _tiling
-from spattn.plan._banded import tiles_of_bands
-from spattn.plan._budget import Budget
-from spattn.plan._lists import RunLists
-from spattn.plan._masks import Masks
-from spattn.plan._tiling import cut_view
+from spattn.patterns.hints.bands import Bands, either
+from spattn.planning.contract.budget import Budget
+from spattn.planning.tiles import tiling as _tiling
+from spattn.planning.tiles._lists import RunLists
+from spattn.planning.tiles.banded import tiles_of_bands
+from spattn.planning.tiles.masks import Masks
+from spattn.planning.tiles.tiling import cut_view
 from spattn.testing import check_plan
 from spattn.testing.strategies import Draw, sizes
 

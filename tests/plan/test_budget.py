@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import _limits, compiler
 from spattn import patterns as p
-from spattn.call import Call
-from spattn.plan._budget import Budget
+from spattn._util import limits as _limits
+from spattn.planning.contract.budget import Budget
+from spattn.request.call import Call
+from spattn.schedule import compiler
 from spattn.testing import inputs
 
 TOO_LARGE = r"^pattern: expected a plan of at most max_bytes = (\d+) bytes, got one that needs at least (\d+)$"
@@ -128,7 +129,8 @@ print((peak() - before) >> 10)
 def test_the_limit_of_the_address_space_is_the_default(python):
     source = """
 import resource, spattn
-from spattn import _limits, compiler
+from spattn._util import limits as _limits
+from spattn.schedule import compiler
 assert _limits.memory() > 1 << 30
 used = int(open("/proc/self/statm").read().split()[0]) * 4096
 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)

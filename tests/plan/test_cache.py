@@ -11,7 +11,7 @@ import pytest
 import spattn
 from spattn import cpu
 from spattn import patterns as p
-from spattn.plan import _cache
+from spattn.planning.contract import cache as _cache
 from spattn.testing import inputs
 
 pytestmark = pytest.mark.usefixtures("no_plans")

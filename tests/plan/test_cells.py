@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spattn.patterns import Lattice
-from spattn.plan._cells import Cells, distinct, evaluate
-from spattn.plan._tiling import make_view
-from spattn.plan._types import positions
+from spattn.planning.contract.types import positions
+from spattn.planning.symbolic.cells import Cells, distinct, evaluate
+from spattn.planning.tiles.tiling import make_view
 
 numbers = st.integers(-70, 70)
 lattices = st.builds(

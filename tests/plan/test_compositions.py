@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from spattn import patterns as p
 from spattn import plan
-from spattn.plan import _tiling
+from spattn.planning.tiles import tiling as _tiling
 from spattn.testing import check_plan, dense_mask
 
 REPEATING = [p.DilatedWindow(9, 9, 5), p.Stride(7, 2), p.Strided(16), p.Fixed(16, 3)]

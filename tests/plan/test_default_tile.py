@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import compiler, plan
 from spattn import patterns as p
+from spattn import plan
+from spattn.schedule import compiler
 from spattn.testing import check_plan
 
 USUAL, SMALL = (128, 64), (64, 64)

@@ -14,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spattn
-from spattn import compiler, cpu
+from spattn import cpu
 from spattn import patterns as p
-from spattn.call import Call
-from spattn.plan import _listed, validate
-from spattn.plan._pairs import Gathered
-from spattn.plan._sealed import sealed
+from spattn.planning import validate
+from spattn.planning.contract.validated import sealed
+from spattn.planning.tiles import listed as _listed
+from spattn.planning.tiles._pairs import Gathered
+from spattn.request.call import Call
+from spattn.schedule import compiler
 from spattn.testing import Expectation, GradientExpectation, check_plan, execute, inputs, plan_pairs
 from spattn.testing.strategies import compositions
 

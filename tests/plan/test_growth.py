@@ -10,7 +10,7 @@ import pytest
 import spattn
 from spattn import cpu
 from spattn import patterns as p
-from spattn.plan._sealed import moved, sealed, validate
+from spattn.planning.contract.validated import moved, sealed, validate
 from spattn.testing import check_plan
 
 pytestmark = pytest.mark.usefixtures("no_plans")

@@ -9,7 +9,7 @@ import spattn
 from spattn import patterns as p
 from spattn import plan
 from spattn.patterns import Lattice, Part
-from spattn.plan import validate
+from spattn.planning import validate
 from spattn.testing import check_plan, inputs
 
 

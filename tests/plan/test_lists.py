@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spattn.plan._lists import RunLists
+from spattn.planning.tiles._lists import RunLists
 
 
 def columns(*numbers):

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spattn.plan import _masks
-from spattn.plan._bitmasks import hashes
-from spattn.plan._budget import Budget
-from spattn.plan._masks import Masks
+from spattn.planning.contract.budget import Budget
+from spattn.planning.tiles import masks as _masks
+from spattn.planning.tiles._bitmasks import hashes
+from spattn.planning.tiles.masks import Masks
 
 SHAPE = 4, 2
 

@@ -12,8 +12,8 @@ import pytest
 import spattn
 from spattn import cpu
 from spattn import patterns as p
-from spattn.plan import _cache
-from spattn.plan._sealed import moved, seal, sealed, validate
+from spattn.planning.contract import cache as _cache
+from spattn.planning.contract.validated import moved, seal, sealed, validate
 from spattn.testing import check_plan
 
 pytestmark = pytest.mark.usefixtures("no_plans")

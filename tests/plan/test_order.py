@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spattn
-from spattn import compiler
 from spattn import patterns as p
-from spattn.plan import validate
+from spattn.planning import validate
+from spattn.schedule import compiler
 from spattn.testing import check_plan
 from spattn.testing.strategies import compositions
 

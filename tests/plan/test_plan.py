@@ -9,7 +9,7 @@ import spattn
 import spattn.testing
 from spattn import patterns as p
 from spattn import plan as make_plan
-from spattn.plan import positions
+from spattn.planning import positions
 
 FIGURES = [  # at 16384 tokens: (pattern, least efficiency, efficiency of contiguous 128 × 128 blocks)
     (p.SlidingWindow(256), 0.75, 0.80),

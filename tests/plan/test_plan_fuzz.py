@@ -20,7 +20,7 @@ import pytest
 import spattn
 from spattn import cpu
 from spattn import patterns as p
-from spattn.plan import Plan
+from spattn.planning import Plan
 from spattn.testing import at_protected_page, execute, inputs, random
 
 COUNT = int(os.environ.get("SPATTN_FUZZ_PLANS", "400"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spattn._cached import cached_property
+from spattn._util.cached import cached_property
 
 FORKS = """
 import os, signal, sys, threading, time
@@ -67,11 +67,11 @@ from spattn import patterns as p
 
 class Slow(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == "spattn.plan._search":
+        if name == "spattn.planning.tiles.search":
             inside.set()
             time.sleep(0.5)
 
-for name in ("spattn.plan._search", "spattn.compiler"):
+for name in ("spattn.planning.tiles.search", "spattn.schedule.compiler"):
     sys.modules.pop(name, None)
 inside = threading.Event()
 sys.meta_path.insert(0, Slow())
@@ -93,7 +93,7 @@ def test_a_child_forked_within_a_cached_property_can_use_it(python):
 import os, signal, threading, time
 import numpy as np, spattn
 from spattn import patterns as p
-from spattn.plan._cells import Cells
+from spattn.planning.symbolic.cells import Cells
 
 inside, done = threading.Event(), threading.Event()
 

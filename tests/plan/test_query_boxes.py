@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import spattn
 from spattn import patterns as sp
 from spattn.patterns import Lattice, Part
-from spattn.patterns._lattice import Span
+from spattn.patterns.hints.lattice import Span
 from spattn.testing.strategies import Draw, sizes
 
 GRIDS = st.sampled_from((sp.Neighborhood, sp.Windowed))

@@ -9,11 +9,12 @@ from hypothesis import given
 from spattn import patterns as p
 from spattn import plan
 from spattn.patterns import Lattice, Part
-from spattn.plan import _search, validate
-from spattn.plan._budget import Budget
-from spattn.plan._search import search
-from spattn.plan._tiling import make_view
-from spattn.plan._types import tile_lists
+from spattn.planning import validate
+from spattn.planning.contract.budget import Budget
+from spattn.planning.contract.types import tile_lists
+from spattn.planning.tiles import search as _search
+from spattn.planning.tiles.search import search
+from spattn.planning.tiles.tiling import make_view
 from spattn.testing import check_plan
 from spattn.testing.strategies import compositions
 

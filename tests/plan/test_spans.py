@@ -13,10 +13,10 @@ import spattn
 from spattn import patterns as p
 from spattn.index_set import Runs
 from spattn.patterns import Lattice, Part
-from spattn.patterns._lattice import Span
-from spattn.plan import _tiling
-from spattn.plan._along import TilesAlong
-from spattn.plan._types import padding_kinds, tile_lists
+from spattn.patterns.hints.lattice import Span
+from spattn.planning.contract.types import padding_kinds, tile_lists
+from spattn.planning.tiles import tiling as _tiling
+from spattn.planning.tiles._along import TilesAlong
 from spattn.testing import check_plan
 from spattn.testing.strategies import cases, compositions
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from spattn import patterns as p
 from spattn import plan
 from spattn.patterns import apply, member
-from spattn.patterns._predicate import rank
-from spattn.plan._cells import Cells
-from spattn.plan._symbolic import TilePairs
+from spattn.patterns.base.predicate import rank
+from spattn.planning.symbolic.cells import Cells
+from spattn.planning.symbolic.symbols import TilePairs
 from spattn.testing import check_plan
 
 TABLE = np.array([-9, -4, 0, 1, 2, 3, 7, 20, 21, 22, 23, 40])

@@ -8,10 +8,10 @@ import pytest
 from spattn import patterns as p
 from spattn import plan
 from spattn.patterns import Lattice, Part
-from spattn.plan import _search
-from spattn.plan import _tiling as tiling
-from spattn.plan._tiling import choose_box
-from spattn.plan._types import grid_of
+from spattn.planning.contract.types import grid_of
+from spattn.planning.tiles import search as _search
+from spattn.planning.tiles import tiling as tiling
+from spattn.planning.tiles.tiling import choose_box
 from spattn.testing import check_plan
 
 

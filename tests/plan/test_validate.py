@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 import spattn
 from spattn import patterns as p
-from spattn.plan import validate
-from spattn.plan._parts import repeats
+from spattn.planning import validate
+from spattn.planning.tiles.parts import repeats
 from spattn.testing.strategies import cases, compositions
 
 N = 300

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spattn import patterns, plan
-from spattn.plan import positions
+from spattn.planning import positions
 from spattn.schedule.finishers import find_finishers, find_sum_finishers
 from spattn.schedule.slabs import Cut, by_keys, by_queries
 

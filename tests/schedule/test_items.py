@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 import spattn
-from spattn import compiler, cpu, plan
+from spattn import cpu, plan
 from spattn import patterns as p
-from spattn.plan._types import WORK
+from spattn.planning.contract.types import WORK
+from spattn.schedule import compiler
 from spattn.schedule._items import cut
 from spattn.testing import check_plan, inputs
 

@@ -7,8 +7,8 @@ import pytest
 
 from spattn import patterns, plan
 from spattn.cuda.hopper.layout import make_layout
-from spattn.plan import positions, validate
-from spattn.plan._types import tile_lists
+from spattn.planning import positions, validate
+from spattn.planning.contract.types import tile_lists
 from spattn.schedule.pack_heads import pack_heads
 
 CASES = {

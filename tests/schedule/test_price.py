@@ -8,8 +8,7 @@ import pytest
 import spattn
 from spattn import cpu
 from spattn import patterns as sp
-from spattn.plan._types import positions
-from spattn.schedule.price import (
+from spattn.choose.features_cpu import (
     Features,
     count,
     count_dense,
@@ -17,6 +16,7 @@ from spattn.schedule.price import (
     count_rows,
     predicted_ms,
 )
+from spattn.planning.contract.types import positions
 
 FLOAT32 = Features(32, 64, 16)
 PANELS = Features(32, 64, 16, copies=True, panel=32)

@@ -7,10 +7,10 @@ import pytest
 
 import spattn
 from spattn import patterns as sp
-from spattn.plan._types import tile_lists
-from spattn.schedule import price_gpu
+from spattn.choose import features_gpu as price_gpu
+from spattn.choose.features_gpu import Kernel, Sizes, count_on_gpu, last_done
+from spattn.planning.contract.types import tile_lists
 from spattn.schedule.finishers import find_finishers
-from spattn.schedule.price_gpu import Kernel, Sizes, count_on_gpu, last_done
 
 
 @pytest.mark.parametrize("workers", [1, 7, 132])

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spattn
-from spattn import compiler
 from spattn import patterns as p
-from spattn.plan._validate import _check_merges
-from spattn.schedule import items
+from spattn.planning.contract.validate import _check_merges
+from spattn.schedule import compiler, items
 from spattn.schedule.proof import Writers, prove
 
 # (pattern, q_len, kv_len, tile, workers): views of one, two and three axes, steps that have a common multiple and

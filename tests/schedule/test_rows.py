@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from spattn.patterns import Lattice
-from spattn.plan._tiling import make_view
-from spattn.plan._types import positions
+from spattn.planning.contract.types import positions
+from spattn.planning.tiles.tiling import make_view
 from spattn.schedule.rows import places
 
 VIEWS = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from spattn import patterns, plan
-from spattn.plan._types import positions
+from spattn.planning.contract.types import positions
 from spattn.schedule.roles import roles
 from spattn.schedule.slabs import EMPTY, FULL, Cut, by_keys, by_queries, slab_masks
 from spattn.testing import dense_mask

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import _checks
 from spattn import patterns as p
+from spattn._util import checks as _checks
 from spattn.schedule.finishers import find_finishers, find_sum_finishers
 from spattn.schedule.gradients import units
 from spattn.schedule.slabs import EMPTY, FULL, Cut, by_keys, by_queries

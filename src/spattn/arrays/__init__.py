@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from .._imports import whole_imports
-from ._kind import BFLOAT16, DTYPES, ArrayKind, NumPy, dtype_name
+from .._util.imports import whole_imports
+from .kind import BFLOAT16, DTYPES, ArrayKind, NumPy, dtype_name
 
 __all__ = [
     "BFLOAT16",
@@ -58,7 +58,7 @@ def _search(x: Any) -> ArrayKind | None:
             kind = _kinds.get(name)
             if kind is None:
                 with whole_imports:
-                    module = importlib.import_module(f"{__name__}._{name}")
+                    module = importlib.import_module(f"{__name__}.{name}")
                 kind = _kinds.setdefault(name, module.KIND())
             if kind.is_plain(x):
                 _plain[type(x)] = kind

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ._kind import ArrayKind
-from ._operand import Operand, row_major
+from .kind import ArrayKind
+from .operand import Operand, row_major
 
 __all__ = ["Buffer", "Execution", "Xla"]
 

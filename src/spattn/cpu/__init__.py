@@ -8,19 +8,22 @@ from dataclasses import replace
 
 import numpy as np
 
-from .. import _limits, compiler
-from .._backends import Limits, PreparedBackward, PreparedForward
-from .._cached import Recent
-from ..call import Call, check_results
+from .._util import limits as _limits
+from .._util.cached import Recent
+from ..backends import Limits, PreparedBackward, PreparedForward
+from ..choose import cpu as _choice
+from ..choose import pairwise as _pairwise
+from ..choose.features_cpu import Features, count_rows
+from ..choose.machine_cpu import device, few_of
 from ..patterns import Pattern
-from ..plan import Plan
-from ..plan._sealed import Sealed, moved, sealed_for
+from ..planning import Plan
+from ..planning.contract.validated import Sealed, moved, sealed_for
+from ..request.call import Call, check_results
+from ..schedule import compiler
 from ..schedule.gradients import units
 from ..schedule.order import neighbours_together
 from ..schedule.pack_heads import variant_of_groups
-from ..schedule.price import Features, count_rows
-from . import _choice, _core, _nonfinite, _pairwise
-from ._coefficients import device, few_of
+from . import _core, _nonfinite
 from ._threads import num_threads, set_num_threads, team_size, threads
 from ._workspace import free_workspaces
 

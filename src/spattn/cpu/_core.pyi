@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ..call import Call
-from ..plan import Plan
+from ..planning import Plan
+from ..request.call import Call
 from ..schedule.gradients import Units
 
 DTYPES: tuple[str, ...]

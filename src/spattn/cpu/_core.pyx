@@ -281,7 +281,7 @@ cdef class Run(Prepared):
         self.next_look = monotonic_ns() + kSignalPeriod
 
     cdef move(self, Prepared prepared, cnp.ndarray k):
-        """Goes to as many keys as `k` has, if the plan moves there: as plan/_sealed.py::moved does it."""
+        """Goes to as many keys as `k` has, if the plan moves there: as planning/contract/validated.py::moved does it."""
         cdef int64_t kv_len = k.shape[2] if k.ndim == 4 else -1, view
         cdef View* views
         if not 0 < prepared.least <= kv_len or kv_len == prepared.call.kv_len:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextvars
 import os
 
-from .. import _limits
-from ..patterns._check import integer
+from .._util import limits as _limits
+from ..patterns.base.check import integer
 from . import _core
 
 __all__ = ["num_threads", "set_num_threads", "team_size", "threads"]

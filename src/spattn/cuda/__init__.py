@@ -12,21 +12,22 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from .. import compiler
-from .._backends import Limits, PreparedBackward, PreparedForward, PreparedGroup
-from .._imports import whole_imports
-from ..call import Call
+from .._util.imports import whole_imports
+from ..backends import Limits, PreparedBackward, PreparedForward, PreparedGroup
+from ..choose import gpu as _choice
+from ..choose.features_gpu import Sizes
+from ..choose.machine_gpu import LARGEST_HEAD_DIM, SMS, price_ms
+from ..choose.sharing import Member, shared
+from ..choose.specializations import DTYPES, ROWS
 from ..patterns import Full, Pattern
-from ..plan import Plan
-from ..plan._sealed import sealed_for
-from ..schedule.price_gpu import Sizes
+from ..planning import Plan
+from ..planning.contract.validated import sealed_for
+from ..request.call import Call
+from ..schedule import compiler
 from ..selections import Selected
-from . import _choice, execute, group, hopper, hopper_backward, portable, portable_backward, repeat, selected
-from ._coefficients import LARGEST_HEAD_DIM, SMS, price_ms
-from ._sharing import Member, shared
+from . import execute, group, hopper, hopper_backward, portable, portable_backward, repeat, selected
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError
-from .hopper.builds import DTYPES, ROWS
 from .hopper.group import kind_of_group
 
 __all__ = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..arrays._kind import numpy_dtype
-from ..arrays._operand import Operand
-from ..plan._types import Plan
+from ..arrays.kind import numpy_dtype
+from ..arrays.operand import Operand
+from ..planning.contract.types import Plan
 from .driver.device import Device
 from .forward_pass import is_aligned
 

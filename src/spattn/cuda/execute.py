@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .._limits import environment
-from ..arrays._kind import numpy_dtype
-from ..arrays._operand import Operand, memory_order, row_major
-from ..call import Call
-from ..plan._sealed import moved, sealed
-from ..plan._types import Plan
+from .._util.limits import environment
+from ..arrays.kind import numpy_dtype
+from ..arrays.operand import Operand, memory_order, row_major
+from ..planning.contract.types import Plan
+from ..planning.contract.validated import moved, sealed
+from ..request.call import Call
 from .backward_pass import BackwardPass
 from .driver.buffer import Buffer, keep_if_captured, out_of_memory
 from .driver.device import Device

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..arrays._operand import Operand
-from ..plan._types import Plan
+from ..arrays.operand import Operand
+from ..planning.contract.types import Plan
 from .driver.device import Device
 
 _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)

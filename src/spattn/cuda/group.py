@@ -12,11 +12,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from .._cached import Recent
-from .._limits import environment
-from ..arrays._operand import memory_order, row_major
-from ..call import Call
-from ..plan._types import Plan
+from .._util.cached import Recent
+from .._util.limits import environment
+from ..arrays.operand import memory_order, row_major
+from ..planning.contract.types import Plan
+from ..request.call import Call
 from . import hopper
 from .driver._launch import Launch, start
 from .driver.buffer import keep_if_captured, out_of_memory
@@ -26,7 +26,7 @@ from .hopper.group import GroupOnDevice, Part, cut, part_of
 from .hopper.params import Addresses
 
 if TYPE_CHECKING:
-    from ..arrays._torch import Torch
+    from ..arrays.torch import Torch
 
 __all__ = ["Group", "OneLaunch", "say_alone", "why_alone"]
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
-from .._cached import Recent
-from .._limits import environment
-from ..arrays._operand import memory_order, row_major
-from ..call import Call
-from ..plan._types import Plan
+from .._util.cached import Recent
+from .._util.limits import environment
+from ..arrays.operand import memory_order, row_major
+from ..planning.contract.types import Plan
+from ..request.call import Call
 from . import hopper, hopper_backward
 from .driver._launch import Launch, start
 from .driver.buffer import keep_if_captured, out_of_memory
@@ -26,7 +26,7 @@ from .hopper.params import Addresses
 from .hopper.prepared import Prepared, Ready
 
 if TYPE_CHECKING:
-    from ..arrays._torch import Torch
+    from ..arrays.torch import Torch
 
 _KEPT = 64  # addresses of recent calls; an allocator hands out the same ones again and again
 

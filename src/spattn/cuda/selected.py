@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from .. import compiler
-from .._backends import PreparedForward
 from ..arrays import dtype_name, kind_of
-from ..arrays._kind import ArrayKind
-from ..arrays._operand import Operand
-from ..call import Call
-from ..plan import Plan
+from ..arrays.kind import ArrayKind
+from ..arrays.operand import Operand
+from ..backends import PreparedForward
+from ..choose.gpu import BLOCKS, pieces_of, workers_of
+from ..choose.specializations import ROWS, TILE
+from ..planning import Plan
+from ..request.call import Call
+from ..schedule import compiler
 from ..selections import Form, Selected, Selection
 from . import execute
-from ._choice import BLOCKS, pieces_of, workers_of
 from .driver.device import Device
 from .forward_pass import ForwardPass
 from .hopper import select
-from .hopper.builds import ROWS, TILE
 
 __all__ = ["prepare"]
 

@@ -7,7 +7,7 @@ import platform
 import time
 from pathlib import Path
 
-from .._versions import versions
+from ..api.versions import versions
 
 _CPUINFO, _STAT = Path("/proc/cpuinfo"), Path("/proc/stat")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .._backends import load as load_backend
+from ..backends import load as load_backend
 from . import embeddings, machine, model, speed
 from .device import Device, device_for
 from .progress import Progress

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from .. import patterns
-from .._api import attention, plan
+from ..api.attention import attention, plan
 from ..patterns import Pattern
-from ..plan import Plan
+from ..planning import Plan
 from . import text
 from .device import Device
 from .model import Encoder

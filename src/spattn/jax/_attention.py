@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from .._api import as_pattern
+from ..api.attention import as_pattern
 from ..arrays._xla import Buffer
-from ..call import Call, check_options
 from ..patterns import Pattern, from_text
-from ..plan import Plan
+from ..planning import Plan
+from ..request.call import Call, check_options
 from ._foreign import ATTENTION, ATTENTION_BACKWARD, Options
 
 __all__ = ["attention"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from .._errors import BackendUnavailable
 from ..arrays import dtype_name
-from ..arrays._kind import numpy_dtype
 from ..arrays._xla import Buffer
+from ..arrays.kind import numpy_dtype
+from ..errors import BackendUnavailable
 from . import _c_api as c_api
 
 __all__ = ["Execution", "new_error"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .. import _api
+from ..api import attention as _api
 from ..arrays import add_plain
 from ..arrays._xla import Buffer, Xla
 from ..patterns import from_text

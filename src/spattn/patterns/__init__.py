@@ -3,32 +3,32 @@
 import importlib
 from typing import TYPE_CHECKING
 
-from .._imports import whole_imports
-from . import deepspeed
-from ._codec import from_dict, from_text
-from ._content import ByContent
-from ._lattice import Ends, Lattice, Part, Span
-from ._parameters import Range
-from ._pattern import Pattern
-from ._predicate import apply, member
-from ._registry import example, get, names, register
-from .arrays import BlockLayout, KeyBlocks, Mask
-from .basic import BlockLocal, Causal, Columns, Full, Sinks, Stride
-from .bigbird import BigBird
-from .child import Fixed, Strided
-from .clusters import Clusters
-from .documents import Documents, PrefixLM
-from .grid import Axial, Windowed
-from .intervals import ColumnIntervals, RowIntervals
-from .longformer import Longformer
-from .neighborhood import Neighborhood
-from .padding import KeyPadding
-from .pairs import CSR, RowRuns
-from .per_head import PerAxis, PerBatch, PerHead
-from .queries_at import QueriesAt
-from .tokens import GlobalTokens, Prefix
-from .vertical_slash import VerticalSlash
-from .windows import DilatedWindow, PeriodicWindow, SlidingWindow
+from .._util.imports import whole_imports
+from .base.codec import from_dict, from_text
+from .base.content import ByContent
+from .base.parameters import Range
+from .base.pattern import Pattern
+from .base.predicate import apply, member
+from .base.registry import example, get, names, register
+from .grids.neighborhood import Neighborhood
+from .grids.per import PerAxis, PerBatch, PerHead
+from .grids.windowed import Axial, Windowed
+from .hints.lattice import Ends, Lattice, Part, Span
+from .listed.clusters import Clusters
+from .listed.masks import BlockLayout, KeyBlocks, Mask
+from .listed.pairs import CSR, RowRuns
+from .papers import deepspeed
+from .papers.bigbird import BigBird
+from .papers.child import Fixed, Strided
+from .papers.longformer import Longformer
+from .sequence.basic import BlockLocal, Causal, Columns, Full, Sinks, Stride
+from .sequence.documents import Documents, PrefixLM
+from .sequence.intervals import ColumnIntervals, RowIntervals
+from .sequence.padding import KeyPadding
+from .sequence.queries_at import QueriesAt
+from .sequence.tokens import GlobalTokens, Prefix
+from .sequence.vertical_slash import VerticalSlash
+from .sequence.windows import DilatedWindow, PeriodicWindow, SlidingWindow
 
 __all__ = [
     "CSR",
@@ -101,32 +101,32 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from ._draw import draw
-    from ._gallery import a_shape, chunked_causal, gallery, shared_prefix, tri_shape
     from .discovery import discover
-    from .flex_attention import from_block_mask, from_mask_mod
-    from .other_libraries import from_deepspeed, from_flash_attention, from_flashmask, from_natten
-    from .sparse import from_pairs, from_scipy, from_torch_sparse
-    from .xformers import from_xformers
+    from .interop.flex_attention import from_block_mask, from_mask_mod
+    from .interop.other_libraries import from_deepspeed, from_flash_attention, from_flashmask, from_natten
+    from .interop.xformers import from_xformers
+    from .listed.sparse import from_pairs, from_scipy, from_torch_sparse
+    from .papers.recipes import a_shape, chunked_causal, gallery, shared_prefix, tri_shape
+    from .show.draw import draw
 
 _LATER = {
-    "a_shape": "_gallery",
-    "chunked_causal": "_gallery",
+    "a_shape": "papers.recipes",
+    "chunked_causal": "papers.recipes",
     "discover": "discovery",
-    "draw": "_draw",
-    "from_block_mask": "flex_attention",
-    "from_deepspeed": "other_libraries",
-    "from_flash_attention": "other_libraries",
-    "from_flashmask": "other_libraries",
-    "from_mask_mod": "flex_attention",
-    "from_natten": "other_libraries",
-    "from_pairs": "sparse",
-    "from_scipy": "sparse",
-    "from_torch_sparse": "sparse",
-    "from_xformers": "xformers",
-    "gallery": "_gallery",
-    "shared_prefix": "_gallery",
-    "tri_shape": "_gallery",
+    "draw": "show.draw",
+    "from_block_mask": "interop.flex_attention",
+    "from_deepspeed": "interop.other_libraries",
+    "from_flash_attention": "interop.other_libraries",
+    "from_flashmask": "interop.other_libraries",
+    "from_mask_mod": "interop.flex_attention",
+    "from_natten": "interop.other_libraries",
+    "from_pairs": "listed.sparse",
+    "from_scipy": "listed.sparse",
+    "from_torch_sparse": "listed.sparse",
+    "from_xformers": "interop.xformers",
+    "gallery": "papers.recipes",
+    "shared_prefix": "papers.recipes",
+    "tri_shape": "papers.recipes",
 }
 
 

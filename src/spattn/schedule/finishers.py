@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._checks import show
-from .._ragged import offsets, ramp
-from ..plan._types import Plan
+from .._util.checks import show
+from .._util.ragged import offsets, ramp
+from ..planning.contract.types import Plan
 
 __all__ = ["Finishers", "Merges", "SumFinishers", "find_finishers", "find_sum_finishers", "no_sum_finishers"]
 

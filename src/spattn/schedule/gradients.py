@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .._checks import show
-from .._frozen import frozen
-from .._ragged import ramp
-from ..plan import Plan
-from ..plan._cache import kept_with_plan
-from ..plan._types import AXES
+from .._util.checks import show
+from .._util.frozen import frozen
+from .._util.ragged import ramp
+from ..planning import Plan
+from ..planning.contract.cache import kept_with_plan
+from ..planning.contract.types import AXES
 from .order import by_rows
 
 __all__ = ["UNIT", "Units", "units"]

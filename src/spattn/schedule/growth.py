@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .._cached import Recent
-from .._frozen import frozen
-from .._ragged import offsets
-from ..plan._build import Tiled
+from .._util.cached import Recent
+from .._util.frozen import frozen
+from .._util.ragged import offsets
+from ..planning.tiles.build import Tiled
 from .items import Sharing, share_out
 
 __all__ = ["Growth", "fixed"]

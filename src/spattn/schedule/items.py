@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._frozen import frozen, frozen_whole
-from ..plan import Plan
-from ..plan._build import Tiled
-from ..plan._types import LARGEST, WORK
+from .._util.frozen import frozen, frozen_whole
+from ..planning import Plan
+from ..planning.contract.types import LARGEST, WORK
+from ..planning.tiles.build import Tiled
 from ._items import cut, fill, lists_of
 from .proof import Writers, prove
 from .rows import Place, places
@@ -39,7 +39,7 @@ class Sharing(NamedTuple):
 
 
 class Items(NamedTuple):
-    """The fields of :class:`~spattn.plan.Plan` that say *who* computes what."""
+    """The fields of :class:`~spattn.Plan` that say *who* computes what."""
 
     work: np.ndarray
     work_indptr: np.ndarray

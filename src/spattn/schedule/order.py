@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._frozen import frozen
-from ..plan import Plan
-from ..plan._cache import kept_with_plan
+from .._util.frozen import frozen
+from ..planning import Plan
+from ..planning.contract.cache import kept_with_plan
 
 __all__ = ["by_rows", "neighbours_together"]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..plan._cache import kept_with_plan
-from ..plan._types import Plan
+from ..planning.contract.cache import kept_with_plan
+from ..planning.contract.types import Plan
 from .roles import roles
 
 __all__ = ["pack_heads", "variant_of_groups"]

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..plan._types import NO_ORDER
+from ..planning.contract.types import NO_ORDER
 from ._proof import find_fault
 
 __all__ = ["Writers", "prove"]

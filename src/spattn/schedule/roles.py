@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..plan._types import Plan
+from ..planning.contract.types import Plan
 
 __all__ = ["key_views_of", "roles"]
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from ..plan._parts import repeats
-from ..plan._types import AXES
+from ..planning.contract.types import AXES
+from ..planning.tiles.parts import repeats
 
 __all__ = ["Place", "places"]
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._checks import show
-from .._frozen import frozen
-from .._ragged import ramp
-from ..plan._types import Plan, TileLists, tile_lists
+from .._util.checks import show
+from .._util.frozen import frozen
+from .._util.ragged import ramp
+from ..planning.contract.types import Plan, TileLists, tile_lists
 from .finishers import Merges
 from .items import Items, Lists, Share, Sharing, cut_lists, join_shares
 from .proof import Writers, prove

@@ -6,9 +6,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from .._checks import show
-from .._ragged import ramp
-from ..plan._types import Plan
+from .._util.checks import show
+from .._util.ragged import ramp
+from ..planning.contract.types import Plan
 
 __all__ = ["TASK", "LaunchLists", "Listed", "launch_lists", "merge_heads", "order_tasks"]
 

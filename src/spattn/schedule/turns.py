@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._ragged import ramp
+from .._util.ragged import ramp
 from .slabs import Pass
 
 __all__ = ["Turns", "take_turns"]

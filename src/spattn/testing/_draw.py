@@ -12,8 +12,8 @@ from hypothesis import reject
 from hypothesis import strategies as st
 
 from ..patterns import Pattern, names
-from ..patterns._parameters import Range, alternatives, limits, parameters
-from ..patterns._registry import pattern_class
+from ..patterns.base.parameters import Range, alternatives, limits, parameters
+from ..patterns.base.registry import pattern_class
 
 __all__ = ["Draw", "Sizes"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..patterns import Pattern
-from ..plan._types import Plan
+from ..planning.contract.types import Plan
 from .arrays import eps
 
 __all__ = [

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from .. import patterns, reference
-from ..compiler import plan as make_plan
 from ..index_set import AffineRows
 from ..patterns import Full, Pattern, from_dict
+from ..schedule.compiler import plan as make_plan
 from .arrays import inputs
 from .budget import assert_within_budget, dense_mask, naive_orders
 from .contract import check_plan, execute

@@ -1,7 +1,7 @@
 """The plan contract in slow, plain NumPy: which pairs a plan visits and how its pieces come together.
 
-This is the text of :mod:`spattn.plan._types` as a program, written from that text and not from the planner or a kernel.
-It serves as the specification that kernels are compared with, and finds a plan's own faults.
+This is the text of :mod:`spattn.planning.contract.types` as a program, written from that text and not from the
+planner or a kernel. It serves as the specification that kernels are compared with, and finds a plan's own faults.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..index_set import AffineRows
-from ..plan import Plan
+from ..planning import Plan
 
 __all__ = ["check_plan", "execute", "plan_pairs"]
 

@@ -1,4 +1,4 @@
-"""The tables that backends make of a plan, compared with the plan: an observer for ``spattn._checks.observers``."""
+"""Compare the tables that backends make of a plan with it; an observer for ``spattn._util.checks.observers``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from .._checks import MOST_CELLS
-from .._ragged import ramp
-from ..plan import Plan
-from ..plan._types import positions, real_cells
-from ..plan._validate import pair_codes
+from .._util.checks import MOST_CELLS
+from .._util.ragged import ramp
+from ..planning import Plan
+from ..planning.contract.types import positions, real_cells
+from ..planning.contract.validate import pair_codes
 from ..schedule.finishers import Finishers, Merges, SumFinishers
 from ..schedule.gradients import Units
 from ..schedule.slabs import EMPTY, FULL, KEYS, Pass, SlabMasks, slab_masks

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from .. import _api
+from ..api import attention as _api
 from ..arrays import autocast, traced
-from ..arrays._operand import Operand, memory_order
-from ..arrays._torch_gradients import without_repeats
-from ..call import check_options
-from ..layout import DEFAULT, Layout
+from ..arrays.operand import Operand, memory_order
+from ..arrays.torch_gradients import without_repeats
 from ..patterns import Full, KeyPadding, Mask, Pattern, from_text
-from ..plan import Plan
+from ..planning import Plan
+from ..request.call import check_options
+from ..request.layout import DEFAULT, Layout
 from ._text import text_of
 
 __all__ = ["attend", "attention", "attention_backward"]

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .._api import as_pattern
+from ..api.attention import as_pattern
 from ..patterns import Pattern
-from ..patterns._check import integer
+from ..patterns.base.check import integer
 from ._operators import attend
 from ._text import text_of
 

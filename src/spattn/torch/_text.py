@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from .._api import as_pattern
+from ..api.attention import as_pattern
 from ..patterns import Pattern
-from ..plan import Plan
+from ..planning import Plan
 
 __all__ = ["text_of"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .._api import attention
+from ..api.attention import attention
 from ..patterns import Causal, Full, KeyPadding, Mask, Pattern
 from ._configuration import restriction
 from ._functions import both

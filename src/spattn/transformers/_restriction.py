@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..patterns import ByContent, Pattern, PerBatch, apply
-from ..patterns._predicate import allowed
+from ..patterns.base.predicate import allowed
 
 __all__ = ["renumbered"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..._records import assertions
+from ..._util.records import assertions
 from . import cache
 
 SOURCES = Path(__file__).parents[1]  # what every #include "..." of ours starts from

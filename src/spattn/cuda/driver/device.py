@@ -13,7 +13,7 @@ import os
 import threading
 from typing import Any
 
-from ..._cached import cached_property
+from ..._util.cached import cached_property
 from ._launch import Nothing, current_context, is_capturing
 from .errors import CudaError, check
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from ... import compiler
+from ...choose.specializations import DTYPES, ROWS, TILE
+from ...schedule import compiler
 from ...schedule.group import workers
 from .. import portable
 from ..driver.device import Device
 from ..forward_pass import ForwardPass
-from .builds import DTYPES, ROWS, TILE
 from .maps import readable
 from .params import MAPS
 from .prepared import prepare

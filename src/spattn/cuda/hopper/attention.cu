@@ -10,7 +10,7 @@
 //            224 KiB for head_dim 128, half of it where two CTAs share an SM. The output leaves through the query tile it came from.
 // Registers  200 a consumer thread, 104 or 56 a producer or writer thread, no spills (head_dim up to 128).
 // Test       tests/cuda/test_hopper.py      Benchmark  benchmarks/peers_cuda.py
-// Source     Shah et al., FlashAttention-3 (arXiv:2407.08608): ping-pong and overlap. Plan contract: plan/_types.py.
+// Source     Shah et al., FlashAttention-3 (arXiv:2407.08608): ping-pong and overlap. Plan contract: planning/contract/types.py.
 
 #include "common/chain.cuh"
 #include "hopper/consumer.cuh"

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...plan._tiling import factorisations
-from ...plan._types import AXES, Plan, TileLists, first_coordinates, grid_of, tile_lists
+from ...planning.contract.types import AXES, Plan, TileLists, first_coordinates, grid_of, tile_lists
+from ...planning.tiles.tiling import factorisations
 from ...schedule.roles import roles
 
 __all__ = ["Fitted", "fit_keys"]

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._ragged import offsets
-from ...plan._types import LARGEST
+from ..._util.ragged import offsets
+from ...choose.specializations import ARCH, KEYS_TOGETHER, TILE, build, keys_of, rows_of, variant
+from ...planning.contract.types import LARGEST
 from ...schedule.group import in_turns
 from ...schedule.tasks import merge_heads, order_tasks
 from ..driver._launch import Launch
@@ -17,7 +18,6 @@ from ..driver.buffer import upload
 from ..driver.device import Device
 from ..driver.launch import kernel
 from ..forward_pass import ForwardPass
-from .builds import ARCH, KEYS_TOGETHER, TILE, build, keys_of, rows_of, variant
 from .heads import with_packed_heads
 from .joined import Joined, join
 from .layout import Layout, make_layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...arrays._operand import Operand
+from ...arrays.operand import Operand
 from ...schedule.pack_heads import pack_heads
 from ..forward_pass import ForwardPass
 

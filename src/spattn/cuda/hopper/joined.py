@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._checks import show
-from ..._ragged import offsets
+from ..._util.checks import show
+from ..._util.ragged import offsets
 from .layout import Layout
 
 __all__ = ["Joined", "join"]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..._ragged import offsets
-from ...plan._types import Plan, first_coordinates, positions
+from ..._util.ragged import offsets
+from ...choose.specializations import ROWS, TILE
+from ...planning.contract.types import Plan, first_coordinates, positions
 from ...schedule.finishers import Merges, find_finishers
 from ...schedule.roles import key_views_of, roles
-from .builds import ROWS, TILE
 from .fitted import fit_keys
 from .maps import MapSpec, halve, map_views
 

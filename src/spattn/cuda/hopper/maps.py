@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...arrays._operand import Operand
-from ...plan._types import AXES
+from ...arrays.operand import Operand
+from ...planning.contract.types import AXES
 from ..driver.device import library
 from ..driver.errors import CudaError
 

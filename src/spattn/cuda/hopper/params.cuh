@@ -1,4 +1,4 @@
-// What a launch is given: the plan in the form that layout.py uploads, and the parameters that params.py fills. The
+// What a launch is given: the plan in the form that request/layout.py uploads, and the parameters that params.py fills. The
 // dtypes there describe these structs; each compilation asserts that both agree.
 #pragma once
 

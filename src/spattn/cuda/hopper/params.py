@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._cached import Recent
-from ...arrays._operand import Operand
+from ..._util.cached import Recent
+from ...arrays.operand import Operand
+from ...choose.specializations import TILE
 from ...schedule.tasks import TASK
 from ..driver.device import address
 from ..driver.launch import Moving
 from ..driver.structs import fields, packer
 from ..forward_pass import ForwardPass, fold_scale
-from .builds import TILE
 from .layout import ENTRY, WORK, Layout
 from .maps import ALIGNMENT, ELEMENT_BYTES, MAP_BYTES, VIEW, encode_map, joint_heads, replace_address
 

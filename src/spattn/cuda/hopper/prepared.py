@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..._cached import Recent
-from ...plan._cache import kept_with_plan
-from ...plan._sealed import sealed
-from ...plan._types import Plan
+from ..._util.cached import Recent
+from ...choose.specializations import ARCH, KEYS_COPIED_TOGETHER, KEYS_TOGETHER, TILE, Build, build, item_keys, variant
+from ...planning.contract.cache import kept_with_plan
+from ...planning.contract.types import Plan
+from ...planning.contract.validated import sealed
 from ...schedule.finishers import Merges
 from ...schedule.tasks import merge_heads, order_tasks
 from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
 from ..forward_pass import ForwardPass
-from .builds import ARCH, KEYS_COPIED_TOGETHER, KEYS_TOGETHER, TILE, Build, build, item_keys, variant
 from .heads import with_packed_heads
 from .layout import Layout, make_layout
 from .maps import gatherable, readable

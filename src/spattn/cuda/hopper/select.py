@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._checks import show
-from ..._ragged import offsets, ramp
-from ...arrays._operand import Operand
-from ...plan import Plan
-from ...plan._cache import kept_with_plan
-from ...plan._types import LARGEST
+from ..._util.checks import show
+from ..._util.ragged import offsets, ramp
+from ...arrays.operand import Operand
+from ...choose.specializations import ARCH, ROWS, build, variant
+from ...planning import Plan
+from ...planning.contract.cache import kept_with_plan
+from ...planning.contract.types import LARGEST
 from ...schedule.roles import key_views_of, roles
 from ...selections import Form
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
 from ..driver.structs import packer
 from ..forward_pass import ForwardPass
-from .builds import ARCH, ROWS, build, variant
 from .heads import with_packed_heads
 from .layout import ENTRY, WORK
 from .maps import ELEMENT_BYTES

@@ -4,7 +4,7 @@
 // Target     sm_90a (nothing special; it shares the structs of attention.cu).
 // Order      new lists are in the order of the plan's; which number a bitmask gets depends on the run, its bits do not.
 // Test       tests/cuda/test_hopper_selections.py      Benchmark  benchmarks/replanning_cuda.py
-// Source     Plan contract: plan/_types.py.
+// Source     Plan contract: planning/contract/types.py.
 
 #include "hopper/allowed.cuh"
 #include "hopper/mask.cuh"

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 
+from ...choose.specializations import TILE
 from .. import portable_backward
 from ..backward_pass import BackwardPass
-from ..hopper.builds import TILE
 from .prepared import Ready, plan_on_device
 
 __all__ = ["Ready", "accepts", "backward", "prepare"]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...plan._types import AXES, Plan, first_coordinates
+from ...planning.contract.types import AXES, Plan, first_coordinates
 from ...schedule.roles import roles
 from ...schedule.slabs import Cut, Pass, slab_masks
 from ..hopper.layout import fragment_masks

@@ -1,4 +1,4 @@
-// What the kernels of this folder are given: the passes of schedule/slabs.py in the form that layout.py uploads, and the
+// What the kernels of this folder are given: the passes of schedule/slabs.py in the form that request/layout.py uploads, and the
 // parameters that params.py fills. The dtypes there describe these structs; each compilation asserts that both agree.
 #pragma once
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._cached import Recent
-from ...arrays._operand import Operand, row_major
+from ..._util.cached import Recent
+from ...arrays.operand import Operand, row_major
 from ...schedule.tasks import TASK
 from ..backward_pass import BackwardPass
 from ..driver.structs import fields, packer

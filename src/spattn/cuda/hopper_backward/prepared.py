@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._cached import Recent
-from ..._ragged import offsets
-from ...plan._cache import kept_with_plan
-from ...plan._types import Plan
+from ..._util.cached import Recent
+from ..._util.ragged import offsets
+from ...choose.specializations import ARCH, KEYS_TOGETHER
+from ...planning.contract.cache import kept_with_plan
+from ...planning.contract.types import Plan
 from ...schedule.finishers import find_sum_finishers, no_sum_finishers
 from ...schedule.slabs import EMPTY, Pass, by_keys, by_queries
 from ...schedule.tasks import merge_heads, order_tasks
@@ -20,7 +21,6 @@ from ..driver._launch import Launch, start
 from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
-from ..hopper.builds import ARCH, KEYS_TOGETHER
 from ..hopper.maps import VIEW, readable
 from .builds import Build, builds, variant
 from .layout import SLAB, QuerySlabs, lay_out, lay_out_masks, lay_out_views, query_slabs

@@ -6,7 +6,7 @@ namespace spattn::portable {
 
 constexpr int kAxes = 3;
 
-// spattn.plan._types.VIEW: an affine lattice of positions cut into boxes.
+// spattn.planning.contract.types.VIEW: an affine lattice of positions cut into boxes.
 struct View {
   long long offset;
   long long stride[kAxes];
@@ -16,12 +16,12 @@ struct View {
   int tiles;
 };
 
-// spattn.plan._types.COMPONENT
+// spattn.planning.contract.types.COMPONENT
 struct Component {
   int query_view, key_view, first_row, query_tiles, variant;
 };
 
-// spattn.plan._types.WORK
+// spattn.planning.contract.types.WORK
 struct Work {
   int component, query_tile, begin, end, slot;
 };

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...plan._cache import kept_with_plan
-from ...plan._types import COMPONENT, VIEW, Plan, tile_lists
+from ...planning.contract.cache import kept_with_plan
+from ...planning.contract.types import COMPONENT, VIEW, Plan, tile_lists
 from ...schedule.tasks import launch_lists
 from ..driver.buffer import Buffer, upload
 from ..driver.device import Device

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...arrays._operand import Operand
-from ...plan._cache import kept_with_plan
-from ...plan._types import VIEW, Plan
+from ...arrays.operand import Operand
+from ...planning.contract.cache import kept_with_plan
+from ...planning.contract.types import VIEW, Plan
 from ...schedule.slabs import KEYS, SLAB_ENTRY, SLAB_WORK, Cut, Pass, by_keys, by_queries, slab_masks
 from ...schedule.tasks import TASK, merge_heads, order_tasks
 from ..backward_pass import BackwardPass

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from ..._index_checks import plain_array
+from ..._util.index_checks import plain_array
 from ...arrays import kind_of
 from ...index_set import AffineRows
-from .._content import on_host
-from .._pattern import Pattern
-from ..arrays import Mask
-from ..grid import grid_shape
-from ..pairs import CSR
-from ..per_head import PerBatch, PerHead
-from ..sparse import from_scipy, from_torch_sparse
+from ..base.content import on_host
+from ..base.pattern import Pattern
+from ..grids.per import PerBatch, PerHead
+from ..grids.windowed import grid_shape
+from ..listed.masks import Mask
+from ..listed.pairs import CSR
+from ..listed.sparse import from_scipy, from_torch_sparse
 from ._pairs import Pairs
 from ._search import discovered
 

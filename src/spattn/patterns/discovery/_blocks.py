@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..._ragged import ramp
-from ..arrays import BlockLayout
-from ..basic import BlockLocal
-from ..documents import Documents
+from ..._util.ragged import ramp
+from ..listed.masks import BlockLayout
+from ..sequence.basic import BlockLocal
+from ..sequence.documents import Documents
 from ._candidate import TILE, Candidate
 from ._counts import Evidence
 from ._pairs import KeyRuns, Pairs

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .._boxes import coordinates
-from .._pattern import Pattern
-from ..arrays import Mask
-from ..basic import Full, Stride
-from ..grid import Axial, Windowed
-from ..neighborhood import Neighborhood
-from ..per_head import PerAxis
+from ..base.pattern import Pattern
+from ..grids.neighborhood import Neighborhood
+from ..grids.per import PerAxis
+from ..grids.windowed import Axial, Windowed
+from ..hints.grid import coordinates
+from ..listed.masks import Mask
+from ..sequence.basic import Full, Stride
 from ._candidate import Candidate
 from ._counts import Evidence
 from ._pairs import KeyRuns

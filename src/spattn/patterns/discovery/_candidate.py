@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ...index_set import Runs
-from .._pattern import Pattern
-from ..basic import Causal, Full, Stride
-from ..windows import DilatedWindow, SlidingWindow
+from ..base.pattern import Pattern
+from ..sequence.basic import Causal, Full, Stride
+from ..sequence.windows import DilatedWindow, SlidingWindow
 
 __all__ = ["TILE", "Candidate", "band"]
 

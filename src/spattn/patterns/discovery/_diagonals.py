@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..basic import Full, Stride
-from ..vertical_slash import VerticalSlash
+from ..sequence.basic import Full, Stride
+from ..sequence.vertical_slash import VerticalSlash
 from ._candidate import TILE, Candidate
 from ._counts import Evidence, intervals, usual_spacing
 from ._pairs import Pairs

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..intervals import RowIntervals
+from ..sequence.intervals import RowIntervals
 from ._candidate import Candidate
 from ._counts import Evidence
 

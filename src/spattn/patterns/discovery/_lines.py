@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .._pattern import Pattern
-from ..basic import Columns, Sinks
-from ..tokens import GlobalTokens
+from ..base.pattern import Pattern
+from ..sequence.basic import Columns, Sinks
+from ..sequence.tokens import GlobalTokens
 from ._candidate import Candidate
 from ._counts import Counts, Evidence, covered, intervals, usual_spacing
 

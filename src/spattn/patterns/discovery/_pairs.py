@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..._index_checks import q_offset
-from ..._ragged import ramp
+from ..._util.index_checks import q_offset
+from ..._util.ragged import ramp
 from ...index_set import AffineRows, Runs
-from .._pattern import Pattern
-from .._predicate import allowed
+from ..base.pattern import Pattern
+from ..base.predicate import allowed
 
 __all__ = ["KeyRuns", "Pairs"]
 

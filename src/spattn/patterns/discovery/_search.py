@@ -7,11 +7,11 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from .._composition import Or
-from .._pattern import Pattern
-from ..basic import Full
-from ..pairs import CSR
-from ..sparse import from_pairs
+from ..base.composition import Or
+from ..base.pattern import Pattern
+from ..listed.pairs import CSR
+from ..listed.sparse import from_pairs
+from ..sequence.basic import Full
 from ._blocks import documents, layouts, scattered_layouts
 from ._boxes import boxes
 from ._candidate import Candidate

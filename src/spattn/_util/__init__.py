@@ -1,0 +1,1 @@
+"""Small helpers shared by the package: caching, frozen arrays, limits, checks."""

@@ -1,0 +1,120 @@
+"""Records that Python and C++ or CUDA share: a NumPy dtype is where one is written, and compilers are held to it.
+
+A build writes a header of some of them::
+
+    python _util/records.py records.h View=planning/contract/types.py:VIEW Work=planning/contract/types.py:WORK
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import numpy as np
+
+__all__ = ["assertions", "declaration"]
+
+_TYPES = {"i4": "int32_t", "i8": "int64_t", "u4": "uint32_t", "u8": "uint64_t", "f4": "float", "f8": "double"}
+_HEADER = """// Written by the build from {sources}: see spattn/_util/records.py.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+namespace spattn {{
+
+{structs}
+}}  // namespace spattn
+"""
+
+
+def assertions(name: str, record: np.dtype) -> str:
+    """What compiles only where a struct has the size of a dtype, and its fields the same places and sizes.
+
+    Parameters
+    ----------
+    name : str
+        Of the struct, with its namespace.
+    record : dtype
+        Whose fields have the names of the struct's.
+
+    Returns
+    -------
+    str
+        C++ that needs ``offsetof``.
+    """
+    lines = [f'static_assert(sizeof({name}) == {record.itemsize}, "size of {name}");']
+    for field, (kind, offset, *_) in (record.fields or {}).items():
+        right = f"offsetof({name}, {field}) == {offset} && sizeof({name}::{field}) == {kind.itemsize}"
+        lines.append(f'static_assert({right}, "{name}::{field}");')
+    return "\n".join([*lines, ""])
+
+
+def declaration(name: str, record: np.dtype) -> str:
+    """A record as a struct of C++, with its assertions.
+
+    Parameters
+    ----------
+    name : str
+        Of the struct.
+    record : dtype
+        With fields of 32 or 64 bits in the machine's byte order, or arrays of these.
+
+    Returns
+    -------
+    str
+        Needs ``offsetof`` and the types of ``stdint.h``.
+
+    Raises
+    ------
+    TypeError
+        If a field is none of these.
+    """
+    members = []
+    for field, (kind, *_) in (record.fields or {}).items():
+        if not kind.isnative or kind.base.str[1:] not in _TYPES:
+            raise TypeError(f"{field}: expected one of {', '.join(_TYPES)}, in native byte order; got {kind}")
+        size = "".join(f"[{n}]" for n in kind.shape)
+        members.append(f"  {_TYPES[kind.base.str[1:]]} {field}{size};")
+    return "\n".join([f"struct {name} {{", *members, "};", assertions(name, record)])
+
+
+def read(path: Path, name: str) -> np.dtype:
+    """The dtype that a module's text gives to `name`: ``np.dtype([...])`` of literals and of the module's constants.
+
+    The module is neither imported nor run: its package is only being built.
+    """
+    constants: dict[str, ast.Constant] = {}
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        match statement:
+            case ast.Assign([ast.Name(known)], ast.Constant() as value):
+                constants[known] = value
+            case ast.Assign([ast.Name(known)], ast.Call(_, [listed], words)) if known == name:
+                fields = ast.literal_eval(_Known(constants).visit(listed))
+                return np.dtype(fields, **{str(word.arg): ast.literal_eval(word.value) for word in words})
+    raise ValueError(f"{path}: expected {name} = np.dtype([...])")
+
+
+class _Known(ast.NodeTransformer):
+    """Puts values in the place of names."""
+
+    def __init__(self, constants: dict[str, ast.Constant]):
+        self.constants = constants
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return self.constants.get(node.id, node)
+
+
+def main(output: str, *records: str) -> None:
+    """Write the header of ``STRUCT=FILE:NAME``..."""
+    structs, sources = [], []
+    for record in records:
+        struct, _, place = record.partition("=")
+        path, _, name = place.rpartition(":")
+        structs.append(declaration(struct, read(Path(path), name)))
+        sources.append(f"{name} of {Path(path).name}")
+    Path(output).write_text(_HEADER.format(sources=", ".join(sources), structs="\n".join(structs)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""The public calls: attention, grouped attention, plans and their explanation."""

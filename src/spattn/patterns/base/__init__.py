@@ -1,0 +1,1 @@
+"""The Pattern class, composition, registry and serialization."""

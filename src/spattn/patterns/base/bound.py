@@ -1,0 +1,34 @@
+"""Patterns of rows: what a bound one has of the one that was given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from .pattern import Pattern
+
+__all__ = ["Bound"]
+
+
+@dataclass(frozen=True)
+class Bound(Pattern):
+    """A pattern that knows rows, at known lengths: its first row stands at position `first`. Batch entries, heads and
+    the description are those of the given one."""
+
+    given: Any
+    first: int
+
+    def sizes(self) -> tuple[int, int]:
+        sizes: tuple[int, int] = self.given.sizes()
+        return sizes
+
+    def at(self, batch: int, head: int) -> Pattern:
+        return replace(self, given=self.given.at(batch, head))
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        pattern: Pattern = self.given.bind(q_len, kv_len)
+        return pattern
+
+    def to_dict(self) -> dict[str, Any]:
+        description: dict[str, Any] = self.given.to_dict()
+        return description

@@ -1,0 +1,157 @@
+"""Patterns as dicts of JSON, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import reprlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..._util.imports import whole_imports
+from .check import integers
+from .registry import DEEPEST, OPERATORS, pattern_class
+
+if TYPE_CHECKING:
+    from .pattern import Pattern
+
+__all__ = ["encode", "from_dict", "from_text"]
+
+_LARGEST_ARRAY = 1 << 28
+_DTYPES = (
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+)
+_DEEPEST_DATA = 2 * DEEPEST  # a list of patterns is a level of its own
+
+
+def encode(value: Any) -> Any:
+    """What :func:`from_dict` reads back, of a parameter: integers, text, lists and dicts."""
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if isinstance(value, np.ndarray):
+        packed = np.packbits(value) if value.dtype == bool else value
+        return {"array": packed.tobytes().hex(), "dtype": value.dtype.name, "shape": list(value.shape)}
+    if isinstance(value, (tuple, list)):
+        return [encode(v) for v in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def from_dict(data: dict[str, Any]) -> Pattern:
+    """Reads what :meth:`Pattern.to_dict` wrote; safe on untrusted data.
+
+    Parameters
+    ----------
+    data : dict
+        As read from JSON.
+
+    Returns
+    -------
+    Pattern
+        Equal to the one described.
+
+    Raises
+    ------
+    ValueError
+        If `data` is not such a description.
+    """
+    return _decode_pattern(data, depth=0)
+
+
+@functools.lru_cache(maxsize=32)
+def from_text(text: str) -> Pattern:
+    """Reads what :meth:`Pattern.text` wrote; safe on untrusted data.
+
+    Parameters
+    ----------
+    text : str
+        JSON.
+
+    Returns
+    -------
+    Pattern
+        Equal to the one that was written.
+
+    Raises
+    ------
+    TypeError
+        If `text` is no text.
+    ValueError
+        If it is no JSON, or describes no pattern.
+    """
+    with whole_imports:  # late: `import spattn` takes little time
+        import json
+
+    return from_dict(json.loads(text))
+
+
+def _decode_pattern(data: Any, depth: int) -> Pattern:
+    if not isinstance(data, dict) or not isinstance(data.get("pattern"), str):
+        raise ValueError(f"data: expected a dict with a 'pattern' name, got {reprlib.repr(data)}")
+    _check_depth(depth)
+    name, fields = data["pattern"], {k: v for k, v in data.items() if k != "pattern"}
+    if name in OPERATORS:
+        return _decode_operator(name, fields, depth)
+    cls = pattern_class(name)
+    known = {f.name for f in dataclasses.fields(cls)}
+    if not set(fields) <= known:
+        raise ValueError(f"data: expected the fields {sorted(known)} of {name}, got {reprlib.repr(list(fields))}")
+    try:
+        return cls(**{k: _decode(v, depth + 1) for k, v in fields.items()})
+    except TypeError as error:
+        raise ValueError(f"data: {error}") from error
+
+
+def _decode_operator(symbol: str, fields: dict[str, Any], depth: int) -> Pattern:
+    operands = fields.get("operands")
+    if set(fields) != {"operands"} or not isinstance(operands, list) or (len(operands) == 1) != (symbol == "~"):
+        raise ValueError(f"data: expected a list of operands of {symbol!r}, got {reprlib.repr(fields)}")
+    if not operands:
+        raise ValueError(f"data: expected operands of {symbol!r}, got none")
+    return OPERATORS[symbol].of(*(_decode_pattern(o, depth + 1) for o in operands))
+
+
+def _check_depth(depth: int) -> None:
+    if depth > _DEEPEST_DATA:
+        raise ValueError(f"data: expected lists and dicts nested at most {_DEEPEST_DATA} deep, got more")
+
+
+def _decode(value: Any, depth: int) -> Any:
+    if isinstance(value, dict):
+        return _decode_array(value) if "array" in value else _decode_pattern(value, depth)
+    if isinstance(value, list):
+        _check_depth(depth)
+        return tuple(_decode(v, depth + 1) for v in value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    raise ValueError(f"data: expected integers, text, lists or patterns, got {reprlib.repr(value)}")
+
+
+def _decode_array(value: dict[str, Any]) -> np.ndarray:
+    try:
+        shape = integers("shape", value["shape"], 0, _LARGEST_ARRAY)
+        if value["dtype"] not in _DTYPES:
+            raise TypeError(value["dtype"])
+        dtype = np.dtype(value["dtype"])
+        if math.prod(shape) > _LARGEST_ARRAY:
+            raise ValueError(f"data: expected an array of at most {_LARGEST_ARRAY} elements, got shape {shape}")
+        raw = np.frombuffer(bytes.fromhex(value["array"]), dtype=np.uint8 if dtype.kind == "b" else dtype)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"data: expected an array of {', '.join(_DTYPES)}; got {reprlib.repr(value)}") from error
+    if dtype.kind == "b" and raw.size == -(-math.prod(shape) // 8):  # unpackbits would make up missing bits
+        raw = np.unpackbits(raw, count=math.prod(shape)).astype(bool)
+    if raw.dtype != dtype or raw.size != math.prod(shape):
+        raise ValueError(f"data: expected {math.prod(shape)} elements for shape {shape}, got {raw.size}")
+    return raw.reshape(shape)

@@ -1,0 +1,302 @@
+"""What ``&``, ``|``, ``-`` and ``~`` make of patterns: patterns of any number of operands."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ..._util.imports import whole_imports
+from ...index_set import Runs
+from ..hints.bands import Bands, either
+from ..hints.lattice import Ends, Part, whole_part
+from .check import assign
+from .evaluate import pair_count
+from .pattern import Pattern
+from .predicate import allowed
+from .registry import DEEPEST, OPERATORS
+
+if TYPE_CHECKING:
+    from ..hints.order import Ordered
+
+__all__ = ["And", "Not", "Or", "nesting"]
+
+_MOST_TERMS = 1 << 16  # one object used twice counts twice: 40 doublings would take for ever
+_MOST_PARTS = 32  # each part of a union excludes all operands before it: more of them cost more than their views save
+
+
+def nesting(patterns: tuple[Pattern, ...]) -> dict[str, int]:
+    """The fields that tell how deep a pattern made of `patterns` nests and of how many it is made, all counted."""
+    depth, terms = 1 + max(p._depth for p in patterns), sum(p._terms for p in patterns)
+    if depth > DEEPEST:
+        raise ValueError(f"pattern: expected operators nested at most {DEEPEST} deep, got {depth}")
+    if terms > _MOST_TERMS:
+        raise ValueError(f"pattern: expected at most {_MOST_TERMS} patterns joined, got {terms}")
+    return {"_depth": depth, "_terms": terms}
+
+
+def _joint_size(sizes: Iterable[int]) -> int:
+    """The size that serves every operand: 1 gives way to all, a smaller divisor to its multiple."""
+    different = set(sizes)
+    largest = max(different)
+    if 0 in different and largest <= 1:
+        return 0
+    if any(size and largest % size for size in different):
+        made_for = sorted(different)
+        raise ValueError(f"pattern: its parts are made for {made_for} heads or batch entries, which do not fit")
+    return largest
+
+
+def _each_head(pattern: Pattern, heads: int) -> Pattern:
+    """What each of so many heads attends to; batch entries are told apart as ever."""
+    with whole_imports:
+        from ..grids.per import PerBatch, PerHead  # which are made of compositions, too
+
+    entries = tuple(PerHead(tuple(pattern.at(b, h) for h in range(heads))) for b in range(pattern.sizes()[0] or 1))
+    return entries[0] if len(entries) == 1 else PerBatch(entries)
+
+
+@dataclass(frozen=True, repr=False)
+class Composite(Pattern):
+    """Shared by the operators: everything but the predicate goes through to the operands."""
+
+    operands: tuple[Pattern, ...]
+    symbol: ClassVar[str] = ""
+    _hash: ClassVar[int]  # of each object, and no field
+
+    def __post_init__(self) -> None:
+        # The hash is kept: it is asked for at every call and by every larger composition.
+        assign(self, **nesting(self.operands), _hash=hash((self.symbol, self.operands)))
+
+    @classmethod
+    def of(cls, *patterns: Pattern) -> Pattern:
+        """The patterns joined, each once in order of first appearance; operands of the same operator are taken in."""
+        flat = dict.fromkeys(p for each in patterns for p in (each.operands if isinstance(each, cls) else (each,)))
+        return cls(tuple(flat)) if len(flat) > 1 else next(iter(flat))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.operands,)  # not the hash: it differs from process to process
+
+    def _with(self, operands: Iterable[Pattern]) -> Pattern:
+        """The same operator over other operands."""
+        operands = tuple(operands)
+        unchanged = all(new is old for new, old in zip(operands, self.operands, strict=True))
+        return self if unchanged else self.of(*operands)
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        return self._with(p.bind(q_len, kv_len) for p in self.operands)
+
+    def sizes(self) -> tuple[int, int]:
+        batch, heads = zip(*(p.sizes() for p in self.operands), strict=True)
+        return _joint_size(batch), _joint_size(heads)
+
+    def grids(self) -> frozenset[tuple[int, ...]]:
+        return frozenset().union(*(p.grids() for p in self.operands))
+
+    def at(self, batch: int, head: int) -> Pattern:
+        sizes = [p.sizes() for p in self.operands]
+        heads = _joint_size([of_heads for _, of_heads in sizes])
+        return self._with(
+            p.at(batch if own[0] != 1 else 0, head * own[1] // heads if own[1] and heads else head)
+            for p, own in zip(self.operands, sizes, strict=True)
+        )
+
+    def _for_heads(self, heads: int) -> Pattern:
+        own = [p._for_heads(heads) for p in self.operands]
+        sizes = [p.sizes()[1] for p in own]
+        if 0 in sizes and 1 < max(sizes) < heads:
+            own = [p if size else _each_head(p, heads) for p, size in zip(own, sizes, strict=True)]
+        return self._with(own)
+
+    def _ends(self, q_len: int, between: Callable[[Iterable[bool]], bool]) -> Ends | None:
+        """The ends of all operands; `between` says what their keys between them are together."""
+        found = [p.ends(q_len) for p in self.operands]
+        if None in found:
+            return None
+        first, last, middle = zip(*found, strict=True)
+        return Ends(max(first), max(last), between(middle))
+
+    def _bands_of_all(self, first: int, stop: int) -> list[tuple[Bands, ...]] | None:
+        """The clauses of each operand; None where one has none."""
+        found = []
+        for p in self.operands:
+            own = p._bands(first, stop)
+            if own is None:
+                return None
+            found.append(own)
+        return found
+
+    @property
+    def translation_invariant(self) -> bool:  # type: ignore[override]  # of its operands, not of its class
+        return all(p.translation_invariant for p in self.operands)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"pattern": self.symbol, "operands": [p.to_dict() for p in self.operands]}
+
+
+class Or(Composite):
+    """Pairs allowed by any operand."""
+
+    symbol = "|"
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return functools.reduce(operator.or_, (allowed(p, q, k) for p in self.operands))
+
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        pieces: list[tuple[Part, ...]] = []
+        # Listed pairs come last: of them the others are cheaply excluded, not they of the others.
+        operands = sorted(self.operands, key=lambda p: p._lists_pairs)
+        for p in operands:
+            pieces.append(p.parts(q_len, kv_len))
+            if sum(map(len, pieces)) > _MOST_PARTS:
+                return (Part(self),)
+        whole = sum(1 for _ in itertools.takewhile(_whole, pieces))
+        if whole == len(pieces):
+            return (Part(self),)
+        parts = (Part(Or.of(*operands[:whole])),) if whole else pieces[0]
+        for number in range(max(whole, 1), len(pieces)):
+            others = ~Or.of(*operands[:number])
+            parts += tuple(piece for p in pieces[number] for piece in _filtered(p, (others,)))
+        return parts
+
+    def ends(self, q_len: int) -> Ends | None:
+        return self._ends(q_len, any)
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
+        found = self._bands_of_all(first, stop)
+        return None if found is None else either(found)
+
+    def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
+        joined: list[Runs] = []
+        for p in self.operands:
+            runs = p._candidates(q, kv_len)
+            if runs is None:
+                return None
+            joined += runs
+        return joined
+
+    def __repr__(self) -> str:
+        return f"({' | '.join(map(repr, self.operands))})"
+
+
+class And(Composite):
+    """Pairs allowed by all operands."""
+
+    symbol = "&"
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return functools.reduce(operator.and_, (allowed(p, q, k) for p in self.operands))
+
+    @property
+    def _lists_pairs(self) -> bool:  # type: ignore[override]  # of its operands, not of its class
+        return any(p._lists_pairs for p in self.operands)
+
+    @property
+    def _has_order(self) -> bool:  # type: ignore[override]
+        return any(p._has_order for p in self.operands)
+
+    def _in_order(self, also: Pattern | None = None) -> Ordered | None:
+        """In the order of the first operand that has one."""
+        more = () if also is None else (also,)
+        for p in self.operands:
+            others = (other for other in self.operands if other is not p)
+            found = p._in_order(And.of(*others, *more)) if p._has_order else None
+            if found is not None:
+                return found
+        return None
+
+    def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
+        listing = next(p for p in self.operands if p._lists_pairs)
+        row, key = listing._pairs(q, kv_len)
+        keep = np.ones(len(row), dtype=bool)
+        for p in self.operands:
+            if p is not listing:
+                keep &= allowed(p, q[row], key)
+        return row[keep], key[keep]
+
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        if self._lists_pairs:
+            return whole_part(self, q_len, kv_len)
+        for number, p in enumerate(self.operands):
+            parts = p.parts(q_len, kv_len)
+            if not _whole(parts):
+                others = self.operands[:number] + self.operands[number + 1 :]
+                return tuple(piece for part in parts for piece in _filtered(part, others))
+        return (Part(self),)
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
+        """Where each operand allows one span of keys, what their spans share."""
+        start, stop = np.zeros_like(q), np.full_like(q, kv_len)
+        for p in self.operands:
+            own = p.runs(q, kv_len)
+            if own is None or own.start.shape[1] != 1 or (own.step != 1).any():
+                return None
+            start, stop = np.maximum(start, own.start[:, 0]), np.minimum(stop, (own.start + own.count)[:, 0])
+        return Runs.span(start, stop, kv_len)
+
+    def ends(self, q_len: int) -> Ends | None:
+        return self._ends(q_len, all)
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
+        found = self._bands_of_all(first, stop)
+        return None if found is None else tuple(itertools.chain.from_iterable(found))
+
+    def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
+        each = (p._candidates(q, kv_len) for p in self.operands)
+        return min((runs for runs in each if runs is not None), key=pair_count, default=None)
+
+    def __repr__(self) -> str:
+        first, *others = self.operands
+        return f"({first!r}{''.join(f' - {p.operands[0]!r}' if isinstance(p, Not) else f' & {p!r}' for p in others)})"
+
+
+class Not(Composite):
+    """Pairs that its operand does not allow."""
+
+    symbol = "~"
+
+    @classmethod
+    def of(cls, *patterns: Pattern) -> Pattern:
+        """The complement of one pattern; that of a complement is what it was made of."""
+        (pattern,) = patterns
+        return pattern.operands[0] if isinstance(pattern, Not) else cls((pattern,))
+
+    def allows(self, q: Any, k: Any) -> Any:
+        result = allowed(self.operands[0], q, k)
+        return (not result) if isinstance(result, bool) else ~result  # Python integers compare to Python's bool
+
+    def ends(self, q_len: int) -> Ends | None:
+        return self._ends(q_len, lambda middle: not all(middle))
+
+    def __repr__(self) -> str:
+        return f"~{self.operands[0]!r}"
+
+
+OPERATORS.update({cls.symbol: cls for cls in (Or, And, Not)})
+
+
+def _whole(parts: tuple[Part, ...]) -> bool:
+    return all(p.query is None and p.key is None for p in parts)
+
+
+def _filtered(part: Part, others: tuple[Pattern, ...]) -> tuple[Part, ...]:
+    """The part's pairs that all `others` allow; its shifts stay together only where no other can tell them apart: those
+    that move queries and keys equally far, for others that look at distances alone."""
+    pattern = And.of(part.pattern, *others)
+    if len(part.shifts) == 1:
+        return (part._replace(pattern=pattern, spans=None),)
+    if all(p.translation_invariant for p in others):
+        alike: dict[int, list[tuple[int, int]]] = {}
+        for dq, dk in part.shifts:
+            alike.setdefault(dq - dk, []).append((dq, dk))
+        return tuple(part._replace(pattern=pattern, shifts=tuple(shifts), spans=None) for shifts in alike.values())
+    query, key = part.query, part.key
+    return tuple(Part(pattern, query and query.moved(dq), key and key.moved(dk)) for dq, dk in part.shifts)

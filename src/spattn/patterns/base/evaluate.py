@@ -1,0 +1,51 @@
+"""The index set of a pattern without a closed form: its predicate, evaluated on as few pairs as possible."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...index_set import AffineRows, Runs
+from .predicate import allowed
+
+if TYPE_CHECKING:
+    from .pattern import Pattern
+
+__all__ = ["evaluate", "pair_count"]
+
+_PAIRS_AT_ONCE = 1 << 20
+_SELECTING = 8  # to select a pair by closed forms costs as much as to evaluate the predicate on so many
+
+
+def evaluate(pattern: Pattern, q: np.ndarray, kv_len: int) -> AffineRows:
+    """Evaluates the predicate strip by strip, where closed forms help on the pairs that they leave over."""
+    rows = max(1, _PAIRS_AT_ONCE // max(kv_len, 1))
+    counts, columns = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)]
+    for first in range(0, len(q), rows):
+        strip = q[first : first + rows]
+        row, column = _allowed_pairs(pattern, strip, kv_len)
+        counts.append(np.bincount(row, minlength=len(strip)))
+        columns.append(column)
+    return AffineRows.from_csr(np.cumsum(np.concatenate(counts)), np.concatenate(columns), kv_len)
+
+
+def pair_count(candidates: list[Runs]) -> int:
+    """Pairs of several runs, counted in each."""
+    return sum(int(runs.count.sum()) for runs in candidates)
+
+
+def _allowed_pairs(pattern: Pattern, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
+    """(row, key) of the pairs that a pattern allows to queries `q`, sorted."""
+    shape = len(q), kv_len
+    candidates = pattern._candidates(q, kv_len)
+    if candidates is None or _SELECTING * pair_count(candidates) >= len(q) * kv_len:
+        row, column = np.nonzero(np.broadcast_to(allowed(pattern, q[:, None], np.arange(kv_len)), shape))
+        return row, column
+    selected = np.zeros(shape, dtype=bool)
+    for runs in candidates:
+        indptr, column = AffineRows.from_runs(runs, kv_len).to_csr()
+        selected[np.repeat(np.arange(len(q)), np.diff(indptr)), column] = True
+    row, column = np.nonzero(selected)
+    keep = np.broadcast_to(allowed(pattern, q[row], column), row.shape)
+    return row[keep], column[keep]

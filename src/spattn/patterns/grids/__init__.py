@@ -1,0 +1,1 @@
+"""Patterns of 1-, 2- and 3-D grids."""

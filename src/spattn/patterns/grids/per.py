@@ -1,0 +1,292 @@
+"""A pattern of its own for each query head, for each batch entry, or for each axis of a grid."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...index_set import Runs
+from ..base.check import assign, integer
+from ..base.composition import nesting
+from ..base.pattern import Pattern
+from ..base.predicate import allowed
+from ..base.registry import register
+from ..hints.grid import GridPattern, by_axis, coordinates, lengths, row_major, table_runs
+from ..hints.lattice import Ends, Lattice, Part, lattice_product
+from ..sequence.basic import Causal
+from ..sequence.windows import SlidingWindow
+
+__all__ = ["PerAxis", "PerBatch", "PerHead"]
+
+_AXES = ("batch entry", "head")
+_SEVERAL = ("batch entries", "heads")
+_MOST_CELLS = 1 << 24  # of the table of one axis
+
+
+def _checked(patterns: object) -> tuple[Pattern, ...]:
+    """Several patterns as a tuple; TypeError if they are anything else."""
+    if isinstance(patterns, Pattern) or not isinstance(patterns, Iterable):
+        raise TypeError(f"patterns: expected a sequence of patterns, got {patterns!r}")
+    found = tuple(patterns)
+    for pattern in found:
+        if not isinstance(pattern, Pattern):
+            raise TypeError(f"patterns: expected patterns, got {pattern!r}")
+    return found
+
+
+@dataclass(frozen=True)
+class Chosen(Pattern):
+    """Shared by the two: patterns of which :meth:`at` chooses one along an axis, 0 of batch entries and 1 of heads."""
+
+    patterns: tuple[Pattern, ...]
+
+    axis: ClassVar[int]
+
+    def __post_init__(self) -> None:
+        patterns, one = _checked(self.patterns), _AXES[self.axis]
+        for pattern in patterns:
+            own = pattern.sizes()[self.axis]
+            if own not in (0, 1, len(patterns)):
+                raise ValueError(f"patterns: expected patterns of one {one} or {len(patterns)}, got one of {own}")
+        if not patterns:
+            raise ValueError("patterns: expected at least one pattern, got none")
+        assign(self, patterns=patterns, **nesting(patterns))
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        return type(self)(tuple(p.bind(q_len, kv_len) for p in self.patterns))
+
+    def sizes(self) -> tuple[int, int]:
+        other = 1 - self.axis
+        found = {p.sizes()[other] for p in self.patterns} - {1}
+        if len(found - {0}) > 1:
+            raise ValueError(f"patterns: expected patterns for one number of {_SEVERAL[other]}, got {sorted(found)}")
+        sizes = max(found, default=1), len(self.patterns)
+        return sizes if self.axis else sizes[::-1]
+
+    def grids(self) -> frozenset[tuple[int, ...]]:
+        return frozenset().union(*(p.grids() for p in self.patterns))
+
+    def at(self, batch: int, head: int) -> Pattern:
+        name, number = (("batch", batch), ("head", head))[self.axis]
+        several = len(self.patterns) > 1
+        chosen = integer(name, number, 0, len(self.patterns) - 1) if several else 0
+        return self.patterns[chosen].at(batch, head)
+
+    def _only(self) -> Pattern:
+        if len(self.patterns) > 1:
+            name, one, got = type(self).__name__, _AXES[self.axis], len(self.patterns)
+            raise ValueError(f"{name}: expected the pattern of one {one}, got {got}; use .at(batch, head)")
+        return self.patterns[0]
+
+    @property
+    def _has_order(self) -> bool:  # type: ignore[override]  # of what it chooses among, not of its class
+        return any(p._has_order for p in self.patterns)
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
+        return self._only().runs(q, kv_len)
+
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        return self._only().parts(q_len, kv_len)
+
+    def ends(self, q_len: int) -> Ends | None:
+        return self._only().ends(q_len)
+
+
+@register("per_head")
+@dataclass(frozen=True)
+class PerHead(Chosen):
+    """Head h attends as the h-th pattern says.
+
+    For models with local heads beside global ones.
+
+    Parameters
+    ----------
+    patterns : tuple of Pattern
+        One for each query head; fewer, when their number divides the number of heads, serve groups of
+        neighbouring heads.
+
+    Raises
+    ------
+    TypeError
+        If `patterns` is not a sequence of patterns.
+    ValueError
+        If it is empty, a pattern is made for another number of heads, or patterns nest more than 64 deep; from
+        :meth:`sizes`, if patterns are made for different numbers of batch entries; from :meth:`allows`, if :meth:`at`
+        has not chosen among several heads.
+    """
+
+    axis = 1
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return self._only().allows(q, k)
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls((Causal(), SlidingWindow(4, 0))), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls((Causal(), SlidingWindow(511, 0))), 4096
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        heads = draw.choice([n for n in range(1, sizes.heads_q + 1) if sizes.heads_q % n == 0])
+        own = sizes._replace(heads_q=1, heads_kv=1)
+        return cls(tuple(draw.pattern(own) for _ in range(heads))), sizes
+
+
+@register("per_batch")
+@dataclass(frozen=True)
+class PerBatch(Chosen):
+    """Batch entry b attends as the b-th pattern says.
+
+    For batches whose entries have global tokens, windows or caches of their own.
+
+    Parameters
+    ----------
+    patterns : tuple of Pattern
+        One for each batch entry.
+
+    Raises
+    ------
+    TypeError
+        If `patterns` is not a sequence of patterns.
+    ValueError
+        If it is empty, a pattern is made for another number of batch entries, or patterns nest more than 64 deep; from
+        :meth:`sizes`, if patterns are made for different numbers of heads; from :meth:`allows`, if :meth:`at` has not
+        chosen among several batch entries.
+
+    Examples
+    --------
+    >>> from spattn.patterns import GlobalTokens, SlidingWindow
+    >>> pattern = SlidingWindow(1) | PerBatch((GlobalTokens((0,)), GlobalTokens((3,))))
+    >>> pattern.index_set(4, 4, batch=0).row(2), pattern.index_set(4, 4, batch=1).row(0)
+    (array([0, 1, 2, 3]), array([0, 1, 3]))
+    """
+
+    axis = 0
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return self._only().allows(q, k)
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls((SlidingWindow(4, 0),)), 32  # for one entry, as other examples are
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls((SlidingWindow(511, 0),)), 4096
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        own = sizes._replace(batch=1, heads_q=1, heads_kv=1)
+        return cls(tuple(draw.pattern(own) for _ in range(sizes.batch))), sizes
+
+
+@register("per_axis")
+@dataclass(frozen=True)
+class PerAxis(GridPattern):
+    """Keys whose coordinate along each axis of a grid is allowed to the query's by the pattern of that axis.
+
+    For boxes of keys: windows of an image that are cut off at its edges, or frames that see only earlier ones.
+
+    Parameters
+    ----------
+    grid : int or tuple of int
+        Tokens along each axis; token numbers are row-major.
+    patterns : tuple of Pattern
+        One for each axis, of the coordinates along it.
+
+    Raises
+    ------
+    TypeError
+        If `grid` is not of integers, or `patterns` not a sequence of patterns.
+    ValueError
+        If `grid` has no axis, an axis without tokens or more tokens than a sequence can have, there is not one pattern
+        for each axis, one tells heads or batch entries apart, or patterns nest more than 64 deep; from :meth:`bind`, if
+        `kv_len` is not the number of tokens of the grid, or a pattern does not fit its axis.
+
+    Notes
+    -----
+    A plan has views on all axes, of which each is as its own pattern's: residue classes where that one is dilated.
+
+    Examples
+    --------
+    >>> PerAxis((2, 3), (Causal(), SlidingWindow(1))).index_set(6, 6).row(3)
+    array([0, 1, 3, 4])
+    """
+
+    patterns: tuple[Pattern, ...]
+
+    def __post_init__(self) -> None:
+        grid, patterns = lengths(self.grid), _checked(self.patterns)
+        for pattern in patterns:
+            if pattern.sizes() != (1, 1):
+                raise ValueError(f"patterns: expected patterns of one batch entry and head, got {pattern!r}")
+        if not grid:
+            raise ValueError("grid: expected at least one axis, got ()")
+        if len(patterns) != len(grid):
+            raise ValueError(f"patterns: expected {len(grid)} (one per axis), got {len(patterns)}")
+        assign(self, grid=grid, patterns=patterns, **nesting(patterns))
+
+    def _axes(self) -> Iterable[tuple[int, int, Pattern]]:
+        """Tokens of each axis, distance of neighbours along it, and its pattern."""
+        return zip(by_axis(self.grid), row_major(by_axis(self.grid)), self.patterns, strict=True)
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        super().bind(q_len, kv_len)
+        return replace(self, patterns=tuple(p.bind(n, n) for n, _, p in self._axes()))
+
+    def allows(self, q: Any, k: Any) -> Any:
+        sides = (coordinates(side, by_axis(self.grid)) for side in (q, k))
+        each = [allowed(p, x, y) for p, x, y in zip(self.patterns, *sides, strict=True)]
+        return functools.reduce(operator.and_, each)
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
+        grid = by_axis(self.grid)
+        if max(grid) ** 2 > _MOST_CELLS or q.min(initial=0) < 0:
+            return None
+        return table_runs([p.index_set(n, n).to_dense() for n, _, p in self._axes()], grid, q)
+
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        if q_len != kv_len:
+            return (Part(self),)
+        each = [p.parts(n, n) for n, _, p in self._axes()]
+        parts = tuple(self._part(along) for along in itertools.product(*each))
+        axes = (len(lattice.extents) for part in parts for lattice in (part.query, part.key) if lattice is not None)
+        return parts if max(axes, default=0) <= 3 else (Part(self),)
+
+    def _part(self, along: tuple[Part, ...]) -> Part:
+        """The piece of the grid in which every axis has one of its parts."""
+        grid, steps = by_axis(self.grid), row_major(by_axis(self.grid))
+
+        def product(lattices: Iterable[Lattice | None]) -> Lattice:
+            return lattice_product([c or Lattice(0, (1,), (n,)) for c, n in zip(lattices, grid, strict=True)], steps)
+
+        def moved(moves: Iterable[tuple[int, int]], side: int) -> int:
+            return sum(move[side] * step for move, step in zip(moves, steps, strict=True))
+
+        query, key = product(part.query for part in along), product(part.key for part in along)
+        each = itertools.product(*(part.shifts for part in along))
+        shifts = tuple((moved(moves, 0), moved(moves, 1)) for moves in each)
+        return Part(replace(self, patterns=tuple(part.pattern for part in along)), query, key, shifts)
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls((6, 6), (SlidingWindow(1), SlidingWindow(2))), 36
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls((64, 64), (SlidingWindow(6), SlidingWindow(6))), 4096
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        shape, sizes = cls.random_grid(draw, sizes)
+        axes = (sizes._replace(batch=1, heads_q=1, heads_kv=1, q_len=n, kv_len=n) for n in shape)
+        return cls(shape, tuple(draw.pattern(axis).at(0, 0) for axis in axes)), sizes

@@ -1,0 +1,1 @@
+"""Optional structure of patterns: lattices, intervals of distances, permutations, grids."""

@@ -1,0 +1,98 @@
+"""xFormers' attention biases that are masks, told by their class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..base.pattern import Pattern
+from ..sequence.basic import Causal
+from ..sequence.queries_at import QueriesAt
+from ..sequence.windows import SlidingWindow
+from .other_libraries import windows_in_sequences
+
+__all__ = ["from_xformers"]
+
+
+def from_xformers(attn_bias: Any) -> Pattern:
+    """The pairs that a mask of ``xformers.ops.fmha.attn_bias`` allows.
+
+    Parameters
+    ----------
+    attn_bias : object
+        An instance of one of its classes that are masks: ``LowerTriangularMask``, which is aligned to the top left
+        corner, ``LowerTriangularFromBottomRightMask``, ``LocalAttentionFromBottomRightMask``, ``BlockDiagonalMask``
+        and what is derived from these, with padded or gappy keys too.
+
+    Returns
+    -------
+    Pattern
+        Of block diagonal masks one for the packed lengths that they are made for, and no others.
+
+    Raises
+    ------
+    TypeError
+        If `attn_bias` is of another class: one with a tensor to add, or with pages.
+
+    Examples
+    --------
+    >>> class LowerTriangularMask:  # as xFormers' own, which is told by its name
+    ...     __module__ = "xformers.ops.fmha.attn_bias"
+    >>> from_xformers(LowerTriangularMask()).index_set(2, 3).to_dense().astype(int)
+    array([[1, 0, 0],
+           [1, 1, 0]])
+    """
+    cls = type(attn_bias)
+    make = _MASKS.get(cls.__name__) if cls.__module__.partition(".")[0] == "xformers" else None
+    if make is None:
+        raise TypeError(f"attn_bias: expected a mask of xformers.ops.fmha.attn_bias, got {cls.__name__}")
+    return make(attn_bias)
+
+
+def _window(bias: Any) -> tuple[int | None, int | None]:
+    """Keys before and after the query's place: a window of W keys ends with the query's own."""
+    if hasattr(bias, "window_left"):
+        return bias.window_left, bias.window_right
+    return bias._window_size - 1, 0
+
+
+def _in_blocks(window: Callable[[Any], tuple[int | None, int | None]], at_end: bool) -> Callable[[Any], Pattern]:
+    """Block diagonal masks with this window in each block, which is counted from its end or from its start."""
+
+    def make(bias: Any) -> Pattern:
+        (q_first, q_end), (first, end) = (
+            np.array([*info.intervals()], np.int64).reshape(-1, 2).T for info in (bias.q_seqinfo, bias.k_seqinfo)
+        )
+        kv_len = int(bias.k_seqinfo.seqstart_py[-1])
+        return windows_in_sequences(q_end - q_first, first, end - first, kv_len, *window(bias), at_end=at_end)
+
+    return make
+
+
+def _everything(bias: Any) -> tuple[None, None]:
+    return None, None
+
+
+def _earlier(bias: Any) -> tuple[None, int]:
+    return None, 0
+
+
+_MASKS: dict[str, Callable[[Any], Pattern]] = {
+    "LowerTriangularMask": lambda bias: QueriesAt(Causal(), 0),
+    "LowerTriangularFromBottomRightMask": lambda bias: Causal(),
+    "LowerTriangularFromBottomRightLocalAttentionMask": lambda bias: SlidingWindow(*_window(bias)),
+    "LocalAttentionFromBottomRightMask": lambda bias: SlidingWindow(*_window(bias)),
+    "BlockDiagonalMask": _in_blocks(_everything, at_end=True),
+    "BlockDiagonalCausalMask": _in_blocks(_earlier, at_end=False),
+    "BlockDiagonalCausalFromBottomRightMask": _in_blocks(_earlier, at_end=True),
+    "BlockDiagonalCausalLocalAttentionMask": _in_blocks(_window, at_end=False),
+    "BlockDiagonalCausalLocalAttentionFromBottomRightMask": _in_blocks(_window, at_end=True),
+    "BlockDiagonalPaddedKeysMask": _in_blocks(_everything, at_end=True),
+    "BlockDiagonalCausalWithOffsetPaddedKeysMask": _in_blocks(_earlier, at_end=True),
+    "BlockDiagonalLocalAttentionPaddedKeysMask": _in_blocks(_window, at_end=True),
+    "BlockDiagonalCausalLocalAttentionPaddedKeysMask": _in_blocks(_window, at_end=True),
+    "BlockDiagonalGappyKeysMask": _in_blocks(_everything, at_end=True),
+    "BlockDiagonalCausalWithOffsetGappyKeysMask": _in_blocks(_earlier, at_end=True),
+}

@@ -1,0 +1,1 @@
+"""Patterns given by their content: masks, blocks, pairs, clusters."""

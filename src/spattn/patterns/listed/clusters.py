@@ -1,0 +1,185 @@
+"""Tokens that attend to each other because they are of one kind, wherever they stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..._util.cached import cached_property
+from ..._util.imports import whole_imports
+from ..._util.index_checks import q_offset
+from ..._util.ragged import ramp
+from ..base.bound import Bound
+from ..base.check import assign
+from ..base.composition import And
+from ..base.content import frozen_array
+from ..base.pattern import Pattern
+from ..base.predicate import apply
+from ..base.registry import register
+from ..hints.lattice import Part, whole_part
+from ..sequence.intervals import RowIntervals
+from .masks import ArrayPattern
+
+if TYPE_CHECKING:
+    from ..hints.order import Ordered
+
+__all__ = ["Clusters"]
+
+
+@register("clusters")
+@dataclass(frozen=True, eq=False, repr=False)
+class Clusters(ArrayPattern):
+    """Keys that are in the query's cluster, wherever they stand.
+
+    For tokens that are grouped by content, by k-means or by a hash, another grouping for each head if need be; mostly
+    as ``Causal() & Clusters(...)``.
+
+    Parameters
+    ----------
+    labels : int array (kv_len,), (heads, kv_len) or (batch, heads, kv_len)
+        The cluster of each key; negative numbers are none. Copied.
+    q_labels : int array (q_len,), (heads, q_len) or (batch, heads, q_len), optional
+        The cluster of each query, for as many heads and batch entries; left out, that of the key at its position.
+
+    Raises
+    ------
+    TypeError
+        If an array is not of integers or a masked array.
+    ValueError
+        If an array has not one to three axes, they differ in theirs but for the last, or a number does not fit into
+        int64; from :meth:`bind`, if there is not one label a key, or a query; from :meth:`allows`, if :meth:`bind` has
+        not fixed the lengths, or :meth:`at` not chosen among several batch entries and heads.
+
+    Notes
+    -----
+    On the CPU tokens are taken cluster by cluster, so that their pairs fill tiles: a forward costs what the pairs of
+    all clusters cost. That stays so where they are joined by ``&`` with what allows one interval of keys for each
+    query, as :class:`Causal`, :class:`SlidingWindow` and :class:`Documents` do.
+
+    References
+    ----------
+    Kitaev et al. Reformer. arXiv:2001.04451. Roy et al. Routing Transformer. arXiv:2003.05997.
+
+    Examples
+    --------
+    >>> Clusters([0, 1, 0, 1]).index_set(4, 4).to_dense().astype(int)
+    array([[1, 0, 1, 0],
+           [0, 1, 0, 1],
+           [1, 0, 1, 0],
+           [0, 1, 0, 1]])
+    """
+
+    labels: np.ndarray
+    q_labels: np.ndarray | None = None
+
+    own_axes = 1
+    _has_order = True
+
+    def __post_init__(self) -> None:
+        for name in ("labels", "q_labels"):
+            if getattr(self, name) is not None:
+                assign(self, **{name: frozen_array(name, getattr(self, name), np.int64, (1, 2, 3))})
+        if self.q_labels is not None and self.q_labels.shape[:-1] != self.labels.shape[:-1]:
+            expected = (*self.labels.shape[:-1], "q_len")
+            raise ValueError(f"q_labels: expected shape {expected}, got {self.q_labels.shape}")
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        for name, array, length in (("labels", self.labels, kv_len), ("q_labels", self.q_labels, q_len)):
+            if array is not None and array.shape[-1] != length:
+                raise ValueError(f"{name}: expected shape (..., {length}), got {array.shape}")
+        return _BoundClusters(self, q_offset(q_len, kv_len))
+
+    def allows(self, q: Any, k: Any) -> Any:
+        self._only(self.labels)
+        raise ValueError("Clusters: its rows depend on the lengths; use .bind(q_len, kv_len)")
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls(np.arange(32) ** 2 % 7), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls(np.arange(4096) ** 2 % 61), 4096
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        leading, most = cls._leading(draw, sizes, sizes.heads_q), draw.integer(0, 4)
+        labels = draw.integers((*leading, sizes.kv_len), -1, most)
+        return cls(labels, draw.integers((*leading, sizes.q_len), -1, most) if draw.flag() else None), sizes
+
+
+@dataclass(frozen=True)
+class _BoundClusters(Bound):
+    """Clusters at known lengths."""
+
+    given: Clusters
+    _lists_pairs = True
+    _has_order = True
+
+    @property
+    def _kv_len(self) -> int:
+        return self.given.labels.shape[-1]
+
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        return whole_part(self, q_len, kv_len)
+
+    @cached_property
+    def _labels(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of queries and of keys, and -1 for one more, which is none."""
+        keys, queries = self.given._only(self.given.labels), self.given.q_labels
+        if queries is None:
+            before = np.full(max(-self.first, 0), -1)
+            queries = np.concatenate([before, keys[max(self.first, 0) :]])
+        else:
+            queries = self.given._one(queries)
+        return np.maximum(np.append(queries, -1), -1), np.maximum(np.append(keys, -1), -1)
+
+    def allows(self, q: Any, k: Any) -> Any:
+        queries, keys = self._labels
+
+        def look_up(labels: np.ndarray, row: np.ndarray) -> np.ndarray:
+            return labels[np.where((row < 0) | (row >= len(labels) - 1), len(labels) - 1, row)]
+
+        of_query = apply(lambda p: look_up(queries, p - self.first), q)
+        return (of_query >= 0) & (of_query == apply(lambda p: look_up(keys, p), k))
+
+    @cached_property
+    def _sorted(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The keys, cluster by cluster; the clusters that have any; and of each key a number that rises with both."""
+        labels = self._labels[1][:-1]
+        order = np.argsort(labels, kind="stable")
+        clusters, number = np.unique(labels[order], return_inverse=True)
+        return order, clusters, number * (self._kv_len + 1) + order
+
+    def _spans(self, row: np.ndarray, first: Any, stop: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The places, among sorted keys, of those of some rows' clusters that stand at ``[first, stop)``."""
+        (_, clusters, code), label = self._sorted, self._labels[0][row]
+        own = np.searchsorted(clusters, label)
+        there = (label >= 0) & (np.append(clusters, -1)[own] == label)
+        bounds = (
+            np.searchsorted(code, own * (self._kv_len + 1) + np.clip(at, 0, self._kv_len)) for at in (first, stop)
+        )
+        start, end = (np.where(there, bound, 0) for bound in bounds)
+        return start, np.maximum(start, end)
+
+    def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
+        row, q_len = q - self.first, self._kv_len - self.first
+        start, stop = self._spans(np.where((row < 0) | (row >= q_len), q_len, row), 0, self._kv_len)
+        count = stop - start
+        return np.repeat(np.arange(len(q)), count), self._sorted[0][np.repeat(start, count) + ramp(count)]
+
+    def _in_order(self, also: Pattern | None = None) -> Ordered:
+        with whole_imports:  # which few plans need
+            from ..hints.order import InOrder, Ordered
+
+        q_order, kv_order = np.argsort(self._labels[0][:-1], kind="stable"), self._sorted[0]
+        spans = None if also is None else also.runs(q_order + self.first, self._kv_len)
+        if spans is not None and (spans.start.shape[1] != 1 or (spans.step != 1).any()):
+            spans = None
+        bounds = (0, self._kv_len) if spans is None else (spans.start[:, 0], (spans.start + spans.count)[:, 0])
+        pattern = RowIntervals(*self._spans(q_order, *bounds)).bind(len(q_order), self._kv_len)
+        if also is not None and spans is None:
+            pattern = And.of(pattern, InOrder(also, q_order, kv_order, self.first))
+        return Ordered(pattern, q_order, kv_order)

@@ -1,0 +1,342 @@
+"""Patterns given as arrays, over tokens or over blocks of tokens; leading axes tell batch entries and heads apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..._util.cached import cached_property
+from ..._util.frozen import frozen_part
+from ..._util.index_checks import q_offset
+from ..._util.ragged import offsets, ramp
+from ...index_set import Runs
+from ..base.check import assign, integer, per_axis, reach
+from ..base.content import ByContent, frozen_array
+from ..base.pattern import Pattern
+from ..base.registry import register
+from ..hints.bands import NO_RANGES, Bands
+from ..hints.table import BlockTable
+
+__all__ = ["ArrayPattern", "BlockLayout", "KeyBlocks", "Mask"]
+
+
+class ArrayPattern(ByContent, Pattern):
+    """Shared by the patterns whose array fields have the axes ``([[batch,] heads,] *own)``."""
+
+    own_axes: ClassVar[int] = 2
+
+    @staticmethod
+    def _leading(draw: Any, sizes: Any, heads: int) -> tuple[int, ...]:
+        """Random leading axes: none, heads, or batch and heads, each also of size 1."""
+        return draw.choice([(), (1,), (heads,), (1, heads), (sizes.batch, 1), (sizes.batch, heads)])
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        fields = ((name, getattr(self, name)) for name in self.__dataclass_fields__)
+        return {name: value for name, value in fields if isinstance(value, np.ndarray)}
+
+    def _with(self, arrays: dict[str, np.ndarray]) -> Pattern:
+        """The same with other arrays, which are made of its own and need no check."""
+        made = object.__new__(type(self))
+        vars(made).update({name: getattr(self, name) for name in self.__dataclass_fields__} | arrays)
+        return made
+
+    def sizes(self) -> tuple[int, int]:
+        values = (getattr(self, name) for name in self.__dataclass_fields__)
+        shape = next(value for value in values if isinstance(value, np.ndarray)).shape
+        return (1, 1, *shape)[-self.own_axes - 2 : -self.own_axes]
+
+    def at(self, batch: int, head: int) -> Pattern:
+        sizes = self.sizes()
+        where = tuple(
+            integer(name, number, 0, size - 1) if size != 1 else 0
+            for name, number, size in zip(("batch", "head"), (batch, head), sizes, strict=True)
+        )
+        arrays = self._arrays()
+        own = {name: self._one(array, where) for name, array in arrays.items()}
+        return self if all(own[name] is array for name, array in arrays.items()) else self._with(own)
+
+    def _bound(self) -> Pattern:
+        """An equal pattern, to plan with: its look-up table goes when the plan is made, however long `self` is kept."""
+        bound = self._with({})
+        vars(bound)["_hash"] = hash(self)
+        return bound
+
+    def _one(self, array: np.ndarray, where: tuple[int, ...] = (0, 0)) -> np.ndarray:
+        """The array of one batch entry and one head."""
+        leading = array.ndim - self.own_axes
+        return frozen_part(array, where[2 - leading :]) if leading else array
+
+    def _only(self, array: np.ndarray) -> np.ndarray:
+        if self.sizes() != (1, 1):
+            batch, heads = self.sizes()
+            raise ValueError(
+                f"{type(self).__name__}: expected the pattern of one batch entry and head, got {batch} batch entries "
+                f"and {heads} heads; use .at(batch, head)"
+            )
+        return self._one(array)
+
+
+@register("mask")
+@dataclass(frozen=True, eq=False, repr=False)
+class Mask(ArrayPattern):
+    """The pairs that a boolean array allows.
+
+    For whatever comes as an array, at lengths where a byte a pair fits into memory.
+
+    Parameters
+    ----------
+    mask : bool array (q_len, kv_len), (heads, q_len, kv_len) or (batch, heads, q_len, kv_len)
+        True where query row i may attend to key j; copied.
+
+    Raises
+    ------
+    TypeError
+        If `mask` is not boolean, or a masked array.
+    ValueError
+        If it has not two to four axes; from :meth:`bind`, if it is not made for these lengths; from :meth:`allows`, if
+        :meth:`at` has not chosen among several batch entries and heads.
+    """
+
+    mask: np.ndarray
+
+    def __post_init__(self) -> None:
+        assign(self, mask=frozen_array("mask", self.mask, bool, (2, 3, 4)))
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        if self.mask.shape[-2:] != (q_len, kv_len):
+            raise ValueError(f"mask: expected shape (..., {q_len}, {kv_len}), got {self.mask.shape}")
+        return self._bound()
+
+    @cached_property
+    def _table(self) -> BlockTable:
+        return BlockTable(self._only(self.mask))
+
+    def allows(self, q: Any, k: Any) -> Any:
+        q_len, kv_len = self.mask.shape[-2:]
+        return self._table.contains(q - q_offset(q_len, kv_len), k)
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        i, j = np.ogrid[:32, :32]
+        return cls((i * i + j * j) % 7 < 3), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        i, j = np.ogrid[:512, :512]
+        return cls((i + j) % 192 < 64), 512
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        return cls(draw.flags((*cls._leading(draw, sizes, sizes.heads_q), sizes.q_len, sizes.kv_len))), sizes
+
+
+def check_blocks(name: str, what: str, got: int, length: int, block: int) -> None:
+    """ValueError unless `got` blocks cover `length` tokens with none to spare."""
+    if got != -(-length // block):
+        raise ValueError(f"{name}: expected {-(-length // block)} {what} ({length} tokens of {block}), got {got}")
+
+
+def block_runs(table: np.ndarray, a: np.ndarray, block: int, kv_len: int) -> Runs:
+    """Runs of the keys in the blocks that row `a` of a boolean table sets; neighbouring blocks make one run."""
+    rows, columns = table.shape
+    edge = np.diff(np.pad(table, ((0, 1), (1, 1))).astype(np.int8), axis=1)  # one more row: nothing, for a out of range
+    (row, first), (_, last) = np.nonzero(edge == 1), np.nonzero(edge == -1)
+    per_row = np.bincount(row, minlength=rows + 1)
+    slot = ramp(per_row)
+    start, stop = np.zeros((2, rows + 1, per_row.max(initial=0)), dtype=np.int64)
+    start[row, slot], stop[row, slot] = first * block, np.minimum(last * block, kv_len)
+    pick = np.where((a < 0) | (a >= rows), rows, a)
+    start, stop = start[pick], stop[pick]
+    return Runs(start, np.ones_like(start), np.maximum(stop - start, 0))
+
+
+def _rows_within(first: int, stop: int, block: int, rows: int) -> range:
+    """The rows of blocks that have queries at ``[first, stop)``."""
+    last = min(-(-stop // block), rows)
+    return range(min(max(first // block, 0), last), last)
+
+
+def _listed_blocks(rows: range, count: np.ndarray, blocks: np.ndarray, block_q: int, block_kv: int) -> Bands:
+    """Bands of `block_q` queries, of which row i has ``count[i]`` of the listed blocks of keys."""
+    first = blocks.astype(np.int64) * block_kv
+    return Bands(np.arange(rows.start, rows.stop + 1) * block_q, offsets(count), first, first + block_kv, NO_RANGES)
+
+
+@register("block_layout")
+@dataclass(frozen=True, eq=False, repr=False)
+class BlockLayout(ArrayPattern):
+    """The pairs whose blocks are set in a layout: ``layout[p // block_q, j // block_kv]``.
+
+    For layouts that are computed or learned block by block.
+
+    Parameters
+    ----------
+    layout : bool array (rows, columns), (heads, rows, columns) or (batch, heads, rows, columns)
+        Copied. There are ``ceil(kv_len / block_q)`` rows and ``ceil(kv_len / block_kv)`` columns.
+    block : int or (int, int)
+        Tokens of a block, or of a block of queries and of one of keys: ``block_q, block_kv``.
+
+    Raises
+    ------
+    TypeError
+        If `layout` is not boolean or a masked array, or `block` not an integer or two of them.
+    ValueError
+        If `layout` has not two to four axes, a block has less than 1 token, or one number of tokens is given for a
+        layout that is not square; from :meth:`bind`, if its blocks do not cover `kv_len`; from :meth:`allows`, if
+        :meth:`at` has not chosen among several batch entries and heads.
+    """
+
+    layout: np.ndarray
+    block: int | tuple[int, int]
+
+    def __post_init__(self) -> None:
+        tokens = per_axis("block", self.block, 2, least=1)
+        several = isinstance(self.block, (tuple, list, np.ndarray))
+        assign(
+            self, layout=frozen_array("layout", self.layout, bool, (2, 3, 4)), block=tokens if several else tokens[0]
+        )
+        rows, columns = self.layout.shape[-2:]
+        if rows != columns and not several:
+            raise ValueError(f"layout: expected as many rows as columns, got shape {self.layout.shape}")
+
+    def _tokens(self) -> tuple[int, int]:
+        """Tokens of a block of queries and of one of keys."""
+        return self.block if isinstance(self.block, tuple) else (self.block, self.block)
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        for got, block in zip(self.layout.shape[-2:], self._tokens(), strict=True):
+            check_blocks("layout", "blocks", got, kv_len, block)
+        return self._bound()
+
+    @cached_property
+    def _table(self) -> BlockTable:
+        return BlockTable(self._only(self.layout))
+
+    def allows(self, q: Any, k: Any) -> Any:
+        block_q, block_kv = map(reach, self._tokens())
+        return self._table.contains(q // block_q, k // block_kv)
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
+        block_q, block_kv = map(reach, self._tokens())
+        return block_runs(self._only(self.layout), q // block_q, block_kv, kv_len)
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
+        block_q, block_kv = map(reach, self._tokens())
+        layout = self._only(self.layout)
+        rows = _rows_within(first, stop, block_q, len(layout))
+        row, column = np.nonzero(layout[rows.start : rows.stop])
+        return (_listed_blocks(rows, np.bincount(row, minlength=len(rows)), column, block_q, block_kv),)
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        a, b = np.ogrid[:8, :8]
+        return cls((a + 2 * b) % 5 < 2, 4), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        a, b = np.ogrid[:64, :64]
+        return cls((a + 2 * b) % 5 < 2, 64), 4096
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        block = draw.size(1, sizes.kv_len + 3)
+        block = block if draw.flag() else (block, draw.size(1, sizes.kv_len + 3))
+        tokens = block if isinstance(block, tuple) else (block, block)
+        shape = *cls._leading(draw, sizes, sizes.heads_q), *(-(-sizes.kv_len // n) for n in tokens)
+        return cls(draw.flags(shape), block), sizes
+
+
+@register("key_blocks")
+@dataclass(frozen=True, eq=False, repr=False)
+class KeyBlocks(ArrayPattern):
+    """Lists of key blocks for each block of queries, as top-k selection makes them.
+
+    For selections of the most relevant blocks, another one for each block of queries.
+
+    Parameters
+    ----------
+    blocks : int array (batch, heads_kv, query blocks, n)
+        Numbers of key blocks, -1 = none, in any order; copied. The leading axes may be left out. A query's row is
+        ``p // block_q``, so there are ``ceil(kv_len / block_q)`` rows.
+    block_q, block_kv : int
+        Tokens of a query block and of a key block.
+
+    Raises
+    ------
+    TypeError
+        If `blocks` is not of integers or a masked array, or a size not an integer.
+    ValueError
+        If `blocks` has not two to four axes or a number below -1 or beyond int32, or a size is less than 1; from
+        :meth:`bind`, if its rows do not cover `kv_len` or a number is beyond the last key block; from :meth:`allows`,
+        if :meth:`at` has not chosen among several batch entries and heads.
+
+    References
+    ----------
+    Yuan et al. Native Sparse Attention. arXiv:2502.11089.
+    """
+
+    blocks: np.ndarray
+    block_q: int
+    block_kv: int
+
+    def __post_init__(self) -> None:
+        assign(
+            self,
+            blocks=frozen_array("blocks", self.blocks, np.int32, (2, 3, 4)),
+            block_q=integer("block_q", self.block_q, 1),
+            block_kv=integer("block_kv", self.block_kv, 1),
+        )
+        if self.blocks.min(initial=0) < -1:
+            raise ValueError(f"blocks: expected numbers of key blocks or -1, got {self.blocks.min()}")
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        check_blocks("blocks", "query blocks", self.blocks.shape[-2], kv_len, self.block_q)
+        key_blocks = -(-kv_len // self.block_kv)
+        if self.blocks.max(initial=-1) >= key_blocks:
+            raise ValueError(f"blocks: expected numbers below {key_blocks} (key blocks), got {self.blocks.max()}")
+        return self._bound()
+
+    @cached_property
+    def _table(self) -> BlockTable:
+        blocks = self._only(self.blocks)
+        cells = np.zeros((len(blocks), blocks.max(initial=-1) + 1), dtype=bool)
+        row, slot = np.nonzero(blocks >= 0)
+        cells[row, blocks[row, slot]] = True
+        return BlockTable(cells)
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return self._table.contains(q // reach(self.block_q), k // reach(self.block_kv))
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
+        blocks = np.sort(self._only(self.blocks).astype(np.int64), axis=1)
+        blocks[:, 1:][blocks[:, 1:] == blocks[:, :-1]] = -1
+        blocks = np.vstack([blocks, np.full_like(blocks[:1], -1, shape=(1, blocks.shape[1]))])
+        a, block = q // reach(self.block_q), reach(self.block_kv)
+        listed = blocks[np.where((a < 0) | (a >= len(blocks) - 1), len(blocks) - 1, a)]
+        start = np.maximum(listed, 0) * block
+        stop = np.where(listed < 0, 0, np.minimum(start + block, kv_len))
+        return Runs(start, np.ones_like(start), np.maximum(stop - start, 0))
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
+        blocks = self._only(self.blocks)
+        rows = _rows_within(first, stop, reach(self.block_q), len(blocks))
+        own = np.sort(blocks[rows.start : rows.stop], axis=1)  # -1 makes a run before the first key
+        count = np.full(len(own), own.shape[1])
+        return (_listed_blocks(rows, count, own.ravel(), reach(self.block_q), reach(self.block_kv)),)
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls(np.array([[0, -1], [1, 0], [2, 0], [1, 3]]), 8, 8), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls(np.maximum(np.arange(64)[:, None] - 5 * np.arange(4), -1), 64, 64), 4096
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        block_q, block_kv = (draw.size(1, sizes.kv_len + 3) for _ in range(2))
+        rows, blocks = -(-sizes.kv_len // block_q), -(-sizes.kv_len // block_kv)
+        shape = (*cls._leading(draw, sizes, sizes.heads_kv), rows, draw.integer(0, 5))
+        return cls(draw.integers(shape, -1, blocks - 1), block_q, block_kv), sizes

@@ -1,0 +1,289 @@
+"""Pairs written down row by row: one by one, as compressed sparse rows, or run by run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..._util.cached import cached_property
+from ..._util.imports import whole_imports
+from ..._util.index_checks import LONGEST, check_csr, q_offset
+from ..._util.ragged import offsets, ramp
+from ...index_set import AffineRows, Runs
+from ..base.bound import Bound
+from ..base.check import assign, integer
+from ..base.composition import And
+from ..base.content import ByContent, frozen_array
+from ..base.pattern import Pattern
+from ..base.registry import register
+from ..hints.lattice import Part, whole_part
+from ..hints.listed_cells import SortedCells
+from ..hints.table import BlockTable
+from .masks import ArrayPattern
+
+if TYPE_CHECKING:
+    from ..hints.order import Ordered
+
+__all__ = ["CSR", "RowRuns"]
+
+_COARSE_CELLS = 1 << 22  # most cells of the tables by which rectangles are asked
+
+
+@register("csr")
+@dataclass(frozen=True, eq=False, repr=False)
+class CSR(ByContent, Pattern):
+    """The pairs that compressed sparse rows list.
+
+    For pairs without any structure, from a graph or a sparse matrix. Patterns that are joined with them by ``&`` are
+    asked for the listed pairs alone.
+
+    Parameters
+    ----------
+    indptr : (q_len + 1,) int array
+        Row i has the keys ``indices[indptr[i]:indptr[i + 1]]``; copied.
+    indices : (nnz,) int array
+        Keys, row by row, sorted and without repeats in each; copied.
+    kv_len : int
+        Keys of the sequence.
+
+    Raises
+    ------
+    TypeError
+        If an array is not of integers or masked, or `kv_len` is not an integer.
+    ValueError
+        If an array has not one axis, `indptr` does not rise from 0 to ``len(indices)``, `kv_len` is negative or 2^31 or
+        more, or a row is unsorted, repeats a key or leaves ``[0, kv_len)``; from :meth:`bind`, if the lengths are
+        others; from :meth:`allows`, if :meth:`bind` has not fixed them.
+
+    Notes
+    -----
+    Plans and index sets are made of the pairs, in O(nnz), and a plan has a bitmask for each tile that holds
+    several of them. Complements, and patterns at other positions, are planned as any predicate is.
+
+    Examples
+    --------
+    >>> CSR([0, 2, 2, 3], [0, 3, 1], 4).index_set(3, 4).to_dense().astype(int)
+    array([[1, 0, 0, 1],
+           [0, 0, 0, 0],
+           [0, 1, 0, 0]])
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    kv_len: int
+
+    _has_order = True
+
+    def __post_init__(self) -> None:
+        assign(
+            self,
+            indptr=frozen_array("indptr", self.indptr, np.int64, (1,)),
+            indices=frozen_array("indices", self.indices, np.int32, (1,)),
+            kv_len=integer("kv_len", self.kv_len, 0, LONGEST),
+        )
+        check_csr(self.indptr, self.indices, self.kv_len)
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        for name, own, length in (("q_len", len(self.indptr) - 1, q_len), ("kv_len", self.kv_len, kv_len)):
+            if own != length:
+                raise ValueError(f"{name}: expected {own}, for which the pairs are listed, got {length}")
+        return _BoundCSR(self, q_offset(q_len, kv_len))
+
+    def allows(self, q: Any, k: Any) -> Any:
+        raise ValueError("CSR: its rows depend on the lengths; use .bind(q_len, kv_len)")
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls._of_mask(_scattered(32, 7)), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls._of_mask(_scattered(1024, 61)), 1024
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        return cls._of_mask(draw.flags((sizes.q_len, sizes.kv_len))), sizes
+
+    @classmethod
+    def _of_mask(cls, mask: np.ndarray) -> CSR:
+        return cls(offsets(mask.sum(axis=1)), np.nonzero(mask)[1], mask.shape[1])
+
+
+@register("row_runs")
+@dataclass(frozen=True, eq=False, repr=False)
+class RowRuns(ArrayPattern):
+    """Runs of keys at equal distances for each query: ``start, start + step, ...``, `count` of them.
+
+    For masks that come row by row as slices, in memory that grows with their number instead of that of the pairs.
+
+    Parameters
+    ----------
+    start, step, count : int arrays (q_len, runs), (heads, q_len, runs) or (batch, heads, q_len, runs)
+        Row i attends to the keys ``start[i, r] + step[i, r] * t, 0 <= t < count[i, r]`` of each run r; copied. A run
+        with count 0 is absent, and has any start and step.
+
+    Raises
+    ------
+    TypeError
+        If the arrays are not of integers or masked arrays.
+    ValueError
+        If the arrays' shapes differ or have not two to four axes, or a number does not fit into int64; from
+        :meth:`bind`, if there is not a row for each query, :meth:`at` has not chosen among several batch entries and
+        heads, a count is negative, a step less than 1, a key outside the sequence, or in two runs of a row; from
+        :meth:`allows`, if :meth:`bind` has not fixed the lengths.
+
+    Notes
+    -----
+    While it is planned its pairs are listed, as those of :class:`CSR` are. :func:`discover` finds the views that a plan
+    needs to be efficient where steps are large.
+
+    Examples
+    --------
+    >>> RowRuns([[0], [1], [0]], [[2], [1], [3]], [[3], [2], [2]]).index_set(3, 6).to_dense().astype(int)
+    array([[1, 0, 1, 0, 1, 0],
+           [0, 1, 1, 0, 0, 0],
+           [1, 0, 0, 1, 0, 0]])
+    """
+
+    start: np.ndarray
+    step: np.ndarray
+    count: np.ndarray
+
+    _has_order = True
+
+    def __post_init__(self) -> None:
+        for name in ("start", "step", "count"):
+            array = frozen_array(name, getattr(self, name), np.int64, (2, 3, 4))
+            if array.shape != np.shape(self.start):
+                raise ValueError(f"{name}: expected shape {np.shape(self.start)}, got {array.shape}")
+            assign(self, **{name: array})
+
+    @classmethod
+    def from_index_set(cls, index_set: AffineRows) -> RowRuns:
+        """The pairs of an index set.
+
+        Parameters
+        ----------
+        index_set : AffineRows
+            As :meth:`Pattern.index_set` returns it.
+
+        Returns
+        -------
+        RowRuns
+        """
+        runs = np.diff(index_set.class_indptr)[index_set.row_class]
+        row, slot = np.repeat(np.arange(index_set.q_len), runs), ramp(runs)
+        run = index_set.class_indptr[index_set.row_class[row]] + slot
+        start, step, count = np.zeros((3, index_set.q_len, int(runs.max(initial=0))), np.int64)
+        start[row, slot] = index_set.row_base[row] + index_set.start[run]
+        step[row, slot], count[row, slot] = index_set.step[run], index_set.count[run]
+        return cls(start, step, count)
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        if self.start.shape[-2] != q_len:
+            raise ValueError(f"start: expected shape (..., {q_len}, runs), got {self.start.shape}")
+        runs = Runs(*(self._only(each) for each in (self.start, self.step, self.count)))
+        indptr, keys = AffineRows.from_runs(runs, kv_len).to_csr()
+        return CSR(indptr, keys, kv_len).bind(q_len, kv_len)
+
+    def allows(self, q: Any, k: Any) -> Any:
+        raise ValueError("RowRuns: its rows depend on the lengths; use .bind(q_len, kv_len)")
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls._every(32, 5), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls._every(1024, 9), 1024
+
+    @classmethod
+    def _every(cls, tokens: int, most: int) -> RowRuns:
+        """One run a row: every `n`-th key, for `n` that changes from row to row."""
+        step = 1 + np.arange(tokens)[:, None] % most
+        return cls(step - 1, step, (tokens - step) // step + 1)
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        rows = AffineRows.from_dense(draw.flags((sizes.q_len, sizes.kv_len)))
+        return cls.from_index_set(rows), sizes
+
+
+def _scattered(tokens: int, modulus: int) -> np.ndarray:
+    i, j = np.ogrid[:tokens, :tokens]
+    return (i * i * i + 3 * j * j) % modulus == 0
+
+
+@dataclass(frozen=True)
+class _BoundCSR(Bound):
+    """Listed pairs at known lengths."""
+
+    given: CSR
+    _lists_pairs = True
+    _has_order = True
+
+    def _in_order(self, also: Pattern | None = None) -> Ordered | None:
+        with whole_imports:  # which few plans need
+            from ..hints.alike import alike_together
+            from ..hints.order import InOrder, Ordered
+
+        orders = alike_together(self.given.indptr, self.given.indices, self.given.kv_len)
+        if orders is None:
+            return None
+        return Ordered(InOrder(self if also is None else And.of(self, also), *orders, self.first), *orders)
+
+    @cached_property
+    def _table(self) -> _PairTable:
+        return _PairTable(self.given.indptr, self.given.indices, self.given.kv_len)
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return self._table.contains(q - self.first, k)
+
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        return whole_part(self, q_len, kv_len)
+
+    def _pairs(self, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
+        row, indptr = q - self.first, self.given.indptr
+        start = indptr[np.clip(row, 0, len(indptr) - 1)]
+        count = indptr[np.clip(row + 1, 0, len(indptr) - 1)] - start
+        place = np.repeat(start - (np.cumsum(count) - count), count)
+        place += np.arange(len(place))
+        keys = self.given.indices[place].astype(np.int64)  # as positions are everywhere
+        return np.repeat(np.arange(len(q)), count), keys
+
+
+class _PairTable(SortedCells):
+    """Sorted rows of keys, asked as a :class:`BlockTable` is: cell by cell, and by whole rectangles."""
+
+    def __init__(self, indptr: np.ndarray, indices: np.ndarray, columns: int):
+        rows = len(indptr) - 1
+        super().__init__(np.repeat(np.arange(rows) * columns, np.diff(indptr)) + indices, (rows, columns))
+        self._indptr, self._indices = indptr, indices
+
+    def any_in(self, *rectangle: np.ndarray) -> np.ndarray:
+        """Whether a pair of each rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` (inclusive) may be listed."""
+        coarse, some, _ = self._coarse
+        return some.any_in(*(side // coarse for side in rectangle))
+
+    def all_in(self, *rectangle: np.ndarray) -> np.ndarray:
+        """Whether all pairs of each rectangle (inclusive) are known to be listed."""
+        coarse, _, every = self._coarse
+        rows, columns = self._shape
+        a_lo, a_hi, b_lo, b_hi = np.broadcast_arrays(*rectangle)
+        inside = (0 <= a_lo) & (a_hi < rows) & (0 <= b_lo) & (b_hi < columns)
+        return inside & every.all_in(*(side // coarse for side in rectangle))
+
+    @cached_property
+    def _coarse(self) -> tuple[int, BlockTable, BlockTable]:
+        """(side of a square, squares with a pair, squares of which every pair is listed), as small as memory allows."""
+        rows, columns = self._shape
+        coarse = 1
+        while -(-rows // coarse) * -(-columns // coarse) > _COARSE_CELLS:
+            coarse *= 2
+        shape = -(-rows // coarse), -(-columns // coarse)
+        row = np.repeat(np.arange(rows) // coarse, np.diff(self._indptr))
+        count = np.bincount(row * shape[1] + self._indices // coarse, minlength=shape[0] * shape[1]).reshape(shape)
+        height, width = (np.minimum(coarse, n - coarse * np.arange(m)) for n, m in zip(self._shape, shape, strict=True))
+        return coarse, BlockTable(count > 0), BlockTable(count == height[:, None] * width)

@@ -1,0 +1,192 @@
+"""BigBird."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..._util.cached import cached_property
+from ..._util.imports import whole_imports
+from ...index_set import Runs
+from ..base.check import reach
+from ..base.parameters import Count, Positive, Word
+from ..base.pattern import Pattern
+from ..base.registry import register
+from ..hints.listed_cells import ListedCells
+
+__all__ = ["BigBird"]
+
+
+@register("bigbird")
+@dataclass(frozen=True)
+class BigBird(Pattern):
+    """Window, global and random blocks (the paper's internal transformer construction).
+
+    For long documents where random links should keep any two tokens a few layers apart.
+
+    Parameters
+    ----------
+    block : int
+        Tokens of a block.
+    window_blocks : int, optional
+        Blocks of the window, the query's own included; ``window_blocks // 2`` on either side.
+    global_blocks : int, optional
+        The first so many blocks attend to all blocks and all blocks attend to them.
+    random_blocks : int, optional
+        Blocks drawn for each row of blocks and each head among those that the row does not have yet; all of these
+        where there are no more.
+    seed : int, optional
+        Key of the generator, ``0 <= seed < 2**64``.
+    causal : bool, optional
+        Whether only keys up to the query's are allowed; random blocks are then drawn from the earlier ones.
+    head : int or None, optional
+        The head whose random blocks these are; :meth:`at` fixes it.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not an integer, or `causal` not a bool.
+    ValueError
+        If `block` or `window_blocks` is less than 1, another number negative, or `seed` or `head` not below ``2**64``;
+        from :meth:`allows`, if random blocks are asked for before :meth:`at` and :meth:`bind` have fixed head and
+        length.
+
+    Notes
+    -----
+    Row a of head h draws from ``numpy.random.Philox(key=seed, counter=[0, 0, h, a])`` alone.
+
+    References
+    ----------
+    Zaheer et al. Big Bird: Transformers for Longer Sequences. arXiv:2007.14062.
+    """
+
+    block: Positive
+    window_blocks: Positive = 3
+    global_blocks: Count = 1
+    random_blocks: Count = 3
+    seed: Word = 0
+    causal: bool = False
+    head: Word | None = None
+
+    def sizes(self) -> tuple[int, int]:
+        return 1, 0 if self.random_blocks and self.head is None else 1
+
+    def at(self, batch: int, head: int) -> Pattern:
+        return self if self.sizes()[1] else replace(self, head=head)
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        return _Bound(self, kv_len) if self.random_blocks and self.head is not None else self
+
+    def allows(self, q: Any, k: Any) -> Any:
+        if self.random_blocks:
+            missing = ".at(batch, head)" if self.head is None else ".bind(q_len, kv_len)"
+            raise ValueError(f"BigBird: its random blocks depend on the head and on kv_len; use {missing}")
+        return self.cut(self.regular(q, k), q, k)
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
+        return None if self.random_blocks else self.block_runs(q, kv_len, np.zeros((len(q), 0), dtype=np.int64))
+
+    @property
+    def _side(self) -> int:
+        """Blocks of the window on either side of the query's."""
+        return reach(self.window_blocks // 2)
+
+    # -- shared with the bound pattern -------------------------------------------------------------------------------
+
+    def regular(self, q: Any, k: Any) -> Any:
+        """Window and global blocks."""
+        a, b, side, first = q // reach(self.block), k // reach(self.block), self._side, reach(self.global_blocks)
+        near = (a - side <= b) & (b <= a + side)
+        return near | (a < first) | (b < first)
+
+    def cut(self, allowed: Any, q: Any, k: Any) -> Any:
+        """Without the keys after the query when causal."""
+        return allowed & (k <= q) if self.causal else allowed
+
+    def draw(self, rows: np.ndarray, blocks: int) -> np.ndarray:
+        """Random blocks of block rows `rows` of a sequence of `blocks` blocks, a row each; -1 = none."""
+        with whole_imports:
+            from ..base.random import draw_ranks  # only where blocks are random
+
+        if self.head is None:
+            raise ValueError("BigBird: its random blocks depend on the head; use .at(batch, head)")
+        first, side = reach(self.global_blocks), self._side
+        below = np.maximum(rows - side - first, 0)  # candidates between the global blocks and the window
+        above_start = np.maximum(rows + side + 1, first)
+        above = np.zeros_like(rows) if self.causal else np.maximum(blocks - above_start, 0)
+        candidates = np.where(rows < first, 0, below + above)
+        rank = draw_ranks(self.seed, self.head, rows, candidates, min(self.random_blocks, blocks))
+        drawn = np.where(rank < below[:, None], first + rank, (above_start - below)[:, None] + rank)
+        return np.where(rank < 0, -1, drawn)
+
+    def block_runs(self, q: np.ndarray, kv_len: int, random: np.ndarray) -> Runs:
+        """Closed form, given each query's random blocks (len(q), n)."""
+        block = reach(self.block)
+        own = q // block * block  # where the query's own block starts
+        back, ahead = (reach(n * self.block) for n in (self.window_blocks // 2, self.window_blocks // 2 + 1))
+        end = np.minimum(q + 1, kv_len) if self.causal else np.full_like(q, kv_len)
+        first = reach(self.global_blocks * self.block)
+        everything = own < first
+        columns = np.where(everything, end, np.minimum(first, end))
+        window = np.where(everything, 0, np.minimum(own + ahead, end))
+        drawn = np.maximum(random, 0) * block
+        stop = np.where(random < 0, 0, np.minimum(drawn + block, kv_len))
+        return (
+            Runs.span(np.zeros_like(q), columns, kv_len)
+            | Runs.span(np.maximum(own - back, first), window, kv_len)
+            | Runs(drawn, np.ones_like(drawn), np.maximum(stop - drawn, 0))
+        )
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls(4, random_blocks=2), 64
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls(64), 4096
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        block, window = draw.size(1, max(2, sizes.kv_len // 4)), draw.size(1, 5)
+        blocks = draw.size(0, 2), draw.size(0, 4)  # more random ones take long to draw
+        rest = (draw.value(cls, name, sizes) for name in ("seed", "causal", "head"))
+        return cls(block, window, *blocks, *rest), sizes
+
+
+@dataclass(frozen=True)
+class _Bound(Pattern):
+    """A BigBird pattern with the random blocks of a sequence of `kv_len` tokens."""
+
+    pattern: BigBird
+    kv_len: int
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.kv_len // self.pattern.block)
+
+    @cached_property
+    def drawn(self) -> np.ndarray:
+        return self.pattern.draw(np.arange(self.blocks), self.blocks)
+
+    @cached_property
+    def table(self) -> ListedCells:
+        row, slot = np.nonzero(self.drawn >= 0)
+        return ListedCells(row, self.drawn[row, slot], (self.blocks, self.blocks))
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        return self if kv_len == self.kv_len else self.pattern.bind(q_len, kv_len)
+
+    def allows(self, q: Any, k: Any) -> Any:
+        pattern = self.pattern
+        random = self.table.contains(q // reach(pattern.block), k // reach(pattern.block))
+        return pattern.cut(pattern.regular(q, k) | random, q, k)
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
+        a = q // reach(self.pattern.block)
+        rows = np.pad(self.drawn, ((0, 1), (0, 0)), constant_values=-1)  # one more row: nothing, for a out of range
+        return self.pattern.block_runs(q, kv_len, rows[np.where((a < 0) | (a >= self.blocks), self.blocks, a)])
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.pattern.to_dict()

@@ -1,0 +1,1 @@
+"""Patterns of a sequence: windows, documents, padding, global tokens."""

@@ -1,0 +1,274 @@
+"""Packed documents and prefixes; both may differ by batch entry."""
+
+from __future__ import annotations
+
+import reprlib
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..._util.cached import cached_property
+from ..._util.index_checks import LONGEST
+from ...index_set import Runs
+from ..base.check import REACH, assign, integer, integers, reach
+from ..base.content import frozen_array
+from ..base.parameters import Count
+from ..base.pattern import Pattern
+from ..base.predicate import rank
+from ..base.registry import register
+from ..hints.bands import NO_RANGES, Bands, same_keys
+from .intervals import RowIntervals
+
+__all__ = ["Documents", "PrefixLM"]
+
+
+def check_batch(batch: int, entries: int) -> int:
+    """The number of a batch entry, ValueError if there is none of that number."""
+    return integer("batch", batch, 0, entries - 1) if entries > 1 else 0
+
+
+def check_document_lengths(lengths: Any) -> tuple[int, ...]:
+    """The tokens of each document as a tuple; TypeError or ValueError where they cannot be that."""
+    lengths = integers("lengths", lengths, 0)
+    if sum(lengths) > LONGEST:
+        raise ValueError(f"lengths: expected at most {LONGEST} tokens in all, got {sum(lengths)}")
+    # (0, n) is one document of n tokens either way: a left-padded batch says so of an entry without padding.
+    if len(lengths) > 2 and lengths[0] == 0 < lengths[-1] and all(a <= b for a, b in pairwise(lengths)):
+        raise ValueError(
+            f"lengths: expected the tokens of each document, got {reprlib.repr(lengths)}, which looks like cumulative "
+            "sequence lengths; use Documents.from_cu_seqlens, or leave out documents without tokens"
+        )
+    return lengths
+
+
+def check_cu_seqlens(name: str, value: npt.ArrayLike) -> np.ndarray:
+    """Cumulative lengths as int64; TypeError or ValueError where they cannot be that."""
+    starts = frozen_array(name, value, np.int64, (1,))
+    if not len(starts) or starts[0] != 0 or (starts[1:] < starts[:-1]).any():
+        raise ValueError(f"{name}: expected 0 and numbers that never fall, got {reprlib.repr(starts.tolist())}")
+    if starts[-1] > LONGEST:
+        raise ValueError(f"{name}: expected at most {LONGEST} tokens in all, got {starts[-1]}")
+    return starts
+
+
+@register("documents")
+@dataclass(frozen=True)
+class Documents(Pattern):
+    """Keys of the query's own document, for documents packed one after another.
+
+    For several documents packed into one sequence, none of which may see another; mostly as ``Causal() &
+    Documents(...)``.
+
+    Parameters
+    ----------
+    lengths : tuple of int, or tuple of tuples of int
+        Tokens of each document; a tuple of tuples has one entry for each batch entry.
+
+    Raises
+    ------
+    TypeError
+        If `lengths` is not a sequence of integers, or of sequences of them.
+    ValueError
+        If a length is negative, an entry has more tokens than a sequence can have, or it looks like cumulative
+        sequence lengths (three numbers or more that start with 0, never fall and do not end with 0); from :meth:`bind`,
+        if the documents have more than `kv_len` tokens; from :meth:`allows`, if :meth:`at` has not chosen among
+        several batch entries.
+
+    Notes
+    -----
+    Keys past the last document are allowed to nobody.
+    """
+
+    lengths: tuple[int, ...] | tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not hasattr(self.lengths, "__iter__"):
+            raise TypeError(f"lengths: expected a sequence of integers, got {self.lengths!r}")
+        lengths = tuple(self.lengths)
+        if any(hasattr(entry, "__iter__") for entry in lengths):
+            assign(self, lengths=tuple(map(check_document_lengths, lengths)))
+        else:
+            assign(self, lengths=check_document_lengths(lengths))
+
+    @classmethod
+    def from_cu_seqlens(cls, cu_seqlens: npt.ArrayLike, cu_seqlens_k: npt.ArrayLike | None = None) -> Pattern:
+        """The documents between cumulative sequence lengths, as variable-length attention functions take them.
+
+        With ``layout="thd"`` :func:`spattn.attention` takes the packed arrays that such functions take.
+
+        Parameters
+        ----------
+        cu_seqlens : (documents + 1,) int array
+            Where each document starts, and where the last one ends: ``0, n_0, n_0 + n_1, ...``.
+        cu_seqlens_k : (documents + 1,) int array, optional
+            The same of the keys, where a document has another number of them than of queries.
+
+        Returns
+        -------
+        Documents
+            Without those that have no tokens; with `cu_seqlens_k` :class:`RowIntervals`, for as many queries and keys
+            as the arrays end with, and no others. :func:`from_flash_attention` also has causal attention and windows in
+            them.
+
+        Raises
+        ------
+        TypeError
+            If an array is not of integers, or a masked array.
+        ValueError
+            If one has not exactly one axis, does not start with 0, falls, or ends beyond the longest sequence, or they
+            differ in length.
+
+        Examples
+        --------
+        >>> Documents.from_cu_seqlens([0, 5, 10, 10, 20])
+        Documents(lengths=(5, 5, 10))
+        >>> Documents.from_cu_seqlens([0, 1, 3], [0, 2, 4]).index_set(3, 4).to_dense().astype(int)
+        array([[1, 1, 0, 0],
+               [0, 0, 1, 1],
+               [0, 0, 1, 1]])
+        """
+        starts = check_cu_seqlens("cu_seqlens", cu_seqlens)
+        if cu_seqlens_k is None:
+            return cls(tuple(n for n in np.diff(starts).tolist() if n))
+        keys = check_cu_seqlens("cu_seqlens_k", cu_seqlens_k)
+        if len(keys) != len(starts):
+            raise ValueError(f"cu_seqlens_k: expected {len(starts)} numbers, got {len(keys)}")
+        queries = np.diff(starts)
+        return RowIntervals(np.repeat(keys[:-1], queries), np.repeat(keys[1:], queries), int(keys[-1]))
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        for entry in self._entries():
+            if sum(entry) > kv_len:
+                raise ValueError(f"lengths: expected at most {kv_len} tokens (kv_len), got {sum(entry)}")
+        return self
+
+    @property
+    def _per_batch(self) -> bool:
+        return isinstance(next(iter(self.lengths), None), tuple)  # all of them are, or none
+
+    def _entries(self) -> tuple[tuple[int, ...], ...]:
+        """The documents of each batch entry."""
+        return cast("tuple[tuple[int, ...], ...]", self.lengths if self._per_batch else (self.lengths,))
+
+    def sizes(self) -> tuple[int, int]:
+        return (len(self.lengths) if self._per_batch else 1), 1
+
+    def at(self, batch: int, head: int) -> Pattern:
+        if not self._per_batch:
+            return self
+        return Documents(self._entries()[check_batch(batch, len(self.lengths))])
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        entries = self._entries()
+        if len(entries) > 1:
+            raise ValueError(f"lengths: expected one batch entry, got {len(entries)}; use .at(batch, head)")
+        return np.cumsum(entries[0], dtype=np.int64)
+
+    def allows(self, q: Any, k: Any) -> Any:
+        starts = np.append(0, self._ends)
+        return (rank(starts, q) == rank(starts, k)) & (k < starts[-1])
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
+        ends = self._ends
+        number = np.searchsorted(ends, q, side="right")
+        present = (q >= 0) & (number < len(ends))
+        bounds = np.concatenate([[0], ends, [0]])
+        return Runs.span(np.where(present, bounds[number], 0), np.where(present, bounds[number + 1], 0), kv_len)
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
+        bounds = np.append(0, self._ends)
+        return (Bands(bounds, np.arange(len(bounds)), bounds[:-1], bounds[1:], NO_RANGES),)
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls((10, 4, 14)), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls((1500, 700, 1200, 696)), 4096
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        def entry() -> tuple[int, ...]:
+            """Those that fit; the longest first where they would look like cumulative lengths."""
+            lengths = [draw.integer(0, max(1, sizes.kv_len // 2)) for _ in range(draw.integer(0, 6))]
+            fitting = [n for n, end in zip(lengths, accumulate(lengths), strict=True) if end <= sizes.kv_len]
+            return tuple(reversed(fitting)) if fitting == sorted(fitting) else tuple(fitting)
+
+        return cls(tuple(entry() for _ in range(sizes.batch)) if draw.flag() else entry()), sizes
+
+
+@register("prefix_lm")
+@dataclass(frozen=True)
+class PrefixLM(Pattern):
+    """A prefix that everybody sees, then causal: ``j < prefix or j <= p``.
+
+    For models that read their input in both directions and then generate.
+
+    Parameters
+    ----------
+    prefix : int or tuple of int
+        Tokens of the prefix; a tuple has one for each batch entry.
+
+    Raises
+    ------
+    TypeError
+        If `prefix` is neither an integer nor a sequence of integers.
+    ValueError
+        If a prefix is negative or the sequence empty; from :meth:`allows`, if :meth:`at` has not chosen among several
+        batch entries.
+
+    References
+    ----------
+    Raffel et al. T5. arXiv:1910.10683, §3.2.1.
+    """
+
+    prefix: Count | tuple[Count, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prefix == ():
+            raise ValueError("prefix: expected at least one batch entry, got ()")
+
+    def sizes(self) -> tuple[int, int]:
+        return (len(self.prefix) if isinstance(self.prefix, tuple) else 1), 1
+
+    def at(self, batch: int, head: int) -> Pattern:
+        if not isinstance(self.prefix, tuple):
+            return self
+        return PrefixLM(self.prefix[check_batch(batch, len(self.prefix))])
+
+    def _length(self) -> int:
+        if not isinstance(self.prefix, tuple):
+            return reach(self.prefix)
+        if len(self.prefix) > 1:
+            raise ValueError(f"prefix: expected one batch entry, got {len(self.prefix)}; use .at(batch, head)")
+        return reach(self.prefix[0])
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return (k < self._length()) | (k <= q)
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
+        return Runs.span(np.zeros_like(q), np.maximum(self._length(), q + 1), kv_len)
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
+        return (same_keys(np.zeros(1, np.int64), np.array([self._length()]), np.array([[0, REACH]])),)
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls(8), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls(1024), 4096
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        def entry() -> int:
+            return draw.size(0, sizes.kv_len + 2)
+
+        return cls(tuple(entry() for _ in range(sizes.batch)) if draw.flag() else entry()), sizes

@@ -1,0 +1,191 @@
+"""Keys that are there, where the rest of a sequence is padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from ..._util.cached import cached_property
+from ..._util.index_checks import check_lengths
+from ...arrays import BFLOAT16
+from ...index_set import Runs
+from ..base.check import assign, integers
+from ..base.content import frozen_array, on_host
+from ..base.pattern import Pattern
+from ..base.predicate import member
+from ..base.registry import register
+from ..hints.bands import Bands, same_keys
+from ..listed.masks import ArrayPattern
+from .basic import always
+
+__all__ = ["KeyPadding"]
+
+_FLOATS = tuple(np.dtype(name) for name in ("float32", "float64", "float16", BFLOAT16))
+_MOST_RUNS = 1 << 23
+
+
+@register("key_padding")
+@dataclass(frozen=True, eq=False, repr=False)
+class KeyPadding(ArrayPattern):
+    """Keys that are no padding: ``valid[j]``.
+
+    For batches of sequences of different lengths, padded on either side; mostly as ``Causal() & KeyPadding(mask)``.
+    Rows of queries that are padding themselves attend as the others do: nobody reads them.
+
+    Parameters
+    ----------
+    valid : array (kv_len,), (batch, kv_len) or (batch, 1, 1, kv_len)
+        Of bool, or of the integers 0 and 1 as tokenizers make it: True, or 1, at keys that may be attended to; copied.
+
+    Raises
+    ------
+    TypeError
+        If `valid` is of neither, or a masked array.
+    ValueError
+        If it has another shape, or a number that is neither 0 nor 1; from :meth:`bind`, if it is not made for so many
+        keys; from :meth:`allows`, if :meth:`at` has not chosen among several batch entries.
+    """
+
+    valid: np.ndarray
+
+    own_axes: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        valid = np.asanyarray(on_host(self.valid))
+        if valid.dtype.kind in "iu":
+            numbers = frozen_array("valid", valid, np.int64, (1, 2, 3, 4))
+            if ((numbers != 0) & (numbers != 1)).any():
+                raise ValueError(
+                    f"valid: expected bools, or the integers 0 and 1, got {numbers.min()} … {numbers.max()}"
+                )
+            valid = numbers == 1
+        array = frozen_array("valid", valid, bool, (1, 2, 3, 4))
+        if array.ndim == 2:
+            array = array[:, None]
+        elif array.ndim == 4 and array.shape[1:3] == (1, 1):
+            array = array[:, 0]
+        elif array.ndim != 1 and array.shape[1:-1] != (1,):
+            raise ValueError(
+                f"valid: expected shape (kv_len,), (batch, kv_len) or (batch, 1, 1, kv_len), got {array.shape}"
+            )
+        assign(self, valid=array)
+
+    @classmethod
+    def from_lengths(cls, lengths: Any, kv_len: int, *, left: bool = False) -> KeyPadding:
+        """The padding of sequences of these lengths.
+
+        Parameters
+        ----------
+        lengths : sequence of int
+            Tokens of each batch entry's sequence.
+        kv_len : int
+            Keys, padding included.
+        left : bool, optional
+            Whether the padding stands before the tokens, as for generation, instead of behind them.
+
+        Returns
+        -------
+        KeyPadding
+
+        Raises
+        ------
+        TypeError
+            If `lengths` is not a sequence of integers, or `left` not a bool.
+        ValueError
+            If a length is negative or beyond `kv_len`.
+
+        Examples
+        --------
+        >>> KeyPadding.from_lengths([3, 1], 4, left=True).valid[:, 0].astype(int)
+        array([[0, 1, 1, 1],
+               [0, 0, 0, 1]])
+        """
+        _, kv_len = check_lengths(kv_len, kv_len)
+        if not isinstance(left, (bool, np.bool_)):
+            raise TypeError(f"left: expected a bool, got {type(left).__name__}")
+        tokens = np.array(integers("lengths", lengths, 0), dtype=np.int64)
+        if (tokens > kv_len).any():
+            raise ValueError(f"lengths: expected at most {kv_len} tokens (kv_len), got {tokens.max()}")
+        at = np.arange(kv_len)
+        return cls(at >= kv_len - tokens[:, None] if left else at < tokens[:, None])
+
+    @classmethod
+    def from_additive(cls, mask: npt.ArrayLike) -> KeyPadding:
+        """The padding that a mask says which is added to logits: 0 at keys, −∞ or the dtype's least number elsewhere.
+
+        Parameters
+        ----------
+        mask : array (kv_len,), (batch, kv_len) or (batch, 1, 1, kv_len) of a floating-point dtype
+            As models of Hugging Face Transformers make it of a tokenizer's mask.
+
+        Returns
+        -------
+        KeyPadding
+
+        Raises
+        ------
+        TypeError
+            If `mask` is not of floating-point numbers.
+        ValueError
+            If another number is in it, which would be a bias.
+
+        Examples
+        --------
+        >>> KeyPadding.from_additive(np.array([[0, 0, -np.inf]])).valid
+        array([[[ True,  True, False]]])
+        """
+        array = np.asanyarray(on_host(mask))
+        if isinstance(array, np.ma.MaskedArray) or array.dtype not in _FLOATS:
+            raise TypeError(f"mask: expected an array of {', '.join(map(str, _FLOATS))}, got {array.dtype}")
+        numbers, least = array.astype(np.float64), float(ml_dtypes.finfo(array.dtype).min)
+        if not ((numbers == 0) | (numbers <= least)).all():
+            raise ValueError(f"mask: expected 0, and −inf or {least:g} at padding, which is no bias")
+        return cls(numbers == 0)
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        if self.valid.shape[-1] != kv_len:
+            raise ValueError(f"valid: expected {kv_len} keys (kv_len), got {self.valid.shape[-1]}")
+        return self._bound()
+
+    @cached_property
+    def _keys(self) -> np.ndarray:
+        """Positions of the keys that are there."""
+        return np.flatnonzero(self._only(self.valid))
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return always(q) & member(self._keys, k)
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
+        keys = self._keys[self._keys < kv_len]
+        new = np.diff(keys, prepend=-2) > 1
+        start, stop = keys[new], keys[np.append(new[1:], True)[: len(keys)]] + 1
+        if len(q) * len(start) > _MOST_RUNS:
+            return None  # too many for one array; the index set then asks strip by strip
+        shape = len(q), len(start)
+        return Runs(*(np.broadcast_to(x, shape) for x in (start, np.ones_like(start), stop - start)))
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
+        valid = self._only(self.valid)
+        (before,) = (valid[1:] != valid[:-1]).nonzero()
+        edges = np.empty(len(before) + 2, np.int64)
+        edges[0], edges[1:-1], edges[-1] = 0, before + 1, len(valid)
+        if not (len(valid) and valid[0]):
+            edges = edges[1:]
+        edges = edges[: len(edges) // 2 * 2]
+        return (same_keys(edges[::2].copy(), edges[1::2].copy()),)
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls.from_lengths([26], 32), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls.from_lengths([3500], 4096), 4096
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        return cls(draw.flags(draw.choice([(sizes.kv_len,), (sizes.batch, sizes.kv_len)]))), sizes

@@ -1,0 +1,162 @@
+"""Queries that stand elsewhere than at the end of the keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..._util.index_checks import LONGEST, q_offset
+from ...arrays import kind_of
+from ...index_set import Runs
+from ..base.check import assign, integer
+from ..base.composition import nesting
+from ..base.content import ByContent, frozen_array
+from ..base.pattern import Pattern
+from ..base.predicate import allowed, apply
+from ..base.registry import register
+from .basic import Causal
+
+__all__ = ["QueriesAt"]
+
+
+@register("queries_at")
+@dataclass(frozen=True, eq=False, repr=False)
+class QueriesAt(ByContent, Pattern):
+    """Another pattern for queries that stand at given positions, instead of at the end of the keys.
+
+    For caches of a fixed size that are not full yet, masks aligned to the top left corner, and packed sequences whose
+    queries and keys differ in number.
+
+    Parameters
+    ----------
+    inner : Pattern
+        What a query at a position is allowed.
+    positions : int or int array (q_len,)
+        Where the first query stands, and the others behind it; or where each one stands. Negative positions are before
+        the first key.
+
+    Raises
+    ------
+    TypeError
+        If `inner` is not a pattern, or `positions` neither an integer nor an array of them.
+    ValueError
+        If a position is beyond the longest sequence, on either side, the array has not one axis, or patterns nest more
+        than 64 deep; from :meth:`bind`, if there is not one position a query, or the pattern does not fit a sequence
+        that all keys and positions fit into; from :meth:`allows`, if :meth:`bind` has not fixed the lengths.
+
+    Notes
+    -----
+    The pattern is the one of a sequence of ``max(kv_len, last position + 1)`` tokens, of which the keys are the first
+    `kv_len`. ``is_causal=True`` of PyTorch is ``QueriesAt(Causal(), 0)``; a cache of `kv_len` keys, of which `n` were
+    there before the queries, is ``QueriesAt(Causal(), n)``.
+
+    Examples
+    --------
+    >>> from spattn.patterns import Causal
+    >>> QueriesAt(Causal(), 0).index_set(2, 4).to_dense().astype(int)
+    array([[1, 0, 0, 0],
+           [1, 1, 0, 0]])
+    >>> QueriesAt(Causal(), [2, 0]).index_set(2, 4).to_dense().astype(int)
+    array([[1, 1, 1, 0],
+           [1, 0, 0, 0]])
+    """
+
+    inner: Pattern
+    positions: int | np.ndarray
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, Pattern):
+            raise TypeError(f"inner: expected a Pattern, got {self.inner!r}")
+        given: Any = self.positions
+        if kind_of(given) is None and not isinstance(given, (tuple, list)):
+            assign(self, positions=integer("positions", given, -LONGEST, LONGEST - 1))
+        else:
+            array = frozen_array("positions", given, np.int64, (1,))
+            for number in (array.min(initial=0), array.max(initial=0)):
+                integer("positions", number, -LONGEST, LONGEST - 1)
+            assign(self, positions=array)
+        assign(self, **nesting((self.inner,)))
+
+    def sizes(self) -> tuple[int, int]:
+        return self.inner.sizes()
+
+    def at(self, batch: int, head: int) -> QueriesAt:
+        own = self.inner.at(batch, head)
+        return self if own is self.inner else replace(self, inner=own)
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        last = self.positions + q_len - 1 if isinstance(self.positions, int) else int(self.positions.max(initial=-1))
+        if not isinstance(self.positions, int) and len(self.positions) != q_len:
+            raise ValueError(f"positions: expected {q_len} (q_len), got {len(self.positions)}")
+        if last >= LONGEST:
+            raise ValueError(f"positions: expected the last one below {LONGEST}, got {last}")
+        tokens = max(kv_len, last + 1)
+        return _Bound(self, self.inner.bind(tokens, tokens), q_len, kv_len, tokens)
+
+    def allows(self, q: Any, k: Any) -> Any:
+        raise ValueError(
+            "QueriesAt: its positions belong to rows, which depend on the lengths; use .bind(q_len, kv_len)"
+        )
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls(Causal(), np.arange(32) // 8 * 8 + 7), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls(Causal(), np.arange(4096) // 512 * 512 + 511), 4096
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        first, far = draw.integer(-sizes.q_len - 2, sizes.kv_len + 2), sizes.kv_len + 4
+        positions = draw.choice([first, draw.integers((sizes.q_len,), -4, far)])
+        last = first + sizes.q_len - 1 if isinstance(positions, int) else positions.max(initial=-1)
+        tokens = max(sizes.kv_len, int(last) + 1)
+        return cls(draw.pattern(sizes._replace(q_len=tokens, kv_len=tokens)), positions), sizes
+
+
+@dataclass(frozen=True)
+class _Bound(Pattern):
+    """The same at known lengths, with its inner pattern bound to so many tokens."""
+
+    given: QueriesAt
+    inner: Pattern
+    q_len: int
+    kv_len: int
+    tokens: int
+
+    def _placed(self, q: Any) -> Any:
+        """Where queries stand that are the rows at positions `q`."""
+        first, positions = q_offset(self.q_len, self.kv_len), self.given.positions
+        if isinstance(positions, int):
+            return q + (positions - first)
+        known = np.append(positions, -1)  # where rows stand that another QueriesAt asks for, and that are not there
+
+        def look_up(q: np.ndarray) -> np.ndarray:
+            row = q - first
+            return known[np.where((row < 0) | (row >= len(positions)), len(positions), row)]
+
+        return apply(look_up, q)
+
+    def sizes(self) -> tuple[int, int]:
+        return self.inner.sizes()
+
+    def at(self, batch: int, head: int) -> Pattern:
+        return replace(self, given=self.given.at(batch, head), inner=self.inner.at(batch, head))
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        return self if (q_len, kv_len) == (self.q_len, self.kv_len) else self.given.bind(q_len, kv_len)
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return allowed(self.inner, self._placed(q), k)
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
+        return self.inner.runs(self._placed(q), kv_len) if self.tokens == kv_len else None
+
+    def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
+        return self.inner._candidates(self._placed(q), kv_len) if self.tokens == kv_len else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.given.to_dict()

@@ -1,0 +1,85 @@
+"""Chosen columns and diagonals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...index_set import Runs
+from ..base.check import assign
+from ..base.parameters import Count
+from ..base.pattern import Pattern
+from ..base.predicate import member
+from ..base.registry import register
+from ..hints.bands import NO_KEY_AHEAD, Bands, same_keys
+from .tokens import position_table, token_set
+
+__all__ = ["VerticalSlash"]
+
+_MOST_RUNS = 1 << 23
+
+
+@register("vertical_slash")
+@dataclass(frozen=True)
+class VerticalSlash(Pattern):
+    """Chosen key columns and chosen diagonals, causal: ``(j in columns or p - j in diagonals) and j <= p``.
+
+    For prefilling long prompts, with columns and diagonals that a sample of the queries has shown to matter.
+
+    Parameters
+    ----------
+    columns : tuple of int
+        Key positions.
+    diagonals : tuple of int
+        Distances ``p - j >= 0`` in tokens.
+
+    Raises
+    ------
+    TypeError
+        If `columns` or `diagonals` is not a sequence of integers.
+    ValueError
+        If one of them is negative.
+
+    References
+    ----------
+    Jiang et al. MInference 1.0. arXiv:2407.02490.
+    """
+
+    columns: tuple[Count, ...]
+    diagonals: tuple[Count, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assign(self, columns=token_set(self.columns), diagonals=token_set(self.diagonals))
+
+    def allows(self, q: Any, k: Any) -> Any:
+        columns, diagonals = map(position_table, (self.columns, self.diagonals))
+        return (member(columns, k) | member(diagonals, q - k)) & (k <= q)
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
+        columns, diagonals = map(position_table, (self.columns, self.diagonals))
+        if len(q) * (len(columns) + len(diagonals)) > _MOST_RUNS:
+            return None  # too many for one array; the index set then asks strip by strip
+        new = np.diff(diagonals, prepend=-2) > 1  # diagonals next to each other make one run
+        near, far = diagonals[new], diagonals[np.append(new[1:], True)[: len(diagonals)]]
+        row = q[:, None]
+        start = np.maximum(row - far, 0)
+        bands = Runs(start, np.ones_like(start), np.maximum(np.minimum(row - near + 1, kv_len) - start, 0))
+        alone = (columns <= row) & (columns < kv_len) & ~np.isin(row - columns, diagonals)
+        start = np.broadcast_to(columns, alone.shape)
+        return bands | Runs(start, np.ones_like(start), alone.astype(np.int64))
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
+        columns, diagonals = map(position_table, (self.columns, self.diagonals))
+        chosen = same_keys(columns, columns + 1, np.stack([diagonals, diagonals + 1], axis=1))
+        return chosen, NO_KEY_AHEAD
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls((0, 1, 9), (0, 1, 2, 12)), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls(tuple(range(64)), tuple(range(512))), 4096

@@ -1,0 +1,252 @@
+"""Windows: the keys near a query, all of them, every so many, or in every period."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+
+from ..._util.index_checks import LONGEST, q_offset
+from ...index_set import Runs
+from ..base.check import REACH, assign, reach
+from ..base.parameters import Count, Positive, Range
+from ..base.pattern import Pattern
+from ..base.registry import register
+from ..hints.bands import Bands, nearby
+from ..hints.lattice import Ends, Lattice, Part, residue_parts
+from .basic import always
+
+__all__ = ["DilatedWindow", "PeriodicWindow", "SlidingWindow"]
+
+
+@register("sliding_window")
+@dataclass(frozen=True)
+class SlidingWindow(Pattern):
+    """Keys at most `left` tokens before and at most `right` tokens after the query.
+
+    For long sequences whose tokens depend mostly on near ones, as in the local layers of language models.
+
+    Parameters
+    ----------
+    left : int or None
+        Tokens before the query; None = unbounded.
+    right : int or None, optional
+        Tokens after the query; None = unbounded. As many as `left` when left out.
+
+    Raises
+    ------
+    TypeError
+        If `left` or `right` is neither an integer nor None.
+    ValueError
+        If one of them is negative.
+
+    Notes
+    -----
+    A window of `left` tokens back has ``left + 1`` keys, the query's own included: Mistral's ``sliding_window=W`` is
+    ``SlidingWindow(W - 1, 0)``, FlashAttention's ``window_size=(l, r)`` is ``SlidingWindow(l, r)``. At the ends of the
+    sequence the window is cut off; :class:`Neighborhood` shifts it instead.
+
+    References
+    ----------
+    Beltagy, Peters, Cohan. Longformer. arXiv:2004.05150, §3.1.
+
+    Examples
+    --------
+    >>> SlidingWindow(2, 0).index_set(4, 4).to_dense().astype(int)
+    array([[1, 0, 0, 0],
+           [1, 1, 0, 0],
+           [1, 1, 1, 0],
+           [0, 1, 1, 1]])
+    """
+
+    left: Count | None
+    right: Count | None | Literal["left"] = "left"
+    translation_invariant = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.right == "left":
+            assign(self, right=self.left)
+
+    @property
+    def _right(self) -> int | None:
+        return self.left if self.right == "left" else self.right
+
+    def allows(self, q: Any, k: Any) -> Any:
+        if self.left is None and self._right is None:
+            return always(q) & always(k)
+        after = always(q) if self.left is None else q - reach(self.left) <= k
+        right = self._right
+        before = always(k) if right is None else k <= q + reach(right)
+        return after & before
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
+        start = np.zeros_like(q) if self.left is None else q - reach(self.left)
+        right = self._right
+        return Runs.span(start, kv_len if right is None else q + reach(right) + 1, kv_len)
+
+    def ends(self, q_len: int) -> Ends:
+        return Ends(0, q_len, between=True) if self.left is None else Ends(0, self.left + q_len)
+
+    def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
+        left, right = (REACH if tokens is None else reach(tokens) for tokens in (self.left, self._right))
+        return (nearby([-right, left + 1]),)
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls(256), 16384
+
+
+@register("dilated_window")
+@dataclass(frozen=True)
+class DilatedWindow(Pattern):
+    """Every `dilation`-th key around the query: ``j = p + dilation * t, -left <= t <= right``.
+
+    For a wider view at the cost of a plain window, where some of the near context can be left out.
+
+    Parameters
+    ----------
+    left : int
+        Keys before the query.
+    right : int, optional
+        Keys after the query; as many as `left` when left out.
+    dilation : int, optional
+        Distance of neighbouring keys in tokens.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not an integer.
+    ValueError
+        If `left` or `right` is negative, or `dilation` less than 1.
+
+    References
+    ----------
+    Beltagy, Peters, Cohan. Longformer. arXiv:2004.05150, §3.1.
+    """
+
+    left: Count
+    right: Count | Literal["left"] = "left"
+    dilation: Positive = 1
+    translation_invariant = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.right == "left":
+            assign(self, right=self.left)
+
+    def spans(self) -> tuple[int, int, int]:
+        """Tokens from the query back to its first key, on to its last, and from one key to the next."""
+        step = reach(self.dilation)
+        right = self.left if self.right == "left" else self.right
+        back, ahead = (reach(n * self.dilation) // step * step for n in (self.left, right))
+        return back, ahead, step
+
+    def allows(self, q: Any, k: Any) -> Any:
+        back, ahead, d = self.spans()
+        return (q % d == k % d) & (q - back <= k) & (k <= q + ahead)
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
+        back, ahead, d = self.spans()
+        return Runs.stepped(q - back, q + ahead + 1, d, kv_len)
+
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        return (Part(self),) if self.dilation == 1 else residue_parts(self, reach(self.dilation), 0, q_len, kv_len)
+
+    def ends(self, q_len: int) -> Ends | None:
+        return Ends(0, self.left + q_len) if self.dilation == 1 else None  # its own parts have denser views
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls(3, dilation=3), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls(256, dilation=4), 16384
+
+
+@register("periodic_window")
+@dataclass(frozen=True)
+class PeriodicWindow(Pattern):
+    """Keys whose place in their period is near the query's place in its own.
+
+    For videos, where a token attends to its surroundings in every frame.
+
+    Parameters
+    ----------
+    period : int
+        Tokens of a period.
+    left : int
+        Places before the query's.
+    right : int, optional
+        Places after it; as many as `left` when left out.
+    offset : int, optional
+        Where a period starts, as after a prompt.
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not an integer.
+    ValueError
+        If `period` is less than 1 or beyond the longest sequence, or another one negative.
+
+    Notes
+    -----
+    The window is cut off at the ends of a period. With a prompt of n tokens that sees all and is seen by all it is
+    ``GlobalTokens(n) | PeriodicWindow(period, w, offset=n)``.
+
+    References
+    ----------
+    Xi et al. Sparse VideoGen. arXiv:2502.01776.
+
+    Examples
+    --------
+    >>> PeriodicWindow(4, 1).index_set(8, 8).row(5)
+    array([0, 1, 2, 4, 5, 6])
+    """
+
+    period: Annotated[int, Range(1, LONGEST)]
+    left: Count
+    right: Count | Literal["left"] = "left"
+    offset: Count = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.right == "left":
+            assign(self, right=self.left)
+
+    def _place(self, positions: Any) -> Any:
+        """Each position's place in its period."""
+        return (positions - self.offset % self.period) % self.period
+
+    def allows(self, q: Any, k: Any) -> Any:
+        right = self.left if self.right == "left" else self.right
+        own, other = self._place(q), self._place(k)
+        return (own - reach(self.left) <= other) & (other <= own + reach(right))
+
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        queries, keys = (self._lattices(first, kv_len) for first in (q_offset(q_len, kv_len), 0))
+        return tuple(Part(self, query, key) for query in queries for key in keys)
+
+    def _lattices(self, first: int, end: int) -> tuple[Lattice, ...]:
+        """The positions from `first` to `end`: whole periods place by place, what is before them and what is behind."""
+        start = min(first + -(first - self.offset) % self.period, end)
+        periods = (end - start) // self.period
+        stop = start + periods * self.period
+        whole = (Lattice(start, (1, self.period), (self.period, periods)),) if periods > 1 else ()
+        ends = ((first, start), (stop, end)) if whole else ((first, end),)
+        return whole + tuple(Lattice(a, (1,), (b - a,)) for a, b in ends if a < b)
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        period = draw.integer(1, sizes.kv_len + 2)
+        return cls(period, draw.size(0, period), draw.size(0, period), draw.size(0, 2 * period)), sizes
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        return cls(8, 1, offset=3), 32
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        return cls(512, 32), 4096

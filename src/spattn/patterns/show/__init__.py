@@ -1,0 +1,1 @@
+"""Draw and print patterns."""

@@ -1,0 +1,81 @@
+"""Patterns written as text: ``causal & sliding_window(255, 0)``. The text is parsed, never evaluated."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import operator
+from typing import Any
+
+from ..base.pattern import Pattern
+from ..base.registry import pattern_class
+
+__all__ = ["make", "parse", "signature"]
+
+_OPERATORS = {ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.Sub: operator.sub}
+
+
+def signature(name: str) -> str:
+    """How the pattern registered under `name` is called: its parameters and their defaults."""
+    called = inspect.signature(pattern_class(name))
+    plain = [p.replace(annotation=inspect.Parameter.empty) for p in called.parameters.values()]
+    return name + str(called.replace(parameters=plain, return_annotation=inspect.Signature.empty))
+
+
+def make(name: str, *args: Any, **params: Any) -> Pattern:
+    """The pattern registered under `name`; ValueError where a parameter is missing or unknown."""
+    cls = pattern_class(name)
+    try:
+        inspect.signature(cls).bind(*args, **params)
+    except TypeError as error:
+        raise ValueError(f"pattern: expected {signature(name)}, got {str(error).removeprefix('got ')}") from error
+    return cls(*args, **params)
+
+
+def parse(text: str) -> Pattern:
+    """The pattern that a text describes: registered names, called or not, joined by ``& | - ~`` and parentheses.
+
+    Arguments are Python literals, or patterns: ``per_head((causal, ~sinks(4)))``.
+
+    Raises
+    ------
+    ValueError
+        If the text is anything else, a name is unknown, or a parameter is missing, unknown or out of range.
+    TypeError
+        If a parameter is of a wrong type.
+    """
+    try:
+        return _pattern(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise _unexpected(text) from error
+
+
+def _pattern(node: ast.expr) -> Pattern:
+    match node:
+        case ast.Name(name):
+            return make(name)
+        case ast.Call(ast.Name(name), args, keywords):
+            named = {keyword.arg: _argument(keyword.value) for keyword in keywords if keyword.arg is not None}
+            if len(named) == len(keywords):
+                return make(name, *map(_argument, args), **named)
+        case ast.BinOp(left, symbol, right) if type(symbol) in _OPERATORS:
+            return _OPERATORS[type(symbol)](_pattern(left), _pattern(right))
+        case ast.UnaryOp(ast.Invert(), operand):
+            return ~_pattern(operand)
+    raise _unexpected(ast.unparse(node))
+
+
+def _argument(node: ast.expr) -> Any:
+    match node:
+        case ast.Tuple(elements) | ast.List(elements):
+            return tuple(map(_argument, elements))
+        case ast.Name() | ast.Call() | ast.BinOp() | ast.UnaryOp(ast.Invert()):
+            return _pattern(node)
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise _unexpected(ast.unparse(node)) from error
+
+
+def _unexpected(text: str) -> ValueError:
+    return ValueError(f"pattern: expected a description like 'causal & sliding_window(255, 0)', got {text!r}")

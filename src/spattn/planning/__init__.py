@@ -1,0 +1,9 @@
+"""Plans: what a pattern allows, as tiles over affine views, and who computes them; every backend executes the same."""
+
+from __future__ import annotations
+
+from .contract.cache import PlanCacheInfo, clear_plan_cache, plan_cache_info
+from .contract.types import Plan, positions
+from .contract.validated import validate
+
+__all__ = ["Plan", "PlanCacheInfo", "clear_plan_cache", "plan_cache_info", "positions", "validate"]

@@ -1,0 +1,272 @@
+"""The one cache: the plans that were used last, with what was made of them and the calls that are prepared to run them.
+
+There is no lock, so that neither a forked child nor a signal handler ever waits for one: dictionaries do one operation
+after the other, and nothing here relies on two of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+
+import numpy as np
+
+from ..._util.cached import Recent
+from ...patterns import Pattern
+from ...patterns.base.registry import pattern_class
+from .types import Plan
+from .validated import MAX_CALLS, Sealed, moved_plan, sealed
+
+__all__ = [
+    "PlanCacheInfo",
+    "clear_plan_cache",
+    "find",
+    "find_call",
+    "keep",
+    "keep_call",
+    "kept_with_plan",
+    "plan_cache_info",
+    "size_of",
+]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+_MAX_BYTES = 256 << 20
+_MAX_PLANS = 256
+_MAX_MOVED = 64  # numbers of keys that a plan is kept at
+_OBJECT_BYTES = 8192  # of a plan, its sealed copy and its key, beside the pattern and the elements of arrays
+
+_clock = itertools.count()
+_plans: dict[tuple[Any, ...], Kept] = {}
+_calls: dict[
+    tuple[object, Hashable], tuple[Any, Kept]
+] = {}  # prepared calls of patterns, each with the plan that it executes
+_counts = {"hits": 0, "misses": 0}
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Kept:
+    """A plan, what making it took (`needed` bytes), and what it and its key take now; `moved` are plans that it became
+    at other numbers of keys."""
+
+    plan: Plan
+    sealed: Sealed
+    needed: int
+    own_bytes: int
+    moved: Recent = dataclasses.field(default_factory=lambda: Recent(_MAX_MOVED))
+    signatures: list[tuple[object, Hashable]] = dataclasses.field(default_factory=list)  # under which _calls has it
+    used: int = dataclasses.field(default_factory=_clock.__next__)
+
+    @property
+    def nbytes(self) -> int:
+        others = [sealed(plan) for plan in self.moved.copy().values()]
+        own = self.plan.views.nbytes if self.sealed.growth is None else self.plan.nbytes  # the rest is shared
+        return (
+            self.own_bytes
+            + len(others) * (_OBJECT_BYTES + own)
+            + sum(one.derived_bytes for one in (self.sealed, *others))
+        )
+
+    def at(self, kv_len: int) -> Plan:
+        """The plan at a number of keys that it serves."""
+        if kv_len == self.plan.kv_len:
+            return self.plan
+        return self.moved.get(kv_len) or self.moved.keep(kv_len, moved_plan(self.plan, kv_len))
+
+    def executes(self, plan: Sealed) -> bool:
+        """Whether `plan` is this one, at any number of keys."""
+        return any(sealed(one) is plan for one in (self.plan, *self.moved.copy().values()))
+
+
+class PlanCacheInfo(NamedTuple):
+    """What :func:`spattn.plan_cache_info` returns.
+
+    Parameters
+    ----------
+    hits, misses : int
+        How often a plan, or a call prepared for it, was found, and how often one was made, since the start or
+        :func:`spattn.clear_plan_cache`. Not exact while several threads plan.
+    plans : int
+        Plans that are kept.
+    bytes, max_bytes : int
+        Host memory that they take, with their patterns and what backends made of them, and the most that they may.
+    """
+
+    hits: int
+    misses: int
+    plans: int
+    bytes: int
+    max_bytes: int
+
+
+def find(key: tuple[Any, ...]) -> Kept | None:
+    """What was kept under `key`, whose second number is that of the keys, or what moves there."""
+    kept = _plans.get(key)
+    if kept is None:
+        kept = _plans.get(_at_any_length(key))
+        if kept is None or kept.sealed.least is None or key[2] < kept.sealed.least:
+            return None
+    kept.used = next(_clock)
+    _counts["hits"] += 1
+    return kept
+
+
+def _at_any_length(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The key of a plan that moves."""
+    return *key[:2], None, *key[3:]
+
+
+def keep(key: tuple[Any, ...], plan: Plan, needed: int) -> Plan:
+    """Keeps a plan, unless it is larger than all of them may be; returns the one that was there first."""
+    _counts["misses"] += 1
+    kept = Kept(plan, sealed(plan), needed, _OBJECT_BYTES + plan.nbytes + size_of(key[0]))
+    if kept.nbytes > _MAX_BYTES:
+        return plan
+    kept = _plans.setdefault(key if kept.sealed.least is None else _at_any_length(key), kept)
+    _forget()
+    return kept.at(plan.kv_len)
+
+
+def kept_with_plan(make: Callable[Concatenate[Plan, _P], _R]) -> Callable[Concatenate[Plan, _P], _R]:
+    """A function of a plan and of hashable arguments, whose result is made once and kept as long as the plan."""
+
+    @functools.wraps(make)
+    def found_or_made(plan: Plan, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        of, key = sealed(plan), (make, *args, *kwargs.items())
+        if key not in of.derived:
+            made = make(plan, *args, **kwargs)
+            if of.derived.setdefault(key, made) is made:
+                vars(of)["derived_bytes"] += size_of(made)
+                _forget()
+        return of.derived[key]
+
+    return found_or_made
+
+
+def find_call(pattern: Hashable, signature: Hashable) -> Any:
+    """The call that was prepared for a pattern, or a plan, and arrays of this signature."""
+    if isinstance(pattern, Plan):
+        return sealed(pattern).calls.get(signature)
+    found = _calls.get((pattern_class(pattern) if isinstance(pattern, str) else pattern, signature))
+    if found is None:
+        return None
+    prepared, kept = found
+    kept.used = next(_clock)
+    _counts["hits"] += 1
+    return prepared
+
+
+def keep_call(pattern: Hashable, signature: Hashable, plan: Plan, prepared: Any) -> None:
+    """Keeps a prepared call as long as the plan that it executes: with a plan that was handed over, or with the one of
+    the pattern in the cache."""
+    if isinstance(pattern, Plan):
+        sealed(pattern).calls.keep(signature, prepared)
+        return
+    own = sealed(plan)
+    kept = next((kept for kept in _plans.copy().values() if kept.executes(own)), None)
+    if kept is None:  # too large to be kept
+        return
+    if len(kept.signatures) >= MAX_CALLS:
+        _forget_calls(kept)
+    # A name stands for the class that has it now. A pattern equal to the plan's is replaced by it, so that each is
+    # held, and counted, once.
+    key = pattern_class(pattern) if isinstance(pattern, str) else plan.pattern, signature
+    kept.signatures.append(key)
+    _calls[key] = prepared, kept
+    if all(one is not kept for one in _plans.copy().values()):  # another thread has just dropped it
+        _forget_calls(kept)
+
+
+def _forget_calls(kept: Kept) -> None:
+    while kept.signatures:
+        _calls.pop(kept.signatures.pop(), None)
+
+
+def _forget() -> None:
+    """Drops the plans that were not used for longest while there are too many."""
+    plans = _plans.copy()
+    total, left = sum(kept.nbytes for kept in plans.values()), len(plans)
+    if total <= _MAX_BYTES and left <= _MAX_PLANS:
+        return
+    for key, kept in sorted(plans.items(), key=lambda item: item[1].used):
+        _plans.pop(key, None)
+        _forget_calls(kept)
+        total, left = total - kept.nbytes, left - 1
+        if total <= _MAX_BYTES and left <= _MAX_PLANS:
+            return
+
+
+def plan_cache_info() -> PlanCacheInfo:
+    """What is kept of the plans made so far.
+
+    Returns
+    -------
+    PlanCacheInfo
+        A named tuple (hits, misses, plans, bytes, max_bytes).
+
+    Examples
+    --------
+    >>> import spattn
+    >>> spattn.clear_plan_cache()
+    >>> for _ in range(3):
+    ...     made = spattn.plan(spattn.patterns.Causal(), 1000)
+    >>> info = spattn.plan_cache_info()
+    >>> info.hits, info.misses, info.plans, info.max_bytes >> 20
+    (2, 1, 1, 256)
+    """
+    kept = _plans.copy().values()
+    return PlanCacheInfo(**_counts, plans=len(kept), bytes=sum(one.nbytes for one in kept), max_bytes=_MAX_BYTES)
+
+
+def clear_plan_cache() -> None:
+    """Forget all plans that are kept for calls to come, with their patterns and what backends made of them.
+
+    Plans that somebody else holds stay as they are. Only time and memory depend on what is kept, never a result.
+
+    Examples
+    --------
+    >>> import spattn
+    >>> spattn.clear_plan_cache()
+    >>> spattn.plan_cache_info().plans
+    0
+    """
+    _plans.clear()
+    _calls.clear()
+    _counts.update(hits=0, misses=0)
+
+
+def size_of(thing: Any) -> int:
+    """Bytes of an object and of all arrays, containers, patterns and dataclasses in it, each counted once."""
+    total, seen, pending = 0, set(), [thing]
+    while pending:
+        one = pending.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        total += sys.getsizeof(one)
+        parts = _parts(one)
+        if type(parts) is tuple and set(map(type, parts)) == {int}:  # as positions are, hundreds of them
+            numbers = dict(zip(map(id, parts), parts, strict=True))
+            for known in seen.intersection(numbers):
+                del numbers[known]
+            seen.update(numbers)
+            total += sum(map(int.__sizeof__, numbers.values()))
+        else:
+            pending.extend(parts)
+    return total
+
+
+def _parts(thing: Any) -> Iterable[Any]:
+    if isinstance(thing, np.ndarray):
+        return () if thing.base is None else (thing.base,)
+    if isinstance(thing, (tuple, list, set, frozenset)):
+        return thing
+    if isinstance(thing, dict):
+        return (*thing, *thing.values())
+    inside = isinstance(thing, Pattern) or dataclasses.is_dataclass(thing) and not isinstance(thing, type)
+    return vars(thing).values() if inside and hasattr(thing, "__dict__") else ()

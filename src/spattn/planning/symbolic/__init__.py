@@ -1,0 +1,1 @@
+"""Evaluate predicates on whole tiles: intervals, congruences and tables."""

@@ -1,0 +1,39 @@
+"""Two-sided look-ups in a table of blocks: tiles that see the same excerpt of it are alike."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .cells import Cells
+from .symbols import OneSide, Pair, Symbolic, TilePairs, as_pair, boolean, combine
+
+if TYPE_CHECKING:
+    from ...patterns.hints.table import BlockTable
+
+__all__ = ["looked_up"]
+
+
+def looked_up(pairs: TilePairs, table: BlockTable, a: Any, b: Any) -> Symbolic:
+    """Whether block `b` of keys is in block `a` of queries' row of the table."""
+    if isinstance(a, OneSide) and isinstance(b, OneSide) and a.box is b.box:
+        return OneSide(pairs, a.box, Cells.listed(table.contains(a.cells.values, b.cells.values)))
+    x, y = as_pair(pairs, a), as_pair(pairs, b)
+    lo, hi = table.all_in(x.lo, x.hi, y.lo, y.hi), table.any_in(x.lo, x.hi, y.lo, y.hi)
+    return boolean(pairs, lo, hi, _excerpt_key(table, a, b, x, y))
+
+
+def _excerpt_key(table: BlockTable, a: Any, b: Any, x: Pair, y: Pair) -> np.ndarray | None:
+    """Key of a table look-up: tiles that see equal excerpts of the table, through indices of equal shape, are equal.
+
+    Excerpts of up to 62 cells are compared; larger ones are told apart by where they lie.
+    """
+    if not x.pairs.with_keys:
+        return None
+    height, width = (int((side.hi - side.lo).max(initial=0)) + 1 for side in (x, y))
+    if height * width > 62 or not (isinstance(a, OneSide) and isinstance(b, OneSide)):
+        return combine(x.key, y.key)
+    excerpt = table.excerpts(x.lo, y.lo, height, width)
+    shapes = combine(a.integers.shape_and_base[0][a.box], b.integers.shape_and_base[0][b.box])
+    return combine(shapes, np.unique(excerpt, return_inverse=True)[1].reshape(-1))

@@ -1,0 +1,1 @@
+"""Tile finders: from a bound pattern to tiles over affine views."""

@@ -1,0 +1,16 @@
+"""What Python calls of the compiled sweep, for type checkers; _sweep.pyx documents it."""
+
+from collections.abc import Sequence
+
+from ...patterns.hints.bands import Bands
+from ._bitmasks import Bitmasks
+from ._lists import RunLists
+
+def sweep(
+    queries: tuple[int, int],
+    keys: tuple[int, int],
+    clauses: Sequence[Bands],
+    masks: Bitmasks,
+    lists: RunLists,
+    most: int,
+) -> int: ...

@@ -1,0 +1,158 @@
+"""From listed pairs to tiles: no cell is visited but those that are listed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from ..._util.index_checks import q_offset
+from ...patterns import Pattern
+from ..contract.budget import Budget
+from ..contract.types import LARGEST
+from ._lists import RunLists
+from ._pairs import Gathered, Pairs, bitmasks
+from .finder import add_runs, join_runs
+from .masks import Masks
+
+__all__ = ["are_scattered", "gathered_tiles", "tiles_of_pairs"]
+
+_PAIRS_AT_ONCE = 1 << 18  # about so many are grouped at once
+_PLACE_BYTES = 4  # of a plan's kv_order, and of each key while keys are gathered
+_WORDS_AT_ONCE = 1 << 17  # of bitmasks that are made at once: they fit into a cache
+_SAMPLE = 16  # query tiles whose pairs are looked at
+_FEW = 8  # pairs of a tile: fewer cost less than any tile that holds a pair
+
+
+class _Strip(NamedTuple):
+    """Tiles of some consecutive query tiles, sorted; the pairs of tile t are ``cell[first[t] : first[t + 1]]``, as
+    row-major numbers in the tile."""
+
+    query_tile: np.ndarray
+    key_tile: np.ndarray
+    full: np.ndarray
+    first: np.ndarray
+    cell: np.ndarray
+
+
+def are_scattered(pattern: Pattern, q_len: int, kv_len: int, tile: tuple[int, int]) -> bool:
+    """Whether a look at some query tiles of a bound pattern that lists its pairs says that tiles which hold a pair hold
+    few of them: the plan is large then, and computes little that is allowed."""
+    block_q, block_kv = tile
+    pairs = met = 0
+    if q_len >= block_q and kv_len:
+        for number in np.unique(np.linspace(0, q_len // block_q - 1, _SAMPLE).astype(np.int64)):
+            q = np.arange(number * block_q, (number + 1) * block_q) + q_offset(q_len, kv_len)
+            _, key = pattern._pairs(q, kv_len)
+            pairs, met = pairs + len(key), met + len(np.unique(key // block_kv))
+    return pairs < _FEW * met
+
+
+def tiles_of_pairs(
+    pattern: Pattern, query: np.void, key: np.void, shift: int, masks: Masks, lists: RunLists, budget: Budget
+) -> int:
+    """Adds the tiles that hold the pairs which `pattern` lists, on views of consecutive positions, to `lists`; returns
+    how many pairs these are.
+
+    Parameters are those of :func:`spattn.planning.tiles.tiling.find_tiles`. Costs O(nnz) time.
+    """
+    pairs = Pairs(masks.tile, int(key["offset"]), int(key["extent"][-1]))
+    kv_len = int(key["offset"] + key["extent"][-1])
+
+    def strip(tiles: range) -> _Strip:
+        return _strip(pairs, *_listed(pattern, query, shift, kv_len, tiles, masks), tiles.start, query, masks)
+
+    return _add_strips(strip, query, masks, lists, budget)
+
+
+def gathered_tiles(
+    pattern: Pattern, query: np.void, shift: int, kv_len: int, masks: Masks, lists: RunLists, budget: Budget
+) -> tuple[int, np.ndarray]:
+    """The same with the keys of each query tile side by side, and the key at each place: those of one query tile after
+    the other, in order and each once, filled up to whole tiles with the last one, to which nothing attends there."""
+    budget.need(_PLACE_BYTES * kv_len)
+    gathered, found, places = Gathered(masks.tile, kv_len), [np.zeros(0, np.int32)], 0
+
+    def strip(tiles: range) -> _Strip:
+        nonlocal places
+        row, key = _listed(pattern, query, shift, kv_len, tiles, masks)
+        keys, place = gathered.gather(row, key, min(LARGEST, budget.max_bytes // _PLACE_BYTES) - places)
+        found.append(keys)
+        before, places = places // masks.tile[1], places + len(keys)
+        budget.need(_PLACE_BYTES * places)
+        if places > LARGEST:
+            raise ValueError(f"pattern: expected at most {LARGEST} places of keys, got at least {places}")
+        own = _strip(Pairs(masks.tile, 0, len(keys)), row, place, tiles.start, query, masks)
+        return own._replace(key_tile=own.key_tile + np.int32(before))
+
+    return _add_strips(strip, query, masks, lists, budget), np.concatenate(found)
+
+
+def _add_strips(strip: Callable[[range], _Strip], query: np.void, masks: Masks, lists: RunLists, budget: Budget) -> int:
+    """Adds the tiles of all strips, each of as many query tiles as hold a cache full of pairs; returns how many pairs
+    they have."""
+    budget.need(4 * math.prod(masks.tile))
+    single = np.full(math.prod(masks.tile), -1, np.int32)  # number of the bitmask of each cell alone, where it is known
+    first, at_once, nnz, query_tiles = 0, 1, 0, int(query["tiles"])
+    while first < query_tiles:
+        tiles = range(first, min(first + at_once, query_tiles))
+        pairs = _add_strip(strip(tiles), tiles, single, masks, lists, budget)
+        nnz, first = nnz + pairs, tiles.stop
+        at_once = min(max(at_once * _PAIRS_AT_ONCE // max(pairs, 1), 1), 4 * at_once)
+    return nnz
+
+
+def _add_strip(own: _Strip, tiles: range, single: np.ndarray, masks: Masks, lists: RunLists, budget: Budget) -> int:
+    """Adds the tiles of a strip, of which nothing is left when the next one is made; returns how many pairs it had."""
+    budget.need_runs(len(own.full))
+    mask, length = _masks_of(own, single, masks), np.ones(len(own.full), np.int32)
+    runs = join_runs(own.query_tile - np.int32(tiles.start), own.key_tile, length, mask)
+    add_runs(lists, budget, len(tiles), *runs)
+    return len(own.cell)
+
+
+def _listed(
+    pattern: Pattern, query: np.void, shift: int, kv_len: int, tiles: range, masks: Masks
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pairs of some query tiles, rows counted from the first one of them."""
+    block_q, rows = masks.tile[0], int(query["extent"][-1])
+    q = np.arange(tiles.start * block_q, min(tiles.stop * block_q, rows)) + (int(query["offset"]) + shift)
+    row, key = (np.ascontiguousarray(side, np.int64) for side in pattern._pairs(q, kv_len))
+    return row, key
+
+
+def _strip(pairs: Pairs, row: np.ndarray, key: np.ndarray, number: int, query: np.void, masks: Masks) -> _Strip:
+    """Pairs of query tiles from `number` on, tile by tile."""
+    (block_q, block_kv), rows = masks.tile, int(query["extent"][-1])
+    query_tile, key_tile, first, cell = pairs.group(row, key, number)
+    full = np.diff(first) == np.minimum(rows - query_tile.astype(np.int64) * block_q, block_q) * block_kv
+    return _Strip(query_tile, key_tile, full, first, cell)
+
+
+def _masks_of(strip: _Strip, single: np.ndarray, masks: Masks) -> np.ndarray:
+    """Number of the bitmask of each tile, -1 for full ones.
+
+    Where pairs are scattered most tiles hold a single one, whose bitmask is looked up by its cell.
+    """
+    count, mask = np.diff(strip.first), np.full(len(strip.full), -1, np.int32)
+    alone = np.flatnonzero(count == 1)
+    cell = strip.cell[strip.first[alone]]
+    unknown = alone[single[cell] < 0]
+    new, one = np.unique(strip.cell[strip.first[unknown]], return_index=True)
+    single[new] = _add(strip, unknown[one], masks)
+    mask[alone] = single[cell]
+    several = np.flatnonzero((count > 1) & ~strip.full)
+    mask[several] = _add(strip, several, masks)
+    return mask
+
+
+def _add(strip: _Strip, tiles: np.ndarray, masks: Masks) -> np.ndarray:
+    """Numbers of the bitmasks of some tiles of a strip."""
+    words = math.prod(masks.shape)
+    numbers = [np.zeros(0, np.int32)]
+    at_once = max(1, _WORDS_AT_ONCE // words)
+    for start in range(0, len(tiles), at_once):
+        numbers.append(masks.add(bitmasks(strip.first, strip.cell, tiles[start : start + at_once], words)))
+    return np.concatenate(numbers)

@@ -1,0 +1,199 @@
+"""From one pattern piece and two views to a list of tiles with deduplicated bitmasks."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..._util.imports import whole_imports
+from ..._util.ragged import ramp
+from ...patterns import Lattice, Pattern
+from ...patterns.base.predicate import allowed as allowed_pairs
+from ...patterns.hints.bands import Bands
+from ..contract.budget import Budget
+from ..contract.types import SCATTERED_TILE, TILE, grid_of, padded_before, padding_kinds, positions
+from ._lists import RunLists
+from .finder import add_runs, join_runs
+from .masks import EMPTY, Masks, packed
+from .parts import Piece
+from .search import Found, alike, cut_view, search
+from .spans import tiles_of_spans
+
+_BOX_BYTES = 96  # of a box of either view
+_FEW = 32  # tiles of keys beside one of queries, as a box of queries has them
+
+
+@functools.lru_cache(maxsize=64)
+def make_view(lattice: Lattice, block: int) -> np.void:
+    """The VIEW record of a lattice cut into boxes of `block` cells."""
+    return cut_view(lattice.offset, lattice.strides, lattice.extents, choose_box(lattice.extents, block))
+
+
+@functools.lru_cache(maxsize=2048)
+def choose_box(extents: tuple[int, ...], block: int) -> tuple[int, ...]:
+    """The most cubic box of `block` cells among those that need (almost) the fewest, but where one is enough, that in
+    which the lattice's last cell comes first; a tie favours the last axis."""
+
+    def boxes(box: tuple[int, ...]) -> int:
+        return math.prod(grid_of(extents, box))
+
+    candidates = factorisations(block, len(extents))
+    fewest = min(map(boxes, candidates))
+    near = [box for box in candidates if boxes(box) <= 1.1 * fewest]
+    return min(near, key=lambda box: (last_cell(extents, box) if fewest == 1 else 0, sum(box), box))
+
+
+def last_cell(extents: tuple[int, ...], box: tuple[int, ...]) -> int:
+    """The number of a box's last cell, where the box is as large as a lattice or larger."""
+    cell = 0
+    for extent, side in zip(extents, box, strict=True):
+        cell = cell * side + extent - 1
+    return cell
+
+
+def factorisations(number: int, factors: int) -> list[tuple[int, ...]]:
+    """All ways to write a number as a product of so many factors."""
+    if factors == 1:
+        return [(number,)]
+    divisors = [d for d in range(1, number + 1) if number % d == 0]
+    return [(d, *rest) for d in divisors for rest in factorisations(number // d, factors - 1)]
+
+
+def choose_tile(bound: Sequence[Pattern], q_len: int, kv_len: int) -> tuple[int, int]:
+    """Queries and keys of a tile for these variants, where nobody asks for any."""
+    listing = [pattern for pattern in bound if pattern._lists_pairs]
+    if listing:
+        with whole_imports:  # which few patterns need
+            from .listed import are_scattered
+
+        if any(are_scattered(pattern, q_len, kv_len, TILE) for pattern in listing):
+            return SCATTERED_TILE
+    return TILE
+
+
+def find_tiles(
+    piece: Piece, query: np.void, key: np.void, shift: int, kv_len: int, masks: Masks, lists: RunLists, budget: Budget
+) -> int:
+    """Adds all tiles of a piece on its pair of views that hold an allowed pair to `lists`, one for each query tile;
+    returns how many pairs these are.
+
+    Parameters
+    ----------
+    shift : int
+        kv_len − q_len: what turns a row of the query view into a position.
+    budget : Budget
+        Raises ValueError where they are too many.
+    """
+    budget.need(_BOX_BYTES * (int(query["tiles"]) + int(key["tiles"])))
+    pattern = piece.pattern
+    if _plain(piece.query) and _plain(piece.key):
+        if pattern._lists_pairs:
+            with whole_imports:  # which few patterns need
+                from .listed import tiles_of_pairs
+
+            return tiles_of_pairs(pattern, query, key, shift, masks, lists, budget)
+        bands = _bands(pattern, query, shift)
+        if bands is not None:
+            with whole_imports:  # which not every pattern needs
+                from .banded import tiles_of_bands
+
+            return tiles_of_bands(bands, query, key, shift, masks, lists, budget)
+    spanned = tiles_of_spans(piece, query, key, kv_len, masks, lists, budget)
+    if spanned is not None:
+        return spanned
+    # A few tiles are sooner evaluated than searched for.
+    few = int(query["tiles"]) == 1 and int(key["tiles"]) <= _FEW
+    every = np.arange(int(key["tiles"])) if few else np.zeros(0, np.int64)
+    pairs = np.stack([np.zeros_like(every), every])
+    found = Found(np.zeros((3, 0), np.int64), pairs, pairs, every)
+    found = found if few else _without_padding(search(pattern, query, key, shift, budget), key)
+    budget.need_runs(found.runs.shape[1])
+    first, kinds = (every, every) if few else _kinds(pattern, query, key, shift, found.samples)
+    numbers = _evaluate(pattern, query, key, shift, found.samples[:, first], masks)[kinds[found.sample]]
+    kept = numbers > EMPTY
+    (q_run, k_run, length), (q_open, k_open) = found.runs, found.open[:, kept]
+    count = np.concatenate([length, np.ones(len(q_open), np.int64)])
+    mask = np.concatenate([np.full(len(q_run), -1), numbers[kept]])
+    query_tile, key_tile = np.concatenate([q_run, q_open]), np.concatenate([k_run, k_open])
+    order = np.argsort(query_tile * int(key["tiles"]) + key_tile, kind="stable")  # each half is mostly in order
+    joined = join_runs(query_tile[order], key_tile[order], count[order], mask[order])
+    add_runs(lists, budget, int(query["tiles"]), *joined)
+    return _count(query, *joined, masks)
+
+
+def _bands(pattern: Pattern, query: np.void, shift: int) -> tuple[Bands, ...] | None:
+    """The clauses of a pattern for the queries of a view of consecutive positions."""
+    start = int(query["offset"]) + shift
+    return pattern._bands(start, start + int(query["extent"][-1]))
+
+
+def _plain(lattice: Lattice) -> bool:
+    """Whether a lattice is one of consecutive positions."""
+    return lattice.strides[-1] == 1 and max(lattice.extents[:-1], default=1) == 1
+
+
+def _without_padding(found: Found, key: np.void) -> Found:
+    """The same with the tiles of runs that hold padding keys as open pairs."""
+    before = padded_before(key)
+    padded = np.nonzero(np.diff(before))[0]
+    query, first, length = found.runs
+    low, high = before[first], before[first + length]
+    if not (high > low).any():
+        return found
+    own, row = high - low, query * int(key["tiles"])  # row: where the numbers of all tile pairs of a query tile start
+    tiles = padded[np.repeat(low, own) + ramp(own)]
+    more = np.stack([np.repeat(query, own), tiles])
+    open_, samples = (np.concatenate([pairs, more], axis=1) for pairs in (found.open, found.samples))
+    sample = np.append(found.sample, found.samples.shape[1] + np.arange(len(tiles)))
+    tiles += np.repeat(row, own)
+    # What is left of runs lies between padded tiles: sorted, every start meets its own end.
+    starts, stops = np.sort(np.stack([np.append(row + first, tiles + 1), np.append(tiles, row + first + length)]))
+    kept = stops > starts
+    return Found(
+        np.stack([*np.divmod(starts[kept], int(key["tiles"])), (stops - starts)[kept]]), open_, samples, sample
+    )
+
+
+def _kinds(
+    pattern: Pattern, query: np.void, key: np.void, shift: int, pairs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Groups tile pairs whose bitmasks are equal: (one pair of each group, group of each pair)."""
+    if not pairs.size:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    first, kinds, unfollowed = alike(pattern, query, key, shift, pairs)
+    if unfollowed:
+        with whole_imports:  # which few patterns need
+            from .undecided import announce
+
+        cells = math.prod([*query["box"].tolist(), *key["box"].tolist()])
+        announce(pattern, unfollowed[0], len(first), len(first) * cells)
+    return first, kinds
+
+
+def _evaluate(
+    pattern: Pattern, query: np.void, key: np.void, shift: int, pairs: np.ndarray, masks: Masks
+) -> np.ndarray:
+    """Number of the bitmask of each tile pair; -1 when full, `EMPTY` when nothing is allowed."""
+
+    def evaluated(some: np.ndarray) -> np.ndarray:
+        (q, _), (k, valid) = (positions(view, tiles) for view, tiles in zip((query, key), pairs[:, some], strict=True))
+        found = allowed_pairs(pattern, (q + shift)[:, :, None], k[:, None, :])
+        return packed(np.broadcast_to(found, (len(some), *masks.tile)) & valid[:, None, :])
+
+    return masks.number(evaluated, *padding_kinds(query, pairs[0]))
+
+
+def _count(
+    query: np.void, query_tile: np.ndarray, key_tile: np.ndarray, count: np.ndarray, mask: np.ndarray, masks: Masks
+) -> int:
+    """Allowed pairs of these runs; padding rows do not count."""
+    bits, (padding, real) = masks.array(), padding_kinds(query, query_tile)
+    pairs = np.zeros((len(real), len(bits) + 1), np.int64)  # of each bitmask, last of full tiles
+    for own, rows in zip(pairs, real, strict=True):
+        of_rows = np.bitwise_count(bits if rows.all() else bits[:, rows])
+        own[:-1] = of_rows.sum(axis=(1, 2), dtype=np.int64)
+        own[-1] = np.count_nonzero(rows) * masks.tile[1]
+    return int((pairs[padding, mask] * count).sum())

@@ -1,0 +1,1 @@
+"""One attention call as data: its operands, sizes and layout."""

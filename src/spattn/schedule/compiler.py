@@ -1,0 +1,231 @@
+"""From a pattern to a plan: the passes in their order, in front of them the cache.
+
+1. The pattern becomes one for each kind of head, bound to the lengths (:mod:`spattn.patterns`).
+2. :func:`spattn.planning.tiles.build.tile_pattern`: its parts become affine views, tiles and bitmasks: *what* is
+   computed.
+3. :func:`spattn.schedule.items.share_out`: lists of tiles become work items, slots and merges, *who* computes it.
+
+Passes that only some backends need are made of the plan when they ask for them, and kept with it:
+:mod:`spattn.schedule`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from .._util.imports import whole_imports
+from .._util.index_checks import check_lengths
+from .._util.limits import memory
+from ..patterns import Pattern
+from ..patterns.base.check import integer, integers
+from ..planning import Plan
+from ..planning.contract.budget import Budget
+from ..planning.contract.cache import find, keep
+from ..planning.contract.types import AXES, LARGEST_SIDE, TILE
+from ..planning.contract.validated import seal, sealed
+from ..request.call import Call
+
+__all__ = ["are_scattered", "plan", "plan_for", "planned_or"]
+
+
+def plan(
+    pattern: Pattern,
+    q_len: int,
+    kv_len: int | None = None,
+    *,
+    batch: int = 1,
+    heads: int | None = None,
+    tile: tuple[int, int] | None = None,
+    box: tuple[int, ...] | None = None,
+    workers: int = 1,
+    pieces: int = 0,
+    max_bytes: int | None = None,
+    ordered: bool = False,
+    gathered: bool = False,
+    tiled_for: int | None = None,
+) -> Plan:
+    """The plan that is kept for these arguments or moves there, or a new one; :func:`spattn.plan` names the errors.
+
+    Parameters
+    ----------
+    pieces : int, optional
+        Into how many pieces the lists of a variant are cut, of at least a few tiles each; 0: about four for each
+        worker.
+    ordered : bool, optional
+        Take tokens in the orders that patterns have. Heads of patterns that have none are planned as ever.
+    gathered : bool, optional
+        Put the keys that each query tile attends to side by side, for patterns that list their pairs. Heads of patterns
+        that do not are planned as ever.
+    tiled_for : int, optional
+        Take the tiles of the plan for so many workers, where that is kept.
+
+    Raises
+    ------
+    ValueError
+        Also if a plan is asked for that is both.
+    """
+    kv_len = q_len if kv_len is None else kv_len
+    if not isinstance(pattern, Pattern):
+        raise TypeError(f"pattern: expected a Pattern, got {type(pattern).__name__}")
+    check_lengths(q_len, kv_len)
+    if tile is None and box is not None:
+        tile = TILE  # boxes are of its queries, whatever the pattern
+    heads = max(1, pattern.sizes()[1]) if heads is None else _at_least(0, "heads", heads)
+    key = (
+        pattern,
+        int(q_len),
+        int(kv_len),
+        _at_least(0, "batch", batch),
+        heads,
+        None if tile is None else _check_tile(tile),
+        None if tile is None or box is None else _check_box(box, tile),
+        _at_least(1, "workers", workers),
+        pieces,
+        ordered,
+        gathered,
+    )
+    if ordered and gathered:
+        raise ValueError("ordered, gathered: expected at most one of them")
+    if max_bytes is not None:
+        _at_least(0, "max_bytes", max_bytes)
+    kept = find(key)
+    if kept is None:
+        other = None if tiled_for is None else find((*key[:7], tiled_for, 0, *key[9:]))
+        if other is not None and other.sealed.growth is None:  # whose tiles depend on the number of keys
+            return keep(key, _shared_anew(other.at(key[2]), *key[7:9]), other.needed)
+        budget = Budget(memory() if max_bytes is None else max_bytes)
+        return keep(key, _compile(*key, budget), budget.needed)
+    if max_bytes is not None:  # as if the plan were made now
+        Budget(max_bytes).need(kept.needed)
+    return kept.at(key[2])
+
+
+def plan_for(
+    pattern: Pattern,
+    call: Call,
+    tile: tuple[int, int] | None = None,
+    workers: int = 1,
+    max_bytes: int | None = None,
+    tile_by_tile: bool = False,
+    box: tuple[int, ...] | None = None,
+    ordered: bool = False,
+    gathered: bool = False,
+    tiled_for: int | None = None,
+    pieces: int = 0,
+) -> Plan:
+    """The same for a call, with the tiles and the number of workers that suit a backend, which may write its lists out
+    tile by tile: `max_bytes` bounds that, too."""
+    made = plan(
+        pattern,
+        call.q_len,
+        call.kv_len,
+        batch=call.batch,
+        heads=call.heads_q,
+        tile=tile,
+        box=box,
+        workers=workers,
+        pieces=pieces,
+        max_bytes=max_bytes,
+        ordered=ordered,
+        gathered=gathered,
+        tiled_for=tiled_for,
+    )
+    if tile_by_tile:
+        Budget(memory() if max_bytes is None else max_bytes).need_tiles(made.tiles)
+    return made
+
+
+def are_scattered(pattern: Pattern, q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int]) -> bool:
+    """Whether a look at some query tiles of a pattern that lists its pairs, and has no order in which they lie
+    together, says that no plan of such tiles need be made: that of scattered pairs is large, and whatever looks up the
+    keys of a query, or of a tile of them, costs less."""
+    if not pattern._has_order or q_len < tile[0]:  # no whole tile: nothing is bound for a look
+        return False
+    variants, _ = pattern.variants(batch, heads)
+    bound = [variant.bind(q_len, kv_len) for variant in variants]
+    if len(bound) != 1 or not bound[0]._lists_pairs:
+        return False
+    with whole_imports:  # which few patterns need
+        from ..planning.tiles import listed as _listed
+
+    return _listed.are_scattered(bound[0], q_len, kv_len, tile) and bound[0]._in_order() is None
+
+
+def planned_or(plan: Plan, *arguments: Any, **options: Any) -> Plan:
+    """What :func:`plan_for` makes of these arguments, or `plan` where that takes too many bytes, which is all that can
+    be wrong with a pattern that has been planned."""
+    try:
+        return plan_for(*arguments, **options)
+    except ValueError:
+        return plan
+
+
+def _shared_anew(plan: Plan, workers: int, pieces: int) -> Plan:
+    """The plan with the same tiles for another number of workers, or in so many pieces."""
+    with whole_imports:
+        from .items import Sharing, share_out
+
+    ends = np.searchsorted(plan.components["variant"], np.arange(plan.variants + 1)).tolist()
+    items = share_out(plan, ends, plan.q_len, plan.block_q, Sharing(workers, pieces))
+    return seal(replace(plan, **items._asdict()), sealed(plan).least, None)
+
+
+def _compile(
+    pattern: Pattern,
+    q_len: int,
+    kv_len: int,
+    batch: int,
+    heads: int,
+    tile: tuple[int, int] | None,
+    box: tuple[int, ...] | None,
+    workers: int,
+    pieces: int,
+    ordered: bool,
+    gathered: bool,
+    budget: Budget,
+) -> Plan:
+    with whole_imports:  # which plans that are kept do not need
+        from ..planning.tiles.build import tile_pattern
+        from .growth import Growth, fixed
+        from .items import Sharing
+
+    tiled = tile_pattern(pattern, q_len, kv_len, batch, heads, tile, box, ordered, gathered, budget)
+    sharing = Sharing(workers, pieces)
+    growth = Growth.of(tiled, q_len, sharing).fields if len(tiled.growing) else None
+    made = Plan(
+        pattern=pattern,
+        q_len=q_len,
+        block_q=tiled.tile[0],
+        block_kv=tiled.tile[1],
+        components=tiled.components,
+        indptr=tiled.indptr,
+        key_view=tiled.key_view,
+        variant=tiled.variant,
+        **(fixed(tiled, q_len, sharing) if growth is None else growth(kv_len)),
+    )
+    budget.need(made.nbytes)
+    return seal(made, tiled.least, growth)
+
+
+def _at_least(least: int, name: str, value: int) -> int:
+    return value if type(value) is int and value >= least else integer(name, value, least)
+
+
+def _check_tile(tile: tuple[int, int]) -> tuple[int, int]:
+    known = type(tile) is tuple and len(tile) == 2 and type(tile[0]) is type(tile[1]) is int
+    sides: tuple[int, ...] = tile if known else integers("tile", tile)
+    if len(sides) != 2 or not 1 <= sides[0] <= LARGEST_SIDE or not 1 <= sides[1] <= LARGEST_SIDE or sides[1] % 64:
+        expected = f"(block_q >= 1, a multiple of 64), both up to {LARGEST_SIDE}"
+        raise ValueError(f"tile: expected {expected}, got {sides}")
+    return sides[0], sides[1]
+
+
+def _check_box(box: tuple[int, ...], tile: tuple[int, int]) -> tuple[int, ...]:
+    sides = integers("box", box, 1)
+    if math.prod(sides) != tile[0] or len(sides) > AXES:
+        raise ValueError(f"box: expected {tile[0]} queries on up to {AXES} axes, got {sides}")
+    return sides

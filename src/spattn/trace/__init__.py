@@ -1,0 +1,1 @@
+"""Trace PyTorch mask functions into pattern predicates."""

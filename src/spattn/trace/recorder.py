@@ -1,0 +1,179 @@
+"""Makes a trace of a function: calls it with tensors that write down what is done with them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .trace import PART, Constant, Ref, Step, Trace, mapped
+
+__all__ = ["trace"]
+
+
+class _Recorder:
+    """The steps that were written down so far."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.numbers = 0
+        self._constants: dict[str, Constant] = {}
+
+    def constant(self, tensor: torch.Tensor) -> Constant:
+        made = Constant.of(tensor)
+        return self._constants.setdefault(repr(made), made)
+
+    def new(self, sample: Any) -> Ref:
+        self.numbers += 1
+        return Ref(self.numbers - 1, str(getattr(sample, "dtype", "")).removeprefix("torch."))
+
+    def argument(self) -> Traced:
+        sample = torch.zeros((), dtype=torch.int64, device="cpu")
+        return Traced(self, self.new(sample), sample)
+
+    def step(self, name: str, args: Any, options: Any, sample: Any) -> Any:
+        """Writes an operation down; what stands for its result, or a list where it has several."""
+        result = self.new(sample)
+        self.steps.append(Step(result, name, args, options))
+        if isinstance(sample, (tuple, list)):
+            return [self.step(PART, (result, n), (), part) for n, part in enumerate(sample)]
+        return Traced(self, result, sample)
+
+    def operand(self, x: Any) -> Any:
+        """What a step keeps of an argument."""
+        if isinstance(x, Traced):
+            return x.ref
+        return self.constant(x) if isinstance(x, torch.Tensor) else x
+
+
+class Traced(torch.Tensor):  # type: ignore[misc]
+    """Stands for a number of every pair at once. `sample` is that of the first pair, which tells dtype and shape."""
+
+    recorder: _Recorder
+    ref: Ref
+    sample: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, recorder: _Recorder, ref: Ref, sample: torch.Tensor) -> Traced:
+        self = torch.Tensor._make_wrapper_subclass(cls, sample.shape, dtype=sample.dtype, device="cpu")
+        self.recorder, self.ref, self.sample = recorder, ref, sample
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{self.ref.dtype} of every pair>"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if options.get("device") is not None:
+            options["device"] = torch.device("cpu")
+        recorder = next(x.recorder for x in _leaves((args, tuple(options.values()))) if isinstance(x, Traced))
+        _check(func)
+        kept = mapped(recorder.operand, args), mapped(recorder.operand, tuple(sorted(options.items())))
+        sample = func(*mapped(_sample, args), **{name: mapped(_sample, x) for name, x in options.items()})
+        return recorder.step(str(func), *kept, sample)
+
+
+class _Calls(TorchFunctionMode):  # type: ignore[misc]
+    """Makes ``table[i]`` an operation on `i`, because PyTorch would ask a tensor of no axes for its number.
+
+    Refuses random numbers of calls without traced tensors, which no `Traced` sees.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__getitem__:
+            table, index = args[0], args[1] if isinstance(args[1], tuple) else (args[1],)
+            numbers = all(isinstance(i, torch.Tensor) and i.dtype != torch.bool or type(i) is int for i in index)
+            if numbers and any(isinstance(i, Traced) for i in index):
+                return torch.ops.aten.index(table, [torch.as_tensor(i, device="cpu") for i in index])
+        options = kwargs or {}
+        if any(isinstance(x, Traced) for x in _leaves((args, tuple(options.values())))):
+            return func(*args, **options)
+        with _NoRandomNumbers():
+            return func(*args, **options)
+
+
+class _NoRandomNumbers(TorchDispatchMode):  # type: ignore[misc]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        _check_random(func)
+        return func(*args, **(kwargs or {}))
+
+
+def _leaves(operand: Any) -> Iterator[Any]:
+    if isinstance(operand, (tuple, list)):
+        for x in operand:
+            yield from _leaves(x)
+    else:
+        yield operand
+
+
+def _sample(x: Any) -> Any:
+    if isinstance(x, Traced):
+        return x.sample
+    return x.detach().cpu() if isinstance(x, torch.Tensor) else x
+
+
+def _check(func: Any) -> None:
+    """TypeError for an operation that is no function of its operands' values, or does more than give a result."""
+    if func._schema.is_mutable:
+        raise TypeError(f"mask_mod: expected operations that change no tensor, got {func}")
+    _check_random(func)
+    if torch.Tag.data_dependent_output in func.tags:
+        raise TypeError(
+            f"mask_mod: expected tensor operations alone, got {func}: an index has no single number that 'if', 'and', "
+            "int() or another library's array could ask for"
+        )
+
+
+def _check_random(func: Any) -> None:
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        raise TypeError(
+            f"mask_mod: expected no random numbers, got {func}; draw them before, and look them up in a tensor"
+        )
+
+
+def trace(function: Callable[..., Any], arguments: int) -> Trace:
+    """What a function of so many integers does.
+
+    Raises
+    ------
+    TypeError
+        If the function asks for numbers, changes a tensor, is random, refers to a tensor that is not plain, or gives
+        anything but one truth value.
+    """
+    # A compiler that is at work would follow the tensors that write down: it must not look.
+    compiler = "torch._dynamo" in sys.modules
+    found: Trace = (torch.compiler.disable(_trace) if compiler else _trace)(function, arguments)
+    return found
+
+
+def _trace(function: Callable[..., Any], arguments: int) -> Trace:
+    recorder = _Recorder()
+    given = [recorder.argument() for _ in range(arguments)]
+    try:
+        with torch.no_grad(), _Calls():
+            result = function(*given)
+    except RuntimeError as error:  # PyTorch's, of what it cannot do with tensors that have no numbers
+        raise TypeError(f"mask_mod: expected operations on tensors of one integer each, got {error}") from error
+    if not isinstance(result, torch.Tensor) or result.dtype != torch.bool or result.ndim:
+        got = f"{result.dtype} of shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else repr(result)
+        raise TypeError(f"mask_mod: expected a function that returns a bool tensor without axes, got {got}")
+    inputs, last = tuple(x.ref for x in given), recorder.operand(result)
+    whole = Trace(inputs, tuple(recorder.steps), last)
+    whole = Trace(inputs, whole.needs(last), last)
+    if isinstance(last, Ref):
+        _try(whole, last)
+    return whole
+
+
+def _try(whole: Trace, result: Ref) -> None:
+    """TypeError where PyTorch cannot do for many pairs at once what it did for the first one."""
+    try:
+        whole.evaluate(result, {ref.number: np.zeros(1, np.int64) for ref in whole.arguments})
+    except RuntimeError as error:
+        raise TypeError(f"mask_mod: expected operations that torch.vmap knows, got {error}") from error
