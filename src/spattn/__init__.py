@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from . import patterns
 from ._util.imports import whole_imports
-from .api.attention import attention, attention_backward, plan
+from .api.attention import attention, attention_backward
+from .api.plans import plan
 from .backends import available_backends
 from .errors import BackendUnavailable, EfficiencyWarning
 from .planning import Plan, PlanCacheInfo, clear_plan_cache, plan_cache_info
@@ -20,6 +21,7 @@ __all__ = [
     "attention_backward",
     "available_backends",
     "clear_plan_cache",
+    "explain",
     "grouped_attention",
     "patterns",
     "plan",
@@ -32,6 +34,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from . import selections
+    from .api.explain import explain
     from .api.grouped import grouped_attention
     from .api.versions import show_versions
     from .cpu import set_num_threads, threads
@@ -46,6 +49,10 @@ def __getattr__(name: str) -> object:
             from .api.grouped import grouped_attention
 
             return grouped_attention
+        if name == "explain":
+            from .api.explain import explain
+
+            return explain
         if name == "selections":
             return importlib.import_module(f"{__name__}.selections")
         if name in ("set_num_threads", "threads"):

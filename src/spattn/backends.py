@@ -19,12 +19,14 @@ __all__ = [
     "Backend",
     "GroupingBackend",
     "Limits",
+    "PredictingBackend",
     "PreparedBackward",
     "PreparedForward",
     "PreparedGroup",
     "SelectingBackend",
     "available_backends",
     "load",
+    "module_of",
     "names",
     "why_unavailable",
 ]
@@ -50,6 +52,8 @@ class Limits(NamedTuple):
         Whether it computes calls together: it is a :class:`GroupingBackend`.
     selects : bool
         Whether it computes what selections allow: it is a :class:`SelectingBackend`.
+    predicts : bool
+        Whether it predicts the time of calls on this machine: it is a :class:`PredictingBackend`.
     """
 
     host_arrays: bool
@@ -58,6 +62,7 @@ class Limits(NamedTuple):
     grows: bool = False
     groups: bool = False
     selects: bool = False
+    predicts: bool = False
 
 
 class PreparedForward(Protocol):
@@ -113,6 +118,21 @@ class Backend(Protocol):
         """The same of its gradients, where the limits say that there are any."""
 
 
+class PredictingBackend(Backend, Protocol):
+    """A backend with a cost model."""
+
+    def predicted_ms(self, plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
+        """Predicted milliseconds of a forward: on one thread of the CPU, or on a GPU without the host's time."""
+
+    def dense_ms(
+        self, q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str
+    ) -> float:
+        """Predicted time of a forward over all pairs in milliseconds."""
+
+    def cheaper(self, plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
+        """A plan of the same pattern with a lower predicted time, or None."""
+
+
 class GroupingBackend(Backend, Protocol):
     """One that computes calls together, which it is given by their numbers in the log."""
 
@@ -141,13 +161,14 @@ def names() -> list[str]:
 def why_unavailable(name: str) -> str | None:
     """None when the backend runs here, otherwise what is missing and the fix."""
     try:
-        module = _module(name)
+        module = module_of(name)
     except ImportError as error:
         return f"{error}; build spattn with its compiled core: pip install . in a clone of its repository"
     return module.unavailable()
 
 
-def _module(name: str) -> Backend:
+def module_of(name: str) -> Backend:
+    """A backend's module, whether it can run here or not."""
     with whole_imports:
         return cast(Backend, importlib.import_module(_MODULES[name]))
 
@@ -184,4 +205,4 @@ def load(name: str) -> Backend:
     reason = why_unavailable(name)
     if reason is not None:
         raise BackendUnavailable(f"backend {name!r} is not available: {reason}")
-    return _module(name)
+    return module_of(name)

@@ -11,8 +11,8 @@ from spattn import patterns as p
 from spattn import plan
 from spattn.patterns import apply, member
 from spattn.patterns.base.predicate import rank
+from spattn.planning.symbolic import tile_pairs
 from spattn.planning.symbolic.cells import Cells
-from spattn.planning.symbolic.symbols import TilePairs
 from spattn.testing import check_plan
 
 TABLE = np.array([-9, -4, 0, 1, 2, 3, 7, 20, 21, 22, 23, 40])
@@ -135,7 +135,9 @@ def evaluate(allows, query, key, with_keys=True):
     """Every pair of boxes of positions, (boxes, cells) each: what the rules say, and the truth in every cell."""
     query, key = np.asarray(query), np.asarray(key)
     q_box, k_box = (a.reshape(-1) for a in np.indices((len(query), len(key))))
-    found = TilePairs(Cells.listed(query), Cells.listed(key), q_box, k_box, with_keys).evaluate(Predicate(allows))
+    found = tile_pairs(Cells.listed(query), Cells.listed(key), q_box, k_box, with_keys=with_keys).evaluate(
+        Predicate(allows)
+    )
     return found, np.array(allows(query[q_box][:, :, None], key[k_box][:, None, :]))
 
 

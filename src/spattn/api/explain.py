@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from .. import cpu
-from .._util.imports import whole_imports
-from ..errors import EfficiencyWarning
+from ..backends import PredictingBackend, module_of
 from ..patterns import draw
 from ..patterns.base.check import choice, integer
 from ..planning import Plan, positions
-from ..planning.contract.cache import kept_with_plan
 from ..schedule import compiler
 
-__all__ = ["Explanation", "explain", "warn_where_dense_wins"]
+__all__ = ["Explanation", "explain"]
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 _DEVICES = {"cpu": "one thread of the CPU", "cuda": "an H200"}
 _LARGEST_PICTURE = 4096  # tokens of a side
-_FACTOR, _LOST_MS = 1.5, 1.0  # predicted to be lost, both, before anybody is warned: predictions err by a quarter
 
 
 @dataclass(frozen=True, eq=False)
 class Explanation:
-    """What :meth:`spattn.Plan.explain` returns.
+    """What :func:`spattn.explain` returns.
 
     Parameters
     ----------
@@ -121,8 +116,42 @@ class Explanation:
         return ax
 
 
-def explain(plan: Plan, batch: int, heads: int, head_dim: int, dtype: str, device: str) -> Explanation:
-    """What :meth:`spattn.Plan.explain` says."""
+def explain(
+    plan: Plan, *, batch: int = 1, heads: int = 1, head_dim: int = 64, dtype: str = "float32", device: str = "cpu"
+) -> Explanation:
+    """Explain a plan: what was chosen, and the predicted time on this machine's CPU or on a GPU.
+
+    Parameters
+    ----------
+    plan : Plan
+    batch, heads, head_dim : int, optional
+        Sizes of a call; batch entries and heads must suit the plan.
+    dtype : {"float32", "float64", "float16", "bfloat16"}, optional
+        Dtype of its arrays; float16 or bfloat16 for a GPU.
+    device : {"cpu", "cuda"}, optional
+        One thread of this machine's CPU, or an H200, which need not be present. GPU predictions exist for tiles of 128
+        or at most 64 queries and `head_dim` of at most 128.
+
+    Returns
+    -------
+    Explanation
+        ``print()`` shows its text; its method ``draw()`` makes a picture.
+
+    Raises
+    ------
+    TypeError
+        If a size is not an integer.
+    ValueError
+        If a size is less than 1, `dtype` or `device` is unknown, the plan is made for other batch entries or heads, or
+        gathered without a pattern; if the GPU's time is not known.
+
+    Examples
+    --------
+    >>> import spattn
+    >>> found = spattn.explain(spattn.plan("causal", 1024))
+    >>> found.predicted_ms < found.dense_ms
+    True
+    """
     given = {"batch": batch, "heads": heads, "head_dim": head_dim}
     batch, heads, head_dim = (integer(name, value, 1) for name, value in given.items())
     choice("dtype", dtype, _DTYPES)
@@ -130,7 +159,7 @@ def explain(plan: Plan, batch: int, heads: int, head_dim: int, dtype: str, devic
     own = plan.variant.shape
     if own[0] not in (1, batch) or own[1] not in (1, heads):
         raise ValueError(f"plan: expected {batch} batch entries and {heads} heads, got one for {own[0]} and {own[1]}")
-    backend = cpu if device == "cpu" else _cuda()
+    backend = cast(PredictingBackend, module_of(device))
     sizes = batch, heads, head_dim, head_dim, dtype
     executed = _of_all_keys(plan, batch, heads) if plan.gathered and device == "cpu" else plan
     predicted = backend.predicted_ms(executed, *sizes)
@@ -150,33 +179,6 @@ def _of_all_keys(plan: Plan, batch: int, heads: int) -> Plan:
     if plan.pattern is None:
         raise ValueError("plan: expected one that the CPU executes, or that knows its pattern, got a gathered one")
     return compiler.plan(plan.pattern, plan.q_len, plan.kv_len, batch=batch, heads=heads, tile=plan.tile)
-
-
-def _cuda() -> Any:
-    with whole_imports:  # which needs no GPU, and explanations for the CPU do not need
-        from .. import cuda
-
-    return cuda
-
-
-@kept_with_plan
-def warn_where_dense_wins(
-    plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str
-) -> tuple[float, float]:
-    """Warns, once for each plan, where attention over all pairs is predicted to save time worth a change; returns both
-    times."""
-    sizes = batch, heads, head_dim, head_dim_v, dtype
-    own, dense = cpu.predicted_ms(plan, *sizes), cpu.dense_ms(plan.q_len, plan.kv_len, *sizes)
-    if own > max(_FACTOR * dense, dense + _LOST_MS):
-        warnings.warn(
-            f"{plan.pattern!r}: {100 * plan.efficiency:.2g} % of the pairs that its plan computes are allowed, and "
-            f"attention over all pairs is predicted to take {dense:.3g} ms instead of {own:.3g} ms on one thread. "
-            "Give all pairs to a dense attention with a mask, or, if the pattern is a mask or a list, "
-            "spattn.patterns.discover(mask) in its place; spattn.plan(...).explain() says more",
-            EfficiencyWarning,
-            stacklevel=6,
-        )
-    return own, dense
 
 
 def _computed(plan: Plan, item: np.void) -> tuple[np.ndarray, np.ndarray]:

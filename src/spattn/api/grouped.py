@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..arrays import autocast, compiling, kind_of, recorder, signature
 from ..backends import GroupingBackend, PreparedGroup
+from ..dispatch import CONSTANT, as_pattern, backend_for, find_plan
 from ..patterns import Pattern
 from ..patterns.base.registry import pattern_class
 from ..planning import Plan
 from ..planning.contract.cache import find_call, keep_call
 from ..request.call import Call, check_options, check_scale, default_scale
-from .attention import CONSTANT, as_pattern, attention, attention_backward, backend_for, find_plan
+from .attention import attention, attention_backward
 
 if TYPE_CHECKING:
     from ..request.layout import Layout

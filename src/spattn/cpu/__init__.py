@@ -49,7 +49,7 @@ __all__ = [
     "unavailable",
 ]
 
-LIMITS = Limits(host_arrays=True, moves=True, grows=True)
+LIMITS = Limits(host_arrays=True, moves=True, grows=True, predicts=True)
 
 TILE = (48, 64)
 """Queries and keys of a tile. 48 queries are three AVX-512 vectors, as wide as a register block of the scores, and

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from .. import patterns
-from ..api.attention import attention, plan
+from ..api.attention import attention
+from ..api.plans import plan
 from ..patterns import Pattern
 from ..planning import Plan
 from . import text

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
-from ..api.attention import as_pattern
 from ..arrays._xla import Buffer
+from ..dispatch import as_pattern
 from ..patterns import Pattern, from_text
 from ..planning import Plan
 from ..request.call import Call, check_options

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from ..api import attention as _api
+from .. import dispatch
 from ..arrays import add_plain
 from ..arrays._xla import Buffer, Xla
 from ..patterns import from_text
@@ -49,11 +49,11 @@ def _options_of(text: str) -> dict[str, Any]:
 
 
 def _attention(q: Any, k: Any, v: Any, **options: Any) -> Any:
-    return _api.attention(q, k, v, return_lse=True, **options)
+    return dispatch.attention(q, k, v, return_lse=True, **options)
 
 
 def _attention_backward(dout: Any, dlse: Any, *arrays: Any, **options: Any) -> Any:
-    return _api.attention_backward(dout, *arrays, dlse=dlse, **options)
+    return dispatch.attention_backward(dout, *arrays, dlse=dlse, **options)
 
 
 def _register(name: str, function: Callable[..., Any]) -> list[Any]:

@@ -4,16 +4,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 from .._util.imports import whole_imports
-from .base.codec import from_dict, from_text
 from .base.content import ByContent
+from .base.named import example, get
 from .base.parameters import Range
-from .base.pattern import Pattern
+from .base.pattern import Part, Pattern
 from .base.predicate import apply, member
-from .base.registry import example, get, names, register
+from .base.registry import names, register
+from .base.serialize import from_dict, from_text
 from .grids.neighborhood import Neighborhood
 from .grids.per import PerAxis, PerBatch, PerHead
 from .grids.windowed import Axial, Windowed
-from .hints.lattice import Ends, Lattice, Part, Span
+from .hints.lattice import Ends, Lattice, Span
 from .listed.clusters import Clusters
 from .listed.masks import BlockLayout, KeyBlocks, Mask
 from .listed.pairs import CSR, RowRuns

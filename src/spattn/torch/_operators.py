@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from ..api import attention as _api
-from ..arrays import autocast, traced
+from .. import dispatch
+from ..arrays import autocast, compiling, traced
 from ..arrays.operand import Operand, memory_order
 from ..arrays.torch_gradients import without_repeats
 from ..patterns import Full, KeyPadding, Mask, Pattern, from_text
@@ -38,7 +38,7 @@ def _forward(
     q: Any, k: Any, v: Any, pattern: str, allowed: Any, scale: float | None, backend: str, precision: str | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.no_grad():
-        out, lse = _api.attention(
+        out, lse = dispatch.attention(
             q, k, v, _joined(pattern, allowed), scale=scale, backend=backend, return_lse=True, precision=precision
         )
     return _in_order_of(q, out), lse
@@ -56,7 +56,7 @@ def _backward(
 ) -> tuple[torch.Tensor, ...]:
     named = dict(zip(("scale", "backend", "precision"), options, strict=False))  # a precision of None is left out
     with torch.no_grad():
-        gradients = _api.attention_backward(
+        gradients = dispatch.attention_backward(
             without_repeats(dout), q, k, v, out, lse, _joined(pattern, allowed), dlse=dlse, **named
         )
     return tuple(_in_order_of(like, x) for like, x in zip((q, k, v), gradients, strict=True))
@@ -186,7 +186,7 @@ def attention(
     text, allowed = _described((q, k, v), pattern, scale)
     if text is None:
         options = {"backend": backend, "return_lse": return_lse, "precision": precision, "layout": layout}
-        return _without_text_or_tensors(_api.attention, q, k, v, pattern, scale=scale, **options)
+        return _without_text_or_tensors(_eager, q, k, v, pattern, scale=scale, **options)
     given = _layout_of(layout, q, k, v, text)
     operands = [given.view(x) for x in (q, k, v)]
     _check_mask(allowed, pattern, *operands[:2])
@@ -214,7 +214,7 @@ def attention_backward(
     text, allowed = _described((q, k, v), pattern, scale)
     if text is None:
         options = {"dlse": dlse, "scale": scale, "backend": backend, "precision": precision, "layout": layout}
-        return _without_text_or_tensors(_api.attention_backward, dout, q, k, v, out, lse, pattern, **options)
+        return _without_text_or_tensors(_eager_backward, dout, q, k, v, out, lse, pattern, **options)
     given = _layout_of(layout, q, k, v, text)
     operands = [given.view(x) for x in (dout, dlse, q, k, v, out, lse)]
     _check_mask(allowed, pattern, *operands[2:4])
@@ -224,7 +224,7 @@ def attention_backward(
 
 def _check_mask(allowed: Any, pattern: Any, q: Any, k: Any) -> None:
     if allowed is not None:
-        _api.check_mask(tuple(pattern.shape), (*q.shape[:3], k.shape[2]))
+        dispatch.check_mask(tuple(pattern.shape), (*q.shape[:3], k.shape[2]))
 
 
 def _layout_of(name: str, q: Any, k: Any, v: Any, text: str) -> Layout:
@@ -256,13 +256,27 @@ def _described(operands: tuple[Any, ...], pattern: Any, scale: Any) -> tuple[str
     return text_of(pattern), None
 
 
+def _eager(*arguments: Any, **options: Any) -> Any:
+    """The call on concrete tensors; as an operator where PyTorch traces them."""
+    if compiling():
+        return attention(*arguments, **options)
+    found = dispatch.attention(*arguments, gradients=_eager_backward, **options)
+    return attention(*arguments, **options) if found is NotImplemented else found
+
+
+def _eager_backward(*arguments: Any, **options: Any) -> Any:
+    """Gradients of :func:`_eager`."""
+    found = dispatch.attention_backward(*arguments, **options)
+    return attention_backward(*arguments, **options) if found is NotImplemented else found
+
+
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> Any:
     """A call between two graphs of torch.compile. Nothing else that follows calls can do without operators."""
     if traced(arguments[0]):
         pattern = arguments[-1]
         if not isinstance(pattern, Plan):
-            pattern = _api.as_pattern(pattern)  # unless it is none at all
+            pattern = dispatch.as_pattern(pattern)  # unless it is none at all
         raise TypeError(
             "pattern: expected one that has a text, as graphs hold it: of a class that is registered, with parameters "
             f"that from_dict() reads back; got {pattern!r}"
@@ -282,9 +296,9 @@ def attend(q: Any, k: Any, v: Any, valid: Any, text: str | None, pattern: Patter
     if text is not None and (torch.compiler.is_dynamo_compiling() or traced(q)):
         return torch.ops.spattn.attention(q, k, v, text, valid, None, "auto", None)[0]
     if valid is None:
-        return _api.attention(q, k, v, pattern)
+        return _eager(q, k, v, pattern)
     return _without_text_or_tensors(_attend_padded, q, k, v, valid, pattern)
 
 
 def _attend_padded(q: Any, k: Any, v: Any, valid: Any, pattern: Pattern) -> Any:
-    return _api.attention(q, k, v, pattern & _padding(valid))
+    return _eager(q, k, v, pattern & _padding(valid))

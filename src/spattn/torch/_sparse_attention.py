@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..api.attention import as_pattern
+from ..dispatch import as_pattern
 from ..patterns import Pattern
 from ..patterns.base.check import integer
 from ._operators import attend

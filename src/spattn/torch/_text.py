@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..api.attention import as_pattern
+from ..dispatch import as_pattern
 from ..patterns import Pattern
 from ..planning import Plan
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,36 @@ _NARROWED = [
     for shift, kept in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0x00000000FFFFFFFF))
 ]
 ENTRY = np.dtype([(name, "i4") for name in ("x", "y", "z", "view")])
+
+
+class Items(NamedTuple):
+    """New work items: those of the plan's variants, once for each selection that heads of the variant have.
+
+    Attributes
+    ----------
+    work : (n,) array of begin and end
+        Of as many tiles as each may have.
+    work_indptr : (pairs + 1,) int32 array
+        Where the items of each pair of a variant and a selection start.
+    variant : (batch, heads) int32 array
+        The pair of each head.
+    kv_len : int
+    items, selections : (n,) int32 arrays
+        What each is made of.
+    starts : (n + 1,) int64 array
+        Where the list of each has its room.
+    masks : int
+        Bitmasks that all of them have at most.
+    """
+
+    work: np.ndarray
+    work_indptr: np.ndarray
+    variant: np.ndarray
+    kv_len: int
+    items: np.ndarray
+    selections: np.ndarray
+    starts: np.ndarray
+    masks: int
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,12 +20,9 @@ from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
 from ..forward_pass import ForwardPass
 from .heads import with_packed_heads
-from .layout import Layout, make_layout
+from .layout import Items, Layout, make_layout
 from .maps import gatherable, readable
 from .params import MAPS, Addresses, Template, maps_needed, pack_merge, structs
-
-if TYPE_CHECKING:
-    from .select import Items
 
 COUNTERS = 1024  # calls on different streams that may run a plan at the same time
 _READY_KEPT = 32

@@ -25,12 +25,12 @@ from ..driver.launch import Kernel, kernel
 from ..driver.structs import packer
 from ..forward_pass import ForwardPass
 from .heads import with_packed_heads
-from .layout import ENTRY, WORK
+from .layout import ENTRY, WORK, Items
 from .maps import ELEMENT_BYTES
 from .params import MAPS, structs
 from .prepared import HopperPlan
 
-__all__ = ["JOB", "SELECT", "TABLE", "Items", "Source", "forward", "items_of", "room"]
+__all__ = ["JOB", "SELECT", "TABLE", "Source", "forward", "items_of", "room"]
 
 _FORMS = ("blocks", "lengths", "documents", "lines")
 _TOKENS = 1024  # that a block of select_table.cu numbers
@@ -66,36 +66,6 @@ SELECT = np.dtype(
     ]
 )
 _pack_table, _pack_select = packer(TABLE).pack, packer(SELECT).pack
-
-
-class Items(NamedTuple):
-    """New work items: those of the plan's variants, once for each selection that heads of the variant have.
-
-    Attributes
-    ----------
-    work : (n,) array of begin and end
-        Of as many tiles as each may have.
-    work_indptr : (pairs + 1,) int32 array
-        Where the items of each pair of a variant and a selection start.
-    variant : (batch, heads) int32 array
-        The pair of each head.
-    kv_len : int
-    items, selections : (n,) int32 arrays
-        What each is made of.
-    starts : (n + 1,) int64 array
-        Where the list of each has its room.
-    masks : int
-        Bitmasks that all of them have at most.
-    """
-
-    work: np.ndarray
-    work_indptr: np.ndarray
-    variant: np.ndarray
-    kv_len: int
-    items: np.ndarray
-    selections: np.ndarray
-    starts: np.ndarray
-    masks: int
 
 
 def items_of(plan: Plan, form: Form, batch: int, heads: int, q_len: int) -> Items:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import reprlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from ..._util.imports import whole_imports
 from .check import integers
 from .registry import DEEPEST, OPERATORS, pattern_class
 
-if TYPE_CHECKING:
-    from .pattern import Pattern
-
-__all__ = ["encode", "from_dict", "from_text"]
+__all__ = ["decode", "encode"]
 
 _LARGEST_ARRAY = 1 << 28
 _DTYPES = (
@@ -38,7 +33,7 @@ _DEEPEST_DATA = 2 * DEEPEST  # a list of patterns is a level of its own
 
 
 def encode(value: Any) -> Any:
-    """What :func:`from_dict` reads back, of a parameter: integers, text, lists and dicts."""
+    """What :func:`decode` reads back, of a parameter: integers, text, lists and dicts."""
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if isinstance(value, np.ndarray):
@@ -49,55 +44,7 @@ def encode(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def from_dict(data: dict[str, Any]) -> Pattern:
-    """Reads what :meth:`Pattern.to_dict` wrote; safe on untrusted data.
-
-    Parameters
-    ----------
-    data : dict
-        As read from JSON.
-
-    Returns
-    -------
-    Pattern
-        Equal to the one described.
-
-    Raises
-    ------
-    ValueError
-        If `data` is not such a description.
-    """
-    return _decode_pattern(data, depth=0)
-
-
-@functools.lru_cache(maxsize=32)
-def from_text(text: str) -> Pattern:
-    """Reads what :meth:`Pattern.text` wrote; safe on untrusted data.
-
-    Parameters
-    ----------
-    text : str
-        JSON.
-
-    Returns
-    -------
-    Pattern
-        Equal to the one that was written.
-
-    Raises
-    ------
-    TypeError
-        If `text` is no text.
-    ValueError
-        If it is no JSON, or describes no pattern.
-    """
-    with whole_imports:  # late: `import spattn` takes little time
-        import json
-
-    return from_dict(json.loads(text))
-
-
-def _decode_pattern(data: Any, depth: int) -> Pattern:
+def decode(data: Any, depth: int = 0) -> Any:
     if not isinstance(data, dict) or not isinstance(data.get("pattern"), str):
         raise ValueError(f"data: expected a dict with a 'pattern' name, got {reprlib.repr(data)}")
     _check_depth(depth)
@@ -114,13 +61,13 @@ def _decode_pattern(data: Any, depth: int) -> Pattern:
         raise ValueError(f"data: {error}") from error
 
 
-def _decode_operator(symbol: str, fields: dict[str, Any], depth: int) -> Pattern:
+def _decode_operator(symbol: str, fields: dict[str, Any], depth: int) -> Any:
     operands = fields.get("operands")
     if set(fields) != {"operands"} or not isinstance(operands, list) or (len(operands) == 1) != (symbol == "~"):
         raise ValueError(f"data: expected a list of operands of {symbol!r}, got {reprlib.repr(fields)}")
     if not operands:
         raise ValueError(f"data: expected operands of {symbol!r}, got none")
-    return OPERATORS[symbol].of(*(_decode_pattern(o, depth + 1) for o in operands))
+    return OPERATORS[symbol].of(*(decode(o, depth + 1) for o in operands))
 
 
 def _check_depth(depth: int) -> None:
@@ -130,7 +77,7 @@ def _check_depth(depth: int) -> None:
 
 def _decode(value: Any, depth: int) -> Any:
     if isinstance(value, dict):
-        return _decode_array(value) if "array" in value else _decode_pattern(value, depth)
+        return _decode_array(value) if "array" in value else decode(value, depth)
     if isinstance(value, list):
         _check_depth(depth)
         return tuple(_decode(v, depth + 1) for v in value)

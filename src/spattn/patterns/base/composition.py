@@ -7,22 +7,19 @@ import itertools
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from ..._util.imports import whole_imports
 from ...index_set import Runs
 from ..hints.bands import Bands, either
-from ..hints.lattice import Ends, Part, whole_part
+from ..hints.lattice import Ends
+from ..hints.parts import whole_part
 from .check import assign
 from .evaluate import pair_count
-from .pattern import Pattern
+from .pattern import Ordered, Part, Pattern
 from .predicate import allowed
-from .registry import DEEPEST, OPERATORS
-
-if TYPE_CHECKING:
-    from ..hints.order import Ordered
+from .registry import DEEPEST, OPERATORS, pattern_class
 
 __all__ = ["And", "Not", "Or", "nesting"]
 
@@ -54,11 +51,10 @@ def _joint_size(sizes: Iterable[int]) -> int:
 
 def _each_head(pattern: Pattern, heads: int) -> Pattern:
     """What each of so many heads attends to; batch entries are told apart as ever."""
-    with whole_imports:
-        from ..grids.per import PerBatch, PerHead  # which are made of compositions, too
-
-    entries = tuple(PerHead(tuple(pattern.at(b, h) for h in range(heads))) for b in range(pattern.sizes()[0] or 1))
-    return entries[0] if len(entries) == 1 else PerBatch(entries)
+    per_head, per_batch = pattern_class("per_head"), pattern_class("per_batch")
+    entries = tuple(per_head(tuple(pattern.at(b, h) for h in range(heads))) for b in range(pattern.sizes()[0] or 1))
+    joined: Pattern = entries[0] if len(entries) == 1 else per_batch(entries)
+    return joined
 
 
 @dataclass(frozen=True, repr=False)

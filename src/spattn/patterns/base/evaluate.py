@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from ...index_set import AffineRows, Runs
-from .predicate import allowed
-
-if TYPE_CHECKING:
-    from .pattern import Pattern
+from .predicate import Predicate, allowed
 
 __all__ = ["evaluate", "pair_count"]
 
@@ -18,7 +15,13 @@ _PAIRS_AT_ONCE = 1 << 20
 _SELECTING = 8  # to select a pair by closed forms costs as much as to evaluate the predicate on so many
 
 
-def evaluate(pattern: Pattern, q: np.ndarray, kv_len: int) -> AffineRows:
+class Bounded(Predicate, Protocol):
+    """A predicate that knows runs of keys which contain every allowed pair."""
+
+    def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None: ...
+
+
+def evaluate(pattern: Bounded, q: np.ndarray, kv_len: int) -> AffineRows:
     """Evaluates the predicate strip by strip, where closed forms help on the pairs that they leave over."""
     rows = max(1, _PAIRS_AT_ONCE // max(kv_len, 1))
     counts, columns = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)]
@@ -35,7 +38,7 @@ def pair_count(candidates: list[Runs]) -> int:
     return sum(int(runs.count.sum()) for runs in candidates)
 
 
-def _allowed_pairs(pattern: Pattern, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
+def _allowed_pairs(pattern: Bounded, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
     """(row, key) of the pairs that a pattern allows to queries `q`, sorted."""
     shape = len(q), kv_len
     candidates = pattern._candidates(q, kv_len)

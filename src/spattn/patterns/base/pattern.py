@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -14,19 +14,59 @@ from ..._util.ragged import offsets
 from ...arrays import dtype_name, kind_of
 from ...index_set import AffineRows, Runs
 from ..hints.bands import Bands
-from ..hints.lattice import Ends, Part
-from .codec import encode, from_dict
+from ..hints.lattice import Ends, Lattice, Span
+from .codec import decode, encode
 from .evaluate import evaluate
 from .parameters import check_parameters, default_value
 from .registry import OPERATORS, pattern_class
 
-if TYPE_CHECKING:
-    from ..hints.order import Ordered
-
-__all__ = ["Pattern"]
+__all__ = ["Ordered", "Part", "Pattern"]
 
 # What must agree with a predicate.
 _HINTS = {"runs", "parts", "ends", "translation_invariant", "_bands", "_candidates", "_lists_pairs", "_has_order"}
+
+
+class Part(NamedTuple):
+    """A piece of a pattern and the views in which it is dense.
+
+    Parameters
+    ----------
+    pattern : Pattern
+        What is allowed in this piece; only pairs of the two lattices count.
+    query, key : Lattice or None
+        Absolute positions of the queries and of the keys; None is the whole sequence.
+    shifts : tuple of (int, int)
+        The piece repeats with both lattices moved by each of these (query, key) offsets, and it is *the same* piece:
+        in lattice coordinates the allowed pairs do not depend on the shift.
+    spans : tuple of Span or None
+        Where the keys of every query are a box of the key lattice: what that is along each axis. Plans may then have
+        views of keys for each box of queries.
+    """
+
+    pattern: Pattern
+    query: Lattice | None = None
+    key: Lattice | None = None
+    shifts: tuple[tuple[int, int], ...] = ((0, 0),)
+    spans: tuple[Span, ...] | None = None
+
+
+class Ordered(NamedTuple):
+    """A pattern of places, and what is at each place.
+
+    Attributes
+    ----------
+    pattern : Pattern
+        Bound to the same lengths: the query at place p stands at position ``p + kv_len - q_len``, the key at place p at
+        position p.
+    q_order : (q_len,) int64 array
+        The query row at each place.
+    kv_order : (kv_len,) int64 array
+        The key at each place.
+    """
+
+    pattern: Pattern
+    q_order: np.ndarray
+    kv_order: np.ndarray
 
 
 class Pattern:
@@ -367,7 +407,7 @@ class Pattern:
             if not {field.name for field in dataclasses.fields(self)} <= vars(self).keys():
                 return None
             text = json.dumps(self.to_dict(), separators=(",", ":"))
-            return text if from_dict(json.loads(text)) == self else None
+            return text if decode(json.loads(text)) == self else None
         except (TypeError, ValueError):
             return None
 

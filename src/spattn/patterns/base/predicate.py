@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..._util.imports import whole_imports
 
-if TYPE_CHECKING:
-    from .pattern import Pattern
-
-__all__ = ["NO_TRUTH_VALUE", "allowed", "apply", "member", "rank"]
+__all__ = ["NO_TRUTH_VALUE", "Predicate", "allowed", "apply", "member", "rank"]
 
 NO_TRUTH_VALUE = (
     "allows(): expected &, | and ~, np.minimum and np.maximum of arrays of positions, got 'and', 'or', 'not', 'if', "
@@ -21,7 +18,13 @@ NO_TRUTH_VALUE = (
 _NO_TRUTH = "truth value of an array"  # how NumPy begins to say so
 
 
-def allowed(pattern: Pattern, q: Any, k: Any) -> Any:
+class Predicate(Protocol):
+    """What evaluation needs of a pattern."""
+
+    def allows(self, q: Any, k: Any) -> Any: ...
+
+
+def allowed(pattern: Predicate, q: Any, k: Any) -> Any:
     """``pattern.allows(q, k)``, TypeError unless it returns what it promises: every caller comes through here.
 
     A predicate that can do nothing with the planner's symbols is undecided on all tiles, also as an operand of another.
@@ -44,7 +47,7 @@ def allowed(pattern: Pattern, q: Any, k: Any) -> Any:
         return leave_open(pattern, k, error)
 
 
-def _checked(pattern: Pattern, q: Any, k: Any) -> Any:
+def _checked(pattern: Predicate, q: Any, k: Any) -> Any:
     """The predicate's result; TypeError where it is none."""
     try:
         result = pattern.allows(*_of_tiles(q, k))

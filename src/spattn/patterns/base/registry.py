@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ..._util.imports import whole_imports
 
-if TYPE_CHECKING:
-    from .composition import Composite
-    from .pattern import Pattern
+__all__ = ["DEEPEST", "OPERATORS", "names", "pattern_class", "register"]
 
-__all__ = ["DEEPEST", "OPERATORS", "example", "get", "names", "pattern_class", "register"]
-
-PatternClass = TypeVar("PatternClass", bound="type[Pattern]")
+PatternClass = TypeVar("PatternClass", bound="type[Any]")
 
 DEEPEST = 64  # how deep patterns nest: they are walked by recursion
 # "&", "|" and "~": how a pattern finds what it is joined by, which are patterns too.
-OPERATORS: dict[str, type[Composite]] = {}
-_REGISTRY: dict[str, type[Pattern]] = {}
+OPERATORS: dict[str, type[Any]] = {}
+_REGISTRY: dict[str, type[Any]] = {}
 
 
 def register(name: str) -> Callable[[PatternClass], PatternClass]:
@@ -60,7 +56,7 @@ def names() -> list[str]:
     return sorted(_REGISTRY)
 
 
-def pattern_class(name: str) -> type[Pattern]:
+def pattern_class(name: str) -> type[Any]:
     """The class registered under `name`."""
     if not isinstance(name, str) or name not in _REGISTRY:
         raise ValueError(f"pattern: expected one of {', '.join(names())}; got {name!r}{_meant(name)}")
@@ -74,46 +70,3 @@ def _meant(name: object) -> str:
 
     close = difflib.get_close_matches(str(name), names(), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def get(name: str, **params: Any) -> Pattern:
-    """The pattern registered under `name`, made with `params`.
-
-    Parameters
-    ----------
-    name : str
-        One of :func:`names`.
-    **params
-        Parameters of the pattern's class.
-
-    Returns
-    -------
-    Pattern
-
-    Raises
-    ------
-    ValueError
-        If the name is unknown or a parameter is out of range.
-    TypeError
-        If a parameter is missing or unknown.
-    """
-    return pattern_class(name)(**params)
-
-
-def example(name: str) -> tuple[Pattern, int, int]:
-    """A small instance of a registered pattern and lengths that suit it.
-
-    Parameters
-    ----------
-    name : str
-        One of :func:`names`.
-
-    Returns
-    -------
-    pattern : Pattern
-        From the class's :meth:`Pattern.example`.
-    q_len, kv_len : int
-        Lengths in tokens, which are equal.
-    """
-    pattern, length = pattern_class(name).example()
-    return pattern, length, length

@@ -14,11 +14,11 @@ import numpy as np
 from ...index_set import Runs
 from ..base.check import assign, integer
 from ..base.composition import nesting
-from ..base.pattern import Pattern
+from ..base.pattern import Part, Pattern
 from ..base.predicate import allowed
 from ..base.registry import register
 from ..hints.grid import GridPattern, by_axis, coordinates, lengths, row_major, table_runs
-from ..hints.lattice import Ends, Lattice, Part, lattice_product
+from ..hints.lattice import Ends, Lattice, lattice_product
 from ..sequence.basic import Causal
 from ..sequence.windows import SlidingWindow
 

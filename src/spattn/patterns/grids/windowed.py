@@ -11,10 +11,10 @@ import numpy as np
 
 from ...index_set import Runs
 from ..base.check import assign, integer, per_axis
-from ..base.pattern import Pattern
+from ..base.pattern import Part, Pattern
 from ..base.registry import register
 from ..hints.grid import GridPattern, box_runs, by_axis, coordinates, lengths, row_major
-from ..hints.lattice import Lattice, Part, Span
+from ..hints.lattice import Lattice, Span
 
 __all__ = ["Axial", "Windowed"]
 

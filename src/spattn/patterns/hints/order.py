@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -11,26 +11,7 @@ from ..._util.cached import cached_property
 from ..base.pattern import Pattern
 from ..base.predicate import allowed, apply
 
-__all__ = ["InOrder", "Ordered", "inverse"]
-
-
-class Ordered(NamedTuple):
-    """A pattern of places, and what is at each place.
-
-    Attributes
-    ----------
-    pattern : Pattern
-        Bound to the same lengths: the query at place p stands at position ``p + kv_len - q_len``, the key at place p at
-        position p.
-    q_order : (q_len,) int64 array
-        The query row at each place.
-    kv_order : (kv_len,) int64 array
-        The key at each place.
-    """
-
-    pattern: Pattern
-    q_order: np.ndarray
-    kv_order: np.ndarray
+__all__ = ["InOrder", "inverse"]
 
 
 def inverse(order: np.ndarray) -> np.ndarray:

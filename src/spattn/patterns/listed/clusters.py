@@ -15,15 +15,15 @@ from ..base.bound import Bound
 from ..base.check import assign
 from ..base.composition import And
 from ..base.content import frozen_array
-from ..base.pattern import Pattern
+from ..base.pattern import Part, Pattern
 from ..base.predicate import apply
 from ..base.registry import register
-from ..hints.lattice import Part, whole_part
+from ..hints.parts import whole_part
 from ..sequence.intervals import RowIntervals
 from .masks import ArrayPattern
 
 if TYPE_CHECKING:
-    from ..hints.order import Ordered
+    from ..base.pattern import Ordered
 
 __all__ = ["Clusters"]
 
@@ -172,7 +172,8 @@ class _BoundClusters(Bound):
 
     def _in_order(self, also: Pattern | None = None) -> Ordered:
         with whole_imports:  # which few plans need
-            from ..hints.order import InOrder, Ordered
+            from ..base.pattern import Ordered
+            from ..hints.order import InOrder
 
         q_order, kv_order = np.argsort(self._labels[0][:-1], kind="stable"), self._sorted[0]
         spans = None if also is None else also.runs(q_order + self.first, self._kv_len)

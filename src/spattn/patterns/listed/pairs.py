@@ -16,15 +16,15 @@ from ..base.bound import Bound
 from ..base.check import assign, integer
 from ..base.composition import And
 from ..base.content import ByContent, frozen_array
-from ..base.pattern import Pattern
+from ..base.pattern import Part, Pattern
 from ..base.registry import register
-from ..hints.lattice import Part, whole_part
 from ..hints.listed_cells import SortedCells
+from ..hints.parts import whole_part
 from ..hints.table import BlockTable
 from .masks import ArrayPattern
 
 if TYPE_CHECKING:
-    from ..hints.order import Ordered
+    from ..base.pattern import Ordered
 
 __all__ = ["CSR", "RowRuns"]
 
@@ -226,8 +226,9 @@ class _BoundCSR(Bound):
 
     def _in_order(self, also: Pattern | None = None) -> Ordered | None:
         with whole_imports:  # which few plans need
+            from ..base.pattern import Ordered
             from ..hints.alike import alike_together
-            from ..hints.order import InOrder, Ordered
+            from ..hints.order import InOrder
 
         orders = alike_together(self.given.indptr, self.given.indices, self.given.kv_len)
         if orders is None:

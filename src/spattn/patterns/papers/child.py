@@ -10,9 +10,10 @@ import numpy as np
 from ...index_set import Runs
 from ..base.check import integer, reach
 from ..base.parameters import Positive
-from ..base.pattern import Pattern
+from ..base.pattern import Part, Pattern
 from ..base.registry import register
-from ..hints.lattice import Lattice, Part, residue_parts
+from ..hints.lattice import Lattice
+from ..hints.parts import residue_parts
 from ..sequence.basic import BlockLocal, Causal, Columns, Stride, column_runs
 from ..sequence.windows import SlidingWindow
 

@@ -10,9 +10,9 @@ import numpy as np
 from ...index_set import Runs
 from ..base.check import assign, integer
 from ..base.parameters import Count, Positive
-from ..base.pattern import Pattern
+from ..base.pattern import Part, Pattern
 from ..base.registry import register
-from ..hints.lattice import Ends, Part
+from ..hints.lattice import Ends
 from ..sequence.tokens import GlobalTokens, token_groups, token_set
 from ..sequence.windows import DilatedWindow
 

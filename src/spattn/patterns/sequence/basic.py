@@ -10,10 +10,11 @@ import numpy as np
 from ...index_set import Runs
 from ..base.check import REACH, integer, reach
 from ..base.parameters import Count, Positive
-from ..base.pattern import Pattern
+from ..base.pattern import Part, Pattern
 from ..base.registry import register
 from ..hints.bands import NO_KEY_AHEAD, Bands, same_keys
-from ..hints.lattice import Ends, Part, column_lattices, residue_parts
+from ..hints.lattice import Ends, column_lattices
+from ..hints.parts import residue_parts
 
 __all__ = ["BlockLocal", "Causal", "Columns", "Full", "Sinks", "Stride"]
 

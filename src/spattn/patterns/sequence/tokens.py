@@ -13,11 +13,11 @@ from ...index_set import AffineRows, Runs
 from ..base.check import REACH, assign, reach
 from ..base.composition import nesting
 from ..base.parameters import Count
-from ..base.pattern import Pattern
+from ..base.pattern import Part, Pattern
 from ..base.predicate import allowed, member
 from ..base.registry import pattern_class, register
 from ..grids.neighborhood import Neighborhood
-from ..hints.lattice import Ends, Lattice, Part
+from ..hints.lattice import Ends, Lattice
 from .basic import Full, always
 
 __all__ = ["GlobalTokens", "Prefix"]

@@ -11,10 +11,11 @@ from ..._util.index_checks import LONGEST, q_offset
 from ...index_set import Runs
 from ..base.check import REACH, assign, reach
 from ..base.parameters import Count, Positive, Range
-from ..base.pattern import Pattern
+from ..base.pattern import Part, Pattern
 from ..base.registry import register
 from ..hints.bands import Bands, nearby
-from ..hints.lattice import Ends, Lattice, Part, residue_parts
+from ..hints.lattice import Ends, Lattice
+from ..hints.parts import residue_parts
 from .basic import always
 
 __all__ = ["DilatedWindow", "PeriodicWindow", "SlidingWindow"]

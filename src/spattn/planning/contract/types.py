@@ -59,11 +59,9 @@ import numpy as np
 
 from ..._util.cached import cached_property
 from ..._util.frozen import frozen
-from ..._util.imports import whole_imports
 from ..._util.ragged import offsets, ramp
 
 if TYPE_CHECKING:
-    from ...api.explain import Explanation
     from ...patterns import Pattern
 
 AXES = 3
@@ -298,39 +296,6 @@ class Plan:
     def nbytes(self) -> int:
         """Bytes of all arrays."""
         return sum(a.nbytes for a in vars(self).values() if isinstance(a, np.ndarray))
-
-    def explain(
-        self, *, batch: int = 1, heads: int = 1, head_dim: int = 64, dtype: str = "float32", device: str = "cpu"
-    ) -> Explanation:
-        """What was chosen and what it costs on this machine's CPU or on a GPU, in words and as a picture.
-
-        Parameters
-        ----------
-        batch, heads, head_dim : int, optional
-            Of a call; the batch entries and heads must suit the plan.
-        dtype : {"float32", "float64", "float16", "bfloat16"}, optional
-            Of its arrays; float16 or bfloat16 for a GPU.
-        device : {"cpu", "cuda"}, optional
-            One thread of this machine's CPU, or an H200, which need not be there. Prices on a GPU are of tiles of 128
-            or up to 64 queries and of `head_dim` up to 128.
-
-        Returns
-        -------
-        Explanation
-            ``print()`` shows its text; its method ``draw()`` makes the picture.
-
-        Raises
-        ------
-        TypeError
-            If a size is not an integer.
-        ValueError
-            If a size is less than 1, `dtype` or `device` is none of these, or the plan is for other batch entries or
-            heads, or gathered and of no pattern; if a GPU's price is asked for that is not known.
-        """
-        with whole_imports:  # which plans that are only executed do not need
-            from ...api.explain import explain
-
-        return explain(self, batch, heads, head_dim, dtype, device)
 
     def __repr__(self) -> str:
         partial = int(np.diff(self.tile_indptr)[self.mask >= 0].sum())

@@ -1,1 +1,20 @@
 """Evaluate predicates on whole tiles: intervals, congruences and tables."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .cells import Cells
+from .excerpts import looked_up
+from .functions import FUNCTIONS, converted
+from .rules import rule_of
+from .symbols import Rules, TilePairs, combine
+
+__all__ = ["TilePairs", "combine", "tile_pairs"]
+
+_RULES = Rules(rule_of, FUNCTIONS, converted, looked_up)
+
+
+def tile_pairs(query: Cells, key: Cells, query_box: np.ndarray, key_box: np.ndarray, *, with_keys: bool) -> TilePairs:
+    """Tile pairs whose symbols follow NumPy's operators, ufuncs and functions."""
+    return TilePairs(query, key, query_box, key_box, with_keys, _RULES)

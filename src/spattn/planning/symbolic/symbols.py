@@ -1,7 +1,7 @@
 """A predicate evaluated on whole tiles at once.
 
 ``pattern.allows(q, k)`` is called with symbolic positions. What depends on one side only is known in every cell of that
-side, each kind of box stored once (``_cells.py``); where both sides meet, two things are tracked for every tile pair:
+side, each kind of box stored once (``cells.py``); where both sides meet, two things are tracked for every tile pair:
 
 - an interval ``[lo, hi]`` (with a step: every value is ``lo`` modulo ``step``), so that a comparison can be *never* or
   *always* true on a tile, and
@@ -16,15 +16,14 @@ window for example, still says on which tiles it matters.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from ..._util.cached import cached_property
-from ..._util.imports import whole_imports
 from ...patterns.base.predicate import NO_TRUTH_VALUE, allowed
 from .cells import MOST, Cells, distinct, evaluate
 
@@ -40,6 +39,15 @@ class NoRule(TypeError):
     """No interval describes the result of an operation."""
 
 
+class Rules(NamedTuple):
+    """How symbols follow NumPy. The rules are themselves made of symbols, so that :class:`TilePairs` carries them."""
+
+    of_ufunc: Callable[[np.ufunc, tuple[Any, ...]], Callable[..., Any]]
+    of_function: Mapping[Callable[..., Any], Callable[..., Any]]
+    converted: Callable[..., Any]
+    looked_up: Callable[..., Any]
+
+
 @dataclass(frozen=True, eq=False)
 class TilePairs:
     """The tile pairs under consideration: pair n joins query box ``query_box[n]`` and key box ``key_box[n]``."""
@@ -49,6 +57,7 @@ class TilePairs:
     query_box: np.ndarray
     key_box: np.ndarray
     with_keys: bool
+    rules: Rules
     unfollowed: list[str] = field(default_factory=list)
     """What the predicates that were evaluated did that no rule follows, in words."""
 
@@ -79,27 +88,20 @@ class Symbolic(NDArrayOperatorsMixin):
         if isinstance(first, OneSide) and all(isinstance(x, OneSide) and x.box is first.box for x in symbols):
             operands = tuple(x.cells if isinstance(x, OneSide) else x for x in inputs)
             return OneSide(first.pairs, first.box, evaluate(ufunc, operands))
-        with whole_imports:
-            from .rules import rule_of  # which are of symbols, and planning alone needs
-
         try:
-            return rule_of(ufunc, inputs)(first.pairs, *inputs)
+            return first.pairs.rules.of_ufunc(ufunc, inputs)(first.pairs, *inputs)
         except NoRule as reason:
             return _unfollowed(first.pairs, ufunc, inputs, reason)
 
     def __array_function__(self, function: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with whole_imports:
-            from .functions import FUNCTIONS
-
-        followed = FUNCTIONS.get(function)
+        given = (x for x in (*args, *kwargs.values()) if isinstance(x, Symbolic))
+        followed = next((x.pairs.rules.of_function.get(function) for x in given), None)
         return NotImplemented if followed is None else followed(*args, **kwargs)
 
     def astype(self, dtype: Any) -> Symbolic:
         """As an array's method."""
-        with whole_imports:
-            from .functions import converted
-
-        return converted(self, dtype)
+        found: Symbolic = self.pairs.rules.converted(self, dtype)
+        return found
 
     def leave_open(self, pattern: Pattern, k: Any, error: Exception) -> Pair:
         """`pattern`, whose predicate raised `error` for this query and the key `k`, undecided on every tile.
@@ -121,10 +123,8 @@ class Symbolic(NDArrayOperatorsMixin):
 
     def contains(self, table: BlockTable, a: Any, b: Any) -> Symbolic:
         """Two-sided look-up in a BlockTable."""
-        with whole_imports:
-            from .excerpts import looked_up
-
-        return looked_up(self.pairs, table, a, b)
+        found: Symbolic = self.pairs.rules.looked_up(self.pairs, table, a, b)
+        return found
 
     @property
     def is_truth(self) -> bool:

@@ -21,7 +21,7 @@ def tiles_of_bands(
     """Adds the tiles that hold a pair which all clauses allow, on views of consecutive positions, to `lists`; returns
     how many pairs these are.
 
-    Parameters are those of :func:`~spattn.planning.tiles.tiling.find_tiles`. Costs O(runs of tiles + intervals that query tiles
+    Parameters are those of :func:`~.tiling.find_tiles`. Costs O(runs of tiles + intervals that query tiles
     meet) time, and a bitmask for each look of partial tiles.
     """
     queries = int(query["offset"]) + shift, int(query["extent"][-1])

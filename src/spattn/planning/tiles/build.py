@@ -22,7 +22,7 @@ from .parts import Piece, parts_of
 from .tiling import choose_tile, find_tiles, make_view
 
 if TYPE_CHECKING:
-    from ...patterns.hints.order import Ordered
+    from ...patterns.base.pattern import Ordered
 
 __all__ = ["Tiled", "tile_pattern"]
 

@@ -17,8 +17,8 @@ from ..._util.ragged import offsets, ramp
 from ...patterns import Pattern
 from ..contract.budget import Budget
 from ..contract.types import AXES, LARGEST, VIEW, grid_of
+from ..symbolic import combine, tile_pairs
 from ..symbolic.cells import Cells, distinct
-from ..symbolic.symbols import TilePairs, combine
 
 __all__ = ["Found", "alike", "cut_view", "search"]
 
@@ -130,11 +130,11 @@ def alike(
     """Groups pairs of boxes whose cells allow the same and are padding in the same places: (one pair of each group,
     group of each pair, what the predicate did that no rule follows)."""
     (q_cells, q_box), (k_cells, k_box) = _side(query, shift, pairs[0]), _side(key, 0, pairs[1])
-    tile_pairs = TilePairs(q_cells, k_cells, q_box, k_box, with_keys=True)
-    content: Any = tile_pairs.evaluate(pattern).key  # never None: these pairs have keys
+    found = tile_pairs(q_cells, k_cells, q_box, k_box, with_keys=True)
+    content: Any = found.evaluate(pattern).key  # never None: these pairs have keys
     padding = q_cells.kind[q_box] * len(k_cells.table) + k_cells.kind[k_box]
     key_of: Any = combine(content, padding)
-    return *distinct(key_of), tile_pairs.unfollowed
+    return *distinct(key_of), found.unfollowed
 
 
 def cut_view(offset: int, strides: Sequence[int], extents: Sequence[int], box: Sequence[int]) -> np.void:
@@ -169,7 +169,7 @@ def _decide(
     always, undecided = (np.zeros(pairs.shape[1], bool) for _ in range(2))
     for start in range(0, pairs.shape[1], _DECIDED_AT_ONCE):
         own = slice(start, start + _DECIDED_AT_ONCE)
-        result = TilePairs(q_cells, k_cells, q_box[own], k_box[own], with_keys=False).evaluate(pattern)
+        result = tile_pairs(q_cells, k_cells, q_box[own], k_box[own], with_keys=False).evaluate(pattern)
         always[own] = result.lo > 0
         undecided[own] = (result.lo <= 0) & (result.hi > 0)
     return np.nonzero(always)[0], np.nonzero(undecided)[0]

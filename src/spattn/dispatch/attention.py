@@ -1,0 +1,227 @@
+"""Dispatch a call: cached if one like it came before, otherwise checked, planned and prepared."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from .._util.index_checks import LONGEST
+from ..arrays import NUMPY, ArrayKind, autocast, of_any_length, recorder, traced
+from ..arrays import signature as signature_of
+from ..backends import PredictingBackend, SelectingBackend
+from ..patterns import Pattern
+from ..planning import Plan
+from ..planning.contract.cache import find_call, keep_call
+from ..planning.contract.validated import sealed
+from ..request.call import Call, check_gradients, check_options, check_results, check_scale, default_scale
+from ._efficiency import may_lose, warn_where_dense_wins
+from .plans import as_pattern, backend_for, check_grid, find_plan, name_for
+
+if TYPE_CHECKING:
+    from ..selections import Selected
+
+__all__ = ["CONSTANT", "attention", "attention_backward"]
+
+CONSTANT = (Pattern, Plan, str)  # what stays as it is; anything else is looked at anew by every call
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    pattern: Pattern | Plan | str | Any = "full",
+    *,
+    scale: float | None = None,
+    backend: str = "auto",
+    return_lse: bool = False,
+    precision: str | None = None,
+    layout: str = "bhnd",
+    gradients: Callable[..., Any] | None = None,
+) -> Any:
+    """(out, lse) or out, as :func:`spattn.attention` returns them; NotImplemented for tensors that PyTorch traces.
+
+    `gradients` computes what autograd records, :func:`attention_backward` unless given.
+    """
+    check_options(backend, return_lse, precision, layout)
+    key = signature_of(q, k, v), backend, precision, return_lse, layout
+    prepared = find_call(pattern, key) or _find_any_length(pattern, key) if isinstance(pattern, CONSTANT) else None
+    if prepared is None:
+        options: dict[str, Any] = {"scale": scale, "backend": backend, "precision": precision, "layout": layout}
+        cast = autocast(q, k, v)
+        if cast is not None:
+            q, k, v = cast
+            return attention(q, k, v, pattern, return_lse=return_lse, gradients=gradients, **options)
+        chosen = _selected(pattern)
+        if chosen is not None:
+            found = _attend_selected(q, k, v, chosen, return_lse, gradients or attention_backward, **options)
+            return found if return_lse else found[0]
+        if traced(q, k, v):
+            return NotImplemented
+        record = recorder(q, k, v)
+        wants_lse = return_lse or record is not None
+        call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=wants_lse, layout=layout)
+        if record is None:
+            check_gradients("attention", call.kind, q=q, k=k, v=v)
+        else:
+            # A copy of a mask, which nobody changes before the backward pass.
+            constant = pattern if isinstance(pattern, Plan) else as_pattern(pattern, call.sizes)
+            del options["scale"]
+            record = functools.partial(
+                record, functools.partial(gradients or attention_backward, pattern=constant, **options)
+            )
+        prepared, scale = _prepare(call, pattern, backend, key, record=record), call.scale
+    else:
+        scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
+    found = prepared.run(q, k, v, scale)
+    return found if return_lse else found[0]
+
+
+def attention_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    pattern: Pattern | Plan | str | Any = "full",
+    *,
+    dlse: Any = None,
+    scale: float | None = None,
+    backend: str = "auto",
+    precision: str | None = None,
+    layout: str = "bhnd",
+) -> Any:
+    """Gradients as :func:`spattn.attention_backward` returns them; NotImplemented for tensors that PyTorch traces."""
+    check_options(backend, precision=precision, layout=layout)
+    arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
+    key = signature_of(*arrays), backend, precision, layout
+    prepared = find_call(pattern, key) if isinstance(pattern, CONSTANT) else None
+    if prepared is None:
+        if traced(q, k, v):
+            return NotImplemented
+        call = Call.of(q, k, v, scale=scale, precision=precision, layout=layout)
+        check_results(call, dout, out, lse, dlse)
+        named = {"dout": dout, "q": q, "k": k, "v": v, "out": out, "lse": lse}
+        check_gradients("attention_backward", call.kind, **named, **({} if dlse is None else {"dlse": dlse}))
+        prepared, scale = _prepare(call, pattern, backend, key, backward=True), call.scale
+    else:
+        scale = prepared.scale if scale is None else check_scale(scale, prepared.dtype)
+    return prepared.run(dout, q, k, v, out, lse, dlse, scale)
+
+
+class Prepared(NamedTuple):
+    """A prepared call with what checks its scale; one that moves is for `least` keys or more."""
+
+    run: Callable[..., Any]
+    scale: float
+    dtype: str
+    least: int = 0
+
+
+def _find_any_length(pattern: Any, key: tuple[Any, ...]) -> Prepared | None:
+    """The call that was prepared for any number of keys, this one among them: a step of generation is like the last."""
+    found = None if key[0] is None else of_any_length(key[0])
+    if found is None:
+        return None
+    signature, kv_len = found
+    prepared: Prepared | None = find_call(pattern, (signature, *key[1:]))
+    return prepared if prepared is not None and prepared.least <= kv_len <= LONGEST else None
+
+
+def _prepare(
+    call: Call,
+    pattern: Any,
+    backend: str,
+    key: tuple[Any, ...],
+    backward: bool = False,
+    record: Callable[..., Any] | None = None,
+) -> Prepared:
+    """What computes calls like this one, on record where `record` is given; kept where nothing that it depends on can
+    change behind the key."""
+    module = backend_for(call, backend)
+    plan = find_plan(module, pattern, call, backward=backward)
+    if module.LIMITS.predicts and may_lose(plan):
+        warn_where_dense_wins(
+            plan, cast(PredictingBackend, module), call.batch, call.heads_q, call.head_dim, call.head_dim_v, call.dtype
+        )
+    run: Callable[..., Any] = module.prepare_backward(call, plan) if backward else module.prepare(call, plan)
+    if module.LIMITS.host_arrays and call.kind is not NUMPY:
+        run = _through_numpy(call.kind, run)
+    if not call.layout.is_default:
+        run = call.layout.around(run)
+    if record is not None:
+        run = functools.partial(record, run)
+    own = sealed(plan)
+    goes = module.LIMITS.moves if own.growth is None else module.LIMITS.grows
+    moves = goes and call.layout.is_default and not backward and record is None
+    least = own.least if moves and not isinstance(pattern, Plan) else None
+    prepared = Prepared(run, default_scale(call.head_dim), call.dtype, least or 0)
+    if key[0] is not None and isinstance(pattern, CONSTANT):
+        found = None if least is None else of_any_length(key[0])
+        keep_call(pattern, key if found is None else (found[0], *key[1:]), plan, prepared)
+    return prepared
+
+
+def _selected(pattern: Any) -> Selected | None:
+    """What a selection, or one of a pattern, allows; None for anything else. Of a class that nobody has imported there
+    is none."""
+    found = sys.modules.get("spattn.selections")
+    return None if found is None else cast("Selected | None", found.selected(pattern))
+
+
+def _attend_selected(
+    q: Any,
+    k: Any,
+    v: Any,
+    chosen: Selected,
+    return_lse: bool,
+    gradients: Callable[..., Any],
+    *,
+    scale: float | None,
+    backend: str,
+    precision: str | None,
+    layout: str,
+) -> tuple[Any, Any]:
+    """Attention over what a selection allows. Nothing of it is kept but the plan of the pattern; where it is recorded,
+    what the selection allows now is computed on the host when a gradient is asked for."""
+    if traced(q, k, v):
+        raise TypeError("pattern: expected a pattern where PyTorch makes a graph of the call, got a selection")
+    record = recorder(q, k, v)
+    wants_lse = return_lse or record is not None
+    call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=wants_lse, layout=layout)
+    if record is None:
+        check_gradients("attention", call.kind, q=q, k=k, v=v)
+    check_grid(call.layout, chosen.pattern)
+    module = backend_for(call, backend)
+    if not module.LIMITS.selects:
+        name = name_for(call, backend)
+        raise ValueError(
+            f"pattern: a selection needs the backend 'cuda', got {name!r}; to_host() makes a pattern of it"
+        )
+    run: Callable[..., Any] = cast(SelectingBackend, module).prepare_selected(call, chosen)
+    if not call.layout.is_default:
+        run = call.layout.around(run)
+    if record is not None:
+        then = replace(chosen, selection=chosen.selection.copied())
+        same: dict[str, Any] = {"backend": backend, "precision": precision, "layout": layout}
+
+        def backward(*operands: Any, **options: Any) -> Any:
+            of = functools.partial(gradients, pattern=then.to_host(call.kv_len), **same)
+            return of(*operands, **options)
+
+        run = functools.partial(record, backward, run)
+    return cast("tuple[Any, Any]", run(q, k, v, call.scale))
+
+
+def _through_numpy(kind: ArrayKind, run: Callable[..., Any]) -> Callable[..., Any]:
+    """The same of arrays of another kind in host memory."""
+
+    def call(*operands: Any) -> tuple[Any, ...]:
+        *arrays, scale = operands
+        given = (x if x is None else kind.to_numpy(x) for x in arrays)
+        return tuple([kind.from_numpy(x) for x in run(*given, scale)])
+
+    return call
