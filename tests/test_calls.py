@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import cpu
+from spattn import cpu, dispatch
 from spattn import patterns as p
-from spattn.api import attention as _api
 from spattn.arrays import signature
 from spattn.patterns.base import registry as _registry
 from spattn.planning.contract import cache as _cache
@@ -243,9 +242,9 @@ def test_plan_for_other_heads_where_the_backend_would_plan_again():
         plan_for=lambda pattern, call, max_bytes, backward: planned.append(pattern),
     )
     with pytest.raises(ValueError, match=r"^pattern: expected a plan for 1 batch entries and 2 heads, got .* 3$"):
-        _api.find_plan(module, made, call)
+        dispatch.find_plan(module, made, call)
     assert not planned
-    _api.find_plan(module, spattn.plan(p.Causal(), 10, heads=2), call)
+    dispatch.find_plan(module, spattn.plan(p.Causal(), 10, heads=2), call)
     assert planned == [p.Causal()]
 
 

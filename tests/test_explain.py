@@ -50,12 +50,12 @@ def test_the_text_says_what_was_chosen_and_what_is_cheaper():
 
 
 def test_the_cheapest_plan_has_nothing_that_is_cheaper():
-    found = spattn.plan(WINDOWS, 3136, tile=(49, 64), box=(7, 7)).explain()
+    found = spattn.explain(spattn.plan(WINDOWS, 3136, tile=(49, 64), box=(7, 7)))
     assert found.cheaper is None and "cheaper:" not in str(found)
 
 
 def test_dense_attention_wins_where_views_are_smaller_than_tiles():
-    found = spattn.plan(Scattered(), 128, tile=(48, 64)).explain()
+    found = spattn.explain(spattn.plan(Scattered(), 128, tile=(48, 64)))
     assert found.dense_ms < found.predicted_ms and "dense attention is faster" in str(found)
 
 
@@ -73,7 +73,7 @@ def test_gathered_keys_are_what_a_gpu_is_priced_for():
     """On the CPU, which does not execute them, it is another plan, and the text says so."""
     allowed = np.random.default_rng(0).random((600, 600)) < 0.01
     plan = compiler.plan(sp.from_pairs(*allowed.nonzero(), 600, 600), 600, tile=(64, 64), gathered=True)
-    on_gpu, on_cpu = str(plan.explain(dtype="bfloat16", device="cuda")), str(plan.explain())
+    on_gpu, on_cpu = str(spattn.explain(plan, dtype="bfloat16", device="cuda")), str(spattn.explain(plan))
     assert "keys: gathered for each query tile\n" in on_gpu and "all keys" not in on_gpu
     assert "predicted are tiles of all keys" in on_cpu and "this plan is" not in on_cpu
 
@@ -90,11 +90,11 @@ def test_gathered_keys_are_what_a_gpu_is_priced_for():
 def test_prices_of_a_gpu_that_nobody_measured(how, message):
     plan = spattn.plan(sp.Causal(), 300, tile=how.pop("tile", (128, 64)))
     with pytest.raises(ValueError, match=message):
-        plan.explain(**({"dtype": "float16", "device": "cuda"} | how))
+        spattn.explain(plan, **({"dtype": "float16", "device": "cuda"} | how))
 
 
 def test_predictions_follow_the_work():
-    short, long = (spattn.plan(sp.SlidingWindow(64), n).explain().predicted_ms for n in (4096, 16384))
+    short, long = (spattn.explain(spattn.plan(sp.SlidingWindow(64), n)).predicted_ms for n in (4096, 16384))
     assert 3.5 < long / short < 4.5
     one, four = (spattn.plan(sp.SlidingWindow(64), 4096).explain(heads=h).predicted_ms for h in (1, 4))
     assert four == pytest.approx(4 * one)
@@ -102,10 +102,10 @@ def test_predictions_follow_the_work():
 
 def test_a_picture():
     pytest.importorskip("matplotlib")
-    axes = spattn.plan(sp.SlidingWindow(4), 64, tile=(16, 64)).explain().draw()
+    axes = spattn.explain(spattn.plan(sp.SlidingWindow(4), 64, tile=(16, 64))).draw()
     assert len(axes.collections[0].get_offsets()) == 16 * 64
     with pytest.raises(ValueError, match="^plan: expected one of a pattern at up to 4096 tokens, got "):
-        spattn.plan(sp.SlidingWindow(4), 8192).explain().draw()
+        spattn.explain(spattn.plan(sp.SlidingWindow(4), 8192)).draw()
 
 
 @pytest.mark.parametrize(
@@ -125,8 +125,8 @@ def test_what_explain_refuses(how, error):
 def test_plans_of_other_heads_are_refused():
     plan = spattn.plan(sp.PerHead((sp.Causal(), sp.SlidingWindow(3))), 64)
     with pytest.raises(ValueError, match="^plan: expected 1 batch entries and 3 heads, got one for 1 and 2"):
-        plan.explain(heads=3)
-    assert plan.explain(heads=2).predicted_ms > 0
+        spattn.explain(plan, heads=3)
+    assert spattn.explain(plan, heads=2).predicted_ms > 0
 
 
 def test_the_warning_comes_once_and_at_the_line_of_the_call():

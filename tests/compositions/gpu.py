@@ -18,9 +18,8 @@ import spattn
 from spattn import selections
 from spattn.arrays import kind_of
 from spattn.cuda import portable, portable_backward
-from spattn.cuda.hopper.layout import maps_of
-from spattn.cuda.hopper.params import MAPS
 from spattn.schedule import compiler
+from spattn.schedule.tensor_maps import MAPS, maps_of
 from spattn.selections import Form
 
 from . import draws, oracle

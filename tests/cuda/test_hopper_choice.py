@@ -16,11 +16,11 @@ from spattn.choose import gpu as _choice
 from spattn.choose.features_gpu import Sizes
 from spattn.choose.machine_gpu import price_ms
 from spattn.cuda import portable
-from spattn.cuda.hopper.layout import make_layout, maps_of
-from spattn.cuda.hopper.params import MAPS
+from spattn.cuda.hopper.layout import make_layout
 from spattn.request.call import Call
 from spattn.schedule import compiler
 from spattn.schedule.pack_heads import pack_heads
+from spattn.schedule.tensor_maps import MAPS, maps_of
 from spattn.testing import inputs
 
 SMS = 132

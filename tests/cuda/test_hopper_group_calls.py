@@ -13,13 +13,13 @@ import pytest
 
 import spattn
 from spattn import cuda, patterns
-from spattn.api import attention as _api
 from spattn.api import grouped as _grouped
 from spattn.arrays import kind_of
 from spattn.cuda import group
 from spattn.cuda.driver import buffer
 from spattn.cuda.hopper import group as hopper_group
 from spattn.cuda.hopper import params, prepared
+from spattn.dispatch import plans
 
 pytestmark = pytest.mark.usefixtures("no_plans")
 
@@ -81,7 +81,7 @@ def gpu(torch, monkeypatch, started, tensor_maps):
     monkeypatch.setattr(kind, "ordinal", lambda self, x: 0)
     monkeypatch.setattr(kind, "raw_stream", staticmethod(lambda ordinal: 7))
     monkeypatch.setattr(cuda.device, "get", lambda ordinal=None: made)
-    monkeypatch.setattr(_api, "load", lambda name: cuda if name == "cuda" else pytest.fail(name))
+    monkeypatch.setattr(plans, "load", lambda name: cuda if name == "cuda" else pytest.fail(name))
 
     def upload(device, arrays):
         return None, {name: 1 << 20 | number << 12 for number, name in enumerate(arrays)}

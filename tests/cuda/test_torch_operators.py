@@ -48,7 +48,7 @@ def same(torch, got, want):
 
 @BOTH
 def test_opcheck(torch, dtype):
-    from spattn.torch._text import text_of
+    from spattn.dispatch.torch_text import text_of
 
     operands, text = tensors(torch, dtype), text_of(PATTERN)
     torch.library.opcheck(torch.ops.spattn.attention.default, (*operands, text, None, None, "auto", None))

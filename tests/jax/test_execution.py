@@ -9,7 +9,7 @@ import pytest
 FRAME = """
 import ctypes
 from types import SimpleNamespace
-from spattn.api import attention as _api
+from spattn.dispatch import plans
 from spattn import cpu
 from spattn.cuda import execute
 from spattn.jax import _c_api as c_api
@@ -124,7 +124,7 @@ loaded = []
 def load(name):
     loaded.append(name)
     return Backend
-_api.load = load
+plans.load = load
 """
 
 

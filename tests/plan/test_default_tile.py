@@ -30,7 +30,7 @@ def test_of_scattered_pairs_they_are_small(q_len, kv_len):
     made = plan(pattern, q_len, kv_len)
     assert made.tile == SMALL
     check_plan(made, [pattern.index_set(q_len, kv_len)])
-    assert "tile: 64 queries × 64 keys" in str(made.explain())
+    assert "tile: 64 queries × 64 keys" in str(spattn.explain(made))
 
 
 @pytest.mark.parametrize("tile", [USUAL, (48, 64), (64, 128)], ids=str)

@@ -421,17 +421,17 @@ def test_more_places_than_int32_numbers(monkeypatch):
 def test_an_explanation_is_of_the_pattern_on_the_cpu():
     pattern = listed(MASK)
     made, plain = gathered(pattern, 150, 210, tile=(48, 64)), spattn.plan(pattern, 150, 210, tile=(48, 64))
-    found = made.explain()
-    assert found.predicted_ms == plain.explain().predicted_ms and "keys: gathered" in str(found)
+    found = spattn.explain(made)
+    assert found.predicted_ms == spattn.explain(plain).predicted_ms and "keys: gathered" in str(found)
     assert f"efficiency {made.efficiency:.3g}" in str(found) and "order:" not in str(found)
     with pytest.raises(ValueError, match="^plan: expected one that the CPU executes"):
-        dataclasses.replace(made, pattern=None).explain()
+        spattn.explain(dataclasses.replace(made, pattern=None))
 
 
 def test_a_picture_has_the_keys_of_an_item():
     pytest.importorskip("matplotlib").use("Agg")
     made = gathered(listed(MASK), 150, 210, tile=(16, 64))
-    item, drawn = made.work[len(made.work) // 2], made.explain().draw().collections[-1].get_offsets()
+    item, drawn = made.work[len(made.work) // 2], spattn.explain(made).draw().collections[-1].get_offsets()
     own = unions(MASK, 16)[item["query_tile"]]
     assert np.array_equal(np.unique(drawn[:, 0]), own + 0.5) and len(drawn) == len(own) * min(
         16, 150 - 16 * item["query_tile"]

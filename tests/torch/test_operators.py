@@ -15,8 +15,8 @@ from spattn import patterns as p
 from spattn.testing import inputs, random
 
 torch = pytest.importorskip("torch")
-importlib.import_module("spattn.torch")
-text_of = spattn.torch._text.text_of
+text_of = importlib.import_module("spattn.dispatch.torch_text").text_of
+
 
 WINDOW = p.SlidingWindow(7, 2)
 OPTIONS = (None, None, "auto")  # allowed, scale, backend

@@ -213,10 +213,10 @@ def attention_backward(
 def _operators() -> Any:
     """The custom operators that stand for the calls in PyTorch's graphs."""
     if compiling():
-        from ..torch import _operators  # torch.compile cannot trace the lock
+        from ..dispatch import torch_operators  # torch.compile cannot trace the lock
 
-        return _operators
+        return torch_operators
     with whole_imports:
-        from ..torch import _operators
+        from ..dispatch import torch_operators
 
-    return _operators
+    return torch_operators

@@ -10,9 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..cuda.hopper.layout import maps_of
-from ..cuda.hopper.maps import joint_heads
-from ..cuda.hopper.params import MAPS
 from ..patterns import Pattern
 from ..planning import Plan
 from ..planning.contract.cache import kept_with_plan
@@ -22,6 +19,7 @@ from ..planning.tiles.tiling import choose_box
 from ..request.call import Call
 from ..schedule import compiler
 from ..schedule.group import pieces, workers
+from ..schedule.tensor_maps import MAPS, joint_heads, maps_of
 from .boxes import Met, met_by_boxes
 from .features_gpu import Sizes
 from .machine_gpu import LARGEST_HEAD_DIM, coefficients, price_ms

@@ -1,6 +1,6 @@
 """Dispatch calls on concrete arrays: cached calls, plans, backends. The public functions are in ``spattn.api``."""
 
-from .attention import CONSTANT, attention, attention_backward
+from .calls import CONSTANT, attention, attention_backward
 from .plans import as_pattern, backend_for, check_grid, check_mask, find_plan, name_for
 
 __all__ = [

@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..dispatch import as_pattern
+from ..dispatch.torch_operators import attend
+from ..dispatch.torch_text import text_of
 from ..patterns import Pattern
 from ..patterns.base.check import integer
-from ._operators import attend
-from ._text import text_of
 
 __all__ = ["SparseAttention"]
 

@@ -14,11 +14,11 @@ from dataclasses import replace
 from ...choose.specializations import DTYPES, ROWS, TILE
 from ...schedule import compiler
 from ...schedule.group import workers
+from ...schedule.tensor_maps import MAPS
 from .. import portable
 from ..driver.device import Device
 from ..forward_pass import ForwardPass
 from .maps import readable
-from .params import MAPS
 from .prepared import prepare
 
 __all__ = ["TILE", "accepts", "aligned", "forward", "prepare", "supports", "tile", "why_not"]

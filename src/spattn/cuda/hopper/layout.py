@@ -13,11 +13,10 @@ from ...choose.specializations import ROWS, TILE
 from ...planning.contract.types import Plan, first_coordinates, positions
 from ...schedule.finishers import Merges, find_finishers
 from ...schedule.roles import key_views_of, roles
+from ...schedule.tensor_maps import MapSpec, halve, mapped
 from .fitted import fit_keys
-from .maps import MapSpec, halve, map_views
 
 WORK = np.dtype([(name, "i4") for name in ("query_view", "x", "y", "z", "begin", "end", "key_view", "slot")])
-Mapped = tuple[tuple[MapSpec, ...], np.ndarray]  # maps, and the records of all views
 
 _TILES_AT_ONCE = 1 << 14  # whose rows are looked up in one step, which takes 17 bytes a cell
 
@@ -128,7 +127,7 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
     """Lays a plan out for the Hopper kernel; where it moves, views that do and views that do not share no map."""
     query_ids, key_ids, row_component = roles(plan)
     fitted = fit_keys(plan)
-    (query_specs, query_views), (key_specs, key_views) = _mapped(plan, fitted.views, moves)
+    (query_specs, query_views), (key_specs, key_views) = mapped(plan, fitted.views, moves)
     query_specs, query_views = halve(query_specs, query_views, 1 if plan.block_q <= ROWS else plan.block_q // ROWS)
     components = plan.components[plan.work["component"]]
     if (plan.work["begin"] >= plan.work["end"]).any():
@@ -197,19 +196,6 @@ def _variants(plan: Plan) -> np.ndarray:
             raise ValueError("plan: expected views of one variant each where places are looked up, got one of several")
         found[own] = component["variant"]
     return found
-
-
-def maps_of(plan: Plan, moves: bool) -> int:
-    """Tensor maps of one batch entry, as :func:`make_layout` makes them."""
-    (query_specs, _), (key_specs, _) = _mapped(plan, plan.views, moves)
-    return 2 * (len(query_specs) + len(key_specs))
-
-
-def _mapped(plan: Plan, views: np.ndarray, moves: bool) -> tuple[Mapped, Mapped]:
-    """The maps and views of queries, and of keys, whose views are those given; those that are looked up need no map."""
-    query_ids, key_ids, _ = roles(plan)
-    queries = map_views(plan.views, query_ids[: 0 if plan.q_order.size else None], 0)
-    return queries, map_views(views, key_ids[: 0 if plan.ordered else None], len(queries[0]), join=not moves)
 
 
 def fragment_masks(masks: np.ndarray) -> np.ndarray:

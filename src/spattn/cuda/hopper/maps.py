@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-import numpy as np
 
 from ...arrays.operand import Operand
-from ...planning.contract.types import AXES
+from ...schedule.tensor_maps import MapSpec
 from ..driver.device import library
 from ..driver.errors import CudaError
 
@@ -27,104 +23,6 @@ _FORMATS = {
 _RANK = 5
 _LARGEST_STRIDE = 1 << 40  # bytes (cuTensorMapEncodeTiled)
 
-VIEW = np.dtype(
-    [
-        ("map", "i4"),
-        ("shift_y", "i4"),
-        ("shift_z", "i4"),
-        ("problem", "i4"),
-        ("half", "i4", AXES),
-        ("cells", "i4"),
-        ("offset", "i8"),
-        ("stride", "i8", AXES),
-        ("extent", "i4", AXES),
-        ("box", "i4", AXES),
-    ]
-)
-
-
-@dataclass(frozen=True)
-class MapSpec:
-    """A tensor map of one or several views, in tokens; axis 2 first, as TMA wants it."""
-
-    offset: int
-    extents: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-
-
-def map_views(
-    views: np.ndarray, ids: np.ndarray, first: int, join: bool = True
-) -> tuple[tuple[MapSpec, ...], np.ndarray]:
-    """Tensor maps for the views `ids`, as few as there can be, and the device records of all views.
-
-    Views that differ by their offset alone share a map when the offsets are an arithmetic progression and an axis is
-    free to hold its number, unless `join` is False: the residue classes of a dilated or strided pattern are one map.
-    Equal views always share.
-    """
-    records = np.zeros(len(views), dtype=VIEW)
-    for name in ("offset", "stride", "extent", "box"):
-        records[name] = views[name]
-    records["cells"] = views["box"].prod(axis=1)
-    classes: dict[tuple[tuple[int, ...], ...], list[int]] = {}
-    for number in ids:
-        view = views[number]
-        key = tuple(tuple(int(n) for n in view[name]) for name in ("stride", "extent", "box"))
-        classes.setdefault(key, []).append(int(number))
-    specs: list[MapSpec] = []
-    for (stride, extent, box), members in classes.items():
-        free = next((axis for axis in (1, 0) if join and extent[axis] == 1 and box[axis] == 1), None)
-        for start, step, numbers in _progressions(views["offset"][members], members, free is not None):
-            extents, strides = list(extent), list(stride)
-            if free is not None and len(numbers) > 1:
-                extents[free], strides[free] = (numbers[-1][0] - start) // step + 1, step
-            for offset, number in numbers:
-                shift = (offset - start) // step
-                records["map"][number] = 2 * (first + len(specs))
-                records["shift_y"][number] = shift if free == 1 else 0
-                records["shift_z"][number] = shift if free == 0 else 0
-            specs.append(MapSpec(start, tuple(extents[::-1]), tuple(strides[::-1]), tuple(box[::-1])))
-    return tuple(specs), records
-
-
-def _progressions(
-    offsets: np.ndarray, members: list[int], join: bool
-) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """Cuts views into arithmetic progressions of offsets: (start, step, [(offset, view), ...])."""
-    order = np.argsort(offsets, kind="stable")
-    pending = [(int(offsets[i]), members[i]) for i in order]
-    while pending:
-        later = [o for o, _ in pending if o > pending[0][0]]
-        step = later[0] - pending[0][0] if later and join else 0
-        taken, expected = [], pending[0][0]
-        for offset, number in pending:
-            if step and offset == expected + step:
-                expected += step
-            if offset == expected:
-                taken.append((offset, number))
-        chosen = {number for _, number in taken}
-        yield pending[0][0], max(step, 1), taken
-        pending = [pair for pair in pending if pair[1] not in chosen]
-
-
-def halve(specs: tuple[MapSpec, ...], views: np.ndarray, parts: int) -> tuple[tuple[MapSpec, ...], np.ndarray]:
-    """Gives each warpgroup its own box: the query box cut in `parts` along its first axis that can be."""
-    halved, axes = [], []
-    for spec in specs:
-        axis = next((a for a in (2, 1, 0) if spec.box[a] % parts == 0), None)  # axis 0 of the lattice is last here
-        if axis is None:
-            raise ValueError(f"plan: cannot cut a query box {spec.box[::-1]} in {parts} parts")
-        box = list(spec.box)
-        box[axis] //= parts
-        axes.append((axis, box[axis]))
-        halved.append(MapSpec(spec.offset, spec.extents, spec.strides, tuple(box)))
-    views = views.copy()
-    for number in range(len(views)):
-        if specs:
-            axis, size = axes[views["map"][number] // 2]
-            views["half"][number, 2 - axis] = size
-    return tuple(halved), views
-
 
 def readable(operand: Operand) -> bool:
     """Whether TMA can address an array that starts on 16 bytes: so must its rows, and strides be positive."""
@@ -140,11 +38,6 @@ def readable(operand: Operand) -> bool:
 def gatherable(operand: Operand) -> bool:
     """Whether rows of an array that TMA can address can also be found by number: their distance is an int32."""
     return operand.strides[2] * ELEMENT_BYTES < 1 << 31
-
-
-def joint_heads(operand: Operand) -> bool:
-    """Whether batch and head are one axis of constant stride."""
-    return operand.shape[0] == 1 or operand.strides[0] == operand.shape[1] * operand.strides[1]
 
 
 def encode_map(target: int, operand: Operand, spec: MapSpec, dtype: str, batch: int | None) -> int:

@@ -18,14 +18,14 @@ from ..._util.cached import Recent
 from ...arrays.operand import Operand
 from ...choose.specializations import TILE
 from ...schedule.tasks import TASK
+from ...schedule.tensor_maps import VIEW, joint_heads
 from ..driver.device import address
 from ..driver.launch import Moving
 from ..driver.structs import fields, packer
 from ..forward_pass import ForwardPass, fold_scale
 from .layout import ENTRY, WORK, Layout
-from .maps import ALIGNMENT, ELEMENT_BYTES, MAP_BYTES, VIEW, encode_map, joint_heads, replace_address
+from .maps import ALIGNMENT, ELEMENT_BYTES, MAP_BYTES, encode_map, replace_address
 
-MAPS = (16, 240)  # tensor maps that a kernel's parameters have room for; 240 is what 32 KiB of parameters hold
 GROUPS = ((16, 96), (32, 192))  # the same for several problems: so many, and so many tensor maps of all of them
 _PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
 _ROWS = ("query_rows", "key_rows")  # of plans whose places are looked up

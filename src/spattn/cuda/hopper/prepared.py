@@ -15,6 +15,7 @@ from ...planning.contract.types import Plan
 from ...planning.contract.validated import sealed
 from ...schedule.finishers import Merges
 from ...schedule.tasks import merge_heads, order_tasks
+from ...schedule.tensor_maps import MAPS
 from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
@@ -22,7 +23,7 @@ from ..forward_pass import ForwardPass
 from .heads import with_packed_heads
 from .layout import Items, Layout, make_layout
 from .maps import gatherable, readable
-from .params import MAPS, Addresses, Template, maps_needed, pack_merge, structs
+from .params import Addresses, Template, maps_needed, pack_merge, structs
 
 COUNTERS = 1024  # calls on different streams that may run a plan at the same time
 _READY_KEPT = 32

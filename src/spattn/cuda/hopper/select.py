@@ -19,6 +19,7 @@ from ...planning import Plan
 from ...planning.contract.cache import kept_with_plan
 from ...planning.contract.types import LARGEST
 from ...schedule.roles import key_views_of, roles
+from ...schedule.tensor_maps import MAPS
 from ...selections import Form
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
@@ -27,7 +28,7 @@ from ..forward_pass import ForwardPass
 from .heads import with_packed_heads
 from .layout import ENTRY, WORK, Items
 from .maps import ELEMENT_BYTES
-from .params import MAPS, structs
+from .params import structs
 from .prepared import HopperPlan
 
 __all__ = ["JOB", "SELECT", "TABLE", "Source", "forward", "items_of", "room"]

@@ -10,8 +10,8 @@ import numpy as np
 from ...planning.contract.types import AXES, Plan, first_coordinates
 from ...schedule.roles import roles
 from ...schedule.slabs import Cut, Pass, slab_masks
+from ...schedule.tensor_maps import MapSpec, map_views
 from ..hopper.layout import fragment_masks
-from ..hopper.maps import MapSpec, map_views
 
 __all__ = ["ENTRY", "SLAB", "WORK", "QuerySlabs", "Views", "lay_out", "lay_out_masks", "lay_out_views", "query_slabs"]
 

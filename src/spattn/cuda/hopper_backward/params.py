@@ -13,11 +13,12 @@ import numpy as np
 from ..._util.cached import Recent
 from ...arrays.operand import Operand, row_major
 from ...schedule.tasks import TASK
+from ...schedule.tensor_maps import MAPS, VIEW, joint_heads
 from ..backward_pass import BackwardPass
 from ..driver.structs import fields, packer
 from ..forward_pass import fold_scale
-from ..hopper.maps import MAP_BYTES, VIEW, encode_map, joint_heads, replace_address
-from ..hopper.params import MAPS, STRIDES, aligned_bytes, with_maps
+from ..hopper.maps import MAP_BYTES, encode_map, replace_address
+from ..hopper.params import STRIDES, aligned_bytes, with_maps
 from .layout import ENTRY, WORK, Views
 
 __all__ = [

@@ -15,16 +15,17 @@ from ...planning.contract.types import Plan
 from ...schedule.finishers import find_sum_finishers, no_sum_finishers
 from ...schedule.slabs import EMPTY, Pass, by_keys, by_queries
 from ...schedule.tasks import merge_heads, order_tasks
+from ...schedule.tensor_maps import MAPS, VIEW
 from ...schedule.turns import take_turns
 from ..backward_pass import BackwardPass
 from ..driver._launch import Launch, start
 from ..driver.buffer import Buffer, upload
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
-from ..hopper.maps import VIEW, readable
+from ..hopper.maps import readable
 from .builds import Build, builds, variant
 from .layout import SLAB, QuerySlabs, lay_out, lay_out_masks, lay_out_views, query_slabs
-from .params import MAPS, Addresses, PassParams, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs
+from .params import Addresses, PassParams, Template, maps_needed, pack_converted, pack_rows, pack_sum, structs
 
 __all__ = ["Ready", "plan_on_device"]
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ..dispatch import as_pattern
 from ..patterns import Pattern
 from ..planning import Plan
+from .plans import as_pattern
 
 __all__ = ["text_of"]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from .. import dispatch
 from ..arrays import autocast, compiling, traced
 from ..arrays.operand import Operand, memory_order
 from ..arrays.torch_gradients import without_repeats
@@ -19,7 +18,9 @@ from ..patterns import Full, KeyPadding, Mask, Pattern, from_text
 from ..planning import Plan
 from ..request.call import check_options
 from ..request.layout import DEFAULT, Layout
-from ._text import text_of
+from . import calls
+from .plans import as_pattern, check_mask
+from .torch_text import text_of
 
 __all__ = ["attend", "attention", "attention_backward"]
 
@@ -38,7 +39,7 @@ def _forward(
     q: Any, k: Any, v: Any, pattern: str, allowed: Any, scale: float | None, backend: str, precision: str | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     with torch.no_grad():
-        out, lse = dispatch.attention(
+        out, lse = calls.attention(
             q, k, v, _joined(pattern, allowed), scale=scale, backend=backend, return_lse=True, precision=precision
         )
     return _in_order_of(q, out), lse
@@ -56,7 +57,7 @@ def _backward(
 ) -> tuple[torch.Tensor, ...]:
     named = dict(zip(("scale", "backend", "precision"), options, strict=False))  # a precision of None is left out
     with torch.no_grad():
-        gradients = dispatch.attention_backward(
+        gradients = calls.attention_backward(
             without_repeats(dout), q, k, v, out, lse, _joined(pattern, allowed), dlse=dlse, **named
         )
     return tuple(_in_order_of(like, x) for like, x in zip((q, k, v), gradients, strict=True))
@@ -224,7 +225,7 @@ def attention_backward(
 
 def _check_mask(allowed: Any, pattern: Any, q: Any, k: Any) -> None:
     if allowed is not None:
-        dispatch.check_mask(tuple(pattern.shape), (*q.shape[:3], k.shape[2]))
+        check_mask(tuple(pattern.shape), (*q.shape[:3], k.shape[2]))
 
 
 def _layout_of(name: str, q: Any, k: Any, v: Any, text: str) -> Layout:
@@ -260,13 +261,13 @@ def _eager(*arguments: Any, **options: Any) -> Any:
     """The call on concrete tensors; as an operator where PyTorch traces them."""
     if compiling():
         return attention(*arguments, **options)
-    found = dispatch.attention(*arguments, gradients=_eager_backward, **options)
+    found = calls.attention(*arguments, gradients=_eager_backward, **options)
     return attention(*arguments, **options) if found is NotImplemented else found
 
 
 def _eager_backward(*arguments: Any, **options: Any) -> Any:
     """Gradients of :func:`_eager`."""
-    found = dispatch.attention_backward(*arguments, **options)
+    found = calls.attention_backward(*arguments, **options)
     return attention_backward(*arguments, **options) if found is NotImplemented else found
 
 
@@ -276,7 +277,7 @@ def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> 
     if traced(arguments[0]):
         pattern = arguments[-1]
         if not isinstance(pattern, Plan):
-            pattern = dispatch.as_pattern(pattern)  # unless it is none at all
+            pattern = as_pattern(pattern)  # unless it is none at all
         raise TypeError(
             "pattern: expected one that has a text, as graphs hold it: of a class that is registered, with parameters "
             f"that from_dict() reads back; got {pattern!r}"

@@ -1,0 +1,135 @@
+"""Tensor maps (TMA) of a plan's views: which views share one, and how many a plan needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..arrays.operand import Operand
+from ..planning.contract.types import AXES, Plan
+from .roles import roles
+
+__all__ = ["MAPS", "VIEW", "MapSpec", "halve", "joint_heads", "map_views", "mapped", "maps_of"]
+
+MAPS = (16, 240)  # tensor maps that a kernel's parameters have room for; 240 is what 32 KiB of parameters hold
+
+VIEW = np.dtype(
+    [
+        ("map", "i4"),
+        ("shift_y", "i4"),
+        ("shift_z", "i4"),
+        ("problem", "i4"),
+        ("half", "i4", AXES),
+        ("cells", "i4"),
+        ("offset", "i8"),
+        ("stride", "i8", AXES),
+        ("extent", "i4", AXES),
+        ("box", "i4", AXES),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class MapSpec:
+    """A tensor map of one or several views, in tokens; axis 2 first, as TMA wants it."""
+
+    offset: int
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+
+
+def map_views(
+    views: np.ndarray, ids: np.ndarray, first: int, join: bool = True
+) -> tuple[tuple[MapSpec, ...], np.ndarray]:
+    """Tensor maps for the views `ids`, as few as there can be, and the device records of all views.
+
+    Views that differ by their offset alone share a map when the offsets are an arithmetic progression and an axis is
+    free to hold its number, unless `join` is False: the residue classes of a dilated or strided pattern are one map.
+    Equal views always share.
+    """
+    records = np.zeros(len(views), dtype=VIEW)
+    for name in ("offset", "stride", "extent", "box"):
+        records[name] = views[name]
+    records["cells"] = views["box"].prod(axis=1)
+    classes: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for number in ids:
+        view = views[number]
+        key = tuple(tuple(int(n) for n in view[name]) for name in ("stride", "extent", "box"))
+        classes.setdefault(key, []).append(int(number))
+    specs: list[MapSpec] = []
+    for (stride, extent, box), members in classes.items():
+        free = next((axis for axis in (1, 0) if join and extent[axis] == 1 and box[axis] == 1), None)
+        for start, step, numbers in _progressions(views["offset"][members], members, free is not None):
+            extents, strides = list(extent), list(stride)
+            if free is not None and len(numbers) > 1:
+                extents[free], strides[free] = (numbers[-1][0] - start) // step + 1, step
+            for offset, number in numbers:
+                shift = (offset - start) // step
+                records["map"][number] = 2 * (first + len(specs))
+                records["shift_y"][number] = shift if free == 1 else 0
+                records["shift_z"][number] = shift if free == 0 else 0
+            specs.append(MapSpec(start, tuple(extents[::-1]), tuple(strides[::-1]), tuple(box[::-1])))
+    return tuple(specs), records
+
+
+def _progressions(
+    offsets: np.ndarray, members: list[int], join: bool
+) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+    """Cuts views into arithmetic progressions of offsets: (start, step, [(offset, view), ...])."""
+    order = np.argsort(offsets, kind="stable")
+    pending = [(int(offsets[i]), members[i]) for i in order]
+    while pending:
+        later = [o for o, _ in pending if o > pending[0][0]]
+        step = later[0] - pending[0][0] if later and join else 0
+        taken, expected = [], pending[0][0]
+        for offset, number in pending:
+            if step and offset == expected + step:
+                expected += step
+            if offset == expected:
+                taken.append((offset, number))
+        chosen = {number for _, number in taken}
+        yield pending[0][0], max(step, 1), taken
+        pending = [pair for pair in pending if pair[1] not in chosen]
+
+
+def halve(specs: tuple[MapSpec, ...], views: np.ndarray, parts: int) -> tuple[tuple[MapSpec, ...], np.ndarray]:
+    """Gives each warpgroup its own box: the query box cut in `parts` along its first axis that can be."""
+    halved, axes = [], []
+    for spec in specs:
+        axis = next((a for a in (2, 1, 0) if spec.box[a] % parts == 0), None)  # axis 0 of the lattice is last here
+        if axis is None:
+            raise ValueError(f"plan: cannot cut a query box {spec.box[::-1]} in {parts} parts")
+        box = list(spec.box)
+        box[axis] //= parts
+        axes.append((axis, box[axis]))
+        halved.append(MapSpec(spec.offset, spec.extents, spec.strides, tuple(box)))
+    views = views.copy()
+    for number in range(len(views)):
+        if specs:
+            axis, size = axes[views["map"][number] // 2]
+            views["half"][number, 2 - axis] = size
+    return tuple(halved), views
+
+
+Mapped = tuple[tuple[MapSpec, ...], np.ndarray]  # maps, and the records of all views
+
+
+def maps_of(plan: Plan, moves: bool) -> int:
+    """Tensor maps of one batch entry, as :func:`make_layout` makes them."""
+    (query_specs, _), (key_specs, _) = mapped(plan, plan.views, moves)
+    return 2 * (len(query_specs) + len(key_specs))
+
+
+def mapped(plan: Plan, views: np.ndarray, moves: bool) -> tuple[Mapped, Mapped]:
+    """The maps and views of queries, and of keys, whose views are those given; those that are looked up need no map."""
+    query_ids, key_ids, _ = roles(plan)
+    queries = map_views(plan.views, query_ids[: 0 if plan.q_order.size else None], 0)
+    return queries, map_views(views, key_ids[: 0 if plan.ordered else None], len(queries[0]), join=not moves)
+
+
+def joint_heads(operand: Operand) -> bool:
+    """Whether batch and head are one axis of constant stride."""
+    return operand.shape[0] == 1 or operand.strides[0] == operand.shape[1] * operand.strides[1]
