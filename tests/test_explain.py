@@ -41,7 +41,7 @@ def arrays(tokens=128, heads=8):
 
 
 def test_the_text_says_what_was_chosen_and_what_is_cheaper():
-    found = spattn.plan(WINDOWS, 3136, tile=(48, 64)).explain(heads=3, head_dim=32)
+    found = spattn.explain(spattn.plan(WINDOWS, 3136, tile=(48, 64)), heads=3, head_dim=32)
     text = str(found)
     for words in ("48 queries × 64 keys", "6 × 8 queries", "153664 allowed", "all pairs", "7 × 7"):
         assert words in text
@@ -62,11 +62,11 @@ def test_dense_attention_wins_where_views_are_smaller_than_tiles():
 def test_prices_of_a_gpu():
     """Those of what its backend takes, and of the tiles that everything had before."""
     how = {"heads": 32, "dtype": "bfloat16", "device": "cuda"}
-    found = spattn.plan(WINDOWS, 3136, heads=32, tile=(128, 64)).explain(**how)
+    found = spattn.explain(spattn.plan(WINDOWS, 3136, heads=32, tile=(128, 64)), **how)
     assert found.cheaper.tile == (49, 64) and found.cheaper_ms < 0.5 * found.predicted_ms < 0.5 * found.dense_ms
     text = str(found)
     assert f"{found.predicted_ms:.3g} ms on an H200" in text and "boxes of 7 × 7 queries" in text
-    assert found.cheaper.explain(**how).cheaper is None
+    assert spattn.explain(found.cheaper, **how).cheaper is None
 
 
 def test_gathered_keys_are_what_a_gpu_is_priced_for():
@@ -96,7 +96,7 @@ def test_prices_of_a_gpu_that_nobody_measured(how, message):
 def test_predictions_follow_the_work():
     short, long = (spattn.explain(spattn.plan(sp.SlidingWindow(64), n)).predicted_ms for n in (4096, 16384))
     assert 3.5 < long / short < 4.5
-    one, four = (spattn.plan(sp.SlidingWindow(64), 4096).explain(heads=h).predicted_ms for h in (1, 4))
+    one, four = (spattn.explain(spattn.plan(sp.SlidingWindow(64), 4096), heads=h).predicted_ms for h in (1, 4))
     assert four == pytest.approx(4 * one)
 
 
@@ -119,7 +119,7 @@ def test_a_picture():
 )
 def test_what_explain_refuses(how, error):
     with pytest.raises(error, match=f"^{next(iter(how))}: expected "):
-        spattn.plan(sp.Causal(), 64).explain(**how)
+        spattn.explain(spattn.plan(sp.Causal(), 64), **how)
 
 
 def test_plans_of_other_heads_are_refused():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATTERN",
         nargs="?",
         help="a registered name, with parameters in parentheses; several of them joined by & | - ~; or "
-        "the JSON that Pattern.to_dict() gives",
+        "the JSON that Pattern.to_json() gives",
     )
     draw.add_argument(
         "--param",
@@ -166,7 +165,7 @@ def _info(options: argparse.Namespace) -> int:
 def _draw(options: argparse.Namespace) -> int:
     if options.pattern is None:
         return _list_patterns()
-    name = options.pattern if options.pattern in patterns.names() else "pattern"
+    name = options.pattern if options.pattern in patterns.registry.names() else "pattern"
     output = options.output or Path(f"{name}.png")
     if output.suffix not in _PICTURE_SUFFIXES:
         raise _Usage(f"--output: expected a name ending in {', '.join(_PICTURE_SUFFIXES)}; got {output}")
@@ -176,7 +175,7 @@ def _draw(options: argparse.Namespace) -> int:
         import matplotlib
 
         matplotlib.use("Agg")
-        axes = patterns.draw(pattern, options.q_len, kv_len, head=options.head)
+        axes = patterns.show.draw(pattern, options.q_len, kv_len, head=options.head)
     except ModuleNotFoundError as error:
         raise _Failure(f"{error.name} is not installed: pip install {error.name}") from error
     except ValueError as error:  # lengths or a head that do not fit the pattern
@@ -187,7 +186,7 @@ def _draw(options: argparse.Namespace) -> int:
 
 
 def _list_patterns() -> int:
-    for name in patterns.names():
+    for name in patterns.registry.names():
         summary = (pattern_class(name).__doc__ or "").partition("\n")[0].replace("``", "`")
         print(f"{_expression.signature(name)}\n    {summary}")
     return 0
@@ -199,7 +198,7 @@ def _pattern(text: str, params: dict[str, object]) -> patterns.Pattern:
             return _expression.make(text, **params)
         if params:
             raise _Usage(f"--param: expected a pattern given by its name alone, got {text!r}")
-        return patterns.from_dict(json.loads(text)) if text.lstrip().startswith("{") else _expression.parse(text)
+        return patterns.from_json(text) if text.lstrip().startswith("{") else _expression.parse(text)
     except (TypeError, ValueError) as error:
         raise _Usage(error) from error
 

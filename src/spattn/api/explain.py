@@ -9,8 +9,8 @@ from typing import Any, cast
 import numpy as np
 
 from ..backends import PredictingBackend, module_of
-from ..patterns import draw
 from ..patterns.base.check import choice, integer
+from ..patterns.show import draw
 from ..planning import Plan, positions
 from ..schedule import compiler
 

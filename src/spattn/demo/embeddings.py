@@ -65,7 +65,7 @@ def sparse_patterns() -> dict[str, Pattern]:
     """The patterns of part (b), for texts of up to 512 tokens."""
     cases: dict[str, Pattern] = {f"window ±{w}": patterns.SlidingWindow(w) for w in (16, 64, 128)}
     for w in (16, 64):
-        cases[f"Longformer ±{w}, [CLS] global"] = patterns.Longformer(2 * w, global_tokens=(0,))
+        cases[f"Longformer ±{w}, [CLS] global"] = patterns.longformer(2 * w, global_tokens=(0,))
     return cases
 
 

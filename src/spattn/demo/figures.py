@@ -100,15 +100,15 @@ def pattern_pictures(path: Path, tokens: int = 64) -> None:
         "causal": patterns.Causal(),
         "sliding window ±6": patterns.SlidingWindow(6),
         "dilated window ±6, every 4th": patterns.DilatedWindow(6, 6, dilation=4),
-        "Longformer ±6 + 2 global": patterns.Longformer(12, global_tokens=2),
+        "Longformer ±6 + 2 global": patterns.longformer(12, global_tokens=2),
         "BigBird, blocks of 4": patterns.BigBird(4),
-        "strided 8": patterns.Strided(8),
-        "fixed 8, 1 summary": patterns.Fixed(8, 1),
+        "strided 8": patterns.strided(8),
+        "fixed 8, 1 summary": patterns.fixed(8, 1),
         "three packed documents": patterns.Documents((20, 32, 12)),
     }
     figure, grid = plt.subplots(2, 4, figsize=(13, 7), layout="constrained")
     for axes, (name, pattern) in zip(grid.flat, shown.items(), strict=True):
-        patterns.draw(pattern, tokens, tokens, ax=axes)
+        patterns.show.draw(pattern, tokens, tokens, ax=axes)
         density = pattern.index_set(tokens, tokens).density
         axes.set_title(f"{name}\n{100 * density:.0f} % of the pairs", fontsize=10)
     _save(figure, path)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..arrays import dtype_name, kind_of
 from ..backends import Backend, load
-from ..patterns import Mask, Pattern, get
+from ..patterns import Mask, Pattern
+from ..patterns.base.named import get
 from ..planning import Plan, validate
 from ..request.call import Call, check_plain
 

@@ -14,7 +14,7 @@ import torch
 from ..arrays import autocast, compiling, traced
 from ..arrays.operand import Operand, memory_order
 from ..arrays.torch_gradients import without_repeats
-from ..patterns import Full, KeyPadding, Mask, Pattern, from_text
+from ..patterns import Full, KeyPadding, Mask, Pattern, from_json
 from ..planning import Plan
 from ..request.call import check_options
 from ..request.layout import DEFAULT, Layout
@@ -65,7 +65,7 @@ def _backward(
 
 def _joined(text: str, allowed: torch.Tensor | None) -> Pattern:
     """What an operator computes: the text's pattern, where a tensor of padding or pairs allows it too."""
-    pattern = from_text(text)
+    pattern = from_json(text)
     if allowed is None:
         return pattern
     also = _padding(allowed) if allowed.ndim == 2 else Mask(allowed)
@@ -145,10 +145,10 @@ def _over_a_batch(operator: Any, tensors: int) -> None:
     def fold(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         pattern, allowed = arguments[tensors : tensors + 2]
         told_apart = allowed is not None and (dims[tensors + 1] is not None or allowed.shape[0] != 1)
-        if told_apart or from_text(pattern).sizes()[0] != 1:
+        if told_apart or from_json(pattern).sizes()[0] != 1:
             raise ValueError(
                 "pattern: expected one that tells no batch entries apart under torch.func.vmap, got "
-                f"{'a tensor of several' if told_apart else from_text(pattern)}"
+                f"{'a tensor of several' if told_apart else from_json(pattern)}"
             )
         size = info.batch_size
         given: list[Any] = [
@@ -237,7 +237,7 @@ def _layout_of(name: str, q: Any, k: Any, v: Any, text: str) -> Layout:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _grids_of(text: str) -> tuple[tuple[int, ...], ...]:
-    return tuple(from_text(text).grids())
+    return tuple(from_json(text).grids())
 
 
 def _described(operands: tuple[Any, ...], pattern: Any, scale: Any) -> tuple[str | None, torch.Tensor | None]:
@@ -280,7 +280,7 @@ def _without_text_or_tensors(function: Any, *arguments: Any, **options: Any) -> 
             pattern = as_pattern(pattern)  # unless it is none at all
         raise TypeError(
             "pattern: expected one that has a text, as graphs hold it: of a class that is registered, with parameters "
-            f"that from_dict() reads back; got {pattern!r}"
+            f"that from_json() reads back; got {pattern!r}"
         )
     return function(*arguments, **options)
 

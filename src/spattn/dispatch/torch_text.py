@@ -14,7 +14,7 @@ __all__ = ["text_of"]
 
 
 # A graph of torch.compile holds what these return. A method, since PyTorch 2.11 takes a pattern for no argument of one.
-torch.compiler.assume_constant_result(Pattern.text)
+torch.compiler.assume_constant_result(Pattern._serialized)
 
 
 def text_of(pattern: Pattern | Plan | str | Any) -> str | None:
@@ -26,12 +26,12 @@ def text_of(pattern: Pattern | Plan | str | Any) -> str | None:
     if not isinstance(pattern, Pattern):
         return None
     id(pattern)  # a graph that is traced now is for this pattern alone, whatever its parameters
-    return pattern.text()
+    return pattern._serialized()
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _text_of_name(name: str) -> str | None:
     try:
-        return as_pattern(name).text()
+        return as_pattern(name)._serialized()
     except ValueError:  # of no registered pattern
         return None

@@ -13,7 +13,7 @@ from jax.custom_batching import custom_vmap
 
 from ..arrays._xla import Buffer
 from ..dispatch import as_pattern
-from ..patterns import Pattern, from_text
+from ..patterns import Pattern, from_json
 from ..planning import Plan
 from ..request.call import Call, check_options
 from ._foreign import ATTENTION, ATTENTION_BACKWARD, Options
@@ -115,11 +115,11 @@ def _fitting_text(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: 
     """The text of a pattern; an error where it does not fit, which else would come to light when the program runs."""
     for variant in pattern.variants(batch, heads)[0]:
         variant.bind(q_len, kv_len)
-    text = pattern.text()
+    text = pattern._serialized()
     if text is None:
         raise TypeError(
             "pattern: expected one that has a text, as programs hold it: of a class that is registered, with "
-            f"parameters that from_dict() reads back; got {pattern!r}"
+            f"parameters that from_json() reads back; got {pattern!r}"
         )
     return text
 
@@ -182,10 +182,10 @@ def _call(name: str, options: Options, results: tuple[Any, ...], *operands: Any)
 
     @call.def_vmap  # type: ignore[untyped-decorator]
     def fold(size: int, mapped: list[bool], *operands: Any) -> tuple[tuple[Any, ...], tuple[bool, ...]]:
-        if from_text(options.pattern).sizes()[0] != 1:
+        if from_json(options.pattern).sizes()[0] != 1:
             raise ValueError(
                 "pattern: expected one that tells no batch entries apart under jax.vmap, got "
-                f"{from_text(options.pattern)}"
+                f"{from_json(options.pattern)}"
             )
         given = (x if own else jnp.broadcast_to(x, (size, *x.shape)) for x, own in zip(operands, mapped, strict=True))
         folded = [x.reshape(size * x.shape[1], *x.shape[2:]) for x in given]

@@ -17,7 +17,7 @@ import jax
 from .. import dispatch
 from ..arrays import add_plain
 from ..arrays._xla import Buffer, Xla
-from ..patterns import from_text
+from ..patterns import from_json
 from . import _c_api as c_api
 from ._at_work import at_work
 from ._execution import Execution, new_error
@@ -45,7 +45,7 @@ class Options(NamedTuple):
 @functools.lru_cache(maxsize=32)
 def _options_of(text: str) -> dict[str, Any]:
     options = Options(*json.loads(text))._asdict()
-    return options | {"pattern": from_text(options["pattern"])}
+    return options | {"pattern": from_json(options["pattern"])}
 
 
 def _attention(q: Any, k: Any, v: Any, **options: Any) -> Any:

@@ -11,9 +11,9 @@ import numpy as np
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from ..patterns import Pattern, names
+from ..patterns import Pattern
 from ..patterns.base.parameters import Range, alternatives, limits, parameters
-from ..patterns.base.registry import pattern_class
+from ..patterns.base.registry import names, pattern_class
 
 __all__ = ["Draw", "Sizes"]
 

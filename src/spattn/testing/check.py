@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from .. import patterns, reference
 from ..index_set import AffineRows
-from ..patterns import Full, Pattern, from_dict
+from ..patterns import Full, Pattern, from_json
 from ..schedule.compiler import plan as make_plan
 from .arrays import inputs
 from .budget import assert_within_budget, dense_mask, naive_orders
@@ -31,7 +30,7 @@ def check_pattern(
 
     The closed form equals the predicate, and so does what the pattern says of its ends, at lengths of their own; the
     plan equals both, its tiles are disjoint, and executing it equals :mod:`spattn.reference`; the laws of composition
-    hold; a key that is not allowed changes nothing; the pattern survives ``to_dict``. Real kernels are judged by
+    hold; a key that is not allowed changes nothing; the pattern survives ``to_json``. Real kernels are judged by
     :class:`Expectation`.
 
     Parameters
@@ -105,8 +104,8 @@ def check_laws(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int
 
 
 def check_round_trip(pattern: Pattern, batch: int, heads: int, q_len: int, kv_len: int) -> None:
-    """``from_dict(to_dict())`` is the same pattern, through JSON text."""
-    read = from_dict(json.loads(json.dumps(pattern.to_dict())))
+    """``from_json(to_json())`` is the same pattern."""
+    read = from_json(pattern.to_json())
     assert read == pattern and hash(read) == hash(pattern), f"{pattern!r} reads back as {read!r}"
     lengths = batch, heads, q_len, kv_len
     assert np.array_equal(dense_mask(read, *lengths), dense_mask(pattern, *lengths))
@@ -181,9 +180,9 @@ class Expectation:
 
 
 def check_picture(pattern: Pattern, q_len: int, kv_len: int | None = None) -> None:
-    """``spattn.patterns.draw`` makes a picture; needs matplotlib."""
+    """``spattn.patterns.show.draw`` makes a picture; needs matplotlib."""
     assert importlib.util.find_spec("matplotlib"), "matplotlib: expected to be installed (pip install matplotlib)"
-    axes = patterns.draw(pattern, q_len, q_len if kv_len is None else kv_len)
+    axes = patterns.show.draw(pattern, q_len, q_len if kv_len is None else kv_len)
     assert axes is not None
 
 

@@ -118,7 +118,7 @@ def cases(
     >>> case.pattern.index_set(case.sizes.q_len, case.sizes.kv_len).nnz > 0
     True
     """
-    name = draw(st.sampled_from(patterns.names())) if name is None else name
+    name = draw(st.sampled_from(patterns.registry.names())) if name is None else name
     drawn = draw(sizes(max_len, max_batch, max_heads, min_len))
     return Case(*pattern_class(name).random(Draw(draw, min_len), drawn))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ..patterns import Full, Pattern, from_dict
+from ..patterns import Full, Pattern, from_json
 
 __all__ = ["checked", "install", "restriction"]
 
@@ -119,11 +119,11 @@ def _text_of_one(pattern: Any) -> str:
         return "null"
     if not isinstance(pattern, Pattern):
         raise _unexpected(pattern)
-    text = pattern.text()
+    text = pattern._serialized()
     if text is None:
         raise ValueError(
             "spattn_pattern: expected a pattern that a configuration can write as JSON: of a registered class, with "
-            f"parameters that from_dict() reads back; got {pattern!r}"
+            f"parameters that from_json() reads back; got {pattern!r}"
         )
     return text
 
@@ -139,16 +139,20 @@ def _decoded(text: str) -> Patterns:
     try:
         data = json.loads(text)
         if isinstance(data, list) and data:
-            return [None if one is None else from_dict(one) for one in data]
+            return [None if one is None else _read(one) for one in data]
         if isinstance(data, dict) and data and not isinstance(data.get("pattern"), str):
-            return {name: None if one is None else from_dict(one) for name, one in data.items()}
-        return from_dict(data)
+            return {name: None if one is None else _read(one) for name, one in data.items()}
+        return _read(data)
     except (TypeError, ValueError) as error:
         raise _unexpected(text) from error
 
 
+def _read(data: Any) -> Pattern:
+    return from_json(json.dumps(data))
+
+
 def _unexpected(given: Any) -> ValueError:
     return ValueError(
-        "spattn_pattern: expected a pattern, or its to_dict() as JSON, got "
+        "spattn_pattern: expected a pattern, or what its to_json() holds, got "
         f"{given!r}; several are a dict by layer type, or a list of one for each layer"
     )

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from transformers.masking_utils import causal_mask_function
 
-from ..patterns import Causal, Full, KeyPadding, Pattern, PerBatch, QueriesAt, Sinks, from_mask_mod
+from ..patterns import Causal, Full, KeyPadding, Pattern, PerBatch, QueriesAt, Sinks
+from ..patterns.interop import from_mask_mod
 from ._configuration import restriction
 from ._functions import NoWindow, both, known_pattern, packed_positions
 from ._restriction import renumbered

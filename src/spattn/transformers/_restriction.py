@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..patterns import ByContent, Pattern, PerBatch, apply
+from ..patterns import Pattern, PerBatch
+from ..patterns.authoring import ByContent, apply
 from ..patterns.base.predicate import allowed
 
 __all__ = ["renumbered"]

@@ -29,6 +29,6 @@ class Bound(Pattern):
         pattern: Pattern = self.given.bind(q_len, kv_len)
         return pattern
 
-    def to_dict(self) -> dict[str, Any]:
-        description: dict[str, Any] = self.given.to_dict()
+    def _description(self) -> dict[str, Any]:
+        description: dict[str, Any] = self.given._description()
         return description

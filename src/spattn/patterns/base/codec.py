@@ -34,8 +34,8 @@ _DEEPEST_DATA = 2 * DEEPEST  # a list of patterns is a level of its own
 
 def encode(value: Any) -> Any:
     """What :func:`decode` reads back, of a parameter: integers, text, lists and dicts."""
-    if hasattr(value, "to_dict"):
-        return value.to_dict()
+    if hasattr(value, "_description"):
+        return value._description()
     if isinstance(value, np.ndarray):
         packed = np.packbits(value) if value.dtype == bool else value
         return {"array": packed.tobytes().hex(), "dtype": value.dtype.name, "shape": list(value.shape)}

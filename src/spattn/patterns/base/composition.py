@@ -134,8 +134,8 @@ class Composite(Pattern):
     def translation_invariant(self) -> bool:  # type: ignore[override]  # of its operands, not of its class
         return all(p.translation_invariant for p in self.operands)
 
-    def to_dict(self) -> dict[str, Any]:
-        return {"pattern": self.symbol, "operands": [p.to_dict() for p in self.operands]}
+    def _description(self) -> dict[str, Any]:
+        return {"pattern": self.symbol, "operands": [p._description() for p in self.operands]}
 
 
 class Or(Composite):

@@ -112,8 +112,8 @@ class Pattern:
     def allows(self, q: Any, k: Any) -> Any:
         """Whether query position `q` may attend to key position `k` (integer arrays, broadcast together).
 
-        Uses only operators, NumPy ufuncs and :func:`spattn.patterns.apply`, so that the planner can evaluate it on
-        whole tiles at once.
+        Uses only operators, NumPy ufuncs and :func:`spattn.patterns.authoring.apply`, so that the planner can evaluate
+        it on whole tiles at once.
 
         Parameters
         ----------
@@ -381,24 +381,30 @@ class Pattern:
         runs = bound.runs(q, kv_len)
         return AffineRows.from_runs(runs, kv_len) if runs is not None else evaluate(bound, q, kv_len)
 
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-able description; :func:`spattn.patterns.from_dict` reads it back.
+    def to_json(self) -> str:
+        """Serialize this pattern; :func:`spattn.patterns.from_json` reads it back, in any process.
 
         Returns
         -------
-        dict
-            Integers, text, lists and dicts only.
+        str
+            JSON.
+
+        Raises
+        ------
+        ValueError
+            If the pattern's class is not registered, or JSON cannot hold a parameter.
         """
+        text = self._serialized()
+        if text is None:
+            raise ValueError(f"pattern: expected a registered class with parameters that JSON can hold, got {self!r}")
+        return text
+
+    def _description(self) -> dict[str, Any]:
+        """What JSON holds: integers, text, lists and dicts only."""
         return {"pattern": self.name} | {f.name: encode(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
-    def text(self) -> str | None:
-        """This pattern written down as JSON, of which :func:`spattn.patterns.from_text` makes the same one anywhere.
-
-        Returns
-        -------
-        str or None
-            None where no text says all of it: its class is not registered, or a parameter is nothing that JSON has.
-        """
+    def _serialized(self) -> str | None:
+        """The JSON, None where it cannot say all of the pattern."""
         with whole_imports:  # late: `import spattn` takes little time
             import json
 
@@ -406,7 +412,7 @@ class Pattern:
             # An object that is made while torch.compile is tracing lacks its fields, but for their defaults.
             if not {field.name for field in dataclasses.fields(self)} <= vars(self).keys():
                 return None
-            text = json.dumps(self.to_dict(), separators=(",", ":"))
+            text = json.dumps(self._description(), separators=(",", ":"))
             return text if decode(json.loads(text)) == self else None
         except (TypeError, ValueError):
             return None

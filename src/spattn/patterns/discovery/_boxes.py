@@ -11,7 +11,7 @@ import numpy as np
 from ..base.pattern import Pattern
 from ..grids.neighborhood import Neighborhood
 from ..grids.per import PerAxis
-from ..grids.windowed import Axial, Windowed
+from ..grids.windowed import axial, windowed
 from ..hints.grid import coordinates
 from ..listed.masks import Mask
 from ..sequence.basic import Full, Stride
@@ -107,11 +107,11 @@ def _named(grid: tuple[int, ...], tables: list[np.ndarray]) -> Pattern:
     full = [axis for axis, table in enumerate(tables) if table.all()]
     shared = [axis for axis, table in enumerate(tables) if np.array_equal(table, np.eye(len(table), dtype=bool))]
     if len(full) == 1 and len(full) + len(shared) == len(grid):
-        return Axial(grid, full[0])
+        return axial(grid, full[0])
     windows = [_window(table) for table in tables]
     if None not in windows:
         window, shift = zip(*windows, strict=True)
-        return Windowed(grid, window, shift)
+        return windowed(grid, window, shift)
     neighbors = [_neighbors(table) for table in tables]
     if None not in neighbors and len(grid) <= _MOST_AXES:
         kernel, dilation, causal = zip(*neighbors, strict=True)
@@ -132,7 +132,7 @@ def _window(table: np.ndarray) -> tuple[int, int] | None:
     """(window, shift) along an axis whose tokens see the tokens of their own window, None where they do not."""
     n, window = len(table), int(table.sum(axis=1).max(initial=1))
     shift = int(table[0].sum()) % window
-    same = np.array_equal(Windowed(n, window, shift).index_set(n, n).to_dense(), table)
+    same = np.array_equal(windowed(n, window, shift).index_set(n, n).to_dense(), table)
     return (window, shift) if same else None
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,8 +18,8 @@ from ..base.composition import nesting
 from ..base.pattern import Part, Pattern
 from ..base.predicate import allowed
 from ..base.registry import register
-from ..hints.grid import GridPattern, by_axis, coordinates, lengths, row_major, table_runs
-from ..hints.lattice import Ends, Lattice, lattice_product
+from ..hints.grid import GridPattern, box_runs, by_axis, coordinates, lengths, row_major, table_runs
+from ..hints.lattice import Ends, Lattice, Span, lattice_product
 from ..sequence.basic import Causal
 from ..sequence.windows import SlidingWindow
 
@@ -27,6 +28,7 @@ __all__ = ["PerAxis", "PerBatch", "PerHead"]
 _AXES = ("batch entry", "head")
 _SEVERAL = ("batch entries", "heads")
 _MOST_CELLS = 1 << 24  # of the table of one axis
+_MOST_RUNS = 1 << 23
 
 
 def _checked(patterns: object) -> tuple[Pattern, ...]:
@@ -189,6 +191,63 @@ class PerBatch(Chosen):
         return cls(tuple(draw.pattern(own) for _ in range(sizes.batch))), sizes
 
 
+class _Side(NamedTuple):
+    """A part of an axis, and the span of keys of each of its queries where each has one."""
+
+    part: Part
+    span: Span | None
+
+    @property
+    def is_point(self) -> bool:
+        """Whether it is one coordinate, shifted along the axis."""
+        return len(self.part.shifts) > 1 and self.part.query is not None and self.part.query.extents == (1,)
+
+
+def _without_points(lattice: Lattice) -> Lattice:
+    """The same lattice without axes of one point; at least one axis stays."""
+    axes = [axis for axis in zip(lattice.strides, lattice.extents, strict=True) if axis[1] > 1]
+    strides, extents = zip(*(axes or [(1, 1)]), strict=True)
+    return lattice._replace(strides=strides, extents=extents)
+
+
+def _span(pattern: Pattern, tokens: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """The first key and the number of keys of every coordinate of an axis; None where keys are not one span."""
+    runs = pattern.runs(np.arange(tokens), tokens)
+    if runs is None or runs.start.shape[1] != 1 or (runs.step != 1).any():
+        return None
+    return runs.start[:, 0], runs.count[:, 0]
+
+
+def _sides(pattern: Pattern, tokens: int) -> list[_Side]:
+    """The parts along an axis. Where keys are spans that differ, an axis is cut behind a shorter first block, for the
+    others to start at the lattice's first token; blocks of one token are one part, shifted."""
+    parts = pattern.parts(tokens, tokens)
+    if any(part.query is not None or part.key is not None for part in parts) or len(parts) > 1:
+        return [_Side(part, None) for part in parts]
+    found = _span(pattern, tokens)
+    if found is None or not found[1].all():
+        return [_Side(parts[0], None)]
+    first, count = found
+    if tokens > 1 and (count == 1).all() and (first == np.arange(tokens)).all():
+        one = Lattice(0, (1,), (1,))
+        return [_Side(Part(pattern, one, one, tuple((c, c) for c in range(tokens))), None)]
+    blocks = np.flatnonzero(first == np.arange(tokens))
+    cut = int(blocks[1]) if _in_blocks(first, count) and len(blocks) > 1 and count[0] < count[blocks[1]] else 0
+    sides = ((0, cut), (cut, tokens)) if cut else ((0, tokens),)
+    found_sides = []
+    for begin, end in sides:
+        lattice = None if end - begin == tokens else Lattice(begin, (1,), (end - begin,))
+        own, last = first[begin:end] - begin, first[begin:end] + count[begin:end] - 1 - begin
+        span = Span(tuple(own.tolist()), tuple(last.tolist()))
+        found_sides.append(_Side(Part(pattern, lattice, lattice), span))
+    return found_sides
+
+
+def _in_blocks(first: np.ndarray, count: np.ndarray) -> bool:
+    """Whether the spans cut an axis into blocks."""
+    return bool((first[first] == first).all() and (count[first] == count).all())
+
+
 @register("per_axis")
 @dataclass(frozen=True)
 class PerAxis(GridPattern):
@@ -250,20 +309,38 @@ class PerAxis(GridPattern):
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
         grid = by_axis(self.grid)
-        if max(grid) ** 2 > _MOST_CELLS or q.min(initial=0) < 0:
+        if q.min(initial=0) < 0:
+            return None
+        spans = [_span(p, n) for n, _, p in self._axes()]
+        if all(span is not None for span in spans):
+            return self._boxes([span for span in spans if span is not None], q, kv_len)
+        if max(grid) ** 2 > _MOST_CELLS:
             return None
         return table_runs([p.index_set(n, n).to_dense() for n, _, p in self._axes()], grid, q)
+
+    def _boxes(self, spans: list[tuple[np.ndarray, np.ndarray]], q: np.ndarray, kv_len: int) -> Runs | None:
+        """The keys where each axis allows one span of coordinates."""
+        grid = by_axis(self.grid)
+        most = tuple(int(count.max(initial=0)) for _, count in spans)
+        if len(q) * math.prod(most[:-1]) > _MOST_RUNS:
+            return None
+        start, count = zip(
+            *((first[x], own[x]) for (first, own), x in zip(spans, coordinates(q, grid), strict=True)), strict=True
+        )
+        return box_runs(start, count, (1,) * len(grid), most, grid, kv_len)
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         if q_len != kv_len:
             return (Part(self),)
-        each = [p.parts(n, n) for n, _, p in self._axes()]
+        each = [_sides(p, n) for n, _, p in self._axes()]
+        if len(each) == 1 and all(side.part.query is None for side in each[0]):
+            return (Part(self),)
         parts = tuple(self._part(along) for along in itertools.product(*each))
         axes = (len(lattice.extents) for part in parts for lattice in (part.query, part.key) if lattice is not None)
         return parts if max(axes, default=0) <= 3 else (Part(self),)
 
-    def _part(self, along: tuple[Part, ...]) -> Part:
-        """The piece of the grid in which every axis has one of its parts."""
+    def _part(self, along: tuple[_Side, ...]) -> Part:
+        """The piece of the grid in which every axis has one of its sides."""
         grid, steps = by_axis(self.grid), row_major(by_axis(self.grid))
 
         def product(lattices: Iterable[Lattice | None]) -> Lattice:
@@ -272,10 +349,14 @@ class PerAxis(GridPattern):
         def moved(moves: Iterable[tuple[int, int]], side: int) -> int:
             return sum(move[side] * step for move, step in zip(moves, steps, strict=True))
 
-        query, key = product(part.query for part in along), product(part.key for part in along)
-        each = itertools.product(*(part.shifts for part in along))
+        query, key = product(side.part.query for side in along), product(side.part.key for side in along)
+        if any(side.is_point for side in along):
+            query, key = _without_points(query), _without_points(key)
+        each = itertools.product(*(side.part.shifts for side in along))
         shifts = tuple((moved(moves, 0), moved(moves, 1)) for moves in each)
-        return Part(replace(self, patterns=tuple(part.pattern for part in along)), query, key, shifts)
+        spans = [side.span for side in along if side.span is not None]
+        pattern = replace(self, patterns=tuple(side.part.pattern for side in along))
+        return Part(pattern, query, key, shifts, tuple(spans) if len(spans) == len(query.extents) else None)
 
     @classmethod
     def example(cls) -> tuple[Pattern, int]:

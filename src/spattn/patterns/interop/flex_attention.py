@@ -82,8 +82,8 @@ class MaskMod(ByContent, Pattern):
     def __repr__(self) -> str:
         return f"MaskMod(<{len(self.trace.steps)} operations>)"
 
-    def to_dict(self) -> dict[str, Any]:
-        raise TypeError("to_dict(): expected a pattern made of parameters, got a mask_mod, which is a function")
+    def _description(self) -> dict[str, Any]:
+        raise TypeError("to_json(): expected a pattern made of parameters, got a mask_mod, which is a function")
 
 
 def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, heads: int | None = None) -> Pattern:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from ..sequence.windows import SlidingWindow
 
 __all__ = ["from_deepspeed", "from_flash_attention", "from_flashmask", "from_natten"]
 
-_MODES = {  # of DeepSpeed's configuration, with the keys that its reader knows beside "mode", "block" and the one below
-    "dense": (deepspeed.Dense, ()),
+# Modes of DeepSpeed's configuration, and the keys that its reader knows beside "mode", "block" and _PER_HEAD.
+_MODES: dict[str, tuple[Callable[..., Pattern], tuple[str, ...]]] = {
+    "dense": (deepspeed.dense, ()),
     "fixed": (
-        deepspeed.Fixed,
+        deepspeed.fixed,
         (
             "num_local_blocks",
             "num_global_blocks",
@@ -33,7 +35,7 @@ _MODES = {  # of DeepSpeed's configuration, with the keys that its reader knows 
         ),
     ),
     "variable": (
-        deepspeed.Variable,
+        deepspeed.variable,
         (
             "num_random_blocks",
             "local_window_blocks",
@@ -43,9 +45,9 @@ _MODES = {  # of DeepSpeed's configuration, with the keys that its reader knows 
             "horizontal_global_attention",
         ),
     ),
-    "bigbird": (deepspeed.BigBird, ("num_random_blocks", "num_sliding_window_blocks", "num_global_blocks")),
+    "bigbird": (deepspeed.bigbird, ("num_random_blocks", "num_sliding_window_blocks", "num_global_blocks")),
     "bslongformer": (
-        deepspeed.BSLongformer,
+        deepspeed.bslongformer,
         ("num_sliding_window_blocks", "global_block_indices", "global_block_end_indices"),
     ),
 }
@@ -64,7 +66,7 @@ def from_deepspeed(config: dict[str, Any]) -> Pattern:
     Returns
     -------
     Pattern
-        One of :mod:`.papers.deepspeed`. Its random blocks are drawn by seed 0: DeepSpeed's differ from run to
+        One of :mod:`spattn.patterns.deepspeed`. Its random blocks are drawn by seed 0: DeepSpeed's differ from run to
         run.
 
     Raises
@@ -83,7 +85,7 @@ def from_deepspeed(config: dict[str, Any]) -> Pattern:
     Examples
     --------
     >>> from_deepspeed({"mode": "bslongformer", "block": 32, "num_sliding_window_blocks": 5})
-    BSLongformer(block=32, num_sliding_window_blocks=5, global_block_indices=(0,), global_block_end_indices=None, \
+    bslongformer(block=32, num_sliding_window_blocks=5, global_block_indices=(0,), global_block_end_indices=None, \
 attention='bidirectional')
     """
     if not isinstance(config, dict):
@@ -92,7 +94,7 @@ attention='bidirectional')
     mode = section.pop("mode", "fixed")
     if not isinstance(mode, str) or mode not in _MODES:
         raise ValueError(f"config: expected a mode of {', '.join(_MODES)}; got {mode!r}")
-    cls, known = _MODES[mode]
+    make, known = _MODES[mode]
     per_head = flag(_PER_HEAD, section.pop(_PER_HEAD, False))
     unknown = set(section) - {"block", *known}
     if unknown:
@@ -102,7 +104,7 @@ attention='bidirectional')
         section["head"] = None if per_head else 0
     if section.get("num_different_global_patterns", 1) != 1 and not per_head:
         raise ValueError(f"config: expected {_PER_HEAD} with num_different_global_patterns, got False")
-    made: Pattern = cls(**section)
+    made: Pattern = make(**section)
     return made
 
 

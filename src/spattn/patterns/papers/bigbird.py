@@ -188,5 +188,5 @@ class _Bound(Pattern):
         rows = np.pad(self.drawn, ((0, 1), (0, 0)), constant_values=-1)  # one more row: nothing, for a out of range
         return self.pattern.block_runs(q, kv_len, rows[np.where((a < 0) | (a >= self.blocks), self.blocks, a)])
 
-    def to_dict(self) -> dict[str, Any]:
-        return self.pattern.to_dict()
+    def _description(self) -> dict[str, Any]:
+        return self.pattern._description()

@@ -1,7 +1,9 @@
 """DeepSpeed's sparsity configurations: layouts of blocks, made for a sequence length.
 
-Inside an allowed block every pair is allowed, above the diagonal too, also where ``attention="unidirectional"``:
-DeepSpeed adds an element-wise causal mask separately, which here is ``& Causal()``.
+Each function takes the parameters of the configuration of its name. The sequence length must be a multiple of `block`.
+Inside an allowed block every pair is allowed, above the diagonal too, also with ``attention="unidirectional"``:
+DeepSpeed adds an element-wise causal mask separately, which here is ``& Causal()``. Random blocks are drawn by `seed`
+for each head, as :class:`spattn.patterns.BigBird` draws them.
 
 References
 ----------
@@ -11,7 +13,7 @@ DeepSpeed, ``deepspeed/ops/sparse_attention/sparsity_config.py``. https://www.de
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -19,62 +21,86 @@ import numpy as np
 from ..base.check import reach
 from ..base.parameters import Count, Positive, Word
 from ..base.pattern import Pattern
-from ..base.registry import register
-from ._deepspeed_layouts import (
-    LayoutPattern,
-    check_ranges,
-    global_ranges,
-    random_layout,
-    random_ranges,
-    window_layout,
-)
+from ..base.recipe import recipe
+from ._layouts import LengthLayout, check_ranges, global_ranges, lower, random_layout, window_layout
 
-__all__ = ["BSLongformer", "BigBird", "Dense", "Fixed", "LocalSlidingWindow", "Variable"]
+__all__ = ["bigbird", "bslongformer", "dense", "fixed", "local_sliding_window", "variable"]
 
 Direction = Literal["bidirectional", "unidirectional"]
+_DIRECTIONS: tuple[Direction, ...] = ("bidirectional", "unidirectional")
+_TYPICAL: tuple[tuple[Any, ...], int] = ((), 4096)
 
 
-@register("deepspeed_dense")
-@dataclass(frozen=True)
-class Dense(LayoutPattern):
-    """All blocks.
+def _drawn(parameters: Callable[[Any, int], tuple[Any, ...]]) -> Callable[[Any, Any], tuple[tuple[Any, ...], Any]]:
+    """Random arguments: a block size and the parameters for so many blocks; and sizes that fit."""
 
-    For models configured with DeepSpeed's ``DenseSparsityConfig``.
+    def random(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
+        block = draw.integer(1, min(24, sizes.kv_len))
+        blocks = draw.integer(1, sizes.kv_len // block)
+        return (block, *parameters(draw, blocks)), draw.fitted(sizes, block * blocks)
+
+    return random
+
+
+def _random_ranges(draw: Any, blocks: int) -> tuple[Any, Any]:
+    """Global block indices and, half the time, the ends of disjoint ranges that start there."""
+    if draw.flag():
+        return tuple(sorted(set(draw.positions(blocks + 1, 3)))), None
+    cuts = sorted(set(draw.positions(blocks + 2, 4)))
+    return tuple(cuts[0 : len(cuts) // 2 * 2 : 2]), tuple(cuts[1 : len(cuts) // 2 * 2 : 2])
+
+
+def _random_fixed(draw: Any, blocks: int) -> tuple[Any, ...]:
+    width, times = draw.size(1, 3), draw.size(1, 4)
+    attention = draw.choice(_DIRECTIONS)
+    horizontal = attention == "bidirectional" and draw.flag()
+    return width * times, width, attention, horizontal, draw.integer(1, times)
+
+
+@recipe(
+    "deepspeed_dense",
+    example=((8,), 64),
+    typical=_TYPICAL,
+    random=_drawn(lambda draw, blocks: ()),
+    fixes_lengths=True,
+)
+def dense(block: Positive = 16) -> Pattern:
+    """All blocks (``DenseSparsityConfig``).
 
     Parameters
     ----------
     block : int, optional
         Tokens of a block.
 
+    Returns
+    -------
+    Pattern
+
     Raises
     ------
-    TypeError
-        If `block` is not an integer.
-    ValueError
-        If `block` is less than 1; from :meth:`bind`, if `kv_len` is not a multiple of `block`.
+    TypeError, ValueError
+        If `block` is not an integer, or less than 1.
     """
-
-    block: Positive = 16
-
-    def layout(self, n: int) -> np.ndarray:
-        return np.ones((n, n), dtype=bool)
-
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls(8), 64
-
-    @classmethod
-    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
-        block, _, sizes = cls.random_blocks(draw, sizes)
-        return cls(block), sizes
+    return LengthLayout(block, lambda n, head: np.ones((n, n), dtype=bool))
 
 
-@register("deepspeed_fixed")
-@dataclass(frozen=True)
-class Fixed(LayoutPattern):
-    """Local windows of blocks and, as global columns, the last blocks of each.
-
-    For models configured with DeepSpeed's ``FixedSparsityConfig``.
+@recipe(
+    "deepspeed_fixed",
+    example=((4, 4, 1, "unidirectional"), 64),
+    typical=_TYPICAL,
+    random=_drawn(_random_fixed),
+    fixes_lengths=True,
+)
+def fixed(
+    block: Positive = 16,
+    num_local_blocks: Positive = 4,
+    num_global_blocks: Positive = 1,
+    attention: Direction = "bidirectional",
+    horizontal_global_attention: bool = False,
+    num_different_global_patterns: Positive = 1,
+    head: Word | None = None,
+) -> Pattern:
+    """Local windows of blocks and, as global columns, the last blocks of each (``FixedSparsityConfig``).
 
     Parameters
     ----------
@@ -83,83 +109,77 @@ class Fixed(LayoutPattern):
     num_local_blocks : int, optional
         Blocks of a local window.
     num_global_blocks : int, optional
-        Blocks of each local window that are global.
+        Blocks of each local window that are global; a divisor of `num_local_blocks`.
     attention : {"bidirectional", "unidirectional"}, optional
     horizontal_global_attention : bool, optional
         Whether global blocks also attend to every block; bidirectional only.
     num_different_global_patterns : int, optional
         Head h takes the global blocks of version ``h % num_different_global_patterns``, counted from the window's end.
     head : int or None, optional
-        That version; :meth:`at` fixes it.
+        The head whose version all heads have.
+
+    Returns
+    -------
+    Pattern
 
     Raises
     ------
     TypeError
         If a parameter is not of the type above.
     ValueError
-        If a number is less than 1, `num_global_blocks` does not divide `num_local_blocks`, `attention` is neither of
-        the two, horizontal attention is asked for with unidirectional, or there are more versions than
-        ``num_local_blocks / num_global_blocks``; from :meth:`bind`, if `kv_len` is not a multiple of `block`.
+        If a number is out of range, or horizontal attention is asked for with unidirectional.
     """
+    size, width, versions = num_local_blocks, num_global_blocks, num_different_global_patterns
+    one_way = attention == "unidirectional"
+    if size % width:
+        raise ValueError(f"num_global_blocks: expected a divisor of {size} (num_local_blocks), got {width}")
+    if horizontal_global_attention and one_way:
+        raise ValueError("horizontal_global_attention: expected False with unidirectional attention, got True")
+    if versions > size // width:
+        raise ValueError(f"num_different_global_patterns: expected at most {size // width}, got {versions}")
 
-    block: Positive = 16
-    num_local_blocks: Positive = 4
-    num_global_blocks: Positive = 1
-    attention: Direction = "bidirectional"
-    horizontal_global_attention: bool = False
-    num_different_global_patterns: Positive = 1
-    head: Word | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        local, width, versions = self.num_local_blocks, self.num_global_blocks, self.num_different_global_patterns
-        if local % width:
-            raise ValueError(f"num_global_blocks: expected a divisor of {local} (num_local_blocks), got {width}")
-        if self.horizontal_global_attention and self.attention == "unidirectional":
-            raise ValueError("horizontal_global_attention: expected False with unidirectional attention, got True")
-        if versions > local // width:
-            raise ValueError(f"num_different_global_patterns: expected at most {local // width}, got {versions}")
-
-    def sizes(self) -> tuple[int, int]:
-        return 1, 0 if self.num_different_global_patterns > 1 and self.head is None else 1
-
-    def at(self, batch: int, head: int) -> Pattern:
-        return self if self.sizes()[1] else replace(self, head=head % self.num_different_global_patterns)
-
-    def layout(self, n: int) -> np.ndarray:
-        size, width = self.num_local_blocks, self.num_global_blocks
+    def layout(n: int, head: int) -> np.ndarray:
         r, c = np.ogrid[:n, :n]
-        layout = self._earlier(r // reach(size) == c // reach(size))
-        first = size - (1 + (self.head or 0) % self.num_different_global_patterns) * width
+        found = lower(r // reach(size) == c // reach(size), attention)
+        first = size - (1 + head % versions) * width
         complete = n - n % size
         starts = list(range(first, complete, size))
         if n % size:
             starts.append(max(min(complete + first, n - width), 0))
         for start in starts:
-            layout[start if self.attention == "unidirectional" else 0 :, start : start + width] = True
-            if self.horizontal_global_attention:
-                layout[start : start + width] = True
-        return layout
+            found[start if one_way else 0 :, start : start + width] = True
+            if horizontal_global_attention:
+                found[start : start + width] = True
+        return found
 
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls(4, attention="unidirectional"), 64
-
-    @classmethod
-    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
-        block, _, sizes = cls.random_blocks(draw, sizes)
-        width, times = draw.size(1, 3), draw.size(1, 4)
-        attention = draw.value(cls, "attention", sizes)
-        horizontal = attention == "bidirectional" and draw.flag()
-        return cls(block, width * times, width, attention, horizontal, draw.integer(1, times)), sizes
+    return LengthLayout(block, layout, versions, head)
 
 
-@register("deepspeed_variable")
-@dataclass(frozen=True)
-class Variable(LayoutPattern):
-    """Local windows of listed sizes, chosen global blocks and random blocks.
+def _random_variable(draw: Any, blocks: int) -> tuple[Any, ...]:
+    windows = tuple(draw.size(1, 5) for _ in range(draw.integer(1, 4)))
+    ranges = _random_ranges(draw, blocks)
+    return draw.size(0, min(3, blocks)), windows, *ranges, draw.choice(_DIRECTIONS), draw.flag(), draw.integer(0, 99)
 
-    For models configured with DeepSpeed's ``VariableSparsityConfig``.
+
+@recipe(
+    "deepspeed_variable",
+    example=((4, 0, (2, 4), (0, 7)), 64),
+    typical=_TYPICAL,
+    random=_drawn(_random_variable),
+    fixes_lengths=True,
+)
+def variable(
+    block: Positive = 16,
+    num_random_blocks: Count = 0,
+    local_window_blocks: tuple[Positive, ...] = (4,),
+    global_block_indices: tuple[Count, ...] = (0,),
+    global_block_end_indices: tuple[Count, ...] | None = None,
+    attention: Direction = "bidirectional",
+    horizontal_global_attention: bool = False,
+    seed: Word = 0,
+    head: Word | None = None,
+) -> Pattern:
+    """Local windows of listed sizes, chosen global blocks and random blocks (``VariableSparsityConfig``).
 
     Parameters
     ----------
@@ -177,75 +197,62 @@ class Variable(LayoutPattern):
     horizontal_global_attention : bool, optional
         Whether global blocks also attend to every block.
     seed : int, optional
-        Key of the generator, as :class:`spattn.patterns.BigBird`'s.
+        Key of the generator.
     head : int or None, optional
-        The head whose random blocks these are; :meth:`at` fixes it.
+        The head whose random blocks all heads have; None gives each head its own.
+
+    Returns
+    -------
+    Pattern
 
     Raises
     ------
     TypeError
         If a parameter is not of the type above.
     ValueError
-        If a number is out of range, `local_window_blocks` is empty, a range ends before it starts or has no end, or
-        `attention` is neither of the two; from :meth:`bind`, if `kv_len` is not a multiple of `block`.
+        If a number is out of range, `local_window_blocks` is empty, or a range ends before it starts or has no end.
     """
+    if not local_window_blocks:
+        raise ValueError("local_window_blocks: expected at least one window, got ()")
+    check_ranges(global_block_indices, global_block_end_indices)
 
-    block: Positive = 16
-    num_random_blocks: Count = 0
-    local_window_blocks: tuple[Positive, ...] = (4,)
-    global_block_indices: tuple[Count, ...] = (0,)
-    global_block_end_indices: tuple[Count, ...] | None = None
-    attention: Direction = "bidirectional"
-    horizontal_global_attention: bool = False
-    seed: Word = 0
-    head: Word | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.local_window_blocks:
-            raise ValueError("local_window_blocks: expected at least one window, got ()")
-        check_ranges(self.global_block_indices, self.global_block_end_indices)
-
-    def sizes(self) -> tuple[int, int]:
-        return 1, 0 if self.num_random_blocks and self.head is None else 1
-
-    def at(self, batch: int, head: int) -> Pattern:
-        return self if self.sizes()[1] else replace(self, head=head)
-
-    def layout(self, n: int) -> np.ndarray:
-        ends = np.array([reach(end) for end in itertools.accumulate(self.local_window_blocks)])
+    def layout(n: int, head: int) -> np.ndarray:
+        ends = np.array([reach(end) for end in itertools.accumulate(local_window_blocks)])
         number = np.arange(n)
-        past = len(ends) + (number - ends[-1]) // reach(self.local_window_blocks[-1])
+        past = len(ends) + (number - ends[-1]) // reach(local_window_blocks[-1])
         window = np.where(number < ends[-1], np.searchsorted(ends, number, side="right"), past)
-        layout = self._earlier(window[:, None] == window)
-        for start, end in global_ranges(self.global_block_indices, self.global_block_end_indices):
-            layout[start if self.attention == "unidirectional" else 0 :, start:end] = True
-            if self.horizontal_global_attention:
-                layout[start:end] = True
-        if self.num_random_blocks:
-            layout |= random_layout(self.seed, self._own_head(), np.full(n, n), self.num_random_blocks)
-        return layout
+        found = lower(window[:, None] == window, attention)
+        for start, end in global_ranges(global_block_indices, global_block_end_indices):
+            found[start if attention == "unidirectional" else 0 :, start:end] = True
+            if horizontal_global_attention:
+                found[start:end] = True
+        return found | random_layout(seed, head, np.full(n, n), num_random_blocks) if num_random_blocks else found
 
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls(4, local_window_blocks=(2, 4), global_block_indices=(0, 7)), 64
-
-    @classmethod
-    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
-        block, blocks, sizes = cls.random_blocks(draw, sizes)
-        windows = tuple(draw.size(1, 5) for _ in range(draw.integer(1, 4)))
-        fixed = windows, *random_ranges(draw, blocks)
-        rest = ("attention", "horizontal_global_attention", "seed", "head")
-        drawn = (draw.value(cls, name, sizes) for name in rest)
-        return cls(block, draw.size(0, min(3, blocks)), *fixed, *drawn), sizes
+    return LengthLayout(block, layout, 0 if num_random_blocks else 1, head)
 
 
-@register("deepspeed_bigbird")
-@dataclass(frozen=True)
-class BigBird(LayoutPattern):
-    """Window, global and random blocks.
+def _random_bigbird(draw: Any, blocks: int) -> tuple[Any, ...]:
+    numbers = draw.size(0, min(3, blocks)), draw.size(1, 5), draw.size(0, 2)
+    return *numbers, draw.choice(_DIRECTIONS), draw.integer(0, 99)
 
-    For models configured with DeepSpeed's ``BigBirdSparsityConfig``.
+
+@recipe(
+    "deepspeed_bigbird",
+    example=((4,), 64),
+    typical=_TYPICAL,
+    random=_drawn(_random_bigbird),
+    fixes_lengths=True,
+)
+def bigbird(
+    block: Positive = 16,
+    num_random_blocks: Count = 1,
+    num_sliding_window_blocks: Positive = 3,
+    num_global_blocks: Count = 1,
+    attention: Direction = "bidirectional",
+    seed: Word = 0,
+    head: Word | None = None,
+) -> Pattern:
+    """Window, global and random blocks (``BigBirdSparsityConfig``).
 
     Parameters
     ----------
@@ -259,59 +266,47 @@ class BigBird(LayoutPattern):
         The first so many rows and columns are global.
     attention : {"bidirectional", "unidirectional"}, optional
     seed : int, optional
-        Key of the generator, as :class:`spattn.patterns.BigBird`'s.
+        Key of the generator.
     head : int or None, optional
-        The head whose random blocks these are; :meth:`at` fixes it.
+        The head whose random blocks all heads have; None gives each head its own.
+
+    Returns
+    -------
+    Pattern
 
     Raises
     ------
-    TypeError
-        If a parameter is not of the type above.
-    ValueError
-        If a number is out of range, or `attention` is neither of the two; from :meth:`bind`, if `kv_len` is not a
-        multiple of `block`.
+    TypeError, ValueError
+        If a parameter is not of the type above, or out of range.
     """
 
-    block: Positive = 16
-    num_random_blocks: Count = 1
-    num_sliding_window_blocks: Positive = 3
-    num_global_blocks: Count = 1
-    attention: Direction = "bidirectional"
-    seed: Word = 0
-    head: Word | None = None
+    def layout(n: int, head: int) -> np.ndarray:
+        found = window_layout(n, num_sliding_window_blocks // 2)
+        found[:num_global_blocks] = True
+        found[:, :num_global_blocks] = True
+        if num_random_blocks:
+            candidates = np.arange(1, n + 1) if attention == "unidirectional" else np.full(n, n)
+            found |= random_layout(seed, head, candidates, num_random_blocks)
+        return lower(found, attention)
 
-    def sizes(self) -> tuple[int, int]:
-        return 1, 0 if self.num_random_blocks and self.head is None else 1
-
-    def at(self, batch: int, head: int) -> Pattern:
-        return self if self.sizes()[1] else replace(self, head=head)
-
-    def layout(self, n: int) -> np.ndarray:
-        layout = window_layout(n, self.num_sliding_window_blocks // 2)
-        layout[: self.num_global_blocks] = True
-        layout[:, : self.num_global_blocks] = True
-        if self.num_random_blocks:
-            candidates = np.arange(1, n + 1) if self.attention == "unidirectional" else np.full(n, n)
-            layout |= random_layout(self.seed, self._own_head(), candidates, self.num_random_blocks)
-        return self._earlier(layout)
-
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls(4), 64
-
-    @classmethod
-    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
-        block, blocks, sizes = cls.random_blocks(draw, sizes)
-        numbers = draw.size(0, min(3, blocks)), draw.size(1, 5), draw.size(0, 2)
-        return cls(block, *numbers, *(draw.value(cls, name, sizes) for name in ("attention", "seed", "head"))), sizes
+    return LengthLayout(block, layout, 0 if num_random_blocks else 1, head)
 
 
-@register("deepspeed_bslongformer")
-@dataclass(frozen=True)
-class BSLongformer(LayoutPattern):
-    """Window and chosen global blocks.
-
-    For models configured with DeepSpeed's ``BSLongformerSparsityConfig``.
+@recipe(
+    "deepspeed_bslongformer",
+    example=((4, 3, (0, 9)), 64),
+    typical=_TYPICAL,
+    random=_drawn(lambda draw, blocks: (draw.size(1, 5), *_random_ranges(draw, blocks), draw.choice(_DIRECTIONS))),
+    fixes_lengths=True,
+)
+def bslongformer(
+    block: Positive = 16,
+    num_sliding_window_blocks: Positive = 3,
+    global_block_indices: tuple[Count, ...] = (0,),
+    global_block_end_indices: tuple[Count, ...] | None = None,
+    attention: Direction = "bidirectional",
+) -> Pattern:
+    """Window and chosen global blocks (``BSLongformerSparsityConfig``).
 
     Parameters
     ----------
@@ -325,49 +320,38 @@ class BSLongformer(LayoutPattern):
         Ends of the ranges.
     attention : {"bidirectional", "unidirectional"}, optional
 
+    Returns
+    -------
+    Pattern
+
     Raises
     ------
-    TypeError
-        If a parameter is not of the type above.
-    ValueError
-        If a number is out of range, a range ends before it starts or has no end, or `attention` is neither of the two;
-        from :meth:`bind`, if `kv_len` is not a multiple of `block`.
+    TypeError, ValueError
+        If a parameter is not of the type above, or out of range; if a range ends before it starts or has no end.
     """
+    check_ranges(global_block_indices, global_block_end_indices)
 
-    block: Positive = 16
-    num_sliding_window_blocks: Positive = 3
-    global_block_indices: tuple[Count, ...] = (0,)
-    global_block_end_indices: tuple[Count, ...] | None = None
-    attention: Direction = "bidirectional"
+    def layout(n: int, head: int) -> np.ndarray:
+        found = window_layout(n, num_sliding_window_blocks // 2)
+        for start, end in global_ranges(global_block_indices, global_block_end_indices):
+            found[start:end] = True
+            found[:, start:end] = True
+        return lower(found, attention)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ranges(self.global_block_indices, self.global_block_end_indices)
-
-    def layout(self, n: int) -> np.ndarray:
-        layout = window_layout(n, self.num_sliding_window_blocks // 2)
-        for start, end in global_ranges(self.global_block_indices, self.global_block_end_indices):
-            layout[start:end] = True
-            layout[:, start:end] = True
-        return self._earlier(layout)
-
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls(4, global_block_indices=(0, 9)), 64
-
-    @classmethod
-    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
-        block, blocks, sizes = cls.random_blocks(draw, sizes)
-        ranges = random_ranges(draw, blocks)
-        return cls(block, draw.size(1, 5), *ranges, draw.value(cls, "attention", sizes)), sizes
+    return LengthLayout(block, layout)
 
 
-@register("deepspeed_local_sliding_window")
-@dataclass(frozen=True)
-class LocalSlidingWindow(LayoutPattern):
-    """A window of blocks.
-
-    For models configured with DeepSpeed's ``LocalSlidingWindowSparsityConfig``.
+@recipe(
+    "deepspeed_local_sliding_window",
+    example=((4,), 64),
+    typical=_TYPICAL,
+    random=_drawn(lambda draw, blocks: (draw.size(1, 5), draw.choice(_DIRECTIONS))),
+    fixes_lengths=True,
+)
+def local_sliding_window(
+    block: Positive = 16, num_sliding_window_blocks: Positive = 3, attention: Direction = "unidirectional"
+) -> Pattern:
+    """A window of blocks (``LocalSlidingWindowSparsityConfig``).
 
     Parameters
     ----------
@@ -378,27 +362,13 @@ class LocalSlidingWindow(LayoutPattern):
     attention : {"bidirectional", "unidirectional"}, optional
         Unidirectional has the earlier side only.
 
+    Returns
+    -------
+    Pattern
+
     Raises
     ------
-    TypeError
-        If a parameter is not of the type above.
-    ValueError
-        If a number is less than 1, or `attention` is neither of the two; from :meth:`bind`, if `kv_len` is not a
-        multiple of `block`.
+    TypeError, ValueError
+        If a parameter is not of the type above, or less than 1.
     """
-
-    block: Positive = 16
-    num_sliding_window_blocks: Positive = 3
-    attention: Direction = "unidirectional"
-
-    def layout(self, n: int) -> np.ndarray:
-        return self._earlier(window_layout(n, self.num_sliding_window_blocks // 2))
-
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls(4), 64
-
-    @classmethod
-    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
-        block, _, sizes = cls.random_blocks(draw, sizes)
-        return cls(block, draw.size(1, 7), draw.value(cls, "attention", sizes)), sizes
+    return LengthLayout(block, lambda n, head: lower(window_layout(n, num_sliding_window_blocks // 2), attention))

@@ -13,16 +13,15 @@ import numpy.typing as npt
 from ..._util.cached import cached_property
 from ..._util.index_checks import LONGEST
 from ...index_set import Runs
-from ..base.check import REACH, assign, integer, integers, reach
+from ..base.check import assign, integer, integers
 from ..base.content import frozen_array
-from ..base.parameters import Count
 from ..base.pattern import Pattern
 from ..base.predicate import rank
 from ..base.registry import register
-from ..hints.bands import NO_RANGES, Bands, same_keys
+from ..hints.bands import NO_RANGES, Bands
 from .intervals import RowIntervals
 
-__all__ = ["Documents", "PrefixLM"]
+__all__ = ["Documents"]
 
 
 def check_batch(batch: int, entries: int) -> int:
@@ -198,77 +197,5 @@ class Documents(Pattern):
             lengths = [draw.integer(0, max(1, sizes.kv_len // 2)) for _ in range(draw.integer(0, 6))]
             fitting = [n for n, end in zip(lengths, accumulate(lengths), strict=True) if end <= sizes.kv_len]
             return tuple(reversed(fitting)) if fitting == sorted(fitting) else tuple(fitting)
-
-        return cls(tuple(entry() for _ in range(sizes.batch)) if draw.flag() else entry()), sizes
-
-
-@register("prefix_lm")
-@dataclass(frozen=True)
-class PrefixLM(Pattern):
-    """A prefix that everybody sees, then causal: ``j < prefix or j <= p``.
-
-    For models that read their input in both directions and then generate.
-
-    Parameters
-    ----------
-    prefix : int or tuple of int
-        Tokens of the prefix; a tuple has one for each batch entry.
-
-    Raises
-    ------
-    TypeError
-        If `prefix` is neither an integer nor a sequence of integers.
-    ValueError
-        If a prefix is negative or the sequence empty; from :meth:`allows`, if :meth:`at` has not chosen among several
-        batch entries.
-
-    References
-    ----------
-    Raffel et al. T5. arXiv:1910.10683, §3.2.1.
-    """
-
-    prefix: Count | tuple[Count, ...]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.prefix == ():
-            raise ValueError("prefix: expected at least one batch entry, got ()")
-
-    def sizes(self) -> tuple[int, int]:
-        return (len(self.prefix) if isinstance(self.prefix, tuple) else 1), 1
-
-    def at(self, batch: int, head: int) -> Pattern:
-        if not isinstance(self.prefix, tuple):
-            return self
-        return PrefixLM(self.prefix[check_batch(batch, len(self.prefix))])
-
-    def _length(self) -> int:
-        if not isinstance(self.prefix, tuple):
-            return reach(self.prefix)
-        if len(self.prefix) > 1:
-            raise ValueError(f"prefix: expected one batch entry, got {len(self.prefix)}; use .at(batch, head)")
-        return reach(self.prefix[0])
-
-    def allows(self, q: Any, k: Any) -> Any:
-        return (k < self._length()) | (k <= q)
-
-    def runs(self, q: np.ndarray, kv_len: int) -> Runs:
-        return Runs.span(np.zeros_like(q), np.maximum(self._length(), q + 1), kv_len)
-
-    def _bands(self, first: int, stop: int) -> tuple[Bands, ...]:
-        return (same_keys(np.zeros(1, np.int64), np.array([self._length()]), np.array([[0, REACH]])),)
-
-    @classmethod
-    def example(cls) -> tuple[Pattern, int]:
-        return cls(8), 32
-
-    @classmethod
-    def typical(cls) -> tuple[Pattern, int]:
-        return cls(1024), 4096
-
-    @classmethod
-    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
-        def entry() -> int:
-            return draw.size(0, sizes.kv_len + 2)
 
         return cls(tuple(entry() for _ in range(sizes.batch)) if draw.flag() else entry()), sizes

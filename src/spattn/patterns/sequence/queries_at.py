@@ -158,5 +158,5 @@ class _Bound(Pattern):
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None:
         return self.inner._candidates(self._placed(q), kv_len) if self.tokens == kv_len else None
 
-    def to_dict(self) -> dict[str, Any]:
-        return self.given.to_dict()
+    def _description(self) -> dict[str, Any]:
+        return self.given._description()

@@ -33,16 +33,6 @@ def position_table(positions: tuple[int, ...]) -> np.ndarray:
     return np.array([p for p in positions if p < REACH], dtype=np.int64)
 
 
-def token_groups(tokens: int | tuple[int, ...], kv_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Maximal groups of consecutive tokens below `kv_len`: (starts, stops)."""
-    if isinstance(tokens, int):
-        stop = np.arange(min(tokens, 1)) + min(tokens, kv_len)
-        return np.zeros_like(stop), stop
-    position = np.array([t for t in tokens if t < kv_len], dtype=np.int64)
-    new = np.diff(position, prepend=-2) > 1
-    return position[new], position[np.append(new[1:], True)[: len(position)]] + 1
-
-
 @register("global_tokens")
 @dataclass(frozen=True)
 class GlobalTokens(Pattern):

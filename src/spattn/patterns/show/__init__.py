@@ -1,1 +1,6 @@
-"""Draw and print patterns."""
+"""Draw patterns, and the gallery of known compositions."""
+
+from ..papers.recipes import gallery
+from .draw import draw
+
+__all__ = ["draw", "gallery"]

@@ -12,8 +12,9 @@ from ..._util.frozen import frozen, frozen_whole
 from ..._util.imports import whole_imports
 from ..._util.index_checks import q_offset
 from ..._util.ragged import offsets
-from ...patterns import Ends, Full, Lattice, Pattern
+from ...patterns import Full, Pattern
 from ...patterns.base.check import integers
+from ...patterns.hints.lattice import Ends, Lattice
 from ..contract.budget import Budget
 from ..contract.types import COMPONENT, NO_ORDER, VIEW
 from ._lists import RunLists

@@ -10,9 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ..._util.index_checks import q_offset
-from ...patterns import Ends, Lattice, Part, Pattern
+from ...patterns import Pattern
 from ...patterns.base.check import integer, integers
-from ...patterns.hints.lattice import Span, whole_lattices
+from ...patterns.base.pattern import Part
+from ...patterns.hints.lattice import Ends, Lattice, Span, whole_lattices
 from ..contract.types import AXES, LARGEST
 from .query_boxes import in_boxes, moved
 

@@ -11,7 +11,8 @@ import numpy as np
 from ..._util.index_checks import check_runs, integer_array
 from ..._util.ragged import offsets, ramp
 from ...index_set import Runs
-from ...patterns import Lattice, Pattern
+from ...patterns import Pattern
+from ...patterns.hints.lattice import Lattice
 from ..contract.budget import Budget
 from ..contract.types import padding_kinds
 from ..symbolic.cells import distinct

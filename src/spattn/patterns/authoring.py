@@ -1,0 +1,12 @@
+"""What authors of patterns need: hints, parameters, predicates and registration."""
+
+from .base.content import ByContent
+from .base.parameters import Range
+from .base.pattern import Part
+from .base.predicate import apply, member
+from .base.recipe import recipe
+from .base.registry import register
+from .hints.lattice import Ends, Lattice, Span
+from .listed.pairs import RowRuns
+
+__all__ = ["ByContent", "Ends", "Lattice", "Part", "Range", "RowRuns", "Span", "apply", "member", "recipe", "register"]

@@ -1,0 +1,152 @@
+"""Recipes: functions that compose patterns, registered under names of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar, ParamSpec
+
+import numpy as np
+
+from ...index_set import Runs
+from ..hints.lattice import Ends
+from .check import assign
+from .pattern import Part, Pattern
+from .registry import register
+
+__all__ = ["Recipe", "recipe"]
+
+_P = ParamSpec("_P")
+Instance = tuple[tuple[Any, ...], int]
+
+
+class Recipe(Pattern):
+    """A composition with a name: its repr and its serialized form are the recipe's; bound, it is what the recipe makes.
+
+    Classes derive from it by the decorator :func:`recipe` alone.
+    """
+
+    function: ClassVar[Callable[..., Pattern]]
+    public: ClassVar[Callable[..., Pattern]]
+    instances: ClassVar[tuple[Instance, Instance | None]]
+    drawn: ClassVar[Callable[[Any, Any], tuple[tuple[Any, ...], Any]] | None] = None
+    made: ClassVar[Pattern]  # of each object, and no field
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        made = type(self).function(*self._values())
+        assign(self, made=made, _depth=made._depth, _terms=made._terms)
+
+    def _values(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).public, self._values()
+
+    @property
+    def translation_invariant(self) -> bool:  # type: ignore[override]  # of the composition
+        return self.made.translation_invariant
+
+    def allows(self, q: Any, k: Any) -> Any:
+        return self.made.allows(q, k)
+
+    def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
+        return self.made.runs(q, kv_len)
+
+    def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
+        return self.made.parts(q_len, kv_len)
+
+    def ends(self, q_len: int) -> Ends | None:
+        return self.made.ends(q_len)
+
+    def sizes(self) -> tuple[int, int]:
+        return self.made.sizes()
+
+    def grids(self) -> frozenset[tuple[int, ...]]:
+        return self.made.grids()
+
+    def at(self, batch: int, head: int) -> Pattern:
+        return self.made.at(batch, head)
+
+    def bind(self, q_len: int, kv_len: int) -> Pattern:
+        return self.made.bind(q_len, kv_len)
+
+    def _for_heads(self, heads: int) -> Pattern:
+        return self.made._for_heads(heads)
+
+    @classmethod
+    def example(cls) -> tuple[Pattern, int]:
+        values, length = cls.instances[0]
+        return cls(*values), length
+
+    @classmethod
+    def typical(cls) -> tuple[Pattern, int]:
+        if cls.instances[1] is None:
+            return super().typical()
+        values, length = cls.instances[1]
+        return cls(*values), length
+
+    @classmethod
+    def random(cls, draw: Any, sizes: Any) -> tuple[Pattern, Any]:
+        if cls.drawn is None:
+            return super().random(draw, sizes)
+        values, sizes = cls.drawn(draw, sizes)
+        return cls(*values), sizes
+
+
+def recipe(
+    name: str,
+    example: Instance,
+    typical: Instance | None = None,
+    *,
+    random: Callable[[Any, Any], tuple[tuple[Any, ...], Any]] | None = None,
+    fixes_lengths: bool = False,
+) -> Callable[[Callable[_P, Pattern]], Callable[_P, Pattern]]:
+    """Decorator: registers the composition that a function makes under `name`.
+
+    The function's annotations declare the parameters, as the fields of a pattern do. What it returns then is a
+    :class:`Recipe`, whose repr and serialized form are the call, ``longformer(window=256, ...)``.
+
+    Parameters
+    ----------
+    name : str
+        The registered name.
+    example, typical : (tuple, int)
+        Arguments and a length in tokens, see :meth:`Pattern.example` and :meth:`Pattern.typical`.
+    random : callable, optional
+        Draws arguments and sizes as :meth:`Pattern.random` does, for parameters that depend on each other.
+    fixes_lengths : bool, optional
+        Whether the parameters leave only some lengths.
+
+    Returns
+    -------
+    callable
+        The decorator.
+    """
+
+    def decorate(function: Callable[_P, Pattern]) -> Callable[_P, Pattern]:
+        @functools.wraps(function)
+        def make(*args: _P.args, **kwargs: _P.kwargs) -> Pattern:
+            return cls(*args, **kwargs)
+
+        body: dict[str, Any] = {
+            "__doc__": function.__doc__,
+            "function": staticmethod(function),
+            "public": staticmethod(make),
+            "instances": (example, typical),
+            "fixes_lengths": fixes_lengths,
+        }
+        if random is not None:
+            body["drawn"] = staticmethod(random)
+        fields = []
+        for parameter in inspect.signature(function).parameters.values():
+            default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
+            fields.append((parameter.name, parameter.annotation, dataclasses.field(default=default)))
+        made = dataclasses.make_dataclass(function.__name__, fields, bases=(Recipe,), namespace=body, frozen=True)
+        made.__module__ = function.__module__  # where its annotations are looked up
+        cls: type[Recipe] = register(name)(made)
+        return make
+
+    return decorate
