@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from . import patterns
 from ._util.imports import whole_imports
 from .api.attention import attention, attention_backward
-from .api.plans import plan
+from .api.plans import Tiling, plan, plan_for
 from .backends import available_backends
 from .errors import BackendUnavailable, EfficiencyWarning
 from .planning import Plan, PlanCacheInfo, clear_plan_cache, plan_cache_info
@@ -16,6 +16,7 @@ __all__ = [
     "EfficiencyWarning",
     "Plan",
     "PlanCacheInfo",
+    "Tiling",
     "__version__",
     "attention",
     "attention_backward",
@@ -23,9 +24,11 @@ __all__ = [
     "clear_plan_cache",
     "explain",
     "grouped_attention",
+    "merge_attentions",
     "patterns",
     "plan",
     "plan_cache_info",
+    "plan_for",
     "selections",
     "set_num_threads",
     "show_versions",
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from . import selections
     from .api.explain import explain
     from .api.grouped import grouped_attention
+    from .api.merge import merge_attentions
     from .api.versions import show_versions
     from .cpu import set_num_threads, threads
 
@@ -53,6 +57,10 @@ def __getattr__(name: str) -> object:
             from .api.explain import explain
 
             return explain
+        if name == "merge_attentions":
+            from .api.merge import merge_attentions
+
+            return merge_attentions
         if name == "selections":
             return importlib.import_module(f"{__name__}.selections")
         if name in ("set_num_threads", "threads"):

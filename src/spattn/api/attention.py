@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Never
 
 from .. import dispatch
 from .._util.imports import whole_imports
 from ..arrays import compiling
 from ..patterns import Pattern
 from ..planning import Plan
+from ._habits import refuse
 
 __all__ = ["attention", "attention_backward"]
 
@@ -24,6 +25,7 @@ def attention(
     return_lse: bool = False,
     precision: str | None = None,
     layout: str = "bhnd",
+    **others: Never,
 ) -> Any:
     r"""Softmax attention over the (query, key) pairs that a pattern allows.
 
@@ -107,6 +109,8 @@ def attention(
     >>> out.shape, out.dtype
     ((1, 2, 100, 16), dtype('float32'))
     """
+    if others:
+        refuse("attention", others)
     if not compiling():  # else torch.compile would trace the checks, the planner and NumPy as part of the model
         found = dispatch.attention(
             q,

@@ -36,6 +36,10 @@ class ArrayKind:
         """Whether :meth:`signature` tells of arrays of x's class all that matters, but for their values."""
         raise NotImplementedError
 
+    def functions(self) -> Any:
+        """The module of the library's functions on arrays: ``where``, ``exp``, ``maximum``, ..."""
+        return sys.modules["jax.numpy" if self.name == "jax" else self.name]
+
     def oddity(self, x: Any) -> str | None:
         """What an array is besides the values in its memory, and the way out; None for a plain array.
 

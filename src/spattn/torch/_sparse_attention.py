@@ -20,29 +20,40 @@ __all__ = ["SparseAttention"]
 # What else PyTorch's encoder layers hand to attention, all of it as it is by default.
 _USUAL = {name: one.default for name, one in inspect.signature(nn.MultiheadAttention.forward).parameters.items()}
 _USUAL["need_weights"] = False
+# The other parameters of nn.MultiheadAttention, with the values that are supported.
+_MADE_WITH = {
+    "dropout": 0.0,
+    "add_bias_kv": False,
+    "add_zero_attn": False,
+    "kdim": None,
+    "vdim": None,
+    "batch_first": True,
+}
 
 
 class SparseAttention(nn.Module):  # type: ignore[misc]
     """Attention of several heads over a pattern, in place of ``nn.MultiheadAttention(..., batch_first=True)``.
 
     Parameters and their names are the same, so either loads the other's ``state_dict()``, and the same seed gives the
-    same numbers. The pattern is no part of it. Weights of attention are never there, so there is no dropout of them.
+    same numbers. The pattern is not in the state_dict. Attention weights are never materialised.
 
     Parameters
     ----------
     embed_dim : int
-        Features of a token; a multiple of `heads_q`.
-    heads_q : int
+        Features of a token; a multiple of `num_heads`.
+    num_heads : int
         Query heads.
     pattern : Pattern, str or bool array, optional
         As for :func:`spattn.attention`; the default is "full".
     bias : bool, optional
         Whether the projections add a bias.
-    heads_kv : int, optional
-        Heads of keys and values, which groups of query heads share; by default `heads_q`. The projection of the input
-        is smaller then: ``in_proj_weight`` has ``(heads_q + 2 * heads_kv) * head_dim`` rows.
+    num_kv_heads : int, optional
+        Heads of keys and values, which groups of query heads share; by default `num_heads`. The projection of the input
+        is smaller then: ``in_proj_weight`` has ``(num_heads + 2 * num_kv_heads) * head_dim`` rows.
     device, dtype : optional
-        Of the parameters.
+        Device and dtype of the parameters.
+    **others
+        The other parameters of ``nn.MultiheadAttention``: ``batch_first=True``, and the defaults of the rest.
 
     Attributes
     ----------
@@ -52,9 +63,10 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
     Raises
     ------
     TypeError
-        If `embed_dim`, `heads_q` or `heads_kv` is no integer, or `pattern` is none.
+        If `embed_dim`, `num_heads` or `num_kv_heads` is no integer, or `pattern` is none.
     ValueError
-        If one of them is less than 1, `heads_q` does not divide `embed_dim`, or `heads_kv` does not divide `heads_q`.
+        If one of them is less than 1, `num_heads` does not divide `embed_dim`, `num_kv_heads` does not divide
+        `num_heads`, or another parameter has an unsupported value.
 
     Notes
     -----
@@ -65,7 +77,7 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
     --------
     >>> import torch
     >>> from spattn.patterns import SlidingWindow
-    >>> layer = SparseAttention(64, 4, SlidingWindow(16, 0), heads_kv=2)
+    >>> layer = SparseAttention(64, 4, SlidingWindow(16, 0), num_kv_heads=2)
     >>> x = torch.randn(2, 100, 64)
     >>> out, _ = layer(x, x, x)
     >>> out.shape
@@ -79,22 +91,30 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
     def __init__(
         self,
         embed_dim: int,
-        heads_q: int,
+        num_heads: int,
         pattern: Pattern | str | Any = "full",
         *,
         bias: bool = True,
-        heads_kv: int | None = None,
+        num_kv_heads: int | None = None,
         device: Any = None,
         dtype: Any = None,
+        **others: Any,
     ) -> None:
         super().__init__()
+        for name, value in others.items():
+            if name not in _MADE_WITH:
+                raise TypeError(f"{name}: expected an argument of nn.MultiheadAttention, got {value!r}")
+            if value != _MADE_WITH[name]:
+                raise ValueError(f"{name}: only {_MADE_WITH[name]!r} is supported, got {value!r}")
         self.embed_dim = integer("embed_dim", embed_dim, 1)
-        self.heads_q = integer("heads_q", heads_q, 1)
-        self.heads_kv = self.heads_q if heads_kv is None else integer("heads_kv", heads_kv, 1)
-        if self.embed_dim % self.heads_q:
-            raise ValueError(f"embed_dim: expected a multiple of {self.heads_q} heads, got {self.embed_dim}")
-        if self.heads_q % self.heads_kv:
-            raise ValueError(f"heads_kv: expected a divisor of {self.heads_q} query heads, got {self.heads_kv}")
+        self.num_heads = integer("num_heads", num_heads, 1)
+        self.num_kv_heads = self.num_heads if num_kv_heads is None else integer("num_kv_heads", num_kv_heads, 1)
+        if self.embed_dim % self.num_heads:
+            raise ValueError(f"embed_dim: expected a multiple of {self.num_heads} heads, got {self.embed_dim}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads: expected a divisor of {self.num_heads} query heads, got {self.num_kv_heads}"
+            )
         self.pattern = pattern
         rows = sum(self._rows)
         like = {"device": device, "dtype": dtype}
@@ -112,7 +132,7 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
     @property
     def _rows(self) -> tuple[int, int, int]:
         """Rows of the projections to q, k and v."""
-        of_heads = self.embed_dim // self.heads_q * self.heads_kv
+        of_heads = self.embed_dim // self.num_heads * self.num_kv_heads
         return self.embed_dim, of_heads, of_heads
 
     @property
@@ -121,7 +141,7 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
 
     @pattern.setter
     def pattern(self, pattern: Pattern | str | Any) -> None:
-        self._pattern = as_pattern(pattern, (None, self.heads_q, None, None))
+        self._pattern = as_pattern(pattern, (None, self.num_heads, None, None))
         self._text = text_of(self._pattern)
 
     def forward(
@@ -168,7 +188,7 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
         if self.in_proj_bias is not None:
             biases = self.in_proj_bias.split(self._rows)
         q, k, v = (
-            F.linear(x, weight, bias).unflatten(2, (-1, self.embed_dim // self.heads_q)).transpose(1, 2)
+            F.linear(x, weight, bias).unflatten(2, (-1, self.embed_dim // self.num_heads)).transpose(1, 2)
             for x, weight, bias in zip((query, key, value), weights, biases, strict=True)
         )
         valid = None if key_padding_mask is None else _valid(key_padding_mask, key)
@@ -188,7 +208,7 @@ class SparseAttention(nn.Module):  # type: ignore[misc]
                 )
 
     def extra_repr(self) -> str:
-        return f"{self.embed_dim}, {self.heads_q}, {self._pattern!r}, heads_kv={self.heads_kv}"
+        return f"{self.embed_dim}, {self.num_heads}, {self._pattern!r}, num_kv_heads={self.num_kv_heads}"
 
 
 def _valid(padding: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

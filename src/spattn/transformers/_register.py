@@ -37,7 +37,7 @@ def register() -> None:
     dense, with a line in Transformers' log.
 
     Masks are patterns: nothing of q_len × kv_len is ever written down. A model's mask that is no window, chunk or
-    packing of Transformers' own is traced, as by :func:`~spattn.patterns.interop.from_mask_mod`. Queries that may attend to
+    packing of Transformers' own is traced (:func:`spattn.patterns.interop.from_mask_mod`). Queries that may attend to
     nothing, as those of padding, give 0, where other implementations give a mean of all values. The host reads padding,
     which waits for a GPU once a forward pass and kind of layer; ``torch.compile`` breaks its graph there and at
     attention.

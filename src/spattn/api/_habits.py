@@ -1,0 +1,29 @@
+"""Hints for keywords of other attention functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NoReturn
+
+__all__ = ["refuse"]
+
+_HINTS = {
+    "attn_mask": "pass a bool mask as pattern=mask",
+    "block_mask": "pass pattern=spattn.patterns.interop.from_block_mask(block_mask)",
+    "causal": 'pass pattern="causal"',
+    "dropout_p": "attention dropout is not supported",
+    "enable_gqa": "heads_q may be any multiple of heads_kv",
+    "is_causal": 'pass pattern="causal"',
+    "mask": "pass a bool mask as pattern=mask",
+    "score_mod": "score modifications are not supported",
+    "softmax_scale": "pass scale=",
+    "sm_scale": "pass scale=",
+    "window_size": "pass pattern=spattn.patterns.interop.from_flash_attention(...), or SlidingWindow(left, right)",
+}
+
+
+def refuse(function: str, names: Iterable[str]) -> NoReturn:
+    """TypeError for keywords that a function does not have, with what to pass instead."""
+    name = next(iter(names))
+    hint = f"; {_HINTS[name]}" if name in _HINTS else ""
+    raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
