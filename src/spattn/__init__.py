@@ -1,6 +1,5 @@
 """spattn: exact sparse attention on CPU and GPU, at a cost that follows the allowed (query, key) pairs."""
 
-import importlib
 from typing import TYPE_CHECKING
 
 from . import patterns
@@ -29,14 +28,12 @@ __all__ = [
     "plan",
     "plan_cache_info",
     "plan_for",
-    "selections",
     "set_num_threads",
     "show_versions",
     "threads",
 ]
 
 if TYPE_CHECKING:
-    from . import selections
     from .api.explain import explain
     from .api.grouped import grouped_attention
     from .api.merge import merge_attentions
@@ -61,8 +58,6 @@ def __getattr__(name: str) -> object:
             from .api.merge import merge_attentions
 
             return merge_attentions
-        if name == "selections":
-            return importlib.import_module(f"{__name__}.selections")
         if name in ("set_num_threads", "threads"):
             from . import cpu
 

@@ -13,7 +13,7 @@ from .planning import Plan
 from .request.call import Call
 
 if TYPE_CHECKING:
-    from .selections import Selected
+    from .patterns.dynamic import Selected
 
 __all__ = [
     "Backend",

@@ -39,8 +39,8 @@ def attention(
         Values.
     pattern : Pattern, str, Plan or bool array, optional
         What is allowed: a pattern, its registered name, a plan made by :func:`spattn.plan`, a boolean array
-        (q_len, kv_len), (heads_q, q_len, kv_len) or (batch, heads_q, q_len, kv_len), or one of
-        :mod:`spattn.selections`, for indices on a GPU. Leading axes of a boolean array may be 1, as in PyTorch.
+        (q_len, kv_len), (heads_q, q_len, kv_len) or (batch, heads_q, q_len, kv_len), or a pattern of indices
+        on a GPU (:mod:`spattn.patterns.dynamic`). Leading axes of a boolean array may be 1, as in PyTorch.
         Default "full": every query attends to every key; ask for "causal" where it is meant.
     scale : float, optional
         Factor of the logits; default ``1 / sqrt(head_dim)``.

@@ -23,6 +23,7 @@ __all__ = [
     "ArrayKind",
     "add_plain",
     "autocast",
+    "check_plain",
     "compiling",
     "dtype_name",
     "kind_of",
@@ -121,3 +122,11 @@ def compiling() -> bool:
     """Whether torch.compile is tracing the caller, whose arrays are stand-ins."""
     traced = getattr(sys.modules.get("torch.compiler"), "is_dynamo_compiling", None)
     return traced is not None and traced()
+
+
+def check_plain(name: str, x: Any) -> None:
+    """An array that is nothing but its values."""
+    kind = kind_of(x)
+    odd = None if kind is None else kind.oddity(x)
+    if odd is not None:
+        raise TypeError(f"{name}: expected a plain array, got {odd}")

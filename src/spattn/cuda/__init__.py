@@ -20,11 +20,11 @@ from ..choose.machine_gpu import LARGEST_HEAD_DIM, SMS, price_ms
 from ..choose.sharing import Member, shared
 from ..choose.specializations import DTYPES, ROWS
 from ..patterns import Full, Pattern
+from ..patterns.dynamic import Selected
 from ..planning import Plan
 from ..planning.contract.validated import sealed_for
 from ..request.call import Call
 from ..schedule import compiler
-from ..selections import Selected
 from . import execute, group, hopper, hopper_backward, portable, portable_backward, repeat, selected
 from .driver import cache, compile, device
 from .driver.errors import NO_DEVICE, CudaError

@@ -10,10 +10,10 @@ from ..arrays.operand import Operand
 from ..backends import PreparedForward
 from ..choose.gpu import BLOCKS, pieces_of, workers_of
 from ..choose.specializations import ROWS, TILE
+from ..patterns.dynamic import Form, Selected, Selection
 from ..planning import Plan
 from ..request.call import Call
 from ..schedule import compiler
-from ..selections import Form, Selected, Selection
 from . import execute
 from .driver.device import Device
 from .forward_pass import ForwardPass

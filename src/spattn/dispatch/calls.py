@@ -21,7 +21,7 @@ from ._efficiency import may_lose, warn_where_dense_wins
 from .plans import as_pattern, backend_for, check_grid, find_plan, name_for
 
 if TYPE_CHECKING:
-    from ..selections import Selected
+    from ..patterns.dynamic import Selected
 
 __all__ = ["CONSTANT", "attention", "attention_backward"]
 
@@ -168,7 +168,7 @@ def _prepare(
 def _selected(pattern: Any) -> Selected | None:
     """What a selection, or one of a pattern, allows; None for anything else. Of a class that nobody has imported there
     is none."""
-    found = sys.modules.get("spattn.selections")
+    found = sys.modules.get("spattn.patterns.dynamic")
     return None if found is None else cast("Selected | None", found.selected(pattern))
 
 
@@ -188,7 +188,7 @@ def _attend_selected(
     """Attention over what a selection allows. Nothing of it is kept but the plan of the pattern; where it is recorded,
     what the selection allows now is computed on the host when a gradient is asked for."""
     if traced(q, k, v):
-        raise TypeError("pattern: expected a pattern where PyTorch makes a graph of the call, got a selection")
+        raise TypeError("pattern: a pattern of device arrays cannot be part of a PyTorch graph; use .to_host(kv_len)")
     record = recorder(q, k, v)
     wants_lse = return_lse or record is not None
     call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=wants_lse, layout=layout)
@@ -199,7 +199,7 @@ def _attend_selected(
     if not module.LIMITS.selects:
         name = name_for(call, backend)
         raise ValueError(
-            f"pattern: a selection needs the backend 'cuda', got {name!r}; to_host() makes a pattern of it"
+            f"pattern: a pattern of device arrays needs the backend 'cuda', got {name!r}; use .to_host(kv_len)"
         )
     run: Callable[..., Any] = cast(SelectingBackend, module).prepare_selected(call, chosen)
     if not call.layout.is_default:

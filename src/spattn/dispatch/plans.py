@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..arrays import dtype_name, kind_of
+from ..arrays import check_plain, dtype_name, kind_of
 from ..backends import Backend, load
 from ..patterns import Mask, Pattern
 from ..patterns.base.named import get
 from ..planning import Plan, validate
-from ..request.call import Call, check_plain
+from ..request.call import Call
 
 if TYPE_CHECKING:
     from ..request.layout import Layout

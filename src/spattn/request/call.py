@@ -10,7 +10,7 @@ import numpy as np
 
 from .._util.imports import whole_imports
 from .._util.index_checks import q_offset
-from ..arrays import DTYPES, ArrayKind, dtype_name, kind_of
+from ..arrays import DTYPES, ArrayKind, check_plain, dtype_name, kind_of
 
 if TYPE_CHECKING:
     from .layout import Layout
@@ -20,7 +20,6 @@ __all__ = [
     "Call",
     "check_gradients",
     "check_options",
-    "check_plain",
     "check_results",
     "check_scale",
     "default_scale",
@@ -213,14 +212,6 @@ def _check_operand(name: str, x: Any) -> tuple[ArrayKind, str, str]:
     if not device.startswith(("cpu", "cuda:")):
         raise ValueError(f"{name}: expected an array in host memory or on a CUDA device, got one on {device}")
     return kind, dtype, device
-
-
-def check_plain(name: str, x: Any) -> None:
-    """An array that is nothing but its values."""
-    kind = kind_of(x)
-    odd = None if kind is None else kind.oddity(x)
-    if odd is not None:
-        raise TypeError(f"{name}: expected a plain array, got {odd}")
 
 
 def check_results(call: Call, dout: Any, out: Any, lse: Any, dlse: Any = None) -> None:

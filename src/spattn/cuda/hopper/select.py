@@ -15,12 +15,12 @@ from ..._util.checks import show
 from ..._util.ragged import offsets, ramp
 from ...arrays.operand import Operand
 from ...choose.specializations import ARCH, ROWS, build, variant
+from ...patterns.dynamic import Form
 from ...planning import Plan
 from ...planning.contract.cache import kept_with_plan
 from ...planning.contract.types import LARGEST
 from ...schedule.roles import key_views_of, roles
 from ...schedule.tensor_maps import MAPS
-from ...selections import Form
 from ..driver.device import Device
 from ..driver.launch import Kernel, kernel
 from ..driver.structs import packer

@@ -14,7 +14,7 @@ from ..._util.index_checks import integer_array, plain_array
 from ...arrays import NUMPY, kind_of, to_host
 from .check import assign
 
-__all__ = ["ByContent", "frozen_array", "on_host"]
+__all__ = ["ByContent", "frozen_array", "on_device", "on_host"]
 
 
 def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, ...]) -> np.ndarray:
@@ -35,6 +35,12 @@ def frozen_array(name: str, value: Any, dtype: npt.DTypeLike, ndims: tuple[int, 
     if array.ndim not in ndims:
         raise ValueError(f"{name}: expected {' or '.join(f'{n}-D' for n in ndims)}, got shape {array.shape}")
     return frozen(array)
+
+
+def on_device(value: Any) -> bool:
+    """Whether a value is an array in device memory that a dynamic mask can read."""
+    kind = kind_of(value)
+    return kind is not None and kind.name != "jax" and kind.ordinal(value) is not None
 
 
 def on_host(value: Any) -> Any:

@@ -9,11 +9,12 @@ import numpy as np
 
 from ..._util.cached import cached_property
 from ..._util.frozen import frozen_part
+from ..._util.imports import whole_imports
 from ..._util.index_checks import q_offset
 from ..._util.ragged import offsets, ramp
 from ...index_set import Runs
 from ..base.check import assign, integer, per_axis, reach
-from ..base.content import ByContent, frozen_array
+from ..base.content import ByContent, frozen_array, on_device
 from ..base.pattern import Pattern
 from ..base.registry import register
 from ..hints.bands import NO_RANGES, Bands
@@ -258,8 +259,9 @@ class KeyBlocks(ArrayPattern):
     Parameters
     ----------
     blocks : int array (batch, heads_kv, query blocks, n)
-        Numbers of key blocks, -1 = none, in any order; copied. The leading axes may be left out. A query's row is
-        ``p // block_q``, so there are ``ceil(kv_len / block_q)`` rows.
+        Numbers of key blocks, -1 = none, in any order; copied. An array on a GPU is not: it makes a
+        :class:`~spattn.patterns.dynamic.DynamicKeyBlocks`, which each call reads on the device. The leading axes may be
+        left out. A query's row is ``p // block_q``, so there are ``ceil(kv_len / block_q)`` rows.
     block_q, block_kv : int
         Tokens of a query block and of a key block.
 
@@ -280,6 +282,14 @@ class KeyBlocks(ArrayPattern):
     blocks: np.ndarray
     block_q: int
     block_kv: int
+
+    def __new__(cls, blocks: Any = None, *sizes: Any, **named: Any) -> Any:
+        if on_device(blocks):
+            with whole_imports:
+                from ..dynamic import DynamicKeyBlocks
+
+            return DynamicKeyBlocks(blocks, *sizes, **named)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         assign(

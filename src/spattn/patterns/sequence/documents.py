@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._util.cached import cached_property
+from ..._util.imports import whole_imports
 from ..._util.index_checks import LONGEST
 from ...index_set import Runs
 from ..base.check import assign, integer, integers
-from ..base.content import frozen_array
+from ..base.content import frozen_array, on_device
 from ..base.pattern import Pattern
 from ..base.predicate import rank
 from ..base.registry import register
@@ -93,7 +94,7 @@ class Documents(Pattern):
             assign(self, lengths=check_document_lengths(lengths))
 
     @classmethod
-    def from_cu_seqlens(cls, cu_seqlens: npt.ArrayLike, cu_seqlens_k: npt.ArrayLike | None = None) -> Pattern:
+    def from_cu_seqlens(cls, cu_seqlens: npt.ArrayLike, cu_seqlens_k: npt.ArrayLike | None = None) -> Any:
         """The documents between cumulative sequence lengths, as variable-length attention functions take them.
 
         With ``layout="thd"`` :func:`spattn.attention` takes the packed arrays that such functions take.
@@ -101,7 +102,9 @@ class Documents(Pattern):
         Parameters
         ----------
         cu_seqlens : (documents + 1,) int array
-            Where each document starts, and where the last one ends: ``0, n_0, n_0 + n_1, ...``.
+            Where each document starts, and where the last one ends: ``0, n_0, n_0 + n_1, ...``. An array on a GPU,
+            (documents + 1,) or (batch, documents + 1), makes a :class:`~spattn.patterns.dynamic.DynamicDocuments`,
+            which each call reads on the device.
         cu_seqlens_k : (documents + 1,) int array, optional
             The same of the keys, where a document has another number of them than of queries.
 
@@ -129,6 +132,13 @@ class Documents(Pattern):
                [0, 0, 1, 1],
                [0, 0, 1, 1]])
         """
+        if on_device(cu_seqlens):
+            if cu_seqlens_k is not None:
+                raise ValueError("cu_seqlens_k: expected None for cu_seqlens on a GPU; copy both to the host")
+            with whole_imports:
+                from ..dynamic import DynamicDocuments
+
+            return DynamicDocuments(cu_seqlens)
         starts = check_cu_seqlens("cu_seqlens", cu_seqlens)
         if cu_seqlens_k is None:
             return cls(tuple(n for n in np.diff(starts).tolist() if n))

@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._util.cached import cached_property
+from ..._util.imports import whole_imports
 from ..._util.index_checks import check_lengths
 from ...arrays import BFLOAT16
 from ...index_set import Runs
 from ..base.check import assign, integers
-from ..base.content import frozen_array, on_host
+from ..base.content import frozen_array, on_device, on_host
 from ..base.pattern import Pattern
 from ..base.predicate import member
 from ..base.registry import register
@@ -75,13 +76,14 @@ class KeyPadding(ArrayPattern):
         assign(self, valid=array)
 
     @classmethod
-    def from_lengths(cls, lengths: Any, kv_len: int, *, left: bool = False) -> KeyPadding:
+    def from_lengths(cls, lengths: Any, kv_len: int, *, left: bool = False) -> Any:
         """The padding of sequences of these lengths.
 
         Parameters
         ----------
         lengths : sequence of int
-            Tokens of each batch entry's sequence.
+            Tokens of each batch entry's sequence. An int array (batch,) on a GPU makes a
+            :class:`~spattn.patterns.dynamic.DynamicKeyPadding`, which each call reads on the device.
         kv_len : int
             Keys, padding included.
         left : bool, optional
@@ -107,6 +109,11 @@ class KeyPadding(ArrayPattern):
         _, kv_len = check_lengths(kv_len, kv_len)
         if not isinstance(left, (bool, np.bool_)):
             raise TypeError(f"left: expected a bool, got {type(left).__name__}")
+        if on_device(lengths):
+            with whole_imports:
+                from ..dynamic import DynamicKeyPadding
+
+            return DynamicKeyPadding(lengths, left)
         tokens = np.array(integers("lengths", lengths, 0), dtype=np.int64)
         if (tokens > kv_len).any():
             raise ValueError(f"lengths: expected at most {kv_len} tokens (kv_len), got {tokens.max()}")

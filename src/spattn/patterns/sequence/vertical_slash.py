@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ..._util.imports import whole_imports
 from ...index_set import Runs
 from ..base.check import assign
+from ..base.content import on_device
 from ..base.parameters import Count
 from ..base.pattern import Pattern
 from ..base.predicate import member
@@ -33,7 +35,8 @@ class VerticalSlash(Pattern):
     columns : tuple of int
         Key positions.
     diagonals : tuple of int
-        Distances ``p - j >= 0`` in tokens.
+        Distances ``p - j >= 0`` in tokens. Arrays on a GPU, (batch, heads, n) or without the leading axes, make a
+        :class:`~spattn.patterns.dynamic.DynamicVerticalSlash`, which each call reads on the device.
 
     Raises
     ------
@@ -49,6 +52,14 @@ class VerticalSlash(Pattern):
 
     columns: tuple[Count, ...]
     diagonals: tuple[Count, ...]
+
+    def __new__(cls, columns: Any = None, diagonals: Any = None) -> Any:
+        if on_device(columns) or on_device(diagonals):
+            with whole_imports:
+                from ..dynamic import DynamicVerticalSlash
+
+            return DynamicVerticalSlash(columns, diagonals)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         super().__post_init__()

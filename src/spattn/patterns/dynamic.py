@@ -1,29 +1,40 @@
-"""Selections: what is allowed by indices that live on a GPU, read there by each call.
+"""Dynamic masks: patterns of indices that live on a GPU, read there by each call.
 
-A model that chooses keys anew in every call has its choice in device memory. A pattern would copy it to the host and
-wait for that; a selection is read by the kernels that select the tiles of a plan, in the order of the stream. Its
-arrays are not copied: a call, or a graph that is replayed, sees what they hold at that time. Where PyTorch records a
-gradient, a call keeps a copy, of which the backward makes the pattern.
+A model that chooses keys anew in every call has its choice in device memory. To plan it as a pattern the host would copy it
+and wait; instead kernels select the tiles of a plan by the mask, in the order of the stream. The arrays are not
+copied: a call, or a replayed graph, sees what they hold at that time. Where PyTorch records a gradient, a call keeps a
+copy, from which the backward makes the pattern.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 
-from ._util.index_checks import LONGEST
-from .arrays import dtype_name, kind_of, to_host
-from .patterns import Documents as _Documents
-from .patterns import Full, Pattern, PerBatch, PerHead
-from .patterns import KeyBlocks as _KeyBlocks
-from .patterns import KeyPadding as _KeyPadding
-from .patterns import VerticalSlash as _VerticalSlash
-from .patterns.base.check import assign, integer
-from .request.call import check_plain
+from .._util.index_checks import LONGEST
+from ..arrays import check_plain, dtype_name, kind_of, to_host
+from .base.check import assign, integer
+from .base.pattern import Pattern
+from .base.registry import pattern_class
 
-__all__ = ["Documents", "KeyBlocks", "KeyPadding", "Selected", "Selection", "VerticalSlash"]
+__all__ = [
+    "DynamicDocuments",
+    "DynamicKeyBlocks",
+    "DynamicKeyPadding",
+    "DynamicVerticalSlash",
+    "Form",
+    "Selected",
+    "Selection",
+    "selected",
+]
+
+
+_HOST = (
+    "a pattern of device arrays supports & with a pattern only; use .to_host(kv_len), which waits for the device, "
+    "for |, - and ~"
+)
 
 
 class Form(NamedTuple):
@@ -57,7 +68,8 @@ class Form(NamedTuple):
 class Selection:
     """What is allowed by indices on a GPU; see the module's text.
 
-    ``pattern & selection`` allows what both do, and a selection alone stands for ``Full() & selection``.
+    ``pattern & mask`` allows what both do, and a mask alone stands for ``Full() & mask``. Unions and complements need
+    the host: ``mask.to_host(kv_len)`` is an ordinary pattern.
     """
 
     name: ClassVar[str]
@@ -114,6 +126,14 @@ class Selection:
 
     __rand__ = __and__
 
+    def __or__(self, other: Any) -> NoReturn:
+        raise TypeError(_HOST)
+
+    __ror__ = __sub__ = __rsub__ = __or__
+
+    def __invert__(self) -> NoReturn:
+        raise TypeError(_HOST)
+
     def __repr__(self) -> str:
         found = []
         for name, value in vars(self).items():
@@ -165,11 +185,19 @@ class Selected:
 
     __rand__ = __and__
 
+    def __or__(self, other: Any) -> NoReturn:
+        raise TypeError(_HOST)
+
+    __ror__ = __sub__ = __rsub__ = __or__
+
+    def __invert__(self) -> NoReturn:
+        raise TypeError(_HOST)
+
 
 def selected(pattern: Any) -> Selected | None:
     """What a selection, or one of a pattern, allows; None for anything else."""
     if isinstance(pattern, Selection):
-        return Selected(Full(), pattern)
+        return Selected(pattern_class("full")(), pattern)
     return pattern if isinstance(pattern, Selected) else None
 
 
@@ -180,9 +208,7 @@ def _check(name: str, value: Any, axes: tuple[int, ...]) -> Any:
         raise TypeError(f"{name}: expected a PyTorch or CuPy array on a GPU, got {type(value).__name__}")
     check_plain(name, value)
     if kind.ordinal(value) is None:
-        raise TypeError(
-            f"{name}: expected an array on a GPU, got one in host memory; the pattern of the same name takes it"
-        )
+        raise TypeError(f"{name}: expected an array on a GPU, got one in host memory")
     if dtype_name(value) not in ("int32", "int64"):
         raise TypeError(f"{name}: expected int32 or int64, got {dtype_name(value)}")
     if value.ndim not in axes:
@@ -197,7 +223,7 @@ def _leading(value: Any, own: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class KeyBlocks(Selection):
+class DynamicKeyBlocks(Selection):
     """Lists of key blocks for each block of queries: :class:`spattn.patterns.KeyBlocks` of numbers on a GPU.
 
     Parameters
@@ -250,11 +276,12 @@ class KeyBlocks(Selection):
     def to_host(self, kv_len: int) -> Pattern:
         blocks = to_host(self.blocks)
         there = (blocks >= 0) & (blocks < -(-kv_len // self.block_kv))
-        return _KeyBlocks(np.where(there, blocks, -1), self.block_q, self.block_kv)
+        made: Pattern = pattern_class("key_blocks")(np.where(there, blocks, -1), self.block_q, self.block_kv)
+        return made
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class KeyPadding(Selection):
+class DynamicKeyPadding(Selection):
     """The keys of sequences of different lengths: :class:`spattn.patterns.KeyPadding` of lengths on a GPU.
 
     Parameters
@@ -288,11 +315,12 @@ class KeyPadding(Selection):
 
     def to_host(self, kv_len: int) -> Pattern:
         lengths = np.clip(to_host(self.lengths), 0, kv_len)
-        return _KeyPadding.from_lengths(lengths, kv_len, left=self.left)
+        made: Pattern = pattern_class("key_padding").from_lengths(lengths, kv_len, left=self.left)
+        return made
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Documents(Selection):
+class DynamicDocuments(Selection):
     """Keys of the query's own document: :class:`spattn.patterns.Documents` of cumulative lengths on a GPU.
 
     Parameters
@@ -329,12 +357,13 @@ class Documents(Selection):
 
     def to_host(self, kv_len: int) -> Pattern:
         entries = np.atleast_2d(np.minimum(to_host(self.cu_seqlens), kv_len))
-        found = [_Documents.from_cu_seqlens(starts) for starts in entries]
-        return found[0] if len(found) == 1 else PerBatch(tuple(found))
+        found = tuple(pattern_class("documents").from_cu_seqlens(starts) for starts in entries)
+        made: Pattern = found[0] if len(found) == 1 else pattern_class("per_batch")(found)
+        return made
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class VerticalSlash(Selection):
+class DynamicVerticalSlash(Selection):
     """Chosen key columns and diagonals, causal: :class:`spattn.patterns.VerticalSlash` of numbers on a GPU.
 
     Parameters
@@ -382,7 +411,12 @@ class VerticalSlash(Selection):
 
         def one(batch: int, head: int) -> Pattern:
             own = (x[batch, head] for x in (columns, diagonals))
-            return _VerticalSlash(*(np.unique(x[(x >= 0) & (x < kv_len)]).tolist() for x in own))
+            made: Pattern = pattern_class("vertical_slash")(
+                *(np.unique(x[(x >= 0) & (x < kv_len)]).tolist() for x in own)
+            )
+            return made
 
-        entries = tuple(PerHead(tuple(one(b, h) for h in range(columns.shape[1]))) for b in range(columns.shape[0]))
-        return entries[0] if len(entries) == 1 else PerBatch(entries)
+        per_head, per_batch = pattern_class("per_head"), pattern_class("per_batch")
+        entries = tuple(per_head(tuple(one(b, h) for h in range(columns.shape[1]))) for b in range(columns.shape[0]))
+        made: Pattern = entries[0] if len(entries) == 1 else per_batch(entries)
+        return made
