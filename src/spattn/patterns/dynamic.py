@@ -1,7 +1,7 @@
 """Dynamic masks: patterns of indices that live on a GPU, read there by each call.
 
-A model that chooses keys anew in every call has its choice in device memory. To plan it as a pattern the host would copy it
-and wait; instead kernels select the tiles of a plan by the mask, in the order of the stream. The arrays are not
+A model that chooses keys anew in every call has its choice in device memory. To plan it as a pattern the host would
+copy it and wait; instead kernels select the tiles of a plan by the mask, in the order of the stream. The arrays are not
 copied: a call, or a replayed graph, sees what they hold at that time. Where PyTorch records a gradient, a call keeps a
 copy, from which the backward makes the pattern.
 """
