@@ -89,7 +89,7 @@ def test_the_notebook_lists_its_pages():
 
 def test_results_are_outputs_of_scripts():
     """Notes by hand belong in docs/notebook/."""
-    files = [file.name for file in (ROOT / "benchmarks" / "results").iterdir()]
+    files = [file.name for file in (ROOT / "benchmarks" / "results").rglob("*.*")]
     assert len(files) > 40 and [f for f in files if not f.endswith(".json")] == ["gpu_tests.txt"]
 
 
