@@ -69,6 +69,31 @@ def test_every_document_that_is_named_is_in_the_tree():
         assert not missing, file
 
 
+DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_decisions_are_short(page):
+    words = page.read_text(encoding="utf-8").split()
+    assert len(words) <= 300, f"{len(words)} words; measurements and rejected ideas belong in docs/notebook/"
+
+
+def test_decisions_are_numbered():
+    assert [int(page.name[:3]) for page in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+
+
+def test_the_notebook_lists_its_pages():
+    pages = {page.stem for page in (DOCS / "notebook").glob("*.md")} - {"index"}
+    listed = (DOCS / "notebook" / "index.md").read_text(encoding="utf-8").partition("```{toctree}")[2].split()
+    assert pages and pages <= set(listed)
+
+
+def test_results_are_outputs_of_scripts():
+    """Notes by hand belong in docs/notebook/."""
+    files = [file.name for file in (ROOT / "benchmarks" / "results").rglob("*.*")]
+    assert len(files) > 40 and [f for f in files if not f.endswith(".json")] == ["gpu_tests.txt"]
+
+
 def test_pages_cite():
     cited = {page.name: len(CITED.findall(page.read_text(encoding="utf-8"))) for page in PAGES}
     assert cited["design.rst"] > 40 and cited["glossary.rst"] > 20

@@ -8,7 +8,7 @@ import pytest
 import spattn
 from spattn import patterns, selections
 from spattn.arrays import kind_of
-from spattn.selections import Form
+from spattn.patterns.dynamic import Form
 
 torch = pytest.importorskip("torch")
 

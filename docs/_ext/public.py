@@ -21,7 +21,7 @@ SECTIONS = (
         "What patterns have in common, and functions on them. Each pattern class has its page in the"
         " :doc:`gallery </gallery/index>`.",
     ),
-    ("spattn.selections", "Selections", inspect.cleandoc(importlib.import_module("spattn.selections").__doc__)),
+    ("spattn.patterns.dynamic", "Selections", inspect.cleandoc(importlib.import_module("spattn.patterns.dynamic").__doc__)),
     ("spattn.index_set", "Index sets", "All pairs of a pattern at given lengths, written down as runs."),
     ("spattn.testing", "Testing", inspect.cleandoc(importlib.import_module("spattn.testing").__doc__)),
 )

@@ -20,7 +20,7 @@ from spattn.arrays import kind_of
 from spattn.cuda import portable, portable_backward
 from spattn.schedule import compiler
 from spattn.schedule.tensor_maps import MAPS, maps_of
-from spattn.selections import Form
+from spattn.patterns.dynamic import Form
 
 from . import draws, oracle
 from .draws import Case, How, Sizes, Source

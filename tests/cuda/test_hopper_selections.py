@@ -12,7 +12,7 @@ from spattn import patterns, selections
 from spattn.cuda.hopper import select
 from spattn.planning.contract.types import positions, tile_lists
 from spattn.schedule import compiler
-from spattn.selections import Form
+from spattn.patterns.dynamic import Form
 
 HOSTS = {
     "full": (patterns.Full(), 400, 400),

@@ -1,4 +1,4 @@
-"""docs/windows.rst, "the same window in other libraries' words": each line as a property, for all parameters."""
+"""docs/windows.rst, "Windows in other libraries": each line as a property, for all parameters."""
 
 import numpy as np
 import pytest

@@ -152,7 +152,7 @@ def test_runs_and_clusters_are_listed():
 
 @pytest.mark.parametrize("density, tiles", [(0.003, (746, 667)), (0.01, (1978, 1501)), (0.03, (3542, 2016))])
 def test_numbers_of_tiles_for_scattered_pairs(density, tiles):
-    """Those of decisions/027: half of the tiles are left at one pair in a hundred."""
+    """The table of docs/notebook/hopper_gathered_kv.md: at one pair in a hundred half of the tiles remain."""
     pattern = listed(np.random.default_rng(0).random((4096, 4096)) < density)
     for block_q, expected in zip((64, 128), tiles, strict=True):
         assert gathered(pattern, 4096, 4096, tile=(block_q, 64)).tiles == expected

@@ -1,7 +1,8 @@
 """What the Hopper kernels are built with for a problem: one table, each choice with the measurement behind it.
 
-Figures are of one H200, 16384 tokens, 16 heads (docs/hopper.md has the runs). Every row fits 227 KiB of shared memory
-and 384 threads of 168 registers, which the warpgroups redistribute: 2 × 128 consumer threads and 128 others.
+Figures are of one H200, 16384 tokens, 16 heads (docs/notebook/hopper_forward.md has the runs). Every row fits
+227 KiB of shared memory and 384 threads of 168 registers, which the warpgroups redistribute: 2 × 128 consumer threads
+and 128 others.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from .tasks import Listed
 
 __all__ = ["in_turns", "pieces", "tiles_of", "workers"]
 
-_ITEM, _MERGE = 6, 6  # tiles that an item, and a merge of all, take as long as: docs/hopper.md, Decoding
+_ITEM, _MERGE = 6, 6  # tiles that an item, and a merge of all, take as long as: docs/notebook/hopper_forward.md
 _ROUNDS = 4  # that are tried; more of them are more items
 
 
