@@ -259,7 +259,7 @@ def test_what_is_looked_up_runs_by_itself(gpu, torch, problems, started, caplog)
     clusters = patterns.Clusters(np.random.default_rng(0).integers(0, 32, 4096))
     outs = grouped([problems[0], (*tensors(torch, 4, 4, 4096), clusters), problems[2]])
     assert [isinstance(out, str) for out in outs] == [False, True, False]
-    assert "problems[1] runs by itself: the places of its plan are looked up" in caplog.text
+    assert "problems[1] runs by itself: its plan is ordered or gathered" in caplog.text
 
 
 def test_what_may_change_between_calls(gpu, torch, problems, started):

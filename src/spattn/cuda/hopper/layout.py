@@ -1,4 +1,4 @@
-"""The plan in the form that attention.cu reads: NumPy only, no GPU."""
+"""Device form of a plan for attention.cu (NumPy only)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .maps import MapSpec, halve, map_views
 WORK = np.dtype([(name, "i4") for name in ("query_view", "x", "y", "z", "begin", "end", "key_view", "slot")])
 Mapped = tuple[tuple[MapSpec, ...], np.ndarray]  # maps, and the records of all views
 
-_TILES_AT_ONCE = 1 << 14  # whose rows are looked up in one step, which takes 17 bytes a cell
+_TILES_AT_ONCE = 1 << 14  # resolved per pass, at 17 bytes per cell
 
-_MASKS_AT_ONCE = 256  # that stay in a cache while they are put in order
+_MASKS_AT_ONCE = 256  # per pass, to stay in cache
 _LOW_PAIRS = np.uint64(0x0303030303030303)
-# Steps from a nibble in each byte of a word to eight nibbles in a row.
+# Shift-and-mask steps that compact the low nibble of each byte into eight adjacent nibbles.
 _NARROWED = [
     (np.uint64(shift), np.uint64(kept))
     for shift, kept in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0x00000000FFFFFFFF))
@@ -34,7 +34,7 @@ ENTRY = np.dtype([(name, "i4") for name in ("x", "y", "z", "view")])
 class Layout:
     """Device arrays of a plan and the tensor maps they refer to.
 
-    Spec number ``s`` is maps ``2 s`` (q or k) and ``2 s + 1`` (out or v) of a batch entry; query specs come first.
+    Spec ``s`` is maps ``2 s`` (q or k) and ``2 s + 1`` (out or v) of a batch entry; query specs come first.
 
     Attributes
     ----------
@@ -44,17 +44,17 @@ class Layout:
     entries : (entries,) array of ENTRY
     entry_masks : (entries,) int32 array
     masks : (n, warpgroups, 128) uint32 array
-        In the order of accumulators, see :func:`fragment_masks`.
+        In accumulator order, see :func:`fragment_masks`.
     priors : (finishers, rows of a query tile) int32 array
-        See :class:`~spattn.schedule.finishers.Finishers`; -1 for rows that no query fills.
+        See :class:`~spattn.schedule.finishers.Finishers`; -1 for padding rows.
     finishes : (items,) bool array
     merges : Merges
     moves : bool
-        Whether the maps and views of the last keys, those with an offset, move.
+        Whether the plan is length-polymorphic: the maps and views of the last keys (offset > 0) move.
     query_rows : (query tiles, block_q) int32 array
-        The row of each query of every tile of the query views, -1 for padding; of no tile where tensor maps read them.
+        Row of each query of every tile, -1 for padding; empty if TMA reads the queries.
     key_rows : (key tiles, block_kv) int32 array
-        The same of keys. What is looked up is so for all views of a side.
+        The same for keys. Either all views of a side are gathered or none.
     """
 
     query_specs: tuple[MapSpec, ...]
@@ -74,27 +74,27 @@ class Layout:
 
     @property
     def gathers(self) -> bool:
-        """Whether places are looked up."""
+        """Whether the plan needs gathered KV."""
         return bool(len(self.key_rows))
 
     @property
     def fewest_cells(self) -> int:
-        """Of all boxes of keys."""
+        """Cells of the smallest key box."""
         return min((math.prod(spec.box) for spec in self.key_specs), default=TILE[1])
 
     @property
     def most_cells(self) -> int:
-        """Of all boxes of keys."""
+        """Cells of the largest key box."""
         return max((math.prod(spec.box) for spec in self.key_specs), default=TILE[1])
 
     @property
     def maps(self) -> int:
-        """Tensor maps of one batch entry."""
+        """Tensor maps per batch entry."""
         return 2 * (len(self.query_specs) + len(self.key_specs))
 
 
 def make_layout(plan: Plan, moves: bool = False) -> Layout:
-    """Lays a plan out for the Hopper kernel; where it moves, views that do and views that do not share no map."""
+    """Device form of a plan. If length-polymorphic, views that move share no map with others."""
     query_ids, key_ids, row_component = roles(plan)
     fitted = fit_keys(plan)
     (query_specs, query_views), (key_specs, key_views) = _mapped(plan, fitted.views, moves)
@@ -142,8 +142,8 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
 def _rows(
     plan: Plan, ids: np.ndarray, variants: np.ndarray, order: np.ndarray, block: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The row, or the key, of each cell of all tiles of the views `ids`, -1 for padding; and the number of the first
-    tile of every view of the plan among these."""
+    """Row or key index of each cell of all tiles of the views `ids`, -1 for padding; and the first tile of each view in
+    it."""
     views = plan.views[ids]
     first = offsets(views["tiles"])
     found = np.empty((int(first[-1]), block), np.int32)
@@ -158,31 +158,31 @@ def _rows(
 
 
 def _variants(plan: Plan) -> np.ndarray:
-    """Whose each view is, -1 for nobody's."""
+    """Variant of each view, -1 for unused ones."""
     found = np.full(len(plan.views), -1)
     for component in plan.components:
         own = np.append(key_views_of(plan, component), component["query_view"])
         if not np.isin(found[own], (-1, component["variant"])).all():
-            raise ValueError("plan: expected views of one variant each where places are looked up, got one of several")
+            raise ValueError("plan: an ordered or gathered plan must not share views between variants")
         found[own] = component["variant"]
     return found
 
 
 def maps_of(plan: Plan, moves: bool) -> int:
-    """Tensor maps of one batch entry, as :func:`make_layout` makes them."""
+    """Tensor maps per batch entry of the layout that :func:`make_layout` would make."""
     (query_specs, _), (key_specs, _) = _mapped(plan, plan.views, moves)
     return 2 * (len(query_specs) + len(key_specs))
 
 
 def _mapped(plan: Plan, views: np.ndarray, moves: bool) -> tuple[Mapped, Mapped]:
-    """The maps and views of queries, and of keys, whose views are those given; those that are looked up need no map."""
+    """Tensor maps and device records of the query views and of key views `views`; gathered views need no map."""
     query_ids, key_ids, _ = roles(plan)
     queries = map_views(plan.views, query_ids[: 0 if plan.q_order.size else None], 0)
     return queries, map_views(views, key_ids[: 0 if plan.ordered else None], len(queries[0]), join=not moves)
 
 
 def fragment_masks(masks: np.ndarray) -> np.ndarray:
-    """Bitmasks of tiles of 64 keys in the order of WGMMA accumulators: (n, warpgroups, 128 threads) of uint32.
+    """Bitmasks of tiles of 64 keys in WGMMA accumulator order: (n, warpgroups, 128 threads) uint32.
 
     Bit ``4 i + 2 h + b`` of lane ``4 g + t`` in warp ``w`` is row ``16 w + 8 h + g``, column ``8 i + 2 t + b``.
     """
@@ -191,7 +191,7 @@ def fragment_masks(masks: np.ndarray) -> np.ndarray:
     found = np.empty((count, warpgroups, 4, 8, 4), np.uint32)  # mask, warpgroup, w, g, t
     for first in range(0, count, _MASKS_AT_ONCE):
         some = masks[first : first + _MASKS_AT_ONCE, :, 0]
-        some = np.pad(some, ((0, 0), (0, warpgroups * ROWS - block_q)))  # rows that no query fills see no key
+        some = np.pad(some, ((0, 0), (0, warpgroups * ROWS - block_q)))  # padding rows see no key
         rows = some.reshape(-1, warpgroups, 4, 2, 8)  # mask, warpgroup, w, h, g
         for t in range(4):
             columns = rows >> np.uint64(2 * t) & _LOW_PAIRS

@@ -1,4 +1,4 @@
-"""Tensor maps: which a plan's views need, which arrays they can address, and how they are encoded."""
+"""Tensor maps: which ones a plan's views need, which arrays they can address, and their encoding."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ..driver.errors import CudaError
 MAP_BYTES = 128
 ALIGNMENT = 64
 ELEMENT_BYTES = 2
-PANEL = 64  # elements of a 128-byte swizzled row
+PANEL = 64  # elements per 128-byte swizzled row
 _SWIZZLE_NONE, _SWIZZLE_128B, _L2_256B = 0, 3, 3
-# CUtensorMapDataType, bytes of an element, elements of a box's rows and their swizzle. float32 is for rows of four.
+# CUtensorMapDataType, element size, elements per box row, swizzle. float32 is for rows of four.
 _FORMATS = {
     "float16": (6, ELEMENT_BYTES, PANEL, _SWIZZLE_128B),
     "bfloat16": (9, ELEMENT_BYTES, PANEL, _SWIZZLE_128B),
@@ -45,7 +45,7 @@ VIEW = np.dtype(
 
 @dataclass(frozen=True)
 class MapSpec:
-    """A tensor map of one or several views, in tokens; axis 2 first, as TMA wants it."""
+    """A tensor map of one or several views, in tokens; innermost axis (2) first, as in TMA."""
 
     offset: int
     extents: tuple[int, ...]
@@ -56,11 +56,11 @@ class MapSpec:
 def map_views(
     views: np.ndarray, ids: np.ndarray, first: int, join: bool = True
 ) -> tuple[tuple[MapSpec, ...], np.ndarray]:
-    """Tensor maps for the views `ids`, as few as there can be, and the device records of all views.
+    """A minimal set of tensor maps for the views `ids`, and the device records of all views.
 
-    Views that differ by their offset alone share a map when the offsets are an arithmetic progression and an axis is
-    free to hold its number, unless `join` is False: the residue classes of a dilated or strided pattern are one map.
-    Equal views always share.
+    Views that differ in offset only share a map if the offsets form an arithmetic progression and an axis is free for
+    it, unless `join` is False: the residue classes of a dilated or strided pattern are one map. Equal views always
+    share.
     """
     records = np.zeros(len(views), dtype=VIEW)
     for name in ("offset", "stride", "extent", "box"):
@@ -90,7 +90,7 @@ def map_views(
 def _progressions(
     offsets: np.ndarray, members: list[int], join: bool
 ) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """Cuts views into arithmetic progressions of offsets: (start, step, [(offset, view), ...])."""
+    """Split views into arithmetic progressions of offsets: (start, step, [(offset, view), ...])."""
     order = np.argsort(offsets, kind="stable")
     pending = [(int(offsets[i]), members[i]) for i in order]
     while pending:
@@ -108,12 +108,12 @@ def _progressions(
 
 
 def halve(specs: tuple[MapSpec, ...], views: np.ndarray, parts: int) -> tuple[tuple[MapSpec, ...], np.ndarray]:
-    """Gives each warpgroup its own box: the query box cut in `parts` along its first axis that can be."""
+    """Give each warpgroup its own TMA box: cut the query box in `parts` along the first divisible axis."""
     halved, axes = [], []
     for spec in specs:
-        axis = next((a for a in (2, 1, 0) if spec.box[a] % parts == 0), None)  # axis 0 of the lattice is last here
+        axis = next((a for a in (2, 1, 0) if spec.box[a] % parts == 0), None)  # innermost axis first
         if axis is None:
-            raise ValueError(f"plan: cannot cut a query box {spec.box[::-1]} in {parts} parts")
+            raise ValueError(f"plan: cannot split a query box {spec.box[::-1]} into {parts} parts")
         box = list(spec.box)
         box[axis] //= parts
         axes.append((axis, box[axis]))
@@ -127,7 +127,7 @@ def halve(specs: tuple[MapSpec, ...], views: np.ndarray, parts: int) -> tuple[tu
 
 
 def readable(operand: Operand) -> bool:
-    """Whether TMA can address an array that starts on 16 bytes: so must its rows, and strides be positive."""
+    """Whether TMA can address a 16-byte aligned array: aligned, contiguous rows and positive strides."""
     *steps, feature = operand.strides
     steps = [step * ELEMENT_BYTES for step, size in zip(steps, operand.shape, strict=False) if size > 1]
     return (
@@ -138,7 +138,7 @@ def readable(operand: Operand) -> bool:
 
 
 def gatherable(operand: Operand) -> bool:
-    """Whether rows of an array that TMA can address can also be found by number: their distance is an int32."""
+    """Whether an array that TMA can address can also be gathered: its row stride must be an int32."""
     return operand.strides[2] * ELEMENT_BYTES < 1 << 31
 
 
@@ -148,26 +148,21 @@ def joint_heads(operand: Operand) -> bool:
 
 
 def encode_map(target: int, operand: Operand, spec: MapSpec, dtype: str, batch: int | None) -> int:
-    """Writes the tensor map of `spec` over an array to address `target`; returns the map's offset in bytes.
-
-    Parameters
-    ----------
-    batch : int or None
-        The batch entry the map reads, or None when batch and head are one axis.
-    """
+    """Write the tensor map of `spec` over an array to address `target`; return the map's offset in bytes. `batch` is
+    the batch entry that it reads, None if batch and head are one axis."""
     map_type, itemsize, columns, swizzle = _FORMATS[dtype]
     entries, heads, _, features = operand.shape
     token = operand.strides[2] * itemsize
     offset = spec.offset * token + (0 if batch is None else batch * operand.strides[0] * itemsize)
     extents = (features, *spec.extents, entries * heads if batch is None else heads)
-    # An axis of one cell has no stride, but the encoder wants one.
+    # The encoder requires a stride even for an axis of one cell.
     steps = [step * token for step in spec.strides] + [operand.strides[1] * itemsize]
     strides = [step if step > 0 and size > 1 else 16 for step, size in zip(steps, extents[1:], strict=True)]
     status = library().cuTensorMapEncodeTiled(
         ctypes.c_void_p(target),
         map_type,
         _RANK,
-        ctypes.c_void_p((operand.pointer + offset) // 16 * 16),  # calls of odd addresses read no map
+        ctypes.c_void_p((operand.pointer + offset) // 16 * 16),  # calls with unaligned addresses read no map
         (ctypes.c_uint64 * _RANK)(*extents),
         (ctypes.c_uint64 * (_RANK - 1))(*strides),
         (ctypes.c_uint32 * _RANK)(columns, *spec.box, 1),
@@ -183,7 +178,7 @@ def encode_map(target: int, operand: Operand, spec: MapSpec, dtype: str, batch: 
 
 
 def replace_address(target: int, address: int) -> None:
-    """Points the tensor map at `target` to another array of the same shape and strides."""
+    """Point the tensor map at `target` to another array of the same shape and strides."""
     status = library().cuTensorMapReplaceAddress(target, address)
     if status:
         raise CudaError("cuTensorMapReplaceAddress", status, f"for address {address:#x}")
