@@ -167,7 +167,7 @@ def _cheapest(first: Plan, sizes: Sizes, each: int, sms: int, copies: int) -> Ho
 
 def _made(first: Plan, sizes: Sizes, how: How, tiled_for: int) -> Plan | None:
     """The plan, or None if it exceeds the memory limit."""
-    assert first.pattern is not None, "it is made of one"
+    assert first.pattern is not None, "requires the pattern of the plan"
     try:
         return compiler.plan(
             first.pattern,

@@ -54,7 +54,7 @@ class Kernels(Protocol):
 
 
 class Prepared:
-    """Base class of cached forwards: calls that differ in values, addresses, stream and scale only.
+    """Base class: cached dispatch of forwards that differ in values, addresses, stream and scale only.
 
     `again` runs a call, ``(q, k, v, plan, scale, precision=)``, if the environment now selects other kernels.
     """
@@ -91,7 +91,7 @@ class Prepared:
 
 
 class OnDevice(Prepared):
-    """Forwards on device arrays, on the caller's stream and without synchronization.
+    """Cached dispatch on device arrays, on the caller's stream and without synchronization.
 
     JAX exposes no stream: inputs and results are synchronized.
     """
@@ -131,7 +131,7 @@ class OnDevice(Prepared):
 
 
 class FromHost(Prepared):
-    """Forwards on host arrays: copied to the device, results copied back."""
+    """Cached dispatch on host arrays: copied to the device, results copied back."""
 
     def run(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
         q, k, v = (np.ascontiguousarray(self.kind.to_numpy(x)) for x in (q, k, v))
@@ -159,7 +159,7 @@ class FromHost(Prepared):
 
 
 class Backward:
-    """Cached gradients of calls that differ in values, addresses, stream and scale only.
+    """Cached dispatch of gradients for calls that differ in values, addresses, stream and scale only.
 
     Device arrays are used in place, on the caller's stream and without synchronization (JAX exposes no stream). Host
     arrays are copied to the device, and the gradients back. `choose` returns the kernels that the environment selects

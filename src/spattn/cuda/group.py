@@ -230,5 +230,5 @@ class Group:
 
 
 def say_alone(name: int, why: str) -> None:
-    """Log that a call runs by itself, and why."""
-    _log.debug("problems[%d] runs by itself: %s", name, why)
+    """Log that a call is not grouped, and why."""
+    _log.debug("problems[%d] is not grouped: %s", name, why)

@@ -35,7 +35,7 @@ def prepare(call: Call, selected: Selected, device: Device) -> PreparedForward:
 
 
 def check(call: Call, selection: Selection) -> Form:
-    """The form of a selection; raises if it does not match the call."""
+    """The form of a dynamic mask; raises if it does not match the call."""
     form = selection.form()
     for x in selection.arrays():
         kind = kind_of(x)
@@ -54,7 +54,7 @@ def check(call: Call, selection: Selection) -> Form:
 
 
 def _plan(call: Call, selected: Selected, form: Form, sms: int) -> Plan:
-    """Plan of the pattern, in query tiles no larger than the selection's blocks."""
+    """Plan of the pattern, in query tiles no larger than the mask's query blocks."""
     rows = ROWS if form.name == "blocks" and form.block_q % TILE[0] else TILE[0]
     tiles = call.batch * call.heads_q * -(-call.q_len // rows)
     each = 1 if tiles >= _MANY * BLOCKS * sms else workers_of(call.batch, call.heads_q, sms)
@@ -63,7 +63,7 @@ def _plan(call: Call, selected: Selected, form: Form, sms: int) -> Plan:
 
 
 class _Selecting:
-    """Kernels of calls with one selection."""
+    """Kernels of calls with one dynamic mask."""
 
     def __init__(self, kind: ArrayKind, form: Form, arrays: tuple[Any, ...]):
         self._form, self._arrays = form, arrays  # kept alive

@@ -43,7 +43,9 @@ def error(code: int, call: str) -> Exception:
     if code == OUT_OF_MEMORY:
         return MemoryError(f"{call}: the GPU is out of memory")
     if code == NOT_INITIALISED:
-        return CudaError(call, code, "CUDA cannot start; a forked process needs the multiprocessing method 'spawn'")
+        return CudaError(
+            call, code, "CUDA is not initialised; a forked process needs the multiprocessing method 'spawn'"
+        )
     from cuda.bindings import driver
 
     _, text = driver.cuGetErrorString(driver.CUresult(code))

@@ -53,7 +53,7 @@ def forward(call: ForwardPass) -> None:
     addresses = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer
     if prepared is None or not aligned(addresses):
         if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("portable kernels instead: %s", why_not(call))
+            _log.debug("fall back to the portable kernels: %s", why_not(call))
         portable.forward(_for_portable(call))
         return
     plan, ready, call = prepared

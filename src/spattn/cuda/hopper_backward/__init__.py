@@ -36,7 +36,9 @@ def backward(call: BackwardPass) -> None:
     """Enqueue all kernels; the context must be current."""
     ready = prepare(call)
     if ready is None:
-        _log.debug("portable kernels instead: TMA cannot address these arrays, or the plan needs too many tensor maps")
+        _log.debug(
+            "fall back to the portable kernels: TMA cannot address the arrays, or the plan needs too many tensor maps"
+        )
         portable_backward.backward(call)
     else:
         ready.run(call)

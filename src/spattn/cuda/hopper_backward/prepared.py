@@ -307,7 +307,7 @@ def _hardly_wait(keys: Pass, apart: float, heads: int, device: Device) -> bool:
 
 def _products(keys: Pass, queries: Pass, group: int) -> tuple[int, int]:
     """Products of sub-tiles per key head: fused, where both warpgroups take part in every iteration, and with separate
-    kernels, where a warpgroup skips what its rows do not see."""
+    kernels, where a warpgroup skips sub-tiles without an allowed pair."""
     every = _entries(keys, np.ones_like(keys.masks, bool))
     seen_by_keys, seen_by_queries = (_entries(made, made.masks != EMPTY) for made in (keys, queries))
     return 5 * every, 4 * seen_by_keys + 3 * group * seen_by_queries

@@ -134,7 +134,7 @@ struct Results {
       exact |= nonfinite_rows(scores);
     }
     if constexpr (kValues) exact |= nonfinite_rows(values);
-    // Everyone who reads the memory of the results is done: this warpgroup or, with dQ, both.
+    // Wait for all readers of the results' memory: this warpgroup or, with dQ, both.
     if constexpr (kQueries) queries.end(own);
     else named_sync(kOwn + own.number, 128);
     if (own.assigned().work.slot >= 0) {

@@ -40,7 +40,7 @@ struct Tiles {
 // An iteration: kColumns columns, from cell `first` of an entry's sub-tile, for query head `head`.
 struct Step {
   int head, first;
-  int mask;  // kEmpty after the last step
+  int mask;  // kEmpty after the last iteration
 
   __device__ bool exists() const { return mask != kEmpty; }
 };

@@ -31,7 +31,7 @@ struct Pass {
   const Task* tasks;
   const Work* work;
   const Entry* entries;
-  const int* masks;                // (entries, slabs)
+  const int* masks;                // (entries, sub-tiles)
   const unsigned long long* bits;  // (n, rows of a sub-tile): bit c of row r of a pair of sub-tiles
   long long partial_rows;
   int slabs, slab_rows, slab_columns, row_parts;  // row_parts, column_parts: sub-tiles per row tile, per column tile
