@@ -30,8 +30,8 @@ _BACKWARD_ARRAYS = ("dout", "q", "k", "v", "out", "lse", "dlse", "dq", "dk", "dv
 
 
 class Workspace:
-    """Allocates device memory that lives as long as this object; `own` is the caller's allocator, bytes to (address,
-    owner) or owner None."""
+    """Allocates device memory that lives as long as this object; `own` is the caller's allocator: bytes to (address,
+    owner), where owner None means that it has none."""
 
     def __init__(self, device: Device, own: Callable[[int], tuple[int, Any]] = lambda nbytes: (0, None)):
         self._device, self._own = device, own
