@@ -1,6 +1,6 @@
-"""The CUDA backend: kernels compiled by nvcc at first use, run through PyCUDA in the primary context.
+"""The CUDA backend: kernels compiled by nvcc at first use and launched through PyCUDA.
 
-Importing this module touches no GPU and imports neither PyCUDA nor cuda-bindings.
+It works in the primary context. Importing this module touches no GPU and imports neither PyCUDA nor cuda-bindings.
 """
 
 from __future__ import annotations

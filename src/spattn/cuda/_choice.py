@@ -1,4 +1,4 @@
-"""Plan selection for compute capability 9.0: tile shape, query boxes and splits with the lowest predicted time."""
+"""Plan selection for compute capability 9.0: the fastest predicted tiles, query boxes and splits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-// Programmatic dependent launch: start the successor early; wait for the predecessor before touching shared buffers, or
-// at the latest before ending (PTX ISA, "griddepcontrol").
+// Programmatic dependent launch (PTX ISA, "griddepcontrol").
+//
+// A kernel starts its successor early, and waits for its predecessor before touching shared buffers or, at the latest,
+// before ending.
 #pragma once
 
 namespace spattn {

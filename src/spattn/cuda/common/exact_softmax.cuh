@@ -1,4 +1,4 @@
-// Float64 fallback: softmax attention of one row, key by key, for rows that tile kernels cannot compute.
+// Float64 fallback: softmax attention of rows that tile kernels cannot compute, key by key.
 //
 // Dot products are subtracted before scaling. A score rounded to float32, or a product fused with the subtraction and
 // compared with a rounded one, is off by up to |score| / 2^24: beyond about 2^30 such an exponent is meaningless.

@@ -1,4 +1,4 @@
-"""Device memory owned by PyCUDA, freed from any thread but never while a captured graph may read it."""
+"""Device memory owned by PyCUDA, freed from any thread and kept for captured graphs."""
 
 from __future__ import annotations
 

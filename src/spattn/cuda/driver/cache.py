@@ -1,4 +1,4 @@
-"""On-disk cache of compiled kernels: one file per cubin, keyed by its inputs, verified on read.
+"""On-disk cache of cubins, one file each, keyed by inputs and verified on read.
 
 A file is the SHA-256 of the cubin followed by the cubin. Writes go to a temporary file and an atomic rename, so that
 readers see a whole file or none.

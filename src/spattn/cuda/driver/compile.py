@@ -1,4 +1,4 @@
-"""nvcc: kernel source to cubin, cached by source, flags and compiler; a warm start runs no compiler."""
+"""Compile kernel sources to cubins with nvcc, cached by source, flags and compiler."""
 
 from __future__ import annotations
 

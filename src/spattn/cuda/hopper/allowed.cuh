@@ -1,4 +1,4 @@
-// Dynamic masks: classification of tiles by their position range, and lookup of pairs in the table.
+// Dynamic masks: classification of tiles and lookup of pairs.
 #pragma once
 
 #include "hopper/select.cuh"

@@ -1,4 +1,4 @@
-// Compile-time sizes and shared memory of attention.cu; the SPATTN_ macros are a row of the table in builds.py.
+// Compile-time sizes and shared memory of attention.cu. The SPATTN_ macros are a row of the table in builds.py.
 #pragma once
 
 #include <cstdint>
@@ -64,7 +64,7 @@ static_assert(kQueries >= 2 && kStages >= 3, "the first step of the next task is
 // lse of a row that came out non-finite; the writer recomputes it.
 constexpr float kFailedRow = __builtin_nanf("");
 
-// Named barriers: 1 + w is warpgroup w's turn on the tensor cores, 4 + w synchronizes its own threads; at 6 + i the
+// Named barriers: 1 + w is warpgroup w's turn on the tensor cores, 4 + w synchronizes its threads; at 6 + i the
 // consumers hand query tile i to the writer.
 constexpr uint32_t kTurn = 1, kOwn = 4, kDone = 6;
 constexpr uint32_t kDoneThreads = 128 * kWarpgroups + 32;

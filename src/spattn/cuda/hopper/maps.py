@@ -1,4 +1,4 @@
-"""Tensor maps: which ones a plan's views need, which arrays they can address, and their encoding."""
+"""Tensor maps: those that a plan needs, the arrays they can address, their encoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans on the device, and the kernels and parameters of all calls of given shapes and strides."""
+"""Device plans, and the kernels and parameters of calls of given shapes and strides."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-// Producer warp: loads query tiles, keys and values by TMA or, for gathered plans, row by row; draws tasks from an
-// atomic counter.
+// Producer warp: draws tasks from an atomic counter and loads their tiles. TMA loads queries, keys and values; gathered
+// rows are copied one by one.
 #pragma once
 
 #include "common/chain.cuh"

@@ -1,5 +1,5 @@
-// Parameters of the kernels that apply a dynamic mask (device-side indices); select.py fills them, and each compilation
-// asserts that both agree.
+// Parameters of the kernels that apply a dynamic mask, given by device-side indices. select.py fills them; each
+// compilation asserts that both agree.
 //
 // select_table.cu turns the mask's device indices into a table with constant-time lookup of a pair, select_tiles.cu
 // keeps the plan's tiles that hold an allowed pair, and select_masks.cu writes the bitmasks of the partial ones.

@@ -1,4 +1,4 @@
-"""Dynamic masks: kernels select the tiles of a plan at run time, then the attention kernel runs on those.
+"""Dynamic masks: kernels select the tiles that the attention kernel then computes.
 
 Nothing here synchronizes with the device. The host only needs upper bounds of the numbers of tiles and bitmasks, which
 follow from the plan and the form of the mask.

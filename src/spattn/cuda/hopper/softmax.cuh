@@ -1,4 +1,4 @@
-// Online softmax on WGMMA accumulators: base 2, float32 statistics, the scale folded into the exponent's FMA.
+// Online softmax on WGMMA accumulators. Base 2, float32 statistics, the scale folded into the exponent's FMA.
 //
 // A thread holds two rows (h = 0, 1) of the fragment layout of wgmma.cuh; four neighbouring lanes share a row.
 #pragma once

@@ -1,4 +1,4 @@
-// Compile-time sizes and shared memory of backward.cu; the SPATTN_ macros are a row of the table in builds.py.
+// Compile-time sizes and shared memory of backward.cu. The SPATTN_ macros are a row of the table in builds.py.
 #pragma once
 
 #include <cstdint>
@@ -89,8 +89,8 @@ struct alignas(1024) Shared {
 };
 static_assert(sizeof(Shared) <= 227 * 1024);
 
-// Named barriers: kTurn + w is warpgroup w's turn to start an iteration, kOwn + w synchronizes its own threads, kBoth
-// those of both.
+// Named barriers: kTurn + w is warpgroup w's turn to start an iteration, kOwn + w synchronizes its threads, kBoth those
+// of both warpgroups.
 constexpr uint32_t kTurn = 1, kOwn = 4, kBoth = 6;
 constexpr bool kTurns = SPATTN_TURNS;
 

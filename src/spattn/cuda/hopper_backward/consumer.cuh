@@ -1,4 +1,4 @@
-// Consumer warpgroups: 64 rows each; the kernel's share of the five products per pair of tiles.
+// Consumer warpgroups: 64 rows each, up to five products per pair of tiles.
 //
 // With rows R and columns C: S = R1 C1', P = 2^(scale S - lse), dS = P o (R2 C2' - delta), then dK (or dQ) += dS C1
 // and, in the dK/dV kernel, dV += P C2. In the dK/dV kernel, S and dS are the transposes of the usual formula's.

@@ -1,4 +1,4 @@
-"""Plans on the device, and the kernels and parameters of all backward calls of given shapes."""
+"""Device plans, and the kernels and parameters of backward calls of given shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// dQ in fused mode: each iteration's dS goes through shared memory, and each warpgroup computes half of the features of
+// dQ in fused mode. Each iteration's dS goes through shared memory, and each warpgroup computes half of the features of
 // dQ = dS K from the dS of all 128 keys.
 #pragma once
 

@@ -1,5 +1,4 @@
-// Epilogue of an item: from accumulators to tiles for the writer or float32 partials in the workspace. Non-finite rows
-// are recomputed.
+// Epilogue of an item: stages tiles for the writer, or stores float32 partials. Non-finite rows are recomputed.
 #pragma once
 
 #include "hopper/softmax.cuh"

@@ -1,4 +1,5 @@
-// Writer warps: store finished tiles and, in fused mode, every iteration's dQ by TMA, while the consumers proceed.
+// Writer warps: store results by TMA while the consumers proceed: finished tiles and, in fused mode, every iteration's
+// dQ.
 #pragma once
 
 #include "hopper/tma.cuh"

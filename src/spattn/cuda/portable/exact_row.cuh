@@ -1,7 +1,8 @@
-// Float64 fallback: one row, key by key, for rows with a non-finite result or scores too large for the tile kernels.
+// Float64 fallback: one row, key by key.
 //
-// Tile kernels multiply values of masked keys by a weight of zero, and 0 · NaN and 0 · inf are NaN; such a row is
-// recomputed here from its allowed keys alone. A NaN at an allowed key stays NaN. Free while all values are finite.
+// For rows with a non-finite result or with scores too large for the tile kernels. Tile kernels multiply values of
+// masked keys by a weight of zero, and 0 · NaN and 0 · inf are NaN; such a row is recomputed here from its allowed keys
+// alone. A NaN at an allowed key stays NaN. Free while all values are finite.
 #pragma once
 #include "common/element.cuh"
 #include "common/exact_softmax.cuh"

@@ -1,4 +1,4 @@
-// Online softmax on mma.m16n8k16 accumulators: a thread holds rows g and g + 8 of a 16-row atom, g = lane / 4, columns
+// Online softmax on mma.m16n8k16 accumulators. A thread holds rows g and g + 8 of a 16-row atom, g = lane / 4, columns
 // 8 n + 2 (lane % 4) + {0, 1}; the four lanes of a quad share a row.
 #pragma once
 #include "common/element.cuh"

@@ -1,7 +1,7 @@
-"""Backward kernels for compute capability 8.0 and later, for plans with query tiles of a multiple of 16 tokens.
+"""Backward kernels for compute capability 8.0 and later.
 
 ``mma.sync`` for 16-bit types, and for float32 with ``precision="tf32"``; fused multiply-adds for float32 and float64. A
-dK/dV kernel and a dQ kernel.
+dK/dV kernel and a dQ kernel execute any plan with query tiles of a multiple of 16 tokens.
 """
 
 from __future__ import annotations
