@@ -81,10 +81,13 @@ def test_gathered_keys_are_what_a_gpu_is_priced_for():
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"dtype": "float32"}, "^dtype: expected float16 or bfloat16 for a price on a GPU, got float32$"),
-        ({"head_dim": 136}, "^head_dim: expected at most 128 for a price on a GPU, got 136$"),
+        ({"dtype": "float32"}, "^dtype: the GPU cost model requires float16 or bfloat16, got float32$"),
+        ({"head_dim": 136}, r"^head_dim 136 is not covered by the GPU cost model \(max 128\)$"),
         ({"device": "tpu"}, "^device: "),
-        ({"tile": (48, 128)}, "^plan: expected tiles of up to 64 queries, or of 128 in order, and 64 keys"),
+        (
+            {"tile": (48, 128)},
+            "^plan: the GPU cost model requires tiles of 64 keys and 128 queries, or at most 64, got",
+        ),
     ],
 )
 def test_prices_of_a_gpu_that_nobody_measured(how, message):

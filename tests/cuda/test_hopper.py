@@ -152,7 +152,7 @@ def test_arrays_that_tma_cannot_read(check, portable_allowed, caplog):
     assert len(portable_allowed) == 1
     chosen, instead = (record.getMessage() for record in caplog.records if record.name == "spattn.cuda")
     assert chosen.startswith("hopper kernels: float16, head_dim 64 and 64, tiles of 128 × 64, ")
-    assert instead.startswith("portable kernels instead: q starts at 0x")
+    assert instead.startswith("fall back to the portable kernels: q starts at 0x")
 
 
 def test_results_are_repeatable(torch):

@@ -246,9 +246,9 @@ def test_problems_that_run_by_themselves(gpu, torch, problems, started, caplog):
     assert [number for number, out in enumerate(outs) if isinstance(out, str)] == [1, 3, 4, 5, 6]
     own = started[-1][1]["problems"]["q"].tolist()
     assert own[:3] == [given[n][0].data_ptr() for n in (0, 2, 7)] and not any(own[3:])
-    said = [record.getMessage() for record in caplog.records if "by itself" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "is not grouped" in record.getMessage()]
     for number, why in ((1, "float32"), (3, "nothing"), (4, "starts"), (5, "address")):
-        assert any(text.startswith(f"problems[{number}] runs by itself:") and why in text for text in said), said
+        assert any(text.startswith(f"problems[{number}] is not grouped:") and why in text for text in said), said
     negated = [
         (torch._neg_view(problem[0]) if n == 1 else problem[0], *problem[1:]) for n, problem in enumerate(problems)
     ]
@@ -261,7 +261,7 @@ def test_what_is_looked_up_runs_by_itself(gpu, torch, problems, started, caplog)
     clusters = patterns.Clusters(np.random.default_rng(0).integers(0, 32, 4096))
     outs = grouped([problems[0], (*tensors(torch, 4, 4, 4096), clusters), problems[2]])
     assert [isinstance(out, str) for out in outs] == [False, True, False]
-    assert "problems[1] runs by itself: the places of its plan are looked up" in caplog.text
+    assert "problems[1] is not grouped: its plan is ordered or gathered" in caplog.text
 
 
 def test_what_may_change_between_calls(gpu, torch, problems, started):

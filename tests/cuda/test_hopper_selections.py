@@ -336,7 +336,7 @@ def test_errors(torch):
         spattn.attention(q.cpu(), k.cpu(), v.cpu(), lengths)
     shifted, columns = torch.zeros(q.numel() + 1, device="cuda", dtype=q.dtype)[1:].view(q.shape), q.mT.contiguous().mT
     for odd in (shifted, columns):
-        with pytest.raises(ValueError, match=r"q, k, v: expected rows that start on 16 bytes"):
+        with pytest.raises(ValueError, match=r"q, k, v: a selection needs contiguous, 16-byte aligned rows"):
             spattn.attention(odd, k, v, lengths)
     with pytest.raises(TypeError, match=r"lengths: expected int32 or int64, got float32"):
         selections.KeyPadding(torch.zeros(2, device="cuda"))

@@ -135,7 +135,7 @@ def test_public_face():
     made = spattn.plan(patterns.Causal(), backend="cuda", like=(q, k, v))
     assert np.array_equal(out, cuda.forward(q, k, v, made, 0.125, precision="tf32")[0])
     large = plan(patterns.Causal(), 100, 100, heads=2, tile=(256, 64))
-    with pytest.raises(ValueError, match="no 'tf32' kernel has room for the plan's tiles of 256"):
+    with pytest.raises(ValueError, match="precision: tiles of 256 × 64 do not fit the 'tf32' kernel"):
         cuda.forward(q, k, v, large, 0.125, precision="tf32")
 
 
