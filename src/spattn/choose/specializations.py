@@ -1,7 +1,8 @@
 """Kernel specializations of the Hopper forward: one table, each choice with the measurement behind it.
 
-Figures are from one H200 at 16384 tokens, 16 heads (docs/notebook/hopper_forward.md has the runs). Every row fits 227 KiB of shared
-memory and 384 threads of 168 registers, redistributed among the warpgroups: 2 × 128 consumer threads and 128 others.
+Figures are from one H200 at 16384 tokens, 16 heads (docs/notebook/hopper_forward.md has the runs). Every row fits
+227 KiB of shared memory and 384 threads of 168 registers, redistributed among the warpgroups: 2 × 128 consumer threads
+and 128 others.
 """
 
 from __future__ import annotations
