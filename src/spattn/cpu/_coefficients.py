@@ -97,7 +97,7 @@ def device(isa: str, dtype: str) -> Device:
 
 
 def few_of(isa: str, dtype: str) -> int:
-    """Return the largest number of queries of a tile that the forward computes row by row, as in ``kernels/table.cpp``."""
+    """Return the largest query tile that the forward computes row by row, as in ``kernels/table.cpp``."""
     lanes, _, panel = shape_of(isa, dtype)
     return lanes // 2 if panel else lanes
 
