@@ -28,8 +28,8 @@ def num_threads() -> int:
     is larger, because each thread has a workspace.
 
     A call uses fewer threads while other processes occupy the cores: see the page on threads. The number is 1 in a
-    build without OpenMP, inside another parallel region, and in a forked child of the process that imported spattn: OpenMP
-    threads do not survive a fork, and waiting for them would hang.
+    build without OpenMP, inside another parallel region, and in a forked child of the process that imported spattn:
+    OpenMP threads do not survive a fork, and waiting for them would hang.
 
     Returns
     -------

@@ -137,9 +137,7 @@ def no_sum_finishers(slots: np.ndarray, merges: Merges) -> SumFinishers:
 def _first_sources(
     slots: np.ndarray, work_indptr: np.ndarray, merges: Merges, rows: int, variant: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a variant's items that are the first source of all their rows, and the merge index of each row (-1:
-    padding).
-    """
+    """Return a variant's items that are the first source of all their rows, and each row's merge (-1: padding)."""
     first, last = work_indptr[variant : variant + 2]
     item = first + np.nonzero(slots[first:last] >= 0)[0]
     merge = np.arange(*merges.variants[variant : variant + 2])

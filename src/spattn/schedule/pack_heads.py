@@ -55,7 +55,7 @@ def variant_of_groups(variant: np.ndarray, group: int) -> np.ndarray | None:
 
 
 def _repeat_merges(plan: Plan, group: int, rows: int) -> dict[str, Any]:
-    """Return the merge fields with the rows of each variant repeated for every head of a group."""
+    """Return the ``merge_*`` fields with the rows of each variant repeated for every head of a group."""
     counts, head_rows, head_counts, head_sources = np.diff(plan.merge_indptr), [], [], []
     for variant in range(plan.variants):
         first, last = plan.merge_variants[variant : variant + 2]

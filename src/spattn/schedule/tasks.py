@@ -60,7 +60,7 @@ def order_tasks(
 
 
 def merge_heads(merge_variants: np.ndarray, variant: np.ndarray, batch: int, heads_q: int) -> np.ndarray:
-    """(batch · heads_q, 4) int32: first and last merge of each head's variant, batch entry, head."""
+    """(batch · heads_q, 4) int32: range in ``merge_rows`` of each head's variant, batch entry, head."""
     own = np.broadcast_to(variant, (batch, heads_q)).ravel()
     place = np.arange(batch * heads_q)
     columns = (merge_variants[own], merge_variants[own + 1], place // heads_q, place % heads_q)
@@ -68,7 +68,7 @@ def merge_heads(merge_variants: np.ndarray, variant: np.ndarray, batch: int, hea
 
 
 class LaunchLists(NamedTuple):
-    """Numbering of tasks: variant by variant, head by head, work item (or merge) by work item.
+    """Numbering of tasks: variant by variant, head by head, work item (or combined row) by item.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class LaunchLists(NamedTuple):
     head_indptr : (variants + 1,) int32 array
         Start of the heads of each variant.
     items, merges : (variants + 1,) int32 arrays
-        Start of the work items, and of the merges, of each variant.
+        Start of the work items, and of the combined rows, of each variant.
     items_first, merges_first : (variants + 1,) int64 arrays
         First task of each variant, and the total number of tasks.
     """

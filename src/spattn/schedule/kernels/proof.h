@@ -1,12 +1,12 @@
 // Proof that each row has one writer: one item, or one combination that reads each partial of the row once.
 //
-// Rows follow from docs/contract.rst alone: views, tiles of the items, and merges. Shares no arithmetic with
+// Rows follow from docs/contract.rst alone: views, tiles of the items, and merge_* fields. Shares no arithmetic with
 // schedule/items.py, which decides who writes which rows.
 //
 //   1. One bit per tile: items without a partial have no tile twice.
-//   2. One bit per row: the tiles of these items, and the rows of merges, are disjoint and cover all rows.
-//   3. Partials: each source of a merge is a real cell of the merge's row, a merge has no source twice, and merges have
-//      as many sources as partials have cells. As merges have different rows (2), each cell is read once.
+//   2. One bit per row: the tiles of these items, and the combined rows, are disjoint and cover all rows.
+//   3. Partials: each source of a combined row is a real cell of that row, no row has a source twice, and all rows have
+//      as many sources as partials have cells. As combined rows differ (2), each cell is read once.
 //
 // Cost: a word operation per 64 rows of a contiguous lattice, one comparison per source.
 #pragma once
@@ -37,7 +37,7 @@ struct Writers {
   int64_t owners;
   Column<int32_t> owner, tile;  // of each item
   Column<int64_t> slot;
-  const int32_t *rows, *indptr, *sources;  // of merges
+  const int32_t *rows, *indptr, *sources;  // of combined rows
   int64_t merges, sources_count;
   int64_t length;           // rows of a variant
   int64_t block, together;  // cells of a tile, tiles of an item
@@ -58,8 +58,8 @@ class RowProof {
       while (int64_t(1) << (shift_ + 1) <= w_.block) ++shift_;
   }
 
-  // Checks a variant with items [first, last) and merges [first_merge, last_merge); `order` is its permutation of rows,
-  // or null.
+  // Checks a variant with items [first, last) and combined rows [first_merge, last_merge); `order` is its row
+  // permutation, or null.
   Finding check(int64_t first, int64_t last, int64_t first_merge, int64_t last_merge, const int32_t* order) {
     finding_ = {kSound, 0};
     order_ = order;
@@ -416,8 +416,8 @@ class RowProof {
     }
   }
 
-  // Checks merges from m on, source by source, until their number is a common multiple of the steps of their partials,
-  // then stored in `period_`, or too large, with `period_` 0. Returns their number, 0 if one is wrong.
+  // Checks combined rows from m on, source by source, until their number is a common multiple of the steps of their
+  // partials, then stored in `period_`, or too large, with `period_` 0. Returns their number, 0 if one is wrong.
   int64_t check_period(int64_t m, int64_t last) {
     const int32_t *indptr = w_.indptr, *sources = w_.sources;
     const uint32_t count = uint32_t(partials_.size()), block = uint32_t(w_.block);
@@ -454,7 +454,7 @@ class RowProof {
     return n - m;
   }
 
-  // Returns how many merges after [m, m + period_) repeat them: the row of each is `period_` further on than that of
+  // Returns how many combined rows after [m, m + period_) repeat these: each row is `period_` further on than that of
   // its counterpart, and each source is advanced by as many cells as that takes in its partial.
   int64_t repeated(int64_t m, int64_t last) {
     const int64_t period = period_;
@@ -495,8 +495,8 @@ class RowProof {
     return std::adjacent_find(sorted_.begin(), sorted_.end()) != sorted_.end();
   }
 
-  static constexpr int64_t kRun = 64;                                    // rows of merges marked at once
-  static constexpr int64_t kShortestPeriod = 64, kLongestPeriod = 4096;  // merges
+  static constexpr int64_t kRun = 64;                                    // combined rows marked at once
+  static constexpr int64_t kShortestPeriod = 64, kLongestPeriod = 4096;  // combined rows
 
   const Writers w_;
   std::vector<uint64_t> written_;
