@@ -67,12 +67,12 @@ constexpr int64_t kFewQueries = 16;
 // its contents between items. Before the first item, this many leading bytes are zero:
 constexpr size_t kZeroedScratch = 2176;
 
-// Compute `count` work items for Call::together heads from `head` on, in `scratch`.
+// Computes `count` work items for Call::together heads from `head` on, in `scratch`.
 using ItemsFunction = void (*)(const Call&, int64_t batch, int64_t head, const Work*, int64_t count,
                                char* scratch) noexcept;
-// Process one work item.
+// Processes one work item.
 using ItemFunction = void (*)(const Call&, int64_t batch, int64_t head, const Work&, char* scratch) noexcept;
-// Combine the split-KV partials of rows [begin, end) of the plan's merge_rows.
+// Combines the split-KV partials of rows [begin, end) of the plan's merge_rows.
 using MergeFunction = void (*)(const Call&, int64_t batch, int64_t head, int64_t begin, int64_t end,
                                char* scratch) noexcept;
 
@@ -83,10 +83,10 @@ struct Sums {
   int64_t ld_dk, ld_dv, begin, end;
 };
 
-// Run the backward of one work item: dQ of its rows, and its contribution to dK and dV.
+// Runs the backward of one work item: dQ of its rows, and its contribution to dK and dV.
 using BackwardFunction = void (*)(const Call&, int64_t batch, int64_t head, const Work&, const Sums&,
                                   char* scratch) noexcept;
-// Write dK and dV of the keys [begin, end) of a key-value head, the sum over `count` units.
+// Writes dK and dV of the keys [begin, end) of a key-value head, the sum over `count` units.
 using AddFunction = void (*)(const Call&, int64_t batch, int64_t head_kv, const Sums*, int64_t count, int64_t begin,
                              int64_t end, char* scratch) noexcept;
 
@@ -110,7 +110,7 @@ namespace avx512 { extern const KernelTable table; }
 namespace avx512bf16 { extern const KernelTable table; }
 namespace amx { extern const KernelTable table; }
 
-// Fill in the tables that this build has and this machine runs, best first, at most kMaxTables; return their number.
+// Fills in the tables that this build has and this machine runs, best first, at most kMaxTables; returns their number.
 constexpr int kMaxTables = 5;
 int usable_tables(const KernelTable** tables) noexcept;
 

@@ -61,7 +61,7 @@ void merge_row(const Call& call, int64_t batch, int64_t head, int64_t position, 
   for (int64_t i = 0; i < count; ++i) {
     const T* source = slot_row<T>(call, batch, head, sources[i]);
     const double source_lse = slot_lse(call, source);
-    if (source_lse == -kInfinity<double>) continue;  // no allowed key
+    if (source_lse == -kInfinity<double>) continue;  // attends to nothing
     const double weight = ::exp(source_lse - largest);
     for (int64_t j = 0; j < width; ++j) sum[j] += weight * double(source[j]);
     total += weight;
