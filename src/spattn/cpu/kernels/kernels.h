@@ -31,8 +31,8 @@ struct Array {
   int64_t stride[4];
 };
 
-// Softmax statistics of a row in the float64 fallback: the largest unscaled score, the sum of the weights exp((score -
-// largest) * |scale|) and, in the backward, the sum of the weights times dO V'.
+// Softmax statistics of a row in the float64 fallback: the largest unscaled score, the sum of the weights
+// exp((score - largest) * |scale|) and, in the backward, the sum of the weights times dO V'.
 struct Normaliser {
   double largest, total, product;
 };
@@ -44,9 +44,9 @@ struct Call {
   Array exact_k, exact_v;        // inputs of the float64 fallback: the caller's, where `k` or `v` is a finite copy
   // (batch, heads_kv, kv_len): non-finite keys; rows that may attend to one take the float64 fallback. Null: none.
   const uint8_t* marked;
-  int* nonfinite;  // set to 1 when a row comes out, or might be, non-finite
-  // set to 1 if a row is, or might be, non-finite
-  // statistics, (batch, heads_q, q_len). Null: no such rows.
+  int* nonfinite;  // set to 1 if a row of the result is, or might be, non-finite
+  // Backward: rows with |lse| > far_lse, except -inf, take the float64 fallback, which computes their weights from the
+  // statistics in `normalisers`, (batch, heads_q, q_len). Null: no such rows.
   double far_lse;
   Normaliser* normalisers;
   int64_t q_len, kv_len;

@@ -25,7 +25,7 @@ using ForwardFloat16 = ByRows<Float16, TileForward<TwoParts>, kLanes<float> / 2>
 using BackwardBfloat16 = BackwardByRows<Bfloat16, tile_backward, TileBackwardScratch>;
 #else
 #if defined(__AVX512BF16__)
-// vdpbf16ps costs half of the multiply-adds.
+// vdpbf16ps costs half as much as the multiply-adds that it replaces.
 using ForwardBfloat16 = ByRows<Bfloat16, VectorForward<Paired>, kLanes<float> / 2>;
 #else
 using ForwardBfloat16 = ByRows<Bfloat16, VectorForward<Plain<Bfloat16>>, kLanes<float>>;

@@ -63,7 +63,7 @@ struct WholeParts {
   }
 
   // Exponents are multiples of 1/512, as are the offsets, which exceed the scaled maximum by kSlack so that no exponent
-  // is positive. From 2^12 on a score lacks that many bits: NaN.
+  // is positive. From 2^12 on a score lacks the bits for that: NaN.
   static constexpr float kSteps = 512, kFar = 4096;
   static SPATTN_INLINE Vec<float> reference(Vec<float> row_max, Logits<float> logits) {
     const Vec<float> scaled = row_max * logits.factor + float(kSlack);
@@ -74,9 +74,9 @@ struct WholeParts {
 
   // Integer weights: a bfloat16, read as an integer, is 128 times its base-2 logarithm, except for the deviation of the
   // logarithm from its chord between powers of 2, which a table of 128 bytes holds. A multiply-add leaves 512 times the
-  // exponent in the low half of a lane, two keys share one, and the rest operates on halves. The error is that of
-  // rounding to bfloat16 plus at most 0.25 %; the mean square error is the same. Sums are over the rounded weights, so
-  // that the output is an average of V with weights of sum 1.
+  // exponent in the low half of a lane, two keys share one, and the rest operates on halves. The error exceeds
+  // that of rounding to bfloat16 by at most 0.25 %, and equals it in the mean square. Sums are over the rounded
+  // weights, so that the output is an average of V with weights of sum 1.
   struct Weigh {
     // 512 (f - (2^f - 1)) for f = (j - 1/8) / 128, modulo 1, rounded up, which corrects the half step lost by rounding
     // to a fourth of the steps.
@@ -87,7 +87,7 @@ struct WholeParts {
         43, 43, 43, 43, 42, 42, 42, 41, 41, 40, 40, 40, 39, 38, 38, 37, 37, 36, 36, 35, 34, 33, 33, 32, 31, 30,
         29, 29, 28, 27, 26, 25, 24, 23, 22, 21, 19, 18, 17, 16, 15, 13, 12, 11, 9,  8,  7,  5,  4,  2};
     static constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: the low bits hold integers up to 2^22
-    static constexpr float kNone = kMagic + 1;    // weights below round to 0
+    static constexpr float kNone = kMagic + 1;    // smaller weights round to 0
     __m512 factor, start;
     __m512i low, high;
 

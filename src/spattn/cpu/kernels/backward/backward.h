@@ -1,5 +1,6 @@
-// Backward of a work item: recomputes P = exp(scale * Q K' - lse) on the allowed pairs tile by tile; delta = rowsum(dO
-// o O), dV = P' dO, dS = scale * P o (dO V' - delta), dQ = dS K, dK = dS' Q.
+// Backward of a work item: recomputes P = exp(scale * Q K' - lse) on the allowed pairs, tile by tile.
+//
+//   delta = rowsum(dO o O), dV = P' dO, dS = scale * P o (dO V' - delta), dQ = dS K, dK = dS' Q
 #pragma once
 #include "backward/exact.h"
 #include "backward/products.h"

@@ -68,7 +68,7 @@ template <class T> bool all_finite(const T* row, int64_t width) {
   return sum == T(0);
 }
 
-// all_finite() of bfloat16 bits.
+// Whether all values, stored as bfloat16 bits, are finite.
 inline bool all_finite(const uint16_t* row, int64_t width) {
   uint16_t largest = 0;
   for (int64_t j = 0; j < width; ++j) {

@@ -34,8 +34,8 @@ template <class U> struct QueryRows {
         dout(arena.array<U>(rows * width_value)), out(arena.array<U>(rows * width_value)) {}
 };
 
-// As P', dS' has one row per key and the queries side by side: without repacking it is the left operand of both dK +=
-// dS' Q and dQ += dS K.
+// As P', dS' has one row per key and the queries side by side: without repacking it is the left operand of both
+// dK += dS' Q and dQ += dS K.
 template <class T> struct BackwardScratch {
   Widths<T> width;
   GradientRows<T> rows;

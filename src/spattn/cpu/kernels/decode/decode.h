@@ -204,7 +204,7 @@ void add_tile(const Item& item, const Listed& at, const KeyHead& head, int64_t c
   add_scores<E>(visit_values, count, first, item.mask(at), cells, rows, logits, s);
 }
 
-// Sets rows `row`... of Q and O for an item with cells at `position`: in place if they have the compute type;
+// Sets the rows of Q and O from `row` on to an item's cells at `position`, in place if they have the compute type;
 // prefetches those of Q. Padding gets zero queries.
 template <class E, class T = typename E::Compute>
 void find_rows(const Item& item, int64_t cells, const int64_t* position, int64_t row, Logits<T> logits,

@@ -1,8 +1,8 @@
 // Register blocking of the matrix products, which determines the layout of scratch and masks.
 //
 // Scores are transposed, one row per key: S' = K Q' reads keys as scalars without packing, the softmax statistics of
-// adjacent queries share a vector, so that no reduction crosses lanes, and P' is already the packed left operand of O
-// += P V.
+// adjacent queries share a vector, so that no reduction crosses lanes, and P' is already the packed left operand of
+// O += P V.
 #pragma once
 
 namespace spattn {
