@@ -113,14 +113,14 @@ cdef extern from "kernels/threads.h" namespace "spattn" nogil:
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")  # in the order of kernels.h
 OPENMP = built_with_openmp()
-FEW_QUERIES = kFewQueries  # largest q_len for which a task takes all heads of a group
+FEW_QUERIES = kFewQueries                # largest q_len for which a task takes all heads of a group
 FAR_LSE = {4: 2.0**14, 8: 2.0**43}       # by the bytes of lse: see is_far() in kernels/backward/exact.h
 
-cdef size_t kLine = 64  # bytes of a cache line, the alignment of workspaces
+cdef size_t kLine = 64                   # bytes of a cache line, the alignment of workspaces
 cdef int64_t kMergesAtOnce = 64
-cdef int64_t kRowsAtOnce = 16  # least rows of a forward task
-cdef int64_t kRowsTogether = 256  # the same where items share interleaved keys
-cdef int64_t kKeysAtOnce = 64  # rows of dK and dV of a task that sums units
+cdef int64_t kRowsAtOnce = 16            # least rows of a forward task
+cdef int64_t kRowsTogether = 256         # the same where items share interleaved keys
+cdef int64_t kKeysAtOnce = 64            # rows of dK and dV of a task that sums units
 cdef int64_t kSignalPeriod = 50_000_000  # ns between checks for pending signals
 
 
@@ -170,9 +170,9 @@ cdef class Prepared:
     cdef Call call
     cdef Shape of_q, of_k, of_v, of_out, of_lse
     cdef int element, lse_element  # NumPy's type numbers
-    cdef int dtype, value_bytes  # width of the kernels' compute type, 8 or 4
+    cdef int dtype, value_bytes    # width of the kernels' compute type, 8 or 4
     cdef int64_t heads, all_heads  # query heads; of all batch entries
-    cdef int64_t views, least  # number of views; least kv_len bound at run time, 0: fixed
+    cdef int64_t views, least      # number of views; least kv_len bound at run time, 0: fixed
     cdef const int32_t* variant          # of each (batch, head)
     cdef const int32_t* work_indptr
     cdef const int32_t* merge_variants
@@ -254,11 +254,11 @@ cdef class Run(Prepared):
     cdef char* scratch
     cdef size_t scratch_bytes
     cdef int first_step
-    cdef int nonfinite  # whether a row came out non-finite
+    cdef int nonfinite                 # whether a row came out non-finite
     cdef int64_t next_look
     cdef atomic[int] stopped
     cdef atomic[int64_t] next_task
-    cdef int64_t started  # start of the team, in ns
+    cdef int64_t started               # start of the team, in ns
     cdef atomic[int64_t] worked, lost  # CPU time of all threads; longest wait of one for a core; ns
     cdef object error, workspaces
     cdef Prepared prepared
@@ -472,9 +472,9 @@ cdef class Backward(Run):
     cdef Sums* sums  # of each unit
     cdef int64_t unit_count, per_head  # of all; of a (batch, key-value head)
     cdef int64_t kv_len, heads_kv
-    cdef bint in_place  # whether the units add to dK and dV themselves
+    cdef bint in_place   # whether the units add to dK and dV themselves
     cdef bint by_thread  # one unit per head: its thread writes dK and dV while the sums are in cache
-    cdef char* dk_rows  # the sums of all units, or of all threads
+    cdef char* dk_rows   # the sums of all units, or of all threads
     cdef char* dv_rows
 
     cdef make_room(self, gradients, split, instead, int threads):
