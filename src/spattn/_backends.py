@@ -155,9 +155,7 @@ class GroupingBackend(Backend, Protocol):
     """A backend that runs several calls in one launch; calls are identified by their numbers in the log."""
 
     def together(self, calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Plan]]:
-        """Partition calls into launches, each with its plans. A call is (call, its own plan, whether that plan is
-        fixed).
-        """
+        """Partition calls, given as (call, plan, whether the plan is fixed), into launches with their plans."""
 
     def prepare_group(self, calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
         """Return the cached dispatch of calls that :meth:`together` grouped."""

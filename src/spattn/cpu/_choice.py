@@ -70,9 +70,7 @@ def _features(sizes: Sizes, device: Device) -> Features:
 def chosen(
     pattern: Pattern, call: Call, tile: tuple[int, int], workers: int, max_bytes: int | None, device: Device
 ) -> Plan:
-    """Return the cheapest of the default plan (permuted if the pattern has an order) and, if it is inefficient, a few
-    plans in query boxes with keys of their own.
-    """
+    """Return the cheapest of the default plan and, if it is inefficient, a few plans in query boxes."""
     plan = compiler.plan_for(pattern, call, tile, workers, max_bytes, ordered=pattern._has_order)
     if plan.ordered:
         return _or_in_a_row(plan, pattern, call, tile, workers, max_bytes, device)
@@ -93,9 +91,7 @@ def _or_in_a_row(
     max_bytes: int | None,
     device: Device,
 ) -> Plan:
-    """Return the cheaper of a permuted plan and the unpermuted one, which is made only if its tiles cannot be many
-    times more.
-    """
+    """Return the cheaper of a permuted plan and the unpermuted one, if its tiles can be at most _MANY times more."""
     every = plan.variants * math.prod(grid_of((call.q_len, call.kv_len), tile))
     if plan.efficiency >= _EFFICIENT or every > _MANY * plan.tiles:
         return plan
@@ -169,9 +165,7 @@ def _estimates_of_rows(met: Met, features: int, block_kv: int, device: Device) -
 
 
 def _keys_reached(own: tuple[int, ...], reached: tuple[int, ...], block_kv: int, lanes: int) -> int:
-    """Return the keys computed for rows that reach `reached` keys along each axis of the box's `own`: whole vectors
-    from the first key. Ignores rows that start within a vector and vectors that rows share.
-    """
+    """Return the computed keys of a box for rows that reach `reached` keys along each axis, in whole vectors."""
     box = choose_box(own, block_kv)
     tiles = math.prod(grid_of(own, box))
     if tiles > 1:

@@ -23,7 +23,5 @@ def instead(plan: Plan, pattern: Pattern, call: Call, workers: int, max_bytes: i
 
 
 def may_pay(plan: Plan) -> bool:
-    """Return whether the plan is sparse enough to compare times; tiles of a q_len < block_q are mostly padding, which
-    no kernel computes.
-    """
+    """Return whether the plan is sparse enough to compare times; the padding of a short q_len costs nothing."""
     return plan.efficiency < _SPARSE and plan.q_len >= plan.block_q > 1

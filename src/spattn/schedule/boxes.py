@@ -28,9 +28,7 @@ class Met(NamedTuple):
         return grid_of(self.queries, sides)
 
     def keys_along(self, sides: tuple[int, ...]) -> list[int]:
-        """Return, per axis, the sum of the boxes' key ranges. Boxes of queries have boxes of keys, so totals are
-        products.
-        """
+        """Return, per axis, the sum of the boxes' key ranges; the product over axes is the total."""
         found = (own[side] for own, side in zip(self.along, sides, strict=True))
         return [sum(keys * count for keys, count in each.items()) for each in found]
 
@@ -58,9 +56,7 @@ def _boxes(along: Sequence[Collection[int]], most: int) -> Iterator[tuple[int, .
 
 
 def met_by_boxes(plan: Plan, batch: int, heads: int, longest: int) -> Met | None:
-    """Return the key ranges of boxes with sides up to `longest`, from the part with the most queries, or None if no
-    part has spans.
-    """
+    """Return the key ranges of boxes in the part with the most queries; None if no part has spans."""
     variants = [] if plan.pattern is None else plan.pattern.variants(batch, heads)[0]
     bound = (variant.bind(plan.q_len, plan.kv_len) for variant in variants)
     parts = [part for own in bound for part in own.parts(plan.q_len, plan.kv_len)]

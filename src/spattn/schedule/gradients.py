@@ -119,9 +119,7 @@ def _key_ranges(plan: Plan, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _boxes(
     grid: np.ndarray, first: np.ndarray, last: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Decompose ranges of row-major indices in grids into boxes: yields (range, first and last coordinates). From the
-    last axis on: the first and the last row of a range, then the rows between as a new range.
-    """
+    """Decompose ranges of row-major grid indices into boxes: (range, first and last coordinates), last axis first."""
     of_range = np.arange(len(first))
     for axis in reversed(range(AXES)):
         (row, start), (last_row, stop) = (np.divmod(number, grid[of_range, axis]) for number in (first, last))

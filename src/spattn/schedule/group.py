@@ -16,9 +16,7 @@ _ROUNDS = 4  # rounds tried; more rounds mean more items
 
 
 def tiles_of(plan: Listed, batch: int, heads: int, chosen: np.ndarray | None = None) -> int:
-    """Return the tiles that a plan computes for all batch entries and query heads, optionally of chosen work items
-    only.
-    """
+    """Return the tiles of a plan over all batch entries and query heads, optionally of chosen work items only."""
     length = plan.work["end"] - plan.work["begin"]
     if chosen is not None:
         length = length * chosen
@@ -27,9 +25,7 @@ def tiles_of(plan: Listed, batch: int, heads: int, chosen: np.ndarray | None = N
 
 
 def workers(blocks: int, heads: int) -> int:
-    """Return the number of workers per head, at least 1, for `blocks` concurrent blocks and `heads` heads of all batch
-    entries.
-    """
+    """Return the workers per head, at least 1, for `blocks` concurrent blocks and `heads` heads over the batch."""
     return max(1, math.ceil(blocks / max(1, heads)))
 
 

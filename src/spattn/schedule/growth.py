@@ -24,9 +24,7 @@ _MAX_LISTS = 8  # numbers of tiles with cached lists: each serves as many key le
 
 @dataclass(frozen=True, eq=False)
 class Growth:
-    """Data of a plan with growing tile lists: its tiles at `kv_len` keys, call sizes, and lists cached by number of
-    tiles.
-    """
+    """A plan with growing tile lists: tiles at `kv_len` keys, call sizes, lists cached by number of tiles."""
 
     tiled: Tiled
     q_len: int

@@ -73,9 +73,7 @@ class Share(NamedTuple):
 
 
 def share_out(tiled: Tiled | Plan, ends: Sequence[int], q_len: int, block_q: int, sharing: Sharing) -> Items:
-    """Cut the lists of every variant, whose components start at `ends`, into items. ValueError for 2³¹ workspace rows
-    or more.
-    """
+    """Cut the lists of every variant, with components from `ends`, into items; ValueError for 2³¹ workspace rows."""
     lists = lists_of(tiled.components, tiled.indptr, tiled.tile_indptr)
     bounds = np.searchsorted(lists[0], ends)
     shares = [

@@ -21,9 +21,7 @@ __all__ = ["pack_heads", "variant_of_groups"]
 
 @kept_with_plan
 def pack_heads(plan: Plan, group: int) -> Plan | None:
-    """Return the plan with the heads of each group in one query tile; None if they do not fit a tile or differ in
-    variant. Bitmasks repeat once per head.
-    """
+    """Return the plan with each group's heads in one query tile; None if they do not fit or differ in variant."""
     heads = 1 << (group - 1).bit_length()
     rows = plan.block_q // heads
     queries, keys, _ = roles(plan)

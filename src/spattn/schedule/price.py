@@ -253,9 +253,7 @@ def _runs_of(plan: Plan, times: np.ndarray) -> _Runs:
 
 
 def _of_runs(plan: Plan, runs: _Runs, lanes: int, panel: int) -> tuple[float, ...]:
-    """Return vectors of scores, vectors of weights, and output row blocks times keys, of full tiles or reduced by
-    bitmasks, and by the share of rows with queries.
-    """
+    """Return score vectors, weight vectors, and output row blocks times keys, scaled to rows with queries."""
     number, found = plan.mask + 1, []
     for left, side in zip(_of_masks(plan, lanes, panel), (lanes, lanes, panel or ROWS), strict=True):
         share = -(-runs.cells // side) / -(-plan.block_q // side)
@@ -276,9 +274,7 @@ def _of_keys(plan: Plan, runs: _Runs) -> tuple[float, float, float]:
 
 
 def _of_masks(plan: Plan, lanes: int, panel: int) -> list[np.ndarray]:
-    """Return, for full tiles (last) and each bitmask: vectors of scores, vectors of weights, and output row blocks
-    times keys.
-    """
+    """Return, for full tiles (first) and each bitmask: score vectors, weight vectors, output row blocks times keys."""
     every = max(1, -(-len(plan.masks) // _MOST_MASKS))
     masks = plan.masks[::every]
     found = _in_panels(masks, lanes, panel) if panel else _in_vectors(masks, lanes)

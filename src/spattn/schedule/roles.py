@@ -10,9 +10,7 @@ __all__ = ["key_views_of", "roles"]
 
 
 def roles(plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the ascending indices of a plan's query views and of its key views, and a component that owns each CSR
-    row.
-    """
+    """Return the ascending query views and key views of a plan, and a component that owns each CSR row."""
     row_component = np.zeros(len(plan.indptr) - 1, dtype=np.int64)
     keys = []
     for number, component in enumerate(plan.components):

@@ -91,9 +91,7 @@ class LaunchLists(NamedTuple):
 
 
 def launch_lists(plan: Plan, batch: int, heads_q: int) -> LaunchLists:
-    """Return the launch lists of a plan. Tasks of a head are adjacent, so that concurrent heads share K and V in the
-    cache.
-    """
+    """Return the launch lists of a plan, with a head's tasks adjacent so that concurrent heads share cached K and V."""
     variant = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(-1)
     heads = np.argsort(variant, kind="stable").astype(np.int32)
     counts = np.bincount(variant, minlength=plan.variants)
