@@ -121,7 +121,7 @@ def test_strips_do_not_change_the_result(monkeypatch):
 def test_plans_without_a_pattern_are_refused(prepare):
     q, k, v = inputs(q_len=8)
     made = replace(spattn.plan(p.Causal(), 8), pattern=None)
-    with pytest.raises(ValueError, match="plan: expected one that knows its pattern"):
+    with pytest.raises(ValueError, match="plan: the reference backend needs plan.pattern"):
         prepare(Call.of(q, k, v), made)
     with pytest.raises(ValueError, match="pattern: expected a plan that knows its pattern"):
         dense_mask(made, 1, 1, 8, 8)

@@ -1,4 +1,4 @@
-"""What a backend is, and which there are by name. None is imported before it is asked for."""
+"""Backend protocol and registry; backends are imported on first use."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ _MODULES = {"cpu": "spattn.cpu", "cuda": "spattn.cuda", "reference": "spattn.ref
 
 
 class Limits(NamedTuple):
-    """What a backend takes.
+    """Capabilities of a backend.
 
     Parameters
     ----------
     host_arrays : bool
-        Whether it works on NumPy arrays, as which arrays of every kind in host memory are handed to it; otherwise on
-        arrays of every kind as they come.
-    precisions : tuple
-        Of the products, beside None, which is that of the dtype.
+        Whether the backend takes NumPy arrays; arrays of other libraries in host memory are then passed as such.
+        Otherwise it takes the arrays of every array backend as they are.
+    precisions : tuple of str
+        Supported values of `precision` besides None, which is the precision of the dtype.
     moves : bool
-        Whether a prepared call goes where its plan moves: to other numbers of keys, wherever these lie in memory.
+        Whether a cached dispatch binds ``kv_len`` at run time where its plan is length-polymorphic.
     grows : bool
-        Whether it does so too where the plan grows between the ends of the sequence.
+        The same for plans whose tile lists grow with ``kv_len``.
     groups : bool
-        Whether it computes calls together: it is a :class:`GroupingBackend`.
+        Whether several calls can share a launch: the backend is a :class:`GroupingBackend`.
     selects : bool
-        Whether it computes what selections allow: it is a :class:`SelectingBackend`.
+        Whether dynamic masks are supported: the backend is a :class:`SelectingBackend`.
     predicts : bool
-        Whether it predicts the time of calls on this machine: it is a :class:`PredictingBackend`.
+        Whether the cost model predicts calls on this machine: the backend is a :class:`PredictingBackend`.
     """
 
     host_arrays: bool
@@ -66,56 +66,94 @@ class Limits(NamedTuple):
 
 
 class PreparedForward(Protocol):
-    """Computes calls of one signature: checks, plan and choice of kernels lie behind them."""
+    """Cached dispatch of a forward: all checks, the plan and the kernel choice are done."""
 
     def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
-        """(out, lse); the lse may be None where the call that was prepared did not ask for it."""
+        """Return (out, lse); lse may be None if the prepared call did not request it."""
 
 
 class PreparedBackward(Protocol):
-    """The same of gradients."""
+    """Cached dispatch of a backward."""
 
     def __call__(
         self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float
     ) -> tuple[Any, ...]:
-        """(dq, dk, dv); `dlse` may be None, which stands for zeros."""
+        """Return (dq, dk, dv); `dlse` None means zeros."""
 
 
 class PreparedGroup(Protocol):
-    """Computes calls of one signature each together."""
+    """Cached dispatch of several forwards in one launch."""
 
     def __call__(
         self, operands: Sequence[tuple[Any, Any, Any]], scales: Sequence[float]
     ) -> list[tuple[Any, Any] | None]:
-        """(out, lse) of each call's (q, k, v); None for one that must be made by itself, because of where its arrays
-        are now."""
+        """Return (out, lse) of each call; None for a call whose current array addresses require a launch of its own."""
 
 
 class Backend(Protocol):
-    """A module that executes plans."""
+    """A module that executes plans.
+
+    Implementations raise ``ValueError`` for a plan that is invalid, made for another call, or unsupported.
+    """
 
     LIMITS: Limits
 
     def unavailable(self) -> str | None:
-        """Why it cannot run here and what fixes it, without side effects that last; None when it can."""
+        """Return why the backend cannot run here and how to fix it, or None; leaves no lasting side effects."""
 
     def info(self) -> dict[str, object]:
-        """Facts for :func:`spattn.show_versions`."""
+        """Return facts for :func:`spattn.show_versions`."""
 
     def memory(self, call: Call) -> int:
-        """Bytes of the memory that the results of a call lie in, used or free."""
+        """Return the capacity in bytes, used or free, of the memory that holds the results of a call."""
 
     def plan_for(self, pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
-        """The plan with the tiles and the number of workers that suit such a call, or its gradients."""
+        """Plan `pattern` with the tile shape and worker count for `call`, or for its gradients.
+
+        Parameters
+        ----------
+        pattern : Pattern
+        call : Call
+        max_bytes : int, optional
+            As for :func:`spattn.plan`.
+        backward : bool
+            Whether the plan is for the gradients.
+
+        Raises
+        ------
+        ValueError
+            If the pattern does not fit the shapes, or the plan exceeds `max_bytes`.
+        """
 
     def accepts(self, plan: Plan, call: Call, *, backward: bool = False) -> bool:
-        """Whether :meth:`prepare`, or :meth:`prepare_backward`, takes a sound plan for these lengths and heads."""
+        """Return whether :meth:`prepare`, or :meth:`prepare_backward`, supports a valid plan for this call."""
 
     def prepare(self, call: Call, plan: Plan) -> PreparedForward:
-        """What computes this call, and every other that differs from it in values, addresses and scale alone."""
+        """Return the cached dispatch of `call`.
+
+        Parameters
+        ----------
+        call : Call
+        plan : Plan
+            For the lengths and heads of the call. Validated at its first use unless :func:`spattn.plan` made it.
+
+        Returns
+        -------
+        callable
+            ``(q, k, v, scale)`` to ``(out, lse)``, for arrays with the dtype, shapes and strides of the call; a
+            length-polymorphic plan also accepts other ``kv_len``.
+
+        Raises
+        ------
+        ValueError
+            If the plan is invalid, made for another call, or unsupported by the backend.
+        """
 
     def prepare_backward(self, call: Call, plan: Plan) -> PreparedBackward:
-        """The same of its gradients, where the limits say that there are any."""
+        """Return the cached dispatch of the gradients of `call`, if the backend has a backward.
+
+        As :meth:`prepare`, but ``(dout, q, k, v, out, lse, dlse, scale)`` to ``(dq, dk, dv)``.
+        """
 
 
 class PredictingBackend(Backend, Protocol):
@@ -134,32 +172,29 @@ class PredictingBackend(Backend, Protocol):
 
 
 class GroupingBackend(Backend, Protocol):
-    """One that computes calls together, which it is given by their numbers in the log."""
+    """A backend that runs several calls in one launch; calls are identified by their numbers in the log."""
 
     def together(self, calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Plan]]:
-        """Which of the calls it computes together, with the plans that they have there. Of each is known the plan that
-        it would have by itself, and whether it has to keep that."""
+        """Partition calls, given as (call, plan, whether the plan is fixed), into launches with their plans."""
 
     def prepare_group(self, calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
-        """What computes calls that it has put together, and every other that differs from them in values, addresses
-        and scale alone."""
+        """Return the cached dispatch of calls that :meth:`together` grouped."""
 
 
 class SelectingBackend(Backend, Protocol):
-    """One that reads what is allowed on the device."""
+    """A backend that reads block masks on the device."""
 
     def prepare_selected(self, call: Call, selected: Selected) -> PreparedForward:
-        """What computes this call, and every other that differs from it in values, addresses and scale alone, over what
-        the selection's arrays allow at that time."""
+        """Return the cached dispatch of `call` over the pairs that the arrays of `selected` allow at launch time."""
 
 
 def names() -> list[str]:
-    """All backends, available or not."""
+    """Return the names of all backends, available or not."""
     return list(_MODULES)
 
 
 def why_unavailable(name: str) -> str | None:
-    """None when the backend runs here, otherwise what is missing and the fix."""
+    """Return None if the backend runs here, else what is missing and the fix."""
     try:
         module = module_of(name)
     except ImportError as error:
@@ -174,7 +209,7 @@ def module_of(name: str) -> Backend:
 
 
 def available_backends() -> list[str]:
-    """Names of the backends that run on this machine.
+    """Return the names of the backends that run on this machine.
 
     Returns
     -------
@@ -191,14 +226,14 @@ def available_backends() -> list[str]:
 
 
 def load(name: str) -> Backend:
-    """The backend's module.
+    """Import and return a backend's module.
 
     Raises
     ------
     ValueError
         If there is no backend of this name.
     BackendUnavailable
-        If it cannot run here. It never gives way to another one silently.
+        If the backend cannot run here. There is no silent fallback to another backend.
     """
     if name not in _MODULES:
         raise ValueError(f"backend: expected 'auto' or one of {', '.join(_MODULES)}; got {name!r}")

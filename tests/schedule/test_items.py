@@ -111,10 +111,10 @@ def test_items_are_pieces_of_lists_by_falling_length(tiles, longest, least, meet
 
 def test_lists_without_tiles_are_refused():
     zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
-    with pytest.raises(ValueError, match="lists: expected at least one tile, got 0"):
+    with pytest.raises(ValueError, match="lists: a list must have at least one tile, got 0"):
         cut((zero, zero, zero, zero), 5, None, None, WORK)
     for lists, least in (((zero, zero, zero, np.ones(2, np.int64)), None), ((zero, zero, zero, one), np.ones(2, int))):
-        with pytest.raises(ValueError, match="lists: expected 1 of them"):
+        with pytest.raises(ValueError, match="lists: all arrays must have length 1"):
             cut(lists, 5, least, None, WORK)
 
 
