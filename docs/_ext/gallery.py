@@ -101,7 +101,7 @@ def _own_methods(cls: type) -> dict:
 
 def _composition(name: str, known: tuple[patterns.Pattern, int]) -> Entry:
     pattern, length = known
-    text = ["A composition:", "", ".. code-block:: text", "", f"   {_shortened(pattern)}", ""]
+    text = ["This composition is defined as", "", ".. code-block:: text", "", f"   {_shortened(pattern)}", ""]
     file = "composition-" + re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
     return Entry(file, name, "", text, None, known, known)
 
@@ -143,21 +143,21 @@ def _planned(pattern, length: int) -> list[str]:
     """The plan and where its closed forms come from."""
     plan = spattn.plan(pattern, length, batch=max(1, pattern.sizes()[0]))
     cls, base = type(pattern), patterns.Pattern
-    runs = "given in closed form" if cls.runs is not base.runs else "found from the predicate"
-    views = "in contiguous tiles" if _whole(pattern, length) else "in views of its own"
+    runs = "uses closed forms" if cls.runs is not base.runs else "evaluates the predicate"
+    views = "contiguous tiles" if _whole(pattern, length) else "affine views"
     told = textwrap.wrap(" ".join(repr(plan).split()), 76)
-    small = ["At so few tokens most of a tile is empty: efficiency grows with length."] if length < _SMALL else []
+    small = ["At this length most cells of a tile are empty; efficiency grows with length."] if length < _SMALL else []
     return [
         "Plan",
         "-" * 4,
         "",
-        f"Of ``{_shortened(pattern)}`` at {length} × {length} tokens:",
+        f"The plan of ``{_shortened(pattern)}`` at {length} × {length} tokens:",
         "",
         ".. code-block:: text",
         "",
         *(f"   {line}" for line in told),
         "",
-        f"The index set is {runs}; planned {views}.",
+        f"The index set {runs}; the plan uses {views}.",
         *small,
         "",
     ]

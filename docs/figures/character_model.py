@@ -1,4 +1,4 @@
-"""Three patterns, and the loss of a model that is trained with each, from the committed results."""
+"""Three patterns and the training loss of a model with each of them, from the committed results."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ for row in record["results"]:
     _, colour, style = shown[row["name"]]
     steps = record["averaged"] * (0.5 + np.arange(len(row["losses"])))
     axes[3].plot(steps, row["losses"], style, color=colour, label=row["name"], linewidth=1.2)
-axes[3].set_title("loss of the training text", fontsize=9)
+axes[3].set_title("training loss", fontsize=9)
 axes[3].set_ylim(top=3)
 axes[3].set_xlabel("step", fontsize=8)
 axes[3].tick_params(labelsize=7)

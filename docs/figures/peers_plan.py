@@ -1,4 +1,4 @@
-"""Time of planning by tokens, of spattn and of what evaluates every pair, from the committed results."""
+"""Planning time by number of tokens, for spattn and libraries that visit every pair, from the committed results."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The search for tiles: a predicate evaluated on boxes of falling size."""
+"""The search for tiles: a predicate evaluated on successively smaller boxes."""
 
 import numpy as np
 from common import figure
@@ -24,6 +24,6 @@ for axis, box in zip(axes, (1024, 256, 64), strict=True):
     known = verdict
     axis.imshow(verdict, cmap=COLOURS, vmin=0, vmax=2, interpolation="nearest")
     left = int((verdict == undecided).sum())
-    axis.set_title(f"boxes of {box} × {box}\n{asked} of {count * count} asked, {left} undecided", fontsize=8)
+    axis.set_title(f"boxes of {box} × {box}\n{asked} of {count * count} evaluated, {left} undecided", fontsize=8)
     axis.set_xticks([])
     axis.set_yticks([])

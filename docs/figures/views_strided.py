@@ -15,7 +15,7 @@ show(axes[0], cells_of(pattern, small, small), "Strided(8), the first 64 tokens"
 show(
     axes[1],
     np.maximum(cells_of(far, small, small), cells_of(near, small, small) // 2),
-    "its two parts: columns (dark)\nand the local window (light)",
+    "its two parts: columns (dark)\nand local window (light)",
 )
 
 plan = plan_without_cache(pattern, n, tile)
