@@ -23,7 +23,7 @@ from spattn.cuda.portable_backward import variants as backward_variants
 
 NVCC = compile.find_nvcc()
 SPILLS = ("LDL", "STL")  # what they load or store may belong to the line after
-pytestmark = pytest.mark.skipif(NVCC is None, reason="nvcc was not found")
+pytestmark = [pytest.mark.family("sm80"), pytest.mark.skipif(NVCC is None, reason="nvcc was not found")]
 
 # Those that need most registers, on several architectures: compiling all of them would take minutes.
 TARGETS = [("sm_80", "bfloat16", 128), ("sm_80", "float32", 128)]

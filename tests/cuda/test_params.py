@@ -13,6 +13,8 @@ from spattn.cuda.hopper import prepared
 from spattn.cuda.portable import params
 from spattn.plan._sealed import sealed
 
+pytestmark = pytest.mark.family("sm80")
+
 PARAMS = hopper_params.params_dtype(16)
 GPU = type("Gpu", (), {"ordinal": 0, "sm_count": 132, "shared_bytes": 227 << 10})()
 

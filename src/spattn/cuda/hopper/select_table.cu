@@ -1,7 +1,7 @@
 // Formula    a table of what the indices of a selection allow: see Form in select.cuh.
 // Grid       a CTA for each row of each selection, kTokens tokens a row where documents are numbered.
 // Target     sm_90a (nothing special; it shares the structs of attention.cu).
-// Test       tests/cuda/test_hopper_selections.py      Bound  launch; the table of 65,536 tokens is some KiB.
+// Test       tests/cuda/sm90/test_dynamic_masks.py      Bound  launch; the table of 65,536 tokens is some KiB.
 
 #include "hopper/select.cuh"
 

@@ -2,7 +2,7 @@
 // Grid       one CTA a slab of 64 queries of a head.
 // Target     sm_90a (nothing special; it shares the structs of backward.cu).
 // Types      float32 sums; bfloat16 or float16 dq.
-// Test       tests/cuda/test_hopper_backward.py      Bound  memory: reads the sums once, 16 bytes a lane.
+// Test       tests/cuda/sm90/test_wgmma_backward.py      Bound  memory: reads the sums once, 16 bytes a lane.
 
 #include "common/chain.cuh"
 #include "common/element.cuh"

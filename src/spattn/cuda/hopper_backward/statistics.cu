@@ -2,7 +2,7 @@
 // Grid       one thread group of eight lanes a row of queries, flat.
 // Target     sm_90a (nothing special; it shares the structs of backward.cu).
 // Types      bfloat16 or float16 dout and out, float32 lse, dlse and statistics.
-// Test       tests/cuda/test_hopper_backward.py      Bound  memory: reads dout and out once, 16 bytes a lane.
+// Test       tests/cuda/sm90/test_wgmma_backward.py      Bound  memory: reads dout and out once, 16 bytes a lane.
 
 #include "common/chain.cuh"
 #include "common/element.cuh"

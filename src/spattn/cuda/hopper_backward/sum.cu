@@ -3,7 +3,7 @@
 // Target     sm_90a (nothing special; it shares the structs of backward.cu).
 // Types      float32 workspace; bfloat16 or float16 target.
 // Order      that of the sources, the same for every launch: results are bitwise repeatable.
-// Test       tests/cuda/test_hopper_backward.py      Bound  memory: reads each workspace row once, 16 bytes a lane.
+// Test       tests/cuda/sm90/test_wgmma_backward.py      Bound  memory: reads each workspace row once, 16 bytes a lane.
 
 #include "common/chain.cuh"
 #include "common/element.cuh"

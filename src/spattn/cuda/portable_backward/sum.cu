@@ -3,7 +3,7 @@
 // Target     compute capability 8.0 and up.
 // Types      any; workspace in float32, float64 for float64.
 // Order      that of the sources, the same for every launch: results are bitwise repeatable.
-// Test       tests/cuda/test_backward.py      Bound  memory: reads each workspace row once.
+// Test       tests/cuda/sm80/test_mma_backward.py      Bound  memory: reads each workspace row once.
 
 #include "common/element.cuh"
 #include "portable_backward/params.cuh"

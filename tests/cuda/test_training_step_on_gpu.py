@@ -6,13 +6,13 @@ import pytest
 
 from ..torch.test_training_step import PATTERNS, check_step
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]
 
 
 @pytest.mark.parametrize(
-    ("kernels", "dtype"),
-    [("portable", "float32"), ("portable", "bfloat16"), ("hopper", "bfloat16")],
-    indirect=["kernels"],
+    ("family", "dtype"),
+    [("sm80", "float32"), ("sm80", "bfloat16"), ("sm90", "bfloat16")],
+    indirect=["family"],
 )
 @pytest.mark.parametrize("name", PATTERNS)
 def test_equals_dense_attention(name, dtype):

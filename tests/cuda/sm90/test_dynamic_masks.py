@@ -13,6 +13,8 @@ from spattn.cuda.hopper import select
 from spattn.plan._types import positions, tile_lists
 from spattn.selections import Form
 
+pytestmark = pytest.mark.family("sm90")
+
 HOSTS = {
     "full": (patterns.Full(), 400, 400),
     "whole tiles": (patterns.Full(), 256, 640),

@@ -12,6 +12,8 @@ import pytest
 from spattn.cuda.driver import cache, compile
 from spattn.cuda.portable.params import STRUCTS
 
+pytestmark = pytest.mark.family("sm80")
+
 SOURCE = "portable/merge.cu"
 FAKE_NVCC = """#!/bin/sh
 echo "$@" >> "{log}"

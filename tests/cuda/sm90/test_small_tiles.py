@@ -13,6 +13,8 @@ from spattn.cuda.hopper.builds import TILE
 from spattn.cuda.hopper.layout import fragment_masks
 from spattn.testing import Expectation, inputs
 
+pytestmark = pytest.mark.family("sm90")
+
 GRID = (20, 23)
 NEAR = patterns.Neighborhood(GRID, 5)
 

@@ -7,7 +7,7 @@ import pytest
 import spattn
 from spattn import patterns
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]
+pytestmark = [pytest.mark.family("sm90"), pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]
 
 WINDOW = patterns.SlidingWindow(40, 3)
 

@@ -15,6 +15,8 @@ from spattn.cuda.hopper.layout import make_layout
 from spattn.plan._sealed import sealed
 from spattn.schedule.tasks import order_tasks
 
+pytestmark = pytest.mark.family("sm90")
+
 # (pattern, batch, heads_q, heads_kv, q_len, kv_len, workers)
 PROBLEMS = [
     (patterns.Causal(), 1, 4, 4, 700, 700, 1),

@@ -12,7 +12,7 @@ from spattn.cuda.hopper.builds import ARCH
 from spattn.cuda.hopper_backward import builds, params
 
 NVCC = compile.find_nvcc()
-pytestmark = pytest.mark.skipif(NVCC is None, reason="nvcc was not found")
+pytestmark = [pytest.mark.family("sm90"), pytest.mark.skipif(NVCC is None, reason="nvcc was not found")]
 # Bytes, where 192 of the 240 registers of a thread that computes hold sums and products: the loading and storing warps
 # keep 24, and three words of a step find no register either (docs/hopper.md).
 SPILLS = 360

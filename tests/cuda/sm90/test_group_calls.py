@@ -19,7 +19,7 @@ from spattn.cuda.driver import buffer
 from spattn.cuda.hopper import group as hopper_group
 from spattn.cuda.hopper import params, prepared
 
-pytestmark = pytest.mark.usefixtures("no_plans")
+pytestmark = [pytest.mark.family("sm90"), pytest.mark.usefixtures("no_plans")]
 
 
 class Kernel:

@@ -18,6 +18,8 @@ from spattn.call import Call
 from spattn.cuda.driver import device
 from spattn.cuda.driver.buffer import Buffer
 
+pytestmark = pytest.mark.family("sm80")
+
 
 def run_script(text: str, **environment: str) -> subprocess.CompletedProcess:
     """A fresh interpreter, with what it printed."""

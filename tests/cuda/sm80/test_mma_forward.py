@@ -14,7 +14,7 @@ from spattn.cuda.portable import variants
 from spattn.testing import DTYPES, Expectation, inputs
 from spattn.testing.strategies import cases, compositions
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]
 
 KINDS = ("numpy", "torch", "cupy")  # CuPy last: where it has no bfloat16 it skips the rest
 

@@ -14,7 +14,7 @@ from spattn.cuda.driver import compile
 from spattn.cuda.hopper.select import _FORMS
 
 CXX = shutil.which("c++")
-pytestmark = pytest.mark.skipif(CXX is None, reason="no C++ compiler was found")
+pytestmark = [pytest.mark.family("sm90"), pytest.mark.skipif(CXX is None, reason="no C++ compiler was found")]
 NOWHERE = 2**31 - 1
 # What the sources take from CUDA, in plain C++, and what they include that only a GPU has.
 SHIM = """

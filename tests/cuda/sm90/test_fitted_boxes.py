@@ -18,6 +18,8 @@ from spattn.plan import positions
 from spattn.plan._types import tile_lists
 from spattn.testing import inputs
 
+pytestmark = pytest.mark.family("sm90")
+
 BEFORE = patterns.Neighborhood((14, 14), (13, 13), causal=(True, False))
 
 

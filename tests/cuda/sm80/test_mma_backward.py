@@ -11,7 +11,7 @@ import spattn
 from spattn import patterns, plan
 from spattn.testing import inputs
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]
 
 KINDS = ("numpy", "torch", "cupy")  # CuPy last: where it has no bfloat16 it skips the rest
 

@@ -10,6 +10,8 @@ from spattn.cuda.hopper_backward import builds, layout, prepared
 from spattn.plan._types import positions
 from spattn.schedule.slabs import EMPTY, by_keys, slab_masks
 
+pytestmark = pytest.mark.family("sm90")
+
 GPU = type("Gpu", (), {"ordinal": 0, "sm_count": 132})()
 
 

@@ -14,6 +14,8 @@ from spattn.cuda.backward_pass import BackwardPass
 from spattn.cuda.hopper_backward import params as params_of
 from spattn.cuda.hopper_backward import prepared
 
+pytestmark = pytest.mark.family("sm90")
+
 PARAMETERS = {"backward": "Params", "statistics": "Rows", "sum": "Sum", "convert": "Converted"}
 
 

@@ -11,7 +11,7 @@ from spattn.arrays import kind_of
 from spattn.cuda import execute, repeat
 from spattn.testing import LAYOUTS, inputs
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]
 
 PATTERN = patterns.SlidingWindow(40, 20)
 

@@ -8,7 +8,7 @@ import spattn
 from spattn import patterns
 from spattn.call import Call
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]
 
 GRID = (18, 22)
 NEAR = patterns.Neighborhood(GRID, 7)
@@ -21,9 +21,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("kernels", ["hopper", "portable"], indirect=True)
+@pytest.mark.parametrize("family", ["sm90", "sm80"], indirect=True)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_both_passes_read_and_write_in_place(torch, kernels, case):
+def test_both_passes_read_and_write_in_place(torch, family, case):
     """The bits of a call of views in the usual order."""
     tokens, pattern, layout = case
     torch.manual_seed(0)

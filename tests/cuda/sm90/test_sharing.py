@@ -13,7 +13,7 @@ from spattn import patterns as sp
 from spattn.call import Call
 from spattn.cuda import _sharing
 
-pytestmark = pytest.mark.usefixtures("card")
+pytestmark = [pytest.mark.family("sm90"), pytest.mark.usefixtures("card")]
 
 SMS = 132
 IMAGE, WINDOWS = sp.Neighborhood((56, 56), 7), sp.Windowed((56, 56), 7)

@@ -10,12 +10,12 @@ from spattn import cuda, patterns, reference
 from spattn.arrays import to_host
 from spattn.testing import dense_mask, inputs
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]
 
 PATTERN = patterns.SlidingWindow(20, 10)
 NARROW = ["float16", "bfloat16"]
-ALL = [("portable", dtype) for dtype in (*NARROW, "float32", "float64")] + [("hopper", dtype) for dtype in NARROW]
-every_kernel = pytest.mark.parametrize(("kernels", "dtype"), ALL, indirect=["kernels"])
+ALL = [("sm80", dtype) for dtype in (*NARROW, "float32", "float64")] + [("sm90", dtype) for dtype in NARROW]
+every_kernel = pytest.mark.parametrize(("family", "dtype"), ALL, indirect=["family"])
 
 
 def problem(dtype, **options):
@@ -74,9 +74,9 @@ def test_logits_of_minus_infinity(attend, dtype):
 
 
 @pytest.mark.parametrize(
-    ("kernels", "dtype"),
-    [("portable", "bfloat16"), ("portable", "float32"), ("hopper", "bfloat16")],
-    indirect=["kernels"],
+    ("family", "dtype"),
+    [("sm80", "bfloat16"), ("sm80", "float32"), ("sm90", "bfloat16")],
+    indirect=["family"],
 )
 @pytest.mark.parametrize("pattern", [patterns.Strided(24), patterns.Longformer(64, global_tokens=(0, 5))], ids=repr)
 def test_poison_and_merges(attend, dtype, pattern):
@@ -129,7 +129,7 @@ def test_overflowing_sums(attend):
     np.testing.assert_allclose(out, 3e38, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kernels", ["portable", "hopper"], indirect=True)
+@pytest.mark.parametrize("family", ["sm80", "sm90"], indirect=True)
 def test_memory_left_by_others(torch):
     """NaN in memory that the result and the workspace will reuse has no effect."""
     q, k, v = torch.randn(3, 1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)

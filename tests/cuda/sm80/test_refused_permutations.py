@@ -10,6 +10,8 @@ from spattn import compiler, cuda, patterns
 from spattn.call import Call
 from spattn.testing import Expectation, inputs
 
+pytestmark = pytest.mark.family("sm80")
+
 CLUSTERS = patterns.Clusters(np.arange(300) ** 2 % 17)
 
 

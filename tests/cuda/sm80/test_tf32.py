@@ -9,6 +9,8 @@ import spattn
 from spattn import cuda, patterns, plan, reference
 from spattn.testing import assert_within_budget, dense_mask, inputs, naive
 
+pytestmark = pytest.mark.family("sm80")
+
 EPS = 2.0**-10  # of TF32
 
 

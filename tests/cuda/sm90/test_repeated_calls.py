@@ -22,6 +22,8 @@ from spattn.cuda.forward_pass import ForwardPass
 from spattn.patterns import SlidingWindow
 from spattn.plan._sealed import sealed
 
+pytestmark = pytest.mark.family("sm90")
+
 ADDRESSES, WORD = struct.Struct("@7Qd"), struct.Struct("@Q")  # the stand-in for a kernel's parameters
 STREAM = 7
 

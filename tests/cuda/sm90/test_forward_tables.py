@@ -19,6 +19,8 @@ from spattn.cuda.hopper.layout import fragment_masks, make_layout
 from spattn.plan import positions
 from spattn.plan._types import tile_lists
 
+pytestmark = pytest.mark.family("sm90")
+
 CASES = [
     (patterns.Full(), 300, 300),
     (patterns.Causal(), 200, 333),

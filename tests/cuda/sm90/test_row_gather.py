@@ -9,6 +9,8 @@ from spattn import compiler, cuda, patterns
 from spattn.call import Call
 from spattn.testing import Expectation, inputs
 
+pytestmark = pytest.mark.family("sm90")
+
 CLUSTERS = patterns.Clusters(np.arange(300) ** 2 % 17)
 BY_HEAD = patterns.PerHead([patterns.Clusters(np.arange(300) % 7), patterns.Clusters(np.arange(300) ** 2 % 11)])
 JOINED = CLUSTERS & patterns.Causal()

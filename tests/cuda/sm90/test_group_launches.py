@@ -15,7 +15,7 @@ from spattn.cuda import group
 from spattn.plan._sealed import sealed
 from spattn.testing import Expectation, inputs
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]
+pytestmark = [pytest.mark.family("sm90"), pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]
 
 # name: (pattern, batch, heads_q, heads_kv, q_len, kv_len)
 CASES = {

@@ -16,7 +16,7 @@ from spattn.cuda.hopper.builds import TILE
 from spattn.testing import Expectation, inputs
 from spattn.testing.strategies import cases, compositions
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]
+pytestmark = [pytest.mark.family("sm90"), pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]
 
 KINDS = ("numpy", "torch", "cupy")  # CuPy last: where it has no bfloat16 it skips the rest
 

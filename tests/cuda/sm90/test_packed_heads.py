@@ -14,7 +14,7 @@ from spattn.plan._sealed import sealed
 from spattn.schedule.pack_heads import pack_heads
 from spattn.testing import inputs
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]
+pytestmark = [pytest.mark.family("sm90"), pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]
 
 
 @pytest.mark.parametrize("heads_kv", [1, 2, 4])

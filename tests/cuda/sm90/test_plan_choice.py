@@ -21,6 +21,8 @@ from spattn.schedule.pack_heads import pack_heads
 from spattn.schedule.price_gpu import Sizes
 from spattn.testing import inputs
 
+pytestmark = pytest.mark.family("sm90")
+
 SMS = 132
 PADDED = sp.KeyPadding.from_lengths([2000], 2048)
 IMAGE, WINDOWS = sp.Neighborhood((56, 56), 7), sp.Windowed((56, 56), 7)
