@@ -23,6 +23,7 @@ def assert_same(result, expected):
 """
 
 
+@pytest.mark.slow
 def test_both_passes_are_numpys_to_the_bit(python):
     """Every dtype; a transposed array too. JAX has no strides, so that is a copy, and the result's order its own."""
     python(

@@ -6,6 +6,8 @@ import shutil
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FRAME = """
 import ctypes
 from types import SimpleNamespace

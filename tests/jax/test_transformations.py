@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def test_values_and_gradients_are_numpys_to_the_bit(program):
     """Every dtype, as it is and under jit and checkpoint; the gradient of the lse is a part of them."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOUR = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 
 

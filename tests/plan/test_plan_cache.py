@@ -117,6 +117,7 @@ def test_numbers_of_a_tuple_are_counted_once():
     assert _cache.size_of((one, other)) == size
 
 
+@pytest.mark.slow
 @pytest.mark.footprint
 def test_changing_shapes_and_masks_do_not_fill_the_memory(python):
     """2,000 lengths and 64 masks of 1024²: 64 MiB of masks alone."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spattn._cached import cached_property
 
 FORKS = """
@@ -54,6 +56,7 @@ print(lost, any(thread.is_alive() for thread in threads))
 """
 
 
+@pytest.mark.slow
 def test_no_child_is_lost_that_is_forked_while_threads_plan_and_compute(python):
     assert python("import warnings; warnings.simplefilter('ignore')\n" + FORKS.format(forks=80)) == "[] False\n"
 

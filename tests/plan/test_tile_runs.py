@@ -60,6 +60,7 @@ def test_runs_written_out():
     assert len(expected) == made.tiles > len(made.indices)
 
 
+@pytest.mark.slow
 def test_more_tiles_than_can_be_written_out():
     made = plan(p.Causal(), 10**7)
     with pytest.raises(ValueError, match=r"^plan: expected at most 2147483647 tiles to write out, got 61035\d+;"):
@@ -104,6 +105,7 @@ def test_the_search_finds_what_cells_say(kind, kv_len, at_once, monkeypatch):
     check_plan(made, [pattern.index_set(130 + at_once % 7, kv_len)])
 
 
+@pytest.mark.slow
 @given(compositions())
 def test_any_composition_from_a_single_pair_of_boxes(case):
     pattern, sizes = case[:2]

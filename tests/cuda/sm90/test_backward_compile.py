@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.family("sm90"), pytest.mark.skipif(NVCC is None, reaso
 SPILLS = 360
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", builds.TABLE, ids=lambda row: f"{row.head_dim} {row.results}")
 def test_registers(tmp_path, row):
     room = params.MAPS[0]

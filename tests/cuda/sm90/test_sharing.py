@@ -81,6 +81,7 @@ def test_tiles_are_smaller_where_that_saves_more_than_a_launch():
     assert few.plan.block_q == 128 and shared(few, *[few] * 3)[0].block_q == 64
 
 
+@pytest.mark.slow
 def test_kept_plans_have_their_tiles():
     """And a launch of their own, which others may be in."""
     given = spattn.plan(IMAGE, 3136, tile=(64, 64), box=(8, 8), workers=3)
