@@ -118,6 +118,7 @@ def test_a_plan_stands_for_its_pattern():
         torch.testing.assert_close(compiled(*operands, spattn.plan(pattern, 20, 30)), attend(*operands, pattern))
 
 
+@pytest.mark.slow
 def test_a_mask_is_an_operand():
     """One graph for all its values, as it is an argument like others."""
     operands, compiled = tensors(), torch.compile(attend, backend="aot_eager", fullgraph=True)
