@@ -110,6 +110,17 @@ def test_named_documents_exist():
         assert not missing, file
 
 
+def test_named_test_files_exist():
+    """A kernel's header and a page name the tests of what they describe."""
+    found = {}
+    for file in documents():
+        if file.relative_to(ROOT).parts[0] not in ("tests", "tools", "benchmarks"):
+            for name in re.findall(r"\btests/[\w/]+\.py\b", file.read_text(encoding="utf-8")):
+                found.setdefault(name, set()).add(file.name)
+    assert len(found) > 30
+    assert {name: files for name, files in found.items() if not (ROOT / name).is_file()} == {}
+
+
 def test_pages_cite():
     cited = {page.name: len(CITED.findall(page.read_text(encoding="utf-8"))) for page in PAGES}
     assert cited["design.rst"] > 40 and cited["glossary.rst"] > 20
