@@ -85,7 +85,7 @@ SANITIZER = LD_PRELOAD="$$($(GXX) -print-file-name=libasan.so) $$($(GXX) -print-
   SPATTN_FUZZ_PLANS="$${SPATTN_FUZZ_PLANS:-20000}"
 
 sanitize: $(TESTED) $(STAMPS)/sanitized
-	$(SANITIZER) $(BIN)/python -m pytest $(TESTS) -n $(WORKERS) --dist worksteal -m "not footprint" --ignore-glob='tests/cuda/test_*compile.py' $(PYTEST_ARGS)
+	$(SANITIZER) $(BIN)/python -m pytest $(TESTS) -n $(WORKERS) --dist worksteal -m "not footprint" --ignore-glob='tests/cuda/*compile.py' $(PYTEST_ARGS)
 
 mutants: $(TESTED)
 	$(BIN)/python tools/mutants.py --scratch $(VENV)/mutants $(MUTANTS_ARGS)

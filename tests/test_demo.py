@@ -156,6 +156,7 @@ def test_progress_only_on_a_terminal():
         assert ("work" in stream.getvalue()) is shown
 
 
+@pytest.mark.slow
 def test_whole_demo(real, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     import spattn.demo.report as demo
@@ -174,6 +175,7 @@ def test_whole_demo(real, tmp_path, monkeypatch):
         assert any(name in line for line in lines)
 
 
+@pytest.mark.slow
 def test_profile_in_transformers(real, tmp_path, monkeypatch):
     for package in ("matplotlib", "torch", "transformers"):
         pytest.importorskip(package)

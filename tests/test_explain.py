@@ -132,6 +132,7 @@ def test_plans_of_other_heads_are_refused():
     assert spattn.explain(plan, heads=2).predicted_ms > 0
 
 
+@pytest.mark.slow
 def test_the_warning_comes_once_and_at_the_line_of_the_call():
     spattn.clear_plan_cache()
     q, k, v = arrays(heads=32)
@@ -154,7 +155,8 @@ def test_the_warning_comes_once_and_at_the_line_of_the_call():
         (sp.Causal(), {}),
         (sp.SlidingWindow(2), {}),
         (sp.Windowed((8, 16), 2), {}),
-        (Scattered(64, causal=False), {"heads": 1}),  # loses less than a millisecond
+        # Loses less than a millisecond.
+        pytest.param(Scattered(64, causal=False), {"heads": 1}, marks=pytest.mark.slow),
     ],
 )
 def test_nobody_is_warned_of_what_is_cheap(pattern, given):

@@ -293,6 +293,7 @@ class Comb(p.Pattern):
         return allowed if self.both else allowed & (k <= q)
 
 
+@pytest.mark.slow
 def test_parameters_are_checked_and_drawn_as_their_annotations_declare():
     with registered("comb", Comb) as cls:
         for wrong, error, message in [

@@ -1,4 +1,4 @@
-"""What the tests of the forward and of the backward share."""
+"""Fixtures of the CPU tests."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PATTERNS = [
 
 @pytest.fixture(params=PATTERNS, ids=repr)
 def pattern(request):
-    """Dense, causal and four sparse patterns whose tiles differ in kind, in turn."""
+    """Each of `PATTERNS`: dense, causal, and four sparse patterns with different mixes of full and partial tiles."""
     return request.param
 
 
 @pytest.fixture
 def assert_interruptible():
-    """``assert_interruptible(call)``: Ctrl-C ends a call of many seconds at its next work item."""
-    # A process that a shell started in the background ignores Ctrl-C, and so would Python in it.
+    """``assert_interruptible(call)``: Ctrl-C stops a call of many seconds at the next work item."""
+    # A shell makes its background processes ignore SIGINT, and Python then installs no handler.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def check(call):

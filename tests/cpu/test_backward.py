@@ -92,6 +92,7 @@ def test_every_pattern(dtype, name):
     check(*problem(batch, heads, q_len=q_len, kv_len=kv_len, head_dim=24, head_dim_v=16, dtype=dtype), pattern)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @settings(max_examples=max(5, settings.default.max_examples // 10))
 @given(data=st.data())

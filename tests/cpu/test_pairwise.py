@@ -249,6 +249,7 @@ def test_other_patterns_keep_their_tile(pattern, q_len):
     assert spattn.plan(pattern, backend="cpu", like=(q, k, v)).tile == cpu.TILE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("also", [None, patterns.Causal()])
 def test_pairs_that_are_few_in_every_tile_have_one_plan(no_plans, also):
     """That of tiles, which would hold a bitmask for each pair, is not made."""

@@ -161,7 +161,11 @@ def test_hidden_values_reach_no_row(isa):
 
 
 @pytest.mark.parametrize(
-    "grid", [(24, 28), (8, 176)], ids=["blocks make room for others", "lines that are too long for that"]
+    "grid",
+    [
+        pytest.param((24, 28), id="blocks make room for others"),
+        pytest.param((8, 176), id="lines that are too long for that", marks=pytest.mark.slow),
+    ],
 )
 def test_more_keys_than_are_interleaved_at_once(grid):
     """There is room for 896 keys of so many features, of one head, and for no more than a tile needs."""

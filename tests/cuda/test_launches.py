@@ -9,7 +9,7 @@ from spattn import cuda, patterns
 from spattn.cuda.driver import launch
 from spattn.testing import inputs
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]
 
 # name: (pattern, batch, heads, tokens, launches by the portable kernels, by the Hopper kernels)
 GROUPED = {
@@ -40,10 +40,10 @@ def launches(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("kernels", ["portable", "hopper"], indirect=True)
+@pytest.mark.parametrize("family", ["sm80", "sm90"], indirect=True)
 @pytest.mark.parametrize("case", GROUPED)
-def test_grouped_batch_is_one_launch(kernels, launches, case):
+def test_grouped_batch_is_one_launch(family, launches, case):
     pattern, batch, heads, tokens, portable, hopper = GROUPED[case]
     q, k, v = inputs(batch, heads, heads, tokens, tokens, 64, dtype="bfloat16")
     cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), 0.125)
-    assert len(launches) == {"portable": portable, "hopper": hopper}[kernels]
+    assert len(launches) == {"sm80": portable, "sm90": hopper}[family]

@@ -14,6 +14,8 @@ from spattn.cuda.portable import params
 from spattn.planning.contract.validated import sealed
 from spattn.schedule import compiler
 
+pytestmark = pytest.mark.family("sm80")
+
 PARAMS = hopper_params.params_dtype(16)
 GPU = type("Gpu", (), {"ordinal": 0, "sm_count": 132, "shared_bytes": 227 << 10})()
 

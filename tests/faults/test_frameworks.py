@@ -190,6 +190,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 def test_fault_42_compile(python):
     """One graph, in which spattn is an operator: eager's bits, and eager's errors when it runs."""
     pytest.importorskip("torch")

@@ -98,6 +98,7 @@ def test_fault_32_fork_after_openmp(python, digest, first):
     assert python(source, OMP_NUM_THREADS="4") == f"{{'{digest}'}}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["torch first", "spattn first", "scipy first"])
 def test_fault_33_two_openmp_runtimes(python, digest, order):
     other = "scipy.linalg" if order == "scipy first" else "torch"
@@ -125,6 +126,7 @@ if __name__ == "__main__":
     assert python(source, PYTHONPATH=path) == f"{{'{digest}'}}\n"
 
 
+@pytest.mark.slow
 def test_fault_34_inside_a_data_loader(python, digest):
     pytest.importorskip("torch")
     source = (

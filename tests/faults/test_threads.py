@@ -119,6 +119,7 @@ def one_thread():
     return {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [2, 3, 7])
 def test_fault_36_both_passes_on_any_number_of_threads(python, one_thread, threads):
     """Plans, merges, decoding and gradients, in every dtype and on every instruction set."""

@@ -90,6 +90,7 @@ def test_training_step(checkpointing, tokens):
         torch.testing.assert_close(mine.grad, theirs.grad, **CLOSE)
 
 
+@pytest.mark.slow
 def test_compiled_model(tokens):
     """With a break of the graph at masks and at attention; other padding is not taken for the first one's."""
     _, ours = models.pair(models.DECODERS["mistral"])

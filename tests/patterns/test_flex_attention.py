@@ -240,6 +240,7 @@ def test_in_a_compiled_function():
     assert torch.allclose(torch.compile(model, backend="eager")(x), model(x))
 
 
+@pytest.mark.slow
 def test_torch_is_imported_when_a_mask_mod_comes():
     program = """
 import sys

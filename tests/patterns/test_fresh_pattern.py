@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import spattn
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +38,7 @@ IMPORT = "from .log_sparse import LogSparse as LogSparse\n"
 OF_ALL = ["import_is_quick", "lists_them", "composition", "of_anything", "executed_plan", "test_laws", "to_dict"]
 
 
+@pytest.mark.slow
 def test_file_and_import_are_all_that_a_pattern_needs(tmp_path):
     """In a copy of the package and of its tests."""
     package = Path(spattn.__file__).parent

@@ -219,6 +219,7 @@ def test_what_takes_many_clauses_is_searched():
     check_plan(spattn.plan(pattern, 200), [pattern.index_set(200, 200)])
 
 
+@pytest.mark.slow
 def test_documents_of_ten_million_tokens(unchecked_plans):
     """Marks lie in several words of words; a run of full tiles is found without visiting each."""
     made = spattn.plan(p.Causal() & p.Documents((9_999_000, 500)), 9_999_900, tile=(4096, 64))

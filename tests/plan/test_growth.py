@@ -96,6 +96,7 @@ def test_steps_are_one_prepared_call(pattern, monkeypatch):
         assert np.array_equal(out, anew[0]) and np.array_equal(lse, anew[1])
 
 
+@pytest.mark.slow
 def test_many_steps_take_one_place_in_the_cache():
     before = planned(p.Causal(), 1000)
     info = spattn.plan_cache_info()

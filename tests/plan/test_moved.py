@@ -97,6 +97,7 @@ def test_plans_go_nowhere_else():
         moved(sealed(planned(p.Strided(16), 700)), 701)
 
 
+@pytest.mark.slow
 def test_many_steps_take_one_place_in_the_cache():
     """They do not fill it, nor push out what others use, and the last of them are kept."""
     others = [spattn.plan(p.Causal(), length) for length in range(50, 60)]

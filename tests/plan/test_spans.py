@@ -116,7 +116,7 @@ def same_tiles(one, other):
             assert np.array_equal(a, b)
 
 
-@pytest.mark.parametrize("name", [*p.names(), None])
+@pytest.mark.parametrize("name", [*p.names(), pytest.param(None, marks=pytest.mark.slow)])
 @given(data=st.data())
 def test_spans_and_the_search_find_the_same(name, data):
     pattern, size = data.draw(compositions() if name is None else cases(name))

@@ -59,6 +59,7 @@ def test_one_graph_of_every_pattern(name):
     assert same(step(compiled, operands, pattern), step(attend, operands, pattern))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_compiled_kernels_around_it(dtype):
     """By the compiler that torch.compile has by default, which lays operands out as it likes."""
@@ -117,6 +118,7 @@ def test_a_plan_stands_for_its_pattern():
         torch.testing.assert_close(compiled(*operands, spattn.plan(pattern, 20, 30)), attend(*operands, pattern))
 
 
+@pytest.mark.slow
 def test_a_mask_is_an_operand():
     """One graph for all its values, as it is an argument like others."""
     operands, compiled = tensors(), torch.compile(attend, backend="aot_eager", fullgraph=True)
@@ -181,6 +183,7 @@ def test_a_pattern_that_is_made_within_is_not_that_of_its_defaults():
         p._registry._REGISTRY.pop("band_of_a_graph")
 
 
+@pytest.mark.slow
 def test_errors_are_those_of_eager_calls():
     q, k, v = tensors()
     compiled = torch.compile(spattn.attention, backend="eager")
@@ -309,6 +312,7 @@ print(all(map(torch.equal, found, torch.load(expected))))
 """
 
 
+@pytest.mark.slow
 def test_another_process_runs_an_exported_program(python, tmp_path):
     operands = [x.detach() for x in tensors()]
     files = [tmp_path / name for name in ("program.pt2", "operands.pt", "expected.pt")]
@@ -319,6 +323,7 @@ def test_another_process_runs_an_exported_program(python, tmp_path):
     assert python(f"import sys; sys.argv[1:] = {list(map(str, files))!r}\n{READER}") == "True\n"
 
 
+@pytest.mark.slow
 def test_ahead_of_time(tmp_path):
     """AOTInductor's package, with the operator called from compiled code."""
     operands = [x.detach() for x in tensors()]

@@ -3,7 +3,7 @@
 // Target     sm_90a (no special instructions; shares the sizes of attention.cu).
 // Types      float32 workspace; bfloat16 or float16 out, float32 lse.
 // Order      the plan's order of sources in every launch: results are bitwise reproducible.
-// Test       tests/cuda/test_hopper.py      Bound  memory: reads each workspace row once, 16 bytes per lane.
+// Test       tests/cuda/sm90/test_wgmma_forward.py      Bound  memory: reads each workspace row once, 16 bytes per lane.
 
 #include "hopper/config.cuh"
 #include "hopper/softmax.cuh"

@@ -1,7 +1,7 @@
 // Formula    lookup table of a dynamic mask: see Form in select.cuh.
 // Grid       one CTA per table row and mask; for documents, one per kTokens tokens.
 // Target     sm_90a (no special instructions; shares the structs of attention.cu).
-// Test       tests/cuda/test_hopper_selections.py      Bound  launch; the table of 65,536 tokens takes some KiB.
+// Test       tests/cuda/sm90/test_dynamic_masks.py      Bound  launch; the table of 65,536 tokens takes some KiB.
 
 #include "hopper/select.cuh"
 

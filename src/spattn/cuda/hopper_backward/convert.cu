@@ -2,7 +2,7 @@
 // Grid       one CTA per head and sub-tile of 64 queries.
 // Target     sm_90a (no special instructions; shares the structs of backward.cu).
 // Types      float32 sums; bfloat16 or float16 dq.
-// Test       tests/cuda/test_hopper_backward.py      Bound  memory: reads the sums once, 16 bytes per lane.
+// Test       tests/cuda/sm90/test_wgmma_backward.py      Bound  memory: reads the sums once, 16 bytes per lane.
 
 #include "common/chain.cuh"
 #include "common/element.cuh"

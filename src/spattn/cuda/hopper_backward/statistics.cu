@@ -2,7 +2,7 @@
 // Grid       eight lanes per query row, flat.
 // Target     sm_90a (no special instructions; shares the structs of backward.cu).
 // Types      bfloat16 or float16 dout and out, float32 lse, dlse and statistics.
-// Test       tests/cuda/test_hopper_backward.py      Bound  memory: reads dout and out once, 16 bytes per lane.
+// Test       tests/cuda/sm90/test_wgmma_backward.py      Bound  memory: reads dout and out once, 16 bytes per lane.
 
 #include "common/chain.cuh"
 #include "common/element.cuh"

@@ -10,7 +10,7 @@
 //           head_dim 128, float32
 // registers 238 per thread at 128 queries, head_dim 128, float32; 128 with two CTAs per SM; no spills
 //           (tests/cuda/test_compile.py checks)
-// test      tests/cuda/test_forward.py
+// test      tests/cuda/sm80/test_mma_forward.py
 // benchmark benchmarks/fp32_cuda.py
 // source    online softmax: Milakov & Gimelshein, arXiv:1805.02867
 //

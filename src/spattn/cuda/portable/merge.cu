@@ -5,7 +5,7 @@
 // target    sm_80 and later
 // dtypes    out: float16, bfloat16, float32 (workspace float32), float64 (workspace float64)
 // shared    none
-// test      tests/cuda/test_forward.py
+// test      tests/cuda/sm80/test_mma_forward.py
 // benchmark benchmarks/peers_cuda.py
 // source    the log-sum-exp identity of split softmax: Rabe & Staats, arXiv:2112.05682, §2
 //

@@ -4,7 +4,7 @@
 // Target     compute capability 8.0 and later; fused multiply-adds, no tensor cores.
 // Types      any; accumulation, statistics and workspace in float32, float64 for float64.
 // Threads    256: eight per row, each with four columns of a 32 x 32 tile and every eighth feature of the sums.
-// Test       tests/cuda/test_backward.py
+// Test       tests/cuda/sm80/test_mma_backward.py
 // Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/slabs.py.
 
 #include "common/element.cuh"

@@ -8,7 +8,7 @@
 //            head_dim 128 with two stages of 64, 66 KiB with one; 49 KiB at 64 in dK/dV with two stages of 32.
 // Registers  230 to 255 per thread, no spills on sm_80; a few words outside the products on sm_90
 //            (tests/cuda/test_compile.py).
-// Test       tests/cuda/test_backward.py
+// Test       tests/cuda/sm80/test_mma_backward.py
 // Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/slabs.py.
 //
 // Macros     SPATTN_DTYPE, SPATTN_BY_KEYS, SPATTN_SCORES and SPATTN_VALUES (the results), SPATTN_HEAD_DIM,

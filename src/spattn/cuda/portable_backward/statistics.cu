@@ -2,7 +2,7 @@
 // Grid       one warp per query row, flat.
 // Target     compute capability 8.0 and later.
 // Types      any; sums in float32, float64 for float64.
-// Test       tests/cuda/test_backward.py      Bound  memory: reads dout and out once.
+// Test       tests/cuda/sm80/test_mma_backward.py      Bound  memory: reads dout and out once.
 
 #include "common/element.cuh"
 #include "portable_backward/params.cuh"

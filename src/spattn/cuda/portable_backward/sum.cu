@@ -3,7 +3,7 @@
 // Target     compute capability 8.0 and later.
 // Types      any; workspace in float32, float64 for float64.
 // Order      the order of the sources in every launch: results are bitwise reproducible.
-// Test       tests/cuda/test_backward.py      Bound  memory: reads each workspace row once.
+// Test       tests/cuda/sm80/test_mma_backward.py      Bound  memory: reads each workspace row once.
 
 #include "common/element.cuh"
 #include "portable_backward/params.cuh"
