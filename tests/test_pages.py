@@ -134,6 +134,8 @@ def test_results_are_outputs_of_scripts():
     """Notes by hand belong in docs/notebook/."""
     files = [file.name for file in (ROOT / "benchmarks" / "results").rglob("*.*")]
     assert len(files) > 40 and [f for f in files if not f.endswith(".json")] == ["gpu_tests.txt"]
+
+
 def test_named_test_files_exist():
     """A kernel's header and a page name the tests of what they describe."""
     found = {}

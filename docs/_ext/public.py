@@ -21,7 +21,11 @@ SECTIONS = (
         "The base class of patterns, functions that create and combine patterns, and tools for custom patterns. Each"
         " pattern class has its own page in the :doc:`gallery </gallery/index>`.",
     ),
-    ("spattn.patterns.dynamic", "Selections", inspect.cleandoc(importlib.import_module("spattn.patterns.dynamic").__doc__)),
+    (
+        "spattn.patterns.dynamic",
+        "Selections",
+        inspect.cleandoc(importlib.import_module("spattn.patterns.dynamic").__doc__),
+    ),
     ("spattn.index_set", "Index sets", "The allowed pairs of a pattern at given lengths, as affine runs."),
     ("spattn.testing", "Testing", inspect.cleandoc(importlib.import_module("spattn.testing").__doc__)),
 )

@@ -18,9 +18,9 @@ import spattn
 from spattn import selections
 from spattn.arrays import kind_of
 from spattn.cuda import portable, portable_backward
+from spattn.patterns.dynamic import Form
 from spattn.schedule import compiler
 from spattn.schedule.tensor_maps import MAPS, maps_of
-from spattn.patterns.dynamic import Form
 
 from . import draws, oracle
 from .draws import Case, How, Sizes, Source

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spattn._util.cached import cached_property
 import pytest
 
+from spattn._util.cached import cached_property
 
 FORKS = """
 import os, signal, sys, threading, time

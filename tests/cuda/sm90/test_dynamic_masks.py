@@ -10,9 +10,9 @@ import pytest
 import spattn
 from spattn import patterns, selections
 from spattn.cuda.hopper import select
+from spattn.patterns.dynamic import Form
 from spattn.planning.contract.types import positions, tile_lists
 from spattn.schedule import compiler
-from spattn.patterns.dynamic import Form
 
 pytestmark = pytest.mark.family("sm90")
 
