@@ -84,7 +84,7 @@ def forward(request):
 
     def run(q, k, v, pattern, scale=None):
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        return module.forward(q, k, v, spattn.plan(pattern, backend=backend, like=(q, k, v)), scale, **options)
+        return module.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend=backend), scale, **options)
 
     return run
 

@@ -29,10 +29,10 @@ def dense(q, k, v, pattern):
 
 @pytest.mark.filterwarnings("ignore:.*cells are evaluated")
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-@pytest.mark.parametrize("name", p.names())
+@pytest.mark.parametrize("name", p.registry.names())
 def test_finite_differences(name, backend):
     """Of out and, where a row has keys, of lse."""
-    pattern, q_len, kv_len = p.example(name)
+    pattern, q_len, kv_len = p.registry.example(name)
     _, heads = pattern.sizes()
     heads = max(2, heads)
     given = inputs(max(1, pattern.sizes()[0]), heads, heads, q_len, kv_len, 3, dtype="float64")
@@ -101,7 +101,7 @@ def test_the_pattern_is_that_of_the_forward(leaves, kind):
     mask = WINDOW.index_set(20, 30).to_dense()
 
     def register(pattern):
-        @p.register("of_a_forward")
+        @p.authoring.register("of_a_forward")
         class OfAForward(p.Pattern):
             def allows(self, q, k):
                 return pattern.allows(q, k)

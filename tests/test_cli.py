@@ -110,7 +110,7 @@ def test_draw_reads_what_to_dict_writes(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     pattern = spattn.patterns.Causal() & (spattn.patterns.Sinks(2) | spattn.patterns.SlidingWindow(4, 0))
     path = tmp_path / "composed.svg"
-    code, _, err = run(capsys, "draw", json.dumps(pattern.to_dict()), "--q-len", 20, "--kv-len", 30, "-o", path)
+    code, _, err = run(capsys, "draw", pattern.to_json(), "--q-len", 20, "--kv-len", 30, "-o", path)
     assert (code, err) == (0, "")
     assert path.stat().st_size > 1000
 
@@ -119,7 +119,7 @@ def test_draw_without_a_pattern_lists_them(capsys):
     code, out, _ = run(capsys, "draw")
     assert code == 0
     lines = out.splitlines()
-    assert [line.partition("(")[0] for line in lines[::2]] == spattn.patterns.names()
+    assert [line.partition("(")[0] for line in lines[::2]] == spattn.patterns.registry.names()
     assert "sliding_window(left, right='left')" in lines and "causal()" in lines
     assert all(line.startswith("    ") and line.strip() for line in lines[1::2])
 
@@ -132,10 +132,10 @@ def test_draw_without_a_pattern_lists_them(capsys):
         ("causal & sliding_window(255, right=None)", p.Causal() & p.SlidingWindow(255, None)),
         ("(sinks(4) | ~block_local(8)) - causal()", (p.Sinks(4) | ~p.BlockLocal(8)) - p.Causal()),
         ("neighborhood((8, 8), [3, 5])", p.Neighborhood((8, 8), (3, 5))),
-        ("axial((2, 3), -1)", p.Axial((2, 3), -1)),
+        ("axial((2, 3), -1)", p.axial((2, 3), -1)),
         ("per_head((causal, ~sinks(2) & causal))", p.PerHead((p.Causal(), ~p.Sinks(2) & p.Causal()))),
         ("mask([[True, False]])", p.Mask([[True, False]])),
-        ("deepspeed_fixed(4, attention='unidirectional')", p.deepspeed.Fixed(4, attention="unidirectional")),
+        ("deepspeed_fixed(4, attention='unidirectional')", p.deepspeed.fixed(4, attention="unidirectional")),
     ],
 )
 def test_descriptions(text, pattern):

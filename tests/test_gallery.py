@@ -17,7 +17,7 @@ def gallery(monkeypatch):
     return importlib.import_module("gallery")
 
 
-@pytest.mark.parametrize("name", patterns.names())
+@pytest.mark.parametrize("name", patterns.registry.names())
 def test_page(gallery, name):
     entry = gallery._registered(name)
     page = gallery._page(entry)

@@ -10,7 +10,7 @@ from spattn import plan as make_plan
 from spattn.testing import check, check_plan, dense_mask, execute, inputs
 from spattn.testing.strategies import cases, compositions
 
-NAMES = patterns.names()
+NAMES = patterns.registry.names()
 
 
 def fewer(share: int):
@@ -112,13 +112,13 @@ def test_operators_are_those_of_sets(case, data):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_example_of_pattern_keeps_every_promise(name):
-    pattern, q_len, kv_len = patterns.example(name)
+    pattern, q_len, kv_len = patterns.registry.example(name)
     check.check_pattern(pattern, q_len, kv_len, batch=max(1, pattern.sizes()[0]))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_picture(name):
     pyplot = pytest.importorskip("matplotlib.pyplot")
-    pattern, q_len, kv_len = patterns.example(name)
+    pattern, q_len, kv_len = patterns.registry.example(name)
     check.check_picture(pattern, q_len, kv_len)
     pyplot.close("all")

@@ -55,7 +55,7 @@ def test_equals_torch_in_float64(case):
         np.testing.assert_allclose(mine, tensor.grad.numpy(), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("pattern", [p.Causal(), p.Strided(3), p.Documents((4, 3))], ids=repr)
+@pytest.mark.parametrize("pattern", [p.Causal(), p.strided(3), p.Documents((4, 3))], ids=repr)
 def test_gradients_are_derivatives(pattern):
     arrays = list(inputs(1, 2, 1, 7, 9, 4, 3, dtype="float64"))
     dout = random((1, 2, 7, 3), "float64", seed=11)

@@ -44,9 +44,9 @@ def write_gallery(app, config) -> None:
     folder = Path(app.srcdir) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     groups = {
-        "deepspeed": [_registered(name) for name in patterns.names() if name.startswith("deepspeed")],
-        "registered": [_registered(name) for name in patterns.names() if not name.startswith("deepspeed")],
-        "compositions": [_composition(*entry) for entry in patterns.gallery().items()],
+        "deepspeed": [_registered(name) for name in patterns.registry.names() if name.startswith("deepspeed")],
+        "registered": [_registered(name) for name in patterns.registry.names() if not name.startswith("deepspeed")],
+        "compositions": [_composition(*entry) for entry in patterns.show.gallery().items()],
     }
     wanted = {f"{group}.inc" for group in groups} | {"uses.inc"}
     _write(folder / "uses.inc", _uses(groups["registered"]))
@@ -201,7 +201,7 @@ def _draw(path: Path, pattern, length: int) -> None:
     heads = _heads_drawn(pattern)
     figure, axes = plt.subplots(1, heads, figsize=(4.5 * heads, 4.5), layout="constrained", squeeze=False)
     for head, ax in enumerate(axes[0]):
-        patterns.draw(pattern, length, ax=ax, head=head, title=f"head {head}" if heads > 1 else None)
+        patterns.show.draw(pattern, length, ax=ax, head=head, title=f"head {head}" if heads > 1 else None)
     figure.savefig(path, dpi=100, facecolor="white")
     plt.close(figure)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from gallery import public_path
 
-from spattn.patterns import Pattern, names
+from spattn.patterns import Pattern
 from spattn.patterns.base.registry import pattern_class
+from spattn.patterns.registry import names
 
 FOLDER = Path("api") / "generated"
 SECTIONS = (

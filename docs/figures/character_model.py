@@ -11,7 +11,7 @@ from spattn import patterns as sp
 n = 64
 shown = {
     "dense": (sp.Causal(), "#8899aa", "--"),
-    "strided": (sp.Strided(8), "#c1621f", "-"),
+    "strided": (sp.strided(8), "#c1621f", "-"),
     "window": (sp.SlidingWindow(11, 0), INK, "-"),
 }
 made, axes = figure(4, height=2.6, width=10.5)

@@ -64,7 +64,7 @@ def show(axis, picture, title, grid=None, xlabel="key", ylabel="query"):
 
 def plan_without_cache(pattern, tokens, tile):
     """Make a plan with the tile shape of the picture."""
-    return spattn.plan(pattern, tokens, tile=tile)
+    return spattn.plan(pattern, tokens, tiling=spattn.Tiling(tile=tile))
 
 
 def figure(columns, height=3.2, width=None):

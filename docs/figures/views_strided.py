@@ -6,7 +6,7 @@ from common import cells_of, figure, plan_without_cache, show, visited
 from spattn import patterns as sp
 
 n, s, tile = 1024, 8, (32, 64)
-pattern = sp.Strided(s)
+pattern = sp.strided(s)
 near, far = sp.SlidingWindow(s - 1, 0), sp.Causal() & (sp.Stride(s) - sp.SlidingWindow(s - 1, 0))
 made, axes = figure(3, height=3.6)
 

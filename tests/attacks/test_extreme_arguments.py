@@ -1,6 +1,7 @@
 """Attacks on arguments: extreme integers, and calls that must be refused by name."""
 
 import dataclasses
+import json
 import sys
 
 import numpy as np
@@ -10,6 +11,11 @@ import spattn
 from spattn import patterns as p
 
 from .oracle import arrays, dense
+
+
+def from_data(data):
+    return p.from_json(json.dumps(data))
+
 
 N = 20  # tokens, where nothing else is said
 QUERY, KEY = np.ogrid[:N, :N]
@@ -43,7 +49,7 @@ ORDINARY = {
     "KeyBlocks": (lambda: p.KeyBlocks(np.array([[0]]), N, N), EVERY),
     "BigBird": (lambda: p.BigBird(4, 9, random_blocks=1), EVERY),
     "ColumnIntervals": (lambda: p.ColumnIntervals(np.zeros(N, int), np.full(N, 3)), QUERY >= 3),
-    "Variable": (lambda: p.deepspeed.Variable(4, 1, (5,)), EVERY),
+    "Variable": (lambda: p.deepspeed.variable(4, 1, (5,)), EVERY),
     "DilatedWindow": (lambda: p.DilatedWindow(1, 1, 2), np.isin(QUERY - KEY, (-2, 0, 2))),
     "predicate": (lambda: predicate(lambda q, k: k <= q), CAUSAL),
 }
@@ -76,8 +82,8 @@ EXTREMES = {
     "column-intervals-start-wraps": (lambda: p.ColumnIntervals(u8(2**63), u8(2**63 + 5)), EVERY),
     "bigbird-window-2**62": (lambda: p.BigBird(4, window_blocks=2**62), EVERY),
     "bigbird-random-2**20": (lambda: p.BigBird(4, random_blocks=2**20), EVERY),
-    "variable-random-2**18": (lambda: p.deepspeed.Variable(4, num_random_blocks=2**18), EVERY),
-    "from-dict-random-2**20": (lambda: p.from_dict({"pattern": "bigbird", "block": 4, "random_blocks": 2**20}), EVERY),
+    "variable-random-2**18": (lambda: p.deepspeed.variable(4, num_random_blocks=2**18), EVERY),
+    "from-dict-random-2**20": (lambda: from_data({"pattern": "bigbird", "block": 4, "random_blocks": 2**20}), EVERY),
 }
 
 
@@ -106,12 +112,12 @@ REFUSED = {  # the call, and names of which the error has one
     "scale-1e400": (lambda: spattn.attention(Q, K, V, scale=10**400), "scale"),
     "documents-too-long": (lambda: spattn.plan(p.Documents((10, 200)), N), "length|documents"),
     "documents-of-cu-seqlens": (lambda: spattn.plan(p.Documents((0, 5, 10, 20)), N), "length|documents"),
-    "workers-0": (lambda: spattn.plan(p.Causal(), N, workers=0), "workers"),
-    "workers-negative": (lambda: spattn.plan(p.Causal(), N, workers=-1), "workers"),
-    "workers-float": (lambda: spattn.plan(p.Causal(), N, workers=1.5), "workers"),
+    "workers-0": (lambda: spattn.plan(p.Causal(), N, tiling=spattn.Tiling(workers=0)), "workers"),
+    "workers-negative": (lambda: spattn.plan(p.Causal(), N, tiling=spattn.Tiling(workers=-1)), "workers"),
+    "workers-float": (lambda: spattn.plan(p.Causal(), N, tiling=spattn.Tiling(workers=1.5)), "workers"),
     "batch-negative": (lambda: spattn.plan(p.Causal(), N, batch=-1), "batch"),
-    "tile-float": (lambda: spattn.plan(p.Causal(), N, tile=(1.5, 64)), "tile"),
-    "tile-of-three": (lambda: spattn.plan(p.Causal(), N, tile=(16, 64, 3)), "tile"),
+    "tile-float": (lambda: spattn.plan(p.Causal(), N, tiling=spattn.Tiling(tile=(1.5, 64))), "tile"),
+    "tile-of-three": (lambda: spattn.plan(p.Causal(), N, tiling=spattn.Tiling(tile=(16, 64, 3))), "tile"),
     "masked-array-q": (lambda: spattn.attention(masked(Q), K, V), "q"),
     "masked-array-v": (lambda: spattn.attention(Q, K, masked(V)), "v"),
     "masked-array-pattern": (lambda: spattn.attention(Q, K, V, HIDDEN_PAIRS), "pattern|mask"),

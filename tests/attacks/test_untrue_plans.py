@@ -39,13 +39,13 @@ LATTICES = {
 
 def attention_of_a_part(**sides):
     """attention() with a pattern whose parts() has one part, with the given lattices."""
-    part = p.Part(predicate(lambda q, k: k == k), **sides)
+    part = p.authoring.Part(predicate(lambda q, k: k == k), **sides)
     pattern = predicate(lambda q, k: k == k, parts=lambda self, q_len, kv_len: (part,))
     return spattn.attention(Q, K, V, pattern)
 
 
 def test_parts_of_the_sequence():
-    assert abs(attention_of_a_part(key=p.Lattice(0, (1,), (N,))) - dense(Q, K, V, True)).max() < 1e-5
+    assert abs(attention_of_a_part(key=p.authoring.Lattice(0, (1,), (N,))) - dense(Q, K, V, True)).max() < 1e-5
 
 
 @pytest.mark.parametrize("side", ["key", "query"])
@@ -54,7 +54,7 @@ def test_parts_that_leave_the_sequence(name, side):
     """A caller's parts() with a lattice of positions outside of the sequence is refused."""
     strides, extents = LATTICES[name]
     with pytest.raises(ValueError, match="."):
-        attention_of_a_part(**{side: p.Lattice(0, strides, extents)})
+        attention_of_a_part(**{side: p.authoring.Lattice(0, strides, extents)})
 
 
 # -- plans that are changed --------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def test_parts_that_leave_the_sequence(name, side):
 
 def small_plan(how):
     """A plan whose arrays the caller made or unpickled, and the result of its first call."""
-    plan = spattn.plan(p.SlidingWindow(3), N, tile=(16, 64))
+    plan = spattn.plan(p.SlidingWindow(3), N, tiling=spattn.Tiling(tile=(16, 64)))
     copies = {name: getattr(plan, name).copy() for name in ("mask", "views", "variant", "work")}
     plan = dataclasses.replace(plan, **copies) if how == "replaced" else pickle.loads(pickle.dumps(plan))
     first = spattn.attention(Q, K, V, plan)

@@ -16,8 +16,8 @@ PATTERNS = [
     patterns.Causal(),
     patterns.SlidingWindow(20, 20),
     patterns.DilatedWindow(12, 12, 3),
-    patterns.Strided(16),
-    patterns.Longformer(24, global_tokens=5),
+    patterns.strided(16),
+    patterns.longformer(24, global_tokens=5),
 ]
 
 

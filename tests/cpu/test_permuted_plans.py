@@ -73,7 +73,7 @@ def test_lengths(q_len):
 
 def test_heads_with_and_without_an_order():
     """What has none is computed in the order of the rows, beside others."""
-    pattern = patterns.PerHead((patterns.Longformer(10, global_tokens=3), patterns.Clusters(LABELS[0])))
+    pattern = patterns.PerHead((patterns.longformer(10, global_tokens=3), patterns.Clusters(LABELS[0])))
     made = planned(pattern, workers=4)
     assert (made.q_order[0] == np.arange(Q_LEN)).all() and (made.q_order[1] != np.arange(Q_LEN)).any()
     check(pattern, *problem(head_dim=24), made)
@@ -109,11 +109,13 @@ def test_hidden_values_reach_no_row(isa, tile):
 def test_any_order(data):
     """Of any plan's rows and keys: results are those of the permuted arrays."""
     q_len, kv_len = data.draw(st.integers(1, 70)), data.draw(st.integers(1, 150))
-    several = patterns.Causal(), patterns.Longformer(10, global_tokens=3), patterns.Strided(7), patterns.Stride(3)
+    several = patterns.Causal(), patterns.longformer(10, global_tokens=3), patterns.strided(7), patterns.Stride(3)
     pattern = data.draw(st.sampled_from(several))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     tile = data.draw(st.sampled_from([*TILES, (3, 64)]))
-    plain = spattn.plan(pattern, q_len, kv_len, heads=2, tile=tile, workers=data.draw(st.integers(1, 9)))
+    plain = spattn.plan(
+        pattern, q_len, kv_len, tiling=spattn.Tiling(tile=tile, workers=data.draw(st.integers(1, 9))), heads=2
+    )
     q_order, kv_order = rng.permutation(q_len), rng.permutation(kv_len)
     ordered = dataclasses.replace(
         plain,
@@ -160,8 +162,11 @@ def test_calls_take_them_where_a_pattern_has_an_order():
     labels = np.random.default_rng(0).integers(0, 16, 1024)
     pattern = patterns.Causal() & patterns.Clusters(labels)
     arrays = inputs(1, 2, q_len=1024, kv_len=1024, head_dim=32)
-    made = spattn.plan(pattern, backend="cpu", like=arrays)
-    assert made.ordered and made.efficiency > 3 * spattn.plan(pattern, 1024, tile=made.tile).efficiency
+    made = spattn.plan_for(pattern, *arrays, backend="cpu")
+    assert (
+        made.ordered
+        and made.efficiency > 3 * spattn.plan(pattern, 1024, tiling=spattn.Tiling(tile=made.tile)).efficiency
+    )
     assert not spattn.plan(pattern, 1024).ordered and made.pattern == pattern
     own, lse = spattn.attention(*arrays, pattern, backend="cpu", return_lse=True)
     Expectation(pattern, *arrays).check(own, lse)
@@ -171,7 +176,7 @@ def test_calls_take_them_where_a_pattern_has_an_order():
 def test_clusters_that_lie_in_a_row_need_no_order():
     labels = np.repeat(np.arange(8), 64)
     arrays = inputs(1, 2, q_len=512, kv_len=512, head_dim=32)
-    assert not spattn.plan(patterns.Clusters(labels), backend="cpu", like=arrays).ordered
+    assert not spattn.plan_for(patterns.Clusters(labels), *arrays, backend="cpu").ordered
 
 
 @pytest.mark.parametrize("block", [16, 64])
@@ -179,15 +184,15 @@ def test_listed_pairs_that_lie_together_in_another_order(block):
     """Whoever lists the pairs of clusters gets the plan of clusters."""
     labels = np.random.default_rng(0).permutation(1024) // block
     pairs = np.nonzero(labels[:, None] == labels)
-    pattern = patterns.from_pairs(*pairs, 1024, 1024)
+    pattern = patterns.interop.from_pairs(*pairs, 1024, 1024)
     arrays = inputs(1, 2, q_len=1024, kv_len=1024, head_dim=32)
-    made = spattn.plan(pattern, backend="cpu", like=arrays)
-    assert made.ordered and made.tiles <= spattn.plan(pattern, 1024, tile=made.tile).tiles / 10
+    made = spattn.plan_for(pattern, *arrays, backend="cpu")
+    assert made.ordered and made.tiles <= spattn.plan(pattern, 1024, tiling=spattn.Tiling(tile=made.tile)).tiles / 10
     Expectation(pattern, *arrays).check(*spattn.attention(*arrays, pattern, backend="cpu", return_lse=True))
 
 
 def test_scattered_pairs_are_left_alone():
     rng = np.random.default_rng(0)
-    pattern = patterns.from_pairs(*np.nonzero(rng.random((1024, 1024)) < 0.01), 1024, 1024)
+    pattern = patterns.interop.from_pairs(*np.nonzero(rng.random((1024, 1024)) < 0.01), 1024, 1024)
     arrays = inputs(1, 2, q_len=1024, kv_len=1024, head_dim=32)
-    assert not spattn.plan(pattern, backend="cpu", like=arrays).ordered
+    assert not spattn.plan_for(pattern, *arrays, backend="cpu").ordered

@@ -12,9 +12,9 @@ from spattn.testing import inputs
 
 CASES = {
     "causal": (patterns.Causal(), 700, 700),
-    "few queries": (patterns.PrefixLM(900), 5, 1500),
+    "few queries": (patterns.prefix_lm(900), 5, 1500),
     "many pieces": (patterns.Full(), 60, 9000),
-    "two views": (patterns.Longformer(40, global_tokens=(0, 150, 300)), 700, 700),
+    "two views": (patterns.longformer(40, global_tokens=(0, 150, 300)), 700, 700),
 }
 
 

@@ -29,21 +29,21 @@ LONGER = {
     "decoding": (patterns.Causal(), 1, 517),
     "window": (patterns.SlidingWindow(70), 400, 400),
     "dilated": (patterns.DilatedWindow(20, 20, 3), 401, 401),
-    "strided": (patterns.Strided(16), 400, 400),
-    "fixed": (patterns.Fixed(32, 8), 384, 384),
-    "longformer": (patterns.Longformer(64, global_tokens=(0, 1, 200)), 400, 400),
+    "strided": (patterns.strided(16), 400, 400),
+    "fixed": (patterns.fixed(32, 8), 384, 384),
+    "longformer": (patterns.longformer(64, global_tokens=(0, 1, 200)), 400, 400),
     "neighborhood": (patterns.Neighborhood((18, 22), 7), 396, 396),
     "neighborhood 3-D": (patterns.Neighborhood((6, 8, 9), (3, 5, 5)), 432, 432),
     "neighborhood dilated": (patterns.Neighborhood((18, 24), 3, 3), 432, 432),
-    "shifted windows": (patterns.Windowed((16, 24), (8, 8), 4), 384, 384),
+    "shifted windows": (patterns.windowed((16, 24), (8, 8), 4), 384, 384),
     "columns": (patterns.Columns(13, 3, 5) & patterns.Causal(), 300, 300),
     "some empty rows": (patterns.BlockLocal(50) & ~patterns.SlidingWindow(20, 90), 300, 300),
     "tiles of two shapes": (patterns.PeriodicWindow(2, 0, 0) & patterns.BigBird(1, 1, 0, 0), 7, 7),
     "nothing": (patterns.Full() - patterns.Full(), 150, 150),
-    "per head": (patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30), patterns.Strided(12))), 260, 260),
+    "per head": (patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30), patterns.strided(12))), 260, 260),
     "per batch entry": (patterns.Documents(((100, 150), (30, 40, 180))), 250, 250),
 }
-PROBLEMS = {name: patterns.example(name) for name in patterns.names()} | {
+PROBLEMS = {name: patterns.registry.example(name) for name in patterns.registry.names()} | {
     f"longer: {name}": problem for name, problem in LONGER.items()
 }
 
@@ -208,7 +208,7 @@ def attend():
         def forward(q, k, v, pattern, scale=None):
             q, k, v = (on_gpu(x, kind) for x in (q, k, v))
             scale = q.shape[3] ** -0.5 if scale is None else scale
-            out, lse = cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), scale)
+            out, lse = cuda.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend="cuda"), scale)
             assert kind_of(out) is kind_of(lse) is kind_of(q)
             assert kind_of(out).device(out) == kind_of(q).device(q)
             return to_host(out), to_host(lse)
@@ -230,7 +230,7 @@ def check_gradients():
         for kind in kinds:
             dout, *operands = (on_gpu(x, kind) for x in (expectation.dout, q, k, v))
             dlse = on_gpu(expectation.dlse, kind) if with_dlse else None
-            own = spattn.plan(pattern, backend="cuda", like=operands) if made is None else made
+            own = spattn.plan_for(pattern, *operands, backend="cuda") if made is None else made
             out, lse = spattn.attention(*operands, own, scale=scale, return_lse=True, backend="cuda")
             arguments = dout, *operands, out, lse, own
             got = spattn.attention_backward(*arguments, dlse=dlse, scale=scale, backend="cuda")

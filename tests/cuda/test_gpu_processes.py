@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import cuda, patterns, plan
+from spattn import Tiling, cuda, patterns, plan
 from spattn.cuda.driver import device
 from spattn.cuda.driver.buffer import Buffer
 from spattn.request.call import Call
@@ -34,7 +34,7 @@ def run_script(text: str, **environment: str) -> subprocess.CompletedProcess:
 
 
 def call(x):
-    return cuda.forward(x, x, x, spattn.plan(patterns.Full(), backend="cuda", like=(x, x, x)), 1.0)
+    return cuda.forward(x, x, x, spattn.plan_for(patterns.Full(), x, x, x, backend="cuda"), 1.0)
 
 
 CALL = """
@@ -44,7 +44,7 @@ from spattn import cuda, patterns
 from spattn.request.call import Call
 def call(n=200):
     q = np.random.default_rng(0).standard_normal((1, 2, n, 64), dtype=np.float32)
-    return cuda.forward(q, q, q, spattn.plan(patterns.Causal(), backend="cuda", like=(q, q, q)), 0.125)
+    return cuda.forward(q, q, q, spattn.plan_for(patterns.Causal(), q, q, q, backend="cuda"), 0.125)
 """
 
 
@@ -189,7 +189,7 @@ def test_planning_makes_no_context():
         import json
         assert cuda.unavailable() is None and json.dumps(cuda.info()) and cuda.sm_count() and cuda.tile("float16", 64)
         q = np.zeros((1, 1, 100, 64), np.float32)
-        made = spattn.plan(patterns.Causal(), backend="cuda", like=(q, q, q))
+        made = spattn.plan_for(patterns.Causal(), q, q, q, backend="cuda")
         assert cuda.accepts(made, Call.of(q, q, q))
         from cuda.bindings import driver
         def active(): return driver.cuDevicePrimaryCtxGetState(0)[2]
@@ -206,9 +206,9 @@ def test_plans_that_do_not_fit():
     """Tiles of other shapes are refused before a kernel is asked for, so that the caller can plan again."""
     q = np.zeros((1, 1, 300, 128), np.float32)
     for tile, fine in {(128, 64): True, (48, 64): True, (256, 64): False, (40, 64): False, (512, 64): False}.items():
-        assert cuda.accepts(plan(patterns.Full(), 300, tile=tile), Call.of(q, q, q)) == fine, tile
+        assert cuda.accepts(plan(patterns.Full(), 300, tiling=Tiling(tile=tile)), Call.of(q, q, q)) == fine, tile
     with pytest.raises(ValueError, match="plan: no CUDA kernel has tiles of 40 × 64"):
-        cuda.forward(q, q, q, plan(patterns.Full(), 300, tile=(40, 64)), 1.0)
+        cuda.forward(q, q, q, plan(patterns.Full(), 300, tiling=Tiling(tile=(40, 64))), 1.0)
 
 
 @pytest.mark.gpu
@@ -223,7 +223,7 @@ def test_fault_26_sticky_error():
         from spattn.cuda.forward_pass import ForwardPass
         from spattn.cuda.driver import device, errors
         q = np.zeros((1, 1, 64, 64), np.float32)
-        plan = spattn.plan(patterns.Full(), backend="cuda", like=(q, q, q))
+        plan = spattn.plan_for(patterns.Full(), q, q, q, backend="cuda")
         wild = Operand(16, q.shape, (4096, 4096, 64, 1))
         with device.get() as gpu:
             portable.forward(ForwardPass(gpu, gpu.stream, plan, wild, wild, wild, wild, 16, "float32", 1.0, None))
@@ -278,7 +278,7 @@ def test_unknown_kernel_is_refused(monkeypatch):
     monkeypatch.setenv("SPATTN_CUDA_KERNEL", "fastest")
     q = np.zeros((1, 1, 8, 8), np.float32)
     with pytest.raises(ValueError, match="SPATTN_CUDA_KERNEL"):
-        spattn.plan(patterns.Full(), backend="cuda", like=(q, q, q))
+        spattn.plan_for(patterns.Full(), q, q, q, backend="cuda")
 
 
 @pytest.mark.gpu
@@ -286,4 +286,4 @@ def test_head_dim_is_checked():
     for shape in ((1, 1, 8, 257), (1, 1, 8, 300)):
         q = np.zeros(shape, np.float32)
         with pytest.raises(ValueError, match=r"^head_dim: expected 1 … 256 for q, k and v, got"):
-            spattn.plan(patterns.Full(), backend="cuda", like=(q, q, q))
+            spattn.plan_for(patterns.Full(), q, q, q, backend="cuda")

@@ -30,7 +30,7 @@ def attend(jax):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("pattern", [WINDOW, patterns.Causal(), patterns.Strided(16)], ids=repr)
+@pytest.mark.parametrize("pattern", [WINDOW, patterns.Causal(), patterns.strided(16)], ids=repr)
 def test_values_and_gradients_are_within_the_oracles_budget(jax, attend, family, pattern, dtype):
     if family == "sm90" and dtype == "float32":
         pytest.skip("the portable kernels compute float32")

@@ -17,7 +17,7 @@ GROUPED = {
     "batch entries": (patterns.Documents(((100, 150), (30, 40, 180))), 2, 8, 250, 1, 1),
     # Shared rows: a merge kernel; on Hopper also the items that join two sources themselves.
     "heads, shared rows": (
-        patterns.PerHead((patterns.Strided(12), patterns.Longformer(64, global_tokens=(0, 5)), patterns.Causal())),
+        patterns.PerHead((patterns.strided(12), patterns.longformer(64, global_tokens=(0, 5)), patterns.Causal())),
         5,
         3,
         300,
@@ -45,5 +45,5 @@ def launches(monkeypatch):
 def test_grouped_batch_is_one_launch(family, launches, case):
     pattern, batch, heads, tokens, portable, hopper = GROUPED[case]
     q, k, v = inputs(batch, heads, heads, tokens, tokens, 64, dtype="bfloat16")
-    cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), 0.125)
+    cuda.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend="cuda"), 0.125)
     assert len(launches) == {"sm80": portable, "sm90": hopper}[family]

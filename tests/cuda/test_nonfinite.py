@@ -78,7 +78,7 @@ def test_logits_of_minus_infinity(attend, dtype):
     [("sm80", "bfloat16"), ("sm80", "float32"), ("sm90", "bfloat16")],
     indirect=["family"],
 )
-@pytest.mark.parametrize("pattern", [patterns.Strided(24), patterns.Longformer(64, global_tokens=(0, 5))], ids=repr)
+@pytest.mark.parametrize("pattern", [patterns.strided(24), patterns.longformer(64, global_tokens=(0, 5))], ids=repr)
 def test_poison_and_merges(attend, dtype, pattern):
     """The same through the workspace: rows of several components, and lists in pieces."""
     q, k, v = inputs(1, 1, 1, 300, 300, 64, dtype=dtype)
@@ -96,13 +96,13 @@ def test_merges_of_empty_rows(attend, dtype):
     q, k, v = problem(dtype)
     q[...] = np.abs(q) + q.dtype.type(0.125)
     k[...] = -np.inf
-    out, lse = attend("numpy")(q, k, v, patterns.Strided(24))
+    out, lse = attend("numpy")(q, k, v, patterns.strided(24))
     assert not out.any() and (lse == -np.inf).all()
 
 
 @pytest.mark.parametrize("scale", [None, 1 / 3, -0.7], ids=str)
 @pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
-@pytest.mark.parametrize("pattern", [PATTERN, patterns.Strided(24)], ids=repr)
+@pytest.mark.parametrize("pattern", [PATTERN, patterns.strided(24)], ids=repr)
 @every_kernel
 def test_logits_of_every_size(attend, dtype, pattern, head_dim, scale):
     """Rows of one tile whose logits reach from nothing to the largest that the dtype can make: no number is rounded and
@@ -133,7 +133,7 @@ def test_overflowing_sums(attend):
 def test_memory_left_by_others(torch):
     """NaN in memory that the result and the workspace will reuse has no effect."""
     q, k, v = torch.randn(3, 1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
-    plan = spattn.plan(patterns.Strided(24), backend="cuda", like=(q, k, v))
+    plan = spattn.plan_for(patterns.strided(24), q, k, v, backend="cuda")
     expected = cuda.forward(q, k, v, plan, 0.125)
     for _ in range(3):
         torch.full((1 << 22,), torch.nan, device="cuda")
@@ -147,7 +147,7 @@ def test_memory_left_by_others(torch):
 @every_kernel
 def test_an_lse_that_nobody_wants(arrays, dtype, kind):
     """The same bits without it, in rows that are merged, not finite or empty too."""
-    pattern = patterns.Longformer(30, global_tokens=(0, 90)) & patterns.Documents((120, 80))
+    pattern = patterns.longformer(30, global_tokens=(0, 90)) & patterns.Documents((120, 80))
     q, k, v = problem(dtype)
     q[0, 0, 70] = np.nan
     q, k, v = (arrays(kind)(x) for x in (q, k, v))

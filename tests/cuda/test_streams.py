@@ -12,12 +12,12 @@ from spattn import cuda, patterns
 
 pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]
 
-PATTERN = patterns.Longformer(64, global_tokens=3)
+PATTERN = patterns.longformer(64, global_tokens=3)
 DELAY = 400_000_000  # clock cycles, about 0.2 s
 
 
 def run(q, k, v):
-    return cuda.forward(q, k, v, spattn.plan(PATTERN, backend="cuda", like=(q, k, v)), 0.125)
+    return cuda.forward(q, k, v, spattn.plan_for(PATTERN, q, k, v, backend="cuda"), 0.125)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_fault_24_torch_stream(torch, dtype):
 
 
 @pytest.mark.parametrize("family", ["sm90"], indirect=True)
-@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.Longformer(256, global_tokens=9)], ids=str)
+@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.longformer(256, global_tokens=9)], ids=str)
 def test_calls_that_read_what_others_write(torch, pattern):
     """Calls of a chain start before those before them have ended, and wait for what they read and overwrite."""
 
@@ -110,7 +110,7 @@ def test_fault_24_cupy_stream(cupy, dtype):
 def test_graph_capture(torch):
     """A call with a warm plan and a warm kernel can be captured and replayed."""
     q, k, v = torch.randn(3, 1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
-    plan = spattn.plan(PATTERN, backend="cuda", like=(q, k, v))
+    plan = spattn.plan_for(PATTERN, q, k, v, backend="cuda")
     cuda.forward(q, k, v, plan, 0.125)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -125,7 +125,7 @@ def test_graph_capture(torch):
 def test_captured_calls_and_plans_that_are_dropped(torch):
     """A graph keeps what it reads, and its capture does not mind what Python frees meanwhile."""
     q, k, v, dout = torch.randn(4, 1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
-    others = [patterns.Strided(stride) for stride in range(2, 12)]
+    others = [patterns.strided(stride) for stride in range(2, 12)]
 
     def both(pattern):
         out, lse = spattn.attention(q, k, v, pattern, return_lse=True)

@@ -17,7 +17,7 @@ PATTERN = patterns.SlidingWindow(40, 20)
 
 
 def run(q, k, v, pattern=PATTERN):
-    return cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), q.shape[3] ** -0.5)
+    return cuda.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend="cuda"), q.shape[3] ** -0.5)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])

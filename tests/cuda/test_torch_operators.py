@@ -9,7 +9,7 @@ from spattn import patterns
 
 pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]
 
-PATTERN = patterns.Longformer(64, global_tokens=3)
+PATTERN = patterns.longformer(64, global_tokens=3)
 DELAY = 400_000_000  # clock cycles, about 0.2 s
 BOTH = pytest.mark.parametrize(
     ("family", "dtype"),

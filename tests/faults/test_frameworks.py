@@ -292,7 +292,7 @@ def test_fault_43_decoding_step_by_step_equals_prefill():
 
 # -- 44: tensor parallel -----------------------------------------------------------------------------------------------
 
-HEADS = tuple(p.SlidingWindow(3 * n, n % 3) & p.Causal() if n % 2 else p.Strided(n + 4) for n in range(16))
+HEADS = tuple(p.SlidingWindow(3 * n, n % 3) & p.Causal() if n % 2 else p.strided(n + 4) for n in range(16))
 
 
 def shard(x, rank, ranks):

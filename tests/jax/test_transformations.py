@@ -29,8 +29,8 @@ def loss(upstream, pattern):
         return (out * dout).sum() + jnp.where(jnp.isfinite(lse), lse * dlse, 0).sum()
     return of
 
-for name in patterns.names():
-    pattern, length = patterns.example(name)[:2]
+for name in patterns.registry.names():
+    pattern, length = patterns.registry.example(name)[:2]
     heads = max(1, pattern.sizes()[1])
     given = inputs(max(1, pattern.sizes()[0]), 2 * heads, heads, q_len=length, head_dim=8, dtype="float64")
     wanted = GradientExpectation(pattern, *given, with_dlse=True)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spattn import Tiling, plan
 from spattn import patterns as p
-from spattn import plan
 from spattn.planning.tiles import tiling as _tiling
 from spattn.testing import check_plan, dense_mask
 
-REPEATING = [p.DilatedWindow(9, 9, 5), p.Stride(7, 2), p.Strided(16), p.Fixed(16, 3)]
+REPEATING = [p.DilatedWindow(9, 9, 5), p.Stride(7, 2), p.strided(16), p.fixed(16, 3)]
 OTHERS = [p.SlidingWindow(40, 3), p.BlockLocal(24), p.Columns(9, 2, 5), p.GlobalTokens((3, 60, 117)), p.Causal()]
 
 
@@ -22,7 +22,7 @@ def test_pieces_that_repeat(repeating, other):
     """Where the other pattern tells the pieces apart each is one of its own; where they overlap, pairs count once."""
     for pattern in (repeating & other, repeating | other, other | repeating, repeating - other, other - repeating):
         for q_len in (130, 77):
-            check_plan(plan(pattern, q_len, 130, tile=(16, 64)), [pattern.index_set(q_len, 130)])
+            check_plan(plan(pattern, q_len, 130, tiling=Tiling(tile=(16, 64))), [pattern.index_set(q_len, 130)])
 
 
 def test_heads_of_operands_with_different_numbers():
@@ -69,23 +69,23 @@ def test_a_predicate_of_unknown_form_is_evaluated_where_the_others_leave_somethi
     near, q = p.SlidingWindow(63), np.arange(1000, 1128)
     for joined in (lambda x: near & x, lambda x: x & near, lambda x: x - ~near, lambda x: ~(~near | ~x)):
         cells = []
-        made = plan(joined(Unknown(form, cells)), 4096, tile=(64, 64))
+        made = plan(joined(Unknown(form, cells)), 4096, tiling=Tiling(tile=(64, 64)))
         assert sum(cells) < 4096 * 400
         of_rows = UNKNOWN[form](q[:, None], np.arange(4096)) & (np.abs(q[:, None] - np.arange(4096)) <= 63)
         assert np.array_equal(made.pattern.allows(q[:, None], np.arange(4096)), of_rows)
-        assert made.tiles == plan(near, 4096, tile=(64, 64)).tiles
+        assert made.tiles == plan(near, 4096, tiling=Tiling(tile=(64, 64))).tiles
     check_plan(plan(near & Unknown(form), 300), [(near & Unknown(form)).index_set(300, 300)])
 
 
 def test_the_warning_says_how_many_tiles_are_evaluated():
     with pytest.warns(UserWarning, match=r"tiles \(gcd of values .*\); planning evaluates every cell of 190 tiles"):
-        plan(p.SlidingWindow(63) & Unknown("gcd"), 4096, tile=(64, 64))
+        plan(p.SlidingWindow(63) & Unknown("gcd"), 4096, tiling=Tiling(tile=(64, 64)))
 
 
 def test_a_predicate_that_is_unknown_nearly_everywhere_is_refused_before_it_is_evaluated():
     cells, refused = [], r"^pattern: expected at most 1073741824 pairs .*, got 42\d{8} .*; join it by &"
     with pytest.raises(ValueError, match=refused):
-        plan(Unknown("gcd", cells) - p.SlidingWindow(63), 1 << 16, tile=(64, 64))
+        plan(Unknown("gcd", cells) - p.SlidingWindow(63), 1 << 16, tiling=Tiling(tile=(64, 64)))
     assert not cells
 
 
@@ -100,12 +100,12 @@ COMPOSED = st.recursive(
 @pytest.mark.filterwarnings("ignore:.*cannot be evaluated on whole tiles")
 @given(pattern=COMPOSED, q_len=st.integers(1, 200), kv_len=st.integers(1, 200))
 def test_plans_of_any_composition_are_its_pairs(pattern, q_len, kv_len):
-    check_plan(plan(pattern, q_len, kv_len, tile=(16, 64)), [pattern.index_set(q_len, kv_len)])
+    check_plan(plan(pattern, q_len, kv_len, tiling=Tiling(tile=(16, 64))), [pattern.index_set(q_len, kv_len)])
 
 
 CLOSED = {
-    "strided and dilated": p.Strided(64) & p.DilatedWindow(300, 300, 48),
-    "columns and stride": p.Columns(512, 500, 512) & p.Strided(1024) & p.SlidingWindow(4096),
+    "strided and dilated": p.strided(64) & p.DilatedWindow(300, 300, 48),
+    "columns and stride": p.Columns(512, 500, 512) & p.strided(1024) & p.SlidingWindow(4096),
     "outside of a window": ~p.SlidingWindow(100) & p.BlockLocal(256),
     "difference": p.SlidingWindow(300) - p.Stride(7) - p.Columns(64, 0, 8),
 }

@@ -33,7 +33,7 @@ COPIES = {
 
 def good_plan():
     """A plan with two components, merges, and full, partial and ragged tiles."""
-    return spattn.plan(p.Longformer(20, global_tokens=(0, 150)), N, tile=(64, 64), workers=64)
+    return spattn.plan(p.longformer(20, global_tokens=(0, 150)), N, tiling=spattn.Tiling(tile=(64, 64), workers=64))
 
 
 def arrays(plan, change=lambda array: array):

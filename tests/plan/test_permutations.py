@@ -68,7 +68,7 @@ def test_labels_of_queries():
 def test_an_operand_without_an_order_leaves_it_to_another():
     """Scattered pairs may have one, and have none."""
     row, key = np.random.default_rng(0).integers(0, 140, (2, 3000))
-    pattern = p.from_pairs(row, key, 140, 140) & p.Clusters(LABELS[0])
+    pattern = p.interop.from_pairs(row, key, 140, 140) & p.Clusters(LABELS[0])
     made = ordered(pattern, 140, 140, tile=(16, 64))
     assert made.ordered
     check(pattern, made)

@@ -12,6 +12,7 @@ import spattn
 from spattn import cpu
 from spattn import patterns as p
 from spattn.planning.contract import cache as _cache
+from spattn.schedule import compiler
 from spattn.testing import inputs
 
 pytestmark = pytest.mark.usefixtures("no_plans")
@@ -38,7 +39,7 @@ def test_hits_and_misses():
 )
 def test_every_argument_tells_plans_apart(other):
     arguments = {"q_len": 300, "kv_len": 300, "batch": 1, "heads": 4}
-    made = [spattn.plan(p.BigBird(16), **arguments), spattn.plan(p.BigBird(16), **arguments | other)]
+    made = [compiler.plan(p.BigBird(16), **arguments), compiler.plan(p.BigBird(16), **arguments | other)]
     assert made[0] is not made[1] and spattn.plan_cache_info().misses == 2
     if "heads" in other:
         assert [plan.variants for plan in made] == [4, 2]
@@ -74,7 +75,7 @@ def test_a_plan_larger_than_all_may_be_is_not_kept(monkeypatch):
 
 def test_what_backends_make_of_a_plan_counts(monkeypatch):
     q, k, v = inputs(1, 2, 2, 600)
-    plan = spattn.plan(p.SlidingWindow(50), backend="cpu", like=(q, k, v))
+    plan = spattn.plan_for(p.SlidingWindow(50), q, k, v, backend="cpu")
     before = spattn.plan_cache_info().bytes
     out, lse = cpu.forward(q, k, v, plan, 0.1)
     assert spattn.plan_cache_info().bytes >= before + plan.work.nbytes

@@ -13,7 +13,7 @@ from spattn import patterns as p
 from spattn.testing import inputs
 
 x = inputs(1, 2, 2, 150, 150, 16)
-expected = spattn.attention(*x, p.Longformer(20, global_tokens=3))
+expected = spattn.attention(*x, p.longformer(20, global_tokens=3))
 done, failed = threading.Event(), []
 
 def plan(number):
@@ -33,7 +33,7 @@ def compute(number):
 def child():
     signal.alarm(20)
     spattn.clear_plan_cache()
-    out = spattn.attention(*x, p.Longformer(20, global_tokens=3))
+    out = spattn.attention(*x, p.longformer(20, global_tokens=3))
     made = spattn.plan(p.BigBird(16, seed=10**6), 300, heads=2)
     os._exit(0 if np.array_equal(out, expected) and made.nnz and spattn.plan_cache_info().plans == 2 else 1)
 
@@ -132,11 +132,11 @@ from spattn import cpu, patterns as p
 from spattn.testing import inputs
 
 found = hashlib.sha256()
-for heads, n, pattern in ((1, 700, p.Causal()), (3, 500, p.Longformer(100, global_tokens=(0, 333))),
-                          (2, 900, p.PerHead((p.Strided(50), p.BigBird(16))))):
+for heads, n, pattern in ((1, 700, p.Causal()), (3, 500, p.longformer(100, global_tokens=(0, 333))),
+                          (2, 900, p.PerHead((p.strided(50), p.BigBird(16))))):
     q, k, v = inputs(1, heads, heads, n, n, 64)
-    plan = spattn.plan(pattern, backend="cpu", like=(q, k, v))
-    for made in (plan, spattn.plan(pattern, n, heads=heads, workers=7)):
+    plan = spattn.plan_for(pattern, q, k, v, backend="cpu")
+    for made in (plan, spattn.plan(pattern, n, heads=heads, tiling=spattn.Tiling(workers=7))):
         for name, value in vars(made).items():
             if isinstance(value, (int, np.ndarray)):
                 found.update(f"{name}{np.asarray(value).tobytes()}".encode())

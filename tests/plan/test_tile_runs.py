@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from spattn import Tiling, plan
 from spattn import patterns as p
-from spattn import plan
-from spattn.patterns import Lattice, Part
+from spattn.patterns.authoring import Lattice, Part
 from spattn.planning import validate
 from spattn.planning.contract.budget import Budget
 from spattn.planning.contract.types import tile_lists
@@ -23,8 +23,8 @@ LONG = {
     "window": (p.SlidingWindow(256), 5),
     "full": (p.Full(), 1),
     "documents": (p.Documents((5000,) * 13) & p.Causal(), 4),
-    "global tokens": (p.Longformer(64, global_tokens=8), 7),
-    "columns": (p.Fixed(1024, 32), 5),
+    "global tokens": (p.longformer(64, global_tokens=8), 7),
+    "columns": (p.fixed(1024, 32), 5),
 }
 
 
@@ -53,7 +53,7 @@ def test_a_list_may_be_a_single_run_of_masked_tiles():
 
 
 def test_runs_written_out():
-    made = plan(p.Longformer(40, global_tokens=(0, 150, 300)), 2000, tile=(64, 64))
+    made = plan(p.longformer(40, global_tokens=(0, 150, 300)), 2000, tiling=Tiling(tile=(64, 64)))
     lists, (row, view, first, stop, mask) = tile_lists(made), runs_of(made)
     expected = [(r, v, t, m) for r, v, a, b, m in zip(row, view, first, stop, mask, strict=True) for t in range(a, b)]
     found_row = np.repeat(np.arange(len(lists.indptr) - 1), np.diff(lists.indptr))
@@ -69,7 +69,7 @@ def test_more_tiles_than_can_be_written_out():
 
 
 def test_runs_of_one_tile_are_the_same_plan():
-    made = plan(p.Causal(), 700, tile=(64, 64))
+    made = plan(p.Causal(), 700, tiling=Tiling(tile=(64, 64)))
     lists = tile_lists(made)
     own = dataclasses.replace(made, **lists._asdict(), tile_indptr=np.arange(made.tiles + 1))
     assert validate(own).tiles == made.tiles
@@ -102,7 +102,7 @@ def test_the_search_finds_what_cells_say(kind, kv_len, at_once, monkeypatch):
     """From any level, in grids of two axes and three."""
     pattern = kind()
     monkeypatch.setattr(_search, "_PAIRS_AT_ONCE", at_once)
-    made = plan(pattern, 130 + at_once % 7, kv_len, tile=(16, 64))
+    made = plan(pattern, 130 + at_once % 7, kv_len, tiling=Tiling(tile=(16, 64)))
     check_plan(made, [pattern.index_set(130 + at_once % 7, kv_len)])
 
 
@@ -114,7 +114,12 @@ def test_any_composition_from_a_single_pair_of_boxes(case):
     _search._PAIRS_AT_ONCE = 1
     try:
         made = plan(
-            pattern, sizes.q_len, sizes.kv_len, batch=sizes.batch, heads=sizes.heads_q, tile=(16, 64), workers=3
+            pattern,
+            sizes.q_len,
+            sizes.kv_len,
+            tiling=Tiling(tile=(16, 64), workers=3),
+            batch=sizes.batch,
+            heads=sizes.heads_q,
         )
     finally:
         _search._PAIRS_AT_ONCE = before

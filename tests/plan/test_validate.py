@@ -25,8 +25,8 @@ N = 300
 
 def good_plan():
     """Two families, one of several components; several variants; slots, merges, full, partial and ragged tiles."""
-    window = p.Longformer(20, global_tokens=(0, 150))
-    return spattn.plan(p.PerHead((window, p.Strided(7), window)), N, tile=(64, 64), workers=64)
+    window = p.longformer(20, global_tokens=(0, 150))
+    return spattn.plan(p.PerHead((window, p.strided(7), window)), N, tiling=spattn.Tiling(tile=(64, 64), workers=64))
 
 
 def spoiled(plan, **changes):
@@ -62,7 +62,12 @@ def test_good_plan_has_it_all():
 def test_every_plan_of_the_planner_is_sound(case, tile, workers):
     sizes = case.sizes
     made = spattn.plan(
-        case.pattern, sizes.q_len, sizes.kv_len, batch=sizes.batch, heads=sizes.heads_q, tile=tile, workers=workers
+        case.pattern,
+        sizes.q_len,
+        sizes.kv_len,
+        tiling=spattn.Tiling(tile=tile, workers=workers),
+        batch=sizes.batch,
+        heads=sizes.heads_q,
     )
     validate(dataclasses.replace(made))
 
@@ -233,9 +238,9 @@ def test_lattices_that_repeat_a_position(axes):
     assert repeats(strides, extents) == (len(np.unique(found)) < np.prod(extents))
 
 
-@pytest.mark.parametrize("pattern", [p.SlidingWindow(256), p.Strided(128), p.Neighborhood((128, 128), 13)], ids=repr)
+@pytest.mark.parametrize("pattern", [p.SlidingWindow(256), p.strided(128), p.Neighborhood((128, 128), 13)], ids=repr)
 def test_takes_less_than_a_second(pattern):
-    made = dataclasses.replace(spattn.plan(pattern, 16384, tile=(48, 64), workers=16))
+    made = dataclasses.replace(spattn.plan(pattern, 16384, tiling=spattn.Tiling(tile=(48, 64), workers=16)))
     start = time.process_time()
     validate(made)
     assert time.process_time() - start < 1

@@ -12,7 +12,7 @@ PATTERNS = [
     (4096, sp.Neighborhood((64, 64), 13)),
     (20480, sp.Neighborhood((160, 128), 13)),
     (1000, sp.Causal()),
-    (1000, sp.Longformer(64, global_tokens=4)),
+    (1000, sp.longformer(64, global_tokens=4)),
     (600, sp.BigBird(block=32, window_blocks=3, global_blocks=1, random_blocks=2, seed=1)),
     (0, sp.Full()),
 ]
@@ -20,7 +20,7 @@ PATTERNS = [
 
 def make(n, pattern):
     x = np.zeros((1, 4, n, 16), np.float32)
-    return spattn.plan(pattern, backend="cpu", like=(x, x, x))
+    return spattn.plan_for(pattern, x, x, x, backend="cpu")
 
 
 @pytest.mark.parametrize("order", [by_rows, neighbours_together])
@@ -34,7 +34,7 @@ def test_every_item_of_a_variant_once(n, pattern, order):
 
 def test_strips_of_a_grid():
     n, pattern = PATTERNS[1]
-    plan = spattn.plan(pattern, n, heads=4, tile=cpu.TILE)  # whatever the machine would choose
+    plan = spattn.plan(pattern, n, tiling=spattn.Tiling(tile=cpu.TILE), heads=4)  # whatever the machine would choose
     work = neighbours_together(plan)
     width = plan.views["grid"][plan.components["query_view"][0], -1]
     assert width > 8
@@ -60,7 +60,7 @@ def test_kept_with_the_plan():
 
 def test_boxes_with_keys_of_their_own_are_in_the_order_of_their_rows():
     """They meet neighbouring keys, whichever border of the grid they lie at."""
-    plan = spattn.plan(sp.Neighborhood((12, 12), 5), 144, tile=(4, 64), box=(2, 2))
+    plan = spattn.plan(sp.Neighborhood((12, 12), 5), 144, tiling=spattn.Tiling(tile=(4, 64), box=(2, 2)))
     work = neighbours_together(plan)
     starts = plan.views["offset"][plan.components["query_view"][work["component"]]]
     assert (plan.components["query_tiles"] == 1).all() and (np.diff(starts) > 0).all()

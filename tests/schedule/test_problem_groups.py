@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from spattn import patterns, plan
+from spattn import Tiling, patterns, plan
 from spattn.schedule.group import in_turns, pieces, tiles_of, workers
 from spattn.schedule.tasks import TASK
 
-DIFFERENT = patterns.PerHead((patterns.Causal(), patterns.Strided(16), patterns.Causal(), patterns.SlidingWindow(30)))
+DIFFERENT = patterns.PerHead((patterns.Causal(), patterns.strided(16), patterns.Causal(), patterns.SlidingWindow(30)))
 
 
 def test_tiles_of_every_batch_entry_and_head():
     """Each head counts the tiles of its own variant."""
-    made = plan(DIFFERENT, 512, heads=4, tile=(128, 64), workers=4)
-    alone = [plan(part, 512, tile=(128, 64)).tiles for part in DIFFERENT.patterns]
+    made = plan(DIFFERENT, 512, tiling=Tiling(tile=(128, 64), workers=4), heads=4)
+    alone = [plan(part, 512, tiling=Tiling(tile=(128, 64))).tiles for part in DIFFERENT.patterns]
     assert tiles_of(made, 3, 4) == 3 * sum(alone)
-    assert tiles_of(plan(patterns.Causal(), 512, tile=(128, 64)), 2, 5) == 10 * alone[0]
+    assert tiles_of(plan(patterns.Causal(), 512, tiling=Tiling(tile=(128, 64))), 2, 5) == 10 * alone[0]
     assert tiles_of(plan(patterns.Full() - patterns.Full(), 512), 2, 5) == 0
 
 
 def test_tiles_of_chosen_items():
     """Of the items of every variant, as often as heads have it."""
-    made = plan(DIFFERENT, 512, heads=4, tile=(128, 64), workers=4)
+    made = plan(DIFFERENT, 512, tiling=Tiling(tile=(128, 64), workers=4), heads=4)
     chosen = np.arange(len(made.work)) % 3 == 0
     both = [tiles_of(made, 3, 4, of) for of in (chosen, ~chosen)]
     assert sum(both) == tiles_of(made, 3, 4) and min(both) > 0

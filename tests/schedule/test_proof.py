@@ -19,15 +19,15 @@ CASES = {
     "one view": (p.SlidingWindow(5), 200, 200, (16, 64), 1),
     "pieces": (p.Full(), 3, 5000, (16, 64), 32),
     "residues": (p.DilatedWindow(4, 2, 7), 300, 300, (16, 64), 1),
-    "strided": (p.Strided(12), 500, 500, (16, 64), 1),
-    "one period of many": (p.Strided(8) | p.Strided(64), 4000, 4000, (16, 64), 1),
-    "three views": (p.DilatedWindow(6, 5, 7) | p.Strided(5), 53, 55, (1, 64), 1),
-    "odd tiles": (p.DilatedWindow(6, 5, 7) | p.Strided(5), 300, 300, (7, 64), 1),
+    "strided": (p.strided(12), 500, 500, (16, 64), 1),
+    "one period of many": (p.strided(8) | p.strided(64), 4000, 4000, (16, 64), 1),
+    "three views": (p.DilatedWindow(6, 5, 7) | p.strided(5), 53, 55, (1, 64), 1),
+    "odd tiles": (p.DilatedWindow(6, 5, 7) | p.strided(5), 300, 300, (7, 64), 1),
     "no period": (p.DilatedWindow(3, 0, 61) | p.DilatedWindow(3, 0, 67) | p.SlidingWindow(2), 300, 300, (8, 64), 1),
     "two axes": (p.Neighborhood((20, 24), 5, 2) | p.Columns(20, 2, 5), 480, 480, (12, 64), 1),
-    "three axes": (p.Neighborhood((6, 8, 9), (3, 5, 5)) | p.Strided(9), 432, 432, (8, 64), 1),
+    "three axes": (p.Neighborhood((6, 8, 9), (3, 5, 5)) | p.strided(9), 432, 432, (8, 64), 1),
     "empty rows": (p.BlockLocal(50) & ~p.SlidingWindow(20, 90), 300, 300, (16, 64), 1),
-    "variants": (p.PerHead((p.Causal(), p.SlidingWindow(3), p.Strided(6))), 100, 100, (16, 64), 4),
+    "variants": (p.PerHead((p.Causal(), p.SlidingWindow(3), p.strided(6))), 100, 100, (16, 64), 4),
     "nothing": (p.Full() - p.Full(), 40, 40, (16, 64), 1),
     "no query": (p.Full(), 0, 40, (16, 64), 1),
 }
@@ -35,7 +35,7 @@ CASES = {
 
 def made(name):
     pattern, q_len, kv_len, tile, workers = CASES[name]
-    return spattn.plan(pattern, q_len, kv_len, tile=tile, workers=workers)
+    return spattn.plan(pattern, q_len, kv_len, tiling=spattn.Tiling(tile=tile, workers=workers))
 
 
 def writers(plan, **changed):
@@ -215,4 +215,4 @@ def test_the_planner_proves_its_plans(monkeypatch, no_plans):
 
     monkeypatch.setattr(items, "_meeting", forgets)
     with pytest.raises(RuntimeError, match=r"^plan: row \d+ is written twice \(variant 0\); this is a bug in spattn"):
-        spattn.plan(p.DilatedWindow(6, 5, 7) | p.Strided(5), 53, 55, tile=(1, 64))
+        spattn.plan(p.DilatedWindow(6, 5, 7) | p.strided(5), 53, 55, tiling=spattn.Tiling(tile=(1, 64)))

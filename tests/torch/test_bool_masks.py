@@ -29,7 +29,7 @@ def masked_calls():
     yield "numpy", np.asarray, spattn.attention
     yield "reference", np.asarray, lambda *given: spattn.attention(*given, backend="reference")
     yield "grouped", np.asarray, lambda q, k, v, m: spattn.grouped_attention([(q, k, v, m), (q, k, v, "full")])[0]
-    yield "plan", np.asarray, lambda q, k, v, m: spattn.attention(q, k, v, spattn.plan(m, like=(q, k, v)))
+    yield "plan", np.asarray, lambda q, k, v, m: spattn.attention(q, k, v, spattn.plan_for(m, q, k, v))
     yield "torch", torch.from_numpy, spattn.attention
     yield "compiled", torch.from_numpy, torch.compile(spattn.attention, backend="aot_eager", dynamic=False)
     yield "recorded", lambda x: torch.from_numpy(x).requires_grad_(x.dtype == np.float32), spattn.attention

@@ -49,10 +49,10 @@ def same(got, want):
 
 
 @pytest.mark.filterwarnings("ignore:.*cells are evaluated")
-@pytest.mark.parametrize("name", p.names())
+@pytest.mark.parametrize("name", p.registry.names())
 def test_one_graph_of_every_pattern(name):
     """Eager's bits, of gradients too."""
-    pattern, q_len, kv_len = p.example(name)
+    pattern, q_len, kv_len = p.registry.example(name)
     batch, heads = (max(1, size) for size in pattern.sizes())
     operands = [torch.from_numpy(x).requires_grad_() for x in inputs(batch, heads, heads, q_len, kv_len, 8)]
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
@@ -174,7 +174,7 @@ def test_what_no_graph_can_hold(what):
 def test_a_pattern_that_is_made_within_is_not_that_of_its_defaults():
     """Even where torch.compile follows how it is made."""
     try:
-        p.register("band_of_a_graph")(Band)
+        p.authoring.register("band_of_a_graph")(Band)
         operands = tensors()
         run = torch.compile(lambda q, k, v: attend(q, k, v, Band(5)), backend="eager")
         assert same(run(*operands), attend(*operands, Band(5))) and not same(run(*operands), attend(*operands, Band()))

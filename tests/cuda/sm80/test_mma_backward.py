@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import patterns, plan
+from spattn import Tiling, patterns, plan
 from spattn.testing import inputs
 
 pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]
@@ -28,7 +28,7 @@ def test_patterns(check_gradients, problem, head_dim, dtype):
 @pytest.mark.parametrize("dims", [(1, 256), (40, 56), (64, 64), (96, 96), (256, 256)], ids=str)
 def test_dimensions(check_gradients, dims, dtype):
     q, k, v = inputs(2, 4, 2, 190, 201, *dims, dtype=dtype)
-    check_gradients(patterns.Strided(24), q, k, v, kinds=KINDS)
+    check_gradients(patterns.strided(24), q, k, v, kinds=KINDS)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -41,7 +41,7 @@ def test_head_dims_differ(check_gradients, dims, dtype):
 
 def test_heads_of_a_group_differ(check_gradients):
     """dK and dV are sums over the query heads of a group, each with its own pattern."""
-    per_head = patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30), patterns.Strided(12), patterns.Full()))
+    per_head = patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30), patterns.strided(12), patterns.Full()))
     check_gradients(per_head, *inputs(2, 4, 2, 260, 260, 64, dtype="float16"), kinds=("torch",))
     check_gradients(patterns.Causal(), *inputs(1, 16, 2, 260, 300, 64, dtype="bfloat16"), kinds=("torch",))
 
@@ -49,13 +49,13 @@ def test_heads_of_a_group_differ(check_gradients):
 @pytest.mark.parametrize("workers", [1, 16, 132])
 def test_split_lists(check_gradients, workers):
     q, k, v = inputs(1, 2, 2, 130, 4000, 64, dtype="bfloat16")
-    made = plan(patterns.Causal(), 130, 4000, heads=2, tile=(128, 64), workers=workers)
+    made = plan(patterns.Causal(), 130, 4000, tiling=Tiling(tile=(128, 64), workers=workers), heads=2)
     check_gradients(patterns.Causal(), q, k, v, made=made)
 
 
 def test_long_columns(check_gradients):
     """Keys that all queries see: their lists are cut, and the pieces summed in order."""
-    pattern = patterns.Longformer(64, global_tokens=(0, 1, 900))
+    pattern = patterns.longformer(64, global_tokens=(0, 1, 900))
     check_gradients(pattern, *inputs(1, 1, 1, 2300, 2300, 64, dtype="bfloat16"), kinds=("torch",))
 
 
@@ -69,7 +69,7 @@ def test_scale(check_gradients, dtype, scale):
 def test_rows_that_are_padding(torch, dtype):
     """The bits of queries beyond the end mean nothing: a key that no query sees has no gradient, NaN as it may be."""
     mask = np.arange(64) % 7 != np.zeros((20, 1))
-    made = plan(patterns.Mask(mask), 20, 64, tile=(64, 64))
+    made = plan(patterns.Mask(mask), 20, 64, tiling=Tiling(tile=(64, 64)))
     bits = made.masks.copy()
     bits[:, 20:] = ~np.uint64(0)
     made = dataclasses.replace(made, masks=bits)
@@ -86,7 +86,7 @@ def test_rows_that_are_padding(torch, dtype):
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_rows_that_are_not_aligned(torch, dtype, dims):
     """Features two apart, between numbers that nobody may read, give the bits of arrays in order."""
-    pattern, sizes = patterns.Strided(16), [dims[1], *dims[:1] * 2, dims[1]]
+    pattern, sizes = patterns.strided(16), [dims[1], *dims[:1] * 2, dims[1]]
     plain = [torch.randn(1, 2, 200, size, device="cuda", dtype=getattr(torch, dtype)) for size in sizes]
     apart = [torch.full((*x.shape[:3], 2 * x.shape[3] + 1), torch.nan, device="cuda", dtype=x.dtype) for x in plain]
     for wide, x in zip(apart, plain, strict=True):
@@ -100,7 +100,7 @@ def test_rows_that_are_not_aligned(torch, dtype, dims):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -6e4])
 @pytest.mark.parametrize("which", range(4), ids=["dout", "q", "k", "v"])
-@pytest.mark.parametrize("pattern", [patterns.SlidingWindow(20, 5), patterns.Strided(12)], ids=repr)
+@pytest.mark.parametrize("pattern", [patterns.SlidingWindow(20, 5), patterns.strided(12)], ids=repr)
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "precision"),
     [
@@ -147,15 +147,15 @@ def test_one_feature_of_dout_that_is_not_finite(torch):
 
 @pytest.mark.parametrize("kind", ["torch-cpu", "jax"])
 def test_other_arrays(check_gradients, kind):
-    check_gradients(patterns.Strided(24), *inputs(2, 4, 2, 190, 190, 64), kinds=(kind,))
+    check_gradients(patterns.strided(24), *inputs(2, 4, 2, 190, 190, 64), kinds=(kind,))
 
 
 @pytest.mark.parametrize("tile", [(16, 64), (48, 128), (256, 64)], ids=str)
 def test_tiles(check_gradients, tile):
     """Any that the portable forward takes."""
     q, k, v = inputs(1, 2, 2, 300, 300, 32)
-    pattern = patterns.Longformer(40, global_tokens=(0, 1, 200))
-    check_gradients(pattern, q, k, v, made=plan(pattern, 300, heads=2, tile=tile, workers=8))
+    pattern = patterns.longformer(40, global_tokens=(0, 1, 200))
+    check_gradients(pattern, q, k, v, made=plan(pattern, 300, tiling=Tiling(tile=tile, workers=8), heads=2))
 
 
 def test_finite_differences():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spattn
-from spattn import cuda, patterns, plan, reference
+from spattn import Tiling, cuda, patterns, plan, reference
 from spattn.cuda import portable
 from spattn.cuda.portable import variants
 from spattn.testing import DTYPES, Expectation, inputs
@@ -47,7 +47,7 @@ def test_head_dims_differ(check, dims, dtype):
 @pytest.mark.parametrize("kind", ["torch-cpu", "jax"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_other_arrays(check, kind, dtype):
-    check(patterns.Strided(24), *inputs(2, 4, 2, 190, 190, 64, dtype=dtype), kinds=(kind,))
+    check(patterns.strided(24), *inputs(2, 4, 2, 190, 190, 64, dtype=dtype), kinds=(kind,))
 
 
 @given(
@@ -63,7 +63,7 @@ def test_random(case, dtype, seed, head_dim, head_dim_v, round_up):
         head_dim, head_dim_v = -(-head_dim // 8) * 8, -(-head_dim_v // 8) * 8
     q, k, v = inputs(*case.sizes, head_dim, head_dim_v, dtype=dtype, seed=seed)
 
-    result = cuda.forward(q, k, v, spattn.plan(case.pattern, backend="cuda", like=(q, k, v)), q.shape[3] ** -0.5)
+    result = cuda.forward(q, k, v, spattn.plan_for(case.pattern, q, k, v, backend="cuda"), q.shape[3] ** -0.5)
     Expectation(case.pattern, q, k, v).check(*result)
 
 
@@ -74,7 +74,7 @@ def test_any_tile(check, tile, dtype):
     pattern = patterns.SlidingWindow(90, 40) | patterns.GlobalTokens(3)
 
     def forward(q, k, v, pattern, scale=None):
-        made = plan(pattern, q.shape[2], k.shape[2], heads=2, tile=tile, workers=7)
+        made = plan(pattern, q.shape[2], k.shape[2], tiling=Tiling(tile=tile, workers=7), heads=2)
         return cuda.forward(q, k, v, made, q.shape[3] ** -0.5)
 
     check(pattern, *inputs(1, 2, 2, 300, 300, 64, dtype=dtype), forward=forward)
@@ -86,10 +86,10 @@ def test_multiply_adds(check, monkeypatch, head_dim):
     monkeypatch.setattr(variants, "LARGEST_TF32_BLOCK_Q", 0)
 
     def forward(q, k, v, pattern, scale=None):
-        made = plan(pattern, q.shape[2], k.shape[2], heads=2, tile=(128, 64), workers=3)
+        made = plan(pattern, q.shape[2], k.shape[2], tiling=Tiling(tile=(128, 64), workers=3), heads=2)
         return cuda.forward(q, k, v, made, q.shape[3] ** -0.5)
 
-    check(patterns.Strided(24), *inputs(1, 2, 2, 300, 300, head_dim), forward=forward)
+    check(patterns.strided(24), *inputs(1, 2, 2, 300, 300, head_dim), forward=forward)
 
 
 @pytest.mark.parametrize("workers", [1, 16, 132])
@@ -97,7 +97,7 @@ def test_multiply_adds(check, monkeypatch, head_dim):
 def test_split_lists(check, dtype, workers):
     """Long lists in pieces, merged: the same result whatever the pieces, and the same bits every time."""
     q, k, v = inputs(1, 2, 2, 130, 4000, 64, dtype=dtype)
-    made = plan(patterns.Causal(), 130, 4000, heads=2, tile=cuda.tile(dtype, 64), workers=workers)
+    made = plan(patterns.Causal(), 130, 4000, tiling=Tiling(tile=cuda.tile(dtype, 64), workers=workers), heads=2)
 
     def forward(q, k, v, pattern, scale=None):
         return cuda.forward(q, k, v, made, 0.125)
@@ -130,9 +130,9 @@ def test_large_logits(attend):
 def test_grids_in_parts(attend, monkeypatch, dtype):
     """More blocks than a grid holds go into several launches."""
     q, k, v = inputs(2, 3, 3, 300, 300, 64, dtype=dtype)
-    whole = attend("numpy")(q, k, v, patterns.Strided(30))
+    whole = attend("numpy")(q, k, v, patterns.strided(30))
     monkeypatch.setattr(portable, "LARGEST_GRID", 7)
-    parts = attend("numpy")(q, k, v, patterns.Strided(30))
+    parts = attend("numpy")(q, k, v, patterns.strided(30))
     assert all(np.array_equal(a, b) for a, b in zip(whole, parts, strict=True))
 
 
@@ -141,7 +141,7 @@ def test_grids_in_parts(attend, monkeypatch, dtype):
 def test_many_heads(torch, shape, dtype):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, *shape, 17, 32, device="cuda").to(getattr(torch, dtype))
-    out, lse = cuda.forward(q, k, v, spattn.plan(patterns.Causal(), backend="cuda", like=(q, k, v)), 0.2)
+    out, lse = cuda.forward(q, k, v, spattn.plan_for(patterns.Causal(), q, k, v, backend="cuda"), 0.2)
     s = (q.float() @ k.float().mT * 0.2).masked_fill(torch.ones(17, 17, device="cuda").triu(1) > 0, -torch.inf)
     torch.testing.assert_close(lse, s.logsumexp(-1), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out.float(), s.softmax(-1) @ v.float(), rtol=0.02, atol=0.02)
@@ -159,7 +159,7 @@ def test_nothing_to_do(attend, kind, shape):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_results_are_repeatable(attend, dtype):
     q, k, v = inputs(2, 4, 2, 700, 700, 64, dtype=dtype)
-    pattern = patterns.Longformer(128, global_tokens=(0, 5))
+    pattern = patterns.longformer(128, global_tokens=(0, 5))
     first = attend("torch")(q, k, v, pattern)
     for _ in range(10):
         assert all(np.array_equal(a, b) for a, b in zip(first, attend("torch")(q, k, v, pattern), strict=True))
@@ -170,6 +170,6 @@ def test_peer(torch, attend):
     q, k, v = torch.randn(3, 2, 4, 500, 64, device="cuda", dtype=torch.bfloat16)
     pattern = patterns.Neighborhood((20, 25), 5)
     mask = torch.from_numpy(pattern.allows(np.arange(500)[:, None], np.arange(500)[None])).cuda()
-    out, _ = cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), 0.125)
+    out, _ = cuda.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend="cuda"), 0.125)
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.125)
     torch.testing.assert_close(out, expected, rtol=0.02, atol=0.01)

@@ -30,7 +30,7 @@ def test_portable_kernels_refuse_them(prepare):
 @pytest.mark.gpu
 def test_calls_plan_their_pattern_anew():
     arrays = inputs(1, 2, q_len=300, head_dim=64)
-    made = spattn.plan(CLUSTERS, backend="cpu", like=arrays)
+    made = spattn.plan_for(CLUSTERS, *arrays, backend="cpu")
     assert made.ordered
     out, lse = spattn.attention(*arrays, made, backend="cuda", return_lse=True)
     Expectation(CLUSTERS, *arrays).check(out, lse)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import cuda, patterns, plan, reference
+from spattn import Tiling, cuda, patterns, plan, reference
 from spattn.testing import assert_within_budget, dense_mask, inputs, naive
 
 pytestmark = pytest.mark.family("sm80")
@@ -31,17 +31,17 @@ def naive_tf32(q, k, v, mask, scale):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dims", [(32, 32), (64, 64), (96, 96), (128, 128), (256, 256), (64, 128), (33, 65)], ids=str)
-@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.Strided(24), patterns.SlidingWindow(40, 30)], ids=str)
+@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.strided(24), patterns.SlidingWindow(40, 30)], ids=str)
 def test_within_budget(pattern, dims):
     q, k, v = inputs(2, 4, 2, 260, 260, *dims)
     scale = dims[0] ** -0.5
-    results = cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), scale, precision="tf32")
+    results = cuda.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend="cuda"), scale, precision="tf32")
     expected = reference.attend(q, k, v, pattern, scale)
     lows = naive_tf32(q, k, v, dense_mask(pattern, 2, 4, 260, 260), scale)
     for what, got, want, low in zip(("out", "lse"), results, expected, lows, strict=True):
         budget = 2 * np.abs(low - want).max() + EPS * np.abs(want).max()
         assert np.abs(got - want).max() <= budget, what
-    exact = cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), scale)[0]
+    exact = cuda.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend="cuda"), scale)[0]
     assert np.abs(exact - expected[0]).max() < np.abs(results[0] - expected[0]).max() / 50
 
 
@@ -61,7 +61,7 @@ def naive_tf32_gradients(dout, q, k, v, mask, scale):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dims", [(32, 32), (64, 64), (96, 96), (128, 128), (256, 256), (64, 128), (33, 65)], ids=str)
-@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.Strided(24), patterns.SlidingWindow(40, 30)], ids=str)
+@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.strided(24), patterns.SlidingWindow(40, 30)], ids=str)
 def test_gradients_within_budget(pattern, dims):
     q, k, v = inputs(2, 4, 2, 260, 260, *dims)
     dout, scale = inputs(2, 4, 4, 260, 260, *dims[::-1], seed=5)[0], dims[0] ** -0.5
@@ -87,7 +87,7 @@ def test_every_nan_is_seen(precision, bits):
     k.view(np.uint32)[:, :, 50, 7] = bits
     v.view(np.uint32)[:, :, 20, 9] = bits
     pattern = patterns.SlidingWindow(10, 10)
-    out, lse = cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), 0.125, precision=precision)
+    out, lse = cuda.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend="cuda"), 0.125, precision=precision)
     sees = dense_mask(pattern, 1, 1, 100, 100)[0, 0]
     assert np.array_equal(np.isnan(lse[0, 0]), sees[:, 50])
     assert np.array_equal(np.isnan(out[0, 0, :, 9]), sees[:, 50] | sees[:, 20])
@@ -99,7 +99,7 @@ def test_small_and_large_values(size):
     """Low parts near the smallest float32 and sums near the largest lose no more than float32 does."""
     q, k, v = inputs(1, 2, 2, 200, 200, 64)
     v *= np.float32(size)
-    out, _ = cuda.forward(q, k, v, spattn.plan(patterns.Causal(), backend="cuda", like=(q, k, v)), 0.125)
+    out, _ = cuda.forward(q, k, v, spattn.plan_for(patterns.Causal(), q, k, v, backend="cuda"), 0.125)
     low = naive(q, k, v, dense_mask(patterns.Causal(), 1, 2, 200, 200), 0.125)[0]
     assert_within_budget(out, reference.attend(q, k, v, patterns.Causal(), 0.125)[0], low)
 
@@ -113,7 +113,7 @@ def test_long_rows(torch):
     v = v + 1
     expected = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())
     peer = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-    made = plan(patterns.Full(), 64, 65536, tile=cuda.tile("float32", 128), workers=1)
+    made = plan(patterns.Full(), 64, 65536, tiling=Tiling(tile=cuda.tile("float32", 128), workers=1))
     out, _ = cuda.forward(q, k, v, made, 128**-0.5)
     error, peer_error = ((x - expected).abs().max().item() for x in (out, peer))
     assert error <= 2 * peer_error + 2.0**-23 * expected.abs().max().item()
@@ -123,7 +123,7 @@ def test_long_rows(torch):
 @pytest.mark.parametrize("precision", [None, "tf32"])
 def test_repeatable(precision):
     q, k, v = inputs(2, 4, 2, 500, 500, 96)
-    made = spattn.plan(patterns.Longformer(128, global_tokens=(0, 5)), backend="cuda", like=(q, k, v))
+    made = spattn.plan_for(patterns.longformer(128, global_tokens=(0, 5)), q, k, v, backend="cuda")
     first = cuda.forward(q, k, v, made, 0.1, precision=precision)
     for _ in range(10):
         again = cuda.forward(q, k, v, made, 0.1, precision=precision)
@@ -134,9 +134,9 @@ def test_repeatable(precision):
 def test_public_face():
     q, k, v = inputs(1, 2, 2, 100, 100, 64)
     out = spattn.attention(q, k, v, "causal", backend="cuda", precision="tf32")
-    made = spattn.plan(patterns.Causal(), backend="cuda", like=(q, k, v))
+    made = spattn.plan_for(patterns.Causal(), q, k, v, backend="cuda")
     assert np.array_equal(out, cuda.forward(q, k, v, made, 0.125, precision="tf32")[0])
-    large = plan(patterns.Causal(), 100, 100, heads=2, tile=(256, 64))
+    large = plan(patterns.Causal(), 100, 100, tiling=Tiling(tile=(256, 64)), heads=2)
     with pytest.raises(ValueError, match="precision: tiles of 256 × 64 do not fit the 'tf32' kernel"):
         cuda.forward(q, k, v, large, 0.125, precision="tf32")
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from spattn import patterns, plan
+from spattn import Tiling, patterns, plan
 from spattn.arrays.operand import Operand, row_major
 from spattn.cuda.backward_pass import BackwardPass
 from spattn.cuda.hopper_backward import params as params_of
@@ -58,7 +58,7 @@ def launched(monkeypatch):
 
 def run(pattern, tokens, heads, calls=1):
     """Runs calls that differ in nothing."""
-    made = plan(pattern, tokens, heads=heads, workers=1)
+    made = plan(pattern, tokens, tiling=Tiling(workers=1), heads=heads)
     x = Operand(1 << 12, (1, heads, tokens, 64), row_major((1, heads, tokens, 64)))
     lse = Operand(1 << 12, (1, heads, tokens), row_major((1, heads, tokens)))
     of_plan = prepared.BackwardPlan(made, SimpleNamespace(sm_count=4), 1, heads, heads)
@@ -90,13 +90,13 @@ def test_two_passes_where_one_would_compute_much_in_vain(launched):
 
 def test_rows_that_several_items_compute_are_summed(launched):
     """A few of them, of the keys that all queries see: a launch of their items alone would not pay."""
-    run(patterns.Longformer(64, global_tokens=range(8)), 20000, 1)
+    run(patterns.longformer(64, global_tokens=range(8)), 20000, 1)
     assert launched.names[1:] == ["backward by keys", "backward by queries", "sum", "sum"]
 
 
 def test_finishers_sum_what_they_share_with_others(launched):
     """All rows have two sources; those items that finish run last, after those of both passes that do not."""
-    run(patterns.Strided(16), 1000, 2)
+    run(patterns.strided(16), 1000, 2)
     assert launched.names[1:] == ["backward by keys", "backward by queries"] * 2
     assert launched.waits == [True, False, True, False]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spattn import patterns, plan
+from spattn import Tiling, patterns, plan
 from spattn.cuda.hopper_backward import builds, layout, prepared
 from spattn.planning.contract.types import positions
 from spattn.schedule.slabs import EMPTY, by_keys, slab_masks
@@ -23,7 +23,7 @@ def positions_at(view, coordinates, box):
 
 
 @pytest.mark.parametrize(
-    "pattern", [patterns.Strided(16), patterns.Neighborhood((18, 22), 7), patterns.Causal()], ids=repr
+    "pattern", [patterns.strided(16), patterns.Neighborhood((18, 22), 7), patterns.Causal()], ids=repr
 )
 def test_slabs_of_queries_are_halves_of_tiles(pattern):
     """What tensor maps load is what bitmasks are about."""
@@ -49,14 +49,14 @@ def test_masks_by_keys_are_transposed():
 
 
 def test_one_pass_needs_one_query_view():
-    made = plan(patterns.Strided(16), 400)
+    made = plan(patterns.strided(16), 400)
     views = layout.lay_out_views(made)
     assert layout.query_slabs(made, views, by_keys(made, 1, 1, 1, views.cut, 2, 1)) is None
 
 
 def test_slabs_are_compact():
     """Tiles of 8 × 16 queries are cut into squares, each of which meets three times three of the keys' squares."""
-    made = plan(patterns.Neighborhood((64, 64), 13), 4096, tile=(128, 64))
+    made = plan(patterns.Neighborhood((64, 64), 13), 4096, tiling=Tiling(tile=(128, 64)))
     (box,) = {tuple(box) for box in layout.lay_out_views(made).query_records["box"].tolist() if np.prod(box) == 64}
     assert box == (1, 8, 8)
     keys = by_keys(made, 1, 1, 1, layout.lay_out_views(made).cut, 2, 1)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import patterns, selections
+from spattn import patterns
 from spattn.cuda.hopper import select
+from spattn.patterns import dynamic
 from spattn.patterns.dynamic import Form
 from spattn.planning.contract.types import positions, tile_lists
 from spattn.schedule import compiler
@@ -26,8 +27,8 @@ HOSTS = {
     "more queries": (patterns.Full(), 591, 460),
     "window": (patterns.SlidingWindow(70), 400, 400),
     "dilated": (patterns.DilatedWindow(20, 20, 3), 401, 401),
-    "strided": (patterns.Strided(16), 400, 400),
-    "longformer": (patterns.Longformer(64, global_tokens=(0, 1, 200)), 400, 400),
+    "strided": (patterns.strided(16), 400, 400),
+    "longformer": (patterns.longformer(64, global_tokens=(0, 1, 200)), 400, 400),
     "bigbird": (patterns.BigBird(64, 3, 1, 1), 704, 704),
     "neighborhood": (patterns.Neighborhood((18, 22), 7), 396, 396),
     "nothing": (patterns.Full() - patterns.Full(), 150, 150),
@@ -142,10 +143,10 @@ def test_too_many_tiles():
 @pytest.mark.parametrize(
     ("name", "make"),
     [
-        ("blocks", lambda x: selections.KeyBlocks(x, 64, 64)),
-        ("lengths", selections.KeyPadding),
-        ("cu_seqlens", selections.Documents),
-        ("columns", lambda x: selections.VerticalSlash(x, x)),
+        ("blocks", lambda x: dynamic.DynamicKeyBlocks(x, 64, 64)),
+        ("lengths", dynamic.DynamicKeyPadding),
+        ("cu_seqlens", dynamic.DynamicDocuments),
+        ("columns", lambda x: dynamic.DynamicVerticalSlash(x, x)),
     ],
 )
 def test_arrays_in_host_memory(name, make):
@@ -159,19 +160,23 @@ def test_arrays_in_host_memory(name, make):
 # -- on the GPU ------------------------------------------------------------------------------------------------------
 
 SELECTIONS = {
-    "blocks of 64": lambda rng, n, on: selections.KeyBlocks(on(blocks(rng, n, 2, 2, 64, 64)), 64, 64),
-    "blocks of 128 for all": lambda rng, n, on: selections.KeyBlocks(on(blocks(rng, n, 1, 1, 128, 64)[0, 0]), 128, 64),
-    "blocks of 64/128": lambda rng, n, on: selections.KeyBlocks(on(blocks(rng, n, 2, 1, 64, 128)), 64, 128),
-    "odd blocks": lambda rng, n, on: selections.KeyBlocks(on(blocks(rng, n, 1, 4, 37, 21, 9)), 37, 21),
-    "no blocks": lambda rng, n, on: selections.KeyBlocks(on(blocks(rng, n, 1, 1, 64, 64, 0)), 64, 64),
-    "padding": lambda rng, n, on: selections.KeyPadding(on(numbers(rng, 2, -3, n + 3))),
-    "left padding": lambda rng, n, on: selections.KeyPadding(on(numbers(rng, 2, -3, n + 3)), left=True),
-    "documents": lambda rng, n, on: selections.Documents(on(starts(rng, n, 8))),
-    "documents of entries": lambda rng, n, on: selections.Documents(on(np.stack([starts(rng, n, 3) for _ in "ab"]))),
-    "lines": lambda rng, n, on: selections.VerticalSlash(
+    "blocks of 64": lambda rng, n, on: dynamic.DynamicKeyBlocks(on(blocks(rng, n, 2, 2, 64, 64)), 64, 64),
+    "blocks of 128 for all": lambda rng, n, on: dynamic.DynamicKeyBlocks(
+        on(blocks(rng, n, 1, 1, 128, 64)[0, 0]), 128, 64
+    ),
+    "blocks of 64/128": lambda rng, n, on: dynamic.DynamicKeyBlocks(on(blocks(rng, n, 2, 1, 64, 128)), 64, 128),
+    "odd blocks": lambda rng, n, on: dynamic.DynamicKeyBlocks(on(blocks(rng, n, 1, 4, 37, 21, 9)), 37, 21),
+    "no blocks": lambda rng, n, on: dynamic.DynamicKeyBlocks(on(blocks(rng, n, 1, 1, 64, 64, 0)), 64, 64),
+    "padding": lambda rng, n, on: dynamic.DynamicKeyPadding(on(numbers(rng, 2, -3, n + 3))),
+    "left padding": lambda rng, n, on: dynamic.DynamicKeyPadding(on(numbers(rng, 2, -3, n + 3)), left=True),
+    "documents": lambda rng, n, on: dynamic.DynamicDocuments(on(starts(rng, n, 8))),
+    "documents of entries": lambda rng, n, on: dynamic.DynamicDocuments(
+        on(np.stack([starts(rng, n, 3) for _ in "ab"]))
+    ),
+    "lines": lambda rng, n, on: dynamic.DynamicVerticalSlash(
         on(numbers(rng, (2, 4, 5), -3, n + 3)), on(numbers(rng, (2, 4, 9), -3, n + 3))
     ),
-    "lines for all": lambda rng, n, on: selections.VerticalSlash(on(numbers(rng, 3, 0, n)), on(np.arange(20))),
+    "lines for all": lambda rng, n, on: dynamic.DynamicVerticalSlash(on(numbers(rng, 3, 0, n)), on(np.arange(20))),
 }
 
 
@@ -211,7 +216,9 @@ def test_patterns(torch, host, selection):
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_types(torch, head_dim, dtype):
     q, k, v = arrays_of(torch, 500, 500, head_dim, dtype="float16")
-    selection = selections.KeyBlocks(on_gpu(torch, dtype)(blocks(np.random.default_rng(0), 500, 2, 2, 64, 64)), 64, 64)
+    selection = dynamic.DynamicKeyBlocks(
+        on_gpu(torch, dtype)(blocks(np.random.default_rng(0), 500, 2, 2, 64, 64)), 64, 64
+    )
     got = spattn.attention(q, k, v, selection, return_lse=True)
     assert_same(torch, got, spattn.attention(q, k, v, selection.to_host(500), return_lse=True))
 
@@ -235,7 +242,7 @@ def test_strides(torch):
     rng, (q, k, v) = np.random.default_rng(1), arrays_of(torch, 500, 500)
     wide = on_gpu(torch)(blocks(rng, 500, 2, 2, 64, 64, 6))
     for chosen in (wide[..., ::2], wide.flip(-1), wide[:1, :1].expand(2, 4, -1, -1), wide.transpose(0, 1)):
-        selection = selections.KeyBlocks(chosen, 64, 64)
+        selection = dynamic.DynamicKeyBlocks(chosen, 64, 64)
         got = spattn.attention(q, k, v, selection, return_lse=True)
         assert_same(torch, got, spattn.attention(q, k, v, selection.to_host(500), return_lse=True))
 
@@ -245,7 +252,7 @@ def test_strides(torch):
 def test_cupy(cupy, torch):
     rng = np.random.default_rng(2)
     q, k, v = (cupy.from_dlpack(x.half()) for x in arrays_of(torch, 300, 300))
-    selection = selections.KeyPadding(cupy.asarray(numbers(rng, 2, 1, 300)))
+    selection = dynamic.DynamicKeyPadding(cupy.asarray(numbers(rng, 2, 1, 300)))
     got = spattn.attention(q, k, v, selection, return_lse=True)
     expected = spattn.attention(q, k, v, selection.to_host(300), return_lse=True)
     assert_same(torch, [torch.from_dlpack(x) for x in got], [torch.from_dlpack(x) for x in expected])
@@ -284,7 +291,7 @@ def test_indices_are_read_by_the_stream(torch, selection):
 def test_values_that_are_not_allowed(torch):
     """NaN where nobody may look has no influence, in tiles that others of their rows see."""
     q, k, v = arrays_of(torch, 500, 500)
-    selection = selections.KeyPadding(on_gpu(torch)(np.array([300, 77])))
+    selection = dynamic.DynamicKeyPadding(on_gpu(torch)(np.array([300, 77])))
     expected = spattn.attention(q, k, v, selection)
     for entry, length in enumerate((300, 77)):
         k[entry, :, length:] = torch.nan
@@ -301,7 +308,7 @@ def test_recorded(torch, layout):
     dout = torch.randn_like(arrays[0])
     if layout == "bnhd":
         *arrays, dout = (x.transpose(1, 2) for x in (*arrays, dout))
-    chosen = patterns.Causal() & selections.KeyBlocks(on_gpu(torch)(blocks(rng, 500, 2, 2, 64, 64)), 64, 64)
+    chosen = patterns.Causal() & dynamic.DynamicKeyBlocks(on_gpu(torch)(blocks(rng, 500, 2, 2, 64, 64)), 64, 64)
     found = []
     for pattern in (chosen.to_host(500), chosen):
         leaves = [x.detach().clone().requires_grad_() for x in arrays]
@@ -323,15 +330,15 @@ def test_errors(torch):
     q, k, v = arrays_of(torch, 200, 200)
     on = on_gpu(torch)
     rows = on(np.zeros((4, 2), np.int64))
-    lengths = selections.KeyPadding(on(np.array([3, 4])))
-    whole = selections.KeyBlocks(rows[:1], 1 << 40, 1 << 40)
+    lengths = dynamic.DynamicKeyPadding(on(np.array([3, 4])))
+    whole = dynamic.DynamicKeyBlocks(rows[:1], 1 << 40, 1 << 40)
     torch.testing.assert_close(spattn.attention(q, k, v, whole), spattn.attention(q, k, v), atol=1e-2, rtol=2e-2)
     with pytest.raises(ValueError, match=r"blocks: expected 2 query blocks \(200 tokens of 100\), got 4"):
-        spattn.attention(q, k, v, selections.KeyBlocks(rows, 100, 64))
+        spattn.attention(q, k, v, dynamic.DynamicKeyBlocks(rows, 100, 64))
     with pytest.raises(ValueError, match=r"for 2 batch entries, got one for 3"):
-        spattn.attention(q, k, v, selections.KeyPadding(on(np.arange(3))))
+        spattn.attention(q, k, v, dynamic.DynamicKeyPadding(on(np.arange(3))))
     with pytest.raises(ValueError, match=r"for a divisor of 4 heads, got one for 3"):
-        spattn.attention(q, k, v, selections.KeyBlocks(rows.expand(1, 3, 4, 2), 64, 64))
+        spattn.attention(q, k, v, dynamic.DynamicKeyBlocks(rows.expand(1, 3, 4, 2), 64, 64))
     with pytest.raises(ValueError, match=r"a selection needs float16 or bfloat16.*got float32"):
         spattn.attention(q.float(), k.float(), v.float(), lengths)
     with pytest.raises(ValueError, match=r"a selection needs the backend 'cuda', got 'cpu'"):
@@ -341,11 +348,11 @@ def test_errors(torch):
         with pytest.raises(ValueError, match=r"q, k, v: a selection needs contiguous, 16-byte aligned rows"):
             spattn.attention(odd, k, v, lengths)
     with pytest.raises(TypeError, match=r"lengths: expected int32 or int64, got float32"):
-        selections.KeyPadding(torch.zeros(2, device="cuda"))
+        dynamic.DynamicKeyPadding(torch.zeros(2, device="cuda"))
     with pytest.raises(ValueError, match=r"lengths: expected 1-D, got shape \(2, 2\)"):
-        selections.KeyPadding(on(np.zeros((2, 2), np.int64)))
+        dynamic.DynamicKeyPadding(on(np.zeros((2, 2), np.int64)))
     with pytest.raises(ValueError, match=r"diagonals: expected the leading axes of columns"):
-        selections.VerticalSlash(on(np.zeros((2, 2), np.int64)), on(np.zeros(2, np.int64)))
+        dynamic.DynamicVerticalSlash(on(np.zeros((2, 2), np.int64)), on(np.zeros(2, np.int64)))
     with pytest.raises(TypeError, match=r"pattern: expected a Pattern, got KeyPadding"):
         spattn.plan(lengths, 200)
     assert repr(lengths) == "KeyPadding(lengths=<int64 (2,)>, left=False)"

@@ -56,7 +56,7 @@ def grids(draw):
     shape = tuple(draw(st.integers(4, 20 if axes == 2 else 9)) for _ in range(axes))
     window = tuple(draw(st.integers(1, n)) for n in shape)
     if draw(st.booleans()):
-        return patterns.Windowed(shape, window, tuple(draw(st.integers(0, n - 1)) for n in window))
+        return patterns.windowed(shape, window, tuple(draw(st.integers(0, n - 1)) for n in window))
     return patterns.Neighborhood(shape, tuple(min(n, w | 1) for n, w in zip(shape, window, strict=True)))
 
 
@@ -76,8 +76,8 @@ def test_fitted_boxes_allow_the_pairs_of_the_plan(pattern, data):
     ("pattern", "box", "cells"),
     [
         (patterns.Neighborhood((56, 56), 7), (8, 8), {44, 49, 55}),  # regions of 11 × 11, 14 × 14 and 11 × 14
-        (patterns.Windowed((56, 56), 7), (7, 7), {49}),
-        (patterns.Windowed((56, 56), 7, 3), (7, 7), {9, 12, 16, 21, 28, 49}),
+        (patterns.windowed((56, 56), 7), (7, 7), {49}),
+        (patterns.windowed((56, 56), 7, 3), (7, 7), {9, 12, 16, 21, 28, 49}),
         (patterns.Neighborhood((6, 8, 16), 3), (3, 4, 4), {40}),
     ],
     ids=repr,
@@ -102,7 +102,7 @@ def test_boxes_of_known_regions(pattern, box, cells):
         compiler.plan(patterns.SlidingWindow(20), 300, tile=(64, 64)),
         compiler.plan(patterns.Neighborhood((24, 24), 5), 576, tile=(64, 64)),  # one view, of which lists have parts
         compiler.plan(BEFORE, 196, tile=(64, 64)),  # parts that begin where the view does
-        compiler.plan(patterns.Windowed((24, 24), 8), 576, tile=(64, 64), box=(8, 8)),  # nothing to gain
+        compiler.plan(patterns.windowed((24, 24), 8), 576, tile=(64, 64), box=(8, 8)),  # nothing to gain
         compiler.plan(patterns.Clusters(np.arange(300) % 5), 300, tile=(64, 64), ordered=True),
     ],
     ids=["one axis", "one view", "first parts", "full boxes", "another order"],
@@ -141,7 +141,7 @@ def test_products_have_as_many_columns_as_boxes_have_cells(head_dim):
 @pytest.mark.parametrize(
     ("pattern", "box"),
     [
-        (patterns.Windowed((28, 28), 7, 3), (7, 7)),
+        (patterns.windowed((28, 28), 7, 3), (7, 7)),
         (patterns.Neighborhood((40, 33), 7), (8, 8)),  # 56 cells at most, and fewer
         (patterns.Neighborhood((40, 33), 9), (8, 8)),  # 64 at most
         (patterns.Neighborhood((9, 8, 16), 3), (3, 4, 4)),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import spattn.patterns as patterns
-from spattn import plan
+from spattn import Tiling, plan
 from spattn.arrays.operand import Operand
 from spattn.cuda import hopper
 from spattn.cuda.forward_pass import ForwardPass
@@ -27,9 +27,9 @@ CASES = [
     (patterns.Causal(), 200, 333),
     (patterns.SlidingWindow(50), 512, 512),
     (patterns.DilatedWindow(20, 20, 4), 515, 515),
-    (patterns.Strided(16), 512, 512),
-    (patterns.Strided(16), 523, 523),
-    (patterns.Fixed(32, 8), 512, 512),
+    (patterns.strided(16), 512, 512),
+    (patterns.strided(16), 523, 523),
+    (patterns.fixed(32, 8), 512, 512),
     (patterns.Neighborhood((24, 32), 7), 768, 768),
     (patterns.Neighborhood((24, 32), 5, 2), 768, 768),
     (patterns.Neighborhood((6, 8, 16), 3), 768, 768),
@@ -52,7 +52,7 @@ def cells(spec, view, corner, box):
 
 BOXES = [
     (patterns.Neighborhood((24, 32), 7), (8, 8)),
-    (patterns.Windowed((24, 32), 8, 3), (8, 8)),
+    (patterns.windowed((24, 32), 8, 3), (8, 8)),
     (patterns.Neighborhood((6, 8, 16), 3), (3, 4, 4)),
 ]
 
@@ -76,7 +76,7 @@ def test_maps_of_regions_read_no_key_of_others(pattern, box):
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("pattern, q_len, kv_len", CASES, ids=lambda c: repr(c) if not isinstance(c, int) else str(c))
 def test_maps_read_the_cells_of_the_plan(pattern, q_len, kv_len, tile):
-    made = plan(pattern, q_len, kv_len, tile=tile, workers=4)
+    made = plan(pattern, q_len, kv_len, tiling=Tiling(tile=tile, workers=4))
     layout, fitted = make_layout(made), fit_keys(made)
     specs = layout.query_specs + layout.key_specs
     for item, work in zip(layout.work, made.work, strict=True):
@@ -116,7 +116,7 @@ def test_fragment_masks_hold_the_same_bits(shape):
 
 
 LABELS = np.random.default_rng(0).integers(0, 5, 300)
-SCATTERED = patterns.from_pairs(*(np.random.default_rng(1).random((300, 333)) < 0.05).nonzero(), 300, 333)
+SCATTERED = patterns.interop.from_pairs(*(np.random.default_rng(1).random((300, 333)) < 0.05).nonzero(), 300, 333)
 LOOKED_UP = [
     (patterns.Clusters(LABELS), 300, {"ordered": True}),
     (patterns.PerHead([patterns.Clusters(LABELS), patterns.Clusters(LABELS % 3)]), 300, {"ordered": True}),
@@ -161,9 +161,9 @@ def test_views_of_two_variants_are_not_looked_up():
 
 
 def test_residue_classes_share_one_map():
-    made = plan(patterns.DilatedWindow(20, 20, 4), 512, tile=(128, 64))
+    made = plan(patterns.DilatedWindow(20, 20, 4), 512, tiling=Tiling(tile=(128, 64)))
     assert make_layout(made).maps == 4
-    made = plan(patterns.DilatedWindow(20, 20, 4), 515, tile=(128, 64))
+    made = plan(patterns.DilatedWindow(20, 20, 4), 515, tiling=Tiling(tile=(128, 64)))
     assert make_layout(made).maps == 8
 
 

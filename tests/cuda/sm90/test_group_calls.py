@@ -116,7 +116,7 @@ def problems(torch):
     return [
         (*tensors(torch, 4, 2, 500), patterns.Causal()),
         (*tensors(torch, 2, 2, 300, 32, batch=2), "full"),
-        (*tensors(torch, 3, 3, 600), patterns.Strided(16)),
+        (*tensors(torch, 3, 3, 600), patterns.strided(16)),
     ]
 
 
@@ -145,10 +145,20 @@ def test_one_launch_has_all_addresses(gpu, problems, started):
 def test_sizes_of_tiles_run_side_by_side(gpu, torch, started):
     """What needs no launch before it starts first, larger tiles in front, and shares no memory with what it runs
     beside; finishers wait."""
-    wide = [(*tensors(torch, 2, 2, 300), spattn.plan(patterns.Causal(), 300, heads=2, tile=(128, 64)))]
-    wide += [(*tensors(torch, 2, 2, 9000), spattn.plan(patterns.Full(), 9000, heads=2, tile=(128, 64), workers=66))]
+    wide = [
+        (*tensors(torch, 2, 2, 300), spattn.plan(patterns.Causal(), 300, tiling=spattn.Tiling(tile=(128, 64)), heads=2))
+    ]
+    wide += [
+        (
+            *tensors(torch, 2, 2, 9000),
+            spattn.plan(patterns.Full(), 9000, tiling=spattn.Tiling(tile=(128, 64), workers=66), heads=2),
+        )
+    ]
     small = [
-        (*tensors(torch, heads, heads, 600), spattn.plan(patterns.Strided(16), 600, heads=heads, tile=(64, 64)))
+        (
+            *tensors(torch, heads, heads, 600),
+            spattn.plan(patterns.strided(16), 600, tiling=spattn.Tiling(tile=(64, 64)), heads=heads),
+        )
         for heads in (3, 4)
     ]
     for repeat in range(2):
@@ -166,7 +176,7 @@ def test_sizes_of_tiles_run_side_by_side(gpu, torch, started):
     used = sorted(one for one in used if one[1])
     assert len(used) == 7 and all(start + size <= after for (start, size), (after, _) in itertools.pairwise(used))
     spattn.clear_plan_cache()
-    nothing = spattn.plan(patterns.Full() - patterns.Full(), 100, tile=(128, 64))
+    nothing = spattn.plan(patterns.Full() - patterns.Full(), 100, tiling=spattn.Tiling(tile=(128, 64)))
     gpu.early.clear()
     grouped([(*tensors(torch, 1, 1, 100), nothing), *small])  # nothing runs beside the second launch
     assert len(gpu.early) == 3 and not any(gpu.early)
@@ -175,7 +185,7 @@ def test_sizes_of_tiles_run_side_by_side(gpu, torch, started):
 def test_workspaces_lie_apart(gpu, torch, started):
     """Rows of one problem, and their lse, are nobody else's."""
     given = [
-        (*tensors(torch, heads, heads, 600, dim), patterns.Strided(16)) for heads, dim in ((3, 64), (2, 32), (4, 64))
+        (*tensors(torch, heads, heads, 600, dim), patterns.strided(16)) for heads, dim in ((3, 64), (2, 32), (4, 64))
     ]
     grouped(given)
     end = 0
@@ -222,7 +232,9 @@ def test_plans_that_are_given_stay_as_they_are(gpu, problems, monkeypatch):
     monkeypatch.setattr(cuda, "prepare_group", noted)
     q = problems[0][0]
     big = kind_of(q).module.zeros(1, 16, 4096, 64, dtype=q.dtype)
-    made = spattn.plan(patterns.Full(), 4096, heads=16, tile=(128, 64), workers=17)  # as by itself
+    made = spattn.plan(
+        patterns.Full(), 4096, tiling=spattn.Tiling(tile=(128, 64), workers=17), heads=16
+    )  # as by itself
     grouped([(big, big, big, made), (big, big, big, "full"), (big, big, big, "causal"), problems[2]])
     assert len(made.work) == 64 and np.array_equal(planned[0].work, made.work) and len(planned[1].work) == 32
 

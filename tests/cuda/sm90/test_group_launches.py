@@ -13,6 +13,7 @@ from spattn import patterns
 from spattn.arrays import kind_of, to_host
 from spattn.cuda import group
 from spattn.planning.contract.validated import sealed
+from spattn.schedule import compiler
 from spattn.testing import Expectation, inputs
 
 pytestmark = [pytest.mark.family("sm90"), pytest.mark.gpu, pytest.mark.usefixtures("hopper_kernels")]
@@ -22,8 +23,8 @@ CASES = {
     "causal": (patterns.Causal(), 1, 4, 4, 700, 700),
     "more keys": (patterns.Causal(), 2, 2, 1, 260, 391),
     "window": (patterns.SlidingWindow(70), 2, 8, 2, 400, 400),
-    "strided": (patterns.Strided(16), 1, 4, 2, 600, 600),
-    "longformer": (patterns.Longformer(64, global_tokens=(0, 1, 200)), 2, 4, 1, 500, 500),
+    "strided": (patterns.strided(16), 1, 4, 2, 600, 600),
+    "longformer": (patterns.longformer(64, global_tokens=(0, 1, 200)), 2, 4, 1, 500, 500),
     "bigbird": (patterns.BigBird(32, 1, 1, 1, seed=3), 1, 3, 3, 448, 448),
     "documents": (patterns.Documents(((100, 150), (30, 40, 180))), 2, 2, 2, 250, 250),
     "dilated": (patterns.DilatedWindow(20, 20, 3), 1, 16, 4, 401, 401),
@@ -33,7 +34,7 @@ CASES = {
     "few queries": (patterns.Causal(), 1, 12, 4, 16, 2000),
     "long list": (patterns.Full(), 1, 1, 1, 130, 20000),
     "per head": (
-        patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30), patterns.Strided(12))),
+        patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30), patterns.strided(12))),
         1,
         3,
         3,
@@ -71,7 +72,7 @@ def planned(problem, workers=8, block_q=128):
     of a group with tiles of one size run in one launch."""
     q, k, v, pattern = problem
     sizes = {"batch": q.shape[0], "heads": q.shape[1], "tile": (block_q, 64), "workers": workers}
-    return q, k, v, spattn.plan(pattern, q.shape[2], k.shape[2], **sizes)
+    return q, k, v, compiler.plan(pattern, q.shape[2], k.shape[2], **sizes)
 
 
 def same(found, problems, **options):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spattn import patterns, plan
+from spattn import Tiling, patterns, plan
 from spattn._util.ragged import offsets
 from spattn.arrays.operand import Operand, row_major
 from spattn.cuda.forward_pass import ForwardPass
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.family("sm90")
 PROBLEMS = [
     (patterns.Causal(), 1, 4, 4, 700, 700, 1),
     (patterns.SlidingWindow(70), 2, 8, 2, 400, 400, 1),
-    (patterns.Strided(16), 1, 4, 2, 600, 600, 9),  # finishers
-    (patterns.Longformer(64, global_tokens=(0, 5)), 2, 4, 1, 500, 500, 40),  # finishers and merges
+    (patterns.strided(16), 1, 4, 2, 600, 600, 9),  # finishers
+    (patterns.longformer(64, global_tokens=(0, 5)), 2, 4, 1, 500, 500, 40),  # finishers and merges
     (patterns.DilatedWindow(20, 20, 4), 1, 2, 2, 515, 515, 1),
     (patterns.Neighborhood((24, 32), 5, 2), 1, 2, 1, 768, 768, 4),
     (patterns.Causal(), 2, 8, 2, 1, 3000, 33),  # heads that are packed, lists that are split
     (patterns.Full() - patterns.Full(), 1, 2, 2, 150, 150, 1),
-    (patterns.PerHead((patterns.Causal(), patterns.Strided(12))), 1, 2, 2, 300, 300, 4),
+    (patterns.PerHead((patterns.Causal(), patterns.strided(12))), 1, 2, 2, 300, 300, 4),
 ]
 GPU = type("Gpu", (), {"ordinal": 0, "sm_count": 132})()
 
@@ -49,7 +49,7 @@ def uploaded(monkeypatch, tensor_maps):
 
 
 def call_of(number, pattern, batch, heads_q, heads_kv, q_len, kv_len, workers, dim=64, block_q=128):
-    made = plan(pattern, q_len, kv_len, batch=batch, heads=heads_q, tile=(block_q, 64), workers=workers)
+    made = plan(pattern, q_len, kv_len, tiling=Tiling(tile=(block_q, 64), workers=workers), batch=batch, heads=heads_q)
     operands = [
         Operand((16 * number + name) << 40, shape := (batch, heads, length, dim), row_major(shape))
         for name, heads, length in (
@@ -192,5 +192,5 @@ def test_merges_have_their_own_tables(calls, uploaded):
 
 def test_layouts_know_no_group():
     """An ordinary call is problem 0."""
-    made = make_layout(plan(patterns.Strided(16), 512, tile=(128, 64)))
+    made = make_layout(plan(patterns.strided(16), 512, tiling=Tiling(tile=(128, 64))))
     assert not made.query_views["problem"].any() and not made.key_views["problem"].any()

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.family("sm90"), pytest.mark.gpu, pytest.mark.usefixtur
 
 @pytest.mark.parametrize("heads_kv", [1, 2, 4])
 @pytest.mark.parametrize("q_len", [1, 3, 16])
-@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.SlidingWindow(300), patterns.Strided(16)], ids=repr)
+@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.SlidingWindow(300), patterns.strided(16)], ids=repr)
 def test_packed_heads(check, pattern, q_len, heads_kv):
     """Heads of a group in one query tile: groups of 12, 6 and 3."""
     check(pattern, *inputs(2, 12, heads_kv, q_len, 2000, 128, dtype="bfloat16"), kinds=("torch",))
@@ -40,7 +40,7 @@ def test_packed_heads_need_one_axis(torch):
     """(batch, tokens, heads, features) in memory: rows of heads have no constant stride, and nothing is packed."""
     sizes = (8, 5), (2, 900), (2, 900)
     q, k, v = (torch.randn(2, *size, 64, device="cuda", dtype=torch.float16) for size in sizes)
-    made = spattn.plan(patterns.Causal(), backend="cuda", like=(q, k, v))
+    made = spattn.plan_for(patterns.Causal(), q, k, v, backend="cuda")
     expected = cuda.forward(q, k, v, made, 0.125)
     moved = q.transpose(1, 2).contiguous().transpose(1, 2)
     out, lse = cuda.forward(moved, k, v, made, 0.125)
@@ -58,7 +58,7 @@ def kept():
 
 @pytest.mark.parametrize("heads_kv", [8, 2])
 @pytest.mark.parametrize(
-    "pattern", [patterns.SlidingWindow(32), patterns.Strided(16), patterns.Longformer(32, global_tokens=(0,))], ids=repr
+    "pattern", [patterns.SlidingWindow(32), patterns.strided(16), patterns.longformer(32, global_tokens=(0,))], ids=repr
 )
 def test_repeated_calls(torch, kept, pattern, heads_kv):
     """A repeated call gives the same bits: other values, addresses, scales, streams and threads."""
@@ -69,7 +69,7 @@ def test_repeated_calls(torch, kept, pattern, heads_kv):
 
     def same(scale=None):
         q, k, v = arrays()
-        made = spattn.plan(pattern, backend="cuda", like=(q, k, v))
+        made = spattn.plan_for(pattern, q, k, v, backend="cuda")
         expected = cuda.forward(q, k, v, made, 0.125 if scale is None else scale)
         out, lse = spattn.attention(q, k, v, pattern, scale=scale, return_lse=True)
         results.append(torch.equal(out, expected[0]) and torch.equal(lse, expected[1]))
@@ -134,7 +134,7 @@ def test_steps(torch, kept, pattern, q_len):
             for place in (lambda x: x, torch.clone, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2))
         ]
         assert len(kept) == 1
-        made = spattn.plan(pattern, backend="cuda", like=(q, *own))
+        made = spattn.plan_for(pattern, q, *own, backend="cuda")
         expected = cuda.forward(q, *own, made, 128**-0.5)
         for out, lse in results:
             torch.testing.assert_close(out, expected[0], rtol=0, atol=0, equal_nan=True)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.family("sm90")
 
 SMS = 132
 PADDED = sp.KeyPadding.from_lengths([2000], 2048)
-IMAGE, WINDOWS = sp.Neighborhood((56, 56), 7), sp.Windowed((56, 56), 7)
+IMAGE, WINDOWS = sp.Neighborhood((56, 56), 7), sp.windowed((56, 56), 7)
 
 
 def call_of(tokens, head_dim=64, heads=16, batch=1, dtype=ml_dtypes.bfloat16, kv_len=None):
@@ -50,11 +50,11 @@ MEASURED = [
     (sp.Causal(), 8192, 64, 4, (128, 64), (1, 1, 128)),
     (sp.SlidingWindow(256), 16384, 128, 8, (128, 64), (1, 1, 128)),
     (sp.BigBird(64), 4096, 64, 16, (64, 64), (1, 1, 64)),
-    (sp.Strided(64), 4096, 64, 16, (64, 64), (1, 1, 64)),
-    (sp.Strided(128), 8192, 128, 8, (64, 64), (1, 1, 64)),
-    (sp.Longformer(512, global_tokens=64), 8192, 128, 8, (64, 64), (1, 1, 64)),
-    (sp.Longformer(512, global_tokens=16), 16384, 128, 16, (128, 64), (1, 1, 128)),  # priced 5 % below smaller tiles
-    (sp.Axial((64, 64), 0), 4096, 64, 16, (64, 64), (1, 1, 64)),
+    (sp.strided(64), 4096, 64, 16, (64, 64), (1, 1, 64)),
+    (sp.strided(128), 8192, 128, 8, (64, 64), (1, 1, 64)),
+    (sp.longformer(512, global_tokens=64), 8192, 128, 8, (64, 64), (1, 1, 64)),
+    (sp.longformer(512, global_tokens=16), 16384, 128, 16, (128, 64), (1, 1, 128)),  # priced 5 % below smaller tiles
+    (sp.axial((64, 64), 0), 4096, 64, 16, (64, 64), (1, 1, 64)),
     (IMAGE, 3136, 64, 32, (64, 64), (1, 8, 8)),
     (sp.Neighborhood((12, 12, 16), 5), 2304, 64, 32, (64, 64), (4, 4, 4)),
     (WINDOWS, 3136, 64, 32, (49, 64), (1, 7, 7)),
@@ -98,7 +98,7 @@ def test_pieces_of_few_queries_grow_with_the_keys(card):
 
 def scattered(share):
     pairs = (np.random.default_rng(0).random((4096, 4096)) < share).nonzero()
-    return sp.from_pairs(*pairs, 4096, 4096)
+    return sp.interop.from_pairs(*pairs, 4096, 4096)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def squares():
     """A fifth of the pairs of a fifth of all squares of 64 × 64."""
     rng = np.random.default_rng(0)
     filled = np.kron(rng.random((64, 64)) < 0.2, np.ones((64, 64), bool))
-    return sp.from_pairs(*(filled & (rng.random((4096, 4096)) < 0.2)).nonzero(), 4096, 4096)
+    return sp.interop.from_pairs(*(filled & (rng.random((4096, 4096)) < 0.2)).nonzero(), 4096, 4096)
 
 
 def test_listed_pairs_without_an_order_are_planned_once_in_each_way(card, plans):
@@ -191,7 +191,7 @@ def test_portable_kernels_asked_for_later(torch, portable_allowed, monkeypatch):
     assert len(portable_allowed) == 1
 
 
-@pytest.mark.parametrize(("pattern", "least"), [(IMAGE, 0.17), (WINDOWS, 0.35), (sp.Windowed((56, 56), 7, 3), 0.25)])
+@pytest.mark.parametrize(("pattern", "least"), [(IMAGE, 0.17), (WINDOWS, 0.35), (sp.windowed((56, 56), 7, 3), 0.25)])
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_the_efficiency_that_is_paid_for_an_image(card, pattern, least, head_dim):
     assert chosen(pattern, 3136, head_dim).efficiency >= least
@@ -214,7 +214,7 @@ TIMES = [
     (sp.SlidingWindow(64), 16384, 64, 16, (64, 64), None, 17, 0.0727),
     (sp.SlidingWindow(1023, 0), 8192, 128, 8, (128, 64), None, 33, 0.1209),
     (sp.SlidingWindow(1023, 0), 8192, 128, 8, (128, 64), None, 1, 0.0730),
-    (sp.Strided(64), 4096, 64, 16, (64, 64), None, 17, 0.0518),
+    (sp.strided(64), 4096, 64, 16, (64, 64), None, 17, 0.0518),
     (sp.BigBird(64), 4096, 64, 16, (128, 64), None, 17, 0.0627),
     (sp.BigBird(64), 4096, 64, 16, (64, 64), None, 17, 0.0441),
     (IMAGE, 3136, 64, 32, (128, 64), None, 9, 0.0691),
@@ -264,7 +264,7 @@ def test_tiles_are_not_found_anew_for_other_workers(card, monkeypatch):
 )
 def test_calls_that_were_not_measured_have_the_plan_they_had(card, call):
     tokens = call["tokens"]
-    pattern = IMAGE if tokens == 3136 else sp.Strided(15)
+    pattern = IMAGE if tokens == 3136 else sp.strided(15)
     own = call_of(**call)
     assert cuda.plan_for(pattern, own) is cuda.plan_for(pattern, own, backward=True)
 
@@ -276,9 +276,9 @@ def test_gradients_have_the_tiles_that_their_kernels_have(card, pattern):
     assert cuda.accepts(cuda.plan_for(pattern, own), own)
 
 
-@pytest.mark.parametrize("name", sp.names())
+@pytest.mark.parametrize("name", sp.registry.names())
 def test_maps_are_counted_as_they_are_laid_out(name):
-    pattern, q_len, kv_len = sp.example(name)
+    pattern, q_len, kv_len = sp.registry.example(name)
     for tile in ((128, 64), (64, 64)):
         made = compiler.plan(pattern, q_len, kv_len, tile=tile)
         for moves in (False, True):
@@ -290,7 +290,7 @@ def test_maps_are_counted_as_they_are_laid_out(name):
     [
         (sp.Neighborhood((16, 16, 32), 5), 8192),
         (sp.Neighborhood((256, 256), 9), 65536),
-        (sp.Windowed((224, 224), 7, 3), 224 * 224),
+        (sp.windowed((224, 224), 7, 3), 224 * 224),
     ],
 )
 @pytest.mark.parametrize("joint", [True, False])
@@ -316,11 +316,11 @@ def test_a_plan_that_takes_more_bytes_than_it_may_is_not_chosen(card):
     [
         (IMAGE, 3136),
         (WINDOWS, 3136),
-        (sp.Windowed((56, 56), 7, 3), 3136),
+        (sp.windowed((56, 56), 7, 3), 3136),
         (sp.Neighborhood((12, 12, 16), 5), 2304),
-        (sp.Strided(64), 2048),
+        (sp.strided(64), 2048),
         (sp.BigBird(64), 2048),
-        (sp.Axial((64, 64), 0), 4096),
+        (sp.axial((64, 64), 0), 4096),
         (sp.Full(), 2048),
         (sp.Causal(), 2048),
     ],

@@ -21,7 +21,7 @@ def scattered(share, q_len=300, kv_len=300, seed=0):
     """Pairs at random, a row and a column of them without any."""
     allowed = np.random.default_rng(seed).random((q_len, kv_len)) < share
     allowed[17] = allowed[:, 5] = False
-    return patterns.from_pairs(*allowed.nonzero(), q_len, kv_len)
+    return patterns.interop.from_pairs(*allowed.nonzero(), q_len, kv_len)
 
 
 def run(arrays, made):

@@ -17,7 +17,7 @@ from spattn.schedule import compiler
 pytestmark = [pytest.mark.family("sm90"), pytest.mark.usefixtures("card")]
 
 SMS = 132
-IMAGE, WINDOWS = sp.Neighborhood((56, 56), 7), sp.Windowed((56, 56), 7)
+IMAGE, WINDOWS = sp.Neighborhood((56, 56), 7), sp.windowed((56, 56), 7)
 
 
 def call_of(tokens, head_dim=128, heads=4, batch=1):
@@ -55,7 +55,7 @@ def test_lists_that_all_others_would_wait_for_are_split():
     plan, other = shared(member(*long), member(*short))
     assert plan.slots > 0 and longest(plan) == 32 and other.slots == 0
     for workers in (1, 33):
-        given = spattn.plan(sp.Full(), 8192, tile=(128, 64), workers=workers)
+        given = spattn.plan(sp.Full(), 8192, tiling=spattn.Tiling(tile=(128, 64), workers=workers))
         assert shared(member(*long, kept=True, plan=given), member(*short))[0] is given
     nearly, _ = shared(member(sp.Causal(), call_of(8192, 64, heads=2)), member(sp.SlidingWindow(64), call_of(2048, 64)))
     assert longest(nearly) == 128  # pieces would be priced 7 % lower, which says nothing
@@ -65,9 +65,12 @@ def test_pieces_finish_after_all_that_is_before_them():
     """Two pieces of each list would take as long as whole ones: a second launch starts when the first has ended."""
     call, short = call_of(16384, heads=1), member(sp.SlidingWindow(64), call_of(2048))
     plan, _ = shared(member(sp.Causal(), call), short)
-    halves = spattn.plan(sp.Causal(), 16384, tile=(128, 64), workers=33)
+    halves = spattn.plan(sp.Causal(), 16384, tiling=spattn.Tiling(tile=(128, 64), workers=33))
     assert longest(halves) == 128 and longest(plan) == 32
-    ends = [_sharing._ends(made, call, 0.01, SMS) for made in (halves, spattn.plan(sp.Causal(), 16384, tile=(128, 64)))]
+    ends = [
+        _sharing._ends(made, call, 0.01, SMS)
+        for made in (halves, spattn.plan(sp.Causal(), 16384, tiling=spattn.Tiling(tile=(128, 64))))
+    ]
     assert ends[0] > ends[1] > _sharing._ends(plan, call, 0.01, SMS)
 
 
@@ -85,7 +88,7 @@ def test_tiles_are_smaller_where_that_saves_more_than_a_launch():
 @pytest.mark.slow
 def test_kept_plans_have_their_tiles():
     """And a launch of their own, which others may be in."""
-    given = spattn.plan(IMAGE, 3136, tile=(64, 64), box=(8, 8), workers=3)
+    given = spattn.plan(IMAGE, 3136, tiling=spattn.Tiling(tile=(64, 64), box=(8, 8), workers=3))
     alone = member(sp.BigBird(64), call_of(1024, 64, heads=8))
     dense = member(sp.Full(), call_of(2048, 64, heads=16))
     assert shared(alone, dense)[0].block_q == 128

@@ -56,7 +56,7 @@ def test_boxes(tile, box, head_dim):
 @pytest.mark.parametrize("block_q", [33, 48, 64])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(
-    "pattern", [patterns.Causal(), patterns.Longformer(32, global_tokens=3), patterns.Strided(13)], ids=repr
+    "pattern", [patterns.Causal(), patterns.longformer(32, global_tokens=3), patterns.strided(13)], ids=repr
 )
 def test_pieces(assert_alike, pattern, block_q, head_dim):
     """Slots of the workspace have as many rows as a tile has queries, not as many as a warpgroup computes."""

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import spattn
-from spattn import cuda, patterns, plan
+from spattn import Tiling, cuda, patterns, plan
 from spattn.choose.specializations import TILE
 from spattn.cuda import portable_backward
 from spattn.cuda.hopper_backward import layout, params, prepared
@@ -79,18 +79,18 @@ def test_a_warpgroup_that_has_no_pair_in_the_last_step(check_gradients, passes):
 
 
 @pytest.mark.parametrize("group", [2, 8])
-@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.Strided(16)], ids=repr)
+@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.strided(16)], ids=repr)
 def test_groups(check_gradients, passes, pattern, group):
     """dK and dV are sums over the query heads of a group."""
     check_gradients(pattern, *inputs(2, 2 * group, 2, 260, 300, 64, dtype="bfloat16"), kinds=("torch",))
 
 
 def test_heads_of_a_group_differ(check_gradients):
-    per_head = patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30), patterns.Strided(12), patterns.Full()))
+    per_head = patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30), patterns.strided(12), patterns.Full()))
     check_gradients(per_head, *inputs(2, 4, 2, 260, 260, 64, dtype="float16"), kinds=("torch",))
 
 
-@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.Strided(16)], ids=repr)
+@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.strided(16)], ids=repr)
 def test_heads_inside_tokens(torch, pattern):
     """(batch, tokens, heads, features) in memory: batch and head are then two axes, with maps of their own."""
     plain = [torch.randn(3, heads, 300, 64, device="cuda", dtype=torch.bfloat16) for heads in (4, 4, 2, 2)]
@@ -107,17 +107,17 @@ def test_heads_inside_tokens(torch, pattern):
 @pytest.mark.parametrize("workers", [1, 16, 132])
 def test_split_lists(check_gradients, workers):
     q, k, v = inputs(1, 2, 2, 130, 4000, 64, dtype="bfloat16")
-    made = plan(patterns.Causal(), 130, 4000, heads=2, tile=TILE, workers=workers)
+    made = plan(patterns.Causal(), 130, 4000, tiling=Tiling(tile=TILE, workers=workers), heads=2)
     check_gradients(patterns.Causal(), q, k, v, made=made)
 
 
 def test_long_columns(check_gradients):
     """Keys that all queries see: their lists are cut, and the pieces summed in order."""
-    pattern = patterns.Longformer(64, global_tokens=(0, 1, 900))
+    pattern = patterns.longformer(64, global_tokens=(0, 1, 900))
     check_gradients(pattern, *inputs(1, 1, 1, 2300, 2300, 64, dtype="bfloat16"), kinds=("torch",))
 
 
-@pytest.mark.parametrize("pattern", [patterns.Full(), patterns.Fixed(64, 4)], ids=repr)
+@pytest.mark.parametrize("pattern", [patterns.Full(), patterns.fixed(64, 4)], ids=repr)
 def test_long_items(check_gradients, passes, pattern):
     """Those that would keep the last SMs busy are cut, and finishers add several parts to some of their rows."""
     check_gradients(pattern, *inputs(1, 2, 2, 2100, 2100, 64, dtype="bfloat16"), kinds=("torch",))
@@ -131,7 +131,7 @@ def test_scale(check_gradients, dtype, scale):
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("which", range(4), ids=["dout", "q", "k", "v"])
-@pytest.mark.parametrize("pattern", [patterns.SlidingWindow(20, 5), patterns.Strided(12)], ids=repr)
+@pytest.mark.parametrize("pattern", [patterns.SlidingWindow(20, 5), patterns.strided(12)], ids=repr)
 def test_values_that_are_not_allowed(torch, passes, pattern, which, bad):
     """What is not finite reaches the gradients that the formula gives it to, and no other."""
     arrays = [torch.randn(1, 1, 300, 128, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
@@ -174,7 +174,7 @@ def test_arrays_that_tma_cannot_read(torch, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "pattern", [patterns.Causal(), patterns.Longformer(100, global_tokens=(0, 700)), patterns.Strided(20)], ids=repr
+    "pattern", [patterns.Causal(), patterns.longformer(100, global_tokens=(0, 700)), patterns.strided(20)], ids=repr
 )
 def test_the_same_bits(torch, passes, pattern):
     """Whichever block takes which task, and in whichever order they end."""

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import spattn
-from spattn import cuda, patterns, plan
+from spattn import Tiling, cuda, patterns, plan
 from spattn.choose.specializations import TILE
 from spattn.cuda.hopper import layout, params
 from spattn.testing import Expectation, inputs
@@ -39,7 +39,7 @@ def test_patterns(check, problem, head_dim, dtype):
 def test_random(case, dtype, seed, eighths, eighths_v):
     """Any pattern or composition, any lengths, heads packed or not."""
     q, k, v = inputs(*case.sizes, 8 * eighths, 8 * eighths_v, dtype=dtype, seed=seed)
-    made = spattn.plan(case.pattern, backend="cuda", like=(q, k, v))
+    made = spattn.plan_for(case.pattern, q, k, v, backend="cuda")
     assume(layout.make_layout(made).maps <= params.MAPS[-1])  # more of them run on the portable kernels
     Expectation(case.pattern, q, k, v).check(*cuda.forward(q, k, v, made, q.shape[3] ** -0.5))
 
@@ -47,7 +47,7 @@ def test_random(case, dtype, seed, eighths, eighths_v):
 @pytest.mark.parametrize("kind", ["torch-cpu", "jax"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_other_arrays(check, kind, dtype):
-    check(patterns.Strided(24), *inputs(2, 4, 2, 190, 190, 64, dtype=dtype), kinds=(kind,))
+    check(patterns.strided(24), *inputs(2, 4, 2, 190, 190, 64, dtype=dtype), kinds=(kind,))
 
 
 @pytest.mark.parametrize("dims", [(64, 128), (128, 40), (8, 256), (192, 192), (72, 64)], ids=str)
@@ -56,14 +56,14 @@ def test_head_dims_differ(check, dims):
     check(patterns.SlidingWindow(40, 30), q, k, v, kinds=("torch",))
 
 
-@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.Strided(16)], ids=repr)
+@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.strided(16)], ids=repr)
 def test_heads_inside_tokens(torch, attend, pattern):
     """(batch, tokens, heads, features) in memory: batch and head are then two axes, with maps of their own."""
     q, k, v = inputs(3, 4, 2, 300, 300, 64, dtype="bfloat16")
     expected = attend("torch")(q, k, v, pattern)
     moved = [torch.from_numpy(x.astype(np.float32)).cuda().bfloat16().mT.contiguous().mT for x in (q, k, v)]
     moved = [x.permute(0, 2, 1, 3).contiguous().permute(0, 2, 1, 3) for x in moved]
-    out, lse = cuda.forward(*moved, spattn.plan(pattern, backend="cuda", like=moved), 0.125)
+    out, lse = cuda.forward(*moved, spattn.plan_for(pattern, *moved, backend="cuda"), 0.125)
     np.testing.assert_array_equal(out.float().cpu(), expected[0].astype(np.float32))
     np.testing.assert_array_equal(lse.cpu(), expected[1])
 
@@ -72,7 +72,7 @@ def test_heads_inside_tokens(torch, attend, pattern):
 def test_split_lists(check, workers, kv_len):
     """The last one has more pieces a row than a row has lanes in the kernel that merges them."""
     q, k, v = inputs(1, 2, 2, 130, kv_len, 64, dtype="bfloat16")
-    made = plan(patterns.Causal(), 130, kv_len, heads=2, tile=TILE, workers=workers)
+    made = plan(patterns.Causal(), 130, kv_len, tiling=Tiling(tile=TILE, workers=workers), heads=2)
     check(patterns.Causal(), q, k, v, 0.125, forward=lambda q, k, v, pattern, scale: cuda.forward(q, k, v, made, scale))
 
 
@@ -93,7 +93,7 @@ def test_scale(check, dtype, scale):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("pattern", [patterns.SlidingWindow(20, 5), patterns.Strided(12)], ids=repr)
+@pytest.mark.parametrize("pattern", [patterns.SlidingWindow(20, 5), patterns.strided(12)], ids=repr)
 def test_values_that_are_not_allowed(attend, pattern, bad):
     """Every row but those that attend to the bad keys is bitwise what it is without them."""
     q, k, v = inputs(1, 1, 1, 300, 300, 128, dtype="bfloat16")
@@ -144,7 +144,7 @@ def test_arrays_that_tma_cannot_read(check, portable_allowed, caplog):
         padded = torch.zeros(1, 2, 200, 65, device="cuda", dtype=torch.float16)
         padded[..., 1:] = torch.from_numpy(np.array(q)).cuda()
         rest = [torch.from_numpy(np.array(x)).cuda() for x in (k, v)]
-        made = spattn.plan(pattern, backend="cuda", like=(padded[..., 1:], *rest))
+        made = spattn.plan_for(pattern, padded[..., 1:], *rest, backend="cuda")
         out, lse = cuda.forward(padded[..., 1:], *rest, made, 0.125)
         return out.cpu().numpy(), lse.cpu().numpy()
 
@@ -158,8 +158,8 @@ def test_arrays_that_tma_cannot_read(check, portable_allowed, caplog):
 def test_results_are_repeatable(torch):
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 4, 3000, 128, device="cuda", dtype=torch.bfloat16)
-    for pattern in (patterns.Longformer(128, global_tokens=(0, 5)), patterns.Strided(64), patterns.Causal()):
-        made = spattn.plan(pattern, backend="cuda", like=(q, k, v))
+    for pattern in (patterns.longformer(128, global_tokens=(0, 5)), patterns.strided(64), patterns.Causal()):
+        made = spattn.plan_for(pattern, q, k, v, backend="cuda")
         first = cuda.forward(q, k, v, made, 0.1)
         for _ in range(1000):
             out, lse = cuda.forward(q, k, v, made, 0.1)
@@ -172,7 +172,7 @@ def test_new_addresses(torch):
         torch.manual_seed(seed)
         keep = torch.empty(seed * 12345 + 1, device="cuda")
         q, k, v = (torch.randn(1, 2, 300, 64, device="cuda", dtype=torch.float16) for _ in range(3))
-        out, _ = cuda.forward(q, k, v, spattn.plan(patterns.Causal(), backend="cuda", like=(q, k, v)), 0.125)
+        out, _ = cuda.forward(q, k, v, spattn.plan_for(patterns.Causal(), q, k, v, backend="cuda"), 0.125)
         expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         torch.testing.assert_close(out, expected, rtol=0.01, atol=0.01)
         del keep
@@ -180,7 +180,7 @@ def test_new_addresses(torch):
 
 def test_graph_capture(torch):
     q, k, v = (torch.randn(1, 4, 1000, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    made = spattn.plan(patterns.Strided(32), backend="cuda", like=(q, k, v))
+    made = spattn.plan_for(patterns.strided(32), q, k, v, backend="cuda")
     cuda.forward(q, k, v, made, 0.125)  # compiles, uploads
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -197,7 +197,7 @@ def test_graph_capture(torch):
 def test_streams_side_by_side(torch):
     """Calls that run at the same time do not share a work counter."""
     q, k, v = (torch.randn(1, 2, 2000, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    made = spattn.plan(patterns.Strided(32), backend="cuda", like=(q, k, v))
+    made = spattn.plan_for(patterns.strided(32), q, k, v, backend="cuda")
     expected, _ = cuda.forward(q, k, v, made, 0.125)
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in range(4)]
@@ -212,11 +212,11 @@ def test_streams_side_by_side(torch):
 
 def test_agrees_with_the_portable_kernels(torch, monkeypatch, portable_allowed):
     q, k, v = (torch.randn(2, 4, 777, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    pattern = patterns.Longformer(100, global_tokens=4) & patterns.Causal()
+    pattern = patterns.longformer(100, global_tokens=4) & patterns.Causal()
     results = []
     for choice, portable_calls in (("auto", 0), ("portable", 1)):
         monkeypatch.setenv("SPATTN_CUDA_KERNEL", choice)
-        results.append(cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), 0.1))
+        results.append(cuda.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend="cuda"), 0.1))
         assert len(portable_allowed) == portable_calls
     torch.testing.assert_close(*(out for out, _ in results), rtol=0.02, atol=0.01)
     torch.testing.assert_close(*(lse for _, lse in results), rtol=1e-4, atol=1e-4)
