@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """What plans cost on one CPU thread: fits the coefficients of ``spattn.cpu._coefficients`` and judges the model.
 
-    python benchmarks/price_cpu.py                  # the best instruction set, about two minutes
-    python benchmarks/price_cpu.py --isa avx2       # another one, nothing written
-    python benchmarks/price_cpu.py --dtype float32  # every case of one dtype, nothing written
+    python benchmarks/costs/price_cpu.py                  # the best instruction set, about two minutes
+    python benchmarks/costs/price_cpu.py --isa avx2       # another one, nothing written
+    python benchmarks/costs/price_cpu.py --dtype float32  # every case of one dtype, nothing written
 
 Twenty-one problems, three plans of each: other tiles, and boxes of queries with keys of their own where the pattern has
 spans. All are timed in turns. Coefficients are nanoseconds for one of each of ``spattn.schedule.price.Counts``, fitted
 by non-negative least squares of relative errors. A case is judged by coefficients that were fitted without its problem.
 Those of boxes of few queries, ``spattn.schedule.price.RowCounts``, are fitted to neighbourhoods and windows, and those
-of tiles with one query to pairs at random. Writes ``benchmarks/results/price_cpu.json``; exits with 1 when a dtype
+of tiles with one query to pairs at random. Writes ``benchmarks/results/price_cpu-xeon-amx.json``; exits with 1 when a dtype
 misses a target. The lines that it prints last are those of the tables: all of Counts, then of RowCounts for tiles with
 one query and with a few.
 """
@@ -22,7 +22,11 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before spattn's core reads it
 
 import argparse
 import itertools
+import sys
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import ml_dtypes
 import numpy as np

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """What plans cost on a GPU: fits the coefficients of the kernels for compute capability 9.0 and judges the model.
 
-    python benchmarks/price_cuda.py                   # measures, fits and judges: about a minute; needs torch
-    python benchmarks/price_cuda.py --measure FILE    # measures only
-    python benchmarks/price_cuda.py --fit FILE        # fits and judges what was measured; needs no GPU
-    python benchmarks/price_cuda.py --only window     # measures problems with such names, writes nothing
+    python benchmarks/costs/price_cuda.py                   # measures, fits and judges: about a minute; needs torch
+    python benchmarks/costs/price_cuda.py --measure FILE    # measures only
+    python benchmarks/costs/price_cuda.py --fit FILE        # fits and judges what was measured; needs no GPU
+    python benchmarks/costs/price_cuda.py --only window     # measures problems with such names, writes nothing
 
 Some plans of each problem: other tiles, boxes of queries with keys of their own where the pattern has spans, other
 numbers of pieces, contiguous views in place of a pattern's own, and places that are looked up. Forward, bfloat16. Plans
@@ -14,8 +14,8 @@ fit. Plans that the kernels refuse, or leave to the portable ones, are printed a
 
 Coefficients are nanoseconds for one of each of ``spattn.schedule.price_gpu.GpuCounts``, those of a worker once for
 each kind of tiles, fitted by non-negative least squares of relative errors. A case is judged by coefficients that were
-fitted without its problem. Writes ``benchmarks/results/price_cuda.json``, and what the backend chooses to
-``price_cuda_choices.json``; exits with 1 when a target is missed, or plans disagreed. The lines of the kinds are those
+fitted without its problem. Writes ``benchmarks/results/price_cuda-h200.json``, and what the backend chooses to
+``price_cuda_choices-h200.json``; exits with 1 when a target is missed, or plans disagreed. The lines of the kinds are those
 of ``spattn/cuda/_coefficients.py``.
 """
 
@@ -27,9 +27,12 @@ import itertools
 import json
 import math
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import ml_dtypes
 import numpy as np
@@ -50,7 +53,7 @@ WITHIN, WITHIN_SHARE, ORDER_SHARE = 0.25, 0.8, 0.9
 SHARED = ("launches", "merging", "merged", "elements")  # counts with one coefficient for all kinds of tiles
 
 CHOICES = (
-    "The plan that the backend takes for each problem of price_cuda.json: its time where it was measured, that of the "
+    "The plan that the backend takes for each problem of price_cuda-h200.json: its time where it was measured, that of the "
     "plan with tile() for two workers an SM, which comes first, and the least of all that were measured."
 )
 
@@ -462,7 +465,7 @@ def main() -> int:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder) / "price_cuda.json", args.only)
+        found = measure(Path(folder) / "price_cuda-h200.json", args.only)
     return report(found, True) if args.only is None else 0
 
 

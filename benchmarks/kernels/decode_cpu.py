@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Few query tokens against many keys (decoding) on one CPU thread: spattn, PyTorch's SDPA, and the memory's bandwidth.
 
-    python benchmarks/decode_cpu.py              # about three minutes; needs torch
-    python benchmarks/decode_cpu.py --quick      # fewer keys, writes nothing
+    python benchmarks/kernels/decode_cpu.py              # about three minutes; needs torch
+    python benchmarks/kernels/decode_cpu.py --quick      # fewer keys, writes nothing
 
 100 000 keys, 8 key-value heads with 8 or 32 query heads, head_dim 64 and 128. The floor is reading K and V once at the
 bandwidth that ``ceilings`` measures between the contenders. Results of spattn are checked against SDPA in float64
-on one head. Medians of the process's CPU time. Writes ``benchmarks/results/decode_cpu.json``.
+on one head. Medians of the process's CPU time. Writes ``benchmarks/results/decode_cpu-zen5.json``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = os.environ["OPEN
 
 import argparse
 import itertools
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import record
+import timing
 import torch
 from ceilings import Ceilings
-from cpu_peers import timing
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import spattn

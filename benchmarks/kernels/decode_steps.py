@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Steps of generation at 100 000 keys: what does a call cost whose keys are one more than the last one's?
 
-    python benchmarks/decode_steps.py              # a few seconds on the CPU
-    python benchmarks/decode_steps.py --cuda       # host time of the calls on a GPU; needs torch
+    python benchmarks/kernels/decode_steps.py              # a few seconds on the CPU
+    python benchmarks/kernels/decode_steps.py --cuda       # host time of the calls on a GPU; needs torch
 
 32 query heads over 8 key heads, head_dim 64 and 128, one new token; a window of 1024 keys with and without 4 sinks,
 left padding of two batch entries, and on a GPU all keys. Keys are slices of a cache with room for more, or arrays of
 their own in each step, as those of a cache that is copied to grow; calls that repeat at one length stand beside them.
-Medians of wall-clock times of single calls. Writes ``benchmarks/results/decode_steps_cpu.json`` or
-``decode_steps_cuda.json``.
+Medians of wall-clock times of single calls. Writes ``benchmarks/results/decode_steps_cpu-xeon-amx.json`` or
+``decode_steps_cuda-h200.json``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import numpy as np
 import record

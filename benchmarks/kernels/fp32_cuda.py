@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """float32 on one GPU: three TF32 products, plain multiply-adds and one TF32 product against PyTorch's dense float32.
 
-    python benchmarks/fp32_cuda.py       # about half a minute on an H200; needs torch
+    python benchmarks/kernels/fp32_cuda.py       # about half a minute on an H200; needs torch
 
 Forward, batch 1, 8 heads. Results are checked against float64 on sampled rows before they are timed; measurements are
-those of peers_cuda.py. Writes ``benchmarks/results/fp32_cuda.json``.
+those of peers_cuda.py. Writes ``benchmarks/results/fp32_cuda-h200.json``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import record
-from peers_cuda import SETS, measure, worst_error
+from gpu_timing import SETS, measure, worst_error
 
 HEADS, ROUNDS = 8, 7
 TOLERANCE = {"tf32": 2e-3}  # relative error; of the others:

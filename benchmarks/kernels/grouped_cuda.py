@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Problems of different lengths, patterns and heads on one GPU: a grouped call against everything else.
 
-    python benchmarks/grouped_cuda.py          # about two minutes on an H200; needs torch
-    python benchmarks/grouped_cuda.py --quick  # few rounds; leaves results/ alone
+    python benchmarks/kernels/grouped_cuda.py          # about two minutes on an H200; needs torch
+    python benchmarks/kernels/grouped_cuda.py --quick  # few rounds; leaves results/ alone
 
 bfloat16. Contenders: the problems one after another, each on a stream of its own, and in one grouped call (twice, which
 says how far two measurements of the same thing are apart). By hand: the grouped call with every problem in the tiles of
@@ -11,7 +11,7 @@ fastest by itself (timed beforehand over some numbers of workers), one after ano
 problems, grids of images as of a vision transformer, and one long sequence beside short ones. Every result is checked
 against float64 on sampled rows before anything is timed. GPU times are medians over rounds of CUDA events around
 replays of a CUDA graph, contenders in turns; wall times those of ordinary calls, many of them and then a
-synchronisation. Writes ``benchmarks/results/grouped_cuda.json`` (or ``--out``).
+synchronisation. Writes ``benchmarks/results/grouped_cuda-h100.json`` (or ``--out``).
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
+
 import record
-from peers_cuda import TOLERANCE, worst_error
+from gpu_timing import TOLERANCE, worst_error
 
 ROUNDS, TARGET_MS, WALL_CALLS = 15, 10.0, 60
 WORKERS = (1, 2, 4, 8, 16, 32, 64)  # that are tried for each problem by itself

@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
 """NaN at keys that nobody may see, on one GPU: how far do other rows move, and what would it cost if they never did?
 
-    python benchmarks/hidden_values_cuda.py       # a few seconds on an H200; needs torch
+    python benchmarks/kernels/hidden_values_cuda.py       # a few seconds on an H200; needs torch
 
 A row whose tile holds such a key comes out non-finite (0 · NaN) and is computed again, key by key in float64: another
 order of summation, so its last bits may move. Kernels that read K and V with every non-finite value replaced by 0 would
 give the same bits; the cheapest way to such copies is one pass over K and V before every call, timed beside the call.
-Writes ``benchmarks/results/hidden_values_cuda.json``.
+Writes ``benchmarks/results/hidden_values_cuda-h200.json``.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import record
-from peers_cuda import SETS, measure
+from gpu_timing import SETS, measure
 
 TOKENS, HEADS, HEAD_DIM, ROUNDS = 16384, 16, 128, 7
 NOTES = (

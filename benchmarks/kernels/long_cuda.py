@@ -1,13 +1,18 @@
 #!/usr/bin/env python3
 """Forward and backward of a million tokens on one GPU: time, memory, and whether the middle is right.
 
-    python benchmarks/long_cuda.py       # a few seconds on an H200; needs torch
+    python benchmarks/kernels/long_cuda.py       # a few seconds on an H200; needs torch
 
 1,048,576 tokens, window ±256, batch 1, 16 heads, head_dim 128, bfloat16, in one process. The rows and keys in the
-middle of one head are checked against float64. Writes ``benchmarks/results/long_cuda.json``.
+middle of one head are checked against float64. Writes ``benchmarks/results/long_cuda-h200.json``.
 """
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import record
 

@@ -1,24 +1,28 @@
 #!/usr/bin/env python3
 """Tokens in another order on one CPU thread, beside tokens in a row, pair by pair, and sorted by the caller, in turns.
 
-    OMP_NUM_THREADS=1 python benchmarks/ordered_cpu.py            # two minutes
-    OMP_NUM_THREADS=1 python benchmarks/ordered_cpu.py --quick    # 1024 tokens, writes nothing
+    OMP_NUM_THREADS=1 python benchmarks/kernels/ordered_cpu.py            # two minutes
+    OMP_NUM_THREADS=1 python benchmarks/kernels/ordered_cpu.py --quick    # 1024 tokens, writes nothing
 
 8 heads, head_dim 64, float32; labels at random. Medians of the process's CPU time. *sorted by the caller* is what one
 would do without such a plan: arrays are copied cluster by cluster, attended to as packed documents, and the output is
-brought back. Planning is that of the plan in order, of nothing kept. Writes ``benchmarks/results/ordered_cpu.json``.
+brought back. Planning is that of the plan in order, of nothing kept. Writes ``benchmarks/results/ordered_cpu-xeon-amx.json``.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import numpy as np
 import record
-from pairwise_cpu import cpu_times
+from timing import medians_in_turns
 
 import spattn
 from spattn import compiler, cpu
@@ -78,7 +82,7 @@ def measure(name: str, tokens: int, clusters: int, causal: bool, listed: bool, r
             calls[column] = partial(cpu.forward, *arrays, compiler.plan(pattern, tokens, heads=HEADS, tile=tile), scale)
         calls["dense_ms"] = partial(cpu.forward, *arrays, spattn.plan(sp.Full(), backend="cpu", like=arrays), scale)
     np.testing.assert_allclose(calls["ordered_ms"]()[0], calls["sorted_ms"](), rtol=1e-4, atol=1e-5)  # type: ignore[index]
-    return row | {column: round(taken, 2) for column, taken in cpu_times(calls, rounds).items()}
+    return row | {column: round(taken, 2) for column, taken in medians_in_turns(calls, rounds).items()}
 
 
 def main() -> None:

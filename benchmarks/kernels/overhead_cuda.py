@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Where the GPU kernel is not what bounds a call: launching, short sequences, decoding, a million tokens.
 
-    python benchmarks/overhead_cuda.py         # about a minute on an H200; needs torch
+    python benchmarks/kernels/overhead_cuda.py         # about a minute on an H200; needs torch
 
 Host times are medians over single calls of ``time.perf_counter`` differences, with the GPU idle enough never to block
 the queue; GPU times are medians of CUDA events, or of a CUDA graph's replays. Decoding results are checked against
-float64 before they are timed. Writes ``benchmarks/results/overhead_cuda.json`` (or ``--out``).
+float64 before they are timed. Writes ``benchmarks/results/overhead_cuda-h200.json`` (or ``--out``).
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import argparse
 import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import record
 

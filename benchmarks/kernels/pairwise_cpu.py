@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
 """Scattered pairs on one CPU thread: dense attention, tiles of the default shape, and pair by pair, in turns.
 
-    OMP_NUM_THREADS=1 python benchmarks/pairwise_cpu.py            # about five minutes
-    OMP_NUM_THREADS=1 python benchmarks/pairwise_cpu.py --quick    # 1 % alone, writes nothing
+    OMP_NUM_THREADS=1 python benchmarks/kernels/pairwise_cpu.py            # about five minutes
+    OMP_NUM_THREADS=1 python benchmarks/kernels/pairwise_cpu.py --quick    # 1 % alone, writes nothing
 
 4096 tokens, 8 heads, head_dim 64, float32. Medians of the process's CPU time. The floors stand beside: the pairs'
 multiply-adds at the rate that dense attention reaches here, and the bytes of their rows of K and V, in the backward
 also of dK and dV, at the rate at which ``ceilings`` reads a second-level cache. Writes
-``benchmarks/results/pairwise_cpu.json``.
+``benchmarks/results/pairwise_cpu-xeon-amx.json``.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import numpy as np
 import record

@@ -1,21 +1,25 @@
 #!/usr/bin/env python3
 """Pairs that no lattice holds, on a GPU: at random, and of clusters whose tokens stand anywhere.
 
-    python benchmarks/scattered_cuda.py          # a minute on an H200; needs torch
+    python benchmarks/kernels/scattered_cuda.py          # a minute on an H200; needs torch
 
 4096 tokens, 16 heads, bfloat16. *spattn* is what it plans by itself, *contiguous* its plan of tiles of consecutive
 tokens, *dense* its attention over all pairs, *pytorch* what PyTorch takes for all pairs, and *masked* that for a mask.
 Contenders take turns, CUDA events around many calls, two sets of inputs; results are compared with float64 before
-anything is timed. Writes ``benchmarks/results/scattered_cuda.json``.
+anything is timed. Writes ``benchmarks/results/scattered_cuda-h200.json``.
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import numpy as np
 import record
-from peers_cuda import ROUNDS, SETS, TOLERANCE, measure, worst_error
+from gpu_timing import ROUNDS, SETS, TOLERANCE, measure, worst_error
 
 from spattn import patterns as sp
 

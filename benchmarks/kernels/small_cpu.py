@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """A short sequence on one CPU thread: how much of a call is the kernel's own work?
 
-    python benchmarks/small_cpu.py                 # a few seconds
+    python benchmarks/kernels/small_cpu.py                 # a few seconds
 
 Batch 1, 8 heads, 128 tokens, head_dim 64, NumPy arrays, the plan kept from earlier calls. The kernel's own time is what
 each further batch entry adds to a call: that of 4 entries less that of one, by 3. Calls with 1 and 4 entries take
-turns; medians of the process's CPU time, several calls at a time. Writes ``benchmarks/results/small_cpu.json``.
+turns; medians of the process's CPU time, several calls at a time. Writes ``benchmarks/results/small_cpu-zen5.json``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,11 @@ import os
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before NumPy is imported: it reads it once
 
 import statistics
+import sys
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import ml_dtypes
 import numpy as np

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """How much faster several CPU threads are than one, pattern by pattern.
 
-    python benchmarks/threads_cpu.py                # about three minutes, two threads; needs threadpoolctl
-    python benchmarks/threads_cpu.py --quick        # one round, writes nothing
+    python benchmarks/kernels/threads_cpu.py                # about three minutes, two threads; needs threadpoolctl
+    python benchmarks/kernels/threads_cpu.py --quick        # one round, writes nothing
 
 4096 tokens, 8 heads and 1 head, head_dim 64, float32 and bfloat16, forward and backward; decoding is one query against
 4096 and against 102400 keys. One thread and several take turns in one process; the figure is the median of the wall
 time, so the machine has to be otherwise idle: a run during which other programs took more than a tenth of the
 processors is thrown away. Before anything is timed, the results are compared bit by bit. Writes
-``benchmarks/results/threads_cpu.json``.
+``benchmarks/results/threads_cpu-zen5.json``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import numpy as np
 import record

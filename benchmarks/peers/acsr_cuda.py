@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """float32 on the patterns of affine-rows.rst against block-sparse Triton kernels and dense attention, on one GPU.
 
-    python benchmarks/acsr_cuda.py            # under two minutes on an H200; needs torch with Triton
-    python benchmarks/acsr_cuda.py --quick    # 512 and 1024 tokens without FlexAttention, nothing written
+    python benchmarks/peers/acsr_cuda.py            # under two minutes on an H200; needs torch with Triton
+    python benchmarks/peers/acsr_cuda.py --quick    # 512 and 1024 tokens without FlexAttention, nothing written
 
 The patterns and lengths of formats.py, and two denser ones, since SPLAT (Gupta et al. 2024, arXiv:2407.16847) is about
 densities of 10 to 50 %. Forward, batch 1, 12 heads of 64: our choice, since the paper's abstract names none, and one
@@ -16,7 +16,7 @@ Every result is checked against float64 on sampled rows. A contender that is out
 the reason, not timed, and the exit status is 1. What is timed is a CUDA graph of one call on each of so many input sets
 that L2 holds none of them for the next replay; contenders take turns, figures are medians per call. FlexAttention takes
 part until compiling it has taken ``--flex-seconds``, at 8192 tokens first.
-Writes ``benchmarks/results/acsr_cuda.json``.
+Writes ``benchmarks/results/acsr_cuda-h200.json``.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import record
-from formats import CASES, LENGTHS
-from peers_cuda import measure, worst_error
+from gpu_timing import measure, worst_error
+from planning.formats import CASES, LENGTHS
 
 from spattn import patterns as sp
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """spattn and every other way to compute the same attention on one CPU thread, in one process, taking turns.
 
-    python benchmarks/peers_cpu.py               # about 20 minutes; needs torch and scipy; natten where it installs
-    python benchmarks/peers_cpu.py --quick       # small lengths, few rounds, writes nothing into the repository
+    python benchmarks/peers/peers_cpu.py               # about 20 minutes; needs torch and scipy; natten where it installs
+    python benchmarks/peers/peers_cpu.py --quick       # small lengths, few rounds, writes nothing into the repository
 
 Every result is checked against float64 on sampled rows (gradients on a whole head) before it is timed; exit status 1
 when one is outside its error bound. Figures are medians of the process's CPU time; ratios are medians over medians of
@@ -23,14 +23,18 @@ import argparse
 import gc
 import json
 import math
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
+
 import record
+import timing
 import torch
 from ceilings import UNITS, Ceilings
-from cpu_peers import contenders, figures, memory, problems, roofline, targets, timing
+from cpu_peers import contenders, figures, memory, problems, roofline, targets
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 NOTES = (

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """spattn against cuDNN, FlexAttention and FlashAttention-2 on one GPU, in one process, taking turns.
 
-    python benchmarks/peers_cuda.py            # about 5 minutes on an H200; needs torch
-    python benchmarks/peers_cuda.py --quick    # spattn and the dense kernels only; written to a temporary folder
-    python benchmarks/peers_cuda.py --plot     # draws docs/images/peers_cuda.png from the committed result
+    python benchmarks/peers/peers_cuda.py            # about 5 minutes on an H200; needs torch
+    python benchmarks/peers/peers_cuda.py --quick    # spattn and the dense kernels only; written to a temporary folder
+    python benchmarks/peers/peers_cuda.py --plot     # draws docs/images/peers_cuda.png from the committed result
 
 Forward, bfloat16, batch 1, 16 heads. Every result is checked against float64 on sampled rows before it is timed. A
 measurement is a pair of CUDA events around a few calls; contenders take turns for some rounds, each call on the next
 of several input sets, so that none lives on what the last one left in L2; figures are medians, ratios medians over
 medians of the same rounds. TF/s count allowed pairs alone, 4·head_dim each. FlexAttention is compiled anew for every
 mask, as its users do; without a larger recompile limit dynamo would give up and run it eagerly. spattn is timed as
-``spattn.attention``, warm. Writes ``benchmarks/results/peers_cuda.json`` (or ``--out``), with what it had to show
+``spattn.attention``, warm. Writes ``benchmarks/results/peers_cuda-h200.json`` (or ``--out``), with what it had to show
 (peers_cuda_floors.py) and whether it did.
 """
 
@@ -26,6 +26,8 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import numpy as np
 import overhead_cuda
@@ -270,7 +272,7 @@ def main() -> None:
     parser.add_argument("--ends", action="store_true", help="measure only the longest and the shortest sequences")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    out = args.out or record.RESULTS / "peers_cuda.json"
+    out = args.out or record.RESULTS / "peers_cuda-h200.json"
     if args.plot:
         from peers_cuda_plot import plot
 
@@ -293,7 +295,7 @@ def main() -> None:
         rows += long_sequence() + short_sequences()
     result = {
         "benchmark": "peers_cuda",
-        "command": " ".join(["python", "benchmarks/peers_cuda.py", *sys.argv[1:]]),
+        "command": " ".join(["python", "benchmarks/peers/peers_cuda.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         "commit": record.commit(),
         "notes": NOTES,

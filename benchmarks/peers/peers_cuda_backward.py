@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """The backward of spattn against cuDNN, FlexAttention and FlashAttention-4 on one GPU, in one process, taking turns.
 
-    python benchmarks/peers_cuda_backward.py            # about 6 minutes on an H200; needs torch
-    python benchmarks/peers_cuda_backward.py --dims 128 --only dense "window ±256"
-    python benchmarks/peers_cuda_backward.py --without-flex           # whose masks take minutes to compile
+    python benchmarks/peers/peers_cuda_backward.py            # about 6 minutes on an H200; needs torch
+    python benchmarks/peers/peers_cuda_backward.py --dims 128 --only dense "window ±256"
+    python benchmarks/peers/peers_cuda_backward.py --without-flex           # whose masks take minutes to compile
 
 The backward alone, bfloat16, batch 1, 16 heads, 16384 tokens, measured as peers_cuda.py measures the forward. spattn is
 timed as ``spattn.attention_backward``, warm, the others as ``torch.autograd.grad`` of a graph that is kept. Gradients
 are checked against float64 on sampled rows and keys before they are timed. TF/s count allowed pairs alone, 10·head_dim
 each. FlashAttention-4 takes part where ``flash_attn.cute`` can be imported. Writes
-``benchmarks/results/peers_cuda_backward.json`` (or ``--out``), with the floors of peers_cuda_floors.py.
+``benchmarks/results/peers_cuda_backward-h200.json`` (or ``--out``), with the floors of peers_cuda_floors.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import numpy as np
 import peers_cuda
@@ -179,7 +181,7 @@ def write(out: Path, rows: list[dict]) -> None:
 
     result = {
         "benchmark": "peers_cuda_backward",
-        "command": " ".join(["python", "benchmarks/peers_cuda_backward.py", *sys.argv[1:]]),
+        "command": " ".join(["python", "benchmarks/peers/peers_cuda_backward.py", *sys.argv[1:]]),
         "date": datetime.date.today().isoformat(),
         "commit": record.commit(),
         "notes": NOTES,
@@ -198,7 +200,7 @@ def main() -> None:
     parser.add_argument("--dims", nargs="*", type=int, default=[128, 64])
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--without-flex", action="store_true")
-    parser.add_argument("--out", type=Path, default=record.RESULTS / "peers_cuda_backward.json")
+    parser.add_argument("--out", type=Path, default=record.RESULTS / "peers_cuda_backward-h200.json")
     args = parser.parse_args()
     import torch
 

@@ -1,4 +1,4 @@
-"""The graph of peers_cuda.json: TF/s on allowed pairs, spattn beside its best peer."""
+"""The graph of peers_cuda-h200.json: TF/s on allowed pairs, spattn beside its best peer."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """What planning costs beside FlexAttention's block masks, and beside a matrix in compressed sparse rows.
 
-    python benchmarks/peers_plan.py            # everything, ten minutes; needs torch and SciPy
-    python benchmarks/peers_plan.py --quick    # 1024 tokens only, nothing written
+    python benchmarks/peers/peers_plan.py            # everything, ten minutes; needs torch and SciPy
+    python benchmarks/peers/peers_plan.py --quick    # 1024 tokens only, nothing written
 
 Contenders: ``spattn.plan``; ``create_block_mask`` of PyTorch's FlexAttention, as it is and compiled by torch.compile (a
 later call, so that compiling does not count); and ``scipy.sparse.csr_array`` of the mask. All but spattn evaluate every
 pair, and are left out where that takes more than 2 GiB. Every row is of a process of its own with one thread, warm: by
 how much its memory grew, and the best of five times of nothing kept, or one where that takes longer than two seconds.
-That the contenders allow the same pairs is checked at 1024 tokens. Writes ``benchmarks/results/peers_plan.json``; exits
+That the contenders allow the same pairs is checked at 1024 tokens. Writes ``benchmarks/results/peers_plan-xeon-amx.json``; exits
 with 1 where spattn is not 500 times as fast as ``create_block_mask`` at 8192 tokens.
 """
 
@@ -17,14 +17,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import numpy as np
 import record
-from child import child
-from plan_scale import resident
+from child import child, resident
 
 import spattn
 from spattn import patterns as sp

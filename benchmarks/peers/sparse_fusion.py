@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The fused, inspected pipeline against the unfused one: SDDMM, softmax and SpMM as separate kernels.
 
-    python benchmarks/sparse_fusion.py           # about four minutes; torch, scipy; mkl and sparse_dot_mkl if there
-    python benchmarks/sparse_fusion.py --quick   # small lengths, three rounds, writes nothing into the repository
+    python benchmarks/peers/sparse_fusion.py           # about four minutes; torch, scipy; mkl and sparse_dot_mkl if there
+    python benchmarks/peers/sparse_fusion.py --quick   # small lengths, three rounds, writes nothing into the repository
 
 float32, 8 heads of 64, one thread, CPU time, contenders in turns. The pipelines combine the SDDMM, softmax and SpMM
 kernels of the installed libraries (NumPy and SciPy, torch.sparse on MKL, sparse_dot_mkl); what counts is the fastest of
@@ -22,14 +22,18 @@ import argparse
 import itertools
 import math
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
+
 import record
+import timing
 import torch
 from ceilings import Ceilings
-from cpu_peers import contenders, figures, problems, timing, unfused
+from cpu_peers import contenders, figures, problems, unfused
 
 import spattn
 from spattn import patterns as sp

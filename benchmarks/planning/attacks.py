@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Times of what outside reviewers found slow; tests/attacks/ has the same problems, decided by counts.
 
-    python benchmarks/attacks.py            # everything, half a minute
-    python benchmarks/attacks.py --quick    # small, nothing written
-    python benchmarks/attacks.py union steps # names that begin so, nothing written
+    python benchmarks/planning/attacks.py            # everything, half a minute
+    python benchmarks/planning/attacks.py --quick    # small, nothing written
+    python benchmarks/planning/attacks.py union steps # names that begin so, nothing written
 
 Each row is a plan, a step of generation or a call: the median of its wall-clock times, beside the same of something
 that costs what it should, and the most that it may take. No plan comes from the cache unless the row is about that.
@@ -19,11 +19,15 @@ import importlib.util
 import operator
 import os
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import numpy as np
 import record

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """What listed pairs cost at 65,536 and 1,048,576 tokens: 16 random keys for each query, in compressed sparse rows.
 
-    OMP_NUM_THREADS=1 python benchmarks/csr_scale.py            # a minute, 3 GiB
-    OMP_NUM_THREADS=1 python benchmarks/csr_scale.py --quick    # 65,536 tokens, nothing written
+    OMP_NUM_THREADS=1 python benchmarks/planning/csr_scale.py            # a minute, 3 GiB
+    OMP_NUM_THREADS=1 python benchmarks/planning/csr_scale.py --quick    # 65,536 tokens, nothing written
 
 Each row is of a process of its own, whose first large plan it is: processor time, and by how much the process grew.
 ``attention`` is the first call of one head of float32, head_dim 64, on one thread, which plans too; its growth is the
 plan, the workspace and the result. ``default`` is the plan that ``spattn.plan`` makes where nothing else is asked for.
-Writes ``benchmarks/results/csr_scale.json``; exits with 1 where that plan, or the one that the CPU (pair by pair) or a
+Writes ``benchmarks/results/csr_scale-xeon-amx.json``; exits with 1 where that plan, or the one that the CPU (pair by pair) or a
 GPU (keys gathered) takes, needs more than 3 s or 1 GiB at a million tokens.
 """
 
@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import numpy as np
 import record
-from child import child
-from plan_scale import resident
+from child import child, resident
 
 import spattn
 from spattn import compiler, cpu

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """What finding the structure of a mask costs, and what its plan gains.
 
-    python benchmarks/discovery.py            # everything, half a minute
-    python benchmarks/discovery.py --quick    # nothing written
+    python benchmarks/planning/discovery.py            # everything, half a minute
+    python benchmarks/planning/discovery.py --quick    # nothing written
 
 For each pattern at 4096 tokens, handed over as a boolean array: the share of useful arithmetic (``plan.efficiency``)
 of the pattern's own plan, of the array's plan, and of the plan of what ``spattn.patterns.discover`` finds; the CPU time
 and the memory that it takes. The pairs are compared before anything is timed. Writes
-``benchmarks/results/discovery.json``; exits with 1 when a target is missed. No attention is computed: the figures,
+``benchmarks/results/discovery-xeon-amx.json``; exits with 1 when a target is missed. No attention is computed: the figures,
 times apart, do not depend on the machine.
 """
 
@@ -15,8 +15,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 import tracemalloc
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import record
 

@@ -1,18 +1,22 @@
 #!/usr/bin/env python3
 """How many bytes does it take to write a pattern down?
 
-    python benchmarks/formats.py            # seconds; needs SciPy
-    python benchmarks/formats.py --quick    # 512 tokens only, nothing written
+    python benchmarks/planning/formats.py            # seconds; needs SciPy
+    python benchmarks/planning/formats.py --quick    # 512 tokens only, nothing written
 
 The patterns and lengths of SPLAT (Gupta et al. 2024, arXiv:2407.16847). Each format is asked for what says which pairs
 are allowed, without their values: affine-compressed rows (``AffineRows``), compressed sparse rows with indices of 32
 bits, blocks of 32 × 32 in compressed sparse rows with a bitmask for each that is not full, a bitmask of all pairs, and
-spattn's plan. Counted, not measured. Writes ``benchmarks/results/formats.json``.
+spattn's plan. Counted, not measured. Writes ``benchmarks/results/formats-xeon-amx.json``.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import numpy as np
 import record

@@ -1,22 +1,26 @@
 #!/usr/bin/env python3
 """What planning a predicate of one's own takes at 65,536 tokens, and in how many cells it is evaluated.
 
-    python benchmarks/own_predicates.py             # everything, half a minute
-    python benchmarks/own_predicates.py --quick     # 8,192 tokens, nothing written
+    python benchmarks/planning/own_predicates.py             # everything, half a minute
+    python benchmarks/planning/own_predicates.py --quick     # 8,192 tokens, nothing written
 
 Every time is the best of three plans, none of them from the cache, in time of the processor. Cells are counted where
 the predicate is called with arrays: those of the tiles that differ. No attention is computed. Writes
-``benchmarks/results/own_predicates.json`` and says which predicates take longer than a second.
+``benchmarks/results/own_predicates-xeon-amx.json`` and says which predicates take longer than a second.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import numpy as np
 import record

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """How much of a plan's arithmetic is useful, and what planning costs.
 
-    python benchmarks/plan_efficiency.py            # everything, about a quarter of a minute
-    python benchmarks/plan_efficiency.py --quick    # 16384 tokens only, nothing written
+    python benchmarks/planning/plan_efficiency.py            # everything, about a quarter of a minute
+    python benchmarks/planning/plan_efficiency.py --quick    # 16384 tokens only, nothing written
 
 For each pattern: the share of useful arithmetic (``plan.efficiency``) in affine views against the same pattern in
 contiguous 128 × 128 blocks, the time and the memory that planning takes, the bytes of the plan, and the time that
-evaluating the predicate cell by cell would take. Writes ``benchmarks/results/plan_efficiency.json``; exits with 1 when
+evaluating the predicate cell by cell would take. Writes ``benchmarks/results/plan_efficiency-epyc.json``; exits with 1 when
 a target is missed. No attention is computed: the figures, times apart, do not depend on the machine.
 """
 
@@ -14,9 +14,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 import tracemalloc
 from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import numpy as np
 import record

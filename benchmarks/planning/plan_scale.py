@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """What planning a very long sequence takes: time, memory, and the bytes of the plan.
 
-    python benchmarks/plan_scale.py                 # everything, three minutes
-    python benchmarks/plan_scale.py --quick         # 65,536 tokens only, nothing written
+    python benchmarks/planning/plan_scale.py                 # everything, three minutes
+    python benchmarks/planning/plan_scale.py --quick         # 65,536 tokens only, nothing written
 
 Every row is of a process of its own, whose first large plan it is: by how much its memory grew, and the best of three
 times of that plan (one, where it takes longer than 0.6 s), none of them from the cache. Processor time is what the plan
 takes where nothing else runs; wall time is longer where the machine is busy. kept_us is what the same call takes when
 the plan is in the cache, the median of a thousand. No attention is computed. Writes
-``benchmarks/results/plan_scale.json``; says which targets are missed, in processor time.
+``benchmarks/results/plan_scale-xeon-amx.json``; says which targets are missed, in processor time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ import argparse
 import json
 import math
 import statistics
+import sys
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import numpy as np
 import record
-from child import child
+from child import child, resident
 
 import spattn
 from spattn import patterns as sp

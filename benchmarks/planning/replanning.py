@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """What a new plan costs where a model chooses another mask in every call, at 65,536 tokens.
 
-    python benchmarks/replanning.py             # everything, a quarter of a minute
-    python benchmarks/replanning.py --quick     # 8,192 tokens, nothing written
+    python benchmarks/planning/replanning.py             # everything, a quarter of a minute
+    python benchmarks/planning/replanning.py --quick     # 8,192 tokens, nothing written
 
 Every plan is of a pattern that was not there before, and none comes from the cache. plan_ms is the median of so many
 plans, best_ms the least, in time of the processor; make_ms the median of what making the pattern took: its arrays are
-checked and copied. Writes ``benchmarks/results/replanning.json`` and says which patterns take longer than a
+checked and copied. Writes ``benchmarks/results/replanning-epyc.json`` and says which patterns take longer than a
 millisecond.
 """
 
@@ -14,9 +14,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import numpy as np
 import record

@@ -1,27 +1,31 @@
 #!/usr/bin/env python3
 """What it costs on a GPU that a model chooses another mask in every call, at 65,536 tokens.
 
-    python benchmarks/replanning_cuda.py             # two minutes on an H200; needs torch
-    python benchmarks/replanning_cuda.py --quick     # 8,192 tokens, nothing written
+    python benchmarks/planning/replanning_cuda.py             # two minutes on an H200; needs torch
+    python benchmarks/planning/replanning_cuda.py --quick     # 8,192 tokens, nothing written
 
 The indices are on the GPU. A selection is read there by each call: ``selected_ms`` is the time of a CUDA graph's replay
 of the call, ``planned_ms`` that of the same pairs by a plan that was there before, and ``selecting_ms`` the difference.
 ``host_us`` is what a call with a selection takes the host, which waits for nothing. ``copied_ms`` is the wall time of
 the other way: indices copied to the host, a new pattern, plan and call, until its result is there. Results of both are
-compared before anything is timed. Writes ``benchmarks/results/replanning_cuda.json``.
+compared before anything is timed. Writes ``benchmarks/results/replanning_cuda-h200.json``.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import numpy as np
 import record
-from overhead_cuda import gpu_ms, host_us
+from gpu_timing import gpu_ms, host_us
 from replanning import documents, lines
 
 import spattn

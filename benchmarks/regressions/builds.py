@@ -2,7 +2,7 @@
 """Two builds of spattn against each other, in turns: has a change cost any speed, on any kernel?
 
     git worktree add /tmp/old COMMIT                        # and build it: a folder that holds the package spattn
-    python benchmarks/builds.py --old FOLDER --new FOLDER --backend cpu|cuda       # 4 minutes; a minute
+    python benchmarks/regressions/builds.py --old FOLDER --new FOLDER --backend cpu|cuda       # 4 minutes; a minute
 
 Processes of either build take turns for some rounds; each times every problem after a warm call: on a CPU the process's
 CPU time on one thread, on a GPU pairs of CUDA events around several calls, and the host's time of a call on 128 tokens.
@@ -16,9 +16,12 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from functools import partial
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 from child import child
 
@@ -84,7 +87,7 @@ def cuda_times() -> dict[str, float]:
     """Milliseconds of each problem on the GPU, and of the host for a short one."""
     import overhead_cuda
     import torch
-    from peers_cuda import SETS, measure
+    from gpu_timing import SETS, measure
 
     import spattn
 

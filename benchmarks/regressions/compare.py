@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the speed of two builds of spattn on the CPU, on benchmarks that matter. ``make bench-compare BASE=COMMIT``.
 
-    python benchmarks/compare.py --base FOLDER --head FOLDER        # 3 minutes; a folder holds the package spattn
+    python benchmarks/regressions/compare.py --base FOLDER --head FOLDER        # 3 minutes; a folder holds the package spattn
 
 Processes of the two builds take turns. A process times each benchmark on one thread, in processor time, and reports the
 least of several calls: other processes can only add time. A round compares neighbouring processes, so that a machine
@@ -10,7 +10,7 @@ that slows down slows both.
 Noise model: the ratio of a benchmark is the median over the rounds. One round differs from another by a few percent on
 a shared machine, and on a bad minute by ten. So a benchmark whose first ratio exceeds ``DOUBT`` runs again, alone, with
 three times as many rounds, and counts as slower only if the median over all rounds exceeds ``SLOWER``. Exits with 1
-when a benchmark is slower. ``benchmarks/compare_check.py`` measures how often this fails.
+when a benchmark is slower. ``benchmarks/regressions/compare_check.py`` measures how often this fails.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 from child import child
 

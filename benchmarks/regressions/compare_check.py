@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How often does ``compare.py`` see a slow-down of 15 %, and how often does it report one that is not there?
 
-    python benchmarks/compare_check.py [--runs 10]        # 25 minutes
+    python benchmarks/regressions/compare_check.py [--runs 10]        # 25 minutes
 
 Builds the last commit twice: as it is, and with 15 % of the time added to the forward kernels of float32 and to
 planning. Each run compares the first build with itself, in another folder, and with the second one. Writes
@@ -17,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import record
 

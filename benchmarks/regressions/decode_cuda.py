@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
 """Few queries against many keys, as in decoding, by several builds of spattn in turns, on a GPU.
 
-    python benchmarks/decode_cuda.py --build before=FOLDER --build now=FOLDER  # ten seconds each, a round
+    python benchmarks/regressions/decode_cuda.py --build before=FOLDER --build now=FOLDER  # ten seconds each, a round
 
-A folder holds the package spattn; ``benchmarks/builds.py`` says how one is made of another commit. Processes of the
+A folder holds the package spattn; ``benchmarks/regressions/builds.py`` says how one is made of another commit. Processes of the
 builds take turns; each times every problem, planned by the build itself, between CUDA events around many calls. A
 build's figure is the median over its processes. Before anything is timed, results for one query are compared with
-torch's. Writes ``benchmarks/results/decode_cuda.json``.
+torch's. Writes ``benchmarks/results/decode_cuda-h100.json``.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
-from child import builds_on_a_gpu
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
+
+from turns import builds_on_a_gpu
 
 HEADS = (32, 8), (64, 8), (32, 32), (32, 4)  # of queries, of keys
 CALLS = (1, 65536, 1), (16, 65536, 1), (1, 131072, 1), (1, 100_000, 1), (1, 65536, 8), (1, 8192, 16), (1, 8192, 1)
@@ -33,7 +37,7 @@ def problems() -> Iterator[tuple[int, int, int, int, int]]:
 def times() -> dict[str, float]:
     """Milliseconds of each problem in this process."""
     import torch
-    from overhead_cuda import gpu_ms
+    from gpu_timing import gpu_ms
     from torch.nn.functional import scaled_dot_product_attention
 
     import spattn

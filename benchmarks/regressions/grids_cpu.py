@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Attention on images of 56 × 56, and smaller ones, by several builds of spattn in turns, on one CPU thread.
 
-    python benchmarks/grids_cpu.py --build before=FOLDER --build now=FOLDER      # a minute for each build
+    python benchmarks/regressions/grids_cpu.py --build before=FOLDER --build now=FOLDER      # a minute for each build
 
-A folder holds the package spattn; ``benchmarks/builds.py`` says how one is made of another commit. Single calls of the
+A folder holds the package spattn; ``benchmarks/regressions/builds.py`` says how one is made of another commit. Single calls of the
 builds take turns in one process, and there are several processes. A figure is the median of a build's calls, in
 processor time; a ratio that of the ratios of calls which were timed beside each other, because a machine that is shared
-is slow for seconds at a time. Writes ``benchmarks/results/grids_cpu.json``; exits with 1 when the last build is slower
+is slow for seconds at a time. Writes ``benchmarks/results/grids_cpu-xeon-amx.json``; exits with 1 when the last build is slower
 than any other by more than ``--most``.
 """
 
@@ -16,12 +16,16 @@ import argparse
 import functools
 import json
 import statistics
+import sys
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
+
 from child import child
-from loaded import Build, in_turns
+from turns import Build, calls_in_turns
 
 SIDE = 56
 NOTES = "float32, one thread, processor time; medians over calls of the builds that took turns, and over their ratios."
@@ -69,7 +73,7 @@ def times(folders: dict[str, str]) -> dict[str, dict[str, list[float]]]:
             for problem, pattern, side, heads, head_dim in cases():
                 own = partial(spattn.attention, *arrays(3, 1, heads, side**2, head_dim), pattern)
                 calls.setdefault(problem, {})[name] = own
-    return {problem: in_turns(builds, own, REPEATS) for problem, own in calls.items()}
+    return {problem: calls_in_turns(builds, own, REPEATS) for problem, own in calls.items()}
 
 
 def row(problem: str, taken: dict[str, list[float]]) -> dict[str, Any]:

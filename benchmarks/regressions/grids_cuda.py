@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
 """Attention on 56 × 56 images by several builds of spattn in turns, on a GPU.
 
-    python benchmarks/grids_cuda.py --build before=FOLDER --build now=FOLDER      # half a minute for each build
+    python benchmarks/regressions/grids_cuda.py --build before=FOLDER --build now=FOLDER      # half a minute for each build
 
-A folder holds the package spattn; ``benchmarks/builds.py`` says how one is made of another commit. Processes of the
+A folder holds the package spattn; ``benchmarks/regressions/builds.py`` says how one is made of another commit. Processes of the
 builds take turns; each times every problem, planned by the build itself, between CUDA events around many calls. A
 build's figure is the median over its processes. Before anything is timed, results are compared with each other: those
-of the pattern, and those of a plan with other tiles. Writes ``benchmarks/results/grids_cuda.json``.
+of the pattern, and those of a plan with other tiles. Writes ``benchmarks/results/grids_cuda-h100.json``.
 """
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from pathlib import Path
 
-from child import builds_on_a_gpu
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
+
 from grids_cpu import SIDE, problems
+from turns import builds_on_a_gpu
 
 IMAGES = 16
 NOTES = "bfloat16, 16 images; CUDA events around many calls, medians over processes of the builds that took turns."
@@ -23,7 +27,7 @@ NOTES = "bfloat16, 16 images; CUDA events around many calls, medians over proces
 def times() -> dict[str, float]:
     """Milliseconds of each problem in this process."""
     import torch
-    from overhead_cuda import gpu_ms
+    from gpu_timing import gpu_ms
 
     import spattn
 

@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
 """Attention of few tasks for each worker, of different lengths, and gradients, by several builds in turns, on a GPU.
 
-    python benchmarks/rounds_cuda.py --build before=FOLDER --build now=FOLDER  # ten seconds each, a round
+    python benchmarks/regressions/rounds_cuda.py --build before=FOLDER --build now=FOLDER  # ten seconds each, a round
 
-A folder holds the package spattn; ``benchmarks/builds.py`` says how one is made of another commit. Processes of the
+A folder holds the package spattn; ``benchmarks/regressions/builds.py`` says how one is made of another commit. Processes of the
 builds take turns; each times every problem, planned by the build itself, as replays of a CUDA graph of many calls, so
 that no host time is in it. A build's figure is the median over its processes. Before anything is timed, causal results
-are compared with torch's. Writes ``benchmarks/results/rounds_cuda.json``.
+are compared with torch's. Writes ``benchmarks/results/rounds_cuda-h100.json``.
 """
 
 from __future__ import annotations
 
+import sys
 from functools import partial
+from pathlib import Path
 
-from child import builds_on_a_gpu
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
+
+from turns import builds_on_a_gpu
 
 SIZES = (
     (1024, 16, 1),
@@ -35,7 +39,7 @@ NOTES = "bfloat16; replays of CUDA graphs of 20 calls, medians over processes of
 def times() -> dict[str, float]:
     """Milliseconds of each problem in this process."""
     import torch
-    from overhead_cuda import graph_us
+    from gpu_timing import graph_us
     from torch.nn.functional import scaled_dot_product_attention
 
     import spattn

@@ -2,7 +2,7 @@
 """Do two builds of spattn give the same bits, on every pattern, dtype and instruction set, forward and backward?
 
     git worktree add /tmp/old COMMIT                        # and build it: a folder that holds the package spattn
-    python benchmarks/same_bits.py --old FOLDER --new FOLDER --backend cpu|cuda         # 2 minutes; a minute
+    python benchmarks/regressions/same_bits.py --old FOLDER --new FOLDER --backend cpu|cuda         # 2 minutes; a minute
 
 Either build computes the same problems on the same numbers in processes of its own, one for each instruction set or
 family of kernels: those of the old build's patterns, and what both compute of ``out``, ``lse`` and, where the backend
@@ -18,6 +18,8 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 from child import child
 

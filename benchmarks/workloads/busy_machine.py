@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Times a decode step while other processes occupy the cores.
 
-    python benchmarks/busy_machine.py [--others 8] [--cores 2] [--build NAME=FOLDER ...] [--rounds 3]
+    python benchmarks/workloads/busy_machine.py [--others 8] [--cores 2] [--build NAME=FOLDER ...] [--rounds 3]
 
 A step has one query of 32 heads and the keys of 8 heads, head_dim 128, float32. Builds take turns: the installed one,
 and each FOLDER with another spattn. For each the step runs alone on `cores` cores, with threads as they come and with
 one thread; then while `others` processes compute on the same cores. Of an equal share of the cores a step takes
 ``(others + 1) / cores`` times as long as on one thread alone. Targets: the median within 3 times the quiet median, the
-mean within 1.5 times that share. Writes ``benchmarks/results/busy_machine.json``.
+mean within 1.5 times that share. Writes ``benchmarks/results/busy_machine-xeon-amx.json``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import record
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """How does a small model of characters train with dense, strided and windowed attention?
 
-    python benchmarks/character_model.py
+    python benchmarks/workloads/character_model.py
 
 Runs the examples of ``docs/tutorials/character_model.rst`` as they stand there, and trains what they define for longer
-than documentation may take: four minutes. Writes ``benchmarks/results/character_model.json``, from which the page has
+than documentation may take: four minutes. Writes ``benchmarks/results/character_model-xeon-amx.json``, from which the page has
 its table and its picture. Needs torch.
 """
 
@@ -12,6 +12,10 @@ from __future__ import annotations
 
 import doctest
 import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import record
 

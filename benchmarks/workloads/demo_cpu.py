@@ -1,6 +1,6 @@
-"""Runs the demo and commits its figures to the repository: results/demo_cpu.json, the README's table and its picture.
+"""Runs the demo and commits its figures to the repository: results/demo_cpu-epyc.json, the README's table and its picture.
 
-    make demo && .venv/bin/python benchmarks/demo_cpu.py
+    make demo && .venv/bin/python benchmarks/workloads/demo_cpu.py
 
 The machine has to be otherwise idle: a run during which other programs took more than a tenth of the processors is
 thrown away.
@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
+
 import record
 
 from spattn import demo
@@ -21,7 +23,7 @@ from spattn import demo
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 IMAGES = ROOT / "docs" / "images"
-BEGIN, END = "<!-- written by benchmarks/demo_cpu.py -->", "<!-- end -->"
+BEGIN, END = "<!-- written by benchmarks/workloads/demo_cpu.py -->", "<!-- end -->"
 _BUSY = 0.1
 
 

@@ -1,4 +1,5 @@
-"""What one of each count costs on a CPU, in nanoseconds: measured by ``benchmarks/price_cpu.py``, which prints these
+"""What one of each count costs on a CPU, in nanoseconds: measured by
+``benchmarks/costs/price_cpu.py``, which prints these
 lines, on a Xeon with AMX; for bfloat16 with avx512bf16 on an EPYC (Zen 4), which has no better set."""
 
 from __future__ import annotations

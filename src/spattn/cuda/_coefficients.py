@@ -1,5 +1,5 @@
 """What one of each count costs on a GPU of compute capability 9.0, in nanoseconds: measured by
-``benchmarks/price_cuda.py``, which prints these lines."""
+``benchmarks/costs/price_cuda.py``, which prints these lines."""
 
 from __future__ import annotations
 

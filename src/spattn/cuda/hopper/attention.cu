@@ -9,7 +9,7 @@
 // Shared     kQueries query tiles and a ring of kStages key or value steps, in the order K0 K1 V0 K2 V1 ... V(n-1);
 //            224 KiB for head_dim 128, half of it where two CTAs share an SM. The output leaves through the query tile it came from.
 // Registers  200 a consumer thread, 104 or 56 a producer or writer thread, no spills (head_dim up to 128).
-// Test       tests/cuda/test_hopper.py      Benchmark  benchmarks/peers_cuda.py
+// Test       tests/cuda/test_hopper.py      Benchmark  benchmarks/peers/peers_cuda.py
 // Source     Shah et al., FlashAttention-3 (arXiv:2407.08608): ping-pong and overlap. Plan contract: plan/_types.py.
 
 #include "common/chain.cuh"

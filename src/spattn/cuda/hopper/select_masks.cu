@@ -1,7 +1,7 @@
 // Formula    the bitmasks of the tiles that select_tiles.cu has found: what the plan's bitmask and the selection allow.
 // Grid       some CTAs an SM, whose warps take one tile after the other.
 // Target     sm_90a (nothing special; it shares the structs of attention.cu).
-// Test       tests/cuda/test_hopper_selections.py      Benchmark  benchmarks/replanning_cuda.py
+// Test       tests/cuda/test_hopper_selections.py      Benchmark  benchmarks/planning/replanning_cuda.py
 
 #include "hopper/allowed.cuh"
 #include "hopper/mask.cuh"

@@ -3,7 +3,7 @@
 // Grid       a CTA for each new work item: a work item of the plan for each selection that its heads have.
 // Target     sm_90a (nothing special; it shares the structs of attention.cu).
 // Order      new lists are in the order of the plan's; which number a bitmask gets depends on the run, its bits do not.
-// Test       tests/cuda/test_hopper_selections.py      Benchmark  benchmarks/replanning_cuda.py
+// Test       tests/cuda/test_hopper_selections.py      Benchmark  benchmarks/planning/replanning_cuda.py
 // Source     Plan contract: plan/_types.py.
 
 #include "hopper/allowed.cuh"

@@ -10,7 +10,7 @@
 //            the tasks: who comes later waits. A task waits for earlier ones alone, and these have all been taken.
 // Shared     kBlocks row tiles of two operands, a ring of kStages steps of columns. Results leave through the row tile.
 // Registers  240 a consumer thread, 24 the others.
-// Test       tests/cuda/test_hopper_backward.py      Benchmark  benchmarks/peers_cuda.py
+// Test       tests/cuda/test_hopper_backward.py      Benchmark  benchmarks/peers/peers_cuda.py
 // Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/slabs.py.
 
 #include "common/chain.cuh"

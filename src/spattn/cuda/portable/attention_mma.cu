@@ -8,7 +8,7 @@
 // registers 240 to 255 a thread where each warp has 32 rows, nothing spilled (tests/cuda/test_compile.py checks) but the
 //           row sums at head_dim 128 on sm_90
 // test      tests/cuda/test_forward.py
-// benchmark benchmarks/peers_cuda.py
+// benchmark benchmarks/peers/peers_cuda.py
 // source    online softmax: Milakov & Gimelshein, arXiv:1805.02867; the loop's two-barrier overlap of loads and products
 //           and P kept in registers: FlashAttention-2, Dao, arXiv:2307.08691
 //

@@ -10,7 +10,7 @@
 // registers 186 a thread for one product at head_dim 128, 222 for three at 64, nothing spilled; three at 128 and more
 //           take 255 and keep 18 to 40 words of a step of thousands of instructions in local memory
 // test      tests/cuda/test_forward.py, tests/cuda/test_precision.py
-// benchmark benchmarks/fp32_cuda.py
+// benchmark benchmarks/kernels/fp32_cuda.py
 // source    the split in three products, and why sums leave the tensor cores often, which round towards zero: Ootomo &
 //           Yokota, arXiv:2203.03341
 //

@@ -3,7 +3,7 @@
 // row are there, nothing is ever rescaled.
 //
 //   rows of S, P, O: box after box, the cells of its query tile within
-//   floor: multiply-adds; measured by benchmarks/grids_cpu.py
+//   floor: multiply-adds; measured by benchmarks/regressions/grids_cpu.py
 #pragma once
 #include "decode/decode.h"
 #include "finish/exact.h"

@@ -7,7 +7,7 @@
 // only the keys from the first to the last that any of them may attend to.
 //
 //   rows of S, P, O: head after head of the task, the cells of the query tile within
-//   floor: bytes of K and V / memory bandwidth; measured by benchmarks/decode_cpu.py
+//   floor: bytes of K and V / memory bandwidth; measured by benchmarks/kernels/decode_cpu.py
 #pragma once
 #include "decode/interleaved.h"
 #include "decode/lines.h"

@@ -4,7 +4,7 @@
 // sums of the item's unit, which nobody else touches.
 //
 //   floor: bytes of the pairs' rows of K, V, and twice of dK and dV / bandwidth of the second-level cache; measured by
-//   benchmarks/pairwise_cpu.py
+//   benchmarks/kernels/pairwise_cpu.py
 #pragma once
 #include "backward/backward.h"
 #include "backward/queries.h"

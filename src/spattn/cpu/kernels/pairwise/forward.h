@@ -6,7 +6,7 @@
 // wherever these lie. No pair is computed that is not allowed, but for the last vector of a chunk.
 //
 //   floor: bytes of the pairs' rows of K and V / bandwidth of the second-level cache; measured by
-//   benchmarks/pairwise_cpu.py
+//   benchmarks/kernels/pairwise_cpu.py
 #pragma once
 #include "decode/decode.h"
 #include "kernels.h"
