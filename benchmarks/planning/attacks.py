@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Times of what outside reviewers found slow; tests/attacks/ has the same problems, decided by counts.
+"""Time problems that reviewers found slow, against limits.
 
-    python benchmarks/planning/attacks.py            # everything, half a minute
-    python benchmarks/planning/attacks.py --quick    # small, nothing written
-    python benchmarks/planning/attacks.py union steps # names that begin so, nothing written
+    python benchmarks/planning/attacks.py            # 10 minutes
+    python benchmarks/planning/attacks.py --quick    # small problems, writes nothing
+    python benchmarks/planning/attacks.py union steps # names with these prefixes, writes nothing
 
-Each row is a plan, a step of generation or a call: the median of its wall-clock times, beside the same of something
-that costs what it should, and the most that it may take. No plan comes from the cache unless the row is about that.
-Masks of FlexAttention need torch and are left out without it. ``busy_machine.py`` measures a step of generation on busy
-cores. Writes ``benchmarks/results/attacks.json``, and says which rows take longer than they may.
+Each row is a plan, a decode step or a call: its median wall time, a reference time, and the limit, either absolute or
+a multiple of the reference. Plans do not come from the cache unless the row is about the cache. FlexAttention masks
+need torch and are skipped without it. tests/attacks/ checks the same problems by counts;
+benchmarks/workloads/busy_machine.py times a decode step on busy cores. Writes ``attacks`` and prints the rows above
+their limit.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ REPEATS = 5
 
 
 class Times(NamedTuple):
-    """Milliseconds of a problem, and of `beside`; at most `limit` milliseconds, or so many `times` those beside."""
+    """Milliseconds of a problem and of the reference `beside`; limited by `limit` ms, or by `times` the reference."""
 
     ms: float
     limit: float | None = None
@@ -49,12 +50,12 @@ class Times(NamedTuple):
 
     @property
     def most(self) -> float:
-        """The most milliseconds that the problem may take."""
+        """The limit in milliseconds."""
         return self.limit if self.limit is not None else self.times * self.beside_ms
 
 
 class Case(NamedTuple):
-    """What to measure, at how many tokens."""
+    """A measurement, its number of tokens, and the number with ``--quick``."""
 
     measure: Callable[[int], Times]
     tokens: int
@@ -76,7 +77,7 @@ def clock(call: Callable[[], Any]) -> float:
 
 
 def planning(make: Callable[[], sp.Pattern], tokens: int, repeats: int = REPEATS, **options: Any) -> float:
-    """The median of making a pattern and of planning it anew."""
+    """Median milliseconds of constructing and planning a pattern, without the cache."""
     times = []
     for _ in range(repeats):
         spattn.clear_plan_cache()
@@ -84,7 +85,7 @@ def planning(make: Callable[[], sp.Pattern], tokens: int, repeats: int = REPEATS
     return statistics.median(times)
 
 
-# -- masks of FlexAttention --------------------------------------------------------------------------------------------
+# -- FlexAttention masks -----------------------------------------------------------------------------------------------
 
 
 def table(tokens: int) -> Times:
@@ -118,7 +119,7 @@ def disc(tokens: int) -> Times:
 
 
 def classes(tokens: int) -> Times:
-    """``ids[q] == ids[k]``, of 16 classes in any order."""
+    """``ids[q] == ids[k]``, 16 classes in random order."""
     import torch
 
     ids = np.random.default_rng(1).permutation(np.arange(tokens) // (tokens // 16))
@@ -128,7 +129,7 @@ def classes(tokens: int) -> Times:
 
 
 def truth_values(tokens: int) -> Times:
-    """Twelve terms that are added."""
+    """The sum of twelve boolean terms."""
     import torch
 
     kinds = torch.from_numpy(np.arange(tokens) // 64 % 5)
@@ -145,7 +146,7 @@ def truth_values(tokens: int) -> Times:
 
 
 def bool_array(tokens: int) -> Times:
-    """Attention over a regular pattern that is given as a bool array."""
+    """Attention with a regular pattern passed as a boolean array."""
     arrays = draw(10, *[(1, 2, tokens, 64)] * 3)
     regular = sp.DilatedWindow(64, 64, 4)
     patterns = sp.Mask(regular.index_set(tokens, tokens).to_dense()), regular
@@ -157,7 +158,7 @@ def bool_array(tokens: int) -> Times:
 
 
 def packed(tokens: int) -> Times:
-    """from_flash_attention() with a window, of new packings."""
+    """from_flash_attention() with a window and a new packing in each call."""
     mine, theirs = [], []
     for seed in range(REPEATS):
         starts = np.r_[0, np.sort(np.random.default_rng(seed).choice(tokens, 120, False)), tokens]
@@ -176,33 +177,33 @@ class Coprime(sp.Pattern):
 
 
 def predicate_and_window(tokens: int) -> Times:
-    """A predicate without a closed form, cut by a window."""
+    """A predicate without a closed form, intersected with a window."""
     mine = planning(lambda: Coprime() & sp.SlidingWindow(255), tokens, 3)
     return Times(mine, 2000, "the other way round", planning(lambda: sp.SlidingWindow(255) & Coprime(), tokens, 3))
 
 
 def union(terms: int) -> Times:
-    """A union of many small terms, at 64 tokens: the number of terms stands for that of tokens."""
+    """A union of `terms` terms at 64 tokens."""
     own = functools.reduce(operator.or_, [sp.Stride(7 + term, 3) & sp.Causal() for term in range(terms)])
     return Times(planning(lambda: own, 64), 1000 if terms <= 200 else 20000)
 
 
 def doubled(tokens: int) -> Times:
-    """``a | a``, 16 times over."""
+    """``a | a``, nested 16 times."""
     own = functools.reduce(lambda a, _: a | a, range(16), sp.Causal())
     return Times(planning(lambda: own, tokens), 5000)
 
 
 def plan_of(make: Callable[[], sp.Pattern], limit: float) -> Callable[[int], Times]:
-    """The plan of a pattern at many tokens."""
+    """Planning a pattern."""
     return lambda tokens: Times(planning(make, tokens, 3), limit)
 
 
-# -- steps of generation -----------------------------------------------------------------------------------------------
+# -- decode steps ------------------------------------------------------------------------------------------------------
 
 
 def entries(tokens: int) -> Times:
-    """16 entries, each with a query at its own position, which moves in each step."""
+    """A batch of 16, each entry with one query at its own position, which moves in each step."""
     place = np.random.default_rng(0).integers(300, tokens - 40, 16)[:, None, None]
     arrays = draw(4, (16, 4, 1, 64), *[(16, 1, tokens, 64)] * 2)
     new = []
@@ -214,7 +215,7 @@ def entries(tokens: int) -> Times:
 
 
 def step_ms(step: Callable[[int], tuple[sp.Pattern, int]], first: int, steps: int = 20) -> float:
-    """The median step of generation with one query, given the position of a step."""
+    """Median milliseconds of a decode step; `step` maps a position to (pattern, kv_len)."""
     cache = draw(12, *[(1, 2, first + steps + 8, 64)] * 2)
     (q,) = draw(13, (1, 4, 1, 64))
     times = []
@@ -226,7 +227,7 @@ def step_ms(step: Callable[[int], tuple[sp.Pattern, int]], first: int, steps: in
 
 
 def steps_of(pattern: sp.Pattern) -> Callable[[int], Times]:
-    """Steps with one key more each, beside those of a window with sinks."""
+    """Decode steps with a growing cache; the reference is a window with sinks."""
     window = sp.Sinks(4) | sp.SlidingWindow(255, 0)
 
     def measure(tokens: int) -> Times:
@@ -237,13 +238,13 @@ def steps_of(pattern: sp.Pattern) -> Callable[[int], Times]:
 
 
 def fixed_cache(tokens: int) -> Times:
-    """QueriesAt in a cache with room left."""
+    """QueriesAt in a preallocated cache."""
     window = sp.Sinks(4) | sp.SlidingWindow(255, 0)
     return Times(step_ms(lambda position: (sp.QueriesAt(window, position), tokens + 28), tokens), 1)
 
 
 def growing(tokens: int) -> Times:
-    """Plans of 100 growing numbers of keys, for each."""
+    """Milliseconds per plan over 100 growing cache lengths."""
     pattern = (sp.Sinks(4) | sp.SlidingWindow(1023, 0)) & sp.Causal()
     times = []
     for first in range(tokens, tokens + 4000, 1000):
@@ -252,7 +253,7 @@ def growing(tokens: int) -> Times:
 
 
 def beyond_memory(tokens: int) -> Times:
-    """The refusal of a result of `tokens` rows of 256 numbers, or of twice the memory."""
+    """MemoryError for a result of `tokens` rows of 256 numbers, or of twice the memory."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 512
     q = np.broadcast_to(np.float32(0), (1, 1, max(tokens, 1 << (pages.bit_length() - 1)), 1))
     k, v = np.zeros((1, 1, 1, 1), np.float32), np.zeros((1, 1, 1, 256), np.float32)
@@ -262,7 +263,7 @@ def beyond_memory(tokens: int) -> Times:
             spattn.attention(q, k, v)
         except MemoryError:
             return
-        raise AssertionError("a result beyond the memory was computed")
+        raise AssertionError("expected a MemoryError for a result larger than the memory")
 
     return Times(clock(refused), 1000)
 
@@ -296,8 +297,8 @@ CASES = {
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="how names of problems begin; all where there is none")
-    parser.add_argument("--quick", action="store_true", help="small problems, nothing written")
+    parser.add_argument("names", nargs="*", help="prefixes of problem names (default: all)")
+    parser.add_argument("--quick", action="store_true", help="small problems, write nothing")
     args = parser.parse_args()
     warnings.filterwarnings("ignore", ".*cannot be evaluated on whole tiles")
     spattn.plan(sp.Causal(), 1000)  # imports the planner
@@ -307,7 +308,7 @@ def main() -> None:
         if args.names and not name.startswith(tuple(args.names)):
             continue
         if case.needs_torch and importlib.util.find_spec("torch") is None:
-            print(f"{name:30}left out: needs torch")
+            print(f"{name:30}skipped: needs torch")
             continue
         tokens = case.quick if args.quick else case.tokens
         found = case.measure(tokens)
@@ -318,14 +319,12 @@ def main() -> None:
         print(f"{name:30}{tokens:>10}{shown}  {found.beside}", flush=True)
     if not args.quick and not args.names:
         notes = (
-            "Wall-clock times, medians, in milliseconds; most_ms is the most that a problem may take, absolute or a "
-            "multiple of what stands beside it. size: tokens, keys, or terms of a union. Plans include the making of "
-            "the pattern, and none is from the cache; tests/attacks/ decides the same problems by counts."
+            "Median wall times; most_ms is the limit, absolute or a multiple of the reference (beside_ms). size: tokens, "
+            "keys, or terms of a union. Planning times include the pattern's construction, without the cache; "
+            "tests/attacks/ checks the same problems by counts."
         )
         record.write("attacks", rows, notes=notes)
-    slow = [
-        f"{row['name']}: {row['ms']} ms, not at most {row['most_ms']}" for row in rows if row["ms"] > row["most_ms"]
-    ]
+    slow = [f"{row['name']}: {row['ms']} ms (limit {row['most_ms']})" for row in rows if row["ms"] > row["most_ms"]]
     print("\n".join(slow) or "all targets met")
 
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What listed pairs cost at 65,536 and 1,048,576 tokens: 16 random keys for each query, in compressed sparse rows.
+"""Measure CSR patterns at up to a million tokens: planning and attention.
 
-    OMP_NUM_THREADS=1 python benchmarks/planning/csr_scale.py            # a minute, 3 GiB
-    OMP_NUM_THREADS=1 python benchmarks/planning/csr_scale.py --quick    # 65,536 tokens, nothing written
+    OMP_NUM_THREADS=1 python benchmarks/planning/csr_scale.py            # a minute, 3 GiB; Linux
+    OMP_NUM_THREADS=1 python benchmarks/planning/csr_scale.py --quick    # 65,536 tokens, writes nothing
 
-Each row is of a process of its own, whose first large plan it is: processor time, and by how much the process grew.
-``attention`` is the first call of one head of float32, head_dim 64, on one thread, which plans too; its growth is the
-plan, the workspace and the result. ``default`` is the plan that ``spattn.plan`` makes where nothing else is asked for.
-Writes ``benchmarks/results/csr_scale-xeon-amx.json``; exits with 1 where that plan, or the one that the CPU (pair by pair) or a
-GPU (keys gathered) takes, needs more than 3 s or 1 GiB at a million tokens.
+16 random keys per query, at 65,536 and 1,048,576 tokens. Each row is a process of its own, and its first large plan:
+CPU time and growth of resident memory. ``attention`` is the first call of one float32 head, head_dim 64, on one thread,
+including planning; its growth is plan, workspace and result. ``default`` is the plan of ``spattn.plan`` without options.
+Writes ``csr_scale``; exits with 1 if the default plan, or the plan that the CPU (pair by pair) or a GPU (gathered KV)
+chooses, needs more than 3 s or 1 GiB at a million tokens.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ PLANS = {
     "tiles of 128": partial(spattn.plan, tile=(128, 64)),
     "keys gathered": partial(compiler.plan, tile=(64, 64), gathered=True),
 }
-TAKEN = "default", "pair by pair", "keys gathered"  # where nothing is asked for, by the CPU and by a GPU
+TAKEN = "default", "pair by pair", "keys gathered"  # without options, chosen by the CPU, chosen by a GPU
 ATTENTION = "attention"
-MOST_S, MOST_GIB = 3.0, 1.0  # of a plan at the longest
+MOST_S, MOST_GIB = 3.0, 1.0  # targets at the longest length
 
 
 def listed(tokens: int) -> sp.CSR:
-    """Random keys, sorted, each once."""
+    """Random keys, sorted, without repetition."""
     keys = np.sort(np.random.default_rng(0).integers(0, tokens, (tokens, KEYS)), axis=1)
     first = np.ones_like(keys, bool)
     first[:, 1:] = keys[:, 1:] != keys[:, :-1]
@@ -53,7 +53,7 @@ def listed(tokens: int) -> sp.CSR:
 
 
 def measure(what: str, tokens: int) -> dict[str, object]:
-    """One row of the results, in the process that it is about."""
+    """One row of the results, measured in this process."""
     pattern = listed(tokens)
     spattn.plan(listed(100), 100)  # imports the planner
     arrays = ()
@@ -72,15 +72,15 @@ def measure(what: str, tokens: int) -> dict[str, object]:
 
 
 def missed(row: dict[str, Any]) -> bool:
-    """Whether a plan that is taken misses a target."""
+    """Whether a row of one of the TAKEN plans misses a target."""
     of = row["name"] in TAKEN and row["tokens"] == LENGTHS[-1]
     return of and (row["processor_s"] > MOST_S or row["peak_gib"] > MOST_GIB)
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print, write; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="65,536 tokens, nothing written")
+    parser.add_argument("--quick", action="store_true", help="65,536 tokens, write nothing")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -92,7 +92,7 @@ def main() -> int:
             rows.append(child("--one", what, str(tokens)))
             print(rows[-1], flush=True)
     if not args.quick:
-        record.write("csr_scale", rows, notes=f"{KEYS} random keys a query. Processor time, one thread; one run each.")
+        record.write("csr_scale", rows, notes=f"{KEYS} random keys per query. CPU time, one thread; one run each.")
     return int(any(map(missed, rows)))
 
 

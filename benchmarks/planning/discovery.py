@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""What finding the structure of a mask costs, and what its plan gains.
+"""Measure patterns.discover: cost, and efficiency of the plan it leads to.
 
-    python benchmarks/planning/discovery.py            # everything, half a minute
-    python benchmarks/planning/discovery.py --quick    # nothing written
+    python benchmarks/planning/discovery.py            # half a minute
+    python benchmarks/planning/discovery.py --quick    # writes nothing
 
-For each pattern at 4096 tokens, handed over as a boolean array: the share of useful arithmetic (``plan.efficiency``)
-of the pattern's own plan, of the array's plan, and of the plan of what ``spattn.patterns.discover`` finds; the CPU time
-and the memory that it takes. The pairs are compared before anything is timed. Writes
-``benchmarks/results/discovery-xeon-amx.json``; exits with 1 when a target is missed. No attention is computed: the figures,
-times apart, do not depend on the machine.
+Each pattern has 4096 tokens and is passed as a boolean array. Figures: ``plan.efficiency`` of the pattern's own plan, of
+the array's plan and of the plan of the discovered pattern; CPU time and peak memory of discovery. The pairs are
+compared before timing. Writes ``discovery``; exits with 1 if a target is missed. No attention is computed, so
+everything except times is independent of the machine.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ TOKENS = 4096
 REPEATS = 7
 MOST_MS, LEAST_SHARE = 200, 0.95
 
-# (name in the tables, pattern, grid)
+# (name, pattern, grid)
 CASES = (
     ("window ±128", sp.SlidingWindow(128), None),
     ("dilated window ±128, d=4", sp.DilatedWindow(128, dilation=4), None),
@@ -45,7 +44,7 @@ CASES = (
 
 
 def discovery_ms(mask, grid) -> float:
-    """Median milliseconds of CPU time of finding the structure."""
+    """Median milliseconds of CPU time of a discovery."""
     times = []
     for _ in range(REPEATS):
         start = time.process_time()
@@ -55,7 +54,7 @@ def discovery_ms(mask, grid) -> float:
 
 
 def discovery_peak(mask, grid) -> float:
-    """MiB that it allocates at its peak."""
+    """Peak MiB allocated by a discovery."""
     tracemalloc.start()
     sp.discover(mask, grid)
     peak = tracemalloc.get_traced_memory()[1]
@@ -69,7 +68,7 @@ def measure(name: str, pattern, grid) -> dict[str, object]:
     mask = index_set.to_dense()
     found = sp.discover(mask, grid)
     if found.index_set(TOKENS, TOKENS) != index_set:
-        raise SystemExit(f"{name}: {found!r} allows other pairs")
+        raise SystemExit(f"{name}: discovered {found!r}, which allows other pairs")
     native, bits, discovered = (spattn.plan(each, TOKENS).efficiency for each in (pattern, sp.Mask(mask), found))
     return {
         "name": name,
@@ -85,19 +84,19 @@ def measure(name: str, pattern, grid) -> dict[str, object]:
 
 
 def missed(row: dict) -> list[str]:
-    """The targets that a row misses."""
+    """The targets that a row misses, one line each."""
     found = []
     if row["efficiency_found"] < LEAST_SHARE * row["efficiency"]:
         found.append(f"efficiency {row['efficiency_found']} < {LEAST_SHARE} · {row['efficiency']}")
     if row["discovery_ms"] > MOST_MS:
-        found.append(f"discovery takes {row['discovery_ms']} ms, more than {MOST_MS}")
+        found.append(f"discovery takes {row['discovery_ms']} ms (target {MOST_MS})")
     return found
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print, write; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="nothing written")
+    parser.add_argument("--quick", action="store_true", help="write nothing")
     args = parser.parse_args()
     columns = ("efficiency", "efficiency_bits", "efficiency_found", "discovery_ms", "peak_mib")
     print(f"{'pattern':36}" + "".join(f"{column:>18}" for column in columns))
@@ -110,8 +109,8 @@ def main() -> int:
     if not args.quick:
         notes = (
             f"{TOKENS} tokens, the default tile of 128 × 64. efficiency: of the pattern's own plan; _bits: of the same "
-            "pairs as a Mask; _found: of what patterns.discover makes of the array. discovery_ms: median CPU time of "
-            f"{REPEATS}, one thread. peak_mib: tracemalloc, beside the array's own mask_mib."
+            "pairs as a Mask; _found: of the discovered pattern. discovery_ms: median CPU time of "
+            f"{REPEATS}, one thread. peak_mib: tracemalloc, without the array (mask_mib)."
         )
         record.write("discovery", rows, notes=notes, tokens=TOKENS)
     print("\n".join(failures) or "all targets met")

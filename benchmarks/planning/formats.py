@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""How many bytes does it take to write a pattern down?
+"""Count the bytes of sparse formats for a pattern.
 
     python benchmarks/planning/formats.py            # seconds; needs SciPy
-    python benchmarks/planning/formats.py --quick    # 512 tokens only, nothing written
+    python benchmarks/planning/formats.py --quick    # 512 tokens only, writes nothing
 
-The patterns and lengths of SPLAT (Gupta et al. 2024, arXiv:2407.16847). Each format is asked for what says which pairs
-are allowed, without their values: affine-compressed rows (``AffineRows``), compressed sparse rows with indices of 32
-bits, blocks of 32 × 32 in compressed sparse rows with a bitmask for each that is not full, a bitmask of all pairs, and
-spattn's plan. Counted, not measured. Writes ``benchmarks/results/formats-xeon-amx.json``.
+The patterns and lengths of SPLAT (Gupta et al. 2024, arXiv:2407.16847). Each format stores which pairs are allowed,
+without values: affine-compressed rows (``AffineRows``), compressed sparse rows with 32-bit indices, block CSR of
+32 × 32 blocks with a bitmask per partial block, a bitmask of all pairs, and spattn's plan. Writes ``formats``.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ CASES = {
 
 
 def blocked_bytes(mask: np.ndarray) -> int:
-    """Bytes of the mask in compressed sparse rows of blocks."""
+    """Bytes of the mask in block CSR with bitmasks of partial blocks."""
     import scipy.sparse
 
     side = len(mask) // BLOCK
@@ -64,7 +63,7 @@ def measure(name: str, tokens: int) -> dict[str, object]:
 def main() -> None:
     """Count, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="512 tokens only, nothing written")
+    parser.add_argument("--quick", action="store_true", help="512 tokens only, write nothing")
     options = parser.parse_args()
     rows = [measure(name, tokens) for name in CASES for tokens in (LENGTHS[:1] if options.quick else LENGTHS)]
     for row in rows:

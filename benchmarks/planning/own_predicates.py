@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""What planning a predicate of one's own takes at 65,536 tokens, and in how many cells it is evaluated.
+"""Measure planning of user-defined predicates at 65,536 tokens.
 
-    python benchmarks/planning/own_predicates.py             # everything, half a minute
-    python benchmarks/planning/own_predicates.py --quick     # 8,192 tokens, nothing written
+    python benchmarks/planning/own_predicates.py             # half a minute
+    python benchmarks/planning/own_predicates.py --quick     # 8,192 tokens, writes nothing
 
-Every time is the best of three plans, none of them from the cache, in time of the processor. Cells are counted where
-the predicate is called with arrays: those of the tiles that differ. No attention is computed. Writes
-``benchmarks/results/own_predicates-xeon-amx.json`` and says which predicates take longer than a second.
+CPU time, best of three plans without the cache, and the number of cells on which the predicate is evaluated with
+arrays. No attention is computed. Writes ``own_predicates`` and prints the predicates that take more than a second.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ PREDICATES: dict[str, tuple[Callable[[Any, Any], Any], sp.Pattern]] = {
 
 @dataclass(frozen=True, eq=False)
 class Own(sp.Pattern):
-    """A predicate that counts the cells that it is evaluated in; each is another pattern."""
+    """A predicate that counts the cells it is evaluated on; no two instances are equal."""
 
     form: str
     cells: list[int]
@@ -85,7 +84,7 @@ def measure(name: str, tokens: int) -> dict[str, object]:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="8,192 tokens, nothing written")
+    parser.add_argument("--quick", action="store_true", help="8,192 tokens, write nothing")
     args = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*cannot be evaluated on whole tiles")
     spattn.plan(Own("|q − k| ≤ q / 10", []), 1000)  # imports the planner
@@ -97,9 +96,8 @@ def main() -> None:
         )
     if not args.quick:
         notes = (
-            "Tiles of 128 × 64; processor_ms: time of the processor, best of three plans, none from the cache, while "
-            "others used the machine. evaluated_cells: cells in which the predicate is evaluated; share_percent: "
-            "of all pairs."
+            "Tiles of 128 × 64; processor_ms: CPU time, best of three plans, none from the cache, on a shared machine. "
+            "evaluated_cells: cells on which the predicate is evaluated; share_percent: of all pairs."
         )
         record.write("own_predicates", rows, notes=notes)
     slow = [f"{row['name']}: {row['processor_ms']} ms" for row in rows if row["processor_ms"] > MOST_MS]

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""What a new plan costs where a model chooses another mask in every call, at 65,536 tokens.
+"""Measure planning when the mask changes in every call, at 65,536 tokens.
 
-    python benchmarks/planning/replanning.py             # everything, a quarter of a minute
-    python benchmarks/planning/replanning.py --quick     # 8,192 tokens, nothing written
+    python benchmarks/planning/replanning.py             # a quarter of a minute
+    python benchmarks/planning/replanning.py --quick     # 8,192 tokens, writes nothing
 
-Every plan is of a pattern that was not there before, and none comes from the cache. plan_ms is the median of so many
-plans, best_ms the least, in time of the processor; make_ms the median of what making the pattern took: its arrays are
-checked and copied. Writes ``benchmarks/results/replanning-epyc.json`` and says which patterns take longer than a
-millisecond.
+Every plan is for a new pattern, so none comes from the cache. CPU time: plan_ms is the median over the plans, best_ms
+the minimum, make_ms the median of the pattern's construction, which checks and copies its arrays. Writes ``replanning``
+and prints the patterns that take more than a millisecond.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from spattn import patterns as sp
 TOKENS, QUICK_TOKENS = 65536, 8192
 PLANS, QUICK_PLANS = 50, 5
 MOST_MS = 1.0
-CHOSEN = 16  # key blocks of each block of queries
-BATCH = 8  # lengths that are padded
+CHOSEN = 16  # key blocks per query block
+BATCH = 8  # padded sequences
 TILES = (128, 64), cpu.TILE
 
 
 class Case(NamedTuple):
-    """What a model chooses anew, drawn at random, and how a pattern is made of it."""
+    """Draws a random mask as a model would choose it, and makes a pattern of it."""
 
     draw: Callable[[np.random.Generator, int], object]
     make: Callable[..., sp.Pattern]
@@ -46,7 +45,7 @@ class Case(NamedTuple):
 
 
 def blocks(block_q: int, block_kv: int, causal: bool = False) -> Case:
-    """As many random blocks of keys as CHOSEN, or all that there are, for each block of queries."""
+    """CHOSEN random key blocks per query block, or all if there are fewer."""
 
     def draw(rng: np.random.Generator, tokens: int) -> np.ndarray:
         rows, columns = tokens // block_q, tokens // block_kv
@@ -65,25 +64,25 @@ def blocks(block_q: int, block_kv: int, causal: bool = False) -> Case:
 
 
 def documents(rng: np.random.Generator, tokens: int) -> tuple[int, ...]:
-    """Lengths of 700 tokens on average."""
+    """Document lengths, 700 tokens on average."""
     ends = np.cumsum(rng.integers(1, 1400, tokens // 100))
     return tuple(np.diff(np.append(ends[ends < tokens], tokens), prepend=0).tolist())
 
 
 def lines(rng: np.random.Generator, tokens: int) -> tuple[list[int], list[int]]:
-    """64 columns; 64 diagonals anywhere, and 448 in 8 bands among the first 4,096."""
+    """64 columns; 64 random diagonals, and 448 in 8 bands among the first 4,096."""
     columns, alone = (rng.choice(tokens, 64, replace=False) for _ in range(2))
     bands = np.sort(rng.choice(4096 // 64, 8, replace=False)) * 64
     return columns.tolist(), np.concatenate([alone, (bands[:, None] + np.arange(56)).ravel()]).tolist()
 
 
 def lengths(rng: np.random.Generator, tokens: int) -> list[int]:
-    """Of a batch, none shorter than a quarter."""
+    """Sequence lengths of a batch, none shorter than a quarter."""
     return rng.integers(tokens // 4, tokens, BATCH).tolist()
 
 
 def causal(case: Case) -> Case:
-    """The same without keys behind the query."""
+    """The same case intersected with Causal."""
     return case._replace(make=lambda *chosen: sp.Causal() & case.make(*chosen))
 
 
@@ -106,7 +105,7 @@ def measure(name: str, tokens: int, tile: tuple[int, int], plans: int) -> dict[s
     """One row of the results."""
     case, rng = CASES[name], np.random.default_rng(0)
     times = []
-    for _ in range(plans + 1):  # the first one imports the planner
+    for _ in range(plans + 1):  # the first one imports the planner and is not counted
         chosen = case.draw(rng, tokens)
         spattn.clear_plan_cache()
         ends = [time.process_time()]
@@ -132,7 +131,7 @@ def measure(name: str, tokens: int, tile: tuple[int, int], plans: int) -> dict[s
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="8,192 tokens, nothing written")
+    parser.add_argument("--quick", action="store_true", help="8,192 tokens, write nothing")
     args = parser.parse_args()
     tokens, plans = (QUICK_TOKENS, QUICK_PLANS) if args.quick else (TOKENS, PLANS)
     shown = "tile", "make_ms", "plan_ms", "best_ms", "runs", "bitmasks", "plan_kib"
@@ -144,13 +143,13 @@ def main() -> None:
             print(f"{name:28}" + "".join(f"{rows[-1][column]:>12}" for column in shown), flush=True)
     if not args.quick:
         notes = (
-            "Time of the processor. Each plan is of another pattern, drawn at random, and none is from the cache. "
-            f"plan_ms: the median of {PLANS} plans; best_ms: the least; make_ms: the median of making the patterns. "
-            "Tiles of 128 × 64, and those of the CPU."
+            "CPU time. Each plan is for a new random pattern, none from the cache. "
+            f"plan_ms: median of {PLANS} plans; best_ms: minimum; make_ms: median of the patterns' construction. "
+            "Tiles of 128 × 64, and the CPU's."
         )
         record.write("replanning", rows, notes=notes)
     slow = [
-        f"{row['name']}, {row['tile']}: {row['plan_ms']} ms, not at most {MOST_MS}"
+        f"{row['name']}, {row['tile']}: {row['plan_ms']} ms (target {MOST_MS})"
         for row in rows
         if row["plan_ms"] > MOST_MS
     ]

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What it costs on a GPU that a model chooses another mask in every call, at 65,536 tokens.
+"""Measure attention on a GPU when the mask changes in every call.
 
     python benchmarks/planning/replanning_cuda.py             # two minutes on an H200; needs torch
-    python benchmarks/planning/replanning_cuda.py --quick     # 8,192 tokens, nothing written
+    python benchmarks/planning/replanning_cuda.py --quick     # 8,192 tokens, writes nothing
 
-The indices are on the GPU. A selection is read there by each call: ``selected_ms`` is the time of a CUDA graph's replay
-of the call, ``planned_ms`` that of the same pairs by a plan that was there before, and ``selecting_ms`` the difference.
-``host_us`` is what a call with a selection takes the host, which waits for nothing. ``copied_ms`` is the wall time of
-the other way: indices copied to the host, a new pattern, plan and call, until its result is there. Results of both are
-compared before anything is timed. Writes ``benchmarks/results/replanning_cuda-h200.json``.
+65,536 tokens, indices on the GPU. ``selected_ms`` is a CUDA graph replay of a call with a device-side block mask,
+``planned_ms`` the same pairs with an existing plan, ``selecting_ms`` the difference. ``host_us`` is the host time of a
+call with a device-side mask, which never synchronizes. ``copied_ms`` is the wall time of the alternative: copy the
+indices to the host, make a pattern, plan, call, synchronize. Results of both are compared before timing. Writes
+``replanning_cuda``.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from spattn import patterns as sp
 from spattn import selections
 
 TOKENS, QUICK_TOKENS = 65536, 8192
-CHOSEN = 16  # key blocks of each block of queries
-COPIED = 7  # calls whose wall time is taken
-NOTES = "bfloat16, head_dim 128. Medians of CUDA events around replays of graphs, and of the host's clock."
+CHOSEN = 16  # key blocks per query block
+COPIED = 7  # calls for copied_ms
+NOTES = "bfloat16, head_dim 128. Medians of CUDA events around graph replays, and of host clock times."
 
 
 class Case(NamedTuple):
-    """Indices drawn at random, as NumPy's, and what is made of those on the GPU."""
+    """Draws random indices with NumPy, and makes a device-side mask of their GPU copies."""
 
     draw: Callable[[np.random.Generator, int], tuple[np.ndarray, ...]]
     make: Callable[..., object]
@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
 
 def blocks(heads: int) -> Callable[[np.random.Generator, int], tuple[np.ndarray, ...]]:
-    """CHOSEN of the key blocks of 64 up to each block of 64 queries, for each head."""
+    """CHOSEN causal key blocks of 64 per block of 64 queries and head."""
 
     def draw(rng: np.random.Generator, tokens: int) -> tuple[np.ndarray, ...]:
         rows = tokens // 64
@@ -58,7 +58,7 @@ def blocks(heads: int) -> Callable[[np.random.Generator, int], tuple[np.ndarray,
 
 
 def cumulative(rng: np.random.Generator, tokens: int) -> tuple[np.ndarray, ...]:
-    """Documents of 700 tokens on average."""
+    """Cumulative document lengths, 700 tokens on average."""
     return (np.cumsum((0, *documents(rng, tokens))),)
 
 
@@ -80,7 +80,7 @@ CASES = {
 
 
 def replay(call: Callable[[], object]) -> Callable[[], object]:
-    """The call in a graph."""
+    """Replay of a CUDA graph of the call; returns its result."""
     import torch
 
     call()
@@ -91,7 +91,7 @@ def replay(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def measure(name: str, case: Case, tokens: int) -> dict[str, object]:
-    """A row of the results."""
+    """One row of the results."""
     import torch
 
     rng = np.random.default_rng(0)
@@ -140,7 +140,7 @@ def measure(name: str, case: Case, tokens: int) -> dict[str, object]:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="8,192 tokens, write nothing")
     args = parser.parse_args()
     import torch
 

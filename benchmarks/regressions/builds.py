@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Two builds of spattn against each other, in turns: has a change cost any speed, on any kernel?
+"""Compare the speed of two builds on every kernel family.
 
-    git worktree add /tmp/old COMMIT                        # and build it: a folder that holds the package spattn
-    python benchmarks/regressions/builds.py --old FOLDER --new FOLDER --backend cpu|cuda       # 4 minutes; a minute
+    tools/package_of.sh /tmp/builds COMMIT                 # prints the folder that holds that commit's package
+    python benchmarks/regressions/builds.py --old FOLDER --new FOLDER --backend cpu|cuda        # 4 minutes; 2 minutes
 
-Processes of either build take turns for some rounds; each times every problem after a warm call: on a CPU the process's
-CPU time on one thread, on a GPU pairs of CUDA events around several calls, and the host's time of a call on 128 tokens.
-A build's figure is the median over its processes. Writes ``benchmarks/results/builds_BACKEND.json`` with the ratio new
-to old of every problem; exits with 1 when one is above ``--most``.
+Processes of the two builds alternate. Each times every problem after a warm-up call: on the CPU the process's CPU time
+on one thread, on a GPU pairs of CUDA events around several calls, and the host time of a call on 128 tokens. A build's
+figure is the median over its processes. Writes ``builds_BACKEND`` with the ratio new to old of every problem; exits
+with 1 if one exceeds ``--most``.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ import json
 import os
 import statistics
 import sys
-import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
-from child import child
+from timing import repeated_ms
+from turns import rounds
 
-NOTES = "Medians over processes of either build that took turns. ratio: new to old, below 1 is faster."
+NOTES = "Medians over processes of both builds in turns. ratio: new to old, below 1 is faster."
+SECONDS, MOST_CALLS = 0.1, 200  # of a problem in a process
 TOKENS = {"cpu": 4096, "cuda": 16384}
 
 
 def problems(tokens: int) -> dict:
-    """Name to (pattern, queries); every kernel family's work is among them."""
+    """(pattern, q_len) by name; at least one for every kernel family."""
     from spattn import patterns as sp
 
     side = int(tokens**0.5)
@@ -49,7 +51,7 @@ def problems(tokens: int) -> dict:
 
 
 def cpu_times() -> dict[str, float]:
-    """Milliseconds of CPU time of each problem, on one thread."""
+    """Median milliseconds of CPU time of each problem on one thread."""
     import ml_dtypes
     import numpy as np
 
@@ -64,30 +66,22 @@ def cpu_times() -> dict[str, float]:
             )
             out, lse = spattn.attention(q, k, v, pattern, return_lse=True)
             label = f"{name}, {np.dtype(dtype).name}"
-            times[f"{label}, forward"] = cpu_time(partial(spattn.attention, q, k, v, pattern))
+            times[f"{label}, forward"] = median_ms(partial(spattn.attention, q, k, v, pattern))
             if name in ("window ±256", "strided 128", "128 tokens"):
                 backward = partial(spattn.attention_backward, dout, q, k, v, out, lse, pattern)
-                times[f"{label}, backward"] = cpu_time(backward)
+                times[f"{label}, backward"] = median_ms(backward)
     return times
 
 
-def cpu_time(call) -> float:
-    """Median of as many calls as fit in a tenth of a second, at least three."""
-    start = time.process_time()
-    call()
-    repeats, taken = max(3, min(200, int(0.1 / (time.process_time() - start)))), []
-    for _ in range(repeats):
-        start = time.process_time()
-        call()
-        taken.append(1e3 * (time.process_time() - start))
-    return statistics.median(taken)
+def median_ms(call: Callable[[], object]) -> float:
+    """Median milliseconds of CPU time of several calls."""
+    return statistics.median(repeated_ms(call, SECONDS, MOST_CALLS))
 
 
 def cuda_times() -> dict[str, float]:
-    """Milliseconds of each problem on the GPU, and of the host for a short one."""
-    import overhead_cuda
+    """Median milliseconds of each problem on the GPU, and on the host for the short one."""
     import torch
-    from gpu_timing import SETS, measure
+    from gpu_timing import SETS, host_us, measure
 
     import spattn
 
@@ -116,42 +110,46 @@ def cuda_times() -> dict[str, float]:
             label = f"{name}, {dtype}, d={head_dim}{', portable' if kernel == 'portable' else ''}"
             times[label] = statistics.median(measure({"": call}, 5)[""])
             if q_len == 128:
-                times[f"{label}, host"] = overhead_cuda.host_us(partial(call, 0)) / 1e3
+                times[f"{label}, host"] = host_us(partial(call, 0)) / 1e3
     return times
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print, write; return 1 if a problem became slower."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--old", type=Path)
     parser.add_argument("--new", type=Path)
     parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--most", type=float, default=1.1, help="the largest ratio that is taken for noise")
-    parser.add_argument("--times", action="store_true", help="print this process's times, as JSON")
+    parser.add_argument("--most", type=float, default=1.1, help="largest ratio that counts as noise (default: 1.1)")
+    parser.add_argument("--times", action="store_true", help="print this process's times as JSON")
     args = parser.parse_args()
     if args.times:
         print(json.dumps(cpu_times() if args.backend == "cpu" else cuda_times()))
         return 0
     import record
 
-    builds = {"old": args.old.resolve(), "new": args.new.resolve()}
-    found = {name: [] for name in builds}
-    for turn in range(args.rounds):
-        for name in sorted(builds, reverse=bool(turn % 2)):
-            found[name].append(child("--times", "--backend", args.backend, package=builds[name]))
+    if args.old is None or args.new is None:
+        parser.error("--old and --new are required")
+    found = list(rounds({"old": args.old, "new": args.new}, args.rounds, "--times", "--backend", args.backend))
     rows = []
-    for problem in found["new"][0]:
-        old, new = (statistics.median(times[problem] for times in found[name]) for name in ("old", "new"))
+    for problem in found[0]["new"]:
+        old, new = (statistics.median(each[name][problem] for each in found) for name in ("old", "new"))
         rows.append(
             {"problem": problem, "old_ms": round(old, 5), "new_ms": round(new, 5), "ratio": round(new / old, 3)}
         )
         print(f"{problem:48} {old:10.4f} ms {new:10.4f} ms  {new / old:.3f}", flush=True)
+    gpu = None
+    if args.backend == "cuda":
+        import torch
+
+        gpu = torch.cuda.get_device_name()
     record.write(
         f"builds_{args.backend}",
         rows,
         notes=NOTES,
         rounds=args.rounds,
+        gpu=gpu,
         geometric_mean=round(statistics.geometric_mean(row["ratio"] for row in rows), 4),
     )
     return int(max(row["ratio"] for row in rows) > args.most)

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Compares the speed of two builds of spattn on the CPU, on benchmarks that matter. ``make bench-compare BASE=COMMIT``.
+"""Compare the speed of two builds on the CPU: 40 benchmarks.
 
-    python benchmarks/regressions/compare.py --base FOLDER --head FOLDER        # 3 minutes; a folder holds the package spattn
+    make bench-compare BASE=COMMIT
+    python benchmarks/regressions/compare.py --base FOLDER --head FOLDER       # 3 minutes; a folder holds spattn
 
-Processes of the two builds take turns. A process times each benchmark on one thread, in processor time, and reports the
-least of several calls: other processes can only add time. A round compares neighbouring processes, so that a machine
+Processes of the two builds alternate. A process times each benchmark on one thread, in CPU time, and reports the
+minimum of several calls, since other processes only add time. A round compares neighbouring processes, so a machine
 that slows down slows both.
 
-Noise model: the ratio of a benchmark is the median over the rounds. One round differs from another by a few percent on
-a shared machine, and on a bad minute by ten. So a benchmark whose first ratio exceeds ``DOUBT`` runs again, alone, with
-three times as many rounds, and counts as slower only if the median over all rounds exceeds ``SLOWER``. Exits with 1
-when a benchmark is slower. ``benchmarks/regressions/compare_check.py`` measures how often this fails.
+Noise model: the ratio of a benchmark is the median over the rounds. Rounds differ by a few percent on a shared machine,
+and by ten in a bad minute. A benchmark whose first ratio exceeds ``DOUBT`` therefore runs again, alone, with three
+times as many rounds, and counts as slower only if the median over all rounds exceeds ``SLOWER``. Exits with 1 if a
+benchmark is slower. ``benchmarks/regressions/compare_check.py`` measures the error rates of this test.
 """
 
 from __future__ import annotations
@@ -19,22 +20,22 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
-from child import child
+import turns
+from timing import repeated_ms
 
 ROUNDS, DOUBT, SLOWER = 4, 1.04, 1.075
-SECONDS = 0.12  # of a benchmark in a process
+SECONDS, MOST_CALLS = 0.12, 300  # of a benchmark in a process
 Call = Callable[[], object]
 
 
 def benchmarks() -> dict[str, Callable[[], Call]]:
-    """Name to a function that prepares the call to time. What is costly is made when it is called."""
+    """Functions by name that allocate the arrays and return the call to time."""
     import ml_dtypes
     import numpy as np
 
@@ -68,7 +69,7 @@ def benchmarks() -> dict[str, Callable[[], Call]]:
         return call
 
     def replan(make, tokens):
-        """Planning of a pattern that differs in each call, its construction included."""
+        """Construction and planning of a new pattern in each call."""
 
         def call():
             spattn.clear_plan_cache()
@@ -130,35 +131,23 @@ def benchmarks() -> dict[str, Callable[[], Call]]:
 
 
 def times(names: list[str]) -> dict[str, float]:
-    """Milliseconds of processor time of each benchmark, the least of several calls."""
+    """Milliseconds of CPU time of each benchmark, the minimum of several calls."""
     found = {}
     for name, prepare in benchmarks().items():
         if names and name not in names:
             continue
-        call = prepare()
-        start = time.process_time()
-        call()
-        repeats = max(3, min(300, int(SECONDS / max(time.process_time() - start, 1e-6))))
-        least = float("inf")
-        for _ in range(repeats):
-            start = time.process_time()
-            call()
-            least = min(least, time.process_time() - start)
-        found[name] = 1e3 * least
+        found[name] = min(repeated_ms(prepare(), SECONDS, MOST_CALLS))
     return found
 
 
 def compare(base: Path, head: Path, rounds: int = ROUNDS) -> list[dict]:
-    """A row for each benchmark: milliseconds of either build, their ratio, and whether the head is slower."""
+    """One row per benchmark: milliseconds of both builds, their ratio, and whether the head is slower."""
     found: dict[str, list[tuple[float, float]]] = {}
 
     def measure(count: int, names: list[str]) -> None:
-        for turn in range(count):
-            each = {}
-            for package in (base, head) if turn % 2 else (head, base):
-                each[package] = child("--times", *names, package=package)
-            for name in each[base]:
-                found.setdefault(name, []).append((each[base][name], each[head][name]))
+        for each in turns.rounds({"base": base, "head": head}, count, "--times", *names):
+            for name in each["base"]:
+                found.setdefault(name, []).append((each["base"][name], each["head"][name]))
 
     def ratio(name: str) -> float:
         return statistics.median(after / before for before, after in found[name])
@@ -184,18 +173,18 @@ def compare(base: Path, head: Path, rounds: int = ROUNDS) -> list[dict]:
 
 
 def main() -> int:
-    """Compare, print; 1 when a benchmark is slower."""
+    """Compare and print; return 1 if a benchmark is slower."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", type=Path, help="folder with the build to compare with")
-    parser.add_argument("--head", type=Path, help="folder with the build in question")
+    parser.add_argument("--base", type=Path, help="folder with the build to compare against")
+    parser.add_argument("--head", type=Path, help="folder with the build under test")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--times", nargs="*", metavar="BENCHMARK", help="print this process's times, as JSON")
+    parser.add_argument("--times", nargs="*", metavar="BENCHMARK", help="print this process's times as JSON")
     args = parser.parse_args()
     if args.times is not None:
         print(json.dumps(times(args.times)))
         return 0
     if args.base is None or args.head is None:
-        parser.error("expected --base and --head")
+        parser.error("--base and --head are required")
     rows = compare(args.base.resolve(), args.head.resolve(), args.rounds)
     for row in sorted(rows, key=lambda row: row["ratio"]):
         sign = "SLOWER" if row["slower"] else ""

@@ -1,11 +1,10 @@
 #!/usr/bin/env python3
-"""How often does ``compare.py`` see a slow-down of 15 %, and how often does it report one that is not there?
+"""Measure the error rates of compare.py: missed slow-downs of 15 %, false alarms.
 
     python benchmarks/regressions/compare_check.py [--runs 10]        # 25 minutes
 
-Builds the last commit twice: as it is, and with 15 % of the time added to the forward kernels of float32 and to
-planning. Each run compares the first build with itself, in another folder, and with the second one. Writes
-``benchmarks/results/compare_check.json``.
+Builds the last commit twice: unchanged, and with 15 % more time in the float32 forward kernels and in planning. Each
+run compares the first build with a copy of itself and with the second build. Writes ``compare_check``.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for
 import record
 
 SOURCE = {"kernel": "src/spattn/cpu/_core.pyx", "planning": "src/spattn/compiler.py"}
-PLANTED = {  # file: (text, what takes its place): waits for 15 % of the time that was taken
+PLANTED = {  # file: (text, replacement, which waits for 15 % of the elapsed time)
     SOURCE["kernel"]: (
         """        self.table.forward[self.dtype](self.call, number // self.heads, number % self.heads,
                                        self.call.plan.work + item, end - item,
@@ -59,13 +58,13 @@ def _slowly(*arguments: Any) -> Plan:
 
 
 def build(folder: Path, planted: bool) -> Path:
-    """The folder with the package of the last commit."""
+    """Build the last commit, with or without the planted slow-down; return the folder that holds the package."""
     source, wheels, package = folder / "source", folder / "wheels", folder / "package"
     subprocess.run(["git", "clone", "--quiet", record.ROOT, source], check=True)
     for file, (old, new) in PLANTED.items() if planted else ():
         text = (source / file).read_text()
         if text.count(old) != 1:
-            raise SystemExit(f"compare_check: expected the planted text once in {file}, got {text.count(old)}")
+            raise SystemExit(f"compare_check: {file} expected the replaced text once, found {text.count(old)}")
         (source / file).write_text(text.replace(old, new) + (SLOWLY if file == SOURCE["planning"] else ""))
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "wheel", "--no-deps"]
@@ -76,7 +75,7 @@ def build(folder: Path, planted: bool) -> Path:
 
 
 def slower(base: Path, head: Path) -> list[str]:
-    """The benchmarks that compare.py reports."""
+    """Names of the benchmarks that compare.py reports as slower."""
     script = Path(__file__).with_name("compare.py")
     done = subprocess.run(
         [sys.executable, script, "--base", base, "--head", head], capture_output=True, text=True, check=False

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Few queries against many keys, as in decoding, by several builds of spattn in turns, on a GPU.
+"""Compare builds on a GPU for decoding: few queries, many keys.
 
-    python benchmarks/regressions/decode_cuda.py --build before=FOLDER --build now=FOLDER  # ten seconds each, a round
+    python benchmarks/regressions/decode_cuda.py --build before=FOLDER --build now=FOLDER   # 10 seconds per process
 
-A folder holds the package spattn; ``benchmarks/regressions/builds.py`` says how one is made of another commit. Processes of the
-builds take turns; each times every problem, planned by the build itself, between CUDA events around many calls. A
-build's figure is the median over its processes. Before anything is timed, results for one query are compared with
-torch's. Writes ``benchmarks/results/decode_cuda-h100.json``.
+A folder holds the package spattn; ``tools/package_of.sh`` makes one from a commit. Processes of the builds alternate;
+each plans and times every problem, with CUDA events around many calls. A build's figure is the median over its
+processes. Before timing, results of one query are compared with PyTorch's. Writes ``decode_cuda``.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for
 
 from turns import builds_on_a_gpu
 
-HEADS = (32, 8), (64, 8), (32, 32), (32, 4)  # of queries, of keys
-CALLS = (1, 65536, 1), (16, 65536, 1), (1, 131072, 1), (1, 100_000, 1), (1, 65536, 8), (1, 8192, 16), (1, 8192, 1)
-MOST_BYTES = 4 << 30  # of keys and values
+HEADS = (32, 8), (64, 8), (32, 32), (32, 4)  # (heads_q, heads_kv)
+SIZES = (1, 65536, 1), (16, 65536, 1), (1, 131072, 1), (1, 100_000, 1), (1, 65536, 8), (1, 8192, 16), (1, 8192, 1)
+MOST_BYTES = 4 << 30  # of K and V
 NOTES = "bfloat16, head_dim 128, causal; CUDA events around many calls, medians over processes of the builds in turns."
 
 
 def problems() -> Iterator[tuple[int, int, int, int, int]]:
-    """(query heads, key heads, queries, keys, batch entries)."""
+    """(heads_q, heads_kv, q_len, kv_len, batch)."""
     for heads_q, heads_kv in HEADS:
-        for q_len, kv_len, batch in CALLS:
+        for q_len, kv_len, batch in SIZES:
             if 4 * 128 * batch * heads_kv * kv_len <= MOST_BYTES:
                 yield heads_q, heads_kv, q_len, kv_len, batch
 
@@ -47,7 +46,7 @@ def times() -> dict[str, float]:
         q = torch.randn(batch, heads_q, q_len, 128, device="cuda", dtype=torch.bfloat16)
         k, v = (torch.randn(batch, heads_kv, kv_len, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
         call = partial(spattn.attention, q, k, v, "causal")
-        if q_len == 1:  # sees all keys
+        if q_len == 1:  # attends to all keys
             dense = scaled_dot_product_attention(q, k, v, enable_gqa=True)
             torch.testing.assert_close(call(), dense, atol=2e-3, rtol=0.02)
         name = f"{q_len} queries, {kv_len} keys, batch {batch}, {heads_q} heads over {heads_kv}"

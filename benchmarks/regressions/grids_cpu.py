@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Attention on images of 56 × 56, and smaller ones, by several builds of spattn in turns, on one CPU thread.
+"""Compare builds on 2D neighbourhood and window attention on one CPU thread.
 
-    python benchmarks/regressions/grids_cpu.py --build before=FOLDER --build now=FOLDER      # a minute for each build
+    python benchmarks/regressions/grids_cpu.py --build before=FOLDER --build now=FOLDER     # a minute per build
 
-A folder holds the package spattn; ``benchmarks/regressions/builds.py`` says how one is made of another commit. Single calls of the
-builds take turns in one process, and there are several processes. A figure is the median of a build's calls, in
-processor time; a ratio that of the ratios of calls which were timed beside each other, because a machine that is shared
-is slow for seconds at a time. Writes ``benchmarks/results/grids_cpu-xeon-amx.json``; exits with 1 when the last build is slower
-than any other by more than ``--most``.
+A folder holds the package spattn; ``tools/package_of.sh`` makes one from a commit. Images of 56 × 56 tokens and smaller
+ones. Single calls of the builds alternate in one process, because the speed of a shared machine changes within seconds;
+there are several processes. A figure is the median CPU time of a build's calls; a ratio is the median of the ratios of
+neighbouring calls. Writes ``grids_cpu``; exits with 1 if the last build is slower than another by more than ``--most``.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from child import child
 from turns import Build, calls_in_turns
 
 SIDE = 56
-NOTES = "float32, one thread, processor time; medians over calls of the builds that took turns, and over their ratios."
-REPEATS = 20  # of a process
+NOTES = "float32, one thread, CPU time; medians over calls of the builds in turns, and over their ratios."
+REPEATS = 20  # per process
 
 
 def problems() -> dict[str, object]:
@@ -45,7 +44,7 @@ def problems() -> dict[str, object]:
 
 
 def cases() -> Iterator[tuple[str, object, int, int, int]]:
-    """(problem, pattern, side of the image, heads, head_dim)"""
+    """(problem, pattern, image side, heads, head_dim)"""
     from spattn import patterns as sp
 
     for heads, head_dim in ((8, 32), (8, 64), (16, 32), (4, 128)):
@@ -58,7 +57,7 @@ def cases() -> Iterator[tuple[str, object, int, int, int]]:
 
 
 def times(folders: dict[str, str]) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds of each problem's calls in this process, by build."""
+    """Milliseconds of each call in this process, by problem and build."""
     import numpy as np
 
     @functools.cache
@@ -77,7 +76,7 @@ def times(folders: dict[str, str]) -> dict[str, dict[str, list[float]]]:
 
 
 def row(problem: str, taken: dict[str, list[float]]) -> dict[str, Any]:
-    """Of the results: what each build took, and how much longer than the last one."""
+    """Row of the results: time of each build, and its ratio to the last build."""
     last = list(taken)[-1]
     ratios = {
         f"{name}_ratio": round(statistics.median(a / b for a, b in zip(own, taken[last], strict=True)), 3)
@@ -89,12 +88,12 @@ def row(problem: str, taken: dict[str, list[float]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print, write; return 1 if the last build is slower."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--build", action="append", default=[], metavar="NAME=FOLDER")
-    parser.add_argument("--rounds", type=int, default=5, help="processes")
-    parser.add_argument("--most", type=float, default=1.1, help="the largest ratio that is taken for noise")
-    parser.add_argument("--times", action="store_true", help="print this process's times, as JSON")
+    parser.add_argument("--rounds", type=int, default=5, help="number of processes")
+    parser.add_argument("--most", type=float, default=1.1, help="largest ratio that counts as noise (default: 1.1)")
+    parser.add_argument("--times", action="store_true", help="print this process's times as JSON")
     args = parser.parse_args()
     builds = dict(build.split("=", 1) for build in args.build)
     if args.times:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Attention on 56 × 56 images by several builds of spattn in turns, on a GPU.
+"""Compare builds on 2D neighbourhood and window attention on a GPU.
 
-    python benchmarks/regressions/grids_cuda.py --build before=FOLDER --build now=FOLDER      # half a minute for each build
+    python benchmarks/regressions/grids_cuda.py --build before=FOLDER --build now=FOLDER    # half a minute per build
 
-A folder holds the package spattn; ``benchmarks/regressions/builds.py`` says how one is made of another commit. Processes of the
-builds take turns; each times every problem, planned by the build itself, between CUDA events around many calls. A
-build's figure is the median over its processes. Before anything is timed, results are compared with each other: those
-of the pattern, and those of a plan with other tiles. Writes ``benchmarks/results/grids_cuda-h100.json``.
+A folder holds the package spattn; ``tools/package_of.sh`` makes one from a commit. Images of 56 × 56 tokens. Processes
+of the builds alternate; each plans and times every problem, with CUDA events around many calls. A build's figure is the
+median over its processes. Before timing, the results of the pattern are compared with those of a plan with other tiles.
+Writes ``grids_cuda``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from grids_cpu import SIDE, problems
 from turns import builds_on_a_gpu
 
 IMAGES = 16
-NOTES = "bfloat16, 16 images; CUDA events around many calls, medians over processes of the builds that took turns."
+NOTES = "bfloat16, 16 images; CUDA events around many calls, medians over processes of the builds in turns."
 
 
 def times() -> dict[str, float]:

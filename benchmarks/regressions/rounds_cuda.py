@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Attention of few tasks for each worker, of different lengths, and gradients, by several builds in turns, on a GPU.
+"""Compare builds on a GPU for few work items per SM: causal, documents, windows.
 
-    python benchmarks/regressions/rounds_cuda.py --build before=FOLDER --build now=FOLDER  # ten seconds each, a round
+    python benchmarks/regressions/rounds_cuda.py --build before=FOLDER --build now=FOLDER   # 10 seconds per process
 
-A folder holds the package spattn; ``benchmarks/regressions/builds.py`` says how one is made of another commit. Processes of the
-builds take turns; each times every problem, planned by the build itself, as replays of a CUDA graph of many calls, so
-that no host time is in it. A build's figure is the median over its processes. Before anything is timed, causal results
-are compared with torch's. Writes ``benchmarks/results/rounds_cuda-h100.json``.
+A folder holds the package spattn; ``tools/package_of.sh`` makes one from a commit. Forward and backward. Processes of
+the builds alternate; each plans and times every problem in replays of a CUDA graph of many calls, without host time. A
+build's figure is the median over its processes. Before timing, causal results are compared with PyTorch's. Writes
+``rounds_cuda``.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SIZES = (
     (8192, 8, 1),
     (16384, 2, 1),
     (16384, 16, 1),
-)  # tokens, heads, batch entries
-CALLS = 20  # of a graph
+)  # tokens, heads, batch
+CALLS = 20  # per graph
 NOTES = "bfloat16; replays of CUDA graphs of 20 calls, medians over processes of the builds in turns."
 
 

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Do two builds of spattn give the same bits, on every pattern, dtype and instruction set, forward and backward?
+"""Compare the results of two builds bit by bit.
 
-    git worktree add /tmp/old COMMIT                        # and build it: a folder that holds the package spattn
-    python benchmarks/regressions/same_bits.py --old FOLDER --new FOLDER --backend cpu|cuda         # 2 minutes; a minute
+    make same-bits BASE=COMMIT
+    python benchmarks/regressions/same_bits.py --old FOLDER --new FOLDER --backend cpu|cuda     # 2 minutes; a minute
 
-Either build computes the same problems on the same numbers in processes of its own, one for each instruction set or
-family of kernels: those of the old build's patterns, and what both compute of ``out``, ``lse`` and, where the backend
-has a backward, ``dq``, ``dk`` and ``dv`` is compared by its digest. Writes
-``benchmarks/results/same_bits_BACKEND.json``; exits with 1 when a result differs.
+Every pattern of the old build, dtype and instruction set (on a GPU: kernel family), forward and backward. Both builds
+compute the same problems from the same inputs, in one process per instruction set; digests of ``out``, ``lse``,
+``dq``, ``dk`` and ``dv`` are compared. Writes ``same_bits_BACKEND``; exits with 1 if a result differs.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for
 
 from child import child
 
-NOTES = "Digests of out, lse and the gradients of two builds on the same problems: how many agree, and which do not."
+NOTES = "Digests of out, lse and the gradients of two builds on the same problems: how many are equal, which differ."
 DTYPES = ("float32", "float64", "float16", "bfloat16")
-SHAPES = {  # (batch, heads_q, heads_kv, head_dim, head_dim_v): all of a small pattern; few of a large one
+SHAPES = {  # (batch, heads_q, heads_kv, head_dim, head_dim_v) for small and large patterns
     "small": ((1, 4, 4, 64, 64), (2, 4, 2, 40, 72), (1, 8, 2, 128, 128)),
     "large": ((1, 4, 2, 64, 64),),
 }
@@ -33,7 +32,7 @@ LARGE = 1200
 
 
 def make_problems() -> list[dict]:
-    """Every registered pattern and known composition at its own length; scalable ones at more, and with few rows."""
+    """Registered patterns and gallery compositions at their own length; others at 1200 keys, also with few queries."""
     from spattn import patterns as sp
 
     problems = []
@@ -75,7 +74,7 @@ def make_problems() -> list[dict]:
 
 
 def digests(problems: list[dict], backend: str) -> dict[str, str]:
-    """Result's name to the digest of its bytes, in this process's build."""
+    """Digests by name of the result, computed by the build of this process."""
     import ml_dtypes
     import numpy as np
 
@@ -85,7 +84,7 @@ def digests(problems: list[dict], backend: str) -> dict[str, str]:
     for number, problem in enumerate(problems):
         pattern = spattn.patterns.from_dict(problem["pattern"])
         for shape in SHAPES[problem["size"]]:
-            batch, heads_q, heads_kv, head_dim, head_dim_v = _that_fits(pattern, shape)
+            batch, heads_q, heads_kv, head_dim, head_dim_v = _fitting(pattern, shape)
             rows, keys = (batch, problem["q_len"], heads_q), (batch, problem["kv_len"], heads_kv)
             for dtype in DTYPES:
                 rng = np.random.default_rng(number)
@@ -101,8 +100,8 @@ def digests(problems: list[dict], backend: str) -> dict[str, str]:
     return found
 
 
-def _that_fits(pattern, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape with the numbers of batch entries and heads that a pattern insists on."""
+def _fitting(pattern, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with the batch size and number of heads that the pattern requires."""
     batch, heads = pattern.sizes()
     if heads and heads != shape[1]:
         shape = (shape[0], heads, heads, *shape[3:])
@@ -110,7 +109,7 @@ def _that_fits(pattern, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def compute(spattn, backend: str, q, k, v, dout, pattern) -> dict:
-    """Results by name."""
+    """Forward and backward results by name."""
     if backend == "cuda" and not hasattr(spattn.cuda, "backward"):
         out, lse = spattn.attention(q, k, v, pattern, return_lse=True, backend=backend)
         return {"out": out, "lse": lse}
@@ -120,7 +119,7 @@ def compute(spattn, backend: str, q, k, v, dout, pattern) -> dict:
 
 
 def variants(backend: str) -> dict[str, dict[str, str]]:
-    """Name to the environment that selects an instruction set or a family of kernels."""
+    """Environment variables by name of the instruction set or kernel family that they select."""
     if backend == "cuda":
         return {name: {"SPATTN_CUDA_KERNEL": name} for name in ("auto", "portable")}
     import spattn.cpu
@@ -129,13 +128,13 @@ def variants(backend: str) -> dict[str, dict[str, str]]:
 
 
 def main() -> int:
-    """Compute, compare, write."""
+    """Compute, compare, write; return 1 if a result differs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--old", type=Path)
     parser.add_argument("--new", type=Path)
     parser.add_argument("--backend", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--problems", action="store_true", help="print the problems of this build's patterns, as JSON")
-    parser.add_argument("--digests", type=Path, help="print the digests of these problems, as JSON")
+    parser.add_argument("--problems", action="store_true", help="print this build's problems as JSON")
+    parser.add_argument("--digests", type=Path, help="print the digests of the results of these problems as JSON")
     args = parser.parse_args()
     if args.problems:
         print(json.dumps(make_problems()))
@@ -148,6 +147,8 @@ def main() -> int:
         importlib.import_module(f"{spattn.__name__}.{args.backend}")
         print(json.dumps(digests(json.loads(args.digests.read_text()), args.backend)))
         return 0
+    if args.old is None or args.new is None:
+        parser.error("--old and --new are required")
     sys.path.insert(0, str(args.new.resolve()))
     import record
 
@@ -159,12 +160,17 @@ def main() -> int:
             wanted = "--digests", str(problems), "--backend", args.backend
             old, new = (child(*wanted, package=build, **settings) for build in (args.old, args.new))
             both = [result for result in old if result in new]
-            assert both, "the builds computed different problems"
+            assert both, "the builds have no problem in common"
             differ = [result for result in both if old[result] != new[result]]
             rows.append({"kernels": name, "results": len(both), "equal": len(both) - len(differ)})
             differing += [f"{name}: {result}" for result in differ]
             print(rows[-1], *differ[:20], sep="\n  ", flush=True)
-    record.write(f"same_bits_{args.backend}", rows, notes=NOTES, differing=differing)
+    gpu = None
+    if args.backend == "cuda":
+        import torch
+
+        gpu = torch.cuda.get_device_name()
+    record.write(f"same_bits_{args.backend}", rows, notes=NOTES, gpu=gpu, differing=differing)
     return int(bool(differing))
 
 
