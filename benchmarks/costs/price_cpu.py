@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
-"""What plans cost on one CPU thread: fits the coefficients of ``spattn.cpu._coefficients`` and judges the model.
+"""Fit the CPU cost model's coefficients and measure its errors.
 
-    python benchmarks/costs/price_cpu.py                  # the best instruction set, about two minutes
-    python benchmarks/costs/price_cpu.py --isa avx2       # another one, nothing written
-    python benchmarks/costs/price_cpu.py --dtype float32  # every case of one dtype, nothing written
+    python benchmarks/costs/price_cpu.py                  # the best instruction set, two minutes; needs SciPy
+    python benchmarks/costs/price_cpu.py --isa avx2       # another one, writes nothing
+    python benchmarks/costs/price_cpu.py --dtype float32  # prints every case of one dtype, writes nothing
 
-Twenty-one problems, three plans of each: other tiles, and boxes of queries with keys of their own where the pattern has
-spans. All are timed in turns. Coefficients are nanoseconds for one of each of ``spattn.schedule.price.Counts``, fitted
-by non-negative least squares of relative errors. A case is judged by coefficients that were fitted without its problem.
-Those of boxes of few queries, ``spattn.schedule.price.RowCounts``, are fitted to neighbourhoods and windows, and those
-of tiles with one query to pairs at random. Writes ``benchmarks/results/price_cpu-xeon-amx.json``; exits with 1 when a dtype
-misses a target. The lines that it prints last are those of the tables: all of Counts, then of RowCounts for tiles with
-one query and with a few.
+One thread, 21 problems with three plans each: other tiles, and boxes of queries with their own keys where the pattern
+has spans; all timed in turns. Coefficients are nanoseconds per feature of ``spattn.schedule.price.Counts``, fitted by
+non-negative least squares of relative errors. Each case is predicted by coefficients fitted without its problem. The
+coefficients of boxes of few queries, ``spattn.schedule.price.RowCounts``, are fitted to neighbourhoods and windows;
+those of tiles with one query, to random pairs. Writes ``price_cpu``; exits with 1 if a dtype misses a target. The last
+lines printed are the table rows of ``spattn.cpu._coefficients``: Counts first, then RowCounts for tiles with one query
+and with a few.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before spattn's core reads it
+os.environ["OMP_NUM_THREADS"] = "1"  # set before spattn's core reads it
 
 import argparse
 import itertools
@@ -77,10 +77,10 @@ PROBLEMS = (
     ("windows 12", sp.Windowed((48, 48), 12), 2304, 64, (((48, 64), None), ((48, 64), (4, 12)), ((72, 64), (6, 12)))),
 )
 
-# Tiles and boxes of few queries, as far as an instruction set computes so many row by row.
+# Tiles and boxes of few queries; used if the instruction set computes that many row by row.
 FEW = ({"tile": (4, 64), "box": (2, 2)}, {"tile": (16, 64), "box": (4, 4)})
 
-# (pattern, tokens, head_dim) of plans in these
+# (pattern, tokens, head_dim) planned in these tiles
 ROWS = tuple(
     (pattern, 3136, dim)
     for pattern in (
@@ -90,7 +90,7 @@ ROWS = tuple(
     for dim in (32, 64, 128)
 )
 
-# (share of the pairs, head_dim) of plans whose tiles have one query
+# (share of the pairs, head_dim) of plans with one query per tile
 PAIRS = tuple(itertools.product((0.001, 0.003, 0.01, 0.03), (64, 128)))
 PAIRS_TOKENS = 4096
 
@@ -101,14 +101,14 @@ def cases() -> list[tuple[str, sp.Pattern, int, int, tuple]]:
 
 
 def scattered() -> list[tuple[sp.Pattern, int, int]]:
-    """(pattern, tokens, head_dim) of pairs at random."""
+    """(pattern, tokens, head_dim) of random pairs."""
     rng = np.random.default_rng(0)
     shape = PAIRS_TOKENS, PAIRS_TOKENS
     return [(sp.from_pairs(*(rng.random(shape) < share).nonzero(), *shape), PAIRS_TOKENS, dim) for share, dim in PAIRS]
 
 
 def ready(tokens: int, dim: int, isa: str, dtype: str, plan_of, counted):
-    """What computes a plan, its operands, its counts, and its efficiency."""
+    """(call, operands, counts, efficiency) of a plan."""
     q, k, v = (x.astype(DTYPES[dtype]) for x in np.random.default_rng(0).standard_normal((3, 1, HEADS, tokens, dim)))
     call = Call.of(q, k, v)
     plan = plan_of(call)
@@ -117,7 +117,7 @@ def ready(tokens: int, dim: int, isa: str, dtype: str, plan_of, counted):
 
 
 def prepare(case, isa: str, dtype: str):
-    """The same of a case."""
+    """(call, operands, counts, efficiency) of a case."""
     _, pattern, tokens, dim, (tile, box) = case
 
     def plan_of(call: Call) -> spattn.Plan:
@@ -127,8 +127,7 @@ def prepare(case, isa: str, dtype: str):
 
 
 def fitted_to(problems, isa: str, dtype: str, counted, hows) -> tuple[float, ...]:
-    """Nanoseconds for one of each of what computes these problems, which are planned in each of such tiles, row by
-    row."""
+    """Coefficients in nanoseconds, fitted to these problems, each planned in every way of `hows`."""
 
     def prepare(pattern: sp.Pattern, tokens: int, dim: int, how: dict):
         return ready(tokens, dim, isa, dtype, lambda _: compiler.plan(pattern, tokens, **how), counted)
@@ -138,7 +137,7 @@ def fitted_to(problems, isa: str, dtype: str, counted, hows) -> tuple[float, ...
 
 
 def measured(prepared) -> np.ndarray:
-    """Milliseconds of processor time of each, the least of all rounds, in turns."""
+    """Milliseconds of CPU time of each call, the minimum over all rounds, in turns."""
     least = np.full(len(prepared), np.inf)
     for _ in range(ROUNDS):
         for number, (run, operands, *_) in enumerate(prepared):
@@ -150,14 +149,14 @@ def measured(prepared) -> np.ndarray:
 
 
 def fitted(counts: list[Counts] | list[RowCounts], times: np.ndarray) -> tuple[float, ...]:
-    """Nanoseconds for one of each."""
+    """Coefficients in nanoseconds."""
     shares = 1e-6 * np.array(counts) / times[:, None]
     size = np.maximum(shares.max(axis=0), 1e-30)
     return tuple(nnls(shares / size, np.ones(len(times)))[0] / size)
 
 
 def judged(isa: str, dtype: str) -> tuple[list[dict[str, object]], tuple[float, ...], dict[str, float]]:
-    """Rows of the results, the coefficients of a dtype, and how right they are."""
+    """Rows of the results, coefficients and prediction quality of a dtype."""
     names = [case[0] for case in cases()]
     prepared = [prepare(case, isa, dtype) for case in cases()]
     times, counts = measured(prepared), [one[2] for one in prepared]
@@ -197,12 +196,12 @@ def judged(isa: str, dtype: str) -> tuple[list[dict[str, object]], tuple[float, 
 
 
 def line(numbers: tuple[float, ...]) -> str:
-    """A tuple with three digits of each number."""
+    """A tuple in Python syntax with three digits per number."""
     return f"({', '.join(f'{x:.3g}' for x in numbers)})"
 
 
 def main() -> int:
-    """Measure, fit, print, write."""
+    """Measure, fit, print, write; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--isa", choices=cpu.instruction_sets(), action="append", help="default: the best")
     parser.add_argument("--dtype", choices=DTYPES, action="append", help="default: all")
@@ -224,9 +223,9 @@ def main() -> int:
         print(f"    {names}: ({line(one)}, {line(together)}),".replace("'", '"'))
     if args.isa is None and args.dtype is None:
         notes = (
-            "One thread; processor time, the least of 12 runs in turns. A case is predicted by coefficients that were "
-            "fitted without its problem. 'order': of two plans of one problem, is the faster one predicted to be it; "
-            "'order_where_apart': of those whose times differ by more than 5 %. Coefficients: nanoseconds for one."
+            "One thread; CPU time, the minimum of 12 runs in turns. A case is predicted by coefficients fitted without "
+            "its problem. 'order': share of pairs of plans of a problem whose order is predicted; 'order_where_apart': "
+            "of those whose times differ by more than 5 %. Coefficients: nanoseconds per feature."
         )
         fits = [
             {"isa": isa, "dtype": dtype, **quality[isa, dtype], **dict(zip(Counts._fields, each, strict=True))}

@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""What plans cost on a GPU: fits the coefficients of the kernels for compute capability 9.0 and judges the model.
+"""Fit the cost model's coefficients for Hopper GPUs and measure its errors.
 
-    python benchmarks/costs/price_cuda.py                   # measures, fits and judges: about a minute; needs torch
-    python benchmarks/costs/price_cuda.py --measure FILE    # measures only
-    python benchmarks/costs/price_cuda.py --fit FILE        # fits and judges what was measured; needs no GPU
-    python benchmarks/costs/price_cuda.py --only window     # measures problems with such names, writes nothing
+    python benchmarks/costs/price_cuda.py                   # measure and fit: a minute; needs torch and SciPy
+    python benchmarks/costs/price_cuda.py --measure FILE    # measure only
+    python benchmarks/costs/price_cuda.py --fit FILE        # fit measured times; needs no GPU
+    python benchmarks/costs/price_cuda.py --only window     # measure problems with such names, write nothing
 
-Some plans of each problem: other tiles, boxes of queries with keys of their own where the pattern has spans, other
-numbers of pieces, contiguous views in place of a pattern's own, and places that are looked up. Forward, bfloat16. Plans
-of a problem are compared with each other before they are timed, in turns: a measurement is a replay of a CUDA graph of
-some calls between two events, so that no host time is in it; all calls read the same arrays, which L2 holds where they
-fit. Plans that the kernels refuse, or leave to the portable ones, are printed and listed as skipped.
+Forward, bfloat16. Several plans per problem: other tiles, boxes of queries with their own keys where the pattern has
+spans, other numbers of split-KV partials, contiguous views instead of the pattern's, permuted and gathered plans.
+Before timing, the plans of a problem are compared with each other. A measurement is a replay of a CUDA graph of several
+calls between two events, without host time, in turns; all calls read the same arrays, which L2 holds if they fit. Plans
+that the kernels reject, or leave to the portable ones, are printed and listed as skipped.
 
-Coefficients are nanoseconds for one of each of ``spattn.schedule.price_gpu.GpuCounts``, those of a worker once for
-each kind of tiles, fitted by non-negative least squares of relative errors. A case is judged by coefficients that were
-fitted without its problem. Writes ``benchmarks/results/price_cuda-h200.json``, and what the backend chooses to
-``price_cuda_choices-h200.json``; exits with 1 when a target is missed, or plans disagreed. The lines of the kinds are those
-of ``spattn/cuda/_coefficients.py``.
+Coefficients are nanoseconds per feature of ``spattn.schedule.price_gpu.GpuCounts``, with a set of per-worker
+coefficients for each kind of tile, fitted by non-negative least squares of relative errors. Each case is predicted by
+coefficients fitted without its problem. Writes ``price_cuda``, and the backend's choices to ``price_cuda_choices``;
+exits with 1 if a target is missed or plans disagree. The lines printed per kind are those of
+``spattn/cuda/_coefficients.py``.
 """
 
 from __future__ import annotations
@@ -48,20 +48,22 @@ from spattn.plan import Plan
 from spattn.schedule.price_gpu import GpuCounts, Sizes, count_on_gpu
 
 ROUNDS, GRAPH_MS = 20, 2.0
-TOLERANCE = 0.01  # of the largest result, between two plans: two to three bfloat16 roundings
+TOLERANCE = 0.01  # between two plans, relative to the largest result: two to three bfloat16 roundings
 WITHIN, WITHIN_SHARE, ORDER_SHARE = 0.25, 0.8, 0.9
-SHARED = ("launches", "merging", "merged", "elements")  # counts with one coefficient for all kinds of tiles
+SHARED = ("launches", "merging", "merged", "elements")  # features with one coefficient for all kinds of tiles
 
 CHOICES = (
-    "The plan that the backend takes for each problem of price_cuda-h200.json: its time where it was measured, that of the "
-    "plan with tile() for two workers an SM, which comes first, and the least of all that were measured."
+    "The backend's plan for each problem of price_cuda: chosen_ms, if it was measured; first_ms, the plan with tile() for "
+    "two workers per SM; least_ms, the fastest measured plan."
 )
 
 
 class How(NamedTuple):
-    """A plan of a problem: its tile and box, how many pieces for each that the backend would take, whether its pairs
-    are listed, so that its views are contiguous, and whether places are tokens in another order, or keys that are
-    gathered for each query tile."""
+    """How a problem is planned.
+
+    `pieces` scales the backend's number of split-KV partials. `listed` passes the pairs as a list, so that views are
+    contiguous. `ordered` plans are permuted, `gathered` ones gather keys for each query tile.
+    """
 
     tile: tuple[int, int] = (128, 64)
     box: tuple[int, ...] | None = None
@@ -81,7 +83,7 @@ SEVENS = WIDE, How((49, 64), (7, 7)), How((64, 64), (8, 8)), How((56, 64), (7, 8
 
 
 class Problem(NamedTuple):
-    """A pattern at a length, for calls of these sizes, and the plans that are compared."""
+    """A pattern, the sizes of the call, and the plans to compare."""
 
     name: str
     pattern: sp.Pattern
@@ -93,29 +95,29 @@ class Problem(NamedTuple):
 
     @property
     def sizes(self) -> Sizes:
-        """Those of the call."""
+        """Sizes of the call."""
         return Sizes(self.batch, self.heads, self.heads, self.head_dim, self.head_dim)
 
 
 def at_random(tokens: int, share: float) -> sp.Pattern:
-    """Pairs at random."""
+    """Random pairs."""
     return sp.from_pairs(*(np.random.default_rng(0).random((tokens, tokens)) < share).nonzero(), tokens, tokens)
 
 
 def keys_at_random(tokens: int, keys: int) -> sp.Pattern:
-    """So many keys at random for each query, or a few less."""
+    """Up to `keys` random keys per query."""
     rows = np.repeat(np.arange(tokens), keys)
     return sp.from_pairs(rows, np.random.default_rng(0).integers(0, tokens, len(rows)), tokens, tokens)
 
 
 def clusters(tokens: int, number: int) -> sp.Pattern:
-    """Tokens of clusters, listed."""
+    """Random clusters, as a list of pairs."""
     own = np.random.default_rng(1).integers(0, number, tokens)
     return sp.from_pairs(*(own[:, None] == own).nonzero(), tokens, tokens)
 
 
 def problems() -> list[Problem]:
-    """All of them."""
+    """All problems."""
     lengths = tuple(np.random.default_rng(2).multinomial(8192 - 24 * 32, [1 / 24] * 24) + 32)
     listed = [
         ("full", sp.Full(), 2048, 128, 16, 1, SPLIT),
@@ -177,7 +179,7 @@ def problems() -> list[Problem]:
 
 
 def plan_of(problem: Problem, how: How, sms: int) -> Plan:
-    """The plan, as the backend would make it for a device with so many SMs, but for what `how` says."""
+    """The backend's plan for a device with this many SMs, modified by `how`."""
     pattern, tokens = problem.pattern, problem.tokens
     if how.listed:
         rows = np.arange(tokens)
@@ -189,7 +191,7 @@ def plan_of(problem: Problem, how: How, sms: int) -> Plan:
 
 
 def workers_of(problem: Problem, how: How, sms: int) -> int:
-    """Among how many workers a head is shared."""
+    """Number of workers per head."""
     return max(1, math.ceil(how.pieces * 2 * sms / (problem.batch * problem.heads)))
 
 
@@ -197,7 +199,7 @@ def workers_of(problem: Problem, how: How, sms: int) -> int:
 
 
 def measure(path: Path, names: str | None) -> dict[str, object]:
-    """Times of all cases, written after every problem."""
+    """Times of all cases, written to `path` after every problem."""
     import torch
 
     from spattn import cuda
@@ -232,7 +234,7 @@ def measure(path: Path, names: str | None) -> dict[str, object]:
 
 
 def measured(problem: Problem, sms: int) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-    """The cases of a problem with their times, and those that were skipped, with the reason."""
+    """Timed and skipped cases of a problem."""
     import torch
 
     from spattn import cuda
@@ -269,12 +271,12 @@ def measured(problem: Problem, sms: int) -> tuple[list[dict[str, object]], list[
 
 
 def named(problem: Problem, number: int) -> dict[str, object]:
-    """What names a case in the files."""
+    """Fields that identify a case."""
     return {"problem": problem.name, "plan": number, **problem.plans[number]._asdict()}
 
 
 def in_turns(calls) -> dict[int, float]:
-    """Milliseconds of a call of each, medians of replays in turns."""
+    """Median milliseconds of each call, over replays in turns."""
     import torch
 
     start, stop = torch.cuda.Event(True), torch.cuda.Event(True)
@@ -300,7 +302,7 @@ def in_turns(calls) -> dict[int, float]:
 
 
 def captured(run, repeats: int):
-    """A graph of some calls."""
+    """A CUDA graph of several calls."""
     import torch
 
     torch.cuda.synchronize()
@@ -315,7 +317,7 @@ def captured(run, repeats: int):
 
 
 def features(counts: GpuCounts, kind: str) -> np.ndarray:
-    """What coefficients are fitted to: what all tiles share, then the rest for each kind of tiles."""
+    """Row of the design matrix: shared features, then the others once per kind of tile."""
     shared, own = [], []
     for name, value in counts._asdict().items():
         (shared if name in SHARED else own).append(value)
@@ -323,14 +325,14 @@ def features(counts: GpuCounts, kind: str) -> np.ndarray:
 
 
 def fitted(rows: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Nanoseconds for one of each."""
+    """Coefficients in nanoseconds."""
     shares = 1e-6 * rows / times[:, None]
     size = np.maximum(shares.max(axis=0), 1e-30)
     return nnls(shares / size, np.ones(len(times)))[0] / size
 
 
 def judge(found: dict[str, object]) -> tuple[list[dict[str, object]], dict[str, float], np.ndarray]:
-    """Rows of the results, how right they are, and the coefficients."""
+    """Rows of the results, prediction quality and coefficients."""
     by_name = {problem.name: problem for problem in problems()}
     cases, sms = found["cases"], found["sms"]
     rows, counts = [], []
@@ -379,7 +381,7 @@ def judge(found: dict[str, object]) -> tuple[list[dict[str, object]], dict[str, 
 
 
 def choices(found: dict[str, object]) -> list[dict[str, object]]:
-    """The plan that the backend takes for each problem: its time, where it was measured, and the least of all plans."""
+    """The backend's plan for each problem: its time, if measured, and that of the fastest plan."""
     chosen = []
     for problem in problems():
         times = {case["plan"]: case["ms"] for case in found["cases"] if case["problem"] == problem.name}
@@ -408,13 +410,13 @@ def choices(found: dict[str, object]) -> list[dict[str, object]]:
 
 
 def alike(one: Plan, other: Plan) -> bool:
-    """Whether kernels do the same with both."""
+    """Whether kernels execute both plans alike."""
     arrays = (one.work, other.work), (one.views, other.views)
     return one.tile == other.tile and all(np.array_equal(*each) for each in arrays)
 
 
 def of_tiles(coefficients: np.ndarray) -> dict[str, dict[str, float]]:
-    """The coefficients of each kind of tiles, by the names of the counts."""
+    """Coefficients by kind of tile and feature."""
     own = [name for name in GpuCounts._fields if name not in SHARED]
     shared = dict(zip(SHARED, coefficients, strict=False))
     parts = coefficients[len(SHARED) :].reshape(len(KINDS), -1)
@@ -423,7 +425,7 @@ def of_tiles(coefficients: np.ndarray) -> dict[str, dict[str, float]]:
 
 
 def report(found: dict[str, object], write: bool) -> int:
-    """Prints, and writes, what was fitted; 1 where a target is missed."""
+    """Fit, print, write; return 1 if a target is missed."""
     rows, quality, coefficients = judge(found)
     for row in rows:
         print(*(f"{value!s:>{26 if key == 'problem' else 10}}" for key, value in row.items()))
@@ -436,25 +438,25 @@ def report(found: dict[str, object], write: bool) -> int:
         print(*(f"{value!s:>{26 if key == 'problem' else 12}}" for key, value in row.items()))
     if write:
         notes = (
-            "Forward, bfloat16; medians of replays of CUDA graphs of some calls, in turns, without host time; all "
-            "calls read the same arrays. A case is predicted by coefficients that were fitted without its problem. "
-            "'order': of two plans of one problem, is the faster one predicted to be it; 'order_where_apart': of those "
-            "whose times differ by more than 5 %. Coefficients: nanoseconds for one."
+            "Forward, bfloat16; medians of CUDA graph replays, in turns, without host time; all calls read the same "
+            "arrays. A case is predicted by coefficients fitted without its problem. 'order': share of pairs of plans "
+            "of a problem whose order is predicted; 'order_where_apart': of those whose times differ by more than 5 %. "
+            "Coefficients: nanoseconds per feature."
         )
         fits = [{"tile": tile, **table} for tile, table in tables.items()]
-        facts = {name: found[name] for name in ("device", "sms", "seconds", "skipped")}
+        facts = {name: found[name] for name in ("sms", "seconds", "skipped")} | {"gpu": found["device"]}
         measured_at = {"date": found["date"], "commit": found["commit"]}
         record.write("price_cuda", rows, notes=notes, **facts, measured=measured_at, quality=quality, fits=fits)
-        record.write("price_cuda_choices", chosen, notes=CHOICES, device=found["device"], measured=measured_at)
+        record.write("price_cuda_choices", chosen, notes=CHOICES, gpu=found["device"], measured=measured_at)
     wrong = any(case.get("wrong") for case in found["skipped"])
     return int(wrong or quality["within_25_percent"] < WITHIN_SHARE or quality["order_where_apart"] < ORDER_SHARE)
 
 
 def main() -> int:
-    """Measure, fit, print, write."""
+    """Measure, fit, print, write; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", type=Path, metavar="FILE", help="write raw times there, fit nothing")
-    parser.add_argument("--fit", type=Path, metavar="FILE", help="fit the raw times there, measure nothing")
+    parser.add_argument("--measure", type=Path, metavar="FILE", help="write raw times there, do not fit")
+    parser.add_argument("--fit", type=Path, metavar="FILE", help="fit the raw times there, do not measure")
     parser.add_argument("--only", metavar="NAME", help="measure problems whose names contain this")
     args = parser.parse_args()
     if args.fit is not None:

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""Few query tokens against many keys (decoding) on one CPU thread: spattn, PyTorch's SDPA, and the memory's bandwidth.
+"""Measure decoding on one CPU thread against memory bandwidth.
 
-    python benchmarks/kernels/decode_cpu.py              # about three minutes; needs torch
+    python benchmarks/kernels/decode_cpu.py              # three minutes; needs torch and a C compiler
     python benchmarks/kernels/decode_cpu.py --quick      # fewer keys, writes nothing
 
-100 000 keys, 8 key-value heads with 8 or 32 query heads, head_dim 64 and 128. The floor is reading K and V once at the
-bandwidth that ``ceilings`` measures between the contenders. Results of spattn are checked against SDPA in float64
-on one head. Medians of the process's CPU time. Writes ``benchmarks/results/decode_cpu-zen5.json``.
+1 to 16 queries, 100 000 keys, 8 KV heads with 8 or 32 query heads, head_dim 64 and 128; spattn and PyTorch's SDPA. The
+floor is one read of K and V at the DRAM bandwidth that ``ceilings`` measures between the contenders. Results of spattn
+are checked against SDPA in float64 on one head. Medians of the process's CPU time. Writes ``decode_cpu``.
 """
 
 from __future__ import annotations
 
 import os
 
-# Before NumPy and torch are imported: both read it once.
+# Set before the import of NumPy and torch, which read it once.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import argparse
@@ -38,14 +38,14 @@ NOTES = "One process, one thread, in turns; medians of CPU time. gb_per_s: bytes
 
 
 def check(out, q, k, v) -> None:
-    """AssertionError unless the last head is near SDPA's in float64."""
+    """Check the last head against SDPA in float64."""
     expected = sdpa(*(x[:, -1:].double() for x in (q, k, v)))
     error = (out[:, -1:].double() - expected).abs().max().item()
-    assert error < TOLERANCE[q.dtype], f"error {error}"
+    assert error < TOLERANCE[q.dtype], f"error {error:.2g} exceeds {TOLERANCE[q.dtype]:.2g}"
 
 
 def measure(q, k, v, rounds: int, ceilings: Ceilings) -> list[dict]:
-    """One row a contender."""
+    """One row per contender."""
     calls = {
         "spattn": lambda: spattn.attention(q, k, v, sp.Full(), backend="cpu"),
         "SDPA": lambda: sdpa(q, k, v, enable_gqa=q.shape[1] != k.shape[1]),
@@ -78,7 +78,7 @@ def measure(q, k, v, rounds: int, ceilings: Ceilings) -> list[dict]:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="10 000 keys, three rounds, writes nothing")
+    parser.add_argument("--quick", action="store_true", help="10 000 keys, three rounds, write nothing")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
     keys, rounds, rows, ceilings = KEYS // 10 if quick else KEYS, 3 if quick else 9, [], Ceilings()

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Steps of generation at 100 000 keys: what does a call cost whose keys are one more than the last one's?
+"""Measure decode steps: calls whose KV length grows by one.
 
-    python benchmarks/kernels/decode_steps.py              # a few seconds on the CPU
-    python benchmarks/kernels/decode_steps.py --cuda       # host time of the calls on a GPU; needs torch
+    python benchmarks/kernels/decode_steps.py              # seconds, on the CPU
+    python benchmarks/kernels/decode_steps.py --cuda       # host time of calls on a GPU; needs torch
 
-32 query heads over 8 key heads, head_dim 64 and 128, one new token; a window of 1024 keys with and without 4 sinks,
-left padding of two batch entries, and on a GPU all keys. Keys are slices of a cache with room for more, or arrays of
-their own in each step, as those of a cache that is copied to grow; calls that repeat at one length stand beside them.
-Medians of wall-clock times of single calls. Writes ``benchmarks/results/decode_steps_cpu-xeon-amx.json`` or
-``decode_steps_cuda-h200.json``.
+100 000 keys, 32 query heads over 8 KV heads, head_dim 64 and 128, one new token. Patterns: a window of 1024 keys with
+and without 4 sinks, left padding of two sequences, and on a GPU all keys. K and V are slices of a preallocated cache
+(step_us) or new arrays in each step (step_elsewhere_us); repeated_us is a call at constant length. Medians of wall
+times of single calls. Writes ``decode_steps_cpu`` or ``decode_steps_cuda``; exits with 1 if a step misses its target.
 """
 
 from __future__ import annotations
@@ -38,15 +37,15 @@ PROBLEMS = {
     "window and sinks": (STREAMING, 1),
     "left padding": (sp.PerBatch((STREAMING, STREAMING - sp.Sinks(100))), 2),
 }
-ALL_KEYS = {  # whose computing takes all of the time on a CPU
+ALL_KEYS = {  # on a CPU the kernel would take all of the time
     "causal": (sp.Causal(), 1),
     "causal, left padding": (sp.PerBatch((sp.Causal(), sp.Causal() - sp.Sinks(100))), 2),
 }
-NOTES = "Medians of single calls. On a GPU host time, which is waited for now and then so that its queue never fills."
+NOTES = "Medians of single calls. On a GPU host time, synchronized now and then so that the queue never fills."
 
 
 def median_us(calls: Iterable[Callable[[], object]], wait: Callable[[], object]) -> float:
-    """Median time of each of these calls in µs."""
+    """Median µs of these calls."""
     taken = []
     for number, call in enumerate(calls):
         if number % 50 == 0:
@@ -58,14 +57,14 @@ def median_us(calls: Iterable[Callable[[], object]], wait: Callable[[], object])
 
 
 def measure(q: Any, k: Any, v: Any, pattern: sp.Pattern, own: Callable[[Any], Any], wait: Callable[[], object]) -> dict:
-    """Median µs of a call: at one length, at growing ones, and with keys that lie elsewhere in each step."""
+    """Median µs of a call: at constant length, at growing lengths, and with new K and V arrays in each step."""
 
     def call(kv_len: int, place: Callable[[Any], Any] = lambda x: x) -> Callable[[], object]:
         keys, values = place(k[:, :, :kv_len]), place(v[:, :, :kv_len])
         return lambda: spattn.attention(q, keys, values, pattern)
 
     growing = range(KEYS, KEYS + STEPS)
-    short = range(2000, 2000 + STEPS // 2)  # copies of 100 000 keys would take all of the time
+    short = range(2000, 2000 + STEPS // 2)  # copying 100 000 keys would take all of the time
     return {
         "repeated_us": round(median_us((call(KEYS) for _ in growing), wait), 1),
         "step_us": round(median_us(map(call, growing), wait), 1),
@@ -74,14 +73,14 @@ def measure(q: Any, k: Any, v: Any, pattern: sp.Pattern, own: Callable[[Any], An
 
 
 def planning_us(pattern: sp.Pattern, batch: int) -> float:
-    """Median time of the plan of a step."""
+    """Median µs of spattn.plan for one step."""
     lengths = range(KEYS, KEYS + STEPS)
     plans = (lambda n=n: spattn.plan(pattern, 1, n, batch=batch, heads=HEADS_Q) for n in lengths)
     return round(median_us(plans, lambda: None), 1)
 
 
 def arrays(cuda: bool, batch: int, head_dim: int) -> tuple[Any, ...]:
-    """q, k and v, what copies an array, and what waits for the device."""
+    """q, k, v, a function that copies an array, and one that waits for the device."""
     shapes = (HEADS_Q, 1), (HEADS_KV, KEYS + STEPS), (HEADS_KV, KEYS + STEPS)
     if cuda:
         import torch
@@ -93,11 +92,18 @@ def arrays(cuda: bool, batch: int, head_dim: int) -> tuple[Any, ...]:
     return *made, np.ascontiguousarray, lambda: None
 
 
+def gpu_name() -> str:
+    """Name of the GPU."""
+    import torch
+
+    return torch.cuda.get_device_name()
+
+
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print, write; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cuda", action="store_true", help="tensors on a GPU")
-    parser.add_argument("--quick", action="store_true", help="writes nothing")
+    parser.add_argument("--cuda", action="store_true", help="use tensors on a GPU")
+    parser.add_argument("--quick", action="store_true", help="write nothing")
     options = parser.parse_args()
     device, rows = "cuda" if options.cuda else "cpu", []
     problems = PROBLEMS | (ALL_KEYS if options.cuda else {})
@@ -109,7 +115,8 @@ def main() -> int:
         print(", ".join(f"{key} {value}" for key, value in rows[-1].items()), flush=True)
     if not options.quick:
         shape = {"keys": KEYS, "heads_q": HEADS_Q, "heads_kv": HEADS_KV}
-        record.write(f"decode_steps_{device}", rows, notes=NOTES, shape=shape, steps=STEPS, most_us=MOST_US[device])
+        facts = {"shape": shape, "steps": STEPS, "most_us": MOST_US[device]}
+        record.write(f"decode_steps_{device}", rows, notes=NOTES, gpu=gpu_name() if options.cuda else None, **facts)
     return 0 if all(row["met"] == "yes" for row in rows) else 1
 
 

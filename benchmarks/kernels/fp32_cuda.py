@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""float32 on one GPU: three TF32 products, plain multiply-adds and one TF32 product against PyTorch's dense float32.
+"""Compare float32 methods on one GPU: 3×TF32, FMA, TF32 and PyTorch.
 
-    python benchmarks/kernels/fp32_cuda.py       # about half a minute on an H200; needs torch
+    python benchmarks/kernels/fp32_cuda.py       # half a minute on an H200; needs torch
 
-Forward, batch 1, 8 heads. Results are checked against float64 on sampled rows before they are timed; measurements are
-those of peers_cuda.py. Writes ``benchmarks/results/fp32_cuda-h200.json``.
+Forward, batch 1, 8 heads: three TF32 products, plain multiply-adds, one TF32 product, and PyTorch's dense float32.
+Results are checked against float64 on sampled rows before timing. Writes ``fp32_cuda``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import record
 from gpu_timing import SETS, measure, worst_error
 
 HEADS, ROUNDS = 8, 7
-TOLERANCE = {"tf32": 2e-3}  # relative error; of the others:
+TOLERANCE = {"tf32": 2e-3}  # relative error; EXACT for the others
 EXACT = 5e-6
 NOTES = (
     "Forward, float32, batch 1, 8 heads; medians of CUDA events, contenders in turns; TF/s count allowed pairs, "
@@ -30,7 +30,7 @@ NOTES = (
 
 
 def contenders(pattern, sets) -> dict:
-    """Name to a function of the number of an input set."""
+    """Calls by name; each takes the number of an input set."""
     from torch.nn.functional import scaled_dot_product_attention
 
     import spattn
@@ -39,7 +39,7 @@ def contenders(pattern, sets) -> dict:
 
     q, k, v = sets[0]
     scale, made = q.shape[3] ** -0.5, spattn.plan(pattern, backend="cuda", like=(q, k, v))
-    plain = dataclasses.replace(made)  # the choice of a kernel is kept with a plan
+    plain = dataclasses.replace(made)  # a plan caches its kernel
 
     def ours(plan, precision=None):
         return lambda i: cuda.forward(*sets[i], plan, scale, precision=precision)[0]
@@ -55,7 +55,7 @@ def contenders(pattern, sets) -> dict:
 
 
 def run(tokens: int, head_dim: int, name: str, pattern) -> list[dict]:
-    """Rows of the result for one problem."""
+    """Rows of the results for one problem."""
     import torch
 
     import spattn
@@ -88,8 +88,8 @@ def run(tokens: int, head_dim: int, name: str, pattern) -> list[dict]:
 
 
 def main() -> None:
-    """Measure."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    """Measure, print, write."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     import torch
 
     from spattn import patterns

@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""Problems of different lengths, patterns and heads on one GPU: a grouped call against everything else.
+"""Compare a grouped call with separate calls and hand tuning on one GPU.
 
-    python benchmarks/kernels/grouped_cuda.py          # about two minutes on an H200; needs torch
-    python benchmarks/kernels/grouped_cuda.py --quick  # few rounds; leaves results/ alone
+    python benchmarks/kernels/grouped_cuda.py          # two minutes on an H200; needs torch
+    python benchmarks/kernels/grouped_cuda.py --quick  # few rounds, writes nothing
 
-bfloat16. Contenders: the problems one after another, each on a stream of its own, and in one grouped call (twice, which
-says how far two measurements of the same thing are apart). By hand: the grouped call with every problem in the tiles of
-most plans, planned for the whole machine, with no list split, and with equal shares; and every problem planned as it is
-fastest by itself (timed beforehand over some numbers of workers), one after another and grouped. Groups: sixteen
-problems, grids of images as of a vision transformer, and one long sequence beside short ones. Every result is checked
-against float64 on sampled rows before anything is timed. GPU times are medians over rounds of CUDA events around
-replays of a CUDA graph, contenders in turns; wall times those of ordinary calls, many of them and then a
-synchronisation. Writes ``benchmarks/results/grouped_cuda-h100.json`` (or ``--out``).
+bfloat16 problems of different lengths, patterns and heads. Contenders: the problems one after another, each on its own
+stream, and in one grouped call (twice, as a measure of noise). Tuned by hand: the grouped call with every problem
+planned for the whole GPU, without split-KV, or with equal shares; and every problem with its fastest number of workers,
+one after another and grouped. Groups: sixteen problems, image grids of a vision transformer, and one long sequence with
+short ones. Results are checked against float64 on sampled rows before timing. GPU times are medians of CUDA events
+around CUDA graph replays, contenders in turns; wall times are many ordinary calls and one synchronization. Writes
+``grouped_cuda``.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import argparse
 import math
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,20 +29,19 @@ import record
 from gpu_timing import TOLERANCE, worst_error
 
 ROUNDS, TARGET_MS, WALL_CALLS = 15, 10.0, 60
-WORKERS = (1, 2, 4, 8, 16, 32, 64)  # that are tried for each problem by itself
+WORKERS = (1, 2, 4, 8, 16, 32, 64)  # tried for each problem by itself
 GROUPED, AGAIN = "grouped", "grouped, once more"
 ONE_BY_ONE, STREAMS = "one after another", "a stream for each"
 BY_HAND = ("grouped, each planned for the whole machine", "grouped, no splits", "grouped, equal shares")
 TUNED = ("one after another, each tuned by itself", "grouped, each tuned by itself")
 NOTES = (
-    "Forward, bfloat16. gpu_ms: a CUDA graph's replay, medians of CUDA events, contenders in "
-    "turns. wall_ms: a round of ordinary calls on the host's clock, many rounds and then a synchronisation. "
-    "times_grouped: over the grouped launch's."
+    "Forward, bfloat16. gpu_ms: a CUDA graph replay, medians of CUDA events, contenders in turns. wall_ms: many "
+    "ordinary calls and one synchronization, host clock. times_grouped: ratio to the grouped call."
 )
 
 
 def groups() -> dict[str, tuple[tuple[int, ...], list[tuple]]]:
-    """By name: the head dimensions, and of each problem (name, pattern, batch, heads, tokens)."""
+    """By name: head dimensions, and (name, pattern, batch, heads, tokens) of each problem."""
     from spattn import patterns
 
     image, half = (56, 56), (28, 28)
@@ -63,7 +60,7 @@ def groups() -> dict[str, tuple[tuple[int, ...], list[tuple]]]:
 
 
 def sixteen() -> list[tuple]:
-    """(name, pattern, batch, heads, tokens)."""
+    """(name, pattern, batch, heads, tokens) of sixteen problems."""
     from spattn import patterns
 
     documents = patterns.Documents((100, 700, 300, 48, 500, 400))
@@ -89,13 +86,14 @@ def sixteen() -> list[tuple]:
 
 
 def one_by_one(given: list[tuple]) -> list:
+    """Outputs of separate calls."""
     import spattn
 
     return [spattn.attention(*problem) for problem in given]
 
 
 def on_streams(given: list[tuple], streams: list) -> list:
-    """Each problem on its stream, forked from the current one and joined to it."""
+    """Outputs of separate calls, each on its own stream, forked from and joined to the current one."""
     import torch
 
     import spattn
@@ -111,7 +109,7 @@ def on_streams(given: list[tuple], streams: list) -> list:
 
 
 def with_workers(given: list[tuple], workers: list[int]) -> list[tuple]:
-    """The problems with plans whose lists are split for so many workers a head."""
+    """The problems with plans for the given numbers of workers per head."""
     import spattn
     from spattn import cuda
 
@@ -124,7 +122,7 @@ def with_workers(given: list[tuple], workers: list[int]) -> list[tuple]:
 
 
 def tune(given: list[tuple]) -> list[int]:
-    """For each problem the number of workers with which it is fastest by itself."""
+    """The fastest number of workers of each problem by itself."""
     best = []
     for problem in given:
         calls = {}
@@ -137,7 +135,7 @@ def tune(given: list[tuple]) -> list[int]:
 
 
 def contenders(given: list[tuple]) -> tuple[dict[str, Callable[[], list]], list[int]]:
-    """What computes all problems, by name, and the numbers of workers that were found by tuning."""
+    """Calls that compute all problems, by name, and the tuned numbers of workers."""
     import torch
 
     import spattn
@@ -166,7 +164,7 @@ def contenders(given: list[tuple]) -> tuple[dict[str, Callable[[], list]], list[
 
 
 def graph_of(call: Callable[[], object]) -> Callable[[], None]:
-    """A replay of a call's CUDA graph."""
+    """A function that replays a CUDA graph of the call."""
     import torch
 
     call()
@@ -178,12 +176,12 @@ def graph_of(call: Callable[[], object]) -> Callable[[], None]:
     def replay() -> None:
         graph.replay()
 
-    replay.kept = kept  # results live as long as the graph that writes them
+    replay.kept = kept  # keeps the graph's outputs alive
     return replay
 
 
 def measure(calls: dict, rounds: int, target_ms: float) -> dict[object, list[float]]:
-    """Milliseconds of a call, once a round for each; a measurement takes about `target_ms`."""
+    """Milliseconds of a call, once per round and contender; one measurement takes about `target_ms`."""
     import torch
 
     def once(call: Callable[[], object], repeats: int) -> float:
@@ -204,7 +202,7 @@ def measure(calls: dict, rounds: int, target_ms: float) -> dict[object, list[flo
 
 
 def wall(calls: dict, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of a call on the host's clock, until the GPU is done."""
+    """Wall milliseconds per call, including the final synchronization."""
     import torch
 
     times = {name: [] for name in calls}
@@ -220,7 +218,7 @@ def wall(calls: dict, rounds: int) -> dict[str, list[float]]:
 
 
 def run(group: str, problems: list[tuple], head_dim: int, rounds: int) -> tuple[list[dict], dict]:
-    """Rows of the result for one group and head dimension, and what they show."""
+    """Rows of the results for one group and head dimension, and their summary."""
     import torch
 
     import spattn
@@ -268,17 +266,12 @@ def run(group: str, problems: list[tuple], head_dim: int, rounds: int) -> tuple[
 
 
 def main() -> None:
-    """Measure everything and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="few rounds, written to a temporary folder")
-    parser.add_argument("--out", type=Path, help="where the result goes")
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few rounds, write nothing")
     args = parser.parse_args()
     import torch
 
-    if args.out:
-        record.RESULTS = args.out.resolve().parent
-    elif args.quick:
-        record.RESULTS = Path(tempfile.mkdtemp(prefix="grouped-cuda-"))
     rows, shows = [], []
     with torch.no_grad():
         for group, (head_dims, problems) in groups().items():
@@ -288,8 +281,10 @@ def main() -> None:
                 shows.append(shown)
     for shown in shows:
         print(shown)
+    if args.quick:
+        return
     record.write(
-        args.out.stem if args.out else "grouped_cuda",
+        "grouped_cuda",
         rows,
         notes=NOTES,
         gpu=torch.cuda.get_device_name(),

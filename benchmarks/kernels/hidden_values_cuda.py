@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""NaN at keys that nobody may see, on one GPU: how far do other rows move, and what would it cost if they never did?
+"""Measure NaN at masked keys on one GPU: error and cost.
 
-    python benchmarks/kernels/hidden_values_cuda.py       # a few seconds on an H200; needs torch
+    python benchmarks/kernels/hidden_values_cuda.py       # seconds on an H200; needs torch
 
-A row whose tile holds such a key comes out non-finite (0 · NaN) and is computed again, key by key in float64: another
-order of summation, so its last bits may move. Kernels that read K and V with every non-finite value replaced by 0 would
-give the same bits; the cheapest way to such copies is one pass over K and V before every call, timed beside the call.
-Writes ``benchmarks/results/hidden_values_cuda-h200.json``.
+A row whose tile holds such a key comes out non-finite (0 · NaN) and takes the float64 fallback, whose order of
+summation differs, so its last bits may change. Kernels that read K and V with non-finite values replaced by 0 would be
+bitwise stable; the cheapest such copy is one pass over K and V before every call, timed for comparison. Writes
+``hidden_values_cuda``.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from gpu_timing import SETS, measure
 TOKENS, HEADS, HEAD_DIM, ROUNDS = 16384, 16, 128, 7
 NOTES = (
     "Forward, batch 1, 16 heads, 16384 tokens, head_dim 128, window ±256 without every 64th key; medians of CUDA "
-    "events, contenders in turns. out_ulp, lse_ulp: the largest distance of a row with NaN at those keys from the same "
-    "row with numbers there, in units of the last place of its largest number."
+    "events, contenders in turns. out_ulp, lse_ulp: largest difference between a row with NaN and with numbers at "
+    "those keys, in ulps of the row's largest number."
 )
 
 
 def ulps(a, b) -> float:
-    """The largest distance of two tensors of rows, in units of the last place of the row's largest number."""
+    """Largest difference between the rows of two tensors, in ulps of the row's largest number."""
     import torch
 
     distance, largest = ((a.float() - b.float()).abs().amax(-1), a.float().abs().amax(-1))
@@ -38,7 +38,7 @@ def ulps(a, b) -> float:
 
 
 def run(dtype: str) -> dict:
-    """The row of one dtype."""
+    """Row of the results for one dtype."""
     import torch
 
     import spattn
@@ -58,7 +58,7 @@ def run(dtype: str) -> dict:
 
     clean, poisoned = (forward(inputs)(0) for inputs in (sets, hidden))
     if not all(x.isfinite().all() for x in poisoned):
-        raise AssertionError(f"{dtype}: NaN at hidden keys reached a result")
+        raise AssertionError(f"{dtype}: NaN at masked keys reached a result")
     calls = {
         "forward": forward(sets),
         "forward, NaN in every tile": forward(hidden),
@@ -71,8 +71,8 @@ def run(dtype: str) -> dict:
 
 
 def main() -> None:
-    """Measure."""
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    """Measure, print, write."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     import torch
 
     with torch.no_grad():

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Forward and backward of a million tokens on one GPU: time, memory, and whether the middle is right.
+"""Measure forward and backward of a million tokens on one GPU.
 
-    python benchmarks/kernels/long_cuda.py       # a few seconds on an H200; needs torch
+    python benchmarks/kernels/long_cuda.py       # seconds on an H200; needs torch
 
-1,048,576 tokens, window ±256, batch 1, 16 heads, head_dim 128, bfloat16, in one process. The rows and keys in the
-middle of one head are checked against float64. Writes ``benchmarks/results/long_cuda-h200.json``.
+Time, memory and error: 1,048,576 tokens, window ±256, batch 1, 16 heads, head_dim 128, bfloat16. The middle rows and
+keys of one head are checked against float64. Writes ``long_cuda``.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -18,11 +19,11 @@ import record
 
 TOKENS, HEADS, HEAD_DIM, WINDOW = 1 << 20, 16, 128, 256
 CHECKED, TOLERANCE = 600, 1.6e-2  # rows; relative error of a bfloat16 gradient
-NOTES = "allocated: the most by PyTorch, inputs included; process: of the GPU's memory, behind it."
+NOTES = "allocated: PyTorch's peak, inputs included; process: GPU memory in use after the calls."
 
 
 def worst_in_the_middle(q, k, v, dout, found) -> float:
-    """The largest relative error of out and gradients, over the rows and keys in the middle of one head."""
+    """Largest relative error of out and gradients over the middle rows and keys of one head."""
     import torch
 
     reach, middle = CHECKED // 2 + 2 * WINDOW, q.shape[2] // 2
@@ -38,7 +39,7 @@ def worst_in_the_middle(q, k, v, dout, found) -> float:
 
 
 def run() -> dict:
-    """Measures, after a first call of either direction."""
+    """Time the second forward and backward."""
     import torch
 
     import spattn
@@ -68,7 +69,15 @@ def run() -> dict:
     }
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measure, print, write."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    import torch
+
     row = run()
     print(row)
-    record.write("long_cuda", [row], notes=NOTES)
+    record.write("long_cuda", [row], notes=NOTES, gpu=torch.cuda.get_device_name())
+
+
+if __name__ == "__main__":
+    main()

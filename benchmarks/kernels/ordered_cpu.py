@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Tokens in another order on one CPU thread, beside tokens in a row, pair by pair, and sorted by the caller, in turns.
+"""Measure clusters on one CPU thread: permuted plans against alternatives.
 
     OMP_NUM_THREADS=1 python benchmarks/kernels/ordered_cpu.py            # two minutes
     OMP_NUM_THREADS=1 python benchmarks/kernels/ordered_cpu.py --quick    # 1024 tokens, writes nothing
 
-8 heads, head_dim 64, float32; labels at random. Medians of the process's CPU time. *sorted by the caller* is what one
-would do without such a plan: arrays are copied cluster by cluster, attended to as packed documents, and the output is
-brought back. Planning is that of the plan in order, of nothing kept. Writes ``benchmarks/results/ordered_cpu-xeon-amx.json``.
+8 heads, head_dim 64, float32; random labels; contenders in turns, medians of the process's CPU time. Contenders: the
+permuted plan, tiles of consecutive tokens, pair by pair, dense, and *sorted by the caller*: copy the arrays cluster by
+cluster, attend as packed documents, and scatter the output back. plan_ms is a new permuted plan. Writes
+``ordered_cpu``.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from spattn import patterns as sp
 
 HEADS, HEAD_DIM = 8, 64
 NOTES = "One process, one thread, in turns; medians of CPU time."
-MOST_TOKENS = 4096  # at which tokens in a row, pairs and all pairs are timed
+MOST_TOKENS = 4096  # limit for the slow contenders: consecutive tokens, pair by pair, dense
 
 
 def problems(quick: bool) -> list[tuple[str, int, int, bool, bool]]:
-    """Name, tokens, clusters, whether causal, whether the pairs are listed instead of told."""
+    """(name, tokens, clusters, causal, pairs given as a list)."""
     if quick:
         return [("16 clusters", 1024, 16, False, False)]
     return [
@@ -48,7 +49,7 @@ def problems(quick: bool) -> list[tuple[str, int, int, bool, bool]]:
 
 
 def sorted_by_the_caller(labels: np.ndarray, causal: bool, arrays: list[np.ndarray], scale: float) -> np.ndarray:
-    """The output by packed documents."""
+    """Output computed as packed documents."""
     order = np.argsort(labels, kind="stable")
     documents: sp.Pattern = sp.Documents(tuple(np.bincount(labels).tolist()))
     out = spattn.attention(
@@ -60,7 +61,7 @@ def sorted_by_the_caller(labels: np.ndarray, causal: bool, arrays: list[np.ndarr
 
 
 def measure(name: str, tokens: int, clusters: int, causal: bool, listed: bool, rounds: int) -> dict[str, object]:
-    """One row."""
+    """One row of the results."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, clusters, tokens)
     arrays = [rng.standard_normal((1, HEADS, tokens, HEAD_DIM), np.float32) for _ in range(3)]
@@ -72,7 +73,7 @@ def measure(name: str, tokens: int, clusters: int, causal: bool, listed: bool, r
     start = time.process_time()
     plan = spattn.plan(pattern, backend="cpu", like=arrays)
     row = {"name": name, "tokens": tokens, "plan_ms": round(1e3 * (time.process_time() - start), 2)}
-    assert plan.ordered, "an order is found"
+    assert plan.ordered, "expected a permuted plan"
     calls: dict[str, Callable[[], object]] = {
         "ordered_ms": partial(cpu.forward, *arrays, plan, scale),
         "sorted_ms": partial(sorted_by_the_caller, labels, causal, arrays, scale),
@@ -88,7 +89,7 @@ def measure(name: str, tokens: int, clusters: int, causal: bool, listed: bool, r
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="1024 tokens, writes nothing")
+    parser.add_argument("--quick", action="store_true", help="1024 tokens, write nothing")
     args = parser.parse_args()
     compiler.plan(sp.Clusters(np.arange(100) % 3), 100, ordered=True)  # imports the planner
     rows = []

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Where the GPU kernel is not what bounds a call: launching, short sequences, decoding, a million tokens.
+"""Measure GPU calls bound by launch, memory or clock instead of arithmetic.
 
-    python benchmarks/kernels/overhead_cuda.py         # about a minute on an H200; needs torch
+    python benchmarks/kernels/overhead_cuda.py         # a minute on an H200; needs torch
 
-Host times are medians over single calls of ``time.perf_counter`` differences, with the GPU idle enough never to block
-the queue; GPU times are medians of CUDA events, or of a CUDA graph's replays. Decoding results are checked against
-float64 before they are timed. Writes ``benchmarks/results/overhead_cuda-h200.json`` (or ``--out``).
+Launch overhead on short sequences, decoding, and a window over a million tokens. Host times are medians of single calls
+with ``time.perf_counter``, with synchronizations so that the queue never fills; GPU times are medians of CUDA events or
+of CUDA graph replays. Decoding results are checked against float64 before timing. Writes ``overhead_cuda``.
 """
 
 from __future__ import annotations
@@ -13,69 +13,24 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
 import record
+from gpu_timing import TOLERANCE, gpu_ms, graph_us, host_us
 
 HEADS = 16
-COPY_TB_S = 4.3  # what a device-to-device copy moves on an H200, bytes read and written together
-TOLERANCE = 8e-3  # relative error of a bfloat16 result
+COPY_TB_S = 4.3  # device-to-device copy on an H200, bytes read plus bytes written
 DECODING = [(q_len, kv_len, batch) for kv_len in (65536, 131072) for batch in (1, 8) for q_len in (1, 16)]
-NOTES = "Host times are medians over single calls; GPU times medians of CUDA events or of graph replays."
-
-
-def host_us(call: Callable[[], object], calls: int = 400) -> float:
-    """Median host time of one call in µs; the GPU is emptied now and then so that its queue never fills."""
-    import torch
-
-    taken = []
-    for number in range(calls + 50):
-        if number % 50 == 0:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        taken.append(1e6 * (time.perf_counter() - start))
-    return statistics.median(taken[50:])
-
-
-def gpu_ms(call: Callable[[], object], rounds: int = 15, least_ms: float = 3.0) -> float:
-    """Median time of a call between two CUDA events around enough calls to last `least_ms`."""
-    import torch
-
-    start, stop = torch.cuda.Event(True), torch.cuda.Event(True)
-    repeats, times = 1, []
-    for number in range(rounds + 3):
-        start.record()
-        for _ in range(repeats):
-            call()
-        stop.record()
-        stop.synchronize()
-        times.append(start.elapsed_time(stop) / repeats)
-        if number < 3:
-            repeats = max(1, math.ceil(least_ms / times[-1]))
-    return statistics.median(times[3:])
-
-
-def graph_us(call: Callable[[], object], replays: int = 300, calls: int = 1) -> float:
-    """Time of a call in µs, in a CUDA graph of so many of them that is replayed, replays back to back."""
-    import torch
-
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    return 1e3 * gpu_ms(graph.replay, 5, replays * 0.01) / calls
+NOTES = "Host times: medians of single calls; GPU times: medians of CUDA events or of graph replays."
 
 
 def launching() -> Iterator[dict]:
-    """Host time of a call with a warm plan, and of what it is made of; torch's dense attention for scale."""
+    """Host time of a call with a cached plan and of its parts; torch's dense attention for comparison."""
     import torch
 
     import spattn
@@ -109,7 +64,7 @@ def launching() -> Iterator[dict]:
 
 
 def decoding() -> Iterator[dict]:
-    """Few queries against many keys: 32 query heads over 8 key heads, head_dim 128, causal."""
+    """Few queries, many keys: 32 query heads over 8 KV heads, head_dim 128, causal."""
     import torch
 
     import spattn
@@ -134,7 +89,7 @@ def decoding() -> Iterator[dict]:
             "relative_error": float(f"{error:.2g}"),
         }
         yield row
-        if q_len == 1:  # causal masks of torch start at the first key; one query sees all keys without one
+        if q_len == 1:  # torch's causal mask starts at the first key; one query attends to all keys
             dense = torch.nn.functional.scaled_dot_product_attention
             took = gpu_ms(lambda: dense(q, k, v, enable_gqa=True), 5)  # noqa: B023
             yield row | {
@@ -146,22 +101,22 @@ def decoding() -> Iterator[dict]:
 
 
 def decoding_error(q, k, v, out) -> float:
-    """Relative error of the first and last head of the last batch entry against float64."""
+    """Relative error against float64 of the first and last head of the last batch entry."""
     import torch
 
     worst, q_len, kv_len = 0.0, q.shape[2], k.shape[2]
     for head in (0, q.shape[1] - 1):
         of_kv = head // (q.shape[1] // k.shape[1])
-        logits = q[-1, head].double() @ k[-1, of_kv].double().T / math.sqrt(q.shape[3])
+        scores = q[-1, head].double() @ k[-1, of_kv].double().T / math.sqrt(q.shape[3])
         row, key = (torch.arange(n, device="cuda") for n in (q_len, kv_len))
-        logits.masked_fill_(key[None] > row[:, None] + kv_len - q_len, -math.inf)
-        expected = logits.softmax(-1) @ v[-1, of_kv].double()
+        scores.masked_fill_(key[None] > row[:, None] + kv_len - q_len, -math.inf)
+        expected = scores.softmax(-1) @ v[-1, of_kv].double()
         worst = max(worst, float((out[-1, head].double() - expected).norm() / expected.norm()))
     return worst
 
 
 def window_over(tokens: int) -> dict:
-    """A window of ±256 over so many tokens, measured long enough for the clock to settle under the power limit."""
+    """A window of ±256 tokens, timed long enough for the clock to settle under the power limit."""
     import torch
 
     import spattn
@@ -184,7 +139,7 @@ def window_over(tokens: int) -> dict:
 
 
 def long_sequence() -> Iterator[dict]:
-    """65536 and 1048576 tokens, both measured for the same time."""
+    """65536 and 1048576 tokens, both timed for the same duration."""
     short = window_over(65536)
     yield short | {"times_65536": 1.0}
     long = window_over(1 << 20)
@@ -192,20 +147,16 @@ def long_sequence() -> Iterator[dict]:
 
 
 def main() -> None:
-    """Measure everything and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="where the result goes")
-    args = parser.parse_args()
+    """Measure, print, write."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     import torch
 
-    if args.out:
-        record.RESULTS = args.out.resolve().parent
     rows = []
     for group in (launching, decoding, long_sequence):
         for row in group():
             rows.append(row)
             print(json.dumps(row, ensure_ascii=False), flush=True)
-    record.write(args.out.stem if args.out else "overhead_cuda", rows, notes=NOTES, gpu=torch.cuda.get_device_name())
+    record.write("overhead_cuda", rows, notes=NOTES, gpu=torch.cuda.get_device_name())
 
 
 if __name__ == "__main__":

@@ -1,21 +1,18 @@
 #!/usr/bin/env python3
-"""Scattered pairs on one CPU thread: dense attention, tiles of the default shape, and pair by pair, in turns.
+"""Measure scattered pairs on one CPU thread: dense, tiled and pair by pair.
 
-    OMP_NUM_THREADS=1 python benchmarks/kernels/pairwise_cpu.py            # about five minutes
-    OMP_NUM_THREADS=1 python benchmarks/kernels/pairwise_cpu.py --quick    # 1 % alone, writes nothing
+    OMP_NUM_THREADS=1 python benchmarks/kernels/pairwise_cpu.py            # five minutes; needs a C compiler
+    OMP_NUM_THREADS=1 python benchmarks/kernels/pairwise_cpu.py --quick    # 1 % of the pairs only, writes nothing
 
-4096 tokens, 8 heads, head_dim 64, float32. Medians of the process's CPU time. The floors stand beside: the pairs'
-multiply-adds at the rate that dense attention reaches here, and the bytes of their rows of K and V, in the backward
-also of dK and dV, at the rate at which ``ceilings`` reads a second-level cache. Writes
-``benchmarks/results/pairwise_cpu-xeon-amx.json``.
+4096 tokens, 8 heads, head_dim 64, float32; contenders in turns, medians of the process's CPU time. Two floors: the
+pairs' multiply-adds at the rate of dense attention, and the bytes of their rows of K and V (in the backward also dK and
+dV) at the L2 read rate that ``ceilings`` measures. Writes ``pairwise_cpu``.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -24,36 +21,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for
 import numpy as np
 import record
 from ceilings import Ceilings
+from timing import medians_in_turns
 
 import spattn
 from spattn import cpu
 
 TOKENS, HEADS, HEAD_DIM = 4096, 8, 64
 SHARES = (0.001, 0.003, 0.01, 0.03, 0.1)
-NOTES = "One process, one thread, in turns; medians of CPU time. chosen: what spattn.attention() takes by itself."
-
-
-def cpu_times(calls: dict, rounds: int) -> dict[str, float]:
-    """Medians in milliseconds of calls that take turns, after a warm one of each."""
-    taken = {name: [] for name in calls}
-    for turn in range(rounds + 1):
-        for name, call in calls.items():
-            start = time.process_time()
-            call()
-            if turn:
-                taken[name].append(1e3 * (time.process_time() - start))
-    return {name: statistics.median(times) for name, times in taken.items()}
+NOTES = "One process, one thread, in turns; medians of CPU time. chosen: the plan that spattn.attention() selects."
 
 
 def calls_of(plan, arrays, dout) -> tuple:
-    """The forward and the backward with a plan."""
+    """(forward call, backward call) with a plan."""
     scale = HEAD_DIM**-0.5
     out, lse = cpu.forward(*arrays, plan, scale)
     return partial(cpu.forward, *arrays, plan, scale), partial(cpu.backward, dout, *arrays, out, lse, plan, scale)
 
 
 def measure(share: float, rounds: int, bytes_per_ms: float) -> list[dict]:
-    """One row a pass."""
+    """One row per pass."""
     rng = np.random.default_rng(0)
     shape = (1, HEADS, TOKENS, HEAD_DIM)
     *arrays, dout = (rng.standard_normal(shape, np.float32) for _ in range(4))
@@ -67,7 +53,7 @@ def measure(share: float, rounds: int, bytes_per_ms: float) -> list[dict]:
     made = {name: calls_of(plan, arrays, dout) for name, plan in plans.items()}
     rows = []
     for number, (name, products, passes) in enumerate((("forward", 2, 2), ("backward", 5, 7))):
-        found = cpu_times({contender: calls[number] for contender, calls in made.items()}, rounds)
+        found = medians_in_turns({contender: calls[number] for contender, calls in made.items()}, rounds)
         row_bytes = HEADS * plans["pairs"].nnz * HEAD_DIM * 4
         rows.append(
             {
@@ -89,7 +75,7 @@ def measure(share: float, rounds: int, bytes_per_ms: float) -> list[dict]:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="1 %% alone, three rounds, writes nothing")
+    parser.add_argument("--quick", action="store_true", help="1 %% of the pairs only, three rounds, write nothing")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     shares, rounds, ceilings = (0.01,) if args.quick else SHARES, 3 if args.quick else args.rounds, Ceilings()

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
-"""Pairs that no lattice holds, on a GPU: at random, and of clusters whose tokens stand anywhere.
+"""Measure random pairs and clusters on one GPU.
 
     python benchmarks/kernels/scattered_cuda.py          # a minute on an H200; needs torch
 
-4096 tokens, 16 heads, bfloat16. *spattn* is what it plans by itself, *contiguous* its plan of tiles of consecutive
-tokens, *dense* its attention over all pairs, *pytorch* what PyTorch takes for all pairs, and *masked* that for a mask.
-Contenders take turns, CUDA events around many calls, two sets of inputs; results are compared with float64 before
-anything is timed. Writes ``benchmarks/results/scattered_cuda-h200.json``.
+4096 tokens, 16 heads, bfloat16. *spattn* is its own choice of plan, *contiguous* its plan of tiles of consecutive
+tokens, *dense* its attention over all pairs, *pytorch* PyTorch's dense attention, *masked* PyTorch's with a boolean
+mask. Contenders alternate, CUDA events around many calls, two sets of inputs; results are checked against float64
+before timing. Writes ``scattered_cuda``.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ from gpu_timing import ROUNDS, SETS, TOLERANCE, measure, worst_error
 from spattn import patterns as sp
 
 TOKENS, HEADS = 4096, 16
-NOTES = "bfloat16, medians of CUDA events around many calls; dense rows are of all pairs."
+NOTES = "bfloat16, medians of CUDA events around many calls; dense and pytorch compute all pairs."
 
 
 def problems() -> dict[str, sp.Pattern]:
@@ -38,7 +39,7 @@ def problems() -> dict[str, sp.Pattern]:
 
 
 def run(name: str, pattern: sp.Pattern, sets: list) -> dict[str, object]:
-    """A row of the results."""
+    """One row of the results."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention as dense
 
@@ -68,6 +69,7 @@ def run(name: str, pattern: sp.Pattern, sets: list) -> dict[str, object]:
 
 def main() -> None:
     """Measure, print, write."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     import torch
 
     torch.manual_seed(0)

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""How much faster several CPU threads are than one, pattern by pattern.
+"""Measure the speed-up of several CPU threads over one.
 
-    python benchmarks/kernels/threads_cpu.py                # about three minutes, two threads; needs threadpoolctl
+    python benchmarks/kernels/threads_cpu.py                # three minutes, two threads; needs threadpoolctl
     python benchmarks/kernels/threads_cpu.py --quick        # one round, writes nothing
 
 4096 tokens, 8 heads and 1 head, head_dim 64, float32 and bfloat16, forward and backward; decoding is one query against
-4096 and against 102400 keys. One thread and several take turns in one process; the figure is the median of the wall
-time, so the machine has to be otherwise idle: a run during which other programs took more than a tenth of the
-processors is thrown away. Before anything is timed, the results are compared bit by bit. Writes
-``benchmarks/results/threads_cpu-zen5.json``.
+4096 and 102400 keys. One thread and several alternate in one process; figures are median wall times, so the machine
+must be idle: results are discarded if other programs took more than a tenth of the processors. Before timing, results
+are compared bit by bit. Writes ``threads_cpu``; exits with 1 if a target is missed or the machine was busy.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from spattn.demo.machine import Others
 from spattn.testing import inputs, random
 
 TOKENS, HEAD_DIM, SIDE = 4096, 64, 256
-LEAST_SPEEDUP = 1.8  # of two threads
+LEAST_SPEEDUP = 1.8  # target for two threads
 BUSY = 0.1
-SAMPLE_SECONDS = 0.02  # a call that takes less is repeated
+SAMPLE_SECONDS = 0.02  # shorter calls are repeated
 PATTERNS = {
     f"Longformer ±{SIDE} + 16": sp.Longformer(2 * SIDE, global_tokens=16),
     f"Longformer ±{SIDE} + 64": sp.Longformer(2 * SIDE, global_tokens=64),
@@ -50,7 +49,7 @@ PROBLEMS += [(f"decoding, {keys} keys", sp.Full(), 1, keys) for keys in (TOKENS,
 
 
 def calls(name, pattern, q_len, kv_len, heads, dtype) -> Iterator[tuple[dict, Callable]]:
-    """What to measure of one problem: facts and call of the forward, and of the backward except for decoding."""
+    """(facts, call) of the forward and, except for decoding, of the backward."""
     q, k, v = inputs(1, heads, heads, q_len, kv_len, HEAD_DIM, dtype=dtype)
     plan = spattn.plan(pattern, backend="cpu", like=(q, k, v))
     facts = {"problem": name, "heads": heads, "dtype": dtype, "threads_taken": cpu._threads_for(q, v, plan)}
@@ -65,7 +64,7 @@ def calls(name, pattern, q_len, kv_len, heads, dtype) -> Iterator[tuple[dict, Ca
 
 
 def milliseconds(call, repeats: int) -> float:
-    """Wall time of a call, the mean of several after one that is not counted: it wakes the threads."""
+    """Mean wall time of several calls, after an untimed one that wakes the threads."""
     call()
     start = time.perf_counter()
     for _ in range(repeats):
@@ -74,7 +73,7 @@ def milliseconds(call, repeats: int) -> float:
 
 
 def medians(call, limits: dict[int, Callable], rounds: int) -> dict[int, float]:
-    """Median milliseconds for each number of threads, taken in turns; the results are equal to the last bit."""
+    """Median milliseconds by number of threads, in turns; checks that results are bitwise equal."""
     results, slowest = [], 0.0
     for limit in limits.values():
         with limit():
@@ -92,12 +91,12 @@ def medians(call, limits: dict[int, Callable], rounds: int) -> dict[int, float]:
 
 
 def measure(threads: int, rounds: int) -> list[dict]:
-    """One row a problem, number of heads, dtype and pass."""
+    """One row per problem, number of heads, dtype and pass."""
     pool = ThreadpoolController()
     limits = {n: partial(pool.limit, limits=n, user_api="openmp") for n in (1, threads)}
     with limits[threads]():
         if cpu.num_threads() != threads:
-            sys.exit(f"threads_cpu: expected {threads} processors for this process, got {cpu.num_threads()}")
+            sys.exit(f"threads_cpu: {threads} threads need {threads} processors, got {cpu.num_threads()}")
     rows = []
     for problem in PROBLEMS:
         for heads, dtype in ((h, d) for h in (8, 1) for d in ("float32", "bfloat16")):
@@ -124,30 +123,33 @@ def measure(threads: int, rounds: int) -> list[dict]:
 
 
 def verdict(facts: dict, speedup: float) -> str:
-    """Whether the target was met, which a call too small to be shared does not have."""
+    """``yes`` or ``no``; a call that uses one thread has no target."""
     if facts["threads_taken"] == 1:
-        return "takes one thread"
+        return "uses one thread"
     return "yes" if speedup >= LEAST_SPEEDUP else "no"
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print, write; return 1 if a target is missed or the machine was busy."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=2, help="compared with one (default 2)")
+    parser.add_argument("--threads", type=int, default=2, help="number of threads to compare with one (default: 2)")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--quick", action="store_true", help="one round; writes nothing")
+    parser.add_argument("--quick", action="store_true", help="one round, write nothing")
     args = parser.parse_args()
     if args.threads < 2:
-        parser.error(f"--threads: expected at least 2, got {args.threads}")
+        parser.error(f"--threads must be at least 2, got {args.threads}")
     others = Others()
     rows = measure(args.threads, 1 if args.quick else args.rounds)
     missed = sum(row["met"] == "no" for row in rows)
-    print(f"{args.threads} threads at least {LEAST_SPEEDUP} times as fast as one: {missed} of {len(rows)} are not")
+    print(f"{args.threads} threads: {missed} of {len(rows)} cases are below a speed-up of {LEAST_SPEEDUP}")
     if args.quick:
         return 0
     taken = others.share()
     if taken > BUSY:
-        print(f"threads_cpu: other programs took {100 * taken:.0f} % of the processors; not recorded", file=sys.stderr)
+        print(
+            f"threads_cpu: other programs took {100 * taken:.0f} % of the CPU; results discarded",
+            file=sys.stderr,
+        )
         return 1
     record.write(
         "threads_cpu",

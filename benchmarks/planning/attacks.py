@@ -319,8 +319,8 @@ def main() -> None:
         print(f"{name:30}{tokens:>10}{shown}  {found.beside}", flush=True)
     if not args.quick and not args.names:
         notes = (
-            "Median wall times; most_ms is the limit, absolute or a multiple of the reference (beside_ms). size: tokens, "
-            "keys, or terms of a union. Planning times include the pattern's construction, without the cache; "
+            "Median wall times; most_ms is the limit, absolute or a multiple of the reference (beside_ms). size: "
+            "tokens, keys, or terms of a union. Planning times include the pattern's construction, without the cache; "
             "tests/attacks/ checks the same problems by counts."
         )
         record.write("attacks", rows, notes=notes)

@@ -6,7 +6,7 @@
 
 16 random keys per query, at 65,536 and 1,048,576 tokens. Each row is a process of its own, and its first large plan:
 CPU time and growth of resident memory. ``attention`` is the first call of one float32 head, head_dim 64, on one thread,
-including planning; its growth is plan, workspace and result. ``default`` is the plan of ``spattn.plan`` without options.
+including planning; its growth is plan, workspace and result. ``default`` is ``spattn.plan`` without options.
 Writes ``csr_scale``; exits with 1 if the default plan, or the plan that the CPU (pair by pair) or a GPU (gathered KV)
 chooses, needs more than 3 s or 1 GiB at a million tokens.
 """

@@ -4,7 +4,7 @@
     python benchmarks/planning/discovery.py            # half a minute
     python benchmarks/planning/discovery.py --quick    # writes nothing
 
-Each pattern has 4096 tokens and is passed as a boolean array. Figures: ``plan.efficiency`` of the pattern's own plan, of
+Each pattern has 4096 tokens and is passed as a boolean array: ``plan.efficiency`` of the pattern's own plan, of
 the array's plan and of the plan of the discovered pattern; CPU time and peak memory of discovery. The pairs are
 compared before timing. Writes ``discovery``; exits with 1 if a target is missed. No attention is computed, so
 everything except times is independent of the machine.

@@ -5,8 +5,8 @@
     python benchmarks/planning/plan_efficiency.py --quick    # 16384 tokens only, writes nothing
 
 For each pattern: ``plan.efficiency`` of affine views and of contiguous 128 × 128 blocks; time and peak memory of
-planning; bytes of the plan; and the time to evaluate the predicate on every cell. Writes ``plan_efficiency``; exits with
-1 if a target is missed. No attention is computed, so everything except times is independent of the machine.
+planning; bytes of the plan; and the time to evaluate the predicate on every cell. Writes ``plan_efficiency``; exits
+with 1 if a target is missed. No attention is computed, so everything except times is independent of the machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Discovery: the time it takes to find the structure of a mask, and the useful share of the arithmetic of its plan."""
+"""Time of patterns.discover, and efficiency of the discovered pattern's plan."""
 
 from spattn import patterns as sp
 
@@ -14,7 +14,7 @@ PATTERNS = {
 
 
 class Discover:
-    """Regular masks as bits."""
+    """Regular patterns as boolean arrays."""
 
     params = list(PATTERNS)
     param_names = ["pattern"]

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Times a decode step while other processes occupy the cores.
+"""Time a decode step while other processes occupy the cores.
 
     python benchmarks/workloads/busy_machine.py [--others 8] [--cores 2] [--build NAME=FOLDER ...] [--rounds 3]
 
-A step has one query of 32 heads and the keys of 8 heads, head_dim 128, float32. Builds take turns: the installed one,
-and each FOLDER with another spattn. For each the step runs alone on `cores` cores, with threads as they come and with
-one thread; then while `others` processes compute on the same cores. Of an equal share of the cores a step takes
-``(others + 1) / cores`` times as long as on one thread alone. Targets: the median within 3 times the quiet median, the
-mean within 1.5 times that share. Writes ``benchmarks/results/busy_machine-xeon-amx.json``.
+One query of 32 heads over the keys of 8 heads, head_dim 128, float32. The installed build and those in FOLDERs
+alternate. For each, the step runs alone on `cores` cores, with the default number of threads and with one; then while
+`others` processes compute on the same cores. With a fair share of the cores a step takes ``(others + 1) / cores`` times
+as long as on one thread alone. Targets: median within 3 times the quiet median, mean within 1.5 times that share.
+Writes ``busy_machine``. Needs threadpoolctl.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ OTHER = "while True: pass"
 
 
 def steps(tokens: int, seconds: float, folder: str | None) -> tuple[list[float], list[float]]:
-    """Milliseconds of steps with threads as they come, and on one thread."""
+    """Milliseconds of steps with the default number of threads, and on one thread."""
     command = [sys.executable, "-c", STEP, str(tokens), str(seconds), *([folder] if folder else [])]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
@@ -108,7 +108,7 @@ def main() -> None:
     record.write(
         "busy_machine",
         rows,
-        notes=f"{args.others} other processes on {args.cores} cores; wall-clock times of steps, builds in turns.",
+        notes=f"{args.others} other processes on {args.cores} cores; wall times of steps, builds in turns.",
         others=args.others,
         cores=args.cores,
     )

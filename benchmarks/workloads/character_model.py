@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""How does a small model of characters train with dense, strided and windowed attention?
+"""Train a small character model with dense, strided and windowed attention.
 
-    python benchmarks/workloads/character_model.py
+    python benchmarks/workloads/character_model.py        # four minutes; needs torch
 
-Runs the examples of ``docs/tutorials/character_model.rst`` as they stand there, and trains what they define for longer
-than documentation may take: four minutes. Writes ``benchmarks/results/character_model-xeon-amx.json``, from which the page has
-its table and its picture. Needs torch.
+Runs the examples of ``docs/tutorials/character_model.rst``, then trains the models that they define for longer than a
+documentation build may take. Writes ``character_model``, the source of that page's table and figure.
 """
 
 from __future__ import annotations
 
+import argparse
 import doctest
 import statistics
 import sys
@@ -24,16 +24,17 @@ STEPS, AVERAGED = 400, 10
 
 
 def page() -> dict:
-    """The names that the page's examples define; SystemExit where one of them fails."""
+    """Run the page's examples and return the names that they define."""
     examples = doctest.DocTestParser().get_doctest(PAGE.read_text(), {}, PAGE.name, str(PAGE), 0)
     runner = doctest.DocTestRunner()
     if runner.run(examples, clear_globs=False).failed:
-        raise SystemExit(f"{PAGE.name}: expected its examples to hold")
+        raise SystemExit(f"{PAGE.name}: an example failed")
     return examples.globs
 
 
 def main() -> None:
     """Train, print, write."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     defined = page()
     patterns, torch = defined["patterns"], defined["torch"]
     torch.set_num_threads(1)
@@ -54,9 +55,9 @@ def main() -> None:
         averages = (statistics.mean(one.losses[n : n + AVERAGED]) for n in range(0, STEPS, AVERAGED))
         rows.append(row | {"losses": [round(loss, 3) for loss in averages]})
     notes = (
-        f"{STEPS} steps of two pieces of {defined['length']} characters; the three take turns. step_ms: median "
-        "processor time of all threads, PyTorch on one. loss: of 16 pieces of text that was not trained on. losses: of "
-        f"the training's pieces, means of {AVERAGED} steps."
+        f"{STEPS} steps with two sequences of {defined['length']} characters; the three models alternate. step_ms: median "
+        "CPU time of all threads, PyTorch on one. loss: on 16 held-out sequences. losses: training loss, "
+        f"means of {AVERAGED} steps."
     )
     record.write("character_model", rows, notes=notes, steps=STEPS, averaged=AVERAGED)
 

@@ -1,13 +1,15 @@
-"""Runs the demo and commits its figures to the repository: results/demo_cpu-epyc.json, the README's table and its picture.
+#!/usr/bin/env python3
+"""Run the demo and update its committed results, README table and figures.
 
     make demo && .venv/bin/python benchmarks/workloads/demo_cpu.py
 
-The machine has to be otherwise idle: a run during which other programs took more than a tenth of the processors is
-thrown away.
+The machine must be idle: results are discarded if other programs took more than a tenth of the processors. Writes
+``demo_cpu``, the table in README.md and docs/images/demo_*.png.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import sys
@@ -20,15 +22,13 @@ import record
 
 from spattn import demo
 
-ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
-IMAGES = ROOT / "docs" / "images"
+README = record.ROOT / "README.md"
 BEGIN, END = "<!-- written by benchmarks/workloads/demo_cpu.py -->", "<!-- end -->"
 _BUSY = 0.1
 
 
 def rows(report: dict) -> list[dict]:
-    """One row for each pattern and length; naive dense attention is one of them."""
+    """One row per pattern and length, naive dense attention included."""
     naive = {d["tokens"]: d for d in report["dense"]}
     own = {c["tokens"]: c["timing"]["seconds"] for c in report["speed"] if c["pattern"] == "spattn dense"}
     found = [
@@ -60,7 +60,7 @@ def rows(report: dict) -> list[dict]:
 
 
 def table(results: list[dict]) -> str:
-    """The README's table: the longest length, in Markdown."""
+    """The README's table for the longest length, in Markdown."""
     longest = max(r["tokens"] for r in results)
     lines = [
         f"| {longest} tokens | pairs | ms | against naive dense | against spattn dense | efficiency |",
@@ -77,25 +77,26 @@ def table(results: list[dict]) -> str:
 
 
 def with_table(text: str, results: list[dict]) -> str:
-    """The README's text with the table of these results."""
+    """The README's text with a new table."""
     head, _, rest = text.partition(BEGIN)
     return f"{head}{BEGIN}\n{table(results)}\n{END}{rest.partition(END)[2]}"
 
 
 def main() -> int:
-    """Runs the demo; 0 when its results agree and the machine was idle."""
+    """Run, print, write; return 1 if results disagree or the machine was busy."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if not demo.run(Path(folder), "cpu"):
-            print("demo_cpu: results do not agree; nothing was recorded", file=sys.stderr)
+            print("demo_cpu: results disagree; nothing written", file=sys.stderr)
             return 1
         report = json.loads((Path(folder) / "demo.json").read_text())
         taken = report["machine"]["taken by other programs"]
         if taken > _BUSY:
-            print(f"demo_cpu: other programs took {100 * taken:.0f} % of the processors; not recorded", file=sys.stderr)
+            print(f"demo_cpu: other programs took {100 * taken:.0f} % of the CPU; results discarded", file=sys.stderr)
             return 1
-        IMAGES.mkdir(exist_ok=True)
+        record.IMAGES.mkdir(exist_ok=True)
         for picture in ("speed", "patterns", "embeddings"):
-            shutil.copy(Path(folder) / f"{picture}.png", IMAGES / f"demo_{picture}.png")
+            shutil.copy(Path(folder) / f"{picture}.png", record.IMAGES / f"demo_{picture}.png")
     results = rows(report)
     notes = f"Medians of wall time, contenders in turns, float32, all threads. {report['settings']['note']}."
     record.write(
