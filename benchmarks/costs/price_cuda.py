@@ -53,8 +53,8 @@ WITHIN, WITHIN_SHARE, ORDER_SHARE = 0.25, 0.8, 0.9
 SHARED = ("launches", "merging", "merged", "elements")  # features with one coefficient for all kinds of tiles
 
 CHOICES = (
-    "The backend's plan for each problem of price_cuda: chosen_ms, if it was measured; first_ms, the plan with tile() for "
-    "two workers per SM; least_ms, the fastest measured plan."
+    "The backend's plan for each problem of price_cuda: chosen_ms, if it was measured; first_ms, the plan with tile() "
+    "for two workers per SM; least_ms, the fastest measured plan."
 )
 
 

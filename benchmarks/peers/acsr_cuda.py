@@ -1,22 +1,20 @@
 #!/usr/bin/env python3
-"""float32 on the patterns of affine-rows.rst against block-sparse Triton kernels and dense attention, on one GPU.
+"""Compare float32 attention with block-sparse Triton kernels on one GPU.
 
     python benchmarks/peers/acsr_cuda.py            # under two minutes on an H200; needs torch with Triton
-    python benchmarks/peers/acsr_cuda.py --quick    # 512 and 1024 tokens without FlexAttention, nothing written
+    python benchmarks/peers/acsr_cuda.py --quick    # 512 and 1024 tokens without FlexAttention, writes nothing
 
-The patterns and lengths of formats.py, and two denser ones, since SPLAT (Gupta et al. 2024, arXiv:2407.16847) is about
-densities of 10 to 50 %. Forward, batch 1, 12 heads of 64: our choice, since the paper's abstract names none, and one
-draw of BigBird's blocks for all heads. Contenders: spattn in float32 and in TF32; a block-sparse kernel in Triton
-(triton_block_sparse.py) with products in float32 (``ieee``), as three TF32 products (``tf32x3``) and as one (``tf32``),
-each in the best of a few tilings for every problem; FlexAttention, compiled anew for every mask; PyTorch's dense
-float32 attention without a mask and with the pattern as a boolean one. Plans, layouts and block masks are made
-beforehand.
+The patterns and lengths of planning/formats.py, and two denser ones, since SPLAT (Gupta et al. 2024, arXiv:2407.16847)
+is about densities of 10 to 50 %. Forward, batch 1, 12 heads of 64 (our choice: the paper's abstract names none), one
+draw of BigBird's blocks for all heads. Contenders: spattn in float32 and TF32; a block-sparse Triton kernel
+(triton_block_sparse.py) with float32 products (``ieee``), three TF32 products (``tf32x3``) and one (``tf32``), each
+with the best of several tilings per problem; FlexAttention, compiled for every mask; PyTorch's dense float32 attention
+without a mask and with a boolean one. Plans, layouts and block masks are prepared outside the timing.
 
-Every result is checked against float64 on sampled rows. A contender that is outside its bound, or fails, is named with
-the reason, not timed, and the exit status is 1. What is timed is a CUDA graph of one call on each of so many input sets
-that L2 holds none of them for the next replay; contenders take turns, figures are medians per call. FlexAttention takes
-part until compiling it has taken ``--flex-seconds``, at 8192 tokens first.
-Writes ``benchmarks/results/acsr_cuda-h200.json``.
+Every result is checked against float64 on sampled rows. A contender that fails or exceeds its bound is reported with
+the reason and not timed, and the exit status is 1. A measurement replays a CUDA graph of one call on each of enough
+input sets to exceed L2; contenders alternate, figures are medians per call. FlexAttention takes part until its
+compilation has taken ``--flex-seconds``, starting at 8192 tokens. Writes ``acsr_cuda``.
 """
 
 from __future__ import annotations
@@ -40,35 +38,35 @@ from spattn import patterns as sp
 
 DEVICE, HEADS, HEAD_DIM = "cuda", 12, 64
 ROUNDS, TARGET_MS = 7, 3.0
-SETS_BYTES = 160e6  # of all input sets, more than three times L2
+SETS_BYTES = 160e6  # all input sets together, more than three times L2
 EXACT, TF32 = 5e-6, 2e-3  # relative errors
-FIRST = (8192, 1024, 4096)  # lengths at which FlexAttention takes part first
+FIRST = (8192, 1024, 4096)  # lengths that FlexAttention runs first
 DENSER = {
     "strided, 4": lambda n: sp.Strided(4),
     "blocked, a quarter": lambda n: sp.BlockLocal(n // 4),
 }
-# Precision of the products to tilings: queries, keys, warps, stages.
+# Tilings by precision of the products: (block_q, block_kv, warps, stages).
 TILINGS = {
     "ieee": ((64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 8, 2)),
     "tf32x3": ((64, 64, 4, 2), (128, 32, 8, 2), (64, 32, 4, 2)),
     "tf32": ((64, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 2)),
 }
 NOTES = (
-    "Forward, float32, batch 1, 12 heads of 64; medians per call in replays of CUDA graphs over input sets that L2 "
-    "does not hold, contenders in turns. triton_ms is the faster of Triton's two exact kernels, ieee and tf32x3; "
-    "times_NAME is a contender's time over spattn's, of triton_tf32 over spattn_tf32's. FlexAttention takes part until "
-    "its share of compiling time is spent; any other contender without a time is in refused."
+    "Forward, float32, batch 1, 12 heads of 64; medians per call in CUDA graph replays over input sets that exceed L2, "
+    "contenders in turns. triton_ms is the faster of Triton's two exact kernels, ieee and tf32x3; times_NAME is the "
+    "ratio of a contender's time to spattn's, of triton_tf32 to spattn_tf32. FlexAttention takes part until its "
+    "compilation budget is spent; other contenders without a time are in refused."
 )
 
 
 @dataclasses.dataclass
 class Flex:
-    """Makes FlexAttention's calls, and counts the seconds that compiling them takes."""
+    """Compiles FlexAttention calls within a time budget."""
 
-    seconds: float  # left
+    seconds: float  # remaining budget
 
     def call(self, pattern, mask, inputs) -> Callable:
-        """A function of q, k and v, compiled for one pattern."""
+        """A function of q, k, v, compiled for one pattern."""
         import torch
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -84,7 +82,7 @@ class Flex:
 
 
 def flex_mask(pattern, mask) -> Callable:
-    """FlexAttention's mask of a pattern; random blocks are looked up in a table."""
+    """FlexAttention mask of a pattern; random blocks come from a table."""
     match pattern:
         case sp.Longformer(window=window, global_tokens=first):
             reach = window // 2
@@ -96,11 +94,11 @@ def flex_mask(pattern, mask) -> Callable:
         case sp.BigBird(block=block):
             table = mask[::block, ::block].contiguous()
             return lambda b, h, q, k: table[q // block, k // block]
-    raise TypeError(f"no mask for {pattern}")
+    raise TypeError(f"no FlexAttention mask for {pattern!r}")
 
 
 def block_sparse(mask, precision: str, inputs) -> tuple[Callable, tuple]:
-    """The Triton kernel in the fastest of its tilings, and that tiling."""
+    """The Triton kernel with its fastest tiling, and that tiling."""
     import triton_block_sparse
 
     calls = {tiling: triton_block_sparse.attention(mask, precision, *tiling) for tiling in TILINGS[precision]}
@@ -110,7 +108,7 @@ def block_sparse(mask, precision: str, inputs) -> tuple[Callable, tuple]:
 
 
 class Replayed:
-    """A call on each input set, as a CUDA graph, with what its kernels read: the sets, and the tables of `call`."""
+    """A CUDA graph of a call on each input set; keeps the arrays that its kernels read alive."""
 
     def __init__(self, call: Callable, sets: list):
         import torch
@@ -123,13 +121,13 @@ class Replayed:
         self._graph.replay()
 
     def result(self, number: int):
-        """What a replay gives for an input set."""
+        """Result of a replay for an input set."""
         self._graph.replay()
         return self._results[number]
 
 
 def contenders(pattern, mask, inputs, flex: Flex | None, tilings: dict) -> dict[str, tuple]:
-    """Name to what makes a function of q, k and v, the bound of its error and what it computes."""
+    """(factory of a function of q, k, v; error bound; computed pattern) by name."""
     from torch.nn.functional import scaled_dot_product_attention as dense
 
     import spattn
@@ -169,13 +167,13 @@ def run(name: str, tokens: int, pattern, flex: Flex | None) -> dict[str, object]
     for who, (make, bound, computed) in contenders(pattern, mask, sets[0], flex, tilings).items():
         try:
             call = make()
-            call(*sets[0])  # compiles before anything is captured
+            call(*sets[0])  # compile before the capture
             graph = Replayed(call, sets)
             errors[who] = float(f"{worst_error(computed, *sets[0], graph.result(0)):.2g}")
             if not errors[who] <= bound:
                 raise ArithmeticError(f"relative error {errors[who]} against float64")
             graphs[who] = graph
-        except Exception as error:  # of any kind: the others are timed all the same
+        except Exception as error:  # any failure: the other contenders are still timed
             refused[who] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             print(f"REFUSED {who} on {name}, {tokens} tokens: {refused[who]}", flush=True)
     medians = {who: statistics.median(times) / count for who, times in measure(graphs, ROUNDS, TARGET_MS).items()}
@@ -195,23 +193,23 @@ def run(name: str, tokens: int, pattern, flex: Flex | None) -> dict[str, object]
 
 
 def ratios(medians: dict[str, float]) -> dict[str, float]:
-    """Times of contenders over those of spattn in the same precision."""
+    """Ratios of times to spattn's in the same precision."""
     of = {"triton": "spattn", "triton_tf32": "spattn_tf32", "flex": "spattn", "dense": "spattn", "masked": "spattn"}
     pairs = ((who, own) for who, own in of.items() if who in medians and own in medians)
     return {f"times_{who}": round(medians[who] / medians[own], 3) for who, own in pairs}
 
 
 def geometric_means(rows: list[dict]) -> dict[str, float]:
-    """Of each ratio, over the problems that have it."""
+    """Geometric mean of each ratio over the problems that have it."""
     fields = dict.fromkeys(field for row in rows for field in row if field.startswith("times_"))
     return {field: round(statistics.geometric_mean(row[field] for row in rows if field in row), 3) for field in fields}
 
 
 def main() -> int:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="512 and 1024 tokens without FlexAttention, not written")
-    parser.add_argument("--flex-seconds", type=float, default=30.0, help="for compiling FlexAttention (default: 30)")
+    """Measure, print, write; return 1 if a contender failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="512 and 1024 tokens without FlexAttention, write nothing")
+    parser.add_argument("--flex-seconds", type=float, default=30.0, help="compilation budget of FlexAttention (30)")
     options = parser.parse_args()
     import torch
     import triton
@@ -231,7 +229,7 @@ def main() -> int:
     names = [*CASES, *DENSER]
     rows.sort(key=lambda row: (names.index(row["problem"]), row["tokens"]))
     means = geometric_means(rows)
-    print("geometric means of times over spattn's:", means)
+    print("geometric means of the ratios to spattn's time:", means)
     if not options.quick:
         gpu = torch.cuda.get_device_name()
         record.write("acsr_cuda", rows, notes=NOTES, gpu=gpu, triton=triton.__version__, geometric_means=means)

@@ -1,22 +1,21 @@
 #!/usr/bin/env python3
-"""spattn and every other way to compute the same attention on one CPU thread, in one process, taking turns.
+"""Compare spattn with PyTorch, NATTEN, NumPy and SciPy on one CPU thread.
 
-    python benchmarks/peers/peers_cpu.py               # about 20 minutes; needs torch and scipy; natten where it installs
-    python benchmarks/peers/peers_cpu.py --quick       # small lengths, few rounds, writes nothing into the repository
+    python benchmarks/peers/peers_cpu.py               # 20 minutes; needs torch, SciPy, a C compiler; NATTEN optional
+    python benchmarks/peers/peers_cpu.py --quick       # small problems, results in a temporary folder
 
-Every result is checked against float64 on sampled rows (gradients on a whole head) before it is timed; exit status 1
-when one is outside its error bound. Figures are medians of the process's CPU time; ratios are medians over medians of
-the same rounds. Ceilings of the machine are sampled between the contenders. Writes
-``benchmarks/results/peers_cpu*.json``, ``docs/images/peers_cpu.png`` and ``docs/images/cpu_roofline.png``; with
-``--suffix=-NAME`` every file name ends in ``-NAME``, so that results of a further machine, or part of one, lie
-beside these.
+All contenders compute the same attention in one process, in turns. Every result is checked against float64 on sampled
+rows (gradients on a whole head) before timing; exits with 1 if one exceeds its error bound. Figures are medians of the
+process's CPU time, ratios are medians over medians of the same rounds; the machine's ceilings are sampled between the
+contenders. Writes ``peers_cpu``, ``peers_cpu_roofline``, ``peers_cpu_targets``, ``peers_cpu_ceilings``,
+``peers_cpu_memory`` and their figures, ``docs/images/peers_cpu-MACHINE.png`` and ``cpu_roofline-MACHINE.png``.
 """
 
 from __future__ import annotations
 
 import os
 
-# Before NumPy, torch and MKL are loaded: they read it once.
+# Set before the import of NumPy, torch and MKL, which read it once.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import argparse
@@ -36,7 +35,6 @@ import torch
 from ceilings import UNITS, Ceilings
 from cpu_peers import contenders, figures, memory, problems, roofline, targets
 
-IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 NOTES = (
     "One process, one thread, contenders in turns; medians of the process's CPU time. GF/s count allowed pairs only, "
     "4·head_dim each forward and 10·head_dim backward. times_spattn: the contender's median over spattn's."
@@ -47,7 +45,7 @@ MEMORY_PROBLEMS = ("window", "window_long")
 
 
 class Comparison:
-    """Runs problems and collects rows."""
+    """Runs problems and collects rows of the results."""
 
     def __init__(self, rounds: int):
         self.rounds = rounds
@@ -58,7 +56,7 @@ class Comparison:
         self.ceilings.sample(*(name for name in UNITS for _ in range(5)))
 
     def run(self, problem: problems.Problem, dtype: str, both: bool) -> None:
-        """Builds, checks and times the contenders of one problem."""
+        """Build, check and time the contenders of one problem."""
         names = problem.both if both else problem.forward
         if not names:
             return
@@ -69,7 +67,7 @@ class Comparison:
             "dtype": dtype,
             "pass": "forward + backward" if both else "forward",
         }
-        facts["table"] = f"{dtype}, {facts['pass']}"  # what the documentation's tables select by
+        facts["table"] = f"{dtype}, {facts['pass']}"  # selects rows in the documentation's tables
         print(f"\n{facts['problem']}, {dtype}, {facts['pass']}", flush=True)
         built, checks = self._build(problem, given, names, both, facts)
         reference = self.ceilings.reference(dtype)
@@ -97,17 +95,17 @@ class Comparison:
             self.roofline.append(roofline.row(problem, given, dtype, both, own["median_ms"], self.ceilings))
 
     def _build(self, problem, given, names, both, facts):
-        oracle = problems.Oracle(problem, given)
+        reference = problems.Reference(problem, given)
         built, checks = {}, {}
         for name in names:
             gc.collect()
             try:
                 contender = contenders.build(name, problem, given, both)
-            except contenders.NotHere as reason:
+            except contenders.Unavailable as reason:
                 self.skipped.append(facts | {"contender": name, "reason": str(reason)})
-                print(f"  {name:22} not here: {reason}", flush=True)
+                print(f"  {name:22} skipped: {reason}", flush=True)
                 continue
-            checks[name] = oracle.check(contender.call(), contender.allowed)
+            checks[name] = reference.check(contender.call(), contender.allowed)
             built[name] = contender
         return built, checks
 
@@ -130,7 +128,7 @@ class Comparison:
 
 
 def measure_memory(chosen, dtype: str, quick: bool) -> list[dict]:
-    """Peak memory of the contenders of :data:`MEMORY_PROBLEMS`, both passes."""
+    """Peak memory of the contenders of :data:`MEMORY_PROBLEMS`, for both passes."""
     rows = []
     for problem in (p for p in chosen if p.name in MEMORY_PROBLEMS):
         for both in (False, True):
@@ -150,18 +148,18 @@ def measure_memory(chosen, dtype: str, quick: bool) -> list[dict]:
 
 
 def arguments() -> argparse.Namespace:
-    """Command line."""
+    """Parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--quick", action="store_true", help="small problems, three rounds, results into a temporary folder"
     )
-    parser.add_argument("--rounds", type=int, help="times that each contender runs (15)")
-    parser.add_argument("--only", nargs="+", metavar="PROBLEM", help="names of problems, such as window dense strided")
-    parser.add_argument("--dtype", choices=list(problems.DTYPES), help="one instead of both")
-    parser.add_argument("--pass", dest="which", choices=("forward", "both"), help="one instead of both")
-    parser.add_argument("--leave-out", choices=("memory", "times"), help="one of the two kinds of measurements")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no further problem is begun")
-    parser.add_argument("--suffix", default="", help="of the names of all results; also keeps those of a part")
+    parser.add_argument("--rounds", type=int, help="runs of each contender (default: 15)")
+    parser.add_argument("--only", nargs="+", metavar="PROBLEM", help="problem names, such as window dense strided")
+    parser.add_argument("--dtype", choices=list(problems.DTYPES), help="default: both")
+    parser.add_argument("--pass", dest="which", choices=("forward", "both"), help="default: both, one after the other")
+    parser.add_argument("--leave-out", choices=("memory", "times"), help="skip these measurements")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no problem after this time")
+    parser.add_argument("--keep", action="store_true", help="write the results of --only, --dtype or --pass, too")
     parser.add_argument(
         "--memory-of", nargs=4, metavar=("PROBLEM", "CONTENDER", "DTYPE", "PASS"), help=argparse.SUPPRESS
     )
@@ -169,29 +167,29 @@ def arguments() -> argparse.Namespace:
 
 
 def memory_of(problem: str, contender: str, dtype: str, which: str, quick: bool) -> None:
-    """The child process of the memory measurement: prints one JSON line."""
+    """Child process of the memory measurement: print one JSON line."""
     chosen = next(p for p in problems.problems(quick) if p.name == problem)
     print(json.dumps(memory.measure(chosen, contender, dtype, which == "both")))
 
 
-def write(tables: dict[str, list[dict]], partial: bool, suffix: str, **facts) -> None:
-    """Results files and graphs; those of a partial run go into a temporary folder."""
-    images = IMAGES
+def write(tables: dict[str, list[dict]], partial: bool, **facts) -> None:
+    """Write results and figures; those of a partial run into a temporary folder."""
+    images = record.IMAGES
     if partial:
         images = Path(tempfile.mkdtemp(prefix="peers-cpu-"))
         for name, rows in tables.items():
             (images / f"{name}.json").write_text(json.dumps({"results": rows, **facts}, indent=1))
-        print(f"a partial run: results are in {images}")
+        print(f"partial run: results are in {images}")
     else:
         for name, rows in tables.items():
-            record.write(name + suffix, rows, notes=NOTES, **facts)
+            record.write(name, rows, notes=NOTES, **facts)
     if any(row["times_spattn"] for row in tables.get("peers_cpu", [])):
-        figures.peers(tables["peers_cpu"], images / f"peers_cpu{suffix}.png")
-        figures.roofline(tables["peers_cpu_roofline"], images / f"cpu_roofline{suffix}.png")
+        figures.peers(tables["peers_cpu"], images / f"peers_cpu-{record.slug()}.png")
+        figures.roofline(tables["peers_cpu_roofline"], images / f"cpu_roofline-{record.slug()}.png")
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print, write; return 1 if a result exceeds its error bound."""
     options = arguments()
     torch.set_num_threads(1)
     if options.memory_of:
@@ -205,7 +203,7 @@ def main() -> int:
     started = time.monotonic()
     for problem in chosen if options.leave_out != "times" else ():
         if time.monotonic() - started > 60 * options.minutes:
-            comparison.skipped.append({"name": problem.name, "reason": f"not begun in {options.minutes} minutes"})
+            comparison.skipped.append({"name": problem.name, "reason": f"not started within {options.minutes} minutes"})
             continue
         for dtype in dtypes:
             for both in passes:
@@ -218,7 +216,7 @@ def main() -> int:
         "peers_cpu_ceilings": comparison.ceilings.rows(),
     }
     part = options.only or options.dtype or options.which
-    partial = bool(options.quick or (part and not options.suffix))
+    partial = bool(options.quick or (part and not options.keep))
     facts = {
         "shape": {"batch": 1, "heads": problems.HEADS, "head_dim": problems.HEAD_DIM},
         "threads": 1,
@@ -230,12 +228,12 @@ def main() -> int:
         "peers": contenders.versions(),
     }
     if comparison.results:
-        write(tables, partial, options.suffix, **facts)
+        write(tables, partial, **facts)
     for row in aims:
         print(f"{row['what']}, {row['dtype']}: {row['reached']} (target {row['target']}): {row['met']}", flush=True)
     if options.leave_out != "memory":
         rows = measure_memory(chosen, dtypes[0], options.quick)
-        write({"peers_cpu_memory": rows}, partial, options.suffix, **facts)
+        write({"peers_cpu_memory": rows}, partial, **facts)
     return 0 if all(row["within_bound"] for row in comparison.results) else 1
 
 

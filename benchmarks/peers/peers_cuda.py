@@ -1,53 +1,43 @@
 #!/usr/bin/env python3
-"""spattn against cuDNN, FlexAttention and FlashAttention-2 on one GPU, in one process, taking turns.
+"""Compare spattn with cuDNN, FlexAttention and FlashAttention-2 on one GPU.
 
-    python benchmarks/peers/peers_cuda.py            # about 5 minutes on an H200; needs torch
-    python benchmarks/peers/peers_cuda.py --quick    # spattn and the dense kernels only; written to a temporary folder
-    python benchmarks/peers/peers_cuda.py --plot     # draws docs/images/peers_cuda.png from the committed result
+    python benchmarks/peers/peers_cuda.py            # 5 minutes on an H200; needs torch
+    python benchmarks/peers/peers_cuda.py --quick    # spattn and the dense kernels only, writes nothing
+    python benchmarks/peers/peers_cuda.py --plot     # draws docs/images/peers_cuda.png from the H200's results
 
-Forward, bfloat16, batch 1, 16 heads. Every result is checked against float64 on sampled rows before it is timed. A
-measurement is a pair of CUDA events around a few calls; contenders take turns for some rounds, each call on the next
-of several input sets, so that none lives on what the last one left in L2; figures are medians, ratios medians over
-medians of the same rounds. TF/s count allowed pairs alone, 4·head_dim each. FlexAttention is compiled anew for every
-mask, as its users do; without a larger recompile limit dynamo would give up and run it eagerly. spattn is timed as
-``spattn.attention``, warm. Writes ``benchmarks/results/peers_cuda-h200.json`` (or ``--out``), with what it had to show
-(peers_cuda_floors.py) and whether it did.
+Forward, bfloat16, batch 1, 16 heads, in one process. Every result is checked against float64 on sampled rows before
+timing. A measurement is a pair of CUDA events around several calls; contenders alternate, and each call uses the next
+of several input sets, so that none profits from L2. Figures are medians, ratios are medians over medians of the same
+rounds. TF/s count allowed pairs only, 4·head_dim each. FlexAttention is compiled for every mask, as its users do; with
+dynamo's default recompile limit it would fall back to eager mode. spattn is timed as ``spattn.attention`` after a
+warm-up call. Writes ``peers_cuda`` with the targets of peers_cuda_floors.py and whether they are met.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import math
-import os
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # benchmarks/, for the shared modules
 
-import numpy as np
-import overhead_cuda
 import peers_cuda_floors
 import record
+from gpu_timing import ROUNDS, SETS, TOLERANCE, graph_us, host_us, measure, worst_error
 
 HEADS = 16
-SETS = 2  # input sets; one at 16384 tokens is 201 MB, more than three times L2
-WARM, ROUNDS, TARGET_MS, LONG_MS = 3, 15, 4.0, 40.0
-ROWS = 48  # checked against float64, in two heads
-TOLERANCE = 8e-3  # relative error of a bfloat16 result, twice what rounding gives
-IMAGE = Path(__file__).resolve().parents[1] / "docs" / "images" / "peers_cuda.png"
+LONG_MS = 40.0
 NOTES = (
     "Forward, bfloat16, batch 1, 16 heads; medians of CUDA events, contenders in turns. "
-    "times_spattn: a contender's time over spattn's."
+    "times_spattn: ratio of a contender's time to spattn's."
 )
 
 
 def problems(tokens: int) -> dict[str, tuple]:
-    """Name to (pattern, FlexAttention mask or None where the peers are dense kernels)."""
+    """(pattern, FlexAttention mask, or None if the peers are dense kernels) by name."""
     from spattn import patterns
 
     side = math.isqrt(tokens)
@@ -78,7 +68,7 @@ def problems(tokens: int) -> dict[str, tuple]:
 
 
 def neighbourhood(side: int, radius: int) -> Callable:
-    """FlexAttention's mask of a square window that shifts at the edges."""
+    """FlexAttention mask of a square window that shifts at the edges."""
 
     def mask(b, h, q, k):
         def near(x, y):
@@ -90,7 +80,7 @@ def neighbourhood(side: int, radius: int) -> Callable:
 
 
 def contenders(name, pattern, mask, sets, quick: bool) -> dict[str, Callable]:
-    """Name to a function of the number of an input set."""
+    """Calls by name; each takes the number of an input set."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
@@ -119,49 +109,8 @@ def contenders(name, pattern, mask, sets, quick: bool) -> dict[str, Callable]:
     return calls
 
 
-def worst_error(pattern, q, k, v, out) -> float:
-    """Largest relative error of sampled rows of the first and the last head, those that see a key, against float64."""
-    import torch
-
-    tokens = q.shape[2]
-    sampled = np.unique(np.r_[0, tokens - 1, np.random.default_rng(0).integers(0, tokens, ROWS)])
-    worst = 0.0
-    for head in (0, q.shape[1] - 1):
-        allows = pattern.at(0, head).bind(tokens, tokens).allows
-        allowed = np.broadcast_to(allows(sampled[:, None], np.arange(tokens)[None]), (len(sampled), tokens))
-        rows, allowed = sampled[allowed.any(1)], torch.from_numpy(allowed[allowed.any(1)]).to(q.device)
-        logits = q[0, head, rows].double() @ k[0, head].double().T * q.shape[3] ** -0.5
-        expected = logits.masked_fill(~allowed, -math.inf).softmax(-1) @ v[0, head].double()
-        error = torch.linalg.norm(out[0, head, rows].double() - expected) / torch.linalg.norm(expected)
-        worst = max(worst, float(error) if torch.isfinite(error) else math.inf)
-    return worst
-
-
-def measure(calls: dict[str, Callable], rounds: int, target_ms: float = TARGET_MS) -> dict[str, list[float]]:
-    """Milliseconds of a call, once a round for each contender; a measurement takes about `target_ms`."""
-    import torch
-
-    def once(call, repeats):
-        start, stop = torch.cuda.Event(True), torch.cuda.Event(True)
-        start.record()
-        for i in range(repeats):
-            call(i % SETS)
-        stop.record()
-        stop.synchronize()
-        return start.elapsed_time(stop) / repeats
-
-    for call in calls.values():
-        call(0)  # plans, compiles
-    repeats = {name: max(2, math.ceil(target_ms / once(call, WARM))) for name, call in calls.items()}
-    times = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            times[name].append(once(call, repeats[name]))
-    return times
-
-
 def run(tokens: int, head_dim: int, names: set[str] | None, quick: bool) -> list[dict]:
-    """Rows of the result for one length and head dimension."""
+    """Rows of the results for one length and head dimension."""
     import torch
 
     torch.manual_seed(0)
@@ -182,7 +131,7 @@ def run(tokens: int, head_dim: int, names: set[str] | None, quick: bool) -> list
 
 
 def table(name, tokens, head_dim, pattern, arrays, times, errors):
-    """One row a contender."""
+    """One row per contender."""
     import spattn
 
     made = spattn.plan(pattern, backend="cuda", like=arrays)
@@ -211,8 +160,7 @@ def table(name, tokens, head_dim, pattern, arrays, times, errors):
 
 
 def long_sequence() -> list[dict]:
-    """A window over a million tokens, from plan to result, against 65536 tokens; both measured for the same time, since
-    the clock falls with the power that a kernel draws."""
+    """A window over 65536 and a million tokens, timed for the same duration, since power draw lowers the clock."""
     import torch
 
     import spattn
@@ -241,7 +189,7 @@ def long_sequence() -> list[dict]:
 
 
 def short_sequences() -> list[dict]:
-    """Batch 4, 8 heads, 128 tokens, window 32, fp16: bound by launching. Host time of a call and a graph's replay."""
+    """Host time and graph replay of a launch-bound call: batch 4, 8 heads, 128 tokens, window 32, float16."""
     import torch
 
     import spattn
@@ -257,28 +205,24 @@ def short_sequences() -> list[dict]:
         "tokens": 128,
         "head_dim": 64,
         "contender": "spattn",
-        "host_us": round(overhead_cuda.host_us(call), 2),
-        "graph_us": round(overhead_cuda.graph_us(call), 2),
+        "host_us": round(host_us(call), 2),
+        "graph_us": round(graph_us(call), 2),
     }
-    print(f"128 tokens: {row['host_us']} µs of host time a call, {row['graph_us']} µs a graph replay", flush=True)
+    print(f"128 tokens: {row['host_us']} µs host time per call, {row['graph_us']} µs per graph replay", flush=True)
     return [row]
 
 
 def main() -> None:
-    """Measure, or plot."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--plot", action="store_true")
+    """Measure, print, write; or plot."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="spattn and the dense kernels only, write nothing")
+    parser.add_argument("--plot", action="store_true", help="draw the figure from the H200's results")
     parser.add_argument("--ends", action="store_true", help="measure only the longest and the shortest sequences")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    out = args.out or record.RESULTS / "peers_cuda-h200.json"
     if args.plot:
         from peers_cuda_plot import plot
 
-        return plot(out, IMAGE)
-    if args.quick and args.out is None:  # what is committed stays
-        out = Path(tempfile.mkdtemp(prefix="peers-cuda-")) / out.name
+        return plot(record.results_folder() / "peers_cuda-h200.json", record.IMAGES / "peers_cuda.png")
     import torch
 
     torch._dynamo.config.recompile_limit = 1000
@@ -293,22 +237,11 @@ def main() -> None:
         far |= {f"neighbourhood 256×256, {n}×{n}" for n in (13, 33)}
         rows += run(65536, 128, far, args.quick)
         rows += long_sequence() + short_sequences()
-    result = {
-        "benchmark": "peers_cuda",
-        "command": " ".join(["python", "benchmarks/peers/peers_cuda.py", *sys.argv[1:]]),
-        "date": datetime.date.today().isoformat(),
-        "commit": record.commit(),
-        "notes": NOTES,
-        "machine": record.machine() | {"gpu": torch.cuda.get_device_name()},
-        "versions": record.versions(),
-        "floors": peers_cuda_floors.rows(rows),
-        "results": rows,
-    }
-    for row in result["floors"]:
-        print(f"{row['what']}: {row['reached']} (floor {row['target']}): {row['met']}")
-    os.makedirs(out.parent, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    print(f"wrote {out}")
+    floors = peers_cuda_floors.rows(rows)
+    for row in floors:
+        print(f"{row['what']}: {row['reached']} (target {row['target']}): {row['met']}")
+    if not args.quick:
+        record.write("peers_cuda", rows, notes=NOTES, gpu=torch.cuda.get_device_name(), floors=floors)
 
 
 if __name__ == "__main__":

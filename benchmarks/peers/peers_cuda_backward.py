@@ -1,23 +1,22 @@
 #!/usr/bin/env python3
-"""The backward of spattn against cuDNN, FlexAttention and FlashAttention-4 on one GPU, in one process, taking turns.
+"""Compare the backward of spattn with cuDNN, FlexAttention and FlashAttention-4.
 
-    python benchmarks/peers/peers_cuda_backward.py            # about 6 minutes on an H200; needs torch
+    python benchmarks/peers/peers_cuda_backward.py            # minutes for FlexAttention's compilation; needs torch
+    python benchmarks/peers/peers_cuda_backward.py --without-flex          # 6 minutes on an H200
     python benchmarks/peers/peers_cuda_backward.py --dims 128 --only dense "window ±256"
-    python benchmarks/peers/peers_cuda_backward.py --without-flex           # whose masks take minutes to compile
 
-The backward alone, bfloat16, batch 1, 16 heads, 16384 tokens, measured as peers_cuda.py measures the forward. spattn is
-timed as ``spattn.attention_backward``, warm, the others as ``torch.autograd.grad`` of a graph that is kept. Gradients
-are checked against float64 on sampled rows and keys before they are timed. TF/s count allowed pairs alone, 10·head_dim
-each. FlashAttention-4 takes part where ``flash_attn.cute`` can be imported. Writes
-``benchmarks/results/peers_cuda_backward-h200.json`` (or ``--out``), with the floors of peers_cuda_floors.py.
+The backward alone on one GPU, bfloat16, batch 1, 16 heads, 16384 tokens, timed as in peers_cuda.py. spattn is timed as
+``spattn.attention_backward``, the others as ``torch.autograd.grad`` of a retained graph. Gradients are checked against
+float64 on sampled rows and keys before timing. TF/s count allowed pairs only, 10·head_dim each. FlashAttention-4 takes
+part if ``flash_attn.cute`` is installed. Writes ``peers_cuda_backward_flex``, or ``peers_cuda_backward`` without
+FlexAttention, with the targets of peers_cuda_floors.py; with ``SPATTN_CUDA_KERNEL=portable``,
+``peers_cuda_backward_portable``.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.util
-import json
 import math
 import statistics
 import sys
@@ -30,10 +29,11 @@ import numpy as np
 import peers_cuda
 import peers_cuda_floors
 import record
-from peers_cuda import HEADS, ROUNDS, ROWS, SETS
+from gpu_timing import ROUNDS, ROWS, SETS, measure
+from peers_cuda import HEADS
 
 TOKENS = 16384
-TOLERANCE = 1.6e-2  # relative error of a bfloat16 gradient, four times what rounding P and dS gives
+TOLERANCE = 1.6e-2  # relative error of a bfloat16 gradient, four times the rounding error of P and dS
 WINDOWS = {
     "dense": {},
     "causal": {"causal": True},
@@ -42,12 +42,12 @@ WINDOWS = {
 }
 NOTES = (
     "The backward alone, bfloat16, batch 1, 16 heads; medians of CUDA events, contenders in turns. "
-    "times_spattn: a contender's time over spattn's."
+    "times_spattn: ratio of a contender's time to spattn's."
 )
 
 
 def recorded(forward: Callable, sets, transposed: bool = False) -> Callable:
-    """A function of the number of an input set to (dq, dk, dv), by autograd through `forward`."""
+    """A call that takes the number of an input set and returns (dq, dk, dv) by autograd through `forward`."""
     import torch
 
     graphs = []
@@ -67,7 +67,7 @@ def recorded(forward: Callable, sets, transposed: bool = False) -> Callable:
 
 
 def contenders(name, pattern, mask, sets) -> dict[str, Callable]:
-    """Name to a function of the number of an input set."""
+    """Calls by name; each takes the number of an input set."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
@@ -104,7 +104,7 @@ def contenders(name, pattern, mask, sets) -> dict[str, Callable]:
 
 
 def worst_error(pattern, q, k, v, dout, gradients) -> float:
-    """Largest relative error of sampled rows of dq, and keys of dk and dv, of the first and the last head."""
+    """Largest relative error of sampled rows of dq and keys of dk and dv, in the first and the last head."""
     import torch
 
     import spattn
@@ -139,7 +139,7 @@ def worst_error(pattern, q, k, v, dout, gradients) -> float:
 
 
 def run(head_dim: int, names: list[str] | None, with_flex: bool = True) -> Iterator[dict]:
-    """Rows of the result for one head dimension."""
+    """Rows of the results for one head dimension."""
     import torch
 
     import spattn
@@ -155,7 +155,7 @@ def run(head_dim: int, names: list[str] | None, with_flex: bool = True) -> Itera
         for who, error in errors.items():
             if error > TOLERANCE:
                 raise AssertionError(f"{who} on {name}: relative error {error:.2g} against float64")
-        medians = {who: statistics.median(x) for who, x in peers_cuda.measure(calls, ROUNDS).items()}
+        medians = {who: statistics.median(x) for who, x in measure(calls, ROUNDS).items()}
         made = spattn.plan(pattern, backend="cuda", like=sets[0][:3])
         for who, median in medians.items():
             tera = 10e-9 * HEADS * head_dim * made.nnz / median
@@ -175,45 +175,27 @@ def run(head_dim: int, names: list[str] | None, with_flex: bool = True) -> Itera
         torch.cuda.empty_cache()
 
 
-def write(out: Path, rows: list[dict]) -> None:
-    """The result, of so many rows."""
-    import torch
-
-    result = {
-        "benchmark": "peers_cuda_backward",
-        "command": " ".join(["python", "benchmarks/peers/peers_cuda_backward.py", *sys.argv[1:]]),
-        "date": datetime.date.today().isoformat(),
-        "commit": record.commit(),
-        "notes": NOTES,
-        "machine": record.machine() | {"gpu": torch.cuda.get_device_name()},
-        "versions": record.versions(),
-        "floors": peers_cuda_floors.backward_rows(rows),
-        "results": rows,
-    }
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-
-
 def main() -> None:
-    """Measure, and write after every contender, so that what was measured is kept."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dims", nargs="*", type=int, default=[128, 64])
-    parser.add_argument("--only", nargs="*")
-    parser.add_argument("--without-flex", action="store_true")
-    parser.add_argument("--out", type=Path, default=record.RESULTS / "peers_cuda_backward-h200.json")
+    """Measure and print; write after every contender, so an interrupted run keeps its results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dims", nargs="*", type=int, default=[128, 64], help="head dimensions")
+    parser.add_argument("--only", nargs="*", help="problem names; writes nothing")
+    parser.add_argument("--without-flex", action="store_true", help="skip FlexAttention")
     args = parser.parse_args()
     import torch
 
     torch._dynamo.config.recompile_limit = 1000
     torch._dynamo.config.accumulated_recompile_limit = 5000
+    name = "peers_cuda_backward" if args.without_flex else "peers_cuda_backward_flex"
     rows: list[dict] = []
     for head_dim in args.dims:
         for row in run(head_dim, args.only, not args.without_flex):
             rows.append(row)
-            write(args.out, rows)
+            if args.only is None:
+                floors = peers_cuda_floors.backward_rows(rows)
+                record.write(name, rows, notes=NOTES, gpu=torch.cuda.get_device_name(), floors=floors)
     for row in peers_cuda_floors.backward_rows(rows):
-        print(f"{row['what']}: {row['reached']} (floor {row['target']}): {row['met']}")
-    print(f"wrote {args.out}")
+        print(f"{row['what']}: {row['reached']} (target {row['target']}): {row['met']}")
 
 
 if __name__ == "__main__":

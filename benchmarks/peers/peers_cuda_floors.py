@@ -1,9 +1,9 @@
-"""What the comparison on one H200 must show, row by row, and whether it did."""
+"""Targets of peers_cuda.py and peers_cuda_backward.py on one H200."""
 
 from __future__ import annotations
 
-# (problem, tokens, contender, least ratio of its time over spattn's at head_dim 128).
-# With a head dimension of 64 the exponentials weigh twice as much, and four fifths of a ratio are asked for.
+# (problem, tokens, contender, target ratio of its time to spattn's at head_dim 128).
+# At head_dim 64 exponentials weigh twice as much, so the target is SHARE_AT_64 of the ratio.
 PEERS = [
     ("dense", 16384, "cuDNN", 0.9),
     ("causal", 16384, "cuDNN", 0.9),
@@ -18,7 +18,7 @@ PEERS = [
     ("strided 128", 65536, "FlexAttention", 40.0),
     ("neighbourhood 256×256, 13×13", 65536, "FlexAttention", 6.5),
 ]
-# The same of the backward.
+# The same for the backward.
 BACKWARD = [
     ("dense", 16384, "cuDNN", 1.0),
     ("causal", 16384, "cuDNN", 1.0),
@@ -32,17 +32,17 @@ BACKWARD = [
     ("neighbourhood 128×128, 33×33", 16384, "FlexAttention", 3.5),
 ]
 SHARE_AT_64, BACKWARD_SHARE_AT_64 = 0.8, 0.85
-LONG = 18.4  # most times as long for 1048576 tokens of a window as for 65536: 15 % above what their number says
-SHORT = {"host_us": 15.0, "graph_us": 10.0}  # most, for a call on 128 tokens
+LONG = 18.4  # limit of the time for 1048576 tokens over that for 65536: 15 % above linear
+SHORT = {"host_us": 15.0, "graph_us": 10.0}  # limits for a call on 128 tokens
 
 
 def rows(results: list[dict]) -> list[dict]:
-    """One row for each floor whose problem was measured."""
+    """One row for each target whose problem was measured."""
     return [*_peers(results, PEERS, SHARE_AT_64), *_long(results), *_short(results)]
 
 
 def backward_rows(results: list[dict]) -> list[dict]:
-    """The same of the backward."""
+    """The same for the backward."""
     return list(_peers(results, BACKWARD, BACKWARD_SHARE_AT_64))
 
 

@@ -1,4 +1,4 @@
-"""The graph of peers_cuda-h200.json: TF/s on allowed pairs, spattn beside its best peer."""
+"""Figure of peers_cuda: TF/s on allowed pairs of spattn and its fastest peer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def plot(results: Path, image: Path) -> None:
-    """One panel for each length and head dimension, one pair of bars a pattern."""
+    """One panel per length and head dimension, one pair of bars per pattern."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -32,7 +32,7 @@ def plot(results: Path, image: Path) -> None:
         axis.invert_yaxis()
         axis.spines[["top", "right"]].set_visible(False)
         axis.set_title(f"{tokens} tokens, head_dim {-dim}", fontsize=10, loc="left")
-        axis.set_xlabel("TF/s on allowed pairs (blue: spattn, with its speed-up; grey: the fastest peer)", fontsize=8)
+        axis.set_xlabel("TF/s on allowed pairs (blue: spattn and its speed-up; grey: the fastest peer)", fontsize=8)
     figure.suptitle(f"{record['machine']['gpu']}, bfloat16 forward, 16 heads", fontsize=11)
     image.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(image, dpi=120)

@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""What planning costs beside FlexAttention's block masks, and beside a matrix in compressed sparse rows.
+"""Compare planning with FlexAttention's block masks and SciPy's CSR.
 
-    python benchmarks/peers/peers_plan.py            # everything, ten minutes; needs torch and SciPy
-    python benchmarks/peers/peers_plan.py --quick    # 1024 tokens only, nothing written
+    python benchmarks/peers/peers_plan.py            # ten minutes; needs torch and SciPy; Linux
+    python benchmarks/peers/peers_plan.py --quick    # 1024 tokens only, writes nothing
 
-Contenders: ``spattn.plan``; ``create_block_mask`` of PyTorch's FlexAttention, as it is and compiled by torch.compile (a
-later call, so that compiling does not count); and ``scipy.sparse.csr_array`` of the mask. All but spattn evaluate every
-pair, and are left out where that takes more than 2 GiB. Every row is of a process of its own with one thread, warm: by
-how much its memory grew, and the best of five times of nothing kept, or one where that takes longer than two seconds.
-That the contenders allow the same pairs is checked at 1024 tokens. Writes ``benchmarks/results/peers_plan-xeon-amx.json``; exits
-with 1 where spattn is not 500 times as fast as ``create_block_mask`` at 8192 tokens.
+Contenders: ``spattn.plan``; ``create_block_mask`` of PyTorch's FlexAttention, eager and compiled by torch.compile
+(compilation not counted); and ``scipy.sparse.csr_array`` of the mask. All but spattn evaluate every pair and are
+skipped above 2³¹ pairs. Every row is a process of its own with one thread, after a warm-up: growth of resident memory,
+and the best of five times (one, if it exceeds two seconds). At 1024 tokens the contenders are checked to allow the same
+pairs. Writes ``peers_plan``; exits with 1 if spattn is not 500 times as fast as ``create_block_mask`` at 8192 tokens.
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ DOCUMENT = 700  # mean tokens
 
 
 def document_lengths(tokens: int) -> list[int]:
-    """Lengths of documents in a row, at random."""
+    """Random lengths of consecutive documents."""
     found = np.random.default_rng(0).integers(1, 2 * DOCUMENT, 4 + 2 * tokens // DOCUMENT).cumsum()
     ends = np.append(found[found < tokens], tokens)
     return np.diff(ends, prepend=0).tolist()
 
 
 def documents(tokens: int, of: Callable[[np.ndarray], Any]) -> Callable[[Any, Any], Any]:
-    """The predicate of these documents; `of` makes the contender's array of one of NumPy."""
+    """Predicate of the documents; `of` converts a NumPy array to the contender's."""
     number = of(np.repeat(np.arange(len(document_lengths(tokens))), document_lengths(tokens)))
     return lambda q, k: number[q] == number[k]
 
 
 def neighbours(tokens: int) -> Callable[[Any, Any], Any]:
-    """The predicate of 13 × 13 neighbours on a square, shifted at its edges as NATTEN does."""
+    """Predicate of 13 × 13 neighbours on a square, shifted at its edges as in NATTEN."""
     side = math.isqrt(tokens)
 
     def first(at: Any) -> Any:
@@ -79,7 +78,7 @@ CASES: dict[str, tuple[Callable[[int], sp.Pattern], Callable[[int, Any], Callabl
 
 
 def plan(name: str, tokens: int) -> Callable[[], object]:
-    """spattn's."""
+    """Planning by spattn."""
     pattern = CASES[name][0](tokens)
 
     def made() -> spattn.Plan:
@@ -91,7 +90,7 @@ def plan(name: str, tokens: int) -> Callable[[], object]:
 
 
 def block_mask(name: str, tokens: int, compiled: bool = False) -> Callable[[], object]:
-    """FlexAttention's, on the CPU, with its own blocks of 128 × 128."""
+    """FlexAttention's block mask on the CPU, with its default blocks of 128 × 128."""
     import torch
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -110,7 +109,7 @@ def block_mask(name: str, tokens: int, compiled: bool = False) -> Callable[[], o
 
 
 def rows(name: str, tokens: int) -> Callable[[], object]:
-    """SciPy's compressed sparse rows of the mask."""
+    """SciPy's CSR array of the mask."""
     import scipy.sparse
 
     q, k = np.ogrid[:tokens, :tokens]
@@ -127,20 +126,20 @@ CONTENDERS: dict[str, Callable[[str, int], Callable[[], object]]] = {
 
 
 def whole(name: str, tokens: int) -> int:
-    """So many tokens, or the next square below."""
+    """The number of tokens, rounded down to a square for neighbourhoods."""
     return math.isqrt(tokens) ** 2 if "neighbourhood" in name else tokens
 
 
 def check() -> None:
-    """SystemExit where a pattern and its predicate differ."""
+    """Exit with an error if a pattern and its predicate differ."""
     for name, (pattern, predicate) in CASES.items():
         q, k = np.ogrid[:1024, :1024]
         if not np.array_equal(pattern(1024).index_set(1024, 1024).to_dense(), predicate(1024, lambda x: x)(q, k)):
-            raise SystemExit(f"{name}: the pattern and the predicate differ")
+            raise SystemExit(f"{name}: pattern and predicate differ")
 
 
 def measure(contender: str, name: str, tokens: int) -> dict[str, object]:
-    """One row of the results, in the process that it is about."""
+    """One row of the results, measured in this process."""
     made = CONTENDERS[contender](name, tokens)
     before, took = resident("VmRSS"), []
     for _ in range(5):
@@ -162,22 +161,22 @@ def measure(contender: str, name: str, tokens: int) -> dict[str, object]:
 
 
 def in_a_process(contender: str, name: str, tokens: int) -> dict[str, Any]:
-    """The same in a process of its own."""
+    """One row of the results, measured in a child process."""
     row = child("--one", contender, name, str(tokens))
     print(f"{name:26}{tokens:>10} {contender:28}{row['plan_ms']:>12.2f} ms{row['peak_mib']:>10.1f} MiB", flush=True)
     return row
 
 
 def with_ratios(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, each with how many times as long as spattn's it takes."""
+    """The rows with the ratio of each time to spattn's."""
     own = {(row["name"], row["tokens"]): row["plan_ms"] for row in found if row["contender"] == "spattn"}
     return [row | {"times_spattn": round(row["plan_ms"] / own[row["name"], row["tokens"]], 1)} for row in found]
 
 
 def main() -> int:
-    """Check, measure, print, write."""
+    """Check, measure, print, write; return 1 if the target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="1024 tokens only, nothing written")
+    parser.add_argument("--quick", action="store_true", help="1024 tokens only, write nothing")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -196,14 +195,14 @@ def main() -> int:
         ]
     )
     if not options.quick:
-        notes = "Processor time of one thread, the best of five; by how much the process grew."
+        notes = "CPU time of one thread, the best of five; growth of resident memory."
         record.write("peers_plan", found, notes=notes, least_ratio=LEAST_RATIO)
     slow = [
         f"{row['name']}: {row['times_spattn']}"
         for row in found
         if row["contender"] == "create_block_mask" and row["tokens"] >= 0.9 * AT and row["times_spattn"] < LEAST_RATIO
     ]
-    print("not 500 times as fast:", *slow or ["none"], sep="\n  ")
+    print(f"less than {LEAST_RATIO} times as fast as create_block_mask:", *slow or ["none"], sep="\n  ")
     return 1 if slow else 0
 
 

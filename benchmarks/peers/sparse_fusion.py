@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""The fused, inspected pipeline against the unfused one: SDDMM, softmax and SpMM as separate kernels.
+"""Compare the fused kernel with SDDMM, softmax and SpMM as separate kernels.
 
-    python benchmarks/peers/sparse_fusion.py           # about four minutes; torch, scipy; mkl and sparse_dot_mkl if there
-    python benchmarks/peers/sparse_fusion.py --quick   # small lengths, three rounds, writes nothing into the repository
+    python benchmarks/peers/sparse_fusion.py           # four minutes; torch, SciPy; MKL and sparse_dot_mkl optional
+    python benchmarks/peers/sparse_fusion.py --quick   # small problems, results in a temporary folder
 
-float32, 8 heads of 64, one thread, CPU time, contenders in turns. The pipelines combine the SDDMM, softmax and SpMM
-kernels of the installed libraries (NumPy and SciPy, torch.sparse on MKL, sparse_dot_mkl); what counts is the fastest of
-them, also where no single library has all three of its kernels. The inspection is what happens once a pattern: planning
-for the fused kernel, the CSR index in the forms that the kernels want for the unfused ones. Writes
-``benchmarks/results/sparse_fusion*.json`` and ``docs/images/sparse_fusion.png``.
+float32, 8 heads of 64, one thread, CPU time, contenders in turns. The unfused pipelines combine the SDDMM, softmax and
+SpMM kernels of the installed libraries (NumPy and SciPy, torch.sparse on MKL, sparse_dot_mkl); the fastest combination
+counts, even if no single library has all three. Inspection is the work per pattern: planning for the fused kernel, the
+CSR index in the forms that the kernels need for the unfused ones. Writes ``sparse_fusion``, ``sparse_fusion_summary``
+and ``docs/images/sparse_fusion.png``; exits with 1 if the target is missed.
 """
 
 from __future__ import annotations
 
 import os
 
-# Before NumPy, torch and MKL are loaded: they read it once.
+# Set before the import of NumPy, torch and MKL, which read it once.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import argparse
@@ -38,19 +38,18 @@ from cpu_peers import contenders, figures, problems, unfused
 import spattn
 from spattn import patterns as sp
 
-IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 TARGET = 8.0
 NOTES = (
     "float32, batch 1, 8 heads of 64, one process, one thread, contenders in turns; medians of the process's CPU time. "
-    "A pipeline's name says whose SDDMM, softmax and SpMM it uses. times_fused: the pipeline's median over the fused "
-    "kernel's. break_even_calls: calls after which planning has paid off."
+    "A pipeline is named after the libraries of its SDDMM, softmax and SpMM. times_fused: ratio of the pipeline's "
+    "median to the fused kernel's. break_even_calls: calls that amortize planning."
 )
-# The pipelines that one library (NumPy counts as SciPy's) has on its own.
+# The pipelines of a single library (NumPy counts as SciPy).
 NAMED = {unfused.SCIPY: "SciPy CSR: ", unfused.TORCH: "torch.sparse: "}
 
 
 def cases(quick: bool) -> list[problems.Problem]:
-    """Windows of several lengths and widths, and patterns whose rows are not contiguous."""
+    """Windows of several lengths and widths, and patterns with non-contiguous rows."""
     cut = 8 if quick else 1
     made = [
         (f"window_{n}", f"window ±{256 // cut}", n // cut, sp.SlidingWindow(256 // cut)) for n in (1024, 4096, 16384)
@@ -66,14 +65,14 @@ def cases(quick: bool) -> list[problems.Problem]:
 
 
 def pipelines(index: unfused.CsrIndex) -> dict[str, unfused.Pipeline]:
-    """SciPy's, and torch's SDDMM (NumPy's is six times slower) with every installed softmax and SpMM."""
+    """SciPy's pipeline, and torch's SDDMM (NumPy's is six times slower) with every installed softmax and SpMM."""
     spmm = [name for name in unfused.SPMM if name != "sparse_dot_mkl" or unfused.why_no_sparse_dot_mkl() is None]
     combinations = [unfused.SCIPY, *itertools.product(["torch"], unfused.SOFTMAX, spmm)]
     return {NAMED.get(names, "") + " · ".join(names): unfused.Pipeline(index, *names) for names in combinations}
 
 
 def inspect_unfused(pattern: sp.Pattern, tokens: int, names: tuple[str, ...], repeats: int) -> float:
-    """CPU milliseconds of building the CSR index and what the pipeline's kernels ask of it."""
+    """CPU milliseconds to build the CSR index in the forms that the pipeline's kernels need."""
     times = []
     for _ in range(repeats):
         start = time.process_time()
@@ -84,7 +83,7 @@ def inspect_unfused(pattern: sp.Pattern, tokens: int, names: tuple[str, ...], re
 
 
 def inspect_fused(pattern: sp.Pattern, tokens: int, tile: tuple[int, int], repeats: int) -> float:
-    """CPU milliseconds of planning; the number of batch entries makes every plan a new one to the cache."""
+    """CPU milliseconds of planning; each batch size misses the plan cache."""
     times = []
     for batch in range(2, 2 + repeats):
         start = time.process_time()
@@ -94,16 +93,16 @@ def inspect_fused(pattern: sp.Pattern, tokens: int, tile: tuple[int, int], repea
 
 
 def measure(problem: problems.Problem, rounds: int, ceilings: Ceilings) -> list[dict]:
-    """Rows of one pattern: the fused kernel first, then the pipelines, fastest first."""
+    """Rows of one pattern: the fused kernel, then the pipelines, fastest first."""
     given = problems.inputs(problem, "float32")
-    oracle = problems.Oracle(problem, given, mask_mod=False)
+    reference = problems.Reference(problem, given, mask_mod=False)
     fused = contenders.build("spattn", problem, given, both=False)
     dense = contenders.build("SDPA dense", problem, given, both=False)
     made = pipelines(unfused.CsrIndex.of_pattern(problem.pattern, problem.tokens))
     calls = {"spattn, fused": fused.call, "SDPA dense (no index)": dense.call}
     calls |= {name: (lambda p=pipeline: (p(given.q, given.k, given.v),)) for name, pipeline in made.items()}
     allowed = {"SDPA dense (no index)": "dense"}
-    checks = {name: oracle.check(call(), allowed.get(name, "pattern")) for name, call in calls.items()}
+    checks = {name: reference.check(call(), allowed.get(name, "pattern")) for name, call in calls.items()}
     for pipeline in made.values():
         pipeline.forget()
     times = timing.interleave(calls, rounds, lambda: ceilings.sample("fma_fp32", "exp_fp32", "read_l2", "read_dram"))
@@ -139,7 +138,7 @@ def _compared(rows: list[dict]) -> list[dict]:
 
 
 def summary(rows: list[dict]) -> list[dict]:
-    """One row a pattern: fused against the best unfused pipeline and against the best of a single library."""
+    """One row per pattern: the fused kernel, the best unfused pipeline and the best of a single library."""
     found = []
     for name in dict.fromkeys(r["name"] for r in rows):
         own = [r for r in rows if r["name"] == name]
@@ -169,13 +168,13 @@ def _times(rows: list[dict], title: str) -> float:
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print, write; return 1 if the target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--quick", action="store_true", help="small problems, three rounds, results into a temporary folder"
     )
-    parser.add_argument("--rounds", type=int, help="times that each pipeline runs (11)")
-    parser.add_argument("--only", nargs="+", metavar="CASE", help="names of cases, such as window_4096")
+    parser.add_argument("--rounds", type=int, help="runs of each pipeline (default: 11)")
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="case names, such as window_4096")
     options = parser.parse_args()
     torch.set_num_threads(1)
     unfused.quiet_torch_sparse()
@@ -200,9 +199,9 @@ def main() -> int:
 
 
 def finish(rows: list[dict], facts: dict, partial: bool) -> int:
-    """Write the results and the graph; 1 when the target was measured and missed."""
+    """Write results and figure; return 1 if the target was measured and missed."""
     short = summary(rows)
-    images = Path(tempfile.mkdtemp(prefix="sparse-fusion-")) if partial else IMAGES
+    images = Path(tempfile.mkdtemp(prefix="sparse-fusion-")) if partial else record.IMAGES
     if not partial:
         record.write("sparse_fusion", rows, notes=NOTES, **facts)
         record.write("sparse_fusion_summary", short, notes=NOTES, **facts)

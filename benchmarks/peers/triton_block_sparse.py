@@ -1,9 +1,8 @@
-"""Block-sparse attention in Triton, forward, float32: the kernel that acsr_cuda.py compares with.
+"""Block-sparse float32 attention in Triton, forward: a contender of acsr_cuda.py.
 
-Queries are cut into blocks of BLOCK_Q and keys into blocks of BLOCK_KV. A block of pairs that are all allowed is listed
-in the compressed sparse rows of whole blocks, one with some of them in those of partial blocks, with one word of
-BLOCK_KV bits for each of its queries. A program takes one block of queries of one head through an online softmax, whole
-blocks first, then partial ones; programs with the most blocks start first.
+Queries are cut into blocks of BLOCK_Q, keys into blocks of BLOCK_KV. Full blocks and partial blocks each have a CSR
+index; a partial block stores one word of BLOCK_KV bits per query. A program runs an online softmax over one query block
+of one head, full blocks first; programs with the most blocks start first.
 """
 
 import math
@@ -16,9 +15,9 @@ import triton.language as tl
 
 @triton.jit
 def _step(s, v, top, total, acc, PRECISION: tl.constexpr):
-    """Folds the scores of one block, in powers of two, and its values into the sums."""
+    """Online softmax update with one block of scores (in powers of two) and values."""
     new = tl.maximum(top, tl.max(s, 1))
-    finite = tl.where(new == float("-inf"), 0.0, new)  # a row may have no pair yet
+    finite = tl.where(new == float("-inf"), 0.0, new)  # rows without a pair so far
     p = tl.exp2(s - finite[:, None])
     shrink = tl.exp2(top - finite)
     acc = tl.dot(p, v, acc * shrink[:, None], input_precision=PRECISION)
@@ -44,7 +43,7 @@ def _forward(
     BLOCK_KV: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One block of queries of one head."""
+    """One query block of one head."""
     row = tl.load(order + tl.program_id(1))
     base = tl.program_id(0).to(tl.int64) * tokens * HEAD_DIM
     channel = tl.arange(0, HEAD_DIM)[None, :]
@@ -70,10 +69,10 @@ def _forward(
 
 
 def layout(mask: torch.Tensor, block_q: int, block_kv: int) -> list[torch.Tensor]:
-    """The blocks of a square mask: the order of rows, whole blocks, partial blocks and their words."""
+    """Launch order of the rows, CSR of full blocks, CSR of partial blocks, and their words, for a square mask."""
     side = len(mask)
     if side % block_q or side % block_kv or not mask.any(1).all():
-        raise ValueError("expected a length of whole blocks and a key for each query")
+        raise ValueError("mask: the length must be a multiple of the blocks, and every query needs a key")
     cells = mask.view(side // block_q, block_q, side // block_kv, block_kv).transpose(1, 2)
     pairs = cells.sum((2, 3))
     whole = pairs == block_q * block_kv
@@ -85,13 +84,13 @@ def layout(mask: torch.Tensor, block_q: int, block_kv: int) -> list[torch.Tensor
 
 
 def _rows(blocks: torch.Tensor) -> list[torch.Tensor]:
-    """Compressed sparse rows of a table of blocks."""
+    """CSR index of a boolean block table."""
     indptr = torch.nn.functional.pad(blocks.sum(1).cumsum(0), (1, 0))
     return [indptr.int(), blocks.nonzero()[:, 1].int()]
 
 
 def attention(mask: torch.Tensor, precision: str, block_q: int, block_kv: int, warps: int, stages: int) -> Callable:
-    """A function of q, k and v, contiguous and of batch 1, for the pairs of a mask."""
+    """Attention over a mask: a function of contiguous q, k, v of batch 1."""
     blocks = layout(mask, block_q, block_kv)
 
     def call(q, k, v):

@@ -55,8 +55,8 @@ def main() -> None:
         averages = (statistics.mean(one.losses[n : n + AVERAGED]) for n in range(0, STEPS, AVERAGED))
         rows.append(row | {"losses": [round(loss, 3) for loss in averages]})
     notes = (
-        f"{STEPS} steps with two sequences of {defined['length']} characters; the three models alternate. step_ms: median "
-        "CPU time of all threads, PyTorch on one. loss: on 16 held-out sequences. losses: training loss, "
+        f"{STEPS} steps with two sequences of {defined['length']} characters; the three models alternate. step_ms: "
+        "median CPU time of all threads, PyTorch on one. loss: on 16 held-out sequences. losses: training loss, "
         f"means of {AVERAGED} steps."
     )
     record.write("character_model", rows, notes=notes, steps=STEPS, averaged=AVERAGED)

@@ -1,1 +1,1 @@
-"""What peers_cpu.py and sparse_fusion.py share: problems, contenders, timing, memory, roofline, figures."""
+"""Problems, contenders, memory, roofline and figures of peers_cpu.py and sparse_fusion.py."""

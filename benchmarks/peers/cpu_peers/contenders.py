@@ -1,8 +1,7 @@
-"""Every way to compute the same attention on a CPU, as calls of no arguments.
+"""Contenders on the CPU: all ways to compute the same attention.
 
-A builder gets the problem, its inputs and the pass, prepares what a user would prepare once (plan, mask, compiled code)
-and returns a :class:`Contender`. What cannot run here raises :class:`NotHere` with the reason, which goes into the
-results.
+A builder takes the problem, its inputs and the pass, does the work that a user would do once (plan, mask, compilation)
+and returns a :class:`Contender`. Raises :class:`Unavailable` if the contender cannot run; the results list the reason.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ from . import unfused
 from .problems import Inputs, Problem, mask_of
 
 
-class NotHere(Exception):
-    """Why a contender does not run on this machine or for this problem."""
+class Unavailable(Exception):
+    """The contender does not run on this machine or for this problem."""
 
 
 @dataclass
 class Contender:
-    """A call and what it cost to get there.
+    """A call and the cost of its preparation.
 
     Attributes
     ----------
     call : callable
         ``() -> (out,)`` or ``() -> (out, dq, dk, dv)``, torch tensors (1, heads, tokens, head_dim).
     prepare_ms : float
-        CPU time of plan, mask or index; compilation is apart.
+        CPU time of plan, mask or index, without compilation.
     compile_ms : float or None
-        CPU time of compilation and first call in this process; the C++ compiler is another one.
+        CPU time of compilation and first call in this process, without the C++ compiler's process.
     allowed : {"pattern", "dense", "causal"}
-        Which pairs it computes.
+        The pairs that it computes.
     """
 
     call: Callable[[], tuple]
@@ -49,17 +48,17 @@ class Contender:
 
 
 def build(name: str, problem: Problem, given: Inputs, both: bool) -> Contender:
-    """The contender of that name, ready to run."""
+    """Build a contender by name."""
     return _BUILDERS[name](problem, given, both)
 
 
 def plan_of(problem: Problem, given: Inputs) -> spattn.Plan:
-    """The plan that spattn's CPU core executes for these inputs."""
+    """The plan that spattn executes on the CPU for these inputs."""
     return spattn.plan(problem.pattern, backend="cpu", like=given.arrays[:3])
 
 
 def versions() -> dict[str, str]:
-    """Of the contenders' packages, and how torch was built."""
+    """Versions of the contenders' packages, and torch's CPU capability."""
     found = {name: _version(name) for name in ("torch", "numpy", "scipy", "natten", "mkl", "sparse_dot_mkl")}
     return found | {"torch cpu capability": torch.backends.cpu.get_cpu_capability()}
 
@@ -135,13 +134,13 @@ def _sdpa_boolean(problem: Problem, given: Inputs, both: bool) -> Contender:
 
 def _flex(problem: Problem, given: Inputs, both: bool) -> Contender:
     if both:
-        raise NotHere("FlexAttention has no backward pass on CPU")
+        raise Unavailable("FlexAttention has no backward pass on CPU")
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     start = time.process_time()
     block_mask = create_block_mask(problem.mask_mod, None, None, problem.tokens, problem.tokens, device="cpu")
     prepared = _since(start)
-    # A fresh compilation for each mask: from the second mask on, dynamo would compile for symbolic shapes or fall back.
+    # Reset for each mask: from the second on, dynamo would compile for symbolic shapes or fall back to eager mode.
     torch._dynamo.reset()
     compiled = torch.compile(flex_attention, dynamic=False)
     start = time.process_time()
@@ -157,10 +156,10 @@ def _flex(problem: Problem, given: Inputs, both: bool) -> Contender:
 
 
 def _banded(problem: Problem, given: Inputs, both: bool) -> Contender:
-    """SDPA on a few queries at a time with the keys in reach; twice as fast as one batch of padded bands."""
+    """SDPA on slices of queries with the keys of their windows; twice as fast as one batch of padded bands."""
     side, tokens = problem.side, problem.tokens
     if not side:
-        raise NotHere("not a window")
+        raise Unavailable("the pattern is not a window")
     step = max(1, side // 2)
     start = time.process_time()
     at = torch.arange(tokens)
@@ -184,7 +183,7 @@ def _banded(problem: Problem, given: Inputs, both: bool) -> Contender:
 
 def _numpy_masked(problem: Problem, given: Inputs, both: bool) -> Contender:
     if given.q.dtype != torch.float32:
-        raise NotHere("NumPy multiplies no bfloat16 matrices at speed")
+        raise Unavailable("NumPy has no fast bfloat16 matrix product")
     q, k, v, dout = given.arrays
     start = time.process_time()
     blocked = ~mask_of(problem)
@@ -214,7 +213,7 @@ def _numpy_masked(problem: Problem, given: Inputs, both: bool) -> Contender:
 
 def _scipy_csr(problem: Problem, given: Inputs, both: bool) -> Contender:
     if both or given.q.dtype != torch.float32:
-        raise NotHere("the SciPy pipeline is float32 and forward only")
+        raise Unavailable("the SciPy pipeline is float32 and forward only")
     start = time.process_time()
     index = unfused.CsrIndex.of(problem)
     prepared = _since(start)
@@ -224,11 +223,11 @@ def _scipy_csr(problem: Problem, given: Inputs, both: bool) -> Contender:
 
 def _natten(problem: Problem, given: Inputs, both: bool) -> Contender:
     if both:
-        raise NotHere("NATTEN's CPU path (FlexAttention) has no backward pass")
+        raise Unavailable("NATTEN's CPU path (FlexAttention) has no backward pass")
     try:
         import natten
     except ImportError as error:
-        raise NotHere(f"NATTEN does not import: {error}") from error
+        raise Unavailable(f"NATTEN does not import: {error}") from error
     grid = problem.grid
     q, k, v = (
         x[0].transpose(0, 1).reshape(1, grid, grid, x.shape[1], x.shape[3]).contiguous()

@@ -1,4 +1,4 @@
-"""The graphs of docs/cpu-roofline.md and docs/sparse-fusion.md, drawn from the rows that go into the results files."""
+"""Figures of docs/cpu-roofline.md and docs/sparse-fusion.md, drawn from the results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _save(figure, path: Path) -> None:
 
 
 def peers(rows: list[dict], path: Path) -> None:
-    """How many times slower than spattn each contender is: one panel a dtype, problems one below the other."""
+    """Ratio of each contender's time to spattn's; one panel per dtype, grouped by problem."""
     rows = [r for r in rows if r["times_spattn"]]
     with plt.rc_context(_STYLE):
         dtypes = [d for d in ("float32", "bfloat16") if any(r["dtype"] == d for r in rows)]
@@ -45,14 +45,14 @@ def peers(rows: list[dict], path: Path) -> None:
         for axis, dtype in zip(axes[0], dtypes, strict=True):
             _peers_panel(axis, [r for r in rows if r["dtype"] == dtype and r["contender"] != "spattn"], dtype)
         figure.suptitle(
-            "CPU time of a call / spattn's, 8 heads of 64, one thread (log scale; right of 1: spattn is faster)", y=1.0
+            "CPU time over spattn's, 8 heads of 64, one thread (log scale; above 1: spattn is faster)", y=1.0
         )
         figure.tight_layout()
         _save(figure, path)
 
 
 def _height(rows: list[dict]) -> float:
-    """Inches: a line for each bar of the fuller panel and two for each heading."""
+    """Height in inches: one line per bar and two per heading of the fuller panel."""
     lines = [
         sum(r["dtype"] == d for r in rows) + 2 * len({(r["name"], r["pass"]) for r in rows if r["dtype"] == d})
         for d in {r["dtype"] for r in rows}
@@ -95,7 +95,7 @@ def _peers_panel(axis, rows: list[dict], dtype: str) -> None:
     axis.set_yticks(ticks, labels)
     axis.set_ylim(at - 0.5, -1)
     axis.grid(axis="x", color=GRID)
-    axis.set_title(f"{dtype} (red: what was aimed at)", loc="left", fontsize=9.5)
+    axis.set_title(f"{dtype} (red: target)", loc="left", fontsize=9.5)
 
 
 def _target(row: dict, dtype: str) -> float | None:
@@ -106,7 +106,7 @@ def _target(row: dict, dtype: str) -> float | None:
 
 
 def roofline(rows: list[dict], path: Path) -> None:
-    """Where a call's time goes: products and exponentials at their ceilings, and what is left."""
+    """Shares of a call's time: products and exponentials at their ceilings, and the rest."""
     with plt.rc_context(_STYLE):
         figure, axis = plt.subplots(figsize=(9.5, 0.34 * len(rows) + 1.4))
         for at, row in enumerate(rows):
@@ -138,7 +138,7 @@ def roofline(rows: list[dict], path: Path) -> None:
 
 
 def fusion(pipelines: list[dict], fused: dict, title: str, path: Path) -> None:
-    """Left: stages of every pipeline next to the fused kernel. Right: time of a number of calls with inspection."""
+    """Left: stages of every pipeline and the fused kernel. Right: inspection plus calls, by number of calls."""
     colors = {"SDDMM": "#2a6f97", "softmax": "#e09f3e", "SpMM": "#7a9e7e"}
     with plt.rc_context(_STYLE):
         figure, (stages, total) = plt.subplots(1, 2, figsize=(13, 0.42 * len(pipelines) + 2.2), width_ratios=(1.5, 1))
@@ -157,7 +157,7 @@ def fusion(pipelines: list[dict], fused: dict, title: str, path: Path) -> None:
         stages.set_yticks(range(len(shown) + 1), ["spattn, fused", *(r["pipeline"] for r in shown)])
         stages.invert_yaxis()
         stages.set_xlim(0, max(r["median_ms"] for r in shown) * 1.2)
-        stages.set_xlabel("CPU milliseconds a call; the bars name whose SDDMM · softmax · SpMM")
+        stages.set_xlabel("CPU milliseconds per call; labels: libraries of SDDMM · softmax · SpMM")
         stages.legend(frameon=False, loc="upper right")
         stages.grid(axis="x", color=GRID)
         _amortisation(total, fused, shown)
@@ -184,6 +184,6 @@ def _amortisation(axis, fused: dict, pipelines: list[dict]) -> None:
     axis.set_yscale("log")
     axis.set_xticks(range(0, 21, 5))
     axis.set_xlabel("calls")
-    axis.set_ylabel("CPU milliseconds in all, inspection first")
+    axis.set_ylabel("CPU milliseconds, inspection included")
     axis.legend(frameon=False, loc="lower right")
     axis.grid(color=GRID)

@@ -1,4 +1,4 @@
-"""Peak memory that one call adds, each contender in a process of its own."""
+"""Peak memory of one call, each contender in its own process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import torch
 import torch.nn.functional as F
 
 import spattn
@@ -19,12 +18,12 @@ import spattn
 from . import contenders, problems
 
 _MIB = 1 << 20
-# Freed blocks go back to the system at once, so that the call starts from what is in use and not from what was.
+# Return freed blocks to the system at once, so that the call starts from the memory in use.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 
 
 def in_a_process(script: str, problem: str, contender: str, dtype: str, both: bool, quick: bool) -> dict:
-    """The row that ``SCRIPT --memory-of`` prints in a fresh process, or the reason why it printed none."""
+    """The row that ``SCRIPT --memory-of`` prints in a new process, or the reason for its failure."""
     command = [sys.executable, script, "--memory-of", problem, contender, dtype, "both" if both else "forward"]
     command += ["--quick"] if quick else []
     done = subprocess.run(command, env=os.environ | _MALLOC, capture_output=True, text=True)
@@ -34,13 +33,13 @@ def in_a_process(script: str, problem: str, contender: str, dtype: str, both: bo
 
 
 def measure(problem: problems.Problem, name: str, dtype: str, both: bool) -> dict:
-    """Peak of a call above what was in use before it, and of the preparation (plan, mask, index), in MiB."""
+    """Peak MiB above the memory in use before: of a call, and of its preparation (plan, mask, index)."""
     given = problems.inputs(problem, dtype)
     _load_libraries(given)
     before = _start()
     contender = contenders.build(name, problem, given, both)
     prepared = _peak() - before
-    # FlexAttention compiled and ran when it was built; what the others keep from their first call counts.
+    # FlexAttention ran when it was built; the first call of the others counts what it keeps.
     before = _start()
     contender.call()
     peak = _peak() - before
@@ -48,7 +47,7 @@ def measure(problem: problems.Problem, name: str, dtype: str, both: bool) -> dic
 
 
 def _load_libraries(given: problems.Inputs) -> None:
-    """First calls read libraries into memory; that is not the call's own memory."""
+    """Run first calls, which load libraries into memory."""
     few = [x[:, :1, :64] for x in (given.q, given.k, given.v)]
     F.scaled_dot_product_attention(*few)
     spattn.attention(*few, spattn.patterns.Full(), backend="cpu")
@@ -56,7 +55,7 @@ def _load_libraries(given: problems.Inputs) -> None:
 
 
 def _start() -> int:
-    """Resets the peak of this process and returns what it holds now, in bytes."""
+    """Reset the peak of this process and return the bytes in use."""
     spattn.cpu.free_workspaces()
     gc.collect()
     if sys.platform == "linux":
@@ -84,8 +83,3 @@ def _result_bytes(given: problems.Inputs, both: bool) -> int:
 
 def _mib(size: int) -> float:
     return round(size / _MIB, 1)
-
-
-def quiet() -> None:
-    """One thread, as everywhere in these benchmarks."""
-    torch.set_num_threads(1)

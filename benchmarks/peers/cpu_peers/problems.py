@@ -1,4 +1,4 @@
-"""The problems of the comparison, their inputs, and the float64 check that every contender passes before its timing."""
+"""Problems of the CPU comparison, their inputs, and the float64 check of results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from spattn.testing import error_budget, naive, naive_gradients
 
 HEADS, HEAD_DIM = 8, 64
 SAMPLED_ROWS = 48
-CHECKED_HEAD = 3  # of the gradients, which need every row
+CHECKED_HEAD = 3  # head whose gradients are checked; they need every row
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -25,7 +25,7 @@ class Problem:
     Attributes
     ----------
     mask_mod : callable
-        The pattern as a FlexAttention user writes it; compared with the pattern's own predicate before use.
+        The pattern as a FlexAttention user writes it; checked against the pattern's predicate.
     forward, both : tuple of str
         Contenders of the forward pass and of forward + backward.
     side : int
@@ -59,12 +59,12 @@ class Inputs:
 
     @property
     def arrays(self) -> list[np.ndarray]:
-        """q, k, v and dout as NumPy sees them."""
+        """q, k, v and dout as NumPy arrays."""
         return [as_numpy(x) for x in (self.q, self.k, self.v, self.dout)]
 
 
 def problems(quick: bool) -> list[Problem]:
-    """All problems; `quick` makes them 16 times smaller in pairs."""
+    """All problems; `quick` ones have 16 times fewer pairs."""
     cut = 4 if quick else 1
     short, long, side, grid = 4096 // cut, 8192 // cut, 256 // cut, 64 // (2 if quick else 1)
     rest = ("SDPA boolean mask", "FlexAttention")
@@ -158,30 +158,30 @@ def _neighborhood(grid: int, kernel: int) -> Callable:
 
 
 def inputs(problem: Problem, dtype: str) -> Inputs:
-    """Standard normal numbers, the same for every contender."""
+    """Standard normal inputs, the same for every contender."""
     generator = torch.Generator().manual_seed(0)
     shape = (1, HEADS, problem.tokens, HEAD_DIM)
     return Inputs(*(torch.randn(shape, generator=generator).to(DTYPES[dtype]) for _ in range(4)))
 
 
 def as_numpy(x: torch.Tensor) -> np.ndarray:
-    """The same memory; bfloat16 as ml_dtypes has it."""
+    """A NumPy view of a tensor; bfloat16 by ml_dtypes."""
     x = x.detach()
     return x.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if x.dtype == torch.bfloat16 else x.numpy()
 
 
 def mask_of(problem: Problem, rows: np.ndarray | None = None) -> np.ndarray:
-    """The pattern's predicate for all or some rows."""
+    """The pattern's mask of all or some rows."""
     rows = np.arange(problem.tokens) if rows is None else rows
     bound = problem.pattern.bind(problem.tokens, problem.tokens)
     keys = np.arange(problem.tokens)[None, :]
     return np.broadcast_to(bound.allows(rows[:, None], keys), (len(rows), problem.tokens))
 
 
-class Oracle:
-    """Compares a contender's results with float64.
+class Reference:
+    """Checks a contender's results against float64.
 
-    The bound is the package's own: twice the error of the naive formula in the inputs' precision, plus one rounding.
+    The error bound is spattn's own: twice the error of the naive formula in the inputs' precision, plus one rounding.
     """
 
     def __init__(self, problem: Problem, given: Inputs, mask_mod: bool = True):
@@ -198,16 +198,16 @@ class Oracle:
         at = torch.arange(self.problem.tokens)
         rows = torch.from_numpy(self.rows)
         theirs = self.problem.mask_mod(0, 0, rows[:, None], at[None, :]).numpy()
-        assert (theirs == mask_of(self.problem, self.rows)).all(), f"{self.problem.name}: mask_mod differs"
+        assert (theirs == mask_of(self.problem, self.rows)).all(), f"{self.problem.name}: mask_mod and pattern differ"
 
     def check(self, result: tuple, allowed: str = "pattern") -> dict[str, float]:
-        """Largest error and bound of the output, and of the gradients when there are any.
+        """Largest error and bound of the output, and of the gradients if given.
 
         Parameters
         ----------
         result : (out,) or (out, dq, dk, dv)
         allowed : {"pattern", "dense", "causal"}
-            Which pairs it is of.
+            The pairs that were computed.
         """
         mask, key = self._allowed(self.rows, allowed), allowed
         if key not in self._expected:

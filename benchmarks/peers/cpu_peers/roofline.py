@@ -1,4 +1,4 @@
-"""What a kernel's arithmetic, exponentials and memory traffic would cost alone, each at its measured ceiling."""
+"""Lower bounds of a kernel's time: arithmetic, exponentials and memory at measured ceilings."""
 
 from __future__ import annotations
 
@@ -7,31 +7,30 @@ from spattn import cpu
 from .contenders import plan_of
 from .problems import HEAD_DIM, HEADS, Inputs, Problem
 
-FORWARD_FLOPS = 4 * HEAD_DIM  # of one allowed pair: two products
+FORWARD_FLOPS = 4 * HEAD_DIM  # per allowed pair: two products
 BACKWARD_FLOPS = 10 * HEAD_DIM  # five products
 CEILINGS = ("exp_fp32", "read_l1", "read_l2", "read_l3", "read_dram", "gemm_fp32", "gemm_bf16", "amx_registers")
 
 
 def flops_per_pair(both: bool) -> int:
-    """Of an allowed pair of one head."""
+    """Flops per allowed pair of one head."""
     return FORWARD_FLOPS + (BACKWARD_FLOPS if both else 0)
 
 
 def packed_bytes(dtype: str) -> int:
-    """Bytes of an element of K and V as the kernel that is in use reads them."""
+    """Bytes per element of K and V as the selected kernel reads them."""
     return 2 if dtype == "bfloat16" and cpu.info()["in use"] in ("amx", "avx512bf16") else 4
 
 
 def row(problem: Problem, given: Inputs, dtype: str, both: bool, median_ms: float, ceilings) -> dict:
-    """The spattn row of the roofline table.
+    """spattn's row of the roofline table.
 
     Notes
     -----
-    Products and exponentials are instructions of the same vector units and add up; reads overlap with them. So no
-    kernel of this plan can be faster than ``attainable_ms = max(products + exp, L2, DRAM)``, and ``attained_pct`` is
-    how near it came. K and V are read once a tile from L2 in the packed precision: bfloat16 where the kernel multiplies
-    pairs of it (AMX, and `vdpbf16ps`, whose operands are two to a 32-bit element), else float32; q, k, v and out once
-    from DRAM.
+    Products and exponentials use the same vector units and add up; reads overlap with them. So no kernel can execute
+    this plan faster than ``attainable_ms = max(products + exp, L2, DRAM)``; ``attained_pct`` is its ratio to the
+    median. K and V are read once per tile from L2 in the packed precision: bfloat16 if the kernel multiplies bfloat16
+    pairs (AMX and `vdpbf16ps`), else float32. DRAM transfers q, k, v and out once.
     """
     plan = plan_of(problem, given)
     reference = ceilings.reference(dtype)

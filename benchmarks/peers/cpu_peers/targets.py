@@ -1,8 +1,8 @@
-"""What the comparison is meant to show, row by row, and whether it did."""
+"""Targets of peers_cpu.py."""
 
 from __future__ import annotations
 
-# (problem, pass, contender or "ceiling", least ratio or share for float32, for bfloat16)
+# (problem, pass, contender or "ceiling", target ratio or share for float32, for bfloat16)
 TARGETS = [
     ("window", "forward", "FlexAttention", 3.6, 4.0),
     ("window_long", "forward", "SDPA dense", 17.0, 26.0),
@@ -17,7 +17,7 @@ TARGETS = [
 
 
 def rows(results: list[dict]) -> list[dict]:
-    """One row a target and dtype whose problem was measured."""
+    """One row per target and dtype whose problem was measured."""
     found = []
     for problem, which, against, *least in TARGETS:
         for dtype, target in zip(("float32", "bfloat16"), least, strict=True):

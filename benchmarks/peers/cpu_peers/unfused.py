@@ -1,4 +1,4 @@
-"""Sparse attention as three separate kernels over a CSR index: SDDMM, softmax and SpMM of the libraries at hand."""
+"""Sparse attention as separate SDDMM, softmax and SpMM kernels over a CSR index."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import torch
 
 from spattn import patterns as sp
 
-_GATHER = 1 << 12  # pairs that the NumPy SDDMM gathers at once: the fastest of 2^9 … 2^15 here
+_GATHER = 1 << 12  # pairs per gather of the NumPy SDDMM: the fastest of 2^9 … 2^15
 
 
 @dataclass(frozen=True)
 class CsrIndex:
-    """Which pairs, as CSR: the unfused pipelines' inspection. Each form is made when a kernel first asks for it."""
+    """The allowed pairs in CSR: the inspection of the unfused pipelines. Each form is made on first use."""
 
     indptr: np.ndarray
     indices: np.ndarray
@@ -40,7 +40,7 @@ class CsrIndex:
 
     @property
     def tokens(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return len(self.indptr) - 1
 
     @cached_property
@@ -70,16 +70,16 @@ class CsrIndex:
 
     @cached_property
     def zeros(self) -> torch.Tensor:
-        """The index with no values, for sampled_addmm."""
+        """The index with zero values, for sampled_addmm."""
         return self.as_torch(torch.zeros(len(self.indices)))
 
     def as_torch(self, values: torch.Tensor) -> torch.Tensor:
-        """A torch CSR matrix of these values."""
+        """A torch CSR matrix with these values."""
         size = (self.tokens, self.tokens)
         return torch.sparse_csr_tensor(self.torch_indptr, self.torch_indices, values, size, check_invariants=False)
 
     def as_scipy(self, values: np.ndarray) -> scipy.sparse.csr_matrix:
-        """A SciPy CSR matrix of these values, which shares the index."""
+        """A SciPy CSR matrix with these values that shares the index."""
         matrix = scipy.sparse.csr_matrix((self.tokens, self.tokens), dtype=np.float32)
         matrix.data, matrix.indices, matrix.indptr = values, self.indices, self.indptr
         return matrix
@@ -129,16 +129,16 @@ def _spmm_mkl(index: CsrIndex, weights: np.ndarray, v: torch.Tensor) -> torch.Te
     return torch.from_numpy(dot_product_mkl(index.as_scipy(weights), v.numpy()))
 
 
-# What each library has. Softmax leaves the division by the row sum to the output, which is 8 times smaller than the
-# weights. NumPy: gathered rows and einsum; maximum.reduceat and add.reduceat. torch: sparse.sampled_addmm;
-# segment_reduce; sparse.mm, which is MKL's.
+# Kernels by library. Softmax leaves the division by the row sum to the output, which is 8 times smaller.
+# NumPy: gathered rows and einsum; maximum.reduceat and add.reduceat. torch: sparse.sampled_addmm; segment_reduce;
+# sparse.mm, which is MKL's.
 SDDMM = {"NumPy": _sddmm_gather, "torch": _sddmm_torch}
 SOFTMAX = {"NumPy": _softmax_numpy, "torch": _softmax_torch}
 SPMM = {"SciPy": _spmm_scipy, "torch (MKL)": _spmm_torch, "sparse_dot_mkl": _spmm_mkl}
-SCIPY, TORCH = ("NumPy", "NumPy", "SciPy"), ("torch", "torch", "torch (MKL)")  # of one library each
+SCIPY, TORCH = ("NumPy", "NumPy", "SciPy"), ("torch", "torch", "torch (MKL)")  # single-library pipelines
 
 
-# The forms of the index that each kernel uses, apart from the CSR arrays themselves.
+# Forms of the index that each kernel uses, besides the CSR arrays.
 _NEEDS = (
     {"NumPy": ("rows",), "torch": ("zeros",)},
     {"NumPy": ("counts",), "torch": ("torch_counts", "torch_indptr")},
@@ -147,12 +147,12 @@ _NEEDS = (
 
 
 class Pipeline:
-    """One kernel of each kind, head after head; values of all pairs go through memory between them.
+    """One kernel of each kind, head after head; the values of all pairs go through memory in between.
 
     Attributes
     ----------
     stage_ms : dict of list of float
-        CPU milliseconds of each call's stages.
+        CPU milliseconds of each stage, one entry per call.
     """
 
     def __init__(self, index: CsrIndex, sddmm: str, softmax: str, spmm: str):
@@ -178,7 +178,7 @@ class Pipeline:
         return out
 
     def forget(self) -> None:
-        """Drops the stage times so far."""
+        """Clear the stage times."""
         self.stage_ms = {stage: [] for stage in self.stage_ms}
 
     def medians(self) -> dict[str, float]:
@@ -187,27 +187,27 @@ class Pipeline:
 
 
 def prepare(index: CsrIndex, names: tuple[str, ...]) -> None:
-    """Makes the forms of the index that these kernels use."""
+    """Make the forms of the index that these kernels use."""
     for needs, name in zip(_NEEDS, names, strict=True):
         for form in needs[name]:
             getattr(index, form)
 
 
 def quiet_torch_sparse() -> None:
-    """torch says once a process that CSR tensors are a beta feature; lets it say so here."""
+    """Silence torch's once-per-process warning that CSR tensors are a beta feature."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         CsrIndex(np.array([0, 1], dtype=np.int32), np.array([0], dtype=np.int32)).zeros  # noqa: B018
 
 
 def why_no_sparse_dot_mkl() -> str | None:
-    """None when sparse_dot_mkl imports; it needs to be told where pip put MKL."""
+    """None if sparse_dot_mkl can be imported, else the reason; sets the path of pip's MKL."""
     try:
         found = [f for f in importlib.metadata.files("mkl") or () if f.name.startswith("libmkl_rt.so")]
         os.environ.setdefault("MKL_THREADING_LAYER", "SEQUENTIAL")
         if found:
             os.environ.setdefault("MKL_RT", str(found[0].locate().resolve()))
         import sparse_dot_mkl  # noqa: F401
-    except ImportError as error:  # PackageNotFoundError is one
+    except ImportError as error:  # includes PackageNotFoundError
         return f"{error}; pip install mkl sparse_dot_mkl"
     return None
