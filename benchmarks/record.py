@@ -89,8 +89,8 @@ def slug(gpu: str | None = None, cpuinfo: str | None = None) -> str:
     if facts.get("vendor_id") == "AuthenticAMD" and family in _ZEN:
         return "zen4" if family == "25" and "avx512f" in flags else _ZEN[family]
     model = re.sub(r"\([^)]*\)", " ", facts.get("model name", "") or platform.processor() or platform.machine())
-    noise = {"intel", "amd", "processor", "cpu", "core"}
-    words = [word for word in re.findall(r"[a-z0-9]+", model.lower()) if word not in noise]
+    noise = {"intel", "amd", "gen", "processor", "cpu", "core"}
+    words = [word for word in re.findall(r"\b[a-z][a-z0-9]*", model.lower()) if word not in noise]
     widest = next((name for flag, name in _VECTORS if flag in flags), None)
     return "-".join([*words[:1], *([widest] if widest else [])]) or "unknown"
 
