@@ -1,6 +1,6 @@
-"""Public names as a program of a user's calls them. Never run: ``make lint`` lets mypy read it.
+"""Type-check the public API: mypy reads this file in ``make lint``; it never runs.
 
-A parameter or result of the public interface that loses its type, or has a wrong one, is an error here.
+A public parameter or result that loses its type, or has a wrong one, is an error here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spattn import transformers as spattn_transformers
 @patterns.register("typed")
 @dataclass(frozen=True)
 class Typed(patterns.Pattern):
-    """Keeps its class through the decorator, or ``Typed(3).period`` would be an error."""
+    """Keeps its class through the decorator; otherwise ``Typed(3).period`` would be an error."""
 
     period: int
 
