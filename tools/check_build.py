@@ -1,6 +1,6 @@
 """Check that the imported spattn is a given build.
 
-    python tools/check_build.py FOLDER openmp|serial
+python tools/check_build.py FOLDER openmp|serial
 """
 
 import sys

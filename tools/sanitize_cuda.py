@@ -82,7 +82,7 @@ def repeat(dtypes: list[str]) -> None:
 
 
 def attend(pattern, batch: int, heads_q: int, heads_kv: int, q_len: int, kv_len: int, *dims_and_dtype) -> None:
-    """One problem: forward in each precision of its dtype, and backward. A NaN in V sends rows to the float64 fallback."""
+    """One problem, forward and backward. A NaN in V sends rows to the float64 fallback."""
     import numpy as np
 
     import spattn
