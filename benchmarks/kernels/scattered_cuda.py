@@ -61,7 +61,7 @@ def run(name: str, pattern: sp.Pattern, sets: list) -> dict[str, object]:
             raise AssertionError(f"{who} on {name}: relative error {error} against float64")
     times = measure({who: call for who, (_, call) in calls.items()}, ROUNDS)
     ms = {who: statistics.median(each) for who, each in times.items()}
-    how = "keys gathered" if own.gathered else "tokens in order" if own.ordered else "tokens in a row"
+    how = "gathered KV" if own.gathered else "permuted" if own.ordered else "consecutive tokens"
     row = {"problem": name, "head_dim": shape[3], "plan": f"{own.block_q} × {own.block_kv}, {how}"}
     row |= {f"{who}_ms": round(each, 4) for who, each in ms.items()}
     return row | {f"times_{who}": round(ms[who] / ms["spattn"], 3) for who in list(ms)[1:]}
