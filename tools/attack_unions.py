@@ -106,6 +106,7 @@ class Attack:
         """Two or three operands in every order, by each operator."""
         from compositions import draws
 
+        from spattn.schedule import compiler
         from spattn.testing import plan_pairs
 
         batch, heads, _, q_len, kv_len = self.case.sizes

@@ -6,9 +6,9 @@
     python benchmarks/costs/price_cpu.py --dtype float32  # prints every case of one dtype, writes nothing
 
 One thread, 21 problems with three plans each: other tiles, and boxes of queries with their own keys where the pattern
-has spans; all timed in turns. Coefficients are nanoseconds per feature of ``spattn.choose.features_cpu.Counts``, fitted by
+has spans; all timed in turns. Coefficients are nanoseconds per feature of ``choose.features_cpu.Counts``, fitted by
 non-negative least squares of relative errors. Each case is predicted by coefficients fitted without its problem. The
-coefficients of boxes of few queries, ``spattn.choose.features_cpu.RowCounts``, are fitted to neighbourhoods and windows;
+coefficients of boxes of few queries, ``choose.features_cpu.RowCounts``, are fitted to neighbourhoods and windows;
 those of tiles with one query, to random pairs. Writes ``price_cpu``; exits with 1 if a dtype misses a target. The last
 lines printed are the table rows of ``spattn.choose.machine_cpu``: Counts first, then RowCounts for tiles with one query
 and with a few.

@@ -38,6 +38,8 @@ def benchmarks() -> dict[str, Callable[[], Call]]:
     """Functions by name that allocate the arrays and return the call to time."""
     import ml_dtypes
     import numpy as np
+    from compat import make_plan
+    from compat import pattern as named
 
     import spattn
     from spattn import patterns as sp
@@ -63,7 +65,7 @@ def benchmarks() -> dict[str, Callable[[], Call]]:
     def plan(make, tokens, batch=1):
         def call():
             spattn.clear_plan_cache()
-            spattn.plan(pattern, tokens, tiling=spattn.Tiling(tile=(48, 64)), batch=batch)
+            make_plan(pattern, tokens, (48, 64), batch=batch)
 
         pattern = make()
         return call
@@ -73,22 +75,22 @@ def benchmarks() -> dict[str, Callable[[], Call]]:
 
         def call():
             spattn.clear_plan_cache()
-            spattn.plan(make(), tokens, tiling=spattn.Tiling(tile=(48, 64)))
+            make_plan(make(), tokens, (48, 64))
 
         return call
 
     grid = sp.Neighborhood((48, 48), 7)
     documents = sp.Causal() & sp.Documents((300, 700, 48, 1000))
-    union = sp.strided(8) | sp.strided(64) | sp.DilatedWindow(3, 13, 4)
+    union = named("strided", 8) | named("strided", 64) | sp.DilatedWindow(3, 13, 4)
     layout = np.random.default_rng(1).random((64, 64)) < 0.2
     kept = {
         "full": sp.Full(),
         "causal": sp.Causal(),
         "window": sp.SlidingWindow(128),
-        "Longformer": sp.longformer(256, global_tokens=16),
+        "Longformer": named("longformer", 256, global_tokens=16),
         "BigBird": sp.BigBird(64),
-        "strided": sp.strided(64),
-        "fixed": sp.fixed(128, 8),
+        "strided": named("strided", 64),
+        "fixed": named("fixed", 128, 8),
         "dilated": sp.DilatedWindow(64, dilation=4),
         "documents": documents,
         "blocks": sp.BlockLayout(layout, 32),
@@ -114,8 +116,8 @@ def benchmarks() -> dict[str, Callable[[], Call]]:
     long = {
         "window": lambda: sp.SlidingWindow(256),
         "causal": lambda: sp.Causal(),
-        "Longformer": lambda: sp.longformer(64),
-        "strided": lambda: sp.strided(128),
+        "Longformer": lambda: named("longformer", 64),
+        "strided": lambda: named("strided", 128),
         "dilated": lambda: sp.DilatedWindow(128, dilation=8),
         "BigBird": lambda: sp.BigBird(64),
         "neighbourhood": lambda: sp.Neighborhood((512, 512), 13),

@@ -33,6 +33,9 @@ LARGE = 1200
 
 def make_problems() -> list[dict]:
     """Registered patterns and gallery compositions at their own length; others at 1200 keys, also with few queries."""
+    from compat import describe, registry, show
+    from compat import pattern as named
+
     from spattn import patterns as sp
 
     problems = []
@@ -41,26 +44,26 @@ def make_problems() -> list[dict]:
         problems.append(
             {
                 "name": f"{name}, {q_len} × {kv_len}",
-                "pattern": json.loads(pattern.to_json()),
+                "pattern": describe(pattern),
                 "q_len": q_len,
                 "kv_len": kv_len,
                 "size": size,
             }
         )
 
-    for name in sp.registry.names():
-        found = sp.registry.example(name)
+    for name in registry.names():
+        found = registry.example(name)
         if found is not None:
             add(name, *found, "small")
-    for name, (pattern, length) in sp.show.gallery().items():
+    for name, (pattern, length) in show.gallery().items():
         add(name, pattern, length, length, "small")
     large = {
         "full": sp.Full(),
         "causal": sp.Causal(),
         "window": sp.SlidingWindow(100),
-        "longformer": sp.longformer(200, global_tokens=16),
-        "strided": sp.strided(64),
-        "fixed": sp.fixed(64, 8),
+        "longformer": named("longformer", 200, global_tokens=16),
+        "strided": named("strided", 64),
+        "fixed": named("fixed", 64, 8),
         "dilated": sp.DilatedWindow(64, 64, 3),
         "bigbird": sp.BigBird(64),
         "hole": sp.Causal() - sp.SlidingWindow(30),
@@ -77,12 +80,13 @@ def digests(problems: list[dict], backend: str) -> dict[str, str]:
     """Digests by name of the result, computed by the build of this process."""
     import ml_dtypes
     import numpy as np
+    from compat import read
 
     import spattn
 
     found = {}
     for number, problem in enumerate(problems):
-        pattern = spattn.patterns.from_dict(problem["pattern"])
+        pattern = read(problem["pattern"])
         for shape in SHAPES[problem["size"]]:
             batch, heads_q, heads_kv, head_dim, head_dim_v = _fitting(pattern, shape)
             rows, keys = (batch, problem["q_len"], heads_q), (batch, problem["kv_len"], heads_kv)
