@@ -27,7 +27,7 @@ CLASSES = [
     p.Documents,
     p.KeyBlocks,
     p.KeyPadding,
-    p.prefix_lm,
+    pattern_class("prefix_lm"),
     p.Sinks,
     p.SlidingWindow,
     p.VerticalSlash,

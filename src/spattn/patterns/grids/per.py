@@ -222,7 +222,7 @@ def _sides(pattern: Pattern, tokens: int) -> list[_Side]:
     """The parts along an axis. Where keys are spans that differ, an axis is cut behind a shorter first block, for the
     others to start at the lattice's first token; blocks of one token are one part, shifted."""
     parts = pattern.parts(tokens, tokens)
-    if any(part.query is not None or part.key is not None for part in parts) or len(parts) > 1:
+    if any(part.query is not None or part.key is not None for part in parts) or len(parts) != 1:
         return [_Side(part, None) for part in parts]
     found = _span(pattern, tokens)
     if found is None or not found[1].all():
