@@ -1,0 +1,10 @@
+"""A sentence encoder (MiniLM) on real text, every attention layer computed by spattn.
+
+``python examples/sentence_encoder`` runs it, ``make demo`` builds the package first.
+"""
+
+from .layers import run as profile
+from .model import DemoUnavailable
+from .report import run
+
+__all__ = ["DemoUnavailable", "profile", "run"]
