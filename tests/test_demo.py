@@ -186,8 +186,10 @@ def test_without_time_the_demo_measures_the_least(real, tmp_path, monkeypatch):
     assert report.run(tmp_path, quick=True, say=lines.append, seconds=1e-9)
     found = json.loads((tmp_path / "demo.json").read_text())
     assert found["agreement"]["texts"] == 4 and found["omitted"] == [600]
+    assert [shift["pattern"] for shift in found["embeddings"]] == ["dense", "window ±16"]
     assert [d["tokens"] for d in found["dense"]] == [128]
     assert any("omitted" in line and "600 tokens" in line for line in lines)
+    assert any("omitted" in line and "window ±64" in line for line in lines)
 
 
 def test_slow_calls_have_fewer_turns(monkeypatch):

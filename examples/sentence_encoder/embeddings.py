@@ -35,7 +35,7 @@ def compare(
 ) -> tuple[Agreement, list[Shift]]:
     """Embed texts of up to `modules` modules densely, in plain NumPy and by spattn, then with each sparse pattern.
 
-    The budget bounds the number of texts.
+    The budget bounds the number of texts, and of sparse patterns beyond the first.
     """
     texts = text.tokenise(tokenizer, text.sample(modules), encoder.max_len)
     plain = _plain_embeddings(encoder, texts, progress, budget.share(1 / _STAGES))
@@ -60,6 +60,8 @@ def compare(
 
     shifts = [shift_by("dense", patterns.Full(), dense)]
     for name, pattern in sparse_patterns().items():
+        if len(shifts) > 1 and not budget.left:
+            break
         shifts.append(shift_by(name, pattern, embed(f"(b) {name}", padded_embeddings, pattern)))
     progress.finish()
     return agreement, shifts

@@ -44,8 +44,8 @@ def run(
     say : callable
         Receives the lines of the report. Progress lines go to standard error.
     seconds : float
-        Time budget of the measurements. On a slow or busy machine they use fewer texts, repeat less and omit the
-        longest sequences.
+        Time budget of the measurements. On a slow or busy machine they use fewer texts and patterns, repeat
+        less, and omit the longest sequences.
 
     Returns
     -------
@@ -74,7 +74,7 @@ def run(
     taken = others.share()
     _tell_speed(say, timings, device)
     if timings.omitted:
-        say(f"    omitted, as they would take too long: {', '.join(map(str, timings.omitted))} tokens (see --seconds)")
+        say(f"    omitted, as the time is spent: {', '.join(map(str, timings.omitted))} tokens (see --seconds)")
     if taken > _BUSY:
         say(f"    other programs took {100 * taken:.0f} % of the processors meanwhile: the times are unreliable")
     say("")
@@ -135,6 +135,9 @@ def _tell_embeddings(say: Callable[[str], None], agreement: Agreement, shifts: l
             f"    {s.pattern:30} {100 * s.pairs:5.1f} % {s.efficiency:10.2f} {s.cosine_mean:7.4f} {s.cosine_min:7.4f} "
             f"{found:>8}"
         )
+    omitted = [name for name in embeddings.sparse_patterns() if name not in {s.pattern for s in shifts}]
+    if omitted:
+        say(f"    omitted, as the time is spent: {'; '.join(omitted)} (see --seconds)")
     say("")
 
 
