@@ -31,7 +31,7 @@ from spattn import patterns as sp
 from spattn.testing import inputs, random
 
 sys.path.append(str(record.ROOT / "examples"))
-from sentence_encoder.machine import Others  # noqa: E402
+from sentence_encoder.others import Others  # noqa: E402
 
 TOKENS, HEAD_DIM, SIDE = 4096, 64, 256
 LEAST_SPEEDUP = 1.8  # of two threads

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sentence_encoder import DemoUnavailable, embeddings, layers, model, naive, report, speed, text
+from sentence_encoder import embeddings, layers, model, naive, others, report, speed, text
 from sentence_encoder.command import main
-from sentence_encoder.machine import Others, facts
+from sentence_encoder.machine import facts
+from sentence_encoder.model import DemoUnavailable
 from sentence_encoder.progress import Progress
 from sentence_encoder.results import PARTS, TOLERANCE, Agreement, Profile
 
@@ -259,7 +260,19 @@ def test_profile_tells_a_disagreement(real, tmp_path, monkeypatch):
 
 
 def test_share_of_other_programs_is_a_share():
-    assert 0 <= Others().share() <= 1
+    assert 0 <= others.Others().share() <= 1
+
+
+@pytest.mark.parametrize("busy, given, limit", [(0.2, None, None), (1.0, None, "1"), (2.0, None, "1"), (2.0, "2", "2")])
+def test_blas_gets_the_idle_processors(monkeypatch, busy, given, limit):
+    environment = {} if given is None else {"OPENBLAS_NUM_THREADS": given}
+    monkeypatch.setattr(others.os, "environ", environment)
+    monkeypatch.setattr(others.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(others.os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(others.Others, "cores", lambda self: busy)
+    others.set_up_threads()
+    assert environment.get("OPENBLAS_NUM_THREADS") == limit
+    assert environment["OMP_WAIT_POLICY"] == "passive"
 
 
 def test_facts_are_those_of_show_versions(capsys):

@@ -2,9 +2,3 @@
 
 ``python examples/sentence_encoder`` runs it, ``make demo`` builds the package first.
 """
-
-from .layers import run as profile
-from .model import DemoUnavailable
-from .report import run
-
-__all__ = ["DemoUnavailable", "profile", "run"]

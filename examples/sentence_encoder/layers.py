@@ -19,6 +19,7 @@ from spattn.patterns import Pattern, SlidingWindow
 
 from . import machine, text
 from .model import DemoUnavailable, Encoder, missing
+from .others import Others
 from .progress import Progress
 from .results import PARTS, TOLERANCE, Profile
 from .startup import begin
@@ -65,7 +66,7 @@ def run(out: Path, backend: str = "auto", quick: bool = False, say: Callable[[st
     bert = in_transformers(encoder).to(backend)
     tokens = QUICK_TOKENS if quick else TOKENS
     ids = text.chunks(tokenizer, tokens // encoder.max_len, encoder.max_len).reshape(1, -1)
-    others = machine.Others()
+    others = Others()
     profiles, difference = measure(bert, ids, encoder.max_len)
     taken = others.share()
     _tell(say, profiles, tokens, difference)

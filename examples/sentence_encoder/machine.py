@@ -1,4 +1,4 @@
-"""Facts about the machine, and the load by other programs."""
+"""Facts about the machine."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import io
 import os
 import platform
 import re
-import time
 from pathlib import Path
 
 import spattn
 
-_CPUINFO, _STAT = Path("/proc/cpuinfo"), Path("/proc/stat")
+_CPUINFO = Path("/proc/cpuinfo")
 
 
 def facts() -> dict[str, object]:
@@ -31,24 +30,3 @@ def _processor() -> str:
     lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
     names = [line for line in lines if line.startswith("model name")]
     return names[0].partition(":")[2].strip() if names else platform.machine()
-
-
-class Others:
-    """Processor time of other programs since this object was made."""
-
-    def __init__(self) -> None:
-        self._wall, self._busy, self._own = time.perf_counter(), _busy_seconds(), time.process_time()
-
-    def share(self) -> float:
-        """Their share of all processor time since then, 0 to 1; 0 without /proc/stat."""
-        busy, own = _busy_seconds() - self._busy, time.process_time() - self._own
-        seconds = (time.perf_counter() - self._wall) * (os.cpu_count() or 1)
-        return min(max((busy - own) / seconds, 0.0), 1.0)
-
-
-def _busy_seconds() -> float:
-    """Seconds of all processors together that were neither idle nor waiting for I/O."""
-    if not _STAT.exists():
-        return 0.0
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, _STAT.read_text().split()[1:9])
-    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

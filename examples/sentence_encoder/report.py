@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 from . import embeddings, machine, speed
 from .budget import Budget
 from .device import Device, device_for
+from .others import Others
 from .progress import Progress
 from .results import TOLERANCE, Agreement, Case, Shift, Timings
 from .startup import begin
@@ -19,7 +21,7 @@ from .startup import begin
 LENGTHS = [1024, 2048, 4096, 8192, 16384]
 QUICK_LENGTHS = [1024, 2048, 4096]
 MODULES, QUICK_MODULES = 16, 6
-SECONDS = 75  # of all measurements; imports and pictures take a few more
+SECONDS = 80  # of all measurements; imports and pictures take a few more
 _BUSY = 0.1  # share of the processors' time taken by other programs above which timings are unreliable
 _print_now = partial(print, flush=True)
 
@@ -63,13 +65,13 @@ def run(
     progress.start("load MiniLM")
     figures, backend, (encoder, tokenizer) = begin(out, backend)
     modules = QUICK_MODULES if quick else MODULES
-    agreement, shifts = embeddings.compare(encoder, tokenizer, modules, backend, progress, budget.share(1 / 3))
+    agreement, shifts = embeddings.compare(encoder, tokenizer, modules, backend, progress, budget.share(2 / 5))
     _tell_embeddings(say, agreement, shifts)
 
     lengths = QUICK_LENGTHS if quick else LENGTHS
     device = device_for(backend)
     qkv = speed.real_qkv(encoder, tokenizer, max(lengths), backend, progress, budget.share(1 / 4))
-    others = machine.Others()
+    others = Others()
     timings = speed.measure(qkv, lengths, device, progress, budget)
     taken = others.share()
     _tell_speed(say, timings, device)
@@ -98,6 +100,7 @@ def run(
             "heads": qkv[0].shape[1],
             "head_dim": qkv[0].shape[3],
             "dtype": str(qkv[0].dtype),
+            "blas_threads": _blas_threads(),
             "note": device.note,
         },
         "agreement": asdict(agreement) | {"tolerance": TOLERANCE, "holds": agreement.holds},
@@ -111,6 +114,12 @@ def run(
         say(f"wrote {(out / name).resolve()}")
     say(f"finished in {progress.seconds:.0f} s")
     return agreement.holds and _errors_hold(timings.cases)
+
+
+def _blas_threads() -> int | None:
+    """Limit of OpenBLAS's threads, set by :func:`.others.set_up_threads` or the caller."""
+    limit = os.environ.get("OPENBLAS_NUM_THREADS", "")
+    return int(limit) if limit.isdecimal() else None
 
 
 def _errors_hold(cases: list[Case]) -> bool:
@@ -145,6 +154,8 @@ def _tell_speed(say: Callable[[str], None], timings: Timings, device: Device) ->
     lengths = sorted(timings.dense)
     say("(c) forward time on the model's own q, k, v, concatenated, 12 heads of 32, float32: ms (speed-up)")
     say(f"    {device.note}")
+    if _blas_threads():
+        say(f"    NumPy's BLAS is limited to {_blas_threads()} thread(s)")
     say("    " + f"{'tokens':42}" + "".join(f"{n:>16}" for n in lengths))
     say("    " + f"{device.dense_label:42}" + "".join(f"{1e3 * timings.dense[n].seconds:>16.1f}" for n in lengths))
     for name in speed.timed_patterns():

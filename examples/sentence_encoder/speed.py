@@ -89,7 +89,7 @@ def measure(qkv: list[np.ndarray], lengths: list[int], device: Device, progress:
         if n > qkv[0].shape[2] or predicted > budget.left:
             result.omitted.extend(lengths[number:])
             break
-        own = budget.share(1 / (2 * (len(lengths) - number) - 1))  # 1/9, 1/7, …: longer texts have more time
+        own = budget.share(1 / (2 ** (len(lengths) - number) - 1))  # each length has half the time of the next one
         seconds, last = _measure_length(n, qkv, device, result, progress, own, check=not number), n
     progress.finish()
     return result
