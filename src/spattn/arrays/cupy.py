@@ -1,4 +1,4 @@
-"""All that knows CuPy."""
+"""CuPy arrays."""
 
 from __future__ import annotations
 

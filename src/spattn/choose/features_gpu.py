@@ -1,8 +1,7 @@
-"""What a plan makes the workers of a GPU do, counted: persistent blocks that take tasks in turn until none is left.
+"""Features of the GPU cost model: operation counts of persistent CTAs that take tasks in turn.
 
-Times are sums over these counts, each with a coefficient of the device. What is shared by all workers evenly would be a
-worker's share of the total; a launch takes as long as the worker that is done last. How much longer that is than the
-share follows from dealing out the tasks in their order (``schedule/tasks.py::order_tasks``), by their steps alone.
+Work shared evenly is counted as one worker's share of the total. A launch ends with its last worker; the excess over
+the even share comes from simulating the task order (``schedule/tasks.py::order_tasks``) by iteration counts.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from ..schedule.finishers import find_finishers
 
 __all__ = ["GpuCounts", "Kernel", "Sizes", "count_on_gpu", "last_done"]
 
-_ITEM, _PARTIAL = 0.75, 0.25  # steps that an item takes beside its own, and a step that loads bitmasks
-_BINS = 32  # of items by their steps, when they are dealt out
-_DEALT = 64  # kinds of tasks that are dealt out one after the other; those before them keep all workers equally busy
+_ITEM, _PARTIAL = 0.75, 0.25  # overhead, in iterations, of an item, and of an iteration that loads bitmasks
+_BINS = 32  # histogram bins of items by iterations
+_DEALT = 64  # last task kinds to simulate one by one; earlier ones are assumed to load all workers evenly
 
 
 class Kernel(NamedTuple):
@@ -30,13 +29,13 @@ class Kernel(NamedTuple):
     Attributes
     ----------
     rows : int
-        That a tile of queries is computed as.
+        Rows of a query tile, padded.
     tiles : int
-        Of keys, in a step.
+        Key tiles per iteration.
     head_dim : int
-        That K and V are computed as.
+        Padded head_dim of K and V.
     workers : int
-        Blocks that run at the same time.
+        Resident CTAs.
     keys_together : int
         See :func:`~spattn.schedule.tasks.order_tasks`.
     """
@@ -49,7 +48,7 @@ class Kernel(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Those of a call."""
+    """Sizes of a call."""
 
     batch: int
     heads_q: int
@@ -59,26 +58,26 @@ class Sizes(NamedTuple):
 
 
 class GpuCounts(NamedTuple):
-    """What a forward does; `items` to `joined` are those of the worker that is done last.
+    """Operation counts of a forward; `items` to `joined` are those of the worker that finishes last.
 
     Attributes
     ----------
     launches, merging : float
-        Launches that compute items, one or two, and launches that merge, none or one.
+        Launches that compute items (one or two), and combine launches (zero or one).
     items : float
         Work items.
     weights : float
-        Pairs in its steps.
+        Computed pairs.
     products : float
-        The same, times features of K.
+        Computed pairs times features of K.
     partial : float
-        Pairs in those of its steps that load a bitmask.
+        Computed pairs in iterations that load a bitmask.
     written, joined : float
-        Elements of rows that it writes for others to merge, and of those that it reads and joins with its own.
+        Elements of partial rows written for others, and of those read by in-kernel reductions.
     merged : float
-        Elements of rows that merges read, on the whole device.
+        Elements of partial rows that combines read, on the whole device.
     elements : float
-        Of the arrays of the call.
+        Elements of the call's arrays.
     """
 
     launches: float
@@ -94,7 +93,7 @@ class GpuCounts(NamedTuple):
 
 
 def count_on_gpu(plan: Plan, sizes: Sizes, kernel: Kernel, alone: bool = True) -> GpuCounts:
-    """The counts of a call, whose launches are others', too, where it is not `alone`: then no worker is left idle."""
+    """Counts of a call; unless `alone`, other calls share its launches and no worker idles."""
     of, (batch, heads_q, heads_kv, head_dim, head_dim_v) = _of_plan(plan, kernel.tiles), sizes
     variant = np.broadcast_to(plan.variant, (batch, heads_q)).ravel()
     times = np.bincount(variant, minlength=plan.variants)
@@ -127,17 +126,11 @@ def count_on_gpu(plan: Plan, sizes: Sizes, kernel: Kernel, alone: bool = True) -
 
 
 def last_done(tasks: np.ndarray, cost: np.ndarray, workers: int) -> float:
-    """When the last worker is done, if each takes the next task as soon as it has done one.
+    """Makespan of list scheduling: each worker takes the next task when it is free.
 
-    Parameters
-    ----------
-    tasks : (groups, kinds) array
-        How many of each kind, group after group.
-    cost : (kinds,) array
-        Of a task; it falls.
-    workers : int
+    `tasks` (groups, kinds) counts the tasks in order of execution; `cost` (kinds,) is descending.
     """
-    several = np.argwhere(tasks)  # in their order
+    several = np.argwhere(tasks)  # in order of execution
     dealt = several[-_DEALT:]
     before = several[: len(several) - len(dealt)]
     done = np.full(workers, float(tasks[tuple(before.T)] @ cost[before[:, 1]]) / workers)
@@ -147,8 +140,8 @@ def last_done(tasks: np.ndarray, cost: np.ndarray, workers: int) -> float:
 
 
 def _deal(done: np.ndarray, tasks: int, cost: float) -> np.ndarray:
-    """When each worker is done with what it had and with its share of so many equal tasks."""
-    each = np.ceil((done.max() - done) / cost).astype(np.int64)  # that it can take before all have something to do
+    """Finishing times after dealing equal tasks to the earliest workers."""
+    each = np.ceil((done.max() - done) / cost).astype(np.int64)  # tasks a worker takes before the last one is free
     rest = tasks - int(each.sum())
     if rest >= 0:
         done = done + (each + rest // len(done)) * cost
@@ -163,9 +156,8 @@ def _deal(done: np.ndarray, tasks: int, cost: float) -> np.ndarray:
 
 
 class _Phase(NamedTuple):
-    """The items of a launch: of each variant the sums over its items of what a worker does (items, steps, steps with
-    bitmasks, rows written, rows joined), and how many items of each kind it has; and what an item of each kind costs,
-    in steps."""
+    """Items of a launch: sums per variant of (items, iterations, masked iterations, rows written, rows joined), items
+    per variant and kind, and the cost of a kind in iterations."""
 
     sums: np.ndarray
     bins: np.ndarray
@@ -173,7 +165,7 @@ class _Phase(NamedTuple):
 
 
 class _OfPlan(NamedTuple):
-    """Phases, rows that merges of each variant read, and whether there are merges."""
+    """Phases, rows that combines read per variant, and whether there are combines."""
 
     phases: tuple[_Phase, _Phase]
     merged: np.ndarray
@@ -197,7 +189,7 @@ def _of_plan(plan: Plan, tiles: int) -> _OfPlan:
 
 def _phase(columns: np.ndarray, variant: np.ndarray, variants: int) -> _Phase:
     cost = _ITEM + columns[:, 1] + _PARTIAL * columns[:, 2]
-    # The longest first.
+    # Longest first.
     kind = _BINS - 1 - np.minimum(_BINS - 1, _BINS * cost / max(cost.max(initial=0), 1)).astype(np.int64)
     bins = np.bincount(variant * _BINS + kind, minlength=variants * _BINS).reshape(variants, _BINS)
     mean = np.bincount(kind, cost, _BINS) / np.maximum(np.bincount(kind, minlength=_BINS), 1)
@@ -206,17 +198,17 @@ def _phase(columns: np.ndarray, variant: np.ndarray, variants: int) -> _Phase:
 
 
 def _partial_steps(plan: Plan, tiles: int) -> np.ndarray:
-    """(items,) int64: how many steps of each item hold a tile with a bitmask, or fewer tiles than the others."""
+    """(items,) int64: iterations of each item with a masked tile or with fewer tiles than the others."""
     begin, end = plan.work["begin"], plan.work["end"]
     whole = end - (end - begin) % tiles
     runs = np.nonzero(plan.mask >= 0)[0]
     count = np.diff(plan.tile_indptr)[runs]
     masked = np.repeat(plan.tile_indptr[runs], count) + ramp(count)
     found = (whole < end).astype(np.int64)
-    for first in range(tiles):  # of items that begin so many tiles behind a multiple of `tiles`
+    for first in range(tiles):  # items that begin at this remainder modulo `tiles`
         own = begin % tiles == first
         step = (masked - first) // tiles
-        steps = np.zeros(len(step) + 1, np.int64)  # that lie before each tile with a bitmask, and hold one
+        steps = np.zeros(len(step) + 1, np.int64)  # masked iterations before each masked tile
         np.cumsum(np.diff(step, prepend=-2) > 0, out=steps[1:])
         found[own] += steps[np.searchsorted(masked, whole[own])] - steps[np.searchsorted(masked, begin[own])]
     return found

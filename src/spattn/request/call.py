@@ -1,4 +1,4 @@
-"""A request, checked once: what it hands over, and what follows from that."""
+"""A validated attention call and its derived sizes."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ __all__ = [
 ]
 
 LARGEST_HEAD_DIM = 256
-_NOT_NUMBERS = (bool, np.timedelta64)  # which Python and NumPy count among the integers
-_LARGEST_SCALE = float(np.finfo(np.float32).max)  # kernels take the scale in float32, but for float64 arrays
+_NOT_NUMBERS = (bool, np.timedelta64)  # subclasses of int and np.integer
+_LARGEST_SCALE = float(np.finfo(np.float32).max)  # kernels take the scale in float32, except for float64 arrays
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Operands that fit each other, and the numbers with which to compute.
+    """Mutually compatible operands and the parameters of an attention call.
 
-    A backend prepares a call for all others of the same signature: it may rely on everything here but the arrays'
+    A backend prepares a call once for every call with the same cache key: it may rely on all fields except the arrays'
     values and addresses, and the scale.
 
     Attributes
     ----------
     q, k, v : arrays
-        (batch, heads, length, head_dim), of one kind, dtype and device: views of those that were given.
+        (batch, heads, length, head_dim) views of the operands, of one array backend, dtype and device.
     layout : Layout
-        Of the arrays that were given, and of results. Backends see neither.
+        Axis order of the operands and results; backends see neither.
     kind : ArrayKind
-        Of all three.
+        Array backend.
     dtype, device : str
-        As :func:`~spattn.arrays.dtype_name` and :meth:`~spattn.arrays.ArrayKind.device` say.
+        See :func:`~spattn.arrays.dtype_name` and :meth:`~spattn.arrays.ArrayKind.device`.
     batch, heads_q, heads_kv, q_len, kv_len, head_dim, head_dim_v : int
         Sizes.
     scale : float
-        Factor of the logits.
+        Factor applied to ``q @ k.T``.
     precision : {None, "tf32"}
-        Of the products; None is that of `dtype`.
+        Precision of the matrix products; None means that of `dtype`.
     return_lse : bool
-        Whether somebody wants the lse; a backend may leave it out otherwise.
+        Whether lse is required.
     """
 
     q: Any = field(repr=False)
@@ -88,15 +88,9 @@ class Call:
         return_lse: bool = True,
         layout: str = "bhnd",
     ) -> Call:
-        """The call of these operands, by default with the scale ``1 / sqrt(head_dim)``.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As :func:`spattn.attention`, which names the argument.
-        """
+        """Validate the operands; `scale` defaults to ``1 / sqrt(head_dim)``, errors name the argument."""
         with whole_imports:
-            from .layout import Layout  # late, as backends are
+            from .layout import Layout  # lazy, as backends are
 
         kind, dtype, device = _check_operands(q, k, v)
         given = Layout.of(layout, q, k, v)
@@ -105,12 +99,12 @@ class Call:
         of_keys = batch, heads_kv, kv_len
         for name, x, sizes in (("k", k, (*of_keys, head_dim)), ("v", v, (*of_keys, head_dim_v))):
             if tuple(x.shape) != given.shape(sizes):
-                raise ValueError(f"{name}: expected shape {given.shape(sizes)}, got {tuple(x.shape)}")
+                raise ValueError(f"{name} must have shape {given.shape(sizes)}, got {tuple(x.shape)}")
         if heads_q % heads_kv if heads_kv else heads_q:
-            raise ValueError(f"k: expected a number of heads that divides q's {heads_q}, got {heads_kv}")
+            raise ValueError(f"k: number of heads must divide q's {heads_q}, got {heads_kv}")
         if not 1 <= head_dim <= LARGEST_HEAD_DIM or not 1 <= head_dim_v <= LARGEST_HEAD_DIM:
             raise ValueError(
-                f"head_dim: expected 1 … {LARGEST_HEAD_DIM} for q, k and v, got {head_dim} and {head_dim_v}"
+                f"head_dim must be in [1, {LARGEST_HEAD_DIM}] for q, k and v, got {head_dim} and {head_dim_v}"
             )
         scale = default_scale(head_dim) if scale is None else check_scale(scale, dtype)
         _check_precision(precision, dtype)
@@ -141,22 +135,22 @@ class Call:
 
     @property
     def group(self) -> int:
-        """Query heads of a key-value head."""
+        """Query heads per KV head."""
         return self.heads_q // self.heads_kv if self.heads_kv else 0
 
     @property
     def rows(self) -> tuple[int, int, int]:
-        """Shape of lse: (batch, heads_q, q_len)."""
+        """Shape of lse, (batch, heads_q, q_len)."""
         return self.batch, self.heads_q, self.q_len
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """(batch, heads_q, q_len, kv_len)."""
+        """``(batch, heads_q, q_len, kv_len)``."""
         return *self.rows, self.kv_len
 
     @property
     def out_shape(self) -> tuple[int, int, int, int]:
-        """Shape of out: (batch, heads_q, q_len, head_dim_v)."""
+        """Shape of out, (batch, heads_q, q_len, head_dim_v)."""
         return *self.rows, self.head_dim_v
 
     def result_bytes(self, backward: bool = False) -> int:
@@ -169,7 +163,7 @@ class Call:
 
     @property
     def lse_dtype(self) -> str:
-        """The element type of lse."""
+        """Dtype of lse."""
         return "float64" if self.dtype == "float64" else "float32"
 
 
@@ -179,88 +173,88 @@ def default_scale(head_dim: int) -> float:
 
 def check_options(backend: str, return_lse: bool = False, precision: str | None = None, layout: str = "bhnd") -> None:
     if not isinstance(backend, str):
-        raise TypeError(f"backend: expected a name, got {type(backend).__name__}")
+        raise TypeError(f"backend must be a string, got {type(backend).__name__}")
     if not isinstance(return_lse, (bool, np.bool_)):
-        raise TypeError(f"return_lse: expected a bool, got {type(return_lse).__name__}")
+        raise TypeError(f"return_lse must be a bool, got {type(return_lse).__name__}")
     if precision is not None and not isinstance(precision, str):
-        raise TypeError(f"precision: expected None or 'tf32', got {type(precision).__name__}")
+        raise TypeError(f"precision must be None or 'tf32', got {type(precision).__name__}")
     if not isinstance(layout, str):
-        raise TypeError(f"layout: expected a name, got {type(layout).__name__}")
+        raise TypeError(f"layout must be a string, got {type(layout).__name__}")
 
 
 def _check_operands(q: Any, k: Any, v: Any) -> tuple[ArrayKind, str, str]:
-    """Three plain arrays of one kind, dtype and device, which are returned."""
+    """Check that q, k and v share array backend, dtype and device; return these."""
     like_q = _check_operand("q", q)
     for name, x in (("k", k), ("v", v)):
         kind, dtype, device = _check_operand(name, x)
         if kind is not like_q[0]:
-            raise TypeError(f"{name}: expected a {like_q[0].name} array like q, got {kind.name}")
+            raise TypeError(f"{name} must be a {like_q[0].name} array like q, got {kind.name}")
         if dtype != like_q[1]:
-            raise TypeError(f"{name}: expected dtype {like_q[1]} like q, got {dtype}")
+            raise TypeError(f"{name} must have dtype {like_q[1]} like q, got {dtype}")
         if device != like_q[2]:
-            raise ValueError(f"{name}: expected device {like_q[2]} like q, got {device}")
+            raise ValueError(f"{name} must be on device {like_q[2]} like q, got {device}")
     return like_q
 
 
 def _check_operand(name: str, x: Any) -> tuple[ArrayKind, str, str]:
     kind = kind_of(x)
     if kind is None:
-        raise TypeError(f"{name}: expected a NumPy, PyTorch, CuPy or JAX array, got {type(x).__name__}")
+        raise TypeError(f"{name} must be a NumPy, PyTorch, CuPy or JAX array, got {type(x).__name__}")
     check_plain(name, x)
     dtype, device = dtype_name(x), kind.device(x)
     if dtype not in DTYPES:
-        raise TypeError(f"{name}: expected one of {', '.join(DTYPES)}, got {dtype}")
+        raise TypeError(f"{name}: dtype must be one of {', '.join(DTYPES)}, got {dtype}")
     if not device.startswith(("cpu", "cuda:")):
-        raise ValueError(f"{name}: expected an array in host memory or on a CUDA device, got one on {device}")
+        raise ValueError(f"{name} must be in host memory or on a CUDA device, got {device}")
     return kind, dtype, device
 
 
 def check_plain(name: str, x: Any) -> None:
-    """An array that is nothing but its values."""
+    """TypeError unless the array is nothing but its values."""
     kind = kind_of(x)
     odd = None if kind is None else kind.oddity(x)
     if odd is not None:
-        raise TypeError(f"{name}: expected a plain array, got {odd}")
+        raise TypeError(f"{name} must be a plain array, got {odd}")
 
 
 def check_results(call: Call, dout: Any, out: Any, lse: Any, dlse: Any = None) -> None:
-    """What the forward call returned, and the gradients of it; that of its lse may be None."""
+    """Check the forward results and their gradients; dlse may be None."""
     of_out, of_lse = (call.layout.shape(call.out_shape), call.dtype), (call.layout.shape(call.rows), call.lse_dtype)
     given = [("dout", dout, of_out), ("out", out, of_out), ("lse", lse, of_lse)]
     for name, x, (shape, dtype) in given if dlse is None else [*given, ("dlse", dlse, of_lse)]:
         if kind_of(x) is not call.kind:
-            raise TypeError(f"{name}: expected a {call.kind.name} array like q, got {type(x).__name__}")
+            raise TypeError(f"{name} must be a {call.kind.name} array like q, got {type(x).__name__}")
         check_plain(name, x)
         if tuple(x.shape) != shape:
-            raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}")
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
         if dtype_name(x) != dtype:
-            raise TypeError(f"{name}: expected {dtype}, got {dtype_name(x)}")
+            raise TypeError(f"{name} must have dtype {dtype}, got {dtype_name(x)}")
         if call.kind.device(x) != call.device:
-            raise ValueError(f"{name}: expected device {call.device} like q, got {call.kind.device(x)}")
+            raise ValueError(f"{name} must be on device {call.device} like q, got {call.kind.device(x)}")
 
 
 def check_gradients(caller: str, kind: ArrayKind, **operands: Any) -> None:
-    """No array of this kind through which its library would expect a gradient."""
+    """RuntimeError if a gradient is required through an operand."""
     wanting = [name for name, x in operands.items() if kind.wants_gradient(x)]
     if wanting:
         raise RuntimeError(
-            f"{', '.join(wanting)}: expected no tensor that requires a gradient, which {caller}() does not record; "
-            "call it under torch.no_grad() or detach them"
+            f"{', '.join(wanting)} must not require a gradient: {caller}() does not record it; "
+            "use torch.no_grad() or detach()"
         )
 
 
 def check_scale(scale: float, dtype: str) -> float:
-    """The scale as a float."""
+    """Validate the scale and return it as a float."""
     if not isinstance(scale, (int, float, np.integer, np.floating)) or isinstance(scale, _NOT_NUMBERS):
-        raise TypeError(f"scale: expected a number (int or float), got {type(scale).__name__}")
+        raise TypeError(f"scale must be an int or float, got {type(scale).__name__}")
     try:
         number = float(scale)
     except OverflowError:  # an int beyond float64
         number = math.inf if scale > 0 else -math.inf
     if not math.isfinite(number):
-        raise ValueError(f"scale: expected a finite number, got {number}")
+        raise ValueError(f"scale must be finite, got {number}")
     if abs(number) > _LARGEST_SCALE and dtype != "float64":
-        raise ValueError(f"scale: expected at most {_LARGEST_SCALE:.4g} for arrays of no float64, got {number}")
+        raise ValueError(f"scale must not exceed {_LARGEST_SCALE:.4g} unless q is float64, got {number}")
     return number
 
 
@@ -268,6 +262,6 @@ def _check_precision(precision: str | None, dtype: str) -> None:
     if precision is None:
         return
     if precision != "tf32":
-        raise ValueError(f"precision: expected None or 'tf32', got {precision!r}")
+        raise ValueError(f"precision must be None or 'tf32', got {precision!r}")
     if dtype != "float32":
-        raise TypeError(f"precision: 'tf32' needs float32 arrays, got {dtype}")
+        raise TypeError(f"precision 'tf32' requires float32 arrays, got {dtype}")
