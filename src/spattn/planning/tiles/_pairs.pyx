@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""The compiled part of :mod:`spattn.planning.tiles.listed`: what ``listed.h`` does, on NumPy's arrays."""
+"""Cython bindings of ``listed.h`` for :mod:`spattn.planning.tiles.listed`."""
 
 cimport cython
 from libc.stdint cimport int32_t, int64_t, uint64_t
@@ -31,23 +31,15 @@ cdef extern from "kernels/listed.h" namespace "spattn" nogil:
 cdef void check_sorted(const int64_t[::1] row, const int64_t[::1] key) except *:
     cdef int64_t pairs = row.shape[0], n
     if key.shape[0] != pairs:
-        raise ValueError(f"key: expected {pairs} keys, one for each row, got {key.shape[0]}")
+        raise ValueError(f"key must have one entry per row ({pairs}), got {key.shape[0]}")
     for n in range(pairs):
         if row[n] < 0 or n and (row[n] < row[n - 1] or row[n] == row[n - 1] and key[n] <= key[n - 1]):
-            raise ValueError(f"row: expected sorted pairs of rows from 0 on, got ({row[n]}, {key[n]}) at {n}")
+            raise ValueError(f"row: pairs must be sorted, unique and non-negative, got ({row[n]}, {key[n]}) at {n}")
 
 
 @cython.final
 cdef class Pairs:
-    """Pairs in tiles.
-
-    Parameters
-    ----------
-    tile : (int, int)
-        Queries and keys of a tile.
-    first_key, keys : int
-        Which keys count; the first one begins a tile.
-    """
+    """Groups pairs by tile; keys outside [first_key, first_key + keys) are ignored, and first_key starts a tile."""
 
     cdef CPairs* _own
 
@@ -59,8 +51,7 @@ cdef class Pairs:
         del self._own
 
     def group(self, const int64_t[::1] row, const int64_t[::1] key, int64_t number):
-        """(query tiles, key tiles, where the cells of each tile start and the last one's end, cells) of sorted pairs,
-        whose rows are counted from the first one of query tile `number`."""
+        """Group sorted pairs, with rows relative to query tile `number`: (query tiles, key tiles, indptr, cells)."""
         cdef int64_t pairs = row.shape[0], tiles
         check_sorted(row, key)
         query_tiles, key_tiles, cells = np.empty((3, max(pairs, 1)), np.int32)
@@ -76,15 +67,7 @@ cdef class Pairs:
 
 @cython.final
 cdef class Gathered:
-    """The keys of each query tile, side by side.
-
-    Parameters
-    ----------
-    tile : (int, int)
-        Queries and keys of a tile.
-    keys : int
-        How many there are.
-    """
+    """Gathers the keys of each query tile into contiguous key tiles of its own."""
 
     cdef CGathered* _own
     cdef int64_t _keys
@@ -97,15 +80,16 @@ cdef class Gathered:
         del self._own
 
     def gather(self, const int64_t[::1] row, const int64_t[::1] key, int64_t most):
-        """(key at each place, place of each pair's key) of sorted pairs, whose rows are counted from the first one of a
-        query tile. Where there are more than `most` places, some more than that come back, and no place of a pair is
-        known."""
+        """Gather the keys of sorted pairs, with rows relative to a query tile: (key at each index, index of each pair).
+
+        Beyond `most` indices the result is truncated: more than `most` keys are returned, and pairs have no index.
+        """
         cdef int64_t pairs = row.shape[0], n
         cdef vector[int32_t] found
         check_sorted(row, key)
         for n in range(pairs):
             if not 0 <= key[n] < self._keys:
-                raise ValueError(f"key: expected numbers below {self._keys}, got {key[n]} at {n}")
+                raise ValueError(f"key must be in [0, {self._keys}), got {key[n]} at {n}")
         if not pairs:
             return np.zeros(0, np.int32), np.zeros(0, np.int64)
         places = np.empty(pairs, np.int64)
@@ -119,13 +103,13 @@ cdef class Gathered:
 
 
 def bitmasks(const int64_t[::1] first, const int32_t[::1] cell, const int64_t[::1] tiles, int64_t words):
-    """(len(tiles), words) uint64: the bitmasks of some tiles, whose cells are ``cell[first[t]:first[t + 1]]``."""
+    """(len(tiles), words) uint64 bitmasks of `tiles`; tile t has the cells ``cell[first[t]:first[t + 1]]``."""
     masks = np.empty((tiles.shape[0], words), np.uint64)
     cdef uint64_t[:, ::1] mask = masks
     cdef int64_t n
     for n in range(tiles.shape[0]):
         if not 0 <= tiles[n] < first.shape[0] - 1:
-            raise ValueError(f"tiles: expected numbers below {first.shape[0] - 1}, got {tiles[n]}")
+            raise ValueError(f"tiles must be in [0, {first.shape[0] - 1}), got {tiles[n]}")
     if tiles.shape[0] and words and cell.shape[0]:
         with nogil:
             write_cells(&first[0], &cell[0], &tiles[0], tiles.shape[0], words, &mask[0, 0])

@@ -1,4 +1,4 @@
-"""The parts that a pattern, maybe a user's, says it has: checked in Python's integers, cut into boxes where asked."""
+"""Validate the parts() of a pattern, in exact Python integers, and cut them into query boxes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .query_boxes import in_boxes, moved
 __all__ = ["Piece", "parts_of", "repeats"]
 
 
-_EVERYTHING = (None, None, ((0, 0),), None)  # what Part has beside the pattern where it is no piece of it
+_EVERYTHING = (None, None, ((0, 0),), None)  # fields of a Part that is the whole pattern
 
 
 class Piece(NamedTuple):
-    """A part with both of its lattices, where its first shift puts them."""
+    """A part with explicit lattices, at its first shift."""
 
     pattern: Pattern
     query: Lattice
@@ -36,31 +36,31 @@ class Piece(NamedTuple):
 def parts_of(
     pattern: Pattern, q_len: int, kv_len: int, ends: Ends | None = None, box: tuple[int, ...] | None = None
 ) -> list[Piece]:
-    """The parts of a pattern that hold a pair; those at both ends of the sequence if all of its keys lie there; cut
-    into boxes of queries where they have spans and `box` is given.
+    """The non-empty parts of a pattern.
+
+    With `ends`, the parts at both ends of the sequence; with `box`, parts with spans are cut into boxes of queries.
 
     Raises
     ------
     TypeError
-        If ``parts()`` returns anything but Parts of patterns, lattices and integers.
+        If ``parts()`` does not return Parts of patterns, lattices and integers.
     ValueError
-        If a lattice, moved by any of the shifts, leaves the sequence or visits a position twice, or spans are not of
-        the lattices' coordinates.
+        If a shifted lattice leaves the sequence or has duplicate positions, or spans do not match the lattices.
     """
     found = pattern.parts(q_len, kv_len) if ends is None else _parts_at(ends, pattern, kv_len)
     if not isinstance(found, Iterable):
-        raise TypeError(f"parts(): expected a tuple of Part from {pattern!r}, got {found!r}")
+        raise TypeError(f"parts() must return a tuple of Part, got {found!r} from {pattern!r}")
     whole_q, whole_k = whole_lattices(q_len, kv_len)
     parts = []
     for part in found:
         if not isinstance(part, Part) or not isinstance(part.pattern, Pattern):
-            raise TypeError(f"parts(): expected a tuple of Part from {pattern!r}, got one with {part!r}")
+            raise TypeError(f"parts() must return a tuple of Part, got an element {part!r} from {pattern!r}")
         if part[1:] == _EVERYTHING:
             parts.append(Piece(part.pattern, whole_q, whole_k, part.shifts, None))
             continue
         given = [integers("parts(): shifts", shift) for shift in part.shifts]
         if not given or any(len(shift) != 2 for shift in given) or len(set(given)) < len(given):
-            raise ValueError(f"parts(): expected shifts (query, key) that differ, got {part.shifts!r}")
+            raise ValueError(f"parts(): shifts must be distinct (query, key) pairs, got {part.shifts!r}")
         shifts = [(dq, dk) for dq, dk in given]
         query = _checked(whole_q if part.query is None else part.query)
         key = _checked(whole_k if part.key is None else part.key)
@@ -78,39 +78,39 @@ def parts_of(
 
 
 def _parts_at(ends: Ends, pattern: Pattern, kv_len: int) -> tuple[Part, ...]:
-    """The pattern at either end. Of all lattices of keys only that of the last ones has an offset, by which
-    :func:`spattn.planning.contract.validated.moved` knows it."""
+    """The pattern at both ends. Only the last keys' lattice has an offset, by which
+    :func:`spattn.planning.contract.validated.moved` recognizes it."""
     first = kv_len - ends.last if ends.between else ends.first
     lattices = Lattice(0, (1,), (first,)), Lattice(kv_len - ends.last, (1,), (ends.last,))
     return tuple(Part(pattern, None, lattice) for lattice in lattices)
 
 
 def _check_spans(spans: tuple[Span, ...] | None, query: Lattice, key: Lattice) -> None:
-    """ValueError where spans are not of these coordinates, or a query has no key in them."""
+    """ValueError unless spans match the lattices and give each query at least one key."""
     axes = [] if spans is None else itertools.zip_longest(spans, query.extents, key.extents)
     for span, queries, keys in axes:
         along = isinstance(span, Span) and len(span.first) == len(span.last) == queries
         if not along or not all(0 <= a <= b < keys for a, b in zip(span.first, span.last, strict=True)):
-            raise ValueError(f"parts(): expected spans of {query} in {key}, got {spans}")
+            raise ValueError(f"parts(): spans of {query} must lie in {key}, got {spans}")
 
 
 def _from_first(
     pattern: Pattern, query: Lattice, key: Lattice, shifts: list[tuple[int, int]], spans: tuple[Span, ...] | None
 ) -> Piece:
-    """The piece with shifts from (0, 0) on, so that all of its numbers are differences of positions."""
+    """Make shifts relative to the first, so that all numbers are differences of positions."""
     dq, dk = shifts[0]
     moves = tuple((q - dq, k - dk) for q, k in shifts)
     return Piece(pattern, query._replace(offset=query.offset + dq), key._replace(offset=key.offset + dk), moves, spans)
 
 
 def _checked(lattice: Lattice) -> Lattice:
-    """The lattice in Python's integers; a stride that leads nowhere may be any integer and becomes one of int64."""
+    """Convert to Python ints; an oversized stride of an axis with one coordinate becomes 0."""
     if not isinstance(lattice, Lattice):
-        raise TypeError(f"parts(): expected a Lattice or None, got {lattice!r}")
+        raise TypeError(f"parts(): lattices must be Lattice or None, got {lattice!r}")
     offset = integer("parts(): offset", lattice.offset)
     strides, extents = integers("parts(): strides", lattice.strides), integers("parts(): extents", lattice.extents, 0)
     if len(strides) != len(extents) or not 1 <= len(extents) <= AXES:
-        raise ValueError(f"parts(): expected one stride and one extent for each of 1 to {AXES} axes, got {lattice}")
+        raise ValueError(f"parts(): a lattice must have a stride and an extent for 1 to {AXES} axes, got {lattice}")
     kept = (s if n > 1 or abs(s) <= LARGEST else 0 for s, n in zip(strides, extents, strict=True))
     return Lattice(offset, tuple(kept), extents)
 
@@ -119,22 +119,22 @@ def _check_reach(lattice: Lattice, shifts: list[int], first: int, end: int) -> N
     low, high = _corners(*lattice)
     low, high = low + min(shifts), high + max(shifts)
     if low < first or high >= end:
-        raise ValueError(f"parts(): expected positions in [{first}, {end}), got {low} to {high} from {lattice}")
+        raise ValueError(f"parts(): positions must be in [{first}, {end}), got {low} to {high} from {lattice}")
     if repeats(lattice.strides, lattice.extents):
-        raise ValueError(f"parts(): expected lattices that visit no position twice, got {lattice}")
+        raise ValueError(f"parts(): lattices must not repeat a position, got {lattice}")
 
 
 def _corners(offset: int, strides: Sequence[int], extents: Sequence[int]) -> tuple[int, int]:
-    """The least and the greatest position of a lattice whose extents are at least 1."""
+    """Minimum and maximum position of a non-empty lattice."""
     reach = [stride * (extent - 1) for stride, extent in zip(strides, extents, strict=True)]
     return offset + sum(r for r in reach if r < 0), offset + sum(r for r in reach if r > 0)
 
 
 def repeats(strides: Sequence[int], extents: Sequence[int]) -> bool:
-    """Whether two points of a lattice are one position.
+    """Whether two points of a lattice are the same position.
 
-    None are where every stride exceeds the reach of the smaller ones, as in a grid; otherwise the points are counted,
-    which takes O(points) memory, but no more points than there are positions.
+    Impossible if every stride exceeds the extent of the smaller ones, as in a grid. Otherwise points are enumerated,
+    which takes O(points) memory, bounded by the number of positions.
     """
     axes = sorted((abs(stride), extent) for stride, extent in zip(strides, extents, strict=True) if extent > 1)
     reach = 0
