@@ -194,7 +194,7 @@ class AffineRows:
         fields = dict(zip(("start", "step", "count"), runs._fields(), strict=True))
         for name, array in fields.items():
             if not isinstance(array, np.ndarray):
-                raise TypeError(f"{name} must be an array of integers, got {type(array).__name__}")
+                raise TypeError(f"{name}: expected an array of integers, got {type(array).__name__}")
             fields[name] = integer_array(name, array)  # sums of int8 or uint64 would overflow
         check_runs(**fields, kv_len=kv_len)
         present = fields["count"] > 0
@@ -258,7 +258,7 @@ class AffineRows:
         """
         mask = plain_array("mask", mask)
         if mask.ndim != 2 or mask.dtype != bool:
-            raise ValueError(f"mask must be a 2-D bool array, got {mask.ndim}-D {mask.dtype}")
+            raise ValueError(f"mask: expected a 2-D bool array, got {mask.ndim}-D {mask.dtype}")
         row, column = np.nonzero(mask)
         indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=mask.shape[0]))])
         return cls.from_csr(indptr, column, mask.shape[1])

@@ -28,7 +28,7 @@ def check_lengths(q_len: int, kv_len: int) -> tuple[int, int]:
     for what, length in (("q_len", q_len), ("kv_len", kv_len)):
         integer = isinstance(length, (int, np.integer)) and not isinstance(length, bool)
         if not integer or not 0 <= length <= LONGEST:
-            raise ValueError(f"{what} must be an integer in [0, {LONGEST}], got {length!r}")
+            raise ValueError(f"{what}: expected an integer in [0, {LONGEST}], got {length!r}")
     return int(q_len), int(kv_len)
 
 
@@ -40,7 +40,7 @@ def q_offset(q_len: int, kv_len: int) -> int:
 def plain_array(name: str, value: Any) -> np.ndarray:
     """``np.asarray(value)``; TypeError for a masked array, whose mask would be dropped silently."""
     if isinstance(value, np.ma.MaskedArray):
-        raise TypeError(f"{name} must be a plain array, got a masked array; call .filled(False) first")
+        raise TypeError(f"{name}: expected a plain array, got a masked array; use .filled(False)")
     return np.asarray(value)
 
 
@@ -51,29 +51,29 @@ def integer_array(name: str, value: Any, dtype: npt.DTypeLike = np.int64) -> np.
         # NumPy returns floats for an empty list and for a list with integers beyond int64.
         exact = array if isinstance(value, np.ndarray) else np.asarray(value, dtype=object)
         if exact.dtype != object or not all(isinstance(x, int) and not isinstance(x, bool) for x in exact.flat):
-            raise TypeError(f"{name} must be an array of integers, got {array.dtype}")
+            raise TypeError(f"{name}: expected an array of integers, got {array.dtype}")
         array = exact
     if not np.can_cast(array.dtype, dtype) and array.size:
         limits = np.iinfo(dtype)
         for number in (array.min(), array.max()):
             if not limits.min <= number <= limits.max:
-                raise ValueError(f"{name} must be integers in [{limits.min}, {limits.max}], got {number}")
+                raise ValueError(f"{name}: expected integers in [{limits.min}, {limits.max}], got {number}")
     return array.astype(dtype, copy=False)
 
 
 def check_csr(indptr: np.ndarray, indices: np.ndarray, kv_len: int) -> None:
     """ValueError unless each row is sorted, free of duplicates and within ``[0, kv_len)``."""
     if indices.ndim != 1:
-        raise ValueError(f"indices must be one-dimensional, got shape {indices.shape}")
+        raise ValueError(f"indices: expected a 1-D array, got shape {indices.shape}")
     rising = indptr.ndim == 1 and len(indptr) > 0 and (indptr[1:] >= indptr[:-1]).all()
     if not rising or indptr[0] != 0 or indptr[-1] != len(indices):
-        raise ValueError(f"indptr must be non-decreasing from 0 to {len(indices)} (the number of indices)")
+        raise ValueError(f"indptr: expected a non-decreasing array from 0 to {len(indices)} (the number of indices)")
     if len(indices) and (indices.min() < 0 or indices.max() >= kv_len):
-        raise ValueError(f"indices must be keys in [0, {kv_len}), got {indices.min()} to {indices.max()}")
+        raise ValueError(f"indices: expected keys in [0, {kv_len}), got {indices.min()} to {indices.max()}")
     rises = indices[1:] > indices[:-1]
     rises[indptr[1:-1][(indptr[1:-1] > 0) & (indptr[1:-1] < len(indices))] - 1] = True
     if not rises.all():
-        raise ValueError("indices must be sorted and unique within each row")
+        raise ValueError("indices: expected sorted rows without duplicates")
 
 
 def check_runs(start: np.ndarray, step: np.ndarray, count: np.ndarray, kv_len: int) -> None:
@@ -81,20 +81,20 @@ def check_runs(start: np.ndarray, step: np.ndarray, count: np.ndarray, kv_len: i
     for name, array in (("start", start), ("step", step), ("count", count)):
         if array.ndim != 2 or array.shape != start.shape:
             expected = start.shape if start.ndim == 2 else "(rows, runs)"
-            raise ValueError(f"{name} must have shape {expected}, got {array.shape}")
+            raise ValueError(f"{name}: expected shape {expected}, got {array.shape}")
     if count.min(initial=0) < 0:
-        raise ValueError(f"count must be non-negative, got {count.min()}")
+        raise ValueError(f"count: expected numbers >= 0, got {count.min()}")
     outside = (count > 0) & ((start < 0) | (start >= kv_len))
     if outside.any():
-        raise ValueError(f"start must be a key in [0, {kv_len}), got {start[outside][0]}")
+        raise ValueError(f"start: expected keys in [0, {kv_len}), got {start[outside][0]}")
     still = (count > 1) & (step < 1)  # the step of a single key is unused
     if still.any():
-        raise ValueError(f"step must be at least 1, got {step[still][0]}")
+        raise ValueError(f"step: expected numbers >= 1, got {step[still][0]}")
     # Division avoids the int64 overflow of start + step · (count - 1).
     beyond = (count > 1) & (count - 1 > (kv_len - 1 - start) // np.maximum(step, 1))
     if beyond.any():
         first, by, keys = (array[beyond][0] for array in (start, step, count))
-        raise ValueError(f"count: keys must be in [0, {kv_len}), got {keys} keys from {first} with step {by}")
+        raise ValueError(f"count: expected keys in [0, {kv_len}), got {keys} keys from {first} in steps of {by}")
 
 
 def check_disjoint(indptr: np.ndarray, start: np.ndarray, step: np.ndarray, count: np.ndarray) -> None:
@@ -122,4 +122,4 @@ def _check_pairs(
     few, many = np.repeat(few, lengths), np.repeat(many, lengths)
     key = start[few] + step[few] * place
     if ((key >= start[many]) & (key <= last[many]) & ((key - start[many]) % step[many] == 0)).any():
-        raise ValueError("runs of a row must be disjoint, got two that share a key")
+        raise ValueError("runs: expected disjoint runs in each row, got two that share a key")

@@ -25,7 +25,7 @@ class Jax(ArrayKind):
     def oddity(self, x: Any) -> str | None:
         if isinstance(x, self.module.core.Tracer):
             return (
-                "a tracer, which has no values; call this outside jax.jit, jax.grad and jax.vmap, or use "
+                "a tracer, which has no values; call this outside of jax.jit, jax.grad and jax.vmap, or use "
                 "spattn.jax.attention inside"
             )
         devices = len(x.devices())

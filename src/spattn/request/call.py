@@ -99,12 +99,12 @@ class Call:
         of_keys = batch, heads_kv, kv_len
         for name, x, sizes in (("k", k, (*of_keys, head_dim)), ("v", v, (*of_keys, head_dim_v))):
             if tuple(x.shape) != given.shape(sizes):
-                raise ValueError(f"{name} must have shape {given.shape(sizes)}, got {tuple(x.shape)}")
+                raise ValueError(f"{name}: expected shape {given.shape(sizes)}, got {tuple(x.shape)}")
         if heads_q % heads_kv if heads_kv else heads_q:
-            raise ValueError(f"k: number of heads must divide q's {heads_q}, got {heads_kv}")
+            raise ValueError(f"k: expected a number of heads that divides q's {heads_q}, got {heads_kv}")
         if not 1 <= head_dim <= LARGEST_HEAD_DIM or not 1 <= head_dim_v <= LARGEST_HEAD_DIM:
             raise ValueError(
-                f"head_dim must be in [1, {LARGEST_HEAD_DIM}] for q, k and v, got {head_dim} and {head_dim_v}"
+                f"head_dim: expected 1 … {LARGEST_HEAD_DIM} for q, k and v, got {head_dim} and {head_dim_v}"
             )
         scale = default_scale(head_dim) if scale is None else check_scale(scale, dtype)
         _check_precision(precision, dtype)
@@ -173,13 +173,13 @@ def default_scale(head_dim: int) -> float:
 
 def check_options(backend: str, return_lse: bool = False, precision: str | None = None, layout: str = "bhnd") -> None:
     if not isinstance(backend, str):
-        raise TypeError(f"backend must be a string, got {type(backend).__name__}")
+        raise TypeError(f"backend: expected a name, got {type(backend).__name__}")
     if not isinstance(return_lse, (bool, np.bool_)):
-        raise TypeError(f"return_lse must be a bool, got {type(return_lse).__name__}")
+        raise TypeError(f"return_lse: expected a bool, got {type(return_lse).__name__}")
     if precision is not None and not isinstance(precision, str):
-        raise TypeError(f"precision must be None or 'tf32', got {type(precision).__name__}")
+        raise TypeError(f"precision: expected None or 'tf32', got {type(precision).__name__}")
     if not isinstance(layout, str):
-        raise TypeError(f"layout must be a string, got {type(layout).__name__}")
+        raise TypeError(f"layout: expected a name, got {type(layout).__name__}")
 
 
 def _check_operands(q: Any, k: Any, v: Any) -> tuple[ArrayKind, str, str]:
@@ -188,24 +188,24 @@ def _check_operands(q: Any, k: Any, v: Any) -> tuple[ArrayKind, str, str]:
     for name, x in (("k", k), ("v", v)):
         kind, dtype, device = _check_operand(name, x)
         if kind is not like_q[0]:
-            raise TypeError(f"{name} must be a {like_q[0].name} array like q, got {kind.name}")
+            raise TypeError(f"{name}: expected a {like_q[0].name} array like q, got {kind.name}")
         if dtype != like_q[1]:
-            raise TypeError(f"{name} must have dtype {like_q[1]} like q, got {dtype}")
+            raise TypeError(f"{name}: expected dtype {like_q[1]} like q, got {dtype}")
         if device != like_q[2]:
-            raise ValueError(f"{name} must be on device {like_q[2]} like q, got {device}")
+            raise ValueError(f"{name}: expected device {like_q[2]} like q, got {device}")
     return like_q
 
 
 def _check_operand(name: str, x: Any) -> tuple[ArrayKind, str, str]:
     kind = kind_of(x)
     if kind is None:
-        raise TypeError(f"{name} must be a NumPy, PyTorch, CuPy or JAX array, got {type(x).__name__}")
+        raise TypeError(f"{name}: expected a NumPy, PyTorch, CuPy or JAX array, got {type(x).__name__}")
     check_plain(name, x)
     dtype, device = dtype_name(x), kind.device(x)
     if dtype not in DTYPES:
-        raise TypeError(f"{name}: dtype must be one of {', '.join(DTYPES)}, got {dtype}")
+        raise TypeError(f"{name}: expected one of {', '.join(DTYPES)}, got {dtype}")
     if not device.startswith(("cpu", "cuda:")):
-        raise ValueError(f"{name} must be in host memory or on a CUDA device, got {device}")
+        raise ValueError(f"{name}: expected an array in host memory or on a CUDA device, got one on {device}")
     return kind, dtype, device
 
 
@@ -214,7 +214,7 @@ def check_plain(name: str, x: Any) -> None:
     kind = kind_of(x)
     odd = None if kind is None else kind.oddity(x)
     if odd is not None:
-        raise TypeError(f"{name} must be a plain array, got {odd}")
+        raise TypeError(f"{name}: expected a plain array, got {odd}")
 
 
 def check_results(call: Call, dout: Any, out: Any, lse: Any, dlse: Any = None) -> None:
@@ -223,14 +223,14 @@ def check_results(call: Call, dout: Any, out: Any, lse: Any, dlse: Any = None) -
     given = [("dout", dout, of_out), ("out", out, of_out), ("lse", lse, of_lse)]
     for name, x, (shape, dtype) in given if dlse is None else [*given, ("dlse", dlse, of_lse)]:
         if kind_of(x) is not call.kind:
-            raise TypeError(f"{name} must be a {call.kind.name} array like q, got {type(x).__name__}")
+            raise TypeError(f"{name}: expected a {call.kind.name} array like q, got {type(x).__name__}")
         check_plain(name, x)
         if tuple(x.shape) != shape:
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(x.shape)}")
+            raise ValueError(f"{name}: expected shape {shape}, got {tuple(x.shape)}")
         if dtype_name(x) != dtype:
-            raise TypeError(f"{name} must have dtype {dtype}, got {dtype_name(x)}")
+            raise TypeError(f"{name}: expected {dtype}, got {dtype_name(x)}")
         if call.kind.device(x) != call.device:
-            raise ValueError(f"{name} must be on device {call.device} like q, got {call.kind.device(x)}")
+            raise ValueError(f"{name}: expected device {call.device} like q, got {call.kind.device(x)}")
 
 
 def check_gradients(caller: str, kind: ArrayKind, **operands: Any) -> None:
@@ -238,8 +238,7 @@ def check_gradients(caller: str, kind: ArrayKind, **operands: Any) -> None:
     wanting = [name for name, x in operands.items() if kind.wants_gradient(x)]
     if wanting:
         raise RuntimeError(
-            f"{', '.join(wanting)} must not require a gradient: {caller}() does not record it; "
-            "use torch.no_grad() or detach()"
+            f"{', '.join(wanting)}: {caller}() does not record gradients; use torch.no_grad() or detach()"
         )
 
 
@@ -262,6 +261,6 @@ def _check_precision(precision: str | None, dtype: str) -> None:
     if precision is None:
         return
     if precision != "tf32":
-        raise ValueError(f"precision must be None or 'tf32', got {precision!r}")
+        raise ValueError(f"precision: expected None or 'tf32', got {precision!r}")
     if dtype != "float32":
-        raise TypeError(f"precision 'tf32' requires float32 arrays, got {dtype}")
+        raise TypeError(f"precision: 'tf32' needs float32 arrays, got {dtype}")

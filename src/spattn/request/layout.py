@@ -38,7 +38,7 @@ class Layout:
     def of(cls, name: str, q: Any, k: Any, v: Any) -> Layout:
         """Look up a layout by name; ValueError if it is unknown or an array has the wrong rank."""
         if name not in _LAYOUTS:
-            raise ValueError(f"layout must be one of {', '.join(map(repr, _LAYOUTS))}; got {name!r}")
+            raise ValueError(f"layout: expected one of {', '.join(map(repr, _LAYOUTS))}; got {name!r}")
         layout = _LAYOUTS[name]
         more = q.ndim - len(layout.axes)
         if more > 0 and not layout._packed:
@@ -47,7 +47,7 @@ class Layout:
         for argument, x in (("q", q), ("k", k), ("v", v)):
             if x.ndim != layout._rank:
                 expected, got = ", ".join(layout.axes), tuple(x.shape)
-                raise ValueError(f"{argument} must have shape ({expected}) in layout {name!r}, got {got}")
+                raise ValueError(f"{argument}: expected shape ({expected}) in layout {name!r}, got {got}")
         return layout
 
     @property
@@ -111,8 +111,8 @@ class Layout:
     def check_grid(self, grids: Collection[tuple[int, ...]]) -> None:
         """ValueError unless the arrays' grid is the pattern's only grid."""
         if self.grid and not (len(grids) == 1 and self.grid in grids):
-            expected = " and ".join(map(str, sorted(grids))) or "one token axis, because the pattern has no grid"
-            raise ValueError(f"q must have the grid of the pattern, {expected}; got {self.grid}")
+            expected = " and ".join(map(str, sorted(grids))) or "one axis of tokens, because the pattern has no grid"
+            raise ValueError(f"q: expected the grid of the pattern, {expected}; got {self.grid}")
 
     def _joined(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape with one token axis and a batch axis."""

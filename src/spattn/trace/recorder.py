@@ -121,18 +121,20 @@ def _sample(x: Any) -> Any:
 def _check(func: Any) -> None:
     """TypeError for mutating, random or data-dependent operations."""
     if func._schema.is_mutable:
-        raise TypeError(f"mask_mod must not modify tensors in place, got {func}")
+        raise TypeError(f"mask_mod: in-place operations are not supported, got {func}")
     _check_random(func)
     if torch.Tag.data_dependent_output in func.tags:
         raise TypeError(
-            f"mask_mod must use tensor operations only, got {func}: an index is not a single number; 'if', 'and', "
-            "int() and other libraries' arrays are not supported"
+            f"mask_mod: {func} needs a concrete value, but indices are symbolic; use tensor operations instead of "
+            "'if', 'and', int() and arrays of other libraries"
         )
 
 
 def _check_random(func: Any) -> None:
     if torch.Tag.nondeterministic_seeded in func.tags:
-        raise TypeError(f"mask_mod must not use random numbers, got {func}; draw them beforehand and index a tensor")
+        raise TypeError(
+            f"mask_mod: random numbers are not supported, got {func}; draw them beforehand and index a tensor"
+        )
 
 
 def trace(function: Callable[..., Any], arguments: int) -> Trace:
@@ -157,10 +159,10 @@ def _trace(function: Callable[..., Any], arguments: int) -> Trace:
         with torch.no_grad(), _Calls():
             result = function(*given)
     except RuntimeError as error:  # raised by PyTorch for operations that need values
-        raise TypeError(f"mask_mod must use operations on 0-d integer tensors, got {error}") from error
+        raise TypeError(f"mask_mod: expected operations on 0-d integer tensors, got {error}") from error
     if not isinstance(result, torch.Tensor) or result.dtype != torch.bool or result.ndim:
         got = f"{result.dtype} of shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else repr(result)
-        raise TypeError(f"mask_mod must return a 0-d bool tensor, got {got}")
+        raise TypeError(f"mask_mod: expected a function that returns a 0-d bool tensor, got {got}")
     inputs, last = tuple(x.ref for x in given), recorder.operand(result)
     whole = Trace(inputs, tuple(recorder.steps), last)
     whole = Trace(inputs, whole.needs(last), last)
@@ -174,4 +176,4 @@ def _try(whole: Trace, result: Ref) -> None:
     try:
         whole.evaluate(result, {ref.number: np.zeros(1, np.int64) for ref in whole.arguments})
     except RuntimeError as error:
-        raise TypeError(f"mask_mod must use operations that torch.vmap supports, got {error}") from error
+        raise TypeError(f"mask_mod: expected operations that torch.vmap supports, got {error}") from error

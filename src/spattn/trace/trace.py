@@ -43,7 +43,7 @@ class Constant:
         """Copy a tensor; TypeError if it is not plain."""
         oddity = TORCH.oddity(tensor)
         if oddity is not None:
-            raise TypeError(f"mask_mod must refer to plain tensors, got {oddity}")
+            raise TypeError(f"mask_mod: expected references to plain tensors, got {oddity}")
         return cls(frozen(TORCH.to_host(tensor)))
 
     @cached_property
@@ -118,7 +118,7 @@ class Trace:
             with torch.no_grad():
                 found = torch.vmap(run)(*given)
         except IndexError as error:
-            raise ValueError(f"mask_mod indexes a tensor out of range: {error}") from error
+            raise ValueError(f"mask_mod: index out of range: {error}") from error
         return TORCH.to_host(found).reshape(shape)
 
     def fix(self, number: int, value: int) -> Trace:

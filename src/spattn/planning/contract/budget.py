@@ -28,14 +28,14 @@ class Budget:
         self.needed = max(self.needed, nbytes)
         if nbytes > self.max_bytes:
             raise ValueError(
-                f"pattern: the plan needs at least {nbytes} bytes, which exceeds max_bytes = {self.max_bytes}; "
-                "raise max_bytes or use a larger tile"
+                f"pattern: expected a plan of at most max_bytes = {self.max_bytes} bytes, got one that needs at least "
+                f"{nbytes}"
             )
 
     def need_tiles(self, count: int) -> None:
         """ValueError if expanded lists of `count` tiles exceed the limit."""
         if count > LARGEST:
-            raise ValueError(f"pattern: at most {LARGEST} tiles are supported on a GPU, got {count}; use a larger tile")
+            raise ValueError(f"pattern: expected at most {LARGEST} tiles on a GPU, got {count}; use a larger tile")
         self.need(_TILE_BYTES * count)
 
     def need_runs(self, count: int) -> None:
@@ -43,7 +43,7 @@ class Budget:
         runs = self._runs + count
         if runs > LARGEST:
             raise ValueError(
-                f"pattern: at most {LARGEST} runs of tiles are supported, got at least {runs}; use a larger tile"
+                f"pattern: expected at most {LARGEST} runs of tiles, got at least {runs}; use a larger tile"
             )
         self.need(_RUN_BYTES * runs)
 

@@ -322,7 +322,7 @@ def tile_lists(plan: Plan) -> TileLists:
     """Expand a plan's runs to tiles; ValueError if int32 cannot index them."""
     tiles = int(plan.tile_indptr[-1])
     if tiles > LARGEST:
-        raise ValueError(f"plan: at most {LARGEST} tiles can be expanded, got {tiles}; use a larger tile")
+        raise ValueError(f"plan: expected at most {LARGEST} tiles in expanded lists, got {tiles}; use a larger tile")
     count = np.diff(plan.tile_indptr)
     indices = np.repeat(plan.indices, count)
     indices += ramp(count).astype(np.int32)

@@ -62,7 +62,7 @@ def sealed(plan: Plan) -> Sealed:
     if isinstance(plan, Sealed):
         return plan
     if not isinstance(plan, Plan):
-        raise TypeError(f"plan must be a Plan, got {type(plan).__name__}")
+        raise TypeError(f"plan: expected a Plan, got {type(plan).__name__}")
     found = vars(plan).get("_sealed")
     if found is None:
         with whole_imports:  # the planner's own plans do not need it
@@ -78,10 +78,10 @@ def sealed_for(plan: Plan, batch: int, heads: int, q_len: int, kv_len: int) -> S
     """The validated plan for a call of these sizes; ValueError if they differ from the plan's."""
     found = sealed(plan)
     if found.q_len != q_len or found.kv_len != kv_len:
-        raise ValueError(f"plan was made for lengths {found.q_len} and {found.kv_len}, got {q_len} and {kv_len}")
+        raise ValueError(f"plan: expected lengths {q_len} and {kv_len}, got {found.q_len} and {found.kv_len}")
     shape = found.variant.shape
     if shape[0] not in (1, batch) or shape[1] not in (1, heads):
-        raise ValueError(f"plan was made for {shape[0]} batch entries and {shape[1]} heads, got {batch} and {heads}")
+        raise ValueError(f"plan: expected {batch} batch entries and {heads} heads, got {shape[0]} and {shape[1]}")
     return found
 
 
@@ -104,8 +104,8 @@ def seal(plan: Plan, least: int | None, growth: Growth | None) -> Plan:
 def moved(plan: Sealed, kv_len: int) -> Sealed:
     """A length-polymorphic plan at another kv_len; ValueError if it does not support that."""
     if plan.least is None or kv_len < plan.least:
-        goes = f"{plan.kv_len}" if plan.least is None else f"at least {plan.least}"
-        raise ValueError(f"plan requires kv_len {goes}, got {kv_len}")
+        goes = f"{plan.kv_len} keys" if plan.least is None else f"{plan.least} keys or more"
+        raise ValueError(f"plan: expected {goes}, got {kv_len}")
     made = object.__new__(Sealed)
     # Validated plans may share arrays: no user holds them.
     vars(made).update(vars(plan), **_changed(plan, kv_len), **_nothing_made())

@@ -191,7 +191,7 @@ class Pair(Symbolic):
     """The operation and its operands, for rules about remainders."""
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> NoReturn:
-        raise TypeError("apply() requires values of the query or of the key alone, got a value that depends on both")
+        raise TypeError("apply(): expected values of the query or of the key alone, got a value that depends on both")
 
     def member(self, table: np.ndarray) -> Pair:
         """``np.isin`` for a sorted `table`, decided by the number of members in the interval."""

@@ -42,7 +42,7 @@ cdef class Bitmasks:
         """Insert each row of `masks` and return its index; with `rows`, the first bitmask that is equal in these rows.
         """
         if masks.shape[1] != self.own.words() or rows is not None and rows.shape[0] != self.rows:
-            raise ValueError(f"masks must have {self.rows} rows of {self.row_words} words each")
+            raise ValueError(f"masks: expected {self.rows} rows of {self.row_words} words each")
         numbers = np.zeros(masks.shape[0], np.int32)
         cdef int32_t[::1] number = numbers
         cdef vector[Part] parts

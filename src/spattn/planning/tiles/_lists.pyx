@@ -42,13 +42,13 @@ cdef class RunLists:
         """
         cdef int64_t count = number.shape[0], before = self.own.runs()
         if not count == key_tile.shape[0] == length.shape[0] == mask.shape[0]:
-            raise ValueError(f"number, key_tile, length and mask must all have length {count}")
+            raise ValueError(f"number: expected four arrays of {count} runs")
         if not count:
             number = key_tile = length = mask = np.zeros(1, np.int32)
         with nogil:
             self.own.add(lists, &number[0], &key_tile[0], &length[0], &mask[0], count)
         if self.own.runs() != before + count:
-            raise ValueError(f"number must be non-decreasing and below {lists}")
+            raise ValueError(f"number: expected non-decreasing numbers below {lists}")
 
     def drop_empty(self, int64_t lists):
         """Remove the last `lists` lists, which must be empty."""

@@ -31,10 +31,10 @@ cdef extern from "kernels/listed.h" namespace "spattn" nogil:
 cdef void check_sorted(const int64_t[::1] row, const int64_t[::1] key) except *:
     cdef int64_t pairs = row.shape[0], n
     if key.shape[0] != pairs:
-        raise ValueError(f"key must have one entry per row ({pairs}), got {key.shape[0]}")
+        raise ValueError(f"key: expected {pairs} keys, one for each row, got {key.shape[0]}")
     for n in range(pairs):
         if row[n] < 0 or n and (row[n] < row[n - 1] or row[n] == row[n - 1] and key[n] <= key[n - 1]):
-            raise ValueError(f"row: pairs must be sorted, unique and non-negative, got ({row[n]}, {key[n]}) at {n}")
+            raise ValueError(f"row: expected sorted pairs of rows from 0 on, got ({row[n]}, {key[n]}) at {n}")
 
 
 @cython.final
@@ -89,7 +89,7 @@ cdef class Gathered:
         check_sorted(row, key)
         for n in range(pairs):
             if not 0 <= key[n] < self._keys:
-                raise ValueError(f"key must be in [0, {self._keys}), got {key[n]} at {n}")
+                raise ValueError(f"key: expected numbers below {self._keys}, got {key[n]} at {n}")
         if not pairs:
             return np.zeros(0, np.int32), np.zeros(0, np.int64)
         places = np.empty(pairs, np.int64)
@@ -109,7 +109,7 @@ def bitmasks(const int64_t[::1] first, const int32_t[::1] cell, const int64_t[::
     cdef int64_t n
     for n in range(tiles.shape[0]):
         if not 0 <= tiles[n] < first.shape[0] - 1:
-            raise ValueError(f"tiles must be in [0, {first.shape[0] - 1}), got {tiles[n]}")
+            raise ValueError(f"tiles: expected numbers below {first.shape[0] - 1}, got {tiles[n]}")
     if tiles.shape[0] and words and cell.shape[0]:
         with nogil:
             write_cells(&first[0], &cell[0], &tiles[0], tiles.shape[0], words, &mask[0, 0])

@@ -38,7 +38,7 @@ cdef ClauseArrays _arrays(object clause):
     for n in range(bands if sound else 0):
         sound = sound and indptr[n] <= indptr[n + 1] and start[n] <= start[n + 1]
     if not sound:
-        raise ValueError(f"bands: arrays are inconsistent in {clause}")
+        raise ValueError(f"bands: expected consistent arrays, got {clause}")
     cdef ClauseArrays found
     found.start, found.indptr = &start[0], &indptr[0]
     found.first = &first[0] if first.shape[0] else NULL

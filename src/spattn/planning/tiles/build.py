@@ -134,7 +134,7 @@ def _ends_of(pattern: Pattern, q_len: int, kv_len: int) -> Ends | None:
     if found is None:
         return None
     if not isinstance(found, Ends) or not isinstance(found.between, bool):
-        raise TypeError(f"ends() must return Ends or None, got {found!r} from {pattern!r}")
+        raise TypeError(f"ends(): expected Ends or None from {pattern!r}, got {found!r}")
     first, last = integers("ends()", found[:2], 0)
     return Ends(first, last, found.between) if found.between or 0 < first + last < kv_len else None
 

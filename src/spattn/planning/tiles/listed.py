@@ -82,7 +82,7 @@ def gathered_tiles(
         before, places = places // masks.tile[1], places + len(keys)
         budget.need(_PLACE_BYTES * places)
         if places > LARGEST:
-            raise ValueError(f"pattern: at most {LARGEST} gathered keys are supported, got at least {places}")
+            raise ValueError(f"pattern: expected at most {LARGEST} gathered keys, got at least {places}")
         own = _strip(Pairs(masks.tile, 0, len(keys)), row, place, tiles.start, query, masks)
         return own._replace(key_tile=own.key_tile + np.int32(before))
 

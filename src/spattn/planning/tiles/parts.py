@@ -49,18 +49,18 @@ def parts_of(
     """
     found = pattern.parts(q_len, kv_len) if ends is None else _parts_at(ends, pattern, kv_len)
     if not isinstance(found, Iterable):
-        raise TypeError(f"parts() must return a tuple of Part, got {found!r} from {pattern!r}")
+        raise TypeError(f"parts(): expected a tuple of Part from {pattern!r}, got {found!r}")
     whole_q, whole_k = whole_lattices(q_len, kv_len)
     parts = []
     for part in found:
         if not isinstance(part, Part) or not isinstance(part.pattern, Pattern):
-            raise TypeError(f"parts() must return a tuple of Part, got an element {part!r} from {pattern!r}")
+            raise TypeError(f"parts(): expected a tuple of Part from {pattern!r}, got one with {part!r}")
         if part[1:] == _EVERYTHING:
             parts.append(Piece(part.pattern, whole_q, whole_k, part.shifts, None))
             continue
         given = [integers("parts(): shifts", shift) for shift in part.shifts]
         if not given or any(len(shift) != 2 for shift in given) or len(set(given)) < len(given):
-            raise ValueError(f"parts(): shifts must be distinct (query, key) pairs, got {part.shifts!r}")
+            raise ValueError(f"parts(): expected distinct shifts (query, key), got {part.shifts!r}")
         shifts = [(dq, dk) for dq, dk in given]
         query = _checked(whole_q if part.query is None else part.query)
         key = _checked(whole_k if part.key is None else part.key)
@@ -91,7 +91,7 @@ def _check_spans(spans: tuple[Span, ...] | None, query: Lattice, key: Lattice) -
     for span, queries, keys in axes:
         along = isinstance(span, Span) and len(span.first) == len(span.last) == queries
         if not along or not all(0 <= a <= b < keys for a, b in zip(span.first, span.last, strict=True)):
-            raise ValueError(f"parts(): spans of {query} must lie in {key}, got {spans}")
+            raise ValueError(f"parts(): expected spans of {query} in {key}, got {spans}")
 
 
 def _from_first(
@@ -106,11 +106,11 @@ def _from_first(
 def _checked(lattice: Lattice) -> Lattice:
     """Convert to Python ints; an oversized stride of an axis with one coordinate becomes 0."""
     if not isinstance(lattice, Lattice):
-        raise TypeError(f"parts(): lattices must be Lattice or None, got {lattice!r}")
+        raise TypeError(f"parts(): expected a Lattice or None, got {lattice!r}")
     offset = integer("parts(): offset", lattice.offset)
     strides, extents = integers("parts(): strides", lattice.strides), integers("parts(): extents", lattice.extents, 0)
     if len(strides) != len(extents) or not 1 <= len(extents) <= AXES:
-        raise ValueError(f"parts(): a lattice must have a stride and an extent for 1 to {AXES} axes, got {lattice}")
+        raise ValueError(f"parts(): expected one stride and one extent for each of 1 to {AXES} axes, got {lattice}")
     kept = (s if n > 1 or abs(s) <= LARGEST else 0 for s, n in zip(strides, extents, strict=True))
     return Lattice(offset, tuple(kept), extents)
 
@@ -119,9 +119,9 @@ def _check_reach(lattice: Lattice, shifts: list[int], first: int, end: int) -> N
     low, high = _corners(*lattice)
     low, high = low + min(shifts), high + max(shifts)
     if low < first or high >= end:
-        raise ValueError(f"parts(): positions must be in [{first}, {end}), got {low} to {high} from {lattice}")
+        raise ValueError(f"parts(): expected positions in [{first}, {end}), got {low} to {high} from {lattice}")
     if repeats(lattice.strides, lattice.extents):
-        raise ValueError(f"parts(): lattices must not repeat a position, got {lattice}")
+        raise ValueError(f"parts(): expected lattices without duplicate positions, got {lattice}")
 
 
 def _corners(offset: int, strides: Sequence[int], extents: Sequence[int]) -> tuple[int, int]:

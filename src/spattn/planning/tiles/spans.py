@@ -83,11 +83,11 @@ def _checked(pattern: Pattern, q: np.ndarray, kv_len: int) -> Runs | None:
     if runs is None:
         return None
     if not isinstance(runs, Runs):
-        raise TypeError(f"runs() must return Runs or None, got {runs!r} from {pattern!r}")
+        raise TypeError(f"runs(): expected Runs or None from {pattern!r}, got {runs!r}")
     found = [integer_array(f"runs(): {name}", getattr(runs, name)) for name in ("start", "step", "count")]
     if any(own.ndim != 2 or len(own) != len(q) or own.shape != found[0].shape for own in found):
         shapes = ", ".join(str(own.shape) for own in found)
-        raise ValueError(f"runs(): arrays must have shape ({len(q)}, runs), got {shapes} from {pattern!r}")
+        raise ValueError(f"runs(): expected three arrays of shape ({len(q)}, runs) from {pattern!r}, got {shapes}")
     return Runs(*found)
 
 

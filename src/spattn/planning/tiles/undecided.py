@@ -15,12 +15,12 @@ def announce(pattern: Pattern, reason: str, tiles: int, cells: int) -> None:
     """Warn that `cells` cells of `tiles` tiles will be evaluated because of `reason`; ValueError above the limit."""
     if cells > _MOST_CELLS:
         raise ValueError(
-            f"pattern: allows() would be evaluated on {cells} single pairs (max {_MOST_CELLS}) of {pattern!r}, because "
-            f"it cannot be evaluated on whole tiles ({reason}); combine it with & with a pattern that excludes most "
-            "pairs, such as a window, or use operations that the planner evaluates on whole tiles"
+            f"pattern: expected at most {_MOST_CELLS} pairs to evaluate one by one, got {cells} in {pattern!r}: "
+            f"allows() cannot be evaluated on whole tiles ({reason}); intersect it (&) with a pattern that excludes "
+            "most pairs, such as a window, or use operations that the planner evaluates on whole tiles"
         )
     warnings.warn(
-        f"{pattern!r}: allows() cannot be evaluated on whole tiles ({reason}); planning evaluates every pair of "
+        f"{pattern!r}: allows() cannot be evaluated on whole tiles ({reason}); planning evaluates every cell of "
         f"{tiles} tiles",
         stacklevel=3,
     )
