@@ -1,4 +1,4 @@
-"""Number and key extents of candidate query boxes, computed before any plan."""
+"""Boxes of queries that a plan might have: how many there are, and how many keys they meet, before any is planned."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ __all__ = ["Met", "met_by_boxes"]
 
 
 class Met(NamedTuple):
-    """A part's queries per axis; `along[axis][side][n]` counts the boxes of that side that span n keys."""
+    """The queries of a part along each axis; and, by the side of boxes, how many boxes meet so many keys along it."""
 
     queries: list[int]
     along: list[dict[int, dict[int, int]]]
 
     def boxes(self, sides: tuple[int, ...]) -> tuple[int, ...]:
-        """Number of boxes along each axis."""
+        """How many along each axis."""
         return grid_of(self.queries, sides)
 
     def keys_along(self, sides: tuple[int, ...]) -> list[int]:
-        """Keys summed over the boxes along each axis; the product over the axes is the total of all boxes."""
+        """What all boxes along each axis meet, each with its own keys. Of a box of keys along all axes all boxes meet
+        the product."""
         found = (own[side] for own, side in zip(self.along, sides, strict=True))
         return [sum(keys * count for keys, count in each.items()) for each in found]
 
     def kinds(self, sides: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Each distinct shape of key boxes, with the number of query boxes that span it."""
+        """The sides of the boxes of keys that are met, and by how many boxes of queries each."""
         for each in itertools.product(*(own[side].items() for own, side in zip(self.along, sides, strict=True))):
             keys, counts = zip(*each, strict=True)
             yield keys, math.prod(counts)
 
     def candidates(self, cells: range, most: int) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Boxes whose number of cells is in `cells`, with their count, if at most `most` of them cover the part."""
+        """The boxes of so many cells, and how many of each there are, if these are at most so many."""
         for box in _boxes(self.along, max(cells, default=0)):
             if math.prod(box) in cells and (boxes := math.prod(self.boxes(box))) <= most:
                 yield box, boxes
 
 
 def _boxes(along: Sequence[Collection[int]], most: int) -> Iterator[tuple[int, ...]]:
-    """All boxes of at most `most` cells with sides from `along`, which are ascending."""
+    """All boxes of up to so many cells of these sides, which ascend."""
     if not along:
         yield ()
         return
@@ -56,7 +57,8 @@ def _boxes(along: Sequence[Collection[int]], most: int) -> Iterator[tuple[int, .
 
 
 def met_by_boxes(plan: Plan, batch: int, heads: int, longest: int) -> Met | None:
-    """Key extents of boxes with sides up to `longest` for the largest part with spans; None without spans."""
+    """What boxes meet whose sides are up to `longest`, by the spans of the part that has the most queries; None where
+    no part has spans."""
     variants = [] if plan.pattern is None else plan.pattern.variants(batch, heads)[0]
     bound = (variant.bind(plan.q_len, plan.kv_len) for variant in variants)
     parts = [part for own in bound for part in own.parts(plan.q_len, plan.kv_len)]
@@ -68,7 +70,7 @@ def met_by_boxes(plan: Plan, batch: int, heads: int, longest: int) -> Met | None
 
 
 def _keys_along(span: Span, longest: int) -> dict[int, dict[int, int]]:
-    """For each box side: a histogram of the number of keys that a box spans along one axis."""
+    """By the side of boxes: how many of them meet so many keys along an axis."""
     first, last = np.array(span.first), np.array(span.last)
     found = {}
     for side in range(1, min(len(first), longest) + 1):

@@ -1,7 +1,7 @@
-"""Features of the CPU cost model: operation counts of a plan's kernels.
+"""What a plan costs: what its kernels will do, counted, and the time that this takes on a device.
 
-Counts follow the loops of ``cpu/kernels/forward/products.h``: a partial tile costs its non-empty blocks only.
-The coefficients are measured for each device (:mod:`spattn.choose.machine_cpu`).
+The counts are of steps that the kernels of a CPU make (``cpu/kernels/forward/products.h``): a partial tile costs only
+the blocks of it that hold an allowed pair. Coefficients are measured, and belong to the device.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ __all__ = [
     "row_counts",
 ]
 
-_STEP = 32  # keys per iteration of panel products
-_KEYS = 8  # keys per block of scores; blocks without an allowed pair are skipped
-ROWS = 6  # rows per block of the output; keys that none of them attends to are skipped
-ROWS_AT_ONCE = 4  # rows of a row kernel; keys outside [first, last] attended by any of them are skipped
-_MOST_MASKS = 4096  # bitmasks that are inspected; larger sets are sampled evenly
+_STEP = 32  # keys of a step of products by panels
+_KEYS = 8  # of a block of scores, which is skipped as a whole
+ROWS = 6  # of a block of the output: a key that none of them attends to is skipped
+ROWS_AT_ONCE = 4  # of few queries: keys before the first and behind the last that one of them attends to are skipped
+_MOST_MASKS = 4096  # looked at; of more, evenly spaced ones stand for all
 
 
 class Counts(NamedTuple):
-    """Operation counts of a forward, summed over batch entries and heads.
+    """What a forward does, summed over batch entries and heads.
 
     Attributes
     ----------
     items, tiles : float
         Work items and tiles.
     rows : float
-        Elements of packed queries and written results.
+        Elements of queries that are packed and of results that are written.
     scores, weights, output : float
-        Vectors of Q K^T times features, vectors of softmax weights, and vectors of P V.
+        Vectors of the first product times features, vectors of weights, and vectors of the second product.
     gathered : float
-        Elements of keys and values that are copied before the products.
+        Elements of keys and values that are copied before they are multiplied.
     merged : float
-        Elements of partial rows that combines read.
+        Elements of partial rows that merges read.
     """
 
     items: float
@@ -64,18 +64,18 @@ class Counts(NamedTuple):
 
 
 class RowCounts(NamedTuple):
-    """Operation counts of a forward by row kernels, which use dot products along the features.
+    """What a forward does whose rows are computed one by one, or a few together, by dot products along the features.
 
     Attributes
     ----------
     rows : float
         Queries.
     elements : float
-        Elements of queries and results.
+        Of queries and of results.
     weights : float
-        Computed pairs.
+        Pairs that are computed.
     products : float
-        Computed pairs times features of K and V.
+        The same, times the features of K and V.
     """
 
     rows: float
@@ -85,8 +85,17 @@ class RowCounts(NamedTuple):
 
 
 class Features(NamedTuple):
-    """Inputs of the counts from the call and the kernels: head dimensions, lanes of a vector, whether keys are always
-    copied, and queries of a panel (0 without panels)."""
+    """What of a call and of the kernels that compute it the counts depend on.
+
+    Attributes
+    ----------
+    head_dim, head_dim_v : int
+        Of the call.
+    lanes : int
+        Of a vector.
+    copies : bool
+        Whether no key is read in place.
+    """
 
     head_dim: int
     head_dim_v: int
@@ -96,48 +105,48 @@ class Features(NamedTuple):
 
 
 def predicted_ms(counts: tuple[float, ...], coefficients: tuple[float, ...]) -> float:
-    """The cost model: nanoseconds per count, summed, as milliseconds."""
+    """Milliseconds, of nanoseconds for one of each."""
     return 1e-6 * sum(number * cost for number, cost in zip(counts, coefficients, strict=True))
 
 
 def count(plan: Plan, batch: int, heads: int, of: Features) -> Counts:
-    """Counts of a forward."""
+    """The counts of a call."""
     return _with_features(_of_plan(plan, batch, heads, of.lanes, of.panel), of)
 
 
 def count_rows(plan: Plan, batch: int, heads: int, of: Features) -> RowCounts:
-    """Counts of a plan with few queries a tile, computed by row kernels."""
+    """The same of a plan whose tiles have so few queries that they are computed row by row, a few rows at once."""
     rows, pairs = _of_rows(plan, batch, heads, of.lanes)
     return row_counts(rows, pairs, of.head_dim + of.head_dim_v)
 
 
 def count_pairs(plan: Plan, batch: int, heads: int, of: Features) -> RowCounts:
-    """Counts of a one-query-per-tile plan of the same pairs, which computes allowed pairs only."""
+    """The same of the plan with these pairs whose tiles have one query: of a tile the allowed ones are computed."""
     pairs = batch * heads * plan.nnz / max(plan.variants, 1)
     return row_counts(batch * heads * plan.q_len, pairs, of.head_dim + of.head_dim_v)
 
 
 def row_counts(rows: float, pairs: float, features: int) -> RowCounts:
-    """Counts from rows, pairs and the total features of K and V."""
+    """The counts of so many rows and pairs, of so many features of K and V together."""
     return RowCounts(rows, rows * features, pairs, pairs * features)
 
 
 def count_dense(q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int], of: Features) -> Counts:
-    """Counts of dense attention in tiles of this size, without planning it."""
+    """Those of attention over all pairs in tiles of this size, without its plan."""
     tiles, rest = divmod(q_len, tile[0])
     items = tiles + (rest > 0)
     side, step = (of.panel, _STEP) if of.panel else (ROWS, _KEYS)
     vectors, blocks = (tiles * -(-tile[0] // rows) + -(-rest // rows) for rows in (of.lanes, side))
     each, key_tiles = vectors * -(-kv_len // step) * step, -(-kv_len // tile[1])
     output = blocks * (key_tiles if of.panel else kv_len)
-    # In the order of _OfPlan; keys and values are contiguous.
+    # In the order of _OfPlan; keys and values lie in the order in which they are read.
     own = items, items * key_tiles, q_len, each, each, output, 0, 0, kv_len, 0
     return _with_features(_OfPlan(*(float(batch * heads * number) for number in own)), of)
 
 
 class _OfPlan(NamedTuple):
-    """Counts before the head dimensions enter: `output` is in row blocks times keys; of all `keys` that tiles load,
-    `uneven` have no uniform stride, and `apart` are not contiguous."""
+    """The same before features come in; `output` is in blocks of rows times keys. `keys` are all that are met; of
+    those, `uneven` do not lie as far apart as each other, and `apart` are not neighbours."""
 
     items: float
     tiles: float
@@ -152,7 +161,7 @@ class _OfPlan(NamedTuple):
 
 
 def _with_features(own: _OfPlan, of: Features) -> Counts:
-    """Keys are read in place if evenly strided, values if contiguous and of whole vectors."""
+    """Keys are read in place where they lie evenly, values where they are neighbours and fill whole vectors."""
     wide = -(-of.head_dim_v // of.lanes)
     copied = own.keys if of.copies else own.uneven
     copied_values = own.keys if of.copies or of.head_dim_v % of.lanes else own.apart
@@ -193,7 +202,7 @@ def _of_plan(plan: Plan, batch: int, heads: int, lanes: int, panel: int) -> _OfP
 
 
 def _times(plan: Plan, batch: int, heads: int) -> np.ndarray:
-    """How many batch heads have each variant."""
+    """How many heads of all batch entries have each variant."""
     return np.bincount(plan.variant.ravel(), minlength=plan.variants) * (batch * heads / max(plan.variant.size, 1))
 
 
@@ -203,12 +212,13 @@ def _of_rows(plan: Plan, batch: int, heads: int, lanes: int) -> tuple[float, flo
     views = plan.views[plan.components["query_view"][plan.work["component"]]]
     cells = real_extents(views, plan.work["query_tile"]).prod(axis=1)
     runs = _runs_of(plan, times)
-    keys = np.append(_reached_by_rows(plan, lanes), plan.block_kv)[plan.mask]  # mask -1: a full tile
+    keys = np.append(_reached_by_rows(plan, lanes), plan.block_kv)[plan.mask]  # -1: all of them
     return float(np.repeat(times, np.diff(plan.work_indptr)) @ cells), float((runs.tiles * runs.cells) @ keys)
 
 
 def _reached_by_rows(plan: Plan, lanes: int) -> np.ndarray:
-    """For each bitmask: mean width, in whole vectors, from the first to the last key of the rows computed at once."""
+    """For each bitmask: from the first key that any of the rows computed at once attends to, to the last one, in whole
+    vectors; the mean over its rows."""
     every = max(1, -(-len(plan.masks) // _MOST_MASKS))
     masks = plan.masks[::every]
     of_rows = np.bitwise_or.reduceat(masks, np.arange(0, plan.block_q, ROWS_AT_ONCE), axis=1)
@@ -219,7 +229,8 @@ def _reached_by_rows(plan: Plan, lanes: int) -> np.ndarray:
 
 
 class _Runs(NamedTuple):
-    """For each run: uses of its lists (`copies`), tiles over all uses, queries of its query tile, and its key view."""
+    """Of each run: how often its lists are taken (`copies`), how many tiles that makes, how many queries its query tile
+    has, and the number of its key view in the plan."""
 
     copies: np.ndarray
     tiles: np.ndarray
@@ -228,7 +239,7 @@ class _Runs(NamedTuple):
 
 
 def _runs_of(plan: Plan, times: np.ndarray) -> _Runs:
-    """Components with the same first row share lists; the first one's are counted."""
+    """Components that start at one row share the lists of the first of them."""
     components = plan.components
     _, index, family = np.unique(components["first_row"], return_index=True, return_inverse=True)
     shared, taken = components[index], np.bincount(family, times[components["variant"]], len(index))
@@ -241,8 +252,8 @@ def _runs_of(plan: Plan, times: np.ndarray) -> _Runs:
 
 
 def _of_runs(plan: Plan, runs: _Runs, lanes: int, panel: int) -> tuple[float, ...]:
-    """Vectors of scores, vectors of weights, and row blocks of the output times keys. A partial tile counts what its
-    bitmask leaves; padding rows repeat real ones and do not count."""
+    """Vectors of scores, vectors of weights, and blocks of rows of the output times keys: of a tile all, or what its
+    bitmask leaves of it, and of that the share of its rows that hold queries, as the others repeat those."""
     number, found = plan.mask + 1, []
     for left, side in zip(_of_masks(plan, lanes, panel), (lanes, lanes, panel or ROWS), strict=True):
         share = -(-runs.cells // side) / -(-plan.block_q // side)
@@ -251,7 +262,8 @@ def _of_runs(plan: Plan, runs: _Runs, lanes: int, panel: int) -> tuple[float, ..
 
 
 def _of_keys(plan: Plan, runs: _Runs) -> tuple[float, float, float]:
-    """Keys that tiles load, once per view: those without a uniform stride, those not contiguous, and all."""
+    """The keys of the tiles that are met, once for each of their views: those that are uneven, those that are apart,
+    and all."""
     met = np.bincount(runs.key_view, runs.tiles, len(plan.views))
     copies = np.zeros(len(plan.views))
     copies[runs.key_view] = runs.copies
@@ -263,8 +275,8 @@ def _of_keys(plan: Plan, runs: _Runs) -> tuple[float, float, float]:
 
 
 def _of_masks(plan: Plan, lanes: int, panel: int) -> list[np.ndarray]:
-    """For a full tile (last) and each bitmask: vectors of scores, vectors of weights, row blocks of the output times
-    keys."""
+    """For a tile without a bitmask and for one of each: vectors of scores, vectors of weights, and blocks of rows of
+    the output times keys."""
     every = max(1, -(-len(plan.masks) // _MOST_MASKS))
     masks = plan.masks[::every]
     found = _in_panels(masks, lanes, panel) if panel else _in_vectors(masks, lanes)
@@ -272,7 +284,7 @@ def _of_masks(plan: Plan, lanes: int, panel: int) -> list[np.ndarray]:
 
 
 def _in_vectors(masks: np.ndarray, lanes: int) -> tuple[tuple[int, np.ndarray], ...]:
-    """Kernels vectorized over queries: counts of a full tile and of each bitmask."""
+    """Of vectors of queries: those of a tile without a bitmask, and of each of some bitmasks."""
     block_q, block_kv = masks.shape[1], 64 * masks.shape[2]
     starts = np.arange(0, block_q, lanes)
     # (masks, vectors, blocks of keys)
@@ -287,8 +299,8 @@ def _in_vectors(masks: np.ndarray, lanes: int) -> tuple[tuple[int, np.ndarray], 
 
 
 def _in_panels(masks: np.ndarray, lanes: int, panel: int) -> tuple[tuple[int, np.ndarray], ...]:
-    """Panel kernels: counts of a full tile and of each bitmask, with panels in place of the output. A panel computes
-    the vectors between its first and last non-empty one, times the keys between their first and last one."""
+    """The same of panels of queries: in each, the vectors from the first to the last that attend to a key are computed,
+    with the keys from the first to the last that any of them attends to; and in place of the output how many panels."""
     block_q, block_kv = masks.shape[1], 64 * masks.shape[2]
     of_vector = np.bitwise_or.reduceat(masks, np.arange(0, block_q, lanes), axis=1).view(np.uint32) != 0
     side, (count, columns, steps) = panel // lanes, of_vector.shape
@@ -300,6 +312,6 @@ def _in_panels(masks: np.ndarray, lanes: int, panel: int) -> tuple[tuple[int, np
 
 
 def _reach(found: np.ndarray) -> np.ndarray:
-    """Distance from the first to the last true element of the last axis, inclusive; 0 if there is none."""
+    """From the first true element of the last axis to the last one; 0 where there is none."""
     reach = found.shape[-1] - found.argmax(axis=-1) - found[..., ::-1].argmax(axis=-1)
     return np.where(found.any(axis=-1), reach, 0)

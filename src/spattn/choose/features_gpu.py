@@ -1,7 +1,8 @@
-"""Features of the GPU cost model: operation counts of persistent CTAs that take tasks in turn.
+"""What a plan makes the workers of a GPU do, counted: persistent blocks that take tasks in turn until none is left.
 
-Work shared evenly is counted as one worker's share of the total. A launch ends with its last worker; the excess over
-the even share comes from simulating the task order (``schedule/tasks.py::order_tasks``) by iteration counts.
+Times are sums over these counts, each with a coefficient of the device. What is shared by all workers evenly would be a
+worker's share of the total; a launch takes as long as the worker that is done last. How much longer that is than the
+share follows from dealing out the tasks in their order (``schedule/tasks.py::order_tasks``), by their steps alone.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from ..schedule.finishers import find_finishers
 
 __all__ = ["GpuCounts", "Kernel", "Sizes", "count_on_gpu", "last_done"]
 
-_ITEM, _PARTIAL = 0.75, 0.25  # overhead, in iterations, of an item, and of an iteration that loads bitmasks
-_BINS = 32  # histogram bins of items by iterations
-_DEALT = 64  # last task kinds to simulate one by one; earlier ones are assumed to load all workers evenly
+_ITEM, _PARTIAL = 0.75, 0.25  # steps that an item takes beside its own, and a step that loads bitmasks
+_BINS = 32  # of items by their steps, when they are dealt out
+_DEALT = 64  # kinds of tasks that are dealt out one after the other; those before them keep all workers equally busy
 
 
 class Kernel(NamedTuple):
@@ -29,13 +30,13 @@ class Kernel(NamedTuple):
     Attributes
     ----------
     rows : int
-        Rows of a query tile, padded.
+        That a tile of queries is computed as.
     tiles : int
-        Key tiles per iteration.
+        Of keys, in a step.
     head_dim : int
-        Padded head_dim of K and V.
+        That K and V are computed as.
     workers : int
-        Resident CTAs.
+        Blocks that run at the same time.
     keys_together : int
         See :func:`~spattn.schedule.tasks.order_tasks`.
     """
@@ -48,7 +49,7 @@ class Kernel(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Sizes of a call."""
+    """Those of a call."""
 
     batch: int
     heads_q: int
@@ -58,26 +59,26 @@ class Sizes(NamedTuple):
 
 
 class GpuCounts(NamedTuple):
-    """Operation counts of a forward; `items` to `joined` are those of the worker that finishes last.
+    """What a forward does; `items` to `joined` are those of the worker that is done last.
 
     Attributes
     ----------
     launches, merging : float
-        Launches that compute items (one or two), and combine launches (zero or one).
+        Launches that compute items, one or two, and launches that merge, none or one.
     items : float
         Work items.
     weights : float
-        Computed pairs.
+        Pairs in its steps.
     products : float
-        Computed pairs times features of K.
+        The same, times features of K.
     partial : float
-        Computed pairs in iterations that load a bitmask.
+        Pairs in those of its steps that load a bitmask.
     written, joined : float
-        Elements of partial rows written for others, and of those read by in-kernel reductions.
+        Elements of rows that it writes for others to merge, and of those that it reads and joins with its own.
     merged : float
-        Elements of partial rows that combines read, on the whole device.
+        Elements of rows that merges read, on the whole device.
     elements : float
-        Elements of the call's arrays.
+        Of the arrays of the call.
     """
 
     launches: float
@@ -93,7 +94,7 @@ class GpuCounts(NamedTuple):
 
 
 def count_on_gpu(plan: Plan, sizes: Sizes, kernel: Kernel, alone: bool = True) -> GpuCounts:
-    """Counts of a call; unless `alone`, other calls share its launches and no worker idles."""
+    """The counts of a call, whose launches are others', too, where it is not `alone`: then no worker is left idle."""
     of, (batch, heads_q, heads_kv, head_dim, head_dim_v) = _of_plan(plan, kernel.tiles), sizes
     variant = np.broadcast_to(plan.variant, (batch, heads_q)).ravel()
     times = np.bincount(variant, minlength=plan.variants)
@@ -126,11 +127,17 @@ def count_on_gpu(plan: Plan, sizes: Sizes, kernel: Kernel, alone: bool = True) -
 
 
 def last_done(tasks: np.ndarray, cost: np.ndarray, workers: int) -> float:
-    """Makespan of list scheduling: each worker takes the next task when it is free.
+    """When the last worker is done, if each takes the next task as soon as it has done one.
 
-    `tasks` (groups, kinds) counts the tasks in order of execution; `cost` (kinds,) is descending.
+    Parameters
+    ----------
+    tasks : (groups, kinds) array
+        How many of each kind, group after group.
+    cost : (kinds,) array
+        Of a task; it falls.
+    workers : int
     """
-    several = np.argwhere(tasks)  # in order of execution
+    several = np.argwhere(tasks)  # in their order
     dealt = several[-_DEALT:]
     before = several[: len(several) - len(dealt)]
     done = np.full(workers, float(tasks[tuple(before.T)] @ cost[before[:, 1]]) / workers)
@@ -140,8 +147,8 @@ def last_done(tasks: np.ndarray, cost: np.ndarray, workers: int) -> float:
 
 
 def _deal(done: np.ndarray, tasks: int, cost: float) -> np.ndarray:
-    """Finishing times after dealing equal tasks to the earliest workers."""
-    each = np.ceil((done.max() - done) / cost).astype(np.int64)  # tasks a worker takes before the last one is free
+    """When each worker is done with what it had and with its share of so many equal tasks."""
+    each = np.ceil((done.max() - done) / cost).astype(np.int64)  # that it can take before all have something to do
     rest = tasks - int(each.sum())
     if rest >= 0:
         done = done + (each + rest // len(done)) * cost
@@ -156,8 +163,9 @@ def _deal(done: np.ndarray, tasks: int, cost: float) -> np.ndarray:
 
 
 class _Phase(NamedTuple):
-    """Items of a launch: sums per variant of (items, iterations, masked iterations, rows written, rows joined), items
-    per variant and kind, and the cost of a kind in iterations."""
+    """The items of a launch: of each variant the sums over its items of what a worker does (items, steps, steps with
+    bitmasks, rows written, rows joined), and how many items of each kind it has; and what an item of each kind costs,
+    in steps."""
 
     sums: np.ndarray
     bins: np.ndarray
@@ -165,7 +173,7 @@ class _Phase(NamedTuple):
 
 
 class _OfPlan(NamedTuple):
-    """Phases, rows that combines read per variant, and whether there are combines."""
+    """Phases, rows that merges of each variant read, and whether there are merges."""
 
     phases: tuple[_Phase, _Phase]
     merged: np.ndarray
@@ -189,7 +197,7 @@ def _of_plan(plan: Plan, tiles: int) -> _OfPlan:
 
 def _phase(columns: np.ndarray, variant: np.ndarray, variants: int) -> _Phase:
     cost = _ITEM + columns[:, 1] + _PARTIAL * columns[:, 2]
-    # Longest first.
+    # The longest first.
     kind = _BINS - 1 - np.minimum(_BINS - 1, _BINS * cost / max(cost.max(initial=0), 1)).astype(np.int64)
     bins = np.bincount(variant * _BINS + kind, minlength=variants * _BINS).reshape(variants, _BINS)
     mean = np.bincount(kind, cost, _BINS) / np.maximum(np.bincount(kind, minlength=_BINS), 1)
@@ -198,17 +206,17 @@ def _phase(columns: np.ndarray, variant: np.ndarray, variants: int) -> _Phase:
 
 
 def _partial_steps(plan: Plan, tiles: int) -> np.ndarray:
-    """(items,) int64: iterations of each item with a masked tile or with fewer tiles than the others."""
+    """(items,) int64: how many steps of each item hold a tile with a bitmask, or fewer tiles than the others."""
     begin, end = plan.work["begin"], plan.work["end"]
     whole = end - (end - begin) % tiles
     runs = np.nonzero(plan.mask >= 0)[0]
     count = np.diff(plan.tile_indptr)[runs]
     masked = np.repeat(plan.tile_indptr[runs], count) + ramp(count)
     found = (whole < end).astype(np.int64)
-    for first in range(tiles):  # items that begin at this remainder modulo `tiles`
+    for first in range(tiles):  # of items that begin so many tiles behind a multiple of `tiles`
         own = begin % tiles == first
         step = (masked - first) // tiles
-        steps = np.zeros(len(step) + 1, np.int64)  # masked iterations before each masked tile
+        steps = np.zeros(len(step) + 1, np.int64)  # that lie before each tile with a bitmask, and hold one
         np.cumsum(np.diff(step, prepend=-2) > 0, out=steps[1:])
         found[own] += steps[np.searchsorted(masked, whole[own])] - steps[np.searchsorted(masked, begin[own])]
     return found

@@ -1,7 +1,5 @@
-"""Choice of tile, query box and split-KV pieces on compute capability 9.0.
-
-The default is ``tile()`` with two pieces for each SM; the cost model must predict that an alternative is cheaper.
-"""
+"""Which tile, which boxes of queries and how many pieces of long lists a plan for compute capability 9.0 has: what
+``tile()`` says and two pieces for each SM, unless others are priced below that."""
 
 from __future__ import annotations
 
@@ -29,24 +27,24 @@ from .specializations import ROWS, TILE, build
 
 __all__ = ["BLOCKS", "How", "among_others", "cheapest", "chosen", "pieces_of", "sizes_of", "workers_of"]
 
-BLOCKS = 2  # resident CTAs per SM
+BLOCKS = 2  # of an SM, that run side by side
 
-_FEWEST_QUERIES = 256  # the cost model was fitted to calls of at least this q_len
-_LONG = 1024  # length, in tiles, of a list with few queries
-_EFFICIENT = 0.7  # no boxes are tried from this efficiency on
-_HARDLY = 1.25  # ratio of times up to which a whole list is tried
-_HALVES = 0.875  # share of non-empty half tiles from which smaller tiles are not tried
-_MOST_MASKS = 4096  # bitmasks that are inspected; larger sets are sampled evenly
-_SCATTERED = 0.4  # efficiency below which permuted and gathered plans are tried
-_CELLS = range(33, ROWS + 1)  # cells of a box
+_FEWEST_QUERIES = 256  # of a call: of fewer none was measured
+_LONG = 1024  # tiles of a list of few queries
+_EFFICIENT = 0.7  # from here on no boxes are tried
+_HARDLY = 1.25  # times as long
+_HALVES = 0.875  # of all half tiles hold a pair: where more do, smaller tiles are not tried
+_MOST_MASKS = 4096  # looked at; of more, evenly spaced ones stand for all
+_SCATTERED = 0.4  # efficiency from which on no places are looked up
+_CELLS = range(33, ROWS + 1)  # of a box
 _SMALL = (ROWS, TILE[1])  # one warpgroup
-_MOST_BOXES = 2560  # each box has views of its own
-_LIKELY, _TRIED = 32, 2  # boxes that are estimated, and boxes that are planned
-_NEAR = 1.25  # of the boxes within this ratio of the best estimate, the one with the fewest tiles is planned too
+_MOST_BOXES = 2560  # each has views of its own
+_LIKELY, _TRIED = 32, 2  # boxes that are looked at closely, and those that are planned
+_NEAR = 1.25  # times the cost of the best box: of all that cost no more one is planned, too
 
 
 class How(NamedTuple):
-    """Parameters of a plan: tile, box, workers per head, and whether it is permuted or gathered."""
+    """A plan of a pattern: tile, box, the number of workers that share a head, and whether places are looked up."""
 
     tile: tuple[int, int]
     box: tuple[int, ...] | None
@@ -56,10 +54,8 @@ class How(NamedTuple):
 
 
 def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: int) -> Plan:
-    """The cheapest of the default plan, the one with whole lists, and a few with smaller tiles.
-
-    Calls outside the fitted range get the default plan, scattered pairs a gathered one.
-    """
+    """The cheapest of the plan for these workers, the one whose lists stay whole, and a few in smaller tiles; the first
+    where calls like this one were not measured. Keys of scattered pairs are gathered, and nothing else is planned."""
     known = _is_known(call)
     if known and compiler.are_scattered(pattern, call.q_len, call.kv_len, call.batch, call.heads_q, TILE):
         return compiler.plan_for(pattern, call, _SMALL, each, max_bytes, True, gathered=True)
@@ -74,8 +70,8 @@ def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: 
 
 
 def among_others(pattern: Pattern, call: Call, each: int, sms: int) -> list[How]:
-    """Candidate plans of a call that shares the device, without split lists: the default tile, and the smaller tiles
-    that :func:`chosen` prefers, if any."""
+    """How a call may be planned that shares the machine with others, which want none of its lists split: in the tiles
+    of most plans, and in smaller ones, those that :func:`chosen` takes for it if it takes any."""
     found = [How(TILE, None, 1)]
     if _is_known(call):
         first = compiler.plan_for(pattern, call, TILE, each, tile_by_tile=True)
@@ -88,32 +84,30 @@ def among_others(pattern: Pattern, call: Call, each: int, sms: int) -> list[How]
 
 
 def workers_of(batch: int, heads: int, sms: int) -> int:
-    """Resident CTAs per head."""
+    """How many of all blocks share the work of one head."""
     return workers(BLOCKS * sms, batch * heads)
 
 
 def pieces_of(call: Call, rows: int, sms: int) -> int:
-    """Split-KV pieces per list if one query tile holds a group of heads, else 0.
-
-    Independent of kv_len, because plans are length-polymorphic; a short list has fewer pieces.
-    """
+    """Into how many pieces lists are cut where a tile of so many queries has room for those of a group of heads, else
+    0; the same for any number of keys, as plans may grow: a short list has fewer."""
     few = 0 < call.q_len * call.group <= rows
     return pieces(sms, call.batch * call.heads_kv, _LONG) if few else 0
 
 
 def sizes_of(call: Call) -> Sizes:
-    """The sizes that the cost model takes."""
+    """What its price depends on beside the plan."""
     return Sizes(call.batch, call.heads_q, call.heads_kv, call.head_dim, call.head_dim_v)
 
 
 def _is_known(call: Call) -> bool:
-    """Whether the call is in the range that the cost model was fitted to."""
+    """Whether calls like this one were measured."""
     few = call.q_len < _FEWEST_QUERIES or 0 in (call.batch, call.heads_q, call.kv_len)
     return not few and max(call.head_dim, call.head_dim_v) <= LARGEST_HEAD_DIM
 
 
 def cheapest(pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, sms: int) -> Plan:
-    """The plan of :func:`chosen` for contiguous arrays, of any q_len."""
+    """What :func:`chosen` takes for arrays in order, whatever their number of queries."""
     batch, heads = sizes.batch, sizes.heads_q
     each = workers_of(batch, heads, sms)
     if compiler.are_scattered(pattern, q_len, kv_len, batch, heads, TILE):
@@ -123,20 +117,20 @@ def cheapest(pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, sms: int) 
 
 
 def _how(first: Plan, call: Call, each: int, sms: int) -> How:
-    """Parameters of the cheapest plan; `first` is the default plan."""
+    """How the plan of a call is made that costs least, `first` being the one in the tiles of most plans."""
     return _cheapest(first, sizes_of(call), each, sms, 1 if _joint(call) else call.batch)
 
 
 def _joint(call: Call) -> bool:
     """Whether batch entries share tensor maps."""
-    if call.kind.ordinal(call.q) is None:  # host arrays are copied to contiguous ones
+    if call.kind.ordinal(call.q) is None:  # which are copied in order
         return True
     return all(joint_heads(call.kind.operand(x)) for x in (call.q, call.k, call.v))
 
 
 @kept_with_plan
 def _cheapest(first: Plan, sizes: Sizes, each: int, sms: int, copies: int) -> How:
-    """Parameters of the cheapest plan; `copies` is the number of sets of tensor maps."""
+    """How the plan is made that costs least; `copies` are those of its tensor maps."""
     own = How(TILE, None, each)
     found = {own: first}
 
@@ -156,7 +150,7 @@ def _cheapest(first: Plan, sizes: Sizes, each: int, sms: int, copies: int) -> Ho
     for tile, box in _smaller(first, sizes, sms, copies):
         how = How(tile, box, shared)
         in_order = found.get(how._replace(ordered=True))
-        if in_order is None or in_order.ordered:  # otherwise the pattern has no order, and this plan is already made
+        if in_order is None or in_order.ordered:  # else the pattern has no order, and the plan is this one
             tried(how)
     while len(found) > 1:
         how = min(found, key=price)
@@ -167,8 +161,8 @@ def _cheapest(first: Plan, sizes: Sizes, each: int, sms: int, copies: int) -> Ho
 
 
 def _made(first: Plan, sizes: Sizes, how: How, tiled_for: int) -> Plan | None:
-    """The plan, None if it exceeds the memory limit."""
-    assert first.pattern is not None, "the default plan is compiled from a pattern"
+    """The plan, None where it takes more memory than there is."""
+    assert first.pattern is not None, "it is made of one"
     try:
         return compiler.plan(
             first.pattern,
@@ -188,13 +182,13 @@ def _made(first: Plan, sizes: Sizes, how: How, tiled_for: int) -> Plan | None:
 
 
 def _fits(plan: Plan, copies: int) -> bool:
-    """Whether the tensor maps fit the kernel parameters, with one set for each of `copies`."""
+    """Whether the kernels have room for the tensor maps, so many for each batch entry that has its own."""
     most = MAPS[-1] // copies
     return 2 * len(plan.views) <= most or maps_of(plan, sealed(plan).slides) <= most
 
 
 def _may_stay_whole(plan: Plan, sizes: Sizes, sms: int) -> bool:
-    """Whether a list is split although an SM would take hardly longer for it than for an even share."""
+    """Whether a list is cut into pieces although it takes an SM hardly longer than its share of all lists."""
     lists = np.diff(plan.tile_indptr[plan.indptr])
     longest, longest_piece = (int(own.max(initial=0)) for own in (lists, plan.work["end"] - plan.work["begin"]))
     share = sizes.batch * sizes.heads_q * plan.tiles / plan.variants / sms
@@ -204,7 +198,7 @@ def _may_stay_whole(plan: Plan, sizes: Sizes, sms: int) -> bool:
 def _smaller(
     plan: Plan, sizes: Sizes, sms: int, copies: int
 ) -> Iterator[tuple[tuple[int, int], tuple[int, ...] | None]]:
-    """Smaller tiles, with their boxes, that may be cheaper."""
+    """The smaller tiles, with their boxes, that may cost less."""
     if _halves(plan) < _HALVES:
         yield _SMALL, None
     if plan.efficiency < _EFFICIENT and plan.pattern is not None and plan.pattern.grids():
@@ -214,17 +208,18 @@ def _smaller(
 
 
 def _looked_up(plan: Plan) -> Iterator[tuple[bool, bool]]:
-    """(ordered, gathered) alternatives: permuted tokens, or keys gathered for each query tile."""
+    """Whether places may be tokens in another order, or keys gathered for each query tile."""
     if plan.pattern is not None and plan.efficiency < _SCATTERED and plan.pattern._has_order:
         yield True, False
         yield False, True
 
 
 def _halves(plan: Plan) -> float:
-    """Approximate share of non-empty half tiles (ROWS queries each); halves without a query may count twice."""
+    """The share of the halves of all tiles, of ROWS queries each, that hold an allowed pair; about, as halves without a
+    query may count twice."""
     every = max(1, -(-len(plan.masks) // _MOST_MASKS))
     held = np.bitwise_or.reduceat(plan.masks[::every], [0, ROWS], axis=1).any(axis=2).mean(axis=1)
-    of_mask = np.append(np.repeat(held, every)[: len(plan.masks)], 1.0)  # last: full tiles
+    of_mask = np.append(np.repeat(held, every)[: len(plan.masks)], 1.0)  # the last one of tiles without a bitmask
     tiles, work = np.diff(plan.tile_indptr), plan.work
     views = plan.views[plan.components["query_view"][work["component"]]]
     queries = real_extents(views, work["query_tile"]).prod(axis=1)
@@ -234,13 +229,14 @@ def _halves(plan: Plan) -> float:
 
 
 def _promising(met: Met, sizes: Sizes, sms: int, copies: int) -> list[tuple[int, ...]]:
-    """The boxes with the lowest estimates for evenly loaded SMs, and the one with the fewest tiles among near ties."""
-    row = build(ROWS, max(sizes.head_dim, sizes.head_dim_v), keys=0)  # items of boxes have few keys
+    """The boxes whose plans would cost least, and of those that would cost about as much the one that computes least,
+    by what items and products cost, if all SMs were busy alike."""
+    row = build(ROWS, max(sizes.head_dim, sizes.head_dim_v), keys=0)  # boxes nearly always have few
     of = coefficients(row)
     of_step = row.rows * row.step_kv * (of.weights + of.products * row.head_dim + of.partial)
 
     def estimate(box: tuple[int, ...]) -> tuple[float, int]:
-        """Cost and number of tiles."""
+        """Cost and tiles."""
         cost, tiles = 0.0, 0
         for keys, boxes in met.kinds(box):
             own = math.prod(grid_of(keys, choose_box(keys, TILE[1])))
@@ -251,7 +247,7 @@ def _promising(met: Met, sizes: Sizes, sms: int, copies: int) -> list[tuple[int,
     fitting = [
         (max(boxes, math.prod(met.keys_along(box)) / TILE[1]), box)
         for box, boxes in met.candidates(_CELLS, _MOST_BOXES)
-        # Views in a row share one tensor map, unless they use all of its axes.
+        # Views in a row are one tensor map, unless all of its axes are theirs.
         if copies * 4 * (boxes if len(box) == 3 else boxes // max(met.boxes(box))) <= MAPS[-1]
     ]
     found = sorted((*estimate(box), box) for _, box in sorted(fitting)[:_LIKELY])

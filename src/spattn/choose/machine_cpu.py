@@ -1,8 +1,5 @@
-"""Coefficients of the CPU cost model, in nanoseconds per count.
-
-Measured and printed by ``benchmarks/price_cpu.py`` on a Xeon with AMX; bfloat16 with avx512bf16 on an EPYC (Zen 4),
-whose best instruction set that is.
-"""
+"""What one of each count costs on a CPU, in nanoseconds: measured by ``benchmarks/price_cpu.py``, which prints these
+lines, on a Xeon with AMX; for bfloat16 with avx512bf16 on an EPYC (Zen 4), which has no better set."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ _NANOSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
     ("amx", "bfloat16"): (536, 0, 0.539, 0.00412, 2.48, 4.71, 0.158, 0.347),
 }
 
-# In the order of RowCounts: tiles with one query and arbitrary keys, then tiles with a few queries that share keys.
+# In the order of RowCounts: of tiles with one query, whose keys lie anywhere, and with a few, which share theirs.
 _ROW_NANOSECONDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ...]]] = {
     ("baseline", "float32"): ((46.6, 1.34, 0, 0.215), (20.2, 0.365, 0.727, 0.0612)),
     ("baseline", "float64"): ((93.1, 1.42, 0, 0.486), (0, 0.927, 2.48, 0.18)),
@@ -62,22 +59,22 @@ _ROW_NANOSECONDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ..
 
 
 class Device(NamedTuple):
-    """Properties of the kernels for an instruction set and a dtype.
+    """How the kernels of an instruction set compute with a dtype.
 
     Attributes
     ----------
     lanes : int
-        Lanes of a vector.
+        Of a vector.
     copies : bool
-        Whether keys and values are always copied, to convert them.
+        Whether keys and values are always copied: they are converted then.
     panel : int
-        Queries of a panel (``kernels/amx/panel.h``), 0 without panels.
+        Queries of a panel, where products are of panels (``kernels/amx/panel.h``); otherwise 0.
     few : int
-        Largest number of queries of a tile for which the row kernel is used.
+        Up to how many queries of a tile the forward computes row by row.
     nanoseconds : Counts
-        Coefficients of the tile kernels.
+        For one of each.
     one, together : RowCounts
-        Coefficients of the row kernel for tiles with one query, and with a few.
+        The same of tiles with one query, and with a few.
     """
 
     lanes: int
@@ -90,19 +87,19 @@ class Device(NamedTuple):
 
 
 def device(isa: str, dtype: str) -> Device:
-    """The coefficients for an instruction set and a dtype."""
+    """That of an instruction set, as the kernels name it, and a dtype."""
     lanes, copies, panel = shape_of(isa, dtype)
     one, together = (RowCounts(*each) for each in _ROW_NANOSECONDS[isa, dtype])
     return Device(lanes, copies, panel, few_of(isa, dtype), Counts(*_NANOSECONDS[isa, dtype]), one, together)
 
 
 def few_of(isa: str, dtype: str) -> int:
-    """Largest number of queries of a tile for which the row kernel is used (``kernels/table.cpp``)."""
+    """Up to how many queries of a tile the forward computes row by row, as ``kernels/table.cpp`` has it."""
     lanes, _, panel = shape_of(isa, dtype)
     return lanes // 2 if panel else lanes
 
 
 def shape_of(isa: str, dtype: str) -> tuple[int, bool, int]:
-    """(lanes, whether keys and values are copied, queries of a panel or 0)."""
+    """Lanes, whether keys and values are copied, and the queries of a panel, 0 where there are none."""
     vector_bytes, copies = {"baseline": 16, "avx2": 32}.get(isa, 64), dtype not in ("float32", "float64")
     return vector_bytes // (8 if dtype == "float64" else 4), copies, 32 if isa == "amx" and copies else 0

@@ -1,4 +1,5 @@
-"""Choice of pair-by-pair plans (one query per tile) where they are predicted to be cheaper."""
+"""When a plan is computed pair by pair, its tiles being lists of keys of one query: where that costs less than another
+plan."""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ from .machine_cpu import Device
 
 __all__ = ["instead", "may_pay"]
 
-_SPARSE = 1 / 16  # efficiency below which the cost model is consulted
+_SPARSE = 1 / 16  # allowed pairs among those that are computed, from which on no price is asked for
 
 
 def instead(plan: Plan, pattern: Pattern, call: Call, workers: int, max_bytes: int | None, device: Device) -> Plan:
-    """The one-query-per-tile plan if it is cheaper than `plan` and fits `max_bytes`; otherwise `plan`."""
+    """The plan whose tiles have one query where that costs less than `plan`, and does not take more than
+    `max_bytes`."""
     sizes = call.batch, call.heads_q, call.head_dim, call.head_dim_v
     if price_ms(plan, sizes, device) <= price_of_pairs_ms(plan, sizes, device):
         return plan
@@ -23,6 +25,6 @@ def instead(plan: Plan, pattern: Pattern, call: Call, workers: int, max_bytes: i
 
 
 def may_pay(plan: Plan) -> bool:
-    """Whether the plan is sparse enough to consult the cost model. If q_len is below block_q, the low efficiency comes
-    from padding rows, which no kernel computes."""
+    """Whether so few of the pairs of a plan are allowed that a price is worth asking for. Of fewer queries than a tile
+    has most rows are padding, which no kernel computes."""
     return plan.efficiency < _SPARSE and plan.q_len >= plan.block_q > 1

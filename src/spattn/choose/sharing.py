@@ -1,4 +1,4 @@
-"""Plans of calls that share a GPU: their tiles, and which lists are split."""
+"""Plans of calls that run side by side: which tiles each has, and whether its lists are split."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from .specializations import rows_of
 
 __all__ = ["Member", "shared"]
 
-_CLEARLY = 1.1  # minimum predicted speedup of a split, which costs memory; below it predictions are noise
-_WORKERS = (0.25, 0.5, 1, 2)  # workers per CTA for which long lists are split
+_CLEARLY = 1.1  # times as long: prices that are no further apart tell nothing, and splitting costs memory
+_WORKERS = (0.25, 0.5, 1, 2)  # of a block, among which long lists may be split
 
 
 class Member(NamedTuple):
-    """A call of a group: its stand-alone plan, whether that plan is fixed, and the workers per head."""
+    """A call of a group: the plan that it would have by itself, whether it has to keep that, and how many workers would
+    share a head of it."""
 
     call: Call
     plan: Plan
@@ -30,19 +31,19 @@ class Member(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """A candidate plan of a call in a group, and the milliseconds that it adds to the group."""
+    """One way to compute a call in a group, and by how many milliseconds the group takes longer for it."""
 
     plan: Plan
-    how: How | None  # None: lists are not split
+    how: How | None  # None: its lists stay as they are
     ms: float
 
 
 def shared(members: Mapping[int, Member], sms: int) -> dict[int, Plan]:
-    """Choose the plans of calls that run together on a device of `sms` SMs.
+    """The plans of calls that have a device of so many SMs together.
 
-    Either all plans use the default tile, or those that are faster in smaller tiles use these, for one more launch.
-    Lists stay whole: with the longest items first, short ones fill the remaining workers. A list is split only if the
-    whole group would wait for it, since each piece adds rows to write, read and combine.
+    All are in the tiles of most plans, or those that take less time in smaller ones are in these, which take a launch
+    more. Lists stay whole: where the longest items start first and short ones fill what they leave, long ones cost
+    nothing. Only those that all others would wait for are split, each piece of which is rows to write, read and merge.
     """
     ways = {number: list(_ways(member, sms)) for number, member in members.items()}
     alike = {number: own[0] for number, own in ways.items()}
@@ -58,7 +59,8 @@ def _total_ms(taken: Mapping[int, _Way]) -> float:
 
 
 def _ways(member: Member, sms: int) -> Iterator[_Way]:
-    """The fixed plan, or plans with whole lists (default tile first); the stand-alone plan if they exceed memory."""
+    """The plan that is kept, or plans of whole lists, the one in the tiles of most plans first; the call's own where
+    they take too many bytes."""
     call, own, pattern = member.call, member.plan, member.plan.pattern
     hows: list[How | None] = [None]
     if not member.kept and pattern is not None:
@@ -71,11 +73,11 @@ def _ways(member: Member, sms: int) -> Iterator[_Way]:
 
 
 def _split(call: Call, way: _Way, others: float, sms: int) -> Plan:
-    """Split the lists of a plan as is best for the group, whose other calls take `others` milliseconds."""
+    """The plan whose lists are split as is best for the group, whose other calls take so many milliseconds."""
     plan, how, blocks = way.plan, way.how, _blocks(way.plan, call, sms)
     longest = (plan.work["end"] - plan.work["begin"]).max(initial=0)
     tiles = tiles_of(plan, call.batch, call.heads_q)
-    if how is None or way.ms * blocks * longest <= (others + way.ms) * tiles:  # its longest item is not the last
+    if how is None or way.ms * blocks * longest <= (others + way.ms) * tiles:  # nobody waits
         return plan
     best, least = plan, _ends(plan, call, others, sms) / _CLEARLY
     for each in (workers(int(blocks * share), call.batch * call.heads_q) for share in _WORKERS):
@@ -87,17 +89,17 @@ def _split(call: Call, way: _Way, others: float, sms: int) -> Plan:
 
 
 def _ends(plan: Plan, call: Call, others: float, sms: int) -> float:
-    """Milliseconds until the group is done; its other calls (`others` milliseconds) fill idle workers."""
+    """Milliseconds after which a group is done whose other calls, which fill what this one leaves, take so many."""
     finishes, length = find_finishers(plan).finishes, plan.work["end"] - plan.work["begin"]
     blocks = _blocks(plan, call, sms)
-    # For either phase: tiles of all items, and tiles that all CTAs process during the longest item.
+    # Of either phase the tiles of all items, and as many as all blocks do while one does the longest item.
     (tiles, longest), (last, longest_last) = (
         (tiles_of(plan, call.batch, call.heads_q, chosen), blocks * int(length[chosen].max(initial=0)))
         for chosen in (~finishes, finishes)
     )
-    tile_ms = _price(plan, call, sms) / (tiles + last)  # evenly shared by all CTAs
+    tile_ms = _price(plan, call, sms) / (tiles + last)  # if all blocks share it
     ms = max(tile_ms * longest, others + tile_ms * tiles)
-    if last:  # in-kernel reductions wait for the first phase
+    if last:  # finishers wait for all that is before them
         ms += LAUNCH_MS + tile_ms * max(longest_last, last)
     return ms
 
@@ -107,5 +109,5 @@ def _price(plan: Plan, call: Call, sms: int) -> float:
 
 
 def _blocks(plan: Plan, call: Call, sms: int) -> int:
-    """Resident CTAs on the device."""
+    """That run side by side."""
     return sms * build_of(plan, max(call.head_dim, call.head_dim_v)).ctas

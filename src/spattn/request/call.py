@@ -210,7 +210,7 @@ def _check_operand(name: str, x: Any) -> tuple[ArrayKind, str, str]:
 
 
 def check_plain(name: str, x: Any) -> None:
-    """TypeError unless the array is nothing but its values."""
+    """An array that is nothing but its values."""
     kind = kind_of(x)
     odd = None if kind is None else kind.oddity(x)
     if odd is not None:
