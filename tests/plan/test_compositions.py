@@ -78,7 +78,7 @@ def test_a_predicate_of_unknown_form_is_evaluated_where_the_others_leave_somethi
 
 
 def test_the_warning_says_how_many_tiles_are_evaluated():
-    with pytest.warns(UserWarning, match=r"tiles \(gcd .*\); planning evaluates every cell of 190 tiles"):
+    with pytest.warns(UserWarning, match=r"tiles \(gcd of values .*\); planning evaluates every cell of 190 tiles"):
         plan(p.SlidingWindow(63) & Unknown("gcd"), 4096, tile=(64, 64))
 
 

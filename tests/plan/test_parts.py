@@ -85,7 +85,7 @@ def test_queries_before_the_first_key():
 @pytest.mark.parametrize("side", ["query", "key"])
 @pytest.mark.parametrize("strides, extents", [((0,), (2,)), ((1, 1), (2, 5)), ((2, 3), (4, 3)), ((4, 8, 1), (3, 2, 2))])
 def test_positions_twice(strides, extents, side):
-    with pytest.raises(ValueError, match=r"^parts\(\): expected lattices without duplicate positions"):
+    with pytest.raises(ValueError, match=r"^parts\(\): expected lattices that visit no position twice"):
         spattn.plan(Mine(part(p.Lattice(0, strides, extents), side=side)), N)
 
 

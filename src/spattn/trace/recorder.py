@@ -132,9 +132,7 @@ def _check(func: Any) -> None:
 
 def _check_random(func: Any) -> None:
     if torch.Tag.nondeterministic_seeded in func.tags:
-        raise TypeError(
-            f"mask_mod: random numbers are not supported, got {func}; draw them beforehand and index a tensor"
-        )
+        raise TypeError(f"mask_mod: expected no random numbers, got {func}; draw them beforehand and index a tensor")
 
 
 def trace(function: Callable[..., Any], arguments: int) -> Trace:

@@ -97,7 +97,7 @@ def _gcd(pairs: TilePairs, a: Any, b: Any) -> Pair:
 
     They rarely decide a comparison, so gcd is also reported as unfollowed.
     """
-    pairs.unfollowed.append("gcd in an expression of query and key is only bounded")
+    pairs.unfollowed.append("gcd of values that depend on query and key, except for its bounds")
     x, y, apart = _absolute(pairs, a), _absolute(pairs, b), _absolute(pairs, _subtract(pairs, a, b))
     hi = np.where((x.lo > 0) & (y.lo > 0), np.minimum(x.hi, y.hi), np.maximum(x.hi, y.hi))
     hi = np.where(apart.lo > 0, np.minimum(hi, apart.hi), hi)

@@ -121,7 +121,7 @@ def _check_reach(lattice: Lattice, shifts: list[int], first: int, end: int) -> N
     if low < first or high >= end:
         raise ValueError(f"parts(): expected positions in [{first}, {end}), got {low} to {high} from {lattice}")
     if repeats(lattice.strides, lattice.extents):
-        raise ValueError(f"parts(): expected lattices without duplicate positions, got {lattice}")
+        raise ValueError(f"parts(): expected lattices that visit no position twice, got {lattice}")
 
 
 def _corners(offset: int, strides: Sequence[int], extents: Sequence[int]) -> tuple[int, int]:
