@@ -147,9 +147,9 @@ WRONG = {  # what: (what is expected instead, changes)
         "distinct consecutive slots",
         {"work": lambda w: put("slot", w["slot"] == 0, 10**6)(w)},
     ),
-    "more slots": ("12, the most", {"slots": lambda n: n + 1}),
-    "fewer slots": ("12, the most", {"slots": lambda n: n - 1}),
-    "slots beyond int64": ("12, the most", {"slots": lambda n: 2**63}),
+    "more slots": ("12, the maximum", {"slots": lambda n: n + 1}),
+    "fewer slots": ("12, the maximum", {"slots": lambda n: n - 1}),
+    "slots beyond int64": ("12, the maximum", {"slots": lambda n: 2**63}),
     "a merge less": (
         "a non-decreasing array",
         {"merge_rows": drop(0), "merge_indptr": drop(0), "merge_variants": lambda e: np.maximum(e - 1, 0)},
