@@ -38,7 +38,7 @@ def frozen_part(array: np.ndarray, index: tuple[int, ...]) -> np.ndarray:
 
 
 def frozen_whole(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Concatenate 1-D arrays of one dtype; np.concatenate compares structured dtypes field by field."""
+    """Concatenate 1-D arrays of one dtype; np.concatenate would inspect structured dtypes field by field."""
     dtype = arrays[0].dtype
     whole = content(arrays[0]) if len(arrays) == 1 else b"".join(map(content, arrays))
     return np.ndarray(len(whole) // dtype.itemsize, dtype, whole)

@@ -12,7 +12,7 @@ from .operand import Operand, in_order
 
 
 class CuPy(ArrayKind):
-    """CuPy."""
+    """CuPy arrays."""
 
     name = "cupy"
 

@@ -12,7 +12,7 @@ from .operand import Operand, row_major
 
 
 class Jax(ArrayKind):
-    """JAX."""
+    """JAX arrays."""
 
     name = "jax"
 

@@ -14,7 +14,7 @@ from .operand import Operand, in_order
 
 
 class Torch(ArrayKind):
-    """PyTorch."""
+    """PyTorch tensors."""
 
     name = "torch"
 

@@ -204,7 +204,7 @@ class Plan:
         Allowed (query, key) pairs, summed over variants.
     q_order : (variants, q_len) or (0, 0) int32 array, optional
         Query row at each index of each variant; empty (the default) for the identity.
-    kv_order : (variants, places) or (0, 0) int32 array, optional
+    kv_order : (variants, n) or (0, 0) int32 array, optional
         Key at each index of each variant; empty (the default) for the identity, if `q_order` is empty too.
     """
 

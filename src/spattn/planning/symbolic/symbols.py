@@ -167,7 +167,7 @@ class OneSide(Symbolic):
         """The values as int64; NoRule for floats and uint64, which have no exact steps and shapes."""
         cells = self.cells
         if not np.can_cast(cells.dtype, np.int64):
-            raise NoRule(f"{cells.dtype} values where query and key meet")
+            raise NoRule(f"{cells.dtype} values in an expression of query and key")
         return Cells(cells.table.astype(np.int64, copy=False), cells.kind, cells.base)
 
     @cached_property

@@ -158,7 +158,7 @@ def _joint_ends(ends: Sequence[Ends | None], q_len: int, kv_len: int, block_kv: 
 
 
 class _Builder:
-    """Collects views, components and tiles variant by variant."""
+    """Accumulates views, components and tile lists, variant by variant."""
 
     def __init__(self, q_len: int, kv_len: int, tile: tuple[int, int], box: tuple[int, ...] | None, budget: Budget):
         self.q_len, self.kv_len = q_len, kv_len
