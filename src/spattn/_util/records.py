@@ -42,7 +42,7 @@ def declaration(name: str, record: np.dtype) -> str:
     members = []
     for field, (kind, *_) in (record.fields or {}).items():
         if not kind.isnative or kind.base.str[1:] not in _TYPES:
-            raise TypeError(f"{field}: expected one of {', '.join(_TYPES)} in native byte order, got {kind}")
+            raise TypeError(f"{field}: expected one of {', '.join(_TYPES)}, in native byte order; got {kind}")
         size = "".join(f"[{n}]" for n in kind.shape)
         members.append(f"  {_TYPES[kind.base.str[1:]]} {field}{size};")
     return "\n".join([f"struct {name} {{", *members, "};", assertions(name, record)])

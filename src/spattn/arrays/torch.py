@@ -48,7 +48,7 @@ class Torch(ArrayKind):
             somewhere = x.detach().data_ptr() or not x.numel()
         except RuntimeError:
             somewhere = False
-        return None if somewhere else "a tensor inside a torch.func transformation; call this outside of it"
+        return None if somewhere else "a tensor inside a transformation of torch.func; call this outside of it"
 
     def signature(self, *arrays: Any) -> tuple[Any, ...] | None:
         if self._transformation is None or self._transformation() is not None or self._in_dual_level():
