@@ -26,7 +26,7 @@ def sparse_patterns() -> dict[str, Pattern]:
     """The patterns of part (b), for texts of up to 512 tokens."""
     cases: dict[str, Pattern] = {f"window ±{w}": patterns.SlidingWindow(w) for w in (16, 64, 128)}
     for w in (16, 64):
-        cases[f"Longformer ±{w}, [CLS] global"] = patterns.Longformer(2 * w, global_tokens=(0,))
+        cases[f"Longformer ±{w}, [CLS] global"] = patterns.longformer(2 * w, global_tokens=(0,))
     return cases
 
 
@@ -125,4 +125,4 @@ def shift(name: str, embeddings: np.ndarray, dense: np.ndarray, plans: list[Plan
 def _plan(pattern: Pattern, tokens: int, encoder: Encoder, backend: str) -> Plan:
     """The backend's plan for one text."""
     q = np.broadcast_to(np.float32(0), (1, encoder.heads, tokens, encoder.head_dim))
-    return plan(pattern, backend=backend, like=(q, q, q))
+    return plan_for(pattern, q, q, q, backend=backend)

@@ -34,10 +34,10 @@ def timed_patterns() -> dict[str, Pattern]:
         "causal": patterns.Causal(),
         "sliding window ±256": patterns.SlidingWindow(256),
         "dilated window ±256, every 4th": patterns.DilatedWindow(256, 256, dilation=4),
-        "Longformer ±256 + 16 global": patterns.Longformer(512, global_tokens=16),
+        "Longformer ±256 + 16 global": patterns.longformer(512, global_tokens=16),
         "BigBird 64 (3 window, 1 global, 3 random)": patterns.BigBird(64),
-        "strided 128": patterns.Strided(128),
-        "fixed 128, 8 summary": patterns.Fixed(128, 8),
+        "strided 128": patterns.strided(128),
+        "fixed 128, 8 summary": patterns.fixed(128, 8),
     }
 
 
@@ -133,7 +133,7 @@ def _plans(arrays: tuple[Any, Any, Any], device: Device) -> tuple[dict[str, Plan
     plans, seconds = {}, {}
     for name, pattern in timed_patterns().items():
         start = time.perf_counter()
-        plans[name] = plan(pattern, backend=device.backend, like=arrays)
+        plans[name] = plan_for(pattern, *arrays, backend=device.backend)
         seconds[name] = time.perf_counter() - start
     return plans, seconds
 

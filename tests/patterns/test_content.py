@@ -77,7 +77,7 @@ def test_array_of_torch_is_taken():
 
 
 def test_masked_array_is_refused():
-    with pytest.raises(TypeError, match="^cluster: expected a plain array, got a masked one"):
+    with pytest.raises(TypeError, match="^cluster: expected a plain array, got a masked array"):
         Clusters(np.ma.masked_array(NUMBERS))
 
 
