@@ -70,7 +70,7 @@ def resolves(dotted):
 def test_dotted_names_are_resolved():
     known = ["spattn.plan", "spattn.patterns.Causal", "spattn.plan.validate", "spattn.grouped_attention"]
     assert [name for name in known if not resolves(name)] == []
-    assert not any(map(resolves, ["spattn.plans", "spattn.patterns.Casual", "spattn.plan.invalidate"]))
+    assert not any(map(resolves, ["spattn.planes", "spattn.patterns.Casual", "spattn.planning.invalidate"]))
 
 
 @pytest.mark.parametrize("page", [*PAGES, *GUIDES], ids=lambda page: page.relative_to(ROOT).as_posix())

@@ -43,7 +43,7 @@ def test_forms():
             assert (1, 1, *x.shape)[-4:-2] in {(form.batch, form.heads), (1, 1)} and x.shape[-2] == form.rows
     assert (
         repr(dynamic.DynamicKeyBlocks(blocks, 16, 8))
-        == "KeyBlocks(blocks=<int32 (2, 3, 4, 5)>, block_q=16, block_kv=8)"
+        == "DynamicKeyBlocks(blocks=<int32 (2, 3, 4, 5)>, block_q=16, block_kv=8)"
     )
 
 
@@ -128,7 +128,8 @@ def test_other_backends():
     q = torch.randn(1, 2, 8, 16)
     for backend in ("auto", "cpu", "reference"):
         with pytest.raises(
-            ValueError, match=r"a selection needs the backend 'cuda', got '(cpu|reference)'; to_host\(\)"
+            ValueError,
+            match=r"a pattern of device arrays needs the backend 'cuda', got '(cpu|reference)'; use \.to_host",
         ):
             spattn.attention(q, q, q, dynamic.DynamicKeyPadding(torch.tensor([5])), backend=backend)
     with pytest.raises(TypeError, match="pattern: expected a Pattern.*got KeyPadding"):

@@ -156,7 +156,9 @@ def test_numbers_of_tiles_for_scattered_pairs(density, tiles):
     pattern = listed(np.random.default_rng(0).random((4096, 4096)) < density)
     for block_q, expected in zip((64, 128), tiles, strict=True):
         assert gathered(pattern, 4096, 4096, tile=(block_q, 64)).tiles == expected
-        assert spattn.plan(pattern, 4096, tiling=spattn.Tiling(tile=(block_q, 64))).tiles == 4096 * 4096 // (block_q * 64)
+        assert spattn.plan(pattern, 4096, tiling=spattn.Tiling(tile=(block_q, 64))).tiles == 4096 * 4096 // (
+            block_q * 64
+        )
 
 
 def test_full_tiles_are_full():
@@ -420,7 +422,10 @@ def test_more_places_than_int32_numbers(monkeypatch):
 
 def test_an_explanation_is_of_the_pattern_on_the_cpu():
     pattern = listed(MASK)
-    made, plain = gathered(pattern, 150, 210, tile=(48, 64)), spattn.plan(pattern, 150, 210, tiling=spattn.Tiling(tile=(48, 64)))
+    made, plain = (
+        gathered(pattern, 150, 210, tile=(48, 64)),
+        spattn.plan(pattern, 150, 210, tiling=spattn.Tiling(tile=(48, 64))),
+    )
     found = spattn.explain(made)
     assert found.predicted_ms == spattn.explain(plain).predicted_ms and "keys: gathered" in str(found)
     assert f"efficiency {made.efficiency:.3g}" in str(found) and "order:" not in str(found)
