@@ -24,7 +24,7 @@ def attention(
     backend: str = "auto",
     return_lse: bool = False,
     precision: str | None = None,
-    layout: str = "bhnd",
+    layout: str = "bhsd",
     **others: Never,
 ) -> Any:
     r"""Softmax attention over the (query, key) pairs that a pattern allows.
@@ -51,8 +51,8 @@ def attention(
     precision : {None, "tf32"}, optional
         None computes as exactly as the dtype allows. "tf32" rounds the operands of both products to TF32 (11 bits), for
         float32 on the cuda backend only.
-    layout : {"bhnd", "bnhd", "thd"}, optional
-        The order of the axes of q, k, v and out. "bhnd" is as said above; "bnhd" is (batch, length, heads, head_dim).
+    layout : {"bhsd", "bshd", "thd"}, optional
+        The order of the axes of q, k, v and out. "bhsd" is as said above; "bshd" is (batch, length, heads, head_dim).
         Where the pattern has a grid, its axes may stand in place of the length in either: (batch, heads, \*grid,
         head_dim). "thd" is (total, heads, head_dim): sequences of one batch, packed one after another, which a pattern
         keeps apart, as :meth:`~spattn.patterns.Documents.from_cu_seqlens` does.
@@ -80,7 +80,7 @@ def attention(
         takes no arrays of this device; if the pattern tells batch entries apart under :func:`torch.func.vmap`.
     RuntimeError
         If q, k or v carry a tangent of PyTorch's forward-mode differentiation: only gradients are recorded.
-    BackendUnavailable
+    BackendUnavailableError
         If the backend asked for cannot run here.
 
     Warns
@@ -152,7 +152,7 @@ def attention_backward(
     scale: float | None = None,
     backend: str = "auto",
     precision: str | None = None,
-    layout: str = "bhnd",
+    layout: str = "bhsd",
 ) -> tuple[Any, Any, Any]:
     r"""Gradients of :func:`attention` with respect to q, k and v.
 
@@ -179,7 +179,7 @@ def attention_backward(
 
     Raises
     ------
-    TypeError, ValueError, RuntimeError, BackendUnavailable
+    TypeError, ValueError, RuntimeError, BackendUnavailableError
         As :func:`attention`, for all arrays.
 
     Notes

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ..arrays import autocast, compiling, kind_of, recorder, signature
+from ..arrays import autocast, cache_key, compiling, namespace_of, recorder
 from ..backends import GroupingBackend, PreparedGroup
 from ..dispatch import CONSTANT, as_pattern, backend_for, find_plan
 from ..patterns import Pattern
@@ -30,7 +30,7 @@ def grouped_attention(
     backend: str = "auto",
     return_lse: bool = False,
     precision: str | None = None,
-    layout: str = "bhnd",
+    layout: str = "bhsd",
 ) -> list[Any]:
     r"""Attention of several problems, each with its own lengths, batch, heads and pattern, at once.
 
@@ -49,7 +49,7 @@ def grouped_attention(
         Also return the log-sum-exp of each row's logits.
     precision : {None, "tf32"}, optional
         As for :func:`attention`.
-    layout : {"bhnd", "bnhd", "thd"}, optional
+    layout : {"bhsd", "bshd", "thd"}, optional
         As for :func:`attention`, of all problems.
 
     Returns
@@ -62,7 +62,7 @@ def grouped_attention(
     ------
     TypeError
         If `problems` is no sequence of tuples of four; as :func:`attention`.
-    ValueError, RuntimeError, BackendUnavailable
+    ValueError, RuntimeError, BackendUnavailableError
         As :func:`attention`. What is wrong with one problem is said with its number: ``problems[3]: k: expected …``.
 
     Warns
@@ -140,7 +140,7 @@ def _named(number: int) -> Iterator[None]:
 
 
 def _in_device_memory(x: Any) -> bool:
-    kind = kind_of(x)
+    kind = namespace_of(x)
     return kind is not None and kind.ordinal(x) is not None
 
 
@@ -183,7 +183,7 @@ def _find(given: list[_Problem], backend: str, precision: str | None, return_lse
     """The groups among the problems, kept with the plan of the first one that may be in one."""
     signatures, named = {}, []
     for number, (q, k, v, pattern) in enumerate(given):
-        own = signature(q, k, v) if isinstance(pattern, CONSTANT) else None
+        own = cache_key(q, k, v) if isinstance(pattern, CONSTANT) else None
         if own is not None and _in_device_memory(q):
             signatures[number] = own
             if isinstance(pattern, str):  # which stands for the class that has it now

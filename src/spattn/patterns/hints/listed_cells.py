@@ -1,4 +1,4 @@
-"""Look-ups by query and key at once in a table of which few cells are set."""
+"""MaskClass-ups by query and key at once in a table of which few cells are set."""
 
 from __future__ import annotations
 
