@@ -1,4 +1,4 @@
-"""What a backend is, and which there are by name. None is imported before it is asked for."""
+"""Backend protocols, and a registry of backends that are imported on demand."""
 
 from __future__ import annotations
 
@@ -35,25 +35,26 @@ _MODULES = {"cpu": "spattn.cpu", "cuda": "spattn.cuda", "reference": "spattn.ref
 
 
 class Limits(NamedTuple):
-    """What a backend takes.
+    """Capabilities of a backend.
 
     Parameters
     ----------
     host_arrays : bool
-        Whether it works on NumPy arrays, as which arrays of every kind in host memory are handed to it; otherwise on
-        arrays of every kind as they come.
+        Whether it takes NumPy arrays only, to which the dispatcher converts host arrays of every library; otherwise it
+        takes arrays of every library unchanged.
     precisions : tuple
-        Of the products, beside None, which is that of the dtype.
+        Supported values of `precision` besides None.
     moves : bool
-        Whether a prepared call goes where its plan moves: to other numbers of keys, wherever these lie in memory.
+        Whether a cached dispatch is length-polymorphic: it accepts other values of kv_len, at any address, for plans
+        whose tiles lie at the two ends of the sequence.
     grows : bool
-        Whether it does so too where the plan grows between the ends of the sequence.
+        Whether this also holds for plans whose full middle run depends on kv_len.
     groups : bool
-        Whether it computes calls together: it is a :class:`GroupingBackend`.
+        Whether it runs several calls in one launch: it is a :class:`GroupingBackend`.
     selects : bool
-        Whether it computes what selections allow: it is a :class:`SelectingBackend`.
+        Whether it supports dynamic masks: it is a :class:`SelectingBackend`.
     predicts : bool
-        Whether it predicts the time of calls on this machine: it is a :class:`PredictingBackend`.
+        Whether it has a cost model for this machine: it is a :class:`PredictingBackend`.
     """
 
     host_arrays: bool
@@ -66,120 +67,117 @@ class Limits(NamedTuple):
 
 
 class PreparedForward(Protocol):
-    """Computes calls of one signature: checks, plan and choice of kernels lie behind them."""
+    """Cached dispatch of calls with one cache key: validated, planned, kernels selected."""
 
     def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
-        """(out, lse); the lse may be None where the call that was prepared did not ask for it."""
+        """Return (out, lse); lse may be None if the prepared call has return_lse=False."""
 
 
 class PreparedBackward(Protocol):
-    """The same of gradients."""
+    """Cached dispatch of backward calls with one cache key."""
 
     def __call__(
         self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float
     ) -> tuple[Any, ...]:
-        """(dq, dk, dv); `dlse` may be None, which stands for zeros."""
+        """Return (dq, dk, dv); a `dlse` of None means zeros."""
 
 
 class PreparedGroup(Protocol):
-    """Computes calls of one signature each together."""
+    """Cached dispatch of a group of calls with one cache key each."""
 
     def __call__(
         self, operands: Sequence[tuple[Any, Any, Any]], scales: Sequence[float]
     ) -> list[tuple[Any, Any] | None]:
-        """(out, lse) of each call's (q, k, v); None for one that must be made by itself, because of where its arrays
-        are now."""
+        """Return (out, lse) for each call's (q, k, v); None if the addresses of its arrays require a separate call."""
 
 
 class Backend(Protocol):
-    """A module that executes plans."""
+    """Module that executes plans."""
 
     LIMITS: Limits
 
     def unavailable(self) -> str | None:
-        """Why it cannot run here and what fixes it, without side effects that last; None when it can."""
+        """Return why the backend cannot run here and how to fix it, or None; without lasting side effects."""
 
     def info(self) -> dict[str, object]:
-        """Facts for :func:`spattn.show_versions`."""
+        """Return facts for :func:`spattn.show_versions`."""
 
     def memory(self, call: Call) -> int:
-        """Bytes of the memory that the results of a call lie in, used or free."""
+        """Return the total bytes of the memory that holds the results of a call."""
 
     def plan_for(self, pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
-        """The plan with the tiles and the number of workers that suit such a call, or its gradients."""
+        """Plan the pattern with the best tile size and number of workers for a call, or for its backward."""
 
     def accepts(self, plan: Plan, call: Call, *, backward: bool = False) -> bool:
-        """Whether :meth:`prepare`, or :meth:`prepare_backward`, takes a sound plan for these lengths and heads."""
+        """Whether :meth:`prepare`, or :meth:`prepare_backward`, accepts a valid plan of matching lengths and heads."""
 
     def prepare(self, call: Call, plan: Plan) -> PreparedForward:
-        """What computes this call, and every other that differs from it in values, addresses and scale alone."""
+        """Prepare a call; the result serves all calls that differ in values, addresses and scale only."""
 
     def prepare_backward(self, call: Call, plan: Plan) -> PreparedBackward:
-        """The same of its gradients, where the limits say that there are any."""
+        """Prepare the backward of a call, like :meth:`prepare`."""
 
 
 class PredictingBackend(Backend, Protocol):
-    """A backend with a cost model."""
+    """Backend with a cost model."""
 
     def predicted_ms(self, plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-        """Predicted milliseconds of a forward: on one thread of the CPU, or on a GPU without the host's time."""
+        """Predict the milliseconds of a forward pass, on one CPU thread or on a GPU without host overhead."""
 
     def dense_ms(
         self, q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str
     ) -> float:
-        """Predicted time of a forward over all pairs in milliseconds."""
+        """Predict the milliseconds of a dense forward pass."""
 
     def cheaper(self, plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
-        """A plan of the same pattern with a lower predicted time, or None."""
+        """Return a plan of the same pattern with a lower predicted time, or None."""
 
 
 class GroupingBackend(Backend, Protocol):
-    """One that computes calls together, which it is given by their numbers in the log."""
+    """Backend that runs several calls in one launch; calls are numbered as in the log."""
 
     def together(self, calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Plan]]:
-        """Which of the calls it computes together, with the plans that they have there. Of each is known the plan that
-        it would have by itself, and whether it has to keep that."""
+        """Partition the calls into groups, and plan each group. Each call comes with its plan for a separate call, and
+        whether the group must use that plan."""
 
     def prepare_group(self, calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
-        """What computes calls that it has put together, and every other that differs from them in values, addresses
-        and scale alone."""
+        """Prepare a group from :meth:`together`, like :meth:`prepare`."""
 
 
 class SelectingBackend(Backend, Protocol):
-    """One that reads what is allowed on the device."""
+    """Backend that supports dynamic masks, read on the device."""
 
     def prepare_selected(self, call: Call, selected: Selected) -> PreparedForward:
-        """What computes this call, and every other that differs from it in values, addresses and scale alone, over what
-        the selection's arrays allow at that time."""
+        """Prepare a call with a dynamic mask, like :meth:`prepare`; each execution reads the current mask arrays."""
 
 
 def names() -> list[str]:
-    """All backends, available or not."""
+    """Return the names of all backends, available or not."""
     return list(_MODULES)
 
 
 def why_unavailable(name: str) -> str | None:
-    """None when the backend runs here, otherwise what is missing and the fix."""
+    """Return what a backend lacks to run here and how to fix it, or None if it is available."""
     try:
         module = module_of(name)
     except ImportError as error:
-        return f"{error}; build spattn with its compiled core: pip install . in a clone of its repository"
+        return f"{error}; build the compiled core: run pip install . in a clone of the spattn repository"
     return module.unavailable()
 
 
 def module_of(name: str) -> Backend:
-    """A backend's module, whether it can run here or not."""
+    """Import the module of a backend, available or not."""
     with whole_imports:
         return cast(Backend, importlib.import_module(_MODULES[name]))
 
 
 def available_backends() -> list[str]:
-    """Names of the backends that run on this machine.
+    """Return the names of the backends that can run on this machine.
 
     Returns
     -------
     list of str
-        Among "cpu", "cuda" and "reference".
+        A subset of "cpu", "cuda" and "reference".
 
     Examples
     --------
@@ -191,15 +189,7 @@ def available_backends() -> list[str]:
 
 
 def load(name: str) -> Backend:
-    """The backend's module.
-
-    Raises
-    ------
-    ValueError
-        If there is no backend of this name.
-    BackendUnavailable
-        If it cannot run here. It never gives way to another one silently.
-    """
+    """Import an available backend; raise ValueError for an unknown name, BackendUnavailable if it cannot run here."""
     if name not in _MODULES:
         raise ValueError(f"backend: expected 'auto' or one of {', '.join(_MODULES)}; got {name!r}")
     reason = why_unavailable(name)
