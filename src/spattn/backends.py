@@ -1,4 +1,4 @@
-"""Backend protocols, and a registry of backends that are imported on demand."""
+"""Backend protocol and registry; backends are imported on first use."""
 
 from __future__ import annotations
 
@@ -40,21 +40,20 @@ class Limits(NamedTuple):
     Parameters
     ----------
     host_arrays : bool
-        Whether it takes NumPy arrays only, to which the dispatcher converts host arrays of every library; otherwise it
-        takes arrays of every library unchanged.
-    precisions : tuple
-        Supported values of `precision` besides None.
+        Whether the backend takes NumPy arrays; arrays of other libraries in host memory are then passed as such.
+        Otherwise it takes the arrays of every array backend as they are.
+    precisions : tuple of str
+        Supported values of `precision` besides None, which is the precision of the dtype.
     moves : bool
-        Whether a cached dispatch is length-polymorphic: it accepts other values of kv_len, at any address, for plans
-        whose tiles lie at the two ends of the sequence.
+        Whether a cached dispatch binds ``kv_len`` at run time where its plan is length-polymorphic.
     grows : bool
-        Whether this also holds for plans whose full middle run depends on kv_len.
+        The same for plans whose tile lists grow with ``kv_len``.
     groups : bool
-        Whether it runs several calls in one launch: it is a :class:`GroupingBackend`.
+        Whether several calls can share a launch: the backend is a :class:`GroupingBackend`.
     selects : bool
-        Whether it supports dynamic masks: it is a :class:`SelectingBackend`.
+        Whether dynamic masks are supported: the backend is a :class:`SelectingBackend`.
     predicts : bool
-        Whether it has a cost model for this machine: it is a :class:`PredictingBackend`.
+        Whether the cost model predicts calls on this machine: the backend is a :class:`PredictingBackend`.
     """
 
     host_arrays: bool
@@ -67,88 +66,126 @@ class Limits(NamedTuple):
 
 
 class PreparedForward(Protocol):
-    """Cached dispatch of calls with one cache key: validated, planned, kernels selected."""
+    """Cached dispatch of a forward: all checks, the plan and the kernel choice are done."""
 
     def __call__(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
-        """Return (out, lse); lse may be None if the prepared call has return_lse=False."""
+        """Return (out, lse); lse may be None if the prepared call did not request it."""
 
 
 class PreparedBackward(Protocol):
-    """Cached dispatch of backward calls with one cache key."""
+    """Cached dispatch of a backward."""
 
     def __call__(
         self, dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dlse: Any, scale: float
     ) -> tuple[Any, ...]:
-        """Return (dq, dk, dv); a `dlse` of None means zeros."""
+        """Return (dq, dk, dv); `dlse` None means zeros."""
 
 
 class PreparedGroup(Protocol):
-    """Cached dispatch of a group of calls with one cache key each."""
+    """Cached dispatch of several forwards in one launch."""
 
     def __call__(
         self, operands: Sequence[tuple[Any, Any, Any]], scales: Sequence[float]
     ) -> list[tuple[Any, Any] | None]:
-        """Return (out, lse) for each call's (q, k, v); None if the addresses of its arrays require a separate call."""
+        """Return (out, lse) of each call; None for a call whose current array addresses require a launch of its own."""
 
 
 class Backend(Protocol):
-    """Module that executes plans."""
+    """A module that executes plans.
+
+    Implementations raise ``ValueError`` for a plan that is invalid, made for another call, or unsupported.
+    """
 
     LIMITS: Limits
 
     def unavailable(self) -> str | None:
-        """Return why the backend cannot run here and how to fix it, or None; without lasting side effects."""
+        """Return why the backend cannot run here and how to fix it, or None; leaves no lasting side effects."""
 
     def info(self) -> dict[str, object]:
         """Return facts for :func:`spattn.show_versions`."""
 
     def memory(self, call: Call) -> int:
-        """Return the total bytes of the memory that holds the results of a call."""
+        """Return the capacity in bytes, used or free, of the memory that holds the results of a call."""
 
     def plan_for(self, pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
-        """Plan the pattern with the best tile size and number of workers for a call, or for its backward."""
+        """Plan `pattern` with the tile shape and worker count for `call`, or for its gradients.
+
+        Parameters
+        ----------
+        pattern : Pattern
+        call : Call
+        max_bytes : int, optional
+            As for :func:`spattn.plan`.
+        backward : bool
+            Whether the plan is for the gradients.
+
+        Raises
+        ------
+        ValueError
+            If the pattern does not fit the shapes, or the plan exceeds `max_bytes`.
+        """
 
     def accepts(self, plan: Plan, call: Call, *, backward: bool = False) -> bool:
-        """Whether :meth:`prepare`, or :meth:`prepare_backward`, accepts a valid plan of matching lengths and heads."""
+        """Return whether :meth:`prepare`, or :meth:`prepare_backward`, supports a valid plan for this call."""
 
     def prepare(self, call: Call, plan: Plan) -> PreparedForward:
-        """Prepare a call; the result serves all calls that differ in values, addresses and scale only."""
+        """Return the cached dispatch of `call`.
+
+        Parameters
+        ----------
+        call : Call
+        plan : Plan
+            For the lengths and heads of the call. Validated at its first use unless :func:`spattn.plan` made it.
+
+        Returns
+        -------
+        callable
+            ``(q, k, v, scale)`` to ``(out, lse)``, for arrays with the dtype, shapes and strides of the call; a
+            length-polymorphic plan also accepts other ``kv_len``.
+
+        Raises
+        ------
+        ValueError
+            If the plan is invalid, made for another call, or unsupported by the backend.
+        """
 
     def prepare_backward(self, call: Call, plan: Plan) -> PreparedBackward:
-        """Prepare the backward of a call, like :meth:`prepare`."""
+        """Return the cached dispatch of the gradients of `call`, if the backend has a backward.
+
+        As :meth:`prepare`, but ``(dout, q, k, v, out, lse, dlse, scale)`` to ``(dq, dk, dv)``.
+        """
 
 
 class PredictingBackend(Backend, Protocol):
-    """Backend with a cost model."""
+    """A backend with a cost model."""
 
     def predicted_ms(self, plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-        """Predict the milliseconds of a forward pass, on one CPU thread or on a GPU without host overhead."""
+        """Predicted milliseconds of a forward: on one thread of the CPU, or on a GPU without the host's time."""
 
     def dense_ms(
         self, q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str
     ) -> float:
-        """Predict the milliseconds of a dense forward pass."""
+        """Predicted time of a forward over all pairs in milliseconds."""
 
     def cheaper(self, plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
-        """Return a plan of the same pattern with a lower predicted time, or None."""
+        """A plan of the same pattern with a lower predicted time, or None."""
 
 
 class GroupingBackend(Backend, Protocol):
-    """Backend that runs several calls in one launch; calls are numbered as in the log."""
+    """A backend that runs several calls in one launch; calls are identified by their numbers in the log."""
 
     def together(self, calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Plan]]:
-        """Partition the calls into groups, and plan each group. Each call comes with its plan for a separate call, and
-        whether the group must use that plan."""
+        """Partition calls, given as (call, plan, whether the plan is fixed), into launches with their plans."""
 
     def prepare_group(self, calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
-        """Prepare a group from :meth:`together`, like :meth:`prepare`."""
+        """Return the cached dispatch of calls that :meth:`together` grouped."""
 
 
 class SelectingBackend(Backend, Protocol):
-    """Backend that supports dynamic masks, read on the device."""
+    """A backend that reads block masks on the device."""
 
     def prepare_selected(self, call: Call, selected: Selected) -> PreparedForward:
-        """Prepare a call with a dynamic mask, like :meth:`prepare`; each execution reads the current mask arrays."""
+        """Return the cached dispatch of `call` over the pairs that the arrays of `selected` allow at launch time."""
 
 
 def names() -> list[str]:
@@ -157,7 +194,7 @@ def names() -> list[str]:
 
 
 def why_unavailable(name: str) -> str | None:
-    """Return what a backend lacks to run here and how to fix it, or None if it is available."""
+    """Return None if the backend runs here, else what is missing and the fix."""
     try:
         module = module_of(name)
     except ImportError as error:
@@ -166,18 +203,18 @@ def why_unavailable(name: str) -> str | None:
 
 
 def module_of(name: str) -> Backend:
-    """Import the module of a backend, available or not."""
+    """A backend's module, whether it can run here or not."""
     with whole_imports:
         return cast(Backend, importlib.import_module(_MODULES[name]))
 
 
 def available_backends() -> list[str]:
-    """Return the names of the backends that can run on this machine.
+    """Return the names of the backends that run on this machine.
 
     Returns
     -------
     list of str
-        A subset of "cpu", "cuda" and "reference".
+        Among "cpu", "cuda" and "reference".
 
     Examples
     --------
@@ -189,7 +226,15 @@ def available_backends() -> list[str]:
 
 
 def load(name: str) -> Backend:
-    """Import an available backend; raise ValueError for an unknown name, BackendUnavailable if it cannot run here."""
+    """Import and return a backend's module.
+
+    Raises
+    ------
+    ValueError
+        If there is no backend of this name.
+    BackendUnavailable
+        If the backend cannot run here. There is no silent fallback to another backend.
+    """
     if name not in _MODULES:
         raise ValueError(f"backend: expected 'auto' or one of {', '.join(_MODULES)}; got {name!r}")
     reason = why_unavailable(name)
