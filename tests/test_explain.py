@@ -46,7 +46,7 @@ def test_the_text_says_what_was_chosen_and_what_is_cheaper():
     for words in ("48 queries × 64 keys", "6 × 8 queries", "153664 allowed", "all pairs", "7 × 7"):
         assert words in text
     assert found.cheaper.tile == (49, 64) and found.cheaper_ms < found.predicted_ms < found.dense_ms
-    assert f"{found.predicted_ms:.3g} ms on one thread" in text and "this plan is faster" in text
+    assert f"{found.predicted_ms:.3g} ms on one CPU thread" in text and "this plan is faster" in text
 
 
 def test_the_cheapest_plan_has_nothing_that_is_cheaper():

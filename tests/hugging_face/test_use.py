@@ -50,7 +50,7 @@ def test_use_sets_two_things_and_returns_the_model():
         (lambda: hf.MptModel(hf.MptConfig(vocab_size=9, d_model=32, n_layers=1, n_heads=4)), "MptModel"),
         (
             lambda: hf.MambaModel(hf.MambaConfig(vocab_size=9, hidden_size=32, num_hidden_layers=1)),
-            "MambaModel is not supported, as none of its layers calls",
+            "MambaModel is not supported: none of its layers uses",
         ),
     ],
 )
