@@ -43,7 +43,7 @@ def check_pattern(
     Examples
     --------
     >>> import spattn
-    >>> check_pattern(spattn.patterns.Longformer(8, global_tokens=2), 100)
+    >>> check_pattern(spattn.patterns.longformer(8, global_tokens=2), 100)
     """
     kv_len = q_len if kv_len is None else kv_len
     heads = max(1, pattern.sizes()[1]) if heads is None else heads
