@@ -198,13 +198,13 @@ ALLOWED = {
         "Mask(dilated.index_set(1024, 1024).to_dense())": square(1024, dilated(64, 8)),
     },
     "contract.rst": {
-        "spattn.patterns.from_pairs(*pairs, 4, 100)": Pairs(
+        "spattn.patterns.interop.from_pairs(*pairs, 4, 100)": Pairs(
             (4, 100), listed([0, 0, 1, 2, 3], [40, 7, 40, 7, 90], first=96)
         ),
         "spattn.patterns.Causal()": square(50, causal),
     },
     "design.rst": {
-        "spattn.patterns.Strided(128)": square(1000, strided(128)),
+        "spattn.patterns.strided(128)": square(1000, strided(128)),
         "spattn.patterns.SlidingWindow(256)": square(1000, window(256, 256)),
     },
     "index.rst": {"spattn.patterns.SlidingWindow(256)": square(1000, window(256, 256))},
@@ -219,12 +219,14 @@ ALLOWED = {
         "SlidingWindow(16)": square(100, window(16, 16)),
         "SlidingWindow(4, 0)": square(64, window(4, 0)),
     },
-    "price.rst": {"spattn.patterns.Windowed((56, 56), 7)": square(56 * 56, swin((56, 56), 7))},
+    "price.rst": {"spattn.patterns.windowed((56, 56), 7)": square(56 * 56, swin((56, 56), 7))},
     "quickstart.rst": {
         "SlidingWindow(128)": square(1000, window(128, 128)),
         STREAMING: square(1000, streaming(4, 256)),
         "PerBatch([behind(tokens) for tokens in (0, 30)])": square(1000, left_padded(0, 30), batch=2),
-        "spattn.patterns.get('longformer', window=256, global_tokens=4)": square(1000, longformer(256, range(4))),
+        "spattn.patterns.registry.get('longformer', window=256, global_tokens=4)": square(
+            1000, longformer(256, range(4))
+        ),
         "SlidingWindow(2, 0)": square(6, window(2, 0)),
         "spattn.patterns.DilatedWindow(256, dilation=4)": square(2048, dilated(256, 4)),
         "SlidingWindow(8)": square(50, window(8, 8)),
@@ -241,7 +243,7 @@ ALLOWED = {
         "patterns.Causal()": square(256, causal),
         "patterns.SlidingWindow(32, 0)": square(256, window(32, 0)),
         "patterns.Causal() & (patterns.Sinks(4) | patterns.SlidingWindow(32, 0))": square(256, streaming(4, 33)),
-        "patterns.PrefixLM(50)": square(256, either(keys_before(50), causal)),
+        "patterns.prefix_lm(50)": square(256, either(keys_before(50), causal)),
         "patterns.DilatedWindow(60 // 4, dilation=4)": square(256, dilated(15, 4)),
         "from_mask_mod(dilated)": square(256, dilated(15, 4)),
         "patterns.Neighborhood((16, 16), 5)": square(256, neighborhood((16, 16), (5, 5))),
@@ -282,7 +284,7 @@ ALLOWED = {
     },
     "long_documents.rst": {
         "Longformer(512, global_tokens=64)": square(2048, longformer(512, range(64))),
-        "spattn.patterns.PerBatch([pattern, Longformer(512, global_tokens=(0, 300, 1200))])": square(
+        "spattn.patterns.PerBatch([pattern, longformer(512, global_tokens=(0, 300, 1200))])": square(
             2048, lambda at: longformer(512, [range(64), (0, 300, 1200)][at.b])(at), batch=2
         ),
         "spattn.patterns.PerHead([SlidingWindow(64), SlidingWindow(256), pattern, pattern])": square(
@@ -341,7 +343,7 @@ ALLOWED = {
         "LogSparse(10)": square(2048, powers_of_two(10)),
         "LogSparse(9) | spattn.patterns.SlidingWindow(16, 0)": square(1000, either(powers_of_two(9), window(16, 0))),
         "spattn.patterns.from_dict(nearby.to_dict())": square(1000, either(powers_of_two(9), window(16, 0))),
-        "spattn.patterns.get('log_sparse', powers=9)": square(1000, powers_of_two(9)),
+        "spattn.patterns.registry.get('log_sparse', powers=9)": square(1000, powers_of_two(9)),
         "Speakers(np.arange(40) % 3)": square(40, lambda at: (at.k <= at.q) & (at.q % 3 == at.k % 3)),
         "EveryFourth()": square(4096, dilated(256, 4)),
         "InViews()": square(4096, dilated(256, 4)),

@@ -1,4 +1,4 @@
-"""Packages that the examples of some pages need, and checks of the patterns that the examples build."""
+"""Doctests of the pages: the packages they need, slow pages, and a check of each pattern that an example builds."""
 
 import doctest
 
@@ -15,6 +15,7 @@ NEEDS = {
     "transformers.rst": "transformers",
     "threads.rst": "threadpoolctl",
 }
+SLOW = {"character_model.rst", "from_flex_attention.rst", "jax.rst", "torch_training.rst"}
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +29,12 @@ def pytest_collection_modifyitems(items):
         if isinstance(item, pytest.DoctestItem) and item.path.suffix == ".rst":
             item.dtest.globs["_check_example"] = check_example
             item.dtest.examples = list(checked(item.path.name, item.dtest.examples))
+            if item.path.name in SLOW:
+                item.add_marker("slow")
 
 
 def checked(page, examples):
-    """The examples of a page, and behind each that raises nothing an example that checks its patterns."""
+    """Yield the examples of a page, each followed by an example that checks its patterns unless it raises."""
     for example in examples:
         yield example
         if example.exc_msg is None:

@@ -1,8 +1,8 @@
-"""Hypothesis profiles, markers, and threads of BLAS: the one place for all of them.
+"""Hypothesis profiles, marks, shared fixtures, and the number of BLAS threads.
 
-``SPATTN_HYPOTHESIS_PROFILE=dev|ci|nightly`` (or ``--hypothesis-profile``) chooses how many examples a property test
-draws. ``dev`` and ``ci`` are deterministic, and ``ci`` draws as many as two cores manage in a quarter of an hour;
-``nightly`` looks for news. ``mutants`` is ``dev`` for failures that nobody reads: examples are not made smaller.
+``SPATTN_HYPOTHESIS_PROFILE=dev|ci|nightly`` (or ``--hypothesis-profile``) sets the number of examples of a property
+test. ``dev`` and ``ci`` are deterministic; with ``ci``, the default, the suite takes a quarter of an hour on two cores.
+``nightly`` draws new random examples. ``mutants`` is ``dev`` without shrinking: only the outcome is read.
 """
 
 import importlib.util
@@ -13,10 +13,10 @@ import sys
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-# Before anything imports NumPy. Its products here are small and the tests keep every core busy, so that further threads
-# would only wait, and a thread of OpenBLAS that waits takes a whole core.
+# Set before the first import of NumPy. The tests' matrix products are small and pytest-xdist keeps all cores busy: more
+# OpenBLAS threads would only spin, each on a whole core.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Every plan of the tests, and of the processes that they start, is checked as if a stranger had made it.
+# Validate every plan of the tests, and of the processes they start, as a user-supplied plan.
 os.environ.setdefault("SPATTN_CHECK_PLANS", "1")
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
@@ -35,12 +35,14 @@ def pytest_configure(config):
         from spattn.testing.tables import check_table
 
         _checks.observers[:] = [check_table]
-    config.addinivalue_line("markers", "footprint: measures the memory of a process, to which sanitizers add their own")
+    config.addinivalue_line("markers", "footprint: measures the memory of a process; meaningless under a sanitizer")
     config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU; run with `pytest -m gpu`")
+    config.addinivalue_line("markers", "family(name): the CUDA kernel family under test, sm80 or sm90; tests/cuda only")
+    config.addinivalue_line("markers", "slow: takes more than about two seconds; skip with `-m 'not slow'`")
 
 
 def pytest_collection_modifyitems(config, items):
-    """GPU tests run only when asked for by ``-m``, so that a plain run needs no GPU and says what it left out."""
+    """Skip GPU tests unless ``-m`` names ``gpu``: a plain run needs no GPU, and reports them as skipped."""
     if "gpu" in (config.getoption("-m") or ""):
         return
     skip = pytest.mark.skip(reason="needs an NVIDIA GPU: pytest -m gpu")
@@ -50,7 +52,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_runtest_setup(item):
-    """GPU tests skip with the backend's own reason where it cannot run."""
+    """Skip a GPU test with the backend's reason where the backend is unavailable."""
     if "gpu" in item.keywords:
         from spattn import cuda
 
@@ -72,7 +74,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture
 def forward(request):
-    """``forward(q, k, v, pattern, scale=None) -> (out, lse)``: the reference and each instruction set in turn."""
+    """``forward(q, k, v, pattern, scale=None) -> (out, lse)``, for the reference and each CPU instruction set."""
     import spattn
     from spattn import cpu, reference
 
@@ -82,17 +84,17 @@ def forward(request):
 
     def run(q, k, v, pattern, scale=None):
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        return module.forward(q, k, v, spattn.plan(pattern, backend=backend, like=(q, k, v)), scale, **options)
+        return module.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend=backend), scale, **options)
 
     return run
 
 
 @pytest.fixture
 def unchecked_plans(monkeypatch):
-    """Plans are made as users make them.
+    """Plan without the validation that this file switches on.
 
-    For patterns whose parts() and allows() say different things on purpose, and for two tests of sizes whose checks
-    take half a minute each.
+    For patterns whose parts() deliberately contradict allows(), and for two tests whose plans take half a minute to
+    validate.
     """
     from spattn._util import checks as _checks
 
@@ -102,7 +104,7 @@ def unchecked_plans(monkeypatch):
 
 @pytest.fixture
 def no_plans():
-    """No plan is kept when a test starts, and none of its own afterwards."""
+    """Clear the plan cache before and after the test."""
     import spattn
 
     spattn.clear_plan_cache()
@@ -112,8 +114,10 @@ def no_plans():
 
 @pytest.fixture
 def peak():
-    """The source of ``peak()``: how many KiB a program has taken at most. ``ru_maxrss`` has those of the process that
-    started it too, where that is larger."""
+    """The source of ``peak()``, a program's peak memory in KiB.
+
+    ``ru_maxrss`` does not do: after fork and exec it starts at the parent's resident size.
+    """
     return """
 def peak():
     with open("/proc/self/status") as status:
@@ -123,9 +127,9 @@ def peak():
 
 @pytest.fixture
 def python(request, tmp_path):
-    """Runs a program in a fresh interpreter: ``python(source, **environment) -> its standard output``."""
+    """``python(source, **environment) -> stdout`` runs a program in a new interpreter."""
 
-    # Where memory is measured, plans are made as users make them.
+    # The validation of plans would add to the memory that a footprint test measures.
     checked = {"SPATTN_CHECK_PLANS": "0"} if request.node.get_closest_marker("footprint") else {}
 
     def run(source, *, timeout=240, **environment):

@@ -11,7 +11,7 @@ from spattn.testing import DTYPES, LAYOUTS, Expectation, assert_within_budget, e
 from spattn.testing.strategies import Case, Sizes, cases, compositions, problems
 
 ISAS = cpu.instruction_sets()
-NAMES = patterns.names()
+NAMES = patterns.registry.names()
 
 
 def fewer(share: int):
@@ -24,7 +24,7 @@ def on(isa):
 
     def forward(q, k, v, pattern, scale):
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        return cpu.forward(q, k, v, spattn.plan(pattern, backend="cpu", like=(q, k, v)), scale, isa=isa)
+        return cpu.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend="cpu"), scale, isa=isa)
 
     return forward
 
@@ -104,7 +104,9 @@ def test_plans_of_any_tile_shape_and_any_number_of_pieces(isa, data):
 
 
 def spattn_plan(pattern, s, tile, workers):
-    return spattn.plan(pattern, s.q_len, s.kv_len, batch=s.batch, heads=s.heads_q, tile=tile, workers=workers)
+    return spattn.plan(
+        pattern, s.q_len, s.kv_len, tiling=spattn.Tiling(tile=tile, workers=workers), batch=s.batch, heads=s.heads_q
+    )
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -154,7 +156,7 @@ def test_batch_and_heads_may_be_permuted(isa, problem):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_repeats_bit_by_bit(isa, dtype):
     q, k, v = inputs(2, 4, 2, 500, 500, 32, dtype=dtype)
-    pattern = patterns.Longformer(40, global_tokens=(0, 1, 200))
+    pattern = patterns.longformer(40, global_tokens=(0, 1, 200))
     first = on(isa)(q, k, v, pattern, None)
     for _ in range(3):
         assert all(np.array_equal(a, b) for a, b in zip(on(isa)(q, k, v, pattern, None), first, strict=True))
@@ -163,7 +165,7 @@ def test_repeats_bit_by_bit(isa, dtype):
 def test_long_lists_are_split_and_merged():
     """One query block over many keys: more pieces than threads, and a merge of each row."""
     q, k, v = inputs(1, 1, 1, 40, 6000, 32)
-    made = spattn.plan(patterns.Full(), backend="cpu", like=(q, k, v))
+    made = spattn.plan_for(patterns.Full(), q, k, v, backend="cpu")
     assert made.slots > 1
     check_backend(patterns.Full(), q, k, v)
 

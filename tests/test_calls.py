@@ -189,7 +189,7 @@ def test_a_call_in_use_keeps_its_plan(monkeypatch):
         spattn.attention(*tensors(), "causal")  # used again before each of the others is made
         spattn.plan(p.Causal(), length)
     misses = spattn.plan_cache_info().misses
-    spattn.plan(p.Causal(), 10, heads=2, tile=(48, 64), workers=8)
+    spattn.plan(p.Causal(), 10, tiling=spattn.Tiling(tile=(48, 64), workers=8), heads=2)
     assert spattn.plan_cache_info().misses == misses
 
 
@@ -203,20 +203,16 @@ def test_tensors_where_torch_was_never_imported(monkeypatch):
 def test_the_plan_that_a_backend_runs():
     """Its tiles are those of the kernels, so its efficiency is the one that is paid."""
     q, k, v = (torch.ones(2, 4, n, 16) for n in (100, 300, 300))
-    made = spattn.plan(p.SlidingWindow(20), backend="cpu", like=(q, k, v))
+    made = spattn.plan_for(p.SlidingWindow(20), q, k, v, backend="cpu")
     assert made.tile == (48, 64) and (made.q_len, made.kv_len) == (100, 300)
-    assert made is spattn.plan(p.SlidingWindow(20), like=(q, k, v))
+    assert made is spattn.plan_for(p.SlidingWindow(20), q, k, v)
     misses = spattn.plan_cache_info().misses
     spattn.attention(q, k, v, p.SlidingWindow(20))
     assert spattn.plan_cache_info().misses == misses
-    for wrong in ({"q_len": 100}, {"q_len": 100, "kv_len": 300}, {"heads": 4}, {"tile": (128, 64)}, {"workers": 2}):
-        with pytest.raises(TypeError, match=r"^plan\(\): expected no lengths, .* beside like"):
-            spattn.plan(p.Causal(), **wrong, like=(q, k, v))
-    for wrong in ({}, {"q_len": 10, "backend": "cpu"}):
-        with pytest.raises(TypeError, match=r"^plan\(\): expected q_len, or arrays like="):
-            spattn.plan(p.Causal(), **wrong)
+    with pytest.raises(TypeError, match="^tiling: expected a spattn.Tiling, got "):
+        spattn.plan(p.Causal(), 10, tiling=(128, 64))
     with pytest.raises(ValueError, match="^pattern: .*max_bytes = 10 bytes"):
-        spattn.plan(p.Causal(), like=(q, k, v), max_bytes=10)
+        spattn.plan_for(p.Causal(), q, k, v, max_bytes=10)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -229,7 +225,7 @@ def test_every_backend_refuses_a_broken_plan(backend):
         with pytest.raises(ValueError, match="^plan: "):
             spattn.attention(*arrays, broken, backend=backend)
     with pytest.raises(ValueError, match="^plan: "):
-        spattn.plan(dataclasses.replace(made, indices=made.indices + 1), backend=backend, like=plain)
+        spattn.plan_for(dataclasses.replace(made, indices=made.indices + 1), *plain, backend=backend)
 
 
 def test_plan_for_other_heads_where_the_backend_would_plan_again():
@@ -289,7 +285,7 @@ def test_a_name_means_the_class_that_has_it_now():
     """A notebook's cell that is run again registers its class again."""
 
     def registered(window):
-        @p.register("of_a_cell")
+        @p.authoring.register("of_a_cell")
         class OfACell(p.Pattern):
             def allows(self, q, k):
                 return (q - k < window) & (q >= k)

@@ -162,6 +162,7 @@ def expected_in_package():
     }
 
 
+@pytest.mark.slow
 def test_wheel_carries_every_file_that_it_runs_on(wheel):
     with zipfile.ZipFile(wheel) as archive:
         inside = {name for name in archive.namelist() if name.startswith("spattn/")}
@@ -174,6 +175,7 @@ def test_wheel_carries_every_file_that_it_runs_on(wheel):
     assert "spattn/py.typed" in inside
 
 
+@pytest.mark.slow
 def test_sdist_carries_every_tracked_file(sdist):
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()} - {""}
@@ -209,7 +211,7 @@ def build(kind, tmp_path_factory):
 
 
 # Programs, which fork nothing, and modules of PyCUDA, which the backend imports as a whole when it is asked for.
-WITHOUT_FORKS = ("cli.py", "demo", "cuda")
+WITHOUT_FORKS = ("cli.py", "cuda")
 TRACED = "_operators"  # PyTorch's compiler follows this function of api/attention.py, and knows no locks
 
 

@@ -45,7 +45,7 @@ CASES = [("bnhd", ()), ("thd", ()), ("bhnd", GRID), ("bnhd", GRID)]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("layout", "grid"), CASES)
-@pytest.mark.parametrize("pattern", [NEAR, NEAR & p.Causal(), p.PerHead((NEAR, p.Axial(GRID, 0)))], ids=str)
+@pytest.mark.parametrize("pattern", [NEAR, NEAR & p.Causal(), p.PerHead((NEAR, p.axial(GRID, 0)))], ids=str)
 def test_both_passes_have_the_bits_of_the_usual_order(kind, layout, grid, pattern):
     """Results are in the layout of q, and lie in memory as arrays of it do."""
     q, k, v = inputs(1 if layout == "thd" else 2, 4, 2, q_len=30, head_dim=8, head_dim_v=16)
@@ -135,7 +135,7 @@ def test_jax_arrays_in_other_layouts():
 def test_plans_of_arrays_in_other_layouts(layout, shape, grid):
     q = np.zeros(shape, np.float32)
     like = (np.zeros((2, 4, 30, 8), np.float32),) * 3
-    assert spattn.plan(NEAR, like=(q, q, q), layout=layout) is spattn.plan(NEAR, like=like)
+    assert spattn.plan_for(NEAR, q, q, q, layout=layout) is spattn.plan_for(NEAR, *like)
     assert Call.of(q, q, q, layout=layout).out_shape == (2, 4, 30, 8)
 
 
@@ -155,7 +155,7 @@ def test_packed_sequences_are_those_of_single_calls(causal, q_lens, kv_lens):
     q, dout = inputs(1, 4, q_len=int(cu_q[-1]), head_dim=8)[:2]
     k, v = inputs(1, 2, q_len=int(cu_kv[-1]), head_dim=8, seed=1)[:2]
     q, dout, k, v = (in_layout(x, "thd") for x in (q, dout, k, v))
-    pattern = p.from_flash_attention(causal=causal, cu_seqlens_q=cu_q, cu_seqlens_k=cu_kv)
+    pattern = p.interop.from_flash_attention(causal=causal, cu_seqlens_q=cu_q, cu_seqlens_k=cu_kv)
     if not causal:
         pattern = p.Documents.from_cu_seqlens(cu_q, cu_kv)
     out, lse = spattn.attention(q, k, v, pattern, layout="thd", return_lse=True)
@@ -206,9 +206,9 @@ IMAGE = ones(1, 2, *GRID, 8)
         ((IMAGE,) * 3, "full", "bhnd", "q: expected the grid of the pattern, one axis of tokens, because the pattern "),
         ((IMAGE,) * 3, np.ones((30, 30), bool), "bhnd", "q: expected the grid of the pattern, one axis of tokens, "),
         ((IMAGE,) * 3, p.QueriesAt(NEAR, 0), "bhnd", "q: expected the grid of the pattern, one axis of tokens, "),
-        ((IMAGE,) * 3, NEAR | p.Axial((5, 6), 0), "bhnd", r"the pattern, \(5, 6\) and \(6, 5\); got \(6, 5\)"),
+        ((IMAGE,) * 3, NEAR | p.axial((5, 6), 0), "bhnd", r"the pattern, \(5, 6\) and \(6, 5\); got \(6, 5\)"),
         ((IMAGE,) * 3, spattn.plan(p.Full(), 30), "bhnd", "q: expected the grid of the pattern, one axis of tokens, "),
-        ((IMAGE,) * 3, NEAR, "bhsd", "layout: expected one of 'bhnd', 'bnhd', 'thd'; got 'bhsd'"),
+        ((IMAGE,) * 3, NEAR, "bdsh", "layout: expected one of 'bhnd', 'bnhd', 'thd'; got 'bhsd'"),
         (
             (ones(9, 2, 4),) * 3,
             p.Documents(((4, 5), (9,))),
@@ -222,7 +222,7 @@ def test_what_does_not_fit_the_layout(operands, pattern, layout, message):
         spattn.attention(*operands, pattern, layout=layout)
     if isinstance(pattern, p.Pattern):
         with pytest.raises(ValueError, match=message):
-            spattn.plan(pattern, like=operands, layout=layout)
+            spattn.plan_for(pattern, *operands, layout=layout)
 
 
 @pytest.mark.parametrize("layout", [None, 3, ["bhnd"], ("b", "n")])
@@ -233,11 +233,11 @@ def test_a_layout_that_is_no_name(layout):
     with pytest.raises(TypeError, match="^layout: expected a name, got "):
         spattn.attention_backward(q, q, q, q, q, q[..., 0], layout=layout)
     with pytest.raises(TypeError, match="^layout: expected a name, got "):
-        spattn.plan(p.Full(), like=(q, q, q), layout=layout)
+        spattn.plan_for(p.Full(), q, q, q, layout=layout)
 
 
 def test_a_plan_of_lengths_has_no_layout():
-    with pytest.raises(TypeError, match="with which a backend and a layout may be named"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'layout'"):
         spattn.plan(p.Full(), 10, layout="bnhd")
 
 

@@ -56,7 +56,7 @@ def flex_masks():
     documents = torch.repeat_interleave(torch.arange(4), torch.tensor([20, 7, 13, 24]))
     yield "causal", lambda b, h, i, j: i >= j, p.Causal()
     yield "sliding_window", lambda b, h, i, j: (i >= j) & (i - j <= 9), p.SlidingWindow(9, 0)
-    yield "prefix_lm", lambda b, h, i, j: (j <= 11) | (i >= j), p.PrefixLM(12)
+    yield "prefix_lm", lambda b, h, i, j: (j <= 11) | (i >= j), p.prefix_lm(12)
     yield "document", lambda b, h, i, j: documents[i] == documents[j], p.Documents((20, 7, 13, 24))
     yield (
         "document_causal",
@@ -64,9 +64,9 @@ def flex_masks():
         (p.Documents((20, 7, 13, 24)) & p.Causal()),
     )
     yield "dilated", lambda b, h, i, j: ((i - j) % 3 == 0) & ((i - j).abs() <= 12), p.DilatedWindow(4, 4, 3)
-    yield "global", lambda b, h, i, j: ((i - j).abs() <= 5) | (i < 3) | (j < 3), p.Longformer(10, 1, 3)
-    yield "strided", lambda b, h, i, j: (i >= j) & ((i - j < 8) | ((i - j) % 8 == 0)), p.Strided(8)
-    yield "fixed", lambda b, h, i, j: (i >= j) & ((i // 8 == j // 8) | (j % 8 >= 6)), p.Fixed(8, 2)
+    yield "global", lambda b, h, i, j: ((i - j).abs() <= 5) | (i < 3) | (j < 3), p.longformer(10, 1, 3)
+    yield "strided", lambda b, h, i, j: (i >= j) & ((i - j < 8) | ((i - j) % 8 == 0)), p.strided(8)
+    yield "fixed", lambda b, h, i, j: (i >= j) & ((i // 8 == j // 8) | (j % 8 >= 6)), p.fixed(8, 2)
     yield (
         "sinks",
         lambda b, h, i, j: (i >= j) & ((j < 4) | (i - j <= 10)),

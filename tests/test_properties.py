@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from spattn import patterns, reference
+from spattn import Tiling, patterns, reference
 from spattn import plan as make_plan
 from spattn.testing import check, check_plan, dense_mask, execute, inputs
 from spattn.testing.strategies import cases, compositions
 
-NAMES = patterns.names()
+NAMES = patterns.registry.names()
 
 
 def fewer(share: int):
@@ -64,7 +64,7 @@ def test_plan_of_long_sequence_equals_predicate(name, data):
 
 def check_planned(case, tile, workers):
     batch, heads, q_len, kv_len = lengths(case)
-    made = make_plan(case.pattern, q_len, kv_len, batch=batch, heads=heads, tile=tile, workers=workers)
+    made = make_plan(case.pattern, q_len, kv_len, batch=batch, heads=heads, tiling=Tiling(tile=tile, workers=workers))
     note(repr(made))
     variants, _ = case.pattern.variants(batch, heads)
     check_plan(made, [own.index_set(q_len, kv_len) for own in variants])
@@ -74,7 +74,7 @@ def check_planned(case, tile, workers):
 @given(cases(max_len=150) | compositions(max_len=150), st.sampled_from(TILES), st.sampled_from([1, 1000]))
 def test_executed_plan_equals_reference(case, tile, workers):
     batch, heads, q_len, kv_len = lengths(case)
-    made = make_plan(case.pattern, q_len, kv_len, batch=batch, heads=heads, tile=tile, workers=workers)
+    made = make_plan(case.pattern, q_len, kv_len, batch=batch, heads=heads, tiling=Tiling(tile=tile, workers=workers))
     q, k, v = inputs(batch, heads, case.sizes.heads_kv, q_len, kv_len, 8, 3, dtype="float64")
     results = execute(made, q, k, v, -0.7), reference.attend(q, k, v, made.pattern, -0.7)
     for actual, expected in zip(*results, strict=True):
@@ -112,13 +112,13 @@ def test_operators_are_those_of_sets(case, data):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_example_of_pattern_keeps_every_promise(name):
-    pattern, q_len, kv_len = patterns.example(name)
+    pattern, q_len, kv_len = patterns.registry.example(name)
     check.check_pattern(pattern, q_len, kv_len, batch=max(1, pattern.sizes()[0]))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_picture(name):
     pyplot = pytest.importorskip("matplotlib.pyplot")
-    pattern, q_len, kv_len = patterns.example(name)
+    pattern, q_len, kv_len = patterns.registry.example(name)
     check.check_picture(pattern, q_len, kv_len)
     pyplot.close("all")

@@ -19,7 +19,7 @@ import spattn
 from spattn import cpu, reference
 from spattn import patterns as p
 from spattn.arrays import kind_of, to_host
-from spattn.patterns import from_dict
+from spattn.patterns import from_json
 from spattn.planning import Plan
 from spattn.testing import DTYPES, Expectation, assert_within_budget, dense_mask, inputs, random
 
@@ -35,8 +35,8 @@ PATTERNS = {
     "causal": lambda q_len, kv_len: p.Causal(),
     "window": lambda q_len, kv_len: p.SlidingWindow(9, 3),
     "dilated": lambda q_len, kv_len: p.DilatedWindow(4, 4, 3),
-    "longformer": lambda q_len, kv_len: p.Longformer(16, global_tokens=(0, 40)),
-    "strided": lambda q_len, kv_len: p.Strided(8),
+    "longformer": lambda q_len, kv_len: p.longformer(16, global_tokens=(0, 40)),
+    "strided": lambda q_len, kv_len: p.strided(8),
     "bigbird": lambda q_len, kv_len: p.BigBird(16, seed=3),
     "per head": lambda q_len, kv_len: p.PerHead((p.Causal(), p.BlockLocal(20))),
     "mask": lambda q_len, kv_len: p.Mask(MASK[:q_len, :kv_len]),
@@ -142,7 +142,7 @@ class Calls(RuleBasedStateMachine):
             "pickle": lambda x: pickle.loads(pickle.dumps(x)),
             "copy": copy.copy,
             "deepcopy": copy.deepcopy,
-            "dict": lambda x: from_dict(x.to_dict()),
+            "dict": lambda x: from_json(x.to_json()),
             "replace": dataclasses.replace,
         }
         made = copies[how](pattern)
@@ -181,7 +181,11 @@ class Calls(RuleBasedStateMachine):
     def make_plan(self, known, tile, workers):
         request, pattern = known
         made = spattn.plan(
-            pattern, *request.lengths, batch=request.shape[0], heads=request.shape[1], tile=tile, workers=workers
+            pattern,
+            *request.lengths,
+            tiling=spattn.Tiling(tile=tile, workers=workers),
+            batch=request.shape[0],
+            heads=request.shape[1],
         )
         return request, (tile, workers), made
 

@@ -140,7 +140,7 @@ def test_arrays_that_do_not_fit_are_refused_as_ever():
         spattn.attention(q, k[:, 0, :301], v[:, 0, :301], STREAMING, return_lse=True)
     with pytest.raises(TypeError, match="^v: expected dtype float32 like q, got float64$"):
         spattn.attention(q, k, v.astype(np.float64), STREAMING, return_lse=True)
-    with pytest.raises(ValueError, match="^scale: expected a finite number, got nan$"):
+    with pytest.raises(ValueError, match="^scale must be finite, got nan$"):
         step(q, k, v, 302, STREAMING, scale=float("nan"))
 
 
@@ -188,7 +188,7 @@ def test_hidden_values_have_no_influence():
 
 def test_a_plan_is_for_one_length():
     q, k, v = static()
-    plan = spattn.plan(STREAMING, backend="cpu", like=(q, k[:, :, :300], v[:, :, :300]))
+    plan = spattn.plan_for(STREAMING, q, k[:, :, :300], v[:, :, :300], backend="cpu")
     assert all(map(np.array_equal, step(q, k, v, 300, plan), step(q, k, v, 300, STREAMING)))
     with pytest.raises(ValueError, match="^pattern: expected a plan for lengths 1 × 301, got a plan for 1 × 300$"):
         step(q, k, v, 301, plan)

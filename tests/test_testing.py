@@ -29,11 +29,11 @@ from spattn.testing import (
 )
 from spattn.testing.strategies import cases
 
-WINDOW = p.Longformer(20, global_tokens=(0, 150))
+WINDOW = p.longformer(20, global_tokens=(0, 150))
 
 
 def plan_of_many_pieces():
-    made = spattn.plan(WINDOW, 300, tile=(64, 64), workers=64)
+    made = spattn.plan(WINDOW, 300, tiling=spattn.Tiling(tile=(64, 64), workers=64))
     assert len(made.merge_rows) and len(made.masks)
     return made
 
@@ -101,7 +101,7 @@ def test_check_plan_notices(field, change):
 
 def test_check_plan_notices_another_pattern_and_another_count():
     with pytest.raises(AssertionError, match="times"):
-        check_plan(plan_of_many_pieces(), [p.Longformer(22, global_tokens=(0, 150)).index_set(300, 300)])
+        check_plan(plan_of_many_pieces(), [p.longformer(22, global_tokens=(0, 150)).index_set(300, 300)])
     with pytest.raises(AssertionError, match="nnz"):
         made = plan_of_many_pieces()
         check_plan(dataclasses.replace(made, nnz=made.nnz + 1), [WINDOW.index_set(300, 300)])
@@ -165,8 +165,8 @@ def test_wrong_dtype_is_noticed():
 @pytest.mark.parametrize("order", range(8))
 def test_naive_orders_are_the_same_formula(order):
     q, k, v = inputs(2, 4, 2, 30, 40, 24, 8, dtype="float64")
-    mask = dense_mask(p.Strided(5), 2, 4, 30, 40)
-    for got, want in zip(naive(q, k, v, mask, order=order), reference.attend(q, k, v, p.Strided(5)), strict=True):
+    mask = dense_mask(p.strided(5), 2, 4, 30, 40)
+    for got, want in zip(naive(q, k, v, mask, order=order), reference.attend(q, k, v, p.strided(5)), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-13)
 
 
@@ -216,7 +216,7 @@ class WrongParts(p.SlidingWindow):
     name = "wrong_parts"
 
     def parts(self, q_len, kv_len):
-        return (p.Part(p.Causal() & self), p.Part(self))
+        return (p.authoring.Part(p.Causal() & self), p.authoring.Part(self))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,7 +226,7 @@ class FewParts(p.SlidingWindow):
     name = "few_parts"
 
     def parts(self, q_len, kv_len):
-        return (p.Part(p.Causal() & self),)
+        return (p.authoring.Part(p.Causal() & self),)
 
 
 def test_wrong_closed_form_is_noticed():
@@ -242,7 +242,7 @@ def test_wrong_parts_are_noticed(pattern):
 
 
 def test_pattern_that_forgets_a_field_is_noticed():
-    @p.register("forgetful")
+    @p.authoring.register("forgetful")
     @dataclasses.dataclass(frozen=True)
     class Forgetful(p.Pattern):
         width: int
@@ -258,7 +258,7 @@ def test_pattern_that_forgets_a_field_is_noticed():
             check_pattern(Forgetful(3), 30)
         check.check_index_set(Forgetful(3), 1, 1, 30, 30)
     finally:
-        del p._registry._REGISTRY["forgetful"]
+        del p.base.registry._REGISTRY["forgetful"]
 
 
 def test_leak_of_unseen_keys_is_noticed():
@@ -274,25 +274,26 @@ def test_leak_of_unseen_keys_is_noticed():
 def registered(name, cls):
     """A class that is registered for as long."""
     try:
-        yield p.register(name)(dataclasses.dataclass(frozen=True)(cls))
+        yield p.authoring.register(name)(dataclasses.dataclass(frozen=True)(cls))
     finally:
-        del p._registry._REGISTRY[name]
+        del p.base.registry._REGISTRY[name]
 
 
 class Comb(p.Pattern):
     """Keys at distances below `width` modulo `period`."""
 
     width: int
-    period: Annotated[int, p.Range(2, 9)]
+    period: Annotated[int, p.authoring.Range(2, 9)]
     both: bool = False
     side: Literal["near", "far"] = "near"
-    ends: tuple[Annotated[int, p.Range(0)], ...] | None = None
+    ends: tuple[Annotated[int, p.authoring.Range(0)], ...] | None = None
 
     def allows(self, q, k):
         allowed = (q - k) % self.period < self.width
         return allowed if self.both else allowed & (k <= q)
 
 
+@pytest.mark.slow
 def test_parameters_are_checked_and_drawn_as_their_annotations_declare():
     with registered("comb", Comb) as cls:
         for wrong, error, message in [
@@ -333,7 +334,7 @@ def test_pattern_that_refuses_lengths_comes_with_those_of_its_example():
             return cls(1, 3), 40
 
     with registered("even", Even):
-        assert Even.typical() == (p.get("even", width=1, period=3), 2560)
+        assert Even.typical() == (p.registry.get("even", width=1, period=3), 2560)
         case = find(cases("even"), lambda case: case.sizes.kv_len % 2 == 0 and case.sizes.kv_len == 40)
         assert case.sizes.q_len == 40
         with pytest.raises(NoSuchExample):
@@ -345,7 +346,7 @@ def test_example_needs_annotations_that_tell_values():
         table: "np.ndarray"
 
     with registered("vague", Vague), pytest.raises(TypeError, match=r"^table: expected a default.* Vague.example\(\)"):
-        p.example("vague")
+        p.registry.example("vague")
 
 
 def test_annotations_that_only_type_checkers_know_declare_nothing():

@@ -17,11 +17,12 @@ import matplotlib.pyplot as plt
 
 import spattn
 from spattn import patterns
+from spattn.patterns.base.recipe import Recipe
 from spattn.patterns.base.registry import pattern_class
 from spattn.patterns.show.expression import signature
 
 FOLDER = Path("gallery") / "generated"
-PUBLIC_MODULES = ("spattn.patterns", "spattn.patterns.papers.deepspeed")
+PUBLIC_MODULES = ("spattn.patterns", "spattn.patterns.deepspeed", "spattn.patterns.authoring")
 LONGEST_REPR = 160
 _SMALL = 512  # tokens of a sequence that is a few tiles only
 MOST_HEADS = 3  # drawn side by side, for patterns that tell heads apart
@@ -44,9 +45,9 @@ def write_gallery(app, config) -> None:
     folder = Path(app.srcdir) / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     groups = {
-        "deepspeed": [_registered(name) for name in patterns.names() if name.startswith("deepspeed")],
-        "registered": [_registered(name) for name in patterns.names() if not name.startswith("deepspeed")],
-        "compositions": [_composition(*entry) for entry in patterns.gallery().items()],
+        "deepspeed": [_registered(name) for name in patterns.registry.names() if name.startswith("deepspeed")],
+        "registered": [_registered(name) for name in patterns.registry.names() if not name.startswith("deepspeed")],
+        "compositions": [_composition(*entry) for entry in patterns.show.gallery().items()],
     }
     wanted = {f"{group}.inc" for group in groups} | {"uses.inc"}
     _write(folder / "uses.inc", _uses(groups["registered"]))
@@ -66,7 +67,8 @@ def _registered(name: str) -> Entry:
     path = public_path(cls)
     title = path.removeprefix("spattn.patterns.")
     called = signature(name).removeprefix(name)  # without types, which are told by each parameter
-    text = [f"Registered as ``{name}``.", "", f".. autoclass:: {path}{called}", ""]
+    directive = "autofunction" if issubclass(cls, Recipe) else "autoclass"
+    text = [f"Registered as ``{name}``.", "", f".. {directive}:: {path}{called}", ""]
     return Entry(f"pattern-{name}", title, _use(cls), text, _definition(cls), cls.example(), cls.typical())
 
 
@@ -79,6 +81,8 @@ def _use(cls: type) -> str:
 
 def _definition(cls: type) -> str:
     """The class's own methods that decide what is allowed: ``allows``, or what its family's ``bind`` asks for."""
+    if issubclass(cls, Recipe):
+        return _recipe(cls)
     own, wanted, found = _own_methods(cls), ["allows", "bind"], []
     while wanted:
         name = wanted.pop(0)
@@ -93,6 +97,13 @@ def _definition(cls: type) -> str:
     return "\n\n".join(textwrap.dedent(source).strip() for source in shown)
 
 
+def _recipe(cls: type[Recipe]) -> str:
+    """The function of a recipe without its decorator and docstring."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls.function))).body[0]
+    tree.decorator_list, tree.body = [], tree.body[1:]
+    return ast.unparse(tree)
+
+
 def _own_methods(cls: type) -> dict:
     """Functions that stand in the class itself, also those behind properties."""
     behind = {n: getattr(x, "fget", None) or getattr(x, "function", None) or x for n, x in vars(cls).items()}
@@ -101,15 +112,16 @@ def _own_methods(cls: type) -> dict:
 
 def _composition(name: str, known: tuple[patterns.Pattern, int]) -> Entry:
     pattern, length = known
-    text = ["A composition:", "", ".. code-block:: text", "", f"   {_shortened(pattern)}", ""]
+    text = ["This composition is defined as", "", ".. code-block:: text", "", f"   {_shortened(pattern)}", ""]
     file = "composition-" + re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
     return Entry(file, name, "", text, None, known, known)
 
 
 def public_path(cls: type) -> str:
     """The name under which users import a class."""
+    public = cls.public if issubclass(cls, Recipe) else cls
     for module in PUBLIC_MODULES:
-        if getattr(importlib.import_module(module), cls.__name__, None) is cls:
+        if getattr(importlib.import_module(module), cls.__name__, None) is public:
             return f"{module}.{cls.__name__}"
     return f"{cls.__module__}.{cls.__qualname__}"
 
@@ -143,21 +155,21 @@ def _planned(pattern, length: int) -> list[str]:
     """The plan and where its closed forms come from."""
     plan = spattn.plan(pattern, length, batch=max(1, pattern.sizes()[0]))
     cls, base = type(pattern), patterns.Pattern
-    runs = "given in closed form" if cls.runs is not base.runs else "found from the predicate"
-    views = "in contiguous tiles" if _whole(pattern, length) else "in views of its own"
+    runs = "uses closed forms" if cls.runs is not base.runs else "evaluates the predicate"
+    views = "contiguous tiles" if _whole(pattern, length) else "affine views"
     told = textwrap.wrap(" ".join(repr(plan).split()), 76)
-    small = ["At so few tokens most of a tile is empty: efficiency grows with length."] if length < _SMALL else []
+    small = ["At this length most cells of a tile are empty; efficiency grows with length."] if length < _SMALL else []
     return [
         "Plan",
         "-" * 4,
         "",
-        f"Of ``{_shortened(pattern)}`` at {length} × {length} tokens:",
+        f"The plan of ``{_shortened(pattern)}`` at {length} × {length} tokens:",
         "",
         ".. code-block:: text",
         "",
         *(f"   {line}" for line in told),
         "",
-        f"The index set is {runs}; planned {views}.",
+        f"The index set {runs}; the plan uses {views}.",
         *small,
         "",
     ]
@@ -201,7 +213,7 @@ def _draw(path: Path, pattern, length: int) -> None:
     heads = _heads_drawn(pattern)
     figure, axes = plt.subplots(1, heads, figsize=(4.5 * heads, 4.5), layout="constrained", squeeze=False)
     for head, ax in enumerate(axes[0]):
-        patterns.draw(pattern, length, ax=ax, head=head, title=f"head {head}" if heads > 1 else None)
+        patterns.show.draw(pattern, length, ax=ax, head=head, title=f"head {head}" if heads > 1 else None)
     figure.savefig(path, dpi=100, facecolor="white")
     plt.close(figure)
 

@@ -9,20 +9,25 @@ from pathlib import Path
 
 from gallery import public_path
 
-from spattn.patterns import Pattern, names
+from spattn.patterns import Pattern
 from spattn.patterns.base.registry import pattern_class
+from spattn.patterns.registry import names
 
 FOLDER = Path("api") / "generated"
 SECTIONS = (
-    ("spattn", "Attention and plans", "Everything a user needs beside patterns."),
+    ("spattn", "Attention and plans", "Attention, gradients, plans, backends and threads."),
     (
         "spattn.patterns",
         "Patterns",
-        "What patterns have in common, and functions on them. Each pattern class has its page in the"
-        " :doc:`gallery </gallery/index>`.",
+        "The base class of patterns, functions that create and combine patterns, and tools for custom patterns. Each"
+        " pattern class has its own page in the :doc:`gallery </gallery/index>`.",
     ),
-    ("spattn.selections", "Selections", inspect.cleandoc(importlib.import_module("spattn.selections").__doc__)),
-    ("spattn.index_set", "Index sets", "All pairs of a pattern at given lengths, written down as runs."),
+    (
+        "spattn.patterns.dynamic",
+        "Selections",
+        inspect.cleandoc(importlib.import_module("spattn.patterns.dynamic").__doc__),
+    ),
+    ("spattn.index_set", "Index sets", "The allowed pairs of a pattern at given lengths, as affine runs."),
     ("spattn.testing", "Testing", inspect.cleandoc(importlib.import_module("spattn.testing").__doc__)),
 )
 

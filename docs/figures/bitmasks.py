@@ -1,4 +1,4 @@
-"""Full tiles, partial tiles, and which partial tiles share a bitmask."""
+"""Full tiles, partial tiles, and the bitmasks that partial tiles share."""
 
 import matplotlib.pyplot as plt
 from common import INK, plan_without_cache

@@ -1,4 +1,4 @@
-"""Three patterns, and the loss of a model that is trained with each, from the committed results."""
+"""Three patterns and the training loss of a model with each of them, from the committed results."""
 
 import json
 from pathlib import Path
@@ -11,20 +11,20 @@ from spattn import patterns as sp
 n = 64
 shown = {
     "dense": (sp.Causal(), "#8899aa", "--"),
-    "strided": (sp.Strided(8), "#c1621f", "-"),
+    "strided": (sp.strided(8), "#c1621f", "-"),
     "window": (sp.SlidingWindow(11, 0), INK, "-"),
 }
 made, axes = figure(4, height=2.6, width=10.5)
 for axis, (name, (pattern, _, _)) in zip(axes, shown.items(), strict=False):
     show(axis, cells_of(pattern, np.arange(n), np.arange(n)), name)
 
-path = Path.cwd().parents[1] / "benchmarks" / "results" / "character_model.json"
+path = Path.cwd().parents[1] / "benchmarks" / "results" / "character_model-xeon-amx.json"
 record = json.loads(path.read_text()) if path.exists() else {"results": []}
 for row in record["results"]:
     _, colour, style = shown[row["name"]]
     steps = record["averaged"] * (0.5 + np.arange(len(row["losses"])))
     axes[3].plot(steps, row["losses"], style, color=colour, label=row["name"], linewidth=1.2)
-axes[3].set_title("loss of the training text", fontsize=9)
+axes[3].set_title("training loss", fontsize=9)
 axes[3].set_ylim(top=3)
 axes[3].set_xlabel("step", fontsize=8)
 axes[3].tick_params(labelsize=7)

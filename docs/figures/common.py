@@ -1,4 +1,4 @@
-"""What the figures share: everything is drawn from real patterns and plans."""
+"""Helpers of the figures, which draw real patterns and plans."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ CELLS = ListedColormap([PAPER, TILE, INK])
 
 @dataclass(frozen=True)
 class Contiguous(sp.Pattern):
-    """A pattern without its hints: planned in tiles of consecutive tokens."""
+    """A pattern without its hints, planned in tiles of consecutive tokens."""
 
     pattern: sp.Pattern
 
@@ -26,12 +26,12 @@ class Contiguous(sp.Pattern):
 
 
 def cells_of(pattern, q, k):
-    """2 where a pair is allowed, 0 elsewhere."""
+    """Array with 2 for allowed pairs and 0 for other pairs."""
     return 2 * np.broadcast_to(pattern.allows(q[:, None], k[None, :]), (len(q), len(k))).astype(int)
 
 
 def visited(plan, component, q_order, k_order):
-    """Cells of one component in the order of its views: 0 not visited, 1 visited for nothing, 2 allowed."""
+    """Cells of one component in the order of its views: 0 not visited, 1 computed but unused, 2 allowed."""
     c = plan.components[component]
     picture = np.zeros((len(q_order), len(k_order)), dtype=int)
     q_at = {p: n for n, p in enumerate(q_order)}
@@ -50,7 +50,7 @@ def visited(plan, component, q_order, k_order):
 
 
 def show(axis, picture, title, grid=None, xlabel="key", ylabel="query"):
-    """One square of cells."""
+    """Draw one square of cells."""
     axis.imshow(picture, cmap=CELLS, vmin=0, vmax=2, interpolation="nearest", aspect="auto")
     axis.set_title(title, fontsize=9)
     axis.set_xlabel(xlabel, fontsize=8)
@@ -63,11 +63,11 @@ def show(axis, picture, title, grid=None, xlabel="key", ylabel="query"):
 
 
 def plan_without_cache(pattern, tokens, tile):
-    """A plan with the tile shape of the picture."""
-    return spattn.plan(pattern, tokens, tile=tile)
+    """Make a plan with the tile shape of the picture."""
+    return spattn.plan(pattern, tokens, tiling=spattn.Tiling(tile=tile))
 
 
 def figure(columns, height=3.2, width=None):
-    """A row of squares."""
+    """Make a figure with a row of squares."""
     made, axes = plt.subplots(1, columns, figsize=(width or 3.2 * columns, height), layout="constrained")
     return made, np.atleast_1d(axes)

@@ -1,4 +1,4 @@
-"""Bytes of a pattern by tokens in each format, from the committed results."""
+"""Bytes of a pattern by number of tokens in each format, from the committed results."""
 
 import json
 from pathlib import Path
@@ -9,15 +9,15 @@ from matplotlib.ticker import NullLocator
 
 FORMATS = {
     "affine_rows": ("affine rows", INK),
-    "plan": ("spattn's plan", "#6f94bd"),
+    "plan": ("plan", "#6f94bd"),
     "csr": ("CSR", "#c0504d"),
     "blocked_csr": ("blocked CSR", "#e0a080"),
     "bitmask": ("bitmask", "#7a9a5a"),
 }
 
-path = Path.cwd().parents[1] / "benchmarks" / "results" / "formats.json"
+path = Path.cwd().parents[1] / "benchmarks" / "results" / "formats-xeon-amx.json"
 results = json.loads(path.read_text())["results"] if path.exists() else []
-names = list(dict.fromkeys(row["name"] for row in results)) or ["nothing counted"]
+names = list(dict.fromkeys(row["name"] for row in results)) or ["no results"]
 size = (2.3 * len(names), 2.6)
 figure, axes = plt.subplots(1, len(names), figsize=size, layout="constrained", sharey=True, squeeze=False)
 for axis, name in zip(axes[0], names, strict=True):

@@ -1,4 +1,4 @@
-"""What Longformer and its relatives for generating text allow, for the tutorial on long documents."""
+"""Longformer and a streaming pattern, for the tutorial on long documents."""
 
 import numpy as np
 from common import cells_of, figure, show
@@ -7,8 +7,8 @@ from spattn import patterns as sp
 
 n = 64
 shown = {
-    "Longformer: window of 12,\n3 global tokens": sp.Longformer(12, global_tokens=(0, 1, 40)),
-    "the same, dilated by 3": sp.Longformer(12, dilation=3, global_tokens=(0, 1, 40)),
+    "Longformer: window 12,\n3 global tokens": sp.longformer(12, global_tokens=(0, 1, 40)),
+    "the same with dilation 3": sp.longformer(12, dilation=3, global_tokens=(0, 1, 40)),
     "sinks and a causal window": sp.a_shape(4, 10),
 }
 made, axes = figure(3, height=2.6, width=7.5)

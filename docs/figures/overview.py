@@ -10,10 +10,10 @@ n = 48
 shown = {
     "causal window": sp.SlidingWindow(8, 0),
     "dilated window": sp.DilatedWindow(4, dilation=3),
-    "Longformer": sp.Longformer(8, global_tokens=(0, 1, 24)),
-    "strided": sp.Strided(7),
-    "fixed": sp.Fixed(8, 2),
-    "neighbourhood 3×3\non a grid of 6×8": sp.Neighborhood((6, 8), 3),
+    "Longformer": sp.longformer(8, global_tokens=(0, 1, 24)),
+    "strided": sp.strided(7),
+    "fixed": sp.fixed(8, 2),
+    "3×3 neighborhood\non a 6×8 grid": sp.Neighborhood((6, 8), 3),
 }
 figure, axes = plt.subplots(1, 6, figsize=(10, 2.1), layout="constrained")
 for axis, (title, pattern) in zip(axes, shown.items(), strict=True):

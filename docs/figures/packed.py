@@ -1,4 +1,4 @@
-"""Three texts in one sequence, for the tutorial on packed documents."""
+"""Three documents in one sequence, for the tutorial on packed documents."""
 
 import numpy as np
 from common import cells_of, figure, show
@@ -9,7 +9,7 @@ n, lengths = 64, (22, 8, 28)
 shown = {
     "causal documents,\n6 tokens of padding": sp.Causal() & sp.Documents(lengths),
     "the same in a window of 8": sp.SlidingWindow(7, 0) & sp.Documents(lengths),
-    "a prefix of 14 that all share": sp.shared_prefix(14, (20, 10, 20)),
+    "a shared prefix of 14 tokens": sp.shared_prefix(14, (20, 10, 20)),
 }
 made, axes = figure(3, height=2.6, width=7.5)
 for axis, (title, pattern) in zip(axes, shown.items(), strict=True):

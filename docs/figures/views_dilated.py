@@ -1,4 +1,4 @@
-"""A dilated window in the order of the tokens and in the order of its views."""
+"""A dilated window in token order and in the order of its views."""
 
 import numpy as np
 from common import Contiguous, figure, plan_without_cache, show, visited
@@ -13,7 +13,7 @@ contiguous = plan_without_cache(Contiguous(pattern), n, tile)
 show(
     axes[0],
     visited(contiguous, 0, range(n), range(n)),
-    f"order of the tokens\nefficiency {contiguous.efficiency:.2f}",
+    f"token order\nefficiency {contiguous.efficiency:.2f}",
     tile,
 )
 
@@ -23,7 +23,7 @@ picture = sum(visited(plan, c, order, order) for c in range(len(plan.components)
 show(
     axes[1],
     picture,
-    f"order of the views: each {d}th token\nefficiency {plan.efficiency:.2f}",
+    f"order of the views: every {d}th token\nefficiency {plan.efficiency:.2f}",
     tile,
     "key, sorted by residue",
     "query, sorted by residue",

@@ -1,4 +1,4 @@
-"""What a tile of queries of a 2-D neighbourhood reads: 128 consecutive tokens against a box of 8 × 16."""
+"""Keys read by a query tile of a 2-D neighborhood: 128 consecutive tokens compared with a box of 8 × 16."""
 
 import numpy as np
 from common import CELLS, Contiguous, figure, plan_without_cache
@@ -13,7 +13,7 @@ pattern = sp.Neighborhood((side, side), 13)
 
 
 def reads(plan, position):
-    """The grid's cells (0 not read, 1 read for nothing, 2 needed by a query), the queries, the number of key tiles."""
+    """Grid cells (0 not read, 1 read but unused, 2 used by a query), the queries, and the number of key tiles."""
     c = plan.components[0]
     q_view = plan.views[c["query_view"]]
     q, valid = positions(q_view, np.arange(q_view["tiles"]))

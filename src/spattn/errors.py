@@ -1,9 +1,9 @@
-"""Exceptions and warnings of spattn."""
+"""Exceptions and warnings."""
 
 
 class BackendUnavailable(RuntimeError):
-    """The named backend cannot run on this machine; the message states what is missing and how to fix it."""
+    """The requested backend cannot run here; the message names what is missing and the remedy."""
 
 
 class EfficiencyWarning(UserWarning):
-    """A plan computes far more pairs than are allowed, and dense attention is predicted to be faster."""
+    """The plan computes far more pairs than are allowed, and dense attention is predicted to be faster."""

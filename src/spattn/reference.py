@@ -1,6 +1,6 @@
-"""The float64 oracle: the formula and nothing clever, forward and backward.
+"""Float64 reference implementation: the attention formula and its gradients, row by row.
 
-It executes a pattern's own index set, row by row, and never looks at a plan's tiles, so that it can judge them.
+Iterates the pattern's index set and never reads a plan's tiles, so that it can check them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 LIMITS = Limits(host_arrays=True)
 
-_ELEMENTS_AT_ONCE = 1 << 23  # gathered float64 elements of K and V held at a time (64 MiB)
+_ELEMENTS_AT_ONCE = 1 << 23  # gathered float64 elements of K and V in memory at a time (64 MiB)
 
 
 def attend(
@@ -47,7 +47,7 @@ def attend(
     scale: float | None = None,
     dtype: npt.DTypeLike = np.float64,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Softmax attention over a pattern's pairs, everything in one precision, float64 unless said otherwise.
+    """Softmax attention over a pattern's pairs, computed in one precision.
 
     Parameters
     ----------
@@ -55,24 +55,24 @@ def attend(
     k : (batch, heads_kv, kv_len, head_dim) array
     v : (batch, heads_kv, kv_len, head_dim_v) array
     pattern : Pattern or bool array
-        What is allowed. An array has shape (q_len, kv_len), (heads_q, q_len, kv_len) or
+        Allowed pairs. An array has shape (q_len, kv_len), (heads_q, q_len, kv_len) or
         (batch, heads_q, q_len, kv_len).
     scale : float, optional
-        Factor of the logits, by default ``1 / sqrt(head_dim)``.
+        Scaling factor applied before the softmax, by default ``1 / sqrt(head_dim)``.
     dtype : dtype, optional
-        Precision; ``np.longdouble`` judges float64 results.
+        Precision, by default float64; ``np.longdouble`` checks float64 results.
 
     Returns
     -------
     out : (batch, heads_q, q_len, head_dim_v) array of `dtype`
         ``out[i] = Σ_j exp(s[i, j] - lse[i]) v[j]`` over the allowed keys j, with ``s[i, j] = scale · q[i] · k[j]``.
-        0 where no key is allowed or every allowed logit is -inf.
+        0 where no key is allowed or every allowed score is -inf.
     lse : (batch, heads_q, q_len) array of `dtype`
         ``log Σ_j exp(s[i, j])``, natural logarithm; -inf where ``out`` is 0 for the reasons above.
 
     Notes
     -----
-    O(nnz · (head_dim + head_dim_v)) time. Keys that are not allowed are never read.
+    O(nnz · (head_dim + head_dim_v)) time. Masked keys are never read.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     out = np.zeros((*q.shape[:3], v.shape[-1]), dtype)
@@ -96,7 +96,7 @@ def gradients(
     dtype: npt.DTypeLike = np.float64,
     dlse: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gradients of ``Σ dout · out + Σ dlse · lse`` with respect to q, k and v, everything in one precision.
+    """Gradients of ``Σ dout · out + Σ dlse · lse`` with respect to q, k and v, computed in one precision.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def gradients(
     q, k, v, pattern, scale, dtype
         As for :func:`attend`.
     dlse : (batch, heads_q, q_len) array, optional
-        None is zero.
+        None means zeros.
 
     Returns
     -------
@@ -113,7 +113,7 @@ def gradients(
     Notes
     -----
     With P the attention weights: ``dv = Pᵀ dout``, ``dP = dout vᵀ``, ``δ[i] = Σ_j P[i, j] dP[i, j] − dlse[i]``,
-    ``dS = P ∘ (dP - δ)``, ``dq = scale · dS k``, ``dk = scale · dSᵀ q``. A row without a finite logit contributes
+    ``dS = P ∘ (dP - δ)``, ``dq = scale · dS k``, ``dk = scale · dSᵀ q``. A row without a finite score contributes
     nothing.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
@@ -139,86 +139,32 @@ def gradients(
 
 
 def unavailable() -> str | None:
-    """None: NumPy is all it needs.
-
-    Returns
-    -------
-    None
-    """
+    """Return None: NumPy is the only requirement."""
     return None
 
 
 def memory(call: Call) -> int:
-    """Bytes that this process may have."""
+    """Return the memory limit of this process in bytes."""
     return _limits.memory()
 
 
 def info() -> dict[str, object]:
-    """Facts for :func:`spattn.show_versions`.
-
-    Returns
-    -------
-    dict
-    """
+    """Return facts for :func:`spattn.show_versions`."""
     return {"precision": "float64"}
 
 
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
-    """A plan of the default tile shape; only its pattern matters here.
-
-    Parameters
-    ----------
-    pattern : Pattern
-        What is allowed.
-    call : Call
-        What it is for.
-    max_bytes : int, optional
-        As for :func:`spattn.plan`.
-    backward : bool, optional
-        Whether it is for the gradients, which makes no difference.
-
-    Returns
-    -------
-    Plan
-    """
+    """Plan `pattern` with the default tile shape; :func:`forward` uses only the plan's pattern."""
     return compiler.plan_for(pattern, call, max_bytes=max_bytes)
 
 
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
-    """Whether :func:`prepare` takes a plan: any that knows its pattern.
-
-    Parameters
-    ----------
-    plan : Plan
-        Made by anybody.
-    call : Call
-        What it is for.
-    backward : bool
-        Whether it is for the gradients.
-
-    Returns
-    -------
-    bool
-    """
+    """Return whether the plan has a pattern."""
     return plan.pattern is not None
 
 
 def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, plan: Plan, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """:func:`attend` as backends compute it: ``out`` in q's dtype, ``lse`` float32 (float64 for float64).
-
-    Parameters
-    ----------
-    q, k, v : arrays
-        As for :func:`attend`.
-    plan : Plan
-        Only its pattern matters.
-    scale : float
-        Factor of the logits.
-
-    Returns
-    -------
-    out, lse : arrays
-    """
+    """:func:`attend` with the dtypes of a backend: ``out`` as q, ``lse`` float32 (float64 for float64)."""
     out, lse = attend(q, k, v, _pattern_of(plan), scale)
     with np.errstate(over="ignore"):
         return out.astype(q.dtype), lse.astype(np.promote_types(q.dtype, np.float32))
@@ -235,29 +181,9 @@ def backward(
     scale: float,
     dlse: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Gradients as backends compute them, in the dtypes of q, k and v.
+    """:func:`gradients` with the dtypes of a backend: those of q, k and v.
 
-    `out` and `lse` are what every backend is given; the oracle computes both afresh, so that the rounding of a forward
-    pass does not enter its gradients.
-
-    Parameters
-    ----------
-    dout : array
-        Gradient with respect to `out`.
-    q, k, v : arrays
-        As for :func:`attend`.
-    out, lse : arrays
-        Not read.
-    plan : Plan
-        Only its pattern matters.
-    scale : float
-        Factor of the logits.
-    dlse : array, optional
-        Gradient with respect to `lse`.
-
-    Returns
-    -------
-    dq, dk, dv : arrays
+    Ignores `out` and `lse` and recomputes both, so that the rounding of a forward pass does not enter the gradients.
     """
     with np.errstate(over="ignore"):
         dq, dk, dv = gradients(dout, q, k, v, _pattern_of(plan), scale, dlse=dlse)
@@ -265,61 +191,27 @@ def backward(
 
 
 def prepare(call: Call, plan: Plan) -> PreparedForward:
-    """:func:`forward` of a plan.
-
-    Parameters
-    ----------
-    call : Call
-        Of NumPy arrays, or of arrays that are handed over as such.
-    plan : Plan
-        Only its pattern matters.
-
-    Returns
-    -------
-    callable
-        ``(q, k, v, scale)`` to ``(out, lse)``.
-
-    Raises
-    ------
-    ValueError
-        If the plan does not know its pattern.
-    """
+    """Implement :meth:`._backends.Backend.prepare` for plans that have a pattern."""
     _pattern_of(plan)
     return lambda q, k, v, scale: forward(q, k, v, plan, scale)
 
 
 def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
-    """:func:`backward` of a plan.
-
-    Parameters
-    ----------
-    call, plan
-        As for :func:`prepare`.
-
-    Returns
-    -------
-    callable
-        ``(dout, q, k, v, out, lse, dlse, scale)`` to ``(dq, dk, dv)``.
-
-    Raises
-    ------
-    ValueError
-        As :func:`prepare`.
-    """
+    """Implement :meth:`._backends.Backend.prepare_backward` for plans that have a pattern."""
     _pattern_of(plan)
     return lambda dout, q, k, v, out, lse, dlse, scale: backward(dout, q, k, v, out, lse, plan, scale, dlse)
 
 
 def _pattern_of(plan: Plan) -> Pattern:
     if plan.pattern is None:
-        raise ValueError("plan: expected one that knows its pattern, got one without")
+        raise ValueError("plan: the reference backend needs plan.pattern, got None")
     return plan.pattern
 
 
 def _rows(
     pattern: Pattern | np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray, int, np.ndarray]]:
-    """Yields (batch entries, query heads, row, allowed keys): heads of one index set together, no empty rows."""
+    """Yield (batch entries, query heads, row, allowed keys) of nonempty rows; heads with one index set go together."""
     q_len, kv_len = q.shape[2], k.shape[2]
     together = max(1, _ELEMENTS_AT_ONCE // max(1, kv_len * (k.shape[-1] + v.shape[-1])))
     sets, index = _index_sets(pattern, q.shape[0], q.shape[1], q_len, kv_len)
@@ -336,7 +228,7 @@ def _rows(
 def _index_sets(
     pattern: Pattern | np.ndarray, batch: int, heads: int, q_len: int, kv_len: int
 ) -> tuple[list[AffineRows], np.ndarray]:
-    """The different index sets and which one each (batch entry, head) has."""
+    """Return the distinct index sets and the index of the one of each (batch entry, head)."""
     if isinstance(pattern, np.ndarray):
         masks = pattern.reshape((1,) * (4 - pattern.ndim) + pattern.shape)
         index = np.arange(masks.shape[0] * masks.shape[1]).reshape(masks.shape[:2])
@@ -346,7 +238,7 @@ def _index_sets(
 
 
 def _gather(x: np.ndarray, b: np.ndarray, kv: np.ndarray, keys: np.ndarray, dtype: npt.DTypeLike) -> np.ndarray:
-    """Rows `keys` of the chosen batch entries and heads: (n, keys, d)."""
+    """Gather rows `keys` of the given batch entries and heads: (n, keys, d)."""
     return x[b[:, None], kv[:, None], keys].astype(dtype)
 
 
@@ -355,7 +247,7 @@ def _logits(qi: np.ndarray, kk: np.ndarray, scale: float) -> np.ndarray:
 
 
 def _softmax(s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(P, lse) of rows of logits; P is 0 and lse -inf where every logit is -inf."""
+    """Return (P, lse) of rows of scores; P is 0 and lse -inf where every score is -inf."""
     row_max = s.max(axis=1)
     shift = np.where(row_max == -np.inf, 0, row_max)
     p = np.exp(s - shift[:, None])

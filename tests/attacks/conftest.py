@@ -1,4 +1,4 @@
-"""Programs that run in a process of their own, as a user's do."""
+"""Programs that run in their own process, as a user's program does."""
 
 from pathlib import Path
 
@@ -7,9 +7,9 @@ import pytest
 
 @pytest.fixture
 def program(python):
-    """``program(source, **environment) -> its standard output``; it may import ``oracle`` and ``counts``.
+    """``program(source, **environment) -> stdout``; the source may import ``oracle`` and ``counts``.
 
-    Plans are not checked as tests/conftest.py asks for, which takes memory, and imports modules earlier.
+    Plans are not validated, unlike in other tests: validation takes memory and imports modules early.
     """
     own = {"SPATTN_CHECK_PLANS": "0", "PYTHONPATH": str(Path(__file__).parent)}
     return lambda source, **environment: python(source, **own | environment)

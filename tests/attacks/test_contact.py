@@ -31,9 +31,9 @@ def test_deepspeeds_own_example():
     config |= {"num_different_global_patterns": 4, "num_random_blocks": 0, "local_window_blocks": [4]}
     config |= {"global_block_indices": [0], "global_block_end_indices": None, "num_sliding_window_blocks": 3}
     page = {"mode": "fixed", "attention": "bidirectional", "horizontal_global_attention": False, **config}
-    expected = p.deepspeed.Fixed(16, 4, 1, "bidirectional", False, 4)
-    assert p.from_deepspeed({"sparse_attention": page}) == expected
-    assert p.from_deepspeed(config) == expected
+    expected = p.deepspeed.fixed(16, 4, 1, "bidirectional", False, 4)
+    assert p.interop.from_deepspeed({"sparse_attention": page}) == expected
+    assert p.interop.from_deepspeed(config) == expected
 
 
 @pytest.mark.xfail(strict=True, raises=ValueError, reason="head_dim beyond 256 is refused")
@@ -108,7 +108,9 @@ def test_error_names_the_lengths_that_were_given(lengths):
     """cu_seqlens of another number of queries: the error names the argument."""
     q, k, v = draw(6, (1, 2, 10, 8), (1, 2, 17, 8), (1, 2, 17, 8))
     with pytest.raises((ValueError, TypeError)) as error:
-        spattn.attention(q, k, v, p.from_flash_attention(causal=True, cu_seqlens_q=lengths[0], cu_seqlens_k=lengths[1]))
+        spattn.attention(
+            q, k, v, p.interop.from_flash_attention(causal=True, cu_seqlens_q=lengths[0], cu_seqlens_k=lengths[1])
+        )
     assert "cu_seqlens" in str(error.value)
 
 
@@ -193,5 +195,5 @@ def test_warning_of_a_predicate_that_is_asked_by_cell():
     table = torch.rand(8, 8) > 0.5
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        spattn.plan(p.from_mask_mod(lambda b, h, q, k: table[q // 64, k // 64]), 512)
+        spattn.plan(p.interop.from_mask_mod(lambda b, h, q, k: table[q // 64, k // 64]), 512)
     assert not any("_Bound(" in str(warning.message) for warning in seen)

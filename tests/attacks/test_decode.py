@@ -1,6 +1,6 @@
 """Steps of generation and training with new patterns: counts of plans and bytes.
 
-The counts stand for the times that benchmarks/attacks.py prints.
+The counts stand for the times that benchmarks/planning/attacks.py prints.
 """
 
 import numpy as np
@@ -53,7 +53,7 @@ from spattn import patterns as p
 tokens, window, made = 1 << 18, 255, []
 makes = (
     lambda starts: p.Documents.from_cu_seqlens(starts) & p.SlidingWindow(window, 0),
-    lambda starts: p.from_flash_attention((window, 0), cu_seqlens_q=starts),
+    lambda starts: p.interop.from_flash_attention((window, 0), cu_seqlens_q=starts),
 )
 for seed in (1, 0):  # the first packing imports the planner
     starts = np.r_[0, np.sort(np.random.default_rng(seed).choice(tokens, 120, False)), tokens]
@@ -115,8 +115,8 @@ def big_bird_of_head(head, query, keys, block=64, draws=3, seed=1):
 
 
 ANY_PATTERN = {  # the pattern, its definition for one query
-    "Strided": (p.Strided(64), lambda query, keys: strided(query, keys, 64)),
-    "Fixed": (p.Fixed(64, 4), lambda query, keys: (keys // 64 == query // 64) | (keys % 64 >= 60)),
+    "Strided": (p.strided(64), lambda query, keys: strided(query, keys, 64)),
+    "Fixed": (p.fixed(64, 4), lambda query, keys: (keys // 64 == query // 64) | (keys % 64 >= 60)),
     "DilatedWindow": (p.DilatedWindow(64, 0, 4), lambda query, keys: ((query - keys) % 4 == 0) & (query - keys <= 256)),
     "BigBird": (p.Causal() & p.BigBird(64, seed=1), big_bird),
 }

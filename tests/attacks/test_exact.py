@@ -1,7 +1,7 @@
 """Wrong numbers and broken promises that reviewers found: results, errors, strides, memory.
 
 One finding has no test: with two threads on a machine whose cores are busy, a decoding step took 100 times as long,
-because threads spun while another process had their core. Only a clock sees that: benchmarks/busy_machine.py.
+because threads spun while another process had their core. Only a clock sees that: benchmarks/workloads/busy_machine.py.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from .oracle import dense, draw, lower_triangle, strided, times_written
 def three_views(tokens):
     """A union whose rows lie in three views; in the third, the list of half of the rows is empty."""
     half = p.RowIntervals(np.zeros(tokens, int), np.where(np.arange(tokens) < tokens // 2, 0, tokens))
-    return p.Strided(8) | p.Strided(64) | (p.DilatedWindow(3, 13, 4) & half)
+    return p.strided(8) | p.strided(64) | (p.DilatedWindow(3, 13, 4) & half)
 
 
 def dilated(q, k, left, right, dilation):
@@ -42,22 +42,22 @@ def test_rows_of_three_views_on_the_cpu():
     """
     q, k = np.arange(53)[:, None] + 2, np.arange(55)
     allowed = dilated(q, k, 6, 5, 7) | strided(q, k, 5)
-    assert error(p.DilatedWindow(6, 5, 7) | p.Strided(5), allowed) < 1e-9
+    assert error(p.DilatedWindow(6, 5, 7) | p.strided(5), allowed) < 1e-9
     q, k = np.arange(72)[:, None], np.arange(72)
     allowed = dilated(q, k, 6, 5, 2) | strided(q, k, 15)
-    assert error(p.DilatedWindow(6, 5, 2) | p.Strided(15), allowed) < 1e-9
+    assert error(p.DilatedWindow(6, 5, 2) | p.strided(15), allowed) < 1e-9
 
 
 def test_rows_are_written_once():
     """The same in plans with the default tile of GPUs and with large tiles of the CPU: any tile size."""
     for tile in ((16, 64), (32, 64), (48, 64), (128, 64)):
         for tokens in (1024, 2048, 4096):
-            written = times_written(spattn.plan(three_views(tokens), tokens, tile=tile))
+            written = times_written(spattn.plan(three_views(tokens), tokens, tiling=spattn.Tiling(tile=tile)))
             assert (written == 1).all(), (tile, tokens)
     pattern = (
-        p.Longformer(34, dilation=3, global_tokens=1)
+        p.longformer(34, dilation=3, global_tokens=1)
         | (p.SlidingWindow(8, 15) & p.Sinks(250))
-        | (p.Fixed(32, 4) & p.Documents((500, 500)))
+        | (p.fixed(32, 4) & p.Documents((500, 500)))
         | (p.DilatedWindow(9, 4, 4) & p.Sinks(250))
     )
     assert (times_written(spattn.plan(pattern, 1000)) == 1).all()
@@ -66,7 +66,7 @@ def test_rows_are_written_once():
 def test_large_tiles_of_three_views():
     """attention() over such a union with a plan of 48 × 64 tiles equals dense attention."""
     tokens = 1024
-    plan = spattn.plan(three_views(tokens), tokens, tile=(48, 64))
+    plan = spattn.plan(three_views(tokens), tokens, tiling=spattn.Tiling(tile=(48, 64)))
     q, k = np.arange(tokens)[:, None], np.arange(tokens)
     allowed = strided(q, k, 8) | strided(q, k, 64) | (dilated(q, k, 3, 13, 4) & (q >= tokens // 2))
     assert error(plan, allowed) < 1e-9
@@ -108,7 +108,7 @@ q = np.ones((1, 4, 4000, 64), "f4")
 spattn.attention(q[:, :, :50], q[:, :, :50], q[:, :, :50], "causal")
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 clusters = p.Clusters(np.arange(4000) % 51)
-for pattern in (p.SlidingWindow(101), p.Strided(41), p.Causal() & p.Stride(7) | p.Sinks(1), clusters):
+for pattern in (p.SlidingWindow(101), p.strided(41), p.Causal() & p.Stride(7) | p.Sinks(1), clusters):
     resource.setrlimit(resource.RLIMIT_AS, (size + 2**20, resource.RLIM_INFINITY))
     try:
         spattn.attention(q, q, q, pattern)
@@ -126,8 +126,8 @@ for pattern in (p.SlidingWindow(101), p.Strided(41), p.Causal() & p.Stride(7) | 
 
 
 CUMULATIVE = {
-    "causal": lambda ends: p.from_flash_attention(causal=True, cu_seqlens_q=[0, 4, 10], cu_seqlens_k=ends),
-    "window": lambda ends: p.from_flash_attention((3, 3), cu_seqlens_q=[0, 4, 10], cu_seqlens_k=ends),
+    "causal": lambda ends: p.interop.from_flash_attention(causal=True, cu_seqlens_q=[0, 4, 10], cu_seqlens_k=ends),
+    "window": lambda ends: p.interop.from_flash_attention((3, 3), cu_seqlens_q=[0, 4, 10], cu_seqlens_k=ends),
     "documents": lambda ends: p.Documents.from_cu_seqlens([0, 4, 10], ends),
 }
 

@@ -1,7 +1,7 @@
 """Plans that cost an evaluation of all cells, or miss the structure of a pattern.
 
 Counts stand for times here: cells that a predicate is evaluated on, and the efficiency of plans. The times are in
-benchmarks/attacks.py.
+benchmarks/planning/attacks.py.
 """
 
 import functools
@@ -45,12 +45,12 @@ def test_table_looked_up_by_both_sides(kind):
     if kind == "blocks":
         layout = np.random.default_rng(0).random((64, 64)) < 0.2
         group, table = positions // 64, torch.from_numpy(layout)
-        pattern = p.from_mask_mod(lambda b, h, q, k: table[q // 64, k // 64])
+        pattern = p.interop.from_mask_mod(lambda b, h, q, k: table[q // 64, k // 64])
     else:
         layout = np.array([[True, False, True], [False, True, True], [True, True, False]])
         group, table = positions // 512 % 3, torch.from_numpy(layout)
         types = torch.from_numpy(group)
-        pattern = p.from_mask_mod(lambda b, h, q, k: table[types[q], types[k]])
+        pattern = p.interop.from_mask_mod(lambda b, h, q, k: table[types[q], types[k]])
     assert planned(pattern, layout[group[:, None], group]) < 1 / 16
 
 
@@ -69,7 +69,7 @@ def test_distances_that_are_no_sums():
         return dx * dx + dy * dy <= 25
 
     q, k = np.arange(2048)[:, None], np.arange(2048)
-    assert planned(p.from_mask_mod(disc), disc(0, 0, q, k)) < 1 / 3
+    assert planned(p.interop.from_mask_mod(disc), disc(0, 0, q, k)) < 1 / 3
 
 
 @pytest.mark.xfail(strict=True, raises=AssertionError, reason="ids[q] == ids[k] is planned as scattered pairs")
@@ -83,8 +83,8 @@ def test_classes_in_any_order_by_table():
     tokens = 4096
     ids = np.random.default_rng(1).permutation(np.arange(tokens) // 256)
     table, like = torch.from_numpy(ids), draw(9, *[(1, 1, tokens, 8)] * 3)
-    found = spattn.plan(p.from_mask_mod(lambda b, h, q, k: table[q] == table[k]), like=like)
-    clusters = spattn.plan(p.Clusters(ids), like=like)
+    found = spattn.plan_for(p.interop.from_mask_mod(lambda b, h, q, k: table[q] == table[k]), *like)
+    clusters = spattn.plan_for(p.Clusters(ids), *like)
     assert found.nnz == clusters.nnz == 16 * 256**2
     assert found.efficiency > 0.5 * clusters.efficiency
 
@@ -104,7 +104,7 @@ def test_truth_values_added():
     """Truth values joined by ``+`` or ``sum`` are followed as those joined by ``|``. Today each cell is evaluated."""
     torch = pytest.importorskip("torch")
     terms, allowed = terms_of_kinds(torch, np.arange(1024) // 64 % 5)
-    pattern = p.from_mask_mod(lambda b, h, q, k: sum(terms(q, k), torch.tensor(False)))
+    pattern = p.interop.from_mask_mod(lambda b, h, q, k: sum(terms(q, k), torch.tensor(False)))
     assert planned(pattern, allowed) < 1 / 4
 
 
@@ -112,7 +112,7 @@ def test_truth_values_joined():
     """The same terms joined by ``|``: less than one cell in four is evaluated."""
     torch = pytest.importorskip("torch")
     terms, allowed = terms_of_kinds(torch, np.arange(1024) // 64 % 5)
-    pattern = p.from_mask_mod(lambda b, h, q, k: functools.reduce(operator.or_, terms(q, k)))
+    pattern = p.interop.from_mask_mod(lambda b, h, q, k: functools.reduce(operator.or_, terms(q, k)))
     assert planned(pattern, allowed) < 1 / 4
 
 
@@ -121,7 +121,7 @@ def test_a_random_function_of_a_mask_mod_is_refused():
     torch = pytest.importorskip("torch")
     q, k, v = (torch.from_numpy(x) for x in draw(11, *[(1, 1, 64, 8)] * 3))
     with pytest.raises((ValueError, TypeError)):
-        spattn.attention(q, k, v, p.from_mask_mod(lambda b, h, q, k: (q >= k) & (torch.rand(()) < 0.5)))
+        spattn.attention(q, k, v, p.interop.from_mask_mod(lambda b, h, q, k: (q >= k) & (torch.rand(()) < 0.5)))
 
 
 # -- bool arrays -------------------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ def test_structure_in_a_bool_array_is_found():
     like = draw(10, *[(1, 2, tokens, 64)] * 3)
     distance = np.arange(tokens) - np.arange(tokens)[:, None]
     allowed = (distance % 4 == 0) & (abs(distance) <= 256)
-    regular = spattn.plan(p.DilatedWindow(64, 64, 4), like=like)
-    found = spattn.plan(p.Mask(allowed), like=like)
+    regular = spattn.plan_for(p.DilatedWindow(64, 64, 4), *like)
+    found = spattn.plan_for(p.Mask(allowed), *like)
     assert found.nnz == regular.nnz == allowed.sum()
     assert found.efficiency > regular.efficiency / 1.5

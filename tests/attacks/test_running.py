@@ -48,6 +48,7 @@ print(forks, hung)
     assert program(source) == "60 0\n"
 
 
+@pytest.mark.slow
 @pytest.mark.footprint
 def test_memory_of_many_masks(program):
     """Attention over 24 masks of 2048 × 2048 keeps less than 225 MB: the 600 MB for 64 masks of the attack."""

@@ -203,13 +203,13 @@ def block_local(source: Source, s: Sizes) -> Term:
 
 def strided(source: Source, s: Sizes) -> Term:
     step = a_step(source)
-    return Term(p.Strided(step), oracle.strided(step))
+    return Term(p.strided(step), oracle.strided(step))
 
 
 def fixed(source: Source, s: Sizes) -> Term:
     block = source.integer(2, 20)
     summary = source.integer(1, block)
-    return Term(p.Fixed(block, summary), oracle.fixed(block, summary))
+    return Term(p.fixed(block, summary), oracle.fixed(block, summary))
 
 
 def stride(source: Source, s: Sizes) -> Term:
@@ -247,12 +247,12 @@ def global_tokens(source: Source, s: Sizes) -> Term:
 def longformer(source: Source, s: Sizes) -> Term:
     window, dilation = 2 * source.integer(1, 12), source.choice([1, 1, source.integer(2, 5)])
     tokens = source.choice([source.integer(0, 9), tuple(source.rng().integers(0, s.kv_len, 3).tolist())])
-    return Term(p.Longformer(window, dilation, tokens), oracle.longformer(window, dilation, tokens))
+    return Term(p.longformer(window, dilation, tokens), oracle.longformer(window, dilation, tokens))
 
 
 def prefix_lm(source: Source, s: Sizes) -> Term:
     tokens = source.integer(0, s.kv_len)
-    return Term(p.PrefixLM(tokens), oracle.prefix_lm(tokens))
+    return Term(p.prefix_lm(tokens), oracle.prefix_lm(tokens))
 
 
 def vertical_slash(source: Source, s: Sizes) -> Term:
@@ -362,13 +362,13 @@ def windowed(source: Source, s: Sizes) -> Term:
     grid = a_grid(source, s.kv_len)
     window = tuple(source.integer(1, min(8, n)) for n in grid)
     shift = tuple(source.choice([0, source.integer(0, w - 1)]) for w in window)
-    return Term(p.Windowed(grid, window, shift), oracle.windowed(grid, window, shift))
+    return Term(p.windowed(grid, window, shift), oracle.windowed(grid, window, shift))
 
 
 def axial(source: Source, s: Sizes) -> Term:
     grid = a_grid(source, s.kv_len)
     axis = source.integer(0, len(grid) - 1)
-    return Term(p.Axial(grid, axis), oracle.axial(grid, axis))
+    return Term(p.axial(grid, axis), oracle.axial(grid, axis))
 
 
 def per_axis(source: Source, s: Sizes) -> Term:
@@ -424,7 +424,7 @@ def mask(source: Source, s: Sizes) -> Term:
 def pairs(source: Source, s: Sizes) -> Term:
     """Scattered ones."""
     row, key = (source.rng().random((s.q_len, s.kv_len)) < source.choice([0.003, 0.03])).nonzero()
-    return Term(p.from_pairs(row, key, s.q_len, s.kv_len), oracle.pairs(row, key))
+    return Term(p.interop.from_pairs(row, key, s.q_len, s.kv_len), oracle.pairs(row, key))
 
 
 def together(source: Source, s: Sizes) -> Term:
@@ -432,14 +432,14 @@ def together(source: Source, s: Sizes) -> Term:
     rng, several = source.rng(), source.integer(1, 5)
     of_rows, of_keys = rng.integers(0, several, s.q_len), rng.integers(0, several, s.kv_len)
     row, key = (of_rows[:, None] == of_keys).nonzero()
-    return Term(p.from_pairs(row, key, s.q_len, s.kv_len), oracle.pairs(row, key))
+    return Term(p.interop.from_pairs(row, key, s.q_len, s.kv_len), oracle.pairs(row, key))
 
 
 def row_runs(source: Source, s: Sizes) -> Term:
     rng = source.rng()
     start, step = rng.integers(0, s.kv_len, (s.q_len, 1)), rng.integers(1, 6, (s.q_len, 1))
     count = rng.integers(0, -((start - s.kv_len) // step) + 1)
-    return Term(p.RowRuns(start, step, count), oracle.row_runs(start, step, count))
+    return Term(p.authoring.RowRuns(start, step, count), oracle.row_runs(start, step, count))
 
 
 def queries_at(source: Source, s: Sizes) -> Term:

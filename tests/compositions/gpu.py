@@ -1,4 +1,4 @@
-"""Compositions on a GPU: what the tests here and ``tools/gpu_compositions.py`` have in common.
+"""Compositions on a GPU: what the tests here and ``tools/attack_unions.py`` have in common.
 
 A problem is a composition with arrays, and what :mod:`.oracle` makes of them. Everything here also runs on PyTorch
 tensors in host memory, by the CPU's kernels, so that it can be tried where there is no GPU.
@@ -15,12 +15,12 @@ from unittest import mock
 import numpy as np
 
 import spattn
-from spattn import selections
 from spattn.arrays import kind_of
 from spattn.cuda import portable, portable_backward
+from spattn.patterns import dynamic
+from spattn.patterns.dynamic import Form
 from spattn.schedule import compiler
 from spattn.schedule.tensor_maps import MAPS, maps_of
-from spattn.selections import Form
 
 from . import draws, oracle
 from .draws import Case, How, Sizes, Source
@@ -47,7 +47,7 @@ class Chosen(NamedTuple):
     form: Form
     mask: Mask
     found: Mask
-    make: Callable[[Callable[[np.ndarray], Any]], selections.Selection]
+    make: Callable[[Callable[[np.ndarray], Any]], dynamic.Selection]
 
 
 def _blocks(source: Source, s: Sizes) -> Chosen:
@@ -60,7 +60,7 @@ def _blocks(source: Source, s: Sizes) -> Chosen:
     mask = oracle.over_heads(oracle.key_blocks(numbers, block_q, block_kv), s.heads_q)
     batch, heads = (1, 1, *leading)[-2:]
     form = Form("blocks", batch, heads, (shape[-1],), shape[-2], block_q, block_kv)
-    return Chosen(form, mask, mask, lambda on: selections.KeyBlocks(on(numbers), block_q, block_kv))
+    return Chosen(form, mask, mask, lambda on: dynamic.DynamicKeyBlocks(on(numbers), block_q, block_kv))
 
 
 def _padding(source: Source, s: Sizes) -> Chosen:
@@ -68,7 +68,7 @@ def _padding(source: Source, s: Sizes) -> Chosen:
     key = np.arange(s.kv_len)
     mask = oracle.key_padding(key >= s.kv_len - lengths[:, None] if left else key < lengths[:, None])
     form = Form("lengths", s.batch, 1, (1,), left=left)
-    return Chosen(form, mask, mask, lambda on: selections.KeyPadding(on(lengths), left=left))
+    return Chosen(form, mask, mask, lambda on: dynamic.DynamicKeyPadding(on(lengths), left=left))
 
 
 def _documents(source: Source, s: Sizes) -> Chosen:
@@ -83,7 +83,7 @@ def _documents(source: Source, s: Sizes) -> Chosen:
 
     mask = oracle.per_batch([of(own) for own in starts]) if leading else of(starts)
     form = Form("documents", *(*leading, 1)[:1], 1, (several + 1,))
-    return Chosen(form, mask, mask, lambda on: selections.Documents(on(starts)))
+    return Chosen(form, mask, mask, lambda on: dynamic.DynamicDocuments(on(starts)))
 
 
 def _lines(source: Source, s: Sizes) -> Chosen:
@@ -101,7 +101,7 @@ def _lines(source: Source, s: Sizes) -> Chosen:
     batch, heads = (1, 1, *leading)[-2:]
     form = Form("lines", batch, heads, (columns.shape[-1], diagonals.shape[-1]))
     made = Chosen(form, oracle.both(found, oracle.causal()), found, lambda on: None)
-    return made._replace(make=lambda on: selections.VerticalSlash(on(columns), on(diagonals)))
+    return made._replace(make=lambda on: dynamic.DynamicVerticalSlash(on(columns), on(diagonals)))
 
 
 SELECTIONS = {"blocks": _blocks, "padding": _padding, "documents": _documents, "lines": _lines}

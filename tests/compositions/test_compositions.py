@@ -259,18 +259,21 @@ def check_steps(source):
             assert not found, f"step {step}, {n} keys:\n" + "\n".join(found)
 
 
+@pytest.mark.slow
 @drawing(nightly=10)
 @given(st.data())
 def test_plans_are_those_of_the_masks(data):
     check_plans(Drawn(data))
 
 
+@pytest.mark.slow
 @drawing(nightly=10)
 @given(st.data())
 def test_results_and_gradients(data):
     check_results(Drawn(data))
 
 
+@pytest.mark.slow
 @drawing(2, nightly=10)
 @given(st.data())
 def test_calls(data):

@@ -394,6 +394,7 @@ def _read(tables, item, first_map):
     return problems, [work[name] for name in "xyz"], query, views, tables.entries[entries], *masks, max(slot, -2), prior
 
 
+@pytest.mark.slow
 @drawing(4)
 @given(st.data())
 def test_plans_that_are_chosen(data):

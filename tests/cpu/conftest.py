@@ -1,4 +1,4 @@
-"""What the tests of the forward and of the backward share."""
+"""Fixtures of the CPU tests."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ PATTERNS = [
     patterns.Causal(),
     patterns.SlidingWindow(20, 20),
     patterns.DilatedWindow(12, 12, 3),
-    patterns.Strided(16),
-    patterns.Longformer(24, global_tokens=5),
+    patterns.strided(16),
+    patterns.longformer(24, global_tokens=5),
 ]
 
 
 @pytest.fixture(params=PATTERNS, ids=repr)
 def pattern(request):
-    """Dense, causal and four sparse patterns whose tiles differ in kind, in turn."""
+    """Each of `PATTERNS`: dense, causal, and four sparse patterns with different mixes of full and partial tiles."""
     return request.param
 
 
 @pytest.fixture
 def assert_interruptible():
-    """``assert_interruptible(call)``: Ctrl-C ends a call of many seconds at its next work item."""
-    # A process that a shell started in the background ignores Ctrl-C, and so would Python in it.
+    """``assert_interruptible(call)``: Ctrl-C stops a call of many seconds at the next work item."""
+    # A shell makes its background processes ignore SIGINT, and Python then installs no handler.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def check(call):

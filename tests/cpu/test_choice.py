@@ -15,7 +15,7 @@ from spattn.cpu import TILE
 from spattn.request.call import Call
 from spattn.schedule import compiler
 
-IMAGE, WINDOWS = sp.Neighborhood((56, 56), 7), sp.Windowed((56, 56), 7)
+IMAGE, WINDOWS = sp.Neighborhood((56, 56), 7), sp.windowed((56, 56), 7)
 
 
 def arrays(tokens, dtype=np.float32, heads=2, head_dim=32):
@@ -23,10 +23,10 @@ def arrays(tokens, dtype=np.float32, heads=2, head_dim=32):
 
 
 def paid(pattern, tokens, **how):
-    return spattn.plan(pattern, backend="cpu", like=tuple(arrays(tokens, **how)))
+    return spattn.plan_for(pattern, *tuple(arrays(tokens, **how)), backend="cpu")
 
 
-@pytest.mark.parametrize(("pattern", "least"), [(IMAGE, 0.7), (WINDOWS, 0.7), (sp.Windowed((56, 56), 7, 3), 0.5)])
+@pytest.mark.parametrize(("pattern", "least"), [(IMAGE, 0.7), (WINDOWS, 0.7), (sp.windowed((56, 56), 7, 3), 0.5)])
 def test_the_efficiency_that_is_paid_for_an_image(pattern, least):
     """Of a plan whose rows are computed a few at once: the share of what these meet."""
     plan = paid(pattern, 3136)
@@ -36,7 +36,7 @@ def test_the_efficiency_that_is_paid_for_an_image(pattern, least):
 
 
 @pytest.mark.parametrize(
-    "pattern", [sp.SlidingWindow(8), sp.Strided(64), sp.Axial((56, 56), 0), IMAGE & sp.Causal(), sp.Causal()]
+    "pattern", [sp.SlidingWindow(8), sp.strided(64), sp.axial((56, 56), 0), IMAGE & sp.Causal(), sp.Causal()]
 )
 def test_other_patterns_have_the_default_tile(pattern):
     assert paid(pattern, 3136).tile == TILE
@@ -92,7 +92,7 @@ def test_the_boxes_of_few_queries_are_those_that_were_measured_to_be_fast(isa, g
     [
         (sp.Neighborhood((64, 64), 13), 4096, False, None),  # 4.0 ms; in boxes of four queries 6.3
         (WINDOWS, 3136, False, (7, 7)),  # 0.92 ms; in boxes of sixteen 1.69
-        (sp.Windowed((48, 48), 12), 2304, False, (6, 12)),  # 1.55 ms; in boxes of four 2.86
+        (sp.windowed((48, 48), 12), 2304, False, (6, 12)),  # 1.55 ms; in boxes of four 2.86
         (sp.Neighborhood((56, 56), 3), 3136, True, None),
     ],
 )
@@ -133,7 +133,7 @@ def test_large_grids_are_planned_once(monkeypatch):
 @pytest.mark.parametrize("pattern", [IMAGE, WINDOWS])
 def test_results_and_gradients_are_those_of_the_default(pattern):
     q, k, v = arrays(3136, np.float64, head_dim=8)
-    default = spattn.plan(pattern, 3136, tile=TILE)
+    default = spattn.plan(pattern, 3136, tiling=spattn.Tiling(tile=TILE))
     results = []
     for how in (pattern, default):
         out, lse = spattn.attention(q, k, v, how, return_lse=True, backend="cpu")

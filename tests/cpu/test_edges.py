@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import cpu, patterns, plan
+from spattn import Tiling, cpu, patterns, plan
 from spattn.cpu import _workspace
 from spattn.planning import positions
 from spattn.testing import DTYPES, Expectation, at_protected_page, inputs, random
@@ -27,7 +27,7 @@ every_kernel = pytest.mark.parametrize(
 def test_one_plan_for_several_numbers_of_heads():
     """What is kept with a plan is kept for the numbers of heads that it was made for."""
     pattern = patterns.SlidingWindow(30, 5)
-    made = plan(pattern, 100, heads=1, tile=cpu.TILE)
+    made = plan(pattern, 100, tiling=Tiling(tile=cpu.TILE), heads=1)
     for batch, heads_q, heads_kv in ((1, 4, 4), (1, 4, 2), (1, 4, 1), (2, 4, 1), (1, 8, 2), (1, 4, 4)):
         arrays = problem(batch, heads_q, heads_kv, q_len=100, head_dim=16)
         check_gradients(*arrays, pattern, made)
@@ -56,7 +56,7 @@ def test_key_views_that_run_backwards(isa):
     layout = np.random.default_rng(0).random((4, 6)) < 0.6
     layout[0] = False
     pattern = patterns.Mask(np.repeat(np.repeat(layout, 64, axis=0), 64, axis=1))
-    made = plan(pattern, 256, 384, tile=(64, 64))
+    made = plan(pattern, 256, 384, tiling=Tiling(tile=(64, 64)))
     turned = backwards(made)
     dout, q, k, v = problem(1, 1, q_len=256, kv_len=384, head_dim=16)
     results = []
@@ -98,7 +98,7 @@ def test_small_workspaces_are_not_kept():
 
 def test_direct_calls_with_v_of_another_length():
     q, k, v = inputs(1, 2, q_len=10, head_dim=8)
-    made = spattn.plan(patterns.Full(), backend="cpu", like=(q, k, v))
+    made = spattn.plan_for(patterns.Full(), q, k, v, backend="cpu")
     for wrong in (v[:, :, :9], v[:, :1], np.concatenate([v, v])):
         with pytest.raises(ValueError, match="^v: expected shape"):
             cpu.forward(q, k, wrong, made, 1.0)
@@ -110,7 +110,7 @@ def test_many_merges_at_the_end_of_a_task(dtype):
     pattern = patterns.Full()
     for q_len in (63, 64, 65, 129):
         q, k, v = inputs(1, 2, q_len=q_len, kv_len=2000, head_dim=16, head_dim_v=24, dtype=dtype)
-        made = plan(pattern, q_len, 2000, tile=(16, 64), workers=64)
+        made = plan(pattern, q_len, 2000, tiling=Tiling(tile=(16, 64), workers=64))
         assert len(made.merge_rows) == q_len
         expectation = Expectation(pattern, q, k, v)
         for isa in cpu.instruction_sets():
@@ -122,7 +122,7 @@ def test_gradients_of_the_same_call_in_units_and_in_one():
     pattern = patterns.SlidingWindow(40, 10)
     q, k, v = inputs(1, 1, q_len=300, head_dim=16)
     dout = random(q.shape, seed=5)
-    made = plan(pattern, 300, heads=1, tile=cpu.TILE)
+    made = plan(pattern, 300, tiling=Tiling(tile=cpu.TILE), heads=1)
     out, lse = cpu.forward(q, k, v, made, 0.25)
     one = cpu.backward(dout, q, k, v, out, lse, made, 0.25)
     many = [np.repeat(x, 9, axis=1) for x in (dout, q, k, v, out, lse)]
@@ -143,7 +143,7 @@ def test_sums_of_any_width_where_each_head_is_a_unit(dtype):
 GRIDS = [
     patterns.Neighborhood((9, 11), (5, 3)),
     patterns.Neighborhood((4, 5, 5), 3),
-    patterns.Windowed((6, 10), (3, 5)),
+    patterns.windowed((6, 10), (3, 5)),
 ]
 
 
@@ -153,7 +153,7 @@ def test_boxes_with_padding_on_every_axis(isa):
     for pattern, tile, dtype in itertools.product(GRIDS, ((16, 64), (64, 64), (60, 128)), ("float32", "bfloat16")):
         tokens = int(np.prod(pattern.grid))
         q, k, v = map(at_protected_page, inputs(1, 2, q_len=tokens, head_dim=32, dtype=dtype))
-        made = plan(pattern, tokens, heads=2, tile=tile)
+        made = plan(pattern, tokens, tiling=Tiling(tile=tile), heads=2)
         Expectation(pattern, q, k, v).check(*cpu.forward(q, k, v, made, 32**-0.5, isa=isa), f"{isa} {tile}")
 
 
@@ -177,7 +177,7 @@ def test_rows_of_padding_hold_anything(isa, dtype):
     for pattern, tile in ((GRIDS[0], (64, 64)), (GRIDS[1], (64, 64)), (patterns.SlidingWindow(30), (64, 64))):
         dout, q, k, v = problem(1, 2, q_len=int(np.prod(getattr(pattern, "grid", 100))), head_dim=32, dtype=dtype)
         q, k, v = map(at_protected_page, (q, k, v))
-        made = plan(pattern, q.shape[2], heads=2, tile=tile)
+        made = plan(pattern, q.shape[2], tiling=Tiling(tile=tile), heads=2)
         results = []
         for each in (made, anything_in_padding(made)):
             out, lse = cpu.forward(q, k, v, each, 0.2, isa=isa)
@@ -189,7 +189,7 @@ def test_rows_of_padding_hold_anything(isa, dtype):
 def test_scores_that_are_not_allowed_move_nothing(isa, dtype):
     """Not even the point that a row's exponents refer to: rows that do not see a key are the same to the bit."""
     q, k, v = inputs(1, 2, q_len=100, head_dim=32, dtype=dtype)
-    made = plan(patterns.SlidingWindow(20, 0), 100, heads=2, tile=(64, 64))
+    made = plan(patterns.SlidingWindow(20, 0), 100, tiling=Tiling(tile=(64, 64)), heads=2)
     before = cpu.forward(q, k, v, made, 0.2, isa=isa)
     k[:, :, 50] *= k.dtype.type(100)
     after = cpu.forward(q, k, v, made, 0.2, isa=isa)
@@ -205,7 +205,7 @@ def test_merged_rows_that_attend_to_nothing(isa, dtype):
     mask = np.random.default_rng(0).random((20, 3000)) < 0.5
     mask[3], mask[7, 100:], mask[9, :2900] = False, False, False
     q, k, v = inputs(1, 1, q_len=20, kv_len=3000, head_dim=16, dtype=dtype)
-    made = plan(patterns.Mask(mask), 20, 3000, tile=(16, 64), workers=64)
+    made = plan(patterns.Mask(mask), 20, 3000, tiling=Tiling(tile=(16, 64), workers=64))
     assert (np.diff(made.merge_indptr) > 1).all()
     out, lse = cpu.forward(q, k, v, made, 0.25, isa=isa)
     Expectation(patterns.Mask(mask), q, k, v, 0.25).check(out, lse)
@@ -217,14 +217,14 @@ def test_gradients_of_keys_in_two_words_of_a_mask():
     mask = np.zeros((16, 128), dtype=bool)
     mask[3, 60:64] = mask[10, 64:66] = mask[15, 126:] = True
     arrays = problem(1, 1, q_len=16, kv_len=128, head_dim=16)
-    check_gradients(*arrays, patterns.Mask(mask), plan(patterns.Mask(mask), 16, 128, tile=(16, 128)))
+    check_gradients(*arrays, patterns.Mask(mask), plan(patterns.Mask(mask), 16, 128, tiling=Tiling(tile=(16, 128))))
 
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_odd_features_are_not_read_from_the_next_row(isa):
     """Of rows that are longer than what belongs to the array."""
     q, k, v = inputs(1, 2, q_len=70, kv_len=128, head_dim=32, dtype="bfloat16")
-    made = plan(patterns.Full(), 70, 128, heads=2, tile=(64, 64))
+    made = plan(patterns.Full(), 70, 128, tiling=Tiling(tile=(64, 64)), heads=2)
     q, v = q[..., :15], v[..., :16]
     plain = cpu.forward(q, np.ascontiguousarray(k[..., :15]), v, made, 0.25, isa=isa)
     k[..., 15:] = np.nan
@@ -235,7 +235,7 @@ def test_odd_features_are_not_read_from_the_next_row(isa):
 def test_negative_scale_of_every_dtype(isa, dtype):
     for q_len, head_dim in ((3, 32), (60, 17), (60, 32)):
         q, k, v = inputs(1, 2, q_len=q_len, kv_len=90, head_dim=head_dim, dtype=dtype)
-        made = plan(patterns.Causal(), q_len, 90, heads=2, tile=(64, 64))
+        made = plan(patterns.Causal(), q_len, 90, tiling=Tiling(tile=(64, 64)), heads=2)
         Expectation(patterns.Causal(), q, k, v, -0.7).check(*cpu.forward(q, k, v, made, -0.7, isa=isa), isa)
 
 
@@ -245,7 +245,7 @@ def test_ragged_ends_beside_a_protected_page(isa, dtype):
     for q_len, kv_len in ((65, 130), (20, 63), (70, 97)):
         arrays = map(at_protected_page, inputs(1, 1, q_len=q_len, kv_len=kv_len, head_dim=64, dtype=dtype))
         q, k, v = arrays
-        made = plan(patterns.Full(), q_len, kv_len, tile=(64, 64))
+        made = plan(patterns.Full(), q_len, kv_len, tiling=Tiling(tile=(64, 64)))
         Expectation(patterns.Full(), q, k, v).check(*cpu.forward(q, k, v, made, 0.125, isa=isa), isa)
 
 
@@ -254,7 +254,7 @@ def test_diagonals_at_any_place(isa, dtype):
     """The keys that neighbouring queries reach end in one step of the products, in the next or in another tile."""
     for ahead in range(0, 72, 8):
         q, k, v = inputs(1, 1, q_len=64, kv_len=64 + ahead, head_dim=32, dtype=dtype)
-        made = plan(patterns.Causal(), 64, 64 + ahead, tile=(64, 64))
+        made = plan(patterns.Causal(), 64, 64 + ahead, tiling=Tiling(tile=(64, 64)))
         out, lse = cpu.forward(q, k, v, made, 32**-0.5, isa=isa)
         Expectation(patterns.Causal(), q, k, v).check(out, lse, f"{isa} {ahead}")
 
@@ -265,7 +265,7 @@ def test_scores_that_grow_from_tile_to_tile(isa, dtype):
     q, k, v = inputs(1, 1, q_len=40, kv_len=320, head_dim=32, dtype=dtype)
     q[...], k[...] = 1, 0
     k[..., 0] = np.repeat([0, 9, 13, 22, 27], 64)
-    made = plan(patterns.Full(), 40, 320, tile=(64, 64))
+    made = plan(patterns.Full(), 40, 320, tiling=Tiling(tile=(64, 64)))
     Expectation(patterns.Full(), q, k, v, 1.0).check(*cpu.forward(q, k, v, made, 1.0, isa=isa), isa)
 
 
@@ -278,14 +278,14 @@ def test_gradients_of_queries_that_rest_in_some_tiles(dtype):
         own = np.s_[16 * number : 16 * number + 16, 128 + 64 * number : 192 + 64 * number]
         mask[own] = np.random.default_rng(number).random((16, 64)) < 0.5
     arrays = problem(1, 1, q_len=64, kv_len=384, head_dim=32, dtype=dtype)
-    check_gradients(*arrays, patterns.Mask(mask), plan(patterns.Mask(mask), 64, 384, tile=(64, 64)))
+    check_gradients(*arrays, patterns.Mask(mask), plan(patterns.Mask(mask), 64, 384, tiling=Tiling(tile=(64, 64))))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_of_merged_rows(dtype):
     """Rows whose keys several items share: dQ is the sum of their parts."""
     pattern = patterns.Causal()
-    made = plan(pattern, 37, 1200, heads=2, tile=(16, 64), workers=64)
+    made = plan(pattern, 37, 1200, tiling=Tiling(tile=(16, 64), workers=64), heads=2)
     assert (np.diff(made.merge_indptr) > 1).all() and len(made.merge_rows) == 37
     check_gradients(*problem(1, 2, q_len=37, kv_len=1200, head_dim=16, head_dim_v=24, dtype=dtype), pattern, made)
 
@@ -297,7 +297,7 @@ def test_few_queries_of_heads_with_different_patterns(isa):
     for last in (own, own[::-1]):
         pattern = patterns.PerHead(last)
         q, k, v = inputs(1, 4, 1, q_len=3, kv_len=200, head_dim=16)
-        made = plan(pattern, 3, 200, heads=4, tile=cpu.TILE)
+        made = plan(pattern, 3, 200, tiling=Tiling(tile=cpu.TILE), heads=4)
         Expectation(pattern, q, k, v).check(*cpu.forward(q, k, v, made, 0.25, isa=isa), isa)
 
 
@@ -305,7 +305,7 @@ def test_few_queries_of_heads_with_different_patterns(isa):
 def test_gradients_of_any_number_of_keys(kv_len):
     """Rows of dK and dV are added in blocks of six, then of what is left."""
     arrays = problem(1, 1, q_len=20, kv_len=kv_len, head_dim=16)
-    check_gradients(*arrays, patterns.Full(), plan(patterns.Full(), 20, kv_len, tile=(16, 64)))
+    check_gradients(*arrays, patterns.Full(), plan(patterns.Full(), 20, kv_len, tiling=Tiling(tile=(16, 64))))
 
 
 @every_kernel
@@ -314,7 +314,7 @@ def test_gradients_where_every_logit_is_minus_infinity(isa, dtype):
     dout, q, k, v = problem(1, 2, q_len=40, kv_len=70, head_dim=16, dtype=dtype)
     q[..., 0], k[..., 0] = 1, -np.inf
     for pattern in (patterns.Full(), patterns.SlidingWindow(30, 9)):
-        made = plan(pattern, 40, 70, heads=2, tile=(64, 64))
+        made = plan(pattern, 40, 70, tiling=Tiling(tile=(64, 64)), heads=2)
         out, lse = cpu.forward(q, k, v, made, 0.25, isa=isa)
         assert (out == 0).all() and (lse == -np.inf).all()
         assert all((x == 0).all() for x in cpu.backward(dout, q, k, v, out, lse, made, 0.25, isa=isa))
@@ -325,7 +325,7 @@ def test_gradients_beside_keys_that_nobody_sees(isa, dtype):
     """NaN and infinities at every third key, between keys that are seen: to the bit, they change nothing."""
     pattern = patterns.Mask(np.broadcast_to(np.arange(90) % 3 > 0, (90, 90)))  # in tiles of all keys
     dout, q, k, v = problem(1, 2, q_len=90, kv_len=90, head_dim=32, dtype=dtype)
-    made = plan(pattern, 90, 90, heads=2, tile=(64, 64))
+    made = plan(pattern, 90, 90, tiling=Tiling(tile=(64, 64)), heads=2)
     out, lse = cpu.forward(q, k, v, made, 0.2, isa=isa)
     clean = cpu.backward(dout, q, k, v, out, lse, made, 0.2, isa=isa)
     for poison in (np.nan, np.inf):

@@ -31,8 +31,8 @@ ISAS = cpu.instruction_sets()
 FAMILIES = {  # pattern, queries, keys, heads of queries and of keys
     "tiles": (patterns.SlidingWindow(20, 10), 70, 90, 2, 1),
     "few queries": (patterns.Full(), 3, 130, 4, 2),
-    "merges": (patterns.Strided(9), 70, 70, 2, 2),
-    "few queries, merges": (patterns.Strided(9), 3, 90, 4, 2),
+    "merges": (patterns.strided(9), 70, 70, 2, 2),
+    "few queries, merges": (patterns.strided(9), 3, 90, 4, 2),
 }
 TINY = {"float16": -20}  # powers of 2
 FAR = {"float64": 47}  # as high as scores of the dtype can be and still differ by 1/16
@@ -66,7 +66,7 @@ def raised(q, k, power, scale):
 def test_what_all_logits_of_a_row_have_in_common_changes_nothing(dtype, scale, family):
     """Near ties, at the height where the scores of the dtype just tell them apart."""
     dout, q, k, v = small_numbers(family, dtype)
-    near, made = Expectation(family[0], q, k, v, scale), spattn.plan(family[0], backend="cpu", like=(q, k, v))
+    near, made = Expectation(family[0], q, k, v, scale), spattn.plan_for(family[0], q, k, v, backend="cpu")
     want = reference.gradients(dout, q, k, v, family[0], scale, near.reference[0].dtype)
     low = naive_gradient_orders(dout, q, k, v, dense_mask(family[0], *q.shape[:3], k.shape[2]), scale)
     for power in (TINY.get(dtype, -100), FAR.get(dtype, 19)):
@@ -115,7 +115,7 @@ def terms_of_gradients(dout, q, k, v, mask, scale):
 def test_huge_and_tiny_logits_in_one_row(dtype, scale, family):
     """The formula in long double. Weights of the backward may be 2^-11 off, which is the rounding of lse."""
     dout, q, k, v = mixed_numbers(family, dtype, round(scale**-2) if scale > 0 else 40)
-    made, mask = spattn.plan(family[0], backend="cpu", like=(q, k, v)), dense_mask(family[0], *q.shape[:3], k.shape[2])
+    made, mask = spattn.plan_for(family[0], q, k, v, backend="cpu"), dense_mask(family[0], *q.shape[:3], k.shape[2])
     wide = [x.astype(np.float32) for x in (q, k, v)] if dtype == "float16" else (q, k, v)  # its logits overflow
     naive_out, naive_lse = naive_orders(*wide, mask, scale)
     want, lse_want = reference.attend(q, k, v, family[0], scale, np.longdouble)
@@ -141,7 +141,7 @@ def test_thread_count_does_not_change_far_rows():
     family = FAMILIES["merges"]
     dout, q, k, v = small_numbers(family, "float32")
     q, k = raised(q, k, 19, 0.3)
-    made = spattn.plan(family[0], backend="cpu", like=(q, k, v))
+    made = spattn.plan_for(family[0], q, k, v, backend="cpu")
     assert made.slots > 0
     out, lse = cpu.forward(q, k, v, made, 0.3)
     results = []
@@ -157,7 +157,7 @@ def test_thread_count_does_not_change_far_rows():
 def test_an_infinite_logit_gives_nan(isa, dtype, family):
     """inf / inf in every term of its rows, as the reference has it; -inf is a weight of 0."""
     dout, q, k, v = small_numbers(family, dtype)
-    made = spattn.plan(family[0], backend="cpu", like=(q, k, v))
+    made = spattn.plan_for(family[0], q, k, v, backend="cpu")
     q[..., 0] = 1
     for value in (np.inf, -np.inf):
         k[:, :, -2, 0] = value

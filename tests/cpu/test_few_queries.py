@@ -7,7 +7,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 import spattn
-from spattn import cpu, patterns, plan
+from spattn import Tiling, cpu, patterns, plan
 from spattn.testing import DTYPES, LAYOUTS, Expectation, at_protected_page, inputs
 
 ISAS = cpu.instruction_sets()
@@ -16,7 +16,7 @@ ISAS = cpu.instruction_sets()
 def check(q, k, v, pattern, scale=None):
     """Every instruction set gives the oracle's result."""
     expectation = Expectation(pattern, q, k, v, scale)
-    made = spattn.plan(pattern, backend="cpu", like=(q, k, v))
+    made = spattn.plan_for(pattern, q, k, v, backend="cpu")
     for isa in ISAS:
         expectation.check(*cpu.forward(q, k, v, made, q.shape[3] ** -0.5 if scale is None else scale, isa=isa), isa)
 
@@ -43,7 +43,7 @@ def test_head_dims(dtype, head_dim):
     [
         patterns.SlidingWindow(150, 0),
         patterns.DilatedWindow(40, 0, dilation=3),
-        patterns.Strided(16),
+        patterns.strided(16),
         patterns.Causal() & patterns.GlobalTokens(5),
     ],
     ids=repr,
@@ -79,9 +79,9 @@ def test_heads_together_are_as_if_alone(dtype, isa):
     q, k, v = inputs(2, 8, 2, q_len=2, kv_len=700, head_dim=64, dtype=dtype)
     window = patterns.SlidingWindow(500, 0)
     mixed = patterns.PerHead([window] * 7 + [patterns.Causal()])
-    together = cpu.forward(q, k, v, plan(window, 2, 700, heads=8, tile=cpu.TILE), 0.2, isa=isa)
-    apart = cpu.forward(q, k, v, plan(mixed, 2, 700, heads=8, tile=cpu.TILE), 0.2, isa=isa)
-    alone = plan(window, 2, 700, heads=1, tile=cpu.TILE)
+    together = cpu.forward(q, k, v, plan(window, 2, 700, tiling=Tiling(tile=cpu.TILE), heads=8), 0.2, isa=isa)
+    apart = cpu.forward(q, k, v, plan(mixed, 2, 700, tiling=Tiling(tile=cpu.TILE), heads=8), 0.2, isa=isa)
+    alone = plan(window, 2, 700, tiling=Tiling(tile=cpu.TILE), heads=1)
     for head in range(7):
         keys = slice(head // 4, head // 4 + 1)
         one = cpu.forward(q[:, head : head + 1], k[:, keys], v[:, keys], alone, 0.2, isa=isa)
@@ -95,7 +95,7 @@ def test_heads_together_are_as_if_alone(dtype, isa):
 def test_keys_that_are_not_allowed_have_no_influence(dtype, value):
     """In exactly the rows that attend to a key of NaN the result is NaN."""
     q, k, v = inputs(1, 4, 2, q_len=6, kv_len=200, head_dim=32, dtype=dtype)
-    made = spattn.plan(patterns.Causal(), backend="cpu", like=(q, k, v))
+    made = spattn.plan_for(patterns.Causal(), q, k, v, backend="cpu")
     clean = {isa: cpu.forward(q, k, v, made, 0.2, isa=isa) for isa in ISAS}
     v[:, 0, 197], k[:, 0, 197] = value, np.nan  # the last three queries may see it
     for isa in ISAS:
@@ -110,7 +110,7 @@ def test_keys_that_are_not_allowed_have_no_influence(dtype, value):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_thread_count_does_not_change_the_result(dtype):
     q, k, v = inputs(1, 8, 2, q_len=4, kv_len=5000, head_dim=64, dtype=dtype)
-    made = spattn.plan(patterns.Full(), backend="cpu", like=(q, k, v))
+    made = spattn.plan_for(patterns.Full(), q, k, v, backend="cpu")
     results = []
     for threads in (1, 2, 3):
         with threadpool_limits(threads, user_api="openmp"):

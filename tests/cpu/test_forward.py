@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import spattn
-from spattn import cpu, patterns, plan, reference
+from spattn import Tiling, cpu, patterns, plan, reference
 from spattn.testing import DTYPES, LAYOUTS, assert_within_budget, at_protected_page, dense_mask, inputs, naive_orders
 
 ISAS = cpu.instruction_sets()
@@ -30,7 +30,7 @@ def oracle(q, k, v, pattern, scale):
 
 def check(q, k, v, pattern, isa=None, made=None, scale=None):
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    made = made or spattn.plan(pattern, backend="cpu", like=(q, k, v))
+    made = made or spattn.plan_for(pattern, q, k, v, backend="cpu")
     out, lse = cpu.forward(q, k, v, made, scale, isa=isa)
     mask = dense_mask(pattern, *q.shape[:2], q.shape[2], k.shape[2])
     expected = oracle(q, k, v, pattern, scale)
@@ -63,7 +63,7 @@ def test_any_tile_shape(isa, tile):
     pattern = patterns.SlidingWindow(33, 21) | patterns.GlobalTokens(3)
     for dtype in ("float32", "float64"):
         q, k, v = inputs(1, 2, q_len=190, kv_len=211, head_dim=24, dtype=dtype)
-        check(q, k, v, pattern, isa, plan(pattern, 190, 211, tile=tile))
+        check(q, k, v, pattern, isa, plan(pattern, 190, 211, tiling=Tiling(tile=tile)))
 
 
 @pytest.mark.parametrize("q_len, kv_len", [(1, 1), (1, 300), (2, 64), (47, 5), (49, 65), (300, 1)])
@@ -109,7 +109,7 @@ def test_exponential(isa, dtype):
     in the integers, 0.5 %; the logarithm's slope is at most 1/2 where both weights differ from 1."""
     x = np.linspace(-8, 8, 4001).astype(dtype)
     q, k = x[None, None, :, None], np.array([0, 1], dtype)[None, None, :, None]
-    _, lse = cpu.forward(q, k, k, spattn.plan(patterns.Full(), backend="cpu", like=(q, k, k)), 1.0, isa=isa)
+    _, lse = cpu.forward(q, k, k, spattn.plan_for(patterns.Full(), q, k, k, backend="cpu"), 1.0, isa=isa)
     error = np.abs(lse[0, 0] - np.logaddexp(0, x.astype(float)))
     bound = {"float64": 1e-14, "bfloat16": 2.6e-3 if isa == "amx" else 3.7e-6}.get(x.dtype.name, 1e-6)
     assert error.max() < bound
@@ -121,7 +121,7 @@ def test_weights_add_up_to_one(isa, dtype):
     """However weights are rounded, the average of equal values is that value."""
     q, k, v = inputs(1, 2, q_len=70, kv_len=200, head_dim=32, dtype=dtype)
     v[...] = np.pi
-    made = spattn.plan(patterns.SlidingWindow(40, 3), backend="cpu", like=(q, k, v))
+    made = spattn.plan_for(patterns.SlidingWindow(40, 3), q, k, v, backend="cpu")
     out, _ = cpu.forward(q, k, v, made, 0.3, isa=isa)
     tolerance = {"float64": 1e-14, "float32": 1e-6}.get(q.dtype.name, 0)
     np.testing.assert_allclose(out.astype(float), float(v.flat[0]), rtol=tolerance)
@@ -134,7 +134,7 @@ def test_early_and_late_keys_weigh_the_same(isa, dtype):
     q, k, v = inputs(1, 1, q_len=50, kv_len=8192, head_dim=32, dtype=dtype)
     k[...] = k[:, :, :1]
     v[:, :, :4096], v[:, :, 4096:] = 1, -1
-    made = plan(patterns.Full(), 50, 8192, tile=cpu.TILE)
+    made = plan(patterns.Full(), 50, 8192, tiling=Tiling(tile=cpu.TILE))
     assert (made.work["end"] - made.work["begin"]).max() >= 64
     out, _ = cpu.forward(q, k, v, made, 3.0, isa=isa)
     np.testing.assert_allclose(out.astype(float), 0, atol=1e-14 if dtype == "float64" else 1e-6)
@@ -145,14 +145,14 @@ def test_strides_beyond_32_bits():
     rows = np.lib.stride_tricks.as_strided(base, (1, 1, 6, 16), (0, 0, 2**30, 2))
     q, k, v = inputs(q_len=6, head_dim=16, dtype="float16")
     rows[...] = k
-    made = spattn.plan(patterns.Causal(), backend="cpu", like=(q, k, v))
+    made = spattn.plan_for(patterns.Causal(), q, k, v, backend="cpu")
     out, _ = cpu.forward(q, rows, v, made, 0.25)
     np.testing.assert_array_equal(out, cpu.forward(q, k, v, made, 0.25)[0])
 
 
 def test_many_batch_entries_and_heads():
     q, k, v = inputs(70_000, 1, q_len=1, kv_len=2, head_dim=4)
-    made = spattn.plan(patterns.Full(), backend="cpu", like=(q, k, v))
+    made = spattn.plan_for(patterns.Full(), q, k, v, backend="cpu")
     out, _ = cpu.forward(q, k, v, made, 0.5)
     last = cpu.forward(q[-1:], k[-1:], v[-1:], made, 0.5)[0]
     np.testing.assert_array_equal(out[-1:], last)
@@ -162,7 +162,7 @@ def test_many_batch_entries_and_heads():
 def test_empty(shape):
     batch, heads, q_len, kv_len = shape
     q, k, v = inputs(batch, heads, q_len=q_len, kv_len=kv_len, head_dim=8)
-    out, lse = cpu.forward(q, k, v, spattn.plan(patterns.Full(), backend="cpu", like=(q, k, v)), 1.0)
+    out, lse = cpu.forward(q, k, v, spattn.plan_for(patterns.Full(), q, k, v, backend="cpu"), 1.0)
     assert out.shape == q.shape and (out == 0).all() and (lse == -np.inf).all()
 
 
@@ -211,7 +211,7 @@ def test_logits_near_the_largest_number(isa, q_len, kv_len, sign):
     q, k, v = inputs(1, 1, q_len=q_len, kv_len=kv_len, head_dim=4)
     q[...], k[...] = 0, 0
     q[..., 0], k[..., 0] = 1e19, sign * np.linspace(2e19, 3e19, kv_len)
-    out, lse = cpu.forward(q, k, v, spattn.plan(patterns.Full(), backend="cpu", like=(q, k, v)), 1.0, isa=isa)
+    out, lse = cpu.forward(q, k, v, spattn.plan_for(patterns.Full(), q, k, v, backend="cpu"), 1.0, isa=isa)
     largest = kv_len - 1 if sign > 0 else 0
     np.testing.assert_array_equal(out, np.broadcast_to(v[:, :, [largest]], out.shape))
     np.testing.assert_allclose(lse, (q @ k.swapaxes(2, 3))[..., largest], rtol=1e-6)
@@ -219,7 +219,7 @@ def test_logits_near_the_largest_number(isa, q_len, kv_len, sign):
 
 def test_rejects_what_the_kernels_cannot_do():
     q, k, v = inputs(1, 2, q_len=10, head_dim=8)
-    made = spattn.plan(patterns.Full(), backend="cpu", like=(q, k, v))
+    made = spattn.plan_for(patterns.Full(), q, k, v, backend="cpu")
     with pytest.raises(TypeError, match="q: expected one of float32"):
         cpu.forward(q.astype(int), k, v, made, 1.0)
     with pytest.raises(TypeError, match="v: expected dtype float32 like q, got float64"):
@@ -237,4 +237,4 @@ def test_out_of_memory():
     """More than the address space has, so that no system can promise it."""
     q, k, v = (np.broadcast_to(x, (2**22, 2**22, 3, 8)) for x in inputs(q_len=3, head_dim=8))
     with pytest.raises(MemoryError):
-        cpu.forward(q, k, v, plan(patterns.Full(), 3, tile=cpu.TILE), 1.0)
+        cpu.forward(q, k, v, plan(patterns.Full(), 3, tiling=Tiling(tile=cpu.TILE)), 1.0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 import spattn
-from spattn import cpu, patterns, plan, reference
+from spattn import Tiling, cpu, patterns, plan, reference
 from spattn.testing import (
     DTYPES,
     LAYOUTS,
@@ -32,7 +32,9 @@ def scattered(q_len, kv_len, share, seed=0):
 
 
 def planned(pattern, q, k, tile=TILE, workers=1):
-    return plan(pattern, q.shape[2], k.shape[2], batch=q.shape[0], heads=q.shape[1], tile=tile, workers=workers)
+    return plan(
+        pattern, q.shape[2], k.shape[2], tiling=Tiling(tile=tile, workers=workers), batch=q.shape[0], heads=q.shape[1]
+    )
 
 
 def check(q, k, v, pattern, isa, made=None):
@@ -233,10 +235,10 @@ def test_scattered_pairs_are_planned_pair_by_pair():
     """Unless that takes more memory than there may be."""
     like = inputs(1, 8, q_len=1024, kv_len=1024, head_dim=64)
     row, key = np.nonzero(np.random.default_rng(0).random((1024, 1024)) < 0.02)
-    pattern = patterns.from_pairs(row, key, 1024, 1024)
-    made = spattn.plan(pattern, backend="cpu", like=like)
+    pattern = patterns.interop.from_pairs(row, key, 1024, 1024)
+    made = spattn.plan_for(pattern, *like, backend="cpu")
     assert made.tile == TILE
-    assert spattn.plan(pattern, backend="cpu", like=like, max_bytes=made.nbytes - 1).tile == cpu.TILE
+    assert spattn.plan_for(pattern, *like, backend="cpu", max_bytes=made.nbytes - 1).tile == cpu.TILE
 
 
 @pytest.mark.parametrize(
@@ -246,17 +248,18 @@ def test_scattered_pairs_are_planned_pair_by_pair():
 )
 def test_other_patterns_keep_their_tile(pattern, q_len):
     q, k, v = inputs(1, 2, q_len=q_len, kv_len=1024, head_dim=64)
-    assert spattn.plan(pattern, backend="cpu", like=(q, k, v)).tile == cpu.TILE
+    assert spattn.plan_for(pattern, q, k, v, backend="cpu").tile == cpu.TILE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("also", [None, patterns.Causal()])
 def test_pairs_that_are_few_in_every_tile_have_one_plan(no_plans, also):
     """That of tiles, which would hold a bitmask for each pair, is not made."""
     rng = np.random.default_rng(0)
-    listed = patterns.from_pairs(np.repeat(np.arange(2048), 3), rng.integers(0, 2048, 6144), 2048, 2048)
+    listed = patterns.interop.from_pairs(np.repeat(np.arange(2048), 3), rng.integers(0, 2048, 6144), 2048, 2048)
     pattern = listed if also is None else also & listed
     arrays = inputs(1, 2, q_len=2048, kv_len=2048, head_dim=16)
     out, lse = spattn.attention(*arrays, pattern, backend="cpu", return_lse=True)
     Expectation(pattern, *arrays).check(out, lse)
     assert spattn.plan_cache_info().plans == 1
-    assert spattn.plan(pattern, backend="cpu", like=arrays).tile == (1, 64)
+    assert spattn.plan_for(pattern, *arrays, backend="cpu").tile == (1, 64)

@@ -23,8 +23,8 @@ from spattn.testing import inputs
 
 def call(isa=None, dtype="float32"):
     q, k, v = inputs(1, 4, q_len=500, head_dim=32, dtype=dtype)
-    pattern = patterns.get("longformer", window=64, global_tokens=8)
-    return cpu.forward(q, k, v, spattn.plan(pattern, backend="cpu", like=(q, k, v)), 0.2, isa=isa)
+    pattern = patterns.registry.get("longformer", window=64, global_tokens=8)
+    return cpu.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend="cpu"), 0.2, isa=isa)
 
 
 def assert_same(a, b):
@@ -190,7 +190,7 @@ def test_no_more_threads_than_tasks(monkeypatch):
     """However many threads there may be: one query tile of one head is not shared by 64."""
     for q_len, kv_len, heads, most in ((40, 40, 64, 64), (500, 40, 1, 11), (1, 4000, 1, 63)):
         q, k, v = inputs(1, heads, heads, q_len, kv_len, 256, dtype="float64")
-        made = spattn.plan(patterns.Full(), backend="cpu", like=(q, k, v))
+        made = spattn.plan_for(patterns.Full(), q, k, v, backend="cpu")
         monkeypatch.setattr(cpu, "_FLOPS_PER_THREAD", 1)
         assert cpu._useful_threads(Call.of(q, k, v), made) == most
         monkeypatch.setattr(cpu, "_FLOPS_PER_THREAD", 1e18)
@@ -243,7 +243,7 @@ def test_forked_child_does_not_hang():
 def test_fault_35_interrupt(assert_interruptible):
     """The call would take minutes; the next one works."""
     q, k, v = (np.broadcast_to(x, (64, 8, 4096, 64)) for x in inputs(q_len=4096, head_dim=64, dtype="float64"))
-    made = spattn.plan(patterns.Full(), backend="cpu", like=(q, k, v))
+    made = spattn.plan_for(patterns.Full(), q, k, v, backend="cpu")
     assert_interruptible(lambda: cpu.forward(q, k, v, made, 0.1, isa="baseline"))
     call()
 
@@ -257,7 +257,7 @@ def test_spattn_isa(monkeypatch):
         assert_same(call(), expected[name])
     monkeypatch.setenv("SPATTN_ISA", "avx1024")
     cpu._default_isa.cache_clear()
-    with pytest.raises(ValueError, match="SPATTN_ISA: expected one of .*baseline, which run here; got 'avx1024'"):
+    with pytest.raises(ValueError, match="SPATTN_ISA: expected one of .*baseline on this machine; got 'avx1024'"):
         call()
     monkeypatch.undo()
     cpu._default_isa.cache_clear()

@@ -21,7 +21,7 @@ IMAGE = patterns.Neighborhood((9, 13), 5)
 
 
 def planned(pattern, tokens, box=(2, 2), block_kv=64):
-    return spattn.plan(pattern, tokens, heads=2, tile=(math.prod(box), block_kv), box=box)
+    return spattn.plan(pattern, tokens, tiling=spattn.Tiling(tile=(math.prod(box), block_kv), box=box), heads=2)
 
 
 def check(q, k, v, pattern, box=(2, 2), block_kv=64):
@@ -161,7 +161,11 @@ def test_hidden_values_reach_no_row(isa):
 
 
 @pytest.mark.parametrize(
-    "grid", [(24, 28), (8, 176)], ids=["blocks make room for others", "lines that are too long for that"]
+    "grid",
+    [
+        pytest.param((24, 28), id="blocks make room for others"),
+        pytest.param((8, 176), id="lines that are too long for that", marks=pytest.mark.slow),
+    ],
 )
 def test_more_keys_than_are_interleaved_at_once(grid):
     """There is room for 896 keys of so many features, of one head, and for no more than a tile needs."""
@@ -195,7 +199,7 @@ def test_lines_of_several_tiles(dtype, tokens):
     """Long lines, which reach over blocks of keys, and whose tiles follow each other; heads that share them."""
     arrays = inputs(1, 4, 2, q_len=tokens, head_dim=20, head_dim_v=32, dtype=dtype)
     pattern = patterns.SlidingWindow(70, 50)
-    made = spattn.plan(pattern, tokens, heads=4, tile=(4, 64))
+    made = spattn.plan(pattern, tokens, tiling=spattn.Tiling(tile=(4, 64)), heads=4)
     assert dtype != "float32" or reach(arrays, made) == tokens
     expectation = Expectation(pattern, *arrays, 0.3)
     for isa in ISAS:
@@ -207,9 +211,15 @@ def test_what_has_its_keys_interleaved():
     arrays = inputs(1, 2, q_len=256, head_dim=16)
     grid = (16, 16)
     assert reach(arrays, planned(patterns.Neighborhood(grid, 5), 256)) == 5 * 16 + 5 + 1
-    assert reach(arrays, spattn.plan(patterns.Neighborhood(grid, 5), 256, heads=2, tile=(1, 64))) == 0
-    assert reach(arrays, spattn.plan(patterns.Neighborhood(grid, 5), 256, heads=2, tile=(48, 64))) == 0
-    assert reach(arrays, planned(patterns.Windowed(grid, 2), 256)) == 0
+    assert (
+        reach(arrays, spattn.plan(patterns.Neighborhood(grid, 5), 256, tiling=spattn.Tiling(tile=(1, 64)), heads=2))
+        == 0
+    )
+    assert (
+        reach(arrays, spattn.plan(patterns.Neighborhood(grid, 5), 256, tiling=spattn.Tiling(tile=(48, 64)), heads=2))
+        == 0
+    )
+    assert reach(arrays, planned(patterns.windowed(grid, 2), 256)) == 0
 
 
 def reach(arrays, made):
@@ -237,7 +247,10 @@ def test_hidden_keys_reach_no_row(isa):
 def test_thread_count_does_not_change_the_result(isa):
     """Each thread has a ring of its own."""
     arrays = inputs(1, 6, 3, q_len=40 * 30, head_dim=64)
-    made, results = spattn.plan(patterns.Neighborhood((40, 30), 7), 1200, heads=6, tile=(4, 64), box=(2, 2)), []
+    made, results = (
+        spattn.plan(patterns.Neighborhood((40, 30), 7), 1200, tiling=spattn.Tiling(tile=(4, 64), box=(2, 2)), heads=6),
+        [],
+    )
     for threads in (1, 2, 3):
         with threadpool_limits(threads, user_api="openmp"):
             results.append(cpu.forward(*arrays, made, 0.1, isa=isa))
@@ -261,7 +274,7 @@ def test_rows_meet_the_keys_that_they_reach(dtype, kernel, box):
 def test_rows_that_reach_the_end_of_lines_with_gaps(dtype):
     """Queries of two windows: the keys of the second one begin a vector and more behind the beginning of a line."""
     arrays = inputs(1, 2, 1, q_len=240, head_dim=32, dtype=dtype)
-    check(*arrays, patterns.Windowed((6, 40), (3, 20)), (1, 16), 256)
+    check(*arrays, patterns.windowed((6, 40), (3, 20)), (1, 16), 256)
 
 
 @pytest.mark.parametrize("isa", ISAS)

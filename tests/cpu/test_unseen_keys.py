@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spattn
-from spattn import cpu, patterns, plan
+from spattn import Tiling, cpu, patterns, plan
 from spattn.testing import DTYPES, inputs, random
 
 ISAS = cpu.instruction_sets()
@@ -61,9 +61,8 @@ def problems(draw, dtype):
         patterns.Mask(allowed),
         q_len,
         kv_len,
+        tiling=Tiling(workers=draw(st.sampled_from([1, 8])), tile=draw(st.sampled_from([(48, 64), (64, 64)]))),
         heads=heads_kv * group,
-        workers=draw(st.sampled_from([1, 8])),
-        tile=draw(st.sampled_from([(48, 64), (64, 64)])),
     )
     scale = draw(st.sampled_from([0.3, -0.7, 0.0]))
     return random((*q.shape[:3], v.shape[3]), dtype, seed=9), q, k, v, made, scale, hidden
@@ -84,7 +83,7 @@ def test_any_numbers_at_any_hidden_keys(isa, dtype, data):
 
 FAMILIES = {  # pattern, queries, keys
     "windows": (patterns.SlidingWindow(20, 10), 90, 90),
-    "merges": (patterns.Strided(9), 90, 90),
+    "merges": (patterns.strided(9), 90, 90),
     "long lists": (patterns.SlidingWindow(2000, 0), 70, 2100),
     "decode": (patterns.Causal() & patterns.GlobalTokens(5) | patterns.SlidingWindow(30, 0), 3, 300),
 }
@@ -97,7 +96,7 @@ def test_rows_that_do_not_see_a_key_keep_their_bits(isa, dtype, family):
     """NaN and infinities at a key that some rows see, others of the same tiles do not, concern exactly the former."""
     pattern, q_len, kv_len = FAMILIES[family]
     q, k, v = inputs(1, 4, 2, q_len, kv_len, 24, 16, dtype=dtype)
-    made = spattn.plan(pattern, backend="cpu", like=(q, k, v))
+    made = spattn.plan_for(pattern, q, k, v, backend="cpu")
 
     def run(k, v):
         with np.errstate(all="ignore"):
@@ -125,7 +124,7 @@ def test_signs_at_hidden_keys_do_not_reach_a_zero(isa, dtype):
     q, k, v = (np.zeros((1, 1, 60, 8), dtype) for _ in range(3))
     allowed = np.ones((60, 60), bool)
     allowed[even, hidden] = False  # odd rows, next to them, see it
-    made = spattn.plan(patterns.Mask(allowed), backend="cpu", like=(q, k, v))
+    made = spattn.plan_for(patterns.Mask(allowed), q, k, v, backend="cpu")
     q[..., 0], k[:, :, 0, 0] = 1, 8  # key 0 has nearly all of the weight
     v[...], v[:, :, 0] = -tiny, -0.0
     found = []

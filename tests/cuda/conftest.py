@@ -1,4 +1,4 @@
-"""Problems and kernels of the GPU tests; arrays of every library from NumPy's."""
+"""Fixtures of the CUDA tests: problems, the kernel family of a test, and arrays of each library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spattn.cuda.driver import device
 from spattn.cuda.hopper import maps
 from spattn.testing import Expectation, GradientExpectation
 
-# JAX would take three quarters of the GPU's memory when it starts.
+# By default JAX preallocates three quarters of the GPU's memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 # (pattern, q_len, kv_len)
@@ -29,47 +29,77 @@ LONGER = {
     "decoding": (patterns.Causal(), 1, 517),
     "window": (patterns.SlidingWindow(70), 400, 400),
     "dilated": (patterns.DilatedWindow(20, 20, 3), 401, 401),
-    "strided": (patterns.Strided(16), 400, 400),
-    "fixed": (patterns.Fixed(32, 8), 384, 384),
-    "longformer": (patterns.Longformer(64, global_tokens=(0, 1, 200)), 400, 400),
+    "strided": (patterns.strided(16), 400, 400),
+    "fixed": (patterns.fixed(32, 8), 384, 384),
+    "longformer": (patterns.longformer(64, global_tokens=(0, 1, 200)), 400, 400),
     "neighborhood": (patterns.Neighborhood((18, 22), 7), 396, 396),
     "neighborhood 3-D": (patterns.Neighborhood((6, 8, 9), (3, 5, 5)), 432, 432),
     "neighborhood dilated": (patterns.Neighborhood((18, 24), 3, 3), 432, 432),
-    "shifted windows": (patterns.Windowed((16, 24), (8, 8), 4), 384, 384),
+    "shifted windows": (patterns.windowed((16, 24), (8, 8), 4), 384, 384),
     "columns": (patterns.Columns(13, 3, 5) & patterns.Causal(), 300, 300),
     "some empty rows": (patterns.BlockLocal(50) & ~patterns.SlidingWindow(20, 90), 300, 300),
     "tiles of two shapes": (patterns.PeriodicWindow(2, 0, 0) & patterns.BigBird(1, 1, 0, 0), 7, 7),
     "nothing": (patterns.Full() - patterns.Full(), 150, 150),
-    "per head": (patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30), patterns.Strided(12))), 260, 260),
+    "per head": (patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30), patterns.strided(12))), 260, 260),
     "per batch entry": (patterns.Documents(((100, 150), (30, 40, 180))), 250, 250),
 }
-PROBLEMS = {name: patterns.example(name) for name in patterns.names()} | {
+PROBLEMS = {name: patterns.registry.example(name) for name in patterns.registry.names()} | {
     f"longer: {name}": problem for name, problem in LONGER.items()
 }
 
 
-_planned_for = [""]  # the kernels of the test before
+# The value of SPATTN_CUDA_KERNEL that selects each kernel family. "auto" prefers sm90 on a GPU that supports it.
+FAMILIES = {"sm80": "portable", "sm90": "auto"}
+
+
+def named_families(test):
+    """The kernel families of a test: the values of its parameter `family`, else the arguments of its mark `family`."""
+    for mark in test.iter_markers("parametrize"):
+        names, values = mark.args[:2]
+        names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+        if "family" in names:
+            return [value if len(names) == 1 else value[names.index("family")] for value in values]
+    mark = test.get_closest_marker("family")
+    return [mark.args[0] if len(mark.args) == 1 else mark.args] if mark else []
+
+
+def pytest_generate_tests(metafunc):
+    """Fail the collection of a test that names no known kernel family, or another one than its folder."""
+    test = metafunc.definition
+    named, folder = named_families(test), test.path.parent.name
+    known = [folder] if folder in FAMILIES else list(FAMILIES)
+    if not named or not all(family in known for family in named):
+        raise pytest.Collector.CollectError(
+            f"{test.nodeid}: mark the kernel family with pytest.mark.family, one of {known}; got {named}"
+        )
+
+
+_previous_family = [""]
 
 
 @pytest.fixture(autouse=True)
-def kernels(request, monkeypatch):
-    """A test_hopper*.py is of the Hopper kernels and every other file of those that every GPU runs, whatever the
-    device and the environment prefer. A test of both is parametrised with this fixture (``indirect``)."""
-    own = "hopper" if "hopper" in request.module.__name__ else "portable"
-    chosen = getattr(request, "param", own)
-    if _planned_for[0] != chosen:  # plans are made for the kernels that a call finds
+def family(request, monkeypatch):
+    """Select the kernel family that the test names, whatever the GPU and the environment prefer.
+
+    The family is the argument of the mark ``family``. A test of several families is parametrized with this fixture
+    (``indirect``); it skips on a GPU that cannot run the family.
+    """
+    chosen = getattr(request, "param", None) or request.node.get_closest_marker("family").args[0]
+    if _previous_family[0] != chosen:  # cached plans fit the kernels that planned them
         spattn.clear_plan_cache()
-        _planned_for[0] = chosen
-    monkeypatch.setenv("SPATTN_CUDA_KERNEL", {"hopper": "auto", "portable": "portable"}[chosen])
-    if chosen != own == "portable":
+        _previous_family[0] = chosen
+    monkeypatch.setenv("SPATTN_CUDA_KERNEL", FAMILIES[chosen])
+    if hasattr(request, "param") and chosen == "sm90":
         request.getfixturevalue("hopper_kernels")
     return chosen
 
 
 @pytest.fixture
 def hopper_kernels(monkeypatch):
-    """Skips elsewhere, and fails a test whose call silently went to the portable kernels: it returns the function that
-    they took the place of."""
+    """Skip unless the GPU runs the sm90 kernels, and fail a test whose call falls back to the portable kernels.
+
+    Returns the replaced ``portable.forward``.
+    """
     if device.get().capability != (9, 0):
         pytest.skip("needs a GPU of compute capability 9.0")
     original = portable.forward
@@ -79,14 +109,14 @@ def hopper_kernels(monkeypatch):
 
 
 class Card:
-    """An H200 that answers what planning asks."""
+    """The attributes of an H200 that the planner reads."""
 
     name, capability, sm_count, shared_bytes, ordinal = "Card", (9, 0), 132, 227 << 10, 0
 
 
 @pytest.fixture
 def card(monkeypatch):
-    """Plans are for a GPU that is not there."""
+    """Plan for the GPU `Card`; no real GPU is needed."""
     own = Card()
     monkeypatch.setattr(device, "get", lambda ordinal=None: own)
     spattn.clear_plan_cache()
@@ -95,7 +125,7 @@ def card(monkeypatch):
 
 @pytest.fixture
 def tensor_maps(monkeypatch):
-    """Stands in for libcuda: a tensor map holds the address that it was made for, again and again."""
+    """Replace libcuda: an encoded tensor map is its address, repeated to 128 bytes."""
 
     class Driver:
         def cuTensorMapEncodeTiled(self, target, dtype, rank, address, *shape):
@@ -111,7 +141,7 @@ def tensor_maps(monkeypatch):
 
 @pytest.fixture
 def assert_alike():
-    """Asserts that results have NaN and infinities in the same places and are a few roundings apart elsewhere."""
+    """``assert_alike(results, expected)``: the same NaN and infinities, other values within 2 %."""
 
     def check(results, expected):
         for one, other in zip(results, expected, strict=True):
@@ -122,7 +152,7 @@ def assert_alike():
 
 @pytest.fixture
 def portable_allowed(hopper_kernels, monkeypatch):
-    """The calls that the portable kernels took over."""
+    """Allow the fallback to the portable kernels; returns the list of the calls that took it."""
     calls = []
     monkeypatch.setattr(portable, "forward", lambda call: (calls.append(call), hopper_kernels(call)))
     return calls
@@ -130,7 +160,7 @@ def portable_allowed(hopper_kernels, monkeypatch):
 
 @pytest.fixture(params=PROBLEMS)
 def problem(request):
-    """(pattern, q_len, kv_len): each of the problems, or those that a test names with ``indirect=True``."""
+    """(pattern, q_len, kv_len): each of `PROBLEMS`, or those that a test names with ``indirect=True``."""
     return PROBLEMS[request.param]
 
 
@@ -145,7 +175,7 @@ def cupy():
 
 
 def on_gpu(x: np.ndarray, kind: str):
-    """A NumPy array as an array of another library: in device memory, or where it is for "numpy" and "torch-cpu"."""
+    """Convert a NumPy array to another library, in device memory; "numpy" and "torch-cpu" stay on the host."""
     library = kind.removesuffix("-cpu")
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
@@ -166,19 +196,19 @@ def on_gpu(x: np.ndarray, kind: str):
 
 @pytest.fixture
 def arrays():
-    """``arrays(kind)`` makes an array of that kind of NumPy's: see `on_gpu`."""
+    """``arrays(kind)(x)`` converts the NumPy array ``x`` by `on_gpu`."""
     return lambda kind: lambda x: on_gpu(x, kind)
 
 
 @pytest.fixture
 def attend():
-    """``attend(kind)`` is a forward pass over NumPy arrays that runs on the GPU through arrays of that kind."""
+    """``attend(kind)``: a forward pass from NumPy to NumPy that runs on the GPU with arrays of that library."""
 
     def of_kind(kind: str):
         def forward(q, k, v, pattern, scale=None):
             q, k, v = (on_gpu(x, kind) for x in (q, k, v))
             scale = q.shape[3] ** -0.5 if scale is None else scale
-            out, lse = cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), scale)
+            out, lse = cuda.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend="cuda"), scale)
             assert kind_of(out) is kind_of(lse) is kind_of(q)
             assert kind_of(out).device(out) == kind_of(q).device(q)
             return to_host(out), to_host(lse)
@@ -190,15 +220,17 @@ def attend():
 
 @pytest.fixture
 def check_gradients():
-    """``check_gradients(pattern, q, k, v)`` holds a backward pass on the GPU, through arrays of each kind, against the
-    oracle; a second one must have the same bits."""
+    """``check_gradients(pattern, q, k, v)`` compares the GPU's gradients with the reference for arrays of each library.
+
+    A second backward pass must have the same bits.
+    """
 
     def run(pattern, q, k, v, scale=None, *, kinds=("numpy",), with_dlse=True, made=None):
         expectation = GradientExpectation(pattern, q, k, v, scale, with_dlse=with_dlse)
         for kind in kinds:
             dout, *operands = (on_gpu(x, kind) for x in (expectation.dout, q, k, v))
             dlse = on_gpu(expectation.dlse, kind) if with_dlse else None
-            own = spattn.plan(pattern, backend="cuda", like=operands) if made is None else made
+            own = spattn.plan_for(pattern, *operands, backend="cuda") if made is None else made
             out, lse = spattn.attention(*operands, own, scale=scale, return_lse=True, backend="cuda")
             arguments = dout, *operands, out, lse, own
             got = spattn.attention_backward(*arguments, dlse=dlse, scale=scale, backend="cuda")
@@ -213,7 +245,7 @@ def check_gradients():
 
 @pytest.fixture
 def check(attend):
-    """``check(pattern, q, k, v)`` holds the GPU's results, through arrays of each kind, against the oracle."""
+    """``check(pattern, q, k, v)`` compares the GPU's results with the reference for arrays of each library."""
 
     def run(pattern, q, k, v, scale=None, *, kinds=("numpy",), forward=None):
         expectation = Expectation(pattern, q, k, v, scale)

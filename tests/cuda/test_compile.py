@@ -23,13 +23,14 @@ from spattn.cuda.portable_backward import variants as backward_variants
 
 NVCC = compile.find_nvcc()
 SPILLS = ("LDL", "STL")  # what they load or store may belong to the line after
-pytestmark = pytest.mark.skipif(NVCC is None, reason="nvcc was not found")
+pytestmark = [pytest.mark.family("sm80"), pytest.mark.skipif(NVCC is None, reason="nvcc was not found")]
 
 # Those that need most registers, on several architectures: compiling all of them would take minutes.
 TARGETS = [("sm_80", "bfloat16", 128), ("sm_80", "float32", 128)]
 TARGETS += [("sm_90", "float16", 256), ("sm_90", "float64", 64)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "dtype", "head_dim"), TARGETS)
 def test_registers(tmp_path, arch, dtype, head_dim):
     """Every kernel stays within 255 registers a thread and 227 KiB of shared memory, and spills next to nothing."""
@@ -64,6 +65,7 @@ def threads(row):
     return 128 * (row.rows // 64 + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", builds.TABLE, ids=lambda row: f"{row.rows} {row.head_dim} {row.most_keys}")
 def test_hopper(tmp_path, row):
     """The threads of an SM share 65536 registers; the loop over full tiles knows no masks."""
@@ -77,6 +79,7 @@ def test_hopper(tmp_path, row):
     check_masks_are_skipped(tmp_path / "kernel.cubin", row.step_kv // 2, spills=row.head_dim > 128)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", builds.TABLE, ids=lambda row: f"{row.rows} {row.head_dim} {row.most_keys}")
 def test_hopper_groups(tmp_path, row):
     """Several problems take no more registers: their numbers and scales are in uniform ones."""
@@ -179,11 +182,11 @@ STRUCTS |= {
 }
 
 
-@pytest.mark.parametrize("family", STRUCTS)
-def test_structs(tmp_path, family):
+@pytest.mark.parametrize("structs", STRUCTS)
+def test_structs(tmp_path, structs):
     """The structs of params.cuh are those that the host packs; each field that lies elsewhere is named."""
-    own, arch, defines = STRUCTS[family]
-    source = f"{family.split(',')[0]}/params.cuh"
+    own, arch, defines = STRUCTS[structs]
+    source = f"{structs.split(',')[0]}/params.cuh"
     done = nvcc(compile.translation_unit(source, own), arch, defines, tmp_path / "same.cubin")
     assert done.returncode == 0, done.stderr
     moved = {name: np.dtype([("pad", "i8"), *fields(dtype)])[list(dtype.names)] for name, dtype in own.items()}

@@ -9,7 +9,7 @@ from spattn import cuda, patterns
 from spattn.cuda.driver import launch
 from spattn.testing import inputs
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]
 
 # name: (pattern, batch, heads, tokens, launches by the portable kernels, by the Hopper kernels)
 GROUPED = {
@@ -17,7 +17,7 @@ GROUPED = {
     "batch entries": (patterns.Documents(((100, 150), (30, 40, 180))), 2, 8, 250, 1, 1),
     # Shared rows: a merge kernel; on Hopper also the items that join two sources themselves.
     "heads, shared rows": (
-        patterns.PerHead((patterns.Strided(12), patterns.Longformer(64, global_tokens=(0, 5)), patterns.Causal())),
+        patterns.PerHead((patterns.strided(12), patterns.longformer(64, global_tokens=(0, 5)), patterns.Causal())),
         5,
         3,
         300,
@@ -40,10 +40,10 @@ def launches(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("kernels", ["portable", "hopper"], indirect=True)
+@pytest.mark.parametrize("family", ["sm80", "sm90"], indirect=True)
 @pytest.mark.parametrize("case", GROUPED)
-def test_grouped_batch_is_one_launch(kernels, launches, case):
+def test_grouped_batch_is_one_launch(family, launches, case):
     pattern, batch, heads, tokens, portable, hopper = GROUPED[case]
     q, k, v = inputs(batch, heads, heads, tokens, tokens, 64, dtype="bfloat16")
-    cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), 0.125)
-    assert len(launches) == {"portable": portable, "hopper": hopper}[kernels]
+    cuda.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend="cuda"), 0.125)
+    assert len(launches) == {"sm80": portable, "sm90": hopper}[family]

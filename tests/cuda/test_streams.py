@@ -10,20 +10,20 @@ import pytest
 import spattn
 from spattn import cuda, patterns
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]
 
-PATTERN = patterns.Longformer(64, global_tokens=3)
+PATTERN = patterns.longformer(64, global_tokens=3)
 DELAY = 400_000_000  # clock cycles, about 0.2 s
 
 
 def run(q, k, v):
-    return cuda.forward(q, k, v, spattn.plan(PATTERN, backend="cuda", like=(q, k, v)), 0.125)
+    return cuda.forward(q, k, v, spattn.plan_for(PATTERN, q, k, v, backend="cuda"), 0.125)
 
 
 @pytest.mark.parametrize(
-    ("kernels", "dtype"),
-    [("portable", "bfloat16"), ("portable", "float32"), ("hopper", "bfloat16")],
-    indirect=["kernels"],
+    ("family", "dtype"),
+    [("sm80", "bfloat16"), ("sm80", "float32"), ("sm90", "bfloat16")],
+    indirect=["family"],
 )
 def test_fault_24_torch_stream(torch, dtype):
     """Inputs still being written on a side stream are waited for there, and the host does not wait."""
@@ -42,8 +42,8 @@ def test_fault_24_torch_stream(torch, dtype):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("kernels", ["hopper"], indirect=True)
-@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.Longformer(256, global_tokens=9)], ids=str)
+@pytest.mark.parametrize("family", ["sm90"], indirect=True)
+@pytest.mark.parametrize("pattern", [patterns.Causal(), patterns.longformer(256, global_tokens=9)], ids=str)
 def test_calls_that_read_what_others_write(torch, pattern):
     """Calls of a chain start before those before them have ended, and wait for what they read and overwrite."""
 
@@ -65,7 +65,7 @@ def test_calls_that_read_what_others_write(torch, pattern):
         assert torch.equal(captured, expected)
 
 
-@pytest.mark.parametrize("kernels", ["portable", "hopper"], indirect=True)
+@pytest.mark.parametrize("family", ["sm80", "sm90"], indirect=True)
 def test_workspace_follows_the_stream(torch):
     """Calls on two streams at once do not share a workspace."""
     values = torch.randn(8, 3, 1, 4, 700, 64, device="cuda", dtype=torch.bfloat16)
@@ -81,7 +81,7 @@ def test_workspace_follows_the_stream(torch):
         assert all(torch.equal(a, b) for a, b in zip(pair, other, strict=True))
 
 
-@pytest.mark.parametrize(("kernels", "dtype"), [("portable", "float32"), ("hopper", "float16")], indirect=["kernels"])
+@pytest.mark.parametrize(("family", "dtype"), [("sm80", "float32"), ("sm90", "float16")], indirect=["family"])
 def test_fault_24_cupy_stream(cupy, dtype):
     values = cupy.random.standard_normal((3, 1, 4, 500, 64), dtype=np.float32).astype(dtype)
     expected = run(*values)
@@ -106,11 +106,11 @@ def test_fault_24_cupy_stream(cupy, dtype):
         assert cupy.array_equal(a, b)
 
 
-@pytest.mark.parametrize("kernels", ["portable", "hopper"], indirect=True)
+@pytest.mark.parametrize("family", ["sm80", "sm90"], indirect=True)
 def test_graph_capture(torch):
     """A call with a warm plan and a warm kernel can be captured and replayed."""
     q, k, v = torch.randn(3, 1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
-    plan = spattn.plan(PATTERN, backend="cuda", like=(q, k, v))
+    plan = spattn.plan_for(PATTERN, q, k, v, backend="cuda")
     cuda.forward(q, k, v, plan, 0.125)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -121,11 +121,11 @@ def test_graph_capture(torch):
     assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
 
 
-@pytest.mark.parametrize("kernels", ["portable", "hopper"], indirect=True)
+@pytest.mark.parametrize("family", ["sm80", "sm90"], indirect=True)
 def test_captured_calls_and_plans_that_are_dropped(torch):
     """A graph keeps what it reads, and its capture does not mind what Python frees meanwhile."""
     q, k, v, dout = torch.randn(4, 1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
-    others = [patterns.Strided(stride) for stride in range(2, 12)]
+    others = [patterns.strided(stride) for stride in range(2, 12)]
 
     def both(pattern):
         out, lse = spattn.attention(q, k, v, pattern, return_lse=True)
@@ -152,7 +152,7 @@ def test_captured_calls_and_plans_that_are_dropped(torch):
     assert all(map(torch.equal, before, both(PATTERN))) and torch.equal(after, q + 1)
 
 
-@pytest.mark.parametrize("kernels", ["portable", "hopper"], indirect=True)
+@pytest.mark.parametrize("family", ["sm80", "sm90"], indirect=True)
 def test_fault_23_other_device(torch):
     """Arrays of cuda:1 are worked on there while cuda:0 is current, and cuda:0 stays current."""
     if torch.cuda.device_count() < 2:

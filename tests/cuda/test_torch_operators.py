@@ -7,14 +7,14 @@ import pytest
 import spattn
 from spattn import patterns
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.family("sm80"), pytest.mark.gpu]
 
-PATTERN = patterns.Longformer(64, global_tokens=3)
+PATTERN = patterns.longformer(64, global_tokens=3)
 DELAY = 400_000_000  # clock cycles, about 0.2 s
 BOTH = pytest.mark.parametrize(
-    ("kernels", "dtype"),
-    [("portable", "float32"), ("portable", "bfloat16"), ("hopper", "bfloat16")],
-    indirect=["kernels"],
+    ("family", "dtype"),
+    [("sm80", "float32"), ("sm80", "bfloat16"), ("sm90", "bfloat16")],
+    indirect=["family"],
 )
 
 
@@ -124,7 +124,7 @@ def test_graphs_of_the_compiler(torch, dtype):
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("kernels", ["portable", "hopper"], indirect=True)
+@pytest.mark.parametrize("family", ["sm80", "sm90"], indirect=True)
 def test_layer(torch, compiled):
     """With padding, under autocast: as on the CPU."""
     from spattn.torch import SparseAttention

@@ -23,7 +23,7 @@ from spattn.testing import DTYPES, inputs, random
 _NO_ACCESS = 0  # PROT_NONE, which mmap does not have
 LENGTHS = [(1, 1), (1, 67), (17, 31), (49, 65), (97, 193), (3, 2051)]  # the last one has pieces and merges
 HEAD_DIMS = [(1, 1), (3, 5), (15, 17), (33, 31), (63, 65), (128, 101), (255, 256)]
-PATTERNS = [patterns.Causal(), patterns.DilatedWindow(3, 3, 4), patterns.Longformer(8, global_tokens=1)]
+PATTERNS = [patterns.Causal(), patterns.DilatedWindow(3, 3, 4), patterns.longformer(8, global_tokens=1)]
 LAYOUTS = {
     "rows": lambda x, copy: copy(x),
     "reversed": lambda x, copy: copy(x[:, :, ::-1, ::-1])[:, :, ::-1, ::-1],
@@ -90,7 +90,7 @@ def results(isa, plan, dlse, dout, q, k, v) -> list[np.ndarray]:
 
 def check(isa, side, arrays, pattern) -> None:
     """The same bits as from ordinary memory, in every layout."""
-    plan, q = spattn.plan(pattern, backend="cpu", like=arrays[1:]), arrays[1]
+    plan, q = spattn.plan_for(pattern, *arrays[1:], backend="cpu"), arrays[1]
     dlse = random(q.shape[:3], np.promote_types(q.dtype, np.float32), seed=8)
     expected = results(isa, plan, dlse, *arrays)
     dlse = copy_beside(dlse, side)

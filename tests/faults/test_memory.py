@@ -152,7 +152,7 @@ def test_fault_21_long_sequences_need_no_square():
     assert plan.nbytes < 64 << 20 and plan.nnz == (1 << 20) * 513 - 256 * 257
 
 
-PATTERNS = [p.Full(), p.Causal(), p.SlidingWindow(64), p.Longformer(64, global_tokens=16), p.Strided(64), p.BigBird(16)]
+PATTERNS = [p.Full(), p.Causal(), p.SlidingWindow(64), p.longformer(64, global_tokens=16), p.strided(64), p.BigBird(16)]
 
 
 def extra_bytes(call) -> int:
@@ -190,7 +190,7 @@ def test_memory_of_a_call_grows_with_the_length_only(heads, pattern, dtype):
 
 def test_workspaces_are_kept_within_a_limit():
     q, k, v = inputs(1, 8, 8, 2048, 2048, 64)
-    call = partial(spattn.attention, q, k, v, p.Strided(64), return_lse=True, backend="cpu")
+    call = partial(spattn.attention, q, k, v, p.strided(64), return_lse=True, backend="cpu")
     first = extra_bytes(call)
     results = call()
     tracemalloc.start()
@@ -200,7 +200,7 @@ def test_workspaces_are_kept_within_a_limit():
     assert peak < first / 100
     assert all((a == b).all() for a, b in zip(results, again, strict=True))
     for length in range(2048, 4096, 256):
-        spattn.attention(*inputs(1, 8, 8, length, length, 64), p.Strided(64), backend="cpu")
+        spattn.attention(*inputs(1, 8, 8, length, length, 64), p.strided(64), backend="cpu")
         kept = sum(size * len(same) for size, same in _workspace._kept.items())
         assert 0 < kept <= 64 << 20
 
@@ -208,9 +208,9 @@ def test_workspaces_are_kept_within_a_limit():
 def test_workspaces_of_calls_at_the_same_time():
     """Every call works in memory of its own."""
     q, k, v = inputs(1, 4, 4, 1024, 1024, 32)
-    expected = spattn.attention(q, k, v, p.Strided(32), backend="cpu")
+    expected = spattn.attention(q, k, v, p.strided(32), backend="cpu")
     with ThreadPoolExecutor(8) as pool:
-        calls = [pool.submit(spattn.attention, q, k, v, p.Strided(32), backend="cpu") for _ in range(64)]
+        calls = [pool.submit(spattn.attention, q, k, v, p.strided(32), backend="cpu") for _ in range(64)]
     assert all((each.result() == expected).all() for each in calls)
 
 

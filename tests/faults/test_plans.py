@@ -37,7 +37,7 @@ def test_fault_17_plan_for_another_number_of_heads():
 
 def good_plan():
     """A plan with two components, merges, and full, partial and ragged tiles."""
-    return spattn.plan(p.Longformer(20, global_tokens=(0, 150)), 300, tile=(64, 64), workers=64)
+    return spattn.plan(p.longformer(20, global_tokens=(0, 150)), 300, tiling=spattn.Tiling(tile=(64, 64), workers=64))
 
 
 def broken_plans():

@@ -25,8 +25,8 @@ def digest():
     found = hashlib.sha256()
     q, k, v = inputs(1, 2, 1, 700, 700, 32)
     for isa in cpu.instruction_sets():
-        for pattern in (p.Causal(), p.Longformer(100, global_tokens=(0, 333)), p.Strided(50)):
-            for x in cpu.forward(q, k, v, spattn.plan(pattern, backend="cpu", like=(q, k, v)), 0.2, isa=isa):
+        for pattern in (p.Causal(), p.longformer(100, global_tokens=(0, 333)), p.strided(50)):
+            for x in cpu.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend="cpu"), 0.2, isa=isa):
                 found.update(x.tobytes())
     return found.hexdigest()
 """
@@ -45,7 +45,7 @@ def digest():
 
 def test_fault_31_two_threads_of_a_hundred_calls():
     q, k, v = inputs(1, 2, 2, 200, 200, 16)
-    made = [p.Causal(), p.SlidingWindow(30), p.Longformer(20, global_tokens=3)]
+    made = [p.Causal(), p.SlidingWindow(30), p.longformer(20, global_tokens=3)]
     expected = [spattn.attention(q, k, v, pattern) for pattern in made]
     wrong = []
 
@@ -68,14 +68,14 @@ def test_fault_31_threads_that_plan_the_same_pattern_at_once():
 
     def work():
         barrier.wait()
-        plans.append(spattn.plan(p.Strided(37), 3000))
+        plans.append(spattn.plan(p.strided(37), 3000))
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(120)
-    assert len(plans) == 4 and all(plan is spattn.plan(p.Strided(37), 3000) for plan in plans)
+    assert len(plans) == 4 and all(plan is spattn.plan(p.strided(37), 3000) for plan in plans)
 
 
 FORK = """
@@ -98,6 +98,7 @@ def test_fault_32_fork_after_openmp(python, digest, first):
     assert python(source, OMP_NUM_THREADS="4") == f"{{'{digest}'}}\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ["torch first", "spattn first", "scipy first"])
 def test_fault_33_two_openmp_runtimes(python, digest, order):
     other = "scipy.linalg" if order == "scipy first" else "torch"
@@ -125,6 +126,7 @@ if __name__ == "__main__":
     assert python(source, PYTHONPATH=path) == f"{{'{digest}'}}\n"
 
 
+@pytest.mark.slow
 def test_fault_34_inside_a_data_loader(python, digest):
     pytest.importorskip("torch")
     source = (

@@ -12,7 +12,7 @@ from spattn.testing import inputs, random
 
 q, k, v = inputs(1, 4, 2, 300, 300, 32)
 dout = random(q.shape, seed=1)
-plan = spattn.plan(p.Longformer(50, global_tokens=(0, 111)), backend="cpu", like=(q, k, v))
+plan = spattn.plan_for(p.longformer(50, global_tokens=(0, 111)), q, k, v, backend="cpu")
 
 def results(isa):
     out, lse = cpu.forward(q, k, v, plan, 0.2, isa=isa)
@@ -92,15 +92,15 @@ def threads_alive():
 cpu._core.team_size = int  # whether cores are occupied or not
 before = threads_alive()
 for sizes, pattern in (
-    ((1, 2, 1, 400, 400), p.Longformer(60, global_tokens=(0, 333))),  # long lists, short lists, and merges of both
+    ((1, 2, 1, 400, 400), p.longformer(60, global_tokens=(0, 333))),  # long lists, short lists, and merges of both
     ((2, 4, 2, 1, 5000), p.Full()),  # decoding: pieces of one list
-    ((1, 6, 2, 3, 3000), p.Strided(64)),  # few queries, heads of a group together
+    ((1, 6, 2, 3, 3000), p.strided(64)),  # few queries, heads of a group together
     ((1, 1, 1, 70, 4000), p.Causal()),
     ((1, 4, 4, 300, 300), p.Documents((100, 150, 50)) & p.Causal()),
 ):
     for dtype in DTYPES:
         q, k, v = inputs(*sizes, 32, dtype=dtype)
-        plan = spattn.plan(pattern, backend="cpu", like=(q, k, v))
+        plan = spattn.plan_for(pattern, q, k, v, backend="cpu")
         found = hashlib.sha256(plan.work.tobytes() + plan.merge_sources.tobytes())
         for isa in cpu.instruction_sets():
             out, lse = cpu.forward(q, k, v, plan, 0.2, isa=isa)
@@ -119,6 +119,7 @@ def one_thread():
     return {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [2, 3, 7])
 def test_fault_36_both_passes_on_any_number_of_threads(python, one_thread, threads):
     """Plans, merges, decoding and gradients, in every dtype and on every instruction set."""

@@ -1,11 +1,11 @@
-"""Tests of spattn.transformers; a folder of that name would be imported in place of the library."""
+"""Fixtures of the spattn.transformers tests. A folder named `transformers` would shadow the library."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
 def registered():
-    """spattn is registered; models this small are quicker on one thread."""
+    """Register spattn, and use one thread, the fastest choice for models this small."""
     torch = pytest.importorskip("torch")
     hf = pytest.importorskip("transformers")
     pytest.importorskip("spattn.transformers").register()

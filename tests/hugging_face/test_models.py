@@ -5,7 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from spattn.demo import DemoUnavailable, layers, model, text  # noqa: E402
+from sentence_encoder import layers, model, text  # noqa: E402
+from sentence_encoder.model import DemoUnavailable  # noqa: E402
 
 from . import models  # noqa: E402
 
@@ -90,6 +91,7 @@ def test_training_step(checkpointing, tokens):
         torch.testing.assert_close(mine.grad, theirs.grad, **CLOSE)
 
 
+@pytest.mark.slow
 def test_compiled_model(tokens):
     """With a break of the graph at masks and at attention; other padding is not taken for the first one's."""
     _, ours = models.pair(models.DECODERS["mistral"])

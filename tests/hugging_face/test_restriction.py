@@ -1,7 +1,5 @@
 """``config.spattn_pattern``: pairs that the model's mask and the pattern allow, by positions in each sequence."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,7 @@ pytest.importorskip("transformers")
 
 from transformers import BertConfig, BertModel, DynamicCache  # noqa: E402
 
-from spattn.patterns import BlockLocal, Causal, PerHead, Sinks, SlidingWindow, Strided  # noqa: E402
+from spattn.patterns import BlockLocal, Causal, PerHead, Sinks, SlidingWindow, strided  # noqa: E402
 
 from . import models  # noqa: E402
 
@@ -29,7 +27,7 @@ def tokens():
     return torch.randint(2, models.VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize("pattern", [SlidingWindow(4, 2), Strided(4), PerHead((Causal(), SINKS))])
+@pytest.mark.parametrize("pattern", [SlidingWindow(4, 2), strided(4), PerHead((Causal(), SINKS))])
 def test_as_a_mask(pattern, tokens):
     """The same pairs as a mask of four axes, which eager attention adds."""
     eager, ours = models.pair(models.ENCODERS["bert"])
@@ -51,7 +49,7 @@ def test_as_a_mask(pattern, tokens):
 
 def test_as_json(tokens, tmp_path):
     """Which a saved configuration keeps."""
-    pattern = json.dumps(SlidingWindow(2).to_dict())
+    pattern = SlidingWindow(2).to_json()
     ours = restricted("bert", pattern)
     ours.save_pretrained(tmp_path)
     again = BertModel.from_pretrained(tmp_path, attn_implementation="spattn").eval()

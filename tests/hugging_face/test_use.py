@@ -7,7 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 hf = pytest.importorskip("transformers")
 
-from spattn.patterns import BlockLocal, Full, Sinks, SlidingWindow, from_mask_mod  # noqa: E402
+from spattn.patterns import BlockLocal, Full, Sinks, SlidingWindow  # noqa: E402
+from spattn.patterns.interop import from_mask_mod  # noqa: E402
 from spattn.transformers import use  # noqa: E402
 from spattn.transformers._functions import NoWindow  # noqa: E402
 from spattn.transformers._mask import pattern_mask  # noqa: E402

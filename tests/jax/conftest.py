@@ -1,4 +1,4 @@
-"""Programs with JAX run in a process of their own: JAX starts threads, which tests that fork must not have."""
+"""JAX programs run in their own process: JAX starts threads, and other tests fork."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ jax.config.update("jax_enable_x64", True)
 WINDOW = patterns.SlidingWindow(9, 3)
 
 def problem(batch=2, dtype="float32", seed=0, **sizes):
-    '''NumPy's q, k, v, dout and dlse; what spattn makes of them with NumPy: out, lse, and dq, dk, dv.'''
+    '''NumPy arrays: (q, k, v), (dout, dlse).'''
     sizes = dict(q_len=50, kv_len=70, head_dim=16, head_dim_v=24) | sizes
     given = inputs(batch, 4, 2, dtype=dtype, seed=seed, **sizes)
     expectation = GradientExpectation(patterns.Full(), *given, with_dlse=True, seed=seed)
@@ -33,7 +33,7 @@ def attend(*operands, pattern=WINDOW, **options):
     return spattn.jax.attention(*operands, pattern, return_lse=True, **options)
 
 def both(function, given, upstream):
-    '''The function's results and its gradients.'''
+    '''The results of a function and its vector-Jacobian products.'''
     results, back = jax.vjp(function, *map(jnp.asarray, given))
     return results, back(tuple(map(jnp.asarray, upstream)))
 
@@ -56,6 +56,6 @@ def refused(error, message, call):
 
 @pytest.fixture
 def program(python):
-    """Runs a program that may use the names above."""
+    """``program(source, **environment) -> stdout``; the source may use the names that SETUP defines."""
     pytest.importorskip("jax", reason="pip install jax")
     return lambda source, **environment: python(SETUP + source, **({"JAX_PLATFORMS": "cpu"} | environment))

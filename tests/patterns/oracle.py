@@ -21,7 +21,7 @@ def allowed(pattern, i: int, j: int, q_len: int, kv_len: int) -> bool:
         return clusters(pattern, i, j, q_len, kv_len)
     if isinstance(pattern, p.CSR):
         return 0 <= i < q_len and j in pattern.indices[pattern.indptr[i] : pattern.indptr[i + 1]]
-    if isinstance(pattern, p.RowRuns):
+    if isinstance(pattern, p.authoring.RowRuns):
         return 0 <= i < q_len and any(j in keys for keys in row_runs(pattern, i))
     return RULES[type(pattern)](pattern, i + kv_len - q_len, j, kv_len)
 
@@ -270,12 +270,12 @@ def deepspeed_local(x, r, c, n):
 
 ds = p.deepspeed
 LAYOUTS = {
-    ds.Dense: lambda x, r, c, n: True,
-    ds.Fixed: deepspeed_fixed,
-    ds.Variable: deepspeed_variable,
-    ds.BigBird: deepspeed_bigbird,
-    ds.BSLongformer: deepspeed_bslongformer,
-    ds.LocalSlidingWindow: deepspeed_local,
+    ds.dense: lambda x, r, c, n: True,
+    ds.fixed: deepspeed_fixed,
+    ds.variable: deepspeed_variable,
+    ds.bigbird: deepspeed_bigbird,
+    ds.bslongformer: deepspeed_bslongformer,
+    ds.local_sliding_window: deepspeed_local,
 }
 RULES = {
     p.Full: lambda x, q, k, n: True,
@@ -289,19 +289,19 @@ RULES = {
     p.Columns: lambda x, q, k, n: k % x.period in range(x.start, x.stop),
     p.Documents: documents,
     p.PeriodicWindow: periodic_window,
-    p.PrefixLM: lambda x, q, k, n: k < x.prefix or k <= q,
+    p.prefix_lm: lambda x, q, k, n: k < x.prefix or k <= q,
     p.VerticalSlash: lambda x, q, k, n: (k in x.columns or q - k in x.diagonals) and k <= q,
     p.ColumnIntervals: column_intervals,
     p.Mask: masked,
     p.BlockLayout: block_layout,
     p.KeyBlocks: key_blocks,
     p.KeyPadding: lambda x, q, k, n: bool(x.valid.reshape(-1)[k]),
-    p.Strided: lambda x, q, k, n: k <= q and (q - k < x.stride or (q - k) % x.stride == 0),
-    p.Fixed: lambda x, q, k, n: k <= q and (k // x.block == q // x.block or k % x.block >= x.block - x.summary),
-    p.Longformer: longformer,
+    p.strided: lambda x, q, k, n: k <= q and (q - k < x.stride or (q - k) % x.stride == 0),
+    p.fixed: lambda x, q, k, n: k <= q and (k // x.block == q // x.block or k % x.block >= x.block - x.summary),
+    p.longformer: longformer,
     p.BigBird: bigbird,
-    p.Axial: axial,
-    p.Windowed: windowed,
+    p.axial: axial,
+    p.windowed: windowed,
     p.Neighborhood: neighborhood,
     p.QueriesAt: queries_at,
     p.Prefix: prefix,
@@ -309,6 +309,6 @@ RULES = {
     p.Clusters: None,
     p.RowIntervals: None,  # by the row, as allowed() says
     p.CSR: None,  # likewise
-    p.RowRuns: None,  # likewise
+    p.authoring.RowRuns: None,  # likewise
     **dict.fromkeys(LAYOUTS, deepspeed),
 }

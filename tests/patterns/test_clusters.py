@@ -44,4 +44,4 @@ def test_rows_come_from_elsewhere_or_are_not_there():
 
 def test_text_makes_the_same():
     for pattern in (p.Clusters([0, 1, 0]), p.Clusters([[0, 1]], [[1, 0, 1]])):
-        assert p.from_text(pattern.text()) == pattern
+        assert p.from_json(pattern.to_json()) == pattern

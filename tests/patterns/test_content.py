@@ -13,8 +13,12 @@ from spattn import patterns as p
 from spattn.testing import check_pattern, inputs
 
 
+def from_data(data):
+    return p.from_json(json.dumps(data))
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Clusters(p.ByContent, p.Pattern):
+class Clusters(p.authoring.ByContent, p.Pattern):
     """Keys of the query's cluster, where they are near."""
 
     cluster: np.ndarray
@@ -22,7 +26,7 @@ class Clusters(p.ByContent, p.Pattern):
     name = "clusters_of_a_test"
 
     def allows(self, q, k):
-        return p.apply(self.of, q) == p.apply(self.of, k)
+        return p.authoring.apply(self.of, q) == p.authoring.apply(self.of, k)
 
     def of(self, positions):
         return self.cluster[positions]
@@ -39,7 +43,7 @@ class Forgotten(p.Pattern):
 
 
 @dataclasses.dataclass(frozen=True)
-class EqualityForgotten(p.ByContent, p.Pattern):
+class EqualityForgotten(p.authoring.ByContent, p.Pattern):
     """Lets the dataclass compare it."""
 
     cluster: object
@@ -73,19 +77,21 @@ def test_array_of_torch_is_taken():
 
 
 def test_masked_array_is_refused():
-    with pytest.raises(TypeError, match="^cluster: expected a plain array, got a masked one"):
+    with pytest.raises(TypeError, match="^cluster: expected a plain array, got a masked array"):
         Clusters(np.ma.masked_array(NUMBERS))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "float32", "float64", "bool"])
 def test_keeps_every_promise(dtype):
-    p.register("clusters_of_a_test")(Clusters)
+    p.authoring.register("clusters_of_a_test")(Clusters)
     try:
         check_pattern(Clusters(NUMBERS.astype(dtype), np.linspace(0, 1, 7)), 40)
-        with pytest.raises(ValueError, match="^data: expected an array of"):
-            p.from_dict(json.loads(json.dumps(Clusters(np.array(["a"])).to_dict())))
+        with pytest.raises(
+            ValueError, match="^pattern: expected a registered class with parameters that JSON can hold"
+        ):
+            Clusters(np.array(["a"])).to_json()
     finally:
-        del p._registry._REGISTRY["clusters_of_a_test"]
+        del p.base.registry._REGISTRY["clusters_of_a_test"]
     q, k, v = inputs(1, 2, q_len=40, head_dim=8)
     expected = spattn.attention(q, k, v, NUMBERS.astype(dtype)[:, None] == NUMBERS.astype(dtype))
     assert np.array_equal(spattn.attention(q, k, v, Clusters(NUMBERS.astype(dtype))), expected)

@@ -1,7 +1,5 @@
 """Every pattern is what docs/patterns-definitions.rst says, and its hints say the same as its predicate."""
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -86,14 +84,14 @@ def test_definition(name, data):
     check(pattern, q_len, kv_len, oracle.mask(pattern, q_len, kv_len))
 
 
-@pytest.mark.parametrize("name", p.names())
+@pytest.mark.parametrize("name", p.registry.names())
 @SETTINGS
 @given(data=st.data())
 def test_hints_agree(name, data):
     pattern, q_len, kv_len = data.draw(of_one_head(name))
     check(pattern, q_len, kv_len, predicate(pattern.bind(q_len, kv_len), q_len, kv_len))
     check_runs(pattern, q_len, kv_len)
-    again = p.from_dict(json.loads(json.dumps(pattern.to_dict())))
+    again = p.from_json(pattern.to_json())
     assert again == pattern
     assert hash(again) == hash(pattern)
 
@@ -127,32 +125,32 @@ def test_composition(data):
     (pattern, rule), q_len, kv_len = data.draw(composed(2, drawn)), drawn.q_len, drawn.kv_len
     cells = [[rule(i, j, q_len, kv_len) for j in range(kv_len)] for i in range(q_len)]
     check(pattern, q_len, kv_len, np.array(cells, dtype=bool).reshape(q_len, kv_len))
-    assert p.from_dict(json.loads(json.dumps(pattern.to_dict()))) == pattern
+    assert p.from_json(pattern.to_json()) == pattern
 
 
-@pytest.mark.parametrize("name", p.names())
+@pytest.mark.parametrize("name", p.registry.names())
 def test_example(name):
-    pattern, q_len, kv_len = p.example(name)
-    assert p.get(name, **{k: v for k, v in vars(pattern).items() if not k.startswith("_")}) == pattern
+    pattern, q_len, kv_len = p.registry.example(name)
+    assert p.registry.get(name, **{k: v for k, v in vars(pattern).items() if not k.startswith("_")}) == pattern
     bound = pattern.at(0, 0).bind(q_len, kv_len)
     rows = pattern.index_set(q_len, kv_len)
     assert np.array_equal(rows.to_dense(), predicate(bound, q_len, kv_len))
     assert name in ("full", "deepspeed_dense") or 0 < rows.density < 1
 
 
-@pytest.mark.parametrize("name", sorted(p.gallery()))
+@pytest.mark.parametrize("name", sorted(p.show.gallery()))
 def test_gallery(name):
-    pattern, length = p.gallery()[name]
+    pattern, length = p.show.gallery()[name]
     check(pattern, length, length, predicate(pattern, length, length))
 
 
 def test_python_integers():
-    for pattern in (p.Causal(), ~p.Causal(), p.Full() - p.SlidingWindow(2), p.Longformer(4, global_tokens=(1, 9))):
+    for pattern in (p.Causal(), ~p.Causal(), p.Full() - p.SlidingWindow(2), p.longformer(4, global_tokens=(1, 9))):
         dense = pattern.index_set(12, 12).to_dense()
         assert all(bool(pattern.allows(i, j)) == dense[i, j] for i in range(12) for j in range(12))
 
 
-@pytest.mark.parametrize("name", p.names())
+@pytest.mark.parametrize("name", p.registry.names())
 @settings(SETTINGS, max_examples=10)
 @given(data=st.data())
 def test_translation_invariance_is_true(name, data):

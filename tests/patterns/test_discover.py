@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spattn import Tiling, plan
 from spattn import patterns as p
-from spattn import plan
 from spattn.patterns.discovery import _boxes as boxes
 from spattn.testing.strategies import cases
 
@@ -36,18 +36,18 @@ FOUND = {
     "far diagonal": (far(500), None),
     "dilated": (p.DilatedWindow(32, 20, 4), None),
     "stride": (p.Stride(16, 5), None),
-    "strided": (p.Strided(32), p.SlidingWindow(32, 0) | (p.Causal() & p.Stride(32))),
-    "fixed": (p.Fixed(32, 4), p.Causal() & (p.BlockLocal(32) | p.Columns(32, 28, 32))),
+    "strided": (p.strided(32), p.SlidingWindow(32, 0) | (p.Causal() & p.Stride(32))),
+    "fixed": (p.fixed(32, 4), p.Causal() & (p.BlockLocal(32) | p.Columns(32, 28, 32))),
     "columns": (p.Columns(32, 3, 7), None),
     "sinks": (p.Causal() & (p.SlidingWindow(64, 0) | p.Sinks(4)), p.SlidingWindow(64, 0) | (p.Causal() & p.Sinks(4))),
     "keys": (p.SlidingWindow(9) | p.GlobalTokens((5, 99, 200), queries=False), None),
     "queries": (p.SlidingWindow(9) | p.GlobalTokens((5, 99, 200), keys=False), None),
-    "longformer": (p.Longformer(64, global_tokens=(0, 1, 2)), p.SlidingWindow(32) | p.GlobalTokens(3)),
+    "longformer": (p.longformer(64, global_tokens=(0, 1, 2)), p.SlidingWindow(32) | p.GlobalTokens(3)),
     "spaced tokens": (p.SlidingWindow(32) | p.GlobalTokens((100, 300, 500, 700)), None),
     "documents": (p.Documents((300, 50, 600)), None),
     "causal documents": (p.Causal() & p.Documents((300, 50, 674)), None),
     "blocks": (p.BlockLocal(96), None),
-    "prefix": (p.PrefixLM(100), p.Causal() | p.Sinks(100)),
+    "prefix": (p.prefix_lm(100), p.Causal() | p.Sinks(100)),
     "diagonals": (p.VerticalSlash((), (0, 7, 90, 144, 300, 410)), None),
     "two dilations": (
         p.DilatedWindow(30, dilation=4) | p.SlidingWindow(10),
@@ -66,8 +66,8 @@ GRID = (32, 32)
 ON_GRIDS = {
     "neighbourhood": p.Neighborhood(GRID, 7),
     "dilated neighbourhood": p.Neighborhood(GRID, (5, 3), (3, 1), causal=(True, False)),
-    "axial": p.Axial((8, 8, 16), 1),
-    "windows": p.Windowed(GRID, 8, 4),
+    "axial": p.axial((8, 8, 16), 1),
+    "windows": p.windowed(GRID, 8, 4),
     "cut off": p.PerAxis(GRID, (p.SlidingWindow(3), p.SlidingWindow(2, 5))),
     "dilated and cut off": p.PerAxis(GRID, (p.DilatedWindow(3, dilation=4), p.SlidingWindow(3))),
     "global": p.GlobalTokens(4) | p.Neighborhood(GRID, 7),
@@ -116,10 +116,10 @@ def test_a_table_along_an_axis_that_is_no_window():
 TARGETS = {
     "window": p.SlidingWindow(128),
     "dilated": p.DilatedWindow(128, dilation=4),
-    "strided": p.Strided(64),
-    "fixed": p.Fixed(64, 8),
-    "wide summaries": p.Fixed(128, 32),
-    "longformer": p.Longformer(128, global_tokens=tuple(range(0, 4096, 256))),
+    "strided": p.strided(64),
+    "fixed": p.fixed(64, 8),
+    "wide summaries": p.fixed(128, 32),
+    "longformer": p.longformer(128, global_tokens=tuple(range(0, 4096, 256))),
     "bigbird": p.BigBird(64).at(0, 0),
     "neighbourhood": p.Neighborhood((64, 64), 13),
 }
@@ -184,7 +184,7 @@ def test_any_mask(mask, grid):
     found = p.discover(mask, shape if fits else None)
     assert np.array_equal(found.index_set(*mask.shape).to_dense(), mask)
     if 0 < mask.size <= 4000:
-        assert plan(found, *mask.shape, tile=(16, 64)).nnz == mask.sum()
+        assert plan(found, *mask.shape, tiling=Tiling(tile=(16, 64))).nnz == mask.sum()
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0), (1, 1), (1, 700), (700, 1), (3, 500), (500, 3)])
@@ -204,7 +204,7 @@ def test_noise_is_listed(pattern, share):
     """The regular part is what it was; what noise has taken away is excluded, what it has added is listed."""
     clean = bits(pattern)
     noisy = clean ^ (np.random.default_rng(0).random(clean.shape) < share)
-    missing, extra = (p.from_pairs(*np.nonzero(pairs), N, N) for pairs in (clean & ~noisy, noisy & ~clean))
+    missing, extra = (p.interop.from_pairs(*np.nonzero(pairs), N, N) for pairs in (clean & ~noisy, noisy & ~clean))
     assert p.discover(noisy) == (pattern - missing) | extra
 
 
@@ -224,14 +224,14 @@ def test_what_later_patterns_cover_is_not_there_twice():
 def every_kind(mask):
     """The same pairs, in all forms in which they may come."""
     scipy_sparse, torch = pytest.importorskip("scipy.sparse"), pytest.importorskip("torch")
-    pairs = p.from_pairs(*np.nonzero(mask), *mask.shape)
+    pairs = p.interop.from_pairs(*np.nonzero(mask), *mask.shape)
     yield from (mask, np.asfortranarray(mask), mask[::-1][::-1], p.Mask(mask), pairs, pairs.index_set(*mask.shape))
     yield from (scipy_sparse.csr_array(mask), scipy_sparse.coo_matrix(mask.astype(float)))
     yield from (torch.tensor(mask), torch.tensor(mask).to_sparse())
 
 
 def test_all_kinds_of_masks():
-    mask = bits(p.Longformer(32, global_tokens=3), 100, 300)
+    mask = bits(p.longformer(32, global_tokens=3), 100, 300)
     mask[50, 7] ^= True
     assert {p.discover(each) for each in every_kind(mask)} == {p.discover(mask)}
 

@@ -11,7 +11,7 @@ from spattn.patterns.show.draw import density_map
 
 def test_density_is_exact():
     rng = np.random.default_rng(0)
-    for pattern in (p.Causal(), p.Strided(7), p.Mask(rng.random((300, 700)) < 0.3)):
+    for pattern in (p.Causal(), p.strided(7), p.Mask(rng.random((300, 700)) < 0.3)):
         picture = density_map(pattern.index_set(300, 700))
         dense = pattern.index_set(300, 700).to_dense()
         assert picture.shape == (100, 234)
@@ -20,7 +20,7 @@ def test_density_is_exact():
 
 
 def test_small_picture_is_the_pattern():
-    pattern = p.Longformer(8, global_tokens=2)
+    pattern = p.longformer(8, global_tokens=2)
     assert np.array_equal(density_map(pattern.index_set(40, 40)), pattern.index_set(40, 40).to_dense())
 
 
@@ -28,7 +28,7 @@ def test_small_picture_is_the_pattern():
 def test_draw(q_len, kv_len):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
-    axes = p.draw(p.Causal(), q_len, kv_len, title="causal")
+    axes = p.show.draw(p.Causal(), q_len, kv_len, title="causal")
     axes.figure.canvas.draw()
     top, bottom = axes.get_ylim()[::-1]
     assert top < bottom  # queries downwards
@@ -46,4 +46,4 @@ def test_missing_matplotlib_says_what_to_do(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ModuleNotFoundError, match="pip install matplotlib"):
-        p.draw(p.Causal(), 4, 4)
+        p.show.draw(p.Causal(), 4, 4)

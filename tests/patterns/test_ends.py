@@ -18,7 +18,7 @@ ATOMS = st.one_of(
     st.builds(p.SlidingWindow, st.none() | SMALL, st.none() | SMALL),
     st.builds(p.DilatedWindow, SMALL, SMALL),
     st.builds(p.GlobalTokens, SMALL | st.lists(SMALL, max_size=3).map(tuple), st.booleans(), st.booleans()),
-    st.builds(p.Longformer, SMALL.map(lambda n: 2 * n + 2), st.just(1), SMALL),
+    st.builds(p.longformer, SMALL.map(lambda n: 2 * n + 2), st.just(1), SMALL),
 )
 JOINED = st.recursive(
     ATOMS,
@@ -40,7 +40,7 @@ def test_what_compositions_say_of_their_ends(pattern, q_len, further):
     check_ends(pattern, q_len, further)
 
 
-@pytest.mark.parametrize("name", p.names())
+@pytest.mark.parametrize("name", p.registry.names())
 @given(data=st.data(), q_len=st.integers(1, 9), further=FURTHER)
 def test_what_patterns_say_of_their_ends(name, data, q_len, further):
     case = data.draw(cases(name, max_len=40))
@@ -54,23 +54,23 @@ WINDOW = p.SlidingWindow(6, 0)
 @pytest.mark.parametrize(
     ("pattern", "expected"),
     [
-        (p.Full(), p.Ends(0, 0, True)),
-        (p.Causal(), p.Ends(0, 3, True)),
-        (p.Sinks(4), p.Ends(4, 0)),
-        (WINDOW, p.Ends(0, 9)),
-        (p.SlidingWindow(None, 2), p.Ends(0, 3, True)),
-        (p.DilatedWindow(6), p.Ends(0, 9)),
+        (p.Full(), p.authoring.Ends(0, 0, True)),
+        (p.Causal(), p.authoring.Ends(0, 3, True)),
+        (p.Sinks(4), p.authoring.Ends(4, 0)),
+        (WINDOW, p.authoring.Ends(0, 9)),
+        (p.SlidingWindow(None, 2), p.authoring.Ends(0, 3, True)),
+        (p.DilatedWindow(6), p.authoring.Ends(0, 9)),
         (p.DilatedWindow(6, dilation=2), None),
-        (p.GlobalTokens(5), p.Ends(5, 3)),
-        (p.GlobalTokens((0, 1, 7)), p.Ends(8, 3)),
+        (p.GlobalTokens(5), p.authoring.Ends(5, 3)),
+        (p.GlobalTokens((0, 1, 7)), p.authoring.Ends(8, 3)),
         (p.GlobalTokens((1, 4, 7)), None),
-        (p.GlobalTokens(()), p.Ends(0, 3)),
-        (p.Longformer(6, global_tokens=2), p.Ends(2, 6)),
-        ((p.Sinks(4) | WINDOW) & p.Causal(), p.Ends(4, 9)),
-        (~p.Sinks(4) & WINDOW, p.Ends(4, 9)),
-        (~p.Sinks(4) & p.Causal(), p.Ends(4, 3, True)),
-        (~p.Causal(), p.Ends(0, 3)),
-        (p.PerBatch((WINDOW,)), p.Ends(0, 9)),
+        (p.GlobalTokens(()), p.authoring.Ends(0, 3)),
+        (p.longformer(6, global_tokens=2), p.authoring.Ends(2, 6)),
+        ((p.Sinks(4) | WINDOW) & p.Causal(), p.authoring.Ends(4, 9)),
+        (~p.Sinks(4) & WINDOW, p.authoring.Ends(4, 9)),
+        (~p.Sinks(4) & p.Causal(), p.authoring.Ends(4, 3, True)),
+        (~p.Causal(), p.authoring.Ends(0, 3)),
+        (p.PerBatch((WINDOW,)), p.authoring.Ends(0, 9)),
         (p.Stride(3) & WINDOW, None),
         (p.KeyPadding(np.ones(9, bool)) & WINDOW, None),
         (p.QueriesAt(WINDOW, 0), None),
@@ -81,7 +81,9 @@ def test_which_patterns_have_ends(pattern, expected):
     assert pattern.ends(3) == expected
 
 
-@pytest.mark.parametrize("wrong", [p.Ends(0, 8), p.Ends(0, 9, True), p.Ends(3, 6)], ids=repr)
+@pytest.mark.parametrize(
+    "wrong", [p.authoring.Ends(0, 8), p.authoring.Ends(0, 9, True), p.authoring.Ends(3, 6)], ids=repr
+)
 def test_wrong_ends_are_found(wrong, monkeypatch):
     check_pattern(p.SlidingWindow(6, 0), 3, 20)
     monkeypatch.setattr(p.SlidingWindow, "ends", lambda self, q_len: wrong)

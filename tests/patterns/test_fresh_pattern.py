@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import spattn
 
 ROOT = Path(__file__).parents[2]
@@ -16,10 +18,10 @@ from typing import Annotated
 
 import numpy as np
 
-from ._parameters import Range
-from ._pattern import Pattern
-from ._predicate import member
-from ._registry import register
+from .base.parameters import Range
+from .base.pattern import Pattern
+from .base.predicate import member
+from .base.registry import register
 
 
 @register("log_sparse")
@@ -33,9 +35,10 @@ class LogSparse(Pattern):
         return member(np.array([0, *(2**n for n in range(self.powers))]), q - k)
 '''
 IMPORT = "from .log_sparse import LogSparse as LogSparse\n"
-OF_ALL = ["import_is_quick", "lists_them", "composition", "of_anything", "executed_plan", "test_laws", "to_dict"]
+OF_ALL = ["import_is_quick", "lists_them", "composition", "of_anything", "executed_plan", "test_laws", "to_json"]
 
 
+@pytest.mark.slow
 def test_file_and_import_are_all_that_a_pattern_needs(tmp_path):
     """In a copy of the package and of its tests."""
     package = Path(spattn.__file__).parent

@@ -15,9 +15,9 @@ def test_documents_per_batch():
 
 
 def test_prefix_per_batch():
-    pattern = p.PrefixLM((2, 5))
+    pattern = p.prefix_lm((2, 5))
     assert pattern.sizes() == (2, 1)
-    assert pattern.at(1, 0) == p.PrefixLM(5)
+    assert pattern.at(1, 0) == p.Causal() | p.Sinks(5)
     with pytest.raises(ValueError, match=r"\.at\(batch, head\)"):
         pattern.runs(np.arange(3), 8)
 
@@ -71,18 +71,18 @@ def test_per_head():
 
 def test_per_batch():
     """Whatever has no batch axis of its own gets one."""
-    patterns = p.GlobalTokens((0, 5)), p.Longformer(4, global_tokens=(2,)), p.SlidingWindow(3, 0), p.BlockLocal(4)
+    patterns = p.GlobalTokens((0, 5)), p.longformer(4, global_tokens=(2,)), p.SlidingWindow(3, 0), p.BlockLocal(4)
     pattern = p.PerBatch(patterns)
     assert pattern.sizes() == (4, 1)
     for entry, one in enumerate(patterns):
-        assert pattern.at(entry, 0) == one
+        assert pattern.at(entry, 0) == one.at(0, 0)
         assert pattern.index_set(8, 8, batch=entry) == one.index_set(8, 8)
     with pytest.raises(ValueError, match=r"^PerBatch: expected the pattern of one batch entry, got 4; use \.at\(batch"):
         pattern.allows(0, 0)
     with pytest.raises(ValueError, match="^batch: expected an integer in"):
         pattern.at(4, 0)
     with pytest.raises(ValueError, match="^patterns: expected patterns of one batch entry or 2, got one of 3"):
-        p.PerBatch((p.Causal(), p.PrefixLM((1, 2, 3))))
+        p.PerBatch((p.Causal(), p.prefix_lm((1, 2, 3))))
 
 
 def test_per_batch_of_heads():
@@ -115,17 +115,17 @@ def test_bigbird_heads_differ():
 
 
 def test_deepspeed_fixed_versions():
-    pattern = p.deepspeed.Fixed(2, 4, 1, num_different_global_patterns=4)
+    pattern = p.deepspeed.fixed(2, 4, 1, num_different_global_patterns=4)
     variants, index = pattern.variants(1, 8)
     assert len(variants) == 4
     assert index.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize("config", [p.deepspeed.BigBird(4), p.deepspeed.Variable(4, 2)], ids=repr)
+@pytest.mark.parametrize("config", [p.deepspeed.bigbird(4), p.deepspeed.variable(4, 2)], ids=repr)
 def test_random_layouts_belong_to_a_head(config):
-    with pytest.raises(ValueError, match=r"its layout depends on the head; use \.at\(batch, head\)"):
-        config.layout(8)
-    assert config.at(0, 1).layout(8).shape == (8, 8)
+    with pytest.raises(ValueError, match=r"use \.at\(batch, head\)"):
+        config.allows(0, 0)
+    assert config.at(0, 1).bind(8, 8) != config.at(0, 2).bind(8, 8)
 
 
 def test_random_blocks_belong_to_a_head():

@@ -38,7 +38,7 @@ def flash(q_len, kv_len, window_size, causal):
 @given(LENGTHS, LENGTHS, st.tuples(SIDE, SIDE), st.booleans())
 def test_flash_attention(q_len, kv_len, window_size, causal):
     expected = flash(q_len, kv_len, window_size, causal)
-    assert np.array_equal(dense(p.from_flash_attention(window_size, causal), q_len, kv_len), expected)
+    assert np.array_equal(dense(p.interop.from_flash_attention(window_size, causal), q_len, kv_len), expected)
 
 
 @some
@@ -49,9 +49,9 @@ def test_flash_attention_of_packed_sequences(sequences, window_size, causal):
     expected = np.zeros((q[-1], k[-1]), bool)
     for a, b, c, d in zip(q[:-1], q[1:], k[:-1], k[1:], strict=True):
         expected[a:b, c:d] = flash(b - a, d - c, window_size, causal)
-    pattern = p.from_flash_attention(window_size, causal, cu_seqlens_q=q, cu_seqlens_k=k)
+    pattern = p.interop.from_flash_attention(window_size, causal, cu_seqlens_q=q, cu_seqlens_k=k)
     assert np.array_equal(dense(pattern, q[-1], k[-1]), expected)
-    same = p.from_flash_attention(window_size, causal, cu_seqlens_q=k)
+    same = p.interop.from_flash_attention(window_size, causal, cu_seqlens_q=k)
     squares = [flash(n, n, window_size, causal) for _, n in sequences]
     found = dense(same, k[-1], k[-1])
     assert all(np.array_equal(found[c:d, c:d], x) for c, d, x in zip(k[:-1], k[1:], squares, strict=True))
@@ -70,19 +70,27 @@ def test_documents_with_other_lengths_of_queries(sequences):
 @pytest.mark.parametrize(
     "make, error, words",
     [
-        (lambda: p.from_flash_attention((1, 2, 3)), ValueError, "^window_size: expected two numbers, got 3"),
-        (lambda: p.from_flash_attention(3), TypeError, "^window_size: expected a sequence of integers, got 3"),
-        (lambda: p.from_flash_attention(causal=1), TypeError, "^causal: expected True or False, got 1"),
-        (lambda: p.from_flash_attention(cu_seqlens_k=[0, 1]), ValueError, "^cu_seqlens_q: expected it beside"),
+        (lambda: p.interop.from_flash_attention((1, 2, 3)), ValueError, "^window_size: expected two numbers, got 3"),
+        (lambda: p.interop.from_flash_attention(3), TypeError, "^window_size: expected a sequence of integers, got 3"),
+        (lambda: p.interop.from_flash_attention(causal=1), TypeError, "^causal: expected True or False, got 1"),
+        (lambda: p.interop.from_flash_attention(cu_seqlens_k=[0, 1]), ValueError, "^cu_seqlens_q: expected it beside"),
         (
-            lambda: p.from_flash_attention(cu_seqlens_q=[0, 1], cu_seqlens_k=[0, 1, 2]),
+            lambda: p.interop.from_flash_attention(cu_seqlens_q=[0, 1], cu_seqlens_k=[0, 1, 2]),
             ValueError,
             "^cu_seqlens_k: expected 2 numbers, got 3",
         ),
-        (lambda: p.from_flash_attention(cu_seqlens_q=[0, 5, 3]), ValueError, "^cu_seqlens_q: expected 0 and numbers"),
+        (
+            lambda: p.interop.from_flash_attention(cu_seqlens_q=[0, 5, 3]),
+            ValueError,
+            "^cu_seqlens_q: expected 0 and numbers",
+        ),
         (lambda: p.Documents.from_cu_seqlens([0, 1], [0, 1, 2]), ValueError, "^cu_seqlens_k: expected 2 numbers"),
         (lambda: p.Documents.from_cu_seqlens([0, 1], [1, 2]), ValueError, "^cu_seqlens_k: expected 0 and numbers"),
-        (lambda: p.from_flash_attention(cu_seqlens_q=[0, 2]).index_set(3, 3), ValueError, r"^start: expected .*3\)"),
+        (
+            lambda: p.interop.from_flash_attention(cu_seqlens_q=[0, 2]).index_set(3, 3),
+            ValueError,
+            r"^start: expected .*3\)",
+        ),
         (lambda: p.RowIntervals([0], [1, 2]), ValueError, r"^stop: expected shape \(1,\), got \(2,\)"),
         (lambda: p.RowIntervals([0.5], [1]), TypeError, "^start: expected an array of integers"),
         (lambda: p.RowIntervals([0], [1]).allows(0, 0), ValueError, r"use \.bind\(q_len, kv_len\)"),
@@ -123,7 +131,7 @@ def test_flashmask(data, causal, more, length):
     column = st.lists(st.integers(0, length), min_size=count, max_size=count)
     columns = data.draw(st.lists(column, min_size=2 * length, max_size=2 * length))
     array = np.array(columns).reshape(1, 2, length, count)
-    pattern = p.from_flashmask(array, causal)
+    pattern = p.interop.from_flashmask(array, causal)
     for head in range(2):
         expected = flashmask(array[0, head].tolist(), causal)
         assert np.array_equal(dense(pattern, length, length, head=head), expected)
@@ -139,7 +147,7 @@ def test_flashmask(data, causal, more, length):
 )
 def test_flashmask_of_other_shapes(shape, causal, error, words):
     with pytest.raises(error, match=f"^startend_row_indices: {words}"):
-        p.from_flashmask(np.zeros(shape, np.int32), causal)
+        p.interop.from_flashmask(np.zeros(shape, np.int32), causal)
 
 
 # -- NATTEN ------------------------------------------------------------------------------------------------------------
@@ -180,7 +188,7 @@ def natten_axis(length, kernel, stride, dilation, causal):
 def test_natten(parameters):
     grid, kernel, stride, dilation, causal = parameters
     expected = functools.reduce(np.kron, itertools.starmap(natten_axis, zip(*parameters, strict=True)))
-    pattern = p.from_natten(grid, kernel, stride=stride, dilation=dilation, is_causal=causal)
+    pattern = p.interop.from_natten(grid, kernel, stride=stride, dilation=dilation, is_causal=causal)
     assert np.array_equal(dense(pattern, len(expected), len(expected)), expected)
 
 
@@ -191,8 +199,8 @@ def test_natten_itself(parameters):
     grid, kernel, stride, dilation, causal = parameters
     theirs = flex.get_na_flex_mask("cpu", len(grid), grid, kernel, stride, dilation, causal)
     tokens = int(np.prod(grid))
-    ours = p.from_natten(grid, kernel, stride=stride, dilation=dilation, is_causal=causal)
-    assert p.from_block_mask(theirs).index_set(tokens, tokens) == ours.index_set(tokens, tokens)
+    ours = p.interop.from_natten(grid, kernel, stride=stride, dilation=dilation, is_causal=causal)
+    assert p.interop.from_block_mask(theirs).index_set(tokens, tokens) == ours.index_set(tokens, tokens)
 
 
 # -- xFormers ----------------------------------------------------------------------------------------------------------
@@ -256,7 +264,7 @@ def test_xformers_of_one_sequence(name, q_len, kv_len, w):
     at_end, make = CORNERS[name]
     fields, window = make(w)
     assert np.array_equal(
-        dense(p.from_xformers(bias(name, **fields)), q_len, kv_len), band(q_len, kv_len, at_end, window)
+        dense(p.interop.from_xformers(bias(name, **fields)), q_len, kv_len), band(q_len, kv_len, at_end, window)
     )
 
 
@@ -274,10 +282,10 @@ def test_xformers_of_blocks(name, sequences, gaps, w):
     for a, b, c, n in zip(q[:-1], q[1:], k[:-1], keys, strict=True):
         expected[a:b, c : c + n] = band(b - a, n, at_end, window)
     made = bias(name, q_seqinfo=Blocks(q, queries), k_seqinfo=Blocks(k, keys), **fields)
-    assert np.array_equal(dense(p.from_xformers(made), int(q[-1]), int(k[-1])), expected)
+    assert np.array_equal(dense(p.interop.from_xformers(made), int(q[-1]), int(k[-1])), expected)
     for q_len, kv_len in ((q[-1] + 1, k[-1]), (q[-1], k[-1] + 1), (q[-1], k[-1] - 1)):
         with pytest.raises(ValueError, match="must end with"):
-            p.from_xformers(made).bind(int(q_len), int(kv_len))
+            p.interop.from_xformers(made).bind(int(q_len), int(kv_len))
 
 
 @pytest.mark.parametrize("name", [*CORNERS, *BLOCKS])
@@ -303,7 +311,7 @@ def test_xformers_itself(name, data):
             k = theirs._SeqLenInfo.from_seqlens(keys, device=cpu)
         made, q_len, kv_len = cls(q_seqinfo=q, k_seqinfo=k, **fields), sum(queries), k.seqstart_py[-1]
     expected = made.materialize((q_len, kv_len)).numpy() == 0
-    assert np.array_equal(dense(p.from_xformers(made), q_len, kv_len), expected)
+    assert np.array_equal(dense(p.interop.from_xformers(made), q_len, kv_len), expected)
 
 
 @pytest.mark.parametrize(
@@ -317,15 +325,15 @@ def test_xformers_itself(name, data):
 )
 def test_what_is_no_mask_of_xformers(other, got):
     with pytest.raises(TypeError, match=f"^attn_bias: expected a mask of xformers.ops.fmha.attn_bias, got {got}"):
-        p.from_xformers(other)
+        p.interop.from_xformers(other)
 
 
 # -- DeepSpeed ---------------------------------------------------------------------------------------------------------
 
 ds = p.deepspeed
 CONFIGS = [
-    ({}, ds.Fixed()),
-    ({"mode": "dense", "block": 32}, ds.Dense(32)),
+    ({}, ds.fixed()),
+    ({"mode": "dense", "block": 32}, ds.dense(32)),
     (
         {
             "mode": "fixed",
@@ -337,7 +345,7 @@ CONFIGS = [
             "horizontal_global_attention": True,
             "num_different_global_patterns": 4,
         },
-        ds.Fixed(8, 4, 1, "bidirectional", True, 4),
+        ds.fixed(8, 4, 1, "bidirectional", True, 4),
     ),
     (
         {
@@ -346,14 +354,14 @@ CONFIGS = [
             "global_block_indices": [0, 5],
             "attention": "unidirectional",
         },
-        ds.Variable(16, 0, (2, 3), (0, 5), attention="unidirectional", head=0),
+        ds.variable(16, 0, (2, 3), (0, 5), attention="unidirectional", head=0),
     ),
-    ({"mode": "variable", "num_random_blocks": 2, "different_layout_per_head": True}, ds.Variable(num_random_blocks=2)),
-    ({"mode": "bigbird", "num_sliding_window_blocks": 5}, ds.BigBird(16, 0, 5, head=0)),
-    ({"mode": "bigbird", "num_random_blocks": 1}, ds.BigBird(head=0)),
+    ({"mode": "variable", "num_random_blocks": 2, "different_layout_per_head": True}, ds.variable(num_random_blocks=2)),
+    ({"mode": "bigbird", "num_sliding_window_blocks": 5}, ds.bigbird(16, 0, 5, head=0)),
+    ({"mode": "bigbird", "num_random_blocks": 1}, ds.bigbird(head=0)),
     (
         {"mode": "bslongformer", "global_block_indices": [0], "global_block_end_indices": [2]},
-        ds.BSLongformer(16, 3, (0,), (2,)),
+        ds.bslongformer(16, 3, (0,), (2,)),
     ),
 ]
 
@@ -361,7 +369,11 @@ CONFIGS = [
 @pytest.mark.parametrize("config, expected", CONFIGS)
 def test_deepspeed(config, expected):
     before = repr(config)
-    assert p.from_deepspeed(config) == expected == p.from_deepspeed({"sparse_attention": config, "fp16": {}})
+    assert (
+        p.interop.from_deepspeed(config)
+        == expected
+        == p.interop.from_deepspeed({"sparse_attention": config, "fp16": {}})
+    )
     assert repr(config) == before
 
 
@@ -402,7 +414,7 @@ def test_deepspeed_itself(config, blocks):
     made = getattr(theirs, CLASSES[mode])(num_heads=4, **fields)
     layout = made.make_layout(blocks * made.block).numpy().astype(bool)
     tokens = np.ones((made.block, made.block), bool)
-    pattern = p.from_deepspeed(config)
+    pattern = p.interop.from_deepspeed(config)
     for head in range(4):
         which = {"head": head} if pattern.sizes()[1] != 1 else {}
         found = dense(pattern, blocks * made.block, blocks * made.block, **which)
@@ -429,4 +441,4 @@ def test_deepspeed_itself(config, blocks):
 )
 def test_deepspeed_refuses(config, error, words):
     with pytest.raises(error, match=words):
-        p.from_deepspeed(config)
+        p.interop.from_deepspeed(config)

@@ -31,7 +31,7 @@ def test_forms(form, kind):
     module = pytest.importorskip("jax").numpy if kind == "jax" else pytest.importorskip(kind)
     pattern = p.KeyPadding(form(VALID) if kind == "numpy" else module.asarray(form(VALID)))
     assert pattern.sizes() == (3, 1) and np.array_equal(entries(pattern), VALID)
-    assert pattern == p.KeyPadding(VALID) and p.from_dict(pattern.to_dict()) == pattern
+    assert pattern == p.KeyPadding(VALID) and p.from_json(pattern.to_json()) == pattern
 
 
 def test_lists_and_one_entry():

@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from spattn import Tiling, plan
 from spattn import patterns as p
-from spattn import plan
 from spattn.patterns.listed import pairs
 from spattn.planning import validate
 from spattn.planning.tiles._pairs import Pairs, bitmasks
@@ -41,10 +41,10 @@ def listed(mask):
 def test_plans_and_index_sets_are_the_pairs(mask, tile):
     """The same tiles as of the mask, of which the bits are those of the pairs."""
     pattern = listed(mask)
-    made = plan(pattern, *mask.shape, tile=tile)
+    made = plan(pattern, *mask.shape, tiling=Tiling(tile=tile))
     assert np.array_equal(pattern.index_set(*mask.shape).to_dense(), mask)
     check_plan(made, [pattern.index_set(*mask.shape)])
-    same = plan(p.Mask(mask), *mask.shape, tile=tile)
+    same = plan(p.Mask(mask), *mask.shape, tiling=Tiling(tile=tile))
     assert made.tiles == same.tiles and (made.mask < 0).sum() == (same.mask < 0).sum()
     assert np.array_equal(made.indices, same.indices) and np.array_equal(made.indptr, same.indptr)
 
@@ -67,7 +67,7 @@ def test_compositions(name, mask, tile):
     pattern, q_len, kv_len = JOINED[name](listed(mask)), *mask.shape
     truth = JOINED[name](p.Mask(mask)).index_set(q_len, kv_len)
     assert pattern.index_set(q_len, kv_len) == truth
-    check_plan(plan(pattern, q_len, kv_len, tile=tile), [truth])
+    check_plan(plan(pattern, q_len, kv_len, tiling=Tiling(tile=tile)), [truth])
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,14 @@ class Cut(p.Pattern):
         return self.given.allows(q, k) & (q >= self.first) & (k >= 7) & (k < 7 + self.first)
 
     def parts(self, q_len, kv_len):
-        rows = p.Lattice(self.first, (1,), (kv_len - self.first,))
-        return (p.Part(self.given, rows, p.Lattice(7, (1,), (self.first,))),)
+        rows = p.authoring.Lattice(self.first, (1,), (kv_len - self.first,))
+        return (p.authoring.Part(self.given, rows, p.authoring.Lattice(7, (1,), (self.first,))),)
 
 
 @given(seed=st.integers(0, 99), first=st.integers(1, 150), tile=TILES)
 def test_pairs_on_views_of_some_positions(seed, first, tile):
     pattern = Cut(listed(np.random.default_rng(seed).random((160, 160)) < 0.1), first)
-    check_plan(plan(pattern, 160, tile=tile), [pattern.index_set(160, 160)])
+    check_plan(plan(pattern, 160, tiling=Tiling(tile=tile)), [pattern.index_set(160, 160)])
 
 
 def test_of_a_union_the_listed_pairs_come_last():
@@ -146,31 +146,31 @@ class Counted(p.Pattern):
 def scattered(tokens, each):
     """Pairs at random, `each` a row, few of them twice."""
     row = np.repeat(np.arange(tokens), each)
-    return p.from_pairs(row, np.random.default_rng(0).integers(0, tokens, len(row)), tokens, tokens)
+    return p.interop.from_pairs(row, np.random.default_rng(0).integers(0, tokens, len(row)), tokens, tokens)
 
 
 def test_a_predicate_beside_listed_pairs_is_asked_for_them_alone():
     pattern, asked = scattered(4096, 2), []
-    made = plan(Counted(asked) & pattern, 4096, tile=(128, 64))
+    made = plan(Counted(asked) & pattern, 4096, tiling=Tiling(tile=(128, 64)))
     assert sum(asked) == pattern.indptr[-1] and 0 < made.nnz < sum(asked)
 
 
 def test_scattered_pairs_are_planned_in_memory_of_their_number():
     """2³² cells and 4 million tiles, of which 260,000 hold a pair."""
     pattern = scattered(1 << 16, 4)
-    made = plan(pattern, 1 << 16, tile=(16, 64), max_bytes=8 << 20)
+    made = plan(pattern, 1 << 16, tiling=Tiling(tile=(16, 64)), max_bytes=8 << 20)
     assert made.nnz == pattern.indptr[-1] and made.tiles > 250_000 and len(made.masks) < 10_000
     with pytest.raises(
         ValueError, match="^pattern: expected a plan of at most max_bytes = 1048576 bytes, got one that"
     ):
-        plan(pattern, 1 << 16, tile=(16, 64), max_bytes=1 << 20)
+        plan(pattern, 1 << 16, tiling=Tiling(tile=(16, 64)), max_bytes=1 << 20)
 
 
 @pytest.mark.parametrize("tile", [(16, 64), (128, 64)])
 def test_plans_of_scattered_pairs_are_sound(tile):
     """Most tiles hold a single pair."""
     for pattern in (scattered(1000, 1), scattered(1000, 5) | p.SlidingWindow(3)):
-        made = plan(pattern, 1000, tile=tile, workers=4)
+        made = plan(pattern, 1000, tiling=Tiling(tile=tile, workers=4))
         check_plan(made, [pattern.index_set(1000, 1000)])
         validate(pickle.loads(pickle.dumps(made)))
 
@@ -183,15 +183,15 @@ FORMATS = ["bsr", "coo", "csc", "csr", "dia", "dok", "lil"]
 @given(mask=masks(), dtype=st.sampled_from([bool, np.int8, np.float64]))
 def test_matrices_of_scipy(form, mask, dtype):
     for made in (scipy_sparse.coo_array(mask.astype(dtype)), scipy_sparse.coo_matrix(mask.astype(dtype))):
-        assert p.from_scipy(made.asformat(form)) == listed(mask)
+        assert p.interop.from_scipy(made.asformat(form)) == listed(mask)
 
 
 def test_entries_that_are_zero_are_no_pairs():
     made = scipy_sparse.coo_array(([1.0, -1, 2, 0], ([0, 0, 1, 2], [1, 1, 1, 2])), shape=(3, 4))
-    assert p.from_scipy(made) == p.CSR([0, 0, 1, 1], [1], 4)
+    assert p.interop.from_scipy(made) == p.CSR([0, 0, 1, 1], [1], 4)
     assert made.nnz == 4  # it is as it was
     unsorted = scipy_sparse.csr_array((np.ones(3), np.array([3, 0, 0]), np.array([0, 3])), shape=(1, 4))
-    assert p.from_scipy(unsorted) == p.CSR([0, 2], [0, 3], 4)
+    assert p.interop.from_scipy(unsorted) == p.CSR([0, 2], [0, 3], 4)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
@@ -202,14 +202,14 @@ def test_tensors_of_torch(form, dtype):
     mask = np.random.default_rng(0).random((48, 64)) < 0.1
     blocks = {"blocksize": (8, 8)} if form.startswith("bs") else {}
     made = torch.tensor(mask).to(getattr(torch, dtype)).to_sparse(layout=getattr(torch, f"sparse_{form}"), **blocks)
-    assert p.from_torch_sparse(made) == listed(mask)
+    assert p.interop.from_torch_sparse(made) == listed(mask)
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_tensors_with_gradients_and_entries_that_cancel():
     torch = pytest.importorskip("torch")
     made = torch.sparse_coo_tensor([[0, 0, 1], [1, 1, 2]], [1.0, -1.0, 3.0], (2, 3)).requires_grad_()
-    assert p.from_torch_sparse(made) == p.CSR([0, 0, 1], [2], 3)
+    assert p.interop.from_torch_sparse(made) == p.CSR([0, 0, 1], [2], 3)
 
 
 @given(mask=arrays(bool, st.tuples(st.integers(0, 9), st.integers(0, 9))), seed=st.integers(0, 99))
@@ -217,7 +217,7 @@ def test_pairs_in_any_order(mask, seed):
     row, key = np.nonzero(mask)
     order = np.random.default_rng(seed).integers(0, max(len(row), 1), 3 * len(row))
     order = np.append(order, np.arange(len(row)))
-    assert p.from_pairs(row[order], key[order], *mask.shape) == listed(mask)
+    assert p.interop.from_pairs(row[order], key[order], *mask.shape) == listed(mask)
 
 
 @pytest.mark.parametrize(
@@ -226,8 +226,8 @@ def test_pairs_in_any_order(mask, seed):
         (lambda: p.CSR([0, 1], [0.5], 5), TypeError, "^indices: expected an array of integers"),
         (lambda: p.CSR(np.ma.array([0, 1]), [0], 5), TypeError, "^indptr: expected a plain array"),
         (lambda: p.CSR([[0, 1]], [0], 5), ValueError, "^indptr: expected 1-D"),
-        (lambda: p.CSR([0, 2], [0], 5), ValueError, "^indptr: expected a rising array from 0 to 1"),
-        (lambda: p.CSR([0, 2], [1, 1], 5), ValueError, "^indices: expected each row sorted"),
+        (lambda: p.CSR([0, 2], [0], 5), ValueError, "^indptr: expected a non-decreasing array from 0 to 1"),
+        (lambda: p.CSR([0, 2], [1, 1], 5), ValueError, "^indices: expected sorted rows"),
         (lambda: p.CSR([0, 1], [5], 5), ValueError, r"^indices: expected keys in \[0, 5\), got 5"),
         (lambda: p.CSR([0, 1], [2**40], 5), ValueError, "^indices: expected integers in"),
         (lambda: p.CSR([0, 1], [0], True), TypeError, "^kv_len: expected an integer"),
@@ -235,15 +235,19 @@ def test_pairs_in_any_order(mask, seed):
         (lambda: plan(p.CSR([0, 1], [0], 5), 2, 5), ValueError, "^q_len: expected 1, .* got 2"),
         (lambda: plan(p.CSR([0, 1], [0], 5), 1, 6), ValueError, "^kv_len: expected 5, .* got 6"),
         (lambda: p.CSR([0, 1], [0], 5).allows(0, 0), ValueError, r"use \.bind\(q_len, kv_len\)"),
-        (lambda: p.from_pairs([0], [5], 1, 5), ValueError, r"^key: expected numbers in \[0, 5\), got 5 to 5"),
-        (lambda: p.from_pairs([-1], [0], 1, 5), ValueError, r"^row: expected numbers in \[0, 1\), got -1 to -1"),
-        (lambda: p.from_pairs([0, 1], [0], 2, 5), ValueError, "^row, key: expected one axis and one length"),
-        (lambda: p.from_pairs([0.0], [0], 1, 5), TypeError, "^row: expected an array of integers"),
-        (lambda: p.from_pairs([0], [0], 1.0, 5), ValueError, "^q_len: expected an integer in"),
-        (lambda: p.from_scipy(np.eye(3)), TypeError, "^matrix: expected a sparse array of SciPy, got ndarray"),
-        (lambda: p.from_scipy(scipy_sparse.coo_array(np.ones(3))), ValueError, "^matrix: expected two axes"),
+        (lambda: p.interop.from_pairs([0], [5], 1, 5), ValueError, r"^key: expected numbers in \[0, 5\), got 5 to 5"),
         (
-            lambda: p.from_torch_sparse(np.eye(3)),
+            lambda: p.interop.from_pairs([-1], [0], 1, 5),
+            ValueError,
+            r"^row: expected numbers in \[0, 1\), got -1 to -1",
+        ),
+        (lambda: p.interop.from_pairs([0, 1], [0], 2, 5), ValueError, "^row, key: expected one axis and one length"),
+        (lambda: p.interop.from_pairs([0.0], [0], 1, 5), TypeError, "^row: expected an array of integers"),
+        (lambda: p.interop.from_pairs([0], [0], 1.0, 5), ValueError, "^q_len: expected an integer in"),
+        (lambda: p.interop.from_scipy(np.eye(3)), TypeError, "^matrix: expected a sparse array of SciPy, got ndarray"),
+        (lambda: p.interop.from_scipy(scipy_sparse.coo_array(np.ones(3))), ValueError, "^matrix: expected two axes"),
+        (
+            lambda: p.interop.from_torch_sparse(np.eye(3)),
             TypeError,
             "^tensor: expected a sparse tensor of PyTorch, got .*ndarray",
         ),
@@ -262,7 +266,7 @@ def test_tensors_that_are_refused():
         (torch.ones(3, 4).to_sparse(1), ValueError, "^tensor: expected two sparse axes, got 1"),
     ):
         with pytest.raises(error, match=words):
-            p.from_torch_sparse(tensor)
+            p.interop.from_torch_sparse(tensor)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""docs/windows.rst, "the same window in other libraries' words": each line as a property, for all parameters."""
+"""docs/windows.rst, "Windows in other libraries": each line as a property, for all parameters."""
 
 import numpy as np
 import pytest
@@ -91,7 +91,7 @@ def test_words_longformer_attention_window(half, tokens, length):
     """transformers: attention_window counts both sides; global tokens attend and are attended to everywhere."""
     i, j = np.ogrid[:length, :length]
     theirs = (np.abs(i - j) <= half) | (i < tokens) | (j < tokens)
-    assert np.array_equal(mask_of(p.Longformer(2 * half, global_tokens=tokens), length, length), theirs)
+    assert np.array_equal(mask_of(p.longformer(2 * half, global_tokens=tokens), length, length), theirs)
 
 
 @some

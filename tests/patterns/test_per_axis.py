@@ -22,7 +22,7 @@ def test_product_of_its_axes():
 
 
 def test_grid_patterns_are_products():
-    assert dense(p.PerAxis(GRID, (p.Full(), p.SlidingWindow(0))), 240).tolist() == dense(p.Axial(GRID, 0), 240).tolist()
+    assert dense(p.PerAxis(GRID, (p.Full(), p.SlidingWindow(0))), 240).tolist() == dense(p.axial(GRID, 0), 240).tolist()
     two = p.PerAxis(GRID, (p.Neighborhood(12, 5), p.Neighborhood(20, 3, 2)))
     assert two.index_set(240, 240) == p.Neighborhood(GRID, (5, 3), (1, 2)).index_set(240, 240)
 
@@ -30,7 +30,7 @@ def test_grid_patterns_are_products():
 def test_views_are_those_of_its_axes():
     """Three residue classes of lines, which share their shifts, and the grid's own distances of neighbours."""
     (part,) = DILATED.bind(240, 240).parts(240, 240)
-    assert part.query == part.key == p.Lattice(0, (60, 1), (4, 20))
+    assert part.query == part.key == p.authoring.Lattice(0, (60, 1), (4, 20))
     assert part.shifts == ((0, 0), (20, 20), (40, 40))
     pattern = p.PerAxis((64, 64), (p.DilatedWindow(6, dilation=4), p.SlidingWindow(6)))
     assert plan(pattern, 4096).tiles < 0.7 * plan(p.Mask(dense(pattern, 4096)), 4096).tiles
@@ -83,18 +83,20 @@ def test_errors(make, error, message):
 
 
 def test_runs_of_rows():
-    rows = p.Strided(7).index_set(40, 50)
-    pattern = p.RowRuns.from_index_set(rows)
+    rows = p.strided(7).index_set(40, 50)
+    pattern = p.authoring.RowRuns.from_index_set(rows)
     assert pattern.index_set(40, 50) == rows and plan(pattern, 40, 50).nnz == rows.nnz
     assert p.discover(pattern.index_set(40, 50)) == p.discover(rows)
-    heads = p.RowRuns(*(np.stack([each, each[::-1]]) for each in (pattern.start, pattern.step, pattern.count)))
+    heads = p.authoring.RowRuns(
+        *(np.stack([each, each[::-1]]) for each in (pattern.start, pattern.step, pattern.count))
+    )
     assert heads.sizes() == (1, 2) and heads.index_set(40, 50, head=0) == rows
     assert np.array_equal(heads.index_set(40, 50, head=1).to_dense(), rows.to_dense()[::-1])
 
 
 def test_runs_take_less_than_their_pairs():
-    rows = p.Strided(64).index_set(4096, 4096)
-    pattern = p.RowRuns.from_index_set(rows)
+    rows = p.strided(64).index_set(4096, 4096)
+    pattern = p.authoring.RowRuns.from_index_set(rows)
     assert sum(each.nbytes for each in (pattern.start, pattern.step, pattern.count)) < rows.nnz
 
 
@@ -105,16 +107,16 @@ def test_runs_take_less_than_their_pairs():
         ([0], [1], [1], "^start: expected 2-D or 3-D or 4-D, got shape"),
         ([[0]], [[0]], [[2]], "^step: expected numbers >= 1, got 0"),
         ([[0]], [[1]], [[-1]], "^count: expected numbers >= 0, got -1"),
-        ([[0]], [[3]], [[3]], r"^count: expected keys in \[0, 5\), got 3 from 0 in steps of 3"),
-        ([[0, 2]], [[1, 1]], [[3, 1]], "^runs: expected each key of a row once"),
+        ([[0]], [[3]], [[3]], r"^count: expected keys in \[0, 5\), got 3 keys from 0 in steps of 3"),
+        ([[0, 2]], [[1, 1]], [[3, 1]], "^runs: expected disjoint runs in each row"),
         ([[0], [0]], [[1], [1]], [[1], [1]], r"^start: expected shape \(..., 1, runs\), got \(2, 1\)"),
     ],
 )
 def test_runs_that_are_none(start, step, count, message):
     with pytest.raises(ValueError, match=message):
-        p.RowRuns(start, step, count).index_set(1, 5)
+        p.authoring.RowRuns(start, step, count).index_set(1, 5)
 
 
 def test_rows_of_runs_depend_on_lengths():
     with pytest.raises(ValueError, match="^RowRuns: its rows depend on the lengths"):
-        p.RowRuns([[0]], [[1]], [[1]]).allows(0, 0)
+        p.authoring.RowRuns([[0]], [[1]], [[1]]).allows(0, 0)

@@ -111,7 +111,7 @@ def test_clipped_positions_are_planned_without_a_warning(allows):
     pattern = mine(allows)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made = spattn.plan(pattern, 400, tile=(16, 64))
+        made = spattn.plan(pattern, 400, tiling=spattn.Tiling(tile=(16, 64)))
     check_plan(made, [pattern.index_set(400, 400)])
     assert 0 < made.nnz < 400 * 400
 
@@ -140,7 +140,7 @@ def test_what_symbols_cannot_do_is_planned_with_a_warning(allows):
     """An array that a distance is looked up in raises IndexError, what symbols have not an AttributeError."""
     pattern = mine(allows)
     with pytest.warns(UserWarning, match="cannot be evaluated on whole tiles"):
-        made = spattn.plan(pattern, 400, tile=(16, 64))
+        made = spattn.plan(pattern, 400, tiling=spattn.Tiling(tile=(16, 64)))
     check_plan(made, [pattern.index_set(400, 400)])
 
 
@@ -158,12 +158,12 @@ def times(n, x):
         lambda q, k: abs(q - k) < math.inf,
         lambda q, k: times(8, q - k + 2**60) > 0,  # wraps where q >= k, as the predicate itself does
         lambda q, k: (q - k < 2**70) & (k <= q),
-        lambda q, k: (p.apply(lambda t: t.astype(np.uint64) + (2**64 - 2**20), q) > k) & (k <= q),
+        lambda q, k: (p.authoring.apply(lambda t: t.astype(np.uint64) + (2**64 - 2**20), q) > k) & (k <= q),
     ],
 )
 def test_huge_values_in_a_predicate(allows):
     pattern = mine(allows)
-    assert spattn.plan(pattern, 400, tile=(16, 64)).nnz == pattern.index_set(400, 400).nnz > 0
+    assert spattn.plan(pattern, 400, tiling=spattn.Tiling(tile=(16, 64))).nnz == pattern.index_set(400, 400).nnz > 0
 
 
 def test_keys_of_pairs_do_not_wrap():

@@ -27,7 +27,7 @@ def test_from_a_first_position(q_len, kv_len, first):
 
 @given(st.lists(st.integers(-10, 50), max_size=30), LENGTHS)
 def test_each_at_its_own(positions, kv_len):
-    found = dense(p.QueriesAt(p.Strided(4), positions), len(positions), kv_len)
+    found = dense(p.QueriesAt(p.strided(4), positions), len(positions), kv_len)
     for row, position in zip(found, positions, strict=True):
         assert row.tolist() == [j <= position and (position - j < 4 or (position - j) % 4 == 0) for j in range(kv_len)]
 

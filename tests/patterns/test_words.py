@@ -29,11 +29,11 @@ def test_window_of_one_argument_is_symmetric():
 
 
 def test_longformer_window_counts_both_sides():
-    assert len(keys(p.Longformer(6), 20)) == 7
+    assert len(keys(p.longformer(6), 20)) == 7
 
 
 def test_longformer_is_its_composition():
-    whole = p.Longformer(6, 3, (0, 17)).index_set(40, 40)
+    whole = p.longformer(6, 3, (0, 17)).index_set(40, 40)
     assert whole == (p.DilatedWindow(3, 3, 3) | p.GlobalTokens((0, 17))).index_set(40, 40)
 
 
@@ -67,7 +67,7 @@ def test_swin_labels():
     window = np.arange(length) // w
     rolled = region * 100 + window[:, None] * 10 + window
     label = np.roll(rolled, (s, s), axis=(0, 1)).reshape(-1)
-    dense = p.Windowed((length, length), w, s).index_set(length**2, length**2).to_dense()
+    dense = p.windowed((length, length), w, s).index_set(length**2, length**2).to_dense()
     assert np.array_equal(dense, label[:, None] == label)
 
 

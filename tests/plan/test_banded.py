@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import spattn
 from spattn import patterns as p
+from spattn.patterns.base.registry import pattern_class
 from spattn.patterns.hints.bands import Bands, either
 from spattn.planning.contract.budget import Budget
 from spattn.planning.tiles import tiling as _tiling
@@ -17,6 +18,7 @@ from spattn.planning.tiles._lists import RunLists
 from spattn.planning.tiles.banded import tiles_of_bands
 from spattn.planning.tiles.masks import Masks
 from spattn.planning.tiles.tiling import cut_view
+from spattn.schedule import compiler
 from spattn.testing import check_plan
 from spattn.testing.strategies import Draw, sizes
 
@@ -26,7 +28,7 @@ CLASSES = [
     p.Documents,
     p.KeyBlocks,
     p.KeyPadding,
-    p.PrefixLM,
+    pattern_class("prefix_lm"),
     p.Sinks,
     p.SlidingWindow,
     p.VerticalSlash,
@@ -148,13 +150,13 @@ def test_patterns_have_the_same_plans_as_by_the_search(size, data):
     tile = data.draw(st.sampled_from(TILES))
     how = {"batch": size.batch, "heads": size.heads_q, "tile": tile, "workers": 3}
     spattn.clear_plan_cache()
-    made = spattn.plan(pattern, size.q_len, size.kv_len, **how)
+    made = compiler.plan(pattern, size.q_len, size.kv_len, **how)
     index_sets = [one.index_set(size.q_len, size.kv_len) for one in pattern.variants(size.batch, size.heads_q)[0]]
     check_plan(made, index_sets)
     spattn.clear_plan_cache()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_tiling, "_bands", lambda *_: None)
-        searched = spattn.plan(pattern, size.q_len, size.kv_len, **how)
+        searched = compiler.plan(pattern, size.q_len, size.kv_len, **how)
     spattn.clear_plan_cache()
     names = (
         "views",
@@ -187,7 +189,7 @@ def test_blocks_across_query_tiles(tile):
     """Bands part at other rows than in the query tile before; blocks lie among keys that are allowed anyway."""
     own = p.KeyBlocks(np.random.default_rng(0).integers(0, 16, (16, 3)), 64, 64)
     for pattern in (own, p.Causal() & own, p.Causal() | own, p.SlidingWindow(500, 0) | own):
-        check_plan(spattn.plan(pattern, 1024, tile=tile), [pattern.index_set(1024, 1024)])
+        check_plan(spattn.plan(pattern, 1024, tiling=spattn.Tiling(tile=tile)), [pattern.index_set(1024, 1024)])
 
 
 @pytest.mark.parametrize(
@@ -195,7 +197,7 @@ def test_blocks_across_query_tiles(tile):
 )
 def test_runs_of_full_tiles(pattern):
     """Full tiles are one run where they meet, and two where there is a gap between them."""
-    made = spattn.plan(pattern, 2048, tile=(64, 64))
+    made = spattn.plan(pattern, 2048, tiling=spattn.Tiling(tile=(64, 64)))
     check_plan(made, [pattern.index_set(2048, 2048)])
     stop = made.indices + np.diff(made.tile_indptr)
     full = made.mask < 0
@@ -219,9 +221,10 @@ def test_what_takes_many_clauses_is_searched():
     check_plan(spattn.plan(pattern, 200), [pattern.index_set(200, 200)])
 
 
+@pytest.mark.slow
 def test_documents_of_ten_million_tokens(unchecked_plans):
     """Marks lie in several words of words; a run of full tiles is found without visiting each."""
-    made = spattn.plan(p.Causal() & p.Documents((9_999_000, 500)), 9_999_900, tile=(4096, 64))
+    made = spattn.plan(p.Causal() & p.Documents((9_999_000, 500)), 9_999_900, tiling=spattn.Tiling(tile=(4096, 64)))
     assert made.nnz == 9_999_000 * 9_999_001 // 2 + 500 * 501 // 2
     assert len(made.indices) < 70 * len(made.indptr)
 
@@ -229,7 +232,7 @@ def test_documents_of_ten_million_tokens(unchecked_plans):
 def test_too_many_runs_are_refused_before_all_are_found():
     chequered = p.KeyBlocks(np.arange(0, 2048, 2) + np.zeros((1024, 1), int), 128, 64)
     with pytest.raises(ValueError, match=r"^pattern: expected a plan of at most max_bytes = 100000 bytes, got one"):
-        spattn.plan(chequered, 131072, tile=(128, 64), max_bytes=100000)
+        spattn.plan(chequered, 131072, tiling=spattn.Tiling(tile=(128, 64)), max_bytes=100000)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +252,6 @@ def test_arrays_that_do_not_fit_are_refused(change):
     sound = {"start": [0, 9], "indptr": [0, 2], "first": [1, 5], "stop": [4, 7], "near": [[0, 1]]}
     fields = {name: np.array(value, np.int64) for name, value in {**sound, **change}.items()}
     view = cut_view(0, (1,), (9,), (16,))
-    with pytest.raises(ValueError, match="bands: expected arrays that fit each other"):
+    with pytest.raises(ValueError, match="bands: expected consistent arrays"):
         budget = Budget(1 << 20)
         Tiles.of((Bands(**fields),), view, view, Masks(16, 64, budget), budget)

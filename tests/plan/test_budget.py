@@ -21,7 +21,7 @@ TOO_LARGE = r"^pattern: expected a plan of at most max_bytes = (\d+) bytes, got 
 
 def refusal(pattern, q_len, max_bytes, **options):
     with pytest.raises(ValueError, match=TOO_LARGE) as error:
-        spattn.plan(pattern, q_len, max_bytes=max_bytes, **options)
+        compiler.plan(pattern, q_len, max_bytes=max_bytes, **options)
     bound, need = map(int, re.match(TOO_LARGE, str(error.value)).groups())
     assert bound == max_bytes < need
     return need
@@ -48,7 +48,7 @@ def test_refused_before_it_is_made():
 
 def test_the_need_is_no_more_than_planning_takes():
     """At least: a plan is never refused by a bound that it would stay below."""
-    for pattern, n in ((p.Causal(), 3000), (p.SlidingWindow(50), 20000), (p.Strided(40), 5000)):
+    for pattern, n in ((p.Causal(), 3000), (p.SlidingWindow(50), 20000), (p.strided(40), 5000)):
         spattn.clear_plan_cache()
         tracemalloc.start()
         made = spattn.plan(pattern, n)
@@ -174,7 +174,7 @@ def test_cgroups(monkeypatch, tmp_path):
 )
 def test_numbers_out_of_range(name, value):
     with pytest.raises(ValueError, match=rf"^{name}: expected .*, got "):
-        spattn.plan(p.Causal(), 20, **{name: value})
+        compiler.plan(p.Causal(), 20, **{name: value})
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -198,10 +198,15 @@ def test_numbers_of_other_types(name, value, kept):
     if kept:
         spattn.plan(p.Causal(), 20)
     with pytest.raises(TypeError, match=rf"^{name}: expected .*, got "):
-        spattn.plan(p.Causal(), 20, **{name: value})
+        compiler.plan(p.Causal(), 20, **{name: value})
 
 
 def test_integers_of_numpy_are_integers():
-    made = spattn.plan(p.Causal(), 20, batch=1, heads=1, workers=1, tile=(128, 64))
+    made = spattn.plan(p.Causal(), 20, tiling=spattn.Tiling(workers=1, tile=(128, 64)), batch=1, heads=1)
     one = np.int64(1)
-    assert spattn.plan(p.Causal(), np.int32(20), batch=one, heads=one, workers=one, tile=[np.int16(128), 64]) is made
+    assert (
+        spattn.plan(
+            p.Causal(), np.int32(20), tiling=spattn.Tiling(workers=one, tile=[np.int16(128), 64]), batch=one, heads=one
+        )
+        is made
+    )

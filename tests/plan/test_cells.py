@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spattn.patterns import Lattice
+from spattn.patterns.authoring import Lattice
 from spattn.planning.contract.types import positions
 from spattn.planning.symbolic.cells import Cells, distinct, evaluate
 from spattn.planning.tiles.tiling import make_view

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import spattn
+from spattn import Tiling, plan
 from spattn import patterns as p
-from spattn import plan
 from spattn.schedule import compiler
 from spattn.testing import check_plan
 
@@ -15,13 +15,13 @@ USUAL, SMALL = (128, 64), (64, 64)
 def scattered(q_len, kv_len, each=1):
     """Pairs at random, about `each` a row."""
     row = np.repeat(np.arange(q_len), each)
-    return p.from_pairs(row, np.random.default_rng(0).integers(0, kv_len, len(row)), q_len, kv_len)
+    return p.interop.from_pairs(row, np.random.default_rng(0).integers(0, kv_len, len(row)), q_len, kv_len)
 
 
 def in_one_key_tile(*each):
     """Of query tile n the first ``each[n]`` queries attend to one key."""
     row = np.concatenate([128 * n + np.arange(queries) for n, queries in enumerate(each)])
-    return p.from_pairs(row, np.zeros_like(row), 128 * len(each), 64)
+    return p.interop.from_pairs(row, np.zeros_like(row), 128 * len(each), 64)
 
 
 @pytest.mark.parametrize("q_len, kv_len", [(2048, 2048), (256, 3000), (130, 2000), (3000, 1900)])
@@ -35,7 +35,7 @@ def test_of_scattered_pairs_they_are_small(q_len, kv_len):
 
 @pytest.mark.parametrize("tile", [USUAL, (48, 64), (64, 128)], ids=str)
 def test_a_tile_that_is_asked_for_is_taken(tile):
-    assert plan(scattered(2048, 2048), 2048, tile=tile).tile == tile
+    assert plan(scattered(2048, 2048), 2048, tiling=Tiling(tile=tile)).tile == tile
 
 
 @pytest.mark.parametrize(
@@ -73,16 +73,16 @@ def test_one_head_of_scattered_pairs_is_enough():
 
 def test_boxes_are_of_the_usual_tile():
     pattern = scattered(2048, 2048)
-    assert plan(pattern, 2048, box=(128,)).tile == USUAL
+    assert plan(pattern, 2048, tiling=Tiling(box=(128,))).tile == USUAL
     with pytest.raises(ValueError, match=r"^box: expected 128 queries"):
-        plan(pattern, 2048, box=(64,))
+        plan(pattern, 2048, tiling=Tiling(box=(64,)))
 
 
 def test_plans_of_scattered_pairs_take_less_memory_than_in_the_usual_tile():
     pattern, most = scattered(1 << 16, 1 << 16, 4), 24 << 20
     assert plan(pattern, 1 << 16, max_bytes=most).nbytes < most
     with pytest.raises(ValueError, match="^pattern: expected a plan of at most max_bytes"):
-        plan(pattern, 1 << 16, tile=USUAL, max_bytes=most)
+        plan(pattern, 1 << 16, tiling=Tiling(tile=USUAL), max_bytes=most)
 
 
 def test_the_tile_is_chosen_once():

@@ -30,7 +30,7 @@ MASK = RNG.random((150, 210)) < 0.05
 
 
 def listed(mask):
-    return p.from_pairs(*np.nonzero(mask), *mask.shape)
+    return p.interop.from_pairs(*np.nonzero(mask), *mask.shape)
 
 
 def by_head(masks):
@@ -122,7 +122,7 @@ def test_heads_have_places_of_their_own(masks, tile):
     assert made.kv_order.shape == ((len(variants), longest) if longest else (0, 0))
 
 
-@pytest.mark.parametrize("other", [p.Causal(), p.Longformer(10, global_tokens=3), p.Stride(3)], ids=repr)
+@pytest.mark.parametrize("other", [p.Causal(), p.longformer(10, global_tokens=3), p.Stride(3)], ids=repr)
 def test_heads_that_list_nothing_have_keys_in_order(other):
     pattern = p.PerHead((listed(MASK), other))
     made = gathered(pattern, *MASK.shape, heads=2, tile=(16, 64))
@@ -133,7 +133,7 @@ def test_heads_that_list_nothing_have_keys_in_order(other):
 
 def test_what_lists_nothing_is_planned_as_ever():
     """And moves, or grows, as ever."""
-    ordinary = [spattn.plan(p.Causal(), 3, n, tile=(64, 64)) for n in (300, 700)]
+    ordinary = [spattn.plan(p.Causal(), 3, n, tiling=spattn.Tiling(tile=(64, 64))) for n in (300, 700)]
     made = [gathered(p.Causal(), 3, n, tile=(64, 64)) for n in (300, 700)]
     for one, other in zip(made, ordinary, strict=True):
         assert not one.gathered and not one.ordered
@@ -142,7 +142,7 @@ def test_what_lists_nothing_is_planned_as_ever():
 
 
 def test_runs_and_clusters_are_listed():
-    runs = p.RowRuns(RNG.integers(0, 50, (2, 80, 1)), np.full((2, 80, 1), 7), np.full((2, 80, 1), 9))
+    runs = p.authoring.RowRuns(RNG.integers(0, 50, (2, 80, 1)), np.full((2, 80, 1), 7), np.full((2, 80, 1), 9))
     clusters = p.Clusters(RNG.integers(-1, 6, 120))
     for pattern, q_len, kv_len in ((runs, 80, 120), (clusters, 90, 120), (p.Causal() & clusters, 120, 120)):
         made = gathered(pattern, q_len, kv_len, heads=2, tile=(16, 64))
@@ -156,7 +156,9 @@ def test_numbers_of_tiles_for_scattered_pairs(density, tiles):
     pattern = listed(np.random.default_rng(0).random((4096, 4096)) < density)
     for block_q, expected in zip((64, 128), tiles, strict=True):
         assert gathered(pattern, 4096, 4096, tile=(block_q, 64)).tiles == expected
-        assert spattn.plan(pattern, 4096, tile=(block_q, 64)).tiles == 4096 * 4096 // (block_q * 64)
+        assert spattn.plan(pattern, 4096, tiling=spattn.Tiling(tile=(block_q, 64))).tiles == 4096 * 4096 // (
+            block_q * 64
+        )
 
 
 def test_full_tiles_are_full():
@@ -195,7 +197,7 @@ def test_plans_are_kept_apart():
 
 def test_plans_belong_to_one_number_of_keys():
     """Also where a head beside them has its keys at the ends of the sequence, and would move alone."""
-    pattern = p.PerHead((p.Sinks(2) | p.SlidingWindow(3), p.from_pairs([0], [7], 1, 300)))
+    pattern = p.PerHead((p.Sinks(2) | p.SlidingWindow(3), p.interop.from_pairs([0], [7], 1, 300)))
     made = gathered(pattern, 1, 300, heads=2, tile=(16, 64))
     assert made.gathered and sealed(made).least is None
     check(pattern, made)
@@ -243,12 +245,12 @@ def test_places_in_other_tiles_of_a_list(tiles):
     made = gathered(listed(mask), *mask.shape, tile=(2, 64))
     order = made.kv_order.copy()
     order[0, -64] = 5
-    with pytest.raises(ValueError, match="no pair at two places, got another in kv_order"):
+    with pytest.raises(ValueError, match="each pair once in kv_order"):
         validate(dataclasses.replace(made, kv_order=order))
 
 
 def test_other_query_tiles_may_have_the_same_keys():
-    made = gathered(p.from_pairs([0, 1, 2], [0, 0, 0], 3, 1), 3, 1, tile=(1, 64))
+    made = gathered(p.interop.from_pairs([0, 1, 2], [0, 0, 0], 3, 1), 3, 1, tile=(1, 64))
     assert validate(dataclasses.replace(made)).tiles == 3
 
 
@@ -259,7 +261,7 @@ def test_rows_that_are_padding_are_not_looked_at():
     masks[made.mask[1], 1] = ~np.uint64(0)
     validate(dataclasses.replace(made, masks=masks))
     masks[made.mask[1], 0] |= np.uint64(2)
-    with pytest.raises(ValueError, match="no pair at two places"):
+    with pytest.raises(ValueError, match="each pair once"):
         validate(dataclasses.replace(made, masks=masks, nnz=made.nnz + 1))
     order[0, 1] = 0
     validate(dataclasses.replace(made, kv_order=order))
@@ -276,10 +278,10 @@ def _wide(order):
 @pytest.mark.parametrize(
     "expected, spoil",
     [
-        ("no pair at two places", _doubled),
+        ("each pair once", _doubled),
         (r"keys in \[0, 10\)", lambda order: order + 7),
         (r"keys in \[0, 10\)", lambda order: order - 4),
-        ("places of keys for each variant", lambda order: np.concatenate([order, order])),
+        ("one row of keys per variant", lambda order: np.concatenate([order, order])),
         ("a 2-D array of int32", lambda order: order[0]),
         ("a 2-D array of int32", lambda order: order.astype(np.int64)),
         (r"positions in \[0, 60\)", lambda order: order[:, :60]),
@@ -294,7 +296,7 @@ def test_places_are_checked(expected, spoil):
     if not expected:
         assert validate(plan) is plan
         return
-    with pytest.raises(ValueError, match=f"^plan: expected {expected}, got another in"):
+    with pytest.raises(ValueError, match=f"^plan: expected {expected} in"):
         validate(plan)
 
 
@@ -312,13 +314,13 @@ def test_pairs_twice_are_found(mask, tile, seed, data):
     if len(np.unique(pairs, axis=0)) == len(pairs):
         validate(spoiled)
     else:
-        with pytest.raises(ValueError, match="no pair at two places"):
+        with pytest.raises(ValueError, match="each pair once"):
             validate(spoiled)
 
 
 def test_gathered_says_whether_keys_have_one_place():
     """A permutation is an order, whoever made it, also where rows are in order."""
-    plain = spattn.plan(p.SlidingWindow(9), 100, tile=(16, 64))
+    plain = spattn.plan(p.SlidingWindow(9), 100, tiling=spattn.Tiling(tile=(16, 64)))
     order = np.random.default_rng(0).permutation(100).astype(np.int32)[None]
     assert not plain.gathered and not plain.ordered
     ordered = validate(dataclasses.replace(plain, pattern=None, kv_order=order))
@@ -367,7 +369,7 @@ def test_calls_refuse_those_without_a_pattern():
 def test_the_cpu_executes_an_order_of_keys_alone(dtype, tile):
     q, k, v = inputs(1, 2, q_len=90, kv_len=131, head_dim=32, dtype=dtype)
     order = np.random.default_rng(0).permutation(131).astype(np.int32)
-    plain = spattn.plan(p.Longformer(10, global_tokens=3), 90, 131, heads=2, tile=tile, workers=9)
+    plain = spattn.plan(p.longformer(10, global_tokens=3), 90, 131, tiling=spattn.Tiling(tile=tile, workers=9), heads=2)
     made = dataclasses.replace(plain, pattern=None, kv_order=order[None])
     mask = np.zeros((90, 131), bool)
     mask[plan_pairs(made)] = True
@@ -391,7 +393,7 @@ def test_a_budget_bounds_places():
 
 def test_a_budget_bounds_the_places_of_one_head():
     """Before they are in memory: a key for each query tile, and so a tile of places."""
-    pattern = p.from_pairs(np.arange(1 << 16), np.arange(1 << 16), 1 << 16, 1 << 16)
+    pattern = p.interop.from_pairs(np.arange(1 << 16), np.arange(1 << 16), 1 << 16, 1 << 16)
     spattn.plan(pattern, 1 << 16)
     tracemalloc.start()
     bound = 1 << 23
@@ -404,7 +406,7 @@ def test_a_budget_bounds_the_places_of_one_head():
 
 
 def test_a_budget_bounds_the_keys_that_are_looked_up():
-    pattern = p.from_pairs([0], [0], 1, 1 << 20)
+    pattern = p.interop.from_pairs([0], [0], 1, 1 << 20)
     with pytest.raises(ValueError, match=f"got one that needs at least {4 << 20}$"):
         gathered(pattern, 1, 1 << 20, max_bytes=(4 << 20) - 1)
 
@@ -412,15 +414,18 @@ def test_a_budget_bounds_the_keys_that_are_looked_up():
 def test_more_places_than_int32_numbers(monkeypatch):
     """With fewer numbers, as those of int32 take eight gigabytes."""
     monkeypatch.setattr(_listed, "LARGEST", 640)
-    pattern = p.from_pairs(np.arange(100), np.arange(100), 100, 100)
-    with pytest.raises(ValueError, match="^pattern: expected at most 640 places of keys, got at least 704$"):
+    pattern = p.interop.from_pairs(np.arange(100), np.arange(100), 100, 100)
+    with pytest.raises(ValueError, match="^pattern: expected at most 640 gathered keys, got at least 704$"):
         gathered(pattern, 100, 100, tile=(1, 64))
     assert gathered(pattern, 100, 100, tile=(10, 64)).kv_order.size == 640
 
 
 def test_an_explanation_is_of_the_pattern_on_the_cpu():
     pattern = listed(MASK)
-    made, plain = gathered(pattern, 150, 210, tile=(48, 64)), spattn.plan(pattern, 150, 210, tile=(48, 64))
+    made, plain = (
+        gathered(pattern, 150, 210, tile=(48, 64)),
+        spattn.plan(pattern, 150, 210, tiling=spattn.Tiling(tile=(48, 64))),
+    )
     found = spattn.explain(made)
     assert found.predicted_ms == spattn.explain(plain).predicted_ms and "keys: gathered" in str(found)
     assert f"efficiency {made.efficiency:.3g}" in str(found) and "order:" not in str(found)

@@ -11,6 +11,7 @@ import spattn
 from spattn import cpu
 from spattn import patterns as p
 from spattn.planning.contract.validated import moved, sealed, validate
+from spattn.schedule import compiler
 from spattn.testing import check_plan
 
 pytestmark = pytest.mark.usefixtures("no_plans")
@@ -27,7 +28,7 @@ LENGTHS = (701, 704, 705, 640, 600, 1500)
 
 
 def planned(pattern, kv_len, q_len=2, **options):
-    return spattn.plan(pattern, q_len, kv_len, batch=2, heads=4, **options)
+    return compiler.plan(pattern, q_len, kv_len, batch=2, heads=4, **options)
 
 
 @pytest.mark.parametrize("tile", [(128, 64), (48, 64), (1, 192)], ids=str)
@@ -96,6 +97,7 @@ def test_steps_are_one_prepared_call(pattern, monkeypatch):
         assert np.array_equal(out, anew[0]) and np.array_equal(lse, anew[1])
 
 
+@pytest.mark.slow
 def test_many_steps_take_one_place_in_the_cache():
     before = planned(p.Causal(), 1000)
     info = spattn.plan_cache_info()

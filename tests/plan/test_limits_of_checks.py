@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import spattn
+from spattn import Tiling, plan
 from spattn import patterns as p
-from spattn import plan
-from spattn.patterns import Lattice, Part
+from spattn.patterns.authoring import Lattice, Part
 from spattn.planning import validate
 from spattn.testing import check_plan, inputs
 
@@ -22,7 +22,7 @@ class Placed(p.Pattern):
     shifts: tuple = ((0, 0),)
 
     def allows(self, q, k):
-        return p.member(self.positions(0), q) & p.member(self.positions(1), k)
+        return p.authoring.member(self.positions(0), q) & p.authoring.member(self.positions(1), k)
 
     def positions(self, side):
         offset, strides, extents = (self.query, self.key)[side]
@@ -51,10 +51,10 @@ WHOLE = (10, (1,), (20,)), (0, (1,), (30,))
 def test_lattices_that_reach_the_ends(query, key, shifts):
     pattern = Placed(query, key, shifts)
     if len(shifts) > 1 and key != WHOLE[1]:  # pairs of lattices, not of all their positions
-        made = plan(pattern, 20, 30, tile=(16, 64))
+        made = plan(pattern, 20, 30, tiling=Tiling(tile=(16, 64)))
         assert made.nnz == 200
     else:
-        check_plan(plan(pattern, 20, 30, tile=(16, 64)), [pattern.index_set(20, 30)])
+        check_plan(plan(pattern, 20, 30, tiling=Tiling(tile=(16, 64))), [pattern.index_set(20, 30)])
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_lattices_that_reach_the_ends(query, key, shifts):
 )
 def test_lattices_that_leave_the_sequence_or_meet_themselves(query, key, shifts):
     with pytest.raises(ValueError, match=r"^parts\(\): expected"):
-        plan(Placed(query, key, shifts), 20, 30, tile=(16, 64))
+        plan(Placed(query, key, shifts), 20, 30, tiling=Tiling(tile=(16, 64)))
 
 
 def changed(made, name, at, by):
@@ -92,7 +92,7 @@ def changed(made, name, at, by):
 @pytest.fixture
 def made():
     """60 × 70 tokens: the last key tile has six real keys, the last query tile twelve queries."""
-    return plan(p.SlidingWindow(30, 30), 60, 70, tile=(16, 64))
+    return plan(p.SlidingWindow(30, 30), 60, 70, tiling=Tiling(tile=(16, 64)))
 
 
 def test_views_one_position_further(made):
@@ -129,10 +129,12 @@ def test_pairs_that_are_not_counted(made):
 
 def test_more_plans_than_are_kept():
     """Those used last stay; which ones are kept is seen by nobody but a clock."""
-    often = plan(p.Causal(), 17, tile=(16, 64))
+    often = plan(p.Causal(), 17, tiling=Tiling(tile=(16, 64)))
     results = spattn.attention(*inputs(q_len=17), often)
     for width in range(600):
-        plan(p.SlidingWindow(width, 1), 17, tile=(16, 64))
-        assert plan(p.Causal(), 17, tile=(16, 64)) is often
+        plan(p.SlidingWindow(width, 1), 17, tiling=Tiling(tile=(16, 64)))
+        assert plan(p.Causal(), 17, tiling=Tiling(tile=(16, 64))) is often
     assert spattn.plan_cache_info().plans < 600
-    assert np.array_equal(spattn.attention(*inputs(q_len=17), plan(p.Causal(), 17, tile=(16, 64))), results)
+    assert np.array_equal(
+        spattn.attention(*inputs(q_len=17), plan(p.Causal(), 17, tiling=Tiling(tile=(16, 64)))), results
+    )

@@ -29,24 +29,24 @@ class Mine(p.Pattern):
 
 
 def part(lattice=None, shifts=((0, 0),), side="key"):
-    return (p.Part(p.Full(), **{side: lattice}, shifts=shifts),)
+    return (p.authoring.Part(p.Full(), **{side: lattice}, shifts=shifts),)
 
 
 @pytest.mark.parametrize("side", ["query", "key"])
 @pytest.mark.parametrize(
     "lattice",
     [
-        p.Lattice(-1, (1,), (5,)),
-        p.Lattice(0, (1,), (N + 1,)),
-        p.Lattice(N, (1,), (1,)),
-        p.Lattice(0, (-1,), (2,)),
-        p.Lattice(0, (3, -3), (3, 3)),
-        p.Lattice(0, (10**9, -(10**9)), (3, 3)),
-        p.Lattice(2**64, (1,), (1,)),
-        p.Lattice(0, (0x5555555555555556,), (4,)),
-        p.Lattice(0, (2**62, -(2**62)), (3, 3)),
-        p.Lattice(0, (np.int64(2**62),), (np.int64(5),)),
-        p.Lattice(0, (1,), (2**64,)),
+        p.authoring.Lattice(-1, (1,), (5,)),
+        p.authoring.Lattice(0, (1,), (N + 1,)),
+        p.authoring.Lattice(N, (1,), (1,)),
+        p.authoring.Lattice(0, (-1,), (2,)),
+        p.authoring.Lattice(0, (3, -3), (3, 3)),
+        p.authoring.Lattice(0, (10**9, -(10**9)), (3, 3)),
+        p.authoring.Lattice(2**64, (1,), (1,)),
+        p.authoring.Lattice(0, (0x5555555555555556,), (4,)),
+        p.authoring.Lattice(0, (2**62, -(2**62)), (3, 3)),
+        p.authoring.Lattice(0, (np.int64(2**62),), (np.int64(5),)),
+        p.authoring.Lattice(0, (1,), (2**64,)),
     ],
     ids=str,
 )
@@ -59,19 +59,24 @@ def test_positions_outside(lattice, side):
 @pytest.mark.parametrize("shift", [-6, 6, 2**64])
 def test_every_shift_counts(shift, side):
     """The first shift stays inside, a later one does not."""
-    lattice = p.Lattice(5, (1,), (10,))
+    lattice = p.authoring.Lattice(5, (1,), (10,))
     pairs = [(0, 0), (shift, 0) if side == "query" else (0, shift), (1, 1)]
     with pytest.raises(ValueError, match=r"^parts\(\): expected positions in"):
-        spattn.plan(Mine((p.Part(p.Full(), lattice, lattice, tuple(pairs)),)), N)
+        spattn.plan(Mine((p.authoring.Part(p.Full(), lattice, lattice, tuple(pairs)),)), N)
     inside = tuple((5 * np.sign(a), 5 * np.sign(b)) for a, b in pairs)
-    made = spattn.plan(Mine((p.Part(p.Full(), lattice, lattice, inside),)), N)
+    made = spattn.plan(Mine((p.authoring.Part(p.Full(), lattice, lattice, inside),)), N)
     assert made.nnz == 300 and len(made.components) == 3
 
 
 def test_only_the_shifted_lattices_count():
     """Where the lattices would be without a shift is nowhere: beyond int64."""
     far = 2**70
-    one = p.Part(p.Full(), p.Lattice(far, (1,), (5,)), p.Lattice(-far, (1,), (4,)), ((-far, far), (9 - far, 3 + far)))
+    one = p.authoring.Part(
+        p.Full(),
+        p.authoring.Lattice(far, (1,), (5,)),
+        p.authoring.Lattice(-far, (1,), (4,)),
+        ((-far, far), (9 - far, 3 + far)),
+    )
     made = spattn.plan(Mine((one,)), N)
     assert made.nnz == 40 and made.views["offset"].tolist() == [0, 0, 9, 3]
 
@@ -79,19 +84,19 @@ def test_only_the_shifted_lattices_count():
 def test_queries_before_the_first_key():
     """Query positions begin at kv_len - q_len."""
     with pytest.raises(ValueError, match=r"^parts\(\): expected positions in \[10, 20\), got 9 to 19"):
-        spattn.plan(Mine(part(p.Lattice(9, (1,), (11,)), side="query")), 10, N)
+        spattn.plan(Mine(part(p.authoring.Lattice(9, (1,), (11,)), side="query")), 10, N)
 
 
 @pytest.mark.parametrize("side", ["query", "key"])
 @pytest.mark.parametrize("strides, extents", [((0,), (2,)), ((1, 1), (2, 5)), ((2, 3), (4, 3)), ((4, 8, 1), (3, 2, 2))])
 def test_positions_twice(strides, extents, side):
     with pytest.raises(ValueError, match=r"^parts\(\): expected lattices that visit no position twice"):
-        spattn.plan(Mine(part(p.Lattice(0, strides, extents), side=side)), N)
+        spattn.plan(Mine(part(p.authoring.Lattice(0, strides, extents), side=side)), N)
 
 
 def test_axes_that_interleave_without_meeting():
     """0, 4, 6, 9, 10, 13, 15 and 19."""
-    made = spattn.plan(Mine(part(p.Lattice(0, (4, 6, 9), (2, 2, 2)))), N)
+    made = spattn.plan(Mine(part(p.authoring.Lattice(0, (4, 6, 9), (2, 2, 2)))), N)
     assert made.nnz == 8 * N
 
 
@@ -102,9 +107,9 @@ def test_axes_that_interleave_without_meeting():
         ((None,), "got one with None"),
         (part(shifts=((0, 0.5),)), "shifts: expected an integer, got 0.5"),
         (part((0, (1,), (5,))), "expected a Lattice"),
-        ((p.Part(3),), r"got one with Part\(pattern=3"),
-        (part(p.Lattice(0.0, (1,), (5,))), "offset: expected an integer"),
-        (part(p.Lattice(0, (1.5,), (5,))), "strides: expected an integer"),
+        ((p.authoring.Part(3),), r"got one with Part\(pattern=3"),
+        (part(p.authoring.Lattice(0.0, (1,), (5,))), "offset: expected an integer"),
+        (part(p.authoring.Lattice(0, (1.5,), (5,))), "strides: expected an integer"),
     ],
 )
 def test_other_types(given, message):
@@ -118,10 +123,10 @@ def test_other_types(given, message):
         part(shifts=()),
         part(shifts=((0, 0), (0, 0))),
         part(shifts=((0,),)),
-        part(p.Lattice(0, (1, 2), (3,))),
-        part(p.Lattice(0, (), ())),
-        part(p.Lattice(0, (1,) * 4, (1,) * 4)),
-        part(p.Lattice(0, (1,), (-1,))),
+        part(p.authoring.Lattice(0, (1, 2), (3,))),
+        part(p.authoring.Lattice(0, (), ())),
+        part(p.authoring.Lattice(0, (1,) * 4, (1,) * 4)),
+        part(p.authoring.Lattice(0, (1,), (-1,))),
     ],
     ids=str,
 )
@@ -131,9 +136,9 @@ def test_shifts_and_axes(given):
 
 
 def test_a_stride_that_leads_nowhere_may_be_any_integer():
-    made = spattn.plan(Mine(part(p.Lattice(3, (10**30,), (1,)))), N)
+    made = spattn.plan(Mine(part(p.authoring.Lattice(3, (10**30,), (1,)))), N)
     assert made.nnz == N
 
 
 def test_a_lattice_without_points_is_nothing():
-    assert spattn.plan(Mine(part(p.Lattice(-5, (1,), (0,)))), N).nnz == 0
+    assert spattn.plan(Mine(part(p.authoring.Lattice(-5, (1,), (0,)))), N).nnz == 0

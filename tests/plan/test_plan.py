@@ -7,6 +7,7 @@ import pytest
 
 import spattn
 import spattn.testing
+from spattn import Tiling
 from spattn import patterns as p
 from spattn import plan as make_plan
 from spattn.planning import positions
@@ -14,8 +15,8 @@ from spattn.planning import positions
 FIGURES = [  # at 16384 tokens: (pattern, least efficiency, efficiency of contiguous 128 × 128 blocks)
     (p.SlidingWindow(256), 0.75, 0.80),
     (p.DilatedWindow(256, 256, 4), 0.75, 0.24),
-    (p.Strided(128), 0.40, 0.02),
-    (p.Fixed(128, 8), 0.65, 0.07),
+    (p.strided(128), 0.40, 0.02),
+    (p.fixed(128, 8), 0.65, 0.07),
     (p.Neighborhood((128, 128), 13), 0.20, 0.10),
 ]
 
@@ -24,7 +25,9 @@ FIGURES = [  # at 16384 tokens: (pattern, least efficiency, efficiency of contig
 def test_efficiency_and_memory_at_16384_tokens(pattern, least, contiguous, record_property):
     spattn.plan(p.Causal(), 100)  # whatever the first plan of a process allocates once
     tracemalloc.start()
-    plan = make_plan(pattern, 16384, tile=(128, 64), workers=3)  # not in the cache: nobody else asks for 3 workers
+    plan = make_plan(
+        pattern, 16384, tiling=Tiling(tile=(128, 64), workers=3)
+    )  # not in the cache: nobody else asks for 3 workers
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     record_property("efficiency", plan.efficiency)
@@ -37,7 +40,7 @@ def test_efficiency_and_memory_at_16384_tokens(pattern, least, contiguous, recor
 @pytest.mark.parametrize("form", [p.Causal(), p.Causal() & p.Full()], ids=repr)  # the second one is searched
 def test_causal_has_one_bitmask_at_any_length(form):
     for length in (128, 1000, 1024, 16384):
-        assert len(make_plan(form, length, tile=(64, 64)).masks) == 1
+        assert len(make_plan(form, length, tiling=Tiling(tile=(64, 64))).masks) == 1
 
 
 def test_repr_tells_the_story_in_one_line():
@@ -73,7 +76,7 @@ def test_variants_are_made_once_each(pattern):
 @pytest.mark.parametrize("tile", [(0, 64), (64, 0), (64, 32), (64, 65), (-1, 64)])
 def test_tile_must_be_a_multiple_of_64_keys(tile):
     with pytest.raises(ValueError, match=r"^tile: expected .*, got \("):
-        make_plan(p.Causal(), 64, tile=tile)
+        make_plan(p.Causal(), 64, tiling=Tiling(tile=tile))
 
 
 @pytest.mark.parametrize("q_len, kv_len", [(-1, 5), (5, -1), (2.5, 5), ("5", 5), (True, 5)])

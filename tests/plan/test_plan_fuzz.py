@@ -30,10 +30,10 @@ PARTS = 8  # tests that the plans are divided among
 MASK = np.random.default_rng(0).random((40, 90)) < 0.4
 CASES = [  # (pattern, batch, heads, q_len, kv_len, tile, workers)
     (p.Causal(), 1, 1, 50, 50, (16, 64), 1),
-    (p.Longformer(20, global_tokens=(0, 70)), 1, 2, 90, 90, (16, 64), 64),
+    (p.longformer(20, global_tokens=(0, 70)), 1, 2, 90, 90, (16, 64), 64),
     (p.DilatedWindow(4, 2, 3), 1, 1, 70, 97, (16, 64), 1),
     (p.Neighborhood((7, 9), (3, 5)), 1, 1, 63, 63, (16, 64), 1),
-    (p.Strided(12), 2, 2, 80, 80, (32, 128), 1),
+    (p.strided(12), 2, 2, 80, 80, (32, 128), 1),
     (p.PerHead((p.Causal(), p.SlidingWindow(5, 5), p.Mask(MASK), p.Full())), 1, 4, 40, 90, (16, 64), 4),
     (p.Full(), 1, 2, 3, 2100, (16, 64), 64),
     (p.Documents((20, 0, 15)), 1, 1, 60, 60, (7, 64), 1),
@@ -56,7 +56,9 @@ def cases():
 
 
 def make_case(pattern, batch, heads, q_len, kv_len, tile, workers) -> Case:
-    plan = spattn.plan(pattern, q_len, kv_len, batch=batch, heads=heads, tile=tile, workers=workers)
+    plan = spattn.plan(
+        pattern, q_len, kv_len, tiling=spattn.Tiling(tile=tile, workers=workers), batch=batch, heads=heads
+    )
     q, k, v = map(at_protected_page, inputs(batch, heads, heads, q_len, kv_len, 8))
     arrays = at_protected_page(random(q.shape, seed=9)), q, k, v
     return Case(plan, arrays, call(plan, arrays))

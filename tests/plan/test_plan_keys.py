@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 import spattn
+from spattn import Tiling, plan
 from spattn import patterns as p
-from spattn import plan
+from spattn.schedule import compiler
 from spattn.testing import Expectation, check_plan, inputs
 
 REQUEST = {"q_len": 130, "kv_len": 130, "batch": 2, "heads": 4, "tile": (64, 64), "workers": 8}
@@ -27,7 +28,7 @@ def test_every_argument_matters(name):
     """Each asked for after the other in one process, and each right."""
     pattern = EachHead()
     for request in (REQUEST, REQUEST | {name: OTHER[name]}, REQUEST):
-        made = plan(pattern, **request)
+        made = compiler.plan(pattern, **request)
         assert (made.q_len, made.kv_len, made.tile) == (request["q_len"], request["kv_len"], request["tile"])
         assert made.variant.shape == (request["batch"], request["heads"])
         variants, _ = pattern.variants(request["batch"], request["heads"])
@@ -35,7 +36,7 @@ def test_every_argument_matters(name):
 
 
 def test_workers_have_plans_of_their_own():
-    made = [plan(p.Full(), 64, 20_000, tile=(64, 64), workers=workers) for workers in (1, 64, 1)]
+    made = [plan(p.Full(), 64, 20_000, tiling=Tiling(tile=(64, 64), workers=workers)) for workers in (1, 64, 1)]
     assert len(made[1].work) > len(made[0].work) == len(made[2].work)
 
 
@@ -50,4 +51,6 @@ def test_calls_with_other_numbers_of_heads(heads):
 
 
 def test_equal_numbers_of_other_types_are_one_request():
-    assert plan(p.Causal(), np.int64(77), tile=(64, 64)) is plan(p.Causal(), 77, tile=(64, 64))
+    assert plan(p.Causal(), np.int64(77), tiling=Tiling(tile=(64, 64))) is plan(
+        p.Causal(), 77, tiling=Tiling(tile=(64, 64))
+    )

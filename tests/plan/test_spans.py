@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 import spattn
 from spattn import patterns as p
 from spattn.index_set import Runs
-from spattn.patterns import Lattice, Part
+from spattn.patterns.authoring import Lattice, Part
 from spattn.patterns.hints.lattice import Span
 from spattn.planning.contract.types import padding_kinds, tile_lists
 from spattn.planning.tiles import tiling as _tiling
 from spattn.planning.tiles._along import TilesAlong
+from spattn.schedule import compiler
 from spattn.testing import check_plan
 from spattn.testing.strategies import cases, compositions
 
@@ -116,7 +117,7 @@ def same_tiles(one, other):
             assert np.array_equal(a, b)
 
 
-@pytest.mark.parametrize("name", [*p.names(), None])
+@pytest.mark.parametrize("name", [*p.registry.names(), pytest.param(None, marks=pytest.mark.slow)])
 @given(data=st.data())
 def test_spans_and_the_search_find_the_same(name, data):
     pattern, size = data.draw(compositions() if name is None else cases(name))
@@ -126,7 +127,7 @@ def test_spans_and_the_search_find_the_same(name, data):
         spattn.clear_plan_cache()
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(_tiling, "tiles_of_spans", find)
-            made.append(spattn.plan(pattern, size.q_len, size.kv_len, **arguments))
+            made.append(compiler.plan(pattern, size.q_len, size.kv_len, **arguments))
     same_tiles(*made)
 
 
@@ -163,7 +164,7 @@ def test_spans_on_several_axes(data):
         own = data.draw(st.lists(st.tuples(key, key).map(sorted), min_size=1, max_size=9))
         spans.append(Span(*(tuple(each) for each in zip(*own, strict=True))))
     pattern = Spans(tuple(spans), tuple(keys))
-    made = spattn.plan(pattern, 740, tile=(data.draw(st.sampled_from([4, 12, 30])), 64))
+    made = spattn.plan(pattern, 740, tiling=spattn.Tiling(tile=(data.draw(st.sampled_from([4, 12, 30])), 64)))
     check_plan(made, [pattern.index_set(740, 740)])
 
 
@@ -192,7 +193,7 @@ def test_runs_become_spans_of_the_key_lattice(seed, step):
     count = np.minimum(random.integers(0, 40, 100), (99 - start) // step + 1)
     pattern = Listed(start, np.full(100, step), count)
     with mock.patch.dict(os.environ, SPATTN_CHECK_PLANS="0"):  # its parts are not all that it allows
-        made = spattn.plan(pattern, 100, tile=(8, 64))
+        made = spattn.plan(pattern, 100, tiling=spattn.Tiling(tile=(8, 64)))
     keys = np.arange(100)
     dense = (start[:, None] <= keys) & (keys < (start + step * count)[:, None]) & ((keys - start[:, None]) % step == 0)
     dense[::2] = False

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spattn import Tiling, plan
 from spattn import patterns as p
-from spattn import plan
-from spattn.patterns import apply, member
+from spattn.patterns.authoring import apply, member
 from spattn.patterns.base.predicate import rank
 from spattn.planning.symbolic import tile_pairs
 from spattn.planning.symbolic.cells import Cells
@@ -125,7 +125,7 @@ ARITHMETIC = {
 
 
 class Predicate:
-    """What TilePairs evaluates of a pattern."""
+    """What tile pairs evaluate of a pattern."""
 
     def __init__(self, allows):
         self.allows = allows
@@ -226,7 +226,7 @@ def test_large_excerpts_of_a_table_are_told_apart():
     layout[0, ::16], layout[16, ::16] = (True, False), (False, True)
     layout[1, ::16], layout[17, ::16] = (True, True), (False, False)
     pattern = p.BlockLayout(layout, 4)
-    made = plan(pattern, 128, tile=(64, 64))
+    made = plan(pattern, 128, tiling=Tiling(tile=(64, 64)))
     assert len(made.masks) == 4
     check_plan(made, [pattern.index_set(128, 128)])
 

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from spattn import Tiling, plan
 from spattn import patterns as p
-from spattn import plan
-from spattn.patterns import Lattice, Part
+from spattn.patterns.authoring import Lattice, Part
 from spattn.planning.contract.types import grid_of
 from spattn.planning.tiles import search as _search
 from spattn.planning.tiles import tiling as tiling
@@ -50,19 +50,18 @@ def pairs_asked(searched, monkeypatch):
     """The numbers of tile pairs that the rules were asked for."""
     asked = []
 
-    class Counting(_search.TilePairs):
-        def evaluate(self, pattern):
-            asked.append(len(self.query_box))
-            return super().evaluate(pattern)
+    def counting(query, key, query_box, key_box, made=_search.tile_pairs, **options):
+        asked.append(len(query_box))
+        return made(query, key, query_box, key_box, **options)
 
-    monkeypatch.setattr(_search, "TilePairs", Counting)
+    monkeypatch.setattr(_search, "tile_pairs", counting)
     return asked
 
 
 @pytest.mark.parametrize("pattern", [p.SlidingWindow(64), p.BlockLocal(64), p.DilatedWindow(8, 8, 5)], ids=repr)
 def test_cost_follows_the_tiles_found(pattern, pairs_asked):
     """Of 512 × 512 pairs of tiles (for one residue class a fifth each way), few are ever looked at."""
-    plan(pattern, 512 * 64, tile=(64, 64), workers=5)
+    plan(pattern, 512 * 64, tiling=Tiling(tile=(64, 64), workers=5))
     assert sum(pairs_asked) < _search._PAIRS_AT_ONCE
 
 
@@ -73,15 +72,17 @@ def test_coarse_levels_find_every_tile(grid, searched, monkeypatch):
     tokens = math.prod(grid)
     pattern = p.Neighborhood(grid, (5,) * len(grid))
     for q_len, tile in ((tokens, (32, 64)), (tokens // 3, (7, 64))):
-        check_plan(plan(pattern, q_len, tokens, tile=tile, workers=6), [pattern.index_set(q_len, tokens)])
+        check_plan(
+            plan(pattern, q_len, tokens, tiling=Tiling(tile=tile, workers=6)), [pattern.index_set(q_len, tokens)]
+        )
 
 
 @pytest.mark.parametrize(
     "pattern",
     [
         p.Neighborhood((40, 50), 5),
-        p.Strided(37),
-        p.Fixed(64, 8),
+        p.strided(37),
+        p.fixed(64, 8),
         p.SlidingWindow(90) | p.Sinks(3),
         p.BigBird(64, random_blocks=1, head=0),
         p.Causal() & p.Documents((700, 130, 5, 1165)),
@@ -96,7 +97,7 @@ def test_pairs_that_are_alike_have_one_sample(pattern, searched, monkeypatch):
     monkeypatch.setattr(_search, "_COMPARED_FIRST", 32)
     shared = _search._shared
     monkeypatch.setattr(_search, "_shared", lambda *args: found.append(shared(*args)) or found[-1])
-    made = plan(pattern, 2000, tile=(16, 64), workers=6)
+    made = plan(pattern, 2000, tiling=Tiling(tile=(16, 64), workers=6))
     check_plan(made, [pattern.at(0, 0).index_set(2000, 2000)])
     assert any(len(open_.samples[0]) < len(open_.pairs[0]) for open_ in found)
 
@@ -119,7 +120,7 @@ class OnGrid(p.Pattern):
 
 def test_tiles_that_differ_in_their_padding_alone():
     """Of 14 × 14 tokens in boxes of 8 × 8, one has no padding and three have it elsewhere."""
-    made = plan(OnGrid(), 196, tile=(64, 64))
+    made = plan(OnGrid(), 196, tiling=Tiling(tile=(64, 64)))
     assert made.tiles == 16 and len(made.masks) == 3
     check_plan(made, [OnGrid().index_set(196, 196)])
 
@@ -135,5 +136,5 @@ def test_predicate_without_rules_is_evaluated_in_every_cell():
     """The slow way finds the same tiles, and says that it was taken."""
     pattern = Coprime()
     with pytest.warns(UserWarning, match="planning evaluates every cell"):
-        made = plan(pattern, 100, 130, tile=(16, 64))
+        made = plan(pattern, 100, 130, tiling=Tiling(tile=(16, 64)))
     check_plan(made, [pattern.index_set(100, 130)])

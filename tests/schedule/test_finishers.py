@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spattn import patterns, plan
+from spattn import Tiling, patterns, plan
 from spattn.planning import positions
 from spattn.schedule.finishers import find_finishers, find_sum_finishers
 from spattn.schedule.slabs import Cut, by_keys, by_queries
@@ -14,8 +14,8 @@ from spattn.schedule.slabs import Cut, by_keys, by_queries
 @pytest.mark.parametrize(
     "pattern, length",
     [
-        (patterns.Strided(16), 512),
-        (patterns.Longformer(64, 1, 16), 1024),
+        (patterns.strided(16), 512),
+        (patterns.longformer(64, 1, 16), 1024),
         (patterns.Causal(), 700),
         (patterns.Full(), 4000),
     ],
@@ -23,7 +23,7 @@ from spattn.schedule.slabs import Cut, by_keys, by_queries
 )
 def test_every_shared_row_is_joined_once(pattern, length):
     """A row's sources are those of the plan, whether the merge kernel or a finishing item joins them."""
-    made = plan(pattern, length, tile=(128, 64), workers=40)
+    made = plan(pattern, length, tiling=Tiling(tile=(128, 64), workers=40))
     found = find_finishers(made)
     joined = {}
     for number, row in enumerate(found.merges.rows):
@@ -41,13 +41,13 @@ def test_every_shared_row_is_joined_once(pattern, length):
         for number, row in enumerate(made.merge_rows)
     }
     assert joined == expected
-    if isinstance(pattern, patterns.Strided):
+    if pattern.name == "strided":
         assert found.finishes.any() and not len(found.merges.rows)
 
 
 def test_the_other_source_comes_first():
     """What a finisher reads was written by a work item that does not finish; the slots of the others are the plan's."""
-    made = plan(patterns.Strided(16), 512, tile=(128, 64), workers=40)
+    made = plan(patterns.strided(16), 512, tiling=Tiling(tile=(128, 64), workers=40))
     found = find_finishers(made)
     np.testing.assert_array_equal(found.slots[~found.finishes], made.work["slot"][~found.finishes])
     assert sorted(found.slots[found.finishes]) == list(range(-1 - len(found.priors), -1))
@@ -66,18 +66,18 @@ def sums_of(merges):
 @pytest.mark.parametrize(
     ("pattern", "length", "finish"),
     [
-        (patterns.Strided(16), 512, True),
-        (patterns.Fixed(128, 8), 4096, None),
+        (patterns.strided(16), 512, True),
+        (patterns.fixed(128, 8), 4096, None),
         (patterns.Neighborhood((32, 32), 5) | patterns.Columns(9, 3, 5), 1024, None),
-        (patterns.PerHead((patterns.Strided(16), patterns.Strided(32))), 512, True),
-        (patterns.Longformer(64, global_tokens=range(8)), 20000, False),
+        (patterns.PerHead((patterns.strided(16), patterns.strided(32))), 512, True),
+        (patterns.longformer(64, global_tokens=range(8)), 20000, False),
         (patterns.Causal(), 700, False),
     ],
     ids=repr,
 )
 def test_every_row_of_a_gradient_is_summed_once(pattern, length, finish, keyed):
     """In the order of its sources, by a finisher, which is the first of them, or by the sums that are left."""
-    made = plan(pattern, length, tile=(128, 64), workers=40)
+    made = plan(pattern, length, tiling=Tiling(tile=(128, 64), workers=40))
     cut, heads = Cut.consecutive(made, 64), made.variant.shape[1]
     own = by_keys(made, 1, heads, heads, cut, 2, 40) if keyed else by_queries(made, cut)
     found = find_sum_finishers(own.work["slot"], own.work_indptr, own.merges, 128, length)

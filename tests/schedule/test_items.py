@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 import spattn
-from spattn import cpu, plan
+from spattn import Tiling, cpu, plan
 from spattn import patterns as p
 from spattn.planning.contract.types import WORK
 from spattn.schedule import compiler
@@ -19,7 +19,7 @@ from spattn.testing import check_plan, inputs
 
 def test_lists_are_in_the_order_of_views_and_tiles():
     """One query view, several key views: backends find a tile's neighbours beside it."""
-    made = plan(p.Longformer(40, global_tokens=(0, 150, 300)), 2000, tile=(64, 64))
+    made = plan(p.longformer(40, global_tokens=(0, 150, 300)), 2000, tiling=Tiling(tile=(64, 64)))
     assert len(np.unique(made.key_view)) == 2
     for begin, end in zip(made.indptr[:-1], made.indptr[1:], strict=True):
         order = np.lexsort((made.indices[begin:end], made.key_view[begin:end]))
@@ -28,7 +28,7 @@ def test_lists_are_in_the_order_of_views_and_tiles():
 
 def test_items_of_a_variant_are_sorted_by_falling_cost():
     for pattern in (p.Causal(), p.PerHead((p.Causal(), p.SlidingWindow(300)))):
-        made = plan(pattern, 2000, tile=(64, 64))
+        made = plan(pattern, 2000, tiling=Tiling(tile=(64, 64)))
         length = made.work["end"] - made.work["begin"]
         for first, last in zip(made.work_indptr[:-1], made.work_indptr[1:], strict=True):
             assert (np.diff(length[first:last]) <= 0).all() and length[first] > length[last - 1]
@@ -42,18 +42,18 @@ def test_lists_are_cut_into_so_many_pieces(tiles, pieces):
     assert len(made.work) == pieces and length.sum() == tiles and length.max() - length.min() <= 1
     assert compiler.plan(p.Full(), 64, 64 * tiles, tile=(64, 64), pieces=pieces, tiled_for=1) is made
     again = compiler.plan(p.Full(), 64, 64 * tiles, tile=(64, 64), workers=3, tiled_for=1)
-    assert len(again.work) == len(plan(p.Full(), 64, 64 * tiles, tile=(64, 64), workers=3).work)
+    assert len(again.work) == len(plan(p.Full(), 64, 64 * tiles, tiling=Tiling(tile=(64, 64), workers=3)).work)
 
 
 def test_more_workers_get_more_pieces():
-    few, many = (plan(p.Full(), 64, 20_000, tile=(64, 64), workers=workers) for workers in (1, 64))
+    few, many = (plan(p.Full(), 64, 20_000, tiling=Tiling(tile=(64, 64), workers=workers)) for workers in (1, 64))
     longest = [int((made.work["end"] - made.work["begin"]).max()) for made in (few, many)]
     assert longest[1] < longest[0] and len(many.work) > len(few.work)
 
 
 def test_pieces_of_a_long_list_are_merged():
     pattern = p.Full()
-    made = plan(pattern, 70, 5000, tile=(64, 64), workers=8)
+    made = plan(pattern, 70, 5000, tiling=Tiling(tile=(64, 64), workers=8))
     assert made.slots > 2 and (np.diff(made.merge_indptr) > 1).all()
     check_plan(made, [pattern.index_set(70, 5000)])
 
@@ -61,7 +61,7 @@ def test_pieces_of_a_long_list_are_merged():
 def test_rows_without_keys_are_merged_from_nothing():
     """Those of tiles that have no list, beside others whose items write their rows alone."""
     pattern = p.RowIntervals(np.zeros(70, int), np.repeat([0, 70], [64, 6]))
-    made = plan(pattern, 70, tile=(16, 64))
+    made = plan(pattern, 70, tiling=Tiling(tile=(16, 64)))
     assert made.merge_rows.tolist() == list(range(64)) and len(made.merge_sources) == made.slots == 0
     check_plan(made, [pattern.index_set(70, 70)])
 
@@ -75,9 +75,9 @@ def test_rows_that_no_view_has_are_merged_from_nothing():
             return (q < 64) & (k < 64)
 
         def parts(self, q_len, kv_len):
-            return (p.Part(self, query=p.Lattice(0, (1,), (64,))),)
+            return (p.authoring.Part(self, query=p.authoring.Lattice(0, (1,), (64,))),)
 
-    made = plan(Some(), 100, tile=(64, 64))
+    made = plan(Some(), 100, tiling=Tiling(tile=(64, 64)))
     assert made.merge_rows.tolist() == list(range(64, 100)) and len(made.work) == 1
     check_plan(made, [Some().index_set(100, 100)])
 
@@ -111,17 +111,17 @@ def test_items_are_pieces_of_lists_by_falling_length(tiles, longest, least, meet
 
 def test_lists_without_tiles_are_refused():
     zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
-    with pytest.raises(ValueError, match="lists: expected at least one tile, got 0"):
+    with pytest.raises(ValueError, match="lists: a list must have at least one tile, got 0"):
         cut((zero, zero, zero, zero), 5, None, None, WORK)
     for lists, least in (((zero, zero, zero, np.ones(2, np.int64)), None), ((zero, zero, zero, one), np.ones(2, int))):
-        with pytest.raises(ValueError, match="lists: expected 1 of them"):
+        with pytest.raises(ValueError, match="lists: all arrays must have length 1"):
             cut(lists, 5, least, None, WORK)
 
 
-@pytest.mark.parametrize("pattern", [p.Full(), p.Longformer(40, global_tokens=(0, 150)), p.Strided(32)], ids=repr)
+@pytest.mark.parametrize("pattern", [p.Full(), p.longformer(40, global_tokens=(0, 150)), p.strided(32)], ids=repr)
 def test_sources_are_in_the_order_of_slots(pattern):
     """The order of a merge's sum is part of the result's bits."""
-    made = plan(pattern, 3000, tile=(64, 64), workers=64)
+    made = plan(pattern, 3000, tiling=Tiling(tile=(64, 64), workers=64))
     slot = made.merge_sources // made.block_q
     inside = np.ones(len(slot), dtype=bool)
     inside[made.merge_indptr[:-1][np.diff(made.merge_indptr) > 0]] = False  # the first source of each merge
@@ -134,7 +134,7 @@ def test_plans_do_not_depend_on_the_number_of_threads():
     made = []
     for threads in (1, 2, 64):
         with threadpool_limits(threads, user_api="openmp"):
-            made.append(spattn.plan(p.Full(), backend="cpu", like=arrays))
+            made.append(spattn.plan_for(p.Full(), *arrays, backend="cpu"))
     assert made[0].slots > 1
     for other in made[1:]:
         assert np.array_equal(other.work, made[0].work) and np.array_equal(other.merge_sources, made[0].merge_sources)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spattn import patterns, plan
+from spattn import Tiling, patterns, plan
 from spattn.cuda.hopper.layout import make_layout
 from spattn.planning import positions, validate
 from spattn.planning.contract.types import tile_lists
@@ -16,10 +16,10 @@ CASES = {
     "causal": (patterns.Causal(), 7, 3000),
     "window": (patterns.SlidingWindow(500), 16, 700),
     "dilated": (patterns.DilatedWindow(90, 90, 4), 13, 1500),
-    "strided": (patterns.Strided(16), 16, 2000),
+    "strided": (patterns.strided(16), 16, 2000),
     "some empty rows": (patterns.BlockLocal(50) & ~patterns.SlidingWindow(20, 90), 16, 300),
     "per batch entry": (patterns.Documents(((100, 150), (30, 40, 180))), 5, 250),
-    "per group": (patterns.PerHead((patterns.Causal(),) * 3 + (patterns.Strided(12),) * 3), 9, 260),
+    "per group": (patterns.PerHead((patterns.Causal(),) * 3 + (patterns.strided(12),) * 3), 9, 260),
 }
 
 
@@ -49,7 +49,7 @@ def test_packed_plans_allow_the_same_pairs(case, group):
     batch, heads = (max(1, n) for n in pattern.sizes())
     group = 3 if heads > 1 else group
     heads = max(heads, group)
-    made = plan(pattern, q_len, kv_len, batch=batch, heads=heads, workers=4)
+    made = plan(pattern, q_len, kv_len, tiling=Tiling(workers=4), batch=batch, heads=heads)
     packed = validate(pack_heads(made, group))
     assert packed.variants == made.variants and packed.q_len == group * q_len
     assert packed.variant.shape[1] in (1, heads // group)
@@ -67,6 +67,6 @@ def test_what_cannot_be_packed():
     """Too many rows, heads of a group that differ, queries in more than one tile or dimension."""
     assert pack_heads(plan(patterns.Causal(), 65, 300), 2) is None
     assert pack_heads(plan(patterns.Causal(), 300, 300), 2) is None
-    different = patterns.PerHead((patterns.Causal(), patterns.Strided(12)))
+    different = patterns.PerHead((patterns.Causal(), patterns.strided(12)))
     assert pack_heads(plan(different, 4, 260, heads=2), 2) is None
     assert pack_heads(plan(patterns.Neighborhood((6, 8), 3), 48, 48), 2) is None

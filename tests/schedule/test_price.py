@@ -17,20 +17,21 @@ from spattn.choose.features_cpu import (
     predicted_ms,
 )
 from spattn.planning.contract.types import positions
+from spattn.schedule import compiler
 
 FLOAT32 = Features(32, 64, 16)
 PANELS = Features(32, 64, 16, copies=True, panel=32)
 
 
 def counted(pattern, tokens, of=FLOAT32, heads=1, **how):
-    return count(spattn.plan(pattern, tokens, heads=heads, **how), 1, heads, of)
+    return count(compiler.plan(pattern, tokens, heads=heads, **how), 1, heads, of)
 
 
 @pytest.mark.parametrize("of", [*(Features(32, 64, lanes) for lanes in (4, 8, 16)), PANELS], ids=str)
 @pytest.mark.parametrize("tokens", [20, 48, 300, 1000])
 def test_dense_attention_is_counted_as_its_plan_would_be(tokens, of):
     """One document, whose plan does not grow and so has the tiles of a closed form."""
-    planned = count(spattn.plan(sp.Documents((tokens,)), tokens, tile=(48, 64)), 2, 3, of)
+    planned = count(spattn.plan(sp.Documents((tokens,)), tokens, tiling=spattn.Tiling(tile=(48, 64))), 2, 3, of)
     assert planned == pytest.approx(count_dense(tokens, tokens, 2, 3, (48, 64), of), rel=1e-14)
 
 
@@ -54,7 +55,7 @@ def test_panels_are_counted_from_the_first_key_to_the_last():
 
 def test_rows_that_hold_no_query_are_not_counted():
     """Ten queries in a tile of 48: one vector and two blocks of rows."""
-    found = count(spattn.plan(sp.Full(), 10, 64, tile=(48, 64)), 1, 1, Features(32, 16, 16))
+    found = count(spattn.plan(sp.Full(), 10, 64, tiling=spattn.Tiling(tile=(48, 64))), 1, 1, Features(32, 16, 16))
     assert found.rows == 10 * (32 + 16) and found.scores == 32 * 64 and found.output == 2 * 64
 
 
@@ -65,7 +66,7 @@ def test_rows_that_hold_no_query_are_not_counted():
         (sp.Causal(), FLOAT32._replace(copies=True), 32 + 64),
         (sp.Causal(), FLOAT32._replace(head_dim_v=24), 24),  # no whole vectors
         (sp.DilatedWindow(4, dilation=4), FLOAT32, 64),  # even keys are read where they are, and values are not
-        (sp.Windowed((16, 16), 8), FLOAT32, 32 + 64),
+        (sp.windowed((16, 16), 8), FLOAT32, 32 + 64),
     ],
 )
 def test_what_cannot_be_read_in_place_is_copied_once(pattern, of, copied):
@@ -80,7 +81,7 @@ def test_each_head_counts():
 
 
 def test_merged_rows_are_counted_by_their_sources():
-    plan = spattn.plan(sp.Full(), 48, 4096, tile=(48, 64), workers=4)
+    plan = spattn.plan(sp.Full(), 48, 4096, tiling=spattn.Tiling(tile=(48, 64), workers=4))
     assert plan.slots and count(plan, 1, 1, FLOAT32).merged == 48 * plan.slots * 64
 
 
@@ -100,7 +101,7 @@ def test_large_calls_take_no_memory():
 def test_rows_are_computed_with_whole_vectors_of_keys(kernel, box, lanes):
     """Of four rows at once those from the first to the last key that any of them may attend to."""
     pattern = sp.Neighborhood((24, 32), kernel)
-    plan, pairs = spattn.plan(pattern, 768, tile=(math.prod(box), 128), box=box), 0
+    plan, pairs = spattn.plan(pattern, 768, tiling=spattn.Tiling(tile=(math.prod(box), 128), box=box)), 0
     for component in plan.components:
         (queries, are), (keys, real) = (
             positions(plan.views[component[name]], np.arange(1)) for name in ("query_view", "key_view")
@@ -115,12 +116,12 @@ def test_rows_are_computed_with_whole_vectors_of_keys(kernel, box, lanes):
 
 
 def test_rows_of_a_plan_without_bitmasks_meet_all_keys():
-    assert count_rows(spattn.plan(sp.Full(), 64, tile=(16, 64)), 1, 1, FLOAT32).weights == 64 * 64
+    assert count_rows(spattn.plan(sp.Full(), 64, tiling=spattn.Tiling(tile=(16, 64))), 1, 1, FLOAT32).weights == 64 * 64
 
 
 def test_rows_of_views_of_several_tiles_meet_whole_tiles():
     """But for what four rows do not reach."""
-    plan = spattn.plan(sp.Neighborhood((20, 30), 9), 600, tile=(4, 64), box=(2, 2))
+    plan = spattn.plan(sp.Neighborhood((20, 30), 9), 600, tiling=spattn.Tiling(tile=(4, 64), box=(2, 2)))
     views = plan.views[plan.components["key_view"]]
     assert (views["tiles"] > 1).all()
     assert 4 * 32 * views["tiles"].sum() < count_rows(plan, 1, 1, FLOAT32).weights <= 4 * 64 * views["tiles"].sum()
@@ -130,5 +131,5 @@ def test_pairs_are_those_that_are_allowed():
     """Whatever tile the plan has, and as many for each head as its pattern allows."""
     heads = sp.PerHead((sp.Causal(), sp.SlidingWindow(8)))
     for tile in ((48, 64), (1, 64)):
-        plan = spattn.plan(heads, 300, heads=2, tile=tile)
+        plan = spattn.plan(heads, 300, tiling=spattn.Tiling(tile=tile), heads=2)
         assert count_pairs(plan, 5, 2, FLOAT32)[::2] == (5 * 2 * 300, 5 * plan.nnz)

@@ -36,10 +36,10 @@ def test_what_is_not_dealt_keeps_all_workers_busy():
 @pytest.mark.parametrize("tiles", [1, 2])
 @pytest.mark.parametrize("workers", [1, 16])
 @pytest.mark.parametrize(
-    "pattern", [sp.Causal(), sp.SlidingWindow(200), sp.Strided(64), sp.Longformer(64, global_tokens=3)]
+    "pattern", [sp.Causal(), sp.SlidingWindow(200), sp.strided(64), sp.longformer(64, global_tokens=3)]
 )
 def test_counts_of_one_worker_are_sums_over_its_items(pattern, workers, tiles):
-    plan = spattn.plan(pattern, 3000, workers=workers, tile=(64, 64))
+    plan = spattn.plan(pattern, 3000, tiling=spattn.Tiling(workers=workers, tile=(64, 64)))
     mask, found = tile_lists(plan).mask, find_finishers(plan)
     steps = partial = 0
     for begin, end in zip(plan.work["begin"].tolist(), plan.work["end"].tolist(), strict=True):
@@ -63,14 +63,14 @@ def test_counts_of_one_worker_are_sums_over_its_items(pattern, workers, tiles):
 
 
 def test_a_short_launch_takes_its_longest_item():
-    plan = spattn.plan(sp.Causal(), 2048, tile=(64, 64))
+    plan = spattn.plan(sp.Causal(), 2048, tiling=spattn.Tiling(tile=(64, 64)))
     counts = count_on_gpu(plan, Sizes(1, 1, 1, 64, 64), Kernel(64, 2, 64, 264, 1 << 16))
     assert counts.weights >= 0.9 * 2048 * 64
     assert counts.items >= 1
 
 
 def test_plans_without_work_have_no_launch():
-    plan = spattn.plan(sp.from_pairs([], [], 128, 128), 128)
+    plan = spattn.plan(sp.interop.from_pairs([], [], 128, 128), 128)
     counts = count_on_gpu(plan, Sizes(1, 1, 1, 64, 64), Kernel(128, 2, 64, 132, 1 << 16))
     assert (counts.launches, counts.items, counts.merging) == (0, 0, 1)
 

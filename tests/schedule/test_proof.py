@@ -19,15 +19,15 @@ CASES = {
     "one view": (p.SlidingWindow(5), 200, 200, (16, 64), 1),
     "pieces": (p.Full(), 3, 5000, (16, 64), 32),
     "residues": (p.DilatedWindow(4, 2, 7), 300, 300, (16, 64), 1),
-    "strided": (p.Strided(12), 500, 500, (16, 64), 1),
-    "one period of many": (p.Strided(8) | p.Strided(64), 4000, 4000, (16, 64), 1),
-    "three views": (p.DilatedWindow(6, 5, 7) | p.Strided(5), 53, 55, (1, 64), 1),
-    "odd tiles": (p.DilatedWindow(6, 5, 7) | p.Strided(5), 300, 300, (7, 64), 1),
+    "strided": (p.strided(12), 500, 500, (16, 64), 1),
+    "one period of many": (p.strided(8) | p.strided(64), 4000, 4000, (16, 64), 1),
+    "three views": (p.DilatedWindow(6, 5, 7) | p.strided(5), 53, 55, (1, 64), 1),
+    "odd tiles": (p.DilatedWindow(6, 5, 7) | p.strided(5), 300, 300, (7, 64), 1),
     "no period": (p.DilatedWindow(3, 0, 61) | p.DilatedWindow(3, 0, 67) | p.SlidingWindow(2), 300, 300, (8, 64), 1),
     "two axes": (p.Neighborhood((20, 24), 5, 2) | p.Columns(20, 2, 5), 480, 480, (12, 64), 1),
-    "three axes": (p.Neighborhood((6, 8, 9), (3, 5, 5)) | p.Strided(9), 432, 432, (8, 64), 1),
+    "three axes": (p.Neighborhood((6, 8, 9), (3, 5, 5)) | p.strided(9), 432, 432, (8, 64), 1),
     "empty rows": (p.BlockLocal(50) & ~p.SlidingWindow(20, 90), 300, 300, (16, 64), 1),
-    "variants": (p.PerHead((p.Causal(), p.SlidingWindow(3), p.Strided(6))), 100, 100, (16, 64), 4),
+    "variants": (p.PerHead((p.Causal(), p.SlidingWindow(3), p.strided(6))), 100, 100, (16, 64), 4),
     "nothing": (p.Full() - p.Full(), 40, 40, (16, 64), 1),
     "no query": (p.Full(), 0, 40, (16, 64), 1),
 }
@@ -35,7 +35,7 @@ CASES = {
 
 def made(name):
     pattern, q_len, kv_len, tile, workers = CASES[name]
-    return spattn.plan(pattern, q_len, kv_len, tile=tile, workers=workers)
+    return spattn.plan(pattern, q_len, kv_len, tiling=spattn.Tiling(tile=tile, workers=workers))
 
 
 def writers(plan, **changed):
@@ -80,7 +80,7 @@ def test_permuted_rows():
     prove(writers(plan))
     twice = plan.q_order.copy()
     twice[0, 3] = twice[0, 4]
-    with pytest.raises(RuntimeError, match="is written twice|is not written|another row"):
+    with pytest.raises(RuntimeError, match="is written twice|is never written|another row"):
         prove(writers(plan)._replace(order=twice))
 
 
@@ -96,9 +96,9 @@ def test_tiles_that_are_together():
         np.array([0, 128], np.int32), 300, 64, together=2,
     )  # fmt: skip
     prove(own)
-    with pytest.raises(RuntimeError, match=r"^plan: a merge of row 128 reads"):
+    with pytest.raises(RuntimeError, match=r"^plan: combining row 128 reads"):
         prove(own._replace(merge_sources=ends[:128][::-1].copy()))
-    with pytest.raises(RuntimeError, match=r"^plan: row 0 is not written"):
+    with pytest.raises(RuntimeError, match=r"^plan: row 0 is never written"):
         prove(own._replace(tile=np.array([2, 4], np.int32), slot=np.array([0, -1]), owner=zero[:2],
                            work_indptr=np.array([0, 2], np.int32)))  # fmt: skip
 
@@ -156,7 +156,7 @@ def test_a_merge_that_reads_a_source_twice():
         merge = np.flatnonzero(np.diff(plan.merge_indptr) > 1)[-1]
         sources = plan.merge_sources.copy()
         sources[plan.merge_indptr[merge] + 1] = sources[plan.merge_indptr[merge]]
-        with pytest.raises(RuntimeError, match=f"^plan: a merge of row {plan.merge_rows[merge]} reads"):
+        with pytest.raises(RuntimeError, match=f"^plan: combining row {plan.merge_rows[merge]} reads"):
             prove(writers(plan, merge_sources=sources))
 
 
@@ -166,7 +166,7 @@ def test_a_partial_result_that_nobody_reads():
     merge = len(plan.merge_rows) // 2
     at = plan.merge_indptr[merge + 1] - 1
     indptr = plan.merge_indptr - (np.arange(len(plan.merge_indptr)) > merge).astype(np.int32)
-    with pytest.raises(RuntimeError, match="^plan: 1 rows of partial results are not read"):
+    with pytest.raises(RuntimeError, match="^plan: 1 partial rows are not read"):
         prove(writers(plan, merge_indptr=indptr, merge_sources=np.delete(plan.merge_sources, at)))
 
 
@@ -184,7 +184,7 @@ def test_a_merge_that_reads_padding():
     prove(own)
     count[5], count[100] = 0, 1
     indptr, sources = np.append(0, np.cumsum(count)).astype(np.int32), np.delete(np.arange(101, dtype=np.int32), 5)
-    with pytest.raises(RuntimeError, match="^plan: a merge of row 100 reads"):
+    with pytest.raises(RuntimeError, match="^plan: combining row 100 reads"):
         prove(own._replace(merge_indptr=indptr, merge_sources=sources))
 
 
@@ -195,15 +195,15 @@ def test_long_periods_are_checked_to_the_end():
     for change in (1, -1, 64):
         sources = plan.merge_sources.copy()
         sources[last] += change
-        with pytest.raises(RuntimeError, match="^plan: a merge of row"):
+        with pytest.raises(RuntimeError, match="^plan: combining row"):
             prove(writers(plan, merge_sources=sources))
     rows = plan.merge_rows.copy()
     rows[[-20, -21]] = rows[[-21, -20]]
-    with pytest.raises(RuntimeError, match="^plan: a merge of row"):
+    with pytest.raises(RuntimeError, match="^plan: combining row"):
         prove(writers(plan, merge_rows=rows))
     indptr = plan.merge_indptr.copy()
     indptr[-20] += 1
-    with pytest.raises(RuntimeError, match="^plan: a merge of row"):
+    with pytest.raises(RuntimeError, match="^plan: combining row"):
         prove(writers(plan, merge_indptr=indptr))
 
 
@@ -215,4 +215,4 @@ def test_the_planner_proves_its_plans(monkeypatch, no_plans):
 
     monkeypatch.setattr(items, "_meeting", forgets)
     with pytest.raises(RuntimeError, match=r"^plan: row \d+ is written twice \(variant 0\); this is a bug in spattn"):
-        spattn.plan(p.DilatedWindow(6, 5, 7) | p.Strided(5), 53, 55, tile=(1, 64))
+        spattn.plan(p.DilatedWindow(6, 5, 7) | p.strided(5), 53, 55, tiling=spattn.Tiling(tile=(1, 64)))

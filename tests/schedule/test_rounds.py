@@ -7,7 +7,7 @@ import heapq
 import numpy as np
 import pytest
 
-from spattn import patterns, plan
+from spattn import Tiling, patterns, plan
 from spattn.schedule.rounds import cut_for_rounds
 from spattn.schedule.slabs import Cut, by_keys
 
@@ -41,7 +41,7 @@ def test_lists_stay_whole_where_it_would_save_little(length, heads):
 
 def test_items_of_all_heads_end_together():
     """Every entry once, in pieces where 32 lists of 8 heads are not a multiple of the workers."""
-    made = plan(patterns.Full(), 4096, heads=8, workers=1)
+    made = plan(patterns.Full(), 4096, tiling=Tiling(workers=1), heads=8)
     cut = Cut.consecutive(made, 64)
     whole, even = by_keys(made, 1, 8, 8, cut, 2, 1), by_keys(made, 1, 8, 8, cut, 2, 1, rounds=96)
     assert len(even.work) > len(whole.work) == 32

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from spattn.patterns import Lattice
+from spattn.patterns.authoring import Lattice
 from spattn.planning.contract.types import positions
 from spattn.planning.tiles.tiling import make_view
 from spattn.schedule.rows import places

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spattn import patterns, plan
+from spattn import Tiling, patterns, plan
 from spattn.planning.contract.types import positions
 from spattn.schedule.roles import roles
 from spattn.schedule.slabs import EMPTY, FULL, Cut, by_keys, by_queries, slab_masks
@@ -14,8 +14,8 @@ from spattn.testing import dense_mask
 PROBLEMS = {
     "causal": (patterns.Causal(), 260, 391, 1, 2),
     "window": (patterns.SlidingWindow(70), 400, 400, 1, 2),
-    "strided": (patterns.Strided(16), 400, 400, 1, 4),
-    "longformer": (patterns.Longformer(64, global_tokens=(0, 1, 200)), 400, 400, 1, 2),
+    "strided": (patterns.strided(16), 400, 400, 1, 4),
+    "longformer": (patterns.longformer(64, global_tokens=(0, 1, 200)), 400, 400, 1, 2),
     "neighborhood": (patterns.Neighborhood((18, 22), 7), 396, 396, 1, 2),
     "per head": (patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30))), 260, 260, 2, 2),
     "per batch entry": (patterns.Documents(((100, 150), (30, 40, 180))), 250, 250, 2, 4),
@@ -67,7 +67,7 @@ def visited(plan, made, item, slabs, transposed):
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_both_passes_visit_each_allowed_pair_once(name, workers, tile, side, together):
     pattern, q_len, kv_len, batch, heads = PROBLEMS[name]
-    made = plan(pattern, q_len, kv_len, batch=batch, heads=heads, tile=tile, workers=workers)
+    made = plan(pattern, q_len, kv_len, tiling=Tiling(tile=tile, workers=workers), batch=batch, heads=heads)
     mask = dense_mask(pattern, batch, heads, q_len, kv_len)
     slabs = slab_masks(made, any_cut(made, side))
     queries = by_queries(made, slabs.cut)
@@ -99,7 +99,7 @@ def test_both_passes_visit_each_allowed_pair_once(name, workers, tile, side, tog
 def test_each_row_is_written_once_or_merged(name, workers, keyed):
     """By an item without a slot, or by a merge of every item with a slot that has the position among its rows."""
     pattern, q_len, kv_len, batch, heads = PROBLEMS[name]
-    made = plan(pattern, q_len, kv_len, batch=batch, heads=heads, workers=workers)
+    made = plan(pattern, q_len, kv_len, tiling=Tiling(workers=workers), batch=batch, heads=heads)
     cut = any_cut(made, 64)
     own = by_keys(made, batch, heads, heads, cut, 2, workers) if keyed else by_queries(made, cut)
     assert set(own.work["view"]) <= set(roles(made)[keyed])  # kernels know no others
@@ -130,7 +130,7 @@ def test_each_row_is_written_once_or_merged(name, workers, keyed):
 
 def test_long_columns_are_split():
     """A few keys that all queries see: their lists are in pieces, so that no worker is left with one."""
-    made = plan(patterns.Longformer(64, global_tokens=range(8)), 20000, heads=1, workers=1)
+    made = plan(patterns.longformer(64, global_tokens=range(8)), 20000, tiling=Tiling(workers=1), heads=1)
     cut = Cut.consecutive(made, 64)
     few, many = (by_keys(made, 1, 1, 1, cut, 2, workers).work for workers in (1, 132))
     assert (many["end"] - many["begin"]).max() <= 16 < (few["end"] - few["begin"]).max()

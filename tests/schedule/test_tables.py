@@ -20,7 +20,9 @@ HEADS = 2, 4, 2  # batch entries, query heads, key-value heads
 
 @pytest.fixture
 def plan():
-    return spattn.plan(p.DilatedWindow(3, 3, 4) | p.Strided(10), 200, 230, tile=(32, 64), workers=4)
+    return spattn.plan(
+        p.DilatedWindow(3, 3, 4) | p.strided(10), 200, 230, tiling=spattn.Tiling(tile=(32, 64), workers=4)
+    )
 
 
 def changed(array, at, value):
@@ -42,7 +44,7 @@ def test_plans_that_allow_a_pair_twice(no_plans):
             return q == q
 
         def parts(self, q_len, kv_len):
-            return p.Part(p.Full()), p.Part(p.Causal())
+            return p.authoring.Part(p.Full()), p.authoring.Part(p.Causal())
 
     with pytest.raises(ValueError, match="^plan: expected each pair to be allowed once"):
         spattn.plan(Twice(), 50)
@@ -50,7 +52,7 @@ def test_plans_that_allow_a_pair_twice(no_plans):
 
 def test_finishers():
     half = p.RowIntervals(np.zeros(512, int), np.where(np.arange(512) < 256, 0, 512))  # whose rows have three sources
-    plan = spattn.plan(p.Strided(8) | p.DilatedWindow(30, 0, 4) & half, 512, tile=(32, 64))
+    plan = spattn.plan(p.strided(8) | p.DilatedWindow(30, 0, 4) & half, 512, tiling=spattn.Tiling(tile=(32, 64)))
     found = find_finishers(plan)
     assert (found.slots <= -2).any() and len(found.merges.rows)
     finisher = np.nonzero(found.slots <= -2)[0]
@@ -65,7 +67,7 @@ def test_finishers():
 
 
 def test_passes():
-    plan = spattn.plan(p.SlidingWindow(90) | p.Strided(10), 200, 230, tile=(32, 64), workers=4)
+    plan = spattn.plan(p.SlidingWindow(90) | p.strided(10), 200, 230, tiling=spattn.Tiling(tile=(32, 64), workers=4))
     cut = Cut.consecutive(plan, 16)
     queries = by_queries(plan, cut)
     keys = by_keys(plan, *HEADS, cut, 2, 4)
@@ -85,7 +87,7 @@ def test_passes():
 
 
 def test_sum_finishers():
-    plan = spattn.plan(p.Full(), 5000, 200, tile=(32, 64), workers=1)
+    plan = spattn.plan(p.Full(), 5000, 200, tiling=spattn.Tiling(tile=(32, 64), workers=1))
     keys = by_keys(plan, 1, 1, 1, Cut.consecutive(plan, 16), 1, 16)
     arguments = keys.work["slot"], keys.work_indptr, keys.merges, 64, plan.kv_len
     found = find_sum_finishers(*arguments)

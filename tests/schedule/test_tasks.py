@@ -6,10 +6,10 @@ import itertools
 
 import numpy as np
 
-from spattn import patterns, plan
+from spattn import Tiling, patterns, plan
 from spattn.schedule.tasks import launch_lists, merge_heads, order_tasks
 
-DIFFERENT = patterns.PerHead((patterns.Causal(), patterns.Strided(16), patterns.Causal(), patterns.SlidingWindow(30)))
+DIFFERENT = patterns.PerHead((patterns.Causal(), patterns.strided(16), patterns.Causal(), patterns.SlidingWindow(30)))
 
 
 def of_head(made, batch, head):
@@ -19,14 +19,14 @@ def of_head(made, batch, head):
 
 
 def test_tasks_cover_every_item_of_every_head():
-    made = plan(patterns.Causal(), 1024, tile=(128, 64))
+    made = plan(patterns.Causal(), 1024, tiling=Tiling(tile=(128, 64)))
     tasks = order_tasks(made, np.ones(len(made.work), bool), 2, 4, 2, 49152)
     assert len(np.unique(tasks)) == len(tasks) == len(made.work) * 8
     assert (tasks["head_kv"] == tasks["head_q"] // 2).all()
 
 
 def test_tasks_are_of_the_variant_of_their_head_and_of_the_chosen_items():
-    made = plan(DIFFERENT, 512, heads=4, tile=(128, 64), workers=4)
+    made = plan(DIFFERENT, 512, tiling=Tiling(tile=(128, 64), workers=4), heads=4)
     chosen = np.arange(len(made.work)) % 3 != 0
     tasks = order_tasks(made, chosen, 2, 4, 2, 49152)
     expected = {
@@ -40,7 +40,7 @@ def test_tasks_are_of_the_variant_of_their_head_and_of_the_chosen_items():
 
 def test_heads_that_run_side_by_side():
     """As many heads of K and V as the cache holds run together, at least one; the longest work items of them first."""
-    made = plan(patterns.Causal(), 1024, tile=(128, 64))
+    made = plan(patterns.Causal(), 1024, tiling=Tiling(tile=(128, 64)))
     length = made.work["end"] - made.work["begin"]
     for keys, heads_together in ((0, 2), (1024, 2), (2048, 4), (1 << 20, 8)):
         tasks = order_tasks(made, np.ones(len(made.work), bool), 2, 4, 2, keys)
@@ -52,14 +52,14 @@ def test_heads_that_run_side_by_side():
 
 
 def test_merges_of_every_head():
-    made = plan(DIFFERENT, 512, heads=4, tile=(128, 64), workers=4)
+    made = plan(DIFFERENT, 512, tiling=Tiling(tile=(128, 64), workers=4), heads=4)
     for first, last, batch, head in merge_heads(made.merge_variants, made.variant, 2, 4).tolist():
         assert range(first, last) == of_head(made, batch, head)[1]
 
 
 def test_launch_lists_number_every_task_once():
     """A kernel finds variant, head and work item (or merge) behind a number by these lists alone."""
-    made = plan(DIFFERENT, 512, heads=4, tile=(128, 64), workers=4)
+    made = plan(DIFFERENT, 512, tiling=Tiling(tile=(128, 64), workers=4), heads=4)
     lists = launch_lists(made, 2, 4)
     for kind, (indptr, numbers) in enumerate(((lists.items, lists.items_first), (lists.merges, lists.merges_first))):
         found = []

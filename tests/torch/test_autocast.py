@@ -112,6 +112,6 @@ def test_casts_beyond_memory():
 def test_plans_are_those_of_the_cast_operands():
     q = torch.ones(1, 2, 200, 64)
     with torch.autocast("cpu", torch.bfloat16):
-        found = spattn.plan("causal", like=(q, q, q))
+        found = spattn.plan_for("causal", q, q, q)
     x = q.bfloat16()
-    assert found is spattn.plan("causal", like=(x, x, x))
+    assert found is spattn.plan_for("causal", x, x, x)

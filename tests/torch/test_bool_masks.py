@@ -29,7 +29,7 @@ def masked_calls():
     yield "numpy", np.asarray, spattn.attention
     yield "reference", np.asarray, lambda *given: spattn.attention(*given, backend="reference")
     yield "grouped", np.asarray, lambda q, k, v, m: spattn.grouped_attention([(q, k, v, m), (q, k, v, "full")])[0]
-    yield "plan", np.asarray, lambda q, k, v, m: spattn.attention(q, k, v, spattn.plan(m, like=(q, k, v)))
+    yield "plan", np.asarray, lambda q, k, v, m: spattn.attention(q, k, v, spattn.plan_for(m, q, k, v))
     yield "torch", torch.from_numpy, spattn.attention
     yield "compiled", torch.from_numpy, torch.compile(spattn.attention, backend="aot_eager", dynamic=False)
     yield "recorded", lambda x: torch.from_numpy(x).requires_grad_(x.dtype == np.float32), spattn.attention
@@ -40,7 +40,11 @@ def operands():
     return [rng.standard_normal((BATCH, HEADS, n, 8), dtype=np.float32) for n in (Q_LEN, KV_LEN, KV_LEN)]
 
 
-@pytest.mark.parametrize("name, convert, attend", [pytest.param(*c, id=c[0]) for c in masked_calls()])
+SLOW = {"compiled": pytest.mark.slow}
+CALLS = [pytest.param(*call, id=call[0], marks=SLOW.get(call[0], ())) for call in masked_calls()]
+
+
+@pytest.mark.parametrize("name, convert, attend", CALLS)
 def test_bool_masks_broadcast_as_in_torch(name, convert, attend):
     """A bare mask has one entry, or as many as q, along each leading axis; anything else is refused."""
     arrays, rng = operands(), np.random.default_rng(6)

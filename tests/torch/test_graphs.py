@@ -49,16 +49,17 @@ def same(got, want):
 
 
 @pytest.mark.filterwarnings("ignore:.*cells are evaluated")
-@pytest.mark.parametrize("name", p.names())
+@pytest.mark.parametrize("name", p.registry.names())
 def test_one_graph_of_every_pattern(name):
     """Eager's bits, of gradients too."""
-    pattern, q_len, kv_len = p.example(name)
+    pattern, q_len, kv_len = p.registry.example(name)
     batch, heads = (max(1, size) for size in pattern.sizes())
     operands = [torch.from_numpy(x).requires_grad_() for x in inputs(batch, heads, heads, q_len, kv_len, 8)]
     compiled = torch.compile(attend, backend="aot_eager", fullgraph=True)
     assert same(step(compiled, operands, pattern), step(attend, operands, pattern))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_compiled_kernels_around_it(dtype):
     """By the compiler that torch.compile has by default, which lays operands out as it likes."""
@@ -117,6 +118,7 @@ def test_a_plan_stands_for_its_pattern():
         torch.testing.assert_close(compiled(*operands, spattn.plan(pattern, 20, 30)), attend(*operands, pattern))
 
 
+@pytest.mark.slow
 def test_a_mask_is_an_operand():
     """One graph for all its values, as it is an argument like others."""
     operands, compiled = tensors(), torch.compile(attend, backend="aot_eager", fullgraph=True)
@@ -172,15 +174,16 @@ def test_what_no_graph_can_hold(what):
 def test_a_pattern_that_is_made_within_is_not_that_of_its_defaults():
     """Even where torch.compile follows how it is made."""
     try:
-        p.register("band_of_a_graph")(Band)
+        p.authoring.register("band_of_a_graph")(Band)
         operands = tensors()
         run = torch.compile(lambda q, k, v: attend(q, k, v, Band(5)), backend="eager")
         assert same(run(*operands), attend(*operands, Band(5))) and not same(run(*operands), attend(*operands, Band()))
         assert same(torch.compile(attend, backend="eager", fullgraph=True)(*operands, Band(5)), run(*operands))
     finally:
-        p._registry._REGISTRY.pop("band_of_a_graph")
+        p.base.registry._REGISTRY.pop("band_of_a_graph")
 
 
+@pytest.mark.slow
 def test_errors_are_those_of_eager_calls():
     q, k, v = tensors()
     compiled = torch.compile(spattn.attention, backend="eager")
@@ -311,6 +314,7 @@ print(all(map(torch.equal, found, torch.load(expected))))
 """
 
 
+@pytest.mark.slow
 def test_another_process_runs_an_exported_program(python, tmp_path):
     operands = [x.detach() for x in tensors()]
     files = [tmp_path / name for name in ("program.pt2", "operands.pt", "expected.pt")]
@@ -321,6 +325,7 @@ def test_another_process_runs_an_exported_program(python, tmp_path):
     assert python(f"import sys; sys.argv[1:] = {list(map(str, files))!r}\n{READER}") == "True\n"
 
 
+@pytest.mark.slow
 def test_ahead_of_time(tmp_path):
     """AOTInductor's package, with the operator called from compiled code."""
     operands = [x.detach() for x in tensors()]

@@ -24,7 +24,7 @@ OPTIONS = (None, None, "auto")  # allowed, scale, backend
 
 def example(name):
     """A registered pattern's example with tensors q, k, v and dout in float64."""
-    pattern, q_len, kv_len = p.example(name)
+    pattern, q_len, kv_len = p.registry.example(name)
     batch, heads = (max(least, size) for least, size in zip((1, 2), pattern.sizes(), strict=True))
     q, k, v = inputs(batch, heads, heads, q_len, kv_len, 3, dtype="float64")
     return pattern, [torch.from_numpy(x) for x in (q, k, v, random(q.shape, dtype="float64", seed=7))]
@@ -41,7 +41,7 @@ def check(q, k, v, dout, pattern, allowed=None, dlse=None):
 
 
 @pytest.mark.filterwarnings("ignore:.*cells are evaluated")
-@pytest.mark.parametrize("name", p.names())
+@pytest.mark.parametrize("name", p.registry.names())
 def test_opcheck(name):
     pattern, given = example(name)
     check(*given, pattern)
@@ -98,7 +98,7 @@ def test_tensors_that_say_what_is_allowed(kind):
 
 
 @pytest.mark.filterwarnings("ignore:.*cells are evaluated")
-@pytest.mark.parametrize("name", p.names())
+@pytest.mark.parametrize("name", p.registry.names())
 def test_finite_differences(name):
     """Of out and, where a row has keys, of lse."""
     pattern, (*given, _) = example(name)
@@ -196,18 +196,20 @@ class Sub(p.SlidingWindow):
     """Of a registered class, which it is not."""
 
 
-COMPOSED = (p.SlidingWindow(3) & ~p.KeyPadding(VALID) | p.PerHead((p.Causal(), p.Strided(4)))) - p.Mask(MASK[0])
+COMPOSED = (p.SlidingWindow(3) & ~p.KeyPadding(VALID) | p.PerHead((p.Causal(), p.strided(4)))) - p.Mask(MASK[0])
 
 
-@pytest.mark.parametrize("pattern", [*(p.example(name)[0] for name in p.names()), COMPOSED], ids=lambda x: x.name)
+@pytest.mark.parametrize(
+    "pattern", [*(p.registry.example(name)[0] for name in p.registry.names()), COMPOSED], ids=lambda x: x.name
+)
 def test_a_text_says_all_of_a_pattern(pattern):
     """In any process: nothing but the text travels."""
-    assert p.from_text(text_of(pattern)) == pattern
-    assert json.loads(text_of(pattern)) == pattern.to_dict()
+    assert p.from_json(text_of(pattern)) == pattern
+    assert json.loads(text_of(pattern)) == json.loads(pattern.to_json())
 
 
 def test_a_text_is_read_in_another_process():
-    program = "import sys; from spattn.patterns import from_text; sys.stdout.write(repr(from_text(sys.argv[1])))"
+    program = "import sys; from spattn.patterns import from_json; sys.stdout.write(repr(from_json(sys.argv[1])))"
     done = subprocess.run(
         [sys.executable, "-c", program, text_of(COMPOSED)], capture_output=True, text=True, check=True
     )

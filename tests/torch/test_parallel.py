@@ -90,6 +90,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(tmp_path):
     """Each has half of the batch, with padding of its own; compiled and not."""
     ranks = [

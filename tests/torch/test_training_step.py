@@ -16,8 +16,8 @@ BATCH, LENGTH = 2, 150
 ORDERS = 8
 PATTERNS = {
     "causal window": p.SlidingWindow(20, 0),
-    "Longformer": p.Longformer(30, global_tokens=(0, 1, 70)),
-    "strided": p.Strided(12),
+    "Longformer": p.longformer(30, global_tokens=(0, 1, 70)),
+    "strided": p.strided(12),
     "documents": p.Causal() & p.Documents(((90, 60), (33, 1, 116))),
     "by head": p.PerHead((p.Causal(), p.DilatedWindow(9, 0, 4))),
 }

@@ -1,4 +1,4 @@
-"""Which tile, and which boxes of queries, a plan for the CPU has: the default unless others are priced below it."""
+"""Choice of the CPU tile and query boxes: the default unless the cost model prefers another."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from .machine_cpu import Device
 
 __all__ = ["chosen", "dense_ms", "in_boxes", "price_ms", "price_of_pairs_ms"]
 
-_EFFICIENT = 0.6  # from here on nothing else is tried
-_CELLS = range(17, 97)  # of a box: of more the weights leave the first-level cache
-_MOST_KEYS = 128  # of a tile for a box of more rows than are computed at once, and all that the box meets
-_MANY = 4  # times as many tiles as an ordered plan has: where there cannot be more, the other plan is made too
-_MOST_SMALL_BOXES = 1 << 14  # of a few rows, which gain most
-_MOST_BOXES = 2560  # each has views of its own
-_TRIED, _ROWS_TRIED = 2, 1  # plans that are made beside the default: computed by vectors of queries, and by rows
+_EFFICIENT = 0.6  # efficiency above which no alternative is tried
+_CELLS = range(17, 97)  # cells of a box: with more, the weights exceed the L1 cache
+_MOST_KEYS = 128  # keys of a box with more rows than ROWS_AT_ONCE: one tile must hold them all
+_MANY = 4  # ratio of dense tiles to tiles of an ordered plan up to which the unordered plan is made too
+_MOST_SMALL_BOXES = 1 << 14  # boxes of few rows, which gain the most
+_MOST_BOXES = 2560  # each has its own views
+_TRIED, _ROWS_TRIED = 2, 1  # plans made beside the default: query-vectorized, and row by row
 
 
 Sizes = tuple[int, int, int, int]  # batch entries, query heads, head_dim, head_dim_v
 
 
 def price_ms(plan: Plan, sizes: Sizes, device: Device) -> float:
-    """The predicted milliseconds of a forward on one thread."""
+    """Return the predicted milliseconds of a forward on one thread."""
     if plan.block_q == 1:
         return price_of_pairs_ms(plan, sizes, device)
     of = *sizes[:2], _features(sizes, device)
@@ -53,12 +53,12 @@ def price_ms(plan: Plan, sizes: Sizes, device: Device) -> float:
 
 
 def price_of_pairs_ms(plan: Plan, sizes: Sizes, device: Device) -> float:
-    """The same of the plan with these pairs whose tiles have one query."""
+    """Return the predicted milliseconds for the plan's pairs in one-query tiles."""
     return predicted_ms(count_pairs(plan, *sizes[:2], _features(sizes, device)), device.one)
 
 
 def dense_ms(q_len: int, kv_len: int, tile: tuple[int, int], sizes: Sizes, device: Device) -> float:
-    """The same of attention over all pairs, which nobody has to plan for this."""
+    """Return the predicted milliseconds of dense attention, without a plan."""
     counts = count_dense(q_len, kv_len, *sizes[:2], tile, _features(sizes, device))
     return predicted_ms(counts, device.nanoseconds)
 
@@ -70,8 +70,7 @@ def _features(sizes: Sizes, device: Device) -> Features:
 def chosen(
     pattern: Pattern, call: Call, tile: tuple[int, int], workers: int, max_bytes: int | None, device: Device
 ) -> Plan:
-    """The cheapest of the plan with this tile, tokens in an order of the pattern's if it has one, and of a few in boxes
-    of queries with keys of their own, where the former computes many pairs that are not allowed."""
+    """Return the cheapest of the default plan and, if it is inefficient, a few plans in query boxes."""
     plan = compiler.plan_for(pattern, call, tile, workers, max_bytes, ordered=pattern._has_order)
     if plan.ordered:
         return _or_in_a_row(plan, pattern, call, tile, workers, max_bytes, device)
@@ -92,8 +91,7 @@ def _or_in_a_row(
     max_bytes: int | None,
     device: Device,
 ) -> Plan:
-    """The cheaper of an ordered plan and of that of tokens in a row, which is made only where its tiles cannot be many
-    times as many."""
+    """Return the cheaper of a permuted plan and the unpermuted one, if its tiles can be at most _MANY times more."""
     every = plan.variants * math.prod(grid_of((call.q_len, call.kv_len), tile))
     if plan.efficiency >= _EFFICIENT or every > _MANY * plan.tiles:
         return plan
@@ -103,13 +101,13 @@ def _or_in_a_row(
 
 
 def in_boxes(plan: Plan, sizes: Sizes, workers: int, device: Device) -> Plan | None:
-    """The plan in boxes that costs less than this one, None where there is none."""
+    """Return a plan in boxes that is predicted faster than `plan`, or None."""
     shape = _shape(plan, sizes, workers, device)
     return None if shape is None else _plan_of(plan, sizes, shape, workers)
 
 
 class _Shape(NamedTuple):
-    """A box of queries, and how many keys a tile of the plan in such boxes has."""
+    """A box of queries and the keys of a tile for it."""
 
     box: tuple[int, ...]
     block_kv: int
@@ -121,7 +119,7 @@ class _Shape(NamedTuple):
 
 @kept_with_plan
 def _shape(plan: Plan, sizes: Sizes, workers: int, device: Device) -> _Shape | None:
-    """That of the plan that costs least, None where that is the plan itself."""
+    """Return the shape of the cheapest plan, None if that is `plan` itself."""
     least, best = price_ms(plan, sizes, device), None
     for shape in _promising(plan, sizes, device):
         own = price_ms(_plan_of(plan, sizes, shape, workers), sizes, device)
@@ -139,21 +137,21 @@ def _plan_of(plan: Plan, sizes: Sizes, shape: _Shape, workers: int) -> Plan:
 
 
 def _promising(plan: Plan, sizes: Sizes, device: Device) -> list[_Shape]:
-    """The shapes that would cost least, by the spans of the part that has the most queries."""
+    """Return the shapes with the least estimated cost, from the spans of the part with the most queries."""
     batch, heads, head_dim, head_dim_v = sizes
     met = met_by_boxes(plan, batch, heads, _CELLS.stop)
     if met is None:
         return []
-    whole = head_dim % device.lanes == head_dim_v % device.lanes == 0  # others are copied for each box
+    whole = head_dim % device.lanes == head_dim_v % device.lanes == 0  # the kernels copy other widths for each box
     rows = list(_estimates_of_rows(met, head_dim + head_dim_v, plan.block_kv, device)) if whole else []
-    # Of boxes that cost the same those of more rows have fewer items.
+    # At equal cost, boxes of more rows have fewer items.
     rows.sort(key=lambda each: (each[0], -math.prod(each[1].box), each[1]))
     tiles = sorted(_estimates_of_tiles(met, head_dim, head_dim_v, plan.block_kv, device))
     return [shape for _, shape in rows[:_ROWS_TRIED] + tiles[:_TRIED]]
 
 
 def _estimates_of_rows(met: Met, features: int, block_kv: int, device: Device) -> Iterator[tuple[float, _Shape]]:
-    """A head's cost in boxes of each shape whose rows are computed a few together, with the keys that these meet."""
+    """Yield a head's cost in boxes of each shape that runs a few rows at once, over the keys of the box."""
     for box, boxes in met.candidates(range(ROWS_AT_ONCE, device.few + 1, ROWS_AT_ONCE), _MOST_SMALL_BOXES):
         kinds, cells = list(met.kinds(box)), math.prod(box)
         most = max(math.prod(own) for own, _ in kinds)
@@ -167,8 +165,7 @@ def _estimates_of_rows(met: Met, features: int, block_kv: int, device: Device) -
 
 
 def _keys_reached(own: tuple[int, ...], reached: tuple[int, ...], block_kv: int, lanes: int) -> int:
-    """Of the keys that a box meets, how many are computed for rows that reach so many of them along each axis: whole
-    vectors from the first one on. That others begin within a vector is left out, as is what they share with these."""
+    """Return the computed keys of a box for rows that reach `reached` keys along each axis, in whole vectors."""
     box = choose_box(own, block_kv)
     tiles = math.prod(grid_of(own, box))
     if tiles > 1:
@@ -178,14 +175,14 @@ def _keys_reached(own: tuple[int, ...], reached: tuple[int, ...], block_kv: int,
 
 
 def _met_by_one(met: Met, sides: tuple[int, ...]) -> tuple[int, ...]:
-    """How many keys a box meets along each axis, in the mean."""
+    """Return the mean number of keys of a box along each axis."""
     return tuple(-(-keys // count) for keys, count in zip(met.keys_along(sides), met.boxes(sides), strict=True))
 
 
 def _estimates_of_tiles(
     met: Met, head_dim: int, head_dim_v: int, block_kv: int, device: Device
 ) -> Iterator[tuple[float, _Shape]]:
-    """The same of each shape that is computed by vectors of queries."""
+    """Yield a head's cost in boxes of each query-vectorized shape."""
     for box, boxes in met.candidates(_CELLS, _MOST_BOXES):
 
         def met_by(cells: int, box: tuple[int, ...] = box) -> float:
@@ -206,7 +203,7 @@ def _estimates_of_tiles(
 
 
 def _neighbours(box: tuple[int, ...], cells: int) -> tuple[int, ...]:
-    """The sides of what so many neighbouring cells of a box reach over: of its last axis all, if they are as many."""
+    """Return the sides of the bounding box of `cells` consecutive cells of `box`."""
     sides: tuple[int, ...] = ()
     for side in reversed(box):
         sides = min(side, cells), *sides

@@ -1,7 +1,7 @@
-"""What a plan costs: what its kernels will do, counted, and the time that this takes on a device.
+"""Features of the CPU cost model: operation counts of a plan's kernels.
 
-The counts are of steps that the kernels of a CPU make (``cpu/kernels/forward/products.h``): a partial tile costs only
-the blocks of it that hold an allowed pair. Coefficients are measured, and belong to the device.
+The features count iterations of the CPU kernels (``cpu/kernels/forward/products.h``): a partial tile costs only its
+blocks with an allowed pair. Coefficients are measured per device.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ __all__ = [
     "row_counts",
 ]
 
-_STEP = 32  # keys of a step of products by panels
-_KEYS = 8  # of a block of scores, which is skipped as a whole
-ROWS = 6  # of a block of the output: a key that none of them attends to is skipped
-ROWS_AT_ONCE = 4  # of few queries: keys before the first and behind the last that one of them attends to are skipped
-_MOST_MASKS = 4096  # looked at; of more, evenly spaced ones stand for all
+_STEP = 32  # keys of a step of panel products
+_KEYS = 8  # keys of a block of scores, the granularity of skipping
+ROWS = 6  # rows of an output block: keys that none of them attends to are skipped
+ROWS_AT_ONCE = 4  # rows of a few-query block: only the key range that any of them attends to is computed
+_MOST_MASKS = 4096  # masks inspected; of more, an evenly spaced sample
 
 
 class Counts(NamedTuple):
-    """What a forward does, summed over batch entries and heads.
+    """Features of a forward, summed over batch entries and heads.
 
     Attributes
     ----------
     items, tiles : float
         Work items and tiles.
     rows : float
-        Elements of queries that are packed and of results that are written.
+        Elements of packed queries and written results.
     scores, weights, output : float
         Vectors of the first product times features, vectors of weights, and vectors of the second product.
     gathered : float
-        Elements of keys and values that are copied before they are multiplied.
+        Elements of keys and values copied before the products.
     merged : float
-        Elements of partial rows that merges read.
+        Elements of split-KV partials to combine.
     """
 
     items: float
@@ -64,18 +64,18 @@ class Counts(NamedTuple):
 
 
 class RowCounts(NamedTuple):
-    """What a forward does whose rows are computed one by one, or a few together, by dot products along the features.
+    """Features of a forward that runs row by row, or a few rows at once, with dot products along head_dim.
 
     Attributes
     ----------
     rows : float
         Queries.
     elements : float
-        Of queries and of results.
+        Elements of queries and results.
     weights : float
-        Pairs that are computed.
+        Computed pairs.
     products : float
-        The same, times the features of K and V.
+        Computed pairs times the features of K and V.
     """
 
     rows: float
@@ -85,16 +85,18 @@ class RowCounts(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What of a call and of the kernels that compute it the counts depend on.
+    """Properties of the call and the kernels that the features depend on.
 
     Attributes
     ----------
     head_dim, head_dim_v : int
         Of the call.
     lanes : int
-        Of a vector.
+        Elements of a vector.
     copies : bool
-        Whether no key is read in place.
+        Whether all keys are copied.
+    panel : int
+        Queries of a panel; 0 without panels.
     """
 
     head_dim: int
@@ -105,48 +107,49 @@ class Features(NamedTuple):
 
 
 def predicted_ms(counts: tuple[float, ...], coefficients: tuple[float, ...]) -> float:
-    """Milliseconds, of nanoseconds for one of each."""
+    """Return the predicted milliseconds, for coefficients in nanoseconds."""
     return 1e-6 * sum(number * cost for number, cost in zip(counts, coefficients, strict=True))
 
 
 def count(plan: Plan, batch: int, heads: int, of: Features) -> Counts:
-    """The counts of a call."""
+    """Return the features of a call."""
     return _with_features(_of_plan(plan, batch, heads, of.lanes, of.panel), of)
 
 
 def count_rows(plan: Plan, batch: int, heads: int, of: Features) -> RowCounts:
-    """The same of a plan whose tiles have so few queries that they are computed row by row, a few rows at once."""
+    """Return the features of a plan with few-query tiles, which run row by row."""
     rows, pairs = _of_rows(plan, batch, heads, of.lanes)
     return row_counts(rows, pairs, of.head_dim + of.head_dim_v)
 
 
 def count_pairs(plan: Plan, batch: int, heads: int, of: Features) -> RowCounts:
-    """The same of the plan with these pairs whose tiles have one query: of a tile the allowed ones are computed."""
+    """Return the features of the plan's pairs in one-query tiles, of which only allowed pairs are computed."""
     pairs = batch * heads * plan.nnz / max(plan.variants, 1)
     return row_counts(batch * heads * plan.q_len, pairs, of.head_dim + of.head_dim_v)
 
 
 def row_counts(rows: float, pairs: float, features: int) -> RowCounts:
-    """The counts of so many rows and pairs, of so many features of K and V together."""
+    """Return the features of `rows` rows and `pairs` pairs, with `features` features of K and V in total."""
     return RowCounts(rows, rows * features, pairs, pairs * features)
 
 
 def count_dense(q_len: int, kv_len: int, batch: int, heads: int, tile: tuple[int, int], of: Features) -> Counts:
-    """Those of attention over all pairs in tiles of this size, without its plan."""
+    """Return the features of dense attention in tiles of this size, without a plan."""
     tiles, rest = divmod(q_len, tile[0])
     items = tiles + (rest > 0)
     side, step = (of.panel, _STEP) if of.panel else (ROWS, _KEYS)
     vectors, blocks = (tiles * -(-tile[0] // rows) + -(-rest // rows) for rows in (of.lanes, side))
     each, key_tiles = vectors * -(-kv_len // step) * step, -(-kv_len // tile[1])
     output = blocks * (key_tiles if of.panel else kv_len)
-    # In the order of _OfPlan; keys and values lie in the order in which they are read.
+    # In the order of _OfPlan; keys and values are contiguous.
     own = items, items * key_tiles, q_len, each, each, output, 0, 0, kv_len, 0
     return _with_features(_OfPlan(*(float(batch * heads * number) for number in own)), of)
 
 
 class _OfPlan(NamedTuple):
-    """The same before features come in; `output` is in blocks of rows times keys. `keys` are all that are met; of
-    those, `uneven` do not lie as far apart as each other, and `apart` are not neighbours."""
+    """Features before head_dim is known; `output` counts row blocks times keys. Of the `keys` used, `uneven` are not
+    evenly spaced and `apart` are not adjacent.
+    """
 
     items: float
     tiles: float
@@ -161,7 +164,7 @@ class _OfPlan(NamedTuple):
 
 
 def _with_features(own: _OfPlan, of: Features) -> Counts:
-    """Keys are read in place where they lie evenly, values where they are neighbours and fill whole vectors."""
+    """Keys are read in place if evenly spaced, values if adjacent and in whole vectors."""
     wide = -(-of.head_dim_v // of.lanes)
     copied = own.keys if of.copies else own.uneven
     copied_values = own.keys if of.copies or of.head_dim_v % of.lanes else own.apart
@@ -202,7 +205,7 @@ def _of_plan(plan: Plan, batch: int, heads: int, lanes: int, panel: int) -> _OfP
 
 
 def _times(plan: Plan, batch: int, heads: int) -> np.ndarray:
-    """How many heads of all batch entries have each variant."""
+    """Return the number of heads of all batch entries with each variant."""
     return np.bincount(plan.variant.ravel(), minlength=plan.variants) * (batch * heads / max(plan.variant.size, 1))
 
 
@@ -217,8 +220,7 @@ def _of_rows(plan: Plan, batch: int, heads: int, lanes: int) -> tuple[float, flo
 
 
 def _reached_by_rows(plan: Plan, lanes: int) -> np.ndarray:
-    """For each bitmask: from the first key that any of the rows computed at once attends to, to the last one, in whole
-    vectors; the mean over its rows."""
+    """Return, per bitmask, the mean key range of its row blocks, in whole vectors."""
     every = max(1, -(-len(plan.masks) // _MOST_MASKS))
     masks = plan.masks[::every]
     of_rows = np.bitwise_or.reduceat(masks, np.arange(0, plan.block_q, ROWS_AT_ONCE), axis=1)
@@ -229,8 +231,7 @@ def _reached_by_rows(plan: Plan, lanes: int) -> np.ndarray:
 
 
 class _Runs(NamedTuple):
-    """Of each run: how often its lists are taken (`copies`), how many tiles that makes, how many queries its query tile
-    has, and the number of its key view in the plan."""
+    """Runs: executions of their lists (`copies`), tiles executed, queries of the query tile, key view in the plan."""
 
     copies: np.ndarray
     tiles: np.ndarray
@@ -239,7 +240,7 @@ class _Runs(NamedTuple):
 
 
 def _runs_of(plan: Plan, times: np.ndarray) -> _Runs:
-    """Components that start at one row share the lists of the first of them."""
+    """Return the runs of each family: components that start at one CSR row share its lists."""
     components = plan.components
     _, index, family = np.unique(components["first_row"], return_index=True, return_inverse=True)
     shared, taken = components[index], np.bincount(family, times[components["variant"]], len(index))
@@ -252,8 +253,7 @@ def _runs_of(plan: Plan, times: np.ndarray) -> _Runs:
 
 
 def _of_runs(plan: Plan, runs: _Runs, lanes: int, panel: int) -> tuple[float, ...]:
-    """Vectors of scores, vectors of weights, and blocks of rows of the output times keys: of a tile all, or what its
-    bitmask leaves of it, and of that the share of its rows that hold queries, as the others repeat those."""
+    """Return score vectors, weight vectors, and output row blocks times keys, scaled to rows with queries."""
     number, found = plan.mask + 1, []
     for left, side in zip(_of_masks(plan, lanes, panel), (lanes, lanes, panel or ROWS), strict=True):
         share = -(-runs.cells // side) / -(-plan.block_q // side)
@@ -262,8 +262,7 @@ def _of_runs(plan: Plan, runs: _Runs, lanes: int, panel: int) -> tuple[float, ..
 
 
 def _of_keys(plan: Plan, runs: _Runs) -> tuple[float, float, float]:
-    """The keys of the tiles that are met, once for each of their views: those that are uneven, those that are apart,
-    and all."""
+    """Return the keys of the tiles, once per view: uneven ones, non-adjacent ones, and all."""
     met = np.bincount(runs.key_view, runs.tiles, len(plan.views))
     copies = np.zeros(len(plan.views))
     copies[runs.key_view] = runs.copies
@@ -275,8 +274,7 @@ def _of_keys(plan: Plan, runs: _Runs) -> tuple[float, float, float]:
 
 
 def _of_masks(plan: Plan, lanes: int, panel: int) -> list[np.ndarray]:
-    """For a tile without a bitmask and for one of each: vectors of scores, vectors of weights, and blocks of rows of
-    the output times keys."""
+    """Return, for full tiles (first) and each bitmask: score vectors, weight vectors, output row blocks times keys."""
     every = max(1, -(-len(plan.masks) // _MOST_MASKS))
     masks = plan.masks[::every]
     found = _in_panels(masks, lanes, panel) if panel else _in_vectors(masks, lanes)
@@ -284,7 +282,7 @@ def _of_masks(plan: Plan, lanes: int, panel: int) -> list[np.ndarray]:
 
 
 def _in_vectors(masks: np.ndarray, lanes: int) -> tuple[tuple[int, np.ndarray], ...]:
-    """Of vectors of queries: those of a tile without a bitmask, and of each of some bitmasks."""
+    """Return (full tile, each bitmask) of each feature for query-vectorized tiles."""
     block_q, block_kv = masks.shape[1], 64 * masks.shape[2]
     starts = np.arange(0, block_q, lanes)
     # (masks, vectors, blocks of keys)
@@ -299,8 +297,9 @@ def _in_vectors(masks: np.ndarray, lanes: int) -> tuple[tuple[int, np.ndarray], 
 
 
 def _in_panels(masks: np.ndarray, lanes: int, panel: int) -> tuple[tuple[int, np.ndarray], ...]:
-    """The same of panels of queries: in each, the vectors from the first to the last that attend to a key are computed,
-    with the keys from the first to the last that any of them attends to; and in place of the output how many panels."""
+    """Return (full tile, each bitmask) of each feature for panels of queries, which compute the range of vectors and of
+    keys with an allowed pair; the last feature is the number of panels.
+    """
     block_q, block_kv = masks.shape[1], 64 * masks.shape[2]
     of_vector = np.bitwise_or.reduceat(masks, np.arange(0, block_q, lanes), axis=1).view(np.uint32) != 0
     side, (count, columns, steps) = panel // lanes, of_vector.shape
@@ -312,6 +311,6 @@ def _in_panels(masks: np.ndarray, lanes: int, panel: int) -> tuple[tuple[int, np
 
 
 def _reach(found: np.ndarray) -> np.ndarray:
-    """From the first true element of the last axis to the last one; 0 where there is none."""
+    """Return the distance from the first to the last true element of the last axis, inclusive; 0 if there is none."""
     reach = found.shape[-1] - found.argmax(axis=-1) - found[..., ::-1].argmax(axis=-1)
     return np.where(found.any(axis=-1), reach, 0)

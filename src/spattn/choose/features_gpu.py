@@ -1,8 +1,8 @@
-"""What a plan makes the workers of a GPU do, counted: persistent blocks that take tasks in turn until none is left.
+"""Features of the GPU cost model: work of persistent blocks that take tasks until none is left.
 
-Times are sums over these counts, each with a coefficient of the device. What is shared by all workers evenly would be a
-worker's share of the total; a launch takes as long as the worker that is done last. How much longer that is than the
-share follows from dealing out the tasks in their order (``schedule/tasks.py::order_tasks``), by their steps alone.
+Times are sums over features, each with a coefficient of the device. A launch takes as long as its last worker; how much
+that exceeds the mean follows from simulating the task order (``schedule/tasks.py::order_tasks``) with iterations as
+cost.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..schedule.finishers import find_finishers
 
 __all__ = ["GpuCounts", "Kernel", "Sizes", "count_on_gpu", "last_done"]
 
-_ITEM, _PARTIAL = 0.75, 0.25  # steps that an item takes beside its own, and a step that loads bitmasks
-_BINS = 32  # of items by their steps, when they are dealt out
-_DEALT = 64  # kinds of tasks that are dealt out one after the other; those before them keep all workers equally busy
+_ITEM, _PARTIAL = 0.75, 0.25  # cost of an item beside its iterations, and of loading bitmasks, in iterations
+_BINS = 32  # histogram bins of items by iterations, for the simulation
+_DEALT = 64  # kinds of tasks simulated one by one; earlier ones load all workers equally
 
 
 class Kernel(NamedTuple):
@@ -30,13 +30,13 @@ class Kernel(NamedTuple):
     Attributes
     ----------
     rows : int
-        That a tile of queries is computed as.
+        Computed rows of a query tile.
     tiles : int
-        Of keys, in a step.
+        Key tiles of an iteration.
     head_dim : int
-        That K and V are computed as.
+        Padded head_dim of K and V.
     workers : int
-        Blocks that run at the same time.
+        Concurrent blocks.
     keys_together : int
         See :func:`~spattn.schedule.tasks.order_tasks`.
     """
@@ -49,7 +49,7 @@ class Kernel(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Those of a call."""
+    """Sizes of a call."""
 
     batch: int
     heads_q: int
@@ -59,26 +59,26 @@ class Sizes(NamedTuple):
 
 
 class GpuCounts(NamedTuple):
-    """What a forward does; `items` to `joined` are those of the worker that is done last.
+    """Features of a forward; `items` to `joined` are those of the last worker.
 
     Attributes
     ----------
     launches, merging : float
-        Launches that compute items, one or two, and launches that merge, none or one.
+        Launches that compute items, one or two, and launches that combine partials, none or one.
     items : float
         Work items.
     weights : float
-        Pairs in its steps.
+        Computed pairs.
     products : float
-        The same, times features of K.
+        Computed pairs times features of K.
     partial : float
-        Pairs in those of its steps that load a bitmask.
+        Pairs of iterations that load a bitmask.
     written, joined : float
-        Elements of rows that it writes for others to merge, and of those that it reads and joins with its own.
+        Elements of partials written, and of partials read and combined by fix-up items.
     merged : float
-        Elements of rows that merges read, on the whole device.
+        Elements that the combine kernel reads, over the whole device.
     elements : float
-        Of the arrays of the call.
+        Elements of the call's arrays.
     """
 
     launches: float
@@ -94,7 +94,7 @@ class GpuCounts(NamedTuple):
 
 
 def count_on_gpu(plan: Plan, sizes: Sizes, kernel: Kernel, alone: bool = True) -> GpuCounts:
-    """The counts of a call, whose launches are others', too, where it is not `alone`: then no worker is left idle."""
+    """Return the features of a call. Unless `alone`, other calls share its launches and leave no worker idle."""
     of, (batch, heads_q, heads_kv, head_dim, head_dim_v) = _of_plan(plan, kernel.tiles), sizes
     variant = np.broadcast_to(plan.variant, (batch, heads_q)).ravel()
     times = np.bincount(variant, minlength=plan.variants)
@@ -127,17 +127,17 @@ def count_on_gpu(plan: Plan, sizes: Sizes, kernel: Kernel, alone: bool = True) -
 
 
 def last_done(tasks: np.ndarray, cost: np.ndarray, workers: int) -> float:
-    """When the last worker is done, if each takes the next task as soon as it has done one.
+    """Return the finish time of the last worker, under greedy list scheduling.
 
     Parameters
     ----------
     tasks : (groups, kinds) array
-        How many of each kind, group after group.
+        Number of tasks of each kind, group by group.
     cost : (kinds,) array
-        Of a task; it falls.
+        Cost of a task, falling.
     workers : int
     """
-    several = np.argwhere(tasks)  # in their order
+    several = np.argwhere(tasks)  # in order
     dealt = several[-_DEALT:]
     before = several[: len(several) - len(dealt)]
     done = np.full(workers, float(tasks[tuple(before.T)] @ cost[before[:, 1]]) / workers)
@@ -147,8 +147,8 @@ def last_done(tasks: np.ndarray, cost: np.ndarray, workers: int) -> float:
 
 
 def _deal(done: np.ndarray, tasks: int, cost: float) -> np.ndarray:
-    """When each worker is done with what it had and with its share of so many equal tasks."""
-    each = np.ceil((done.max() - done) / cost).astype(np.int64)  # that it can take before all have something to do
+    """Return when each worker finishes its share of `tasks` more equal tasks."""
+    each = np.ceil((done.max() - done) / cost).astype(np.int64)  # tasks that fit before the last worker is done
     rest = tasks - int(each.sum())
     if rest >= 0:
         done = done + (each + rest // len(done)) * cost
@@ -163,9 +163,9 @@ def _deal(done: np.ndarray, tasks: int, cost: float) -> np.ndarray:
 
 
 class _Phase(NamedTuple):
-    """The items of a launch: of each variant the sums over its items of what a worker does (items, steps, steps with
-    bitmasks, rows written, rows joined), and how many items of each kind it has; and what an item of each kind costs,
-    in steps."""
+    """Items of a launch: per variant, sums over its items (items, iterations, iterations with bitmasks, rows written,
+    rows joined) and a histogram of kinds; and the cost of an item of each kind, in iterations.
+    """
 
     sums: np.ndarray
     bins: np.ndarray
@@ -173,7 +173,7 @@ class _Phase(NamedTuple):
 
 
 class _OfPlan(NamedTuple):
-    """Phases, rows that merges of each variant read, and whether there are merges."""
+    """Phases, rows of each variant that the combine kernel reads, and whether it runs."""
 
     phases: tuple[_Phase, _Phase]
     merged: np.ndarray
@@ -197,7 +197,7 @@ def _of_plan(plan: Plan, tiles: int) -> _OfPlan:
 
 def _phase(columns: np.ndarray, variant: np.ndarray, variants: int) -> _Phase:
     cost = _ITEM + columns[:, 1] + _PARTIAL * columns[:, 2]
-    # The longest first.
+    # Longest first.
     kind = _BINS - 1 - np.minimum(_BINS - 1, _BINS * cost / max(cost.max(initial=0), 1)).astype(np.int64)
     bins = np.bincount(variant * _BINS + kind, minlength=variants * _BINS).reshape(variants, _BINS)
     mean = np.bincount(kind, cost, _BINS) / np.maximum(np.bincount(kind, minlength=_BINS), 1)
@@ -206,17 +206,17 @@ def _phase(columns: np.ndarray, variant: np.ndarray, variants: int) -> _Phase:
 
 
 def _partial_steps(plan: Plan, tiles: int) -> np.ndarray:
-    """(items,) int64: how many steps of each item hold a tile with a bitmask, or fewer tiles than the others."""
+    """(items,) int64: iterations of each item with a bitmask, or with fewer tiles than the others."""
     begin, end = plan.work["begin"], plan.work["end"]
     whole = end - (end - begin) % tiles
     runs = np.nonzero(plan.mask >= 0)[0]
     count = np.diff(plan.tile_indptr)[runs]
     masked = np.repeat(plan.tile_indptr[runs], count) + ramp(count)
     found = (whole < end).astype(np.int64)
-    for first in range(tiles):  # of items that begin so many tiles behind a multiple of `tiles`
+    for first in range(tiles):  # items that start at this remainder
         own = begin % tiles == first
         step = (masked - first) // tiles
-        steps = np.zeros(len(step) + 1, np.int64)  # that lie before each tile with a bitmask, and hold one
+        steps = np.zeros(len(step) + 1, np.int64)  # iterations before each tile with a bitmask that have one
         np.cumsum(np.diff(step, prepend=-2) > 0, out=steps[1:])
         found[own] += steps[np.searchsorted(masked, whole[own])] - steps[np.searchsorted(masked, begin[own])]
     return found

@@ -1,5 +1,4 @@
-"""Which tile, which boxes of queries and how many pieces of long lists a plan for compute capability 9.0 has: what
-``tile()`` says and two pieces for each SM, unless others are priced below that."""
+"""Plan selection for compute capability 9.0: the fastest predicted tiles, query boxes and splits."""
 
 from __future__ import annotations
 
@@ -27,24 +26,24 @@ from .specializations import ROWS, TILE, build
 
 __all__ = ["BLOCKS", "How", "among_others", "cheapest", "chosen", "pieces_of", "sizes_of", "workers_of"]
 
-BLOCKS = 2  # of an SM, that run side by side
+BLOCKS = 2  # resident CTAs per SM
 
-_FEWEST_QUERIES = 256  # of a call: of fewer none was measured
-_LONG = 1024  # tiles of a list of few queries
-_EFFICIENT = 0.7  # from here on no boxes are tried
-_HARDLY = 1.25  # times as long
-_HALVES = 0.875  # of all half tiles hold a pair: where more do, smaller tiles are not tried
-_MOST_MASKS = 4096  # looked at; of more, evenly spaced ones stand for all
-_SCATTERED = 0.4  # efficiency from which on no places are looked up
-_CELLS = range(33, ROWS + 1)  # of a box
+_FEWEST_QUERIES = 256  # smallest q_len measured
+_LONG = 1024  # tiles per list, for calls of few queries
+_EFFICIENT = 0.7  # efficiency from which on no boxes are tried
+_HARDLY = 1.25  # ratio of predicted times
+_HALVES = 0.875  # share of half tiles with a pair, from which on smaller tiles are not tried
+_MOST_MASKS = 4096  # masks examined; a larger number is sampled evenly
+_SCATTERED = 0.4  # efficiency from which on tokens are neither permuted nor gathered
+_CELLS = range(33, ROWS + 1)  # cells per box
 _SMALL = (ROWS, TILE[1])  # one warpgroup
-_MOST_BOXES = 2560  # each has views of its own
-_LIKELY, _TRIED = 32, 2  # boxes that are looked at closely, and those that are planned
-_NEAR = 1.25  # times the cost of the best box: of all that cost no more one is planned, too
+_MOST_BOXES = 2560  # each box has its own views
+_LIKELY, _TRIED = 32, 2  # boxes estimated in detail, and boxes planned
+_NEAR = 1.25  # also plan the box of fewest tiles among those within this factor of the lowest cost
 
 
 class How(NamedTuple):
-    """A plan of a pattern: tile, box, the number of workers that share a head, and whether places are looked up."""
+    """How to plan a pattern: tile, box, workers per head, and whether tokens are permuted or keys gathered."""
 
     tile: tuple[int, int]
     box: tuple[int, ...] | None
@@ -54,8 +53,10 @@ class How(NamedTuple):
 
 
 def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: int) -> Plan:
-    """The cheapest of the plan for these workers, the one whose lists stay whole, and a few in smaller tiles; the first
-    where calls like this one were not measured. Keys of scattered pairs are gathered, and nothing else is planned."""
+    """The plan of lowest predicted time: with split lists, whole lists, or smaller tiles.
+
+    Calls not covered by the cost model get the first. Scattered pairs always get gathered keys.
+    """
     known = _is_known(call)
     if known and compiler.are_scattered(pattern, call.q_len, call.kv_len, call.batch, call.heads_q, TILE):
         return compiler.plan_for(pattern, call, _SMALL, each, max_bytes, True, gathered=True)
@@ -70,8 +71,8 @@ def chosen(pattern: Pattern, call: Call, each: int, max_bytes: int | None, sms: 
 
 
 def among_others(pattern: Pattern, call: Call, each: int, sms: int) -> list[How]:
-    """How a call may be planned that shares the machine with others, which want none of its lists split: in the tiles
-    of most plans, and in smaller ones, those that :func:`chosen` takes for it if it takes any."""
+    """Options for a call of a group, with whole lists: the common tile shape, and the smaller tiles that :func:`chosen`
+    would use."""
     found = [How(TILE, None, 1)]
     if _is_known(call):
         first = compiler.plan_for(pattern, call, TILE, each, tile_by_tile=True)
@@ -84,30 +85,32 @@ def among_others(pattern: Pattern, call: Call, each: int, sms: int) -> list[How]
 
 
 def workers_of(batch: int, heads: int, sms: int) -> int:
-    """How many of all blocks share the work of one head."""
+    """Number of resident CTAs per head."""
     return workers(BLOCKS * sms, batch * heads)
 
 
 def pieces_of(call: Call, rows: int, sms: int) -> int:
-    """Into how many pieces lists are cut where a tile of so many queries has room for those of a group of heads, else
-    0; the same for any number of keys, as plans may grow: a short list has fewer."""
+    """Pieces per list if a tile of `rows` rows holds all queries of a group of heads (decoding), else 0.
+
+    Independent of kv_len, so that length-polymorphic plans agree: a shorter list simply has fewer.
+    """
     few = 0 < call.q_len * call.group <= rows
     return pieces(sms, call.batch * call.heads_kv, _LONG) if few else 0
 
 
 def sizes_of(call: Call) -> Sizes:
-    """What its price depends on beside the plan."""
+    """Sizes that the cost model needs beside the plan."""
     return Sizes(call.batch, call.heads_q, call.heads_kv, call.head_dim, call.head_dim_v)
 
 
 def _is_known(call: Call) -> bool:
-    """Whether calls like this one were measured."""
+    """Whether the cost model covers the call."""
     few = call.q_len < _FEWEST_QUERIES or 0 in (call.batch, call.heads_q, call.kv_len)
     return not few and max(call.head_dim, call.head_dim_v) <= LARGEST_HEAD_DIM
 
 
 def cheapest(pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, sms: int) -> Plan:
-    """What :func:`chosen` takes for arrays in order, whatever their number of queries."""
+    """What :func:`chosen` picks for contiguous arrays and any number of queries."""
     batch, heads = sizes.batch, sizes.heads_q
     each = workers_of(batch, heads, sms)
     if compiler.are_scattered(pattern, q_len, kv_len, batch, heads, TILE):
@@ -117,20 +120,20 @@ def cheapest(pattern: Pattern, q_len: int, kv_len: int, sizes: Sizes, sms: int) 
 
 
 def _how(first: Plan, call: Call, each: int, sms: int) -> How:
-    """How the plan of a call is made that costs least, `first` being the one in the tiles of most plans."""
+    """How to plan a call at the lowest predicted time; `first` is its plan in the common tile shape."""
     return _cheapest(first, sizes_of(call), each, sms, 1 if _joint(call) else call.batch)
 
 
 def _joint(call: Call) -> bool:
     """Whether batch entries share tensor maps."""
-    if call.kind.ordinal(call.q) is None:  # which are copied in order
+    if call.kind.ordinal(call.q) is None:  # will be copied contiguously
         return True
     return all(joint_heads(call.kind.operand(x)) for x in (call.q, call.k, call.v))
 
 
 @kept_with_plan
 def _cheapest(first: Plan, sizes: Sizes, each: int, sms: int, copies: int) -> How:
-    """How the plan is made that costs least; `copies` are those of its tensor maps."""
+    """How to plan at the lowest predicted time; `copies` is the number of copies of the tensor maps."""
     own = How(TILE, None, each)
     found = {own: first}
 
@@ -150,7 +153,7 @@ def _cheapest(first: Plan, sizes: Sizes, each: int, sms: int, copies: int) -> Ho
     for tile, box in _smaller(first, sizes, sms, copies):
         how = How(tile, box, shared)
         in_order = found.get(how._replace(ordered=True))
-        if in_order is None or in_order.ordered:  # else the pattern has no order, and the plan is this one
+        if in_order is None or in_order.ordered:  # without a permutation in the pattern this is the same plan
             tried(how)
     while len(found) > 1:
         how = min(found, key=price)
@@ -161,8 +164,8 @@ def _cheapest(first: Plan, sizes: Sizes, each: int, sms: int, copies: int) -> Ho
 
 
 def _made(first: Plan, sizes: Sizes, how: How, tiled_for: int) -> Plan | None:
-    """The plan, None where it takes more memory than there is."""
-    assert first.pattern is not None, "it is made of one"
+    """The plan, or None if it exceeds the memory limit."""
+    assert first.pattern is not None, "requires the pattern of the plan"
     try:
         return compiler.plan(
             first.pattern,
@@ -182,13 +185,13 @@ def _made(first: Plan, sizes: Sizes, how: How, tiled_for: int) -> Plan | None:
 
 
 def _fits(plan: Plan, copies: int) -> bool:
-    """Whether the kernels have room for the tensor maps, so many for each batch entry that has its own."""
+    """Whether the kernel parameters have room for `copies` copies of the plan's tensor maps."""
     most = MAPS[-1] // copies
     return 2 * len(plan.views) <= most or maps_of(plan, sealed(plan).slides) <= most
 
 
 def _may_stay_whole(plan: Plan, sizes: Sizes, sms: int) -> bool:
-    """Whether a list is cut into pieces although it takes an SM hardly longer than its share of all lists."""
+    """Whether a list is split although, whole, it would hardly outlast an SM's share of all lists."""
     lists = np.diff(plan.tile_indptr[plan.indptr])
     longest, longest_piece = (int(own.max(initial=0)) for own in (lists, plan.work["end"] - plan.work["begin"]))
     share = sizes.batch * sizes.heads_q * plan.tiles / plan.variants / sms
@@ -198,7 +201,7 @@ def _may_stay_whole(plan: Plan, sizes: Sizes, sms: int) -> bool:
 def _smaller(
     plan: Plan, sizes: Sizes, sms: int, copies: int
 ) -> Iterator[tuple[tuple[int, int], tuple[int, ...] | None]]:
-    """The smaller tiles, with their boxes, that may cost less."""
+    """Smaller tiles, with their boxes, that may be faster."""
     if _halves(plan) < _HALVES:
         yield _SMALL, None
     if plan.efficiency < _EFFICIENT and plan.pattern is not None and plan.pattern.grids():
@@ -208,18 +211,18 @@ def _smaller(
 
 
 def _looked_up(plan: Plan) -> Iterator[tuple[bool, bool]]:
-    """Whether places may be tokens in another order, or keys gathered for each query tile."""
+    """Whether to try (permuted tokens, gathered keys)."""
     if plan.pattern is not None and plan.efficiency < _SCATTERED and plan.pattern._has_order:
         yield True, False
         yield False, True
 
 
 def _halves(plan: Plan) -> float:
-    """The share of the halves of all tiles, of ROWS queries each, that hold an allowed pair; about, as halves without a
-    query may count twice."""
+    """Share of half tiles (ROWS queries) with an allowed pair; approximate, since halves without a query may count
+    twice."""
     every = max(1, -(-len(plan.masks) // _MOST_MASKS))
     held = np.bitwise_or.reduceat(plan.masks[::every], [0, ROWS], axis=1).any(axis=2).mean(axis=1)
-    of_mask = np.append(np.repeat(held, every)[: len(plan.masks)], 1.0)  # the last one of tiles without a bitmask
+    of_mask = np.append(np.repeat(held, every)[: len(plan.masks)], 1.0)  # the last entry is for tiles without a bitmask
     tiles, work = np.diff(plan.tile_indptr), plan.work
     views = plan.views[plan.components["query_view"][work["component"]]]
     queries = real_extents(views, work["query_tile"]).prod(axis=1)
@@ -229,9 +232,9 @@ def _halves(plan: Plan) -> float:
 
 
 def _promising(met: Met, sizes: Sizes, sms: int, copies: int) -> list[tuple[int, ...]]:
-    """The boxes whose plans would cost least, and of those that would cost about as much the one that computes least,
-    by what items and products cost, if all SMs were busy alike."""
-    row = build(ROWS, max(sizes.head_dim, sizes.head_dim_v), keys=0)  # boxes nearly always have few
+    """Boxes with the lowest estimated cost of items and products on evenly loaded SMs, and the one with fewest tiles
+    among nearly equal costs."""
+    row = build(ROWS, max(sizes.head_dim, sizes.head_dim_v), keys=0)  # boxes nearly always have few keys
     of = coefficients(row)
     of_step = row.rows * row.step_kv * (of.weights + of.products * row.head_dim + of.partial)
 
@@ -247,7 +250,7 @@ def _promising(met: Met, sizes: Sizes, sms: int, copies: int) -> list[tuple[int,
     fitting = [
         (max(boxes, math.prod(met.keys_along(box)) / TILE[1]), box)
         for box, boxes in met.candidates(_CELLS, _MOST_BOXES)
-        # Views in a row are one tensor map, unless all of its axes are theirs.
+        # Views at constant offsets share a tensor map, unless they use all of its axes.
         if copies * 4 * (boxes if len(box) == 3 else boxes // max(met.boxes(box))) <= MAPS[-1]
     ]
     found = sorted((*estimate(box), box) for _, box in sorted(fitting)[:_LIKELY])

@@ -1,5 +1,8 @@
-"""What one of each count costs on a CPU, in nanoseconds: measured by ``benchmarks/price_cpu.py``, which prints these
-lines, on a Xeon with AMX; for bfloat16 with avx512bf16 on an EPYC (Zen 4), which has no better set."""
+"""Coefficients of the CPU cost model: nanoseconds for one of each feature.
+
+Output of ``benchmarks/costs/price_cpu.py`` on a Xeon with AMX; bfloat16 with avx512bf16 on an EPYC (Zen 4), where that
+is the best instruction set.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _NANOSECONDS: dict[tuple[str, str], tuple[float, ...]] = {
     ("amx", "bfloat16"): (536, 0, 0.539, 0.00412, 2.48, 4.71, 0.158, 0.347),
 }
 
-# In the order of RowCounts: of tiles with one query, whose keys lie anywhere, and with a few, which share theirs.
+# In the order of RowCounts: tiles of one query, whose keys are scattered, and of a few queries, which share keys.
 _ROW_NANOSECONDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ...]]] = {
     ("baseline", "float32"): ((46.6, 1.34, 0, 0.215), (20.2, 0.365, 0.727, 0.0612)),
     ("baseline", "float64"): ((93.1, 1.42, 0, 0.486), (0, 0.927, 2.48, 0.18)),
@@ -59,22 +62,22 @@ _ROW_NANOSECONDS: dict[tuple[str, str], tuple[tuple[float, ...], tuple[float, ..
 
 
 class Device(NamedTuple):
-    """How the kernels of an instruction set compute with a dtype.
+    """Kernel parameters of an instruction set and dtype.
 
     Attributes
     ----------
     lanes : int
-        Of a vector.
+        Elements of a vector.
     copies : bool
-        Whether keys and values are always copied: they are converted then.
+        Whether keys and values are always copied, because they are converted.
     panel : int
-        Queries of a panel, where products are of panels (``kernels/amx/panel.h``); otherwise 0.
+        Queries of a panel (``kernels/amx/panel.h``); 0 without panels.
     few : int
-        Up to how many queries of a tile the forward computes row by row.
+        Largest number of queries of a tile that the forward computes row by row.
     nanoseconds : Counts
-        For one of each.
+        Coefficients of query-vectorized tiles.
     one, together : RowCounts
-        The same of tiles with one query, and with a few.
+        Coefficients of tiles of one query, and of a few.
     """
 
     lanes: int
@@ -87,19 +90,19 @@ class Device(NamedTuple):
 
 
 def device(isa: str, dtype: str) -> Device:
-    """That of an instruction set, as the kernels name it, and a dtype."""
+    """Return the parameters of an instruction set, named as in the kernels, and a dtype."""
     lanes, copies, panel = shape_of(isa, dtype)
     one, together = (RowCounts(*each) for each in _ROW_NANOSECONDS[isa, dtype])
     return Device(lanes, copies, panel, few_of(isa, dtype), Counts(*_NANOSECONDS[isa, dtype]), one, together)
 
 
 def few_of(isa: str, dtype: str) -> int:
-    """Up to how many queries of a tile the forward computes row by row, as ``kernels/table.cpp`` has it."""
+    """Return the largest query tile that the forward computes row by row, as in ``kernels/table.cpp``."""
     lanes, _, panel = shape_of(isa, dtype)
     return lanes // 2 if panel else lanes
 
 
 def shape_of(isa: str, dtype: str) -> tuple[int, bool, int]:
-    """Lanes, whether keys and values are copied, and the queries of a panel, 0 where there are none."""
+    """Return the lanes, whether keys and values are copied, and the queries of a panel (0: no panels)."""
     vector_bytes, copies = {"baseline": 16, "avx2": 32}.get(isa, 64), dtype not in ("float32", "float64")
     return vector_bytes // (8 if dtype == "float64" else 4), copies, 32 if isa == "amx" and copies else 0

@@ -1,5 +1,7 @@
-"""What one of each count costs on a GPU of compute capability 9.0, in nanoseconds: measured by
-``benchmarks/price_cuda.py``, which prints these lines."""
+"""Cost model coefficients for compute capability 9.0, in nanoseconds.
+
+Measured by ``benchmarks/costs/price_cuda.py``, which prints these lines.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,10 @@ __all__ = [
     "price_ms",
 ]
 
-LARGEST_HEAD_DIM = 128  # that was measured
-SMS = 132  # of the device that was measured
+LARGEST_HEAD_DIM = 128  # largest measured
+SMS = 132  # of the measured device
 
-# In the order of GpuCounts, by the kind of tiles: of 128 queries, of fewer, of those whose CTAs are three to an SM,
-# and of those whose places are looked up.
+# In the order of GpuCounts, by kind of tiles: 128 queries, fewer, three CTAs per SM, ordered or gathered.
 _COEFFICIENTS = {
     "wide": GpuCounts(4.65e03, 4.55e03, 248, 0.0716, 0.00019, 0.011, 0.283, 0.322, 0, 0.000344),
     "narrow": GpuCounts(4.65e03, 4.55e03, 302, 0.0828, 0.00107, 0.0399, 0.36, 0.85, 0, 0.000344),
@@ -32,33 +33,33 @@ _COEFFICIENTS = {
     "looked up": GpuCounts(4.65e03, 4.55e03, 931, 0, 0.0019, 0.0847, 0.23, 0.852, 0, 0.000344),
 }
 KINDS = tuple(_COEFFICIENTS)
-LAUNCH_MS = 1e-6 * _COEFFICIENTS["wide"].launches  # of items
+LAUNCH_MS = 1e-6 * _COEFFICIENTS["wide"].launches  # for a launch with items
 
 
 def build_of(plan: Plan, head_dim: int) -> Build:
-    """What the kernel of a plan is built with; `head_dim` is the larger one of K and V."""
+    """Kernel specialization of a plan; `head_dim` is the larger of q's and v's."""
     return build(plan.block_q, head_dim, item_keys(plan))
 
 
 def kernel_of(row: Build, sms: int) -> Kernel:
-    """What executes plans on so many SMs with what a row of the table says."""
+    """Cost model's view of a specialization on `sms` SMs."""
     return Kernel(row.rows, row.step_kv // TILE[1], row.head_dim, row.ctas * sms, KEYS_TOGETHER)
 
 
 def kind_of(row: Build, looked_up: bool = False) -> str:
-    """The kind of tiles of a row of the table, which has coefficients of its own."""
+    """Kind of tiles of a specialization, the key of its coefficients."""
     if looked_up:
         return "looked up"
     return "wide" if row.rows > ROWS else "thirds" if row.ctas > 2 else "narrow"
 
 
 def coefficients(row: Build, looked_up: bool = False) -> GpuCounts:
-    """Nanoseconds for one of each."""
+    """Nanoseconds per feature."""
     return _COEFFICIENTS[kind_of(row, looked_up)]
 
 
 def price_ms(plan: Plan, sizes: Sizes, sms: int, alone: bool = True) -> float:
-    """The predicted milliseconds of a forward of 16-bit arrays, without the host's; by how many a launch takes longer
-    that the forward shares with others, where it is not `alone`."""
+    """Predicted milliseconds of a forward of 16-bit arrays, without host time; if not `alone`, the time it adds to a
+    grouped launch."""
     row = build_of(plan, max(sizes.head_dim, sizes.head_dim_v))
     return predicted_ms(count_on_gpu(plan, sizes, kernel_of(row, sms), alone), coefficients(row, plan.ordered))

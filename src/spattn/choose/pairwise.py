@@ -1,5 +1,4 @@
-"""When a plan is computed pair by pair, its tiles being lists of keys of one query: where that costs less than another
-plan."""
+"""Choice of plans with one-query tiles, which the kernels compute pair by pair."""
 
 from __future__ import annotations
 
@@ -12,12 +11,11 @@ from .machine_cpu import Device
 
 __all__ = ["instead", "may_pay"]
 
-_SPARSE = 1 / 16  # allowed pairs among those that are computed, from which on no price is asked for
+_SPARSE = 1 / 16  # efficiency below which the predicted times are compared
 
 
 def instead(plan: Plan, pattern: Pattern, call: Call, workers: int, max_bytes: int | None, device: Device) -> Plan:
-    """The plan whose tiles have one query where that costs less than `plan`, and does not take more than
-    `max_bytes`."""
+    """Return the plan with one-query tiles if it is predicted faster than `plan` and fits `max_bytes`, else `plan`."""
     sizes = call.batch, call.heads_q, call.head_dim, call.head_dim_v
     if price_ms(plan, sizes, device) <= price_of_pairs_ms(plan, sizes, device):
         return plan
@@ -25,6 +23,5 @@ def instead(plan: Plan, pattern: Pattern, call: Call, workers: int, max_bytes: i
 
 
 def may_pay(plan: Plan) -> bool:
-    """Whether so few of the pairs of a plan are allowed that a price is worth asking for. Of fewer queries than a tile
-    has most rows are padding, which no kernel computes."""
+    """Return whether the plan is sparse enough to compare times; the padding of a short q_len costs nothing."""
     return plan.efficiency < _SPARSE and plan.q_len >= plan.block_q > 1

@@ -1,4 +1,4 @@
-"""Plans of calls that run side by side: which tiles each has, and whether its lists are split."""
+"""Plans of calls in a grouped launch: tile shapes, and which lists are split."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from .specializations import rows_of
 
 __all__ = ["Member", "shared"]
 
-_CLEARLY = 1.1  # times as long: prices that are no further apart tell nothing, and splitting costs memory
-_WORKERS = (0.25, 0.5, 1, 2)  # of a block, among which long lists may be split
+_CLEARLY = 1.1  # ratio of predicted times; smaller differences are noise, and splitting costs memory
+_WORKERS = (0.25, 0.5, 1, 2)  # workers per CTA, tried for splitting long lists
 
 
 class Member(NamedTuple):
-    """A call of a group: the plan that it would have by itself, whether it has to keep that, and how many workers would
-    share a head of it."""
+    """A call of a group: its own plan, whether that must be kept, and the workers per head in a single launch."""
 
     call: Call
     plan: Plan
@@ -31,19 +30,19 @@ class Member(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """One way to compute a call in a group, and by how many milliseconds the group takes longer for it."""
+    """A way to compute a call in a group, and the milliseconds that it adds to the group."""
 
     plan: Plan
-    how: How | None  # None: its lists stay as they are
+    how: How | None  # None: lists stay as they are
     ms: float
 
 
 def shared(members: Mapping[int, Member], sms: int) -> dict[int, Plan]:
-    """The plans of calls that have a device of so many SMs together.
+    """Plans for calls that share a device with `sms` SMs.
 
-    All are in the tiles of most plans, or those that take less time in smaller ones are in these, which take a launch
-    more. Lists stay whole: where the longest items start first and short ones fill what they leave, long ones cost
-    nothing. Only those that all others would wait for are split, each piece of which is rows to write, read and merge.
+    Either all use the common tile shape, or those that run faster in smaller tiles use these, at the price of one more
+    launch. Lists stay whole: the longest items start first and short ones fill the gaps, so that long lists are free.
+    Only lists that outlast all other work are split, since each partial is written, read and combined.
     """
     ways = {number: list(_ways(member, sms)) for number, member in members.items()}
     alike = {number: own[0] for number, own in ways.items()}
@@ -59,8 +58,8 @@ def _total_ms(taken: Mapping[int, _Way]) -> float:
 
 
 def _ways(member: Member, sms: int) -> Iterator[_Way]:
-    """The plan that is kept, or plans of whole lists, the one in the tiles of most plans first; the call's own where
-    they take too many bytes."""
+    """The kept plan, or plans of whole lists, in the common tile shape first; the call's own plan if those exceed the
+    memory limit."""
     call, own, pattern = member.call, member.plan, member.plan.pattern
     hows: list[How | None] = [None]
     if not member.kept and pattern is not None:
@@ -73,11 +72,11 @@ def _ways(member: Member, sms: int) -> Iterator[_Way]:
 
 
 def _split(call: Call, way: _Way, others: float, sms: int) -> Plan:
-    """The plan whose lists are split as is best for the group, whose other calls take so many milliseconds."""
+    """The plan with its lists split as best for the group, whose other calls take `others` ms."""
     plan, how, blocks = way.plan, way.how, _blocks(way.plan, call, sms)
     longest = (plan.work["end"] - plan.work["begin"]).max(initial=0)
     tiles = tiles_of(plan, call.batch, call.heads_q)
-    if how is None or way.ms * blocks * longest <= (others + way.ms) * tiles:  # nobody waits
+    if how is None or way.ms * blocks * longest <= (others + way.ms) * tiles:  # no list outlasts the group
         return plan
     best, least = plan, _ends(plan, call, others, sms) / _CLEARLY
     for each in (workers(int(blocks * share), call.batch * call.heads_q) for share in _WORKERS):
@@ -89,17 +88,17 @@ def _split(call: Call, way: _Way, others: float, sms: int) -> Plan:
 
 
 def _ends(plan: Plan, call: Call, others: float, sms: int) -> float:
-    """Milliseconds after which a group is done whose other calls, which fill what this one leaves, take so many."""
+    """Duration of the group in ms, if its other calls, which fill the gaps of this one, take `others` ms."""
     finishes, length = find_finishers(plan).finishes, plan.work["end"] - plan.work["begin"]
     blocks = _blocks(plan, call, sms)
-    # Of either phase the tiles of all items, and as many as all blocks do while one does the longest item.
+    # Per phase: tiles of all items, and tiles that all CTAs compute while one of them computes the longest item.
     (tiles, longest), (last, longest_last) = (
         (tiles_of(plan, call.batch, call.heads_q, chosen), blocks * int(length[chosen].max(initial=0)))
         for chosen in (~finishes, finishes)
     )
-    tile_ms = _price(plan, call, sms) / (tiles + last)  # if all blocks share it
+    tile_ms = _price(plan, call, sms) / (tiles + last)  # shared evenly by all CTAs
     ms = max(tile_ms * longest, others + tile_ms * tiles)
-    if last:  # finishers wait for all that is before them
+    if last:  # in-kernel reductions wait for all earlier items
         ms += LAUNCH_MS + tile_ms * max(longest_last, last)
     return ms
 
@@ -109,5 +108,5 @@ def _price(plan: Plan, call: Call, sms: int) -> float:
 
 
 def _blocks(plan: Plan, call: Call, sms: int) -> int:
-    """That run side by side."""
+    """CTAs resident at the same time."""
     return sms * build_of(plan, max(call.head_dim, call.head_dim_v)).ctas

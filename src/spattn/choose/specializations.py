@@ -1,7 +1,8 @@
-"""What the Hopper kernels are built with for a problem: one table, each choice with the measurement behind it.
+"""Kernel specializations of the Hopper forward: one table, each choice with the measurement behind it.
 
-Figures are of one H200, 16384 tokens, 16 heads (docs/hopper.md has the runs). Every row fits 227 KiB of shared memory
-and 384 threads of 168 registers, which the warpgroups redistribute: 2 × 128 consumer threads and 128 others.
+Figures are from one H200 at 16384 tokens, 16 heads (docs/notebook/hopper_forward.md has the runs). Every row fits
+227 KiB of shared memory and 384 threads of 168 registers, redistributed among the warpgroups: 2 × 128 consumer threads
+and 128 others.
 """
 
 from __future__ import annotations
@@ -13,32 +14,31 @@ import numpy as np
 
 from ..planning.contract.types import Plan
 
-# Queries and keys of most plans' tiles. 128 queries are two consumer warpgroups, as many as the registers hold at
-# head_dim 128. 64 keys follow 2-D and 3-D patterns more closely than 128 (efficiency 0.245 against 0.167 on a 13 × 13
-# neighbourhood) and run at the same rate, because two tiles make one product. Plans with fewer queries a tile run too:
-# up to ROWS of them are one warpgroup, and two CTAs share an SM.
+# Common tile shape. 128 queries are two consumer warpgroups, the most that the registers allow at head_dim 128. 64 keys
+# follow 2-D and 3-D patterns more closely than 128 (efficiency 0.245 against 0.167 on a 13 × 13 neighbourhood) at the
+# same rate, because two tiles form one product. For query tiles of up to ROWS rows, there is one consumer warpgroup,
+# and two CTAs share an SM.
 TILE = (128, 64)
-ROWS = 64  # of a warpgroup
-FEWER = 56  # keys of a product where no box of keys has more: 7 × 7 neighbours at head_dim 32 take 47.8 µs, else 49.5
+ROWS = 64  # per warpgroup
+FEWER = 56  # keys per product if no key box is larger: 7 × 7 neighbourhood at head_dim 32: 47.8 µs against 49.5
 ARCH = "sm_90a"
 DTYPES = ("float16", "bfloat16")
-# Of the 50-60 MB of L2, 24 MiB are for keys and values of heads that run side by side: 512 bytes a key and its value at
-# head_dim 128.
+# K and V of concurrently running heads may take 24 MiB of the 50-60 MB of L2: 512 bytes per key at head_dim 128.
 KEYS_TOGETHER = (24 << 20) // 512
-# Of keys that are copied one by one fewer, whose rows are read again and again from everywhere.
+# Fewer gathered keys: their rows are reread at random.
 KEYS_COPIED_TOGETHER = KEYS_TOGETHER // 4
 
 
 class Build(NamedTuple):
-    """Sizes of a kernel. A row serves the head dimensions up to its own that the rows before it do not."""
+    """Sizes of a specialization, for head dimensions up to its own that no earlier row covers."""
 
-    rows: int  # of a query tile
+    rows: int  # per query tile
     head_dim: int
-    most_keys: float  # of the items of a plan: see item_keys
-    ctas: int  # of an SM
-    step_kv: int  # keys of one product
+    most_keys: float  # per work item of a plan: see item_keys
+    ctas: int  # per SM
+    step_kv: int  # keys per product
     queries: int  # query tiles in shared memory
-    stages: int  # key or value steps in shared memory
+    stages: int  # K or V stages in shared memory
     consumer_registers: int
     producer_registers: int
     reason: str
@@ -46,15 +46,15 @@ class Build(NamedTuple):
 
 _KEYS = "products of 128 keys: 583 TF/s dense against 454 with 64"
 _QUERIES = "query tiles are the bottleneck of items of a few products: strided 0.32 ms with two tiles, 0.30 with three"
-_WIDE = "the output takes 128 registers a thread, which leaves none for the logits of 128 keys; spills, untuned"
-_HALVES = "half of the shared memory and registers of an SM"
+_WIDE = "the output takes 128 registers per thread, which leaves none for the scores of 128 keys; spills, untuned"
+_HALVES = "half of an SM's shared memory and registers"
 _THIRDS = (
-    "three CTAs hide what is between products: windows of 7 x 7 on 16 images of 56 x 56, head_dim 32, 0.040 ms against "
+    "three CTAs hide the gaps between products: 7 x 7 windows on 16 images of 56 x 56, head_dim 32, 0.040 ms against "
     "0.050; producers and writers spill, consumers do not"
 )
 _NEXT = (
-    "a third query tile: windows of 7 x 7 on 16 images of 56 x 56 0.065 ms against 0.074, shifted ones 0.074 against "
-    "0.086; but 13 x 13 windows 0.182 against 0.174, which read more keys"
+    "a third query tile: 7 x 7 windows on 16 images of 56 x 56 0.065 ms against 0.074, shifted 0.074 against "
+    "0.086; but 13 x 13 windows, which read more keys, 0.182 against 0.174"
 )
 _ANY = math.inf
 TABLE = (
@@ -66,18 +66,18 @@ TABLE = (
     Build(128, 64, 511, 1, 128, 3, 8, 200, 104, _QUERIES),
     Build(128, 64, _ANY, 1, 128, 2, 8, 200, 104, f"{_KEYS}; a third query tile is no faster dense"),
     Build(128, 128, 511, 1, 128, 3, 4, 200, 104, _QUERIES),
-    Build(128, 128, _ANY, 1, 128, 2, 5, 200, 104, f"{_KEYS}; a third query tile is no faster and takes a step's room"),
+    Build(128, 128, _ANY, 1, 128, 2, 5, 200, 104, f"{_KEYS}; a third query tile is no faster and costs a stage"),
     Build(128, 256, _ANY, 1, 64, 2, 3, 224, 56, f"{_WIDE}; no room for a third query tile"),
 )
 
 
 def rows_of(block_q: int) -> int:
-    """Rows of the query tile that computes so many."""
+    """Rows of the query tile that computes `block_q` queries."""
     return ROWS if block_q <= ROWS else TILE[0]
 
 
 def build(block_q: int, head_dim: int, keys: float = math.inf) -> Build:
-    """The table's row for a head dimension (the larger of that of q and v) and items of so many keys."""
+    """The row for a head dimension (the larger of q's and v's) and work items of `keys` keys."""
     fitting = (row for row in TABLE if row.rows == rows_of(block_q) and row.head_dim >= head_dim)
     return next(row for row in fitting if keys <= row.most_keys)
 
@@ -85,8 +85,7 @@ def build(block_q: int, head_dim: int, keys: float = math.inf) -> Build:
 def variant(
     row: Build, dtype: str, room: int, problems: int = 1, gathers: bool = False, cells: int = TILE[1]
 ) -> dict[str, object]:
-    """Macros for problems of one type, with room for so many of them and so many tensor maps in the parameters; of
-    plans whose places are looked up, if `gathers`; `cells` is how many boxes of keys have at most."""
+    """Macros for `problems` problems and `room` tensor maps; `gathers`: gathered KV; `cells`: largest key box."""
     fewer = row.step_kv == TILE[1] and cells <= FEWER
     return {
         "SPATTN_DTYPE": dtype,
@@ -107,15 +106,14 @@ def variant(
 
 
 def item_keys(plan: Plan, work: np.ndarray | None = None) -> float:
-    """Keys of the items of a plan, or of other work items that are made of it. Where rows are copied one by one nothing
-    depends on it: that takes registers which short items leave to others."""
+    """Keys per work item of a plan, or of `work`. Gathered plans ignore it: the short-item specialization lacks the
+    registers that row copies need."""
     work = plan.work if work is None else work
     return math.inf if plan.ordered else keys_of(work["end"] - work["begin"], plan.block_q)
 
 
 def keys_of(length: np.ndarray, block_q: int) -> float:
-    """Keys of items of so many tiles: of the longest one where tiles are small, so that nobody waits for it; on average
-    where they are not."""
+    """Keys per work item: of the longest for small tiles, since it determines the duration, else the mean."""
     if not len(length):
         return math.inf
     return TILE[1] * float(length.max() if block_q <= ROWS else length.mean())

@@ -52,24 +52,25 @@ __all__ = [
 LIMITS = Limits(host_arrays=True, moves=True, grows=True, predicts=True)
 
 TILE = (48, 64)
-"""Queries and keys of a tile. 48 queries are three AVX-512 vectors, as wide as a register block of the scores, and
-eight register blocks of the output; with 64 keys the operands of either product stay in a 48 KiB first-level cache."""
-_AMX_TILE = (64, 64)  # two panels of queries, each two tiles of AMX wide
+"""Default tile, (queries, keys). 48 queries are three AVX-512 vectors, the width of a register block of scores, and
+eight register blocks of the output; with 64 keys the operands of either product fit a 48 KiB L1 cache.
+"""
+_AMX_TILE = (64, 64)  # two query panels of two AMX tiles each
 
-_MAX_LENGTHS = 8  # numbers of keys that a call of a plan that grows is kept for
+_MAX_LENGTHS = 8  # key lengths cached for a plan whose tile lists grow
 _TWO_BYTES = ("float16", "bfloat16")
-_PARALLEL_TASKS = 16  # (batch, head) tasks times pieces that planning aims at, whatever the machine's threads
-_LEAST_PAIRS = 12  # of a key, computed by tiles of few queries, which have it interleaved then
-_FLOPS_PER_THREAD = 4e6  # starting a thread pays off from about this much work
+_PARALLEL_TASKS = 16  # (batch, head) tasks times pieces per head that planning aims at, independent of the thread count
+_LEAST_PAIRS = 12  # pairs per key from which interleaving K pays off in row-by-row tiles
+_FLOPS_PER_THREAD = 4e6  # least work that amortizes starting a thread
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """Instruction sets that this build has and this machine can run, best first.
+    """Return the instruction sets that this build has and this machine runs, best first.
 
     Returns
     -------
     tuple of str
-        Among "amx", "avx512bf16", "avx512", "avx2" and "baseline", which is always there.
+        Among "amx", "avx512bf16", "avx512", "avx2" and "baseline", which is always present.
 
     Examples
     --------
@@ -86,33 +87,22 @@ def _default_isa() -> str:
     if not name:
         return instruction_sets()[0]
     if name not in instruction_sets():
-        raise ValueError(f"SPATTN_ISA: expected one of {', '.join(instruction_sets())}, which run here; got {name!r}")
+        raise ValueError(f"SPATTN_ISA: expected one of {', '.join(instruction_sets())} on this machine; got {name!r}")
     return name
 
 
 def unavailable() -> str | None:
-    """None: the CPU is always there.
-
-    Returns
-    -------
-    None
-    """
+    """Return None: the CPU is always available."""
     return None
 
 
 def memory(call: Call) -> int:
-    """Bytes that this process may have."""
+    """Return the memory limit of this process in bytes."""
     return _limits.memory()
 
 
 def info() -> dict[str, object]:
-    """Facts for :func:`spattn.show_versions`.
-
-    Returns
-    -------
-    dict
-        Instruction sets, the one in use, threads, whether OpenMP is there.
-    """
+    """Return the instruction sets, the one in use, the thread count and whether OpenMP is built in."""
     return {
         "instruction sets": ", ".join(instruction_sets()),
         "in use": _default_isa(),
@@ -122,30 +112,10 @@ def info() -> dict[str, object]:
 
 
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
-    """The plan with this backend's tile shape, or with boxes of queries, or with tiles of one query, which are computed
-    pair by pair, where these are priced below it.
+    """Implement :meth:`._backends.Backend.plan_for` with the cheapest of the candidate tilings.
 
-    Long lists are split by shape alone, so that results do not depend on the number of threads.
-
-    Parameters
-    ----------
-    pattern : Pattern
-        What is allowed.
-    call : Call
-        What it is for.
-    max_bytes : int, optional
-        As for :func:`spattn.plan`.
-    backward : bool, optional
-        Whether it is for the gradients: the backward computes few queries of a tile at the price of many.
-
-    Returns
-    -------
-    Plan
-
-    Raises
-    ------
-    ValueError
-        If the pattern does not fit the shapes, or takes too many bytes.
+    Candidates are the backend's tile, boxes of queries, and tiles of one query, which are computed pair by pair. Long
+    lists are split by shape alone, so that results do not depend on the thread count.
     """
     workers = workers_for(call)
     own = device(_default_isa(), call.dtype)
@@ -163,19 +133,19 @@ def _tile_for(dtype: str) -> tuple[int, int]:
 
 
 def workers_for(call: Call) -> int:
-    """Among how many workers planning shares the work of a head: pieces enough for any machine's threads."""
+    """Return the number of workers that share the work of a head, enough for the threads of any machine."""
     return max(1, _PARALLEL_TASKS // max(1, call.batch * call.heads_q))
 
 
 def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-    """What a forward with a plan would take on one thread of a machine like the one that was measured.
+    """Return the predicted time of a forward on one thread of the benchmark machine.
 
     Parameters
     ----------
     plan : Plan
-        Of these batch entries and query heads.
+        For these batch entries and query heads.
     batch, heads, head_dim, head_dim_v : int
-        Of the call.
+        Sizes of the call.
     dtype : str
         One of "float32", "float64", "float16" and "bfloat16".
 
@@ -188,7 +158,7 @@ def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: 
 
 
 def dense_ms(q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-    """What a forward over all pairs would take on the same thread.
+    """Return the predicted time of dense attention on the same thread.
 
     Parameters
     ----------
@@ -207,7 +177,7 @@ def dense_ms(q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, hea
 
 
 def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
-    """The plan in boxes of queries that is priced below this one of the same pattern, None where there is none.
+    """Return a plan of the same pattern in boxes of queries that the cost model prefers, or None.
 
     Parameters
     ----------
@@ -222,52 +192,17 @@ def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, 
 
 
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
-    """Whether :func:`prepare` takes a plan: one of any tile shape in which each key has one place.
-
-    Parameters
-    ----------
-    plan : Plan
-        Made by anybody.
-    call : Call
-        What it is for.
-    backward : bool
-        Whether it is for the gradients.
-
-    Returns
-    -------
-    bool
-    """
+    """Return whether the CPU supports a plan: any tile shape, but no gathered KV."""
     return not plan.gathered
 
 
 def _check_places(plan: Plan) -> None:
     if plan.gathered:
-        raise ValueError("plan: expected one in which each key has one place, got a gathered one, which is for GPUs")
+        raise ValueError("plan: gathered KV is not supported on the CPU; plan with backend='cpu'")
 
 
 def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForward:
-    """What computes calls like this one.
-
-    Parameters
-    ----------
-    call : Call
-        Of NumPy arrays, or of arrays that are handed over as such.
-    plan : Plan
-        For its lengths and heads. Checked at its first use, unless :func:`spattn.plan` made it.
-    isa : str, optional
-        One of :func:`instruction_sets`; default the environment variable ``SPATTN_ISA``, else the best one.
-
-    Returns
-    -------
-    callable
-        ``(q, k, v, scale)`` to ``(out, lse)``, for arrays of the call's dtype, shapes and strides; of any number of
-        keys that the plan moves to.
-
-    Raises
-    ------
-    ValueError
-        If the plan is not sound, gathered or made for another call, or `isa` cannot run here.
-    """
+    """Implement :meth:`._backends.Backend.prepare`; `isa` overrides ``SPATTN_ISA``, the default is the best one."""
     own = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     _check_places(own)
     isa = isa or _default_isa()
@@ -275,10 +210,10 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
     shape, dtype, lse_dtype = call.out_shape, q.dtype, np.dtype(call.lse_dtype)
     strides = np.empty_like(q, shape=shape, subok=False).strides
     rows, together = call.rows, _heads_together(call, own)
-    least = own.least or 0 if own.growth is None else 0  # from which on the core moves the plan
+    least = own.least or 0 if own.growth is None else 0  # least kv_len that the core binds at run time
 
     def at(plan: Sealed) -> tuple[_core.Prepared, int]:
-        """What computes the call with a plan for so many keys, and how many threads have enough to do."""
+        """Return the core's dispatch for `plan.kv_len` keys and the number of threads that have enough work."""
         here = replace(call, kv_len=plan.kv_len)
         work, reach = neighbours_together(plan), _reach(here, plan, isa)
         return _core.Prepared(here, plan, work, together, isa, least, reach), _useful_threads(here, plan)
@@ -300,28 +235,12 @@ def prepare(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedForwar
 
 
 def prepare_backward(call: Call, plan: Plan, *, isa: str | None = None) -> PreparedBackward:
-    """What computes the gradients of calls like this one.
-
-    Parameters
-    ----------
-    call, plan, isa
-        As for :func:`prepare`.
-
-    Returns
-    -------
-    callable
-        ``(dout, q, k, v, out, lse, dlse, scale)`` to ``(dq, dk, dv)``.
-
-    Raises
-    ------
-    ValueError
-        As :func:`prepare`.
-    """
+    """Implement :meth:`._backends.Backend.prepare_backward`; `isa` as for :func:`prepare`."""
     plan = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     _check_places(plan)
     isa = isa or _default_isa()
     useful = _useful_threads(call, plan)
-    for x in (call.q, call.k, call.v):  # MemoryError where there is no room for gradients, before units are cut
+    for x in (call.q, call.k, call.v):  # raise MemoryError for the gradients before cutting units
         np.empty_like(call.kind.to_numpy(x), subok=False)
     if call.batch and call.heads_q:
         split = units(plan, call.batch, call.heads_q, call.heads_kv)
@@ -363,23 +282,23 @@ def forward(
     v : (batch, heads_kv, kv_len, head_dim_v) array
         Same dtype; ``1 <= head_dim_v <= 256``.
     plan : Plan
-        For these lengths and heads. Checked at its first use, unless :func:`spattn.plan` made it.
+        For these lengths and heads. Validated at its first use unless :func:`spattn.plan` made it.
     scale : float
-        Factor of the logits.
+        Scaling factor applied before the softmax.
     isa : str, optional
-        One of :func:`instruction_sets`; default the environment variable ``SPATTN_ISA``, else the best one.
+        One of :func:`instruction_sets`; by default the environment variable ``SPATTN_ISA``, else the best one.
 
     Returns
     -------
     out : (batch, heads_q, q_len, head_dim_v) array
         In q's dtype and memory order.
     lse : (batch, heads_q, q_len) array of float32 (float64 for float64 inputs)
-        Log-sum-exp of each row's logits, natural logarithm; -inf for a row that attends to nothing.
+        Log-sum-exp of each row's scores, natural logarithm; -inf for a row without allowed keys.
 
     Raises
     ------
     ValueError
-        If shapes do not fit each other or the plan, the plan is not sound or gathered, or `isa` cannot run here.
+        If shapes do not fit each other or the plan, the plan is invalid or has gathered KV, or `isa` cannot run here.
     TypeError
         If the dtypes differ or are not supported.
     MemoryError
@@ -387,9 +306,9 @@ def forward(
 
     Notes
     -----
-    Bitwise repeatable, for any number of threads. Extra memory is O(batch · heads · q_len · head_dim_v) for rows that
-    several work items share, and under two megabytes per thread, most of it for packed keys and values. Up to 64 MiB
-    of it are kept for later calls: see :func:`free_workspaces`.
+    Bitwise reproducible for any thread count. Extra memory is O(batch · heads · q_len · head_dim_v) for split-KV
+    partials and less than 2 MB per thread, most of it for packed keys and values. Up to 64 MiB of it stays cached for
+    later calls: see :func:`free_workspaces`.
     """
     call = Call.of(q, k, v, scale=scale)
     return prepare(call, plan, isa=isa)(q, k, v, call.scale)
@@ -413,15 +332,15 @@ def backward(
     Parameters
     ----------
     dout : (batch, heads_q, q_len, head_dim_v) array
-        Of q's dtype. Any strides, as for all of them.
+        In q's dtype. All arrays may have any strides.
     q, k, v : arrays
         As for :func:`forward`.
     out, lse : arrays
-        What :func:`forward` returned for them.
+        Results of :func:`forward` for q, k and v.
     plan, scale, isa
         As for :func:`forward`.
     dlse : (batch, heads_q, q_len) array, optional
-        Of lse's dtype; None is zero.
+        In lse's dtype; None means zeros.
 
     Returns
     -------
@@ -435,7 +354,7 @@ def backward(
 
     Notes
     -----
-    Bitwise repeatable, for any number of threads. Extra memory is O(batch · heads · (q_len + kv_len) · head_dim).
+    Bitwise reproducible for any thread count. Extra memory is O(batch · heads · (q_len + kv_len) · head_dim).
     """
     call = Call.of(q, k, v, scale=scale)
     check_results(call, dout, out, lse, dlse)
@@ -443,14 +362,13 @@ def backward(
 
 
 def _heads_together(call: Call, plan: Plan) -> int:
-    """How many query heads a task takes: of few rows all that share K and V, unless their patterns differ."""
+    """Return the query heads of a task: the whole group if its rows are few and its heads share a variant, else 1."""
     few = call.group and (call.q_len <= _core.FEW_QUERIES or plan.block_q == 1)
     return call.group if few and variant_of_groups(plan.variant, call.group) is not None else 1
 
 
 def _reach(call: Call, plan: Plan, isa: str) -> int:
-    """How far apart the keys of a view lie, where all query tiles are computed row by row, and so many meet each key
-    that it pays to interleave K for them; otherwise 0."""
+    """Return the key range of a view if interleaving K pays off (row-by-row tiles that share keys often), else 0."""
     if not 1 < plan.block_q <= few_of(isa, call.dtype) or len(plan.kv_order):
         return 0
     pairs = count_rows(plan, call.batch, call.heads_q, Features(0, 0, lanes=1)).weights
@@ -461,9 +379,9 @@ def _reach(call: Call, plan: Plan, isa: str) -> int:
 
 
 def _useful_threads(call: Call, plan: Plan) -> int:
-    """How many threads have enough to do."""
+    """Return the number of threads that have enough work."""
     pairs = call.batch * call.heads_q
-    rows = min(plan.block_q, plan.q_len)  # of a tile, with queries
+    rows = min(plan.block_q, plan.q_len)  # rows of a tile that hold queries
     flops = 2.0 * pairs * plan.tiles / plan.variants * rows * plan.block_kv * (call.head_dim + call.head_dim_v)
-    tasks = pairs * max(len(plan.work), -(-max(plan.q_len, plan.kv_len) // 64))  # no pass of a call has more
+    tasks = pairs * max(len(plan.work), -(-max(plan.q_len, plan.kv_len) // 64))  # no pass of a call has more tasks
     return tasks if int(flops / _FLOPS_PER_THREAD) else 1

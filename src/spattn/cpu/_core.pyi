@@ -1,4 +1,4 @@
-"""What Python calls of the compiled core, for type checkers; _core.pyx documents it."""
+"""Type stubs of the compiled core, documented in _core.pyx."""
 
 import numpy as np
 

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""The compiled core: executes a plan's work items, then its merges, on all threads, forward and backward.
+"""The compiled core: runs a plan's work items and combines their partials on all threads, forward and backward.
 
-The arithmetic is in ``kernels/``, compiled once per instruction set. This module fills in what a kernel needs to know,
-spreads the items over the threads, and answers Ctrl-C.
+The arithmetic is in ``kernels/``, compiled once per instruction set. This module fills in the kernel parameters,
+schedules the items on the threads, and handles Ctrl-C.
 """
 
 cimport cython
@@ -113,35 +113,35 @@ cdef extern from "kernels/threads.h" namespace "spattn" nogil:
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")  # in the order of kernels.h
 OPENMP = built_with_openmp()
-FEW_QUERIES = kFewQueries                # up to which a task takes the heads of a group together
+FEW_QUERIES = kFewQueries                # largest q_len for which a task takes all heads of a group
 FAR_LSE = {4: 2.0**14, 8: 2.0**43}       # by the bytes of lse: see is_far() in kernels/backward/exact.h
 
-cdef size_t kLine = 64                   # bytes of a cache line, where workspaces start
+cdef size_t kLine = 64                   # bytes of a cache line, the alignment of workspaces
 cdef int64_t kMergesAtOnce = 64
-cdef int64_t kRowsAtOnce = 16            # rows of a task of the forward, where a work item has fewer
+cdef int64_t kRowsAtOnce = 16            # least rows of a forward task
 cdef int64_t kRowsTogether = 256         # the same where items share interleaved keys
-cdef int64_t kKeysAtOnce = 64            # of dK and dV, in a task of the last pass of the backward
-cdef int64_t kSignalPeriod = 50_000_000  # ns between looks at pending signals
+cdef int64_t kKeysAtOnce = 64            # rows of dK and dV of a task that sums units
+cdef int64_t kSignalPeriod = 50_000_000  # ns between checks for pending signals
 
 
 def table_names():
-    """Names of the instruction sets that this build has and this machine can run, best first."""
+    """Return the instruction sets that this build has and this machine runs, best first."""
     cdef const KernelTable* tables[kMaxTables]
     return tuple([tables[i].name.decode() for i in range(usable_tables(tables))])
 
 
 def openmp_threads():
-    """Threads that a parallel region started here would get; 1 inside of one."""
+    """Return the thread count of a parallel region started here; 1 inside of one."""
     return max_threads()
 
 
 def in_parallel():
-    """Whether the calling thread belongs to a parallel region of OpenMP."""
+    """Return whether the calling thread is in an OpenMP parallel region."""
     return in_parallel_region()
 
 
 def team_size(int threads):
-    """`threads`, or fewer while other processes occupy the cores."""
+    """Return `threads`, or fewer while other processes occupy the cores."""
     return limited_team(threads)
 
 
@@ -164,24 +164,25 @@ cdef struct Shape:
 
 
 cdef class Prepared:
-    """What calls of one signature share: the kernels of an instruction set, the plan and all sizes."""
+    """Cached dispatch of a call: kernels of an instruction set, plan and sizes."""
 
     cdef const KernelTable* table
     cdef Call call
     cdef Shape of_q, of_k, of_v, of_out, of_lse
-    cdef int element, lse_element        # NumPy's numbers of the dtypes
-    cdef int dtype, value_bytes          # what kernels compute in is 8 or 4 bytes wide
-    cdef int64_t heads, all_heads        # query heads; of all batch entries
-    cdef int64_t views, least            # of the plan: how many, and from how many keys on it moves; 0: it must not
+    cdef int element, lse_element  # NumPy's type numbers
+    cdef int dtype, value_bytes    # width of the kernels' compute type, 8 or 4
+    cdef int64_t heads, all_heads  # query heads; of all batch entries
+    cdef int64_t views, least      # number of views; least kv_len bound at run time, 0: fixed
     cdef const int32_t* variant          # of each (batch, head)
     cdef const int32_t* work_indptr
     cdef const int32_t* merge_variants
     cdef object owners
 
     def __init__(self, call, plan, work, int64_t together, str isa, int64_t least=0, int64_t reach=0):
-        """`call` has been checked; `work` has the plan's items in the order in which they are taken. A task takes
-        `together` heads. The plan moves to numbers of keys from `least` on, 0: to none. Few queries have K interleaved
-        for them where the keys of a view lie up to `reach` apart, 0: they do not."""
+        """`call` is validated; `work` has the plan's items in execution order. A task takes `together` heads. `kv_len`
+        is bound at run time from `least` on, 0: never. With few queries per tile, K is interleaved if the keys of a
+        view lie up to `reach` apart, 0: never.
+        """
         self.table = find_table(isa)
         self.dtype = DTYPES.index(call.dtype)
         self.value_bytes = 8 if call.dtype == "float64" else 4
@@ -207,8 +208,9 @@ cdef class Prepared:
         self.of_lse = Shape(3, [call.batch, call.heads_q, call.q_len, 0])
 
     cdef Array describe(self, str name, cnp.ndarray array, const Shape& shape) except *:
-        """Where an array lies. ValueError if it is none of those that the call is prepared for: kernels would read, or
-        write, outside of it."""
+        """Return data pointer and strides. ValueError if shape or dtype differ from the prepared call: kernels would
+        access memory out of bounds.
+        """
         cdef Array found
         cdef int axis
         cdef int element = self.lse_element if shape.axes == 3 else self.element
@@ -222,7 +224,7 @@ cdef class Prepared:
                 fits = array.shape[axis] == shape.size[axis]
         if not fits:
             expected = tuple([shape.size[axis] for axis in range(shape.axes)])
-            raise ValueError(f"{name}: expected shape {expected} and the dtype that the call is prepared for, "
+            raise ValueError(f"{name}: expected shape {expected} and the dtype of the prepared call, "
                              f"got {(<object>array).shape} of {array.dtype}")
         found.data = <char*>cnp.PyArray_DATA(array)
         return found
@@ -246,23 +248,23 @@ cdef class Prepared:
 
 
 cdef class Run(Prepared):
-    """One call: what the kernels read, and its passes of independent tasks, spread over the threads."""
+    """One call: the kernel parameters, and its passes of independent tasks, spread over the threads."""
 
-    cdef int64_t* first_task             # of each (batch, head), and the number of tasks
+    cdef int64_t* first_task  # of each (batch, head), then the number of tasks
     cdef char* scratch
     cdef size_t scratch_bytes
     cdef int first_step
-    cdef int nonfinite                   # did a row come out so?
+    cdef int nonfinite                 # whether a row came out non-finite
     cdef int64_t next_look
     cdef atomic[int] stopped
     cdef atomic[int64_t] next_task
-    cdef int64_t started                 # when the team started, in ns
-    cdef atomic[int64_t] worked, lost    # ns of processor time of all threads; the most that one was without a core
+    cdef int64_t started               # start of the team, in ns
+    cdef atomic[int64_t] worked, lost  # CPU time of all threads; longest wait of one for a core; ns
     cdef object error, workspaces
     cdef Prepared prepared
 
     cdef begin(self, Prepared prepared, arrays, double scale):
-        """Everything but the memory to work in."""
+        """Fill in everything but the workspace."""
         cdef Call* call = &self.call
         q, k, v, out, lse = arrays
         self.table, self.dtype, self.value_bytes = prepared.table, prepared.dtype, prepared.value_bytes
@@ -281,7 +283,8 @@ cdef class Run(Prepared):
         self.next_look = monotonic_ns() + kSignalPeriod
 
     cdef move(self, Prepared prepared, cnp.ndarray k):
-        """Goes to as many keys as `k` has, if the plan moves there: as planning/contract/validated.py::moved does it."""
+        """Bind kv_len to the length of `k` if the plan is length-polymorphic: as
+        planning/contract/validated.py::moved does."""
         cdef int64_t kv_len = k.shape[2] if k.ndim == 4 else -1, view
         cdef View* views
         if not 0 < prepared.least <= kv_len or kv_len == prepared.call.kv_len:
@@ -295,7 +298,7 @@ cdef class Run(Prepared):
         self.call.kv_len = self.of_k.size[2] = self.of_v.size[2] = kv_len
 
     cdef replace(self, Array* array, str name, const Shape& shape, instead):
-        """Has the tiles read a finite copy of K or V; None: the caller's array."""
+        """Make the tiles read a finite copy of K or V; None: the caller's array."""
         if instead is not None:
             copy, marked = instead
             array[0] = self.prepared.describe(name, copy, shape)
@@ -303,13 +306,13 @@ cdef class Run(Prepared):
             self.owners.append(instead)
 
     cdef char* workspace(self, size_t size):
-        """64-byte aligned memory that lives as long as the run; MemoryError when there is no room."""
+        """Allocate 64-byte aligned memory for the lifetime of the run; MemoryError if it fails."""
         memory = _workspace.take(size + kLine)
         self.workspaces.append(memory)
         return <char*>((<size_t>cnp.PyArray_DATA(memory) + kLine - 1) // kLine * kLine)
 
     cdef allocate(self, int threads, size_t scratch_bytes, int64_t slot_width):
-        """The threads' scratch and the workspace of partial results, `slot_width` values a row."""
+        """Allocate the threads' scratch and the split-KV partials, `slot_width` values a row."""
         cdef Call* call = &self.call
         cdef int thread
         self.scratch_bytes = (scratch_bytes + 4095) // 4096 * 4096 + kLine
@@ -322,8 +325,9 @@ cdef class Run(Prepared):
             call.slots = self.workspace(rows * slot_width * self.value_bytes)
 
     cdef int64_t count_tasks(self, const int32_t* ends, int64_t at_once, int64_t together) noexcept nogil:
-        """Numbers the tasks of a pass over the variants' ranges `ends`, `at_once` elements each, head after head.
-        When `together` heads form one task, it is numbered under the first."""
+        """Number the tasks of a pass over the variants' ranges `ends`, `at_once` elements each, head by head. A task of
+        `together` heads is numbered under the first of them.
+        """
         cdef int64_t number, count, total = 0
         for number in range(self.all_heads):
             self.first_task[number] = total
@@ -335,7 +339,7 @@ cdef class Run(Prepared):
         return total
 
     cdef int64_t head_of(self, int64_t task) noexcept nogil:
-        """The (batch, head) that a task belongs to: the last one whose first task is not after it."""
+        """Return the (batch, head) of a task: the last one whose first task is not after it."""
         cdef int64_t low = 0, high = self.all_heads, middle
         while high - low > 1:
             middle = (low + high) // 2
@@ -353,7 +357,7 @@ cdef class Run(Prepared):
               self.scratch + thread * self.scratch_bytes)
 
     cdef bint proceed(self, int thread) noexcept nogil:
-        """False once the call has been interrupted. The calling thread, number 0, looks for signals now and then."""
+        """Return whether to go on. The calling thread, number 0, checks for signals periodically."""
         cdef int64_t now
         if self.stopped.load():
             return False
@@ -368,19 +372,19 @@ cdef class Run(Prepared):
     cdef void look_for_signals(self) noexcept:
         try:
             PyErr_CheckSignals()
-        except BaseException as error:  # whatever a signal handler raises is raised by forward()
+        except BaseException as error:  # forward() raises what a signal handler raises
             self.error = error
             self.stopped.store(1)
 
     cdef int64_t start(self, int step) noexcept nogil:
-        """Prepares pass `step` and returns the number of its tasks, -1 after the last pass."""
+        """Prepare pass `step` and return the number of its tasks, -1 after the last pass."""
         return -1
 
     cdef void run_task(self, int step, int64_t task, int thread) noexcept nogil:
-        """Executes a task of pass `step`."""
+        """Run a task of pass `step`."""
 
     cdef void run_tasks(self, int step, int64_t tasks, int thread) noexcept nogil:
-        """Executes tasks of a pass until none is left."""
+        """Run tasks of a pass until none is left."""
         cdef int64_t task
         while True:
             task = self.next_task.fetch_add(1)
@@ -397,7 +401,7 @@ cdef class Run(Prepared):
         observe_team(threads, monotonic_ns() - self.started, self.worked.load(), self.lost.load())
 
     cdef void run_member(self, int step, int64_t tasks, int thread) noexcept nogil:
-        """The share of a thread of a team, which also measures how long it was without a core."""
+        """Run the share of one thread, and measure how long it waited for a core."""
         cdef int64_t before = thread_cpu_ns(), worked, lost, most
         self.run_tasks(step, tasks, thread)
         worked = thread_cpu_ns() - before
@@ -408,7 +412,7 @@ cdef class Run(Prepared):
             pass
 
     cdef bint execute(self, int threads) except -1:
-        """Runs all passes; true if a row came out non-finite, or might have."""
+        """Run all passes; return whether a row came out, or might be, non-finite."""
         cdef int step = self.first_step
         cdef int64_t tasks
         with nogil:
@@ -430,12 +434,12 @@ cdef class Run(Prepared):
 
 @cython.final
 cdef class Forward(Run):
-    """Work items, then merges."""
+    """Two passes: work items, then the combination of their partials."""
 
     cdef make_room(self, instead, int threads):
         self.replace(&self.call.v, "v", self.of_v, instead)
         self.allocate(threads, self.table.scratch_bytes[self.dtype](self.call),
-                      self.call.head_dim_v + sizeof(double) // self.value_bytes)  # the lse is a double: results.h
+                      self.call.head_dim_v + sizeof(double) // self.value_bytes)  # lse is a double: results.h
 
     cdef int64_t start(self, int step) noexcept nogil:
         if step == 0:
@@ -461,16 +465,17 @@ cdef class Forward(Run):
 
 @cython.final
 cdef class Backward(Run):
-    """Normalisers of far rows, if there are any; units, which leave dQ and sums of dK and dV; then merges of dQ; then
-    dK and dV as sums over units."""
+    """Passes: softmax statistics of far rows, if any; units, which write dQ and sums of dK and dV; combination of dQ
+    partials; dK and dV as sums over units.
+    """
 
     cdef const Unit* units
-    cdef Sums* sums                      # of each unit
-    cdef int64_t unit_count, per_head    # of all; of a (batch, key-value head)
+    cdef Sums* sums  # of each unit
+    cdef int64_t unit_count, per_head  # of all; of a (batch, key-value head)
     cdef int64_t kv_len, heads_kv
-    cdef bint in_place                   # the sums are dK and dV themselves
-    cdef bint by_thread                  # a head's only unit: its thread writes dK and dV while the sums are in a cache
-    cdef char* dk_rows                   # the sums of all units, or of all threads
+    cdef bint in_place   # whether the units add to dK and dV themselves
+    cdef bint by_thread  # one unit per head: its thread writes dK and dV while the sums are in cache
+    cdef char* dk_rows   # the sums of all units, or of all threads
     cdef char* dv_rows
 
     cdef make_room(self, gradients, split, instead, int threads):
@@ -493,7 +498,7 @@ cdef class Backward(Run):
         self.describe_sums(0 if self.in_place else threads * self.kv_len if self.by_thread else split.rows)
 
     cdef find_far_rows(self):
-        """Room for the normalisers of rows whose lse does not do, and the pass that finds them: before all others."""
+        """Allocate the statistics of rows whose lse is too coarse; their pass precedes all others."""
         lse = self.owners[0][4]
         self.call.far_lse = FAR_LSE[lse.itemsize]
         if ((np.abs(lse) > self.call.far_lse) & (lse != -np.inf)).any():
@@ -503,15 +508,15 @@ cdef class Backward(Run):
             self.first_step = -1
 
     cdef fits(self, x):
-        """Can the kernels add to the rows of an output?"""
+        """Return whether the kernels can accumulate in the rows of an output."""
         size = self.value_bytes
         return (x.itemsize == size and x.strides[3] == size and x.strides[2] % size == 0
                 and x.ctypes.data % size == 0 and x.shape[3] * size % 64 == 0)
 
     cdef describe_sums(self, int64_t rows):
-        """Where each unit adds up: the outputs, or `rows` rows of workspace for dK and dV each.
+        """Set the sums of each unit: the outputs, or `rows` rows of workspace for dK and dV each.
 
-        Threads place the sums of their units themselves.
+        With by_thread, the threads place the sums of their units themselves.
         """
         cdef int64_t i, ld_dk, ld_dv
         cdef Array *dk = &self.call.dk, *dv = &self.call.dv
@@ -537,7 +542,7 @@ cdef class Backward(Run):
         sums.dv = self.dv_rows + row * sums.ld_dv * self.value_bytes
 
     cdef int64_t row_bytes(self, int64_t width) noexcept nogil:
-        """Bytes of a row of sums: whole 64-byte blocks."""
+        """Return the bytes of a row of sums, a multiple of 64."""
         return (width * self.value_bytes + 63) // 64 * 64
 
     cdef int64_t start(self, int step) noexcept nogil:
@@ -571,7 +576,7 @@ cdef class Backward(Run):
             self.add_units(task // self.tasks_per_head(), task % self.tasks_per_head() * kKeysAtOnce, thread)
 
     cdef void normalise(self, int64_t number, int thread) noexcept nogil:
-        """Runs the items of a head one after the other: several of them may have a part in a row."""
+        """Run the items of a head sequentially, as several of them may share a row."""
         cdef int64_t item
         for item in range(self.work_indptr[self.variant[number]], self.work_indptr[self.variant[number] + 1]):
             if not self.proceed(thread):
@@ -603,10 +608,10 @@ cdef class Backward(Run):
 
 
 def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, instead=None):
-    """Writes the attention of arrays of the signature to `out` and `lse`, on at most `threads` threads.
+    """Write attention to `out` and `lse` on at most `threads` threads.
 
-    True if a row came out non-finite. Keys that it may not attend to can be the reason, so the call has to be made
-    again with `instead`, what :func:`._nonfinite.without` makes of `v`, unless that is None.
+    Returns whether a row came out non-finite. Masked keys can be the reason: repeat the call with `instead`, the result
+    of :func:`._nonfinite.without` for `v`, unless that is None.
     """
     cdef Forward run = Forward.__new__(Forward)
     run.begin(prepared, (q, k, v, out, lse), scale)
@@ -616,10 +621,9 @@ def forward(Prepared prepared, q, k, v, out, lse, double scale, int threads, ins
 
 def backward(Prepared prepared, split, dout, q, k, v, out, lse, dlse, dq, dk, dv, double scale, int threads,
              instead=None):
-    """Writes the gradients of arrays of the signature to `dq`, `dk` and `dv`; `split` is the plan's Units for these
-    heads, whose work `prepared` has. `dlse` may be None.
+    """Write gradients to `dq`, `dk` and `dv`; `split` is the plan's Units for these heads, whose work `prepared` has.
 
-    The result and `instead` as for :func:`forward`, but that it is `k` that has to be replaced.
+    `dlse` may be None. Result and `instead` as for :func:`forward`, but for `k`.
     """
     cdef Backward run = Backward.__new__(Backward)
     run.begin(prepared, (q, k, v, out, lse), scale)

@@ -1,9 +1,8 @@
-"""NaN and infinities at keys, of which a row that may not attend to them must not notice anything.
+"""Keep NaN and Inf at masked keys from reaching other rows.
 
-The tiles multiply the weight of a pair that is not allowed, 0, by V, and in the backward its gradient by K: 0 · NaN is
-NaN. A call that meets such a row is made again on a finite copy, so that the row comes out as with any other numbers
-there, to the last bit. Keys that are not finite are marked, and rows that attend to one are left to the exact path,
-which reads the original. It costs nothing while all is finite.
+Tiles multiply the weight 0 of a masked pair by V, and in the backward its gradient by K: 0 · NaN is NaN. A call with a
+non-finite row is repeated on a finite copy, which leaves all other rows bitwise unchanged. Non-finite keys are marked;
+rows that attend to one take the float64 fallback, which reads the original. Finite inputs cost nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ __all__ = ["without"]
 
 
 def without(x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """A copy of K or V with 0 for what is not finite, and (batch, heads, length) bytes that mark its keys.
+    """Return (copy of K or V with non-finite values zeroed, (batch, heads, length) uint8 mask of their keys).
 
-    None when all of it is finite.
+    None if all values are finite.
     """
     finite = np.isfinite(x)
     if finite.all():

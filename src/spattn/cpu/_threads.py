@@ -1,4 +1,4 @@
-"""How many threads a call may use: the caller's setting or OpenMP's, bounded by the processors of this process."""
+"""Thread count of a call: the caller's or OpenMP's setting, limited by the processors of this process."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ __all__ = ["num_threads", "set_num_threads", "team_size", "threads"]
 
 _IMPORTED_BY = os.getpid()
 _OPENMP_AT_IMPORT = _core.openmp_threads()
-_ALWAYS_ALLOWED = 64  # threads that a caller may ask for on any machine
+_ALWAYS_ALLOWED = 64  # threads that a caller may request on any machine
 
 _of_process: int | None = None
 _of_context: contextvars.ContextVar[int | None] = contextvars.ContextVar("spattn.threads", default=None)
 
 
 def num_threads() -> int:
-    """Return the number of threads that a call made now uses at most.
+    """Return the maximum number of threads of a call made now.
 
-    The innermost :func:`threads` block decides, else :func:`set_num_threads`, else OpenMP (``OMP_NUM_THREADS``); a
-    limit of threadpoolctl holds in any case. Without any of them it is the number of processors in the affinity mask
-    and in the cgroup's quota. A number that the caller or ``OMP_NUM_THREADS`` asks for is limited to four times the
-    processors, or 64 where that is more, because each thread has a workspace.
+    The innermost :func:`threads` block decides, else :func:`set_num_threads`, else OpenMP (``OMP_NUM_THREADS``);
+    threadpoolctl limits apply in any case. The default is the number of processors in the affinity mask and the cgroup
+    quota. A number set by the caller or by ``OMP_NUM_THREADS`` is limited to four times the processors or 64, whichever
+    is larger, because each thread has a workspace.
 
-    A call uses fewer while other processes occupy the cores: see the page on threads. The number is 1 in a build
-    without OpenMP, inside another parallel region, and in a forked child of the process that imported spattn: OpenMP's
-    threads do not survive a fork, and waiting for them would never end.
+    A call uses fewer threads while other processes occupy the cores: see the page on threads. The number is 1 in a
+    build without OpenMP, inside another parallel region, and in a forked child of the process that imported spattn:
+    OpenMP threads do not survive a fork, and waiting for them would hang.
 
     Returns
     -------
@@ -49,23 +49,23 @@ def num_threads() -> int:
         return min(openmp, _limits.processors())
     if asked is None:
         asked = openmp
-    elif not _core.OPENMP or _core.in_parallel() or openmp < _OPENMP_AT_IMPORT:  # the last by threadpoolctl
+    elif not _core.OPENMP or _core.in_parallel() or openmp < _OPENMP_AT_IMPORT:  # the last: threadpoolctl lowered it
         asked = min(asked, openmp)
     return asked if asked <= _ALWAYS_ALLOWED else min(asked, max(_ALWAYS_ALLOWED, 4 * _limits.processors()))
 
 
 def team_size(useful: int) -> int:
-    """Return the number of threads for a call that has work for `useful` threads: fewer where cores are occupied."""
+    """Return the thread count of a call with work for `useful` threads; fewer while cores are occupied."""
     return _core.team_size(min(useful, num_threads())) if useful > 1 else 1
 
 
 def set_num_threads(n: int | None) -> None:
-    """Set the number of CPU threads that each call of this process uses at most.
+    """Set the maximum number of CPU threads of each call in this process.
 
     Parameters
     ----------
     n : int or None
-        At least 1; None restores the default, which OpenMP and the processors of this process decide.
+        At least 1; None restores the default, which depends on OpenMP and the processors of this process.
 
     Raises
     ------
@@ -94,9 +94,9 @@ def set_num_threads(n: int | None) -> None:
 class threads:  # noqa: N801 - used as a function, like numpy.errstate
     """Limit the CPU threads of each call within a ``with`` block.
 
-    The limit holds for the calls of this Python thread, or of this task of asyncio, and overrides
-    :func:`set_num_threads`. As with ``decimal.localcontext``, the end of the block restores the number that was there
-    at its start, so a generator that is suspended within the block limits its caller.
+    The limit applies to this Python thread, or this asyncio task, and overrides :func:`set_num_threads`. As with
+    ``decimal.localcontext``, leaving the block restores the number in effect at its start, so a generator suspended
+    within the block limits its caller.
 
     Parameters
     ----------

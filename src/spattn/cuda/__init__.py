@@ -1,6 +1,6 @@
-"""The CUDA backend: kernels compiled by nvcc at first use, run through PyCUDA in the primary context.
+"""The CUDA backend: kernels compiled by nvcc at first use and launched through PyCUDA.
 
-Importing this module touches no GPU and imports neither PyCUDA nor cuda-bindings.
+It works in the primary context. Importing this module touches no GPU and imports neither PyCUDA nor cuda-bindings.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 def unavailable() -> str | None:
-    """Why the backend cannot run here, with what fixes it; None when it can. Creates no CUDA context."""
+    """Why the backend cannot run here and how to fix it, or None if it can. Creates no CUDA context."""
     global _works_in
     if _works_in != os.getpid():
         reason = _why_not()
@@ -95,37 +95,30 @@ def _why_not() -> str | None:
 
 
 def forward(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None = None) -> tuple[Any, Any]:
-    """Softmax attention over a plan's pairs; see :func:`spattn.attention` for the arguments.
+    """Softmax attention over the pairs of a plan; see :func:`spattn.attention` for the arguments.
 
-    Device arrays are worked on where they lie, on the stream that the caller's library has current, without waiting for
-    it. Host arrays are copied up and back. The logger ``spattn.cuda`` says on level DEBUG which kernels were chosen,
-    and why they left a call to the portable ones; repeats of a call of :func:`spattn.attention` say nothing.
+    Device arrays are used in place, on the current stream of the caller's library, without synchronization. Host arrays
+    are copied to the device and the results back. The logger ``spattn.cuda`` reports at level DEBUG which kernels were
+    chosen and why a call fell back to the portable ones; cached dispatches of :func:`spattn.attention` log nothing.
 
     Raises
     ------
     TypeError, ValueError
-        If `plan` is not a Plan, not sound, or made for other lengths, batch entries or heads.
+        If `plan` is not a Plan, is invalid, or was made for other lengths, batch entries or heads.
     MemoryError
-        If the GPU is out of memory, with the bytes needed and free.
+        If the GPU is out of memory; the message has the bytes needed and free.
     CudaError
-        If a CUDA call fails; its message says when the process must restart.
+        If a CUDA call fails; the message says if the process must restart.
     RuntimeError
-        In a process forked after CUDA was used.
+        In a process forked after CUDA was initialised.
     """
     call = Call.of(q, k, v, scale=scale, precision=precision)
     return prepare(call, plan)(q, k, v, call.scale)
 
 
 def prepare(call: Call, plan: Plan) -> PreparedForward:
-    """What computes this call, and every other that differs from it in values, addresses, stream and scale alone, or in
-    the number of keys and their strides where the plan moves.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If `plan` is not a Plan, not sound, made for other lengths, batch entries or heads, or of tiles that no kernel
-        has.
-    """
+    """Cached dispatch of calls that differ in values, addresses, stream and scale only; for length-polymorphic plans
+    also in `kv_len` and the strides of k and v."""
     plan = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     if 0 in call.out_shape or call.kv_len == 0:
         return execute.Nothing(call)
@@ -135,7 +128,7 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
     if not kernels.accepts(plan.block_q, plan.block_kv):
         kernels = portable
     if not kernels.accepts(plan.block_q, plan.block_kv):
-        raise ValueError(f"plan: no kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
+        raise ValueError(f"plan: no CUDA kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
     if kernels is not hopper:
         _check_order(plan)
     if _log.isEnabledFor(logging.DEBUG):
@@ -155,8 +148,8 @@ def prepare(call: Call, plan: Plan) -> PreparedForward:
 
 
 def _forward_again(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precision: str | None) -> tuple[Any, Any]:
-    """A call that was prepared for other kernels than the environment asks for now, with another plan of the pattern
-    where these cannot execute its own."""
+    """Run a call again whose environment now selects other kernels, with a new plan of its pattern if these need
+    one."""
     call = Call.of(q, k, v, scale=scale, precision=precision)
     if plan.pattern is not None and not accepts(plan, call):
         plan = plan_for(plan.pattern, call)
@@ -164,20 +157,14 @@ def _forward_again(q: Any, k: Any, v: Any, plan: Plan, scale: float, *, precisio
 
 
 def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
-    """The same of its gradients. They take the forward's plan: its tiles are those of both.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`prepare`.
-    """
+    """Cached dispatch of the gradients, with the forward's plan."""
     plan = sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
     _check_order(plan)
     if 0 in call.rows or call.kv_len == 0:
         return execute.NoGradients(call)
     gpu = device.get(call.kind.ordinal(call.q))
     if not portable.accepts(plan.block_q, plan.block_kv):
-        raise ValueError(f"plan: no kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
+        raise ValueError(f"plan: no CUDA kernel has tiles of {plan.block_q} × {plan.block_kv}; use spattn.cuda.tile()")
 
     def choose() -> ModuleType:
         family = _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v)
@@ -188,13 +175,15 @@ def prepare_backward(call: Call, plan: Plan) -> PreparedBackward:
 
 
 def memory(call: Call) -> int:
-    """Bytes of the memory of the GPU that the call runs on."""
+    """Total memory, in bytes, of the call's GPU."""
     return device.get(call.kind.ordinal(call.q)).total_bytes
 
 
 def plan_for(pattern: Pattern, call: Call, max_bytes: int | None = None, *, backward: bool = False) -> Plan:
-    """The plan with the tile shape of this device's kernels. Long lists are split so that one head's work, times the
-    heads, occupies every SM. A forward on compute capability 9.0 takes another one that is priced below it."""
+    """Plan in this device's tile shape, with long lists split so that the heads occupy all SMs.
+
+    A forward on compute capability 9.0 gets another plan if the cost model predicts less time for it.
+    """
     gpu = device.get(call.kind.ordinal(call.q))
     each = _choice.workers_of(call.batch, call.heads_q, gpu.sm_count)
     if not backward and _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper:
@@ -208,11 +197,10 @@ def _plan(gpu: device.Device, pattern: Pattern, call: Call, each: int, max_bytes
 
 
 def together(calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Plan]]:
-    """Which calls, by their numbers, run together, with the plans that they have there; those that are in no group run
-    by themselves, as the log says. Of each is known the plan that it would have by itself, and whether it has to keep
-    that.
+    """Calls, by index, that share a grouped launch, each group with its plans; the log names the others.
 
-    Calls of one device, dtype and class of head dimensions run together, on GPUs with the Hopper kernels.
+    `calls` maps an index to a call, its plan and whether that plan must be kept. Calls of one device, dtype and class
+    of head dimensions are grouped, on GPUs with the Hopper kernels.
     """
     found: dict[tuple[Any, ...], dict[int, Member]] = {}
     for number, (call, plan, kept) in calls.items():
@@ -231,14 +219,7 @@ def together(calls: Mapping[int, tuple[Call, Plan, bool]]) -> list[dict[int, Pla
 
 
 def prepare_group(calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
-    """What computes calls that :func:`together` has put together, and others that differ from them in values,
-    addresses, stream and scale alone.
-
-    Raises
-    ------
-    TypeError, ValueError
-        As :func:`prepare`.
-    """
+    """Cached dispatch of calls grouped by :func:`together`."""
     own = {}
     for number, (call, plan) in calls.items():
         own[number] = call, sealed_for(plan, call.batch, call.heads_q, call.q_len, call.kv_len)
@@ -248,47 +229,37 @@ def prepare_group(calls: Mapping[int, tuple[Call, Plan]]) -> PreparedGroup:
 
 
 def prepare_selected(call: Call, chosen: Selected) -> PreparedForward:
-    """What computes this call, and every other that differs from it in values, addresses, stream and scale alone, over
-    what the selection's arrays allow at that time.
-
-    Raises
-    ------
-    TypeError
-        If the arrays of the selection are of another kind than q.
-    ValueError
-        If they are on another device, or made for other lengths, batch entries or heads; if no kernel takes such
-        calls.
-    """
+    """Cached dispatch of calls with a dynamic mask, whose device arrays are read at each call."""
     gpu = device.get(call.kind.ordinal(call.q))
     if _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is not hopper:
         raise ValueError(
             "pattern: a selection needs float16 or bfloat16, head_dim a multiple of 8 and compute capability 9.0, got "
-            f"{call.dtype}, {call.head_dim} and {call.head_dim_v} on {gpu.name}; to_host() makes a pattern of it"
+            f"{call.dtype}, {call.head_dim} and {call.head_dim_v} on {gpu.name}; use to_host()"
         )
     return selected.prepare(call, chosen, gpu)
 
 
 def predicted_ms(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-    """What a forward with a plan would take on an H200, without the host's time.
+    """Predicted time, in ms, of a forward with this plan on an H200, without host time.
 
     Raises
     ------
     ValueError
-        If calls like this one were not measured.
+        If the cost model does not cover such calls.
     """
     _check_measured(plan, max(head_dim, head_dim_v), dtype)
     return price_ms(plan, Sizes(batch, heads, heads, head_dim, head_dim_v), SMS)
 
 
 def dense_ms(q_len: int, kv_len: int, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> float:
-    """The same of attention over all pairs."""
+    """Predicted time, in ms, of attention over all pairs on an H200, without host time."""
     sizes = batch, heads, head_dim, head_dim_v
     dense = _choice.cheapest(Full(), q_len, kv_len, Sizes(batch, heads, *sizes[1:]), SMS)
     return predicted_ms(dense, *sizes, dtype)
 
 
 def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, dtype: str) -> Plan | None:
-    """The plan that would be chosen for the same pattern where it is priced below this one, None where it is not."""
+    """The plan of the same pattern with the lowest predicted time, or None if `plan` is as fast."""
     if plan.pattern is None:
         return None
     sizes = batch, heads, head_dim, head_dim_v
@@ -298,23 +269,25 @@ def cheaper(plan: Plan, batch: int, heads: int, head_dim: int, head_dim_v: int, 
 
 def _check_measured(plan: Plan, head_dim: int, dtype: str) -> None:
     if dtype not in DTYPES:
-        raise ValueError(f"dtype: expected {' or '.join(DTYPES)} for a price on a GPU, got {dtype}")
+        raise ValueError(f"dtype: the GPU cost model requires {' or '.join(DTYPES)}, got {dtype}")
     if head_dim > LARGEST_HEAD_DIM:
-        raise ValueError(f"head_dim: expected at most {LARGEST_HEAD_DIM} for a price on a GPU, got {head_dim}")
+        raise ValueError(f"head_dim {head_dim} is not covered by the GPU cost model (max {LARGEST_HEAD_DIM})")
     if not hopper.accepts(plan.block_q, plan.block_kv) or (plan.ordered and plan.block_q > ROWS):
-        raise ValueError(f"plan: expected tiles of up to 64 queries, or of 128 in order, and 64 keys, got {plan!r}")
+        raise ValueError(
+            f"plan: the GPU cost model requires tiles of 64 keys and 128 queries, or at most 64, got {plan!r}"
+        )
 
 
 def _check_order(plan: Plan) -> None:
     if plan.ordered:
-        raise ValueError("plan: expected one of tokens in their order, got one whose places are looked up")
+        raise ValueError("plan: ordered and gathered plans require the forward kernels of compute capability 9.0")
 
 
 def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
-    """Whether :func:`prepare`, or :func:`prepare_backward`, takes a plan."""
+    """Whether :func:`prepare`, or with `backward` :func:`prepare_backward`, accepts a plan."""
     gpu, head_dim = device.get(call.kind.ordinal(call.q)), max(call.head_dim, call.head_dim_v)
     if _kernels(gpu, call.dtype, call.head_dim, call.head_dim_v) is hopper:
-        if backward:  # the portable kernels take longer than another plan
+        if backward:  # another plan is faster than the portable kernels
             return hopper_backward.accepts(plan.block_q, plan.block_kv) and not plan.ordered
         if hopper.accepts(plan.block_q, plan.block_kv):
             return True
@@ -324,7 +297,7 @@ def accepts(plan: Plan, call: Call, *, backward: bool = False) -> bool:
 
 
 def tile(dtype: str, head_dim: int, head_dim_v: int | None = None, ordinal: int | None = None) -> tuple[int, int]:
-    """(block_q, block_kv) in tokens that plans for a device should have."""
+    """Tile shape (block_q, block_kv), in tokens, for plans on a device."""
     gpu = device.get(ordinal)
     head_dim_v = head_dim if head_dim_v is None else head_dim_v
     return _kernels(gpu, dtype, head_dim, head_dim_v).tile(gpu, dtype, max(head_dim, head_dim_v))
@@ -336,7 +309,7 @@ def sm_count(ordinal: int | None = None) -> int:
 
 
 def info() -> dict[str, object]:
-    """Facts for :func:`spattn.show_versions`."""
+    """Device, driver and compiler facts for :func:`spattn.show_versions`."""
     from cuda.bindings import driver
 
     gpu = device.get()
@@ -351,8 +324,8 @@ def info() -> dict[str, object]:
 
 
 def _kernels(gpu: device.Device, dtype: str, head_dim: int, head_dim_v: int) -> ModuleType:
-    """The kernels for a problem. A module of kernels has ``tile(device, dtype, head_dim)``, ``accepts(block_q,
-    block_kv)`` and ``forward(call)``. ``SPATTN_CUDA_KERNEL=portable`` keeps to those that run everywhere."""
+    """The kernel family for a problem: a module with `tile`, `accepts` and `forward`. SPATTN_CUDA_KERNEL=portable
+    forces the portable one."""
     return _choose(execute.chosen_kernels(), gpu, dtype, head_dim, head_dim_v)
 
 
@@ -362,7 +335,7 @@ def _choose(choice: str, gpu: device.Device, dtype: str, head_dim: int, head_dim
         raise ValueError(f"SPATTN_CUDA_KERNEL: expected 'auto' or 'portable', got {choice!r}")
     for name, size in (("head_dim", head_dim), ("head_dim_v", head_dim_v)):
         if not 1 <= size <= portable.LARGEST_HEAD_DIM:
-            raise ValueError(f"{name}: expected 1 … {portable.LARGEST_HEAD_DIM}, got {size}")
+            raise ValueError(f"{name} {size} is not supported on CUDA (max {portable.LARGEST_HEAD_DIM})")
     if choice == "auto" and hopper.supports(gpu, dtype, head_dim, head_dim_v):
         return hopper
     return portable

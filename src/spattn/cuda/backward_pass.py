@@ -1,4 +1,4 @@
-"""One backward pass: operands in device memory, the plan, and where the gradients go, for every family of kernels."""
+"""Arguments of a backward pass, shared by all kernel families."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["BackwardPass"]
 
 @dataclass(slots=True)
 class BackwardPass:
-    """One backward pass whose arguments have been checked and whose results exist.
+    """A backward pass with validated arguments and allocated results.
 
     Attributes
     ----------
     stream : int
-        Raw handle; everything is ordered on it.
+        Raw handle of the stream of all its work.
     lse, dlse : Operand
-        (batch, heads_q, q_len) float32, float64 for float64 inputs; `dlse` is None where it is zero.
+        (batch, heads_q, q_len) float32, float64 for float64 inputs; `dlse` is None for zero.
     dq, dk, dv : Operand
-        Where the gradients go.
+        Results.
     allocate : callable
-        Bytes to the address of memory that may be used on `stream` until the call's last kernel.
+        Bytes to an address that is valid on `stream` until the call's last kernel.
     precision : {None, "tf32"}
         Of the products; None is that of `dtype`.
     """
@@ -51,6 +51,6 @@ class BackwardPass:
     precision: str | None = None
 
     def aligned(self) -> bool:
-        """Whether every row that kernels multiply can be read 16 bytes at a time."""
+        """Whether every row of the operands is 16-byte aligned."""
         itemsize = numpy_dtype(self.dtype).itemsize
         return all(is_aligned(x, itemsize) for x in (self.q, self.k, self.v, self.dout))

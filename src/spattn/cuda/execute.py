@@ -1,4 +1,4 @@
-"""Prepared calls: from arrays of any library to kernels in a stream; device arrays in place, host arrays copied."""
+"""Calls on arrays of any library: device arrays in place, host arrays through copies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .forward_pass import ForwardPass
 
 
 def chosen_kernels() -> str:
-    """What ``SPATTN_CUDA_KERNEL`` says."""
+    """Value of ``SPATTN_CUDA_KERNEL``."""
     return environment.get(b"SPATTN_CUDA_KERNEL", b"auto").decode()
 
 
@@ -30,13 +30,8 @@ _BACKWARD_ARRAYS = ("dout", "q", "k", "v", "out", "lse", "dlse", "dq", "dk", "dv
 
 
 class Workspace:
-    """Gives out device memory by the byte, which is there as long as this object is.
-
-    Parameters
-    ----------
-    own : callable, optional
-        Bytes to (address, owner) of the caller's library; an owner of None says that it has none to give.
-    """
+    """Allocates device memory that lives as long as this object; `own` is the caller's allocator: bytes to (address,
+    owner), where owner None means that it has none."""
 
     def __init__(self, device: Device, own: Callable[[int], tuple[int, Any]] = lambda nbytes: (0, None)):
         self._device, self._own = device, own
@@ -52,19 +47,16 @@ class Workspace:
 
 
 class Kernels(Protocol):
-    """A family of kernels, or what hands calls to one."""
+    """A kernel family, or an adapter that forwards to one."""
 
     def forward(self, call: ForwardPass) -> None:
         """Enqueue a call; the context must be current."""
 
 
 class Prepared:
-    """Calls that agree with one call in everything but values, addresses, stream and scale, on some kernels.
+    """Base class: cached dispatch of forwards that differ in values, addresses, stream and scale only.
 
-    Parameters
-    ----------
-    again : callable
-        ``(q, k, v, plan, scale, precision=)`` to the results, where the environment has come to ask for other kernels.
+    `again` runs a call, ``(q, k, v, plan, scale, precision=)``, if the environment now selects other kernels.
     """
 
     def __init__(self, call: Call, plan: Plan, kernels: Kernels, device: Device, again: Callable[..., Any]):
@@ -85,23 +77,23 @@ class Prepared:
             return self.run(q, k, v, scale)
 
     def plan_for(self, k: Any) -> Plan:
-        """The plan at as many keys as there are."""
+        """The plan for the number of keys in `k`."""
         kv_len = int(k.shape[2])
         return self.plan if kv_len == self._kv_len else moved(sealed(self.plan), kv_len)
 
     def run(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
-        """The results; the device's context is current."""
+        """Compute the results; the device's context is current."""
         raise NotImplementedError
 
     def out_of_memory(self) -> MemoryError:
-        """The error that says what a call needs; the device's context must be current."""
+        """The error for a failed allocation; the device's context must be current."""
         return out_of_memory(self.device, self._needed)
 
 
 class OnDevice(Prepared):
-    """Arrays in device memory, on the caller's stream and without waiting for it.
+    """Cached dispatch on device arrays, on the caller's stream and without synchronization.
 
-    JAX shares no stream: its inputs are waited for, and so is the result.
+    JAX exposes no stream: inputs and results are synchronized.
     """
 
     def run(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
@@ -139,7 +131,7 @@ class OnDevice(Prepared):
 
 
 class FromHost(Prepared):
-    """Arrays in host memory: copied to the device, and the result back."""
+    """Cached dispatch on host arrays: copied to the device, results copied back."""
 
     def run(self, q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any]:
         q, k, v = (np.ascontiguousarray(self.kind.to_numpy(x)) for x in (q, k, v))
@@ -167,15 +159,11 @@ class FromHost(Prepared):
 
 
 class Backward:
-    """Gradients of calls that agree with one call in everything but values, addresses, stream and scale.
+    """Cached dispatch of gradients for calls that differ in values, addresses, stream and scale only.
 
-    Arrays in device memory are worked on where they lie, on the caller's stream and without waiting for it; JAX shares
-    no stream. Arrays in host memory are copied to the device, and the gradients back.
-
-    Parameters
-    ----------
-    choose : callable
-        () to the kernels that the environment asks for now.
+    Device arrays are used in place, on the caller's stream and without synchronization (JAX exposes no stream). Host
+    arrays are copied to the device, and the gradients back. `choose` returns the kernels that the environment selects
+    now.
     """
 
     def __init__(self, call: Call, plan: Plan, device: Device, choose: Callable[[], ModuleType]):
@@ -237,7 +225,7 @@ class Backward:
         self._choose().backward(self.call_of(stream, operands, scale, allocate))
 
     def call_of(self, stream: int, operands: list[Any], scale: float, allocate: Callable[[int], int]) -> BackwardPass:
-        """The call of these arrays and results."""
+        """The backward pass of these arrays and results."""
         return BackwardPass(
             self.device,
             stream,
@@ -251,7 +239,7 @@ class Backward:
 
 
 class NoGradients:
-    """Calls without queries, heads or keys: nothing that is written depends on anything."""
+    """Gradients of calls without queries, heads or keys: zeros."""
 
     def __init__(self, call: Call):
         self.kind, self.dtype = call.kind, call.dtype
@@ -266,7 +254,7 @@ class NoGradients:
 
 
 class Nothing:
-    """Calls without queries, heads or keys: out = 0 and lse = −∞ without a launch."""
+    """Forwards without queries, heads or keys: out = 0 and lse = −∞ without a launch."""
 
     def __init__(self, call: Call):
         self.kind, self.results = call.kind, ((call.out_shape, call.dtype, 0.0), (call.rows, call.lse_dtype, -np.inf))

@@ -1,4 +1,4 @@
-"""One forward pass: operands in device memory, the plan, and where the results go. Every family of kernels takes it."""
+"""Arguments of a forward pass, shared by all kernel families."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 
 @dataclass(slots=True)
 class ForwardPass:
-    """One forward pass whose arguments have been checked and whose outputs exist.
+    """A forward pass with validated arguments and allocated outputs.
 
     Attributes
     ----------
     stream : int
-        Raw handle; everything is ordered on it.
+        Raw handle of the stream of all its work.
     lse : int
-        Address of contiguous (batch, heads_q, q_len) float32, float64 for float64 inputs; 0 where nobody wants it.
+        Address of contiguous (batch, heads_q, q_len) float32, float64 for float64 inputs; 0 if not requested.
     allocate : callable
-        Bytes to the address of memory that may be used on `stream` until the call's last kernel.
+        Bytes to an address that is valid on `stream` until the call's last kernel.
     precision : {None, "tf32"}
         Of the products; None is that of `dtype`.
     """
@@ -45,7 +45,7 @@ class ForwardPass:
     precision: str | None = None
 
     def aligned(self, itemsize: int) -> bool:
-        """Whether every row of every array can be read and written 16 bytes at a time."""
+        """Whether every row of every array is 16-byte aligned."""
         return (
             is_aligned(self.q, itemsize)
             and is_aligned(self.k, itemsize)
@@ -54,10 +54,7 @@ class ForwardPass:
         )
 
     def workspace(self) -> tuple[int, int]:
-        """Allocates the slots of work items that share rows: addresses of their rows and of these rows' lse.
-
-        (0, 0) where the plan has none.
-        """
+        """Allocate the split-KV partials: addresses of their rows and lse; (0, 0) if the plan has none."""
         batch, heads_q = self.q.shape[:2]
         rows = batch * heads_q * self.plan.slots * self.plan.block_q
         if rows == 0:
@@ -69,9 +66,9 @@ class ForwardPass:
 
 
 def fold_scale(scale: float) -> tuple[float, int]:
-    """Positive factor in base 2, and sign. Kernels apply the sign before the mask: −∞ times 0 or −1 would not stay −∞.
+    """Magnitude in base 2, and sign. Kernels apply the sign before the mask: −∞ times 0 or −1 is not −∞.
 
-    A scale too small for float32 counts as zero: its logits differ by less than any rounding.
+    A scale that underflows float32 counts as zero: its scores differ by less than rounding.
     """
     magnitude = abs(scale) * math.log2(math.e)
     if magnitude < _SMALLEST_SCALE:
@@ -80,7 +77,7 @@ def fold_scale(scale: float) -> tuple[float, int]:
 
 
 def is_aligned(x: Operand, itemsize: int) -> bool:
-    """Whether every row of an array can be read and written 16 bytes at a time."""
+    """Whether every row of an array is 16-byte aligned."""
     batch, head, row, column = x.strides
     if column != 1 or (x.pointer | x.shape[3] * itemsize) % 16:
         return False

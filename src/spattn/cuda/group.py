@@ -1,8 +1,7 @@
-"""Groups of calls of PyTorch tensors that the Hopper kernels run in one launch, or in one for each size of query tiles,
-side by side: when they are made, when they repeat.
+"""Grouped launches of PyTorch calls on the Hopper kernels: one launch per query tile size.
 
-What depends on plans, shapes, strides and dtypes alone is done once; launches are kept by their addresses, as those of
-single calls are (:mod:`spattn.cuda.repeat`).
+Everything that depends on plans, shapes, strides and dtypes only is computed once; launches are cached by address, as
+for single calls (:mod:`spattn.cuda.repeat`).
 """
 
 from __future__ import annotations
@@ -30,30 +29,30 @@ if TYPE_CHECKING:
 
 __all__ = ["Group", "OneLaunch", "say_alone", "why_alone"]
 
-_LAUNCHES_KEPT = 64  # addresses of recent calls; an allocator hands out the same ones again and again
-_SUBSETS_KEPT = 8  # of calls whose addresses TMA can read
-_ALIGNMENT = 16  # bytes, of arrays that TMA reads
+_LAUNCHES_KEPT = 64  # recent address tuples; allocators reuse addresses
+_SUBSETS_KEPT = 8  # subsets of calls with addresses that TMA can read
+_ALIGNMENT = 16  # bytes, required by TMA
 _log = logging.getLogger("spattn.cuda")
 
 Results = list[tuple[Any, Any] | None]
 
 
 def why_alone(call: Call, plan: Plan | None, on_hopper: bool) -> str | None:
-    """Why a call takes no part in a group; None where it may. Its plan may still have to be made."""
+    """Why a call cannot join a group, or None if it can. Its plan may not exist yet."""
     if call.kind.name != "torch" or call.kind.ordinal(call.q) is None:
-        return f"groups are of PyTorch tensors on a GPU, these are {call.kind.name} arrays on {call.device}"
+        return f"a group requires PyTorch tensors on a GPU, got {call.kind.name} arrays on {call.device}"
     if 0 in call.out_shape or call.kv_len == 0:
-        return "it has nothing to compute"
+        return "nothing to compute"
     tile = hopper.TILE if plan is None else plan.tile
     if not on_hopper or not hopper.accepts(*tile):
-        return f"the Hopper kernels do not run {call.dtype} in tiles of {tile[0]} × {tile[1]} here"
+        return f"the Hopper kernels do not support {call.dtype} in tiles of {tile[0]} × {tile[1]} on this device"
     if plan is not None and plan.ordered:
-        return "the places of its plan are looked up"
+        return "its plan is ordered or gathered"
     return None
 
 
 class _Member(NamedTuple):
-    """What is the same in all calls that take one place in a group."""
+    """State of one position of a group, constant over calls."""
 
     part: Part
     shape: tuple[int, ...]
@@ -62,7 +61,7 @@ class _Member(NamedTuple):
     rows: tuple[int, ...]
     row_strides: tuple[int, ...]
     return_lse: bool
-    partial_bytes: int  # of the rows in the workspace, and of all of it
+    partial_bytes: int  # of the partial rows, then of the whole workspace
     workspace: int
 
     @classmethod
@@ -87,22 +86,18 @@ class _Member(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """A call of OneLaunch that is ready to start."""
+    """A call of OneLaunch, ready to start."""
 
     results: Results
-    first: list[Launch]  # which needs none before it
+    first: list[Launch]  # independent of other launches
     rest: list[Launch]
     workspace: Any
 
 
 class OneLaunch:
-    """Calls that one launch computes, with the merges behind it; the device's context must be current.
+    """Calls computed by one launch and its combines; the device's context must be current.
 
-    Parameters
-    ----------
-    beside : bool
-        Whether the launch before it, if it is started right behind that, is another one of the same group, so that both
-        may run side by side.
+    `beside`: the preceding launch belongs to the same group, so that both may run concurrently.
     """
 
     def __init__(self, numbers: Sequence[int], members: Sequence[_Member], torch: Torch, device: Device, beside: bool):
@@ -117,11 +112,11 @@ class OneLaunch:
 
     @property
     def computes(self) -> bool:
-        """Whether it has a first launch."""
+        """Whether it has an attention launch."""
         return self._on_device.computes
 
     def write(self, operands: Sequence[tuple[Any, Any, Any]], scale: Sequence[float], stream: int) -> _Written:
-        """The results, and the launches that compute them."""
+        """Allocate the results; look up or make the launches that compute them."""
         numbers, wide, results = self.numbers, self._torch.float32, []
         key: list[Any] = [stream]
         try:
@@ -145,12 +140,11 @@ class OneLaunch:
         return _Written(cast(Results, results), first, following, rest)
 
     def start(self, launches: list[Launch]) -> None:
-        """Starts some of what was written; the device's context must be current."""
+        """Start some of the written launches; the device's context must be current."""
         start(launches, self._on_device.counter)
 
     def _write(self, key: tuple[Any, ...]) -> list[list[Launch]]:
-        """The launches for these addresses. A call has them to itself: no other writes to them while it holds its
-        results."""
+        """Launches for these addresses, exclusive to one call: no other writes to them while its results are alive."""
         stream, *of_members, workspace = key
         to = []
         for number, (member, at) in enumerate(zip(self._members, self._workspace_at, strict=True)):
@@ -163,18 +157,14 @@ class OneLaunch:
             return cast("list[list[Launch]]", self._launches.keep(key, written))
 
     def _needed(self) -> int:
-        """Bytes that a call takes."""
+        """Bytes that a call needs."""
         return sum(2 * math.prod(member.shape) + member.workspace for member in self._members)
 
 
 class Group:
-    """Calls that agree with some others in everything but values, addresses, stream and scale, in as few launches as
-    their tensor maps allow.
+    """Cached dispatch of grouped calls that differ in values, addresses, stream and scale only.
 
-    Parameters
-    ----------
-    calls : mapping of int to (Call, Plan)
-        By the numbers that the log names; all on one device, of one kind of launch.
+    `calls`, all on one device, are keyed by their index in the log.
     """
 
     def __init__(self, calls: Mapping[int, tuple[Call, Plan]], device: Device):
@@ -186,11 +176,11 @@ class Group:
             self._whole = self._launches([n for n, member in enumerate(self._members) if member is not None])
         for name, member in zip(self._names, self._members, strict=True):
             if member is None:
-                say_alone(name, "TMA cannot address its arrays, or it needs too many tensor maps")
+                say_alone(name, "TMA cannot address its arrays, or the call needs too many tensor maps")
         _log.debug("grouped launch of problems %s: %d launches", self._names, len(self._whole))
 
     def __call__(self, operands: Sequence[tuple[Any, Any, Any]], scales: Sequence[float]) -> Results:
-        """(out, lse) of each call; None where it must be made by itself."""
+        """(out, lse) per call; None for calls that the caller must run separately."""
         require_owner()
         results: Results = [None] * len(operands)
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto":
@@ -202,7 +192,7 @@ class Group:
         ]
         stream = self._torch.raw_stream(self._device.ordinal)
         launches = self._without(odd) if odd else self._whole
-        # Before any of them is started: what runs side by side must not share memory that one has given back.
+        # All are written before any starts: concurrent launches must not share memory that one of them has freed.
         written = [launch.write(operands, scales, stream) for launch in launches]
         with self._device.made_current():
             for launch, own in zip(launches, written, strict=True):
@@ -215,12 +205,15 @@ class Group:
         return results
 
     def _without(self, odd: list[int]) -> list[OneLaunch]:
-        """The launches of all calls but some, whose arrays TMA cannot read where they are now."""
+        """Launches without the calls `odd`, whose arrays TMA cannot read at their current addresses."""
         key = tuple(odd)
         found = self._subsets.get(key)
         if found is None:
             for number in odd:
-                say_alone(self._names[number], "TMA cannot read where an array starts, or values are negated")
+                say_alone(
+                    self._names[number],
+                    "an array starts at an address that TMA cannot read, or has its negative bit set",
+                )
             left = [n for n, member in enumerate(self._members) if member is not None and n not in odd]
             with self._device:
                 found = self._subsets.keep(key, self._launches(left))
@@ -237,5 +230,5 @@ class Group:
 
 
 def say_alone(name: int, why: str) -> None:
-    """Says so in the log."""
-    _log.debug("problems[%d] runs by itself: %s", name, why)
+    """Log that a call is not grouped, and why."""
+    _log.debug("problems[%d] is not grouped: %s", name, why)

@@ -1,4 +1,4 @@
-"""Compile the portable kernels where there is no GPU: ``python -m spattn.cuda.prebuild sm_80 sm_90``.
+"""Compile the portable kernels on a machine without a GPU: ``python -m spattn.cuda.prebuild sm_80 sm_90``.
 
 For machines without nvcc: copy the folder that it prints there, or point ``SPATTN_CACHE_DIR`` at it.
 """
@@ -19,7 +19,7 @@ from .portable.params import STRUCTS
 from .portable.variants import HEAD_DIMS, merge_variant, tile_within, variant
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-# Shared memory of a block, in bytes (CUDA C++ Programming Guide, table of technical specifications).
+# Shared memory per CTA in bytes (CUDA C++ Programming Guide, table of technical specifications).
 _SHARED_BYTES = {"sm_80": 163 << 10, "sm_87": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10, "sm_103": 227 << 10}
 _SHARED_BYTES_OTHERS = 99 << 10
 
@@ -27,8 +27,8 @@ _SHARED_BYTES_OTHERS = 99 << 10
 def kernels(
     arch: str, dtypes: Iterable[str], head_dims: Iterable[int]
 ) -> Iterator[tuple[str, dict[str, object], Mapping[str, np.dtype]]]:
-    """(source, macros, structs) of everything that plans with this device's tiles and 16-byte aligned arrays need,
-    forward and backward."""
+    """Yield (source, macros, structs) of all forward and backward kernels for plans in default tiles and 16-byte
+    aligned arrays."""
     shared_bytes = _SHARED_BYTES.get(arch, _SHARED_BYTES_OTHERS)
     for dtype in dtypes:
         yield *merge_variant(dtype), STRUCTS
@@ -45,7 +45,7 @@ def kernels(
 
 
 def main() -> None:
-    """Read the command line and compile."""
+    """Parse the command line and compile."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("arch", nargs="+", help="targets such as sm_80 or sm_90")
     parser.add_argument("--dtype", nargs="*", default=DTYPES, choices=DTYPES)

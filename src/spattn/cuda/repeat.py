@@ -1,7 +1,8 @@
-"""Calls of the Hopper kernels that repeat: an allocation for each result, their addresses and a few launches.
+"""Cached dispatch of repeated Hopper calls: allocate the results, look up addresses, launch.
 
-What depends on plan, shapes, strides, dtype and device alone is done once; launches are kept by their addresses. A plan
-that moves is on the device once, and its parameters say how far it has moved: a step of generation copies nothing.
+Everything that depends on plan, shapes, strides, dtype and device only is computed once; launches are cached by
+address. A length-polymorphic plan is uploaded once, with the change of `kv_len` in its kernel parameters: a generation
+step copies nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from .hopper.prepared import Prepared, Ready
 if TYPE_CHECKING:
     from ..arrays.torch import Torch
 
-_KEPT = 64  # addresses of recent calls; an allocator hands out the same ones again and again
+_KEPT = 64  # recent address tuples; allocators reuse addresses
 
 
 class Repeated(OnDevice):
-    """Calls of PyTorch tensors that the Hopper kernels can read, but for those whose addresses they cannot."""
+    """PyTorch forwards on the Hopper kernels, falling back where TMA cannot read an address."""
 
     def __init__(self, run: ForwardPass, prepared: Prepared, call: Call, *args: Any):
         super().__init__(call, *args)
@@ -60,7 +61,7 @@ class Repeated(OnDevice):
         require_owner()
         if environment.get(b"SPATTN_CUDA_KERNEL", b"auto") != b"auto" or q.is_neg() or k.is_neg() or v.is_neg():
             return super().__call__(q, k, v, scale)
-        try:  # with strides even where they are in order: PyTorch takes a quarter less time, and still less like q
+        try:  # explicit strides even if contiguous: a quarter faster in PyTorch; empty_like is faster still
             out = self._empty_like(q) if self._like_q else q.new_empty_strided(self.shape, self._strides)
             lse = q.new_empty_strided(self.rows, self._row_strides, dtype=self._wide) if self.return_lse else None
             rest = q.new_empty_strided(self._workspace, (1,), dtype=self._bytes) if self._workspace else None
@@ -87,10 +88,9 @@ class Repeated(OnDevice):
         return out, lse
 
     def _write(self, key: tuple[Any, ...], k: Any, v: Any, moved: int) -> list[Launch] | None:
-        """The launches for these addresses and any number of keys, but for work counters; None where TMA cannot read
-        there.
+        """Launches for these addresses and any `kv_len`, without work counters; None if TMA cannot read them.
 
-        A call has them to itself: no other writes to the same addresses while it holds its results.
+        They are exclusive to one call: no other writes to the same addresses while its results are alive.
         """
         if not hopper.aligned(key[:4]):
             return None
@@ -113,7 +113,7 @@ class Repeated(OnDevice):
         return cast("list[Launch]", self._launches.keep(key, launches))
 
     def _ready_for(self, k: Any, v: Any) -> Ready | None:
-        """What calls share whose keys and values lie as these do; None where TMA cannot read them."""
+        """Kernels and parameters for these strides of k and v; None if TMA cannot read them."""
         if not self._moves:
             return self._ready
         strides = k.stride(), v.stride()
@@ -125,10 +125,8 @@ class Repeated(OnDevice):
 
 
 class RepeatedBackward(Backward):
-    """Gradients of PyTorch tensors that the Hopper kernels can read, but for those whose addresses they cannot.
-
-    They agree in the shapes and strides of all of their arrays.
-    """
+    """PyTorch gradients of fixed shapes and strides on the Hopper kernels, falling back where TMA cannot read an
+    address."""
 
     def __init__(self, *args: Any):
         super().__init__(*args)
@@ -136,7 +134,7 @@ class RepeatedBackward(Backward):
         self._types, self._stream, self._index = torch.module, torch.raw_stream, self.device.ordinal
         self._empty_like, self._bytes = self._types.empty_like, self._types.uint8
         self._ready: hopper_backward.Ready | None = None
-        self._laid_out: list[tuple[Any, Any] | None] = []  # shape and strides of each result; None: those of its like
+        self._laid_out: list[tuple[Any, Any] | None] = []  # shape and strides of each result; None: those of its input
         self._launches = Recent(_KEPT)
 
     def __call__(
@@ -172,7 +170,7 @@ class RepeatedBackward(Backward):
         return tuple(results)
 
     def _enqueue(self, stream: int, operands: list[Any], scale: float, allocate: Callable[[int], int]) -> None:
-        """The long way. What it prepares is kept."""
+        """The general path; caches what it prepares."""
         super()._enqueue(stream, operands, scale, allocate)
         if self._ready is None and self._choose() is hopper_backward:
             self._laid_out = [
@@ -183,7 +181,7 @@ class RepeatedBackward(Backward):
 
 
 def on_device(call: Call, plan: Plan, kernels: ModuleType, device: Device, again: Callable[..., Any]) -> OnDevice:
-    """What computes such calls of arrays in device memory."""
+    """Cached dispatch of forwards on device arrays."""
     kind = call.kind
     if kernels is hopper and kind.name == "torch":
         operands = kind.operand(call.q), kind.operand(call.k), kind.operand(call.v)
@@ -197,10 +195,10 @@ def on_device(call: Call, plan: Plan, kernels: ModuleType, device: Device, again
 
 
 def gradients(call: Call, plan: Plan, device: Device, choose: Callable[[], ModuleType]) -> Backward:
-    """What computes the gradients of such calls."""
+    """Cached dispatch of gradients."""
     repeats = call.kind.name == "torch" and call.kind.ordinal(call.q) is not None
     return (RepeatedBackward if repeats else Backward)(call, plan, device, choose)
 
 
 def _no_memory(nbytes: int) -> int:
-    raise RuntimeError(f"{nbytes} bytes asked for where nothing is computed")
+    raise RuntimeError(f"unexpected allocation of {nbytes} bytes while preparing a call")

@@ -1,4 +1,4 @@
-"""Calls of which a selection allows some pairs: checked, planned, and handed to the kernels that select tiles."""
+"""Calls with a dynamic mask: check, plan, and run the tile selection kernels."""
 
 from __future__ import annotations
 
@@ -21,19 +21,11 @@ from .hopper import select
 
 __all__ = ["prepare"]
 
-_MANY = 4  # query tiles for each block that runs side by side: then no list is cut into pieces
+_MANY = 4  # query tiles per resident CTA from which on no list is split
 
 
 def prepare(call: Call, selected: Selected, device: Device) -> PreparedForward:
-    """What computes this call, and every other that differs from it in values, addresses, stream and scale alone.
-
-    Raises
-    ------
-    TypeError
-        If the arrays of the selection are of another kind than q.
-    ValueError
-        If they are on another device, or made for other lengths, batch entries or heads.
-    """
+    """Cached dispatch of calls that differ in values, addresses, stream and scale only."""
     form = check(call, selected.selection)
     if 0 in call.out_shape or call.kv_len == 0:
         return execute.Nothing(call)
@@ -43,7 +35,7 @@ def prepare(call: Call, selected: Selected, device: Device) -> PreparedForward:
 
 
 def check(call: Call, selection: Selection) -> Form:
-    """The form of a selection that fits a call."""
+    """The form of a dynamic mask; raises if it does not match the call."""
     form = selection.form()
     for x in selection.arrays():
         kind = kind_of(x)
@@ -62,7 +54,7 @@ def check(call: Call, selection: Selection) -> Form:
 
 
 def _plan(call: Call, selected: Selected, form: Form, sms: int) -> Plan:
-    """The plan of the pattern, in tiles of no more queries than a block of them has."""
+    """Plan of the pattern, in query tiles no larger than the mask's query blocks."""
     rows = ROWS if form.name == "blocks" and form.block_q % TILE[0] else TILE[0]
     tiles = call.batch * call.heads_q * -(-call.q_len // rows)
     each = 1 if tiles >= _MANY * BLOCKS * sms else workers_of(call.batch, call.heads_q, sms)
@@ -71,10 +63,10 @@ def _plan(call: Call, selected: Selected, form: Form, sms: int) -> Plan:
 
 
 class _Selecting:
-    """The kernels of calls with one selection."""
+    """Kernels of calls with one dynamic mask."""
 
     def __init__(self, kind: ArrayKind, form: Form, arrays: tuple[Any, ...]):
-        self._form, self._arrays = form, arrays  # which are there as long as this is
+        self._form, self._arrays = form, arrays  # kept alive
         self._sources = tuple(select.Source(_with_axes(kind.operand(x)), dtype_name(x) == "int64") for x in arrays)
 
     def forward(self, call: ForwardPass) -> None:
@@ -83,7 +75,7 @@ class _Selecting:
 
 
 def _with_axes(x: Operand) -> Operand:
-    """The array with the axes of batch entries and heads."""
+    """The array with leading axes for batch entries and heads."""
     missing = 4 - len(x.shape)
     return Operand(x.pointer, (1,) * missing + x.shape, (0,) * missing + x.strides)
 

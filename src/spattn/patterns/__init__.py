@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from .._util.imports import whole_imports
+from . import deepspeed as deepspeed  # a public module
 from .base.pattern import Pattern
 from .base.serialize import from_json
 from .grids.neighborhood import Neighborhood
@@ -12,7 +13,6 @@ from .grids.windowed import axial, windowed
 from .listed.clusters import Clusters
 from .listed.masks import BlockLayout, KeyBlocks, Mask
 from .listed.pairs import CSR
-from .papers import deepspeed as deepspeed  # a public module
 from .papers.bigbird import BigBird
 from .papers.child import fixed, strided
 from .papers.longformer import longformer

@@ -1,1 +1,1 @@
-"""From a plan to who computes it and when: passes from plans or tables to tables, by NumPy alone, for every backend."""
+"""Scheduling passes from plans to work tables for every backend, in NumPy and Cython."""

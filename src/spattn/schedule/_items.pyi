@@ -1,4 +1,4 @@
-"""What Python calls of the compiled items, for type checkers; _items.pyx documents it."""
+"""Type stubs of the compiled item pass, documented in _items.pyx."""
 
 from collections.abc import Sequence
 

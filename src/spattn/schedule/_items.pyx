@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""The compiled part of :mod:`spattn.schedule.items`: lists, and the items that they are cut into."""
+"""Compiled part of :mod:`spattn.schedule.items`: tile lists, and their cut into items."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.stdint cimport int32_t, int64_t, uint8_t
@@ -21,24 +21,12 @@ cdef enum:
 
 
 def lists_of(const Component[::1] components, const int32_t[::1] indptr, const int64_t[::1] tile_indptr):
-    """The lists that have a tile, by component and query tile.
-
-    Parameters
-    ----------
-    components : (n,) array of COMPONENT
-    indptr, tile_indptr : arrays
-        Of their plan.
-
-    Returns
-    -------
-    (4, lists) int64 array
-        Component, query tile, first tile and the one after the last.
-    """
+    """Return the nonempty lists as a (4, lists) int64 array: component, query tile, first tile and end."""
     cdef int64_t most = 0, row, n, tile, found = 0
     for n in range(components.shape[0]):
         row = components[n].first_row + components[n].query_tiles
         if components[n].first_row < 0 or components[n].query_tiles < 0 or row >= indptr.shape[0]:
-            raise ValueError(f"components: expected rows of {indptr.shape[0] - 1} lists")
+            raise ValueError(f"components: rows must be among {indptr.shape[0] - 1} lists")
         most += components[n].query_tiles
     columns = np.empty((4, max(most, 1)), np.int64)
     cdef int64_t[:, ::1] column = columns
@@ -56,26 +44,11 @@ def lists_of(const Component[::1] components, const int32_t[::1] indptr, const i
 
 
 def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] meeting, dtype):
-    """The items of lists, by falling length, those of one length in order.
+    """Return (work, pieces, slots): the items of lists by falling length, stably, as an array of `dtype` (WORK).
 
-    Parameters
-    ----------
-    lists : (component, query tile, first tile, the one after the last)
-        (n,) int64 arrays.
-    longest : int
-        Tiles of an item.
-    least : (n,) int64 array or None
-        Pieces that a list is cut into at least, as far as it has tiles.
-    meeting : (n,) uint8 array or None
-        Lists of which all pieces have a slot, as those have that are cut into several.
-    dtype : dtype
-        WORK, which has the size of the struct.
-
-    Returns
-    -------
-    work : (items,) array of WORK
-    pieces : (n,) int64 array
-    slots : int
+    `lists` are int64 arrays (component, query tile, first tile, end), `longest` the most tiles of an item, `least` the
+    least pieces of each list as far as it has tiles. All pieces of lists in `meeting`, and of cut lists, have a
+    partial.
     """
     cdef const int64_t[:] component = lists[0], query_tile = lists[1], begin = lists[2], end = lists[3]
     cdef int64_t n, piece, count = component.shape[0], items = 0, slot = 0, length, most = 0
@@ -85,18 +58,18 @@ def cut(lists, int64_t longest, const int64_t[::1] least, const uint8_t[::1] mee
     cdef Work own
     sound = sound and (least is None or least.shape[0] == count)
     if not sound or not (meeting is None or meeting.shape[0] == count):
-        raise ValueError(f"lists: expected {count} of them")
+        raise ValueError(f"lists: all arrays must have length {count}, and longest must be positive")
     found = np.empty(count, np.int64)
     cdef int64_t[::1] pieces = found
     for n in range(count):
         length = end[n] - begin[n]
         if length < 1:
-            raise ValueError(f"lists: expected at least one tile, got {length}")
+            raise ValueError(f"lists: a list must have at least one tile, got {length}")
         pieces[n] = 1 if length <= longest else (length + longest - 1) // longest  # mostly without a division
         if least is not None:
             pieces[n] = max(pieces[n], min(least[n], length))
         items += pieces[n]
-    whole = PyBytes_FromStringAndSize(NULL, items * sizeof(Work))  # which becomes the plan's array without a copy
+    whole = PyBytes_FromStringAndSize(NULL, items * sizeof(Work))  # becomes the plan's array without a copy
     work = np.ndarray(items, dtype, whole)
     cdef Work* to = <Work*>PyBytes_AS_STRING(whole)
     items = 0
@@ -125,16 +98,7 @@ def fill(
     int32_t[::1] sources, int32_t[:, :, :, :] at, const int32_t[:, :, :, :] count, const int32_t[:, :, :, :] first,
     int64_t step,
 ):
-    """Writes the sources of rows, and moves on where the next ones of each row go.
-
-    Parameters
-    ----------
-    sources : (sources,) int32 array
-    at : (*axes) int32 array
-        Where the next source of each row goes.
-    count, first : (*axes) int32 arrays
-        Sources of each row, and the first of them; the others follow `step` apart.
-    step : int
+    """Write the sources of rows, `step` apart from `first` on, and advance `at`, the position of each row's next one.
     """
     cdef int64_t a, b, c, d, to, piece
     cdef bint sound = True
@@ -154,18 +118,18 @@ def fill(
                                 sources[to + piece] = <int32_t>(first[a, b, c, d] + piece * step)
                             at[a, b, c, d] += count[a, b, c, d]
     if not sound:
-        raise ValueError(f"sources: expected places among {sources.shape[0]} for the sources of each row")
+        raise ValueError(f"sources: rows' sources exceed the {sources.shape[0]} entries")
 
 
 cdef int sort_by_length(Work* items, int64_t count, int64_t most) except -1 nogil:
-    """Sorts items of up to `most` tiles by falling length, those of one length in order: digit by digit."""
+    """Sort items of up to `most` tiles by falling length: a stable radix sort."""
     cdef vector[Work] before
     cdef vector[int64_t] place
     cdef int64_t n, key
     cdef int shift = 0
     while most >> shift:
         before.assign(items, items + count)
-        place.assign(min(most >> shift, DIGIT) + 2, 0)  # of the next item of each digit, the one of zero first
+        place.assign(min(most >> shift, DIGIT) + 2, 0)  # next item of each digit, after a leading zero
         for n in range(count):
             key = most - (before[n].end - before[n].begin)
             place[(key >> shift & DIGIT) + 1] += 1

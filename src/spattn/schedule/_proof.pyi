@@ -1,4 +1,4 @@
-"""What Python calls of the compiled proof, for type checkers; _proof.pyx documents it."""
+"""Type stubs of the compiled proof, documented in _proof.pyx."""
 
 import numpy as np
 

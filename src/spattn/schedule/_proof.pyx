@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, freethreading_compatible=True
-"""The compiled part of :mod:`spattn.schedule.proof`: what ``proof.h`` does, on NumPy's arrays."""
+"""Compiled part of :mod:`spattn.schedule.proof`: proof.h on NumPy arrays."""
 
 from libc.stdint cimport int32_t, int64_t
 
@@ -53,28 +53,8 @@ def find_fault(
     const int32_t[::1] indptr, const int32_t[::1] sources, const int32_t[::1] variants, int64_t length,
     int64_t block, int64_t together, const int32_t[:, ::1] order,
 ):
-    """The first fault: (its number, variant, where), the number 0 for none.
-
-    Parameters
-    ----------
-    views : (views · itemsize,) uint8 array
-        Records of VIEW.
-    query_view : (owners,) int32 array
-        The view of each owner of items.
-    owner, tile, slot : (items,) arrays
-        Of the work items.
-    work_indptr, variants : (variants + 1,) int32 arrays
-        Where the items, and the merges, of each variant start.
-    slots : int
-        Of the workspace.
-    rows, indptr, sources : int32 arrays
-        Of the merges.
-    length : int
-        Rows of each variant.
-    block, together : int
-        Cells of a tile, and tiles of an item.
-    order : (variants, length) or (0, 0) int32 array
-        The row at each place.
+    """Return the first fault as (number, variant, index); number 0 for none. Parameters are the fields of ``Writers``,
+    `views` as bytes.
     """
     cdef Writers own
     cdef Finding found
@@ -88,7 +68,7 @@ def find_fault(
     for n in range(of if sound else 0):
         sound = sound and work_indptr[n] <= work_indptr[n + 1] and variants[n] <= variants[n + 1]
     if not sound:
-        raise ValueError("work: expected arrays of a plan, which fit each other")
+        raise ValueError("work: arrays of the plan have inconsistent shapes or offsets")
     own.views, own.views_count = <const View*>&views[0] if views.shape[0] else NULL, views.shape[0] // sizeof(View)
     own.query_view, own.owners = &query_view[0] if query_view.shape[0] else NULL, query_view.shape[0]
     own.owner, own.tile, own.slot = _int32(owner), _int32(tile), _int64(slot)

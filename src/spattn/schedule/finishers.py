@@ -1,7 +1,7 @@
-"""Finishers: work items that write the results of rows that they share, which saves a merge a trip through memory.
+"""In-kernel reduction (fix-up): work items that combine the partials of their rows themselves.
 
-Rows of the forward are merged by the later of two sources. Rows of gradients are sums, whose first source can add any
-number of others, in their order.
+This saves the partials of one source a round trip through memory. Forward rows are combined by the later of two
+sources. Gradient rows are sums; their first source can add any number of others, in order.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ..planning.contract.types import Plan
 
 __all__ = ["Finishers", "Merges", "SumFinishers", "find_finishers", "find_sum_finishers", "no_sum_finishers"]
 
-_WORTH = 4  # a launch of its own costs some microseconds: finishers write at least this part of all rows
-_SHARED = -2  # a row of a slot that has more sources than two, or is the earlier of two
+_WORTH = 4  # a launch costs some microseconds: fix-up items must write at least this part of all rows
+_SHARED = -2  # marks a partial row with more than two sources, or as the earlier of two
 
 
 class Merges(NamedTuple):
-    """Merges as a plan has them: row, sources of each row, and the merges of each variant."""
+    """Partials to combine, as in a plan: rows, sources of each row, and the rows of each variant."""
 
     rows: np.ndarray
     indptr: np.ndarray
@@ -30,16 +30,16 @@ class Merges(NamedTuple):
 
 
 class Finishers(NamedTuple):
-    """Which work items of a plan finish, and what is left to merge.
+    """Fix-up items of a plan, and the partials that remain to combine.
 
     Attributes
     ----------
     slots : (items,) int32 array
-        The plan's, but -2 - i for finisher number i.
+        The plan's, but -2 - i for fix-up item i.
     priors : (finishers, block_q) int32 array
-        The workspace row with the rest of each row; -1 for padding.
+        Workspace row of the other partial of each row; -1 for padding.
     merges : Merges
-        The plan's without the rows of finishers.
+        The plan's without the rows of fix-up items.
     """
 
     slots: np.ndarray
@@ -48,15 +48,14 @@ class Finishers(NamedTuple):
 
     @property
     def finishes(self) -> np.ndarray:
-        """(items,) bool: which work items finish."""
+        """(items,) bool: fix-up items."""
         return self.slots <= -2
 
 
 def find_finishers(plan: Plan) -> Finishers:
-    """The work items that can write the output of their rows although they share them.
+    """Find the work items that can write their output although other items contribute to their rows.
 
-    A work item finishes when each of its rows has exactly one other source, an earlier one. It has to run after all
-    that do not finish.
+    A fix-up item has exactly one other source in each row, an earlier one, and runs after all other items.
     """
     slots, block_q = plan.work["slot"].astype(np.int32), plan.block_q
     priors: list[np.ndarray] = []
@@ -64,7 +63,7 @@ def find_finishers(plan: Plan) -> Finishers:
     counts = np.diff(plan.merge_indptr)
     for variant in range(plan.variants):
         merges = np.arange(*plan.merge_variants[variant : variant + 2])
-        prior = np.full((plan.slots, block_q), -1, dtype=np.int64)  # by slot and cell
+        prior = np.full((plan.slots, block_q), -1, dtype=np.int64)  # by partial and cell
         flat = prior.reshape(-1)
         bounds = plan.merge_indptr[plan.merge_variants[variant : variant + 2]]
         flat[plan.merge_sources[bounds[0] : bounds[1]]] = _SHARED
@@ -85,18 +84,18 @@ def find_finishers(plan: Plan) -> Finishers:
 
 
 class SumFinishers(NamedTuple):
-    """Which work items of a pass finish, and what is left to sum.
+    """Fix-up items of a gradient kernel, and the sums that remain.
 
     Attributes
     ----------
     slots : (items,) int32 array
-        The pass's, but -2 - i for finisher number i.
+        The pass's, but -2 - i for fix-up item i.
     rest_indptr : (finishers · rows + 1,) int32 array
-        For each row of each finisher, where its other sources are listed.
+        Start of the other sources of each row of each fix-up item.
     rest_sources : int32 array
-        Those sources: workspace rows, in the order in which they are added.
+        Those sources: workspace rows, in the order of addition.
     merges : Merges
-        The pass's without the rows of finishers.
+        The pass's without the rows of fix-up items.
     """
 
     slots: np.ndarray
@@ -108,18 +107,10 @@ class SumFinishers(NamedTuple):
 def find_sum_finishers(
     slots: np.ndarray, work_indptr: np.ndarray, merges: Merges, rows: int, length: int
 ) -> SumFinishers:
-    """The work items that can write the sums of their rows: those that are the first source of each of these.
+    """Find the work items that are the first source of all their rows, and can write the sums.
 
-    They have to run after all others, in a launch of their own, which is worth it if they write a good part of all
-    rows.
-
-    Parameters
-    ----------
-    slots : (items,) int array
-    rows : int
-        Of an item.
-    length : int
-        Rows of a result.
+    They run after all others, in a launch that pays off if they write enough of the rows. `rows` are those of an item,
+    `length` those of a result.
     """
     given, slots, counts = slots, slots.astype(np.int32), np.diff(merges.indptr)
     found = [_first_sources(slots, work_indptr, merges, rows, variant) for variant in range(len(work_indptr) - 1)]
@@ -139,20 +130,19 @@ def find_sum_finishers(
 
 
 def no_sum_finishers(slots: np.ndarray, merges: Merges) -> SumFinishers:
-    """Every shared row is summed after all items."""
+    """Return no fix-up items: a later kernel sums all shared rows."""
     return SumFinishers(slots.astype(np.int32), np.zeros(1, np.int32), np.zeros(0, np.int32), merges)
 
 
 def _first_sources(
     slots: np.ndarray, work_indptr: np.ndarray, merges: Merges, rows: int, variant: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The items of a variant that are the first source of each of their rows, and the merges of these rows, -1 for
-    padding."""
+    """Return a variant's items that are the first source of all their rows, and each row's merge (-1: padding)."""
     first, last = work_indptr[variant : variant + 2]
     item = first + np.nonzero(slots[first:last] >= 0)[0]
     merge = np.arange(*merges.variants[variant : variant + 2])
     merge = merge[merges.indptr[merge] < merges.indptr[merge + 1]]
-    shape = int(slots[item].max(initial=-1)) + 1, rows  # by slot and row
+    shape = int(slots[item].max(initial=-1)) + 1, rows  # by partial and row
     of_row, later = np.full(shape, -1), np.zeros(shape, bool)
     every = slice(*merges.indptr[merges.variants[variant : variant + 2]])
     later.reshape(-1)[merges.sources[every]] = True
@@ -163,7 +153,7 @@ def _first_sources(
 
 
 def _without(merges: Merges, kept: np.ndarray, counts: np.ndarray) -> Merges:
-    """The merges that a mask keeps."""
+    """Select the merges where `kept` is true."""
     return Merges(
         merges.rows[kept],
         np.r_[0, np.cumsum(counts[kept])].astype(np.int32),

@@ -1,4 +1,4 @@
-"""Which thread-sized units the backward consists of: whoever adds to a row of dK must add in a fixed order."""
+"""Gradient units of the CPU backward: contributions to a row of dK have a fixed order."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ UNIT = np.dtype(
         ("offset", "i8"),
     ]
 )
-"""A unit takes the work items [first, last) of all query heads of one key-value head, one head after the other. What it
-adds to dK and dV concerns the keys [begin, end), kept from row `offset` of a common workspace."""
+"""A unit runs the work items [first, last) of all query heads of one key-value head, head by head. It accumulates dK
+and dV of the keys [begin, end) in rows from `offset` on of a shared workspace.
+"""
 
-_PARALLEL_UNITS = 8  # aimed at, whatever the machine's threads: every further unit of a head costs dK and dV once more
+_PARALLEL_UNITS = 8  # per call, independent of the thread count: each further unit of a head costs another dK and dV
 
 
 @dataclass(frozen=True)
 class Units:
-    """A plan's work in the backward's order and its units. Nobody can change its arrays.
+    """A plan's work in backward order, and its units. The arrays are read-only.
 
-    Parameters
+    Attributes
     ----------
     work : (items,) WORK array
-        As the plan's, but each variant's items in the order of their rows, so that a piece of it meets few keys.
+        The plan's, but each variant's items in row order, so that a slice of it touches few keys.
     units : (batch · heads_kv · per_head,) UNIT array
-        Those of one (batch, key-value head) are adjacent.
+        Those of a (batch, key-value head) are adjacent.
     per_head : int
-        How many units each (batch, key-value head) has.
+        Units of each (batch, key-value head).
     rows : int
         Rows of the workspace.
     """
@@ -58,11 +59,12 @@ class Units:
 
 @kept_with_plan
 def units(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> Units:
-    """The units for these numbers of heads, kept with the plan. They do not depend on the number of threads."""
+    """Return the units for these numbers of heads; independent of the thread count."""
     work, per_head = by_rows(plan), -(-_PARALLEL_UNITS // (batch * heads_kv))
     groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
     kinds, kind = np.unique(groups, axis=0, return_inverse=True)
-    ranges = _key_ranges(plan, work) if per_head > 1 and not plan.ordered else None  # in no order they are all keys
+    # Permuted keys span the whole range.
+    ranges = _key_ranges(plan, work) if per_head > 1 and not plan.ordered else None
     cuts = np.stack([_cut(plan, work, ranges, variants, per_head) for variants in kinds])
     made = cuts[kind.ravel()].ravel()
     made["batch"], made["head_kv"] = np.divmod(np.repeat(np.arange(len(kind)), per_head), heads_kv)
@@ -76,7 +78,7 @@ def units(plan: Plan, batch: int, heads_q: int, heads_kv: int) -> Units:
 def _cut(
     plan: Plan, work: np.ndarray, ranges: tuple[np.ndarray, np.ndarray] | None, variants: np.ndarray, count: int
 ) -> np.ndarray:
-    """`count` units of near-equal numbers of tiles out of the concatenated items of the variants."""
+    """Return `count` units of nearly equal numbers of tiles from the concatenated items of the variants."""
     item = np.concatenate([np.arange(plan.work_indptr[v], plan.work_indptr[v + 1]) for v in variants])
     cost = np.concatenate([[0], np.cumsum(work["end"][item] - work["begin"][item])])
     bound = np.searchsorted(cost, cost[-1] * np.arange(count + 1) // count)
@@ -93,7 +95,7 @@ def _cut(
 
 
 def _key_ranges(plan: Plan, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The least and the greatest key of each item; padding cells do not count."""
+    """Return the smallest and largest key of each item, without padding."""
     tiles = plan.tile_indptr
     runs = [np.searchsorted(tiles, number, side="right") - 1 for number in (work["begin"], work["end"] - 1)]
     count = runs[1] - runs[0] + 1
@@ -117,8 +119,7 @@ def _key_ranges(plan: Plan, work: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _boxes(
     grid: np.ndarray, first: np.ndarray, last: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Ranges of row-major numbers in grids, as boxes of the grids: (number of the range, first and last coordinates).
-    From the last axis on: what a range has of its first and its last row, then the rows between them as a range."""
+    """Decompose ranges of row-major grid indices into boxes: (range, first and last coordinates), last axis first."""
     of_range = np.arange(len(first))
     for axis in reversed(range(AXES)):
         (row, start), (last_row, stop) = (np.divmod(number, grid[of_range, axis]) for number in (first, last))
@@ -137,7 +138,7 @@ def _boxes(
 def _box(
     grid: np.ndarray, axis: int, row: np.ndarray, start: np.ndarray, stop: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """First and last coordinates of boxes: of the axes before `axis` a row-major number, all of those after it."""
+    """Return first and last coordinates of boxes: one row-major index before `axis`, the full range after it."""
     low, high = np.zeros_like(grid), grid - 1
     low[:, axis], high[:, axis] = start, stop
     for before in reversed(range(axis)):

@@ -1,4 +1,4 @@
-"""Problems that run together: their tiles, the workers of each, and the order of all of their tasks."""
+"""Grouped launches: tiles, workers and task order of several problems."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .tasks import Listed
 
 __all__ = ["in_turns", "pieces", "tiles_of", "workers"]
 
-_ITEM, _MERGE = 6, 6  # tiles that an item, and a merge of all, take as long as: docs/hopper.md, Decoding
-_ROUNDS = 4  # that are tried; more of them are more items
+_ITEM, _MERGE = 6, 6  # cost of an item, and of combining partials, in tiles: docs/notebook/hopper_forward.md
+_ROUNDS = 4  # rounds tried; more rounds mean more items
 
 
 def tiles_of(plan: Listed, batch: int, heads: int, chosen: np.ndarray | None = None) -> int:
-    """Tiles that a plan computes for so many batch entries and query heads, or those of the chosen work items."""
+    """Return the tiles of a plan over all batch entries and query heads, optionally of chosen work items only."""
     length = plan.work["end"] - plan.work["begin"]
     if chosen is not None:
         length = length * chosen
@@ -25,29 +25,14 @@ def tiles_of(plan: Listed, batch: int, heads: int, chosen: np.ndarray | None = N
 
 
 def workers(blocks: int, heads: int) -> int:
-    """How many workers share the work of one head, at least 1.
-
-    Parameters
-    ----------
-    blocks : int
-        That run side by side on the machine.
-    heads : int
-        Of all batch entries of the problem.
-    """
+    """Return the workers per head, at least 1, for `blocks` concurrent blocks and `heads` heads over the batch."""
     return max(1, math.ceil(blocks / max(1, heads)))
 
 
 def pieces(blocks: int, lists: int, tiles: int) -> int:
-    """Into how many pieces equal lists are cut, so that blocks which take a piece each, round after round, end soonest.
+    """Return the number of pieces to cut equal lists into, so that blocks that take a piece per round finish soonest.
 
-    Parameters
-    ----------
-    blocks : int
-        That run side by side on the machine.
-    lists : int
-        Of all heads and batch entries.
-    tiles : int
-        Of each list.
+    `blocks` run concurrently; `lists` counts the lists of all heads and batch entries, of `tiles` tiles each.
     """
 
     def time(count: int) -> int:
@@ -60,18 +45,10 @@ def pieces(blocks: int, lists: int, tiles: int) -> int:
 
 
 def in_turns(tasks: Sequence[np.ndarray], length: np.ndarray) -> np.ndarray:
-    """The tasks of all problems in the order in which blocks take them.
+    """Return the tasks of all problems in launch order; `length` is the tiles of their work items.
 
-    Tasks of more tiles come before tasks of fewer, by powers of two, so that only short ones are left when blocks run
-    out of work. Among those that are about as long, the tasks of a problem stay together and in their order, which
-    keeps the keys of few heads in the cache.
-
-    Parameters
-    ----------
-    tasks : sequence of arrays of TASK
-        Of each problem, in its own order.
-    length : (items,) array
-        Tiles of the work items that they name.
+    Longer tasks come first, by powers of two, so that only short ones are left at the end of the launch. Tasks of about
+    equal length keep their order within a problem, so that the keys of few heads stay in the cache.
     """
     joined = np.concatenate(tasks)
     magnitude = np.frexp(length[joined["item"]])[1]

@@ -1,7 +1,7 @@
-"""Tiles of a sequence whose keys between its ends are all allowed, at any number of keys.
+"""Tile lists that grow with kv_len, for plans with all keys between the sequence ends allowed.
 
-They are found once, for few keys. Each key more is one more of those between the ends: the lists have as many more of
-the full tiles there as it takes, and the last tile before the end has another bitmask.
+Tiles are found once, for a short sequence. A longer one adds full tiles between the ends, and changes the bitmask of
+the last tile before the end.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from .items import Sharing, share_out
 
 __all__ = ["Growth", "fixed"]
 
-_MAX_LISTS = 8  # numbers of tiles whose lists are kept: each serves as many steps as a tile has keys
+_MAX_LISTS = 8  # numbers of tiles with cached lists: each serves as many key lengths as a tile has keys
 
 
 @dataclass(frozen=True, eq=False)
 class Growth:
-    """What a plan that grows is made of: its tiles at `kv_len` keys, the sizes of its calls, and its lists with their
-    items by the number of tiles before the end."""
+    """A plan with growing tile lists: tiles at `kv_len` keys, call sizes, lists cached by number of tiles."""
 
     tiled: Tiled
     q_len: int
@@ -34,11 +33,11 @@ class Growth:
 
     @classmethod
     def of(cls, tiled: Tiled, q_len: int, sharing: Sharing) -> Growth:
-        """The growth of these tiles."""
+        """Return the growth of these tiles."""
         return cls(tiled, q_len, sharing, Recent(_MAX_LISTS))
 
     def fields(self, kv_len: int) -> dict[str, Any]:
-        """The fields of the plan that depend on the number of keys, for `kv_len` of them, which are not fewer."""
+        """Return the length-dependent plan fields for `kv_len` keys, at least those of the tiles."""
         own, (block_q, block_kv) = self.tiled, self.tiled.tile
         by, growing = kv_len - own.kv_len, own.components["key_view"][own.growing]
         keys = int(own.views["extent"][growing[0], -1]) + by
@@ -59,7 +58,7 @@ class Growth:
         }
 
     def _listed(self, tiles: int, views: np.ndarray) -> dict[str, Any]:
-        """The lists with so many tiles before the end, and who computes them."""
+        """Return the lists with `tiles` tiles before the end, and their work items."""
         own = self.tiled
         more = tiles - int(own.views["tiles"][own.components["key_view"][own.growing[0]]])
         count, indices = np.diff(own.tile_indptr), own.indices.copy()
@@ -72,13 +71,13 @@ class Growth:
 
 
 def fixed(tiled: Tiled, q_len: int, sharing: Sharing) -> dict[str, Any]:
-    """The same fields of a plan that does not grow."""
+    """Return the same fields of a plan with a fixed `kv_len`."""
     names = ("kv_len", "views", "tile_indptr", "indices", "mask", "masks", "nnz", "q_order", "kv_order")
     items = share_out(tiled, tiled.variant_components, q_len, tiled.tile[0], sharing)
     return {name: getattr(tiled, name) for name in names} | items._asdict()
 
 
 def _first_keys(keys: int, block_q: int, block_kv: int) -> np.ndarray:
-    """The bitmask, (1, block_q, words), that allows so many keys to every query."""
+    """Return the bitmask, (1, block_q, words), that allows the first `keys` keys to every query."""
     row = np.frombuffer(((1 << keys) - 1).to_bytes(block_kv // 8, "little"), "<u8").astype(np.uint64)
     return np.broadcast_to(row, (1, block_q, len(row)))

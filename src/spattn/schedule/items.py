@@ -1,4 +1,4 @@
-"""Work items, workspace slots and merges: who computes which rows."""
+"""Work items, split-KV partials and their combination: the writers of all rows."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ from .rows import Place, places
 
 __all__ = ["Items", "Lists", "Share", "Sharing", "cut_lists", "join_shares", "share_out"]
 
-_SHORTEST_PIECE = 16  # tiles: splitting a list further costs more in merging than it gains
+_SHORTEST_PIECE = 16  # tiles: splitting a list further costs more in combining than it gains
 _PIECES_PER_WORKER = 4
 _NOTHING = np.zeros(0, np.int32)
 
 
 class Sharing(NamedTuple):
-    """Among how many workers the lists of a variant are shared, or how many pieces they are cut into; 0: about four for
-    each worker."""
+    """Workers that share the lists of a variant, or the number of pieces of each list; 0: about four per worker."""
 
     workers: int
     pieces: int = 0
 
     def longest(self, tiles: int) -> int:
-        """Tiles of the longest piece of lists that have so many in all."""
+        """Return the largest number of tiles of a piece, for lists of `tiles` tiles in total."""
         if self.pieces:
             return max(_SHORTEST_PIECE, -(-tiles // self.pieces))
         return max(_SHORTEST_PIECE, 1 << (tiles // (_PIECES_PER_WORKER * self.workers)).bit_length())
 
 
 class Items(NamedTuple):
-    """The fields of :class:`~spattn.Plan` that say *who* computes what."""
+    """The fields of :class:`~spattn.Plan` that assign work to items."""
 
     work: np.ndarray
     work_indptr: np.ndarray
@@ -51,8 +50,9 @@ class Items(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """Lists of tiles that are to be cut into items: whose they are, where they begin and end, whether every row is
-    written by one of them alone, and the rows that they write, in the order of the lists, for when that is not so."""
+    """Tile lists to cut into items: owner, range, whether each row has one list as its only writer (`alone`), and
+    otherwise the rows that they write (`places`), in list order.
+    """
 
     component: np.ndarray
     query_tile: np.ndarray
@@ -63,7 +63,7 @@ class Lists(NamedTuple):
 
 
 class Share(NamedTuple):
-    """One variant's part of them; `counts` are the sources of each merge."""
+    """The items of one variant; `counts` are the sources of each combined row."""
 
     work: np.ndarray
     slots: int
@@ -73,13 +73,7 @@ class Share(NamedTuple):
 
 
 def share_out(tiled: Tiled | Plan, ends: Sequence[int], q_len: int, block_q: int, sharing: Sharing) -> Items:
-    """Cuts the lists of every variant, whose components start at `ends`, into items.
-
-    Raises
-    ------
-    ValueError
-        If the workspace would have 2³¹ rows or more.
-    """
+    """Cut the lists of every variant, with components from `ends`, into items; ValueError for 2³¹ workspace rows."""
     lists = lists_of(tiled.components, tiled.indptr, tiled.tile_indptr)
     bounds = np.searchsorted(lists[0], ends)
     shares = [
@@ -111,17 +105,11 @@ def share_out(tiled: Tiled | Plan, ends: Sequence[int], q_len: int, block_q: int
 
 
 def join_shares(shares: list[Share], block_q: int) -> Items:
-    """The items of all variants.
-
-    Raises
-    ------
-    ValueError
-        If the workspace would have 2³¹ rows or more.
-    """
+    """Join the items of all variants. ValueError for 2³¹ workspace rows or more."""
     slots = max(share.slots for share in shares)
     if slots * block_q > LARGEST:
         most = slots * block_q
-        raise ValueError(f"pattern: expected at most {LARGEST} rows of workspace, got {most}; use fewer workers")
+        raise ValueError(f"pattern: needs {most} rows of split-KV workspace (max {LARGEST}); use fewer workers")
 
     def whole(name: str) -> np.ndarray:
         return frozen_whole([getattr(share, name) for share in shares])
@@ -142,14 +130,14 @@ def join_shares(shares: list[Share], block_q: int) -> Items:
 
 
 def _offsets(shares: list[Share], name: str) -> np.ndarray:
-    """Where those of each variant start, and where the last ones end."""
+    """Return the start of each variant's elements, and the end of the last."""
     return frozen(np.array([0, *itertools.accumulate(len(getattr(share, name)) for share in shares)], np.int32))
 
 
 def _share(
     tiled: Tiled | Plan, lists: np.ndarray, first: int, last: int, q_len: int, block_q: int, sharing: Sharing
 ) -> Share:
-    """The items of the components [first, last), which have these lists."""
+    """Return the items of the components [first, last), which have these lists."""
     own, (component, query_tile, begin, end) = tiled.components[first:last], lists
 
     def where() -> list[Place]:
@@ -161,7 +149,7 @@ def _share(
 
 
 def _is_alone(tiled: Tiled | Plan, components: np.ndarray, lists: int, q_len: int) -> bool:
-    """Whether each row is written by one list: those of a component have no row twice, and may have all."""
+    """Return whether each row has one list as its writer: a component has no row twice, and may have all rows."""
     if len(components) != 1 or lists != components["query_tiles"][0]:
         return False
     return math.prod(tiled.views["extent"][components["query_view"][0]].tolist()) == q_len
@@ -170,12 +158,12 @@ def _is_alone(tiled: Tiled | Plan, components: np.ndarray, lists: int, q_len: in
 def _where(
     of_rows: Sequence[int], views: np.ndarray, component: np.ndarray, query_tile: np.ndarray, query_tiles: np.ndarray
 ) -> list[Place]:
-    """The rows that the lists of components write, family by family."""
+    """Return the rows that the lists of components write, family by family."""
     found: list[Place] = []
     begins = np.searchsorted(component, np.arange(len(views) + 1)).tolist()
     for _, members in itertools.groupby(range(len(views)), of_rows.__getitem__):
         family = list(members)
-        begin, end = begins[family[0]], begins[family[0] + 1]  # of the lists of its first component
+        begin, end = begins[family[0]], begins[family[0] + 1]  # lists of its first component
         number = np.full(query_tiles[family[0]], -1)
         number[query_tile[begin:end]] = np.arange(end - begin)
         if end > begin:
@@ -186,9 +174,9 @@ def _where(
 def cut_lists(
     lists: Lists, tiles: int, q_len: int, block_q: int, sharing: Sharing, least: np.ndarray | None = None
 ) -> Share:
-    """The items of lists that have so many tiles in all, each list in at least `least` pieces.
+    """Cut lists of `tiles` tiles in total into items, list i into at least ``least[i]`` pieces.
 
-    A list stays whole, and its item writes the output itself, when nobody else touches its rows.
+    A list stays whole, and its item writes the output, if no other list shares its rows.
     """
     longest = sharing.longest(tiles)
     where = None if lists.alone else lists.places()
@@ -202,14 +190,14 @@ def cut_lists(
 
 
 def _meeting(where: Sequence[Place], lists: int, q_len: int) -> np.ndarray:
-    """(lists,) bool: which lists have a row that another one has, too."""
+    """(lists,) bool: whether a list shares a row with another one."""
     covered, found = np.zeros(q_len, np.uint8), np.zeros(lists, bool)
     if len(where) == 1:  # which has no row twice
         return found
     for place in where:
         rows = place.rows(covered)
         rows += place.of_tiles((place.numbers() >= 0).view(np.uint8))
-        np.minimum(rows, 2, out=rows)  # after the sum: a view whose list is empty here must not forget two writers
+        np.minimum(rows, 2, out=rows)  # after the sum: an empty list of a view must not hide two writers
     if covered.max(initial=0) > 1:
         for place in where:
             number = place.numbers()
@@ -221,9 +209,9 @@ def _meeting(where: Sequence[Place], lists: int, q_len: int) -> np.ndarray:
 def _merges(
     where: Sequence[Place], pieces: np.ndarray, shared: np.ndarray, q_len: int, block_q: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows that no item writes alone, how many sources each has, and the sources in slot order."""
+    """Return the rows without a single writer, their numbers of sources, and the sources in workspace order."""
     some = shared.any()
-    # Rows that are written once each, as many as there are.
+    # Every row has exactly one writer.
     if not some and all((place.number >= 0).all() for place in where) and sum(place.size for place in where) == q_len:
         return (_NOTHING,) * 3
     written = np.zeros(q_len, bool)
@@ -233,8 +221,8 @@ def _merges(
     merged = np.nonzero(rest)[0].astype(np.int32) if written.any() else np.arange(q_len, dtype=np.int32)
     if not some:
         return merged, np.zeros(len(merged), np.int32), _NOTHING
-    own = np.where(shared, pieces, 0).astype(np.int32)  # pieces that have a slot
-    following = np.zeros(1 + q_len, np.int32)  # the sources of each row, then where its next one goes
+    own = np.where(shared, pieces, 0).astype(np.int32)  # pieces with a partial
+    following = np.zeros(1 + q_len, np.int32)  # sources of each row, then where its next one goes
     each = [place.of_lists(own, 0) for place in where]
     for place, count in zip(where, each, strict=True):
         place.rows(following[1:])[...] += count

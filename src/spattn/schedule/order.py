@@ -1,4 +1,4 @@
-"""The order in which threads take a plan's work items. It changes no result."""
+"""Order in which CPU threads run work items; results do not depend on it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from ..planning.contract.cache import kept_with_plan
 
 __all__ = ["by_rows", "neighbours_together"]
 
-_STRIP = 8  # query tiles side by side that are taken row after row of a grid: their keys stay in a second-level cache
+_STRIP = 8  # adjacent query tiles taken row by row of a grid: their keys stay in the L2 cache
 
 
 @kept_with_plan
 def by_rows(plan: Plan) -> np.ndarray:
-    """Each variant's items in the order of their rows. Kept with the plan."""
+    """Return each variant's items in row order."""
     work = plan.work
     return frozen(work[np.lexsort((work["begin"], work["query_tile"], work["component"], _variants(plan)))])
 
 
 @kept_with_plan
 def neighbours_together(plan: Plan) -> np.ndarray:
-    """The same in strips of a grid of query tiles, which meet the same key tiles one soon after the other; query tiles
-    that are components of their own in the order of their rows.
+    """Return each variant's items in strips of the query grid, whose neighbours share key tiles.
 
-    Items much longer than most come first and much shorter ones last, so that all threads end together. Kept with the
-    plan.
+    Components of one query tile come in row order. Items are sorted by falling length, in multiples of the mean, so
+    that all threads finish together.
     """
     work = plan.work
     width = plan.views["grid"][plan.components["query_view"][work["component"]], -1]

@@ -1,8 +1,8 @@
-"""Grouped-query heads in one query tile: a plan whose rows are (query head of a group, query).
+"""Packed GQA: query heads of a group in one query tile, with (query head, query) rows.
 
 With few queries most rows of a tile are padding, and every query head reads the keys of its group again. Here the heads
-of a group become an axis of the query view, so that one work item serves them all and reads each key once. It makes an
-ordinary plan for an ordinary call with ``heads_kv`` heads and ``group * q_len`` queries, over the same memory.
+become an axis of the query view, so that one work item serves the group and reads each key once. The result is an
+ordinary plan for an ordinary call with ``heads_kv`` heads and ``group * q_len`` queries in the same memory.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ __all__ = ["pack_heads", "variant_of_groups"]
 
 @kept_with_plan
 def pack_heads(plan: Plan, group: int) -> Plan | None:
-    """The plan with the heads of each group in one query tile; None where a tile has no room for them or the heads of a
-    group differ. A tile's cells are (head of the group, query), so that masks repeat once a head."""
+    """Return the plan with each group's heads in one query tile; None if they do not fit or differ in variant."""
     heads = 1 << (group - 1).bit_length()
     rows = plan.block_q // heads
     queries, keys, _ = roles(plan)
@@ -45,7 +44,7 @@ def pack_heads(plan: Plan, group: int) -> Plan | None:
 
 
 def variant_of_groups(variant: np.ndarray, group: int) -> np.ndarray | None:
-    """The variant of each group of heads; None where the heads of one differ."""
+    """Return the variant of each group of heads; None if the heads of a group differ."""
     if variant.shape[1] == 1:
         return variant
     grouped = variant.reshape(variant.shape[0], -1, group)
@@ -54,7 +53,7 @@ def variant_of_groups(variant: np.ndarray, group: int) -> np.ndarray | None:
 
 
 def _repeat_merges(plan: Plan, group: int, rows: int) -> dict[str, Any]:
-    """The merges of each variant once for every head of a group."""
+    """Return the ``merge_*`` fields with the rows of each variant repeated for every head of a group."""
     counts, head_rows, head_counts, head_sources = np.diff(plan.merge_indptr), [], [], []
     for variant in range(plan.variants):
         first, last = plan.merge_variants[variant : variant + 2]

@@ -1,4 +1,4 @@
-"""Proof that each row is written once and each partial result is read once, for every list of work items."""
+"""Proof that each row is written once and each partial is read once."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from ._proof import find_fault
 
 __all__ = ["Writers", "prove"]
 
-# The faults of kernels/proof.h, from number 1 on; {at} is a row, a slot or an item.
+# The faults of kernels/proof.h, from 1 on; {at} is a row, a partial or an item.
 _FAULTS = (
-    "work item {at} names a view or a tile that does not exist",
-    "row {at} is outside of the sequence",
+    "work item {at} has an invalid view or tile",
+    "row {at} is out of range",
     "row {at} is written twice",
-    "row {at} is not written",
-    "slot {at} is outside of the workspace, or two work items share it",
-    "a merge of row {at} reads a partial result of another row, or one twice",
-    "{at} rows of partial results are not read by exactly one merge",
+    "row {at} is never written",
+    "partial {at} is out of range or shared by two work items",
+    "combining row {at} reads a partial of another row, or reads one twice",
+    "{at} partial rows are not read exactly once",
 )
 
 
 class Writers(NamedTuple):
-    """Who writes the rows of each variant: work items, and merges of partial results; in the order of `find_fault`.
+    """Writers of each variant's rows: work items and combined partials; fields in the order of `find_fault`.
 
     Attributes
     ----------
     views : (views,) array of VIEW
     query_view : (owners,) int32 array
-        The view of rows of each owner of work items.
+        View of rows of each owner of work items.
     owner, tile : (items,) int32 arrays
         Owner and (first) tile of each work item.
     slot : (items,) int64 array
@@ -43,9 +43,9 @@ class Writers(NamedTuple):
     block : int
         Cells of a tile.
     together : int, optional
-        Tiles of a work item, default 1: slots have ``together * block`` rows.
+        Tiles of a work item, default 1: partials have ``together * block`` rows.
     order : (variants, length) or (0, 0) int32 array, optional
-        The row at each place.
+        Permutation of the rows.
     """
 
     views: np.ndarray
@@ -66,17 +66,14 @@ class Writers(NamedTuple):
 
 
 def prove(writers: Writers) -> None:
-    """RuntimeError unless, in every variant, one work item or one merge writes each row, and exactly one merge, that of
-    its own row, reads each row of each slot.
+    """Raise RuntimeError unless each row has one writer and each partial row one reader, which writes its row.
 
-    Notes
-    -----
-    It runs on every plan, so that a fault of the planner is an error and never a wrong result. Time is O(items +
-    rows / 64 + merges + sources), memory one bit a row and 16 bytes a slot.
+    Runs on every plan, so that a planner bug is an error and never a wrong result. O(items + rows / 64 + merges +
+    sources) time, one bit per row and 16 bytes per partial of memory.
     """
     fault, variant, at = find_fault(*writers._replace(views=writers.views.view(np.uint8)))
     if fault:
         what = _FAULTS[fault - 1].format(at=at)
         raise RuntimeError(
-            f"plan: {what} (variant {variant}); this is a bug in spattn, please report the pattern and lengths"
+            f"plan: {what} (variant {variant}); this is a bug in spattn, please report the pattern and the lengths"
         )

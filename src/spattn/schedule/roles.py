@@ -1,4 +1,4 @@
-"""Which views a plan uses for queries, which for keys, and which for both of a component."""
+"""Query and key views of a plan."""
 
 from __future__ import annotations
 
@@ -10,15 +10,7 @@ __all__ = ["key_views_of", "roles"]
 
 
 def roles(plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The roles of a plan's views.
-
-    Returns
-    -------
-    queries, keys : (n,) int64 arrays
-        Numbers of the views that are used for queries, and of those for keys, ascending.
-    row_component : (rows,) int64 array
-        For each CSR row a component that owns it.
-    """
+    """Return the ascending query views and key views of a plan, and a component that owns each CSR row."""
     row_component = np.zeros(len(plan.indptr) - 1, dtype=np.int64)
     keys = []
     for number, component in enumerate(plan.components):
@@ -30,7 +22,7 @@ def roles(plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def key_views_of(plan: Plan, component: np.void) -> np.ndarray:
-    """Numbers of the views of keys that a component's lists have."""
+    """Return the indices of the key views in a component's lists."""
     first = component["first_row"]
     used = plan.key_view[plan.indptr[first] : plan.indptr[first + component["query_tiles"]]]
     return component["key_view"] + np.arange(used.max(initial=-1) + 1)

@@ -1,4 +1,4 @@
-"""Rounds: workers that take equal items one after the other are done at different times, unless some items are cut."""
+"""Wave quantization: cut some of the equal items so that all workers finish together."""
 
 from __future__ import annotations
 
@@ -8,25 +8,15 @@ import numpy as np
 
 __all__ = ["cut_for_rounds"]
 
-_ROUNDS = 40  # with more of them the last one hardly counts
+_ROUNDS = 40  # with more rounds the last one hardly matters
 _PIECES = 2, 3, 4, 5, 6, 8
-_WORTH = 0.01, 8  # of the time, and steps of a worker: what is cut has to be summed
+_WORTH = 0.01, 8  # of the time, and iterations of a worker: cut lists cost a reduction
 
 
 def cut_for_rounds(length: np.ndarray, heads: int, workers: int) -> np.ndarray:
-    """Into how many pieces lists are cut so that workers end together.
+    """Return the number of pieces to cut each list into, so that workers finish together.
 
-    Parameters
-    ----------
-    length : (lists,) int array
-        Steps of each list, the same for every head.
-    heads : int
-    workers : int
-        Who take the lists of all heads, the longest first.
-
-    Returns
-    -------
-    (lists,) int array
+    `length` is the iterations of each list, equal for all heads; workers take the lists of all heads, longest first.
     """
     whole = np.ones(len(length), np.int64)
     if not 0 < len(length) * heads <= _ROUNDS * workers:
@@ -46,7 +36,7 @@ def cut_for_rounds(length: np.ndarray, heads: int, workers: int) -> np.ndarray:
 
 
 def _time(length: np.ndarray, pieces: np.ndarray, heads: int, workers: int) -> float:
-    """When the last worker is done."""
+    """Return the finish time of the last worker."""
     items = np.repeat(np.repeat(length / pieces, pieces), heads)
     ends = [0.0] * workers
     for item in np.sort(items)[::-1].tolist():

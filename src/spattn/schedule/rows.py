@@ -1,4 +1,4 @@
-"""Rows as their views have them: what is known of each tile, or asked of it, goes to its rows and back by strides."""
+"""Broadcast per-tile values to rows, and reduce them back, with strided views."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ __all__ = ["Place", "places"]
 
 
 class Place(NamedTuple):
-    """Rows that lists write: those of a view, and of `copies` views in all, each moved by as much from the one before.
+    """The rows that lists write: those of a view, and of `copies` equally spaced copies of it.
 
     Attributes
     ----------
     view : VIEW record
     copies : int
     number : (tiles,) int array
-        The list that each tile of the first view belongs to, -1 for none; those of the others are `lists` further on
-        each time.
+        The list of each tile of the first view, -1 for none; each further copy adds `lists`.
     lists : int
     cell : (tiles,) int array
-        Where the cells of each tile start among those of its list.
+        Offset of each tile's cells within its list.
     axes : list of (int, int, int, int)
-        (stride, extent, box, number) of each axis, number 0 being that of the copies, from the longest strides to the
-        shortest: passes over rows go through memory in its order.
+        (stride, extent, box, number) of each axis by falling stride, so that loops over rows are in memory order;
+        number 0 is the axis of the copies.
     """
 
     view: np.void
@@ -44,7 +43,7 @@ class Place(NamedTuple):
     def of(
         cls, view: np.void, number: np.ndarray, cell: np.ndarray, copies: int = 1, step: int = 0, lists: int = 0
     ) -> Place:
-        """That of `copies` views, `step` rows from one to the next."""
+        """Return the rows of `copies` views, `step` rows apart."""
         shape = zip(
             view["stride"].tolist(), view["extent"].tolist(), view["box"].tolist(), range(1, 1 + AXES), strict=True
         )
@@ -53,16 +52,16 @@ class Place(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many rows they are."""
+        """Number of rows."""
         return math.prod(extent for _, extent, _, _ in self.axes)
 
     def rows(self, of_row: np.ndarray) -> np.ndarray:
-        """(*axes) of an array with an element for each row: no copy, and no row twice."""
+        """Return a strided view, (*axes), of a per-row array; it has each row at most once."""
         strides = tuple(stride * of_row.itemsize for stride, *_ in self.axes)
         return as_strided(of_row[int(self.view["offset"]) :], [extent for _, extent, _, _ in self.axes], strides)
 
     def of_tiles(self, values: np.ndarray) -> np.ndarray:
-        """(*axes) of (copies, tiles): each row has the value of its tile."""
+        """Broadcast (copies, tiles) values to rows, (*axes)."""
         cells = values.reshape(self.copies, *self.view["grid"]).transpose([number for *_, number in self.axes])
         for axis, (_, extent, box, _) in enumerate(self.axes):
             if box > 1:
@@ -70,28 +69,29 @@ class Place(NamedTuple):
         return cells
 
     def any_of_tiles(self, cells: np.ndarray) -> np.ndarray:
-        """(copies, tiles) of (*axes): whether any row of a tile is true."""
+        """Reduce (*axes) by tile to (copies, tiles): whether any row of a tile is true."""
         for axis, (_, extent, box, _) in enumerate(self.axes):
             if box > 1:
                 cells = np.logical_or.reduceat(cells, np.arange(0, extent, box), axis=axis)
         return cells.transpose(np.argsort([number for *_, number in self.axes])).reshape(self.copies, -1)
 
     def of_lists(self, values: np.ndarray, nothing: int) -> np.ndarray:
-        """(*axes): each row has the value of its list, `nothing` where it has none."""
+        """Broadcast values of lists to rows, (*axes); `nothing` for rows without a list."""
         number = self.numbers()
         return self.of_tiles(np.where(number < 0, values.dtype.type(nothing), values[number]))
 
     def numbers(self) -> np.ndarray:
-        """(copies, tiles): the list of each tile, -1 for none."""
+        """Return the list of each tile, (copies, tiles), -1 for none."""
         further = self.lists * np.arange(self.copies)[:, None]
         return np.where(self.number < 0, -1, self.number + further)
 
     def cells(self) -> np.ndarray:
-        """(*axes) int32: the number of each row among the cells of its list."""
+        """Return the index of each row among the cells of its list, (*axes) int32."""
         found: np.ndarray = np.zeros((1,) * (1 + AXES), np.int32)
         if self.cell.any():
             found = self.of_tiles(np.broadcast_to(self.cell.astype(np.int32), (self.copies, len(self.cell))))
-        sizes = np.append(np.cumprod(self.view["box"][:0:-1])[::-1], 1).astype(np.int32)  # cells from one to the next
+        # Cells between neighbours along each axis.
+        sizes = np.append(np.cumprod(self.view["box"][:0:-1])[::-1], 1).astype(np.int32)
         for axis, (_, extent, box, number) in enumerate(self.axes):
             if box > 1:
                 inside = np.resize(np.arange(box, dtype=np.int32) * sizes[number - 1], extent)
@@ -100,8 +100,9 @@ class Place(NamedTuple):
 
 
 def places(views: np.ndarray, number: np.ndarray, first: int) -> Iterator[Place]:
-    """The places of views of one shape, which differ in where they start: lists are numbered from `first` on, those of
-    tiles where `number` is not -1, view after view."""
+    """Yield the rows of views of one shape at different offsets. Lists are numbered from `first` on, view by view;
+    tiles without one have -1 in `number`.
+    """
     lists, cell = int((number >= 0).sum()), np.zeros(len(number), np.int64)
     start = 0
     for count in _evenly(views["offset"]):
@@ -115,7 +116,7 @@ def places(views: np.ndarray, number: np.ndarray, first: int) -> Iterator[Place]
 
 
 def _evenly(offsets: np.ndarray) -> Iterator[int]:
-    """How many numbers at a time are evenly spaced, from the first one on."""
+    """Yield the lengths of the evenly spaced runs of `offsets`."""
     start, at = 0, offsets.tolist()
     while start < len(at):
         stop = start + 1

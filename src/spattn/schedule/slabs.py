@@ -1,8 +1,8 @@
-"""The two passes of a backward that owns what it writes: by rows of queries for dQ, by rows of keys for dK and dV.
+"""Sub-tile lists of the GPU backward: the dQ kernel by query rows, the dK/dV kernel by key rows.
 
-Both are lists of *slabs*: `side` cells of a query tile, consecutive ones or those of a :class:`Cut`, or 64 consecutive
-cells of a key tile, the rows and columns that a group of threads multiplies at once. An item has a few slabs as its
-rows and visits a list of slabs of the other kind as columns. The pass by keys is the plan's transpose.
+A query sub-tile is `side` cells of a query tile, consecutive or those of a :class:`Cut`, a key sub-tile 64 consecutive
+cells of a key tile: the rows and columns that a group of threads multiplies at once. An item has a few sub-tiles as
+rows and a list of sub-tiles of the other kind as columns. The lists of the dK/dV kernel are the plan's transpose.
 """
 
 from __future__ import annotations
@@ -37,26 +37,27 @@ __all__ = [
     "slab_masks",
 ]
 
-KEYS = 64  # of a slab
-FULL, EMPTY = -1, -2  # numbers of masks that need no bits
+KEYS = 64  # of a sub-tile
+FULL, EMPTY = -1, -2  # masks that need no bits
 SLAB_WORK = np.dtype([(name, "i4") for name in ("view", "tile", "begin", "end", "columns", "slot", "heads")])
-"""An item: rows are tile `tile` of view `view` (and the next, where several are together), columns the entries
-[begin, end), for each of `heads` query heads; `slot` as in a plan. `columns` is the first view of its columns."""
+"""An item. Its rows are tile `tile` of view `view`, and the following ones if an item has several; its columns are the
+entries [begin, end), for each of `heads` query heads. `columns` is the first view of its columns, `slot` as in a plan.
+"""
 SLAB_ENTRY = np.dtype([(name, "i4") for name in ("view", "tile", "part", "head")])
-"""Slab `part` of a tile; the view counts from the item's `columns`, the head from the item's first query head."""
+"""Sub-tile `part` of a tile; `view` is relative to the item's `columns`, `head` to the item's first query head."""
 
 
 class Cut(NamedTuple):
-    """How query tiles are cut into slabs.
+    """Partition of query tiles into sub-tiles.
 
     Attributes
     ----------
     side : int
-        Queries of a slab.
+        Queries of a sub-tile.
     orders : (n, block_q) int array
-        The cells of a tile, slab after slab.
+        Permutations of a tile's cells, sub-tile by sub-tile.
     of_view : (views,) int array
-        The number of each view's order.
+        The permutation of each view.
     """
 
     side: int
@@ -65,17 +66,17 @@ class Cut(NamedTuple):
 
     @classmethod
     def consecutive(cls, plan: Plan, side: int) -> Cut:
-        """Slabs of consecutive cells."""
+        """Return the partition into consecutive cells."""
         return cls(side, np.arange(plan.block_q)[None], np.zeros(len(plan.views), np.int64))
 
 
 class SlabMasks(NamedTuple):
-    """Bitmasks of pairs of slabs.
+    """Bitmasks of pairs of sub-tiles.
 
     Attributes
     ----------
-    numbers : (orders, masks + 1, query slabs of a tile, key slabs of a tile) int32 array
-        The number of each pair's bits, `FULL` or `EMPTY`; the last mask is mask -1.
+    numbers : (orders, masks + 1, query sub-tiles of a tile, key sub-tiles of a tile) int32 array
+        The mask of each pair, `FULL` or `EMPTY`; the last one is for full tiles (mask -1).
     bits : (n, side, 64) bool array
     cut : Cut
     """
@@ -85,25 +86,25 @@ class SlabMasks(NamedTuple):
     cut: Cut
 
     def of(self, query_view: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """The numbers of tiles of some query views with some masks."""
+        """Return the numbers for tiles of query views with masks."""
         return self.numbers[self.cut.of_view[query_view], mask]
 
 
 @dataclass(frozen=True)
 class Pass:
-    """Lists of slabs. Nobody can change its arrays.
+    """Sub-tile lists of a backward kernel. The arrays are read-only.
 
     Attributes
     ----------
     work : (items,) array of SLAB_WORK
         By variant, sorted by falling cost.
     work_indptr, variant, slots
-        As in a plan; of a pass by keys the variants are of key-value heads.
+        As in a plan; the variants of the dK/dV kernel are of key-value heads.
     entries : (entries,) array of SLAB_ENTRY
     masks : (entries, slabs) int32 array
-        For each slab of the rows, the number of its bitmask in :class:`SlabMasks`, `FULL` or `EMPTY`.
+        For each sub-tile of the rows, its bitmask in :class:`SlabMasks`, `FULL` or `EMPTY`.
     merges : Merges
-        Sums that are left, of workspace rows ``slot * rows of an item + row``.
+        Remaining sums, of workspace rows ``slot * rows of an item + row``.
     kv_len : int
         Keys of the plan.
     """
@@ -119,7 +120,7 @@ class Pass:
 
 
 class _Visits(NamedTuple):
-    """Which key tiles meet which query tiles: one element for each entry of each component."""
+    """Pairs of query and key tiles: one element for each entry of each component."""
 
     component: np.ndarray
     query_tile: np.ndarray
@@ -127,7 +128,7 @@ class _Visits(NamedTuple):
 
 
 def slab_masks(plan: Plan, cut: Cut) -> SlabMasks:
-    """The bitmasks of a plan's tiles, cut into those of slabs."""
+    """Cut the bitmasks of a plan's tiles into those of sub-tiles."""
     count, block_q, words = plan.masks.shape
     little = np.ascontiguousarray(plan.masks).astype("<u8").view(np.uint8)
     rows = np.unpackbits(little, bitorder="little").reshape(count, block_q, words, KEYS)
@@ -142,7 +143,7 @@ def slab_masks(plan: Plan, cut: Cut) -> SlabMasks:
 
 
 def by_queries(plan: Plan, cut: Cut) -> Pass:
-    """The plan's own items, with key slabs as columns."""
+    """Return the lists of the dQ kernel: the plan's items, with key sub-tiles as columns."""
     parts = plan.block_kv // KEYS
     components = plan.components[plan.work["component"]]
     work = np.zeros(len(plan.work), SLAB_WORK)
@@ -165,10 +166,10 @@ def by_queries(plan: Plan, cut: Cut) -> Pass:
 
 
 def _sources(plan: Plan, cut: Cut) -> np.ndarray:
-    """The sources of a plan's merges, whose items have their rows slab after slab."""
+    """Return the sources of a plan's merges, for items with rows sub-tile by sub-tile."""
     query_view = plan.components["query_view"][plan.work["component"]]
     variant = np.repeat(np.arange(plan.variants), np.diff(plan.work_indptr))
-    order = np.zeros((plan.variants, plan.slots + 1), np.int64)  # of items by variant and slot; those without one last
+    order = np.zeros((plan.variants, plan.slots + 1), np.int64)  # by variant and partial; items without one last
     order[variant, plan.work["slot"]] = cut.of_view[query_view]
     of_variant = np.diff(plan.merge_indptr[plan.merge_variants])
     slot, cell = np.divmod(plan.merge_sources, plan.block_q)
@@ -186,19 +187,19 @@ def by_keys(
     workers: int,
     rounds: int | None = None,
 ) -> Pass:
-    """The transpose: for every `together` key tiles the query slabs that visit them.
+    """Return the lists of the dK/dV kernel: for every `together` key tiles the query sub-tiles that attend to them.
 
-    The heads of a group are one after the other in an item, so that their sums have a fixed order. Lists of all
-    components that have the same key view are one list.
+    An item processes the heads of a group sequentially, so that sums have a fixed order. Lists of all components with
+    one key view are joined.
 
     Parameters
     ----------
     together : int
         Key tiles of an item.
     workers : int
-        How many share the work of one key-value head: long lists are split.
+        Workers that share a key-value head: long lists are split.
     rounds : int, optional
-        How many take the items of all heads, one after the other: some are split so that these workers end together.
+        Workers that share the items of all heads: some items are split so that these finish together.
     """
     groups = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch * heads_kv, -1)
     alike = bool((groups == groups[:, :1]).all())
@@ -265,7 +266,7 @@ def _transpose(
     workers: int,
     taken: tuple[int, int] | None,
 ) -> tuple[Share, np.ndarray, np.ndarray, np.ndarray]:
-    """(share, work, entries, masks) of key-value heads whose query heads have these variants, one after the other."""
+    """Return (share, work, entries, masks) of key-value heads with these variants of query heads, in order."""
     listed = tile_lists(plan)
     visits = [_visits(plan, listed, int(variant)) for variant in variants]
     head = np.repeat(np.arange(len(visits)), [len(v.entry) for v in visits])
@@ -273,26 +274,26 @@ def _transpose(
     relative, tile = listed.key_view[entry], listed.indices[entry]
     view = canonical[plan.components["key_view"][component] + relative]
     parts_q, parts_kv = slabs.numbers.shape[2:]
-    # One element for each pair of slabs.
+    # One element per pair of sub-tiles.
     pair = np.repeat(np.arange(len(entry)), parts_q * parts_kv)
     part_q, part_kv = np.divmod(np.tile(np.arange(parts_q * parts_kv), len(entry)), parts_kv)
     number = slabs.of(plan.components["query_view"][component], listed.mask[entry]).reshape(-1)
     kept = number != EMPTY
     pair, part_q, part_kv, number = pair[kept], part_q[kept], part_kv[kept], number[kept]
     row, slab = tile[pair] // together, tile[pair] % together * parts_kv + part_kv
-    # Falling tiles: where every item visits the queries near its keys, in their order, the items before it have been
-    # there already, and those that add to the same sums in turns (turns.py) need not wait.
+    # Falling tiles: if every item visits the queries near its keys in ascending order, earlier items have passed them
+    # already, and later additions to the same sums (turns.py) need not wait.
     column = (view[pair], -row, head[pair], component[pair], query_tile[pair], part_q, relative[pair])
     order = np.lexsort((slab, *column[::-1]))
     sorted_columns = np.stack(column)[:, order].astype(np.int64)
-    differs = np.ones((2, len(order)), bool)  # from the element before: in its list, in its column
+    differs = np.ones((2, len(order)), bool)  # from the previous element: of list, of column
     differs[0, 1:] = (sorted_columns[:2, 1:] != sorted_columns[:2, :-1]).any(axis=0)
     differs[1, 1:] = (sorted_columns[:, 1:] != sorted_columns[:, :-1]).any(axis=0)
     at, place = order[differs[1]], np.cumsum(differs[1]) - 1
     masks = np.full((len(at), together * parts_kv), EMPTY, np.int32)
     masks[place, slab[order]] = number[order]
     if (masks != EMPTY).sum() != len(order):
-        raise ValueError("plan: expected every key tile once in a list")
+        raise ValueError("plan: lists must not repeat a key tile")
     entries = np.zeros(len(at), SLAB_ENTRY)
     entries["view"] = plan.components["query_view"][component[pair[at]]]
     entries["tile"], entries["part"], entries["head"] = query_tile[pair[at]], part_q[at], head[pair[at]]
@@ -317,7 +318,7 @@ def _share(
     workers: int,
     least: np.ndarray | None,
 ) -> Share:
-    """The items of lists of (view, number of its `together` tiles)."""
+    """Return the items of lists of (view, index of `together` tiles)."""
     end, number = np.append(begin, entries)[1:], np.arange(len(begin))
     where = []
     for view in np.unique(lists[0]):
@@ -328,7 +329,7 @@ def _share(
 
 
 def _place(view: np.void, row: np.ndarray, number: np.ndarray, together: int, block: int) -> Place:
-    """The rows of some lists, each of which writes those of `together` tiles of a view."""
+    """Return the rows of lists, each of `together` tiles of a view."""
     tiles = int(view["tiles"])
     of_row = np.full(-(-tiles // together), -1)
     of_row[row] = number
@@ -337,7 +338,7 @@ def _place(view: np.void, row: np.ndarray, number: np.ndarray, together: int, bl
 
 
 def _visits(plan: Plan, lists: TileLists, variant: int) -> _Visits:
-    """All entries of a variant's components, which may share their lists."""
+    """Return all entries of a variant's components, which may share lists."""
     number = np.nonzero(plan.components["variant"] == variant)[0]
     tiles = plan.components["query_tiles"][number]
     component, query_tile = np.repeat(number, tiles), ramp(tiles)
@@ -348,8 +349,7 @@ def _visits(plan: Plan, lists: TileLists, variant: int) -> _Visits:
 
 
 def _first_equal(views: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """For each of the views `used` the first of them that equals it; others, which no kernel knows, stay what they
-    are."""
+    """Return, for each view in `used`, the first equal one; other views, which no kernel reads, map to themselves."""
     names = "offset", "stride", "extent", "box"
     table = np.column_stack([views[name][used] for name in names])
     _, first, same = np.unique(table, axis=0, return_index=True, return_inverse=True)

@@ -1,4 +1,4 @@
-"""Tasks: a plan's work items, and its merges, once for every batch entry and head that uses their variant."""
+"""Tasks: work items and partials to combine, for every batch entry and head of their variant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TASK = np.dtype([(name, "i4") for name in ("item", "batch", "head_q", "head_kv")
 
 
 class Listed(Protocol):
-    """What has work items by variant: a plan, or a pass of its backward."""
+    """Work items by variant: a plan, or a kernel of its backward."""
 
     @property
     def work(self) -> np.ndarray: ...
@@ -31,19 +31,11 @@ class Listed(Protocol):
 def order_tasks(
     plan: Listed, chosen: np.ndarray, batch: int, heads_q: int, heads_kv: int, keys_together: int
 ) -> np.ndarray:
-    """The order in which to run the tasks of some work items: few heads at a time, so that their keys and values stay
-    in the cache, and the longest work items of those heads first, so that no SM is left with a long one.
+    """Return the tasks of chosen work items, (tasks,) array of TASK, in launch order.
 
-    Parameters
-    ----------
-    chosen : (items,) bool array
-        Which work items to run.
-    keys_together : int
-        Keys, counted over all heads of K and V that run side by side, that the cache holds with their values.
-
-    Returns
-    -------
-    (tasks,) array of TASK
+    Runs few heads at a time, so that their keys and values stay in the cache, and within these the longest items first,
+    to balance the SMs. `keys_together` is the number of keys, over all concurrent heads, that the cache holds with
+    their values.
     """
     group = heads_q // heads_kv
     together = max(1, keys_together // plan.kv_len) * group
@@ -59,7 +51,7 @@ def order_tasks(
         tasks["item"] = np.repeat(first, last - first) + rank
         tasks["batch"], tasks["head_q"] = place // heads_q, place % heads_q
         tasks["head_kv"] = tasks["head_q"] // group
-        # Heads take turns item by item, so that equal items of neighbouring tiles run side by side.
+        # Interleave heads item by item, so that equal items of neighbouring tiles run concurrently.
         tasks = tasks[np.lexsort((place, rank, -length[tasks["item"]]))]
         pieces.append(tasks[chosen[tasks["item"]]])
     tasks = np.concatenate(pieces) if pieces else np.zeros(0, dtype=TASK)
@@ -68,7 +60,7 @@ def order_tasks(
 
 
 def merge_heads(merge_variants: np.ndarray, variant: np.ndarray, batch: int, heads_q: int) -> np.ndarray:
-    """(batch · heads_q, 4) int32: first and last merge of each head's variant, batch entry, head."""
+    """(batch · heads_q, 4) int32: range in ``merge_rows`` of each head's variant, batch entry, head."""
     own = np.broadcast_to(variant, (batch, heads_q)).ravel()
     place = np.arange(batch * heads_q)
     columns = (merge_variants[own], merge_variants[own + 1], place // heads_q, place % heads_q)
@@ -76,18 +68,18 @@ def merge_heads(merge_variants: np.ndarray, variant: np.ndarray, batch: int, hea
 
 
 class LaunchLists(NamedTuple):
-    """Tasks numbered through: variant after variant, head after head, work item (or merge) after work item.
+    """Numbering of tasks: variant by variant, head by head, work item (or combined row) by item.
 
     Attributes
     ----------
     heads : (batch · heads_q,) int32 array
-        The numbers batch · heads_q + head, those of one variant together.
+        The indices batch · heads_q + head, grouped by variant.
     head_indptr : (variants + 1,) int32 array
-        Where the heads of a variant start.
+        Start of the heads of each variant.
     items, merges : (variants + 1,) int32 arrays
-        Where the work items, and the merges, of a variant start.
+        Start of the work items, and of the combined rows, of each variant.
     items_first, merges_first : (variants + 1,) int64 arrays
-        Numbers of the first tasks of a variant, and how many there are in all.
+        First task of each variant, and the total number of tasks.
     """
 
     heads: np.ndarray
@@ -99,8 +91,7 @@ class LaunchLists(NamedTuple):
 
 
 def launch_lists(plan: Plan, batch: int, heads_q: int) -> LaunchLists:
-    """The launch lists of a plan's work items and merges. Tasks of one head lie together, so that heads that run at the
-    same time share K and V in the cache."""
+    """Return the launch lists of a plan, with a head's tasks adjacent so that concurrent heads share cached K and V."""
     variant = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(-1)
     heads = np.argsort(variant, kind="stable").astype(np.int32)
     counts = np.bincount(variant, minlength=plan.variants)

@@ -33,7 +33,7 @@ VIEW = np.dtype(
 
 @dataclass(frozen=True)
 class MapSpec:
-    """A tensor map of one or several views, in tokens; axis 2 first, as TMA wants it."""
+    """A tensor map of one or several views, in tokens; innermost axis (2) first, as in TMA."""
 
     offset: int
     extents: tuple[int, ...]
@@ -44,11 +44,11 @@ class MapSpec:
 def map_views(
     views: np.ndarray, ids: np.ndarray, first: int, join: bool = True
 ) -> tuple[tuple[MapSpec, ...], np.ndarray]:
-    """Tensor maps for the views `ids`, as few as there can be, and the device records of all views.
+    """A minimal set of tensor maps for the views `ids`, and the device records of all views.
 
-    Views that differ by their offset alone share a map when the offsets are an arithmetic progression and an axis is
-    free to hold its number, unless `join` is False: the residue classes of a dilated or strided pattern are one map.
-    Equal views always share.
+    Views that differ in offset only share a map if the offsets form an arithmetic progression and an axis is free for
+    it, unless `join` is False: the residue classes of a dilated or strided pattern are one map. Equal views always
+    share.
     """
     records = np.zeros(len(views), dtype=VIEW)
     for name in ("offset", "stride", "extent", "box"):
@@ -78,7 +78,7 @@ def map_views(
 def _progressions(
     offsets: np.ndarray, members: list[int], join: bool
 ) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
-    """Cuts views into arithmetic progressions of offsets: (start, step, [(offset, view), ...])."""
+    """Split views into arithmetic progressions of offsets: (start, step, [(offset, view), ...])."""
     order = np.argsort(offsets, kind="stable")
     pending = [(int(offsets[i]), members[i]) for i in order]
     while pending:
@@ -96,12 +96,12 @@ def _progressions(
 
 
 def halve(specs: tuple[MapSpec, ...], views: np.ndarray, parts: int) -> tuple[tuple[MapSpec, ...], np.ndarray]:
-    """Gives each warpgroup its own box: the query box cut in `parts` along its first axis that can be."""
+    """Give each warpgroup its own TMA box: cut the query box in `parts` along the first divisible axis."""
     halved, axes = [], []
     for spec in specs:
-        axis = next((a for a in (2, 1, 0) if spec.box[a] % parts == 0), None)  # axis 0 of the lattice is last here
+        axis = next((a for a in (2, 1, 0) if spec.box[a] % parts == 0), None)  # innermost axis first
         if axis is None:
-            raise ValueError(f"plan: cannot cut a query box {spec.box[::-1]} in {parts} parts")
+            raise ValueError(f"plan: cannot split a query box {spec.box[::-1]} into {parts} parts")
         box = list(spec.box)
         box[axis] //= parts
         axes.append((axis, box[axis]))
@@ -118,13 +118,13 @@ Mapped = tuple[tuple[MapSpec, ...], np.ndarray]  # maps, and the records of all 
 
 
 def maps_of(plan: Plan, moves: bool) -> int:
-    """Tensor maps of one batch entry, as :func:`make_layout` makes them."""
+    """Tensor maps per batch entry of the layout that :func:`make_layout` would make."""
     (query_specs, _), (key_specs, _) = mapped(plan, plan.views, moves)
     return 2 * (len(query_specs) + len(key_specs))
 
 
 def mapped(plan: Plan, views: np.ndarray, moves: bool) -> tuple[Mapped, Mapped]:
-    """The maps and views of queries, and of keys, whose views are those given; those that are looked up need no map."""
+    """Tensor maps and device records of the query views and of key views `views`; gathered views need no map."""
     query_ids, key_ids, _ = roles(plan)
     queries = map_views(plan.views, query_ids[: 0 if plan.q_order.size else None], 0)
     return queries, map_views(views, key_ids[: 0 if plan.ordered else None], len(queries[0]), join=not moves)

@@ -1,5 +1,7 @@
-"""Turns of items that add to the same sums: a pass by keys that computes dQ on the way adds it up, slab by slab of
-queries, always in the order of the items, so that the sums are the same every time."""
+"""Deterministic accumulation order of the fused backward.
+
+The dK/dV kernel adds to dQ, one query sub-tile at a time, always in item order, so that sums are bitwise reproducible.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ from .slabs import Pass
 
 __all__ = ["Turns", "take_turns"]
 
-_LATENCY = 1.5  # steps from the end of one until the next one can add to the same sums
+_LATENCY = 1.5  # iterations from an addition to the next one to the same sums
 
 
 class Turns(NamedTuple):
-    """The turns of a pass.
+    """Accumulation order of a kernel.
 
     Attributes
     ----------
     rank : (entries,) int32 array
-        How many entries add to an entry's sums before it.
+        Number of entries that add to the same sums before this one.
     lag : float
-        Steps by which an item has to stay behind those before it that run beside it, on average.
+        Mean number of iterations by which an item must trail the earlier ones that run concurrently.
     """
 
     rank: np.ndarray
@@ -31,14 +33,9 @@ class Turns(NamedTuple):
 
 
 def take_turns(made: Pass, slab: np.ndarray, side_by_side: int) -> Turns:
-    """The turns of items that are taken in the order of `made.work`, all of one variant.
+    """Return the accumulation order of items that run in the order of `made.work`, all of one variant.
 
-    Parameters
-    ----------
-    slab : (entries,) array
-        The sums that an entry adds to, those of its head.
-    side_by_side : int
-        How many items of a head run at the same time.
+    `slab` is the query sub-tile of each entry, `side_by_side` the number of concurrent items of a head.
     """
     length = (made.work["end"] - made.work["begin"]).astype(np.int64)
     item, step = np.repeat(np.arange(len(length)), length), ramp(length)

@@ -1,4 +1,4 @@
-// Which instruction sets this machine (CPU and operating system) can run. Compiled without any instruction-set flag.
+// Detection of the instruction sets of this CPU and operating system. Compiled without instruction-set flags.
 #include "kernels.h"
 
 #if defined(__x86_64__)
@@ -14,12 +14,12 @@ namespace {
 
 #if defined(__x86_64__)
 struct Leaf {
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;  // zeros where the processor has no such leaf
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;  // zero if the processor lacks the leaf
 
   explicit Leaf(unsigned leaf, unsigned subleaf = 0) { __get_cpuid_count(leaf, subleaf, &eax, &ebx, &ecx, &edx); }
 };
 
-[[maybe_unused]] bool has_avx2() noexcept {  // __builtin_cpu_supports does not know f16c in clang 14
+[[maybe_unused]] bool has_avx2() noexcept {  // clang 14: __builtin_cpu_supports lacks f16c
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && (Leaf(1).ecx & bit_F16C);
 }
 
@@ -28,22 +28,22 @@ struct Leaf {
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-[[maybe_unused]] bool has_avx512bf16() noexcept {  // __builtin_cpu_supports knows the name from clang 19 on
+[[maybe_unused]] bool has_avx512bf16() noexcept {  // __builtin_cpu_supports has the name from clang 19 on
   return has_avx512() && (Leaf(7, 1).eax & bit_AVX512BF16);
 }
 
-// Is `vdpbf16ps` faster than the multiply-adds that it replaces? On AMD Zen 5 it is (417 against 251 GF/s per core), on
-// an Intel core with AMX it is not (84 against 194): docs/cpu-roofline.md, Ceilings. Other models are taken to be like
-// their vendor's. Not decided by a measurement at run time, because the choice changes the last bits of results.
+// Whether `vdpbf16ps` beats the multiply-adds that it replaces: yes on AMD Zen 5 (417 against 251 GF/s per core), no on
+// an Intel core with AMX (84 against 194): docs/cpu-roofline.md, Ceilings. Other models follow their vendor's. Not
+// benchmarked at run time, because the choice changes the last bits of results.
 [[maybe_unused]] bool fast_dot_products() noexcept { return __builtin_cpu_is("amd"); }
 
-// AMX for bfloat16, and permission for this process to use the tile registers, which Linux wants to be asked for.
+// AMX for bfloat16, and the permission to use tile registers, which Linux grants per process on request.
 [[maybe_unused]] bool has_amx() noexcept {
 #if defined(SPATTN_AMX_EMULATED)
   return has_avx512bf16();
 #elif defined(__linux__)
   constexpr unsigned kTile = 1u << 24, kBf16 = 1u << 22, kSaved = 3u << 17, kOsxsave = 1u << 27;
-  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM of asm/prctl.h, newer than it
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, missing in old asm/prctl.h
   const bool there = (Leaf(7).edx & (kTile | kBf16)) == (kTile | kBf16) && (Leaf(1).ecx & kOsxsave);
   if (!has_avx512bf16() || !there) return false;
   unsigned low, high;
@@ -72,7 +72,7 @@ int find_tables(const KernelTable** tables) noexcept {
 #if defined(SPATTN_HAVE_AVX512BF16)
   if (has_avx512bf16() && !fast_dot_products()) tables[count++] = &avx512bf16::table;
 #endif
-#if defined(SPATTN_HAVE_AMX) && defined(SPATTN_AMX_EMULATED)  // right, but slow
+#if defined(SPATTN_HAVE_AMX) && defined(SPATTN_AMX_EMULATED)  // correct, but slow
   if (has_amx()) tables[count++] = &amx::table;
 #endif
 #if defined(SPATTN_HAVE_AVX2)

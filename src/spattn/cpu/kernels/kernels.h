@@ -1,12 +1,12 @@
-// What the Cython core, the dispatcher and every instruction set's kernels share: plain data and function pointers.
+// Interface of the Cython core, the dispatcher and the kernels: plain data and function pointers.
 //
-// Nothing here may be an inline function: each instruction set compiles this header with its own flags, and an inline
-// function emitted with AVX-512 instructions could be the copy that the linker keeps for all of them.
+// No inline functions here: each instruction set compiles this header with its own flags, and the linker could keep an
+// AVX-512 copy of an inline function for all of them.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
 
-#include "records.h"  // View, Component, Work and Unit, as NumPy has them
+#include "records.h"  // View, Component, Work and Unit, generated from the NumPy dtypes
 
 namespace spattn {
 
@@ -21,7 +21,7 @@ struct Plan {
   const uint64_t* masks;
   const Work* work;
   const int32_t *merge_rows, *merge_indptr, *merge_sources;
-  const int32_t *q_order, *kv_order;  // (variants, q_len), (variants, kv_len): what is at each place; null: its number
+  const int32_t *q_order, *kv_order;  // (variants, q_len), (variants, kv_len): permutations; null: identity
   int64_t block_q, block_kv, slots;
 };
 
@@ -31,8 +31,8 @@ struct Array {
   int64_t stride[4];
 };
 
-// How the exact path normalises a row: the largest score, the sum of all weights exp((score - largest) * |scale|) and,
-// in the backward, that of the weights times dO V'.
+// Softmax statistics of a row in the float64 fallback: the largest unscaled score, the sum of the weights
+// exp((score - largest) * |scale|) and, in the backward, the sum of the weights times dO V'.
 struct Normaliser {
   double largest, total, product;
 };
@@ -41,50 +41,49 @@ struct Call {
   Plan plan;
   Array q, k, v, out, lse;
   Array dout, dlse, dq, dk, dv;  // the backward's; dlse without data is zero
-  Array exact_k, exact_v;        // as the exact path reads them: the caller's, where `k` or `v` is a copy
-  // (batch, heads_kv, kv_len): keys whose numbers the tiles cannot do; rows that may attend to one are left to the
-  // exact path. Null: none.
+  Array exact_k, exact_v;        // inputs of the float64 fallback: the caller's, where `k` or `v` is a finite copy
+  // (batch, heads_kv, kv_len): non-finite keys; rows that may attend to one take the float64 fallback. Null: none.
   const uint8_t* marked;
-  int* nonfinite;           // becomes 1 when a row comes out non-finite, or might have
-  double far_lse;           // of the backward: rows whose |lse| is above it, but for -inf, are left to the exact path,
-  Normaliser* normalisers;  // (batch, heads_q, q_len), which finds their weights with these. Null: there are none
+  int* nonfinite;  // set to 1 if a row of the result is, or might be, non-finite
+  // Backward: rows with |lse| > far_lse, except -inf, take the float64 fallback, which computes their weights from the
+  // statistics in `normalisers`, (batch, heads_q, q_len). Null: no such rows.
+  double far_lse;
+  Normaliser* normalisers;
   int64_t q_len, kv_len;
   int64_t heads_q, group;  // query heads; query heads per key-value head
-  int64_t together;        // query heads that a task of the forward computes: 1, or the whole group
-  // How far keys of one view lie apart, where items of few queries meet each so often that it pays to interleave K for
-  // them: decode/interleaved.h. 0: not so.
+  int64_t together;        // query heads of a forward task: 1, or the whole group
+  // Key range of a view if few-query items share K often enough to interleave it: decode/interleaved.h. 0: not
+  // interleaved.
   int64_t reach;
   int64_t head_dim, head_dim_v;
   double scale;
-  char* slots;  // see slot_row() in finish/results.h, dq_slot() in backward/sums.h
+  char* slots;  // split-KV partials: slot_row() in finish/results.h, dq_slot() in backward/sums.h
 };
 
-// Up to this many queries a task computes the heads of a group together, which are read K and V for once:
-// decode/decode.h.
+// Largest q_len for which a task takes all heads of a group, so that they read K and V once: decode/decode.h.
 constexpr int64_t kFewQueries = 16;
 
-// Scratch is scratch_bytes() bytes, 64-byte aligned, one per thread and the same for all items of a pass. What an item
-// leaves there the next one finds. Before the first one, this many bytes at its beginning are zero:
+// Scratch has scratch_bytes() bytes, is 64-byte aligned, and belongs to one thread for all items of a pass; it keeps
+// its contents between items. Before the first item, this many leading bytes are zero:
 constexpr size_t kZeroedScratch = 2176;
 
 // Computes `count` work items for Call::together heads from `head` on, in `scratch`.
 using ItemsFunction = void (*)(const Call&, int64_t batch, int64_t head, const Work*, int64_t count,
                                char* scratch) noexcept;
-// The same of one.
+// Processes one work item.
 using ItemFunction = void (*)(const Call&, int64_t batch, int64_t head, const Work&, char* scratch) noexcept;
-// Combines the partial results of the merges [begin, end) of the plan.
+// Combines the split-KV partials of rows [begin, end) of the plan's merge_rows.
 using MergeFunction = void (*)(const Call&, int64_t batch, int64_t head, int64_t begin, int64_t end,
                                char* scratch) noexcept;
 
-// Where a unit of the backward, one that runs on one thread, adds up dK and dV of a key-value head: rows of the type
-// that the kernel computes in, of whole 64-byte blocks, for the keys [begin, end). `ld` counts elements from key to
-// key.
+// Accumulators of a unit, which runs on one thread, for dK and dV of a key-value head: rows of the compute type, padded
+// to 64-byte blocks, for the keys [begin, end). `ld` is in elements.
 struct Sums {
   char *dk, *dv;
   int64_t ld_dk, ld_dv, begin, end;
 };
 
-// The backward of one work item: dQ of its rows, and their part of dK and dV.
+// Runs the backward of one work item: dQ of its rows, and its contribution to dK and dV.
 using BackwardFunction = void (*)(const Call&, int64_t batch, int64_t head, const Work&, const Sums&,
                                   char* scratch) noexcept;
 // Writes dK and dV of the keys [begin, end) of a key-value head, the sum over `count` units.
@@ -99,7 +98,7 @@ struct KernelTable {
   ItemsFunction forward[kDtypes];
   MergeFunction merge[kDtypes];
   ScratchFunction backward_scratch_bytes[kDtypes];
-  ItemFunction normalise[kDtypes];  // adds an item's keys to the normalisers of its rows
+  ItemFunction normalise[kDtypes];  // adds an item's keys to the softmax statistics of its rows
   BackwardFunction backward[kDtypes];
   MergeFunction merge_dq[kDtypes];
   AddFunction add_units[kDtypes];
@@ -111,7 +110,7 @@ namespace avx512 { extern const KernelTable table; }
 namespace avx512bf16 { extern const KernelTable table; }
 namespace amx { extern const KernelTable table; }
 
-// Writes the tables that this build has and this machine can run, best first, at most kMaxTables; returns how many.
+// Fills in the tables that this build has and this machine runs, best first, at most kMaxTables; returns their number.
 constexpr int kMaxTables = 5;
 int usable_tables(const KernelTable** tables) noexcept;
 

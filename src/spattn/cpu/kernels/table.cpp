@@ -1,4 +1,4 @@
-// Compiled once per instruction set, with -DSPATTN_ISA=name and that set's flags, into a library of its own.
+// Kernel table of an instruction set: compiled once per set, with -DSPATTN_ISA=name and its flags, as a library.
 #include "backward/backward.h"
 #include "backward/by_rows.h"
 #include "finish/results.h"
@@ -18,14 +18,14 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// How each type is computed: by vectors of queries, or by tiles, where the rows fill them.
+// Kernels of each dtype: query-vectorized, or AMX tiles if the rows fill them.
 #if defined(SPATTN_AMX)
 using ForwardBfloat16 = ByRows<Bfloat16, TileForward<WholeParts>, kLanes<float> / 2>;
 using ForwardFloat16 = ByRows<Float16, TileForward<TwoParts>, kLanes<float> / 2>;
 using BackwardBfloat16 = BackwardByRows<Bfloat16, tile_backward, TileBackwardScratch>;
 #else
 #if defined(__AVX512BF16__)
-// At half the price of multiply-adds.
+// vdpbf16ps costs half as much as the multiply-adds that it replaces.
 using ForwardBfloat16 = ByRows<Bfloat16, VectorForward<Paired>, kLanes<float> / 2>;
 #else
 using ForwardBfloat16 = ByRows<Bfloat16, VectorForward<Plain<Bfloat16>>, kLanes<float>>;

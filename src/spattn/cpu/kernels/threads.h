@@ -1,4 +1,4 @@
-// What the Cython core asks of the threading runtime; every answer has a serial version for builds without OpenMP.
+// Threading runtime interface of the Cython core, with serial versions for builds without OpenMP.
 #pragma once
 #include <stdint.h>
 #include <time.h>
@@ -19,7 +19,7 @@ inline int max_threads() noexcept {
 #endif
 }
 
-// Whether the calling thread belongs to a parallel region.
+// Whether the calling thread is in a parallel region.
 inline bool in_parallel_region() noexcept {
 #if defined(_OPENMP)
   return omp_in_parallel();
@@ -42,7 +42,7 @@ inline int64_t monotonic_ns() noexcept {
   return int64_t(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 
-// Processor time of the calling thread.
+// CPU time of the calling thread.
 inline int64_t thread_cpu_ns() noexcept {
   timespec now;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -51,10 +51,10 @@ inline int64_t thread_cpu_ns() noexcept {
 
 // Limits the team size while other processes occupy the cores.
 //
-// A thread without a core delays its whole team: OpenMP joins all threads, and threads that wait spin at first, so that
-// the scheduler gives them a core later still. After a region in which a thread was without a core for half of the time
-// the limit halves. It doubles again after a while, which is four times as long whenever this fails. Long regions are
-// exempt: they outlast the scheduler's time slices, and each thread gets a share of the cores.
+// A thread without a core delays its whole team: OpenMP joins all threads, and waiting threads spin at first, which
+// makes the scheduler return the core even later. The limit halves after a region in which a thread waited for a core
+// half of the time. It doubles after a hold time, which quadruples whenever that fails. Long regions are exempt: they
+// outlast the scheduler's time slices, and each thread gets a share of the cores.
 class TeamLimit {
  public:
   int of(int threads) noexcept {
@@ -70,7 +70,7 @@ class TeamLimit {
     return std::min(limit, threads);
   }
 
-  // After a region that took `region` ns: its threads `worked` ns in all, and one was without a core for `lost` ns.
+  // Records a region of `region` ns: its threads ran for `worked` ns in total, and one waited `lost` ns for a core.
   void observe(int threads, int64_t region, int64_t worked, int64_t lost) noexcept {
     if (lost < kNoticeable || 2 * lost < region || worked > threads * kLong) return;
     const int64_t hold = std::min(4 * hold_.load(std::memory_order_relaxed), kLongest);
@@ -81,9 +81,9 @@ class TeamLimit {
 
  private:
   static constexpr int kNone = 1 << 30;
-  static constexpr int64_t kNoticeable = 200'000;  // ns: waking a thread of an idle core takes less
+  static constexpr int64_t kNoticeable = 200'000;  // ns; waking a thread on an idle core takes less
   static constexpr int64_t kShortest = 10'000'000, kLongest = 2'000'000'000;
-  static constexpr int64_t kLong = 25'000'000;  // ns of a thread: six time slices of Linux and more
+  static constexpr int64_t kLong = 25'000'000;  // ns of a thread: more than six time slices of Linux
 
   std::atomic<int> limit_{kNone};
   std::atomic<int64_t> until_{0}, hold_{kShortest};

@@ -1,14 +1,15 @@
-// Kernels that follow each other without a gap: each lets the next one's blocks start as soon as SMs have room, and waits
-// itself for the one before: before it reads or writes what that may write or read, or, where there is no such thing,
-// before it ends (programmatic dependent launch; PTX ISA, "griddepcontrol").
+// Programmatic dependent launch (PTX ISA, "griddepcontrol").
+//
+// A kernel starts its successor early, and waits for its predecessor before touching shared buffers or, at the latest,
+// before ending.
 #pragma once
 
 namespace spattn {
 
-// All that the launch before has written is there: it has ended, and so has, for the same reason, every one before it.
+// Waits until the preceding launch, and hence every one before it, has ended and its writes are visible.
 __device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// The next launch may start once every block has come here.
+// Lets the next launch start once every CTA has called this.
 __device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 }  // namespace spattn

@@ -1,4 +1,4 @@
-// The element type that nvcc's -DSPATTN_DTYPE chose, and what it is summed in.
+// Element type selected by nvcc's -DSPATTN_DTYPE, and its accumulator type.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -67,6 +67,6 @@ __device__ __forceinline__ bool is_finite(T x) {
   return fabs(x) < infinity<T>();
 }
 
-constexpr int kVector = 16 / sizeof(Element);  // elements of a 16-byte access
+constexpr int kVector = 16 / sizeof(Element);  // elements per 16-byte access
 
 }  // namespace spattn

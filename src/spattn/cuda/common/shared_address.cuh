@@ -1,4 +1,4 @@
-// Addresses of shared memory as PTX wants them.
+// 32-bit shared-memory addresses for PTX.
 #pragma once
 
 namespace spattn {

@@ -1,1 +1,1 @@
-"""Below every kernel: devices and their contexts, memory, compilation and its cache, launches, errors."""
+"""CUDA driver layer: devices, contexts, memory, compilation, kernel cache, launches, errors."""

@@ -1,4 +1,4 @@
-"""For type checkers; _launch.pyx documents it."""
+"""Type stubs of _launch.pyx."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, freethreading_compatible=True
-"""The driver calls of a launch, called at their addresses: ctypes takes longer for one than the driver does.
+"""Driver calls of a launch, through function addresses: ctypes takes longer for one than the driver.
 
-Nothing here links against CUDA, so that it is built, and imported, on machines without.
+Nothing here links against CUDA, so that it builds and imports on machines without it.
 """
 
 from libc.stdint cimport int64_t, uint64_t
@@ -16,7 +16,7 @@ ctypedef int (*LaunchKernelEx)(const void* config, void* function, void** parame
 
 
 cdef enum:
-    ALIGNMENT = 64  # of a tensor map
+    ALIGNMENT = 64  # bytes, of a tensor map
     EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
@@ -37,20 +37,14 @@ cdef struct Config:
 
 
 def current_context(size_t get_current):
-    """The raw handle of the context that is current in this thread, 0 for none.
-
-    Parameters
-    ----------
-    get_current : int
-        Address of cuCtxGetCurrent.
-    """
+    """Raw handle of the context current in this thread, 0 for none; `get_current` is the address of cuCtxGetCurrent."""
     cdef void* context = NULL
     cdef int status = (<GetCurrent>get_current)(&context)
     return 0 if status else <size_t>context
 
 
 cdef class Nothing:
-    """A context manager that does nothing, in less time than contextlib's."""
+    """A null context manager, faster than contextlib's."""
 
     def __enter__(self):
         return self
@@ -60,15 +54,8 @@ cdef class Nothing:
 
 
 def is_capturing(size_t is_capturing_at, size_t stream):
-    """Whether a stream is being captured into a graph.
-
-    Parameters
-    ----------
-    is_capturing_at : int
-        Address of cuStreamIsCapturing.
-    stream : int
-        Raw handle.
-    """
+    """Whether a stream (raw handle) is being captured into a graph; `is_capturing_at` is the address of
+    cuStreamIsCapturing."""
     cdef int found = 0
     cdef int status = (<IsCapturing>is_capturing_at)(<void*>stream, &found)
     if status:
@@ -86,20 +73,20 @@ cdef class Launch:
     Parameters
     ----------
     kernel : Kernel
-        Of :mod:`spattn.cuda.driver.launch`.
+        From :mod:`spattn.cuda.driver.launch`.
     blocks : int
-        Of the grid.
+        CTAs of the grid.
     params : bytes
         The kernel's only parameter, passed by value.
     stream : int
         Raw handle.
     counter_at : int, optional
-        Where in `params` the address of a work counter stands, another one each time.
+        Offset in `params` of the address of a task counter, which start() sets.
     moving : Moving, optional
-        What of `params` follows the number of keys; as it is for `moving.moved` more of them.
+        Parts of `params` that depend on kv_len, with their values for `moving.moved`.
     early : bool
-        Whether blocks may start while the launch before it in the stream is still running, for kernels that wait for it
-        themselves; drivers that cannot capture this start them later.
+        Programmatic dependent launch: the kernel calls griddepcontrol.wait itself. Ignored by drivers that cannot
+        capture it.
     """
 
     cdef Config config
@@ -120,7 +107,7 @@ cdef class Launch:
     ):
         if len(params) != kernel.params_bytes:
             raise ValueError(f"params: expected {kernel.params_bytes} bytes, got {len(params)}")
-        # They stay where they are, since the size does not change, and tensor maps change only where they are aligned.
+        # Addresses stay valid, since the size is constant; tensor maps are only modified in place, aligned.
         self.params = bytearray(len(params) + ALIGNMENT)
         self.first = self.params
         self.first += -<size_t>self.first % ALIGNMENT
@@ -147,7 +134,7 @@ cdef class Launch:
         return self.first + <size_t>at
 
     cdef int move(self, int64_t moved) except -1:
-        # Steps are of addresses modulo 2^64: `moved` may be negative.
+        # Arithmetic modulo 2^64: `moved` may be negative.
         cdef MovingMap* maps = <MovingMap*><char*>self.maps
         cdef int status
         for n in range(self.map_count):
@@ -160,15 +147,10 @@ cdef class Launch:
 
 
 def start(list launches, next_counter=None, int64_t moved=0):
-    """Start launches in their order; the device's context must be current. The driver has copied everything when this
-    returns.
+    """Start launches in order; the device's context must be current. The driver has copied all parameters on return.
 
-    Parameters
-    ----------
-    next_counter : callable, optional
-        () to the address of a work counter that no launch in flight uses.
-    moved : int
-        How many more keys there are than the plan says, for launches that follow their number.
+    `next_counter` returns the address of a task counter that no launch in flight uses; `moved` is kv_len minus the
+    plan's.
     """
     cdef Launch launch
     cdef uint64_t counter
@@ -181,7 +163,7 @@ def start(list launches, next_counter=None, int64_t moved=0):
         if launch.moved_at is not NULL and launch.moved != moved:
             launch.move(moved)
         parameters[0] = launch.first
-        with nogil:  # the driver waits where its queue is full, and a function in a stream may want Python
+        with nogil:  # the driver blocks on a full queue, and a host function in the stream may need Python
             status = launch.start(&launch.config, launch.function, parameters, NULL)
         if status:
             raise error(status, "cuLaunchKernelEx")

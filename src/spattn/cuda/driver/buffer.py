@@ -1,4 +1,4 @@
-"""Device memory that PyCUDA owns, freed by whichever thread drops it; not while a graph may still read it."""
+"""Device memory owned by PyCUDA, freed from any thread and kept for captured graphs."""
 
 from __future__ import annotations
 
@@ -12,17 +12,12 @@ import numpy as np
 from .device import Device, is_owner
 from .errors import check
 
-_captured: dict[int, object] = {}  # by their identities: what nobody frees
+_captured: dict[int, object] = {}  # by id; kept alive for the life of the process
 
 
 class Buffer:
-    """`nbytes` of memory of `device`, whose context must be current when it is made.
-
-    Raises
-    ------
-    MemoryError
-        With the bytes needed and free.
-    """
+    """`nbytes` of memory on `device`, whose context must be current; raises MemoryError with the bytes needed and
+    free."""
 
     def __init__(self, device: Device, nbytes: int):
         from pycuda import driver
@@ -32,14 +27,14 @@ class Buffer:
         except driver.MemoryError as error:
             raise out_of_memory(device, nbytes) from error
         self.pointer = int(allocation)
-        # PyCUDA frees memory only in the thread that owns its context, or where that context is current.
+        # PyCUDA frees memory only in the thread that owns the context, or with the context current.
         weakref.finalize(self, _free, device, allocation).atexit = False
 
 
 def upload(device: Device, arrays: dict[str, np.ndarray]) -> tuple[Buffer, dict[str, int]]:
-    """Copies arrays into one buffer and waits for it; returns it and where each array lies.
+    """Copy arrays into one buffer, synchronously; return it and the address of each array.
 
-    Waiting once makes the copy visible to every stream that will ever use it.
+    The synchronization makes the copy visible to every stream.
     """
     from cuda.bindings import driver
 
@@ -57,13 +52,13 @@ def upload(device: Device, arrays: dict[str, np.ndarray]) -> tuple[Buffer, dict[
 
 
 def out_of_memory(device: Device, nbytes: int) -> MemoryError:
-    """The error for an allocation that failed; the device's context must be current."""
+    """The error for a failed allocation; the device's context must be current."""
     return MemoryError(f"{device.name} (cuda:{device.ordinal}): needed {nbytes} bytes, {device.free_bytes()} are free")
 
 
 def keep_if_captured(device: Device, stream: int, owner: object) -> None:
-    """Keeps `owner`, whose buffers a call in this stream reads, for the life of the process if the call is captured:
-    its graph reads them whenever it is replayed, and says to nobody when it is gone."""
+    """Keep `owner`, whose buffers a call reads, alive for the life of the process if the stream is capturing: a graph
+    reads them at every replay, and its destruction is not observable."""
     if device.is_capturing(stream):
         _captured[id(owner)] = owner
 
@@ -76,8 +71,8 @@ def _free(device: Device, allocation: Any) -> None:
 
 @contextmanager
 def _beside_captures() -> Iterator[None]:
-    """For calls that have nothing to do with a graph that is being captured, and would else end its capture: Python
-    drops what nobody needs at any time."""
+    """Context for calls unrelated to a graph capture, which they would invalidate: garbage collection may run during
+    one."""
     from cuda.bindings import driver
 
     function, relaxed = "cuThreadExchangeStreamCaptureMode", driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED

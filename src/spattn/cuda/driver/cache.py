@@ -1,7 +1,7 @@
-"""Compiled kernels on disk: one file per cubin, named by what it was made from, checked when it is read.
+"""On-disk cache of cubins, one file each, keyed by inputs and verified on read.
 
-A file is the SHA-256 of the cubin followed by the cubin. It is written beside its place and moved there in one step, so
-a reader sees a whole file or none, whoever else writes.
+A file is the SHA-256 of the cubin followed by the cubin. Writes go to a temporary file and an atomic rename, so that
+readers see a whole file or none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 def folder() -> Path:
-    """Where cubins are kept: ``SPATTN_CACHE_DIR``, else ``spattn`` in the user's cache folder (``XDG_CACHE_HOME``)."""
+    """Cache directory: ``SPATTN_CACHE_DIR``, else ``spattn`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
     chosen = os.environ.get("SPATTN_CACHE_DIR")
     if chosen:
         return Path(chosen)
@@ -25,25 +25,19 @@ def folder() -> Path:
 
 
 def require_safe(path: Path) -> None:
-    """Raise PermissionError if somebody else could have put files into a folder: they would run on the GPU."""
+    """Raise PermissionError if another user could have written to a folder: its files run on the GPU."""
     status = path.stat()
     if status.st_uid != os.getuid():
         reason = f"it belongs to user {status.st_uid}, not to {os.getuid()}"
     elif status.st_mode & stat.S_IWOTH:
-        reason = f"everybody may write to it (mode {stat.S_IMODE(status.st_mode):o}); chmod o-w fixes that"
+        reason = f"it is world-writable (mode {stat.S_IMODE(status.st_mode):o}); run chmod o-w"
     else:
         return
-    raise PermissionError(f"{path}: not used as cache for GPU kernels, because {reason}; or set SPATTN_CACHE_DIR")
+    raise PermissionError(f"{path}: not safe as a cache of GPU kernels: {reason}, or set SPATTN_CACHE_DIR")
 
 
 def read(name: str) -> bytes | None:
-    """The entry called `name`; None when there is none or it is not what was written.
-
-    Raises
-    ------
-    PermissionError
-        If the folder is not safe to read code from.
-    """
+    """The entry `name`, or None if missing or corrupt; raises PermissionError if the folder is not safe."""
     place = folder()
     if not place.is_dir():
         return None
@@ -57,13 +51,7 @@ def read(name: str) -> bytes | None:
 
 
 def write(name: str, content: bytes) -> None:
-    """Keep an entry. Warns where the folder cannot be written to: the next process then compiles again.
-
-    Raises
-    ------
-    PermissionError
-        If the folder exists and is not safe.
-    """
+    """Store an entry; warns if the folder is not writable and raises PermissionError if it is not safe."""
     place = folder()
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -88,7 +76,7 @@ def write(name: str, content: bytes) -> None:
 
 
 def names(prefix: str) -> list[str]:
-    """Entries whose name starts with `prefix`, newest first."""
+    """Names of entries that start with `prefix`, newest first."""
     place = folder()
     if not place.is_dir():
         return []
@@ -98,7 +86,7 @@ def names(prefix: str) -> list[str]:
 
 def _warn_unwritable(error: OSError) -> None:
     warnings.warn(
-        f"compiled GPU kernels are not kept: {error}; set SPATTN_CACHE_DIR to a folder that can be written to",
+        f"cannot cache compiled GPU kernels: {error}; set SPATTN_CACHE_DIR to a writable folder",
         RuntimeWarning,
         stacklevel=4,
     )

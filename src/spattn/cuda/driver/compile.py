@@ -1,4 +1,4 @@
-"""nvcc: kernel source to cubin, once per source, flags and compiler; a warm start runs no compiler at all."""
+"""Compile kernel sources to cubins with nvcc, cached by source, flags and compiler."""
 
 from __future__ import annotations
 
@@ -17,35 +17,21 @@ import numpy as np
 from ..._util.records import assertions
 from . import cache
 
-SOURCES = Path(__file__).parents[1]  # what every #include "..." of ours starts from
+SOURCES = Path(__file__).parents[1]  # root of our #include "..." paths
 FLAGS = ("-std=c++17", "-O3", "-lineinfo", "-cubin")
 _INCLUDE = re.compile(rb'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 class CompileError(RuntimeError):
-    """nvcc is missing or did not accept a kernel; the message has the command and what it printed."""
+    """nvcc is missing or rejected a kernel; the message has the command and its output."""
 
 
 def cubin(source: str, arch: str, defines: Mapping[str, object], structs: Mapping[str, np.dtype]) -> bytes:
-    """The cubin of a kernel file, from the cache or compiled now.
+    """The cubin of a kernel file such as ``"portable/merge.cu"``, from the cache or compiled now.
 
-    Parameters
-    ----------
-    source : str
-        File in this package, such as ``"portable/merge.cu"``.
-    arch : str
-        Target such as ``"sm_80"`` or ``"sm_90a"``.
-    defines : mapping of str to object
-        Macros, ``-DNAME=value``.
-    structs : mapping of str to dtype
-        Structs that the kernel reads as the host packed them; one that differs from its dtype does not compile.
-
-    Raises
-    ------
-    CompileError
-        If nvcc is needed and missing, or fails.
-    PermissionError
-        If the cache folder belongs to somebody else or is writable by everybody.
+    `defines` are macros (``-DNAME=value``); `structs` are the dtypes of the kernel's structs, checked by static
+    assertions. Raises CompileError if nvcc is needed and missing, or fails; PermissionError if the cache folder is not
+    safe.
     """
     flags = [*FLAGS, *target(arch), *(f"-D{name}={value}" for name, value in sorted(defines.items()))]
     unit = translation_unit(source, structs)
@@ -62,19 +48,19 @@ def cubin(source: str, arch: str, defines: Mapping[str, object], structs: Mappin
 
 
 def target(arch: str) -> tuple[str, ...]:
-    """nvcc's options for machine code of one architecture. The ``a`` architectures need the long form."""
+    """nvcc options for machine code of one architecture; ``a`` architectures need the long form."""
     return ("-gencode", f"arch=compute_{arch.removeprefix('sm_')},code={arch}")
 
 
 def translation_unit(source: str, structs: Mapping[str, np.dtype]) -> str:
-    """What nvcc compiles: a kernel file, and checks of the structs of its namespace, named after its folder."""
+    """The translation unit: a kernel file, and assertions on the structs of its namespace, named after its folder."""
     namespace = "spattn::" + source.partition("/")[0]
     checks = [assertions(f"{namespace}::{name}", dtype) for name, dtype in structs.items()]
     return "\n".join([f'#include "{source}"', "#include <cstddef>", *checks])
 
 
 def source_key(source: str, flags: list[str]) -> str:
-    """A digest of the source, every file of ours that it includes, and the flags."""
+    """Digest of the flags, the source and its headers."""
     digest = hashlib.sha256("\0".join(flags).encode())
     for path in headers(source):
         digest.update(f"\0{path.relative_to(SOURCES)}\0".encode() + path.read_bytes())
@@ -82,7 +68,7 @@ def source_key(source: str, flags: list[str]) -> str:
 
 
 def headers(source: str) -> list[Path]:
-    """The file and, transitively, what it includes of ours, in a fixed order."""
+    """The file and the headers of ours that it includes, transitively, in a fixed order."""
     found: dict[str, Path] = {}
     waiting = [source]
     while waiting:
@@ -94,7 +80,7 @@ def headers(source: str) -> list[Path]:
 
 
 def find_nvcc() -> Path | None:
-    """``SPATTN_NVCC``, else nvcc of ``CUDA_HOME`` or ``CUDA_PATH``, on the PATH, or in ``/usr/local/cuda``."""
+    """Path of nvcc: ``SPATTN_NVCC``, else in ``CUDA_HOME`` or ``CUDA_PATH``, on the PATH, or in ``/usr/local/cuda``."""
     chosen = os.environ.get("SPATTN_NVCC")
     if chosen is not None:
         return Path(chosen) if chosen and Path(chosen).is_file() else None
@@ -107,7 +93,8 @@ def find_nvcc() -> Path | None:
 
 
 def compiler_key(compiler: Path) -> str:
-    """A digest of the compiler's version, kept by the file's identity so that a warm start asks nobody."""
+    """Digest of the compiler's version, cached by its path, size and modification time so that a warm start runs no
+    nvcc."""
     status = compiler.resolve().stat()
     return _compiler_key(compiler.resolve(), status.st_size, status.st_mtime_ns)
 
@@ -124,7 +111,7 @@ def _compiler_key(compiler: Path, size: int, modified: int) -> str:
 
 
 def run_nvcc(compiler: Path, unit: str, flags: list[str]) -> bytes:
-    """Compile now. The command is a list: no shell reads it."""
+    """Compile now. The command is a list: no shell is involved."""
     with tempfile.TemporaryDirectory(prefix="spattn-nvcc-") as place:
         file, out = Path(place) / "kernel.cu", Path(place) / "kernel.cubin"
         file.write_text(unit)
@@ -143,7 +130,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _without_compiler(stem: str, source: str) -> bytes:
-    """A cubin that some compiler made of exactly this source with these flags."""
+    """A cubin that any compiler made from this source with these flags."""
     for name in cache.names(stem + "-"):
         image = cache.read(name)
         if image is not None:

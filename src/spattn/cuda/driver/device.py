@@ -1,7 +1,7 @@
 """Devices and their primary contexts, shared with PyTorch, CuPy and JAX.
 
-Nothing here runs at import. PyCUDA pushes a context for the length of a ``with device:`` block and pops it whatever
-happens: a thread that ends with a pushed PyCUDA context aborts the process.
+Importing this module initialises nothing. A ``with device:`` block pushes a PyCUDA context and always pops it: a thread
+that ends with a pushed PyCUDA context aborts the process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ OLDEST_ARCHITECTURE = (8, 0)  # cp.async, ldmatrix and mma.sync on bfloat16
 _NOTHING = Nothing()
 _devices: dict[int, Device] = {}
 _lock = threading.Lock()
-_started = False  # whether this process, or one that it was forked from, initialised CUDA
-_forked = False  # whether it was not this process
+_started = False  # whether this process, or one it was forked from, initialised CUDA
+_forked = False  # whether a parent process did
 
 
 def _after_fork() -> None:
@@ -35,13 +35,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Device:
-    """One GPU. As a context manager it makes the GPU's primary context current.
-
-    Attributes
-    ----------
-    ordinal : int
-        CUDA's number of the GPU.
-    """
+    """A GPU; `ordinal` is its CUDA device index. As a context manager it makes the primary context current."""
 
     def __init__(self, ordinal: int):
         from pycuda import driver
@@ -55,7 +49,7 @@ class Device:
 
     @cached_property
     def name(self) -> str:
-        """As the driver calls it."""
+        """The driver's name of the device."""
         return self._device.name()
 
     @cached_property
@@ -75,17 +69,17 @@ class Device:
 
     @cached_property
     def total_bytes(self) -> int:
-        """Device memory in bytes, used or free."""
+        """Total device memory in bytes."""
         return self._device.total_memory()
 
     @cached_property
     def shared_bytes(self) -> int:
-        """Shared memory that one block may have, in bytes."""
+        """Largest shared memory of a CTA in bytes."""
         return self._device.get_attribute(self._attribute.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)
 
     @cached_property
     def stream(self) -> int:
-        """A stream of spattn's own that no other waits for, for copies and host arrays; the context must be current."""
+        """A non-blocking stream of spattn's own, for copies and host arrays; the context must be current."""
         from cuda.bindings import driver
 
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING.value
@@ -105,12 +99,12 @@ class Device:
             return current_context(self._current)
 
     def made_current(self) -> Device | Nothing:
-        """For a ``with`` block in which this device's primary context is current; the process must be its owner. Where
-        PyTorch has left it so already, asking takes less time than making it so."""
+        """Context manager that makes the primary context current in the owning process; cheaper than `with device` if
+        PyTorch already has."""
         return _NOTHING if current_context(self._current) == self._handle else self
 
     def is_capturing(self, stream: int) -> bool:
-        """Whether a stream, of a raw handle, is being captured into a graph; the context must be current."""
+        """Whether a stream (raw handle) is being captured into a graph; the context must be current."""
         return is_capturing(self._capturing, stream)
 
     def _retain(self) -> Any:
@@ -119,7 +113,9 @@ class Device:
         try:
             return self._device.retain_primary_context()
         except driver.MemoryError as error:
-            raise MemoryError(f"{self.name} (cuda:{self.ordinal}): no memory is left to start CUDA in") from error
+            raise MemoryError(
+                f"{self.name} (cuda:{self.ordinal}): out of memory while creating the CUDA context"
+            ) from error
         except driver.Error as error:
             raise CudaError("cuDevicePrimaryCtxRetain", 0, str(error)) from error
 
@@ -127,9 +123,9 @@ class Device:
         self._pop()
 
     def load(self, image: bytes) -> Any:
-        """Load a cubin into this device's context, which must be current; it stays loaded for the life of the process.
+        """Load a cubin into this device's context, which must be current, for the life of the process.
 
-        PyCUDA's modules give no handle out, and only a handle can be launched on another library's stream.
+        PyCUDA's modules expose no handle, which launches on another library's stream need.
         """
         from cuda.bindings import driver
 
@@ -142,7 +138,7 @@ class Device:
         return driver.mem_get_info()[0]
 
     def close(self) -> None:
-        """Give the primary context back."""
+        """Release the primary context."""
         if self._context is not None:
             self._context.detach()
             self._context = None
@@ -150,34 +146,27 @@ class Device:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The driver's own library, for calls on which PyCUDA or cuda-bindings would spend more time than the driver."""
+    """libcuda itself, for calls that take longer in PyCUDA or cuda-bindings than in the driver."""
     found = ctypes.CDLL("libcuda.so.1")
     found.cuTensorMapReplaceAddress.argtypes = [ctypes.c_void_p] * 2
     return found
 
 
 def address(name: str) -> int:
-    """Where a function of the driver's library starts, for callers in compiled code."""
+    """Address of a driver function, for compiled code."""
     return ctypes.cast(getattr(library(), name), ctypes.c_void_p).value or 0
 
 
 def initialise() -> None:
-    """Start the CUDA driver interface in this process (no context).
-
-    Raises
-    ------
-    RuntimeError
-        In a process that was forked after CUDA was initialised.
-    CudaError
-        If the driver does not start.
-    """
+    """Initialise the CUDA driver API in this process, without a context; raises RuntimeError after a fork of a process
+    that had initialised CUDA, CudaError if the driver fails."""
     global _started
     require_owner()
     if not _started:
         from cuda.bindings import driver as bindings
         from pycuda import driver
 
-        check(bindings.cuInit(0), "cuInit")  # says more than PyCUDA's, which calls the same
+        check(bindings.cuInit(0), "cuInit")  # its errors are more specific than those of PyCUDA's init
         driver.init()
         _started = True
         atexit.register(_close_all)
@@ -189,7 +178,7 @@ def is_owner() -> bool:
 
 
 def require_owner() -> None:
-    """Raise RuntimeError in a process that was forked after spattn initialised CUDA."""
+    """Raise RuntimeError in a process forked after spattn initialised CUDA."""
     if _forked:
         raise RuntimeError(
             "CUDA was initialised before this process was forked and does not work in it; "
@@ -198,7 +187,7 @@ def require_owner() -> None:
 
 
 def count() -> int:
-    """How many GPUs this process sees."""
+    """Number of visible GPUs."""
     initialise()
     from pycuda import driver
 
@@ -206,7 +195,7 @@ def count() -> int:
 
 
 def get(ordinal: int | None = None) -> Device:
-    """The device with this number; None means the one that is current in this thread, else the first."""
+    """The device with this index; None is the one current in this thread, else the first."""
     if ordinal is None:
         ordinal = current()
     found = _devices.get(ordinal)
@@ -218,7 +207,7 @@ def get(ordinal: int | None = None) -> Device:
 
 
 def current() -> int:
-    """Number of the device whose context is current in this thread, 0 when none is."""
+    """Index of the device whose context is current in this thread, else 0."""
     initialise()
     from cuda.bindings import driver
 

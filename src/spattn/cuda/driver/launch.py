@@ -1,4 +1,4 @@
-"""Kernels ready to launch: compiled, loaded, and told apart by device, source and macros."""
+"""Loaded kernels, cached by device, source and macros."""
 
 from __future__ import annotations
 
@@ -13,27 +13,26 @@ from ._launch import Launch, start
 from .device import Device, address
 from .errors import check
 
-STATIC_SHARED_BYTES = 48 * 1024  # a block gets more only after asking
-_CAPTURES_EARLY = 12030  # the first driver that captures launches which start early
+STATIC_SHARED_BYTES = 48 * 1024  # limit of shared memory without opt-in
+_CAPTURES_EARLY = 12030  # first driver that captures programmatic dependent launches
 
 _kernels: dict[tuple[Any, ...], Kernel] = {}
 _lock = threading.Lock()
 
 
 class Moving(NamedTuple):
-    """What of a launch's parameters follows how many more keys there are than its plan says.
+    """The launch parameters of a length-polymorphic plan that depend on `kv_len`.
 
     Attributes
     ----------
     replace : int
         Address of cuTensorMapReplaceAddress.
     moved : int
-        The number that the parameters are for.
+        Run-time kv_len minus the plan's, as the parameters have it.
     moved_at : int
-        Where in the parameters it stands.
+        Its offset in the parameters.
     maps : list of (int, int, int)
-        Where in the parameters a tensor map lies, the address that it has without more keys, and how many bytes more
-        for each of them.
+        Offset of a tensor map in the parameters, its address for `moved` = 0, and bytes per additional key.
     """
 
     replace: int
@@ -45,8 +44,8 @@ class Moving(NamedTuple):
 class Kernel:
     """One entry point of one cubin on one device.
 
-    The kernel file declares ``extern "C" __constant__ int launch_shape[3]``: threads of a block, bytes of dynamic
-    shared memory and size of the parameter struct in bytes, so that these numbers are written down once.
+    The kernel file declares ``extern "C" __constant__ int launch_shape[3]``: threads per CTA, bytes of dynamic shared
+    memory and of the parameter struct.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Kernel:
             check(driver.cuFuncSetAttribute(function, attribute, self.shared_bytes), "cuFuncSetAttribute")
 
     def launch(self, blocks: int, params: bytes, stream: int) -> None:
-        """Start `blocks` blocks on a raw stream handle; the device's context must be current."""
+        """Launch `blocks` CTAs on a raw stream handle; the device's context must be current."""
         start([Launch(self, blocks, params, stream)])
 
 
@@ -90,7 +89,7 @@ def kernel(
     structs: Mapping[str, np.dtype],
     entry: str,
 ) -> Kernel:
-    """The kernel, compiled and loaded at its first use; the device's context must be current."""
+    """The kernel, compiled and loaded at first use; the device's context must be current."""
     key = device.ordinal, source, arch, tuple(sorted(defines.items())), entry
     found = _kernels.get(key)
     if found is None:

@@ -1,4 +1,4 @@
-"""Structs that the host packs and kernels read: each is a NumPy dtype, with the names of the fields in C++."""
+"""NumPy dtypes of structs shared with the kernels, packed with ``struct``."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _CODES = {"i4": "i", "i8": "q", "u8": "Q", "f4": "f", "f8": "d"}
 
 
 def fields(dtype: np.dtype) -> dict[str, tuple[np.dtype, int]]:
-    """(dtype, offset) of the fields of a struct, in order; a number has none."""
+    """(dtype, offset) of each field of a struct, in order; empty for a scalar."""
     return {name: (inner, offset) for name, (inner, offset, *_) in (dtype.fields or {}).items()}
 
 
 def packer(dtype: np.dtype) -> struct.Struct:
-    """Packs all numbers of a struct, those of nested ones included, in order and at once."""
+    """Packer of all scalars of a struct, including nested ones, in one call."""
     codes, at = "@", 0
     for offset, scalar in _scalars(dtype, 0):
         codes += f"{offset - at}x{_CODES[scalar.str[1:]]}"
@@ -27,7 +27,7 @@ def packer(dtype: np.dtype) -> struct.Struct:
 
 
 def _scalars(dtype: np.dtype, start: int) -> Iterator[tuple[int, np.dtype]]:
-    """(offset, dtype) of all numbers of a dtype."""
+    """(offset, dtype) of all scalars of a dtype."""
     if dtype.names is not None:
         for inner, offset in fields(dtype).values():
             yield from _scalars(inner, start + offset)

@@ -1,9 +1,9 @@
-"""The kernels for compute capability 9.0: TMA, WGMMA and persistent blocks, for 16-bit types.
+"""Forward kernels for compute capability 9.0: TMA, WGMMA and persistent CTAs, for 16-bit types.
 
-They execute plans with tiles of 128 queries, or of up to 64, and 64 keys; two key tiles make one product of 128 keys
-where the head dimension leaves room for it. Rows and keys that a plan looks up are copied one by one. Arrays that TMA
-cannot address (rows not 16-byte aligned, negative or zero strides) and plans of more than 240 tensor maps go to the
-portable kernels, which execute the same plan, or another one of its pattern where they have no such tiles.
+They execute plans with tiles of 128, or up to 64, queries and 64 keys; two key tiles form one product of 128 keys where
+the head dimension leaves room. Permuted and gathered tokens are copied row by row. Arrays that TMA cannot address (rows
+not 16-byte aligned, zero or negative strides) and plans of more than 240 tensor maps fall back to the portable kernels,
+with the same plan or, if these lack its tile shape, another one of its pattern.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger("spattn.cuda")
 
 
 def supports(device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool:
-    """Whether these kernels can run a problem. Which arrays they can read is known only at the call."""
+    """Whether these kernels support a problem. Whether TMA can read its arrays is known only at the call."""
     return (
         device.capability == (9, 0)
         and dtype in DTYPES
@@ -37,22 +37,23 @@ def supports(device: Device, dtype: str, head_dim: int, head_dim_v: int) -> bool
 
 
 def tile(device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
-    """(block_q, block_kv) of most plans."""
+    """Common tile shape (block_q, block_kv)."""
     return TILE
 
 
 def accepts(block_q: int, block_kv: int) -> bool:
-    """Whether the kernels can execute plans with tiles of this shape."""
+    """Whether the kernels can execute plans with this tile shape."""
     return block_kv == TILE[1] and (1 <= block_q <= ROWS or block_q == TILE[0])
 
 
 def forward(call: ForwardPass) -> None:
-    """Enqueue the attention kernel, and the merge kernel where the plan has merges; the context must be current."""
+    """Enqueue the attention kernel and, for plans with split-KV partials, the combine kernel; the context must be
+    current."""
     prepared = prepare(call)
     addresses = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer
     if prepared is None or not aligned(addresses):
         if _log.isEnabledFor(logging.DEBUG):
-            _log.debug("portable kernels instead: %s", why_not(call))
+            _log.debug("fall back to the portable kernels: %s", why_not(call))
         portable.forward(_for_portable(call))
         return
     plan, ready, call = prepared
@@ -60,12 +61,12 @@ def forward(call: ForwardPass) -> None:
 
 
 def _for_portable(call: ForwardPass) -> ForwardPass:
-    """The call with a plan that the portable kernels can execute, a new one of its pattern where they need it."""
+    """The call with a plan that the portable kernels can execute, if necessary a new one of its pattern."""
     plan, device = call.plan, call.device
     if portable.accepts(plan.block_q, plan.block_kv) and not plan.ordered:
         return call
     if plan.pattern is None:
-        raise ValueError(f"plan: expected tiles that the portable kernels have, got {plan.tile}: {why_not(call)}")
+        raise ValueError(f"plan: the portable kernels do not support tiles of {plan.tile}, and {why_not(call)}")
     batch, heads = call.q.shape[:2]
     tile = portable.tile(device, call.dtype, max(call.q.shape[3], call.v.shape[3]))
     each = workers(2 * device.sm_count, batch * heads)
@@ -74,20 +75,20 @@ def _for_portable(call: ForwardPass) -> ForwardPass:
 
 
 def aligned(addresses: tuple[int, ...]) -> bool:
-    """Whether TMA can address arrays that start here."""
+    """Whether TMA can address arrays that start at these addresses."""
     q, k, v, out = addresses
     return (q | k | v | out) % 16 == 0
 
 
 def why_not(call: ForwardPass) -> str:
-    """What of a call that these kernels leave to the portable ones TMA cannot address."""
+    """Why TMA cannot address the arrays of a call."""
     for name in ("q", "k", "v", "out"):
         operand = getattr(call, name)
         if operand.pointer % 16:
-            return f"{name} starts at {operand.pointer:#x}, which is not on 16 bytes"
+            return f"{name} starts at {operand.pointer:#x}, which is not 16-byte aligned"
         if not readable(operand):
             return (
-                f"{name} has the shape {operand.shape} and the strides {operand.strides}: rows must start on 16 bytes, "
-                "their elements lie side by side, and strides be positive"
+                f"{name} has shape {operand.shape} and strides {operand.strides}: rows must be contiguous and 16-byte "
+                "aligned, and strides positive"
             )
     return f"the plan needs more than {MAPS[-1]} tensor maps"

@@ -1,4 +1,4 @@
-// What a selection allows: of a tile, by the positions that it reaches over, and of a pair, by its table.
+// Dynamic masks: classification of tiles and lookup of pairs.
 #pragma once
 
 #include "hopper/select.cuh"
@@ -8,10 +8,10 @@ namespace spattn::hopper {
 constexpr uint32_t kAll = 0xffffffff;
 
 struct Reach {
-  int first, last;  // positions, which 31 bits hold
+  int first, last;  // positions fit 31 bits
 };
 
-// The positions between which the cells of a tile lie.
+// Smallest and largest position in a tile.
 __device__ __forceinline__ Reach reach_of(const View& view, int x, int y, int z) {
   const int at[3] = {z, y, x};
   int64_t first = view.offset, last = view.offset;
@@ -26,7 +26,7 @@ __device__ __forceinline__ Reach reach_of(const View& view, int x, int y, int z)
 
 enum class TileKind { kEmpty, kPartial, kFull };
 
-// What of a selection's table pairs are looked up in.
+// The table of one mask.
 struct Allowed {
   const Select& s;
   const uint32_t* table;
@@ -35,7 +35,7 @@ struct Allowed {
     return table[int64_t(row) * s.words + column / 32] >> (column % 32) & 1;
   }
 
-  // The 64 bits of a row from one on; behind the last word there are none.
+  // 64 bits of a row from bit `first` on; zeros past the last word.
   __device__ __forceinline__ uint64_t bits_from(int row, int first) const {
     uint32_t found[3];
 #pragma unroll
@@ -52,7 +52,7 @@ struct Allowed {
 
   __device__ __forceinline__ static bool is_document(int number) { return number >= 0 && number != kNowhere; }
 
-  // Whether any, and whether all, of the bits [first, last] of a row are set.
+  // Whether any, and whether all, bits [first, last] of a row are set.
   __device__ void test_bits(int row, int first, int last, bool& any, bool& every) const {
     for (int word = first / 32; word <= last / 32; ++word) {
       const int low = max(first - word * 32, 0), high = min(last - word * 32, 31);
@@ -71,7 +71,7 @@ struct Allowed {
       return !any ? TileKind::kEmpty : every ? TileKind::kFull : TileKind::kPartial;
     }
     if (given.last < 0) return TileKind::kEmpty;
-    const Reach q = {max(given.first, 0), given.last};  // queries in front of the first key attend to nothing
+    const Reach q = {max(given.first, 0), given.last};  // queries before the first key attend to nothing
     if (s.form == kBlocks) {
       const int first = key_code(k.first), last = key_code(k.last);
       for (int row = query_code(q.first); row <= query_code(q.last); ++row) test_bits(row, first, last, any, every);
@@ -90,7 +90,7 @@ struct Allowed {
     return !any ? TileKind::kEmpty : every && given.first >= 0 ? TileKind::kFull : TileKind::kPartial;
   }
 
-  // What of a position pairs are looked up by; a negative one is allowed nothing.
+  // Lookup key of a position; a negative one is allowed nothing.
   __device__ __forceinline__ int query_code(int position) const {
     if (s.form == kBlocks) return position / s.block_q;
     return s.form == kDocuments ? document(position) : position;
@@ -101,14 +101,14 @@ struct Allowed {
     return s.form == kDocuments ? document(position) : position;
   }
 
-  // Whether the key of a code may be allowed, and whether it is so to all queries that are not before it.
+  // Whether any query may attend to the key with code `k`; later_queries: whether all queries not before it may.
   __device__ __forceinline__ bool some_queries(int k) const {
     return k >= 0 && (s.form != kLengths || (k >= int(table[0]) && k < int(table[1])));
   }
 
   __device__ __forceinline__ bool later_queries(int k) const { return s.form == kLines && bit(0, k); }
 
-  // Whether a pair is allowed whose key is to some queries.
+  // Whether a pair is allowed, given that some query may attend to its key.
   __device__ __forceinline__ bool pair(int q, int k, bool later) const {
     if (s.form == kBlocks) return bit(q, k);
     if (s.form == kLengths) return true;
@@ -117,7 +117,7 @@ struct Allowed {
   }
 };
 
-// A work item of the plan as one of new items needs it, with its selection's table.
+// The plan's work item behind a new one, with the table of its mask.
 struct NewItem {
   const Work work;
   const Allowed allowed;

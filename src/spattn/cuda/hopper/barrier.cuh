@@ -1,6 +1,6 @@
-// Barriers of compute capability 9.0: mbarriers in shared memory and named barriers. One PTX instruction a function.
+// Hopper's barriers: mbarriers in shared memory and named barriers. One PTX instruction per function.
 //
-// An mbarrier completes a phase when its arrivals and its announced bytes are all in. A waiter names the parity of the
+// An mbarrier completes a phase once all arrivals and all announced bytes are in. A waiter passes the parity of the
 // phase it waits for. PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier".
 #pragma once
 
@@ -14,7 +14,7 @@ __device__ __forceinline__ void barrier_init(uint32_t barrier, uint32_t arrivals
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-// Makes initialised mbarriers visible to the copy engine.
+// Makes initialised mbarriers visible to TMA.
 __device__ __forceinline__ void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -23,7 +23,7 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives and announces `bytes` that the copy engine will deliver in this phase.
+// Arrives and announces `bytes` that TMA will deliver in this phase.
 __device__ __forceinline__ void barrier_arrive_expect(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -53,13 +53,13 @@ __device__ __forceinline__ void named_arrive(uint32_t name, uint32_t threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-// Orders this thread's ordinary shared-memory accesses before later accesses by tensor cores and copy engine.
+// Orders this thread's generic shared-memory accesses before later accesses by WGMMA and TMA (async proxy).
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// The same of global memory, in both directions.
+// The same for global memory, in both directions.
 __device__ __forceinline__ void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// Moves registers between warpgroups: every warp of the warpgroup executes it.
+// Moves registers between warpgroups; every warp of the warpgroup must execute it.
 template <int kRegisters>
 __device__ __forceinline__ void registers_grow() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -70,7 +70,7 @@ __device__ __forceinline__ void registers_shrink() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// True for one lane of the warp, always the same one; the compiler knows that there is no other.
+// True for one fixed lane of the warp; the compiler knows that it is the only one.
 __device__ __forceinline__ bool elect_one() {
   uint32_t elected;
   asm volatile(
@@ -81,11 +81,11 @@ __device__ __forceinline__ bool elect_one() {
   return elected;
 }
 
-// A value that the warp agrees on, in a uniform register: what is computed from it stays there, and operand descriptors
-// must. (The reduction's result is uniform by definition; a shuffle's is not.)
+// Moves a warp-uniform value to a uniform register, where operand descriptors must be. (The result of a warp reduction
+// is uniform by definition; that of a shuffle is not.)
 __device__ __forceinline__ uint32_t uniform(uint32_t value) { return __reduce_or_sync(0xffffffff, value); }
 
-// A stage of a ring together with the parity of its current round.
+// A ring stage and the parity of its current phase.
 template <int kStages>
 struct RingPosition {
   uint32_t stage = 0;

@@ -1,4 +1,4 @@
-// Sizes and shared memory of attention.cu; everything follows from the SPATTN_ macros, a row of the table in builds.py.
+// Compile-time sizes and shared memory of attention.cu. The SPATTN_ macros are a row of the table in builds.py.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,16 @@
 
 namespace spattn::hopper {
 
-constexpr int kDim = SPATTN_HEAD_DIM;  // 64, 128 or 256: smaller head_dim arrive padded with zeros
+constexpr int kDim = SPATTN_HEAD_DIM;  // 64, 128 or 256; smaller head_dim is zero-padded
 constexpr int kBlockQ = SPATTN_BLOCK_Q;
 constexpr int kBlockKV = SPATTN_BLOCK_KV;
-constexpr int kStepKV = SPATTN_STEP_KV;     // keys a step covers
-constexpr int kTiles = kStepKV / kBlockKV;  // of a step
-constexpr int kColumns = SPATTN_COLUMNS;  // of a step's products with keys: fewer where boxes of keys have fewer cells
+constexpr int kStepKV = SPATTN_STEP_KV;     // keys per iteration
+constexpr int kTiles = kStepKV / kBlockKV;  // key tiles per iteration
+constexpr int kColumns = SPATTN_COLUMNS;  // columns of a QK^T product: fewer than kStepKV if key boxes have fewer cells
 constexpr int kPanels = kDim / 64;        // 64 elements are one 128-byte swizzled row
 constexpr int kWarpgroups = kBlockQ / 64;
 constexpr int kThreads = 128 * (kWarpgroups + 1);
-constexpr int kCtas = SPATTN_CTAS;  // of an SM
+constexpr int kCtas = SPATTN_CTAS;  // per SM
 constexpr int kConsumerRegisters = SPATTN_CONSUMER_REGISTERS;
 constexpr int kProducerRegisters = SPATTN_PRODUCER_REGISTERS;
 
@@ -29,14 +29,13 @@ constexpr uint32_t kSharedLimit = 228 * 1024 / kCtas - 1024;
 constexpr int kQueries = SPATTN_QUERIES;
 constexpr int kStages = SPATTN_STAGES;
 constexpr int kProblems = SPATTN_PROBLEMS;
-// The first product with values of a task overwrites the output, which nobody clears then: 1 to 2 % of short items. With two
-// warpgroups that take turns, long ones were no faster.
+// The first PV product of a task overwrites the output instead of clearing it: 1 to 2 % of short items. Two warpgroups
+// that take turns gained nothing from it.
 constexpr bool kOverwrites = kWarpgroups == 1;
-constexpr bool kInSteps = kCtas == 2;       // what a long item's next task takes is looked up between steps
-constexpr bool kGathers = SPATTN_GATHERS;   // places of the plan's views are looked up
-constexpr int kLoaders = kGathers ? 2 : 1;  // warps that load
-constexpr int kCopies =
-    32 * kLoaders + 1;  // arrivals at the barrier of rows that are copied one by one: Gatherer::submit
+constexpr bool kInSteps = kCtas == 2;       // prefetch a long item's next task one lookup per iteration
+constexpr bool kGathers = SPATTN_GATHERS;   // gathered KV
+constexpr int kLoaders = kGathers ? 2 : 1;  // producer warps
+constexpr int kCopies = 32 * kLoaders + 1;  // arrivals at the barrier of gathered rows: Gatherer::submit
 static_assert((kBlockQ == 64 || kBlockQ == 128) && kBlockKV == 64,
               "a warpgroup has 64 rows; masks are words of 64 keys");
 static_assert((kTiles == 1 || kTiles == 2) && kTiles * kPanels <= 32);
@@ -45,7 +44,7 @@ static_assert(kColumns == kStepKV || (kColumns < kStepKV && kTiles == 1));
 using QueryKeyProduct = Product<kColumns>;
 using ValueProduct = Product < kDim<128 ? kDim : 128>;
 
-// What the producer tells the consumers and the writer about a task; a work item without keys ends the kernel.
+// A task as the producer announces it to consumers and writer; an empty work item ends the kernel.
 struct Assignment {
   Work work;
   int32_t batch, head;  // of q
@@ -62,21 +61,20 @@ struct alignas(1024) Shared {
 static_assert(sizeof(Shared) <= kSharedLimit);
 static_assert(kQueries >= 2 && kStages >= 3, "the first step of the next task is computed before the last one is done");
 
-// What stands for the lse of a row that came out non-finite: the writer computes that row again.
+// lse of a row that came out non-finite; the writer recomputes it.
 constexpr float kFailedRow = __builtin_nanf("");
 
-// Named barriers: 1 + w is warpgroup w's turn on the tensor cores, 4 + w its own threads; at 6 + i the consumers hand
-// query tile i to the writer.
+// Named barriers: 1 + w is warpgroup w's turn on the tensor cores, 4 + w synchronizes its threads; at 6 + i the
+// consumers hand query tile i to the writer.
 constexpr uint32_t kTurn = 1, kOwn = 4, kDone = 6;
 constexpr uint32_t kDoneThreads = 128 * kWarpgroups + 32;
 
-// The block of a mask (or kFullTile, kNoTile) that is this warpgroup's.
+// This warpgroup's block of a mask (or kFullTile, kNoTile).
 __device__ __forceinline__ int64_t mask_block(int mask, int warpgroup) {
   return mask < 0 ? mask : int64_t(mask) * kWarpgroups + warpgroup;
 }
 
-// A problem of the launch, or that of a view. An ordinary call is the only one: nobody looks its number up, and kernels
-// are compiled to the same instructions as if there were no others.
+// A problem of the launch, by index, view or task. With one problem the index is a constant: no lookup in the code.
 __device__ __forceinline__ const Problem& problem_of(const Params& p, int number) {
   return p.problems[kProblems == 1 ? 0 : number];
 }
@@ -89,18 +87,18 @@ __device__ __forceinline__ const Problem& problem_of(const Params& p, const Assi
   return problem_of(p, p.query_views[assigned.work.query_view]);
 }
 
-// First workspace row of a head.
+// First workspace row of a task's head.
 __device__ __forceinline__ int64_t partial_base(const Params& p, const Assignment& assigned) {
   const Problem& own = problem_of(p, assigned);
   return (static_cast<int64_t>(assigned.batch) * own.heads_q + assigned.head) * own.partial_rows;
 }
 
-// Row of the workspace where row `row` of a task goes.
+// Workspace row of row `row` of a task.
 __device__ __forceinline__ int64_t partial_row(const Params& p, const Assignment& assigned, int row) {
   return partial_base(p, assigned) + assigned.work.slot * problem_of(p, assigned).block_q + row;
 }
 
-// Row of the workspace that holds the rest of row `row` of a finishing work item (slot <= -2); -1 for padding.
+// Workspace row that holds the partial of row `row` of an in-kernel reduction (slot <= -2); -1 for padding.
 __device__ __forceinline__ int64_t prior_row(const Params& p, const Assignment& assigned, int row) {
   const int prior = p.priors[(-2 - assigned.work.slot) * kBlockQ + row];
   return prior < 0 ? -1 : partial_base(p, assigned) + prior;
@@ -108,7 +106,7 @@ __device__ __forceinline__ int64_t prior_row(const Params& p, const Assignment& 
 
 __device__ __forceinline__ bool copies_queries(const Params& p) { return kGathers && p.query_rows != nullptr; }
 
-// Where the keys of the first cells of an entry are listed.
+// Key positions of an entry's cells (gathered KV).
 __device__ __forceinline__ const int32_t* key_rows(const Params& p, const Work& work, const Entry& entry) {
   const int tile = p.key_views[work.key_view + entry.view].map + entry.x;
   return p.key_rows + int64_t(tile) * kBlockKV;

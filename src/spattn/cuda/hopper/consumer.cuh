@@ -1,4 +1,4 @@
-// The warpgroups that compute: products on the tensor cores, online softmax in between.
+// Consumer warpgroups: products on the tensor cores with online softmax in between.
 #pragma once
 
 #include "hopper/barrier.cuh"
@@ -18,10 +18,10 @@ struct Consumer {
   RingPosition<kStages> ring;
   RingPosition<kQueries> query;
   Softmax softmax;
-  int problem = 0;  // the number of that of the step whose softmax comes next
+  int problem = 0;  // index of the problem of the next softmax
 
-  // Waits for the next `kCount` stages. What copies row by row have written is fenced, which waits for all loads that
-  // are under way: it comes before those of masks.
+  // Waits for the next `kCount` stages. Gathered rows need a proxy fence, which waits for all loads in flight: call it
+  // before issuing those of masks.
   template <int kCount>
   __device__ __forceinline__ void wait_stages() const {
     RingPosition<kStages> next = ring;
@@ -33,7 +33,7 @@ struct Consumer {
     if constexpr (kGathers) fence_async_proxy();
   }
 
-  // Where the keys or values of a stage lie, and this warpgroup's rows of a query tile.
+  // Shared address of a stage, and of this warpgroup's rows of a query tile.
   __device__ __forceinline__ uint32_t stage_address(uint32_t stage) const {
     return uniform(shared_address(shared.ring[stage]));
   }
@@ -60,7 +60,7 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // o += weights v or, in the `first` step of a task if kOverwrites, o = weights v; asynchronous.
+  // o += weights v, or o = weights v in the `first` iteration of a task if kOverwrites; asynchronous.
   __device__ __forceinline__ void multiply_values(float (&o)[kDim / 2], const uint32_t (&weights)[kStepKV / 4],
                                                   uint32_t values, bool first) {
     const uint64_t b = operand_descriptor(values, kStepKV * kRowBytes, 1024);
@@ -84,7 +84,7 @@ struct Consumer {
     for (int i = 0; i < kCount; ++i) o[i] = 0.0f;
   }
 
-  // The numbers of the bitmasks of the step in a stage, as one lane knows them: it reads what it also releases.
+  // Mask indices of a stage, held by lane 0, which also releases the stage.
   struct MaskNumbers {
     int of[kTiles];
   };
@@ -96,7 +96,7 @@ struct Consumer {
     return found;
   }
 
-  // A step's mask words, issued early so that their latency hides behind the product.
+  // Mask words of an iteration, loaded early to hide their latency behind the product.
   __device__ __forceinline__ StepMask<kTiles> load_mask(const MaskNumbers& numbers) {
     StepMask<kTiles> mask;
     mask.partial = false;
@@ -125,7 +125,7 @@ struct Consumer {
     for (int i = 0; i < kStepKV / 4; ++i) weights[i] = i < kColumns / 4 ? narrow2(s[2 * i], s[2 * i + 1]) : 0;
   }
 
-  // Normalised rows as elements into this warpgroup's own rows of the query tile, for the writer to store.
+  // Converts the normalised output to elements in this warpgroup's rows of the query tile, for the writer to store.
   __device__ __forceinline__ void stage_tile(const float (&o)[kDim / 2]) {
     const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
     const uint32_t tile = shared_address(shared.query[query.stage]) + (warpgroup * 64 + row) * kRowBytes;
@@ -146,7 +146,7 @@ struct Consumer {
     for (int h = 0; h < 2; ++h) {
       const int row = warpgroup * 64 + thread / 32 * 16 + 8 * h + lane / 4;
       int64_t position;
-      // Most rows of a decoding tile are padding, and nobody reads them.
+      // skip padding rows: most rows of a decoding tile
       if (!query_position(p, assigned, row, position)) continue;
       float* target = own.partial_out + partial_row(p, assigned, row) * own.head_dim_v;
 #pragma unroll
@@ -159,7 +159,7 @@ struct Consumer {
     }
   }
 
-  // Rows of a finishing work item: normalised, and joined with what another one has left in the workspace.
+  // Normalises the rows and combines them with the partial in the workspace.
   __device__ __forceinline__ void join_prior(const Assignment& assigned, float (&o)[kDim / 2],
                                              const float (&inverse)[2]) {
     const int lane = thread % 32;
@@ -185,12 +185,12 @@ struct Consumer {
     }
   }
 
-  // Normalises the rows of the task at `query` and hands them to the writer.
+  // Epilogue of the task at `query`: normalises its rows and hands them to the writer.
   __device__ __forceinline__ void finish(const Softmax& softmax, float (&o)[kDim / 2]) {
     const int lane = thread % 32, first = warpgroup * 64 + thread / 32 * 16;
     float probe[2], inverse[2];
     probe_rows(o, probe);
-    float sums[4];  // of the weights of each row, and of what tells whether it is finite
+    float sums[4];  // row sums of the weights, then a value that is nonzero or NaN for rows to recompute
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       sums[h] = softmax.row_sum[h];
@@ -208,13 +208,13 @@ struct Consumer {
     __syncwarp();
     if (assigned.work.slot <= -2) join_prior(assigned, o, inverse);
     else scale_rows(o, inverse);
-    named_sync(kOwn + warpgroup, 128);  // all of its warps are done with the query tile
+    named_sync(kOwn + warpgroup, 128);  // all warps of the warpgroup are done with the query tile
     if (assigned.work.slot >= 0) store_partial(assigned, o);
     else stage_tile(o);
     named_arrive(kDone + query.stage, kDoneThreads);
   }
 
-  // Waits for a query tile and returns the number of steps of its work item; 0 ends the kernel.
+  // Waits for a query tile and returns the iterations of its work item; 0 ends the kernel.
   __device__ __forceinline__ int open(const RingPosition<kQueries>& position) {
     barrier_wait(shared_address(&shared.query_full[position.stage]), position.parity);
     if constexpr (kGathers) fence_async_proxy();
@@ -223,8 +223,8 @@ struct Consumer {
     return (work.end - work.begin + kTiles - 1) / kTiles;
   }
 
-  // One stream of steps through all tasks of this CTA: the products of a step run while the softmax of the next one
-  // (of the same task, or the first of the next task) is computed.
+  // Software pipeline over all tasks of this CTA: the PV product of an iteration overlaps the softmax of the next one,
+  // across task boundaries.
   __device__ void run() {
     if (kWarpgroups > 1 && warpgroup == kWarpgroups - 1) named_arrive(kTurn, 256);
     int steps = open(query);
@@ -238,7 +238,7 @@ struct Consumer {
     weigh_first(s, rescale);
     narrow_weights(s, weights);
     bool last = steps == 1, first = true;
-    RingPosition<kQueries> ahead = query;  // the task whose step comes next
+    RingPosition<kQueries> ahead = query;  // the task of the next iteration
     if (last) ahead.advance();
     uint32_t rows = rows_address(ahead.stage), keys = stage_address(ring.stage);
     while (true) {
@@ -255,7 +255,7 @@ struct Consumer {
       multiply_values(o, weights, stage_address(ring.stage), first);
       if (kWarpgroups > 1) named_arrive(kTurn + (warpgroup + 1) % kWarpgroups, 256);
 
-      const uint32_t value_stage = ring.stage;  // addresses of the next step, while this one is computed
+      const uint32_t value_stage = ring.stage;  // addresses of the next iteration, computed during this one
       const bool finished = last;
       ring.advance();
       keys = stage_address(ring.stage);
@@ -292,7 +292,7 @@ struct Consumer {
     finish_all(query);
   }
 
-  // Softmax of the very first step, which has no product to hide behind.
+  // Softmax of the very first iteration, which no product overlaps.
   __device__ __forceinline__ void weigh_first(float (&s)[kColumns / 2], float (&rescale)[2]) {
     const StepMask<kTiles> mask = load_mask(read_numbers(ring.stage));
     wgmma_wait<0>();
@@ -302,7 +302,7 @@ struct Consumer {
     weigh(s, mask, rescale);
   }
 
-  // Passes the end marker on to the writer.
+  // Forwards the end marker to the writer.
   __device__ __forceinline__ void finish_all(const RingPosition<kQueries>& end) {
     named_arrive(kDone + end.stage, kDoneThreads);
   }

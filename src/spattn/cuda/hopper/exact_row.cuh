@@ -1,8 +1,8 @@
-// One row, key by key, for rows that the tensor cores could not finish with finite numbers.
+// Float64 fallback: one row, key by key.
 //
-// The tensor cores multiply masked weights (0) by every value of a tile; 0 * NaN and 0 * inf are NaN. One warp computes
-// a row that came out non-finite, or whose logits are too large for float32, again here, from the keys that it may
-// attend to, in float64 and in the order of the plan's list.
+// A tile multiplies masked weights (0) by every value, and 0 * NaN and 0 * inf are NaN. A row that came out non-finite,
+// or whose scores are too large for float32, is recomputed here by one warp, from its allowed keys only, in the plan's
+// order.
 #pragma once
 
 #include "common/element.cuh"

@@ -1,9 +1,8 @@
-"""Boxes of keys that fit the regions which query tiles meet.
+"""Key boxes fitted to the regions that query tiles intersect.
 
-A plan cuts every view into boxes of `block_kv` cells. Of a region of 14 × 14 keys it has four boxes of 8 × 8, and
-tensor maps read all of their cells, because regions that start at equal distances share a map, which ends where the
-image does. As many boxes of 7 × 7 hold the region and no other key. The kernel reads boxes of any size: they are cut
-here.
+A plan cuts every view into boxes of `block_kv` cells, for example a region of 14 × 14 keys into four boxes of 8 × 8.
+TMA reads all their cells, because regions at equal distances share a tensor map, which ends at the image border. Four
+boxes of 7 × 7 cover the region exactly. The kernel accepts boxes of any size; this module cuts them.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from ...schedule.roles import roles
 
 __all__ = ["Fitted", "fit_keys"]
 
-_BITS_AT_ONCE = 1 << 24  # of bitmasks, written out, a byte each
+_BITS_AT_ONCE = 1 << 24  # of unpacked bitmasks, one byte each
 
 
 class Fitted(NamedTuple):
-    """Views of keys, lists of their tiles and bitmasks, as a plan has them; boxes may have fewer cells than a tile."""
+    """Key views, tile lists and bitmasks as in a plan; boxes may have fewer cells than a tile."""
 
     views: np.ndarray
     lists: TileLists
@@ -32,8 +31,10 @@ class Fitted(NamedTuple):
 
 
 def fit_keys(plan: Plan) -> Fitted:
-    """Cuts the regions of a plan's lists into boxes that have as few cells as there can be in as many boxes; where not
-    every list is a region, a whole view in two or three axes, all stays as it is."""
+    """Cut the regions of a plan's lists into the same number of boxes with the fewest cells.
+
+    Unchanged unless every list is a region: a whole view along two or three axes.
+    """
     lists = tile_lists(plan)
     regions = _regions(plan, lists)
     if regions is None:
@@ -53,21 +54,21 @@ def fit_keys(plan: Plan) -> Fitted:
         mask[entries] = numbers[of_list.reshape(-1)] + sum(map(len, masks))
         masks.append(made)
         views["box"][alike], views["grid"][alike] = fitted["box"], fitted["grid"]
-    used, number = np.unique(mask, return_inverse=True)  # of those of the plan hardly any
+    used, number = np.unique(mask, return_inverse=True)  # hardly any are the plan's
     kept = used[used >= 0]
     number = number.reshape(-1) - (len(used) - len(kept))
     return Fitted(views, lists._replace(mask=number.astype(mask.dtype)), np.concatenate(masks)[kept])
 
 
 class _Regions(NamedTuple):
-    """Lists that hold tiles: the number of the first of these, and the view of a component of each."""
+    """Nonempty lists: the index of their first entry, and their view."""
 
     first: np.ndarray
     view: np.ndarray
 
 
 def _regions(plan: Plan, lists: TileLists) -> _Regions | None:
-    """The lists of a plan, if all of those that hold tiles are regions."""
+    """The nonempty lists of a plan, if all of them are regions."""
     if plan.ordered:
         return None
     _, _, row_component = roles(plan)
@@ -85,13 +86,13 @@ def _regions(plan: Plan, lists: TileLists) -> _Regions | None:
 
 
 def _same(views: np.ndarray, view: np.void) -> np.ndarray:
-    """Which views are cut as this one is."""
+    """Mask of the views with the extent and box of this one."""
     return np.logical_and.reduce([(views[name] == view[name]).all(axis=1) for name in ("extent", "box")])
 
 
 @functools.cache
 def _fitting_box(extent: tuple[int, ...], grid: tuple[int, ...], box: tuple[int, ...]) -> tuple[int, ...]:
-    """The box of fewest cells of which a view takes as many as of its own; of several a wide one."""
+    """The smallest box with which a view has the same number of boxes; among equals, the widest."""
     found = [box]
     for parts in factorisations(math.prod(grid), AXES):
         other = tuple(-(-n // p) for n, p in zip(extent, parts, strict=True))
@@ -101,8 +102,8 @@ def _fitting_box(extent: tuple[int, ...], grid: tuple[int, ...], box: tuple[int,
 
 
 def _sources(view: np.void, fitted: np.void) -> np.ndarray:
-    """(tiles, block) int64: for each cell of the tiles of a view that was cut anew the cell of all tiles of the view as
-    it was, -1 for padding."""
+    """(tiles, block) int64: for each cell of the new tiles of a view, the cell in the concatenated old tiles, -1 for
+    padding."""
     tiles = np.arange(fitted["tiles"])
     cells = np.indices(fitted["box"]).reshape(AXES, -1).T
     at = first_coordinates(np.broadcast_to(fitted, tiles.shape), tiles)[:, None] + cells
@@ -115,21 +116,21 @@ def _sources(view: np.void, fitted: np.void) -> np.ndarray:
 
 
 def _steps(shape: np.ndarray) -> np.ndarray:
-    """What a step along each axis adds to a row-major number."""
+    """Row-major strides of a shape."""
     return np.append(np.cumprod(shape[:0:-1])[::-1], 1)
 
 
 def _recut(masks: np.ndarray, combinations: np.ndarray, sources: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Bitmasks of tiles that were cut anew, each once, and for each combination of bitmasks of a list (-1: all pairs)
-    the numbers of those of its new tiles."""
+    """Distinct bitmasks of the new tiles, and their indices for each combination of a list's old bitmasks (-1: all
+    pairs)."""
     tiles, block = sources.shape
     rows, words = masks.shape[1:]
-    every = np.concatenate([masks, np.full((1, rows, words), ~np.uint64(0))])  # number -1
+    every = np.concatenate([masks, np.full((1, rows, words), ~np.uint64(0))])  # index -1
     found = np.empty((len(combinations), tiles, rows, words), "<u8")
     at_once = max(1, _BITS_AT_ONCE // (tiles * rows * block))
     for start in range(0, len(combinations), at_once):
         some = every[combinations[start : start + at_once]].astype("<u8")
-        bits = np.unpackbits(some.view(np.uint8), axis=-1, bitorder="little")  # of lists, tiles, rows and cells
+        bits = np.unpackbits(some.view(np.uint8), axis=-1, bitorder="little")  # lists, tiles, rows, cells
         bits = np.moveaxis(bits, 2, 1).reshape(len(some), rows, -1)[:, :, sources] & (sources >= 0)
         packed = np.packbits(np.moveaxis(bits, 1, 2), axis=-1, bitorder="little")
         found[start : start + at_once] = np.ascontiguousarray(packed).view("<u8")

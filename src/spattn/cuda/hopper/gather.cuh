@@ -1,9 +1,8 @@
-// Rows that lie anywhere: the producers' copies for plans whose places are looked up, one row of a tile at a time.
+// Gathered KV: row-by-row copies in place of TMA, which reads lattices only.
 //
-// TMA reads lattices. What a table of places names is copied 16 bytes a lane instead (cp.async), to where TMA would have
-// put it, in the same swizzle. Each lane's copies arrive at the stage's barrier by themselves once they have landed, so
-// that as many stages are under way as there are. Tensor cores read through another proxy than these copies write:
-// consumers fence what they have waited for.
+// cp.async copies 16 bytes per lane to where TMA would have put them, in the same swizzle. Each lane's copies arrive at
+// the stage's barrier asynchronously, so that all stages can be in flight. The tensor cores read through the async
+// proxy, the copies write through the generic one: consumers fence after their wait.
 #pragma once
 
 #include "hopper/barrier.cuh"
@@ -11,19 +10,18 @@
 
 namespace spattn::hopper {
 
-// 16 bytes, or as many zeros.
+// Copies 16 bytes, or writes as many zeros.
 __device__ __forceinline__ void copy_chunk(uint32_t target, const void* source, bool real) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(real ? 16 : 0)
                : "memory");
 }
 
-// Arrives once for this lane when all that it has copied so far has landed.
+// Arrives once for this lane when all its previous copies have landed.
 __device__ __forceinline__ void arrive_when_copied(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// A warp's share of the rows of a tile or step, as a lane knows them: number 32 i + lane of the share; -1 where there is
-// none.
+// A warp's share of the row indices of a tile or iteration: lane l holds rows 32 i + l; -1 for padding.
 template <int kRows>
 struct RowsOf {
   static constexpr int kWords = kRows / kLoaders / 32;
@@ -35,19 +33,19 @@ using QueryRows = RowsOf<kBlockQ>;
 
 struct Gatherer {
   static constexpr uint32_t kAll = 0xffffffff;
-  static constexpr int kChunks = kDim / 8;        // of 16 bytes in a row
-  static constexpr int kTogether = 32 / kChunks;  // rows that the lanes copy side by side
-  static constexpr int kPhases = 8 / kTogether;   // of the swizzle
-  const int part;                                 // of the loading warps
+  static constexpr int kChunks = kDim / 8;        // 16-byte chunks per row
+  static constexpr int kTogether = 32 / kChunks;  // rows per copy instruction
+  static constexpr int kPhases = 8 / kTogether;   // phases of the swizzle
+  const int part;                                 // index of this producer warp
   const int lane = threadIdx.x % 32;
 
-  // Where chunk `chunk` of row `row` lies in panels of so many rows.
+  // Byte offset of chunk `chunk` of row `row` in panels of kRows rows.
   template <int kRows>
   __device__ __forceinline__ static uint32_t place(int row, int chunk) {
     return (chunk / 8 * kRows + row) * kRowBytes + (chunk % 8 ^ row % 8) * 16;
   }
 
-  // This warp's share of a tile; `stride` in bytes.
+  // Copies this warp's share of a tile; `stride` in bytes.
   template <int kRows>
   __device__ __forceinline__ void copy(uint32_t target, const Element* source, int stride, int dims,
                                        const RowsOf<kRows>& rows) const {
@@ -60,7 +58,7 @@ struct Gatherer {
     for (int j = 0; j < kPhases; ++j) phase[j] = target + place<kRows>(j * kTogether + row, chunk);
 #pragma unroll
     for (int i = 0; i < RowsOf<kRows>::kWords; ++i) {
-      int at[kChunks];  // all of them before the first copy, which would wait for each shuffle otherwise
+      int at[kChunks];  // all shuffles before the first copy, which would wait for each otherwise
 #pragma unroll
       for (int n = 0; n < kChunks; ++n) at[n] = __shfl_sync(kAll, rows.at[i], n * kTogether + row);
 #pragma unroll
@@ -71,7 +69,7 @@ struct Gatherer {
     }
   }
 
-  // All that has been copied since the last call is what `full` stands for, and what any lane has written.
+  // `full` completes once all copies since the last call, and the lanes' own writes, have landed.
   __device__ __forceinline__ void submit(uint32_t full) const {
     arrive_when_copied(full);
     __syncwarp();

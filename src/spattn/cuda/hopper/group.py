@@ -1,5 +1,4 @@
-"""Several calls in one launch, or one for each size of query tiles: their plans' tables on the device, one after the
-other, and their parameters."""
+"""Device tables and parameters of grouped launches."""
 
 from __future__ import annotations
 
@@ -37,29 +36,29 @@ from .prepared import (
 
 __all__ = ["MOST_PROBLEMS", "GroupOnDevice", "Part", "cut", "kind_of_group", "part_of"]
 
-MOST_PROBLEMS, _MOST_MAPS = GROUPS[-1]  # of one launch
+MOST_PROBLEMS, _MOST_MAPS = GROUPS[-1]  # per launch
 _TABLES = ("work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
 
 
 class Part(NamedTuple):
-    """A call of a group, with heads packed where that helps, and its plan as the kernel reads it."""
+    """A call of a group, with packed heads if possible, and its plan's device form."""
 
     layout: Layout
     call: ForwardPass
 
     @property
     def rows(self) -> int:
-        """Rows of the query tile that computes it."""
+        """Rows of its query tile."""
         return rows_of(self.call.plan.block_q)
 
     @property
     def maps(self) -> int:
-        """Tensor maps that it needs."""
+        """Number of its tensor maps."""
         return maps_needed(self.layout, self.call)
 
 
 def part_of(call: ForwardPass) -> Part | None:
-    """The call as a part of a group; None where TMA cannot address its arrays."""
+    """The call as a part of a group, or None if TMA cannot address its arrays."""
     call = with_packed_heads(call)
     part = Part(make_layout(call.plan), call)
     addressed = all(map(readable, (call.q, call.k, call.v, call.out)))
@@ -67,13 +66,13 @@ def part_of(call: ForwardPass) -> Part | None:
 
 
 def kind_of_group(dtype: str, head_dim: int, head_dim_v: int) -> tuple[str, int]:
-    """What calls of a group have in common."""
+    """Key under which calls can share a group."""
     return dtype, build(TILE[0], max(head_dim, head_dim_v)).head_dim
 
 
 def cut(parts: Sequence[Part]) -> list[list[int]]:
-    """Which parts run in one launch, in their order: those that one kernel computes, as many as the parameters have
-    room for. Launches of larger tiles come first: theirs are the longer items."""
+    """Assign parts to launches: one specialization each, within the capacity of the parameters. Larger tiles, which
+    have the longer items, launch first."""
     launches: list[list[int]] = []
     for number in sorted(range(len(parts)), key=lambda n: -parts[n].rows):
         own = parts[number]
@@ -88,7 +87,7 @@ def cut(parts: Sequence[Part]) -> list[list[int]]:
 
 
 class GroupOnDevice:
-    """Calls that share a launch, whatever their addresses and scales; the device's context must be current."""
+    """Calls that share a launch, for any addresses and scales; the device's context must be current."""
 
     def __init__(self, parts: Sequence[Part], device: Device):
         first = parts[0].call
@@ -124,17 +123,12 @@ class GroupOnDevice:
 
     @property
     def computes(self) -> bool:
-        """Whether there is anything but merges."""
+        """Whether it has an attention launch, not only combines."""
         return len(self._blocks) > 0
 
     def write(self, to: Sequence[Addresses], stream: int, beside: bool) -> list[list[Launch]]:
-        """The launches for these addresses, but for work counters: what needs none before it, and what follows that.
-
-        Parameters
-        ----------
-        beside : bool
-            Whether the first one may start while the launch before it is running, which is another group's first one.
-        """
+        """Launches for these addresses, without task counters: the independent one, then those that follow it.
+        `beside`: the first may overlap the preceding launch, the first one of another part of the group."""
         fill, at = self._template.fill_all, self._template.counter_at
         launches = [
             Launch(self._kernel, blocks, fill(number, to, 0), stream, at, early=beside and number == 0)
@@ -148,7 +142,7 @@ class GroupOnDevice:
 
 
 def _tasks(parts: Iterable[Part], joined: Joined, length: np.ndarray, finishing: bool) -> np.ndarray:
-    """The tasks of all parts that finish others, or that do not, in the order in which they run."""
+    """Tasks of all parts in launch order, either the in-kernel reductions or all others."""
     found = []
     for (layout, call), first in zip(parts, joined.items, strict=True):
         chosen = layout.finishes if finishing else ~layout.finishes

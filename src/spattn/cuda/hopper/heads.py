@@ -1,4 +1,4 @@
-"""The heads of a group in one query tile, for arrays whose (head, query) are one axis in memory."""
+"""Grouped-query attention: pack the query heads of a group into one tile."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..forward_pass import ForwardPass
 
 
 def with_packed_heads(call: ForwardPass) -> ForwardPass:
-    """The call with the heads of each group in one query tile, or the call itself where that cannot be done.
+    """The call with the heads of each group packed into one query tile, or the unchanged call if impossible.
 
-    It cannot when a group has one head, when its rows do not fit into a tile, when the plan looks places up, when the
-    pattern tells the heads of a group apart, or when (head, query) is not one axis of constant stride in memory.
+    Impossible for groups of one head, groups that exceed a tile, ordered and gathered plans, patterns that are per-head
+    within a group, and arrays where (head, query) is not one axis of constant stride.
     """
     heads_kv, q_len = call.k.shape[1], call.q.shape[2]
     group = call.q.shape[1] // heads_kv
@@ -27,7 +27,8 @@ def with_packed_heads(call: ForwardPass) -> ForwardPass:
 
 
 def _merge_axes(x: Operand, group: int) -> Operand | None:
-    """(batch, heads, rows, columns) as (batch, heads / group, group · rows, columns), where strides allow it."""
+    """(batch, heads, rows, columns) as (batch, heads / group, group · rows, columns), or None if the strides forbid
+    it."""
     (batch, heads, rows, columns), (by_batch, by_head, by_row, by_column) = x.shape, x.strides
     if rows > 1 and by_head != rows * by_row:
         return None

@@ -1,4 +1,4 @@
-"""The tables of several plans as attention.cu reads them in one launch, one plan's after the other's: NumPy only."""
+"""Concatenated tables of several plans for a grouped launch (NumPy only)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Joined", "join"]
 
 
 class Joined(NamedTuple):
-    """The tables of all problems.
+    """The concatenated tables of all problems.
 
     Attributes
     ----------
     work, entries, entry_masks, masks, query_views, key_views, priors : arrays
-        As in :class:`~spattn.cuda.hopper.layout.Layout`. Views say whose they are.
+        As in :class:`~spattn.cuda.hopper.layout.Layout`; views name their problem.
     items : (problems,) int64 array
-        Number of the first work item of each problem.
+        First work item of each problem.
     """
 
     work: np.ndarray
@@ -36,7 +36,7 @@ class Joined(NamedTuple):
 
 
 def join(layouts: Sequence[Layout], first_maps: Sequence[int]) -> Joined:
-    """The tables of several plans that one kernel reads, of which each has its tensor maps from some number on."""
+    """Concatenate the tables of several plans, with each plan's first tensor map."""
 
     def starts(name: str) -> np.ndarray:
         return offsets([len(getattr(layout, name)) for layout in layouts])

@@ -1,4 +1,4 @@
-"""The plan in the form that attention.cu reads: NumPy only, no GPU."""
+"""Device form of a plan for attention.cu (NumPy only)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .fitted import fit_keys
 
 WORK = np.dtype([(name, "i4") for name in ("query_view", "x", "y", "z", "begin", "end", "key_view", "slot")])
 
-_TILES_AT_ONCE = 1 << 14  # whose rows are looked up in one step, which takes 17 bytes a cell
+_TILES_AT_ONCE = 1 << 14  # resolved per pass, at 17 bytes per cell
 
-_MASKS_AT_ONCE = 256  # that stay in a cache while they are put in order
+_MASKS_AT_ONCE = 256  # per pass, to stay in cache
 _LOW_PAIRS = np.uint64(0x0303030303030303)
-# Steps from a nibble in each byte of a word to eight nibbles in a row.
+# Shift-and-mask steps that compact the low nibble of each byte into eight adjacent nibbles.
 _NARROWED = [
     (np.uint64(shift), np.uint64(kept))
     for shift, kept in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0x00000000FFFFFFFF))
@@ -31,23 +31,23 @@ ENTRY = np.dtype([(name, "i4") for name in ("x", "y", "z", "view")])
 
 
 class Items(NamedTuple):
-    """New work items: those of the plan's variants, once for each selection that heads of the variant have.
+    """New work items: those of each variant of the plan, once per mask that its heads use.
 
     Attributes
     ----------
     work : (n,) array of begin and end
-        Of as many tiles as each may have.
+        Upper bounds of the tile lists.
     work_indptr : (pairs + 1,) int32 array
-        Where the items of each pair of a variant and a selection start.
+        First item of each pair of a variant and a mask.
     variant : (batch, heads) int32 array
         The pair of each head.
     kv_len : int
     items, selections : (n,) int32 arrays
-        What each is made of.
+        The plan's item and the mask behind each item.
     starts : (n + 1,) int64 array
-        Where the list of each has its room.
+        Start of the space reserved for each list.
     masks : int
-        Bitmasks that all of them have at most.
+        Upper bound of the number of bitmasks.
     """
 
     work: np.ndarray
@@ -64,7 +64,7 @@ class Items(NamedTuple):
 class Layout:
     """Device arrays of a plan and the tensor maps they refer to.
 
-    Spec number ``s`` is maps ``2 s`` (q or k) and ``2 s + 1`` (out or v) of a batch entry; query specs come first.
+    Spec ``s`` is maps ``2 s`` (q or k) and ``2 s + 1`` (out or v) of a batch entry; query specs come first.
 
     Attributes
     ----------
@@ -74,17 +74,17 @@ class Layout:
     entries : (entries,) array of ENTRY
     entry_masks : (entries,) int32 array
     masks : (n, warpgroups, 128) uint32 array
-        In the order of accumulators, see :func:`fragment_masks`.
+        In accumulator order, see :func:`fragment_masks`.
     priors : (finishers, rows of a query tile) int32 array
-        See :class:`~spattn.schedule.finishers.Finishers`; -1 for rows that no query fills.
+        See :class:`~spattn.schedule.finishers.Finishers`; -1 for padding rows.
     finishes : (items,) bool array
     merges : Merges
     moves : bool
-        Whether the maps and views of the last keys, those with an offset, move.
+        Whether the plan is length-polymorphic: the maps and views of the last keys (offset > 0) move.
     query_rows : (query tiles, block_q) int32 array
-        The row of each query of every tile of the query views, -1 for padding; of no tile where tensor maps read them.
+        Row of each query of every tile, -1 for padding; empty if TMA reads the queries.
     key_rows : (key tiles, block_kv) int32 array
-        The same of keys. What is looked up is so for all views of a side.
+        The same for keys. Either all views of a side are gathered or none.
     """
 
     query_specs: tuple[MapSpec, ...]
@@ -104,27 +104,27 @@ class Layout:
 
     @property
     def gathers(self) -> bool:
-        """Whether places are looked up."""
+        """Whether the plan needs gathered KV."""
         return bool(len(self.key_rows))
 
     @property
     def fewest_cells(self) -> int:
-        """Of all boxes of keys."""
+        """Cells of the smallest key box."""
         return min((math.prod(spec.box) for spec in self.key_specs), default=TILE[1])
 
     @property
     def most_cells(self) -> int:
-        """Of all boxes of keys."""
+        """Cells of the largest key box."""
         return max((math.prod(spec.box) for spec in self.key_specs), default=TILE[1])
 
     @property
     def maps(self) -> int:
-        """Tensor maps of one batch entry."""
+        """Tensor maps per batch entry."""
         return 2 * (len(self.query_specs) + len(self.key_specs))
 
 
 def make_layout(plan: Plan, moves: bool = False) -> Layout:
-    """Lays a plan out for the Hopper kernel; where it moves, views that do and views that do not share no map."""
+    """Device form of a plan. If length-polymorphic, views that move share no map with others."""
     query_ids, key_ids, row_component = roles(plan)
     fitted = fit_keys(plan)
     (query_specs, query_views), (key_specs, key_views) = mapped(plan, fitted.views, moves)
@@ -172,8 +172,8 @@ def make_layout(plan: Plan, moves: bool = False) -> Layout:
 def _rows(
     plan: Plan, ids: np.ndarray, variants: np.ndarray, order: np.ndarray, block: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The row, or the key, of each cell of all tiles of the views `ids`, -1 for padding; and the number of the first
-    tile of every view of the plan among these."""
+    """Row or key index of each cell of all tiles of the views `ids`, -1 for padding; and the first tile of each view in
+    it."""
     views = plan.views[ids]
     first = offsets(views["tiles"])
     found = np.empty((int(first[-1]), block), np.int32)
@@ -188,18 +188,18 @@ def _rows(
 
 
 def _variants(plan: Plan) -> np.ndarray:
-    """Whose each view is, -1 for nobody's."""
+    """Variant of each view, -1 for unused ones."""
     found = np.full(len(plan.views), -1)
     for component in plan.components:
         own = np.append(key_views_of(plan, component), component["query_view"])
         if not np.isin(found[own], (-1, component["variant"])).all():
-            raise ValueError("plan: expected views of one variant each where places are looked up, got one of several")
+            raise ValueError("plan: an ordered or gathered plan must not share views between variants")
         found[own] = component["variant"]
     return found
 
 
 def fragment_masks(masks: np.ndarray) -> np.ndarray:
-    """Bitmasks of tiles of 64 keys in the order of WGMMA accumulators: (n, warpgroups, 128 threads) of uint32.
+    """Bitmasks of tiles of 64 keys in WGMMA accumulator order: (n, warpgroups, 128 threads) uint32.
 
     Bit ``4 i + 2 h + b`` of lane ``4 g + t`` in warp ``w`` is row ``16 w + 8 h + g``, column ``8 i + 2 t + b``.
     """
@@ -208,7 +208,7 @@ def fragment_masks(masks: np.ndarray) -> np.ndarray:
     found = np.empty((count, warpgroups, 4, 8, 4), np.uint32)  # mask, warpgroup, w, g, t
     for first in range(0, count, _MASKS_AT_ONCE):
         some = masks[first : first + _MASKS_AT_ONCE, :, 0]
-        some = np.pad(some, ((0, 0), (0, warpgroups * ROWS - block_q)))  # rows that no query fills see no key
+        some = np.pad(some, ((0, 0), (0, warpgroups * ROWS - block_q)))  # padding rows see no key
         rows = some.reshape(-1, warpgroups, 4, 2, 8)  # mask, warpgroup, w, h, g
         for t in range(4):
             columns = rows >> np.uint64(2 * t) & _LOW_PAIRS

@@ -1,4 +1,4 @@
-// The logits policy: everything that is done to a step's products of query and key before the softmax sees them.
+// Score modification: from dot products of q and k to the softmax's input.
 #pragma once
 
 #include "hopper/config.cuh"
@@ -6,8 +6,7 @@
 
 namespace spattn::hopper {
 
-// Gives the products the sign of the scale, whose magnitude is folded into the exponent, and applies the masks of
-// partial tiles.
+// Applies the sign of the scale, whose magnitude is folded into the exponent, and the masks of partial tiles.
 __device__ __forceinline__ void logits_policy(float (&s)[kColumns / 2], float sign, const StepMask<kTiles>& mask) {
   if (sign != 1.0f) {
 #pragma unroll

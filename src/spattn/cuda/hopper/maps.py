@@ -1,4 +1,4 @@
-"""Tensor maps: which a plan's views need, which arrays they can address, and how they are encoded."""
+"""Tensor maps: those that a plan needs, the arrays they can address, their encoding."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..driver.errors import CudaError
 MAP_BYTES = 128
 ALIGNMENT = 64
 ELEMENT_BYTES = 2
-PANEL = 64  # elements of a 128-byte swizzled row
+PANEL = 64  # elements per 128-byte swizzled row
 _SWIZZLE_NONE, _SWIZZLE_128B, _L2_256B = 0, 3, 3
-# CUtensorMapDataType, bytes of an element, elements of a box's rows and their swizzle. float32 is for rows of four.
+# CUtensorMapDataType, element size, elements per box row, swizzle. float32 is for rows of four.
 _FORMATS = {
     "float16": (6, ELEMENT_BYTES, PANEL, _SWIZZLE_128B),
     "bfloat16": (9, ELEMENT_BYTES, PANEL, _SWIZZLE_128B),
@@ -25,7 +25,7 @@ _LARGEST_STRIDE = 1 << 40  # bytes (cuTensorMapEncodeTiled)
 
 
 def readable(operand: Operand) -> bool:
-    """Whether TMA can address an array that starts on 16 bytes: so must its rows, and strides be positive."""
+    """Whether TMA can address a 16-byte aligned array: aligned, contiguous rows and positive strides."""
     *steps, feature = operand.strides
     steps = [step * ELEMENT_BYTES for step, size in zip(steps, operand.shape, strict=False) if size > 1]
     return (
@@ -36,31 +36,26 @@ def readable(operand: Operand) -> bool:
 
 
 def gatherable(operand: Operand) -> bool:
-    """Whether rows of an array that TMA can address can also be found by number: their distance is an int32."""
+    """Whether an array that TMA can address can also be gathered: its row stride must be an int32."""
     return operand.strides[2] * ELEMENT_BYTES < 1 << 31
 
 
 def encode_map(target: int, operand: Operand, spec: MapSpec, dtype: str, batch: int | None) -> int:
-    """Writes the tensor map of `spec` over an array to address `target`; returns the map's offset in bytes.
-
-    Parameters
-    ----------
-    batch : int or None
-        The batch entry the map reads, or None when batch and head are one axis.
-    """
+    """Write the tensor map of `spec` over an array to address `target`; return the map's offset in bytes. `batch` is
+    the batch entry that it reads, None if batch and head are one axis."""
     map_type, itemsize, columns, swizzle = _FORMATS[dtype]
     entries, heads, _, features = operand.shape
     token = operand.strides[2] * itemsize
     offset = spec.offset * token + (0 if batch is None else batch * operand.strides[0] * itemsize)
     extents = (features, *spec.extents, entries * heads if batch is None else heads)
-    # An axis of one cell has no stride, but the encoder wants one.
+    # The encoder requires a stride even for an axis of one cell.
     steps = [step * token for step in spec.strides] + [operand.strides[1] * itemsize]
     strides = [step if step > 0 and size > 1 else 16 for step, size in zip(steps, extents[1:], strict=True)]
     status = library().cuTensorMapEncodeTiled(
         ctypes.c_void_p(target),
         map_type,
         _RANK,
-        ctypes.c_void_p((operand.pointer + offset) // 16 * 16),  # calls of odd addresses read no map
+        ctypes.c_void_p((operand.pointer + offset) // 16 * 16),  # calls with unaligned addresses read no map
         (ctypes.c_uint64 * _RANK)(*extents),
         (ctypes.c_uint64 * (_RANK - 1))(*strides),
         (ctypes.c_uint32 * _RANK)(columns, *spec.box, 1),
@@ -76,7 +71,7 @@ def encode_map(target: int, operand: Operand, spec: MapSpec, dtype: str, batch: 
 
 
 def replace_address(target: int, address: int) -> None:
-    """Points the tensor map at `target` to another array of the same shape and strides."""
+    """Point the tensor map at `target` to another array of the same shape and strides."""
     status = library().cuTensorMapReplaceAddress(target, address)
     if status:
         raise CudaError("cuTensorMapReplaceAddress", status, f"for address {address:#x}")

@@ -1,5 +1,5 @@
-// What a launch is given: the plan in the form that request/layout.py uploads, and the parameters that params.py fills. The
-// dtypes there describe these structs; each compilation asserts that both agree.
+// Kernel parameters and the device form of the plan. The dtypes of layout.py and params.py describe these structs; each
+// compilation asserts that both agree.
 #pragma once
 
 #include <cstdint>
@@ -8,35 +8,36 @@
 
 namespace spattn::hopper {
 
-// A view as TMA sees it (maps[map] reads k or q, maps[map + 1] reads v or writes out; `shift_*` adds the place of the
-// view inside a map that several views share) and as positions of the sequence. Where places are looked up, `map` is the
-// number of its first tile in the table of rows instead. It belongs to one of the launch's problems.
+// A view as a tensor map (maps[map] reads k or q, maps[map + 1] reads v or writes out; `shift_*` is the view's origin
+// in a map that several views share) and as token positions. For gathered rows, `map` is the index of its first tile in
+// the row table. `problem` is the index in Params::problems.
 struct View {
   int32_t map, shift_y, shift_z, problem;
-  int32_t half[3];  // query views: coordinates of the second warpgroup's box relative to the first's
-  int32_t cells;    // of a box; one of keys may have fewer than a tile has: those of cells that are left are anything
+  int32_t half[3];  // query views: offset of the second warpgroup's TMA box from the first's
+  int32_t cells;    // cells per box; a key box may be smaller than a tile, whose remaining rows are undefined
   int64_t offset;
   int64_t stride[3];
   int32_t extent[3];
   int32_t box[3];
 };
 
-// A work item. slot >= 0: it writes float32 rows to the workspace. slot == -1: it alone knows its rows and writes the
-// output. slot <= -2: it writes the output of rows that one other item has put into the workspace in an earlier launch;
-// row r of the tile finds them in workspace row priors[(-2 - slot) * kBlockQ + r].
+// A work item. slot >= 0: a split-KV partial; writes float32 rows to the workspace. slot == -1: sole source of its
+// rows; writes the output. slot <= -2: the in-kernel reduction; combines its rows with the one partial that an earlier
+// launch has left in the workspace and writes the output. Row r of the tile reads workspace row priors[(-2 - slot) *
+// kBlockQ + r].
 struct Work {
-  // First lattice coordinates of the query tile: axis 2, 1, 0. Where rows are looked up, x is the tile's number.
+  // Lattice coordinates of the query tile's origin: axis 2, 1, 0. For gathered rows, x is the tile's index.
   int32_t query_view, x, y, z;
   int32_t begin, end, key_view, slot;
 };
 
 struct Entry {
-  // First lattice coordinates of the key tile, and its view, counted from the work item's key_view. Where keys are
-  // looked up, x is the tile's number in its view.
+  // Lattice coordinates of the key tile's origin, and its view relative to the work item's key_view. For gathered keys,
+  // x is the tile's index in its view.
   int32_t x, y, z, view;
 };
 
-// A work item of one head.
+// A work item of one batch entry and head.
 struct Task {
   int32_t item, batch, head_q, head_kv;
 };
@@ -45,7 +46,7 @@ struct Strides {
   int64_t batch, head, token;  // in elements
 };
 
-// What the problems of a launch differ in. An ordinary call is one problem.
+// Per-problem parameters. An ordinary call has one problem.
 struct Problem {
   const void* q;
   const void* k;
@@ -56,16 +57,16 @@ struct Problem {
   float* partial_lse;  // workspace (batch·heads_q, partial_rows)
   Strides q_stride, k_stride, v_stride, out_stride;
   int64_t partial_rows, q_len;
-  int64_t moved;  // by which views of the last keys, those with an offset, lie further on than they say
+  int64_t moved;  // run-time kv_len minus the plan's: shifts the views of the last keys (offset > 0)
   int32_t head_dim, head_dim_v;
-  int32_t block_q;            // rows of a query tile: kBlockQ or, where one warpgroup computes it, fewer
-  int32_t q_batch, kv_batch;  // map coordinate of a head: batch * q_batch + head
-  int32_t batch_maps;         // map of a batch entry: map + batch * batch_maps
-  int32_t heads_q, group;     // group: query heads that share a head of keys
+  int32_t block_q;            // rows of a query tile: kBlockQ, or fewer with one consumer warpgroup
+  int32_t q_batch, kv_batch;  // tensor map coordinate of a head: batch * q_batch + head
+  int32_t batch_maps;         // tensor map of a batch entry: map + batch * batch_maps
+  int32_t heads_q, group;     // group: query heads per key head
   float scale_log2, sign;     // |scale| * log2(e) and the sign of scale; 1 and 0 for scale 0
 };
 
-// The tables are those of all problems, one problem's after the other's.
+// The tables of all problems are concatenated.
 struct Params {
   TensorMap maps[SPATTN_MAPS];
   Problem problems[SPATTN_PROBLEMS];
@@ -77,23 +78,23 @@ struct Params {
   const View* query_views;
   const View* key_views;
   const int32_t* priors;
-  const int32_t* query_rows;  // (query tiles, block_q): the row of each query, -1 for padding; null where TMA reads q
-  const int32_t* key_rows;    // (key tiles, kBlockKV): the key of each cell, -1 for padding, where keys are looked up
-  int32_t* counter;           // work-stealing counter: 0 before and after a launch
+  const int32_t* query_rows;  // (query tiles, block_q): row of each query, -1 for padding; null if TMA reads q
+  const int32_t* key_rows;    // (key tiles, kBlockKV): position of each key, -1 for padding; gathered KV only
+  int32_t* counter;           // task counter: 0 before and after a launch
   int32_t task_count;
-  int32_t short_tiles;  // whether a box of keys has fewer cells than a tile
+  int32_t short_tiles;  // whether any key box has fewer cells than a tile
 };
 
-// What merge.cu is given.
+// Parameters of merge.cu.
 struct Merge {
   const int32_t *rows, *indptr, *sources;
-  const int4* heads;  // {first merge, last merge, batch, head} of every (batch, head)
+  const int4* heads;  // {begin, end of the rows to combine, batch, head} of every (batch, head)
   const float *partial_out, *partial_lse;
   void* out;
   float* lse;
   int64_t partial_rows, q_len;
   Strides out_stride;
-  int32_t heads_q, head_dim_v, head_blocks, unused;  // head_blocks: CTAs of a head
+  int32_t heads_q, head_dim_v, head_blocks, unused;  // head_blocks: CTAs per head
 };
 
 // Position of row-major cell `cell` of the box that starts at (x, y, z) of a view; false for padding.

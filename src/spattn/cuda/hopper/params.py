@@ -1,7 +1,7 @@
-"""The parameters of attention.cu and merge.cu.
+"""Parameters of attention.cu and merge.cu.
 
-Tensor maps travel inside the parameters, so a launch needs no copy and can be captured in a graph. Shapes and strides
-are encoded once; a call with other addresses only replaces those.
+Tensor maps are part of the parameters, so that a launch needs no copy and can be captured in a graph. Shapes and
+strides are encoded once; a call at other addresses only replaces those.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ..forward_pass import ForwardPass, fold_scale
 from .layout import ENTRY, WORK, Layout
 from .maps import ALIGNMENT, ELEMENT_BYTES, MAP_BYTES, encode_map, replace_address
 
-GROUPS = ((16, 96), (32, 192))  # the same for several problems: so many, and so many tensor maps of all of them
+GROUPS = ((16, 96), (32, 192))  # (problems, tensor maps of all of them) in a grouped launch's parameters
 _PLAN_POINTERS = ("tasks", "work", "entries", "entry_masks", "masks", "query_views", "key_views", "priors")
-_ROWS = ("query_rows", "key_rows")  # of plans whose places are looked up
+_ROWS = ("query_rows", "key_rows")  # of ordered and gathered plans
 _CALL_POINTERS = ("q", "k", "v", "out", "lse", "partial_out", "partial_lse")
 _INTEGERS = ("head_dim", "head_dim_v", "block_q", "q_batch", "kv_batch", "batch_maps", "heads_q", "group")
 _FLOATS = ("scale_log2", "sign")
@@ -60,7 +60,7 @@ pack_merge = packer(MERGE).pack
 
 
 def with_maps(room: int, members: list[tuple[Any, ...]]) -> np.dtype:
-    """A struct of parameters that begins with room for so many tensor maps, and is as long as these are aligned."""
+    """A parameter struct that begins with `room` tensor maps and whose size is a multiple of their alignment."""
     plain = np.dtype([("maps", "u1", (room, MAP_BYTES)), *members])
     inner, offsets = zip(*fields(plain).values(), strict=True)
     return np.dtype(
@@ -75,7 +75,7 @@ def with_maps(room: int, members: list[tuple[Any, ...]]) -> np.dtype:
 
 @functools.cache
 def params_dtype(room: int, problems: int = 1) -> np.dtype:
-    """The struct Params with room for so many tensor maps and problems."""
+    """The struct Params for `room` tensor maps and `problems` problems."""
     members: list[tuple[Any, ...]] = [("problems", PROBLEM, (problems,))]
     members += [(name, "u8") for name in (*_PLAN_POINTERS, *_ROWS, "counter")]
     members += [("task_count", "i4"), ("short_tiles", "i4")]
@@ -83,7 +83,7 @@ def params_dtype(room: int, problems: int = 1) -> np.dtype:
 
 
 def structs(room: int, problems: int = 1) -> Mapping[str, np.dtype]:
-    """The structs of params.cuh, with room for so many tensor maps and problems."""
+    """The structs of params.cuh for `room` tensor maps and `problems` problems."""
     return {
         "View": VIEW,
         "Work": WORK,
@@ -97,15 +97,14 @@ def structs(room: int, problems: int = 1) -> Mapping[str, np.dtype]:
 
 
 class _Map(NamedTuple):
-    operand: int  # place of its operand's address among the pointers of all problems
-    moved: int  # and that of the keys by which its problem has moved
+    operand: int  # index of its operand's address among the pointers of all problems
+    moved: int  # index of its problem's `moved` there
     offset: int  # bytes from the operand's address to the map's
-    step: int  # and so many more for each key by which its view moves
+    step: int  # bytes per key of `moved`
 
 
 class Addresses(NamedTuple):
-    """What differs between calls that agree in shapes, strides and dtype, but for the number of keys if the plan moves:
-    `moved` is how many more there are than it says."""
+    """Addresses and scale of a call, and `moved`, its kv_len minus the plan's."""
 
     q: int
     k: int
@@ -119,18 +118,18 @@ class Addresses(NamedTuple):
 
 
 class Template:
-    """The parameters of all calls that agree in shapes, strides and dtype, but for the number of keys.
+    """Parameters of all calls with the same shapes, strides and dtype, for any kv_len.
 
     Parameters
     ----------
     parts : sequence of (Layout, ForwardPass)
         The problems of a launch: one, or those of a group.
     plan_at : dict
-        Device addresses of the tables of all of them.
+        Device addresses of their tables.
     launches : list of (int, int)
         First task and number of tasks of each launch.
     room, problems : int
-        Tensor maps and problems that the kernel's parameters have room for.
+        Capacity of the kernel's parameters: tensor maps and problems.
     """
 
     def __init__(
@@ -145,7 +144,7 @@ class Template:
         self._image = aligned_bytes(dtype.itemsize)
         params = self._image.view(dtype)[0]
         self._maps: list[_Map] = []
-        self._pointers: tuple[int, ...] = ()  # for each problem q, k, v, out and `moved` that the maps of _image have
+        self._pointers: tuple[int, ...] = ()  # q, k, v, out and `moved` of each problem, as encoded in _image
         for number, (layout, call) in enumerate(parts):
             operands = call.q, call.k, call.v, call.out
             joint = all(map(joint_heads, operands))
@@ -171,13 +170,13 @@ class Template:
         self._heads = Recent(_HEADS_KEPT)
 
     def fill(self, launch: int, to: Addresses, counter: int, tables: Mapping[str, int] | None = None) -> bytes:
-        """The bytes of ``Params`` for a launch of a call, which may have tables of the plan's elsewhere."""
+        """The bytes of ``Params`` for a launch; `tables` overrides addresses of the plan's tables."""
         return self.fill_all(launch, (to,), counter, tables)
 
     def fill_all(
         self, launch: int, to: Sequence[Addresses], counter: int, tables: Mapping[str, int] | None = None
     ) -> bytes:
-        """The same of a launch of several problems."""
+        """The bytes of ``Params`` for a grouped launch."""
         tail = bytearray(self._tails[launch])
         for name, elsewhere in (tables or {}).items():
             _ADDRESS.pack_into(tail, self._at[name] - self._head_bytes, elsewhere)
@@ -192,7 +191,7 @@ class Template:
         return (self._heads.get(key) or self._move(key)) + tail
 
     def moving(self, to: Addresses) -> Moving | None:
-        """What of the bytes of ``Params`` of a call follows the number of keys; None where the plan does not move."""
+        """The parameters that depend on kv_len, or None if the plan is not length-polymorphic."""
         if not self._moves:
             return None
         pointers = to[:4]
@@ -205,7 +204,7 @@ class Template:
         return Moving(address("cuTensorMapReplaceAddress"), to.moved, moved_at, maps)
 
     def _move(self, pointers: tuple[int, ...]) -> bytes:
-        """The tensor maps for other addresses, kept because allocators hand out the same ones again and again."""
+        """Tensor maps at other addresses, cached because allocators reuse addresses."""
         with self._lock:
             at, before = self._image.ctypes.data, self._pointers
             for number, (operand, moved, offset, step) in enumerate(self._maps):
@@ -216,7 +215,7 @@ class Template:
         return self._heads.keep(pointers, maps)
 
     def _encode(self, layout: Layout, operands: tuple[Operand, ...], dtype: str, joint: bool) -> None:
-        """Per batch entry (or once, where batch and head are one axis): maps of q and out, then of k and v."""
+        """Encode the maps of q and out, then of k and v, per batch entry or, if batch and head are one axis, once."""
         at, first = self._image.ctypes.data, len(self._pointers)
         for batch in (None,) if joint else range(operands[0].shape[0]):
             for specs, numbers in ((layout.query_specs, (0, 3)), (layout.key_specs, (1, 2))):
@@ -229,7 +228,7 @@ class Template:
 
 
 def _fill_sizes(problem: np.void, layout: Layout, call: ForwardPass, joint: bool) -> None:
-    """Fills in what of a problem is no address."""
+    """Fill in the sizes and strides of a problem."""
     for name in ("q", "k", "v", "out"):
         problem[f"{name}_stride"] = getattr(call, name).strides[:3]
     problem["partial_rows"], problem["q_len"] = call.plan.slots * call.plan.block_q, call.plan.q_len
@@ -241,13 +240,13 @@ def _fill_sizes(problem: np.void, layout: Layout, call: ForwardPass, joint: bool
 
 
 def maps_needed(layout: Layout, call: ForwardPass) -> int:
-    """Tensor maps of a call."""
+    """Number of tensor maps of a call."""
     joint = all(map(joint_heads, (call.q, call.k, call.v, call.out)))
     return layout.maps * (1 if joint else call.q.shape[0])
 
 
 def aligned_bytes(count: int) -> np.ndarray:
-    """`count` zero bytes at an address that suits tensor maps."""
+    """`count` zero bytes, aligned for tensor maps."""
     raw = np.zeros(count + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
     return raw[start : start + count]

@@ -1,4 +1,4 @@
-"""What calls share: a plan on a device, and the kernels and parameters of all calls of some shapes and strides."""
+"""Device plans, and the kernels and parameters of calls of given shapes and strides."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from .layout import Items, Layout, make_layout
 from .maps import gatherable, readable
 from .params import Addresses, Template, maps_needed, pack_merge, structs
 
-COUNTERS = 1024  # calls on different streams that may run a plan at the same time
+COUNTERS = 1024  # concurrent calls of a plan on different streams
 _READY_KEPT = 32
 MERGE_TABLES = ("merge_rows", "merge_indptr", "merge_sources", "merge_heads")
 _ROWS_PER_BLOCK = 32  # of merge.cu
 
 
 def prepare(call: ForwardPass) -> Prepared | None:
-    """What calls of these shapes and strides share; None when TMA cannot address them."""
+    """The cached state for calls of these shapes and strides, or None if TMA cannot address them."""
     moves = sealed(call.plan).slides
     call = with_packed_heads(call)
     plan = plan_on_device(call.plan, call.device, call.q.shape[0], call.q.shape[1], call.k.shape[1], moves)
@@ -41,12 +41,12 @@ def prepare(call: ForwardPass) -> Prepared | None:
 
 
 class Merging(NamedTuple):
-    """The merges of all calls of a plan that agree in shapes, strides and dtype."""
+    """The combine launch of all calls of a plan with the same shapes, strides and dtype."""
 
     kernel: Kernel
     blocks: int
-    head: tuple[int, ...]  # the fields of Merge that are the same in all of these calls: arrays of the plan
-    tail: tuple[int, ...]  # and sizes
+    head: tuple[int, ...]  # leading fields of Merge: arrays of the plan
+    tail: tuple[int, ...]  # trailing fields: sizes
 
     def params(self, to: Addresses) -> bytes:
         """The bytes of ``Merge``."""
@@ -54,16 +54,16 @@ class Merging(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """Kernels and parameters of all calls of a plan that agree in shapes, strides and dtype."""
+    """Kernels and parameters of all calls of a plan with the same shapes, strides and dtype."""
 
     attention: Kernel | None
-    blocks: tuple[int, ...]  # of each launch of it
+    blocks: tuple[int, ...]  # CTAs per launch
     template: Template
     merge: Merging | None
 
 
 class Prepared(NamedTuple):
-    """A call that these kernels can run: `call` is the one to run, with heads packed where that helps."""
+    """A call that these kernels can run, with packed heads if possible."""
 
     plan: HopperPlan
     ready: Ready
@@ -71,7 +71,7 @@ class Prepared(NamedTuple):
 
 
 class HopperPlan:
-    """A plan on one device for one number of batch entries and heads; where tiles are selected, with new work items."""
+    """A plan on one device for fixed batch and heads; `new` replaces its work items for a dynamic mask."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class HopperPlan:
         self._ready = Recent(_READY_KEPT)
 
     def ready(self, call: ForwardPass) -> Ready | None:
-        """What calls of these strides and shapes share, whatever the number of keys; None when TMA cannot address
+        """The cached state for calls of these strides and shapes, for any kv_len, or None if TMA cannot address
         them."""
         arrays = call.q, call.k, call.v, call.out
         key = (call.dtype, *((x.strides, x.shape[:2], x.shape[3]) for x in arrays))
@@ -130,7 +130,8 @@ class HopperPlan:
         )
 
     def enqueue(self, ready: Ready, call: ForwardPass, tables: Mapping[str, int] | None = None) -> None:
-        """Enqueue the kernels of a call, which may have tables of the plan's elsewhere; the context must be current."""
+        """Enqueue the kernels of a call; `tables` overrides addresses of the plan's tables. The context must be
+        current."""
         addresses = call.q.pointer, call.k.pointer, call.v.pointer, call.out.pointer
         to = Addresses(*addresses, call.lse, *call.workspace(), call.scale)
         if ready.attention is not None:
@@ -141,40 +142,41 @@ class HopperPlan:
 
 
 def launches_of(phases: Sequence[np.ndarray]) -> list[tuple[int, int]]:
-    """First task and number of tasks of each launch, of the tasks of phases that lie one after the other."""
+    """(first task, number of tasks) of each launch, for the concatenated tasks of the phases."""
     starts = itertools.accumulate(map(len, phases[:-1]), initial=0)
     return [(start, len(tasks)) for start, tasks in zip(starts, phases, strict=True) if len(tasks)]
 
 
 def blocks_of(launches: Iterable[tuple[int, int]], row: Build, device: Device) -> tuple[int, ...]:
-    """The blocks of each launch: as many as run side by side, if there are as many tasks."""
+    """CTAs per launch: one per task, up to as many as are resident."""
     return tuple(min(row.ctas * device.sm_count, tasks) for _, tasks in launches)
 
 
 def counters(at: int) -> Callable[[], int]:
-    """() to the address of a work counter that no call still in flight uses, of COUNTERS that lie at an address."""
+    """Return a function that cycles through COUNTERS task counters at an address; none is reused by a call in
+    flight."""
     return itertools.cycle(range(at, at + 4 * COUNTERS, 4)).__next__
 
 
 def build_for(call: ForwardPass, keys: float) -> Build:
-    """What the kernel of a call is built with."""
+    """Kernel specialization for a call."""
     return build(call.plan.block_q, max(call.q.shape[3], call.v.shape[3]), keys)
 
 
 def load(name: str, row: Build, call: ForwardPass, room: int, gathers: bool = False, cells: int = TILE[1]) -> Kernel:
-    """The kernel of this name for a call, with room for so many tensor maps; of a plan whose places are looked up, if
-    `gathers`, and whose boxes of keys have at most so many cells."""
+    """The kernel `name` for a call: room for `room` tensor maps, KV gathered or not, at most `cells` cells per key
+    box."""
     defines = variant(row, call.dtype, room, gathers=gathers, cells=cells)
     return kernel(call.device, f"hopper/{name}.cu", ARCH, defines, structs(room), f"hopper_{name}")
 
 
 def merge_blocks(merges: Merges) -> int:
-    """Blocks of merge.cu that the merges of one head take."""
+    """CTAs of merge.cu per head."""
     return -(-int(np.diff(merges.variants).max(initial=0)) // _ROWS_PER_BLOCK)
 
 
 def merging(call: ForwardPass, at: Sequence[int], blocks: int) -> Merging:
-    """The merges of such calls, which take so many blocks a head; the tables of the plan's lie at `at`."""
+    """The combine launch for such calls, with `blocks` CTAs per head and the plan's tables at addresses `at`."""
     batch, heads_q = call.q.shape[:2]
     rows, strides = call.plan.slots * call.plan.block_q, call.out.strides[:3]
     return Merging(
@@ -187,13 +189,13 @@ def merging(call: ForwardPass, at: Sequence[int], blocks: int) -> Merging:
 
 @kept_with_plan
 def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, moves: bool) -> HopperPlan:
-    """The device copy of a plan, made at first use and kept with it; the device's context must be current."""
+    """Device copy of a plan, made at first use and cached with it; the device's context must be current."""
     return HopperPlan(plan, device, batch, heads_q, heads_kv, moves)
 
 
 @kept_with_plan
 def _lay_out(plan: Plan, device: Device, moves: bool) -> tuple[Layout, Buffer, dict[str, int]]:
-    """(layout, buffer, addresses) of what does not depend on the numbers of batch entries and heads."""
+    """(layout, buffer, addresses) of the tables that do not depend on batch and heads."""
     layout = make_layout(plan, moves)
     views = "query_views", "key_views"
     names = "work", "entries", "entry_masks", "masks", *views, "priors", "query_rows", "key_rows"

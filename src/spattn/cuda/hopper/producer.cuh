@@ -1,5 +1,5 @@
-// The warp that loads: query tiles, keys and values by TMA or, where places are looked up, row by row; tasks by an
-// atomic counter.
+// Producer warp: draws tasks from an atomic counter and loads their tiles. TMA loads queries, keys and values; gathered
+// rows are copied one by one.
 #pragma once
 
 #include "common/chain.cuh"
@@ -11,8 +11,8 @@
 
 namespace spattn::hopper {
 
-// A lane's share of a step: the tile it loads, as coordinates of a tensor map. Where keys are looked up, x is the number
-// of their tile. Registers are few, so that two numbers share one.
+// A lane's share of an iteration: one tile as tensor map coordinates. For gathered keys, x is the tile's index. Two
+// fields share a register, since registers are scarce.
 struct StepTile {
   int x, y, z, map_and_cells, mask;
 
@@ -23,15 +23,14 @@ struct StepTile {
 };
 static_assert(SPATTN_MAPS <= StepTile::kMostMaps);
 
-// Everything that the producer must know of a task before its first copy; `task.item` is -1 behind the last task.
+// Everything the producer needs to know before a task's first copy; `task.item` is -1 past the last task.
 struct Lookup {
   Task task;
   Work work;
   StepTile tiles;  // lane l: entry begin + l of the list
 };
 
-// What lane `lane` knows, in uniform registers: the copy engine is told from there, and whoever waits for a stage finds
-// all that it needs to fill it.
+// Lane `lane`'s tile in uniform registers, which TMA instructions read, so that no load follows the wait for a stage.
 __device__ __forceinline__ StepTile broadcast(const StepTile& tile, int lane) {
   const bool own = threadIdx.x % 32 == lane;
   const auto of = [&](int value) { return static_cast<int>(uniform(own ? value : 0)); };
@@ -42,7 +41,7 @@ struct StepTiles {
   StepTile of[kTiles];
 };
 
-// Whose keys a step has and, where places are looked up, which.
+// Batch entry, head and, for gathered plans, positions of an iteration's keys.
 struct StepKeys {
   int item = -1, batch, head;
   StepRows rows;
@@ -51,14 +50,14 @@ struct StepKeys {
 struct Producer {
   const Params& p;
   Shared& shared;
-  const int part;  // of the loading warps, which see the same tasks; the first one speaks for all
+  const int part;  // index of this producer warp; all process the same tasks, warp 0 publishes them
   const int lane = threadIdx.x % 32;
   RingPosition<kStages> ring;
   RingPosition<kQueries> query;
-  StepTiles previous;  // its values are still to be loaded
+  StepTiles previous;  // whose values are still to be loaded
   StepKeys previous_keys;
   Gatherer gatherer{part};
-  int task_number = blockIdx.x;  // where blocks take turns
+  int task_number = blockIdx.x;  // static schedule only
 
   __device__ __forceinline__ StepTile load_entries(const Lookup& now, int e) const {
     const int last = min(e, now.work.end - 1);
@@ -70,9 +69,9 @@ struct Producer {
     return {entry.x, entry.y + view.shift_y, entry.z + view.shift_z, map + view.cells * StepTile::kMostMaps, mask};
   }
 
-  // The reads that a task takes, each of which depends on the one before it, done for the next task while this one's
-  // copies are under way. kInSteps: of a long item one between two steps each, so that no copy waits for all of them. For
-  // two warpgroups they are one: steps of wide tiles give time enough.
+  // Lookup of the next task, a chain of dependent loads that overlaps this task's copies. kInSteps: one lookup per
+  // iteration of a long item, so that no copy waits for the whole chain. With two warpgroups the iterations are long
+  // enough to do all at once.
   __device__ __forceinline__ void look_up_task(Lookup& found, int number) const {
     found.task.item = -1;
     if (number < p.task_count) {
@@ -98,7 +97,7 @@ struct Producer {
     return found;
   }
 
-  // The keys of the step that begins with the tile of lane `place`. Nothing waits for them here.
+  // Prefetches the key positions of the iteration that begins with the tile of lane `place`.
   __device__ __forceinline__ void look_up_keys(const Lookup& now, int place, StepRows& rows) const {
 #pragma unroll
     for (int i = 0; i < StepRows::kWords; ++i) {
@@ -190,16 +189,16 @@ struct Producer {
     if (previous_keys.item >= 0) load_step<1>(previous, previous_keys);
   }
 
-  // Do blocks take turns, there and back, instead of drawing tickets? So they do where several warps load, and where none
-  // takes more than two tasks: the longest come first, tickets for all second ones would be drawn before any first one is
-  // done, and the block with the longest task would go on with the longest of the rest.
+  // Whether tasks are assigned statically, in boustrophedon order, instead of drawn from the counter: with several
+  // producer warps, and with at most two tasks per CTA. There the longest tasks come first and tickets for all second
+  // tasks would be drawn before any first one is done: the CTA with the longest task would get the longest of the rest.
   __device__ __forceinline__ bool take_turns() const { return kGathers || p.task_count <= int(2 * gridDim.x); }
 
-  // The counter hands out task_count + gridDim.x tickets in all, whoever draws them. A ticket is used long after it
-  // was drawn, so that nothing waits for the atomic.
+  // The counter hands out task_count + gridDim.x tickets in all, in any order. A ticket is used long after its draw,
+  // which hides the latency of the atomic.
   __device__ __forceinline__ int draw() const { return lane == 0 && !take_turns() ? atomicAdd(p.counter, 1) : 0; }
 
-  // Number of a ticket's task; whoever holds the last ticket puts the counter back to zero.
+  // Task index of a ticket; the holder of the last ticket resets the counter.
   __device__ __forceinline__ int settle(int ticket) {
     const int blocks = gridDim.x;
     if (take_turns()) return task_number = 2 * (task_number / blocks + 1) * blocks - 1 - task_number;
@@ -207,10 +206,10 @@ struct Producer {
     return gridDim.x + __shfl_sync(0xffffffff, ticket, 0);
   }
 
-  // Loads a task and returns the next one, whose ticket is replaced by the ticket of the one after it.
+  // Loads a task and returns the next one; draws the ticket of the one after that.
   __device__ __forceinline__ Lookup load_task(Lookup& now, int& ticket) {
     Lookup next;
-    StepRows ahead;  // keys of the next step, read long before they are needed
+    StepRows ahead;  // key positions of the next iteration, prefetched
     if constexpr (kGathers) look_up_keys(now, 0, ahead);
     load_query(now);
     const Problem& own = problem_of(p, p.query_views[now.work.query_view]);
@@ -248,7 +247,7 @@ struct Producer {
   __device__ void run() {
     int ticket = draw();
     Lookup now = look_up(blockIdx.x);
-    if (kProblems == 1) wait_for_previous();  // which may write q, k and v, and reads out; tables are older
+    if (kProblems == 1) wait_for_previous();  // it may write q, k and v, and reads out; the tables are older
     while (now.task.item >= 0) now = load_task(now, ticket);
     settle(ticket);
     load_previous_values();

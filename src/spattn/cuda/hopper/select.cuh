@@ -1,8 +1,8 @@
-// What the kernels that select tiles are given; select.py fills it, and each compilation asserts that both agree.
+// Parameters of the kernels that apply a dynamic mask, given by device-side indices. select.py fills them; each
+// compilation asserts that both agree.
 //
-// A selection is what indices on the device allow. select_table.cu turns them into a table in which a pair is looked up
-// in a step or two, select_tiles.cu looks at the tiles of a plan and keeps those that hold an allowed pair, and
-// select_masks.cu writes the bitmasks of those that hold others, too.
+// select_table.cu turns the mask's device indices into a table with constant-time lookup of a pair, select_tiles.cu
+// keeps the plan's tiles that hold an allowed pair, and select_masks.cu writes the bitmasks of the partial ones.
 #pragma once
 
 #include <cstdint>
@@ -12,27 +12,27 @@
 namespace spattn::hopper {
 
 enum Form : int32_t {
-  kBlocks,     // table: for each block of queries a bit for each block of keys
-  kLengths,    // table: the first key and the one after the last
-  kDocuments,  // table: for each token the number of its document, -1 in front of the first one and kNowhere behind all
-  kLines       // table: a bit for each column, then one for each diagonal
+  kBlocks,     // table: a bit per key block for each query block
+  kLengths,    // table: the first key and one past the last
+  kDocuments,  // table: the document of each token, -1 before the first and kNowhere after the last
+  kLines       // table: a bit per column, then one per diagonal
 };
 
 constexpr int32_t kNowhere = INT32_MAX;
 
-// An array of indices and the rows of the table that it fills: those of every selection, one after the other.
+// An index array and the rows of the table that it fills, for all masks one after the other.
 struct Table {
   const void* source;
   int64_t batch_stride, head_stride, row_stride, stride;  // of `source`, in elements
   uint32_t* target;
-  int64_t target_stride;              // words from one selection's part to the next
-  int32_t form, wide;                 // wide: of int64
-  int32_t heads, rows, count, limit;  // limit: numbers from here on stand for none
+  int64_t target_stride;              // words per mask
+  int32_t form, wide;                 // wide: int64 indices
+  int32_t heads, rows, count, limit;  // limit: indices from here on are ignored
   int32_t words, left;
-  int32_t* masks_taken;  // set to 0 for select_tiles.cu
+  int32_t* masks_taken;  // reset to 0 for select_tiles.cu
 };
 
-// A bitmask that is to be written: of an entry of a new item, of which the plan has this one.
+// A bitmask to write: of an entry of a new work item, intersected with the plan's bitmask `mask`.
 struct Job {
   int32_t item, entry, mask;
 };
@@ -44,9 +44,9 @@ struct Select {
   const uint32_t* masks;
   const View* query_views;
   const View* key_views;
-  const int32_t* items;       // which item of the plan, and
-  const int32_t* selections;  // which selection, each new item is made of
-  const int64_t* starts;      // where the entries of each new item may start
+  const int32_t* items;       // the plan's work item, and
+  const int32_t* selections;  // the mask, of each new work item
+  const int64_t* starts;      // first entry of each new work item
   Work* new_work;
   Entry* new_entries;
   int32_t* new_entry_masks;
@@ -56,8 +56,8 @@ struct Select {
   const uint32_t* table;
   int64_t table_stride;
   int32_t form, count, warpgroups, mask_room;
-  int32_t words, block_q, block_kv, unused;  // words: of a row of the table
-  int32_t q_len, q_offset;                   // row r is query r % q_len, and stands at q_offset + r % q_len
+  int32_t words, block_q, block_kv, unused;  // words: per table row
+  int32_t q_len, q_offset;                   // row r is query r % q_len, at position q_offset + r % q_len
 };
 
 }  // namespace spattn::hopper

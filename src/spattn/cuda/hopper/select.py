@@ -1,7 +1,7 @@
-"""Calls of a plan of which a selection allows some pairs: kernels select its tiles, then those are computed as ever.
+"""Dynamic masks: kernels select the tiles that the attention kernel then computes.
 
-Nothing here waits for the device. What the host must know is how many tiles and bitmasks there can be: bounds that
-follow from the plan and from the form of the selection.
+Nothing here synchronizes with the device. The host only needs upper bounds of the numbers of tiles and bitmasks, which
+follow from the plan and the form of the mask.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from .prepared import HopperPlan
 __all__ = ["JOB", "SELECT", "TABLE", "Source", "forward", "items_of", "room"]
 
 _FORMS = ("blocks", "lengths", "documents", "lines")
-_TOKENS = 1024  # that a block of select_table.cu numbers
-_MASK_BLOCKS = 8  # of select_masks.cu, of an SM
-_MASK_BYTES = 512  # of 64 queries
+_TOKENS = 1024  # per CTA of select_table.cu
+_MASK_BLOCKS = 8  # CTAs of select_masks.cu per SM
+_MASK_BYTES = 512  # per 64 queries
 _WORD_BYTES = 4
 _ALIGNMENT = 256  # of tables
 
@@ -70,13 +70,8 @@ _pack_table, _pack_select = packer(TABLE).pack, packer(SELECT).pack
 
 
 def items_of(plan: Plan, form: Form, batch: int, heads: int, q_len: int) -> Items:
-    """The new work items for so many heads, `q_len` queries each; the plan's rows may be those of several heads.
-
-    Raises
-    ------
-    ValueError
-        If they may have 2³¹ tiles or more.
-    """
+    """New work items for `heads` heads of `q_len` queries; a row of the plan may stand for several heads. Raises
+    ValueError for 2³¹ tiles or more."""
     variant = np.broadcast_to(plan.variant, (batch, heads)).astype(np.int64)
     entry, head = np.arange(batch)[:, None] % form.batch, np.arange(heads)[None] // (heads // form.heads)
     selection = np.broadcast_to(entry * form.heads + head, (batch, heads))
@@ -94,7 +89,7 @@ def items_of(plan: Plan, form: Form, batch: int, heads: int, q_len: int) -> Item
     work = np.zeros(len(items), [("begin", "i8"), ("end", "i8")])
     work["end"] = tiles
     indptr = offsets(last - first)
-    masks = np.diff(offsets(most.masks[items])[indptr])  # of each pair
+    masks = np.diff(offsets(most.masks[items])[indptr])  # per pair
     found = Items(
         work,
         indptr.astype(np.int32),
@@ -110,15 +105,8 @@ def items_of(plan: Plan, form: Form, batch: int, heads: int, q_len: int) -> Item
 
 
 class Room(NamedTuple):
-    """How many tiles and bitmasks the work items of a plan have at most, whatever a selection of some form allows.
-
-    Attributes
-    ----------
-    tiles, masks : (items,) int64 arrays
-        Of each item.
-    all_masks : int
-        Of the items of a variant together.
-    """
+    """Upper bounds of the tiles and bitmasks per work item of a plan, for any mask of a form; `all_masks` bounds those
+    of all items of a variant together."""
 
     tiles: np.ndarray
     masks: np.ndarray
@@ -126,7 +114,7 @@ class Room(NamedTuple):
 
 
 def room(plan: Plan, form: Form, q_len: int) -> Room:
-    """The room that lists need: that of the plan's own, or less where tiles of keys lie side by side."""
+    """Upper bounds for a plan and form: the plan's own tiles, or fewer if key tiles are contiguous."""
     tiles = (plan.work["end"] - plan.work["begin"]).astype(np.int64)
     views, query_ids, key_ids = plan.views, *roles(plan)[:2]
     several = _key_views(plan)
@@ -134,23 +122,24 @@ def room(plan: Plan, form: Form, q_len: int) -> Room:
         return Room(tiles, tiles, int(tiles.sum()))
     given, rows = _masked(plan), min(_span(views[query_ids]), q_len)
     in_step = not (views["offset"][key_ids] % plan.block_kv).any()
-    more = 0 if in_step else several - 1  # tiles of keys that a stretch of them meets, because there is another view
-    if form.name == "lengths":  # one end of the keys cuts a tile
+    more = 0 if in_step else several - 1  # key tiles that a run of them gains at a boundary of views
+    if form.name == "lengths":  # one end of the keys splits a tile
         return Room(tiles, np.minimum(tiles, given + 1), int(tiles.sum()))
     if form.name == "lines":
-        each = (rows + plan.block_kv - 2) // plan.block_kv + 1 + more  # tiles that a diagonal meets
+        each = (rows + plan.block_kv - 2) // plan.block_kv + 1 + more  # tiles that a diagonal intersects
         tiles = np.minimum(tiles, form.counts[0] + form.counts[1] * each)
         return Room(tiles, tiles, int(tiles.sum()))
     if form.name == "documents":
         if rows > plan.block_q or len(plan.components) > plan.variants:
             return Room(tiles, tiles, int(tiles.sum()))
-        # A tile that is no bitmask's holds the end of a document, or is met by queries of several: those of the last
-        # one whose first token they hold, those of the first one whose last token they hold, and their own.
+        # A tile without a bitmask in the plan needs one if it holds the end of a document, or intersects queries of
+        # several documents: the last one whose first token they hold, the first one whose last token they hold, and
+        # their own.
         cut = 2 * (-(-plan.kv_len // plan.block_kv) + (2 + more) * form.counts[0])
         own = len(tiles) * (rows // plan.block_kv + 4 + more)
         return Room(tiles, tiles, int(given.sum()) + cut + own)
     first = views["offset"][query_ids] + plan.kv_len - q_len
-    in_rows = rows == plan.block_q and form.block_q % rows == 0 and not (first % rows).any()  # of one block of queries
+    in_rows = rows == plan.block_q and form.block_q % rows == 0 and not (first % rows).any()  # in one query block
     in_blocks = in_step and form.block_kv % plan.block_kv == 0
     met = 1 if in_rows else (rows - 1) // form.block_q + 2
     of_block = form.block_kv // plan.block_kv + (0 if in_blocks else 2 + more)
@@ -159,8 +148,7 @@ def room(plan: Plan, form: Form, q_len: int) -> Room:
 
 
 def _key_views(plan: Plan) -> int | None:
-    """The most views of keys that a component has, where each has tiles of keys side by side that no other has; None
-    elsewhere."""
+    """Most key views of a component, if all have contiguous key tiles without overlaps; else None."""
     most = 0
     for component in plan.components:
         own = plan.views[key_views_of(plan, component)]
@@ -175,12 +163,12 @@ def _key_views(plan: Plan) -> int | None:
 
 
 def _span(views: np.ndarray) -> int:
-    """The most positions that a tile of some views reaches over."""
+    """Largest number of positions between the ends of a tile."""
     return int(((views["box"] - 1) * np.abs(views["stride"])).sum(axis=1).max(initial=0)) + 1
 
 
 def _masked(plan: Plan) -> np.ndarray:
-    """(items,) int64: tiles with a bitmask that each work item has at most."""
+    """(items,) int64: upper bound of the tiles with a bitmask per work item."""
     before = offsets(np.diff(plan.tile_indptr) * (plan.mask >= 0))
     first = np.searchsorted(plan.tile_indptr, plan.work["begin"], "right") - 1
     last = np.searchsorted(plan.tile_indptr, plan.work["end"], "left")
@@ -188,14 +176,14 @@ def _masked(plan: Plan) -> np.ndarray:
 
 
 class SelectedPlan(HopperPlan):
-    """A plan on one device for one number of batch entries and heads, for selections of a form."""
+    """A plan on one device for fixed batch and heads, and dynamic masks of one form."""
 
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, form: Form, q_len: int):
         self.items = items = items_of(plan, form, batch, heads_q, q_len)
         super().__init__(plan, device, batch, heads_q, heads_kv, False, items)
         self.form, self._places = form, (q_len, plan.kv_len - q_len)
         limit = -(-plan.kv_len // form.block_kv) if form.name == "blocks" else plan.kv_len
-        words = {"lengths": 2, "documents": plan.kv_len}.get(form.name, -(-limit // 32))  # of a row
+        words = {"lengths": 2, "documents": plan.kv_len}.get(form.name, -(-limit // 32))  # per row
         rows = -(-plan.kv_len // _TOKENS) if form.name == "documents" else form.rows
         self._limit, self._words, self._stride = limit, words, words * form.rows * len(form.counts)
         self._fill_blocks = form.batch * form.heads * rows
@@ -212,7 +200,7 @@ class SelectedPlan(HopperPlan):
         self._at = offsets(np.array([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes])).tolist()
 
     def select(self, call: ForwardPass, sources: tuple[Source, ...]) -> dict[str, int]:
-        """Enqueue the kernels that select tiles; the addresses of the tables that they write."""
+        """Enqueue the selection kernels; return the addresses of the tables that they write."""
         first = call.allocate(self._at[-1])
         tables = _Tables(*(first + offset for offset in self._at[:-1]))
         fill, tiles, masks = _kernels(call.device, call.dtype, call.plan.block_q)
@@ -241,19 +229,19 @@ class SelectedPlan(HopperPlan):
 def selected_plan(
     plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int, form: Form, q_len: int
 ) -> SelectedPlan:
-    """The device copy of a plan, made at first use and kept with it; the device's context must be current."""
+    """Device copy of a plan, made at first use and cached with it; the device's context must be current."""
     return SelectedPlan(plan, device, batch, heads_q, heads_kv, form, q_len)
 
 
 class Source(NamedTuple):
-    """An array of indices on the device: (batch or 1, heads or 1, rows, n), and whether it is of int64."""
+    """A device array of indices, (batch or 1, heads or 1, rows, n), and whether it is int64."""
 
     operand: Operand
     wide: bool
 
 
 class _Tables(NamedTuple):
-    """The addresses of what a call's kernels write before it is computed."""
+    """Addresses of the tables that the selection kernels write."""
 
     work: int
     entries: int
@@ -265,14 +253,8 @@ class _Tables(NamedTuple):
 
 
 def forward(call: ForwardPass, form: Form, sources: tuple[Source, ...]) -> None:
-    """Enqueue a call of which a selection of this form and these indices allows some pairs; the context must be
-    current.
-
-    Raises
-    ------
-    ValueError
-        If TMA cannot address the arrays, or there may be 2³¹ tiles or more.
-    """
+    """Enqueue a call with a dynamic mask; the context must be current. Raises ValueError if TMA cannot address the
+    arrays, or for 2³¹ tiles or more."""
     q_len = call.q.shape[2]
     if call.k.shape[1] % form.heads == 0:
         call = with_packed_heads(call)
@@ -280,13 +262,13 @@ def forward(call: ForwardPass, form: Form, sources: tuple[Source, ...]) -> None:
     plan = selected_plan(call.plan, call.device, call.q.shape[0], *heads, form, q_len)
     ready = plan.ready(call) if call.aligned(ELEMENT_BYTES) else None
     if ready is None:
-        raise ValueError("q, k, v: expected rows that start on 16 bytes, their elements side by side, for a selection")
+        raise ValueError("q, k, v: a selection needs contiguous, 16-byte aligned rows")
     plan.enqueue(ready, call, None if ready.attention is None else plan.select(call, sources))
 
 
 @functools.cache
 def _kernels(device: Device, dtype: str, block_q: int) -> tuple[Kernel, ...]:
-    """What selects tiles. It depends on no size, and shares its structs with what computes them; the context must be
+    """The selection kernels, which depend on no size and share the attention kernel's structs; the context must be
     current."""
     defines = variant(build(block_q, 1), dtype, MAPS[0])
     own = {**structs(MAPS[0]), "Table": TABLE, "Job": JOB, "Select": SELECT}

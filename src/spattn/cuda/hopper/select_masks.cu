@@ -1,7 +1,7 @@
-// Formula    the bitmasks of the tiles that select_tiles.cu has found: what the plan's bitmask and the selection allow.
-// Grid       some CTAs an SM, whose warps take one tile after the other.
-// Target     sm_90a (nothing special; it shares the structs of attention.cu).
-// Test       tests/cuda/test_hopper_selections.py      Benchmark  benchmarks/replanning_cuda.py
+// Formula    bitmasks of the tiles that select_tiles.cu lists: the plan's bitmask and the dynamic mask.
+// Grid       a few CTAs per SM; each warp loops over tiles.
+// Target     sm_90a (no special instructions; shares the structs of attention.cu).
+// Test       tests/cuda/sm90/test_dynamic_masks.py      Benchmark  benchmarks/planning/replanning_cuda.py
 
 #include "hopper/allowed.cuh"
 #include "hopper/mask.cuh"
@@ -10,13 +10,13 @@ namespace spattn::hopper {
 
 constexpr int kMaskThreads = 128;
 constexpr int kMaskWarps = kMaskThreads / 32;
-constexpr int kWords = 128;   // of the bitmask of 64 rows
-constexpr int kColumns = 16;  // of a lane, in each row: n is column 8 (n / 2) + 2 (lane % 4) + n % 2 ...
+constexpr int kWords = 128;   // per bitmask of 64 rows
+constexpr int kColumns = 16;  // per lane and row: n is column 8 (n / 2) + 2 (lane % 4) + n % 2 ...
 
-// ... and bit 4 (n / 2) + n % 2 of a lane's word, or the bit two further on where the row is one of the lower eight.
+// ... and bit 4 (n / 2) + n % 2 of a lane's word, two bits higher for the lower eight rows.
 __device__ __forceinline__ uint32_t bit_of(int n) { return 1u << (n / 2 * 4 + n % 2); }
 
-// The lane's bits of all 64 of a row.
+// The lane's bits of a row of 64.
 __device__ __forceinline__ uint32_t own_bits(uint64_t row, int lane) {
   uint64_t bits = row >> (lane % 4 * 2) & 0x0303030303030303;
   bits = (bits | bits >> 4) & 0x00ff00ff00ff00ff;
@@ -24,14 +24,14 @@ __device__ __forceinline__ uint32_t own_bits(uint64_t row, int lane) {
   return bits | bits >> 16;
 }
 
-// The keys of a tile: those of the lane, and those of a row of 64 side by side, which are looked up together.
+// The keys of a tile: the lane's own, and for 64 contiguous keys one word per row.
 struct Columns {
   const Allowed& allowed;
   const int lane;
   int codes[kColumns];
   uint32_t real = 0;   // the lane's keys that some query may see
-  uint32_t later = 0;  // and those that all queries may that are not before them
-  int first = -1;      // of keys side by side, if they are chosen by lines
+  uint32_t later = 0;  // those that all queries not before them may see
+  int first = -1;      // first of contiguous keys (kLines only)
   uint64_t chosen = 0;
 
   __device__ __forceinline__ Columns(const Allowed& allowed, const View& view, const Entry& entry, int lane)
@@ -51,7 +51,7 @@ struct Columns {
     }
   }
 
-  // Which of the lane's keys a query may see.
+  // The lane's keys that a query may see.
   __device__ __forceinline__ uint32_t seen_by(int position) const {
     if (allowed.s.form == kLengths) return real;
     if (position < 0) return 0;
@@ -66,7 +66,7 @@ struct Columns {
     return found;
   }
 
-  // The same of all 64 keys, of a query so far behind the first one.
+  // All 64 contiguous keys, for a query `far` behind the first one.
   __device__ __forceinline__ uint64_t seen_side_by_side(int far) const {
     if (far < 0) return 0;
     const uint64_t apart = far < 63 ? allowed.bits_from(1, 0) << (63 - far) : allowed.bits_from(1, far - 63);
@@ -77,14 +77,14 @@ struct Columns {
 
 constexpr int kNoQuery = INT32_MIN;
 
-// Position of a row, whatever head it is of; kNoQuery for padding.
+// Position of a row, of any head; kNoQuery for padding.
 __device__ __forceinline__ int query_position(const Select& s, const Work& work, int row) {
   int64_t at;
   if (!cell_position(s.query_views[work.query_view], work.x, work.y, work.z, row, at)) return kNoQuery;
   return s.q_offset + (at < s.q_len ? int(at) : int(at) % s.q_len);
 }
 
-// The bitmask of a tile in the order of accumulators (mask.cuh), by a warp.
+// Writes the bitmask of a tile in accumulator order (mask.cuh); one warp.
 __device__ void write_mask(const Select& s, const Job& job, uint32_t* target) {
   const int lane = threadIdx.x % 32;
   const NewItem item = new_item(s, job.item);
@@ -103,7 +103,7 @@ __device__ void write_mask(const Select& s, const Job& job, uint32_t* target) {
   }
 }
 
-// {threads, dynamic shared bytes, bytes of the parameter}, read by launch.py.
+// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kMaskThreads, 0, sizeof(Select)};
 
 extern "C" __global__ void __launch_bounds__(kMaskThreads) hopper_select_masks(const __grid_constant__ Select s) {

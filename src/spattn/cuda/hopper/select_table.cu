@@ -1,7 +1,7 @@
-// Formula    a table of what the indices of a selection allow: see Form in select.cuh.
-// Grid       a CTA for each row of each selection, kTokens tokens a row where documents are numbered.
-// Target     sm_90a (nothing special; it shares the structs of attention.cu).
-// Test       tests/cuda/test_hopper_selections.py      Bound  launch; the table of 65,536 tokens is some KiB.
+// Formula    lookup table of a dynamic mask: see Form in select.cuh.
+// Grid       one CTA per table row and mask; for documents, one per kTokens tokens.
+// Target     sm_90a (no special instructions; shares the structs of attention.cu).
+// Test       tests/cuda/sm90/test_dynamic_masks.py      Bound  launch; the table of 65,536 tokens takes some KiB.
 
 #include "hopper/select.cuh"
 
@@ -12,7 +12,7 @@ constexpr int kTokens = 1024;
 
 struct Row {
   const Table& t;
-  const int64_t first;  // element of `source` where the row starts
+  const int64_t first;  // element of `source` at which the row starts
   uint32_t* const target;
 
   __device__ __forceinline__ int64_t number(int n) const {
@@ -36,11 +36,11 @@ struct Row {
     target[1] = t.left ? t.limit : length;
   }
 
-  // The document of a token is the last one that starts at or before it; -1 in front of the first one.
+  // A token's document is the last one that starts at or before it; -1 before the first.
   __device__ void number_tokens(int block) const {
     for (int token = block * kTokens + threadIdx.x; token < min((block + 1) * kTokens, t.limit);
          token += kTableThreads) {
-      int low = 0, high = t.count;  // documents [0, low) start at or before it, those from `high` on behind it
+      int low = 0, high = t.count;  // documents [0, low) start at or before the token, those from `high` on after it
       while (low < high) {
         const int middle = (low + high) / 2;
         if (number(middle) <= token) low = middle + 1;
@@ -51,12 +51,12 @@ struct Row {
   }
 };
 
-// {threads, dynamic shared bytes, bytes of the parameter}, read by launch.py.
+// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kTableThreads, 0, sizeof(Table)};
 
 extern "C" __global__ void __launch_bounds__(kTableThreads) hopper_select_table(const __grid_constant__ Table t) {
   if (blockIdx.x == 0 && threadIdx.x == 0) *t.masks_taken = 0;
-  const int blocks = t.form == kDocuments ? (t.limit + kTokens - 1) / kTokens : t.rows;  // of a selection
+  const int blocks = t.form == kDocuments ? (t.limit + kTokens - 1) / kTokens : t.rows;  // per mask
   const int selection = blockIdx.x / blocks, row = blockIdx.x % blocks;
   const int own = t.form == kDocuments ? 0 : row;
   const Row here = {t, selection / t.heads * t.batch_stride + selection % t.heads * t.head_stride + own * t.row_stride,

@@ -1,9 +1,9 @@
-// Formula    the tiles of a plan that hold a pair which a selection allows, in lists of their own, and the bitmasks that
-//            select_masks.cu is to write: of tiles of which not every pair is allowed.
-// Grid       a CTA for each new work item: a work item of the plan for each selection that its heads have.
-// Target     sm_90a (nothing special; it shares the structs of attention.cu).
-// Order      new lists are in the order of the plan's; which number a bitmask gets depends on the run, its bits do not.
-// Test       tests/cuda/test_hopper_selections.py      Benchmark  benchmarks/replanning_cuda.py
+// Formula    new tile lists with the plan's tiles that hold a pair allowed by a dynamic mask, and the jobs of
+//            select_masks.cu: the bitmasks of tiles with a pair that is not allowed.
+// Grid       one CTA per new work item: a work item of the plan for each mask of its heads.
+// Target     sm_90a (no special instructions; shares the structs of attention.cu).
+// Order      new lists keep the plan's order; the index of a bitmask varies between runs, its bits do not.
+// Test       tests/cuda/sm90/test_dynamic_masks.py      Benchmark  benchmarks/planning/replanning_cuda.py
 // Source     Plan contract: planning/contract/types.py.
 
 #include "hopper/allowed.cuh"
@@ -14,7 +14,7 @@ namespace spattn::hopper {
 constexpr int kSelectThreads = 128;
 constexpr int kSelectWarps = kSelectThreads / 32;
 
-// How many threads before this one say yes, and how many do in all; all threads of the CTA ask.
+// Exclusive prefix count and total of a predicate over the CTA; all threads take part.
 struct Rank {
   int before, all;
 };
@@ -33,7 +33,7 @@ __device__ __forceinline__ Rank rank_of(bool yes, int (&counts)[kSelectWarps]) {
   return found;
 }
 
-// {threads, dynamic shared bytes, bytes of the parameter}, read by launch.py.
+// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kSelectThreads, 0, sizeof(Select)};
 
 extern "C" __global__ void __launch_bounds__(kSelectThreads) hopper_select_tiles(const __grid_constant__ Select s) {
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(kSelectThreads) hopper_select_tiles
   const NewItem item = new_item(s, blockIdx.x);
   const Work& work = item.work;
   const Reach rows = reach_of(s.query_views[work.query_view], work.x, work.y, work.z);
-  Reach queries = {s.q_offset, s.q_offset + s.q_len - 1};  // of all of them, where a tile has those of several heads
+  Reach queries = {s.q_offset, s.q_offset + s.q_len - 1};  // all of them if a tile holds several heads' queries
   if (rows.last < s.q_len) queries = {s.q_offset + rows.first, s.q_offset + rows.last};
   const int64_t start = s.starts[blockIdx.x], room = s.starts[blockIdx.x + 1] - start;
   int kept = 0;
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(kSelectThreads) hopper_select_tiles
     if (threadIdx.x == 0 && maker.all > 0) first_mask = atomicAdd(s.masks_taken, maker.all);
     __syncthreads();
     const int own = first_mask + maker.before;
-    // select.py counts how many there can be; a list or bitmask beyond its room would be another's.
+    // select.py computes both upper bounds; exceeding one would overwrite another item's list or bitmask.
     if (kept + keeper.all > room || (masked && own >= s.mask_room)) __trap();
     const int64_t at = start + kept + keeper.before;
     if (keeps) {
@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(kSelectThreads) hopper_select_tiles
     }
     if (masked) s.jobs[own] = {int(blockIdx.x), int(at), mask};
     kept += keeper.all;
-    __syncthreads();  // the counts are free again
+    __syncthreads();  // before the next iteration overwrites the counts
   }
   if (threadIdx.x > 0) return;
   if (kept == 0) {  // a work item has at least one tile: this one allows nothing

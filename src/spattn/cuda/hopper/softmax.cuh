@@ -1,4 +1,4 @@
-// Online softmax on WGMMA accumulators: base 2, float32 statistics, the scale folded into the exponent's FMA.
+// Online softmax on WGMMA accumulators. Base 2, float32 statistics, the scale folded into the exponent's FMA.
 //
 // A thread holds two rows (h = 0, 1) of the fragment layout of wgmma.cuh; four neighbouring lanes share a row.
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace spattn::hopper {
 
-// 2^x with flushed denormals: one instruction, where exp2f() spends two more to scale them.
+// 2^x with flushed denormals: one instruction; exp2f() takes two more to scale denormals.
 __device__ __forceinline__ float exp2_flushed(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -25,22 +25,23 @@ __device__ __forceinline__ uint32_t narrow2(float low, float high) {
   return *reinterpret_cast<uint32_t*>(&pair);
 }
 
-// The row's reference moves only when a logit exceeds it by more than this in base 2, so weights stay below 2^8:
-// harmless in float32 sums and in both 16-bit types, and most steps need neither shuffles nor a rescaled output.
+// Lazy rescaling: the running maximum moves only when a score exceeds it by more than this in base 2. Weights stay
+// below 2^8, harmless in float32 sums and in both 16-bit types, and most iterations need neither shuffles nor a
+// rescaled output.
 constexpr float kSlack = 8.0f;
 
 struct Softmax {
-  float reference[2];  // of the row's exponents: a logit times scale * log2(e)
-  float limit[2];      // raw logit above which the reference moves; -inf until the row has seen a key
-  float row_sum[2];    // this thread's columns only
+  float reference[2];  // the running maximum: a dot product times scale * log2(e)
+  float limit[2];      // dot product above which the running maximum moves; -inf until the row has seen a key
+  float row_sum[2];    // over this thread's columns only
 
   __device__ __forceinline__ void reset() {
     reference[0] = reference[1] = row_sum[0] = row_sum[1] = 0.0f;
     limit[0] = limit[1] = -infinity<float>();
   }
 
-  // Replaces logits by weights 2^(logit * scale_log2 - reference). True when a reference of this warp moved: what was
-  // accumulated before is then worth `rescale` times as much. Masked logits (-inf) weigh 0 under any reference.
+  // Replaces dot products by weights 2^(product * scale_log2 - running maximum). Returns true if a running maximum of
+  // this warp moved: earlier accumulators must then be multiplied by `rescale`. Masked products (-inf) get weight 0.
   template <int kCount>
   __device__ __forceinline__ bool update(float (&s)[kCount], float scale_log2, float (&rescale)[2]) {
     float largest[2];
@@ -60,7 +61,7 @@ struct Softmax {
     return moved;
   }
 
-  // The weights policy: replaces logits by weights, which multiply the values, and counts them in the rows' sums.
+  // Softmax numerator: replaces dot products by weights and adds them to the row sums.
   template <int kCount>
   __device__ __forceinline__ void weights_policy(float (&s)[kCount], float scale_log2) {
 #pragma unroll
@@ -77,7 +78,7 @@ struct Softmax {
     }
   }
 
-  // Without a branch, so that both rows are on their way at once. Scales of 2^126 and more have no slack: harmless too.
+  // Branch-free, so that both rows run in parallel. Scales of 2^126 and more get no slack: harmless.
   __device__ __forceinline__ void move(const float (&largest)[2], float scale_log2, float (&rescale)[2]) {
     const float slack = __fdividef(kSlack, scale_log2);
 #pragma unroll
@@ -91,23 +92,23 @@ struct Softmax {
     }
   }
 
-  // Sums of exponentials are never negative, but the compiler does not know: the branch keeps it from sinking the
-  // exponentials below what follows, the wait for the product that they are to hide behind.
+  // Keeps the compiler from sinking the exponentials below the wait for the product that they overlap. The branch is
+  // never taken: a row sum is not negative.
   __device__ __forceinline__ void settle() const {
     if (fminf(row_sum[0], row_sum[1]) < 0.0f) __trap();
   }
 
-  // Whether the reference of a row is too large for its exponents to mean anything.
+  // Whether the running maximum is too large for meaningful exponents.
   __device__ __forceinline__ bool far(int h) const { return !(fabsf(reference[h]) < kFarLogit<float>); }
 
-  // Natural logarithm of the sum of exponentials of a row, whose weights sum to `sum`; -inf when it attends to nothing.
+  // Log-sum-exp (natural) of a row whose weights sum to `sum`; -inf for an empty row.
   __device__ __forceinline__ float lse(int h, float sum) const {
     constexpr float kLn2 = 0.693147180559945309f;
     return sum == 0.0f ? -infinity<float>() : (reference[h] + __log2f(sum)) * kLn2;
   }
 };
 
-// Two softmax results over disjoint keys as one: what each row is worth, and the joint lse.
+// Combines two softmax results over disjoint keys: the weight of each, and the joint lse.
 struct Blend {
   float own, other, lse;
 };
@@ -132,10 +133,10 @@ __device__ __forceinline__ void scale_rows(float (&accumulator)[kCount], const f
   }
 }
 
-// Per row h: NaN when any of its values is not finite, else 0.
+// Per row h: NaN if any value is not finite, else 0.
 template <int kCount>
 __device__ __forceinline__ void probe_rows(const float (&accumulator)[kCount], float (&probe)[2]) {
-  float found[8] = {};  // chains that do not wait for each other
+  float found[8] = {};  // independent chains
 #pragma unroll
   for (int i = 0; i < kCount; ++i) found[i % 8] = fmaf(accumulator[i], 0.0f, found[i % 8]);
   probe[0] = (found[0] + found[1]) + (found[4] + found[5]);

@@ -1,9 +1,9 @@
-// The bulk tensor copy engine (TMA). One PTX instruction a function.
+// Tensor Memory Accelerator (TMA). One PTX instruction per function.
 //
-// A tensor map is 128 opaque bytes that the host encodes (cuTensorMapEncodeTiled). All maps here have five dimensions:
+// A tensor map is 128 opaque bytes encoded on the host (cuTensorMapEncodeTiled). All maps here have five dimensions:
 // (head_dim, axis 2, axis 1, axis 0, batch·head) of an affine view, the box (64, box 2, box 1, box 0, 1) and the
-// 128-byte swizzle: the 16-byte chunk c of the 128-byte row r lies at chunk c ^ (r % 8). Cells outside the view arrive
-// as zeros and are never stored. PTX ISA, "cp.async.bulk.tensor".
+// 128-byte swizzle: 16-byte chunk c of 128-byte row r is at chunk c ^ (r % 8). Cells outside the view are loaded
+// as zeros and never stored. PTX ISA, "cp.async.bulk.tensor".
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ __device__ __forceinline__ void tma_store(const TensorMap* map, uint32_t source,
                : "memory");
 }
 
-// `bytes` that lie side by side, as they are or added to the float32 numbers that are there.
+// Contiguous `bytes`: stored, or added to float32 values in global memory.
 __device__ __forceinline__ void bulk_store(void* target, uint32_t source, uint32_t bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target), "r"(source), "r"(bytes)
                : "memory");
@@ -45,10 +45,10 @@ __device__ __forceinline__ void bulk_add(float* target, uint32_t source, uint32_
 
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// The stores of this thread have read their shared memory.
+// Waits until this thread's stores have read shared memory.
 __device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
-// The stores of this thread are complete.
+// Waits until this thread's stores are complete.
 __device__ __forceinline__ void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 }  // namespace spattn::hopper

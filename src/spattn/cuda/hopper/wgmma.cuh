@@ -1,4 +1,4 @@
-// Warpgroup matrix products (WGMMA) and their fences. One PTX instruction a function.
+// Warpgroup matrix products (WGMMA) and their fences. One PTX instruction per function.
 //
 // D (64 x N, float32, registers) += A (64 x 16) B (16 x N) for the element type SPATTN_PTX_TYPE (bf16 or f16).
 // Accumulator 4 i + 2 h + b of lane l in warp w is row 16 w + 8 h + l / 4, column 8 i + 2 (l % 4) + b. As an A operand
@@ -11,9 +11,9 @@
 
 namespace spattn::hopper {
 
-// Shared-memory operand in the 128-byte swizzle. Both strides are in bytes and the tile starts on 1024 bytes.
-//   rows = M or N, 64 elements of K contiguous: `eight` = 1024 (eight rows), `panel` unused; 16 of K are 32 bytes.
-//   rows = K, 64 elements of N contiguous:      `eight` = 1024 (eight of K), `panel` = distance of the next 64 of N.
+// Shared-memory operand in the 128-byte swizzle. Both strides are in bytes; the tile is aligned to 1024 bytes.
+//   K-major, 64 elements of K contiguous:          `eight` = 1024 (eight rows), `panel` unused; 16 of K are 32 bytes.
+//   M- or N-major, 64 elements of it contiguous:   `eight` = 1024 (eight of K), `panel` = stride to the next 64.
 __device__ __forceinline__ uint64_t operand_descriptor(uint32_t address, uint32_t panel, uint32_t eight) {
   constexpr uint64_t kSwizzle128 = 1;
   return static_cast<uint64_t>((address & 0x3FFFF) >> 4) | static_cast<uint64_t>(panel >> 4) << 16 |
@@ -36,7 +36,7 @@ __device__ __forceinline__ void pin(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Four 8 x 8 matrices of 16-bit elements from accumulator order to the shared rows that the lanes name (stmatrix).
+// Stores four 8 x 8 matrices of 16-bit elements from accumulator order to the lanes' shared rows (stmatrix).
 __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
                "r"(c), "r"(d)
@@ -50,7 +50,7 @@ template <>
 struct Product<32> {
   static constexpr int kCount = 16;
 
-  // As those of Product<64>.
+  // See Product<64>::shared.
   template <int kTransposed = 0>
   __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
     asm volatile(
@@ -69,7 +69,7 @@ template <>
 struct Product<56> {
   static constexpr int kCount = 28;
 
-  // A and B from shared memory, K contiguous in both. `accumulate` = 0 overwrites D.
+  // A and B from shared memory, both K-major. `accumulate` = 0 overwrites D.
   __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
     asm volatile(
         "{\n.reg .pred keep;\nsetp.ne.b32 keep, %30, 0;\n"
@@ -90,7 +90,7 @@ template <>
 struct Product<64> {
   static constexpr int kCount = 32;
 
-  // A and B from shared memory, K contiguous in both, or, kTransposed, M and N. `accumulate` = 0 overwrites D.
+  // A and B from shared memory, K-major or (kTransposed) M- and N-major. `accumulate` = 0 overwrites D.
   template <int kTransposed = 0>
   __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
     asm volatile(
@@ -107,7 +107,7 @@ struct Product<64> {
         : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposed));
   }
 
-  // A from registers, B from shared memory with N contiguous. `accumulate` = 0 overwrites D.
+  // A from registers, B from shared memory, N-major. `accumulate` = 0 overwrites D.
   __device__ __forceinline__ static void registers(float* d, const uint32_t* a, uint64_t b, int accumulate = 1) {
     asm volatile(
         "{\n.reg .pred keep;\nsetp.ne.b32 keep, %37, 0;\n"
@@ -128,7 +128,7 @@ template <>
 struct Product<128> {
   static constexpr int kCount = 64;
 
-  // A and B from shared memory, K contiguous in both. `accumulate` = 0 overwrites D.
+  // A and B from shared memory, both K-major. `accumulate` = 0 overwrites D.
   __device__ __forceinline__ static void shared(float (&d)[kCount], uint64_t a, uint64_t b, int accumulate) {
     asm volatile(
         "{\n.reg .pred keep;\nsetp.ne.b32 keep, %66, 0;\n"
@@ -150,7 +150,7 @@ struct Product<128> {
         : "l"(a), "l"(b), "r"(accumulate));
   }
 
-  // A from registers, B from shared memory with N contiguous. `accumulate` = 0 overwrites D.
+  // A from registers, B from shared memory, N-major. `accumulate` = 0 overwrites D.
   __device__ __forceinline__ static void registers(float* d, const uint32_t* a, uint64_t b, int accumulate = 1) {
     asm volatile(
         "{\n.reg .pred keep;\nsetp.ne.b32 keep, %69, 0;\n"

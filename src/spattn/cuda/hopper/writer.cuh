@@ -1,4 +1,4 @@
-// The warp that stores results and recomputes rows that came out non-finite.
+// Writer warp: stores results and recomputes non-finite rows.
 #pragma once
 
 #include "hopper/barrier.cuh"
@@ -9,15 +9,15 @@
 
 namespace spattn::hopper {
 
-// One warp that writes finished tiles, so that the consumers go on with the next ones.
+// Stores finished tiles, so that the consumers proceed to the next ones.
 struct Writer {
   const Params& p;
   Shared& shared;
-  static constexpr int kRows = kBlockQ / 32;  // rows a lane
+  static constexpr int kRows = kBlockQ / 32;  // rows per lane
   const int lane = threadIdx.x % 32;
   RingPosition<kQueries> query;
 
-  // Rows that lie anywhere, 16 bytes a lane.
+  // Scatters rows to their tokens, 16 bytes per lane.
   __device__ __forceinline__ void scatter_tile(const Assignment& assigned) {
     const Problem& own = p.problems[0];
     const uint8_t* tile = shared.query[query.stage];
@@ -80,7 +80,7 @@ struct Writer {
     }
   }
 
-  // Computes a non-finite row again and overwrites it.
+  // Recomputes a non-finite row in float64 and overwrites it.
   __device__ void write_exact_row(const Assignment& assigned, int row) {
     int64_t position;
     const Problem& own = problem_of(p, assigned);
@@ -110,7 +110,7 @@ struct Writer {
     }
   }
 
-  // Gives the query tile back as soon as the copy engine has read it; what is left works from registers.
+  // Releases the query tile once TMA has read it; the rest works from registers.
   __device__ void run() {
     for (;; query.advance()) {
       named_sync(kDone + query.stage, kDoneThreads);
@@ -118,7 +118,7 @@ struct Writer {
       if (assigned.work.begin >= assigned.work.end) break;
       if (assigned.work.slot < 0) store_tile(assigned);
       float lse[kRows];
-      uint32_t exact = 0;  // lane i: which of rows 32 i ... are not finite
+      uint32_t exact = 0;  // lane i: bitmask of the non-finite rows among 32 i ...
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
         const int row = lane + 32 * i;

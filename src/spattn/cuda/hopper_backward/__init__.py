@@ -1,7 +1,7 @@
-"""The backward for compute capability 9.0, in the forward's terms: TMA, WGMMA and persistent blocks, for 16-bit types.
+"""Backward kernels for compute capability 9.0: TMA, WGMMA and persistent CTAs, for 16-bit types.
 
-Two passes over the plan's tiles, each of which owns what it writes: by rows of keys for dK and dV, by rows of queries
-for dQ. Nothing is added up by atomics, so gradients have the same bits every time.
+A dK/dV kernel and a dQ kernel, or a fused backward. No sum depends on the order of atomics: gradients are bitwise
+reproducible.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _log = logging.getLogger("spattn.cuda")
 
 
 def accepts(block_q: int, block_kv: int) -> bool:
-    """Whether the kernels can execute plans with tiles of this shape."""
+    """Whether the kernels can execute plans with this tile shape."""
     return (block_q, block_kv) == TILE
 
 
 def prepare(call: BackwardPass) -> Ready | None:
-    """What calls of these shapes and strides share; None when TMA cannot address these arrays. The context must be
-    current."""
+    """The cached state for calls of these shapes and strides, or None if TMA cannot address the arrays; the context
+    must be current."""
     (batch, heads_q), heads_kv = call.q.shape[:2], call.k.shape[1]
     if any(x.pointer % 16 for x in (call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv)):
         return None
@@ -36,7 +36,9 @@ def backward(call: BackwardPass) -> None:
     """Enqueue all kernels; the context must be current."""
     ready = prepare(call)
     if ready is None:
-        _log.debug("portable kernels instead: TMA cannot address these arrays, or the plan needs too many tensor maps")
+        _log.debug(
+            "fall back to the portable kernels: TMA cannot address the arrays, or the plan needs too many tensor maps"
+        )
         portable_backward.backward(call)
     else:
         ready.run(call)

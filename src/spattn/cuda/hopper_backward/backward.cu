@@ -1,16 +1,16 @@
-// Formula    dV = P' dO, dK = scale dS' Q (rows are keys), or dQ = scale dS K (rows are queries), with
-//            P = exp(scale Q K' - lse) on the pass's pairs and dS = P o (dO V' - delta).
-// Grid       one persistent CTA an SM; tasks (work item, batch, head) are handed out by an atomic counter.
+// Formula    dV = P' dO, dK = scale dS' Q (dK/dV kernel: rows are keys), or dQ = scale dS K (dQ kernel: rows are
+//            queries), with P = exp(scale Q K' - lse) on the plan's pairs and dS = P o (dO V' - delta).
+// Grid       one persistent CTA per SM; an atomic counter hands out tasks (work item, batch, head).
 // Target     sm_90a: TMA, WGMMA, setmaxnreg.
 // Types      bfloat16 or float16 in and out, float32 accumulation, statistics and workspace.
-// Warps      warpgroup 0: its first warp loads (TMA), its second stores results; warpgroups 1 and 2: 64 rows each. P and
-//            dS are operands in registers: by keys S and dP are computed transposed.
-// One pass   SPATTN_QUERIES: the pass by keys computes dQ = dS K of each step too, half of the features a warpgroup, and
-//            the second to fourth warp add it to float32 sums in global memory (TMA), item after item in the order of
-//            the tasks: who comes later waits. A task waits for earlier ones alone, and these have all been taken.
-// Shared     kBlocks row tiles of two operands, a ring of kStages steps of columns. Results leave through the row tile.
-// Registers  240 a consumer thread, 24 the others.
-// Test       tests/cuda/test_hopper_backward.py      Benchmark  benchmarks/peers_cuda.py
+// Warps      warpgroup 0: warp 0 is the producer, warp 1 the writer; warpgroups 1 and 2: consumers, 64 rows each. P and
+//            dS are register operands: the dK/dV kernel computes S and dP transposed.
+// Fused      SPATTN_QUERIES: the dK/dV kernel also computes dQ = dS K, half of the features per warpgroup. Warps 1 to 3
+//            add it to float32 sums in global memory (TMA), in task order. A task waits for earlier ones only, all of
+//            which are already running or done.
+// Shared     kBlocks row tiles of two operands, a ring of kStages column stages. Results leave through the row tile.
+// Registers  240 per consumer thread, 24 per other thread.
+// Test       tests/cuda/sm90/test_wgmma_backward.py      Benchmark  benchmarks/peers/peers_cuda.py
 // Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/slabs.py.
 
 #include "common/chain.cuh"
@@ -20,13 +20,13 @@
 
 namespace spattn::hopper_backward {
 
-// {threads, dynamic shared bytes, bytes of the parameter}, read by launch.py.
+// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kThreads, sizeof(Shared), sizeof(Params)};
 
 extern "C" __global__ void __launch_bounds__(kThreads, 1) hopper_backward(const __grid_constant__ Params params) {
   extern __shared__ __align__(1024) uint8_t dynamic[];
   Shared& shared = *reinterpret_cast<Shared*>(dynamic);
-  if (shared_address(dynamic) % 1024) __trap();  // the swizzle counts from 1024-byte boundaries
+  if (shared_address(dynamic) % 1024) __trap();  // the swizzle pattern repeats from 1024-byte boundaries
   if (threadIdx.x == 0) {
     constexpr int kConsumers = 4 * kWarpgroups;  // warps
     for (int i = 0; i < kTasks; ++i) {
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) hopper_backward(const 
     if (threadIdx.x < 32) {
       Producer producer{params, shared};
       producer.run();
-      if (!params.waits) wait_for_previous();  // whoever waits for this launch waits for all before it
+      if (!params.waits) wait_for_previous();  // completion of this launch implies completion of all before it
     } else if (threadIdx.x < 32 + 32 * kWriters) {
       Writer writer{params, shared, threadIdx.x / 32 - 1};
       writer.run();

@@ -1,4 +1,4 @@
-"""What the Hopper kernels of the backward are built with for a problem: one table, each choice with its reason."""
+"""Kernel specializations of the Hopper backward: one table, each choice with its reason."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ __all__ = ["Build", "builds", "variant"]
 
 
 class Build(NamedTuple):
-    """Sizes of a kernel. A row serves the head dimensions up to its own that the rows before it do not."""
+    """Sizes of a specialization, for head dimensions up to its own that no earlier row covers."""
 
     head_dim: int
-    results: str  # "dk dv dq", in one pass by keys, some of them, or "dq" alone by queries
-    step: int  # columns of a product
+    results: str  # of a dK/dV kernel ("dk dv", "dk" or "dv"), the fused one ("dk dv dq") or the dQ kernel ("dq")
+    step: int  # columns per product
     blocks: int  # row tiles in shared memory
-    stages: int  # column steps in shared memory
+    stages: int  # column stages in shared memory
     consumer_registers: int
-    turns: bool  # whether the warpgroups start steps in turns
+    turns: bool  # whether the warpgroups take turns (ping-pong)
     reason: str
 
 
 _TURNS = "turns: 6.36 against 6.63 ms dense"
-_WIDE = "a result takes 128 registers a thread: dK and dV one after the other; untuned"
+_WIDE = "a result takes 128 registers per thread: separate dK and dV kernels; untuned"
 TABLE = (
     Build(64, "dk dv", 64, 2, 8, 216, True, f"products of 128 queries spill; {_TURNS} at head_dim 128"),
     Build(64, "dk dv dq", 64, 2, 8, 216, False, "as without dQ"),
     Build(64, "dq", 128, 2, 8, 224, False, "products of 128 keys read shared memory less often"),
-    Build(128, "dk dv", 64, 2, 5, 240, True, f"dK, dV, S and dP take 192 registers a thread; {_TURNS}"),
-    Build(128, "dk dv dq", 64, 1, 5, 240, False, "dS and the sums of dQ take the room of the second row tile"),
+    Build(128, "dk dv", 64, 2, 5, 240, True, f"dK, dV, S and dP take 192 registers per thread; {_TURNS}"),
+    Build(128, "dk dv dq", 64, 1, 5, 240, False, "dS and the dQ sums replace the second row tile"),
     Build(128, "dq", 64, 2, 5, 216, False, "no room for products of 128 keys; turns: 6.27 against 5.32 ms dense"),
     Build(256, "dk", 64, 1, 2, 224, True, _WIDE),
     Build(256, "dv", 64, 1, 4, 216, True, _WIDE),
@@ -36,8 +36,10 @@ TABLE = (
 
 
 def builds(head_dim: int, one_pass: bool) -> list[Build]:
-    """The kernels of a backward at a head dimension (the larger of that of q and v), that of dQ last. In one pass the
-    first computes all three; wide heads have no such kernel."""
+    """Kernels of a backward at a head dimension (the larger of q's and v's), the dQ kernel last.
+
+    With `one_pass` the first is the fused kernel, which wide heads lack.
+    """
     padded = next(row.head_dim for row in TABLE if row.head_dim >= head_dim)
     rows = [row for row in TABLE if row.head_dim == padded]
     single = [row for row in rows if row.results == "dk dv dq"]
@@ -45,7 +47,7 @@ def builds(head_dim: int, one_pass: bool) -> list[Build]:
 
 
 def variant(row: Build, dtype: str, room: int) -> dict[str, object]:
-    """Macros of a kernel, with room for so many tensor maps in the parameters."""
+    """Macros of a kernel with `room` tensor maps in its parameters."""
     return {
         "SPATTN_DTYPE": dtype,
         "SPATTN_HEAD_DIM": row.head_dim,
@@ -59,5 +61,5 @@ def variant(row: Build, dtype: str, room: int) -> dict[str, object]:
         "SPATTN_CONSUMER_REGISTERS": row.consumer_registers,
         "SPATTN_TURNS": int(row.turns),
         "SPATTN_MAPS": room,
-        "SPATTN_PROBLEMS": 1,  # of the forward, whose structs these kernels share
+        "SPATTN_PROBLEMS": 1,  # the forward's structs are shared
     }

@@ -1,7 +1,7 @@
-// The warpgroups that compute: 64 rows each, five products of a pair of tiles or those of them that a pass needs.
+// Consumer warpgroups: 64 rows each, up to five products per pair of tiles.
 //
-// With rows R and columns C: S = R1 C1', P = 2^(scale S - lse), dS = P o (R2 C2' - delta), and then dK (or dQ) += dS C1
-// and, by keys, dV += P C2. By keys, S and dS are those of the formula transposed.
+// With rows R and columns C: S = R1 C1', P = 2^(scale S - lse), dS = P o (R2 C2' - delta), then dK (or dQ) += dS C1
+// and, in the dK/dV kernel, dV += P C2. In the dK/dV kernel, S and dS are the transposes of the usual formula's.
 #pragma once
 
 #include "hopper_backward/results.cuh"
@@ -9,11 +9,11 @@
 namespace spattn::hopper_backward {
 
 constexpr bool kBehind =
-    kScores && !kQueries && kSums * (kScores + kValues) <= 64;  // else there are no registers for it
-static_assert(kStages >= 2 + (kBehind || kQueries));  // a step that holds a stage waits for the next one's first
+    kScores && !kQueries && kSums * (kScores + kValues) <= 64;  // dS C1 overlaps the next softmax, registers permitting
+static_assert(kStages >= 2 + (kBehind || kQueries));  // an iteration that holds a stage waits for the next one's first
 
-// Chunks of 16 columns of P C2 that are multiplied before dS is known; in one pass the others keep the tensor cores busy
-// while dQ is handed over.
+// Chunks of 16 columns of P C2 multiplied before dS is known; in fused mode the rest keeps the tensor cores busy while
+// dQ is handed to the writer.
 constexpr int kChunks = kStep / 16, kChunksBefore = kQueries ? kChunks / 2 : kChunks;
 
 struct Consumer {
@@ -28,7 +28,7 @@ struct Consumer {
 
   __device__ __forceinline__ void release(int stage) { own.arrive(shared.empty[stage]); }
 
-  // s = R1 C1' (kOperand = 0), or d += R2 C2' (1), with the columns in a stage; asynchronous.
+  // s = R1 C1' (kOperand = 0), or d += R2 C2' (1), for the columns in a stage; asynchronous.
   template <int kOperand>
   __device__ __forceinline__ void multiply(float (&d)[kProducts], uint32_t stage) {
     const uint32_t start = shared_address(shared.rows[own.rows.stage][kOperand]) + own.number * kSlab * kRowBytes;
@@ -44,7 +44,7 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // sums += weights times the columns in a stage, chunks [kBegin, kEnd) of them; asynchronous.
+  // sums += weights times chunks [kBegin, kEnd) of the columns in a stage; asynchronous.
   template <int kBegin, int kEnd, int kCount>
   __device__ __forceinline__ void accumulate(float (&sums)[kCount], const uint32_t (&weights)[kWeights],
                                              uint32_t stage) {
@@ -62,15 +62,15 @@ struct Consumer {
     wgmma_commit();
   }
 
-  // The mask words of the step in a stage, issued early so that their latency hides behind the product. False where
-  // no pair of this warpgroup's rows is allowed.
+  // Loads the mask words of a stage early, to hide their latency behind the product. Returns false if no pair of this
+  // warpgroup's rows is allowed.
   __device__ __forceinline__ bool load_mask(uint32_t stage, StepMask<kTiles>& mask) {
     mask.partial = false;
     bool any = false;
     int number[kTiles];
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
-      // One lane reads what the same lane releases; the reduction tells the others.
+      // The lane that releases the stage reads, the reduction broadcasts.
       number[t] = static_cast<int>(uniform(own.thread % 32 == 0 ? shared.masks[stage][t][own.number] : 0));
       mask.partial |= number[t] != kFullTile;
       any |= number[t] != kNoTile;
@@ -82,15 +82,14 @@ struct Consumer {
     return any;
   }
 
-  // What queries bring along, lse or delta: accumulator i of a part belongs to the thread's query of(i), a row of its two
-  // or a column of its own.
+  // Row statistics (lse or delta): accumulator i of a part belongs to the thread's query of(i), one of its two rows or
+  // one of its columns.
   static constexpr int kParts = kByKeys ? 2 : 1, kPart = kProducts / kParts;
   static constexpr int kStatistics = kByKeys ? kPart / 2 : 2;
 
   __device__ __forceinline__ static constexpr int of(int i) { return kByKeys ? i / 4 * 2 + i % 2 : i / 2 % 2; }
 
-  // Reads those of a part at once: one after the other would wait for shared memory each time, and there are no registers
-  // for more.
+  // Reads the statistics of a part with loads in flight together; registers do not suffice for more.
   __device__ __forceinline__ void read_statistics(float (&found)[kStatistics], float Statistic::* which, uint32_t stage,
                                                   int part) const {
     const int lane = own.thread % 32;
@@ -102,7 +101,7 @@ struct Consumer {
     }
   }
 
-  // The weights policy: logits to weights, which are narrowed too. `lse` is that of the first part.
+  // Softmax numerator: dot products to weights, also narrowed. `lse` holds the first part's statistics.
   __device__ __forceinline__ void weigh(float (&s)[kProducts], uint32_t (&weights)[kWeights],
                                         const StepMask<kTiles>& mask, float (&lse)[kStatistics], uint32_t stage) {
     if (p.sign != 1.0f) {
@@ -125,7 +124,7 @@ struct Consumer {
     if constexpr (kValues) narrow_all(s, weights);
   }
 
-  // Gradients of the logits, unscaled and narrowed: s o (d - delta). `delta` is that of the first part.
+  // dS, unscaled and narrowed: s o (d - delta). `delta` holds the first part's statistics.
   __device__ __forceinline__ void differentiate(const float (&s)[kProducts], float (&d)[kProducts],
                                                 uint32_t (&gradients)[kWeights], float (&delta)[kStatistics],
                                                 uint32_t stage) {
@@ -146,7 +145,7 @@ struct Consumer {
     for (int i = 0; i < kWeights; ++i) narrowed[i] = narrow2(x[2 * i], x[2 * i + 1]);
   }
 
-  // The warpgroups start steps in turns, so that one's softmax hides behind the other's products.
+  // Ping-pong: the warpgroups start iterations in turns, so that one's softmax overlaps the other's products.
   __device__ __forceinline__ void take_turn() const {
     if (kTurns) named_sync(kTurn + own.number, 128 * kWarpgroups);
   }
@@ -155,22 +154,22 @@ struct Consumer {
     if (kTurns) named_arrive(kTurn + (own.number + 1) % kWarpgroups, 128 * kWarpgroups);
   }
 
-  // What a step leaves to the next one.
+  // State carried to the next iteration.
   struct Carried {
-    int left;                      // steps of the item
-    StepMask<kTiles> mask;         // of the next step
+    int left;                      // iterations left in the item
+    StepMask<kTiles> mask;         // of the next iteration
     uint32_t gradients[kWeights];  // dS
-    int held;                      // the stage with the columns that it multiplies
+    int held;                      // stage with the columns that dS multiplies
   };
 
-  // Looks at the next step, in the next stage: false where there is none with a pair in this warpgroup's rows.
+  // Waits for the next stage; returns false if it holds no pair of this warpgroup's rows, or the item is done.
   __device__ __forceinline__ bool open(Carried& carried) {
     if (carried.left == 0) return false;
     wait_stage();
     return load_mask(own.ring.stage, carried.mask);
   }
 
-  // A step in which only the other warpgroup has pairs: half of its dQ is computed here all the same, and dS is zero.
+  // An iteration in which only the other warpgroup has pairs: dS is zero, but this one still computes its half of dQ.
   __device__ __forceinline__ bool idle_step(Carried& carried) {
     take_turn();
     pass_turn();
@@ -192,7 +191,7 @@ struct Consumer {
     return any;
   }
 
-  // Ends dQ of a step, after which kPending products may be under way.
+  // Completes dQ of an iteration; kPending products may stay in flight.
   template <int kPending = 0>
   __device__ __forceinline__ void end_queries(float (&q)[kQueryProducts], const Carried& carried) {
     wgmma_wait<kPending>();
@@ -201,12 +200,13 @@ struct Consumer {
     queries.hand_over(own, q);
   }
 
-  // One step; true if the next one has a pair in this warpgroup's rows. Products are asynchronous and complete in order.
-  // Where kBehind, dS C1 of a step runs beside the softmax of the next. kFirst: no product of a step before is left.
+  // One iteration; returns true if the next one has a pair in this warpgroup's rows. Products are asynchronous and
+  // complete in order. With kBehind, dS C1 overlaps the next softmax. kFirst: no product of an earlier iteration is
+  // pending.
   template <bool kFirst>
   __device__ __forceinline__ bool step(float (&scores)[kScoreSums], float (&values)[kValueSums], Carried& carried) {
-    constexpr int kBefore = kBehind && !kFirst;  // products of the step before
-    constexpr int kOwned = kScores && !kBehind;  // dS C1 of this step
+    constexpr int kBefore = kBehind && !kFirst;  // pending products of the previous iteration
+    constexpr int kOwned = kScores && !kBehind;  // dS C1 of this iteration
     const uint32_t first = own.ring.stage;
     own.ring.advance();
     float s[kProducts], d[kProducts], q[kQueryProducts], lse[kStatistics], delta[kStatistics];
@@ -246,7 +246,7 @@ struct Consumer {
     --carried.left;
     bool any = false;
     if constexpr (kQueries) {
-      any = open(carried);  // while the last products are under way
+      any = open(carried);  // while the last products are in flight
       end_queries<kOwned + 1>(q, carried);
     }
     wgmma_wait<kOwned>();
@@ -257,12 +257,12 @@ struct Consumer {
       if constexpr (kScores) pin(scores);
       release(first);
     }
-    // Not earlier: where there are two stages, the next step waits for the one that was just released.
+    // Not earlier: with two stages, the next iteration waits for the one just released.
     if constexpr (!kQueries) any = open(carried);
     return any;
   }
 
-  // Ends the product that the last step has left.
+  // Completes the product that the last iteration left pending.
   __device__ __forceinline__ void drain(float (&scores)[kScoreSums], const Carried& carried) {
     if constexpr (kBehind) {
       accumulate<0, kChunks>(scores, carried.gradients, carried.held);
@@ -272,7 +272,7 @@ struct Consumer {
     }
   }
 
-  // All steps of an item. Nothing is left behind while steps without a pair pass, since it holds a stage.
+  // All iterations of an item. Nothing stays pending across iterations without a pair, since it holds a stage.
   __device__ __forceinline__ void run_steps(int count, float (&scores)[kScoreSums], float (&values)[kValueSums]) {
     Carried carried;
     carried.left = count;

@@ -1,8 +1,8 @@
-// Formula    dQ = scale * sums, from the order of accumulators to rows of elements.
-// Grid       one CTA a slab of 64 queries of a head.
-// Target     sm_90a (nothing special; it shares the structs of backward.cu).
+// Formula    dQ = scale * sums, from accumulator order to rows of elements.
+// Grid       one CTA per head and sub-tile of 64 queries.
+// Target     sm_90a (no special instructions; shares the structs of backward.cu).
 // Types      float32 sums; bfloat16 or float16 dq.
-// Test       tests/cuda/test_hopper_backward.py      Bound  memory: reads the sums once, 16 bytes a lane.
+// Test       tests/cuda/sm90/test_wgmma_backward.py      Bound  memory: reads the sums once, 16 bytes per lane.
 
 #include "common/chain.cuh"
 #include "common/element.cuh"
@@ -11,9 +11,9 @@
 namespace spattn::hopper_backward {
 
 constexpr int kDim = SPATTN_HEAD_DIM, kSlab = 64, kConvertThreads = 256, kHalf = kDim / 2;
-constexpr int kPadded = kDim + 8;  // 16 bytes more: rows start at different banks
+constexpr int kPadded = kDim + 8;  // 16 bytes of padding: rows start in different banks
 
-// {threads, dynamic shared bytes, bytes of the parameter}, read by launch.py.
+// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kConvertThreads, 0, sizeof(Converted)};
 
 extern "C" __global__ void __launch_bounds__(kConvertThreads) hopper_convert(const __grid_constant__ Converted p) {
@@ -21,10 +21,10 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads) hopper_convert(con
   let_next_start();
   __shared__ __align__(16) Element tile[kSlab][kPadded];
   const int slab = blockIdx.x % p.query_slabs, place = blockIdx.x / p.query_slabs;
-  const bool any = p.added[2 * blockIdx.x] > 0;  // one of two halves of the features
+  const bool any = p.added[2 * blockIdx.x] > 0;  // the counter of the first half of the features
   const float4* sums = reinterpret_cast<const float4*>(p.query_sums + int64_t(blockIdx.x) * kSlab * kDim);
-  // Half of the features from each warpgroup; float4 number i of its thread t is at 128 i + t.
-  float probe = 0.0f;  // NaN where a sum is not finite
+  // Half of the features from each warpgroup; float4 i of its thread t is at 128 i + t.
+  float probe = 0.0f;  // NaN if a sum is not finite
   const int half = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
 #pragma unroll
   for (int i = 0; i < kHalf / 8; ++i) {
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(kConvertThreads) hopper_convert(con
     narrow(x.z * p.scale, x.w * p.scale, *reinterpret_cast<Element2*>(&tile[row + 8][column]));
     probe = fmaf(x.x, 0.0f, fmaf(x.y, 0.0f, fmaf(x.z, 0.0f, fmaf(x.w, 0.0f, probe))));
   }
-  // Keys that a query may not attend to can be the reason: dQ is then computed by queries, who know their own.
+  // Masked keys may have caused it: run the dQ kernel, whose fallback reads allowed keys only.
   if (__syncthreads_or(!(probe == 0.0f)) && threadIdx.x == 0) *p.nonfinite = 1;
   const int* first = p.slabs + 3 * slab;
   constexpr int kVectors = kDim / kVector;

@@ -1,7 +1,7 @@
-// One row, column by column, for rows that the tensor cores could not finish with finite numbers.
+// Float64 fallback: one row, column by column.
 //
-// The tensor cores multiply masked weights (0) by every value of a tile; 0 * NaN and 0 * inf are NaN. One warp computes
-// a row that came out non-finite again here, from the pairs that are allowed, in float64 and in the order of the list.
+// A tile multiplies masked weights (0) by every value, and 0 * NaN and 0 * inf are NaN. One warp recomputes a row that
+// came out non-finite here, from its allowed pairs only, in the plan's order.
 #pragma once
 
 #include "common/element.cuh"
@@ -10,7 +10,7 @@
 
 namespace spattn::hopper_backward {
 
-// Lane l has features l, l + 32, ... of dK or dQ (scaled), and of dV.
+// Lane l holds features l, l + 32, ... of dK or dQ (scaled), and of dV.
 struct ExactSums {
   double scores[kDim / 32], values[kDim / 32];
 };
@@ -38,7 +38,7 @@ struct ExactRow {
     return cell_position(p.row_views[assigned.work.view], at[0], at[1], at[2], row % kSlab, found);
   }
 
-  // Position of a column that this row makes an allowed pair with, -1 for any other.
+  // Position of a column that this row may pair with, else -1.
   __device__ __forceinline__ int64_t allowed(const Entry& entry, int column) const {
     if (!mask_allows(p.masks, entry.masks[row / kSlab], row % kSlab, column)) return -1;
     int64_t found;

@@ -1,13 +1,13 @@
-// A warpgroup that computes, and where it is in the rings.
+// A consumer warpgroup and its positions in the rings.
 #pragma once
 
 #include "hopper_backward/config.cuh"
 
 namespace spattn::hopper_backward {
 
-constexpr int kSums = kDim / 2;          // accumulators of a result
-constexpr int kProducts = kStep / 2;     // of a product of a step
-constexpr int kWeights = kProducts / 2;  // the same as pairs of elements
+constexpr int kSums = kDim / 2;          // accumulators per result
+constexpr int kProducts = kStep / 2;     // accumulators per product
+constexpr int kWeights = kProducts / 2;  // as pairs of elements
 
 struct Group {
   const Params& p;
@@ -20,12 +20,12 @@ struct Group {
 
   __device__ __forceinline__ const Assignment& assigned() const { return shared.assigned[tasks.stage]; }
 
-  // An arrival of each warp at a barrier that counts warps.
+  // One arrival per warp, at a barrier that counts warps.
   __device__ __forceinline__ void arrive(uint64_t& barrier) const {
     if (thread % 32 == 0) barrier_arrive(shared_address(&barrier));
   }
 
-  // Row of a 64-row tile that this lane names to store_matrices, and its address in a tile of 128-byte rows.
+  // Row of a 64-row tile that this lane passes to store_matrices, and its address in a tile of 128-byte rows.
   __device__ __forceinline__ int matrix_row() const { return thread / 32 * 16 + thread % 16; }
 
   __device__ __forceinline__ uint32_t matrix_address(const void* tile, int chunk) const {

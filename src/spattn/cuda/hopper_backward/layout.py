@@ -1,4 +1,4 @@
-"""The passes of a backward in the form that backward.cu reads: NumPy only, no GPU."""
+"""Device form of a backward's work for backward.cu (NumPy only)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..hopper.layout import fragment_masks
 
 __all__ = ["ENTRY", "SLAB", "WORK", "QuerySlabs", "Views", "lay_out", "lay_out_masks", "lay_out_views", "query_slabs"]
 
-SLAB = 64  # queries, and keys, of a slab
+SLAB = 64  # queries, and keys, of a sub-tile
 MAPS_OF_VIEW = 4  # q, dout, dq and statistics; or k, v, dk and dv
 WORK = np.dtype(
     [(name, "i4") for name in ("view", "begin", "end", "columns", "slot", "heads")] + [("slab", "i4", (2, AXES))]
@@ -27,17 +27,17 @@ ENTRY = np.dtype(
 
 @dataclass(frozen=True)
 class Views:
-    """Tensor maps of a plan's slabs and where they are.
+    """Tensor maps and device records of a plan's sub-tiles.
 
     Attributes
     ----------
     query_specs, key_specs : tuple of MapSpec
-        Spec number ``s`` is maps ``4 s`` to ``4 s + 3`` of a batch entry; query specs come first.
+        Spec ``s`` is maps ``4 s`` to ``4 s + 3`` of a batch entry; query specs come first.
     query_records, key_records : arrays of VIEW
     parts : (views, 2, AXES) int64 array
-        First coordinates of the slabs of a query tile relative to the tile's.
+        Offsets of the two sub-tiles in a query tile, in lattice coordinates.
     cut : Cut
-        The same slabs as cells of the tile.
+        The same sub-tiles as cells of the tile.
     """
 
     query_specs: tuple[MapSpec, ...]
@@ -49,15 +49,15 @@ class Views:
 
     @property
     def maps(self) -> int:
-        """Tensor maps of one batch entry."""
+        """Tensor maps per batch entry."""
         return MAPS_OF_VIEW * (len(self.query_specs) + len(self.key_specs))
 
 
 def lay_out_views(plan: Plan) -> Views:
-    """The views of a plan with tiles of two query slabs and one key slab."""
+    """Views of a plan with two query sub-tiles and one key sub-tile per tile."""
     query_ids, key_ids, _ = roles(plan)
     slabs, parts = plan.views.copy(), np.zeros((len(plan.views), 2, AXES), np.int64)
-    orders: dict[tuple[int, ...], int] = {}  # of boxes, with their numbers
+    orders: dict[tuple[int, ...], int] = {}  # index of each distinct box
     of_view = np.zeros(len(plan.views), np.int64)
     for number in query_ids:
         box = tuple(plan.views["box"][number].tolist())
@@ -74,21 +74,21 @@ def lay_out_views(plan: Plan) -> Views:
 
 
 def _longest_even(box: tuple[int, ...]) -> int:
-    """The axis along which a box is cut in two: neighbourhoods of compact slabs meet fewer others."""
+    """Axis along which a box is halved: compact sub-tiles intersect fewer others."""
     even = [axis for axis in range(AXES) if box[axis] % 2 == 0]
     if not even:
-        raise ValueError(f"plan: cannot cut a query box {list(box)} in two")
+        raise ValueError(f"plan: cannot split a query box {list(box)} in two")
     return max(even, key=box.__getitem__)
 
 
 def _halves(box: tuple[int, ...]) -> np.ndarray:
-    """The cells of a box, half after half."""
+    """Cells of a box, one half after the other."""
     cells = np.arange(int(np.prod(box))).reshape(box)
     return np.concatenate([half.ravel() for half in np.split(cells, 2, _longest_even(box))])
 
 
 def lay_out_masks(plan: Plan, cut: Cut, by_keys: bool) -> np.ndarray:
-    """(n, 128) uint32: bitmasks of pairs of slabs in the order of accumulators, rows being queries or keys."""
+    """(n, 128) uint32: bitmasks of pairs of sub-tiles in accumulator order; rows are queries, or keys if `by_keys`."""
     bits = slab_masks(plan, cut).bits
     bits = bits.swapaxes(1, 2) if by_keys else bits
     words = np.packbits(np.ascontiguousarray(bits), axis=2, bitorder="little").view("<u8").astype(np.uint64)
@@ -96,7 +96,7 @@ def lay_out_masks(plan: Plan, cut: Cut, by_keys: bool) -> np.ndarray:
 
 
 def lay_out(plan: Plan, views: Views, made: Pass, slots: np.ndarray, by_keys: bool) -> dict[str, np.ndarray]:
-    """Work items, whose slots tell finishers, and entries of a pass."""
+    """Work items and entries of the dK/dV or dQ kernel; `slots` mark in-kernel reductions."""
     work = np.zeros(len(made.work), WORK)
     for name in ("view", "begin", "end", "columns", "heads"):
         work[name] = made.work[name]
@@ -114,7 +114,7 @@ def lay_out(plan: Plan, views: Views, made: Pass, slots: np.ndarray, by_keys: bo
     entries = np.zeros(len(made.entries), ENTRY)
     for name in ("view", "head"):
         entries[name] = made.entries[name]
-    # Entries of a pass by queries name views relative to their item's.
+    # Entries of the dQ kernel name views relative to their item's.
     view = made.entries["view"] + _first_views(plan, made)
     at = first_coordinates(plan.views[view], made.entries["tile"])
     if by_keys:
@@ -125,15 +125,15 @@ def lay_out(plan: Plan, views: Views, made: Pass, slots: np.ndarray, by_keys: bo
 
 
 class QuerySlabs(NamedTuple):
-    """The slabs of a plan with one query view, to which a pass by keys can add up dQ.
+    """The query sub-tiles of a plan with one query view, for the dQ sums of a fused backward.
 
     Attributes
     ----------
     view : int
     coordinates : (slabs, AXES) int32 array
-        First lattice coordinates: axis 2, 1, 0.
+        Lattice coordinates of the origin: axis 2, 1, 0.
     of_entry : (entries,) int32 array
-        The slab of each entry.
+        The sub-tile of each entry.
     """
 
     view: int
@@ -142,7 +142,7 @@ class QuerySlabs(NamedTuple):
 
 
 def query_slabs(plan: Plan, views: Views, keys: Pass) -> QuerySlabs | None:
-    """None where heads have different patterns or queries several views."""
+    """The query sub-tiles, or None if heads have different patterns or the queries several views."""
     used = np.unique(keys.entries["view"])
     if len(used) != 1 or len(keys.work_indptr) != 2:
         return None
@@ -155,7 +155,7 @@ def query_slabs(plan: Plan, views: Views, keys: Pass) -> QuerySlabs | None:
 
 
 def _first_views(plan: Plan, made: Pass) -> np.ndarray:
-    """For each entry the `columns` of an item that has it: tiles of a family's views have the same coordinates."""
+    """For each entry, `columns` of any item with it: tiles of a family's views have the same coordinates."""
     length = made.work["end"] - made.work["begin"]
     entry = np.repeat(made.work["begin"] - (np.cumsum(length) - length), length) + np.arange(length.sum())
     first = np.zeros(len(made.entries), np.int64)

@@ -1,4 +1,4 @@
-"""The parameters of backward.cu, statistics.cu and sum.cu. Tensor maps travel inside, as in the forward."""
+"""Parameters of backward.cu, statistics.cu, sum.cu and convert.cu, with embedded tensor maps as in the forward."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ pack_rows, pack_sum, pack_converted = packer(ROWS).pack, packer(SUM).pack, packe
 
 @functools.cache
 def params_dtype(room: int) -> np.dtype:
-    """The struct Params with room for so many tensor maps."""
+    """The struct Params for `room` tensor maps."""
     members: list[tuple[Any, ...]] = [(name, "u8") for name in (*_PASS_POINTERS, *_CALL_POINTERS[:5])]
     members += [("partial", "u8", 2), *((name, "u8") for name in _CALL_POINTERS[7:])]
     members += [(f"{name}_stride", STRIDES) for name in ("q", "k", "v", "dout")]
@@ -104,7 +104,7 @@ def params_dtype(room: int) -> np.dtype:
 
 
 def structs(room: int) -> Mapping[str, np.dtype]:
-    """The structs of params.cuh, with room for so many tensor maps."""
+    """The structs of params.cuh for `room` tensor maps."""
     return {
         "View": VIEW,
         "Work": WORK,
@@ -120,17 +120,17 @@ def structs(room: int) -> Mapping[str, np.dtype]:
 
 
 class PassParams(NamedTuple):
-    """What tells one launch of backward.cu from the others of a call: device addresses of its pass, its size, and
-    whether it waits for the launch before it."""
+    """Per-launch parameters of backward.cu: addresses of its tables, its size, and whether it waits for the preceding
+    launch."""
 
-    at: dict[str, int]  # of the pass's arrays
+    at: dict[str, int]  # device addresses of the tables
     tasks: int
     partial_rows: int
     waits: bool = True
 
 
 class Addresses(NamedTuple):
-    """What differs between calls that agree in shapes, strides and dtype."""
+    """Addresses and scale of a call."""
 
     q: int
     k: int
@@ -144,17 +144,17 @@ class Addresses(NamedTuple):
 
     @property
     def mapped(self) -> tuple[int, ...]:
-        """Of the arrays that tensor maps address."""
+        """Addresses of the arrays with tensor maps."""
         return self[:8]
 
 
 class _Map(NamedTuple):
-    operand: int  # number in Addresses
+    operand: int  # index in Addresses
     offset: int  # bytes from the operand's address to the map's
 
 
 class Template:
-    """The parameters of all calls that agree in shapes, strides and dtype."""
+    """Parameters of all calls with the same shapes, strides and dtype."""
 
     def __init__(self, views: Views, launches: list[PassParams], call: BackwardPass, room: int, query_slabs: int):
         operands = mapped_operands(call)
@@ -171,7 +171,7 @@ class Template:
         batches = (heads_q, heads_kv, 0) if joint else (0, 0, views.maps)
         for name, value in zip(_INTEGERS, (*sizes, *batches, 1), strict=True):
             params[name] = value
-        self._pointers = tuple(operand.pointer for operand in operands)  # that the maps of _image have now
+        self._pointers = tuple(operand.pointer for operand in operands)  # as encoded in _image
         self._lock = threading.Lock()
         self._head_bytes = room * MAP_BYTES
         self._tails = []
@@ -187,14 +187,14 @@ class Template:
         self._heads = Recent(_HEADS_KEPT)
 
     def fill(self, launch: int, to: Addresses, workspaces: tuple[int, ...], counter: int) -> bytes:
-        """The bytes of ``Params`` for a launch of a call."""
+        """The bytes of ``Params`` for a launch."""
         tail = bytearray(self._tails[launch])
         _ADDRESSES.pack_into(tail, self._call_at, *to[:4], to.statistics, *workspaces, counter)
         _SCALES.pack_into(tail, self._scale_at, *fold_scale(to.scale), to.scale)
         return (self._heads.get(to.mapped) or self._move(to.mapped)) + tail
 
     def _move(self, pointers: tuple[int, ...]) -> bytes:
-        """The tensor maps for other addresses, kept because allocators hand out the same ones again and again."""
+        """Tensor maps at other addresses, cached because allocators reuse addresses."""
         with self._lock:
             at = self._image.ctypes.data
             for number, (operand, offset) in enumerate(self._maps):
@@ -205,7 +205,7 @@ class Template:
         return self._heads.keep(pointers, maps)
 
     def _encode(self, views: Views, operands: tuple[Operand, ...], dtype: str, joint: bool) -> None:
-        """Per batch entry (or once, where batch and head are one axis): the maps of queries, then those of keys."""
+        """Encode the maps of queries, then of keys, per batch entry or, if batch and head are one axis, once."""
         at = self._image.ctypes.data
         for batch in (None,) if joint else range(operands[0].shape[0]):
             for specs, numbers in ((views.query_specs, (0, 3, 4, 7)), (views.key_specs, (1, 2, 5, 6))):
@@ -217,13 +217,13 @@ class Template:
 
 
 def mapped_operands(call: BackwardPass) -> tuple[Operand, ...]:
-    """In the order of Addresses; statistics are encoded as if they lay at q."""
+    """The operands in the order of Addresses; statistics are encoded at q's address."""
     shape = (*call.q.shape[:3], STATISTIC_FLOATS)
     statistics = Operand(call.q.pointer, shape, row_major(shape))
     return call.q, call.k, call.v, call.dout, call.dq, call.dk, call.dv, statistics
 
 
 def maps_needed(views: Views, call: BackwardPass) -> int:
-    """Tensor maps of a call."""
+    """Number of tensor maps of a call."""
     joint = all(map(joint_heads, mapped_operands(call)))
     return views.maps * (1 if joint else call.q.shape[0])

@@ -1,4 +1,4 @@
-"""What calls share: both passes of a plan on a device, and the kernels and parameters of all calls of some shapes."""
+"""Device plans, and the kernels and parameters of backward calls of given shapes."""
 
 from __future__ import annotations
 
@@ -29,26 +29,27 @@ from .params import Addresses, PassParams, Template, maps_needed, pack_converted
 
 __all__ = ["Ready", "plan_on_device"]
 
-_COUNTERS = 1024  # launches on different streams that may run a plan at the same time
+_COUNTERS = 1024  # concurrent launches of a plan on different streams
 _READY_KEPT = 32
-_LAUNCHES_KEPT = 64  # of addresses of recent calls; an allocator hands out the same ones again and again
-_BLOCKS_PER_SM = 2  # that long lists are split for
-# In one pass, dQ of a head is added up by one item after another. They hardly wait for each other where those side by
-# side, each the lag behind the one before, are not further apart than items are long, and get there in a small part of
-# the time. A product of slabs then takes longer than in two passes: 0.58 against 0.60 ms for a window of ±256.
+_LAUNCHES_KEPT = 64  # recent address tuples; allocators reuse addresses
+_BLOCKS_PER_SM = 2  # for which long lists are split
+# Fused backward: items add to the dQ of a head one after another. They hardly wait if the distance between concurrent
+# items is at most the length of an item, and the pipeline fills in a small part of the run time. A fused product of
+# sub-tiles takes up to _SLOWER times as long as one in separate kernels: a window of ±256 takes 0.58 against 0.60 ms.
 _MOST_APART, _MOST_FILLING, _SLOWER = 1.0, 0.15, 1.22
-_FEWEST_STEPS = 2  # of an SM: with fewer, one pass takes as long as two, and a launch more
-_HEADS_TOGETHER = 16  # side by side: more of them leave the cache
+_FEWEST_STEPS = 2  # per SM; below, a fused backward is not faster and needs one more launch
+_HEADS_TOGETHER = 16  # concurrent; more of them exceed the L2 cache
 _ROWS_PER_BLOCK = 32  # of sum.cu and statistics.cu
-_ROWS = 2 * SLAB  # of an item
+_ROWS = 2 * SLAB  # per work item
 _PHASES = "tasks", "tasks_of_finishers"
-_HALVES = 2  # of the sums of dQ, each with a counter
-_MOST_SUMS = 1 << 17  # slabs of queries of all heads: 4 GiB at head_dim 128, and 8 % of the time is not worth more
+_HALVES = 2  # of the dQ sums, each with a counter
+_MOST_SUMS = 1 << 17  # query sub-tiles of all heads: 4 GiB at head_dim 128, too much for a gain of 8 %
 _STATISTIC_BYTES = 16
 
 
 class OnDevice(NamedTuple):
-    """A pass on the device: phases, parameters and grids of its launches. `sum_blocks` is the grid of a head's sums."""
+    """The dK/dV or dQ part on the device: (phase, parameters, grid) of its launches, and the CTAs per head of its
+    sums."""
 
     launches: list[tuple[int, PassParams, int]]
     partial_rows: int
@@ -57,7 +58,7 @@ class OnDevice(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A launch of backward.cu. Finishers are of phase 1."""
+    """A launch of backward.cu; in-kernel reductions have phase 1."""
 
     kernel: Kernel
     keyed: int
@@ -66,12 +67,12 @@ class Launched(NamedTuple):
     blocks: int
 
     def beside(self, before: Launched) -> bool:
-        """Whether it may run beside the launch before it: the passes need nothing of each other."""
+        """Whether it may overlap the preceding launch: the dK/dV and dQ kernels are independent."""
         return self.keyed != before.keyed and self.phase == before.phase
 
 
 class Sum(NamedTuple):
-    """Sums that are left of one gradient: number in (dq, dk, dv), pass, and the fields of ``Sum`` behind the target."""
+    """A launch of sum.cu: index of its gradient in (dq, dk, dv), and the fields of ``Sum`` behind the target."""
 
     target: int
     of: OnDevice
@@ -80,14 +81,14 @@ class Sum(NamedTuple):
 
 
 class OnePass(NamedTuple):
-    """What a pass by keys needs to add up dQ: the sums, and for each entry how many add to its sums before it."""
+    """State of a fused backward: the query sub-tiles, and the number of additions that precede each entry's."""
 
     slabs: QuerySlabs
     rank: np.ndarray
 
 
 class BackwardPlan:
-    """Both passes of a plan on one device for one number of batch entries and heads."""
+    """The dK/dV and dQ work of a plan on one device for fixed batch and heads."""
 
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int):
         self.views = lay_out_views(plan)
@@ -106,7 +107,7 @@ class BackwardPlan:
             self._upload(plan, queries, device, (batch, heads_q, heads_kv), KEYS_TOGETHER, 0),
             self._upload(plan, keys, device, (batch, heads_kv, heads_kv), in_cache, group),
         )
-        # Addresses of work counters that no launch still in flight uses.
+        # Task counters that no launch in flight uses.
         first = self.at["counters"]
         self.counter = itertools.cycle(range(first, first + 4 * _COUNTERS, 4)).__next__
         self._ready = Recent(_READY_KEPT)
@@ -114,7 +115,8 @@ class BackwardPlan:
     def _by_keys(
         self, plan: Plan, queries: Pass, device: Device, batch: int, heads_q: int, heads_kv: int
     ) -> tuple[Pass, OnePass | None]:
-        """The pass by keys, and whether it adds up dQ: all SMs then end together, as no other pass runs meanwhile."""
+        """The dK/dV work and, if dQ is fused into it, the sums' state. Fused work is balanced over SMs, as no other
+        kernel overlaps it."""
         workers = -(-_BLOCKS_PER_SM * device.sm_count // (batch * heads_kv))
         side_by_side = -(-device.sm_count // min(batch * heads_kv, _HEADS_TOGETHER))
         sizes = plan, batch, heads_q, heads_kv, self.views.cut, 2, workers
@@ -132,12 +134,13 @@ class BackwardPlan:
     def _upload(
         self, plan: Plan, made: Pass, device: Device, heads: tuple[int, int, int], keys_together: int, group: int
     ) -> OnDevice:
-        """A pass for numbers of batch entries, heads and key-value heads; `group` query heads an item by keys."""
+        """Upload the dQ (`group` 0) or dK/dV work for `heads` = (batch, heads, key heads); `group`: query heads per
+        item."""
         keyed = group > 0
         slot, length = made.work["slot"], plan.kv_len if keyed else plan.q_len
         if self.one_pass is None:
             found = find_sum_finishers(slot, made.work_indptr, made.merges, _ROWS, length)
-        else:  # tasks wait for those before them, and the pass by queries mostly does nothing
+        else:  # tasks wait for earlier ones, and the dQ kernel rarely runs
             found = no_sum_finishers(slot, made.merges)
         finishes, merges = found.slots < -1, found.merges
         phases = [order_tasks(made, chosen, *heads, keys_together) for chosen in (~finishes, finishes)]
@@ -169,7 +172,7 @@ class BackwardPlan:
         return OnDevice(launches, partial_rows, at, sum_blocks)
 
     def ready(self, call: BackwardPass) -> Ready | None:
-        """What calls of these shapes and strides share; None when TMA cannot address them."""
+        """The cached state for calls of these shapes and strides, or None if TMA cannot address them."""
         arrays = call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv
         key = (call.dtype, *(part for x in arrays for part in x[1:]))
         found = self._ready.get(key, self)
@@ -181,7 +184,7 @@ class BackwardPlan:
 
 
 class Ready:
-    """Kernels and parameters of all calls of a plan that agree in shapes, strides and dtype."""
+    """Kernels and parameters of all calls of a plan with the same shapes, strides and dtype."""
 
     def __init__(self, plan: BackwardPlan, call: BackwardPass, room: int):
         self._plan, self.counter = plan, plan.counter
@@ -202,7 +205,7 @@ class Ready:
             self._convert = self._load(call, "convert", table[0], MAPS[0])
             self._slabs = len(slabs.coordinates)
             self._view = plan.at["query_views"] + slabs.view * VIEW.itemsize
-        # In one pass the pass by queries is told by that by keys whether it is needed.
+        # In fused mode the dK/dV kernel sets a flag that tells the dQ kernel whether to run.
         beside = [slabs is None and own.beside(before) for before, own in itertools.pairwise(self._launched)]
         waits = [not runs for runs in (False, *beside)]
         launches = [own.params._replace(waits=wait) for own, wait in zip(self._launched, waits, strict=False)]
@@ -231,7 +234,7 @@ class Ready:
         return kernel(call.device, source, ARCH, variant(row, call.dtype, room), structs(room), f"hopper_{name}")
 
     def run(self, call: BackwardPass) -> None:
-        """Enqueue everything; the context must be current."""
+        """Enqueue all kernels; the context must be current."""
         workspace = call.allocate(self.workspace_bytes)
         rows = (call.lse, call.dlse) if call.dlse is not None else (call.lse,)
         arrays = call.dout, call.q, call.k, call.v, call.out, call.dq, call.dk, call.dv
@@ -239,8 +242,8 @@ class Ready:
         start(self._launches.get(key) or self._launches.keep(key, self.write(call, workspace)), self.counter)
 
     def write(self, call: BackwardPass, workspace: int) -> list[Launch]:
-        """The launches of a call, which has them to itself: no other writes to the same addresses while it holds its
-        results."""
+        """The launches of a call, which must be exclusive to it: no other writes to the same addresses while its
+        results are alive."""
         *partial, query_sums, added = [workspace + offset for offset in self._offsets]
         to = Addresses(
             call.q.pointer,
@@ -262,7 +265,7 @@ class Ready:
             written.append(Launch(kernel, blocks, params, call.stream, counter_at, early=bool(written)))
 
         write(self._statistics, -(-self._rows // _ROWS_PER_BLOCK), pack_rows(*arrays, *strides, *self._rows_tail))
-        # In one pass, dQ is computed again by queries where a sum is not finite: most calls only ask.
+        # In fused mode the dQ kernel recomputes dQ if a sum is not finite; otherwise it only reads the flag.
         nonfinite = added + 4 * self._added
         gate = 0 if self._convert is None else nonfinite
         for number, (ready, keyed, _, _, blocks) in enumerate(self._launched):
@@ -294,8 +297,8 @@ class Ready:
 
 
 def _hardly_wait(keys: Pass, apart: float, heads: int, device: Device) -> bool:
-    """Whether items in one pass that run side by side, the last one `apart` steps behind the first, hardly wait, and
-    there is enough to do for it to matter."""
+    """Whether a fused backward pays: items hardly wait for each other, `apart` iterations between concurrent ones, and
+    there is enough work."""
     steps = (keys.work["end"] - keys.work["begin"]).astype(np.int64) * keys.work["heads"]
     of_each_sm = float(steps.sum()) * heads / device.sm_count
     if of_each_sm < _FEWEST_STEPS:
@@ -304,20 +307,21 @@ def _hardly_wait(keys: Pass, apart: float, heads: int, device: Device) -> bool:
 
 
 def _products(keys: Pass, queries: Pass, group: int) -> tuple[int, int]:
-    """Products of slabs for a key-value head: in one pass, where both warpgroups take part in every step, and in two,
-    where a warpgroup passes over what its rows do not see."""
+    """Products of sub-tiles per key head: fused, where both warpgroups take part in every iteration, and with separate
+    kernels, where a warpgroup skips sub-tiles without an allowed pair."""
     every = _entries(keys, np.ones_like(keys.masks, bool))
     seen_by_keys, seen_by_queries = (_entries(made, made.masks != EMPTY) for made in (keys, queries))
     return 5 * every, 4 * seen_by_keys + 3 * group * seen_by_queries
 
 
 def _entries(made: Pass, chosen: np.ndarray) -> int:
-    """How many slabs of rows meet the columns of all items, of those that are `chosen`."""
+    """Number of `chosen` (row sub-tile, entry) pairs over all items."""
     before = offsets(chosen.sum(axis=1))
     return int(((before[made.work["end"]] - before[made.work["begin"]]) * made.work["heads"]).sum())
 
 
 @kept_with_plan
 def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int) -> BackwardPlan:
-    """The device copy of a plan's passes, made at first use and kept with it; the device's context must be current."""
+    """Device copy of a plan's backward work, made at first use and cached with it; the device's context must be
+    current."""
     return BackwardPlan(plan, device, batch, heads_q, heads_kv)

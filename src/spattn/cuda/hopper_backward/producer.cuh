@@ -1,4 +1,4 @@
-// The warp that loads: row tiles and column steps by TMA, tasks by an atomic counter.
+// Producer warp: loads row tiles and columns by TMA; draws tasks from an atomic counter.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace spattn::hopper_backward {
 
-// Number of a word of an Assignment.
+// Index of a word of an Assignment.
 #define SPATTN_WORD(field) (offsetof(Assignment, field) / 4)
 static_assert(sizeof(Assignment) / 4 <= 32);
 
@@ -20,10 +20,10 @@ struct Producer {
   RingPosition<kBlocks> rows;
   RingPosition<kTasks> tasks;
 
-  // A task is known by its Assignment, of which lane l has word l.
+  // A task is held as its Assignment: lane l has word l.
   __device__ __forceinline__ static int word_of(int now, int number) { return __shfl_sync(0xffffffff, now, number); }
 
-  // Map coordinate of the first head that a task's rows (kRows), or its columns, belong to.
+  // Tensor map coordinate of the first head of a task's rows (kRows) or columns.
   template <bool kRows>
   __device__ __forceinline__ int head_of(int now) const {
     constexpr bool kKeys = kRows == kByKeys;
@@ -31,7 +31,7 @@ struct Producer {
            word_of(now, kKeys ? SPATTN_WORD(task.head_kv) : SPATTN_WORD(task.head_q));
   }
 
-  // Looks up the entries e, e + 1, ... of a task's list, one a lane.
+  // Looks up entries e, e + 1, ... of a task's list, one per lane.
   __device__ __forceinline__ void look_up_columns(int now, int e, uint32_t buffer) {
     const int end = word_of(now, SPATTN_WORD(work.end)), head = head_of<false>(now);
     const int first_view = word_of(now, SPATTN_WORD(work.columns));
@@ -49,7 +49,7 @@ struct Producer {
     __syncwarp();
   }
 
-  // Four dependent reads: done for the next task while this one's copies are under way. Without heads it is the end.
+  // Four dependent loads that overlap this task's copies. Returns an assignment without heads past the last task.
   __device__ __forceinline__ int look_up(int number, uint32_t buffer) {
     constexpr int kWork = sizeof(Work) / 4, kTask = sizeof(Task) / 4;
     static_assert(SPATTN_WORD(task) == kWork);
@@ -70,7 +70,7 @@ struct Producer {
     tasks.advance();
   }
 
-  // The rows of one operand; the last one is loaded first, since it is free first.
+  // Loads the rows of one operand; the last operand goes first, since it is released first.
   __device__ __forceinline__ void load_rows(int now, int operand) {
     constexpr int kCopies = kWarpgroups * kPanels;
     constexpr uint32_t kStatistics = kByKeys ? 0 : kBlock * sizeof(Statistic);
@@ -96,7 +96,7 @@ struct Producer {
   }
 
   // Fills the next stage with the columns' first operand (q or k; kSecond = 0) or second (dout or v; 1): lane tile *
-  // kPanels + panel issues one copy, the lanes behind them those of the statistics.
+  // kPanels + panel issues one copy; the lanes after those copy the statistics.
   template <int kSecond>
   __device__ __forceinline__ void load_columns(const Column* columns, int head) {
     constexpr bool kStatistics = kByKeys && kSecond;
@@ -123,20 +123,20 @@ struct Producer {
     ring.advance();
   }
 
-  // The counter hands out task_count + kIdle * gridDim.x tickets in all, whoever draws them. A ticket is used long after
-  // it was drawn, so that nothing waits for the atomic. The first task of a CTA is that of its number; but where tasks
-  // wait for those before them it is drawn as well, since a CTA that has no SM yet must not hold one.
+  // The counter hands out task_count + kIdle * gridDim.x tickets in all, in any order. A ticket is used long after its
+  // draw, which hides the latency of the atomic. The first task of a CTA is its block index; in fused mode, where tasks
+  // wait for earlier ones, it is drawn too: a CTA that is not resident yet must not hold one.
   static constexpr int kIdle = kQueries ? 2 : 1;
 
   __device__ __forceinline__ int draw() const { return lane == 0 ? atomicAdd(p.counter, 1) : 0; }
 
-  // Number of a ticket's task; whoever holds the last ticket puts the counter back to zero.
+  // Task index of a ticket; the holder of the last ticket resets the counter.
   __device__ __forceinline__ int settle(int ticket) const {
     if (lane == 0 && ticket == p.task_count + kIdle * gridDim.x - 1) atomicExch(p.counter, 0);
     return (kQueries ? 0 : gridDim.x) + __shfl_sync(0xffffffff, ticket, 0);
   }
 
-  // Loads a task, which has columns, and returns the next one, whose ticket is replaced by the ticket of the one after it.
+  // Loads a task, which has columns, and returns the next one; draws the ticket of the one after that.
   __device__ __forceinline__ int load_task(int now, uint32_t buffer, int& ticket) {
     const int begin = word_of(now, SPATTN_WORD(work.begin)), end = word_of(now, SPATTN_WORD(work.end));
     const int heads = word_of(now, SPATTN_WORD(work.heads));

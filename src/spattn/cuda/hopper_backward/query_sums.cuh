@@ -1,4 +1,4 @@
-// dQ in one pass: each step's dS goes through shared memory, and each warpgroup computes half of the features of
+// dQ in fused mode. Each iteration's dS goes through shared memory, and each warpgroup computes half of the features of
 // dQ = dS K from the dS of all 128 keys.
 #pragma once
 
@@ -12,13 +12,13 @@ constexpr int kQueryProducts = QueryProduct::kCount;
 struct QueryProducts {
   uint32_t steps = 0;
 
-  // The results of the item before have left; they lay where dS and the sums go.
+  // Waits until the previous item's results have left the memory of dS and the sums.
   __device__ __forceinline__ static void begin(const Group& own) {
-    static_assert(kTasks == 2);  // the number of a stage is the parity of its item
+    static_assert(kTasks == 2);  // so the stage index is the parity of its item
     barrier_wait(shared_address(&own.shared.queries.left), own.tasks.stage ^ 1);
   }
 
-  // Writes dS. Its place has been read: dQ of the step before last is complete.
+  // Writes dS. Its buffer is free: dQ of the iteration before last is complete.
   __device__ __forceinline__ void write(const Group& own, const uint32_t (&gradients)[kWeights]) const {
     QuerySums& sums = own.shared.queries;
 #pragma unroll
@@ -29,7 +29,7 @@ struct QueryProducts {
     fence_async_proxy();
   }
 
-  // Meets the other warpgroup and starts dQ.
+  // Synchronizes with the other warpgroup and starts dQ.
   __device__ __forceinline__ void multiply(const Group& own, float (&q)[kQueryProducts]) const {
     const uint32_t half = kDim == 64 ? own.number * 64 : own.number * kBlock * kRowBytes;
     const uint32_t gradients = shared_address(own.shared.queries.gradients[steps % 2]);
@@ -45,7 +45,7 @@ struct QueryProducts {
     wgmma_commit();
   }
 
-  // Hands dQ to the writer: float4 number i of thread t lies at 128 i + t.
+  // Hands dQ to the writer: float4 i of thread t is at 128 i + t.
   __device__ __forceinline__ void hand_over(const Group& own, const float (&q)[kQueryProducts]) {
     QuerySums& sums = own.shared.queries;
     wait_left(own);
@@ -60,12 +60,12 @@ struct QueryProducts {
     ++steps;
   }
 
-  // What this warpgroup handed over last has left.
+  // Waits until the previous half that this warpgroup handed over has left.
   __device__ __forceinline__ void wait_left(const Group& own) const {
     barrier_wait(shared_address(&own.shared.queries.empty[own.number]), steps % 2 ^ 1);
   }
 
-  // Nobody needs the dS or the sums of an item any more.
+  // Waits until both warpgroups are done with dS and the sums of an item.
   __device__ __forceinline__ void end(const Group& own) const {
     wait_left(own);
     named_sync(kBoth, 128 * kWarpgroups);

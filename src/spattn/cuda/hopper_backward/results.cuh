@@ -1,5 +1,4 @@
-// From the sums of an item to its rows: tiles that the writer stores, or float32 rows of the workspace. Rows that are not
-// finite are computed again.
+// Epilogue of an item: stages tiles for the writer, or stores float32 partials. Non-finite rows are recomputed.
 #pragma once
 
 #include "hopper/softmax.cuh"
@@ -8,12 +7,12 @@
 
 namespace spattn::hopper_backward {
 
-constexpr int kScoreSums = kScores ? kSums : 4, kValueSums = kValues ? kSums : 4;  // 4: not used
+constexpr int kScoreSums = kScores ? kSums : 4, kValueSums = kValues ? kSums : 4;  // 4: unused
 
 struct Results {
   const Group& own;
 
-  // Bit r of the result: row 16 w + r of this warp has a sum that is not finite.
+  // Bit r of the result: row 16 w + r of this warp has a non-finite sum.
   template <int kCount>
   __device__ __forceinline__ uint32_t nonfinite_rows(const float (&sums)[kCount]) const {
     float probe[2];
@@ -28,7 +27,7 @@ struct Results {
     return rows;
   }
 
-  // Rows as elements into this warpgroup's own rows of a result's tile, for the writer to store.
+  // Stages rows as elements in this warpgroup's rows of a result tile, for the writer to store.
   template <int kCount>
   __device__ __forceinline__ void stage_tile(const float (&o)[kCount], int result) {
     const uint8_t* tile = own.shared.result(own.rows.stage, result);
@@ -40,17 +39,17 @@ struct Results {
     }
   }
 
-  // Row of the item that accumulators 2 h and 2 h + 1 of each four belong to.
+  // Row of the item that accumulators 2 h and 2 h + 1 of every four belong to.
   __device__ __forceinline__ int row_of(int h) const {
     return own.number * kSlab + own.thread / 32 * 16 + 8 * h + own.thread % 32 / 4;
   }
 
-  // Where a row of a task lies in the workspace: its own, or the rest of it that number `row` there is.
+  // Workspace row `row` of the task's head.
   __device__ __forceinline__ float* partial_of(float* partial, int row, int features) const {
     return partial + partial_row(own.p, own.assigned().task, row) * features;
   }
 
-  // The sources of what is missing in a row of a finisher: begin and end.
+  // Range of the partials to add to a row of an in-kernel reduction.
   __device__ __forceinline__ int2 rest_of(int row) const {
     const int* found = own.p.rest_indptr + (-2 - own.assigned().work.slot) * kBlock + row;
     return make_int2(found[0], found[1]);
@@ -90,7 +89,7 @@ struct Results {
     }
   }
 
-  // Overwrites one feature of a staged or stored row.
+  // Overwrites one feature of a staged row or partial.
   __device__ __forceinline__ void overwrite(int row, int d, double value, int result, float* partial, int features) {
     const int slot = own.assigned().work.slot;
     if (slot >= 0) {
@@ -123,7 +122,7 @@ struct Results {
     }
   }
 
-  // Hands the sums of a task to the writer or to the workspace.
+  // Hands a task's results to the writer or to the workspace.
   __device__ __forceinline__ void finish(float (&scores)[kScoreSums], float (&values)[kValueSums],
                                          QueryProducts& queries) {
     const Params& p = own.p;
@@ -134,7 +133,7 @@ struct Results {
       exact |= nonfinite_rows(scores);
     }
     if constexpr (kValues) exact |= nonfinite_rows(values);
-    // All who read the room of the results are done with it: this warpgroup's warps or, of dQ, those of both.
+    // Wait for all readers of the results' memory: this warpgroup or, with dQ, both.
     if constexpr (kQueries) queries.end(own);
     else named_sync(kOwn + own.number, 128);
     if (own.assigned().work.slot >= 0) {

@@ -1,5 +1,5 @@
-// The warps that store results by TMA, so that the consumers go on with what comes next: finished tiles and, in one pass,
-// dQ of every step.
+// Writer warps: store results by TMA while the consumers proceed: finished tiles and, in fused mode, every iteration's
+// dQ.
 #pragma once
 
 #include "hopper/tma.cuh"
@@ -7,17 +7,17 @@
 
 namespace spattn::hopper_backward {
 
-// Number 0 of kWriters stores tiles; all of them add up dQ, a half of a step each in turns, so that one's waiting hides
-// behind the others'.
+// Warp 0 of kWriters stores tiles; all of them add dQ, half an iteration at a time in turns, which hides the latency of
+// the additions.
 struct Writer {
   const Params& p;
   Shared& shared;
   const uint32_t turn;
   const int lane = threadIdx.x % 32;
   RingPosition<kTasks> tasks;
-  uint32_t halves = 0;  // of dQ, of all steps
+  uint32_t halves = 0;  // halves of dQ so far, over all iterations
 
-  // dK and dV lie where k and v were, dQ where q was. Where dV is alone it lies in the place of k.
+  // dK and dV leave from the memory of k and v, dQ from that of q; dV alone from that of k.
   __device__ __forceinline__ void store_tile(const Assignment& assigned) {
     constexpr int kCopies = kResults * kWarpgroups * kPanels;
     static_assert(kCopies <= 32);
@@ -34,8 +34,8 @@ struct Writer {
     tma_store_commit();
   }
 
-  // Adds half of dQ of a step to the sums of its slab when all that come before it are in: the sums are the same every
-  // time. Each half has a counter.
+  // Adds half of an iteration's dQ to the sums of its sub-tile, after all preceding additions: the result is
+  // deterministic. Each half has a counter.
   __device__ __forceinline__ void add(int64_t slab, int rank) {
     constexpr uint32_t kBytes = kQuerySumBytes / kWarpgroups;
     const uint32_t half = halves % kWarpgroups;
@@ -55,7 +55,7 @@ struct Writer {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(p.added + place), "r"(rank + 1) : "memory");
   }
 
-  // This warp's halves of an item's steps; one lane does it.
+  // Adds this warp's halves of an item's iterations; executed by one lane.
   __device__ __forceinline__ void add_queries(const Assignment& assigned) {
     const Task task = assigned.task;
     const int begin = assigned.work.begin, end = assigned.work.end, heads = assigned.work.heads;
@@ -71,7 +71,7 @@ struct Writer {
     }
   }
 
-  // Stores the results of a task and gives their room back, which is that of the rows or of the sums of dQ.
+  // Stores a task's results and releases their shared memory: that of the rows, or of the dQ sums.
   __device__ __forceinline__ void store(const Assignment& assigned) {
     barrier_wait(shared_address(&shared.done[tasks.stage]), tasks.parity);
     if (assigned.work.slot < 0) store_tile(assigned);

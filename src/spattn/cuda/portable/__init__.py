@@ -1,7 +1,7 @@
-"""The kernels for every GPU from compute capability 8.0: ``mma.sync`` for 16-bit types and, by TF32 products, for
-float32; fused multiply-adds for float64, and for float32 where a tile is too large for the former.
+"""Forward kernels for compute capability 8.0 and later.
 
-They execute any plan whose query tiles are multiples of 16 tokens.
+``mma.sync`` for 16-bit types and, as TF32 products, for float32; fused multiply-adds for float64 and for float32 tiles
+that exceed shared memory. They execute any plan with query tiles of a multiple of 16 tokens.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ LARGEST_GRID = 2**31 - 1
 
 
 def tile(device: Device, dtype: str, head_dim: int) -> tuple[int, int]:
-    """(block_q, block_kv) that suits a head dimension (the larger of that of q and v)."""
+    """Tile shape (block_q, block_kv) for a head dimension (the larger of q's and v's)."""
     return tile_within(device.shared_bytes, dtype, head_dim)
 
 
 def accepts(block_q: int, block_kv: int) -> bool:
-    """Whether the kernels can execute plans with tiles of this shape."""
+    """Whether the kernels can execute plans with this tile shape."""
     return block_q % 16 == 0 and 16 <= block_q <= LARGEST_BLOCK_Q and block_kv % KEYS == 0
 
 
 def fits(device: Device, block_q: int, dtype: str, head_dim: int) -> bool:
-    """Whether query tiles of this height leave room for the rest in a block's shared memory."""
+    """Whether the kernel's shared memory fits the device for query tiles of this height."""
     return shared_bytes_of(block_q, dtype, head_dim) <= device.shared_bytes
 
 
 def forward(call: ForwardPass) -> None:
-    """Enqueue the attention kernel, and the merge kernel where the plan has merges; the context must be current."""
+    """Enqueue the attention kernel and, for plans with split-KV partials, the combine kernel; the context must be
+    current."""
     batch, heads_q = call.q.shape[:2]
     plan = plan_on_device(call.plan, call.device, batch, heads_q)
     partial, partial_lse = call.workspace()
@@ -43,21 +44,21 @@ def forward(call: ForwardPass) -> None:
         launch_all(call, plan, attention_kernel(call, plan), plan.items, partial, partial_lse)
     if plan.merges:
         ready = merge_kernel(call, plan)
-        blocks = -(-plan.merges // (ready.threads // 32))  # a warp each
+        blocks = -(-plan.merges // (ready.threads // 32))  # one warp per row
         launch_all(call, plan, ready, blocks, partial, partial_lse)
 
 
 def launch_all(
     call: ForwardPass, plan: PlanOnDevice, ready: Kernel, blocks: int, partial: int, partial_lse: int
 ) -> None:
-    """Launch a kernel over a flat list of blocks, in as many grids as it takes."""
+    """Launch a kernel over a flat list of CTAs, in as many grids as necessary."""
     for first in range(0, blocks, LARGEST_GRID):
         params = pack(call, plan, partial, partial_lse, first)
         ready.launch(min(blocks - first, LARGEST_GRID), params, call.stream)
 
 
 def attention_kernel(call: ForwardPass, plan: PlanOnDevice) -> Kernel:
-    """The kernel for a call's dtype, dimensions and alignment."""
+    """The kernel for a call's dtype, head dimensions and alignment."""
     head_dim, head_dim_v, aligned = call.q.shape[3], call.v.shape[3], call.aligned(ITEMSIZE[call.dtype])
     key = call.dtype, call.precision, head_dim, head_dim_v, aligned
     found = plan.kernels.get(key)
@@ -70,7 +71,7 @@ def attention_kernel(call: ForwardPass, plan: PlanOnDevice) -> Kernel:
 
 
 def merge_kernel(call: ForwardPass, plan: PlanOnDevice) -> Kernel:
-    """The kernel for rows that several work items computed or that may attend to nothing."""
+    """The kernel that combines partials and fills empty rows."""
     found = plan.kernels.get((call.dtype,))
     if found is None:
         source, defines = merge_variant(call.dtype)

@@ -1,17 +1,17 @@
-// out[i] = Σ_j softmax_j(scale · q[i]·k[j]) v[j] over the keys j that the plan allows to query i; lse[i] alongside.
-// Plain fused multiply-adds in the inputs' own precision: float64, and float32 where attention_tf32.cu has no room.
+// out[i] = Σ_j softmax_j(scale · q[i]·k[j]) v[j] over the keys j that the plan allows for query i; lse[i] alongside.
+// Fused multiply-adds in the inputs' own precision: float64, and float32 if attention_tf32.cu exceeds shared memory.
 //
-// grid      one block per (work item, batch, head), heads slowest; a flat list in x, so any number of heads fits
+// grid      one CTA per (work item, batch, head), heads slowest; a flat list in x, so any number of heads fits
 // target    sm_80 and later
 // dtypes    float32 (accumulated in float32), float64 (in float64)
 // warps     8; thread (x, y) of 16 × 16 owns query rows y + 16 i, key columns x + 16 j and one 16-byte chunk of each
-//           slice of the output. All load
+//           slice of the output. All warps load
 // shared    Q, a ring of two slices (64 keys × 256 bytes) that K and V stream through, P: 136 KiB at 128 queries,
 //           head_dim 128, float32
-// registers 238 a thread at 128 queries, head_dim 128, float32; 128 where two blocks run side by side; nothing spilled
+// registers 238 per thread at 128 queries, head_dim 128, float32; 128 with two CTAs per SM; no spills
 //           (tests/cuda/test_compile.py checks)
-// test      tests/cuda/test_forward.py
-// benchmark benchmarks/fp32_cuda.py
+// test      tests/cuda/sm80/test_mma_forward.py
+// benchmark benchmarks/kernels/fp32_cuda.py
 // source    online softmax: Milakov & Gimelshein, arXiv:1805.02867
 //
 // macros    SPATTN_DTYPE, SPATTN_HEAD_DIM, SPATTN_HEAD_DIM_V (padded to whole slices), SPATTN_BLOCK_Q, SPATTN_BLOCK_KV,
@@ -24,18 +24,17 @@
 namespace spattn::portable {
 
 constexpr int kSide = 16, kThreads = kSide * kSide;
-constexpr int kSliceChunks = kSide, kSlice = kSliceChunks * kVector;  // columns that one pass over a tile covers
+constexpr int kSliceChunks = kSide, kSlice = kSliceChunks * kVector;  // columns per slice
 constexpr int kDim = SPATTN_HEAD_DIM, kDimV = SPATTN_HEAD_DIM_V;
 constexpr int kSlices = kDim / kSlice, kSlicesV = kDimV / kSlice;
 constexpr int kBlockQ = SPATTN_BLOCK_Q, kBlockKV = SPATTN_BLOCK_KV;
 constexpr int kKeys = 64, kStepsPerTile = kBlockKV / kKeys;
-constexpr int kRows = kBlockQ / kSide, kColumns = kKeys / kSide;  // of S, in a thread
+constexpr int kRows = kBlockQ / kSide, kColumns = kKeys / kSide;  // of S, per thread
 constexpr bool kAligned = SPATTN_ALIGNED;
-// Blocks side by side on an SM where the accumulators leave room for it: one's products hide the other's
-// barriers and softmax.
+// CTAs per SM: two if the accumulators leave room, so that one's products hide the other's barriers and softmax.
 constexpr int kAccumulatorWords = kRows * (kSlicesV * kVector + kColumns) * sizeof(Sum) / 4;
 constexpr int kBlocks = kAccumulatorWords <= 48 ? 2 : 1, kUnroll = kBlocks == 2 ? 1 : 2;
-// Two rows of P that a warp writes at once fall into different halves of the banks.
+// Pads rows of P so that two rows written at once by a warp fall into different halves of the banks.
 constexpr int kWeightStride = kKeys + kSide;
 static_assert(kDim % kSlice == 0 && kDimV % kSlice == 0 && kBlockQ % kSide == 0 && kBlockKV % kKeys == 0, "tile shape");
 
@@ -58,8 +57,8 @@ __device__ __forceinline__ Chunk read_chunk(const Element* tile, int row, int ch
   return result;
 }
 
-// The stream of slices: every K slice, then every V slice of each step of 64 keys. A slice is loaded while the one
-// before it is multiplied; one barrier per slice.
+// The stream of slices: all K slices, then all V slices of each iteration of 64 keys. A slice loads while the previous
+// one is multiplied; one barrier per slice.
 struct Stream {
   const Params& params;
   const Element *k, *v;
@@ -73,7 +72,7 @@ struct Stream {
       ++entry;
     }
   }
-  // Positions of the current step's keys.
+  // Positions of the current iteration's keys.
   __device__ void write_positions(int* position) const {
     if (threadIdx.x < kKeys && more()) {
       const View& view = params.views[first_view + params.key_view[entry]];
@@ -85,7 +84,7 @@ struct Stream {
                                                        is_value ? params.v : params.k, position, slice * kSlice,
                                                        is_value ? params.head_dim_v : params.head_dim);
   }
-  // Waits for the slice loaded last and returns it; afterwards the other buffer is free.
+  // Waits for the last slice loaded and returns it; the other buffer is free afterwards.
   __device__ const Element* arrive(Shared& shared) {
     copies_wait();
     __syncthreads();
@@ -143,8 +142,8 @@ __device__ __forceinline__ Sum across_row(Sum value, Combine combine) {
   return value;
 }
 
-// The logits policy: everything that is done to a step's products of query and key before the softmax sees them. The
-// sign of the scale is already in Q, and its magnitude is folded into the exponent.
+// Score modification: from dot products of q and k to the softmax's input. The sign of the scale is already in Q; its
+// magnitude is folded into the exponent.
 __device__ __forceinline__ void logits_policy(Scores& s, const Params& params, int mask, int sub, int x, int y) {
   if (mask < 0) return;
   const unsigned long long* words = params.masks + static_cast<long long>(mask) * kBlockQ * kStepsPerTile + sub;
@@ -158,8 +157,7 @@ __device__ __forceinline__ void logits_policy(Scores& s, const Params& params, i
   }
 }
 
-// The weights policy: writes the weights exp2(S · scale_log2 − reference) of a row, which multiply the values, and
-// returns the sum that the row's total counts.
+// Softmax numerator: writes the weights exp2(S · scale_log2 − reference) of a row and returns their sum.
 __device__ __forceinline__ Sum weights_policy(const Sum (&s)[kColumns], Element* row, Sum scale_log2, Sum reference,
                                               int x) {
   Sum sum = 0;
@@ -172,9 +170,8 @@ __device__ __forceinline__ Sum weights_policy(const Sum (&s)[kColumns], Element*
   return sum;
 }
 
-// P = exp2(S · scale_log2 − row_max) into shared memory; O and row_sum follow a new maximum. row_max is scaled and
-// rounded once, so that its rounding cancels. A row that has seen no key keeps a maximum of −inf and takes exp2
-// relative to 0.
+// P = exp2(S · scale_log2 − row_max) into shared memory; rescales O and row_sum for a new maximum. row_max is scaled
+// and rounded once, so that its rounding cancels. A row without keys keeps a maximum of −inf but subtracts 0.
 __device__ __forceinline__ void softmax(const Scores& s, Output& o, Sum (&row_max)[kRows], Sum (&row_sum)[kRows],
                                         Element* p, Sum scale_log2, int x, int y) {
 #pragma unroll
@@ -197,7 +194,7 @@ __device__ __forceinline__ void softmax(const Scores& s, Output& o, Sum (&row_ma
   }
 }
 
-// Writes a thread's part of one row, normalised; returns whether its logits are not too large and it came out finite.
+// Writes a thread's part of a row, normalised; returns whether it is finite, with scores in range.
 __device__ __forceinline__ bool finish_row(const Sum (&o)[kSlicesV][kVector], Sum row_max, Sum row_sum,
                                            const Params& params, const RowTarget& target, Element* head, int x) {
   const Sum inverse = row_sum == 0 ? Sum(0) : 1 / row_sum;
@@ -282,7 +279,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) attention(const __grid_cons
     stream.next_step();
     stream.write_positions(shared.key_position[buffer ^ 1]);
     softmax(s, o, row_max, row_sum, shared.p, static_cast<Sum>(params.scale_log2), x, y);
-    __syncwarp();  // a row of P is read by the half warp that wrote it
+    __syncwarp();  // the half warp that wrote a row of P reads it
 #pragma unroll
     for (int slice = 0; slice < kSlicesV; ++slice) {
       const Element* v = stream.arrive(shared);
@@ -293,7 +290,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) attention(const __grid_cons
       }
       multiply_weight_value(o, slice, shared.p, v, x, y);
     }
-    __syncwarp();  // before the next step overwrites P
+    __syncwarp();  // before the next iteration overwrites P
   }
   copies_wait();
 
@@ -306,7 +303,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) attention(const __grid_cons
     const Sum total = across_row(row_sum[i], [](Sum a, Sum b) { return a + b; });
     again[i] = __ballot_sync(~0u, !finish_row(o[i], row_max[i], total, params, target, out, x));
   }
-  __syncwarp();  // an exact row overwrites what other lanes wrote
+  __syncwarp();  // exact_row() overwrites other lanes' results
   const int first = threadIdx.x / 32 * 2;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {

@@ -1,9 +1,8 @@
-// One row, key by key, for rows that the tile kernels could not finish with finite numbers, or whose logits are too
-// large for them.
+// Float64 fallback: one row, key by key.
 //
-// Tile kernels multiply the values of keys that a row may not see by a weight of zero. When such a value is NaN or
-// infinite the product is NaN (0 · NaN), so the row is computed again here from its allowed keys alone. A NaN at an
-// allowed key stays a NaN. Nothing is paid while all values are finite.
+// For rows with a non-finite result or with scores too large for the tile kernels. Tile kernels multiply values of
+// masked keys by a weight of zero, and 0 · NaN and 0 · inf are NaN; such a row is recomputed here from its allowed keys
+// alone. A NaN at an allowed key stays NaN. Free while all values are finite.
 #pragma once
 #include "common/element.cuh"
 #include "common/exact_softmax.cuh"
@@ -11,10 +10,10 @@
 
 namespace spattn::portable {
 
-// Where a row's result goes: the output, or the workspace when others write the same row.
+// Destination of a row: the output, or the workspace for a split-KV partial.
 struct RowTarget {
   bool partial;
-  long long index;  // of a row of the workspace, or of lse
+  long long index;  // workspace row, or index into lse
   int position;
 };
 
@@ -24,7 +23,7 @@ __device__ inline RowTarget row_target(const Params& params, const Work& work, i
   return {true, (static_cast<long long>(batch_head) * params.slots + work.slot) * kBlockQ + cell, position};
 }
 
-// Keeps a row's lse: in the workspace, or in the result unless nobody asked for it.
+// Stores a row's lse in the workspace or, if requested, the output.
 template <typename Sum>
 __device__ __forceinline__ void store_lse(const Params& params, const RowTarget& target, Sum lse) {
   Sum* to = static_cast<Sum*>(target.partial ? params.partial_lse : params.lse);

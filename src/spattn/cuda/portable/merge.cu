@@ -1,12 +1,12 @@
-// Rows that several work items computed: out = Σ_s exp(lse_s − lse) out_s, lse = log Σ_s exp(lse_s), over the sources s
-// that the plan lists, in its order, so the result is the same every time. No source: out = 0, lse = −inf.
+// Combines split-KV partials: out = Σ_s exp(lse_s − lse) out_s, lse = log Σ_s exp(lse_s), over the sources s that the
+// plan lists, in its order: deterministic. Without a source, out = 0 and lse = −inf.
 //
-// grid      one warp per (row, batch, head), 4 warps a block; a flat list in x
+// grid      one warp per (row, batch, head), 4 warps per CTA; a flat list in x
 // target    sm_80 and later
 // dtypes    out: float16, bfloat16, float32 (workspace float32), float64 (workspace float64)
 // shared    none
-// test      tests/cuda/test_forward.py
-// benchmark benchmarks/peers_cuda.py
+// test      tests/cuda/sm80/test_mma_forward.py
+// benchmark benchmarks/peers/peers_cuda.py
 // source    the log-sum-exp identity of split softmax: Rabe & Staats, arXiv:2112.05682, §2
 //
 // macros    SPATTN_DTYPE
@@ -17,7 +17,7 @@ namespace spattn::portable {
 
 constexpr int kWarps = 4;
 
-// log Σ exp of the sources' lse, natural; −inf when there is none or all are −inf.
+// log Σ exp of the sources' lse, natural; −inf without sources or if all are −inf.
 __device__ inline Sum merge_lse(const Params& params, long long first, int begin, int end) {
   const Sum* partial_lse = static_cast<const Sum*>(params.partial_lse);
   Sum row_max = -infinity<Sum>();

@@ -1,19 +1,19 @@
-// The loop that the tensor-core kernels share: loads that overlap products, masks, softmax, and the way out. A kernel
-// hands in its products:
+// Main loop of the tensor-core kernels: pipelined loads, masks, online softmax and epilogue. A kernel supplies its
+// products:
 //
 //   struct Products {
-//     struct Query;                                        operand fragments of Q that stay in registers, if any
+//     struct Query;                                   operand fragments of Q kept in registers, if any
 //     load_query(Query&, const Shared&)
 //     multiply_query_key(Scores&, const Shared&, Query&)                   S = Q Kᵀ
 //     multiply_weight_value(Output&, const Scores&, const Shared&)    O += P V
-//     column(n, i)                                         the output column that accumulator i < 2 of o[atom][n] holds
-//     narrow2(Element* tile, row, n, x, y)             writes both into the shared output tile
-//     landed<rows, chunks>(Element* tile)                  what a thread does to the chunks of a tile that it loaded
+//     column(n, i)                                    output column of accumulator i < 2 of o[atom][n]
+//     narrow2(Element* tile, row, n, x, y)            writes both to the shared output tile
+//     landed<rows, chunks>(Element* tile)             post-processes the chunks that a thread has loaded
 //   };
 //
-// S has mma.m16n8's accumulator layout, described in softmax.cuh, and so has O but for column().
-// source: online softmax: Milakov & Gimelshein, arXiv:1805.02867; the two-barrier overlap of loads and products and P
-// kept in registers: FlashAttention-2, Dao, arXiv:2307.08691
+// S has mma.m16n8's accumulator layout, described in softmax.cuh; so has O, except for column().
+// source: online softmax: Milakov & Gimelshein, arXiv:1805.02867; two-barrier overlap of loads and products, and P in
+// registers: FlashAttention-2, Dao, arXiv:2307.08691
 #pragma once
 #include "portable/exact_row.cuh"
 #include "portable/mma_steps.cuh"
@@ -24,12 +24,12 @@ namespace spattn::portable {
 using Scores = float[kAtoms][kKeys / 8][4];
 using Output = float[kAtoms][kDimV / 8][4];
 
-// The logits policy: everything that is done to a step's products of query and key before the softmax sees them. The
-// sign of the scale is already in Q, and its magnitude is folded into the exponent.
+// Score modification: from dot products of q and k to the softmax's input. The sign of the scale is already in Q; its
+// magnitude is folded into the exponent.
 __device__ __forceinline__ void logits_policy(Scores& s, const Params& params, const Step& step) {
   if (step.mask < 0) return;
   const int first = threadIdx.x / 32 * kRowsPerWarp + threadIdx.x % 32 / 4;
-  constexpr int kWords = kBlockKV / 64;  // of a row of the tile
+  constexpr int kWords = kBlockKV / 64;  // per row of the tile
   const unsigned long long* words =
       params.masks + static_cast<long long>(step.mask) * kBlockQ * kWords + step.sub * kKeys / 64;
 #pragma unroll
@@ -42,7 +42,7 @@ __device__ __forceinline__ void logits_policy(Scores& s, const Params& params, c
   }
 }
 
-// P = exp2(S · scale_log2 − row_max); O and row_sum follow a new maximum. weights_policy() makes the weights P.
+// P = exp2(S · scale_log2 − row_max); rescales O and row_sum for a new maximum. weights_policy() computes P.
 __device__ __forceinline__ void softmax(Scores& s, Output& o, RowState (&state)[kAtoms][2], float scale_log2) {
 #pragma unroll
   for (int atom = 0; atom < kAtoms; ++atom) {
@@ -58,9 +58,8 @@ __device__ __forceinline__ void softmax(Scores& s, Output& o, RowState (&state)[
   }
 }
 
-// Writes one row of a thread's accumulators, normalised: to the workspace, or narrowed into the shared tile that
-// store_output() copies out. Returns for the whole quad whether the row is done: its logits are not too large, and
-// every number of it is finite.
+// Writes one row of a thread's accumulators, normalised: to the workspace, or narrowed into the shared tile of
+// store_output(). Returns for the whole quad whether the row is final: finite, with scores in range.
 template <typename Products>
 __device__ __forceinline__ bool finish_row(const Output& o, const RowState& state, int atom, int half,
                                            const Params& params, Shared& shared, const RowTarget& target, int row) {
@@ -87,7 +86,7 @@ __device__ __forceinline__ bool finish_row(const Output& o, const RowState& stat
   return (__ballot_sync(~0u, finite) >> (threadIdx.x % 32 / 4 * 4) & 15) == 15;
 }
 
-// This warp's rows of the shared output tile, 16 bytes a lane.
+// Copies this warp's rows of the shared output tile to global memory, 16 bytes per lane.
 __device__ __forceinline__ void store_output(const Params& params, const Shared& shared, Element* out) {
   const int first = threadIdx.x / 32 * kRowsPerWarp;
   for (int i = threadIdx.x % 32; i < kRowsPerWarp * kChunksV; i += 32) {
@@ -103,7 +102,7 @@ __device__ __forceinline__ void store_output(const Params& params, const Shared&
   }
 }
 
-// Normalises and writes this warp's rows, then repeats those that did not come out finite.
+// Normalises and writes this warp's rows, then recomputes the non-finite ones.
 template <typename Products>
 __device__ __forceinline__ void finish(const Output& o, const RowState (&state)[kAtoms][2], const Params& params,
                                        Shared& shared, const Work& work, int batch_head) {
@@ -125,7 +124,7 @@ __device__ __forceinline__ void finish(const Output& o, const RowState (&state)[
     const int batch = batch_head / params.heads_q, head = batch_head % params.heads_q;
     store_output(params, shared, head_of<Element>(params.out, batch, head));
   }
-  __syncwarp();  // an exact row overwrites what other lanes wrote
+  __syncwarp();  // exact_row() overwrites other lanes' results
   for (int number = 0; number < 2 * kAtoms; ++number) {
     for (unsigned rows = again[number / 2][number % 2] & 0x11111111u; rows; rows &= rows - 1) {
       const int row = first + number * 8 + (__ffs(rows) - 1) / 4;
@@ -134,7 +133,7 @@ __device__ __forceinline__ void finish(const Output& o, const RowState (&state)[
   }
 }
 
-// Everything a block does.
+// The kernel body.
 template <typename Products>
 __device__ __forceinline__ void attend(const Params& params) {
   extern __shared__ __align__(128) unsigned char memory[];
@@ -172,7 +171,7 @@ __device__ __forceinline__ void attend(const Params& params) {
   Output o = {};
   RowState state[kAtoms][2];
   for (int buffer = 0; now.exists(); buffer ^= 1) {
-    // K has landed, and everybody is done with V.
+    // K has landed; all threads are done with V.
     load_rows<kKeys, kChunksV, kThreads, kAligned>(shared.v, v, params.v, shared.key_position[buffer], 0,
                                                    params.head_dim_v);
     next.write_positions(shared.key_position[buffer ^ 1], params);
@@ -182,7 +181,7 @@ __device__ __forceinline__ void attend(const Params& params) {
     copies_wait();
     Products::template landed<kKeys, kChunksV>(shared.v);
     __syncthreads();
-    // V and the next positions have landed, and everybody is done with K.
+    // V and the next positions have landed; all threads are done with K.
     if (next.exists()) {
       load_rows<kKeys, kChunks, kThreads, kAligned>(shared.k, k, params.k, shared.key_position[buffer ^ 1], 0,
                                                     params.head_dim);

@@ -1,12 +1,12 @@
-// Products of 16-bit tiles in shared memory, as a warp computes them for its own rows: kAtoms atoms of 16 rows each.
-// Tiles are laid out by chunk_at(), results are accumulators of mma.m16n8k16 (softmax.cuh describes them).
+// Products of 16-bit tiles in shared memory; a warp computes kAtoms atoms of 16 rows. Tiles are laid out by chunk_at(),
+// results are mma.m16n8k16 accumulators (softmax.cuh).
 #pragma once
 #include "portable/ptx.cuh"
 #include "portable/rows.cuh"
 
 namespace spattn::portable {
 
-// Operand fragments of this warp's rows, of the features [16 k16, 16 k16 + 16).
+// Loads operand fragments of this warp's rows for features [16 k16, 16 k16 + 16).
 template <int kAtoms, int kChunks>
 __device__ __forceinline__ void load_fragments(unsigned (&a)[kAtoms][4], const Element* rows, int k16) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 * 16 * kAtoms + lane % 16;
@@ -17,14 +17,14 @@ __device__ __forceinline__ void load_fragments(unsigned (&a)[kAtoms][4], const E
   }
 }
 
-// Where this lane's share of the first matrices of `columns` lies for multiply_transposed().
+// This lane's address of the first matrices of `columns` for multiply_transposed().
 template <int kChunks>
 __device__ __forceinline__ unsigned columns_address(const Element* columns) {
   const int lane = threadIdx.x % 32;
   return shared_address(columns + chunk_at<kChunks>(lane / 16 * 8 + lane % 8, lane / 8 % 2) * kVector);
 }
 
-// s += A Cᵀ over the features [16 k16, 16 k16 + 16); the columns of s are the rows of the tile C.
+// s += A Cᵀ over features [16 k16, 16 k16 + 16); the columns of s are the rows of tile C.
 template <int kAtoms, int kTiles, int kChunks>
 __device__ __forceinline__ void multiply_transposed(float (&s)[kAtoms][kTiles][4], const unsigned (&a)[kAtoms][4],
                                                     unsigned columns, int k16) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void multiply_transposed(float (&s)[kAtoms][kTiles][4
   }
 }
 
-// sums += P C; the accumulator layout of s is the operand layout of P, so P never leaves its registers.
+// sums += P C; the accumulator layout of s is the operand layout of P, so P stays in registers.
 template <int kAtoms, int kTiles, int kFeatureTiles>
 __device__ __forceinline__ void accumulate(float (&sums)[kAtoms][kFeatureTiles][4], const float (&p)[kAtoms][kTiles][4],
                                            const Element* columns) {

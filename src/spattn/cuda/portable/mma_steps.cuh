@@ -1,4 +1,4 @@
-// What the tensor-core kernels share: the tile shape, the block's shared memory, and the steps of a work item.
+// Tile shape, shared memory and iterations of the tensor-core kernels.
 #pragma once
 #include "portable/params.cuh"
 #include "portable/rows.cuh"
@@ -7,7 +7,7 @@ namespace spattn::portable {
 
 constexpr int kDim = SPATTN_HEAD_DIM, kDimV = SPATTN_HEAD_DIM_V;
 constexpr int kBlockQ = SPATTN_BLOCK_Q, kBlockKV = SPATTN_BLOCK_KV;
-constexpr int kKeys = SPATTN_KEYS;  // keys of one step; a wider tile takes several
+constexpr int kKeys = SPATTN_KEYS;  // keys per iteration; a wider tile takes several
 constexpr int kStepsPerTile = kBlockKV / kKeys;
 constexpr int kAtoms = SPATTN_ATOMS, kRowsPerWarp = 16 * kAtoms;
 constexpr int kThreads = kBlockQ / kRowsPerWarp * 32;
@@ -16,14 +16,14 @@ constexpr bool kAligned = SPATTN_ALIGNED;
 static_assert(kBlockQ % kRowsPerWarp == 0 && kBlockKV % 64 == 0 && 64 % kKeys == 0, "tile shape");
 
 struct Shared {
-  alignas(128) Element q[kBlockQ * (kDim > kDimV ? kDim : kDimV)];  // at the end the output, on its way to wide stores
+  alignas(128) Element q[kBlockQ * (kDim > kDimV ? kDim : kDimV)];  // later the output, before its vectorized stores
   alignas(128) Element k[kKeys * kDim];
   alignas(128) Element v[kKeys * kDimV];
   int key_position[2][kKeys];
   int query_position[kBlockQ];
 };
 
-// kKeys keys of an entry of a tile list; `view` is -1 after the last.
+// An iteration: kKeys keys of a tile list entry; `view` is -1 after the last.
 struct Step {
   int view, tile, mask, sub;
 
@@ -36,7 +36,7 @@ struct Step {
   }
 };
 
-// The steps of a work item, in order. A step is fetched long before it is used, because its three loads take a while.
+// The iterations of a work item, in order. fetch() runs well before its result is used, to hide its three loads.
 struct Steps {
   const Params& params;
   int first_view, entry, end, sub = 0;

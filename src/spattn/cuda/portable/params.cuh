@@ -1,5 +1,5 @@
-// What the host hands to a kernel: the plan's records, the arrays and the launch lists. portable/params.py describes
-// these structs; each compilation asserts that both agree.
+// Kernel parameters: arrays, the plan's records and the launch lists. portable/params.py describes these structs; each
+// compilation asserts that both agree.
 #pragma once
 
 namespace spattn::portable {
@@ -32,26 +32,26 @@ struct Array {
   long long batch, head, row, column;
 };
 
-// Tasks (work items or merges) of every variant × the (batch, head) numbers that use the variant.
-// Tasks of one head lie together, so that heads that run at the same time share K and V in L2.
+// Tasks (work items or combines) of each variant × the (batch, head) pairs that use it. The tasks of a head are
+// adjacent, so that concurrent CTAs share its K and V in L2.
 struct LaunchList {
   const int* task_indptr;         // (variants + 1): tasks of a variant
-  const int* head_indptr;         // (variants + 1): its part of `heads`
+  const int* head_indptr;         // (variants + 1): its range in `heads`
   const int* heads;               // batch * heads_q + head
-  const long long* first_number;  // (variants + 1): where its tasks × heads start
+  const long long* first_number;  // (variants + 1): start of its tasks × heads
   long long numbers;
   int variants;
 };
 
 struct Params {
-  // Of this call.
+  // Of the call.
   Array q, k, v, out;
-  void* lse;              // (batch, heads_q, q_len), or null where nobody asked for it
+  void* lse;              // (batch, heads_q, q_len), or null if not requested
   void* partial;          // workspace: (batch * heads_q, slots, block_q, head_dim_v)
   void* partial_lse;      // workspace: (batch * heads_q, slots, block_q)
-  long long first_block;  // of this launch; a grid has at most 2^31 - 1 blocks
+  long long first_block;  // of this launch; a grid has at most 2^31 - 1 CTAs
   double scale_log2;      // |scale| · log2(e); 1 when scale is 0
-  int sign;               // sign of scale: the kernels multiply it into Q, so that scale_log2 is always positive
+  int sign;               // sign of scale, multiplied into Q so that scale_log2 is always positive
   int heads_q;
   int group;  // heads_q / heads_kv
   int head_dim, head_dim_v;
@@ -70,13 +70,13 @@ struct Params {
   int q_len, slots, block_q;
 };
 
-// One task of one head.
+// A task for one head.
 struct Task {
-  int number;      // into plan.work or the plan's merges
+  int number;      // index into plan.work or the plan's combines
   int batch_head;  // batch * heads_q + head
 };
 
-// The task behind a number of the launch list.
+// The task with a given index in the launch list.
 __device__ inline Task find_task(const LaunchList& list, long long number) {
   int variant = 0;
   for (int after = list.variants; after - variant > 1;) {
@@ -97,8 +97,8 @@ __device__ inline T* head_of(const Array& array, int batch, int head) {
   return reinterpret_cast<T*>(array.data) + batch * array.batch + head * array.head;
 }
 
-// Position of cell `cell` of tile `tile` of a view, -1 for padding. Divides only where the view has more than one axis:
-// positions are 32-bit, and so is every partial sum modulo 2^32.
+// Position of cell `cell` of tile `tile` of a view, -1 for padding. Divides only for views of more than one axis.
+// Positions are 32-bit; partial sums may wrap modulo 2^32.
 __device__ inline int position_of(const View& view, int tile, int cell) {
   const int box1 = view.box[1], box2 = view.box[2], grid1 = view.grid[1], grid2 = view.grid[2];
   int at0 = 0, at1 = 0, at2 = cell;

@@ -1,4 +1,4 @@
-"""The parameters of the portable kernels: the plan's part is packed once per plan, the rest every call."""
+"""Parameters of the portable kernels: the plan's part is packed once, the rest per call."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _pack_call, _pack_plan = (packer(np.dtype(fields, align=True)).pack for fields i
 
 
 class PlanOnDevice:
-    """A plan's arrays on one device, with the launch lists for one number of batch entries and heads."""
+    """A plan's arrays on one device, with launch lists for fixed numbers of batch entries and heads."""
 
     def __init__(self, plan: Plan, device: Device, batch: int, heads_q: int):
         shared = _upload_arrays(plan, device)
@@ -73,7 +73,7 @@ class PlanOnDevice:
         self.items, self.merges = int(lists.items_first[-1]), int(lists.merges_first[-1])
         self._buffers = shared[0], upload(device, lists._asdict())
         at, plan_at = self._buffers[1][1], shared[1]
-        self.kernels: dict[tuple[object, ...], Kernel] = {}  # of the calls made so far, by what they depend on
+        self.kernels: dict[tuple[object, ...], Kernel] = {}  # of past calls, by dtype, sizes and alignment
         self.packed = _pack_plan(
             *(plan_at[name] for name in _ARRAYS),
             at["items"],
@@ -96,13 +96,13 @@ class PlanOnDevice:
 
 @kept_with_plan
 def plan_on_device(plan: Plan, device: Device, batch: int, heads_q: int) -> PlanOnDevice:
-    """The device copy of a plan, made at first use and kept with it; the device's context must be current."""
+    """Device copy of a plan, made at first use and cached with it; the device's context must be current."""
     return PlanOnDevice(plan, device, batch, heads_q)
 
 
 @kept_with_plan
 def _upload_arrays(plan: Plan, device: Device) -> tuple[Buffer, dict[str, int]]:
-    """(buffer, addresses) of what does not depend on the numbers of batch entries and heads."""
+    """(buffer, addresses) of the arrays that do not depend on batch and heads."""
     listed = tile_lists(plan)._asdict() | {"work": plan.work.astype(WORK)}
     return upload(device, {name: listed.get(name, getattr(plan, name)) for name in _ARRAYS})
 

@@ -1,26 +1,26 @@
-// PTX that CUDA C++ has no name for, one instruction a function (sm_80 and later).
+// PTX without a CUDA C++ equivalent, one instruction per function (sm_80 and later).
 #pragma once
 #include "common/element.cuh"
 #include "common/shared_address.cuh"
 
 namespace spattn::portable {
 
-// Copies 16 bytes to shared memory in the background; zeros when `inside` is false, and `source` is then not read.
+// Asynchronous 16-byte copy to shared memory; writes zeros without reading `source` if `inside` is false.
 __device__ __forceinline__ void copy_async(unsigned destination, const void* source, bool inside) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(inside ? 16 : 0)
                : "memory");
 }
 
-// The same of 8 bytes.
+// The same for 8 bytes.
 __device__ __forceinline__ void copy_async8(unsigned destination, const void* source, bool inside) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(destination), "l"(source), "r"(inside ? 8 : 0)
                : "memory");
 }
 
-// Waits for this thread's own copies; a barrier must follow before another thread reads them.
+// Waits for this thread's own copies; other threads need a barrier after it.
 __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Four 8×8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+// Loads four 8×8 matrices of 16-bit elements; lane l passes the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void load_matrices(unsigned (&out)[4], unsigned address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
@@ -51,7 +51,7 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// c (16×8) += a (16×8) · b (8×8) in TF32: the last 13 bits of an operand's float32 are ignored.
+// c (16×8) += a (16×8) · b (8×8) in TF32: the low 13 bits of a float32 operand are ignored.
 __device__ __forceinline__ void multiply_add_tf32(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
       "{%0, %1, %2, %3};"
@@ -59,7 +59,7 @@ __device__ __forceinline__ void multiply_add_tf32(float (&c)[4], const unsigned 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// The nearest TF32 number, ties away from zero; NaN stays NaN.
+// Rounds to the nearest TF32 number, ties away from zero; NaN stays NaN.
 __device__ __forceinline__ unsigned round_to_tf32(float x) {
   unsigned result;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(result) : "f"(x));

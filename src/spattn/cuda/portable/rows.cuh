@@ -6,26 +6,26 @@
 
 namespace spattn::portable {
 
-constexpr int kLoadUnroll = 4;  // copies whose addresses are computed together
+constexpr int kLoadUnroll = 4;  // copies with addresses computed together
 
-// Where 16-byte chunk `chunk` of row `row` lies in a tile of kChunks chunks a row, in chunks. Eight consecutive rows at
-// one chunk fall into eight different bank groups, as ldmatrix and row-wise reads want. Rows of an odd number of
-// half-lines (64 bytes) alternate between the halves of a 128-byte line, so there only four values need spreading.
+// Swizzled offset of 16-byte chunk `chunk` of row `row` in a tile of kChunks chunks per row, in chunks. Eight
+// consecutive rows at one chunk fall into eight bank groups, as ldmatrix and row-wise reads need. With an odd number of
+// 64-byte half-lines per row, rows alternate between the halves of a 128-byte line; four values suffice.
 template <int kChunks>
 __device__ __forceinline__ int chunk_at(int row, int chunk) {
   static_assert(kChunks % 4 == 0, "rows of whole 64-byte half-lines");
   return row * kChunks + (chunk ^ (kChunks % 8 == 0 ? row & 7 : (row >> 1) & 3));
 }
 
-// Shared-memory address of chunk `first + ahead` of a row from the address of chunk `first`, for first < 2 and `ahead`
-// even: the swizzle only exchanges chunks inside a line, so one exclusive-or (free for a constant) replaces chunk_at().
+// Shared-memory address of chunk `first + ahead` of a row from that of chunk `first`, for first < 2 and `ahead` even:
+// the swizzle permutes chunks within a line, so one XOR (free for a constant) replaces chunk_at().
 template <int kChunks>
 __device__ __forceinline__ unsigned advance(unsigned address, int ahead) {
   constexpr int kSpan = kChunks % 8 == 0 ? 8 : 4;
   return (address ^ (ahead % kSpan * 16)) + ahead / kSpan * kSpan * 16;
 }
 
-// One chunk, element by element: any alignment, any stride, any number of columns.
+// Copies one chunk element by element: any alignment, stride and number of columns.
 __device__ __forceinline__ void copy_elements(Element* destination, const Element* source, long long column_stride,
                                               int columns) {
   alignas(16) Element chunk[kVector];
@@ -40,7 +40,7 @@ __device__ __forceinline__ void copy_elements(Element* destination, const Elemen
   *reinterpret_cast<uint4*>(destination) = *reinterpret_cast<const uint4*>(chunk);
 }
 
-// Calls visit(row, chunk) for this thread's share of the chunks of a tile.
+// Calls visit(row, chunk) for this thread's share of a tile's chunks.
 template <int kRows, int kChunks, int kThreads, typename Visit>
 __device__ __forceinline__ void for_own_chunks(Visit visit) {
   constexpr int kTotal = kRows * kChunks, kTurns = (kTotal + kThreads - 1) / kThreads;
@@ -48,16 +48,15 @@ __device__ __forceinline__ void for_own_chunks(Visit visit) {
   for (int turn = 0; turn < kTurns; ++turn) {
     const int i = turn * kThreads + threadIdx.x;
     if (kTotal % kThreads != 0 && i >= kTotal) break;
-    // Where a turn covers whole rows, a thread keeps its column: nothing but the row changes from turn to turn.
+    // If a turn covers whole rows, a thread keeps its column.
     const bool whole = kThreads % kChunks == 0;
     const int row = whole ? turn * (kThreads / kChunks) + threadIdx.x / kChunks : i / kChunks;
     visit(row, whole ? threadIdx.x % kChunks : i % kChunks);
   }
 }
 
-// Loads kRows rows × kChunks chunks, starting at column `first_column`, into a swizzled tile. Rows at position -1 and
-// columns from `columns` on become zeros and are not read. With kAligned the copies run in the background until
-// copies_wait().
+// Loads kRows rows × kChunks chunks from column `first_column` on into a swizzled tile. Rows at position -1 and columns
+// from `columns` on become zeros without a read. With kAligned the copies are asynchronous until copies_wait().
 template <int kRows, int kChunks, int kThreads, bool kAligned>
 __device__ __forceinline__ void load_rows(Element* tile, const Element* head, const Array& array, const int* position,
                                           int first_column, int columns) {
@@ -74,7 +73,7 @@ __device__ __forceinline__ void load_rows(Element* tile, const Element* head, co
   });
 }
 
-// Rounds what this thread loaded of a float32 tile to the nearest TF32 numbers: once for all warps that read it.
+// Rounds this thread's share of a float32 tile to TF32: once for all warps that read it.
 template <int kRows, int kChunks, int kThreads>
 __device__ __forceinline__ void round_rows(Element* tile) {
   for_own_chunks<kRows, kChunks, kThreads>([&](int row, int number) {
@@ -84,7 +83,7 @@ __device__ __forceinline__ void round_rows(Element* tile) {
   });
 }
 
-// Multiplies a tile in place by a whole number: -1 and 0 stand for a negative and a zero scale.
+// Multiplies a tile in place by -1 or 0, the sign of the scale.
 template <int kElements, int kThreads>
 __device__ inline void multiply_tile(Element* tile, int factor) {
   for (int i = threadIdx.x; i < kElements; i += kThreads) narrow(widen(tile[i]) * Sum(factor), tile[i]);

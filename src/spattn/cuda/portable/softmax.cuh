@@ -1,20 +1,19 @@
-// Online softmax of the rows that a thread holds as mma.m16n8k16 accumulators: rows g and g + 8 of a 16-row atom,
-// g = lane / 4, columns 8 n + 2 (lane % 4) + {0, 1}; the four lanes of a quad share a row.
+// Online softmax on mma.m16n8k16 accumulators. A thread holds rows g and g + 8 of a 16-row atom, g = lane / 4, columns
+// 8 n + 2 (lane % 4) + {0, 1}; the four lanes of a quad share a row.
 #pragma once
 #include "common/element.cuh"
 #include "common/warp.cuh"
 
 namespace spattn::portable {
 
-// One row's statistics.
+// Statistics of a row.
 struct RowState {
-  float row_max = -infinity<float>();  // in base 2: the largest dot product times scale_log2, rounded once
-  float row_sum = 0.f;                 // of this lane's columns; the quad's sum is taken once, in finish_row()
+  float row_max = -infinity<float>();  // in base 2: largest dot product times scale_log2, rounded once
+  float row_sum = 0.f;                 // over this lane's columns; reduced over the quad in finish_row()
 };
 
-// The weights policy: replaces the logits of row half `half` of an atom by exp2(s · scale_log2 − reference), one FFMA
-// and one MUFU each, and returns the sum that the row's total counts. What multiplies the values is what it leaves in
-// s.
+// Softmax numerator: replaces the dot products of row half `half` of an atom by weights exp2(s · scale_log2 −
+// reference), one FFMA and one MUFU each. Returns their sum.
 template <int kAtoms8>
 __device__ __forceinline__ float weights_policy(float (&s)[kAtoms8][4], int half, float scale_log2, float reference) {
   float sum = 0.f;
@@ -29,10 +28,9 @@ __device__ __forceinline__ float weights_policy(float (&s)[kAtoms8][4], int half
   return sum;
 }
 
-// Replaces the logits of a row half by weights relative to the row's new maximum, and returns the factor that what was
-// summed before must be multiplied with. All terms refer to the same rounded row_max, so its rounding cancels. A row
-// that has seen no key keeps a maximum of −inf, for which exp2 is taken relative to 0: all its terms are exp2(−inf) =
-// 0, not NaN.
+// Replaces the dot products of a row half by weights relative to the new running maximum; returns the rescaling factor
+// of earlier sums. All terms use the same rounded row_max, so its rounding cancels. A row without keys keeps a maximum
+// of −inf but subtracts 0, so that its terms are exp2(−inf) = 0, not NaN.
 template <int kAtoms8>
 __device__ __forceinline__ float update(RowState& state, float (&s)[kAtoms8][4], int half, float scale_log2) {
   float next = -infinity<float>();
@@ -47,7 +45,7 @@ __device__ __forceinline__ float update(RowState& state, float (&s)[kAtoms8][4],
   return rescale;
 }
 
-// Sets the products of row half `half` whose bit is clear to `masked`. `bits` is the row's word of the tile's bitmask.
+// Sets the products of row half `half` with a clear bit to `masked`. `bits` is the row's word of the tile's bitmask.
 template <int kAtoms8>
 __device__ __forceinline__ void apply_mask(float (&s)[kAtoms8][4], int half, unsigned long long bits, float masked) {
   const int shift = 2 * (threadIdx.x % 4);

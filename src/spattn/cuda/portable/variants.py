@@ -1,20 +1,19 @@
-"""Which kernel file, and which macros, for which problem; and which tiles suit it."""
+"""Kernel file, macros and tile shape for each problem."""
 
 from __future__ import annotations
 
-HEAD_DIMS = (32, 64, 96, 128, 192, 256)  # what the mma.sync kernel is compiled for; others are padded with zeros
-LARGEST_TF32_BLOCK_Q = 128  # 8 warps of 255 registers a thread are all that an SM has
+HEAD_DIMS = (32, 64, 96, 128, 192, 256)  # compiled sizes of the mma.sync kernel; others are zero-padded
+LARGEST_TF32_BLOCK_Q = 128  # 8 warps of 255 registers per thread fill an SM
 ITEMSIZE = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-KEYS = 64  # of a step
+KEYS = 64  # per iteration
 
 
 def tile_within(shared_bytes: int, dtype: str, head_dim: int) -> tuple[int, int]:
-    """The tile for blocks of so much shared memory.
+    """Tile shape for CTAs with `shared_bytes` of shared memory.
 
-    16-bit types: two 16-row atoms a warp halve the shared-memory reads per product, which is what bounds mma.sync; past
-    128 columns their accumulators no longer fit into the registers, so tiles are half as high.
-    Others: as many rows as shared memory holds, because every row more reuses the same reads of K and V; in float64 no
-    more than the accumulators leave registers for.
+    16-bit types: two 16-row atoms per warp halve the shared-memory reads per product, which bound mma.sync; above 128
+    columns their accumulators exceed the registers, so tiles are half as high. Others: as many rows as shared memory
+    holds, since all rows reuse the same reads of K and V; in float64 as many as the registers allow.
     """
     if ITEMSIZE[dtype] == 2:
         return (128 if head_dim <= 128 else 64), KEYS
@@ -33,13 +32,8 @@ def variant(
     shared_bytes: int,
     precision: str | None = None,
 ) -> tuple[str, dict[str, object]]:
-    """Kernel file and macros for a problem on a device whose blocks have so much shared memory.
-
-    Raises
-    ------
-    ValueError
-        If `precision` is "tf32" and its kernel has no room for tiles of this shape.
-    """
+    """Kernel file and macros for a problem on a device with `shared_bytes` per CTA; ValueError if no "tf32" kernel
+    fits."""
     defines: dict[str, object] = {
         "SPATTN_DTYPE": dtype,
         "SPATTN_BLOCK_Q": tile[0],
@@ -55,7 +49,9 @@ def variant(
         defines |= {"SPATTN_ATOMS": 1, "SPATTN_KEYS": _tf32_keys(max(dims)), "SPATTN_TERMS": 1 if precision else 3}
         source = "portable/attention_tf32.cu"
     elif precision is not None:
-        raise ValueError(f"precision: no {precision!r} kernel has room for the plan's tiles of {tile[0]} × {tile[1]}")
+        raise ValueError(
+            f"precision: tiles of {tile[0]} × {tile[1]} do not fit the {precision!r} kernel; use spattn.cuda.tile()"
+        )
     else:
         slice_columns = 256 // ITEMSIZE[dtype]
         dims = [-(-dim // slice_columns) * slice_columns for dim in (head_dim, head_dim_v)]
@@ -64,21 +60,21 @@ def variant(
 
 
 def merge_variant(dtype: str) -> tuple[str, dict[str, object]]:
-    """Kernel file and macros for merges into results of a dtype."""
+    """Kernel file and macros of the combine kernel."""
     return "portable/merge.cu", {"SPATTN_DTYPE": dtype}
 
 
 def atoms(block_q: int, head_dim: int) -> int:
-    """16-row atoms a warp: two where their accumulators fit into the registers.
+    """16-row atoms per warp: two if their accumulators fit into the registers.
 
-    For 128 columns on sm_90 ptxas keeps the row sums in local memory: 13 accesses in a loop of 256 products. One atom
-    needs none and is slower by 16 % all the same (H200, dense, 16384 tokens: 232 against 269 TFLOP/s).
+    For 128 columns on sm_90 ptxas spills the row sums: 13 accesses in a loop of 256 products. One atom spills nothing
+    but is 16 % slower (H200, dense, 16384 tokens: 232 against 269 TFLOP/s).
     """
     return 2 if block_q % 32 == 0 and head_dim <= 128 else 1
 
 
 def shared_bytes_of(block_q: int, dtype: str, head_dim: int) -> int:
-    """What ``Shared`` of a kernel takes, in bytes; the kernel's own number is checked when it is loaded."""
+    """Bytes of a kernel's ``Shared``; loading a kernel checks its actual size."""
     itemsize = ITEMSIZE[dtype]
     positions = 4 * (block_q + 2 * KEYS)
     if itemsize == 2:
@@ -104,5 +100,5 @@ def _tf32_columns(head_dim: int) -> int:
 
 
 def _tf32_keys(columns: int) -> int:
-    """Keys of one step: fewer where the output takes most registers."""
+    """Keys per iteration: fewer if the output takes most registers."""
     return KEYS if columns <= 128 else KEYS // 2

@@ -1,7 +1,7 @@
-"""The backward for every GPU from compute capability 8.0: ``mma.sync`` for 16-bit types, fused multiply-adds, simple
-and exact, for float32 and float64.
+"""Backward kernels for compute capability 8.0 and later.
 
-The same two passes as the Hopper kernels. It executes any plan whose query tiles are multiples of 16 tokens.
+``mma.sync`` for 16-bit types, and for float32 with ``precision="tf32"``; fused multiply-adds for float32 and float64. A
+dK/dV kernel and a dQ kernel execute any plan with query tiles of a multiple of 16 tokens.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-// Formula    dV = P' dO, dK = scale dS' Q (rows are keys), or dQ = scale dS K (rows are queries), with
-//            P = exp(scale Q K' - lse) on the pass's pairs and dS = P o (dO V' - delta).
-// Grid       one CTA for 32 rows of a work item of a head.
-// Target     compute capability 8.0 and up; fused multiply-adds, no tensor cores.
+// Formula    dV = P' dO, dK = scale dS' Q (dK/dV kernel: rows are keys), or dQ = scale dS K (dQ kernel: rows are
+//            queries), with P = exp(scale Q K' - lse) on the plan's pairs and dS = P o (dO V' - delta).
+// Grid       one CTA per head and 32 rows of a work item.
+// Target     compute capability 8.0 and later; fused multiply-adds, no tensor cores.
 // Types      any; accumulation, statistics and workspace in float32, float64 for float64.
-// Threads    256: eight a row, each with four columns of a tile of 32 x 32 and every eighth feature of the sums.
-// Test       tests/cuda/test_backward.py
+// Threads    256: eight per row, each with four columns of a 32 x 32 tile and every eighth feature of the sums.
+// Test       tests/cuda/sm80/test_mma_backward.py
 // Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/slabs.py.
 
 #include "common/element.cuh"
@@ -16,7 +16,7 @@ constexpr bool kByKeys = SPATTN_BY_KEYS;
 constexpr int kSide = 32, kLanes = 8, kThreads = kSide * kLanes, kOwn = kSide / kLanes;
 constexpr int kDim = SPATTN_HEAD_DIM, kDimV = SPATTN_HEAD_DIM_V;  // multiples of 32
 
-// {threads, dynamic shared bytes, bytes of the parameter}, read by launch.py.
+// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kThreads, 0, sizeof(Params)};
 
 struct Shared {
@@ -26,7 +26,7 @@ struct Shared {
   int row[kSide], column[kSide];  // positions, -1 for padding
 };
 
-// Where the rows of an operand lie, for one head.
+// The rows of an operand for one head.
 struct Head {
   const Element* data;
   long long row, feature;
@@ -40,7 +40,7 @@ struct Block {
   Shared& shared;
   const int thread = threadIdx.x, own = thread / kLanes, lane = thread % kLanes;
 
-  // Features [first, first + 32) of the operand's rows at these positions; zeros beyond.
+  // Loads features [first, first + 32) of the operand's rows at these positions; zeros beyond.
   __device__ __forceinline__ void load(Sum (&tile)[kSide][kSide + 1], const Head& head, const int (&position)[kSide],
                                        int first, int features) {
     for (int cell = thread; cell < kSide * kSide; cell += kThreads) {
@@ -50,7 +50,7 @@ struct Block {
     }
   }
 
-  // x[j] = product of row `own` and column lane + 8 j: sums of 32 features each are added up, so that no sum is long.
+  // x[j] = product of row `own` and column lane + 8 j, as a sum of partial sums of 32 features to limit rounding.
   __device__ __forceinline__ void multiply(Sum (&x)[kOwn], const Head& rows, const Head& columns, int features) {
     for (int j = 0; j < kOwn; ++j) x[j] = 0;
     for (int first = 0; first < features; first += kSide) {
@@ -66,7 +66,7 @@ struct Block {
     }
   }
 
-  // sums += weights times the columns. Pairs that are not allowed add nothing, whatever their columns hold.
+  // sums += weights times the columns. Masked pairs add nothing, whatever their columns hold.
   template <int kCount>
   __device__ __forceinline__ void accumulate(Sum (&sums)[kCount], const Sum (&weights)[kSide][kSide + 1],
                                              const Head& columns, int features) {
@@ -85,7 +85,7 @@ struct Block {
     }
   }
 
-  // Statistics of the queries at these positions.
+  // Loads the statistics of the queries at these positions.
   __device__ __forceinline__ void load_statistics(const int (&position)[kSide], int batch, int head) {
     if (thread >= kSide) return;
     const long long first = (static_cast<long long>(batch) * p.heads_q + head) * p.q_len;
@@ -94,7 +94,7 @@ struct Block {
     shared.lse[thread] = statistics[2 * (first + at)], shared.delta[thread] = statistics[2 * (first + at) + 1];
   }
 
-  // P and dS of the tile of `row` and `column`, whose allowed pairs `bits` says for row `own`.
+  // P and dS of the tile of `row` and `column`; `bits` are the allowed pairs of row `own`.
   __device__ __forceinline__ void weigh(unsigned bits, const Head& q, const Head& k, const Head& v, const Head& dout) {
     Sum s[kOwn], d[kOwn];
     multiply(s, kByKeys ? k : q, kByKeys ? q : k, p.head_dim);
@@ -102,7 +102,7 @@ struct Block {
     for (int j = 0; j < kOwn; ++j) {
       const int c = lane + kLanes * j, query = kByKeys ? c : own;
       const bool allowed = bits >> c & 1 && shared.row[own] >= 0 && shared.column[c] >= 0;
-      const Sum weight = exp(fma(s[j], Sum(p.scale), -shared.lse[query]));  // in base e: nothing is rounded twice
+      const Sum weight = exp(fma(s[j], Sum(p.scale), -shared.lse[query]));  // base e: nothing is rounded twice
       shared.weight[own][c] = allowed ? weight : Sum(0);
       shared.gradient[own][c] = allowed ? weight * (d[j] - shared.delta[query]) : Sum(0);
     }

@@ -1,18 +1,19 @@
-// Formula    dV = P' dO, dK = scale dS' Q (rows are keys), or dQ = scale dS K (rows are queries), with
-//            P = exp(scale Q K' - lse) on the pass's pairs and dS = P o (dO V' - delta).
-// Grid       one block for SPATTN_ROWS rows of a slab of a work item of a head.
-// Target     compute capability 8.0 and up: mma.sync m16n8k16, ldmatrix, cp.async.
+// Formula    dV = P' dO, dK = scale dS' Q (dK/dV kernel: rows are keys), or dQ = scale dS K (dQ kernel: rows are
+//            queries), with P = exp(scale Q K' - lse) on the plan's pairs and dS = P o (dO V' - delta).
+// Grid       one CTA per head and SPATTN_ROWS rows of a sub-tile of a work item.
+// Target     compute capability 8.0 and later: mma.sync m16n8k16, ldmatrix, cp.async.
 // Types      float16, bfloat16; accumulation, statistics and workspace in float32.
-// Warps      SPATTN_ROWS / (16 SPATTN_ATOMS), each with 16 SPATTN_ATOMS rows for the whole item; all load.
-// Shared     the rows of two operands and SPATTN_STAGES steps of SPATTN_COLUMNS columns of two others: 98 KiB at
-//            head_dim 128 with two steps of 64, 66 KiB with one; 49 KiB at 64 by keys with two steps of 32.
-// Registers  230 to 255 a thread, nothing spilled on sm_80; a few words outside of the products on sm_90
+// Warps      SPATTN_ROWS / (16 SPATTN_ATOMS), 16 SPATTN_ATOMS rows each for the whole item; all load.
+// Shared     the rows of two operands and SPATTN_STAGES stages of SPATTN_COLUMNS columns of two others: 98 KiB at
+//            head_dim 128 with two stages of 64, 66 KiB with one; 49 KiB at 64 in dK/dV with two stages of 32.
+// Registers  230 to 255 per thread, no spills on sm_80; a few words outside the products on sm_90
 //            (tests/cuda/test_compile.py).
-// Test       tests/cuda/test_backward.py
+// Test       tests/cuda/sm80/test_mma_backward.py
 // Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/slabs.py.
 //
 // Macros     SPATTN_DTYPE, SPATTN_BY_KEYS, SPATTN_SCORES and SPATTN_VALUES (the results), SPATTN_HEAD_DIM,
-//            SPATTN_HEAD_DIM_V (padded), SPATTN_ROWS, SPATTN_ATOMS, SPATTN_COLUMNS, SPATTN_STAGES, SPATTN_ALIGNED (16-byte loads)
+//            SPATTN_HEAD_DIM_V (padded), SPATTN_ROWS, SPATTN_ATOMS, SPATTN_COLUMNS, SPATTN_STAGES, SPATTN_ALIGNED
+//            (16-byte loads)
 #include "portable/mma_products.cuh"
 #include "portable_backward/mma_backward.cuh"
 

@@ -1,13 +1,14 @@
-// Formula    dV = P' dO, dK = scale dS' Q (rows are keys), or dQ = scale dS K (rows are queries), with
-//            P = exp(scale Q K' - lse) on the pass's pairs and dS = P o (dO V' - delta); operands are rounded to TF32.
-// Grid       one block for SPATTN_ROWS rows of a slab of a work item of a head.
-// Target     compute capability 8.0 and up: mma.sync m16n8k8 tf32, cp.async.
+// Formula    dV = P' dO, dK = scale dS' Q (dK/dV kernel: rows are keys), or dQ = scale dS K (dQ kernel: rows are
+//            queries), with P = exp(scale Q K' - lse) on the plan's pairs and dS = P o (dO V' - delta); operands are
+//            rounded to TF32.
+// Grid       one CTA per head and SPATTN_ROWS rows of a sub-tile of a work item.
+// Target     compute capability 8.0 and later: mma.sync m16n8k8 tf32, cp.async.
 // Types      float32; accumulation, statistics and workspace in float32.
-// Warps      SPATTN_ROWS / 16, each with 16 rows for the whole item; all load.
-// Shared     the rows of two operands and SPATTN_STAGES steps of SPATTN_COLUMNS columns of two others: 98 KiB at
-//            head_dim 128 with one step of 32, 66 KiB at 64 with one of 64.
-// Registers  179 to 255 a thread; nothing spilled but a few words by keys at head_dim 128 (tests/cuda/test_compile.py).
-// Test       tests/cuda/test_backward.py
+// Warps      SPATTN_ROWS / 16, 16 rows each for the whole item; all load.
+// Shared     the rows of two operands and SPATTN_STAGES stages of SPATTN_COLUMNS columns of two others: 98 KiB at
+//            head_dim 128 with one stage of 32, 66 KiB at 64 with one of 64.
+// Registers  179 to 255 per thread; no spills except a few words in dK/dV at head_dim 128 (tests/cuda/test_compile.py).
+// Test       tests/cuda/sm80/test_mma_backward.py
 // Source     Dao et al., FlashAttention (arXiv:2205.14135), appendix B; passes: schedule/slabs.py.
 //
 // Macros     those of backward_mma.cu; SPATTN_ATOMS is 1.
@@ -21,10 +22,10 @@ __device__ __forceinline__ float4 chunk(const Element* row, int number) {
   return *reinterpret_cast<const float4*>(row + number * kVector);
 }
 
-// Which elements of a product meet is free as long as both operands agree. As in the forward (portable/attention_tf32.cu),
-// every fragment is a whole 16-byte chunk: lane t of a quad reads chunks 2 t and 2 t + 1 of 32 features of rows and
-// columns; and k = t and t + 4 of P C are columns 2 t and 2 t + 1, where the accumulators have P already, while quad g
-// reads chunk g of 32 features, whose element j is column g of tile j.
+// A product may permute its K index if both operands agree. As in the forward (portable/attention_tf32.cu), every
+// fragment is a whole 16-byte chunk: lane t of a quad reads chunks 2 t and 2 t + 1 of 32 features of rows and columns;
+// k = t and t + 4 of P C are columns 2 t and 2 t + 1, matching P's layout in the accumulators; quad g reads chunk g of
+// 32 features, whose element j is column g of tile j.
 struct Products {
   static constexpr bool kRounds = true;
 

@@ -1,15 +1,15 @@
-// The loop that the tensor-core kernels share: loads that overlap products, and the way out. With rows R and columns C,
-// S = R C' of q and k, D = R C' of dout and v, P = exp(scale S - lse) and dS = P o (D - delta), the sums are dS C, C of
-// k or q, and by keys P C, C of dout. A kernel hands in its products:
+// Main loop of the tensor-core kernels: pipelined loads, products and epilogue. With rows R and columns C, S = R C' of
+// q and k, D = R C' of dout and v, P = exp(scale S - lse) and dS = P o (D - delta), the sums are dS C, C of k or q, and
+// in the dK/dV kernel also P C, C of dout. A kernel supplies its products:
 //
 //   struct Products {
 //     kRounds                                                                      whether operands are rounded to TF32
 //     multiply<features>(Scores&, const Element* rows, const Element* columns)     S or D
 //     add<features>(Sums&, const Scores&, const Element* columns)                  sums += P C or dS C
-//     column(n, i)                              the feature that accumulator i < 2 of sums[atom][n] holds
+//     column(n, i)                              the feature of accumulator i < 2 of sums[atom][n]
 //   };
 //
-// S and the sums have mma.m16n8's accumulator layout (portable/softmax.cuh), the latter but for column().
+// S and the sums have mma.m16n8's accumulator layout (portable/softmax.cuh), the sums except for column().
 #pragma once
 #include "portable_backward/mma_nonfinite.cuh"
 #include "portable_backward/mma_weights.cuh"
@@ -27,13 +27,13 @@ template <typename Products>
 struct Block {
   const Params& p;
   Shared& shared;
-  // A slab has 64 rows at most: where blocks have as many, the compiler knows that it is one part, and keeps no number.
+  // A sub-tile has at most 64 rows: with kRows == 64 the part index is a compile-time zero.
   const int parts = kRows == 64 ? 1 : (p.pass.slab_rows + kRows - 1) / kRows;
   const int first_row = kRows == 64 ? 0 : blockIdx.x % parts * kRows;
   const int slab = blockIdx.x / parts % p.pass.slabs;
   const Task& task = p.pass.tasks[blockIdx.x / parts / p.pass.slabs];
   const Work& work = p.pass.work[task.item];
-  float2 own[kAtoms][2];  // lse and delta of rows that are queries
+  float2 own[kAtoms][2];  // lse and delta if rows are queries
   Sums<kDim> scores;
   Sums<kDimV> values;
 
@@ -43,7 +43,7 @@ struct Block {
     portable::load_rows<kCount, kRowChunks, kThreads, kAligned>(tile, data, array, position, 0, features);
   }
 
-  // What a thread does to its share of tiles that have landed, before the barrier.
+  // Post-processes this thread's share of loaded tiles, before the barrier.
   template <int kCount, bool kBoth>
   __device__ __forceinline__ void landed(Tiles<kCount, kBoth>& tiles) {
     if constexpr (Products::kRounds) {
@@ -56,7 +56,7 @@ struct Block {
     return static_cast<const float2*>(p.statistics) + (static_cast<long long>(task.batch) * p.heads_q + head) * p.q_len;
   }
 
-  // Rows, and what a thread keeps of its own. They have landed after copies_wait() and a barrier.
+  // Loads the rows and a thread's own statistics. Complete after copies_wait() and a barrier.
   __device__ __forceinline__ void load_rows() {
     const int tile = work.tile + slab / p.pass.row_parts,
               first = slab % p.pass.row_parts * p.pass.slab_rows + first_row;
@@ -83,7 +83,7 @@ struct Block {
     }
   }
 
-  // Tells all threads of a step and of the positions of its columns. The ballot takes whole warps.
+  // Publishes an iteration and the positions of its columns to all threads. The ballot needs whole warps.
   __device__ __forceinline__ void tell(const Step& step, const Entry& entry, int place) {
     if (threadIdx.x == 0) shared.step[place] = {task.head_q + entry.head + step.head, step.first, step.mask};
     if (!step.exists() || threadIdx.x >= kColumns) return;
@@ -96,7 +96,7 @@ struct Block {
     if (threadIdx.x % 32 == 0) shared.real[place][threadIdx.x / 32] = real;
   }
 
-  // Loads the columns of a step, if there is one.
+  // Loads the columns of an iteration, if it exists.
   __device__ __forceinline__ void load_columns(int place, int stage) {
     if (!shared.step[place].exists()) return;
     const int* position = shared.position[place];
@@ -110,7 +110,7 @@ struct Block {
     portable::copy_async8(target, statistics(head) + max(at, 0), at >= 0);
   }
 
-  // Everything that a step adds. kFinite: from columns in which what is not finite is 0.
+  // All sums of an iteration. kFinite: from columns with non-finite values replaced by 0.
   template <bool kFinite>
   __device__ __forceinline__ void add(int place, int stage) {
     Allowed allowed;
@@ -135,7 +135,7 @@ struct Block {
     if constexpr (kScores) Products::template add<kDim>(scores, d, columns.scored);
   }
 
-  // All steps of the item. Each is told of two steps ahead, and loaded one step ahead where there are two stages.
+  // All iterations of the item. Each is published two iterations ahead, and loaded one ahead if there are two stages.
   template <bool kFinite>
   __device__ __forceinline__ void add_all() {
     clear(scores);
@@ -155,7 +155,7 @@ struct Block {
       portable::copies_wait();
       landed(shared.columns[stage]);
       __syncthreads();
-      // The step has landed, and everybody is done with the one before it.
+      // The iteration's columns have landed; all threads are done with the previous iteration.
       if (kStages > 1) load_columns(next, 1 - stage);
       tell(after, entry, next + 1 == kSteps ? 0 : next + 1);
       add<kFinite>(place, stage);
@@ -165,7 +165,7 @@ struct Block {
     }
   }
 
-  // Writes this thread's share of a gradient, to the workspace where others have parts of its rows.
+  // Writes this thread's share of a gradient, to the workspace for partials.
   template <int kFeatures>
   __device__ __forceinline__ void write(const Sums<kFeatures>& sums, float factor, const Array& target, void* partial,
                                         int features) const {

@@ -1,21 +1,21 @@
-// Numbers that are not finite, for items with a sum that is not.
+// Non-finite inputs: second pass over items with a non-finite sum.
 //
-// The tensor cores multiply the weights of pairs that are not allowed, which are 0, by every column of a tile, and 0
-// times NaN is NaN. Such an item is computed once more, from columns in which what is not finite is 0. What the tensor
-// cores add is the same otherwise, so a row that sees no such number keeps its bits.
+// The tensor cores multiply the zero weights of masked pairs by every column of a tile, and 0 times NaN is NaN. Such an
+// item is recomputed from columns with non-finite values replaced by 0. All other terms are unchanged, so rows without
+// such a value keep their bits.
 //
-// A row that sees one loses nothing. A query or key with such a number has scores that are not finite, so its weights
-// are NaN or 0, and its dS with them: their products with 0 are those with the number, where 0 times it counts as 0.
-// Weights that meet a number of dout are finite; add_nonfinite() adds what they make of it.
+// Rows that attend to a non-finite value lose nothing. A query or key with one has non-finite scores, hence weights,
+// and dS, of NaN or 0: the products of these with 0 equal those with the value, 0 times the value counting as 0.
+// Non-finite values of dout have finite weights; add_nonfinite() adds their terms.
 #pragma once
 #include "portable_backward/mma_steps.cuh"
 
 namespace spattn::portable_backward {
 
-// Whether all sums of rows that are not padding are finite.
+// Whether the sums of all rows except padding are finite.
 template <int kFeatures>
 __device__ __forceinline__ bool finite(const Sums<kFeatures>& sums, const Shared& shared) {
-  float probe = 0.f;  // NaN after a number that is not finite
+  float probe = 0.f;  // NaN after a non-finite value
 #pragma unroll
   for (int number = 0; number < 2 * kAtoms; ++number) {
     if (shared.row_position[own_row(number / 2, number % 2)] < 0) continue;
@@ -28,7 +28,7 @@ __device__ __forceinline__ bool finite(const Sums<kFeatures>& sums, const Shared
   return probe == 0.f;
 }
 
-// A bit for each column that has a weight in a row half of an atom.
+// Bitmask of the columns with a nonzero weight in a row half of an atom.
 __device__ __forceinline__ unsigned long long seen_columns(const float (&weights)[kColumns / 8][4], int half) {
   unsigned long long seen = 0;
 #pragma unroll
@@ -42,7 +42,7 @@ __device__ __forceinline__ unsigned long long seen_columns(const float (&weights
   return seen | __shfl_xor_sync(~0u, seen, 2);
 }
 
-// A weight is positive: times an infinity, or NaN, it is that.
+// A weight is positive: an infinity or NaN times it is itself.
 template <typename Products>
 __device__ __forceinline__ void add_nonfinite(Sums<kDimV>& values, const Scores& weights, const Element* columns) {
 #pragma unroll

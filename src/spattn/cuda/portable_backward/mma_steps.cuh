@@ -1,27 +1,27 @@
-// What the tensor-core kernels share: sizes, a block's shared memory, and the steps of a work item.
+// Tile shape, shared memory and iterations of the tensor-core kernels.
 #pragma once
 #include "portable/rows.cuh"
 #include "portable_backward/params.cuh"
 
 namespace spattn::portable_backward {
 
-constexpr bool kByKeys = SPATTN_BY_KEYS;  // rows are keys and columns queries, or the other way round
-constexpr bool kScores = SPATTN_SCORES;   // computes dK (by keys) or dQ
-constexpr bool kValues = SPATTN_VALUES;   // computes dV (by keys)
+constexpr bool kByKeys = SPATTN_BY_KEYS;  // dK/dV kernel (rows are keys, columns queries); else dQ kernel
+constexpr bool kScores = SPATTN_SCORES;   // computes dK (dK/dV kernel) or dQ
+constexpr bool kValues = SPATTN_VALUES;   // computes dV (dK/dV kernel)
 constexpr bool kAligned = SPATTN_ALIGNED;
 static_assert(kByKeys ? kScores || kValues : kScores && !kValues, "results");
 
 constexpr int kDim = SPATTN_HEAD_DIM, kDimV = SPATTN_HEAD_DIM_V;
 constexpr int kRows = SPATTN_ROWS, kAtoms = SPATTN_ATOMS, kRowsPerWarp = 16 * kAtoms,
               kThreads = kRows / kRowsPerWarp * 32;
-constexpr int kColumns = SPATTN_COLUMNS;  // of a step; a slab of more takes several
-constexpr int kStages = SPATTN_STAGES;    // steps whose columns are in shared memory
-constexpr int kSteps = 3;  // that shared memory tells of: the one multiplied, the one loaded, and the next
+constexpr int kColumns = SPATTN_COLUMNS;  // per iteration; a wider sub-tile takes several
+constexpr int kStages = SPATTN_STAGES;    // iterations with columns in shared memory
+constexpr int kSteps = 3;                 // iterations described in shared memory: being multiplied, being loaded, next
 constexpr int kChunks = kDim / kVector, kChunksV = kDimV / kVector;
 static_assert(kRows % kRowsPerWarp == 0 && 64 % kRows == 0, "rows");
 static_assert((kColumns == 32 || kColumns == 64) && kColumns <= kThreads && (kStages == 1 || kStages == 2), "step");
 
-// The sums of a thread, of its rows g and g + 8 of each atom, g = lane / 4.
+// A thread's sums for rows g and g + 8 of each atom, g = lane / 4.
 using Scores = float[kAtoms][kColumns / 8][4];
 template <int kFeatures>
 using Sums = float[kAtoms][kFeatures / 8][4];
@@ -30,33 +30,33 @@ __device__ __forceinline__ int own_row(int atom, int half) {
   return threadIdx.x / 32 * kRowsPerWarp + atom * 16 + half * 8 + threadIdx.x % 32 / 4;
 }
 
-// Rows of q or k, whose products are the scores, and with them those of dout or v.
+// Rows of q or k, which form the scores, with the matching rows of dout or v.
 template <int kCount, bool kBoth>
 struct Tiles {
   alignas(128) Element scored[kCount * kDim];
   alignas(128) Element valued[kBoth ? kCount * kDimV : kVector];
 };
 
-// kColumns columns, from cell `first` of the slab of an entry, for query head `head`.
+// An iteration: kColumns columns, from cell `first` of an entry's sub-tile, for query head `head`.
 struct Step {
   int head, first;
-  int mask;  // kEmpty after the last step
+  int mask;  // kEmpty after the last iteration
 
   __device__ bool exists() const { return mask != kEmpty; }
 };
 
 struct Shared {
-  Tiles<kRows, kScores> rows;  // the values alone need no v
+  Tiles<kRows, kScores> rows;  // dV alone needs no v
   Tiles<kColumns, true> columns[kStages];
-  float2 statistics[kStages][kColumns];  // lse and delta of columns that are queries
-  int row_position[kRows];               // -1 for padding, as of columns
+  float2 statistics[kStages][kColumns];  // lse and delta if columns are queries
+  int row_position[kRows];               // -1 for padding, also for columns
   Step step[kSteps];
   int position[kSteps][kColumns];
-  unsigned real[kSteps][2];  // a bit for each column that is not padding
+  unsigned real[kSteps][2];  // bitmask of the columns that are not padding
 };
 
-// The steps of a work item for one slab of its rows, in order. A step is fetched long before it is used, because its
-// loads take a while.
+// The iterations of a work item for one sub-tile of rows, in order. fetch() runs well before its result is used, to
+// hide its loads.
 struct Steps {
   const Pass& pass;
   const int slab, begin, end, heads;
@@ -67,7 +67,7 @@ struct Steps {
     head = begin < end ? 0 : heads, entry = begin;
   }
 
-  // The next step and its entry; after the last, one that does not exist.
+  // The next iteration and its entry; !exists() after the last.
   __device__ Step fetch(Entry& found) {
     while (head < heads) {
       const Step step = {head, first, pass.masks[static_cast<long long>(entry) * pass.slabs + slab]};

@@ -1,16 +1,16 @@
-// Weights, and gradients of the logits, of the pairs of a step that are allowed.
+// Weights, and dS, of the allowed pairs of an iteration.
 #pragma once
 #include "portable/softmax.cuh"
 #include "portable_backward/mma_steps.cuh"
 
 namespace spattn::portable_backward {
 
-// For each row of a thread a bit for each column that it makes an allowed pair with.
+// For each row of a thread, a bitmask of the columns that it may pair with.
 using Allowed = unsigned long long[kAtoms][2];
 
-// Finds the pairs of a step with rows from `first` of the slab; returns whether it has a bitmask. Bits of queries that
-// are padding mean nothing: rows of such are not written, and columns are left out. A full tile may have them too; there
-// they are zeros, and harmless.
+// Finds the allowed pairs of an iteration with rows from `first` of the sub-tile; returns whether it has a bitmask.
+// Bits of padding queries are undefined: such rows are not written, such columns are cleared. In a full tile padding
+// columns are zeros, which is harmless.
 __device__ __forceinline__ bool find_allowed(Allowed& allowed, const Pass& pass, const Shared& shared, int place,
                                              int first) {
   const unsigned* words = shared.real[place];
@@ -21,14 +21,14 @@ __device__ __forceinline__ bool find_allowed(Allowed& allowed, const Pass& pass,
   for (int number = 0; number < 2 * kAtoms; ++number) {
     const int row = min(first + own_row(number / 2, number % 2), pass.slab_rows - 1);
     const long long word = static_cast<long long>(step.mask) * pass.slab_rows + row;
-    // No branch: the loads are issued early, and their latency hides behind the products.
+    // Branch-free: the loads are issued early, and the products hide their latency.
     allowed[number / 2][number % 2] = masked ? real & pass.bits[word] >> step.first : real;
   }
   return masked;
 }
 
-// The logits policy and the weights policy: S becomes P, and D becomes dS. `own` and `columns` are lse and delta of the
-// queries, which are rows or columns. Both results are 0 where a pair is not allowed, whatever its column holds.
+// Score modification and softmax numerator: S becomes P, and D becomes dS. `own` and `columns` hold lse and delta of
+// queries that are rows or columns. Both results are 0 for masked pairs, whatever the column holds.
 __device__ __forceinline__ void weigh(Scores& s, Scores& d, float scale, const float2 (&own)[kAtoms][2],
                                       const float2* columns, const Allowed& allowed, bool masked) {
   constexpr float kLog2E = 1.442695040888963407f;

@@ -1,4 +1,4 @@
-// What the kernels of this folder are given. params.py describes these structs; each compilation asserts that both agree.
+// Kernel parameters. params.py describes these structs; each compilation asserts that both agree.
 #pragma once
 #include "common/element.cuh"
 #include "portable/params.cuh"
@@ -8,7 +8,7 @@ namespace spattn::portable_backward {
 using portable::Array;
 using portable::View;
 
-// spattn.schedule.slabs.FULL and EMPTY: numbers of masks without bits.
+// spattn.schedule.slabs.FULL and EMPTY: indices of masks without bits.
 constexpr int kFull = -1, kEmpty = -2;
 
 // spattn.schedule.slabs.SLAB_WORK and SLAB_ENTRY, spattn.schedule.tasks.TASK
@@ -24,22 +24,23 @@ struct Task {
   int item, batch, head_q, head_kv;
 };
 
-// A pass: for every (batch, head) and item a task, as many blocks a task as it has slabs times parts of a kernel's rows.
+// The work of one kernel (dK/dV or dQ): a task for every (batch, head) and item; CTAs per task: sub-tiles × parts of
+// kRows rows.
 struct Pass {
   const View* views;
   const Task* tasks;
   const Work* work;
   const Entry* entries;
-  const int* masks;                // (entries, slabs)
-  const unsigned long long* bits;  // (n, rows of a slab): bit c of row r of a pair of slabs
+  const int* masks;                // (entries, sub-tiles)
+  const unsigned long long* bits;  // (n, rows of a sub-tile): bit c of row r of a pair of sub-tiles
   long long partial_rows;
-  int slabs, slab_rows, slab_columns, row_parts;  // row_parts, column_parts: slabs of a tile of rows, of columns
+  int slabs, slab_rows, slab_columns, row_parts;  // row_parts, column_parts: sub-tiles per row tile, per column tile
   int column_parts, unused;
 };
 
 struct Params {
-  Array q, k, v, dout, out, lse, dlse;  // dlse.data is null where it is zero
-  Array scores, values;                 // the results: dQ or dK, and dV
+  Array q, k, v, dout, out, lse, dlse;  // dlse.data is null for dlse = 0
+  Array scores, values;                 // results: dQ or dK, and dV
   void* statistics;                     // (batch, heads_q, q_len, 2): log-sum-exp and delta
   void *partial_scores, *partial_values;
   double scale;
@@ -48,10 +49,10 @@ struct Params {
   int heads_q, heads_kv, q_len, head_dim, head_dim_v;
 };
 
-// What sum.cu is given.
+// Parameters of sum.cu.
 struct Rows {
   const int *rows, *indptr, *sources;
-  const int4* heads;  // {first merge, last merge, batch, head} of every (batch, head)
+  const int4* heads;  // {begin, end of the rows to sum, batch, head} of every (batch, head)
   const void* partial;
   Array target;
   long long partial_rows;

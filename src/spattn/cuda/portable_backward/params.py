@@ -1,4 +1,4 @@
-"""The parameters of the portable backward kernels, and the passes of a plan on a device."""
+"""Parameters of the portable backward kernels, and a plan's backward work on a device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..portable.params import ARRAY
 
 __all__ = ["STRUCTS", "PassOnDevice", "pack", "pack_sum", "plan_on_device"]
 
-_BLOCKS_PER_SM = 4  # that long lists are split for
+_BLOCKS_PER_SM = 4  # for which long lists are split
 _ROWS_PER_BLOCK = 8  # of sum.cu
 
 _ARRAYS = ("views", "tasks", "work", "entries", "masks", "bits")
@@ -64,7 +64,7 @@ _pack_params, _pack_rows = packer(PARAMS).pack, packer(ROWS).pack
 
 
 class PassOnDevice:
-    """A pass on one device for one number of batch entries and heads."""
+    """The dK/dV or dQ work on one device for fixed batch and heads."""
 
     def __init__(
         self, plan: Plan, made: Pass, device: Device, batch: int, heads: int, heads_kv: int, group: int, cut: Cut
@@ -102,7 +102,7 @@ class PassOnDevice:
 
 
 def _words(bits: np.ndarray) -> np.ndarray:
-    """(n, rows, columns) booleans as (n, rows) words of 64 bits."""
+    """(n, rows, columns) booleans as (n, rows) 64-bit words."""
     padded = np.zeros((*bits.shape[:2], 64), bool)
     padded[..., : bits.shape[2]] = bits
     return np.packbits(padded, axis=2, bitorder="little").view("<u8")[..., 0].astype(np.uint64)
@@ -112,7 +112,7 @@ def _words(bits: np.ndarray) -> np.ndarray:
 def plan_on_device(
     plan: Plan, device: Device, batch: int, heads_q: int, heads_kv: int
 ) -> tuple[PassOnDevice, PassOnDevice]:
-    """The passes by queries and by keys, made at first use and kept with the plan; the context must be current."""
+    """Device copy of the dQ and dK/dV work, made at first use and cached with the plan; the context must be current."""
     cut, group = Cut.consecutive(plan, _side_of(plan.block_q)), heads_q // heads_kv
     workers = -(-_BLOCKS_PER_SM * device.sm_count // (batch * heads_kv))
     queries = by_queries(plan, cut)
@@ -124,7 +124,7 @@ def plan_on_device(
 
 
 def _side_of(block_q: int) -> int:
-    """Queries of a slab: 64, or what a tile is a multiple of."""
+    """Queries per sub-tile: the largest of 64, 32 and 16 that divides the tile."""
     return next(side for side in (64, 32, 16) if block_q % side == 0)
 
 
@@ -135,7 +135,7 @@ def pack(
     scores: tuple[Operand, int],
     values: tuple[Operand, int] | None,
 ) -> bytes:
-    """The bytes of ``Params`` for a pass; results are arrays with the addresses of their workspaces."""
+    """The bytes of ``Params`` for the dK/dV or dQ kernel; `scores` and `values` are results with their workspaces."""
     batch, heads_q, q_len, head_dim = call.q.shape
     nothing = Operand(0, (), (0, 0, 0, 0))
     to_values, partial = values or (nothing, 0)

@@ -1,8 +1,8 @@
-// Formula    lse, +inf for rows that attend to nothing; delta = rowsum(dout o out) - dlse.
-// Grid       one warp a row of queries, flat.
-// Target     compute capability 8.0 and up.
+// Formula    lse, +inf for empty rows; delta = rowsum(dout o out) - dlse.
+// Grid       one warp per query row, flat.
+// Target     compute capability 8.0 and later.
 // Types      any; sums in float32, float64 for float64.
-// Test       tests/cuda/test_backward.py      Bound  memory: reads dout and out once.
+// Test       tests/cuda/sm80/test_mma_backward.py      Bound  memory: reads dout and out once.
 
 #include "common/element.cuh"
 #include "portable_backward/params.cuh"
@@ -11,7 +11,7 @@ namespace spattn::portable_backward {
 
 constexpr int kThreads = 256;
 
-// {threads, dynamic shared bytes, bytes of the parameter}, read by launch.py.
+// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kThreads, 0, sizeof(Params)};
 
 extern "C" __global__ void __launch_bounds__(kThreads) statistics(const __grid_constant__ Params p) {

@@ -1,9 +1,9 @@
-// Formula    target = sum_s partial_s: rows of a gradient that several work items computed, or none.
-// Grid       (batch, head) x 8 rows a CTA, flat; a warp a row.
-// Target     compute capability 8.0 and up.
+// Formula    target = sum_s partial_s: gradient rows with partials from several work items, or from none.
+// Grid       (batch, head) x 8 rows per CTA, flat; one warp per row.
+// Target     compute capability 8.0 and later.
 // Types      any; workspace in float32, float64 for float64.
-// Order      that of the sources, the same for every launch: results are bitwise repeatable.
-// Test       tests/cuda/test_backward.py      Bound  memory: reads each workspace row once.
+// Order      the order of the sources in every launch: results are bitwise reproducible.
+// Test       tests/cuda/sm80/test_mma_backward.py      Bound  memory: reads each workspace row once.
 
 #include "common/element.cuh"
 #include "portable_backward/params.cuh"
@@ -12,7 +12,7 @@ namespace spattn::portable_backward {
 
 constexpr int kThreads = 256;
 
-// {threads, dynamic shared bytes, bytes of the parameter}, read by launch.py.
+// {threads per CTA, dynamic shared bytes, bytes of the parameter struct}, read by launch.py.
 extern "C" __constant__ int launch_shape[3] = {kThreads, 0, sizeof(Rows)};
 
 extern "C" __global__ void __launch_bounds__(kThreads) sum(const __grid_constant__ Rows p) {

@@ -1,4 +1,4 @@
-"""Which kernels compute a pass, with which macros."""
+"""Kernel files and macros of the portable backward."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from ..portable.variants import HEAD_DIMS, ITEMSIZE
 
 __all__ = ["Variant", "of_pass", "shared_bytes_of", "variant"]
 
-_FFMA_SIDE = 32  # rows of the other's, and features that it takes at a time
-_WIDEST = 256  # features of both sums of a pass by keys: 128 registers a thread
-_STEPS = 3  # that its shared memory tells of
-_RESERVED = 1024  # bytes of shared memory that every block takes beside its own
-_WARPS = 8  # that an SM has registers for
+_FFMA_SIDE = 32  # rows per CTA, and features per pass, of the FFMA kernel
+_WIDEST = 256  # features of dK and dV together: 128 registers per thread
+_STEPS = 3  # iterations described in shared memory
+_RESERVED = 1024  # bytes of shared memory reserved per CTA
+_WARPS = 8  # per SM, limited by registers
 
 
 class Variant(NamedTuple):
-    """A kernel file, its macros, and the rows of its blocks."""
+    """A kernel file, its macros, and the rows per CTA."""
 
     source: str
     macros: dict[str, object]
@@ -24,7 +24,7 @@ class Variant(NamedTuple):
 
 
 def variant(name: str, dtype: str) -> tuple[str, dict[str, object]]:
-    """(source, macros) of a kernel that depends on the dtype alone: "statistics" or "sum"."""
+    """(source, macros) of a kernel that depends on the dtype only: "statistics" or "sum"."""
     return f"portable_backward/{name}.cu", {"SPATTN_DTYPE": dtype}
 
 
@@ -37,10 +37,9 @@ def of_pass(
     shared_bytes: int,
     precision: str | None = None,
 ) -> list[Variant]:
-    """The kernels of a pass on a device whose blocks have so much shared memory.
+    """Kernels of the dK/dV or dQ part on a device with `shared_bytes` per CTA.
 
-    One, but where the sums of dK and dV do not both fit into the registers: then one for each, which finds the weights
-    for itself.
+    One, or separate dK and dV kernels, each of which recomputes the weights, if the registers do not hold both sums.
     """
     macros: dict[str, object] = {"SPATTN_DTYPE": dtype, "SPATTN_BY_KEYS": int(by_keys)}
     if ITEMSIZE[dtype] != 2 and precision is None:
@@ -56,8 +55,8 @@ def of_pass(
 def _tensor_cores(
     macros: dict[str, object], dims: list[int], scores: int, values: int, itemsize: int, shared_bytes: int
 ) -> Variant:
-    """Two atoms of 16 rows a warp halve its reads of the columns, which is what bounds ``mma.sync`` at 16 bits: where
-    their sums leave registers for the products of 32 columns."""
+    """A tensor-core kernel. Two 16-row atoms per warp, if the sums leave registers for products of 32 columns: they
+    halve the reads of columns, which bound ``mma.sync`` at 16 bits."""
     atoms = 2 if itemsize == 2 and dims[0] * scores + dims[1] * values <= _WIDEST // 2 else 1
     rows, columns, stages = _sizes(dims, bool(scores), atoms, itemsize, shared_bytes)
     own = {
@@ -72,8 +71,8 @@ def _tensor_cores(
 
 
 def _sizes(dims: list[int], scores: bool, atoms: int, itemsize: int, shared_bytes: int) -> tuple[int, int, int]:
-    """(rows of a block, columns of a step, steps in shared memory): the best with which as many blocks as possible fit
-    on an SM; fewer rows where not even one fits."""
+    """(rows per CTA, columns per iteration, stages): the best sizes at the highest occupancy; fewer rows if not even
+    one CTA fits."""
     sizes = [(columns, stages) for columns in (64, 32)[atoms - 1 :] for stages in (2, 1)]
     for rows in (64, 32):
         for blocks in range(_WARPS * 16 * atoms // rows, 0, -1):
@@ -85,7 +84,7 @@ def _sizes(dims: list[int], scores: bool, atoms: int, itemsize: int, shared_byte
 
 
 def shared_bytes_of(dims: list[int], scores: bool, rows: int, columns: int, stages: int, itemsize: int) -> int:
-    """What ``Shared`` of a tensor-core kernel takes, in bytes; the kernel's own number is checked when it is loaded."""
+    """Bytes of a tensor-core kernel's ``Shared``; loading a kernel checks its actual size."""
     tiles = rows * itemsize * sum(dims) if scores else rows * itemsize * dims[0] + 128
     told = 4 * rows + _STEPS * (4 * columns + 20) + 8 * stages * columns
     return -(-(tiles + stages * columns * itemsize * sum(dims) + told) // 128) * 128

@@ -222,7 +222,7 @@ def _sides(pattern: Pattern, tokens: int) -> list[_Side]:
     """The parts along an axis. Where keys are spans that differ, an axis is cut behind a shorter first block, for the
     others to start at the lattice's first token; blocks of one token are one part, shifted."""
     parts = pattern.parts(tokens, tokens)
-    if any(part.query is not None or part.key is not None for part in parts) or len(parts) > 1:
+    if any(part.query is not None or part.key is not None for part in parts) or len(parts) != 1:
         return [_Side(part, None) for part in parts]
     found = _span(pattern, tokens)
     if found is None or not found[1].all():
@@ -333,8 +333,8 @@ class PerAxis(GridPattern):
         if q_len != kv_len:
             return (Part(self),)
         each = [_sides(p, n) for n, _, p in self._axes()]
-        if len(each) == 1 and all(side.part.query is None for side in each[0]):
-            return (Part(self),)
+        if all(side.part.query is None for side in each[-1]) and all(side.is_point for (side, *_) in each[:-1]):
+            return (Part(self),)  # lines of consecutive tokens, whose views would be many and short
         parts = tuple(self._part(along) for along in itertools.product(*each))
         axes = (len(lattice.extents) for part in parts for lattice in (part.query, part.key) if lattice is not None)
         return parts if max(axes, default=0) <= 3 else (Part(self),)

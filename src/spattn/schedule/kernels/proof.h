@@ -1,14 +1,14 @@
-// Proof that each row is written once: by one item alone, or by one merge that reads each partial of the row once.
+// Proof that each row has one writer: one item, or one combination that reads each partial of the row once.
 //
-// Rows are counted from docs/contract.rst alone: from the views, the tiles that the items name, and the merges. It
-// shares no arithmetic with schedule/items.py, which decides who writes which rows.
+// Rows follow from docs/contract.rst alone: views, tiles of the items, and merge_* fields. Shares no arithmetic with
+// schedule/items.py, which decides who writes which rows.
 //
-//   1. One bit per tile: no item that has no slot names a tile twice.
-//   2. One bit per row: the tiles of these items, and the rows of merges, are disjoint and cover all rows.
-//   3. Slots: each source of a merge is a real cell whose row is the merge's, none is read twice in a merge, and
-//      merges read as many cells as slots hold. As merges have different rows (2), each cell is read once.
+//   1. One bit per tile: items without a partial have no tile twice.
+//   2. One bit per row: the tiles of these items, and the combined rows, are disjoint and cover all rows.
+//   3. Partials: each source of a combined row is a real cell of that row, no row has a source twice, and all rows have
+//      as many sources as partials have cells. As combined rows differ (2), each cell is read once.
 //
-// Cost: a word operation per 64 rows of a lattice whose rows lie side by side, one comparison per source.
+// Cost: a word operation per 64 rows of a contiguous lattice, one comparison per source.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +37,7 @@ struct Writers {
   int64_t owners;
   Column<int32_t> owner, tile;  // of each item
   Column<int64_t> slot;
-  const int32_t *rows, *indptr, *sources;  // of merges
+  const int32_t *rows, *indptr, *sources;  // of combined rows
   int64_t merges, sources_count;
   int64_t length;           // rows of a variant
   int64_t block, together;  // cells of a tile, tiles of an item
@@ -58,8 +58,8 @@ class RowProof {
       while (int64_t(1) << (shift_ + 1) <= w_.block) ++shift_;
   }
 
-  // Items [first, last) and merges [first_merge, last_merge) are those of a variant, `order` the row at each place, or
-  // null.
+  // Checks a variant with items [first, last) and combined rows [first_merge, last_merge); `order` is its row
+  // permutation, or null.
   Finding check(int64_t first, int64_t last, int64_t first_merge, int64_t last_merge, const int32_t* order) {
     finding_ = {kSound, 0};
     order_ = order;
@@ -78,9 +78,9 @@ class RowProof {
     int64_t real[3];
   };
 
-  // A tile in the workspace. Where its cells lie on one axis, cell number c < real is position `base + c * step`; else
-  // real < 0, and `base` is its number in `boxes_`. real == 0: no item has this slot. A run of sources whose rows are
-  // one step apart goes on up to source `end`.
+  // A tile in the workspace. If its cells lie on one axis, cell c < real is position `base + c * step`; else real < 0,
+  // and `base` is its index in `boxes_`. real == 0: no item has this partial. A run of sources with rows one step apart
+  // ends at source `end`.
   struct Partial {
     int32_t base, step, real, end;
   };
@@ -121,7 +121,7 @@ class RowProof {
     return found;
   }
 
-  // Which tiles of each view are written by an item alone, and what the slots hold.
+  // Finds the tiles of each view that an item writes alone, and the contents of the partials.
   bool find_tiles(int64_t first, int64_t last) {
     starts_.assign(w_.views_count, -1);
     used_.clear();
@@ -231,9 +231,9 @@ class RowProof {
     return true;
   }
 
-  // Marks all rows of view `used_[n]`, whose tiles are all written alone; returns for how many views, 0 if one is marked
-  // already. As many views as their common stride that begin side by side have different remainders, so they are
-  // disjoint: where they have as many rows as the range that they lie in, they are that range.
+  // Marks all rows of view `used_[n]`, whose tiles all have one writer; returns the number of views marked, 0 if a row
+  // is marked already. `stride` views with adjacent offsets have different remainders, so they are disjoint: if they
+  // have as many rows as their range, they are that range.
   int64_t mark_views(size_t n) {
     const View& first = w_.views[used_[n]];
     const int64_t stride = first.stride[2];
@@ -258,19 +258,19 @@ class RowProof {
   bool mark(Cells cells) {
     if (order_) return mark_in_order(cells);
     marked_ += cells.real[0] * cells.real[1] * cells.real[2];
-    for (int axis = 0; axis < 3; ++axis) {  // strides that rise
+    for (int axis = 0; axis < 3; ++axis) {  // make strides positive
       if (cells.real[axis] == 1) cells.stride[axis] = 0;
       if (cells.stride[axis] < 0) {
         cells.offset += cells.stride[axis] * (cells.real[axis] - 1);
         cells.stride[axis] = -cells.stride[axis];
       }
     }
-    int axes[3] = {0, 1, 2};  // the shortest stride last, those of one position first
+    int axes[3] = {0, 1, 2};  // shortest stride last, axes of one position first
     const auto length = [&](int axis) { return cells.stride[axis] ? cells.stride[axis] : INT64_MAX; };
     std::stable_sort(axes, axes + 3, [&](int one, int other) { return length(one) > length(other); });
     int64_t stride[3], count[3];
     for (int axis = 0; axis < 3; ++axis) stride[axis] = cells.stride[axes[axis]], count[axis] = cells.real[axes[axis]];
-    for (int axis = 1; axis >= 0; --axis)  // rows of cells that continue each other are one
+    for (int axis = 1; axis >= 0; --axis)  // join contiguous rows of cells
       if (count[axis] > 1 && stride[axis] == stride[2] * count[2] && (axis == 1 || count[1] == 1)) {
         count[2] *= count[axis];
         count[axis] = 1;
@@ -303,7 +303,7 @@ class RowProof {
     return again ? fails(kTwice, 64 * word + __builtin_ctzll(again)) : true;
   }
 
-  // `count` rows, `stride` >= 0 apart (1 row: any).
+  // `count` rows, `stride` >= 0 apart (any for 1 row).
   bool mark_run(int64_t row, int64_t stride, int64_t count) {
     if (count == 1) return mark_word(row >> 6, uint64_t(1) << (row & 63));
     if (stride == 0) return fails(kTwice, row);
@@ -353,7 +353,7 @@ class RowProof {
       const int64_t row = rows[m];
       uint32_t differs = 0;
       for (int64_t n = 0; n < count; ++n) differs |= uint32_t(rows[m + n]) - uint32_t(row + n);
-      if (!differs && row >= 0 && row + count <= w_.length) {  // rows side by side
+      if (!differs && row >= 0 && row + count <= w_.length) {  // contiguous rows
         marked_ += count;
         if (!mark_range(row, count)) return false;
       } else {
@@ -371,7 +371,7 @@ class RowProof {
     return w_.length - 1;
   }
 
-  // The row of a cell of a partial result; -1 where it is padding.
+  // The row of a cell of a partial; -1 for padding.
   int64_t row_of_cell(const Partial& own, int64_t cell) const {
     int64_t position = own.base + cell * own.step;
     if (own.real >= 0) {
@@ -416,9 +416,8 @@ class RowProof {
     }
   }
 
-  // Checks merges from m on, source by source, until they are as many as a common multiple of the steps between the
-  // rows of their slots, which is then `period_`; or until they are too many, and `period_` is 0. Returns how many, 0
-  // where one is wrong.
+  // Checks combined rows from m on, source by source, until their number is a common multiple of the steps of their
+  // partials, then stored in `period_`, or too large, with `period_` 0. Returns their number, 0 if one is wrong.
   int64_t check_period(int64_t m, int64_t last) {
     const int32_t *indptr = w_.indptr, *sources = w_.sources;
     const uint32_t count = uint32_t(partials_.size()), block = uint32_t(w_.block);
@@ -455,8 +454,8 @@ class RowProof {
     return n - m;
   }
 
-  // How many merges behind those [m, m + period_) repeat them: each has the row that is so many rows further on than the
-  // one of the merge so many before it, and each of its sources is as many cells further on as that takes in its slot.
+  // Returns how many combined rows after [m, m + period_) repeat these: each row is `period_` further on than that of
+  // its counterpart, and each source is advanced by as many cells as that takes in its partial.
   int64_t repeated(int64_t m, int64_t last) {
     const int64_t period = period_;
     if (!period || m + 2 * period > last) return 0;
@@ -470,7 +469,7 @@ class RowProof {
       by_[n] = int32_t(period / partials_[number].step);
       times = std::min<int64_t>(times, (partials_[number].end - 1 - sources[n]) / by_[n]);
     }
-    for (int64_t n = 0; n < period; ++n)  // sources that rise in the first and in the last period rise in all
+    for (int64_t n = 0; n < period; ++n)  // sources that ascend in the first and in the last period ascend in all
       for (int64_t at = indptr[n] + 1; at < indptr[n + 1]; ++at) {
         const int64_t own = at - indptr[0];
         if (sources[own - 1] >= sources[own] ||
@@ -496,8 +495,8 @@ class RowProof {
     return std::adjacent_find(sorted_.begin(), sorted_.end()) != sorted_.end();
   }
 
-  static constexpr int64_t kRun = 64;                                    // rows of merges that are marked at once
-  static constexpr int64_t kShortestPeriod = 64, kLongestPeriod = 4096;  // merges
+  static constexpr int64_t kRun = 64;                                    // combined rows marked at once
+  static constexpr int64_t kShortestPeriod = 64, kLongestPeriod = 4096;  // combined rows
 
   const Writers w_;
   std::vector<uint64_t> written_;

@@ -1,10 +1,9 @@
-// One work item of the bfloat16 backward on AMX tiles: the five products of backward/backward.h, block by block of
-// keys.
+// AMX backward of a bfloat16 work item: the five products of backward/backward.h, by blocks of keys.
 //
-// S' = K Q' and dP' = V dO' take K and V as they lie; P' and dS' come out as the left factors of dV += P' dO and
-// dK += dS' Q, which are added to the unit's sums where they lie, and dS' also as the right factor of dQ' += K' dS'.
-// One after the other, as in the forward: tile and vector instructions do not overlap. With the products of the block
-// before and the one after spread over the weighing of a block, the backward took 2 to 3 % longer.
+// S' = K Q' and dP' = V dO' read K and V in place; P' and dS' come out as left operands of dV += P' dO and dK += dS' Q,
+// which accumulate in the unit's sums in place, and dS' also as the right operand of dQ' += K' dS'. Sequential as in
+// the forward: tile and vector instructions do not overlap. Interleaving the softmax of a block with the products of
+// its neighbours made the backward 2 to 3 % slower.
 #pragma once
 #include "amx/backward_operands.h"
 #include "amx/tiles.h"
@@ -24,10 +23,10 @@ struct BackwardEntry {
   KeyRows keys, values;
 
   int64_t rows() const { return blocks * kTileTerms; }
-  bool straight() const { return place.even() && place.cells() == rows(); }  // keys evenly spaced, none of them padding
+  bool straight() const { return place.even() && place.cells() == rows(); }  // evenly spaced keys, no padding
 };
 
-// A block of keys and the vectors of queries from the first to the last that attends to one of them.
+// A block of keys, and the range of vectors of queries that attend to any of them.
 struct KeyBlock {
   int64_t index, begin, end;
 };
@@ -142,7 +141,7 @@ class TileItem {
     add_product(s_.gradients, s_.query_pairs, s_.width.key, sums_.dk, sums_.ld_dk);
   }
 
-  // dQ' += K' dS' of an entry, over the blocks that each pair of vectors of queries attends to.
+  // dQ' += K' dS' of a key tile, over the blocks that each pair of vectors of queries attends to.
   void add_to_queries(const BackwardEntry& entry) {
     const int64_t ld = item_.call.plan.block_kv, ld_query = s_.width.query;
     const int64_t *first = s_.first_active, *last = s_.last_active;

@@ -1,6 +1,5 @@
-// The operands of the bfloat16 backward on AMX tiles: where they lie, how queries are packed once an item and keys
-// once a tile, and how S' and dP' become P' and dS', rounded to bfloat16 and laid out as factors of the products that
-// follow.
+// Operands of the AMX backward: layout, packing of queries (once per item) and keys (once per tile), and conversion of
+// S' and dP' to P' and dS', rounded to bfloat16 in the operand formats of the next products.
 #pragma once
 #include <immintrin.h>
 
@@ -17,9 +16,8 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Every product takes whole steps of kTileTerms terms, so each operand is padded with zeros to them. As everywhere, S'
-// and its kin have one row per key. A block is kTileTerms keys: what one step of dQ' = K' dS' takes. Two keys that lie
-// kTileRows apart in it make a pair.
+// Every product takes whole steps of kTileTerms terms, so operands are zero-padded to them. S', dP', P' and dS' have
+// one row per key. A block is kTileTerms keys, one step of dQ' = K' dS'. Two keys kTileRows apart in it form a pair.
 struct TileBackwardScratch {
   Widths<float> width;
   int64_t depth_key, depth_value;  // head_dim and head_dim_v, rounded up to whole steps
@@ -27,16 +25,16 @@ struct TileBackwardScratch {
   int64_t blocks;                  // of a tile
 
   GradientRows<float> rows;                // dq is filled last
-  QueryRows<uint16_t> raw;                 // as they are stored, `depth` features a row
+  QueryRows<uint16_t> raw;                 // stored bits, `depth` features a row
   uint32_t *query_columns, *dout_columns;  // (depth / 2, width.query): pairs of features
   uint32_t *query_pairs, *dout_pairs;      // (terms / 2, width.key or width.value): pairs of queries
-  uint16_t *key_rows, *value_rows;         // (block_kv, depth): K and V that cannot be read in place
-  uint16_t* key_columns;                   // (depth_key, block_kv): K', the keys of a block pair after pair
+  uint16_t *key_rows, *value_rows;         // (block_kv, depth): K and V not read in place
+  uint16_t* key_columns;                   // (depth_key, block_kv): K', the keys of a block by pairs
   float *scores, *score_gradients;         // (kTileTerms, width.query): S' and dP' of a block
   uint32_t* allowed;                       // (width.query): a block's bitmask
   uint16_t *weights, *gradients;           // (kTileTerms, terms): P' and dS' of a block
-  uint32_t* gradient_pairs;                // (block_kv / 2, width.query): dS' of an entry, pairs of keys
-  int64_t *first_active, *last_active;     // (blocks): the vectors of queries that attend to a block
+  uint32_t* gradient_pairs;                // (block_kv / 2, width.query): dS' of a key tile, pairs of keys
+  int64_t *first_active, *last_active;     // (blocks): range of vectors of queries that attend to a block
   float* dq_columns;                       // (depth_key, width.query): dQ'
   float* partial;                          // (kTileTerms, width.key or width.value): dK or dV of a block; O dO'
 
@@ -64,7 +62,7 @@ struct TileBackwardScratch {
     partial = arena.array<float>(kTileTerms * (width.key > width.value ? width.key : width.value));
   }
 
-  // dS' of a block as a factor of dQ', rows of width.query.
+  // dS' of a block as an operand of dQ', rows of width.query.
   uint32_t* pairs_of(int64_t block) const { return gradient_pairs + block * kTileTerms / 2 * width.query; }
 };
 
@@ -88,7 +86,7 @@ inline void pack_columns(const uint16_t* from, int64_t depth, int64_t rows, floa
   }
 }
 
-// Row p of `to` holds, for every feature, the rows 2 p and 2 p + 1; rows that `from` does not have are zeros.
+// Row p of `to` holds, for every feature, the rows 2 p and 2 p + 1 of `from`; missing rows are zero.
 inline void pack_pairs(const uint16_t* from, int64_t depth, int64_t rows, uint32_t* to, int64_t ld, int64_t terms) {
   for (int64_t row = 0; row < rows; row += 2, from += 2 * depth, to += ld) {
     for (int64_t j = 0; j < ld; j += kLanes<float>) {
@@ -99,8 +97,8 @@ inline void pack_pairs(const uint16_t* from, int64_t depth, int64_t rows, uint32
   clear(to, (terms - rows) / 2 * ld);
 }
 
-// Packs the rows of an item. delta, the diagonal of O dO', comes from the same instructions as dP' = V dO': a row that
-// attends to one key alone has O = V and dS = 0 exactly.
+// Packs the rows of an item. delta, the diagonal of O dO', uses the instructions of dP' = V dO': a row with a single
+// key has O = V and dS = 0 exactly.
 inline void pack_queries(const Item& item, const Tile& tile, TileBackwardScratch& s) {
   const int64_t ld = s.width.query;
   const QueryRows<uint16_t>& raw = s.raw;
@@ -118,13 +116,13 @@ inline void pack_queries(const Item& item, const Tile& tile, TileBackwardScratch
   subtract_dlse(item, tile.cells(), 1.0f, s.rows);
 }
 
-// Rows of `depth` bfloat16 features; the distance from row to row is in bytes.
+// Rows of `depth` bfloat16 features; `ld` is in bytes.
 struct KeyRows {
   const char* data;
   int64_t ld;
 };
 
-// K or V of a key tile, `rows` of them: in place, or copied and padded.
+// `rows` rows of K or V of a key tile: in place, or copied and padded.
 inline KeyRows tile_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t depth,
                          int64_t* position, uint16_t* buffer) {
   if (rows == tile.cells() && tile.even() && width == depth && head.feature == 2) {
@@ -134,8 +132,8 @@ inline KeyRows tile_rows(const Head& head, const Tile& tile, int64_t rows, int64
   return {reinterpret_cast<const char*>(buffer), 2 * depth};
 }
 
-// s.key_columns = K', for the block of keys that starts at `key`. Both halves of a pair of keys go through the 16 by 16
-// transpose as one number.
+// Computes s.key_columns = K' for the block of keys at `key`. The 16 by 16 transpose moves both keys of a pair as one
+// number.
 inline void pack_key_columns(KeyRows keys, int64_t key, int64_t ld, TileBackwardScratch& s) {
   constexpr int L = kLanes<float>;
   using Vector = BitsVec<float>;
@@ -156,22 +154,22 @@ inline void pack_key_columns(KeyRows keys, int64_t key, int64_t ld, TileBackward
   }
 }
 
-// Sixteen bfloat16 of one row each.
+// Stores sixteen bfloat16 to each of two rows.
 SPATTN_INLINE void store_halves(__m512i both, uint16_t* low, uint16_t* high) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(low), _mm512_castsi512_si256(both));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(high), _mm512_extracti64x4_epi64(both, 1));
 }
 
-constexpr int kStretch = 4;  // pairs of keys weighed at a time
+constexpr int kStretch = 4;  // pairs of keys per iteration
 
-// The keys [row, row + kStretch) and those kTileRows after them, for the vector of queries that starts at `column`. The
-// rounding to bfloat16 hides what one part of lse2 and of the factor leave out: as much as the rounding of lse itself.
+// Softmax of the keys [row, row + kStretch), and those kTileRows after them, for the vector of queries at `column`. The
+// low parts of lse2 and of the factor are omitted: their error is that of rounding lse, below the rounding to bfloat16.
 template <bool kMasked>
 void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, uint32_t* pairs,
                 const TileBackwardScratch& s) {
   const int64_t ld = s.width.query, terms = s.terms;
   const Vec<float> lse2 = load<Vec<float>>(s.rows.lse2 + column), delta = load<Vec<float>>(s.rows.delta + column);
-  // Where a row is left out K may be infinite, and 0 * inf is NaN.
+  // K of skipped rows may be infinite, and 0 * inf is NaN.
   const __mmask16 present = _mm512_cmp_ps_mask((__m512)lse2, (__m512)splat(kInfinity<float>), _CMP_NEQ_UQ);
   const BitsVec<float> allowed = load<BitsVec<float>>(s.allowed + column) >> uint32_t(row);
   SPATTN_UNROLL
@@ -197,7 +195,7 @@ void weigh_rows(int64_t row, int64_t column, Logits<float> logits, float scale, 
   }
 }
 
-// Zeros for a vector of queries of P' and dS' of a block, as factors of dV and dK.
+// Clears P' and dS' of a block, as operands of dV and dK, for a vector of queries.
 inline void clear_weights(int64_t vector, const TileBackwardScratch& s) {
   constexpr int L = kLanes<float>;
   for (int64_t key = 0; key < kTileTerms; ++key) {
@@ -206,7 +204,7 @@ inline void clear_weights(int64_t vector, const TileBackwardScratch& s) {
   }
 }
 
-// The same of dS' as a factor of dQ'.
+// Clears dS' as an operand of dQ'.
 inline void clear_pairs(uint32_t* pairs, int64_t vector, const TileBackwardScratch& s) {
   for (int64_t row = 0; row < kTileRows; ++row) {
     store(pairs + row * s.width.query + vector * kLanes<float>, Vec<float>{});

@@ -1,8 +1,7 @@
-// One work item by AMX: for each key tile and panel of queries S' = K Q', then the softmax, then O' += V' P'.
+// AMX forward of a work item: for each key tile and panel of queries S' = K Q', the softmax, then O' += V' P'.
 //
-// One after the other: tile and vector instructions do not overlap on the processors measured, and with two or three
-// key tiles in work at a time, so that no product reads what has only just been written, a step took a third longer
-// (docs/decisions/007-amx.md).
+// Sequential: tile and vector instructions do not overlap on the measured processors. Software pipelining over two or
+// three key tiles, so that no product reads fresh results, made a step a third slower (docs/decisions/007-amx.md).
 #pragma once
 #include "amx/pack.h"
 #include "amx/softmax.h"
@@ -12,13 +11,13 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The part of a key tile and a panel of queries that is computed.
+// The active part of a key tile and a panel of queries.
 struct Block {
-  int64_t first, columns;  // of queries: the first one's cell, how many vectors of them
-  int64_t begin, end;      // the keys, whole steps of products
+  int64_t first, columns;  // the first query's cell, vectors of queries
+  int64_t begin, end;      // the keys, in whole steps of products
 };
 
-// The columns from cell `first` on, at most a panel, with the keys that any of them attends to; no columns: none.
+// The active columns from cell `first` on, at most a panel, and the key range of any of them; may have no columns.
 inline Block reached(const Mask& mask, int64_t first, int64_t cells, int64_t rows) {
   Block block = {first, 0, rows, 0};
   for (int64_t column = first; column < cells && column < first + kPanel; column += kTileColumns) {
@@ -42,7 +41,7 @@ void multiply(const Block& block, int64_t rows, const TileFactor& a, const TileF
   if (block.columns == 1) panel_product<Path::kParts, 1>(rows, a, b, steps, add, out);
 }
 
-// s.panel_scores = K Q'.
+// Computes s.panel_scores = K Q'.
 template <class Path> void multiply_keys(const Block& block, TileFactor keys, AmxScratch<Path>& s) {
   keys.data = keys.at(int(block.begin / kTileRows), 0, 0);
   const int64_t steps = s.counts.key_steps;
@@ -50,7 +49,7 @@ template <class Path> void multiply_keys(const Block& block, TileFactor keys, Am
   multiply<Path>(block, (block.end - block.begin) / kTileRows, keys, queries, steps, false, s.panel_scores);
 }
 
-// s.weight_tiles = P'. Where the reference of a row's exponents moves O' follows.
+// Computes s.weight_tiles = P', and rescales O' where the running maximum moves.
 template <class Path>
 void weigh_block(const Block& block, const Mask& mask, Logits<float> logits, AmxScratch<Path>& s) {
   for (int64_t column = 0; column < block.columns; ++column) {
@@ -70,8 +69,8 @@ void weigh_block(const Block& block, const Mask& mask, Logits<float> logits, Amx
   }
 }
 
-// O' += V' P' in the tile registers, or, where the accuracy of O asks for the products of a tile to be summed up
-// before they meet it, through s.product: see output_block().
+// O' += V' P' in the tile registers or, where the accuracy of O requires the products of a tile to be summed first,
+// through s.product: see output_block().
 template <class Path> void multiply_values(const Block& block, TileFactor values, AmxScratch<Path>& s) {
   values.data = values.at(0, block.begin / kTileTerms, 0);
   const TileFactor weights = {s.weight_tiles, kPanelBytes, kTileBytes, kPanelSize, s.weight_part()};
@@ -87,7 +86,7 @@ template <class Path> void multiply_values(const Block& block, TileFactor values
   }
 }
 
-// Leaves queries that may attend to keys which do not pass the check to the exact path.
+// Sends queries that may attend to keys that fail the check to the float64 fallback.
 template <class Path> void leave_unfit(const Item& item, const Head& keys, int64_t cells, AmxScratch<Path>& s) {
   leave_to_exact(item, cells, s.position.key, s.exact, [&](int64_t position) {
     typename Path::Check check;
@@ -97,15 +96,15 @@ template <class Path> void leave_unfit(const Item& item, const Head& keys, int64
   });
 }
 
-// O', row_max and the sums over the entries of the item. As many tiles as may stay packed at a time meet one panel
-// after the other: a panel's own matrices then stay in the first-level cache, and the tiles pass through it.
+// O', row_max and sums over the entries of the item. A cacheful of key tiles is processed panel by panel: the matrices
+// of a panel then stay in the L1 cache, and the key tiles stream through it.
 template <class Path>
 void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& ahead, AmxScratch<Path>& s) {
   [[maybe_unused]] const TileSession session;
   const Work& work = item.work;
   const Head keys = item.keys(), values = item.values();
   const int64_t steps = (work.end - work.begin) * ((cells + kPanel - 1) / kPanel);
-  const bool back = work.query_tile % 2;  // to and fro, for the cache's sake
+  const bool back = work.query_tile % 2;  // alternate direction, for cache reuse
   Listed at = back ? item.last() : item.first();
   bool unfit = false;
   for (int64_t i = work.begin; i < work.end;) {
@@ -129,7 +128,7 @@ void add_entries(const Item& item, int64_t cells, Logits<float> logits, Ahead& a
   if (unfit) leave_unfit(item, keys, cells, s);
 }
 
-// s.output = O, from the columns of O'.
+// Transposes the columns of O' to s.output = O.
 template <class Path> void transpose_output(int64_t cells, AmxScratch<Path>& s) {
   for (int64_t first = 0; first < cells; first += kTileColumns) {
     const float* from = s.output_column(first);

@@ -1,5 +1,5 @@
-// Operands as AMX wants them: Q' and P' as the right factor, pairs of terms in a lane; K and V' as the left one, whole
-// terms in a row. Rows that are missing, and terms beyond the last, are zero.
+// Packing of AMX operands: Q' and P' as the right operand, pairs of terms in a lane; K and V' as the left one, whole
+// terms in a row. Missing rows and terms are zero.
 #pragma once
 #include "amx/parts.h"
 #include "amx/scratch.h"
@@ -17,7 +17,7 @@ SPATTN_INLINE void store_transposed(Vec<float> (&block)[kTileRows], char* out, i
   for (int i = 0; i < kTileRows; ++i) store(out + i * ld, block[i]);
 }
 
-// Q' of a column of queries, from its staged rows.
+// Packs Q' of a column of queries from its staged rows.
 template <class Path> void pack_column(char* out, typename Path::Check& check, float sign, const AmxScratch<Path>& s) {
   constexpr int kParts = Path::kParts;
   for (int64_t t = 0; t < s.counts.key_steps; ++t) {
@@ -33,7 +33,7 @@ template <class Path> void pack_column(char* out, typename Path::Check& check, f
   }
 }
 
-// Q' of the cells [0, cells). Queries that the check does not pass are left to the exact path.
+// Packs Q' of the cells [0, cells). Queries that fail the check take the float64 fallback.
 template <class Path> void pack_queries(const Item& item, int64_t cells, float sign, AmxScratch<Path>& s) {
   const int64_t ld = s.counts.key_width(), width = item.call.head_dim;
   for (int64_t first = 0; first < cells; first += kTileColumns) {
@@ -49,7 +49,7 @@ template <class Path> void pack_queries(const Item& item, int64_t cells, float s
   }
 }
 
-// K of a tile to `out`, from `rows` rows of whole steps. True: they pass the check.
+// Packs `rows` rows of K, in whole steps, to `out`. Returns whether they pass the check.
 template <class Path>
 bool pack_keys(Operand<typename Path::Row> from, int64_t rows, char* out, const PackedTiles<Path>& tiles) {
   typename Path::Check check;
@@ -65,7 +65,7 @@ bool pack_keys(Operand<typename Path::Row> from, int64_t rows, char* out, const 
   return check.passed();
 }
 
-// V' of a tile to `out`, from `rows` rows of whole tiles.
+// Packs `rows` rows, in whole tiles, to V' at `out`.
 template <class Path>
 void pack_values(Operand<typename Path::Row> from, int64_t rows, char* out, const PackedTiles<Path>& tiles) {
   constexpr int kParts = Path::kParts;
@@ -84,7 +84,7 @@ void pack_values(Operand<typename Path::Row> from, int64_t rows, char* out, cons
   }
 }
 
-// Rows of a tile, `width` whole elements each: in place or staged.
+// Rows of a tile, `width` elements each: in place or staged.
 template <class Path>
 Operand<typename Path::Row> tile_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t ld,
                                       AmxScratch<Path>& s) {
@@ -94,7 +94,7 @@ Operand<typename Path::Row> tile_rows(const Head& head, const Tile& tile, int64_
   return {s.staged, ld};
 }
 
-// Packs a tile to the place `index` of the cache; true: its keys pass the check.
+// Packs a tile into entry `index` of the cache. Returns whether its keys pass the check.
 template <class Path>
 bool pack_tile(const Item& item, const Tile& tile, int64_t rows, const Head& keys, const Head& values, int index,
                AmxScratch<Path>& s) {
@@ -106,7 +106,7 @@ bool pack_tile(const Item& item, const Tile& tile, int64_t rows, const Head& key
   return fit;
 }
 
-// A key tile of the list out of the cache, packed where it is not there. As many tiles as the cache holds stay valid.
+// Returns a key tile from the cache, packed on a miss. The last `capacity` tiles stay valid.
 template <class Path>
 PackedTile find_tile(const Item& item, const Listed& at, const Head& keys, const Head& values, AmxScratch<Path>& s) {
   const Tile tile = item.key_tile(at);

@@ -1,17 +1,17 @@
-// The shape of both products of the forward: a panel of queries is two tiles wide, or one at the end.
+// AMX products of the forward: panels of queries, two tiles wide (one at the end).
 #pragma once
 #include "amx/tiles.h"
 
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Every factor or result with queries along its rows is made of panel tiles, whose rows are twice as long as those of a
-// tile: the two tiles of a panel lie side by side.
+// Operands and results with queries along their rows consist of panel tiles, with rows twice as long as a tile's: the
+// two tiles of a panel lie side by side.
 constexpr int kPanel = 2 * kTileColumns;                                                     // queries
 constexpr int kPanelBytes = 2 * kTileBytes;                                                  // of a row
 constexpr int64_t kTileSize = kTileRows * kTileBytes, kPanelSize = kTileRows * kPanelBytes;  // bytes
 
-// A row of N tiles of C: registers C and C + 1, and A, 6 and 7 for the factors.
+// A row of N tiles of C in registers C and C + 1; operands in A, 6 and 7.
 template <int C, int A, int N> struct TileRow {
   template <int kParts>
   static SPATTN_INLINE void multiply(const TileFactor& a, int row, const TileFactor& b, int64_t steps, bool add,
@@ -47,8 +47,8 @@ template <int C, int A, int N> struct TileRow {
   }
 };
 
-// C = A B, or C += A B, for `rows` rows of N tiles and kSteps steps. B stays in the registers from 4 on: it is loaded
-// once, not again with every row.
+// C = A B, or C += A B, for `rows` rows of N tiles and kSteps steps. B stays in the registers from 4 on, loaded once
+// instead of with every row.
 template <int N, int kSteps>
 void resident_product(int64_t rows, const TileFactor& a, const TileFactor& b, bool add, char* c) {
   static_assert(kSteps <= 2, "eight registers");
@@ -69,8 +69,8 @@ void resident_product(int64_t rows, const TileFactor& a, const TileFactor& b, bo
   }
 }
 
-// C = A B, or C += A B, for `rows` rows of N tiles. Rows take turns with two pairs of registers, and a row is stored
-// while the next one is multiplied: a product takes 52 cycles to arrive, and a store waits for it.
+// C = A B, or C += A B, for `rows` rows of N tiles. Rows alternate between two pairs of registers, and a row is stored
+// while the next one is multiplied: a product has a latency of 52 cycles, and a store waits for it.
 template <int kParts, int N>
 void panel_product(int64_t rows, const TileFactor& a, const TileFactor& b, int64_t steps, bool add, char* c) {
   if (kParts == 1 && steps == 1) return resident_product<N, 1>(rows, a, b, add, c);

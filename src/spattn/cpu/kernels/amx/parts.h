@@ -1,7 +1,8 @@
-// What AMX multiplies: bfloat16 as it is, float16 as two bfloat16 parts. `terms` are 32 neighbouring terms of a row,
-// `pairs` two rows' terms side by side, one in each half of a lane. `reference` is where the exponents of a row's
-// weights start, `Weigh` turns the scores of two neighbouring keys into weights. float32 would need three parts and
-// six products, which is slower than multiply-adds: see docs/decisions/007-amx.md.
+// AMX operand formats: bfloat16 as is, float16 as two bfloat16 parts.
+//
+// `terms` are 32 adjacent terms of a row, `pairs` the terms of two rows interleaved, one in each half of a lane.
+// `reference` is the offset of a row's exponents, `Weigh` turns the scores of two adjacent keys into weights. float32
+// would need three parts and six products, slower than multiply-adds: docs/decisions/007-amx.md.
 #pragma once
 #include <immintrin.h>
 
@@ -12,10 +13,10 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// 2^x by the processor's own splitting of x: f = x - floor(x) and a multiplication by 2^floor(x). A minimax polynomial
-// on [0, 1]; 2^-inf is 0, NaN stays NaN.
+// 2^x from VREDUCE and VSCALEF: f = x - floor(x), then a scaling by 2^floor(x). Minimax polynomial on [0, 1]; 2^-inf is
+// 0, NaN stays NaN.
 template <int N> SPATTN_INLINE Vec<float> exp2_floor(Vec<float> x, const float (&coefficients)[N]) {
-  const Vec<float> f = (Vec<float>)_mm512_reduce_ps((__m512)x, 9);  // down, without a flag for inexact results
+  const Vec<float> f = (Vec<float>)_mm512_reduce_ps((__m512)x, 9);  // round down, suppress exceptions
   Vec<float> power = splat(coefficients[0]);
   SPATTN_UNROLL
   for (int i = 1; i < N; ++i) power = power * f + coefficients[i];
@@ -25,19 +26,19 @@ template <int N> SPATTN_INLINE Vec<float> exp2_floor(Vec<float> x, const float (
 SPATTN_INLINE Vec<float> even_terms(BitsVec<float> pairs) { return (Vec<float>)(pairs << 16); }
 SPATTN_INLINE Vec<float> odd_terms(BitsVec<float> pairs) { return (Vec<float>)(pairs & 0xffff0000); }
 
-// bfloat16. The instructions take subnormal numbers for 0.
+// bfloat16. The instructions flush subnormals to 0.
 struct WholeParts {
   using E = Bfloat16;
-  using Raw = RawBfloat16;  // rows as they are packed from
+  using Raw = RawBfloat16;  // the packed element
   using Row = uint16_t;
   using Bits = BitsVec<float>;
   static constexpr int kParts = 1;
-  static constexpr bool kAddsInPlace = true;  // O' += V' P' on the tiles
+  static constexpr bool kAddsInPlace = true;  // O' += V' P' in the tiles
   static constexpr float kRescale[] = {
       2.17022549e-4f, 1.24396884e-3f, 9.67884064e-3f, 5.54833412e-2f, 2.40229830e-1f, 6.93147004e-1f, 1.0f};
 
-  // Finds queries and keys with numbers that are not finite, or so large that sums of products might not be: weights in
-  // the integers know neither NaN nor infinity.
+  // Finds queries and keys that are non-finite, or so large that sums of products may overflow: integer weights
+  // represent neither NaN nor infinity.
   struct Check {
     static constexpr int kLimit = 0x5d80;  // 2^60
     __mmask32 failed = 0;
@@ -61,8 +62,8 @@ struct WholeParts {
     parts[0] = side_by_side(even, odd);
   }
 
-  // Exponents are computed to 1/512, references are multiples of that, and lie kSlack above the largest score, so that
-  // no exponent is above 0. From 2^12 on a score has not that many bits left: NaN.
+  // Exponents are multiples of 1/512, as are the offsets, which exceed the scaled maximum by kSlack so that no exponent
+  // is positive. From 2^12 on a score lacks the bits for that: NaN.
   static constexpr float kSteps = 512, kFar = 4096;
   static SPATTN_INLINE Vec<float> reference(Vec<float> row_max, Logits<float> logits) {
     const Vec<float> scaled = row_max * logits.factor + float(kSlack);
@@ -71,22 +72,22 @@ struct WholeParts {
     return row_max == -kInfinity<float> ? Vec<float>{} : near;
   }
 
-  // Weights in the integers: a bfloat16, read as an integer, is 128 times its logarithm to base 2, but for the
-  // difference between that and the straight line from each power of 2 to the next, which a table of 128 bytes holds.
-  // A multiply-add leaves 512 times the exponent in the low half of a lane, two keys share one, and what remains works
-  // on halves. The error is that of rounding to bfloat16 and at most 0.25 % more, 1.0 times as much in the mean square.
-  // Sums are those of the rounded weights, so that the output is an average of V whose weights add up to 1.
+  // Integer weights: a bfloat16, read as an integer, is 128 times its base-2 logarithm, except for the deviation of the
+  // logarithm from its chord between powers of 2, which a table of 128 bytes holds. A multiply-add leaves 512 times the
+  // exponent in the low half of a lane, two keys share one, and the rest operates on halves. The error exceeds
+  // that of rounding to bfloat16 by at most 0.25 %, and equals it in the mean square. Sums are over the rounded
+  // weights, so that the output is an average of V with weights of sum 1.
   struct Weigh {
-    // 512 (f - (2^f - 1)) for f = (j - 1/8) / 128, modulo 1, rounded up: that takes back half a step, by which rounding
-    // to a fourth of the steps is off.
+    // 512 (f - (2^f - 1)) for f = (j - 1/8) / 128, modulo 1, rounded up, which corrects the half step lost by rounding
+    // to a fourth of the steps.
     alignas(64) static constexpr uint8_t kTable[128] = {
         1,  2,  3,  4,  5,  6,  7,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 24, 25, 26,
         27, 28, 29, 29, 30, 31, 32, 32, 33, 34, 34, 35, 35, 36, 37, 37, 38, 38, 39, 39, 40, 40, 40, 41, 41, 42,
         42, 42, 43, 43, 43, 43, 44, 44, 44, 44, 44, 44, 44, 44, 45, 45, 45, 45, 45, 44, 44, 44, 44, 44, 44, 44,
         43, 43, 43, 43, 42, 42, 42, 41, 41, 40, 40, 40, 39, 38, 38, 37, 37, 36, 36, 35, 34, 33, 33, 32, 31, 30,
         29, 29, 28, 27, 26, 25, 24, 23, 22, 21, 19, 18, 17, 16, 15, 13, 12, 11, 9,  8,  7,  5,  4,  2};
-    static constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: integers up to 2^22 more stand in the low bits
-    static constexpr float kNone = kMagic + 1;    // from here on weights round to 0
+    static constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: the low bits hold integers up to 2^22
+    static constexpr float kNone = kMagic + 1;    // smaller weights round to 0
     __m512 factor, start;
     __m512i low, high;
 
@@ -109,7 +110,7 @@ struct WholeParts {
   };
 };
 
-// float16, whose 11 bits two bfloat16 parts hold; weights keep 16 bits. The product of the low parts is left out.
+// float16: two bfloat16 parts hold its 11 bits; weights keep 16 bits. Omits the product of the low parts.
 struct TwoParts {
   using E = Float16;
   using Raw = Float16;
@@ -121,13 +122,13 @@ struct TwoParts {
       2.17022549e-4f, 1.24396884e-3f, 9.67884064e-3f, 5.54833412e-2f, 2.40229830e-1f, 6.93147004e-1f, 1.0f};
   static constexpr const auto& kRescale = kExp2;
 
-  // Nothing to find: a number that is not finite leaves NaN in a part, and so in the row's sum.
+  // No check: a non-finite number makes a part, and hence the row's sum, NaN.
   struct Check {
     void look_at(const Row*, int64_t) {}
     bool passed() const { return true; }
   };
 
-  // visit(part, both) for every part of two vectors, `both` as a conversion leaves them.
+  // Calls visit(part, both, mixed) for every part of two vectors; `both` as converted, `mixed` interleaved.
   template <class Visit> static SPATTN_INLINE void split(Vec<float> a, Vec<float> b, Visit visit) {
     SPATTN_UNROLL
     for (int p = 0; p < kParts; ++p) {
@@ -157,7 +158,7 @@ struct TwoParts {
 
     SPATTN_INLINE Weigh(Vec<float> reference, Logits<float> logits) : reference(reference), logits(logits) {}
 
-    // Parts are cut off, not rounded: that is exact as well, and cheaper.
+    // Parts are truncated, not rounded: as exact, and cheaper.
     SPATTN_INLINE void operator()(Vec<float> even, Vec<float> odd, Bits (&parts)[kParts], Vec<float>& sum) const {
       even = exp2_floor(logits.exponent(even, reference), kExp2);
       odd = exp2_floor(logits.exponent(odd, reference), kExp2);

@@ -1,5 +1,4 @@
-// A thread's working memory for one item of the forward by AMX: operands lie in tiles of 1 KiB, so that a tile is
-// sixteen whole cache lines in a row.
+// Scratch of the AMX forward: operands in tiles of 1 KiB, sixteen consecutive cache lines each.
 #pragma once
 #include "amx/panel.h"
 #include "finish/finish.h"
@@ -12,14 +11,14 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Queries come in panels of two columns, each a vector of queries and the width of a tile.
+// A panel of queries has two columns, each a vector of queries and as wide as a tile.
 static_assert(kLanes<float> == kTileColumns, "a lane is a query");
 
-// A key tile as both products read it.
+// A key tile packed for both products.
 struct PackedTile {
   TileFactor keys, values;
-  int64_t rows;  // keys, with padding
-  bool unfit;    // are there keys that the path's check does not pass?
+  int64_t rows;  // keys, padded
+  bool unfit;    // whether any key fails the path's check
 };
 
 // A key tile of an item's list.
@@ -42,7 +41,7 @@ struct TileCounts {
   int64_t larger_width() const { return key_width() > value_width() ? key_width() : value_width(); }
 };
 
-// The key tiles that a thread keeps packed: K [part][keys / 16][key_steps], then V' [part][value_tiles][steps].
+// A thread's packed key tiles: K [part][keys / 16][key_steps], then V' [part][value_tiles][steps].
 template <class Path> struct PackedTiles {
   TileCache* cache;
   TileCounts counts;
@@ -67,7 +66,7 @@ template <class Path> struct PackedTiles {
 
 template <class Path> struct AmxScratch {
   static constexpr int kParts = Path::kParts;
-  TileCache* cache;  // at the beginning, which is zero before the first item
+  TileCache* cache;  // first, as the scratch starts zeroed
   Positions position;
   RowStatistics<float> rows;
   ExactRowBuffer exact;
@@ -77,14 +76,14 @@ template <class Path> struct AmxScratch {
   float* panel_scores;         // (keys, kPanel): S'
   char* weight_tiles;          // [part][steps]: P' of a key tile and a panel, pairs of keys by queries
   float* output_tiles;         // [panel][value_tiles]: O'
-  float* product;              // [value_tiles]: V' P', on its way to O'
+  float* product;              // [value_tiles]: V' P', before it is added to O'
   typename Path::Row* staged;  // rows to pack
   PackedTiles<Path> tiles;
-  Entry* entries;  // as many as tiles stay packed
+  Entry* entries;  // as many as tiles fit the cache
 
   AmxScratch(const Call& call, Arena& arena) : AmxScratch(call, Widths<float>(call), arena) {}
 
-  // Where the column of tiles begins that the query cell `first` begins.
+  // The tile column of the query cell `first`.
   char* query_column(int64_t first) const {
     return query_tiles + first / kPanel * kParts * counts.key_steps * kPanelSize + first % kPanel * 4;
   }

@@ -1,4 +1,4 @@
-// The online softmax of one column of a panel, sixteen queries: see softmax/softmax.h, whose rules it follows.
+// Online softmax of one panel column, sixteen queries; same rules as softmax/softmax.h.
 #pragma once
 #include "amx/parts.h"
 #include "amx/panel.h"
@@ -10,11 +10,11 @@ namespace SPATTN_ISA {
 
 constexpr int kColumnChains = 4;  // independent maxima and sums; several short sums round less than a long one
 
-// Which of kTileTerms keys the queries of a column may attend to, a few keys at a time.
+// Mask of kTileTerms keys for the queries of a column, a few keys at a time.
 struct ColumnMask {
   const char* words;  // of the first query
-  __m512i offset;     // of the other ones, in bytes
-  __mmask16 real;     // queries that the mask has
+  __m512i offset;     // of the others, in bytes
+  __mmask16 real;     // queries of the mask
   __m512i bits{};     // the next keys, from the lowest bit on
 
   ColumnMask(const Mask& mask, int64_t row)
@@ -29,14 +29,14 @@ struct ColumnMask {
   }
   SPATTN_INLINE void skip(int keys) { bits = _mm512_srli_epi32(bits, unsigned(keys)); }
 
-  // Which queries may attend to the next key but `ahead`.
+  // The queries that may attend to the key `ahead` keys further on.
   SPATTN_INLINE __mmask16 allowed(int ahead) const {
     return _mm512_test_epi32_mask(bits, _mm512_set1_epi32(1 << ahead));
   }
 };
 
-// The largest score of each query of a column among the keys [begin, end), whole steps, with which `scores` begins.
-// Pairs that are not allowed become -inf.
+// The maximum score of each query of a column over the keys [begin, end), in whole steps; `scores` starts at `begin`.
+// Masked pairs become -inf.
 template <bool kMasked>
 inline Vec<float> largest_scores(const Mask& mask, int64_t row, int64_t begin, int64_t end, float* scores) {
   using V = Vec<float>;
@@ -58,8 +58,8 @@ inline Vec<float> largest_scores(const Mask& mask, int64_t row, int64_t begin, i
   return larger(larger(largest[0], largest[1]), larger(largest[2], largest[3]));
 }
 
-// Updates row_max, the reference and with it row_sum of the column that starts at cell `first`; true: O has to be
-// multiplied by `rescale`. Rows that no reference suits are left to the exact path.
+// Updates row_max, the offset of exponents and row_sum of the column at cell `first`; returns whether O must be
+// multiplied by `rescale`. Rows with a NaN offset take the float64 fallback.
 template <class Path>
 bool move_column(int64_t first, Vec<float> tile_max, Logits<float> logits, const RowStatistics<float>& rows,
                  const ExactRowBuffer& exact) {
@@ -78,8 +78,8 @@ bool move_column(int64_t first, Vec<float> tile_max, Logits<float> logits, const
   return true;
 }
 
-// `out` = P' of `keys` keys, whole steps, from the scores of a column; adds to its sums. Parts of weights are
-// `part_bytes` apart.
+// Writes P' of `keys` keys, in whole steps, to `out`, from the scores of a column, and adds to its sums. Parts of
+// weights are `part_bytes` apart.
 template <class Path>
 void weigh_column(const float* scores, int64_t first, int64_t keys, Logits<float> logits, char* out, int64_t part_bytes,
                   const RowStatistics<float>& rows) {

@@ -1,8 +1,8 @@
-// Matrix products on AMX tiles: sixteen rows of 64 bytes, multiplied as bfloat16 and added up in float32.
+// Matrix products on AMX tiles: sixteen rows of 64 bytes, bfloat16 products accumulated in float32.
 //
 // `tdpbf16ps` adds to a tile C of 16 x 16 float32 the product of A, 16 rows of 32 terms, and B, 16 rows of 16 columns
-// of two neighbouring terms. The even and the odd terms are summed up apart, then together, then added to C. Subnormal
-// numbers count as 0.
+// of two adjacent terms. The even and the odd terms are summed separately, then together, then added to C. Subnormals
+// count as 0.
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -18,7 +18,7 @@ constexpr int kTileTerms = 32;  // of a product, in one tile
 constexpr int kTileColumns = 16;
 
 #if defined(SPATTN_AMX_EMULATED)
-// For machines without AMX: the same instructions, slowly. What they compute is what tests need to see.
+// Emulation for tests on machines without AMX; slow.
 inline thread_local char emulated_tiles[8][kTileRows][kTileBytes];
 
 struct TileSession {};
@@ -50,8 +50,8 @@ template <int C, int A, int B> inline void tile_dot() {
   }
 }
 #else
-// Configures the tile registers of this thread, all of full size, and gives them back: while they are in use every
-// switch of threads saves 8 KiB.
+// Configures the tile registers of this thread at full size, and releases them: while in use, every context switch
+// saves 8 KiB.
 struct TileSession {
   TileSession() {
     alignas(64) uint8_t config[64] = {1};  // palette 1; bytes 16...: bytes a row of each register; 48...: rows
@@ -62,7 +62,7 @@ struct TileSession {
   TileSession(const TileSession&) = delete;
 };
 
-// The compilers' own intrinsics want the register as a literal, which no template can give them.
+// The intrinsics require literal register numbers, which templates cannot pass.
 template <int R> SPATTN_INLINE void tile_zero() { asm volatile("tilezero %%tmm%c0" ::"i"(R)); }
 template <int R> SPATTN_INLINE void tile_load(const void* from, int64_t ld) {
   asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(R), "r"(from), "r"(ld) : "memory");
@@ -75,20 +75,20 @@ template <int C, int A, int B> SPATTN_INLINE void tile_dot() {
 }
 #endif
 
-// Where the tiles of a factor lie; all distances in bytes.
+// Layout of the tiles of an operand; all strides in bytes.
 struct TileFactor {
   const void* data;
   int64_t ld;     // from row to row of a tile
   int64_t block;  // from a tile to the next one of C's rows (A) or columns (B)
   int64_t step;   // from a tile to the next one along the terms
-  int64_t part;   // from the high parts of the numbers to the low ones
+  int64_t part;   // from the high to the low parts of the numbers
 
   const void* at(int index, int64_t terms, int number) const {
     return static_cast<const char*>(data) + index * block + terms * step + number * part;
   }
 };
 
-// Loads part `number` of N tiles of a factor into the registers from First on.
+// Loads part `number` of N tiles of an operand into the registers from First on.
 template <int First, int N> SPATTN_INLINE void load_tiles(const TileFactor& factor, int64_t terms, int number) {
   tile_load<First>(factor.at(0, terms, number), factor.ld);
   if constexpr (N > 1) tile_load<First + 1>(factor.at(1, terms, number), factor.ld);
@@ -101,8 +101,8 @@ template <int M, int N> SPATTN_INLINE void multiply_tiles() {
   if constexpr (M > 1 && N > 1) tile_dot<3, 5, 7>();
 }
 
-// C = A B, or C += A B, for M by N tiles of C, at most 2 by 2, over `steps` times kTileTerms terms. `ld` counts
-// the bytes from row to row of C, whose tiles are adjacent.
+// C = A B, or C += A B, for M by N tiles of C, at most 2 by 2, over `steps` times kTileTerms terms. `ld` is the bytes
+// from row to row of C, whose tiles are adjacent.
 template <int M, int N>
 SPATTN_INLINE void tile_product(const TileFactor& a, const TileFactor& b, int64_t steps, bool add, void* c,
                                 int64_t ld) {

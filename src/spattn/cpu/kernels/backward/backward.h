@@ -1,5 +1,6 @@
-// One work item of the backward. With P = exp(scale * Q K' - lse) on the allowed pairs, recomputed tile by tile, and
-// delta = rowsum(dO o O): dV = P' dO, dS = scale * P o (dO V' - delta), dQ = dS K, dK = dS' Q.
+// Backward of a work item: recomputes P = exp(scale * Q K' - lse) on the allowed pairs, tile by tile.
+//
+//   delta = rowsum(dO o O), dV = P' dO, dS = scale * P o (dO V' - delta), dQ = dS K, dK = dS' Q
 #pragma once
 #include "backward/exact.h"
 #include "backward/products.h"
@@ -12,7 +13,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// One tile of the list: adds what its pairs contribute to dq, dK and dV.
+// Adds the terms of a key tile to dq, dK and dV.
 template <class E, class T = typename E::Compute>
 void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& values, int64_t cells, const Sums& sums,
               BackwardScratch<T>& s) {
@@ -30,7 +31,7 @@ void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& 
   add_query_gradients(tile, s);
 }
 
-// The end of an item: its rows of dq go to dQ or a slot, once the exact path has dealt with those that need it.
+// Epilogue of an item: runs the float64 fallback for the rows that need it, and writes dq to dQ or to a partial.
 template <class E, class T = typename E::Compute>
 void write_query_gradients(const Item& item, int64_t cells, const Sums& sums, const GradientRows<T>& rows) {
   const Call& call = item.call;

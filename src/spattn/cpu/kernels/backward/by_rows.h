@@ -1,4 +1,4 @@
-// Dispatch of every backward: plans whose tiles have one query are computed pair by pair, others by `kTiles`.
+// Backward dispatch: plans with one-query tiles run pair by pair, others `kTiles`.
 #pragma once
 #include "backward/backward.h"
 #include "kernels.h"

@@ -1,5 +1,4 @@
-// Gradients of rows that the tiles cannot do: one query, one allowed key at a time, in double precision (see
-// finish/exact.h).
+// Float64 fallback of the backward: one query, one allowed key at a time (see finish/exact.h).
 #pragma once
 #include <math.h>
 
@@ -15,9 +14,8 @@ template <class T> T read_lse(const Call& call, int64_t batch, int64_t head, int
   return lse;
 }
 
-// Weights are exp(logit - lse), which is wrong by the rounding error of lse. Up to this size, 2^14 for float32 and
-// 2^43 for float64, that is at most 2^-11, less than the logits of such a row may be off; far above it nothing is
-// left of them.
+// The weight exp(score - lse) has the rounding error of lse. Up to 2^14 for float32 and 2^43 for float64, that is at
+// most 2^-11, less than the error of scores of that size; far above, no accuracy is left.
 template <class T> bool is_far(const Call& call, T lse) {
   return fabs(double(lse)) > call.far_lse && lse != -kInfinity<T>;
 }
@@ -50,7 +48,7 @@ template <class E> struct ExactGradient {
 
   double operator[](int64_t j) const { return row.element(data + j * feature); }
 
-  // Its product with a row of V or O.
+  // Its dot product with a row of V or O.
   double times(const Head& head, int64_t position) const {
     const char* other = head.data + position * head.position;
     double sum = 0;
@@ -59,7 +57,7 @@ template <class E> struct ExactGradient {
   }
 };
 
-// Adds the keys of an item to the normalisers of its far rows.
+// Adds an item's keys to the softmax statistics of its far rows.
 template <class E>
 void normalise(const Call& call, int64_t batch, int64_t head, const Work& work, char* scratch) noexcept {
   using T = typename E::Compute;
@@ -79,14 +77,14 @@ void normalise(const Call& call, int64_t batch, int64_t head, const Work& work, 
   }
 }
 
-// Leaves dQ of the row in `dq` and, where `sums` is given, adds the row's part of dK and dV.
+// Writes dQ of the row to `dq` and, if `sums` is set, adds the row's terms to dK and dV.
 template <class E> void exact_gradients(const ExactRow<E>& row, const Sums* sums, double* dq) {
   using T = typename E::Compute;
   const Call& call = row.item.call;
   const int64_t batch = row.item.batch, head = row.item.head;
   const ExactGradient<E> dout(row);
   const T lse = read_lse<T>(call, batch, head, row.position);
-  double reference = 0, rest = double(lse), delta;  // the log-sum-exp is that of a score, and more
+  double reference = 0, rest = double(lse), delta;  // lse = reference + rest, in natural units of a score
   if (is_far(call, lse)) {
     const Normaliser& n = normaliser(call, batch, head, row.position);
     reference = n.largest, rest = ::log(n.total), delta = n.product / n.total;

@@ -29,7 +29,7 @@ SPATTN_INLINE void multiply(const T* left, int64_t row, int64_t step, const T* r
   }
 }
 
-// The operands of one key tile.
+// Operands of a key tile.
 template <class T> struct KeyTile {
   Operand<T> keys, values;
   int64_t rows;   // key cells, rounded up to kKeyRows
@@ -84,8 +84,8 @@ SPATTN_INLINE void weight_block(int64_t vectors, const Call& call, const KeyTile
   if (vectors == 1) weight_block<T, 1, kMasked>(call, tile, key, column, logits, s);
 }
 
-// Of the vectors of queries [column, column + vectors * L): shrinks the range to those with an allowed key among
-// kKeyRows keys from `key`, and clears P' and dS' of the others.
+// Shrinks the vectors of queries [column, column + vectors * L) to those with an allowed key among kKeyRows keys from
+// `key`, and clears P' and dS' of the others.
 template <class T> void clear_idle(int64_t key, int64_t& column, int64_t& vectors, BackwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
   const auto idle = [&](int64_t at) { return !s.mask.reaches(at, key); };
@@ -99,7 +99,7 @@ template <class T> void clear_idle(int64_t key, int64_t& column, int64_t& vector
   for (; vectors && idle(column + (vectors - 1) * L); --vectors) mark(column + (vectors - 1) * L);
 }
 
-// s.weights = P' and s.gradients = dS'.
+// Computes s.weights = P' and s.gradients = dS'.
 template <class T>
 void compute_weights(const Call& call, const KeyTile<T>& tile, SplitLogits<T> logits, BackwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
@@ -118,7 +118,7 @@ void compute_weights(const Call& call, const KeyTile<T>& tile, SplitLogits<T> lo
   }
 }
 
-// Rows [key, key + R) of N vectors of dK or dV: += the queries [begin, end) of `left` times `right`.
+// Adds to rows [key, key + R) of N vectors of dK or dV: the queries [begin, end) of `left` times `right`.
 template <class T, int R, int N>
 SPATTN_INLINE void add_keys(const T* left, Operand<T> right, int64_t begin, int64_t end, int64_t key, int64_t column,
                             T* sums, int64_t ld, int64_t first_key, const BackwardScratch<T>& s) {
@@ -135,7 +135,7 @@ SPATTN_INLINE void add_keys(const T* left, Operand<T> right, int64_t begin, int6
   }
 }
 
-// R rows of dK and dV, the widths of both as whole vectors of up to kOutputVectors.
+// Adds to R rows of dK or dV the remaining columns in blocks of N vectors.
 template <class T, int R, int N>
 SPATTN_INLINE void add_key_columns(const T* left, Operand<T> right, int64_t begin, int64_t end, int64_t key, T* sums,
                                    int64_t ld, int64_t first_key, int64_t& column, const BackwardScratch<T>& s) {

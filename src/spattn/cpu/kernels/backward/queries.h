@@ -1,4 +1,4 @@
-// The query rows of one item of the backward, gathered once: Q and dO, both as they are and transposed; lse and delta.
+// Query rows of a backward item, gathered once: Q and dO, also transposed; lse and delta.
 #pragma once
 #include <math.h>
 
@@ -14,7 +14,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The L rows and L columns of `from` at (first, d), times `factor`, transposed.
+// Transposes L rows by L columns of `from` at (first, d), times `factor`.
 template <class T>
 SPATTN_INLINE void transpose_block(const T* from, int64_t ld, int64_t first, int64_t d, T factor,
                                    Vec<T> (&block)[kLanes<T>]) {
@@ -23,7 +23,7 @@ SPATTN_INLINE void transpose_block(const T* from, int64_t ld, int64_t first, int
   transpose<T>(block);
 }
 
-// to = (factor * from)': `width` rows of `rows` values, both rounded up to whole vectors in `from`.
+// to = (factor * from)': `width` rows of `rows` values, both padded to whole vectors in `from`.
 template <class T>
 void transpose_rows(const T* from, int64_t ld_from, int64_t rows, int64_t width, T factor, T* to, int64_t ld_to) {
   constexpr int L = kLanes<T>;
@@ -36,7 +36,7 @@ void transpose_rows(const T* from, int64_t ld_from, int64_t rows, int64_t width,
   }
 }
 
-// delta = rowsum(dO o O), summed as dP = dO V' is: a row that attends to one key alone has O = V and dS = 0 exactly.
+// delta = rowsum(dO o O), summed in the same order as dP = dO V': a row with a single key has O = V and dS = 0 exactly.
 template <class T> void compute_delta(int64_t rows, int64_t width, BackwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
   for (int64_t first = 0; first < rows; first += L) {
@@ -51,7 +51,7 @@ template <class T> void compute_delta(int64_t rows, int64_t width, BackwardScrat
   }
 }
 
-// delta -= dlse, `factor` times, as dO has it. Rows that attend to nothing have no lse to differentiate.
+// Subtracts `factor` * dlse from delta; dO has the same factor. Rows without allowed keys have no lse to differentiate.
 template <class T> void subtract_dlse(const Item& item, int64_t cells, T factor, const GradientRows<T>& rows) {
   if (!item.call.dlse.data) return;
   for (int64_t cell = 0; cell < cells; ++cell) {
@@ -68,7 +68,7 @@ template <class T> bool all_finite(const T* row, int64_t width) {
   return sum == T(0);
 }
 
-// The same of bfloat16 numbers as they are stored.
+// Whether all values, stored as bfloat16 bits, are finite.
 inline bool all_finite(const uint16_t* row, int64_t width) {
   uint16_t largest = 0;
   for (int64_t j = 0; j < width; ++j) {
@@ -78,8 +78,8 @@ inline bool all_finite(const uint16_t* row, int64_t width) {
   return largest < 0x7f80;
 }
 
-// lse2 of a row; takes rows out of the tile that would spread NaN to keys that they may not attend to, those whose lse
-// is too far out to find their weights, and those that are left to the exact path already.
+// Sets lse2 of a row. Removes from the tile the rows that would spread NaN to masked keys, rows with an lse too large
+// for exact weights, and rows already chosen for the float64 fallback.
 template <class T, class U>
 void prepare_row(const Call& call, T lse, const QueryRows<U>& raw, int64_t cell, const GradientRows<T>& rows) {
   U *query = raw.query + cell * raw.width, *dout = raw.dout + cell * raw.width_value,
@@ -100,7 +100,7 @@ void prepare_row(const Call& call, T lse, const QueryRows<U>& raw, int64_t cell,
   rows.lse2_low[cell] = lse2.low;
 }
 
-// Fills `raw` with the rows of an item as the element type E reads them, and their entries of `rows`.
+// Fills `raw` with the item's rows, read as element type E, and their entries of `rows`.
 template <class E, class T>
 void gather_item(const Item& item, const Tile& tile, const QueryRows<typename E::Compute>& raw,
                  const GradientRows<T>& rows) {
@@ -134,7 +134,7 @@ void prepare_queries(const Item& item, const Tile& tile, BackwardScratch<typenam
   subtract_dlse(item, tile.cells(), T(call.scale), s.rows);
 }
 
-// K or V of a key tile, `rows` by `ld`: every product of the backward reads whole vectors of adjacent rows.
+// K or V of a key tile, (rows, ld): all products of the backward read whole vectors of adjacent rows.
 template <class E>
 Operand<typename E::Compute> key_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t ld,
                                       int64_t* position, typename E::Compute* buffer) {

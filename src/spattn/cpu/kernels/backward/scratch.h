@@ -1,4 +1,4 @@
-// A thread's working memory for one item of the backward.
+// Scratch of the backward.
 #pragma once
 #include "kernels.h"
 #include "tile/arena.h"
@@ -8,12 +8,12 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// What every backward keeps of the rows of an item.
+// Row data of an item that all backward paths share.
 template <class T> struct GradientRows {
   Positions position;
   ExactRowBuffer exact;  // its sum is dQ of a row
-  T *lse2, *lse2_low;    // log-sum-exp to base 2, in two parts; +inf for rows that are left out
-  T* delta;              // rowsum(dO o O), times the scale where dO has it
+  T *lse2, *lse2_low;    // base-2 log-sum-exp as a sum of two; +inf for skipped rows
+  T* delta;              // rowsum(dO o O), times the scale if dO has it
   bool* idle;            // rows without a gradient
   int64_t ld;            // of dq, in whole vectors
   T* dq;                 // (width.query, ld)
@@ -24,7 +24,7 @@ template <class T> struct GradientRows {
         ld(width.key), dq(arena.array<T>(width.query * width.key)) {}
 };
 
-// Q, dO and O of the queries of an item, padded with zeros to `width` and `width_value`.
+// Q, dO and O of an item's queries, zero-padded to `width` and `width_value`.
 template <class U> struct QueryRows {
   int64_t width, width_value;
   U *query, *dout, *out;
@@ -34,8 +34,8 @@ template <class U> struct QueryRows {
         dout(arena.array<U>(rows * width_value)), out(arena.array<U>(rows * width_value)) {}
 };
 
-// Like P', dS' has one row per key and the queries side by side: it is the left operand of both dK += dS' Q and
-// dQ += dS K as it lies.
+// As P', dS' has one row per key and the queries side by side: without repacking it is the left operand of both
+// dK += dS' Q and dQ += dS K.
 template <class T> struct BackwardScratch {
   Widths<T> width;
   GradientRows<T> rows;

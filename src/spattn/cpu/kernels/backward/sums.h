@@ -1,4 +1,4 @@
-// Gradients that several work items have a part in: dQ of rows with several items, dK and dV of all units.
+// Accumulation of gradients over work items: dQ of rows with several items, dK and dV over units.
 #pragma once
 #include "simd/element.h"
 #include "kernels.h"
@@ -11,7 +11,7 @@ inline char* dq_row(const Call& call, int64_t batch, int64_t head, int64_t posit
   return call.dq.data + batch * call.dq.stride[0] + head * call.dq.stride[1] + position * call.dq.stride[2];
 }
 
-// The workspace holds, for each (batch, head), slots * block_q rows of head_dim values.
+// The workspace has slots * block_q rows of head_dim values for each (batch, head).
 template <class T> T* dq_slot(const Call& call, int64_t batch, int64_t head, int64_t row) {
   const int64_t rows = call.plan.slots * call.plan.block_q;
   return reinterpret_cast<T*>(call.slots) + ((batch * call.heads_q + head) * rows + row) * call.head_dim;
@@ -21,7 +21,7 @@ template <class T> SPATTN_INLINE void add(T* to, const T* from, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] += from[i];
 }
 
-// dQ of the merges [begin, end): the sum of their sources, in order.
+// Sums the dQ partials of rows [begin, end) of the plan's merge_rows, in order.
 template <class E>
 void merge_dq(const Call& call, int64_t batch, int64_t head, int64_t begin, int64_t end, char* scratch) noexcept {
   using T = typename E::Compute;
@@ -36,7 +36,7 @@ void merge_dq(const Call& call, int64_t batch, int64_t head, int64_t begin, int6
   }
 }
 
-// dK and dV of the keys [begin, end) of a key-value head: the sum over its units, in order.
+// Sums dK and dV of the keys [begin, end) of a key-value head over its units, in order.
 template <class E>
 void add_units(const Call& call, int64_t batch, int64_t head_kv, const Sums* units, int64_t count, int64_t begin,
                int64_t end, char* scratch) noexcept {

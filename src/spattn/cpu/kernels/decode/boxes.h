@@ -1,9 +1,8 @@
-// Items of few queries that each have one tile of interleaved keys, as boxes of an image have them: several at a time,
-// so that where one waits, for the largest score of a row or the logarithm of its sum, others go on. As all keys of a
-// row are there, nothing is ever rescaled.
+// Batches of few-query items with one interleaved key tile each, as boxes of an image have them: several items run
+// interleaved, to hide the latency of row maxima and logarithms. As all keys of a row are present, nothing is rescaled.
 //
-//   rows of S, P, O: box after box, the cells of its query tile within
-//   floor: multiply-adds; measured by benchmarks/grids_cpu.py
+//   rows of S, P, O: box by box, within a box the cells of its query tile
+//   floor: multiply-adds; measured by benchmarks/regressions/grids_cpu.py
 #pragma once
 #include "decode/decode.h"
 #include "finish/exact.h"
@@ -14,23 +13,23 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Items of one head that are computed together. What is in the ring of interleaved keys is theirs as long as they are.
+// Items of one head that run together. Their keys stay in the ring of interleaved keys meanwhile.
 template <class E> struct Boxes {
   using T = typename E::Compute;
 
   struct Box {
     const Work* work;
     Mask mask;
-    int64_t cells, row;  // of the query tile; the first of its rows
+    int64_t cells, row;  // of the query tile; its first row
     int64_t keys;        // cells of the key tile
     Tile tile;
     Runs<T> runs;
-    const Reach* reached;  // by its rows, as find_reached() leaves it
+    const Reach* reached;  // by row, from find_reached()
 
     int64_t end() const { return row + cells; }
   };
 
-  // What the cells that the rows of a box reach follow from, and where they are listed.
+  // The inputs of find_reached() for a box, and its list.
   struct Reached {
     const uint64_t* mask;
     int64_t cells, keys, step;
@@ -48,7 +47,7 @@ template <class E> struct Boxes {
   DecodeScratch<T>& s;
   int64_t count, rows;
   Box boxes[kMostBoxes];
-  Reached last = {};  // that of the box before: most are alike
+  Reached last = {};  // of the previous box: most are equal
   int64_t lists = 0;
 
   Boxes(const Item& any, const KeyHead& keys, DecodeScratch<T>& s)
@@ -56,8 +55,7 @@ template <class E> struct Boxes {
     for (int64_t i = 0; i < kMostBoxes; ++i) boxes[i].runs = s.runs.of_tile(i);
   }
 
-  // Takes those with which a list of items begins, as many as there is room for, in rows and for their keys. Returns
-  // how many.
+  // Takes items from the front of a list while their rows and keys fit. Returns their number.
   int64_t take(const Work* work, int64_t items) {
     count = rows = 0;
     if (!s.interleaved) return 0;
@@ -85,7 +83,7 @@ template <class E> struct Boxes {
     return count;
   }
 
-  // What the rows of a box reach. Lists are overwritten in turn: those of all boxes that are computed together are there.
+  // The reach of a box's rows. The ring of lists has an entry for every box of a batch.
   const Reach* reached_by(const Box& box) {
     const Reached own = {box.mask.bits, box.cells, box.keys, box.runs.step,
                          s.reached_by_boxes + lists % kMostBoxes * call.plan.block_q};
@@ -98,8 +96,7 @@ template <class E> struct Boxes {
 
   Item item(const Box& box) const { return {call, batch, head, *box.work}; }
 
-  // Is nothing left to be done for results that are finite? These are of rows that attend to something, but may attend to
-  // keys that are left to the exact path, or be parts of rows, which go into slots.
+  // True if finite rows are final: no float64 fallback, no split-KV partials.
   bool finished() const {
     bool all = !call.marked;
     for (int64_t i = 0; i < count; ++i) all &= boxes[i].work->slot < 0;
@@ -134,7 +131,7 @@ void decode(const Boxes<E>& boxes, DecodeScratch<T>& s) {
   });
   s.rows.set_reference(vectors, logits);
   boxes.each([&](const Box& box) {
-    s.output.from(box.row).prefetch(box.cells);  // the room in a cache that Q and K had is free
+    s.output.from(box.row).prefetch(box.cells);  // Q and K no longer need their cache lines
     weigh_scores(true, box.reached, box.cells, logits, s.scores + box.row * s.ld, s.ld, s.rows.from(box.row));
   });
   for (int64_t row = 0; row < vectors * L; row += L) {

@@ -1,4 +1,4 @@
-// Blocks of rows, or columns, whose number is known when a kernel is compiled.
+// Compile-time blocks of rows or columns.
 #pragma once
 #include "simd/vec.h"
 
@@ -9,10 +9,10 @@ template <int N> struct Count {
   static constexpr int value = N;
 };
 
-// How many rows are computed at once: their accumulators, for several keys or features, fill the registers.
+// Rows of a block: their accumulators, for several keys or features, fill the registers.
 template <class T> constexpr int kRowsAtOnce = kLanes<T> < 4 ? kLanes<T> : 4;
 
-// A value that is in a register from here on: compilers would read one that is used several times from memory as often.
+// Pins a value to a register: compilers would reload one that is used several times from memory.
 template <class V> SPATTN_INLINE V held(V v) {
 #if defined(__x86_64__)
   asm("" : "+v"(v));
@@ -22,7 +22,7 @@ template <class V> SPATTN_INLINE V held(V v) {
   return v;
 }
 
-// run(Count<R>, first) for blocks of R rows, then for what is left in halves of R.
+// Calls run(Count<R>, first) for blocks of R rows, then for the remainder in halves of R.
 template <int R, class Run> SPATTN_INLINE void in_blocks(int64_t rows, Run run, int64_t first = 0) {
   for (; rows - first >= R; first += R) run(Count<R>{}, first);
   if constexpr (R > 1) in_blocks<R / 2>(rows, run, first);

@@ -1,13 +1,12 @@
-// Work items of few query rows, as in decoding, where reading K and V once is all that should take time.
+// Decode kernel: work items of few query rows, bound by reading K and V once.
 //
-// Vectors hold features and keys instead of queries, so that one row keeps all lanes busy: S = Q K' by dot products
-// along the features, softmax along the keys, O += P V by adding up multiples of V's rows. K and V are read in place,
-// as they are stored; but where many items meet a key, as in boxes of few queries, K is interleaved once for all. The
-// query heads that share K and V go through a tile together, as rows of one matrix. Rows that are computed at once meet
-// only the keys from the first to the last that any of them may attend to.
+// Vectors run along features and keys instead of queries, so that one row fills all lanes: S = Q K' by dot products
+// along the features, softmax along the keys, O += P V as a sum of scaled rows of V. K and V are read in place; if many
+// items share each key, as in boxes of few queries, K is interleaved once for all. The query heads of a group are rows
+// of one matrix and share each tile. A block of rows computes only the range of keys that any of its rows attends to.
 //
-//   rows of S, P, O: head after head of the task, the cells of the query tile within
-//   floor: bytes of K and V / memory bandwidth; measured by benchmarks/decode_cpu.py
+//   rows of S, P, O: head by head of the task, within a head the cells of the query tile
+//   floor: bytes of K and V / memory bandwidth; measured by benchmarks/kernels/decode_cpu.py
 #pragma once
 #include "decode/interleaved.h"
 #include "decode/lines.h"
@@ -28,13 +27,13 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-constexpr int64_t kRowsTogether = 32, kMostBoxes = 8;  // that are computed together: decode/boxes.h
+constexpr int64_t kRowsTogether = 32, kMostBoxes = 8;  // computed together: decode/boxes.h
 
-// Rows of O, not yet divided, where they are computed.
+// Unnormalized rows of O, in place in the output where possible.
 template <class T> struct OutputRows {
   int64_t ld;  // whole vectors
   T** at;      // (rows)
-  T* data;     // (rows, ld): of those that are not computed where they belong
+  T* data;     // (rows, ld): the rows not computed in place
 
   OutputRows(int64_t rows, int64_t ld, Arena& arena)
       : ld(ld), at(arena.array<T*>(rows)), data(arena.array<T>(rows * ld)) {}
@@ -57,20 +56,20 @@ template <class T> struct DecodeScratch {
   Widths<T> width;
   int64_t ld;  // of scores
   Positions position;
-  RowStatistics<T> rows;  // with a vector's worth more, for whole vectors from any row on
+  RowStatistics<T> rows;  // padded by a vector: rows are accessed in whole vectors from any row on
   ExactRowBuffer exact;
   KeyStaging<T> staging;
-  Reach* reached;           // (width.query): by the first of the rows that are computed at once
-  Reach* reached_by_boxes;  // (kMostBoxes, block_q): in lists of as many rows as a box has
-  Meetings<T> meetings;     // of these rows with runs
-  int64_t* listed;          // (block_kv + kSoon): where the keys of a tile are
+  Reach* reached;           // (width.query): by the first row of each block of rows
+  Reach* reached_by_boxes;  // (kMostBoxes, block_q): lists with a row per row of a box
+  Meetings<T> meetings;     // pairs of row blocks and key runs
+  int64_t* listed;          // (block_kv + kSoon): positions of the keys of a tile
   T* scores;                // (width.query, ld): S, then the weights
   const T** query;          // (width.query): rows of Q, times the sign of the scale
-  T* queries;               // (width.query, width.key): those that are not read in place
+  T* queries;               // (width.query, width.key): the rows not read in place
   OutputRows<T> output;
   Runs<T> runs;
 
-  // One that interleaves keys has to be the first in the scratch.
+  // With interleaved keys it must be the first object in the scratch.
   DecodeScratch(const Call& call, Arena& arena, int64_t reach = 0, bool readable = true)
       : interleaved(call, reach, readable, arena), width(call, reach ? kRowsTogether : 0),
         ld(call.plan.block_kv + kLanes<T>), position(call, width.query, arena), rows(width.query + kLanes<T>, arena),
@@ -83,11 +82,10 @@ template <class T> struct DecodeScratch {
         runs(call, reach ? kMostBoxes : 1, arena) {}
 };
 
-// How far to prefetch ahead, in bytes, where tiles follow each other: K and V together stay in a first-level cache.
+// Prefetch distance in bytes across tiles: K and V together fit the L1 cache.
 constexpr int64_t kAhead = 8192;
 
-// Positions of a tile's keys, `count` of them and kSoon more. What is padding repeats the nearest key: its weight will
-// be 0.
+// Lists the positions of `count` keys of a tile and kSoon more. Padding repeats the nearest key; its weight will be 0.
 inline void list_keys(const Tile& tile, int64_t count, int64_t* position) {
   const auto nearest = [&](int axis, int64_t i) {
     return (i < tile.count[axis] ? i : tile.count[axis] - 1) * tile.stride[axis];
@@ -105,7 +103,7 @@ inline void list_keys(const Tile& tile, int64_t count, int64_t* position) {
   for (int64_t i = 0; i < kSoon; ++i) end[i] = end[-1];
 }
 
-// Rows of the keys of a tile that are evenly spaced; where those of the next one follow them, they are read ahead.
+// Rows of the evenly spaced keys of a tile; prefetches the next tile if its rows follow.
 template <class E> Rows rows_in_line(const Head& head, const Tile& tile, const Tile& next, int64_t width) {
   const int64_t stride = tile.stride[2] * head.position, onwards = (next.start - tile.start) * head.position;
   const int64_t ahead = onwards == tile.cells() * stride && onwards > kAhead ? kAhead : onwards;
@@ -113,7 +111,7 @@ template <class E> Rows rows_in_line(const Head& head, const Tile& tile, const T
   return {head.data + tile.start * head.position, stride, ahead, soon};
 }
 
-// S of all rows and the keys that they reach, by dot products with the rows of K that visit_keys() hands over.
+// Computes S of all rows over the keys that they attend to, by dot products with the rows of K from visit_keys().
 template <class T, class VisitKeys>
 void score_rows(const VisitKeys& visit_keys, int64_t rows, DecodeScratch<T>& s) {
   visit_keys([&](auto stored, auto keys) {
@@ -125,7 +123,7 @@ void score_rows(const VisitKeys& visit_keys, int64_t rows, DecodeScratch<T>& s) 
   });
 }
 
-// The scores of the rows [begin, end) beyond `count`, up to a whole vector, are of no key.
+// Masks the scores of the rows [begin, end) from `count` on, up to a whole vector.
 template <class T> void pad_scores(int64_t count, int64_t begin, int64_t end, DecodeScratch<T>& s) {
   const int64_t padded = round_up(count, kLanes<T>);
   for (int64_t row = begin; count < padded && row < end; ++row) {
@@ -133,7 +131,7 @@ template <class T> void pad_scores(int64_t count, int64_t begin, int64_t end, De
   }
 }
 
-// O of the rows [begin, end) takes in the keys that they reach, by rows from the first of them on, whose rows of V are
+// Adds to O of the rows [begin, end) the values of the keys that they attend to. `reached` starts at row `begin`; V has
 // elements of `Stored`.
 template <class Stored, class Source, class Output, class T>
 void add_values(Source& values, int64_t begin, int64_t end, const Reach* reached, const Output& into,
@@ -153,8 +151,8 @@ void add_values(Source& values, int64_t begin, int64_t end, const Reach* reached
       begin);
 }
 
-// O, row_max and row_sum of all rows take in `count` keys, the first ones if they are, whose scores are there up to
-// `count`. visit_values() hands over an element type and where rows of V are.
+// Adds `count` keys with known scores to O, row_max and row_sum of all rows; `first` for the first keys of an item.
+// visit_values() passes an element type and a source of rows of V.
 template <class E, class T = typename E::Compute, class VisitValues>
 void add_scores(const VisitValues& visit_values, int64_t count, bool first, const Mask& mask, int64_t cells,
                 int64_t rows, Logits<T> logits, DecodeScratch<T>& s) {
@@ -166,7 +164,7 @@ void add_scores(const VisitValues& visit_values, int64_t count, bool first, cons
   });
 }
 
-// One tile of the list, for all rows.
+// Adds a key tile of the list, for all rows.
 template <class E, class T = typename E::Compute>
 void add_tile(const Item& item, const Listed& at, const KeyHead& head, int64_t cells, int64_t rows, Logits<T> logits,
               DecodeScratch<T>& s) {
@@ -206,8 +204,8 @@ void add_tile(const Item& item, const Listed& at, const KeyHead& head, int64_t c
   add_scores<E>(visit_values, count, first, item.mask(at), cells, rows, logits, s);
 }
 
-// Finds, from `row` on, the rows of Q and O of an item, the places of whose cells are given: in place, and those of Q soon
-// in a cache, where they are what the kernels compute in. Padding has queries of zeros.
+// Sets the rows of Q and O from `row` on to an item's cells at `position`, in place if they have the compute type;
+// prefetches those of Q. Padding gets zero queries.
 template <class E, class T = typename E::Compute>
 void find_rows(const Item& item, int64_t cells, const int64_t* position, int64_t row, Logits<T> logits,
                DecodeScratch<T>& s) {
@@ -240,8 +238,8 @@ void find_rows(const Item& item, int64_t cells, const int64_t* position, int64_t
   }
 }
 
-// As many heads of an item, up to `end`, as there are rows for. add_keys(item, rows, logits) has O, row_max and row_sum
-// take in the keys of the item.
+// Processes the heads [item.head, end), which fit the rows. add_keys(item, rows, logits) adds the item's keys to O,
+// row_max and row_sum.
 template <class E, class T = typename E::Compute, class AddKeys>
 void decode_heads(const Item& item, int64_t end, int64_t cells, DecodeScratch<T>& s, const AddKeys& add_keys) {
   const Call& call = item.call;
@@ -260,7 +258,7 @@ void decode_heads(const Item& item, int64_t end, int64_t cells, DecodeScratch<T>
   }
 }
 
-// An item of the query heads [item.head, end) of a group, as many of them at once as there are rows for.
+// Processes the query heads [item.head, end) of a group, as many at once as rows fit.
 template <class E, class T = typename E::Compute, class AddKeys>
 void decode_item(const Item& item, int64_t end, int64_t cells, DecodeScratch<T>& s, const AddKeys& add_keys) {
   const int64_t heads = end - item.head, at_once = heads * cells <= s.width.query ? heads : s.width.query / cells;

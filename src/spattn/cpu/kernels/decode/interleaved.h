@@ -1,10 +1,10 @@
-// K and V of plans whose items are of few queries but meet each key often. K has the features of neighbouring keys
-// interleaved: a vector has some features of several keys, so that few steps of a dot product go across its lanes, and
-// may start at any key. V is copied where its rows are not whole vectors of what the kernels compute in, and where the
-// products read a row in many pieces: rows of a power of two of cache lines would fall into few cache sets.
+// K and V of plans with few-query items that share keys often. K has the features of adjacent keys interleaved: a
+// vector holds some features of several keys, so that dot products need few steps across lanes and may start at any
+// key. V is copied if its rows are not whole vectors of the compute type, or if the products read a row in many pieces:
+// rows of a power of two of cache lines would map to few cache sets.
 //
-// Blocks of consecutive keys are brought in when an item first needs them, and stay until others of the ring need the
-// room: items that follow each other meet neighbouring keys. What is in the ring changes no result.
+// Blocks of consecutive keys are filled when an item first needs them, and stay until another block takes their entry
+// of the ring: consecutive items use neighbouring keys. The ring does not affect results.
 #pragma once
 #include "decode/rows.h"
 #include "kernels.h"
@@ -19,27 +19,25 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The keys of a vector, and the features of each, which are neighbours.
+// Keys of a vector, and adjacent features of each.
 template <class T> constexpr int kKeysAbreast = kLanes<T> < 4 ? kLanes<T> : kLanes<T> < 16 ? 4 : 8;
 template <class T> constexpr int kFeaturesAbreast = kLanes<T> / kKeysAbreast<T>;
 
-// Where K and V of a key are.
+// K and V of a key.
 template <class T> struct KeyPlace {
-  const T* keys;       // the first features of the key and of as many as a vector has from it on
-  const char* values;  // its row of V; the next ones follow at even distances
+  const T* keys;       // the first features of the key, and of the next ones in the vector
+  const char* values;  // its row of V; the next ones follow evenly spaced
 };
 
 template <class T> class InterleavedKeys {
  public:
   static constexpr int64_t kKeys = 64;                       // of a block
-  static constexpr int64_t kRows = kKeys + kKeysAbreast<T>;  // room for a vector from the last key on
-  // Elements from the features of a vector to the next ones: an odd number of cache lines, where they are whole, so that
-  // not all fall into few cache sets.
+  static constexpr int64_t kRows = kKeys + kKeysAbreast<T>;  // space for a vector from the last key on
+  // Elements from the features of a vector to the next ones: an odd number of cache lines, to spread over cache sets.
   static constexpr int64_t kLd = kRows * kFeaturesAbreast<T>;
 
-  // At the beginning of the scratch, where the blocks are of no head before the first item. Not in use where tiles whose
-  // keys lie as far apart as `reach` would not find room for all of theirs at once, or where that is 0.
-  // `readable`: may rows of V be read in place?
+  // Starts the scratch, whose zeros mark the blocks as unowned. Disabled if `reach` is 0 or tiles with keys up to
+  // `reach` apart do not fit the ring. `readable`: whether rows of V can be read in place.
   InterleavedKeys(const Call& call, int64_t reach, bool readable, Arena& arena)
       : blocks_((call.kv_len + kKeys - 1) / kKeys),
         key_size_(round_up(call.head_dim, kFeaturesAbreast<T>) / kFeaturesAbreast<T> * kLd),
@@ -51,11 +49,11 @@ template <class T> class InterleavedKeys {
 
   explicit operator bool() const { return room_ > 0; }
 
-  // Vectors that begin where tiles do straddle cache lines half as often if that is an even number of keys from the
-  // beginning of a block; do most begin at an odd key?
+  // Vectors at tile starts straddle cache lines half as often if they are an even number of keys from the start of a
+  // block; `odd`: most tiles start at an odd key.
   void align(bool odd) { lead_ = odd; }
 
-  // Is there room at once for all keys from `first` to `last`?
+  // Whether all keys from `first` to `last` fit at once.
   bool holds(int64_t first, int64_t last) const { return room_ >= blocks_ || last - first <= (room_ - 1) * kKeys; }
 
   // Bytes from row to row of V.
@@ -63,7 +61,7 @@ template <class T> class InterleavedKeys {
     return ld_value_ ? ld_value_ * int64_t(sizeof(T)) : head.values.position;
   }
 
-  // What finds the keys of a head.
+  // Finds the keys of a head.
   template <class E> struct Finder {
     const InterleavedKeys& ring;
     const KeyHead& head;
@@ -76,7 +74,7 @@ template <class T> class InterleavedKeys {
     SPATTN_INLINE KeyPlace<T> find(int64_t position) const {
       const int64_t block = int64_t(uint64_t(position) / kKeys), cell = int64_t(uint64_t(position) % kKeys);
       const int64_t place =
-          block - int64_t((unsigned __int128)(uint64_t(block)) * reciprocal >> 64) * room;  // the rest
+          block - int64_t((unsigned __int128)(uint64_t(block)) * reciprocal >> 64) * room;  // block % room
       T* const found = data + place * size;
       if (owner[place] != owners + 2 * block) {
         ring.template fill<E>(head, block * kKeys, call, found);
@@ -94,21 +92,21 @@ template <class T> class InterleavedKeys {
   }
 
  private:
-  // As many elements as are not an even number of cache lines.
+  // Rounds up to an odd number of cache lines, if a multiple of one.
   static constexpr int64_t odd_lines(int64_t count) {
     constexpr int64_t line = 64 / sizeof(T);
     return count % (2 * line) ? count : count + line;
   }
 
-  // 0 where V is read in place.
+  // 0 if V is read in place.
   int64_t value_width(int64_t head_dim_v, int64_t reach, bool readable) const {
     const int64_t width = odd_lines(round_up(head_dim_v, kLanes<T>));
     const bool many_pieces = head_dim_v > 2 * kOutputVectors * kLanes<T>;
     return readable && !(many_pieces && room(reach, key_size_ + kRows * width)) ? 0 : width;
   }
 
-  // A ring of as many blocks as a tile needs may have kBytes, a larger one no more than stay in a second-level cache
-  // beside all else: blocks that leave it would be written to memory and read again.
+  // The ring may have kBytes if a tile needs it, otherwise what stays in the L2 cache beside all else: evicted blocks
+  // would be written to memory and read again.
   static constexpr int64_t kMostBlocks = kZeroedScratch / sizeof(int64_t);
   static constexpr int64_t kBytes = 2 * 1024 * 1024, kHotBytes = 256 * 1024;
 
@@ -121,8 +119,8 @@ template <class T> class InterleavedKeys {
     return hot < needed ? needed : hot < most ? hot : most;
   }
 
-  // What lies before the first key or beyond the last one or the last feature is 0. Rows soon needed are prefetched: the
-  // processor's own prefetching does not follow several of them at once.
+  // Zeroes everything before the first key and beyond the last key or feature. Prefetches rows in software, as the
+  // hardware prefetcher does not follow several streams at once.
   template <class E>
   __attribute__((noinline)) void fill(const KeyHead& head, int64_t first, const Call& call, T* to) const {
     interleave<E>(head.keys, first - lead_, call, to);
@@ -145,7 +143,7 @@ template <class T> class InterleavedKeys {
       }
       const char *soon = from + 2 * kSoon * head.position, *soon_end = soon + ld * kSize;
       for (int64_t d = 0; d < ld; d += L) {
-        // As many bytes, but row after row: the processor's own prefetching helps in the order of addresses.
+        // As many bytes per iteration, but row by row: the hardware prefetcher helps in address order.
         for (int64_t at = 0; !copied && at < G * L * kSize; at += 64) {
           __builtin_prefetch(soon);
           soon += 64;
@@ -177,14 +175,14 @@ template <class T> class InterleavedKeys {
 
   int64_t blocks_;       // of a head
   int64_t key_size_;     // elements of a block of K
-  int64_t ld_value_;     // elements from row to row of V; 0: it is read in place
+  int64_t ld_value_;     // elements from row to row of V; 0: read in place
   int64_t value_size_;   // elements of a block of V
   int64_t room_;         // blocks of the ring
-  int64_t* owner_;       // twice 1 + the number of a block among those of all heads, and its `lead_`
+  int64_t* owner_;       // twice 1 + the index of a block over all heads, plus its `lead_`
   T* data_;              // (room_): (head_dim / features abreast, kLd) of K, (kRows, ld_value_) of V
-  T* rows_;              // (keys abreast, head_dim in whole vectors): of K, where it is not read in place
-  uint64_t reciprocal_;  // 2^64 / room_, rounded up: quotients by it are exact for blocks below 2^32
-  int64_t lead_ = 0;     // so many keys come before the first one of a block
+  T* rows_;              // (keys abreast, head_dim in whole vectors): rows of K not read in place
+  uint64_t reciprocal_;  // 2^64 / room_, rounded up: gives exact quotients of blocks below 2^32
+  int64_t lead_ = 0;     // keys before the first one of a block
 };
 
 }  // namespace SPATTN_ISA

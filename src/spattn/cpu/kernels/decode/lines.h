@@ -1,4 +1,4 @@
-// Tiles whose keys lie in lines of neighbours: K is read interleaved, V by rows, line after line.
+// Key tiles of contiguous lines: K is read interleaved, V by rows, line by line.
 #pragma once
 #include "decode/interleaved.h"
 #include "decode/products.h"
@@ -10,24 +10,25 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Vectors of scores that are computed at once: with kRowsAtOnce rows their accumulators fill the registers.
+// Vectors of scores per iteration: with kRowsAtOnce rows their accumulators fill the registers.
 template <class T> constexpr int kScoreVectors = kOutputVectors / kFeaturesAbreast<T>;
 
-// Pieces of lines, of as many keys as a vector of interleaved keys has, but for the last one of a line.
+// Runs of contiguous keys, one vector of interleaved keys each, except for the last run of a line.
 template <class T> struct Runs {
-  static constexpr int64_t kKeys = kKeysAbreast<T>, kAtOnce = kFeaturesAbreast<T>;  // that fill a vector of scores
+  // Keys of a run; runs of a vector of scores.
+  static constexpr int64_t kKeys = kKeysAbreast<T>, kAtOnce = kFeaturesAbreast<T>;
 
-  int64_t most;           // there is room for
+  int64_t most;           // capacity
   const T** keys;         // the first features of the first key of each
   const char** values;    // the first row of V of each
-  int64_t* cell;          // the numbers of their first keys in the tile, where they are apart
+  int64_t* cell;          // cell of the first key of each, if apart
   int64_t value_step;     // bytes from row to row of V
-  int64_t count, line;    // how many there are; keys of a line
-  int64_t step, of_step;  // cells that are computed or left out together, where runs are apart, and their runs
-  bool apart;             // do they not follow each other as cells do?
+  int64_t count, line;    // number of runs; keys of a line
+  int64_t step, of_step;  // cells skipped as a unit, if apart, and their runs
+  bool apart;             // whether runs are not contiguous in cell order
 
   Runs() = default;
-  // Those of some tiles.
+  // The runs of several tiles.
   Runs(const Call& call, int64_t tiles, Arena& arena)
       : most(call.plan.block_kv + kAtOnce), keys(arena.array<const T*>(tiles * most)),
         values(arena.array<const char*>(tiles * most)), cell(arena.array<int64_t>(tiles * most)) {}
@@ -38,11 +39,11 @@ template <class T> struct Runs {
     return own;
   }
 
-  // Do those of a tile have keys for half of their lanes?
+  // Whether the runs of a tile fill at least half of their lanes.
   static bool pay(const Tile& tile) { return tile.stride[2] == 1 && 2 * tile.box[2] >= round_up(tile.box[2], kKeys); }
 
-  // Those of a tile, in the order of its cells, and beyond the last one repeats of it, to whole vectors of scores. Scores
-  // of padding are anything.
+  // Lists the runs of a tile in cell order, and copies of the last one up to a whole vector of scores. Scores of
+  // padding are unspecified.
   template <class E>
   __attribute__((noinline)) void list(const Tile& tile, const KeyHead& head, const InterleavedKeys<T>& interleaved,
                                       const Call& call) {
@@ -59,7 +60,7 @@ template <class T> struct Runs {
           *key++ = at.keys, *value++ = at.values;
           if ((k += kKeys) >= length) break;
           at.keys += kKeys * kAtOnce, at.values += kKeys * value_step;
-          if (uint64_t(start + k) % InterleavedKeys<T>::kKeys < kKeys) at = finder.find(start + k);  // in another block
+          if (uint64_t(start + k) % InterleavedKeys<T>::kKeys < kKeys) at = finder.find(start + k);  // the next block
         }
       }
     }
@@ -72,7 +73,7 @@ template <class T> struct Runs {
     if (apart) list_cells(tile);
   }
 
-  // The numbers of the runs that have some cells, of whole steps.
+  // The runs of some cells, in multiples of `step`.
   Keys with(Keys cells) const {
     const bool by_steps = apart;  // dividing by a constant is cheaper
     const int64_t begin = by_steps ? cells.begin / step * of_step : cells.begin / kKeys;
@@ -80,16 +81,16 @@ template <class T> struct Runs {
     return {begin, end < count ? end : count};
   }
 
-  // The runs of rows that reach some cells, of whole steps. Halves do not go apart where the lanes that a run has more
-  // than keys lie on the first cells of the next line, whose scores have to be written later.
+  // The runs of the cells that rows attend to. Halves stay together where the unused lanes of a run overlap the first
+  // cells of the next line, whose scores must be written later.
   Reach reached(const Reach& cells) const {
     const Keys every = with(cells.all);
     if (apart && line % kKeys) return {every, {every, every}};
     return {every, {with(cells.half[0]), with(cells.half[1])}};
   }
 
-  // visit(sum, key, row) for the keys and the rows of V of some runs: which of two sums takes it in. Where the halves of
-  // the rows are staggered, visit_halves(key, row, key, row) first for what one half meets while the other meets another.
+  // Calls visit(sum, key, row) for the keys and V rows of some runs, with alternating accumulators `sum`. If the halves
+  // are staggered, visit_halves(key, row, key, row) first handles the keys of one half only, for both halves at once.
   template <class Visit, class VisitHalves>
   SPATTN_INLINE void each(const Reach& runs, const Visit& visit, const VisitHalves& visit_halves) const {
     if (line % kKeys) return each_run<false>(runs.all, visit);
@@ -112,10 +113,10 @@ template <class T> struct Runs {
  private:
   int64_t first_key(int64_t run) const { return apart ? cell[run] : run * kKeys; }
 
-  // The same for all rows. kWhole: do all lines consist of whole runs?
+  // each() for all rows. kWhole: all lines consist of whole runs.
   template <bool kWhole, class Visit> SPATTN_INLINE void each_run(Keys runs, const Visit& visit) const {
     const int64_t step = value_step;
-    int64_t left = kWhole ? 0 : line - runs.begin % of_line() * kKeys;  // of the line
+    int64_t left = kWhole ? 0 : line - runs.begin % of_line() * kKeys;  // keys left of the line
     for (int64_t run = runs.begin; run < runs.end; ++run) {
       const char* row = values[run];
       int64_t key = first_key(run);
@@ -149,7 +150,7 @@ template <class T> struct Runs {
   }
 };
 
-// The features of a query that meet those of a vector of interleaved keys.
+// The query features that match those of a vector of interleaved keys.
 template <class T> SPATTN_INLINE Vec<T> repeat_features(const T* from) {
   constexpr int kBytes = kFeaturesAbreast<T> * int(sizeof(T));
   if constexpr (kBytes == sizeof(T)) {
@@ -170,10 +171,9 @@ template <class T, int... I> SPATTN_INLINE Vec<T> by_runs(Vec<T> v, Lane<I...>) 
   return __builtin_shufflevector(v, v, (I % kKeysAbreast<T> * kFeaturesAbreast<T> + I / kKeysAbreast<T>)...);
 }
 
-// R rows of S for `count` times the runs that fill N vectors, which go to `scores`. Where the runs are apart, each goes
-// to its cell, and what one has more lanes than keys is overwritten by the next one. With kHalves the second half of the
-// rows meets the runs that are `later` ones further on. Meanwhile the run that is `next` ones further on is prefetched,
-// and what shares its cache lines; 0: none.
+// R rows of S for `count` groups of runs that fill N vectors, written to `scores`. With kApart each run goes to its
+// cell, and the next one overwrites its unused lanes. With kHalves the second half of the rows uses the runs `later`
+// further on. Prefetches the run `next` further on, and what shares its cache lines; 0: none.
 template <int R, int N, bool kApart, bool kHalves, class T>
 __attribute__((noinline)) void multiply_runs(const T* const* run, const int64_t* cell, int64_t count, int64_t later,
                                              int64_t next, const T* const* query, int64_t depth, T* scores,
@@ -236,15 +236,16 @@ __attribute__((noinline)) void multiply_runs(const T* const* run, const int64_t*
   }
 }
 
-// What scores consist of: rows that are computed at once, each with the runs of a tile that any of them reaches.
+// Work list of scores: blocks of rows, each with the runs of a tile that any of its rows attends to.
 template <class T> class Meetings {
  public:
-  // Of so many rows, whose scores are `ld` apart. Rows that are staggered are in two of them.
+  // For up to `rows` rows with scores `ld` apart. Staggered rows have two entries.
   Meetings(int64_t rows, int64_t ld, Arena& arena) : ld_(ld), all_(arena.array<Meeting>(rows)) {}
 
   void clear() { count_ = most_ = 0; }
 
-  // Adds the rows [begin, end), which meet the runs of one tile; `reached`, from the first of them on: which of its cells.
+  // Adds the rows [begin, end) with the runs of one tile; `reached`, starting at row `begin`, has their ranges of
+  // cells.
   void add(const Runs<T>& runs, int64_t begin, int64_t end, const Reach* reached) {
     in_blocks<kRowsAtOnce<T>>(
         end,
@@ -264,12 +265,12 @@ template <class T> class Meetings {
         begin);
   }
 
-  // S of all of them, some vectors of each and then the next ones: boxes beside each other, and the rows of one, meet keys
-  // of the same lines at the same time, which stay in the first-level cache so long.
+  // Computes S of all entries, a few vectors of each per round: neighbouring boxes, and the rows of a box, use keys of
+  // the same lines in the same round, which stay in the L1 cache.
   void score(const T* const* query, int64_t depth, T* scores) const {
     const int64_t bytes = kRuns * kLanes<T> * depth * int64_t(sizeof(T));  // of the keys of a vector
     const int64_t fit = kNear / bytes / kAtOnce * kAtOnce, round = fit > kAtOnce ? fit : kAtOnce;
-    const bool ahead = 4 * bytes > kNear;  // else so many vectors stay there that the next ones are there already
+    const bool ahead = 4 * bytes > kNear;  // else the next vectors are in the L1 cache already
     for (int64_t vector = 0; vector < most_; vector += round) {
       for (const Meeting* own = all_; own != all_ + count_; ++own) {
         const auto multiply = [&](Multiply* kernel, int64_t at, int64_t count, int64_t abreast) {
@@ -289,18 +290,18 @@ template <class T> class Meetings {
  private:
   static constexpr int64_t kRuns = Runs<T>::kAtOnce;  // of a vector
   static constexpr int kAtOnce = kScoreVectors<T>;
-  static constexpr int64_t kNear = 8192;  // bytes of keys that stay in a first-level cache beside all else
+  static constexpr int64_t kNear = 8192;  // bytes of keys that stay in the L1 cache beside all else
 
   using Multiply = void(const T* const* keys, const int64_t* cell, int64_t count, int64_t later, int64_t next,
                         const T* const* query, int64_t depth, T* scores, int64_t ld_scores);
   struct Meeting {
-    const T* const* keys;  // of the first vector of runs of its tile, as `cell` and `to`, where the scores with it are
+    const T* const* keys;  // first vector of runs of the tile, as in `cell` and `to`, the output
     const int64_t* cell;
-    int64_t later, row, to, step;  // step: from the scores of a vector to the next ones
-    Keys vectors;                  // which are met
+    int64_t later, row, to, step;  // step: from the scores of a vector to the next
+    Keys vectors;                  // range that the rows attend to
     Multiply *some, *one;          // for kAtOnce vectors, and for one
 
-    // The first one that is met from a vector on, of every kAtOnce.
+    // The first vector in range from `vector` on, in steps of kAtOnce.
     int64_t from(int64_t vector) const {
       const int64_t begin = vectors.begin;
       const int64_t first = vector > begin ? begin + round_up(vector - begin, kAtOnce) : begin;
@@ -308,7 +309,8 @@ template <class T> class Meetings {
     }
   };
 
-  // R rows that meet some vectors of runs. With kHalves the second half of them meets those `later` runs further on.
+  // Adds R rows with a range of vectors of runs. With kHalves the second half of the rows uses the runs `later` further
+  // on.
   template <int R, bool kHalves> void add(const Runs<T>& runs, int64_t row, Keys some, int64_t later) {
     const int64_t step = runs.apart ? 0 : kLanes<T>;
     const auto kernel = [&](auto abreast) -> Multiply* {

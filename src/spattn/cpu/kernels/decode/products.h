@@ -1,5 +1,5 @@
-// Both products of a few rows with keys that vectors hold the features of: S = Q K' by dot products, O += P V by adding
-// up multiples of V's rows. K and V are read where a source of rows says that they are.
+// The two products of the decode kernel, with vectors along features: S = Q K' by dot products, O += P V as a sum of
+// scaled rows of V. A source of rows supplies K and V.
 #pragma once
 #include "decode/count.h"
 #include "kernels.h"
@@ -12,8 +12,8 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// R rows of S, or of other products if they are no scores, for some keys, whole vectors. A vector's worth of dot
-// products is finished together.
+// R rows of S, or of other products if not kScores, for some keys, in whole vectors. Reduces a vector of dot products
+// at once.
 template <class Stored, int R, bool kScores = true, class Source, class T>
 void multiply_keys(const Source& keys, Keys some, const T* const* query, int64_t depth, T* scores, int64_t ld_scores) {
   constexpr int L = kLanes<T>, kKeys = L / R, kAtOnce = kKeys < 4 ? kKeys : 4;
@@ -45,7 +45,7 @@ void multiply_keys(const Source& keys, Keys some, const T* const* query, int64_t
   }
 }
 
-// What becomes of P V: O = factor * O + P V, by rows; without factors, where there is no O yet, O = P V,
+// Updates O = factor * O + P V by rows; without factors, for the first keys, O = P V.
 template <class T> struct AddedOutput {
   const T* factor;
 
@@ -56,15 +56,15 @@ template <class T> struct AddedOutput {
   template <int N> SPATTN_INLINE void check(const Vec<T> (&)[N]) const {}
 };
 
-// or O = P V * factor.
+// Computes O = P V * factor.
 template <class T> struct DividedOutput {
   const T* factor;
-  T* sum;  // a vector: of all results, so that it is finite only if they are
+  T* sum;  // a vector: the sum of all results, finite only if they are
 
   DividedOutput from(int64_t row) const { return {factor + row, sum}; }
-  // Adding 0 makes -0 a 0, as in scale_row().
+  // Adding 0 turns -0 into 0, as in scale_row().
   SPATTN_INLINE Vec<T> result(int row, const T*, Vec<T> product) const { return product * factor[row] + Vec<T>{}; }
-  // Adds them up in pairs: additions one after the other would wait for each other.
+  // Sums pairwise, to shorten the dependency chain.
   template <int N> SPATTN_INLINE void check(Vec<T> (&results)[N]) const {
     static_assert((N & (N - 1)) == 0, "halves of halves leave none out");
     SPATTN_UNROLL
@@ -77,27 +77,26 @@ template <class T> struct DividedOutput {
   bool finite() const { return !any(not_finite(load<Vec<T>>(sum))); }
 };
 
-// N vectors of R rows of O, from `column` of V on, take in P V of some keys.
+// Adds P V of some keys to N vectors of R rows of O, from `column` of V on.
 template <class Stored, int R, int N, class Source, class Some, class Output, class T>
 __attribute__((noinline)) void multiply_values(const Source& values, int64_t column, const Some& keys, const T* weights,
                                                int64_t ld_weight, Output into, T* const* output) {
   constexpr int L = kLanes<T>;
   constexpr int64_t kSize = sizeof(typename Stored::Storage), kBytes = N * L * kSize;
-  // So few sums would wait for each other's additions: even and odd keys have their own, if there are registers for both
-  // and for what is multiplied.
+  // Few accumulators would stall on addition latency: even and odd keys have their own if the registers suffice.
   constexpr int kSums = R * N <= 8 && 2 * R * N + N < kRegisters ? 2 : 1;
   Vec<T> sums[kSums][R][N] = {};
   const T* left_row[R];
   SPATTN_UNROLL
   for (int i = 0; i < R; ++i) left_row[i] = weights + i * ld_weight;
   const int64_t first = column * kSize;
-  // The rows [begin, end) take in a key.
+  // Adds a key to the rows [begin, end).
   const auto add = [&](auto which, auto begin, auto end, int64_t key, const char* row) __attribute__((always_inline)) {
     Vec<T>(&sum)[R][N] = sums[decltype(which)::value % kSums];
     Vec<T> right[N];
     SPATTN_UNROLL
     for (int j = 0; j < N; ++j) right[j] = load_elements<Stored>(row + first + j * L * kSize);
-    if constexpr (kBytes <= 64) __builtin_prefetch(row + first + kBytes);  // a cache line for the next columns
+    if constexpr (kBytes <= 64) __builtin_prefetch(row + first + kBytes);  // a cache line of the next columns
     SPATTN_UNROLL
     for (int i = decltype(begin)::value; i < decltype(end)::value; ++i) {
       const Vec<T> left = splat(left_row[i][key]);

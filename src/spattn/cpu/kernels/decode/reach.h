@@ -1,4 +1,4 @@
-// Which keys of a tile rows that are computed at once reach.
+// Key ranges of a tile that blocks of rows attend to.
 #pragma once
 #include "decode/count.h"
 #include "kernels.h"
@@ -8,32 +8,32 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// From the first to the last key that any of the rows may attend to, and those of the first and of the second half of
-// the rows. Keys stand for what they are counted in: cells, runs or vectors.
+// The range of keys that any of the rows attends to, and the ranges of the first and of the second half of the rows.
+// Keys are counted in cells, runs or vectors.
 struct Reach {
   Keys all, half[2];
 
-  // Do the halves reach equally many, the second as many beyond those of the first as it leaves out before? So do
-  // queries of neighbouring lines of an image: each half then meets in one step what the other does not reach.
+  // Whether the halves have ranges of equal length, the second one shifted: queries of adjacent image lines. One step
+  // then processes, for each half, a key outside the other's range.
   bool staggered() const {
     const int64_t lead = half[1].begin - half[0].begin;
     return lead > 0 && half[1].end - half[0].end == lead && half[1].begin < half[0].end;
   }
-  // What both reach, if they are staggered; what only the first one does; and from there to what only the second does.
+  // If staggered: the intersection; the keys of the first half only; the offset to the keys of the second half only.
   Keys common() const { return {half[1].begin, half[0].end}; }
   Keys lead() const { return {half[0].begin, half[1].begin}; }
   int64_t later() const { return half[0].end - half[0].begin; }
 
-  // The same in other units.
+  // The ranges in other units.
   template <class Convert> Reach as(const Convert& convert) const {
     return {convert(all), {convert(half[0]), convert(half[1])}};
   }
 };
 
-// The cell of a row, where heads have `cells` rows each.
+// The cell of a row, with `cells` rows per head.
 inline int64_t cell_of(int64_t row, int64_t cells) { return row < cells ? row : row % cells; }
 
-// Leaves in reached[row], for each block of rows that are computed at once, whole steps of the first `count` keys.
+// Sets reached[row] for each block of rows: ranges of the first `count` keys, in multiples of `step`.
 template <class T>
 void find_reached(const Mask& mask, int64_t step, int64_t cells, int64_t count, int64_t rows, Reach* reached) {
   in_blocks<kRowsAtOnce<T>>(rows, [&](auto some, int64_t row) {

@@ -1,4 +1,4 @@
-// Where rows of K and V are read: at even distances, at listed positions, or from a copy of whole vectors.
+// Sources of K and V rows: evenly spaced, at listed positions, or a copy in whole vectors.
 #pragma once
 #include "decode/count.h"
 #include "decode/reach.h"
@@ -10,16 +10,16 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Rows of K or V in memory, evenly spaced.
+// Evenly spaced rows of K or V in memory.
 struct Rows {
   const char* data;
   int64_t stride;  // bytes
-  int64_t ahead;   // bytes from a row to one that is read later, which the products prefetch meanwhile,
-  int64_t width;   // this many bytes a row
+  int64_t ahead;   // bytes from a row to the one that the products prefetch,
+  int64_t width;   // this many bytes of it
 
   SPATTN_INLINE const char* row(int64_t key) const { return data + key * stride; }
 
-  // In the order of addresses, as the processor's own prefetching likes it: the products themselves jump to and fro.
+  // In address order, for the hardware prefetcher: the products themselves jump back and forth.
   SPATTN_INLINE void prefetch(int64_t first, int count) const {
     for (int i = 0; i < count; ++i) {
       const char* row = data + (first + i) * stride + ahead;
@@ -27,25 +27,25 @@ struct Rows {
     }
   }
   SPATTN_INLINE void prefetched() { width = 0; }
-  static constexpr bool kHalves = false;  // do all rows meet the same keys?
+  static constexpr bool kHalves = false;  // whether halves of the rows have key ranges of their own
   static Keys reached(const Reach& cells) { return cells.all; }
 
-  // visit(sum, key, row) for each key: which of two sums takes it in.
+  // Calls visit(sum, key, row) for each key, `sum` being its accumulator.
   template <class Visit> SPATTN_INLINE void each(Keys keys, const Visit& visit) const {
     for (int64_t key = keys.begin; key < keys.end; ++key) prefetch(key, 1), visit(Count<0>{}, key, row(key));
   }
 };
 
-constexpr int64_t kSoon = 8;  // rows from one that is computed with to one that is prefetched
+constexpr int64_t kSoon = 8;  // prefetch distance in rows
 
-// Rows at listed positions that are needed soon.
+// Rows at listed positions to prefetch.
 struct Soon {
   const char* data;
   const int64_t* position;
   int64_t stride, bytes;  // from position to position, of a row
 };
 
-// Rows of K or V in memory, anywhere; products with them prefetch others meanwhile, one for one.
+// Rows of K or V at listed positions; products with them prefetch others, one for one.
 struct ScatteredRows {
   const char* data;
   const int64_t* position;
@@ -67,12 +67,12 @@ struct ScatteredRows {
   }
 };
 
-// Are the rows whole vectors as they lie?
+// Whether the rows are whole vectors in memory.
 template <class E> bool whole_vectors(const Head& head, int64_t width, int64_t ld) {
   return width == ld && head.feature == int64_t(sizeof(typename E::Storage));
 }
 
-// Are rows of V whole vectors of what the kernels compute in?
+// Whether rows of V are whole vectors of the compute type.
 template <class E> bool values_as_computed(const Call& call) {
   using T = typename E::Compute;
   return sizeof(typename E::Storage) == sizeof(T) &&
@@ -83,7 +83,7 @@ template <class E> Soon read_soon(const Head& head, const int64_t* position, int
   return {head.data, position, head.position, width * int64_t(sizeof(typename E::Storage))};
 }
 
-// visit(element type, rows) of the rows at `count` positions: in place, or else a copy of `ld` values a row.
+// Calls visit(element type, rows) for the rows at `count` positions: in place, or a copy of `ld` values a row.
 template <class E, class Visit>
 SPATTN_INLINE void visit_positions(const Head& head, const int64_t* position, int64_t count, int64_t width, int64_t ld,
                                    typename E::Compute* copy, Soon soon, const Visit& visit) {

@@ -1,4 +1,4 @@
-// The softmax of a few rows whose keys lie in vectors: scores become weights along the keys.
+// Softmax of few rows with keys in the lanes: scores to weights.
 #pragma once
 #include "decode/reach.h"
 #include "kernels.h"
@@ -10,7 +10,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Lanes whose bits, from bit `key` of a row of a mask on, are set: as Logits::masked() takes them.
+// The lanes whose mask bits from bit `key` on are set, in the form that Logits::masked() takes.
 #if defined(__AVX512F__)
 template <class T> SPATTN_INLINE auto lanes_of(const uint64_t* bits, int64_t key) {
   const uint64_t first = bits[key / 64] >> (key % 64);
@@ -25,7 +25,7 @@ template <class T> SPATTN_INLINE BitsVec<T> lanes_of(const uint64_t* bits, int64
   BitsVec<T> lane;
   for (int i = 0; i < kLanes<T>; ++i) lane[i] = Word<T>(1) << i;
 #if defined(__AVX2__)
-  if constexpr (kLanes<T> == 8) {  // a byte, which a load can repeat
+  if constexpr (kLanes<T> == 8) {  // a byte, which a load can broadcast
     return (BitsVec<T>)_mm256_set1_epi8(reinterpret_cast<const char*>(bits)[key / 8]) & lane;
   }
 #endif
@@ -33,7 +33,7 @@ template <class T> SPATTN_INLINE BitsVec<T> lanes_of(const uint64_t* bits, int64
 }
 #endif
 
-// Marks the pairs of R rows that are not allowed; the lanes' largest scores.
+// Masks the scores of R rows, and takes the maximum per lane.
 template <int R, class T>
 SPATTN_INLINE void mask_scores(const uint64_t* const (&bits)[R], Keys keys, T* scores, int64_t ld,
                                Vec<T> (&largest)[R]) {
@@ -48,12 +48,12 @@ SPATTN_INLINE void mask_scores(const uint64_t* const (&bits)[R], Keys keys, T* s
   }
 }
 
-// The vectors that hold some keys.
+// The range rounded out to whole vectors.
 template <class T> Keys in_vectors(Keys keys) {
   return {keys.begin / kLanes<T> * kLanes<T>, round_up(keys.end, kLanes<T>)};
 }
 
-// The largest score of each row, which is a query of `cells`, among the keys that it reaches.
+// Writes the maximum score of each row over its range of keys to tile_max; a head has `cells` rows.
 template <class T>
 void find_largest(const Mask& mask, int64_t cells, const Reach* reached, int64_t rows, T* matrix, int64_t ld,
                   const RowStatistics<T>& s) {
@@ -77,7 +77,7 @@ void find_largest(const Mask& mask, int64_t cells, const Reach* reached, int64_t
   });
 }
 
-// S becomes P, as in exponentiate(), and its sums are taken in, once the references are known.
+// Turns S into P, as exponentiate() does, and adds its sums, given the offsets of exponents.
 template <class T>
 void weigh_scores(bool first, const Reach* reached, int64_t rows, Logits<T> logits, T* matrix, int64_t ld,
                   const RowStatistics<T>& s) {
@@ -102,7 +102,7 @@ void weigh_scores(bool first, const Reach* reached, int64_t rows, Logits<T> logi
   });
 }
 
-// All of it: a row's keys lie in lanes, but its statistics where move_reference() has them.
+// The whole softmax: keys of a row in the lanes, row statistics as in move_reference().
 template <class T>
 void weigh_rows(const Mask& mask, bool first, int64_t cells, const Reach* reached, int64_t rows, Logits<T> logits,
                 T* matrix, int64_t ld, const RowStatistics<T>& s) {

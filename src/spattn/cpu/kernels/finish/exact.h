@@ -1,7 +1,7 @@
-// The exact path, for rows that the tiles cannot do: one query, one allowed key at a time, in double precision.
+// Float64 fallback for rows that the tiles cannot compute: one query, one allowed key at a time.
 //
-// A tile kernel multiplies the zero weight of a pair that is not allowed by V, and 0 * NaN is NaN. This path never
-// touches such a pair, so what remains non-finite here is so by the formula. It reads the caller's K and V.
+// A tile kernel multiplies the zero weight of a masked pair by V, and 0 * NaN is NaN. The fallback never reads masked
+// pairs, so what remains non-finite is so by the formula. It reads the caller's K and V.
 #pragma once
 #include <math.h>
 
@@ -15,11 +15,10 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Tells the call that a row came out non-finite: a key that the row may not attend to can be the reason.
+// Reports a non-finite row to the call; a masked key may be the reason.
 inline void report_nonfinite(const Call& call) { __atomic_store_n(call.nonfinite, 1, __ATOMIC_RELAXED); }
 
-// Leaves to the exact path the query cells of an item that may attend to a key, in the item's part of their keys, for
-// which unfit(position) holds.
+// Chooses for the fallback the query cells that may attend to a key of the item for which unfit(position) holds.
 template <class Unfit>
 void leave_to_exact(const Item& item, int64_t cells, int64_t* position, const ExactRowBuffer& exact,
                     const Unfit& unfit) {
@@ -31,7 +30,7 @@ void leave_to_exact(const Item& item, int64_t cells, int64_t* position, const Ex
   });
 }
 
-// Chooses the rows of the exact path anew: the query cells that may attend to a marked key.
+// Resets the rows of the fallback to the query cells that may attend to a marked key.
 inline void leave_marked(const Item& item, int64_t cells, int64_t* position, const ExactRowBuffer& exact) {
   clear(exact.chosen, exact.rows);
   if (!item.call.marked) return;
@@ -39,10 +38,10 @@ inline void leave_marked(const Item& item, int64_t cells, int64_t* position, con
   leave_to_exact(item, cells, position, exact, [&](int64_t key) { return marked[key] != 0; });
 }
 
-// One query of a work item and the keys that it may attend to.
+// One query of a work item and its allowed keys.
 //
-// Weights come from differences of scores, times `natural`: a logit is rounded, and far out its rounding error is many
-// powers of e. Whatever compilers fuse then, the winner's difference is 0.
+// Weights are computed from differences of unscaled scores, times `natural`: the rounding error of a large scaled score
+// is many powers of e. Whatever the compiler fuses, the difference at the maximum is 0.
 template <class E> struct ExactRow {
   using T = typename E::Compute;
   const Item& item;
@@ -67,7 +66,7 @@ template <class E> struct ExactRow {
     return double(E::decode(x));
   }
 
-  // Never inlined: the same pair has the same score wherever it is needed.
+  // Never inlined: a pair must have the same score wherever it is computed.
   __attribute__((noinline)) double score(int64_t key) const {
     double product = 0;
     const char* row = keys.data + key * keys.position;
@@ -77,7 +76,7 @@ template <class E> struct ExactRow {
     return logits.scalar_score(product);
   }
 
-  // visit(key) for every allowed key, in order.
+  // Calls visit(key) for every allowed key, in order.
   template <class Visit> void each_key(const Visit& visit) const {
     item.each_tile(key_position, [&](int64_t cells, const Mask& mask) {
       for (int64_t c = 0; c < cells; ++c) {
@@ -86,12 +85,12 @@ template <class E> struct ExactRow {
     });
   }
 
-  // Adds all allowed keys to a normaliser, and has visit(key, rescale, weight) do the same for any other sum with these
-  // weights: multiply it by `rescale` and add `weight` times what belongs to the key.
+  // Adds all allowed keys to the statistics; visit(key, rescale, weight) updates a caller's sum with the same weights:
+  // multiply it by `rescale`, then add `weight` times the key's term.
   template <class Visit> void weigh_keys(Normaliser& n, const Visit& visit) const {
     each_key([&](int64_t key) {
       const double x = score(key), logit = x * logits.natural;
-      double rescale = 1, weight = 0;  // as a logit of -inf leaves them
+      double rescale = 1, weight = 0;  // for a score of -inf
       if (x > n.largest && logit > -kInfinity<double>) {
         rescale = scalar_weight(logits.scalar_exponent(n.largest, x)), weight = 1;
         n.largest = x;
@@ -104,7 +103,7 @@ template <class E> struct ExactRow {
     });
   }
 
-  // The normalised output goes to `out`, by way of `sum`; returns the log-sum-exp.
+  // Writes the normalized output to `out`, with `sum` as accumulator; returns the log-sum-exp.
   double compute(double* sum, T* out) const {
     const int64_t width = item.call.head_dim_v;
     Normaliser n = {-kInfinity<double>, 0, 0};

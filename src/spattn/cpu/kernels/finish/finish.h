@@ -1,4 +1,4 @@
-// The end of an item, on every path of the forward: its rows of O are divided by their sums and written.
+// Epilogue of a forward item: divides the rows of O by their sums and writes them.
 #pragma once
 #include "finish/exact.h"
 #include "finish/results.h"
@@ -10,7 +10,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The rows of an item's O, not yet divided.
+// The unnormalized rows of an item's O.
 template <class T> struct OutputBlock {
   int64_t ld;
   T* data;  // (rows, ld), ld in whole vectors
@@ -20,8 +20,8 @@ template <class T> struct OutputBlock {
   T* row(int64_t cell) const { return data + cell * ld; }
 };
 
-// Multiplies a row of O, a whole number of vectors, by `factor`; is every value of it finite? Adding 0 makes -0 a 0: a
-// sum that underflows keeps or loses its sign by the signs of terms that weigh nothing.
+// Multiplies a row of O, in whole vectors, by `factor`; returns whether all values are finite. Adding 0 turns -0 into
+// 0: the sign of an underflowed sum would depend on terms of weight 0.
 template <class T> bool scale_row(T* row, int64_t width, T factor) {
   IntVec<T> strange = {};
   for (int64_t j = 0; j < width; j += kLanes<T>) {
@@ -32,8 +32,8 @@ template <class T> bool scale_row(T* row, int64_t width, T factor) {
   return !any(strange);
 }
 
-// Writes the results of an item, whose log-sum-exps are there. divide(cell, row) sees to it that a row of O is divided;
-// rows of which it says that they are not finite, and the chosen ones, are left to the exact path.
+// Writes the results of an item whose log-sum-exps are known. divide(cell, row) normalizes a row of O and returns
+// whether it is finite; non-finite and chosen rows take the float64 fallback.
 template <class E, class Output, class Divide, class T = typename E::Compute>
 void write_rows(const Item& item, int64_t cells, const Positions& position, const RowStatistics<T>& rows,
                 const Output& output, const ExactRowBuffer& exact, const Divide& divide) {
@@ -44,9 +44,9 @@ void write_rows(const Item& item, int64_t cells, const Positions& position, cons
     const T sum = rows.row_sum[cell];
     T* row = output.row(cell);
     double lse = rows.lse[cell];
-    const bool nothing = sum == T(0) && rows.row_max[cell] == -kInfinity<T>;  // is allowed, or is above -inf
+    const bool nothing = sum == T(0) && rows.row_max[cell] == -kInfinity<T>;  // no allowed key, or all scores -inf
     if (nothing && !exact.chosen[cell]) {
-      lse = -kInfinity<double>;  // the sum's logarithm, also where a scale of 0 makes 0 * row_max undefined
+      lse = -kInfinity<double>;  // log(sum), also where scale 0 makes 0 * row_max undefined
       clear(row, call.head_dim_v);
     } else if (exact.chosen[cell] || sum == T(0) || !divide(cell, row)) {
       report_nonfinite(call);

@@ -1,4 +1,4 @@
-// Where results go: the caller's arrays, or a slot of the workspace that a merge reads later.
+// Output of results: the caller's arrays, or split-KV partials that are combined later.
 #pragma once
 #include <math.h>
 
@@ -9,9 +9,9 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The workspace holds, for each (batch, head), slots * block_q rows: the normalised output of a query, head_dim_v
-// values, and its log-sum-exp as a double, because parts of a row of large logits may differ by less than float32 can
-// tell.
+// The workspace has slots * block_q rows for each (batch, head): the normalized output of a query, head_dim_v values,
+// and its log-sum-exp as a double, because partials of a row with large scores may differ by less than float32
+// resolves.
 template <class T> T* slot_row(const Call& call, int64_t batch, int64_t head, int64_t row) {
   constexpr int64_t kLseSize = sizeof(double) / sizeof(T);
   const int64_t rows = call.plan.slots * call.plan.block_q;
@@ -24,7 +24,7 @@ template <class T> double slot_lse(const Call& call, const T* slot) {
   return lse;
 }
 
-// Where the rows of a head are written.
+// Output rows of a head.
 template <class E> struct Results {
   char *out, *lse;
   int64_t out_step, feature, lse_step, width;  // bytes from row to row, from feature to feature; features
@@ -36,7 +36,7 @@ template <class E> struct Results {
 
   char* row(int64_t position) const { return out + position * out_step; }
 
-  // A row may have been computed where it belongs.
+  // A row may have been computed in place.
   void write(int64_t position, const typename E::Compute* from, typename E::Compute row_lse) const {
     char* const to = row(position);
     if (reinterpret_cast<const char*>(from) != to) write_row<E>(to, feature, width, from);
@@ -44,7 +44,7 @@ template <class E> struct Results {
   }
 };
 
-// out, lse = the log-sum-exp combination of `sources`, in their order.
+// Combines the partials `sources`, in order, through their log-sum-exps into out and lse.
 template <class E>
 void merge_row(const Call& call, int64_t batch, int64_t head, int64_t position, const int32_t* sources, int64_t count,
                double* sum, typename E::Compute* row) {

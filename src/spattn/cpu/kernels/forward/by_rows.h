@@ -1,5 +1,5 @@
-// Dispatch of every forward: plans whose tiles have one query are computed pair by pair, query tiles of at most kFew
-// cells by the decode kernel, others by Many.
+// Forward dispatch: plans with one-query tiles run pair by pair, query tiles of at most kFew cells the decode kernel,
+// others Many.
 #pragma once
 #include "decode/boxes.h"
 #include "decode/decode.h"
@@ -14,7 +14,7 @@ namespace SPATTN_ISA {
 template <class E, class Many, int64_t kFew> struct ByRows {
   using T = typename E::Compute;
 
-  // Apart from each other, because Many may keep something in its scratch from item to item.
+  // Disjoint, because Many may keep data in its scratch between items.
   struct Scratch {
     typename Many::Scratch many;
     DecodeScratch<T> few;
@@ -22,7 +22,7 @@ template <class E, class Many, int64_t kFew> struct ByRows {
     Scratch(const Call& call, Arena& arena) : many(call, arena), few(call, arena) {}
   };
 
-  // Items that are all of few queries may share interleaved keys.
+  // Calls with only few-query items may interleave keys.
   struct Few : DecodeScratch<T> {
     Few(const Call& call, Arena& arena) : DecodeScratch<T>(call, arena, call.reach, values_as_computed<E>(call)) {}
   };
@@ -32,7 +32,7 @@ template <class E, class Many, int64_t kFew> struct ByRows {
     return always_few(call) ? scratch_bytes<Few>(call) : scratch_bytes<Scratch>(call);
   }
 
-  // Items of the heads that a task computes together, which are `head` and the ones after it.
+  // Runs items for the call.together heads from `head` on.
   static void forward(const Call& call, int64_t batch, int64_t head, const Work* work, int64_t count,
                       char* scratch) noexcept {
     if (count == 0) return;
@@ -71,7 +71,7 @@ template <class E, class Many, int64_t kFew> struct ByRows {
  private:
   static bool always_few(const Call& call) { return call.plan.block_q <= kFew; }
 
-  // Do the key tiles of most items begin at an odd key? Five in a row are asked: beside a border of an image are two.
+  // Whether most key tiles start at an odd key; samples five items, since up to two may touch an image border.
   static bool odd_starts(const Call& call, const Work* work, int64_t count) {
     const int64_t first = count / 2, end = first + 5 < count ? first + 5 : count;
     int64_t odd = 0;

@@ -1,4 +1,4 @@
-// One work item: O = softmax(scale * Q K' + mask) V for the rows of a query tile over a piece of its key tile list.
+// Query-vectorized work item: O = softmax(scale * Q K' + mask) V for a query tile and a range of its key tile list.
 #pragma once
 #include "finish/exact.h"
 #include "finish/finish.h"
@@ -13,7 +13,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// One tile of the list: O, row_max and row_sum take in the keys of one tile.
+// Adds a key tile to O, row_max and row_sum.
 template <class Path, class T = typename Path::T>
 void add_tile(const Item& item, const Listed& at, const Head& keys, const Head& values, int64_t cells, Logits<T> logits,
               ForwardScratch<T>& s) {

@@ -1,5 +1,5 @@
-// The path of bfloat16 by `vdpbf16ps`, which multiplies two neighbouring features, or keys, at once and takes subnormal
-// numbers for 0. Weights are rounded to bfloat16.
+// bfloat16 path on `vdpbf16ps`, which multiplies two adjacent features or keys at once and flushes subnormals to 0.
+// Weights are rounded to bfloat16.
 #pragma once
 #if defined(__AVX512BF16__)
 #include "forward/scratch.h"
@@ -22,8 +22,8 @@ struct Paired {
   static SPATTN_INLINE Vector splat(uint32_t x) { return splat_bits<float>(x); }
   static SPATTN_INLINE Vec<T> multiply_add(Vec<T> sum, Vector a, Vector b) { return multiply_pairs(sum, a, b); }
 
-  // Weights of neighbouring keys become one element; `total` takes in what they were rounded to, so that the output is
-  // an average of V with weights that add up to 1.
+  // Joins the weights of adjacent keys to one element; `total` sums the rounded weights, so that the output is an
+  // average of V with weights of sum 1.
   static SPATTN_INLINE Vector join(const Vec<T>* weight, Vec<T>& total) {
     const Vector joined = alternate(bit_cast<__m512i>(_mm512_cvtne2ps_pbh((__m512)weight[1], (__m512)weight[0])));
     total = add_pairs(total, joined);
@@ -71,7 +71,7 @@ struct Paired {
     }
   }
 
-  // A row of V as `ld` values: in place, or copied to `staged`, or zeros for a key that is none.
+  // A row of V as `ld` values: in place, copied to `staged`, or zeros for padding.
   static const char* value_row(const Head& head, int64_t position, const Call& call, int64_t ld, uint16_t* staged) {
     const char* row = head.data + position * head.position;
     const int64_t width = position == kPadding ? 0 : call.head_dim_v;
@@ -81,7 +81,7 @@ struct Paired {
     return reinterpret_cast<const char*>(staged);
   }
 
-  // s.query = (sign * Q)', pairs of features by queries; see Plain.
+  // Writes (sign * Q)', pairs of features by queries, to s.query; see Plain.
   static void pack_query(const Head& head, int64_t cells, T sign, const Call& call, ForwardScratch<T>& s) {
     constexpr int L = kLanes<T>;
     const int64_t pairs = (call.head_dim + 1) / 2, ld = round_up(pairs, L);

@@ -1,4 +1,4 @@
-// Products by fused multiply-add in the type that the kernels compute in: the path of every element type.
+// Products by fused multiply-add in the compute type: a path for every element type.
 #pragma once
 #include "forward/scratch.h"
 #include "kernels.h"
@@ -10,8 +10,8 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// A path says what the operands of both products are and how they are multiplied: `Element`, of which a vector has as
-// many as of T, stands for kTerms neighbouring features or keys.
+// A path defines the operands of both products and their multiplication: an `Element`, as wide as a T, holds kTerms
+// adjacent features or keys.
 template <class Type> struct Plain {
   using E = Type;
   using T = typename E::Compute;
@@ -29,8 +29,8 @@ template <class Type> struct Plain {
     return rows == tile.cells() && readable_in_place<E>(head, tile);
   }
 
-  // V is read once for every kOutputRows queries. Rows far apart would fall into few cache sets, so only adjacent
-  // ones are read in place; that they may straddle cache lines costs less than a copy.
+  // V is read once per kOutputRows queries. Rows far apart would map to few cache sets, so only adjacent rows are read
+  // in place; straddling cache lines costs less than a copy.
   static bool values_in_place(const Head& head, const Tile& tile, const Call& call) {
     return readable_in_place<E>(head, tile) && call.head_dim_v % kLanes<T> == 0 &&
            in_place<E>(head, tile).ld == call.head_dim_v;
@@ -44,7 +44,7 @@ template <class Type> struct Plain {
     return {cached.keys, s.width.key};
   }
 
-  // V of a tile: whole vectors.
+  // V of a tile, in whole vectors.
   static Operand<T> value_operand(const Head& head, const Tile& tile, const Call& call, const CachedTile<T>& cached,
                                   ForwardScratch<T>& s) {
     if (values_in_place(head, tile, call)) return in_place<E>(head, tile);
@@ -53,7 +53,7 @@ template <class Type> struct Plain {
     return {cached.values, ld};
   }
 
-  // s.query = (sign * Q)' of the cells [0, cells), the rest of the vectors in use zero.
+  // Writes (sign * Q)' of the cells [0, cells) to s.query; the rest of the vectors in use is zero.
   static void pack_query(const Head& head, int64_t cells, T sign, const Call& call, ForwardScratch<T>& s) {
     constexpr int L = kLanes<T>;
     const int64_t ld = s.width.key;

@@ -1,5 +1,5 @@
-// The two matrix products of a tile, on register-blocked micro-kernels: S' = K Q' and O += P V. How elements are
-// multiplied is the path's matter: see plain.h.
+// The two matrix products of a tile, on register-blocked micro-kernels: S' = K Q' and O += P V. The path defines how
+// elements multiply: plain.h.
 #pragma once
 #include "forward/scratch.h"
 #include "simd/native.h"
@@ -11,13 +11,13 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Do the products of the scores bring memory to the first-level cache meanwhile: the keys after the next ones, and the
-// values of these? A cache line of each row in every 2 kKeyRows steps is what float32 with AVX-512 needs. Other element
-// types and narrower vectors have less time between two loads than that would cost them.
+// Whether the score product prefetches to the L1 cache: the keys two blocks ahead, and the values of the current block.
+// One cache line of each row per 2 kKeyRows features fits float32 with AVX-512; other types and narrower vectors have
+// too little time between loads.
 template <class Path>
 constexpr bool kPrefetches = Path::kTerms == 1 && 2 * kKeyRows * sizeof(typename Path::Element) == 64;
 
-// kKeyRows rows of S' by N vectors of queries. Pairs that are not allowed become -inf; `tile_max` keeps the maximum.
+// kKeyRows rows of S' by N vectors of queries. Masked pairs become -inf; updates the maximum in `tile_max`.
 template <class Path, int N, bool kMasked>
 void score_block(Operand<typename Path::Element> keys, Operand<typename Path::Element> values, int64_t depth,
                  int64_t key, int64_t column, ForwardScratch<typename Path::T>& s) {
@@ -73,8 +73,8 @@ SPATTN_INLINE void score_block(int64_t vectors, Operand<typename Path::Element> 
   if (vectors == 1) score_block<Path, 1, kMasked>(keys, values, depth, key, column, s);
 }
 
-// Of the vectors of queries [column, column + vectors * L): which have any allowed key among kKeyRows keys from `key`?
-// Shrinks the range to them and marks the scores of the others as not allowed.
+// Shrinks the vectors of queries [column, column + vectors * L) to those with an allowed key among kKeyRows keys from
+// `key`, and masks the scores of the others.
 template <class T> void skip_idle(int64_t key, int64_t& column, int64_t& vectors, ForwardScratch<T>& s) {
   constexpr int L = kLanes<T>;
   const auto idle = [&](int64_t at) { return !s.mask.reaches(at, key); };
@@ -85,8 +85,8 @@ template <class T> void skip_idle(int64_t key, int64_t& column, int64_t& vectors
   for (; vectors && idle(column + (vectors - 1) * L); --vectors) mark(column + (vectors - 1) * L);
 }
 
-// s.scores = S' and s.rows.tile_max = the largest allowed score of each query, for the first `vectors` vectors of
-// queries and the keys of whole blocks. Without a mask every pair is allowed.
+// Computes s.scores = S' and s.rows.tile_max, the largest allowed score of each query, for the first `vectors` vectors
+// of queries and whole blocks of keys. Without a mask every pair is allowed.
 template <class Path>
 void compute_scores(Operand<typename Path::Element> keys, Operand<typename Path::Element> values, Keys blocks,
                     int64_t head_dim, int64_t vectors, bool mask, ForwardScratch<typename Path::T>& s) {
@@ -108,7 +108,7 @@ void compute_scores(Operand<typename Path::Element> keys, Operand<typename Path:
   }
 }
 
-// Those of a tile's keys that any of the `count` rows from `row` on attends to: the weights of the others are 0.
+// The keys that any of the `count` rows from `row` on attends to; the other weights are 0.
 struct AllowedKeys {
   Keys keys;
   const Mask& mask;
@@ -125,7 +125,7 @@ struct AllowedKeys {
 };
 
 // R rows of O by N vectors: O = rescale * O + P V, or P V for the first tile of an item. The products of a tile are
-// summed up before they meet O, which keeps the rounding error of long lists down.
+// summed before they are added to O, which keeps the rounding error of long lists small.
 template <class Path, int R, int N, class Some, class T = typename Path::T, class Element = typename Path::Element>
 SPATTN_INLINE void output_block(const Element* weights, int64_t ld_weight, Operand<Element> values, const Some& keys,
                                 const T* rescale, T* output, int64_t ld_output) {
@@ -153,7 +153,7 @@ SPATTN_INLINE void output_block(const Element* weights, int64_t ld_weight, Opera
   }
 }
 
-// Rows [row, row + R) of the N vectors of O that start at `column`.
+// Rows [row, row + R) of the N vectors of O from `column` on.
 template <class Path, int R, int N>
 SPATTN_INLINE void output_rows(Operand<typename Path::Element> values, Keys keys, const Mask& mask, int64_t row,
                                int64_t column, bool first, ForwardScratch<typename Path::T>& s) {
@@ -179,7 +179,7 @@ void output_columns(Operand<typename Path::Element> values, Keys keys, int64_t c
   for (; cells - row > 0; row += 2) output_rows<Path, 2, N>(values, keys, mask, row, column, first, s);
 }
 
-// O = rescale * O + P V; the first time O = P V.
+// O = rescale * O + P V, or P V for the first tile.
 template <class Path>
 void accumulate_output(Operand<typename Path::Element> values, Keys keys, int64_t cells, const Mask& mask, bool first,
                        ForwardScratch<typename Path::T>& s) {

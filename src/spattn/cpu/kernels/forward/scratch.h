@@ -1,4 +1,4 @@
-// A thread's working memory for one item of the forward on vectors.
+// Scratch of the query-vectorized forward.
 #pragma once
 #include "finish/finish.h"
 #include "kernels.h"
@@ -11,13 +11,13 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// K and V of a key tile as the products read them.
+// K and V of a key tile in the layout of the products.
 template <class T> struct CachedTile {
   T *keys, *values;  // (block_kv, width.key), (block_kv, width.value)
-  bool fresh;        // still to be read from the arrays, and packed
+  bool fresh;        // still to be gathered and packed
 };
 
-// Key tiles that cannot be read in place: gathered or converted once for all query tiles that meet them.
+// Key tiles that cannot be read in place, gathered or converted once for all query tiles that use them.
 template <class T> struct KeyTiles {
   TileCache* cache;
   int64_t key_size, size;  // elements: of K, of K and V
@@ -36,12 +36,12 @@ template <class T> struct KeyTiles {
 };
 
 template <class T> struct ForwardScratch {
-  TileCache* cache;  // at the beginning, which is zero before the first item
+  TileCache* cache;  // first, as the scratch starts zeroed
   Widths<T> width;
   T* query;   // (head_dim, width.query): Q', times the sign of the scale
   T* scores;  // (block_kv, width.query): S', then the weights
   OutputBlock<T> output;
-  T* staged;  // (lanes, the larger of width.key and width.value): rows on their way to where they are packed
+  T* staged;  // (lanes, the larger of width.key and width.value): rows before packing
   RowStatistics<T> rows;
   LaneMask<T> mask;
   Positions position;

@@ -1,10 +1,10 @@
-// The backward of a work item whose tiles have one query, pair by pair, by the formulas of backward/backward.h.
+// Pairwise backward of a work item with one-query tiles, by the formulas of backward/backward.h.
 //
-// A row of dQ is a sum over the row's keys, as O is in the forward. What a pair adds to dK and dV goes at once to the
-// sums of the item's unit, which nobody else touches.
+// A row of dQ is a sum over the row's keys, as O is in the forward. dK and dV terms of a pair go directly to the sums
+// of the item's unit, which no other thread writes.
 //
-//   floor: bytes of the pairs' rows of K, V, and twice of dK and dV / bandwidth of the second-level cache; measured by
-//   benchmarks/pairwise_cpu.py
+//   floor: bytes of the pairs' rows of K, V, and twice of dK and dV / L2 bandwidth; measured by
+//   benchmarks/kernels/pairwise_cpu.py
 #pragma once
 #include "backward/backward.h"
 #include "backward/queries.h"
@@ -24,7 +24,7 @@ template <class T> struct PairwiseBackwardScratch {
   QueryRows<T> raw;
   KeyStaging<T> staging;
   Chunk chunk;
-  T *query, *dout;         // (width.key), (width.value): Q, times the sign of the scale; scale * dO
+  T *query, *dout;         // (width.key), (width.value): Q times the sign of the scale; scale * dO
   T *weights, *gradients;  // (block_kv): P, dS
 
   PairwiseBackwardScratch(const Call& call, Arena& arena)
@@ -41,7 +41,8 @@ template <class T> struct PairwiseBackwardScratch {
   }
 };
 
-// The item's row, and its delta, summed as dP is: a row that attends to one key alone has O = V and dS = 0 exactly.
+// Gathers the item's row and computes delta in the same order as dP: a row with a single key has O = V and dS = 0
+// exactly.
 template <class E, class T = typename E::Compute>
 void prepare_pairs(const Item& item, PairwiseBackwardScratch<T>& s) {
   constexpr int64_t L = kLanes<T>;
@@ -49,13 +50,13 @@ void prepare_pairs(const Item& item, PairwiseBackwardScratch<T>& s) {
   gather_item<E>(item, item.query_tile(), s.raw, s.rows);
   for (int64_t d = 0; d < s.width.key; ++d) s.query[d] = sign * s.raw.query[d];
   for (int64_t j = 0; j < s.width.value; ++j) s.dout[j] = scale * s.raw.dout[j];
-  const Rows out = {reinterpret_cast<const char*>(s.raw.out), 0, 0, 0};  // a vector's worth of the same row
+  const Rows out = {reinterpret_cast<const char*>(s.raw.out), 0, 0, 0};  // a vector of copies of one row
   multiply_keys<Native<T>, 1, false>(out, Keys{0, L}, &s.dout, s.width.value, s.gradients, L);
   s.rows.delta[0] = s.gradients[0];
   subtract_dlse(item, 1, scale, s.rows);
 }
 
-// P and dS of a vector of pairs after the other: scores and dP, a multiple of kLanes, are where P and dS will be.
+// Converts scores and dP to P and dS in place, vector by vector; `padded` is a multiple of kLanes.
 template <class T> void weigh_pairs(int64_t padded, SplitLogits<T> logits, PairwiseBackwardScratch<T>& s) {
   const Vec<T> lse2 = splat(s.rows.lse2[0]), lse2_low = splat(s.rows.lse2_low[0]), delta = splat(s.rows.delta[0]);
   for (int64_t key = 0; key < padded; key += kLanes<T>) {
@@ -66,7 +67,7 @@ template <class T> void weigh_pairs(int64_t padded, SplitLogits<T> logits, Pairw
   }
 }
 
-// Rows of dK or dV of the chunk: each += its factor times `row`, `width` values in whole vectors.
+// Adds factors[i] * row, `width` values in whole vectors, to the chunk's rows of dK or dV.
 template <class T>
 void add_row(const Chunk& chunk, int64_t count, const T* factors, const T* row, int64_t width, int64_t first_key,
              T* sums, int64_t ld) {
@@ -79,7 +80,7 @@ void add_row(const Chunk& chunk, int64_t count, const T* factors, const T* row, 
   }
 }
 
-// One chunk: adds what `count` pairs contribute to dQ, dK and dV.
+// Adds the terms of a chunk of `count` pairs to dQ, dK and dV.
 template <class E, class T = typename E::Compute>
 void add_gradients(const Item& item, int64_t count, bool first, const Sums& sums, PairwiseBackwardScratch<T>& s) {
   constexpr int64_t L = kLanes<T>, W = kOutputVectors, kSize = sizeof(T);

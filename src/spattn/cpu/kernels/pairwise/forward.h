@@ -1,12 +1,10 @@
-// Work items of plans whose tiles have one query: pair by pair, for patterns so sparse that no block of pairs is worth
-// a product of its own.
+// Pairwise forward of work items with one-query tiles, for patterns too sparse for blocks of pairs.
 //
-// As in decoding, vectors hold features and keys, and the query heads that share K and V are rows of one matrix. But a
-// tile is no more than a list of keys: those of several tiles fill a chunk, and products read their rows of K and V
-// wherever these lie. No pair is computed that is not allowed, but for the last vector of a chunk.
+// As in decoding, vectors run along features and keys, and the query heads of a group are rows of one matrix. A tile is
+// only a list of keys: a chunk holds the keys of several tiles, and the products gather their rows of K and V. Only
+// allowed pairs are computed, except for padding of a chunk's last vector.
 //
-//   floor: bytes of the pairs' rows of K and V / bandwidth of the second-level cache; measured by
-//   benchmarks/pairwise_cpu.py
+//   floor: bytes of the pairs' rows of K and V / L2 bandwidth; measured by benchmarks/kernels/pairwise_cpu.py
 #pragma once
 #include "decode/decode.h"
 #include "kernels.h"
@@ -22,7 +20,7 @@ template <class T> struct PairwiseScratch {
   PairwiseScratch(const Call& call, Arena& arena) : rows(call, arena), chunk(call, rows.position.key, arena) {}
 };
 
-// One chunk: O, row_max and row_sum take in `count` keys.
+// Adds a chunk of `count` keys to O, row_max and row_sum.
 template <class E, class T = typename E::Compute>
 void add_chunk(const Item& item, int64_t count, bool first, int64_t rows, Logits<T> logits, PairwiseScratch<T>& s) {
   DecodeScratch<T>& own = s.rows;

@@ -1,4 +1,4 @@
-// The keys that one query may attend to: bits of its tiles become positions, chunk after chunk.
+// Allowed keys of one query: converts mask bits of its tiles to positions, chunk by chunk.
 #pragma once
 #include "decode/rows.h"
 #include "kernels.h"
@@ -9,21 +9,21 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Are the tiles of a call's plan lists of keys of one query?
+// Whether the plan has one-query tiles, which are lists of keys.
 inline bool by_pairs(const Call& call) { return call.plan.block_q == 1; }
 
-// Positions of keys, as many as a tile has cells.
+// Positions of up to block_kv keys.
 struct Chunk {
-  static constexpr int64_t kStep = 4;  // positions that are written at once
+  static constexpr int64_t kStep = 4;  // positions written at once
   static_assert(kStep <= kSoon, "there is room for a whole step");
 
   int64_t most;
-  int64_t *position, *cells;  // (most + kSoon); of the cells of a tile that do not lie on one line
+  int64_t *position, *cells;  // (most + kSoon); cells of a tile that is not a line
 
   Chunk(const Call& call, int64_t* cells, Arena& arena)
       : most(call.plan.block_kv), position(arena.array<int64_t>(most + kSoon)), cells(cells) {}
 
-  // Appends place(cell) for every bit: in whole steps, because processors do not foresee how many bits a word has.
+  // Appends place(cell) for every bit, in fixed steps: the popcount is unpredictable to the branch predictor.
   template <class Place> SPATTN_INLINE void append(uint64_t bits, int64_t& count, const Place& place) const {
     int64_t* to = position + count;
     count += __builtin_popcountll(bits);
@@ -34,10 +34,10 @@ struct Chunk {
   }
 };
 
-// visit(count) whenever the chunk holds the positions of `count` more of the keys that the item's only row may attend
-// to. Repeats of the last one fill it up to a multiple of `lanes`, and kSoon more.
+// Calls visit(count) each time the chunk holds the positions of `count` more allowed keys of the item's only row.
+// Copies of the last position pad the chunk to a multiple of `lanes`, plus kSoon.
 template <class Visit> void each_chunk(const Item& item, const Chunk& chunk, int64_t lanes, const Visit& visit) {
-  const Plan plan = item.call.plan;  // a copy: as far as compilers know, positions could be written over the original
+  const Plan plan = item.call.plan;  // a copy: the stores of positions could alias the original
   const View* views = plan.views + item.component().key_view;
   const int64_t words = plan.block_kv / 64;
   int64_t count = 0;

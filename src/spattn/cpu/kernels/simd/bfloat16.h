@@ -1,4 +1,4 @@
-// bfloat16 two at a time: neighbouring features, or keys, in one 32-bit lane, as `vdpbf16ps` and AMX multiply them.
+// Pairs of bfloat16, adjacent features or keys, in 32-bit lanes: the operands of `vdpbf16ps` and AMX.
 #pragma once
 #if defined(__AVX512BF16__)
 #include <immintrin.h>
@@ -10,7 +10,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// A bfloat16 as it is stored.
+// bfloat16 as stored bits.
 struct RawBfloat16 {
   using Storage = uint16_t;
   using Compute = uint16_t;
@@ -33,7 +33,7 @@ struct CoarseExp2 : Exp2<float> {
 
 typedef uint16_t Halves __attribute__((vector_size(SPATTN_VECTOR_BYTES)));
 
-// a0 b0 a1 b1 ... of two vectors of bfloat16, first all of a, then all of b.
+// Interleaves two vectors of bfloat16, all of a followed by all of b, to a0 b0 a1 b1 ...
 SPATTN_INLINE BitsVec<float> alternate(__m512i both) {
   constexpr Halves kOrder = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                              8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -45,12 +45,12 @@ SPATTN_INLINE BitsVec<float> widen(const char* halves) {
   return (BitsVec<float>)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)));
 }
 
-// Sixteen features of two rows side by side.
+// Interleaves sixteen features of two rows.
 SPATTN_INLINE BitsVec<float> side_by_side(const void* even, const void* odd) {
   return widen(static_cast<const char*>(even)) | widen(static_cast<const char*>(odd)) << 16;
 }
 
-// Both halves times -1, 0 or 1.
+// Multiplies both halves by -1, 0 or 1.
 SPATTN_INLINE BitsVec<float> times_sign(BitsVec<float> pairs, float sign) {
   using Vector = BitsVec<float>;
   const Vector low = (Vector)((Vec<float>)(pairs << 16) * sign);
@@ -58,7 +58,7 @@ SPATTN_INLINE BitsVec<float> times_sign(BitsVec<float> pairs, float sign) {
   return low >> 16 | (high & 0xffff0000);
 }
 
-// The exact products of both halves, added to float32 sums.
+// Adds the exact products of both halves to float32 sums.
 SPATTN_INLINE Vec<float> multiply_pairs(Vec<float> sum, BitsVec<float> a, BitsVec<float> b) {
   return (Vec<float>)_mm512_dpbf16_ps((__m512)sum, bit_cast<__m512bh>(a), bit_cast<__m512bh>(b));
 }

@@ -1,4 +1,4 @@
-// The four element types: how a value is read as, and written from, the type that the kernels compute in.
+// Element types, with conversions to and from the compute type of the kernels.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -38,7 +38,7 @@ struct Bfloat16 {
   static SPATTN_INLINE float decode(uint16_t x) { return bit_cast<float>(uint32_t(x) << 16); }
   static SPATTN_INLINE uint16_t encode(float x) {
     const uint32_t bits = bit_cast<uint32_t>(x);
-    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // to nearest, ties to even
+    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;  // round to nearest even
     return uint16_t(x == x ? rounded : (bits >> 16 | 0x40));            // a NaN must not round up to infinity
   }
 };
@@ -48,7 +48,7 @@ struct Float16 {
   using Compute = float;
   static SPATTN_INLINE float decode(uint16_t x) {
     const uint32_t magnitude = x & 0x7fff, sign = uint32_t(x & 0x8000) << 16;
-    const uint32_t special = magnitude >= 0x7c00 ? 0x38000000u : 0;  // infinity and NaN: exponent 31 becomes 255
+    const uint32_t special = magnitude >= 0x7c00 ? 0x38000000u : 0;  // Inf and NaN: exponent 31 becomes 255
     const uint32_t normal = (magnitude << 13) + 0x38000000u + special;
     const uint32_t subnormal = bit_cast<uint32_t>(float(int32_t(magnitude)) * 0x1p-24f);
     return bit_cast<float>((magnitude < 0x400 ? subnormal : normal) | sign);
@@ -58,14 +58,14 @@ struct Float16 {
     const uint16_t sign = uint16_t(bits >> 16 & 0x8000);
     if (magnitude > 0x7f800000) return sign | 0x7e00;   // NaN
     if (magnitude >= 0x477ff000) return sign | 0x7c00;  // rounds to 65536 or more
-    if (magnitude < 0x38800000) {                       // subnormal: let an addition round to multiples of 2^-24
+    if (magnitude < 0x38800000) {                       // subnormal: an addition rounds to multiples of 2^-24
       return sign | uint16_t(bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000);
     }
     return sign | uint16_t((magnitude - 0x38000000 + 0xfff + (magnitude >> 13 & 1)) >> 13);
   }
 };
 
-// Elements that are stored as what the kernels compute in.
+// Element types stored as their compute type.
 template <class T> struct NativeOf;
 template <> struct NativeOf<float> {
   using Type = Float32;
@@ -75,7 +75,7 @@ template <> struct NativeOf<double> {
 };
 template <class T> using Native = typename NativeOf<T>::Type;
 
-// A vector's worth of adjacent elements; any alignment.
+// A vector of adjacent elements; any alignment.
 template <class E> SPATTN_INLINE Vec<typename E::Compute> load_elements(const char* from) {
   Vec<typename E::Compute> found;
   typename E::Storage stored[kLanes<typename E::Compute>];
@@ -86,7 +86,7 @@ template <class E> SPATTN_INLINE Vec<typename E::Compute> load_elements(const ch
 
 template <> SPATTN_INLINE Vec<float> load_elements<Float32>(const char* from) { return load<Vec<float>>(from); }
 template <> SPATTN_INLINE Vec<double> load_elements<Float64>(const char* from) { return load<Vec<double>>(from); }
-#if defined(__AVX512F__)  // compilers spell the generic conversion with three times the instructions
+#if defined(__AVX512F__)  // compilers use three times the instructions for the generic conversion
 template <> SPATTN_INLINE Vec<float> load_elements<Bfloat16>(const char* from) {
   const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return (Vec<float>)((BitsVec<float>)_mm512_cvtepu16_epi32(halves) << 16);
@@ -114,7 +114,7 @@ SPATTN_INLINE void read_strided(const char* from, int64_t stride, int64_t count,
   }
 }
 
-// The same into whole vectors, as far as they go, where the elements are adjacent.
+// read_strided() by whole vectors while they last, if the elements are adjacent.
 template <class E> inline void read_row(const char* from, int64_t stride, int64_t count, typename E::Compute* out) {
   constexpr int64_t L = kLanes<typename E::Compute>, size = sizeof(typename E::Storage);
   if (stride == size) {

@@ -1,9 +1,8 @@
-// 2^x for x <= 64, the range that softmax needs.
+// 2^x for x <= 64, the range of the softmax.
 //
-// x = n + f with n integral and |f| <= 1/2; 2^f by a minimax polynomial (relative error below 2.4e-9 for float,
-// 3.1e-18 for double before rounding: the result is within 1 ulp, 1.25 where multiply-adds are not fused), 2^n by
-// writing n into the exponent. Results below the normal range are exactly 0, so that 2^-inf, a masked pair, is 0; NaN
-// stays NaN.
+// x = n + f with n integral and |f| <= 1/2; 2^f by a minimax polynomial (relative error below 2.4e-9 for float, 3.1e-18
+// for double before rounding: the result is within 1 ulp, 1.25 without FMA), 2^n by writing n into the exponent.
+// Results below the normal range are exactly 0, so that 2^-inf, a masked pair, is 0; NaN stays NaN.
 #pragma once
 #include "simd/native.h"
 #include "simd/vec.h"
@@ -42,8 +41,8 @@ template <class T, class Spec = Exp2<T>> SPATTN_INLINE Vec<T> exp2(Vec<T> x) {
 }
 
 #if defined(__AVX512F__)
-// As exact in fewer steps: x = n / 16 + f with |f| <= 1/32, and the 16 powers 2^(i / 16) fit a register. Each of them
-// lacks i << 19, so that adding n << 19 completes the exponent.
+// As accurate in fewer instructions: x = n / 16 + f with |f| <= 1/32, and a register holds the 16 powers 2^(i / 16).
+// Each is stored minus i << 19, so that adding n << 19 completes the exponent.
 template <> SPATTN_INLINE Vec<float> exp2<float, Exp2<float>>(Vec<float> x) {
   constexpr BitsVec<float> kPowers = {0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532,
                                       0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c,

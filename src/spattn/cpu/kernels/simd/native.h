@@ -1,4 +1,4 @@
-// The few instructions that the vector extensions have no spelling for, or that compilers do not find behind it.
+// Intrinsics for operations that the vector extensions lack or compilers fail to select.
 #pragma once
 #if defined(__SSE2__)
 #include <immintrin.h>

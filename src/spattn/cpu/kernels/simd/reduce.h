@@ -13,7 +13,7 @@ struct Larger {
   template <class V> static SPATTN_INLINE V combine(V a, V b) { return larger(a, b); }
 };
 
-// Lanes of `a`, but of `b` those whose number has the bit kBit; and the same with the lanes kBit apart exchanged.
+// Lanes of `a`, but of `b` where the lane index has bit kBit; exchange() also swaps lanes kBit apart.
 template <int kBit, class V, int... I> SPATTN_INLINE V blend(V a, V b, Lane<I...>) {
   constexpr int L = sizeof...(I);
   return __builtin_shufflevector(a, b, (I & kBit ? I + L : I)...);
@@ -22,7 +22,7 @@ template <int kBit, class V, int... I> SPATTN_INLINE V exchange(V a, V b, Lane<I
   constexpr int L = sizeof...(I);
   return __builtin_shufflevector(a, b, (I & kBit ? (I ^ kBit) + L : I ^ kBit)...);
 }
-#if defined(__AVX512F__)  // a shuffle would take the one port that the exchange needs
+#if defined(__AVX512F__)  // a shuffle would use the port that the exchange needs
 template <int kBit, int... I> SPATTN_INLINE Vec<float> blend(Vec<float> a, Vec<float> b, Lane<I...>) {
   return (Vec<float>)_mm512_mask_mov_ps((__m512)a, ((I & kBit ? 1 << I : 0) | ...), (__m512)b);
 }
@@ -31,8 +31,8 @@ template <int kBit, int... I> SPATTN_INLINE Vec<double> blend(Vec<double> a, Vec
 }
 #endif
 
-// The lanes from i * kLanes / N on, as many, of the result combine all lanes of v[i], by halves: in each step lanes kBit
-// apart, and as long as there are two vectors to put into one, those of both.
+// Lanes i * kLanes / N to (i + 1) * kLanes / N - 1 of the result combine all lanes of v[i], by halves: each step
+// combines lanes kBit apart, packing two vectors into one while there are several.
 template <class Operation, class T, int kBit, int N> SPATTN_INLINE Vec<T> fold(const Vec<T> (&v)[N]) {
   using All = typename MakeLanes<kLanes<T>>::type;
   if constexpr (kBit == 0) {

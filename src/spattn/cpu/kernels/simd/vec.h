@@ -1,5 +1,5 @@
-// Vectors of the instruction set being compiled, written with the vector extensions that gcc and clang share, so that
-// one text serves SSE2, AVX2, AVX-512 and NEON.
+// Vectors of the target instruction set in the vector extensions of gcc and clang: one source for SSE2, AVX2, AVX-512
+// and NEON.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -45,7 +45,7 @@ template <> struct VectorOf<double> {
 template <class T> using Vec = typename VectorOf<T>::Vec;
 template <class T> using IntVec = typename VectorOf<T>::Int;
 template <class T> using BitsVec = typename VectorOf<T>::Bits;
-template <class T> using Word = typename VectorOf<T>::Word;  // an unsigned integer as wide as a lane
+template <class T> using Word = typename VectorOf<T>::Word;  // unsigned integer as wide as a lane
 
 template <class T> constexpr int kLanes = kVectorBytes / int(sizeof(T));
 template <class T> constexpr T kInfinity = T(__builtin_inf());
@@ -57,12 +57,12 @@ template <class V, class T> SPATTN_INLINE V load(const T* p) {
 }
 template <class V, class T> SPATTN_INLINE void store(T* p, V v) { memcpy(p, &v, sizeof v); }
 
-// x - 0 is x for every x, -0 included, so that nothing but the broadcast remains.
+// x - 0 is x for every x, including -0, so only the broadcast remains.
 template <class T> SPATTN_INLINE Vec<T> splat(T x) { return x - Vec<T>{}; }
 template <class T> SPATTN_INLINE BitsVec<T> splat_bits(Word<T> x) { return x - BitsVec<T>{}; }
 
-// a * b - c, rounded once where kFused says that there is an instruction for it. It is asked for by its name: compilers
-// fuse the expression only at some levels of optimisation, and results must not depend on that.
+// a * b - c, rounded once if kFused. Uses the intrinsic, as compilers fuse the expression only at some optimization
+// levels, and results must not depend on that.
 #if defined(__FMA__) || defined(__aarch64__)
 constexpr bool kFused = true;
 #else
@@ -93,7 +93,7 @@ SPATTN_INLINE Vec<double> multiply_subtract(Vec<double> a, Vec<double> b, Vec<do
 template <class V> SPATTN_INLINE V multiply_subtract(V a, V b, V c) { return a * b - c; }
 #endif
 
-// Is any bit set?
+// Whether any bit is set.
 template <class V> SPATTN_INLINE bool any(V bits) {
 #if defined(__AVX512F__)
   if constexpr (sizeof bits == 64) return _mm512_test_epi64_mask((__m512i)bits, (__m512i)bits);
@@ -104,7 +104,7 @@ template <class V> SPATTN_INLINE bool any(V bits) {
   return found != 0;
 }
 
-// Lanes that are infinite or NaN: infinity - infinity is NaN.
+// Lanes that are infinite or NaN: inf - inf is NaN.
 template <class V> SPATTN_INLINE auto not_finite(V x) { return x - x != V{}; }
 
 constexpr int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -115,15 +115,15 @@ template <int... I> struct MakeLanes<0, I...> {
   using type = Lane<I...>;
 };
 
-// Vectors are L lanes, taken in pieces of N. Of every two neighbours among groups of S pieces one: the first ones of `a`
-// and `b`, or the second ones.
+// Vectors are L lanes in pieces of N. Takes one of every two neighbouring groups of S pieces: the first ones of `a` and
+// `b`, or the second ones.
 template <int L, int S, class V, int... I> SPATTN_INLINE V first_groups(V a, V b, Lane<I...>) {
   return __builtin_shufflevector(a, b, (I & S ? L + I - S : I)...);
 }
 template <int L, int S, class V, int... I> SPATTN_INLINE V second_groups(V a, V b, Lane<I...>) {
   return __builtin_shufflevector(a, b, (I & S ? L + I : I + S)...);
 }
-// Within each B lanes pieces of N of `a` and `b` by turns: those of the first half, or of the second.
+// Interleaves, within each B lanes, pieces of N of `a` and `b`: of the first half, or of the second.
 template <int L, int B, int N, class V, int... I> SPATTN_INLINE V zip_low(V a, V b, Lane<I...>) {
   return __builtin_shufflevector(a, b, (I / B * B + I % B / N / 2 * N + I / N % 2 * L + I % N)...);
 }
@@ -131,7 +131,7 @@ template <int L, int B, int N, class V, int... I> SPATTN_INLINE V zip_high(V a, 
   return __builtin_shufflevector(a, b, (I / B * B + I % B / N / 2 * N + I / N % 2 * L + I % N + B / 2)...);
 }
 
-// Swaps groups of S lanes, and then of half as many, down to `Least`, of rows as far apart as they have pieces of N.
+// Swaps groups of S lanes, then of half as many down to `Least`, between rows as far apart as groups have pieces of N.
 template <int S, int Least, int N, class V, int R> SPATTN_INLINE void swap_groups(V (&rows)[R]) {
   constexpr int L = R * N;
   using All = typename MakeLanes<L>::type;
@@ -146,8 +146,8 @@ template <int S, int Least, int N, class V, int R> SPATTN_INLINE void swap_group
   }
 }
 
-// rows[i][j] becomes rows[j][i], of elements or of pieces of N: blocks of 16 bytes, across which few instructions reach,
-// by swaps; what is in them by rounds of the perfect shuffle.
+// Transposes elements, or pieces of N: rows[i][j] becomes rows[j][i]. Swaps 16-byte blocks, as few instructions cross
+// them; within blocks uses rounds of the perfect shuffle.
 template <class T, int N = 1> SPATTN_INLINE void transpose(Vec<T> (&rows)[kLanes<T> / N]) {
   constexpr int L = kLanes<T>, kBlock = 16 / sizeof(T) > N ? 16 / sizeof(T) : N, kTogether = kBlock / N;
   using All = typename MakeLanes<L>::type;

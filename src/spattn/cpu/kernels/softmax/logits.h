@@ -1,11 +1,12 @@
-// Logits policy: how products of queries and keys become logits. Every path, forward and backward, on vectors, tiles or
-// single pairs, passes its products through score(), scalar_score() where it has one pair: there a function of a logit
-// and the positions of its query and key would be applied. Callers know both cells, and so their Positions.
+// Score modification: every path, forward and backward, vectorized, tiled or pairwise, passes its q.k through score()
+// or, for one pair, scalar_score(). A score_mod with query and key indices belongs there; callers know both cells and
+// hence their Positions.
 //
-// A *score* is sign(scale) * q.k, so that the largest one always has the largest logit. Paths that multiply vectors
-// give Q the sign when they pack it. A logit is `natural` times a score, `factor` times in base 2, but is not formed
-// itself: the factor multiplies differences of scores, which are small and nearly exact, so that large logits lose
-// nothing. bfloat16 on AMX computes exponents in the integers instead: WholeParts::Weigh in amx/parts.h.
+// The variables named *score* are unscaled, sign(scale) * q.k, so that their maximum is always that of the scaled
+// scores. Vectorized paths apply the sign when they pack Q. The scaled score is `natural` times that, or `factor` times
+// in base 2, but is never formed: the factor multiplies differences of unscaled scores, which are small and nearly
+// exact, so that large scores lose no accuracy. bfloat16 on AMX computes exponents in integers instead:
+// WholeParts::Weigh in amx/parts.h.
 #pragma once
 #include <math.h>
 
@@ -18,9 +19,8 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The natural logarithm of a normal number, within 2 ulp, and something for others; without a branch or a call, so
-// that loops over rows are vectorised. x = 2^n m with m between sqrt(1/2) and sqrt(2), and
-// log(m) = 2 artanh((m - 1) / (m + 1)).
+// The natural logarithm of a normal number, within 2 ulp; unspecified for others. No branches or calls, so that loops
+// over rows vectorize. x = 2^n m with m between sqrt(1/2) and sqrt(2), and log(m) = 2 artanh((m - 1) / (m + 1)).
 SPATTN_INLINE double logarithm(double x) {
   constexpr uint64_t kRootHalf = 0x3fe6a09e667f3bcd;
   const uint64_t above = bit_cast<uint64_t>(x) - kRootHalf;
@@ -35,17 +35,17 @@ SPATTN_INLINE double logarithm(double x) {
 
 template <class T> struct Logits {
   T sign, factor;
-  double natural;  // what a score of 1 is as a natural logarithm
+  double natural;  // natural-exponent scale, |scale|
 
-  // A scale that is or rounds to 0 makes all scores 0 instead: the factor can always meet -inf.
+  // A scale that is 0, or rounds to 0, zeroes the scores and gets factor 1: 0 * -inf would be NaN.
   explicit Logits(double scale) : sign(scale < 0 ? T(-1) : T(1)), natural(scale < 0 ? -scale : scale) {
     factor = T(natural * 1.4426950408889634074);  // log2(e)
     if (factor == T(0)) sign = T(0), factor = T(1), natural = 1;
   }
 
-  // The scores of a vector of pairs.
+  // The unscaled scores of a vector of pairs.
   static SPATTN_INLINE Vec<T> score(Vec<T> product) { return product; }
-  // -inf where a pair is not allowed, which is where all its bits are 0.
+  // -inf for masked pairs, where all bits of `allowed` are 0.
   static SPATTN_INLINE Vec<T> masked(Vec<T> score, BitsVec<T> allowed) {
     return allowed != 0 ? score : splat(-kInfinity<T>);
   }
@@ -57,11 +57,11 @@ template <class T> struct Logits {
     return (Vec<double>)_mm512_mask_mov_pd(_mm512_set1_pd(-kInfinity<double>), allowed, (__m512d)score);
   }
 #endif
-  // The score of one pair, whose query has not been given the sign.
+  // The unscaled score of one pair, for a query without the sign applied.
   double scalar_score(double product) const { return product * double(sign); }
 
-  // Where the exponents of a row start: at 0 as long as nothing is allowed, for exp2(-inf - 0) = 0. From 2^28 on (2^57
-  // for double) a product's rounding error could leave the range of exp2: NaN, so that the exact path takes the row.
+  // The offset of a row's exponents: 0 until a key is allowed, for exp2(-inf - 0) = 0. From 2^28 on (2^57 for double)
+  // the rounding error of a product could leave the range of exp2: NaN, which sends the row to the float64 fallback.
   SPATTN_INLINE Vec<T> reference(Vec<T> row_max) const {
     constexpr T kFar = sizeof(T) == 4 ? T(0x1p28) : T(0x1p57);
     Vec<T> start = row_max;
@@ -72,9 +72,9 @@ template <class T> struct Logits {
     return row_max == -kInfinity<T> ? Vec<T>{} : start;
   }
 
-  // The logarithms of weights to base 2. With a fused multiply-add, factor * score - reference where `reference` is
-  // factor * row_max rounded: its error is the same for all keys of a row, and lse() takes it back. Without one, the
-  // difference comes first.
+  // Base-2 logarithms of the weights. With FMA, factor * score - reference, where `reference` is factor * row_max
+  // rounded: its error is the same for all keys of a row, and lse() corrects it. Without FMA, the difference comes
+  // first.
   SPATTN_INLINE Vec<T> exponent(Vec<T> score, Vec<T> reference) const {
     if constexpr (kFused) return multiply_subtract(score, splat(factor), reference);
     return (score - reference) * factor;
@@ -83,7 +83,7 @@ template <class T> struct Logits {
   // The natural logarithm of a weight.
   double scalar_exponent(double score, double reference) const { return (score - reference) * natural; }
 
-  // The log-sum-exp of a row whose weights add up to `sum`.
+  // The log-sum-exp of a row with weights of sum `sum`.
   double lse(T row_max, T reference, T sum) const {
     const double ours = logarithm(double(sum));
     if (!kFused) return double(row_max) * natural + ours;
@@ -97,7 +97,7 @@ template <class T> struct Split {
   T high, low;
 };
 
-// x * log2(e), the logarithm or logits of base e to base 2.
+// x * log2(e) as a sum of two numbers: converts natural logarithms to base 2.
 template <class T> Split<T> to_base_2(double x) {
   constexpr double kLog2e = 1.4426950408889634074, kRest = 2.0355273740931033e-17;
   const double product = x * kLog2e, rest = __builtin_fma(x, kLog2e, -product) + x * kRest;
@@ -105,12 +105,12 @@ template <class T> Split<T> to_base_2(double x) {
   return {high, T(product - double(high) + rest)};
 }
 
-// The logits of the backward, which counts exponents from the log-sum-exp itself: the factor has twice the digits.
+// Exponents of the backward, relative to the log-sum-exp: the factor has twice the digits.
 template <class T> struct SplitLogits {
   Split<T> factor;
 
-  // The first part is rounded down, so that the second is positive and a logit of -inf stays -inf. As Logits has it, a
-  // scale that rounds to 0 makes the logits 0 and the factor 1.
+  // `high` is rounded down, so that `low` is positive and a score of -inf stays -inf. As in Logits, a scale that rounds
+  // to 0 gets factor 1.
   explicit SplitLogits(double scale) : factor(to_base_2<T>(scale < 0 ? -scale : scale)) {
     if (factor.high == T(0)) {
       factor = {T(1), T(0)};

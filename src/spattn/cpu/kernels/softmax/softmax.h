@@ -1,5 +1,4 @@
-// The online softmax of an item's rows, one query per vector lane: what it keeps of them, and how the scores of a tile
-// become weights.
+// Online softmax of an item's rows, one query per vector lane: row statistics, and scores of a tile to weights.
 #pragma once
 #include "kernels.h"
 #include "simd/native.h"
@@ -11,14 +10,14 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The reference of a row moves only when the maximum outgrows it by this many bits: weights then stay below 2^8, which
-// costs no accuracy, and O is almost never rescaled after the first tiles.
+// The running maximum moves only when exceeded by this many bits: weights stay below 2^8, without loss of accuracy, and
+// O is rarely rescaled after the first tiles.
 constexpr int kSlack = 8;
 
 template <class T> struct RowStatistics {
-  T *row_max, *reference;   // the largest score, but for kSlack; where exponents start
-  T *row_sum, *weight_sum;  // of the weights; of what they were rounded to, where a path rounds them
-  T *tile_max, *rescale;    // the largest score of a tile; what O and the sums are multiplied by after it
+  T *row_max, *reference;   // running maximum, up to kSlack; its scaled value, the offset of exponents
+  T *row_sum, *weight_sum;  // of the weights; of the rounded weights, on paths that round them
+  T *tile_max, *rescale;    // maximum score of a tile; factor of O and of the sums after it
   double* lse;
 
   RowStatistics(int64_t rows, Arena& arena)
@@ -34,7 +33,7 @@ template <class T> struct RowStatistics {
     }
   }
 
-  // Those of the rows from `first` on.
+  // The statistics from row `first` on.
   RowStatistics from(int64_t first) const {
     RowStatistics rest = *this;
     rest.row_max += first, rest.reference += first, rest.row_sum += first, rest.tile_max += first;
@@ -42,7 +41,7 @@ template <class T> struct RowStatistics {
     return rest;
   }
 
-  // The same as move_reference() for the first keys of all, but for `rescale`.
+  // move_reference() for the first keys of an item, without `rescale`.
   void set_reference(int64_t vectors, Logits<T> logits) const {
     for (int64_t column = 0; column < vectors * kLanes<T>; column += kLanes<T>) {
       const Vec<T> largest = load<Vec<T>>(tile_max + column);
@@ -51,7 +50,7 @@ template <class T> struct RowStatistics {
     }
   }
 
-  // The log-sum-exp of `count` rows, in whole vectors, of which there is room for.
+  // Computes the log-sum-exp of `count` rows, rounded up to whole vectors.
   void find_lse(int64_t count, Logits<T> logits) const {
     constexpr int64_t kRows = kLanes<double>;
     for (int64_t first = 0; first < count; first += kRows) {
@@ -60,11 +59,10 @@ template <class T> struct RowStatistics {
     }
   }
 
-  // Updates row_max and the reference, and leaves in `rescale` the factors by which O has to be multiplied. All of it
-  // before the first weight, so that the chains of dependent instructions of several vectors overlap. The factor is the
-  // difference of the references that the weights before and after were computed with, hence exactly 1 where the
-  // reference stays: from row_max it would be off by the reference's rounding error, again with every tile, and so it
-  // would by a path's own coarser exp2.
+  // Updates the running maximum, and writes the factors of O to `rescale`. Runs before the first weight, so that the
+  // dependency chains of several vectors overlap. The factor is the difference of the old and new offset, hence exactly
+  // 1 if the offset stays; computed from row_max, it would differ by the rounding error of the offset, tile after tile,
+  // and by the error of a path's coarser exp2.
   void move_reference(int64_t vectors, Logits<T> logits) const {
     using V = Vec<T>;
     for (int64_t column = 0; column < vectors * kLanes<T>; column += kLanes<T>) {
@@ -79,7 +77,7 @@ template <class T> struct RowStatistics {
   }
 };
 
-// The sum of N terms, N a power of 2, by halves.
+// The pairwise sum of N terms, N a power of 2.
 template <int N, class V> SPATTN_INLINE V add_up(const V* terms) {
   if constexpr (N == 1) {
     return terms[0];
@@ -88,8 +86,8 @@ template <int N, class V> SPATTN_INLINE V add_up(const V* terms) {
   }
 }
 
-// `matrix`, rows of `ld` queries: S' of the keys [begin, end) becomes the weights, as elements of the path. Never
-// inlined: the loop needs all registers.
+// Replaces the scores S' of the keys [begin, end) in `matrix`, rows of `ld` queries, by weights, as the path's
+// elements. Never inlined: the loop needs all registers.
 template <class Path, class T = typename Path::T>
 __attribute__((noinline)) void exponentiate(int64_t begin, int64_t end, int64_t vectors, Logits<T> logits, T* matrix,
                                             int64_t ld, const RowStatistics<T>& rows) {
@@ -99,7 +97,8 @@ __attribute__((noinline)) void exponentiate(int64_t begin, int64_t end, int64_t 
   for (int64_t column = 0; column < vectors * kLanes<T>; column += kLanes<T>) {
     const V reference = load<V>(rows.reference + column), rescale = load<V>(rows.rescale + column);
     const T* scores = matrix + begin * ld + column;
-    auto* weights = reinterpret_cast<typename Path::Element*>(matrix) + begin / kTerms * ld + column;  // never ahead
+    // In place: weights never overtake scores.
+    auto* weights = reinterpret_cast<typename Path::Element*>(matrix) + begin / kTerms * ld + column;
     V sum[kSums] = {}, rounded[kSums] = {};  // several short sums round less than a long one
     for (int64_t key = begin; key < end; key += kKeyRows, scores += kKeyRows * ld, weights += kKeyRows / kTerms * ld) {
       SPATTN_UNROLL

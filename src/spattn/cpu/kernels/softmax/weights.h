@@ -1,9 +1,7 @@
-// Weights policy: how exponents become weights, what the sum of a row takes in of them, what meets V, and what the
-// backward makes of them. Dropout would be applied here: to what weigh() returns, not to what it adds up, and to dP in
-// score_gradient().
+// Softmax weights: exp2 of scores, their row sum, and the score gradient. Dropout would apply to the result of weigh(),
+// not to its sum, and to dP in score_gradient().
 //
-// The forward on AMX multiplies weights as parts of bfloat16 and weighs two keys at a time: its weigh() is Weigh in
-// amx/parts.h.
+// The AMX forward multiplies weights as parts of bfloat16 and computes two keys at a time: Weigh in amx/parts.h.
 #pragma once
 #include <math.h>
 
@@ -16,36 +14,35 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// The weights of a vector of pairs, as exact as `Spec` makes them.
+// The weights of a vector of pairs, with the accuracy of `Spec`.
 template <class T, class Spec = Exp2<T>> SPATTN_INLINE Vec<T> weigh(Vec<T> exponent, Vec<T>& sum) {
   const Vec<T> weight = exp2<T, Spec>(exponent);
   sum += weight;
   return weight;
 }
 
-// Of one pair, from a natural exponent.
+// The weight of one pair, from a natural exponent.
 inline double scalar_weight(double exponent) { return ::exp(exponent); }
 
-// In the backward exponents are relative to the log-sum-exp, so that weights are normalised. They are 0 where the row
-// is left out, whose K may be infinite, for 0 * inf is NaN.
+// Normalized weights of the backward, whose exponents are relative to the log-sum-exp. 0 for skipped rows, whose K may
+// be infinite: 0 * inf is NaN.
 template <class T> SPATTN_INLINE Vec<T> normalised_weight(Vec<T> exponent, Vec<T> lse2) {
   const Vec<T> weight = exp2<T>(exponent);
   return lse2 != kInfinity<T> ? weight : Vec<T>{};
 }
 
-// 0 where a pair is not allowed, which is where all its bits are 0.
+// Zero for masked pairs, where all bits of `allowed` are 0.
 template <class T> SPATTN_INLINE Vec<T> masked_weight(Vec<T> weight, BitsVec<T> allowed) {
   return allowed != 0 ? weight : Vec<T>{};
 }
 
-// The gradient of a score, weight * (dP - delta), given the difference. Where a pair is not allowed V may be NaN, and
-// 0 * NaN is NaN.
+// The score gradient weight * (dP - delta), given the difference. 0 for weight 0: V of a masked pair may be NaN.
 template <class T> SPATTN_INLINE Vec<T> score_gradient(Vec<T> weight, Vec<T> difference) {
   return weight != T(0) ? weight * difference : Vec<T>{};
 }
 
 #if defined(__AVX512F__)
-// The same where `keep` says that a row is there and the pair allowed.
+// The weight where `keep` is set (the row exists and the pair is allowed), else 0.
 SPATTN_INLINE __m512 keep_weight(Vec<float> weight, __mmask16 keep) {
   return _mm512_maskz_mov_ps(keep, (__m512)weight);
 }

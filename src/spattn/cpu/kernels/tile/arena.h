@@ -1,4 +1,4 @@
-// A thread's scratch, handed out as arrays one after the other, each from a cache line of its own on.
+// Bump allocator of a thread's scratch; arrays start at cache lines.
 #pragma once
 #include "kernels.h"
 #include "simd/vec.h"
@@ -22,7 +22,7 @@ class Arena {
   uintptr_t begin_, end_;
 };
 
-// How much a path's scratch takes: its arrays are handed out where there is no memory, and none is touched.
+// Size of a path's scratch: allocates its arrays at address 0 without touching them.
 template <class Scratch> size_t scratch_bytes(const Call& call) noexcept {
   Arena arena(nullptr);
   [[maybe_unused]] const Scratch measured(call, arena);

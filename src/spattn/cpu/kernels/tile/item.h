@@ -1,4 +1,4 @@
-// A work item of one query head: what it reads, and its list of key tiles.
+// A work item of one query head: its operands and its list of key tiles.
 #pragma once
 #include "kernels.h"
 #include "tile/mask.h"
@@ -8,12 +8,12 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// A key tile of a list: its number among those of all lists, its run, and its number in the run's view.
+// A key tile of a list: its index among the tiles of all lists, its run, and its index in the run's view.
 struct Listed {
   int64_t number, run, tile;
 };
 
-// A key-value head, and its number among those of all batch entries.
+// A key-value head, and its index over all batch entries.
 struct KeyHead {
   int64_t number;
   Head keys, values;
@@ -25,7 +25,7 @@ struct Item {
   const Work& work;
 
   int64_t head_kv() const { return head / call.group; }
-  // The key-value head's number among those of all batch entries.
+  // Index of the key-value head over all batch entries.
   int64_t kv_number() const { return batch * (call.heads_q / call.group) + head_kv(); }
 
   Head queries() const { return {call.q, batch, head}; }
@@ -43,7 +43,7 @@ struct Item {
   }
   Mask mask(const Listed& at) const { return {call.plan, at.run}; }
 
-  // The first and the last key tile of the item, and those beside one: beyond the item there is none.
+  // The first and last key tile of the item, and the neighbours of one; neighbours may be out of range.
   Listed first() const { return find(work.begin); }
   Listed last() const { return find(work.end - 1); }
   Listed after(Listed at) const {
@@ -56,7 +56,7 @@ struct Item {
     return --at.number >= work.begin && at.number < call.plan.tile_indptr[at.run] ? in_run(at.run - 1, at.number) : at;
   }
 
-  // visit(cells, mask) for every key tile, the positions of its cells in `position`.
+  // Calls visit(cells, mask) for every key tile, with the positions of its cells in `position`.
   template <class Visit> void each_tile(int64_t* position, const Visit& visit) const {
     for (Listed at = first(); at.number < work.end; at = after(at)) {
       visit(list_positions(key_tile(at), position), mask(at));
@@ -64,7 +64,7 @@ struct Item {
   }
 
  private:
-  // The order of the item's variant.
+  // The permutation of the item's variant.
   const int32_t* own(const int32_t* order, int64_t length) const {
     return order ? order + component().variant * length : nullptr;
   }

@@ -1,4 +1,4 @@
-// The bitmask of a partial tile, queries by keys, and which keys and queries it leaves anything to do for.
+// Bitmask of a partial tile, (queries, keys), and the ranges that it leaves to compute.
 #pragma once
 #include "kernels.h"
 #include "simd/blocking.h"
@@ -8,18 +8,18 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Keys of a tile.
+// A range of keys of a tile.
 struct Keys {
   int64_t begin, end;
 
-  // As bits of word `word` of a row of a mask.
+  // The range as bits of word `word` of a mask row.
   uint64_t in_word(int64_t word) const {
     const int64_t from = begin - word * 64, to = end - word * 64;
     const uint64_t before_end = to < 64 ? (uint64_t(1) << to) - 1 : ~uint64_t(0);
     return from > 0 ? before_end >> from << from : before_end;
   }
 
-  // Takes in the keys that `bits` of word `word` of a mask stand for.
+  // Extends the range by the keys set in `bits`, word `word` of a mask.
   void cover(int64_t word, uint64_t bits) {
     if (!bits) return;
     const int64_t first = word * 64 + __builtin_ctzll(bits), last = word * 64 + 64 - __builtin_clzll(bits);
@@ -27,20 +27,20 @@ struct Keys {
     end = last > end ? last : end;
   }
 
-  // Those of `range` among them: rows that are padding hold anything.
+  // The intersection with `range`; padding rows have arbitrary contents.
   Keys within(const Keys& range) const {
     const Keys both = {begin > range.begin ? begin : range.begin, end < range.end ? end : range.end};
     return both.begin < both.end ? both : Keys{both.end, both.end};
   }
 
-  // Calls visit(key) for each, or for each pair of neighbours with visit(key / 2).
+  // Calls visit(key) for each key, or visit(key / 2) for each pair of adjacent keys.
   template <int kTerms, class Visit> SPATTN_INLINE void each(const Visit& visit) const {
     for (int64_t key = begin / kTerms; key < (end + kTerms - 1) / kTerms; ++key) visit(key);
   }
 };
 
 struct Mask {
-  const uint64_t* bits;  // (rows, words); null: every pair is allowed
+  const uint64_t* bits;  // (rows, words); null: full tile
   int64_t rows, words;
 
   Mask() : bits(nullptr), rows(0), words(0) {}
@@ -52,7 +52,7 @@ struct Mask {
 
   bool allows(int64_t row, int64_t key) const { return bits[row * words + key / 64] >> (key % 64) & 1; }
 
-  // Word `word` of the rows [row, row + count), as far as they exist, or-ed.
+  // Word `word` of the rows [row, row + count) that exist, or-ed.
   uint64_t merged(int64_t row, int64_t count, int64_t word) const {
     const int64_t end = row + count < rows ? row + count : rows;
     uint64_t found = 0;
@@ -60,12 +60,12 @@ struct Mask {
     return found;
   }
 
-  // May any of the `count` queries attend to any of the `width` keys, which lie in one word?
+  // Whether any of the `count` queries attends to any of the `width` keys, which lie in one word.
   bool any(int64_t row, int64_t count, int64_t key, int width) const {
     return merged(row, count, key / 64) >> (key % 64) & ((uint64_t(1) << width) - 1);
   }
 
-  // Narrows the keys [begin, end) to those from the first to the last that any of the `count` queries attends to.
+  // Narrows the keys [begin, end) to the range that any of the `count` queries attends to.
   void reach(int64_t row, int64_t count, int64_t& begin, int64_t& end) const {
     Keys keys = {end, begin};
     for (int64_t word = 0; word < words; ++word) keys.cover(word, merged(row, count, word));
@@ -73,7 +73,7 @@ struct Mask {
     begin = keys.begin, end = keys.end;
   }
 
-  // May the query attend to any of the `width` keys? They may lie in two words.
+  // Whether the query attends to any of the `width` keys, which may span two words.
   bool any_of(int64_t row, int64_t key, int width) const {
     const uint64_t* word = bits + row * words + key / 64;
     const int64_t shift = key % 64;
@@ -82,35 +82,35 @@ struct Mask {
     return found & ((uint64_t(1) << width) - 1);
   }
 
-  // Narrows the queries [begin, end) to those from the first to the last that attend to any of the `width` keys.
+  // Narrows the queries [begin, end) to the range that attends to any of the `width` keys.
   void reach_queries(int64_t key, int width, int64_t& begin, int64_t& end) const {
     while (begin < end && !any_of(begin, key, width)) ++begin;
     while (begin < end && !any_of(end - 1, key, width)) --end;
   }
 };
 
-// A mask with one word per query, as the vectors of queries read it.
+// A mask with one word per query, for query-vectorized kernels.
 template <class T> struct LaneMask {
   static constexpr int64_t kBits = 8 * sizeof(T);
   int64_t ld;
-  Word<T>* allowed;  // (block_kv / kBits, ld): pieces of the queries' rows
-  Word<T>* reached;  // (block_kv / kBits, ld / lanes): the same, or-ed over a vector of queries
+  Word<T>* allowed;  // (block_kv / kBits, ld): words of the queries' rows
+  Word<T>* reached;  // (block_kv / kBits, ld / lanes): words or-ed over a vector of queries
 
   LaneMask(const Call& call, int64_t ld, Arena& arena)
       : ld(ld), allowed(arena.array<Word<T>>(call.plan.block_kv / kBits * ld)),
         reached(arena.array<Word<T>>(call.plan.block_kv / kBits * ld / kLanes<T>)) {}
 
-  // The words of the queries from `column` on that hold key `key`, in bit `key % kBits`.
+  // The words with key `key`, at bit `key % kBits`, of the queries from `column` on.
   const Word<T>* words(int64_t key, int64_t column) const { return allowed + key / kBits * ld + column; }
 
-  // May any of the vector of queries from `column` on attend to any of kKeyRows keys from `key` on?
+  // Whether any query of the vector from `column` on attends to any of kKeyRows keys from `key` on.
   bool reaches(int64_t column, int64_t key) const {
     const Word<T> found = reached[(key / kBits * ld + column) / kLanes<T>];
     return found >> (key % kBits) & ((Word<T>(1) << kKeyRows) - 1);
   }
 
-  // Fills the words of `cells` queries. Returns the keys, among the first `count`, from the first to the last that any
-  // of the queries attends to.
+  // Fills in the words of `cells` queries. Returns the range of the first `count` keys that any of the queries attends
+  // to.
   Keys expand(const Mask& mask, int64_t cells, int64_t count) {
     constexpr int64_t L = kLanes<T>, kPieces = 64 / kBits;
     Keys keys = {count, 0};

@@ -1,4 +1,4 @@
-// Operands of the matrix products: read in place where the array allows it, otherwise gathered, converted and padded.
+// Operands of the matrix products: read in place if the strides allow, else gathered, converted and padded.
 #pragma once
 #include "simd/element.h"
 #include "kernels.h"
@@ -7,7 +7,7 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// One head of an array: element (position, feature).
+// One head of an array, indexed by (position, feature).
 struct Head {
   const char* data;
   int64_t position, feature;  // strides in bytes
@@ -26,7 +26,7 @@ template <class T> SPATTN_INLINE void clear(T* from, int64_t count) {
   for (int64_t i = 0; i < count; ++i) from[i] = T(0);
 }
 
-// The rows at some positions, converted and padded with zeros to `rows` by `ld`.
+// Gathers rows by position, converts them, and pads them with zeros to (rows, ld).
 template <class E>
 void gather_positions(const Head& head, const int64_t* position, int64_t cells, int64_t rows, int64_t width, int64_t ld,
                       typename E::Compute* out) {
@@ -41,14 +41,14 @@ void gather_positions(const Head& head, const int64_t* position, int64_t cells, 
   clear(out + cells * ld, (rows - cells) * ld);
 }
 
-// The same of a key tile.
+// Gathers the rows of a key tile.
 template <class E>
 void gather_rows(const Head& head, const Tile& tile, int64_t rows, int64_t width, int64_t ld, int64_t* position,
                  typename E::Compute* out) {
   gather_positions<E>(head, position, list_positions(tile, position), rows, width, ld, out);
 }
 
-// `rows` queries from `first`, as rows of `ld`; zeros where there is none.
+// Gathers `rows` queries from `first`, as rows of `ld`, zero beyond the real ones.
 template <class E>
 void gather_queries(const Head& head, int64_t first, int64_t rows, int64_t cells, int64_t width, int64_t ld,
                     const int64_t* position, typename E::Compute* out) {
@@ -60,7 +60,7 @@ void gather_queries(const Head& head, int64_t first, int64_t rows, int64_t cells
   }
 }
 
-// Brings rows that products or copies will read soon into the first-level cache, where they lie in whole lines.
+// Prefetches rows to the L1 cache, if their features are contiguous.
 inline void prefetch_rows(const Head& head, const Tile& tile, int64_t bytes) {
   if (!tile.even() || head.feature < 0 || head.feature > 8) return;
   const char* row = head.data + tile.start * head.position;
@@ -69,7 +69,7 @@ inline void prefetch_rows(const Head& head, const Tile& tile, int64_t bytes) {
   }
 }
 
-// Are the rows of a head rows of E::Compute as they lie?
+// Whether the head's rows in memory have the layout of E::Compute.
 template <class E> bool as_computed(const Head& head) {
   using T = typename E::Compute;
   constexpr int64_t size = sizeof(T);
@@ -77,7 +77,7 @@ template <class E> bool as_computed(const Head& head) {
          reinterpret_cast<uintptr_t>(head.data) % size == 0;
 }
 
-// Can the cells of `tile` be read in place, as rows of E::Compute?
+// Whether the cells of `tile` can be read in place as rows of E::Compute.
 template <class E> bool readable_in_place(const Head& head, const Tile& tile) {
   return as_computed<E>(head) && tile.even();
 }

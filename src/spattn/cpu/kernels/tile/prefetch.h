@@ -1,4 +1,4 @@
-// Spreads prefetches of the next item over this one: a burst would fill the line-fill buffers and stall other loads.
+// Prefetch of the next item, spread over this one: a burst would fill the line-fill buffers and stall other loads.
 #pragma once
 #include "kernels.h"
 #include "tile/item.h"
@@ -10,12 +10,12 @@ namespace SPATTN_ISA {
 
 class Ahead {
  public:
-  // What the item will write, and what the next one is likely to read that this one does not: its queries, and the key
-  // tile after the last one, unless the products see to that. Elements are `size` bytes.
+  // Collects the item's output rows, and the likely operands of the next item that this one does not read: its queries,
+  // and the key tile after the last one unless the products prefetch it. Elements are `size` bytes.
   Ahead(const Item& item, int64_t size, bool with_keys) {
     const Call& call = item.call;
     const Work& work = item.work;
-    if (call.plan.q_order) return;  // rows lie anywhere
+    if (call.plan.q_order) return;  // rows are scattered
     const View& rows = call.plan.views[item.component().query_view];
     if (work.slot < 0) add(Head(call.out, item.batch, item.head), rows, work.query_tile, call.head_dim_v * size);
     add(item.queries(), rows, work.query_tile + 1, call.head_dim * size);
@@ -45,10 +45,10 @@ class Ahead {
  private:
   struct Run {
     const char* row;
-    int64_t stride, rows, bytes;  // from row to row, how many, of a row
+    int64_t stride, rows, bytes;  // bytes from row to row, rows, bytes of a row
   };
 
-  // The rows of a tile, if there is one of that number and they lie in whole lines.
+  // Adds the rows of tile `number`, if it exists and its features are contiguous.
   void add(const Head& head, const View& view, int64_t number, int64_t bytes) {
     if (number >= view.tiles || head.feature < 0 || head.feature > 8) return;
     const Tile tile = locate(view, number, nullptr);
@@ -59,7 +59,7 @@ class Ahead {
     }
   }
 
-  static constexpr int kMost = 64;  // what does not fit comes when it is read
+  static constexpr int kMost = 64;  // further rows are not prefetched
   int count_ = 0, done_ = 0;
   int64_t rows_ = 0;
   Run runs_[kMost];

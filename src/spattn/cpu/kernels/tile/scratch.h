@@ -1,4 +1,4 @@
-// What the scratch of every path is composed of.
+// Components of the scratch of all paths.
 #pragma once
 #include "kernels.h"
 #include "tile/arena.h"
@@ -6,17 +6,17 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-// Row lengths of matrices in scratch: the sides of a tile and of the heads in whole vectors of T.
+// Leading dimensions of matrices in scratch: tile side and head dimensions rounded up to vectors of T.
 template <class T> struct Widths {
   int64_t query, key, value;
 
-  // With room for at least `rows` queries.
+  // With space for at least `rows` queries.
   explicit Widths(const Call& call, int64_t rows = 0)
       : query(round_up(call.plan.block_q > rows ? call.plan.block_q : rows, kLanes<T>)),
         key(round_up(call.head_dim, kLanes<T>)), value(round_up(call.head_dim_v, kLanes<T>)) {}
 };
 
-// Where the cells of the tiles in work are.
+// Positions of the cells of the current tiles.
 struct Positions {
   int64_t *query, *key;  // (block_q), (block_kv)
 
@@ -24,7 +24,7 @@ struct Positions {
   Positions(const Call& call, int64_t queries, Arena& arena)
       : query(arena.array<int64_t>(queries)), key(arena.array<int64_t>(call.plan.block_kv)) {}
 
-  // With the queries from `first` on.
+  // The positions with queries from `first` on.
   Positions from(int64_t first) const {
     Positions rest = *this;
     rest.query += first;
@@ -32,7 +32,7 @@ struct Positions {
   }
 };
 
-// K and V of a tile that cannot be read in place.
+// Copies of K and V for tiles that cannot be read in place.
 template <class T> struct KeyStaging {
   T *keys, *values;  // (block_kv, width.key), (block_kv, width.value)
 
@@ -41,7 +41,7 @@ template <class T> struct KeyStaging {
   }
 };
 
-// Rows of an item that are left to the exact path, and what it works in.
+// Rows of an item that take the float64 fallback, and its accumulator.
 struct ExactRowBuffer {
   int64_t rows;
   bool* chosen;  // (rows): by query cell

@@ -1,4 +1,4 @@
-// Where the cells of a tile are: positions of a box of an affine lattice.
+// Positions of the cells of a tile, a box of an affine lattice.
 #pragma once
 #include "kernels.h"
 #include "simd/vec.h"
@@ -13,11 +13,11 @@ struct Tile {
   int64_t stride[3];  // positions between neighbours along each axis
   int64_t box[3];
   int64_t count[3];      // real cells along each axis, at most box
-  const int32_t* order;  // the position at each place, which `start` and `stride` are of then; null: they are the same
+  const int32_t* order;  // permutation that maps lattice indices to positions; null: identity
 
-  // Cells up to and including the last real one.
+  // Number of cells up to and including the last real one.
   int64_t cells() const { return ((count[0] - 1) * box[1] + count[1] - 1) * box[2] + count[2]; }
-  // Widens what lies from `low` to `high` to take in all cells.
+  // Extends the range [low, high] to all cells.
   void cover(int64_t& low, int64_t& high) const {
     int64_t least = start, most = start;
     for (int axis = 0; axis < 3; ++axis) {
@@ -26,7 +26,7 @@ struct Tile {
     }
     low = least < low ? least : low, high = most > high ? most : high;
   }
-  // Cells are evenly spaced: cell c is at start + c * stride[2].
+  // Whether cells are evenly spaced: cell c is at start + c * stride[2].
   bool even() const { return !order && box[0] == 1 && box[1] == 1; }
 };
 
@@ -36,7 +36,7 @@ inline Tile locate(const View& view, int64_t number, const int32_t* order) {
   tile.order = order;
   for (int axis = 2; axis >= 0; --axis) {
     const int64_t rest =
-        number < view.grid[axis] ? 0 : number / view.grid[axis];  // the branch is cheaper than dividing
+        number < view.grid[axis] ? 0 : number / view.grid[axis];  // the branch is cheaper than the division
     const int64_t first = (number - rest * view.grid[axis]) * view.box[axis], left = view.extent[axis] - first;
     number = rest;
     tile.stride[axis] = view.stride[axis];
@@ -47,7 +47,7 @@ inline Tile locate(const View& view, int64_t number, const int32_t* order) {
   return tile;
 }
 
-// positions[c] of the cells [0, tile.cells()), kPadding where a cell is padding; returns the number of cells.
+// Writes positions[c] of the cells [0, tile.cells()), kPadding for padding; returns the number of cells.
 inline int64_t list_positions(const Tile& tile, int64_t* positions) {
   const int64_t cells = tile.cells();
   int64_t cell = 0;

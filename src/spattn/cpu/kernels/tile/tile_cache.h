@@ -1,5 +1,5 @@
-// Per-thread LRU cache of packed key tiles, shared by neighbouring query tiles and the query heads of a group. What
-// is in the cache changes no result.
+// Per-thread LRU cache of packed key tiles, shared by neighbouring query tiles and the query heads of a group. Hits do
+// not change results.
 #pragma once
 #include "kernels.h"
 #include "simd/vec.h"
@@ -7,28 +7,28 @@
 namespace spattn {
 namespace SPATTN_ISA {
 
-constexpr int kMostTiles = 64;                // that a cache holds
-constexpr int64_t kCacheBytes = 1024 * 1024;  // about, as second-level caches
+constexpr int kMostTiles = 64;                // of a cache
+constexpr int64_t kCacheBytes = 1024 * 1024;  // about an L2 cache
 
-// The tags; tile `i` itself is wherever the owner keeps it. All zero: empty.
+// The tags; the owner stores tile `i`. All zero: empty.
 struct TileCache {
   static constexpr int kStep = 8;
   uint64_t clock;
-  int64_t last;                                 // the index found last
+  int64_t last;                                 // index of the last hit
   uint64_t head[kMostTiles], tile[kMostTiles];  // 0: none
-  uint64_t used[kMostTiles];                    // the clock at that time
-  bool unfit[kMostTiles];                       // the owner's remark
+  uint64_t used[kMostTiles];                    // clock of the last use
+  bool unfit[kMostTiles];                       // flag of the owner
 
   static int capacity_for(int64_t tile_bytes) {
     const int64_t room = kCacheBytes / tile_bytes;
     return int(room < 1 ? 1 : room > kMostTiles ? kMostTiles : room);
   }
 
-  // The index, below `capacity`, of tile `number` of a view, of K and V of one of all batch entries' heads; or else
-  // the one that has not been used for the longest time, which is the tile's from now on.
+  // Returns the index, below `capacity`, of tile `number` of a view for head `kv_number` of K and V; on a miss, evicts
+  // the least recently used tile and assigns its index.
   int find(int64_t kv_number, int64_t view, int64_t number, int capacity, bool& hit) {
     const uint64_t of_head = uint64_t(kv_number) + 1, wanted = uint64_t(view) << 32 | uint64_t(number);
-    // Tiles come in the order in which they came before, or the other way round.
+    // Tiles come in the same order as before, or in reverse.
     const auto guess = [&](int64_t index) {
       if (head[index] != of_head || tile[index] != wanted) return false;
       last = index;
@@ -37,7 +37,7 @@ struct TileCache {
     };
     if (guess(last + 1 < capacity ? last + 1 : 0) || guess(last ? last - 1 : capacity - 1)) return int(last);
     uint64_t found = 0;
-    for (int i = 0; i < capacity; i += kStep) {  // without a branch that depends on where it is
+    for (int i = 0; i < capacity; i += kStep) {  // without a data-dependent branch
       BitsVec<double> same[kStep / kLanes<double>];
       SPATTN_UNROLL
       for (int j = 0; j < kStep / kLanes<double>; ++j) {

@@ -1,0 +1,374 @@
+"""DeepSpeed's sparsity configurations: layouts of blocks, made for a sequence length.
+
+Each function takes the parameters of the configuration of its name. The sequence length must be a multiple of `block`.
+Inside an allowed block every pair is allowed, above the diagonal too, also with ``attention="unidirectional"``:
+DeepSpeed adds an element-wise causal mask separately, which here is ``& Causal()``. Random blocks are drawn by `seed`
+for each head, as :class:`spattn.patterns.BigBird` draws them.
+
+References
+----------
+DeepSpeed, ``deepspeed/ops/sparse_attention/sparsity_config.py``. https://www.deepspeed.ai/tutorials/sparse-attention
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from .base.check import reach
+from .base.parameters import Count, Positive, Word
+from .base.pattern import Pattern
+from .base.recipe import recipe
+from .papers.layouts import LengthLayout, check_ranges, global_ranges, lower, random_layout, window_layout
+
+__all__ = ["bigbird", "bslongformer", "dense", "fixed", "local_sliding_window", "variable"]
+
+Direction = Literal["bidirectional", "unidirectional"]
+_DIRECTIONS: tuple[Direction, ...] = ("bidirectional", "unidirectional")
+_TYPICAL: tuple[tuple[Any, ...], int] = ((), 4096)
+
+
+def _drawn(parameters: Callable[[Any, int], tuple[Any, ...]]) -> Callable[[Any, Any], tuple[tuple[Any, ...], Any]]:
+    """Random arguments: a block size and the parameters for so many blocks; and sizes that fit."""
+
+    def random(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
+        block = draw.integer(1, min(24, sizes.kv_len))
+        blocks = draw.integer(1, sizes.kv_len // block)
+        return (block, *parameters(draw, blocks)), draw.fitted(sizes, block * blocks)
+
+    return random
+
+
+def _random_ranges(draw: Any, blocks: int) -> tuple[Any, Any]:
+    """Global block indices and, half the time, the ends of disjoint ranges that start there."""
+    if draw.flag():
+        return tuple(sorted(set(draw.positions(blocks + 1, 3)))), None
+    cuts = sorted(set(draw.positions(blocks + 2, 4)))
+    return tuple(cuts[0 : len(cuts) // 2 * 2 : 2]), tuple(cuts[1 : len(cuts) // 2 * 2 : 2])
+
+
+def _random_fixed(draw: Any, blocks: int) -> tuple[Any, ...]:
+    width, times = draw.size(1, 3), draw.size(1, 4)
+    attention = draw.choice(_DIRECTIONS)
+    horizontal = attention == "bidirectional" and draw.flag()
+    return width * times, width, attention, horizontal, draw.integer(1, times)
+
+
+@recipe(
+    "deepspeed_dense",
+    example=((8,), 64),
+    typical=_TYPICAL,
+    random=_drawn(lambda draw, blocks: ()),
+    fixes_lengths=True,
+)
+def dense(block: Positive = 16) -> Pattern:
+    """All blocks (``DenseSparsityConfig``).
+
+    Parameters
+    ----------
+    block : int, optional
+        Tokens of a block.
+
+    Returns
+    -------
+    Pattern
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `block` is not an integer, or less than 1.
+    """
+    return LengthLayout(block, lambda n, head: np.ones((n, n), dtype=bool))
+
+
+@recipe(
+    "deepspeed_fixed",
+    example=((4, 4, 1, "unidirectional"), 64),
+    typical=_TYPICAL,
+    random=_drawn(_random_fixed),
+    fixes_lengths=True,
+)
+def fixed(
+    block: Positive = 16,
+    num_local_blocks: Positive = 4,
+    num_global_blocks: Positive = 1,
+    attention: Direction = "bidirectional",
+    horizontal_global_attention: bool = False,
+    num_different_global_patterns: Positive = 1,
+    head: Word | None = None,
+) -> Pattern:
+    """Local windows of blocks and, as global columns, the last blocks of each (``FixedSparsityConfig``).
+
+    Parameters
+    ----------
+    block : int, optional
+        Tokens of a block.
+    num_local_blocks : int, optional
+        Blocks of a local window.
+    num_global_blocks : int, optional
+        Blocks of each local window that are global; a divisor of `num_local_blocks`.
+    attention : {"bidirectional", "unidirectional"}, optional
+    horizontal_global_attention : bool, optional
+        Whether global blocks also attend to every block; bidirectional only.
+    num_different_global_patterns : int, optional
+        Head h takes the global blocks of version ``h % num_different_global_patterns``, counted from the window's end.
+    head : int or None, optional
+        The head whose version all heads have.
+
+    Returns
+    -------
+    Pattern
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not of the type above.
+    ValueError
+        If a number is out of range, or horizontal attention is asked for with unidirectional.
+    """
+    size, width, versions = num_local_blocks, num_global_blocks, num_different_global_patterns
+    one_way = attention == "unidirectional"
+    if size % width:
+        raise ValueError(f"num_global_blocks: expected a divisor of {size} (num_local_blocks), got {width}")
+    if horizontal_global_attention and one_way:
+        raise ValueError("horizontal_global_attention: expected False with unidirectional attention, got True")
+    if versions > size // width:
+        raise ValueError(f"num_different_global_patterns: expected at most {size // width}, got {versions}")
+
+    def layout(n: int, head: int) -> np.ndarray:
+        r, c = np.ogrid[:n, :n]
+        found = lower(r // reach(size) == c // reach(size), attention)
+        first = size - (1 + head % versions) * width
+        complete = n - n % size
+        starts = list(range(first, complete, size))
+        if n % size:
+            starts.append(max(min(complete + first, n - width), 0))
+        for start in starts:
+            found[start if one_way else 0 :, start : start + width] = True
+            if horizontal_global_attention:
+                found[start : start + width] = True
+        return found
+
+    return LengthLayout(block, layout, versions, head)
+
+
+def _random_variable(draw: Any, blocks: int) -> tuple[Any, ...]:
+    windows = tuple(draw.size(1, 5) for _ in range(draw.integer(1, 4)))
+    ranges = _random_ranges(draw, blocks)
+    return draw.size(0, min(3, blocks)), windows, *ranges, draw.choice(_DIRECTIONS), draw.flag(), draw.integer(0, 99)
+
+
+@recipe(
+    "deepspeed_variable",
+    example=((4, 0, (2, 4), (0, 7)), 64),
+    typical=_TYPICAL,
+    random=_drawn(_random_variable),
+    fixes_lengths=True,
+)
+def variable(
+    block: Positive = 16,
+    num_random_blocks: Count = 0,
+    local_window_blocks: tuple[Positive, ...] = (4,),
+    global_block_indices: tuple[Count, ...] = (0,),
+    global_block_end_indices: tuple[Count, ...] | None = None,
+    attention: Direction = "bidirectional",
+    horizontal_global_attention: bool = False,
+    seed: Word = 0,
+    head: Word | None = None,
+) -> Pattern:
+    """Local windows of listed sizes, chosen global blocks and random blocks (``VariableSparsityConfig``).
+
+    Parameters
+    ----------
+    block : int, optional
+        Tokens of a block.
+    num_random_blocks : int, optional
+        Random blocks of each row, drawn from all.
+    local_window_blocks : tuple of int, optional
+        Blocks of the local windows, one after another; the last size repeats to the end.
+    global_block_indices : tuple of int, optional
+        Global blocks, or the starts of ranges of them; those past the sequence's end do not count.
+    global_block_end_indices : tuple of int or None, optional
+        Ends of the ranges.
+    attention : {"bidirectional", "unidirectional"}, optional
+    horizontal_global_attention : bool, optional
+        Whether global blocks also attend to every block.
+    seed : int, optional
+        Key of the generator.
+    head : int or None, optional
+        The head whose random blocks all heads have; None gives each head its own.
+
+    Returns
+    -------
+    Pattern
+
+    Raises
+    ------
+    TypeError
+        If a parameter is not of the type above.
+    ValueError
+        If a number is out of range, `local_window_blocks` is empty, or a range ends before it starts or has no end.
+    """
+    if not local_window_blocks:
+        raise ValueError("local_window_blocks: expected at least one window, got ()")
+    check_ranges(global_block_indices, global_block_end_indices)
+
+    def layout(n: int, head: int) -> np.ndarray:
+        ends = np.array([reach(end) for end in itertools.accumulate(local_window_blocks)])
+        number = np.arange(n)
+        past = len(ends) + (number - ends[-1]) // reach(local_window_blocks[-1])
+        window = np.where(number < ends[-1], np.searchsorted(ends, number, side="right"), past)
+        found = lower(window[:, None] == window, attention)
+        for start, end in global_ranges(global_block_indices, global_block_end_indices):
+            found[start if attention == "unidirectional" else 0 :, start:end] = True
+            if horizontal_global_attention:
+                found[start:end] = True
+        return found | random_layout(seed, head, np.full(n, n), num_random_blocks) if num_random_blocks else found
+
+    return LengthLayout(block, layout, 0 if num_random_blocks else 1, head)
+
+
+def _random_bigbird(draw: Any, blocks: int) -> tuple[Any, ...]:
+    numbers = draw.size(0, min(3, blocks)), draw.size(1, 5), draw.size(0, 2)
+    return *numbers, draw.choice(_DIRECTIONS), draw.integer(0, 99)
+
+
+@recipe(
+    "deepspeed_bigbird",
+    example=((4,), 64),
+    typical=_TYPICAL,
+    random=_drawn(_random_bigbird),
+    fixes_lengths=True,
+)
+def bigbird(
+    block: Positive = 16,
+    num_random_blocks: Count = 1,
+    num_sliding_window_blocks: Positive = 3,
+    num_global_blocks: Count = 1,
+    attention: Direction = "bidirectional",
+    seed: Word = 0,
+    head: Word | None = None,
+) -> Pattern:
+    """Window, global and random blocks (``BigBirdSparsityConfig``).
+
+    Parameters
+    ----------
+    block : int, optional
+        Tokens of a block.
+    num_random_blocks : int, optional
+        Random blocks of each row, drawn from all or, when unidirectional, from its own and the earlier ones.
+    num_sliding_window_blocks : int, optional
+        Blocks of the window, the query's own included.
+    num_global_blocks : int, optional
+        The first so many rows and columns are global.
+    attention : {"bidirectional", "unidirectional"}, optional
+    seed : int, optional
+        Key of the generator.
+    head : int or None, optional
+        The head whose random blocks all heads have; None gives each head its own.
+
+    Returns
+    -------
+    Pattern
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a parameter is not of the type above, or out of range.
+    """
+
+    def layout(n: int, head: int) -> np.ndarray:
+        found = window_layout(n, num_sliding_window_blocks // 2)
+        found[:num_global_blocks] = True
+        found[:, :num_global_blocks] = True
+        if num_random_blocks:
+            candidates = np.arange(1, n + 1) if attention == "unidirectional" else np.full(n, n)
+            found |= random_layout(seed, head, candidates, num_random_blocks)
+        return lower(found, attention)
+
+    return LengthLayout(block, layout, 0 if num_random_blocks else 1, head)
+
+
+@recipe(
+    "deepspeed_bslongformer",
+    example=((4, 3, (0, 9)), 64),
+    typical=_TYPICAL,
+    random=_drawn(lambda draw, blocks: (draw.size(1, 5), *_random_ranges(draw, blocks), draw.choice(_DIRECTIONS))),
+    fixes_lengths=True,
+)
+def bslongformer(
+    block: Positive = 16,
+    num_sliding_window_blocks: Positive = 3,
+    global_block_indices: tuple[Count, ...] = (0,),
+    global_block_end_indices: tuple[Count, ...] | None = None,
+    attention: Direction = "bidirectional",
+) -> Pattern:
+    """Window and chosen global blocks (``BSLongformerSparsityConfig``).
+
+    Parameters
+    ----------
+    block : int, optional
+        Tokens of a block.
+    num_sliding_window_blocks : int, optional
+        Blocks of the window, the query's own included.
+    global_block_indices : tuple of int, optional
+        Global blocks, or the starts of ranges of them.
+    global_block_end_indices : tuple of int or None, optional
+        Ends of the ranges.
+    attention : {"bidirectional", "unidirectional"}, optional
+
+    Returns
+    -------
+    Pattern
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a parameter is not of the type above, or out of range; if a range ends before it starts or has no end.
+    """
+    check_ranges(global_block_indices, global_block_end_indices)
+
+    def layout(n: int, head: int) -> np.ndarray:
+        found = window_layout(n, num_sliding_window_blocks // 2)
+        for start, end in global_ranges(global_block_indices, global_block_end_indices):
+            found[start:end] = True
+            found[:, start:end] = True
+        return lower(found, attention)
+
+    return LengthLayout(block, layout)
+
+
+@recipe(
+    "deepspeed_local_sliding_window",
+    example=((4,), 64),
+    typical=_TYPICAL,
+    random=_drawn(lambda draw, blocks: (draw.size(1, 5), draw.choice(_DIRECTIONS))),
+    fixes_lengths=True,
+)
+def local_sliding_window(
+    block: Positive = 16, num_sliding_window_blocks: Positive = 3, attention: Direction = "unidirectional"
+) -> Pattern:
+    """A window of blocks (``LocalSlidingWindowSparsityConfig``).
+
+    Parameters
+    ----------
+    block : int, optional
+        Tokens of a block.
+    num_sliding_window_blocks : int, optional
+        Blocks of the window, the query's own included; ``num_sliding_window_blocks // 2`` on either side.
+    attention : {"bidirectional", "unidirectional"}, optional
+        Unidirectional has the earlier side only.
+
+    Returns
+    -------
+    Pattern
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a parameter is not of the type above, or less than 1.
+    """
+    return LengthLayout(block, lambda n, head: lower(window_layout(n, num_sliding_window_blocks // 2), attention))

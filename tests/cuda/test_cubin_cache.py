@@ -1,0 +1,184 @@
+"""The cubin cache and its compiler: corruption, other users, many writers. A script stands in for nvcc."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from spattn.cuda.driver import cache, compile
+from spattn.cuda.portable.params import STRUCTS
+
+pytestmark = pytest.mark.family("sm80")
+
+SOURCE = "portable/merge.cu"
+FAKE_NVCC = """#!/bin/sh
+echo "$@" >> "{log}"
+if [ "$1" = --version ]; then echo "{version}"; exit 0; fi
+while [ "$1" != -o ]; do shift; done
+printf 'machine code by {version}' > "$2"
+"""
+
+
+class Compiler:
+    """A stand-in for nvcc that counts its runs."""
+
+    def __init__(self, folder: Path, version: str = "release 1"):
+        folder.mkdir()
+        self.path, self.log = folder / "nvcc", folder / "log"
+        self.path.write_text(FAKE_NVCC.format(log=self.log, version=version))
+        self.path.chmod(0o755)
+
+    @property
+    def runs(self) -> list[str]:
+        return self.log.read_text().splitlines() if self.log.exists() else []
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPATTN_CACHE_DIR", str(tmp_path / "cache"))
+    compile._compiler_key.cache_clear()
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def nvcc(tmp_path, monkeypatch, place):
+    compiler = Compiler(tmp_path / "toolkit")
+    monkeypatch.setenv("SPATTN_NVCC", str(compiler.path))
+    return compiler
+
+
+def make(**defines) -> bytes:
+    return compile.cubin(SOURCE, "sm_80", {"SPATTN_DTYPE": "float32", **defines}, STRUCTS)
+
+
+def cubins(place: Path) -> list[Path]:
+    return sorted(place.glob("*.cubin"))
+
+
+def test_warm_start_runs_no_compiler(nvcc, place):
+    assert make() == b"machine code by release 1"
+    assert len(nvcc.runs) == 2  # --version and the compilation
+    compile._compiler_key.cache_clear()  # as a new process would
+    assert make() == b"machine code by release 1"
+    assert len(nvcc.runs) == 2
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "changed", "longer"])
+def test_fault_37_damaged_entry_is_rebuilt(nvcc, place, damage):
+    make()
+    (entry,) = cubins(place)
+    whole = entry.read_bytes()
+    damaged = {"cut": whole[:-1], "empty": b"", "changed": whole[:40] + b"X" + whole[41:], "longer": whole + b"X"}
+    entry.write_bytes(damaged[damage])
+    assert make() == b"machine code by release 1"
+    assert len(nvcc.runs) == 3
+    assert make() == b"machine code by release 1" and len(nvcc.runs) == 3
+
+
+def test_every_ingredient_counts(nvcc, place, tmp_path, monkeypatch):
+    make()
+    make(SPATTN_DTYPE="float64")
+    compile.cubin(SOURCE, "sm_90", {"SPATTN_DTYPE": "float32"}, STRUCTS)
+    assert len(cubins(place)) == 3
+    compile.cubin(SOURCE, "sm_80", {"SPATTN_DTYPE": "float32"}, {})
+    assert len(cubins(place)) == 4
+    other = Compiler(tmp_path / "newer", "release 2")
+    monkeypatch.setenv("SPATTN_NVCC", str(other.path))
+    assert make() == b"machine code by release 2"
+    assert len(cubins(place)) == 5
+
+
+def test_a_changed_header_is_compiled_again(nvcc, place, tmp_path, monkeypatch):
+    names = [path.relative_to(compile.SOURCES) for path in compile.headers(SOURCE)]
+    assert Path("common/element.cuh") in names
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((compile.SOURCES / name).read_bytes())
+    monkeypatch.setattr(compile, "SOURCES", tmp_path)
+    make()
+    with (tmp_path / "common/element.cuh").open("a") as file:
+        file.write("// changed\n")
+    make()
+    assert len(cubins(place)) == 2
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="giving a folder to another user needs root")
+def test_fault_38_folder_of_another_user_is_refused(nvcc, place):
+    place.mkdir()
+    os.chown(place, 12345, 12345)
+    with pytest.raises(PermissionError, match="belongs to user 12345.*SPATTN_CACHE_DIR"):
+        make()
+    assert not any("-o" in run for run in nvcc.runs)
+
+
+def test_fault_38_world_writable_folder_is_refused(nvcc, place):
+    make()
+    place.chmod(0o777)
+    with pytest.raises(PermissionError, match="world-writable"):
+        make()
+    place.chmod(0o755)
+    make()
+
+
+def test_fault_37_unwritable_folder(nvcc, tmp_path, monkeypatch):
+    """A folder that cannot be made costs the cache, not the result; the user is told."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPATTN_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.warns(RuntimeWarning, match="SPATTN_CACHE_DIR"):
+        assert make() == b"machine code by release 1"
+
+
+def test_fault_37_many_writers(nvcc, place):
+    """Writers of one entry and readers of it: whole entries only, and nothing left behind."""
+    results, errors = [], []
+
+    def work():
+        try:
+            for _ in range(20):
+                cache.write("entry", b"x" * 200_000)
+                results.append(cache.read("entry"))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and set(results) == {b"x" * 200_000}
+    assert [path.name for path in place.iterdir()] == ["entry"]
+
+
+def test_without_nvcc(nvcc, place, monkeypatch):
+    """Kernels compiled elsewhere run without a compiler; others name what is missing."""
+    made = make()
+    monkeypatch.setenv("SPATTN_NVCC", "")
+    assert make() == made
+    with pytest.raises(compile.CompileError, match="install the CUDA toolkit or set SPATTN_NVCC"):
+        make(SPATTN_DTYPE="float16")
+
+
+def test_compiler_that_fails(nvcc):
+    nvcc.path.write_text('#!/bin/sh\necho "what went wrong"\nexit 3\n')
+    with pytest.raises(compile.CompileError, match="(?s)exit status 3.*what went wrong"):
+        make()
+
+
+def test_compiler_that_cannot_run(tmp_path, place, monkeypatch):
+    path = tmp_path / "nvcc"
+    path.write_text("not a program")
+    monkeypatch.setenv("SPATTN_NVCC", str(path))
+    with pytest.raises(compile.CompileError, match="cannot be run"):
+        make()
+
+
+def test_fault_40_no_shell_reads_the_command(nvcc, place, tmp_path):
+    """Characters that a shell would act on reach the compiler as they are."""
+    make(NAME="$(touch hacked);`touch hacked`")
+    assert any("$(touch hacked);`touch hacked`" in run for run in nvcc.runs)
+    assert not list(tmp_path.rglob("hacked")) and not Path("hacked").exists()
