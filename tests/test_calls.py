@@ -11,7 +11,7 @@ import pytest
 import spattn
 from spattn import cpu, dispatch
 from spattn import patterns as p
-from spattn.arrays import signature
+from spattn.arrays import cache_key
 from spattn.patterns.base import registry as _registry
 from spattn.planning.contract import cache as _cache
 from spattn.request.call import Call
@@ -79,13 +79,13 @@ def test_a_call_is_prepared_once(kind, prepared):
 def test_tensors_that_require_a_gradient_have_a_signature_of_their_own(name):
     """What to do with them depends on whether gradients are recorded just now."""
     wanting = tensors(**{name: torch.ones(1, 2, 10, 8, requires_grad=True)})
-    assert len({signature(*tensors()), signature(*wanting)}) == 2
+    assert len({cache_key(*tensors()), cache_key(*wanting)}) == 2
     with torch.no_grad():
-        assert signature(*wanting) == signature(*tensors())
+        assert cache_key(*wanting) == cache_key(*tensors())
 
 
 @pytest.mark.parametrize("pattern", ["causal", p.Causal()], ids=["name", "pattern"])
-@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_a_recorded_call_is_prepared_once(layout, pattern, prepared):
     """With its own scale each time; without a record where nobody wants a gradient."""
     for scale in (None, 0.5, None):
@@ -103,9 +103,9 @@ def test_a_recorded_call_is_prepared_once(layout, pattern, prepared):
 
 def test_no_signature_for_arrays_of_several_kinds_or_classes():
     q, k, v = tensors()
-    assert signature(q.numpy(), k, v) is None and signature(q, k, np.ma.masked_array(v)) is None
-    assert signature(torch.nn.Parameter(q, requires_grad=False), k, v) is None
-    assert signature([1], [2], [3]) is None
+    assert cache_key(q.numpy(), k, v) is None and cache_key(q, k, np.ma.masked_array(v)) is None
+    assert cache_key(torch.nn.Parameter(q, requires_grad=False), k, v) is None
+    assert cache_key([1], [2], [3]) is None
 
 
 def test_what_was_prepared_is_not_used_where_a_derivative_is_taken():
@@ -171,7 +171,7 @@ def test_prepared_calls_are_bounded_and_go_with_their_plan(monkeypatch):
     plan = spattn.plan(p.Causal(), 10)
     for dim in range(1, 101):
         spattn.attention(*[torch.ones(1, 1, 10, dim)] * 3, plan)
-        assert 0 < len(plan._sealed.calls) <= 64
+        assert 0 < len(plan._validated.calls) <= 64
     spattn.clear_plan_cache()
     assert not _cache._calls
 
@@ -220,7 +220,7 @@ def test_every_backend_refuses_a_broken_plan(backend):
     """Also one that would only look at the plan's pattern."""
     made = spattn.plan(p.Causal(), 10)
     plain = [x.numpy() for x in tensors()]
-    for arrays in (plain, [x.view(type("Own", (np.ndarray,), {})) for x in plain]):  # without a signature
+    for arrays in (plain, [x.view(type("Own", (np.ndarray,), {})) for x in plain]):  # without a cache_key
         broken = dataclasses.replace(made, indices=made.indices + 1)
         with pytest.raises(ValueError, match="^plan: "):
             spattn.attention(*arrays, broken, backend=backend)

@@ -435,8 +435,8 @@ def kernels() -> Iterator[tuple[str, str, dict[str, object], Any]]:
 
     from spattn.cuda import prebuild
     from spattn.cuda.hopper import builds, params, select
-    from spattn.cuda.hopper_backward import builds as backward_builds
     from spattn.cuda.hopper_backward import params as backward_params
+    from spattn.cuda.hopper_backward import specializations as backward_builds
 
     for dtype, dim in KINDS["portable"]:
         for source, macros, structs in prebuild.kernels("sm_90", [dtype], [dim]):

@@ -63,11 +63,11 @@ def judge(pattern: patterns.Pattern) -> float:
     out, lse = testing.naive(q, k, v, mask, dtype="float16")
     outs, _ = testing.naive_orders(q, k, v, mask)
     dq, _, _ = testing.naive_gradients(q, q, k, v, mask)
-    testing.assert_within_budget(dq, dq, outs)
+    testing.assert_within_bound(dq, dq, outs)
     testing.check_pattern(pattern, 64)
     testing.check_plan(spattn.plan(pattern, 64), [pattern.index_set(64, 64)])
     testing.Expectation(pattern, q, k, v).check(testing.at_protected_page(out), lse, "what")
-    return testing.error_budget(testing.random((1, 1, 64, 32)), outs, "float32") + testing.eps(np.float32)
+    return testing.error_bound(testing.random((1, 1, 64, 32)), outs, "float32") + testing.eps(np.float32)
 
 
 def layer(pattern: patterns.Pattern, model: Any) -> patterns.Pattern:

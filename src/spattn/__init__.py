@@ -7,11 +7,11 @@ from ._util.imports import whole_imports
 from .api.attention import attention, attention_backward
 from .api.plans import Tiling, plan, plan_for
 from .backends import available_backends
-from .errors import BackendUnavailable, EfficiencyWarning
+from .errors import BackendUnavailableError, EfficiencyWarning
 from .planning import Plan, PlanCacheInfo, clear_plan_cache, plan_cache_info
 
 __all__ = [
-    "BackendUnavailable",
+    "BackendUnavailableError",
     "EfficiencyWarning",
     "Plan",
     "PlanCacheInfo",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import patterns
 from .api.versions import show_versions, version
-from .errors import BackendUnavailable
+from .errors import BackendUnavailableError
 from .patterns.base.registry import pattern_class
 from .patterns.show import expression as _expression
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return options.run(options)
     except _Usage as error:
         return _complain(parser, error, 2)
-    except (_Failure, BackendUnavailable, OSError) as error:
+    except (_Failure, BackendUnavailableError, OSError) as error:
         return _complain(parser, error, 1)
     except KeyboardInterrupt:
         return _complain(parser, "interrupted", _INTERRUPTED)

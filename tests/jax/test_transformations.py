@@ -254,7 +254,7 @@ from spattn import cpu, cuda
 q, k, v = map(jnp.asarray, problem()[0])
 cuda.unavailable = lambda: "there is none"
 for attention in (spattn.jax.attention, jax.jit(spattn.jax.attention, static_argnames="backend")):
-    refused(jax.errors.JaxRuntimeError, "BackendUnavailable: backend 'cuda' is not available: there is none",
+    refused(jax.errors.JaxRuntimeError, "BackendUnavailableError: backend 'cuda' is not available: there is none",
             lambda: attention(q, k, v, backend="cuda"))
 refused(jax.errors.JaxRuntimeError, "INVALID_ARGUMENT: ValueError: backend: expected 'auto' or one of",
         lambda: spattn.jax.attention(q, k, v, backend="cpus"))

@@ -17,7 +17,7 @@ import spattn
 from spattn import cpu
 from spattn import patterns as p
 from spattn.planning import validate
-from spattn.planning.contract.validated import sealed
+from spattn.planning.contract.validated import validated
 from spattn.planning.tiles import listed as _listed
 from spattn.planning.tiles._pairs import Gathered
 from spattn.request.call import Call
@@ -199,7 +199,7 @@ def test_plans_belong_to_one_number_of_keys():
     """Also where a head beside them has its keys at the ends of the sequence, and would move alone."""
     pattern = p.PerHead((p.Sinks(2) | p.SlidingWindow(3), p.interop.from_pairs([0], [7], 1, 300)))
     made = gathered(pattern, 1, 300, heads=2, tile=(16, 64))
-    assert made.gathered and sealed(made).least is None
+    assert made.gathered and validated(made).least is None
     check(pattern, made)
     with pytest.raises(ValueError, match="kv_len: expected 300"):
         gathered(pattern, 1, 301, heads=2, tile=(16, 64))

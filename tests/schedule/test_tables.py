@@ -9,9 +9,9 @@ import pytest
 import spattn
 from spattn import patterns as p
 from spattn._util import checks as _checks
-from spattn.schedule.finishers import find_finishers, find_sum_finishers
 from spattn.schedule.gradients import units
-from spattn.schedule.slabs import EMPTY, FULL, Cut, by_keys, by_queries
+from spattn.schedule.reductions import find_reductions, find_sum_reductions
+from spattn.schedule.subtiles import EMPTY, FULL, Cut, by_keys, by_queries
 from spattn.schedule.tasks import order_tasks
 from spattn.testing.tables import check_table
 
@@ -50,20 +50,20 @@ def test_plans_that_allow_a_pair_twice(no_plans):
         spattn.plan(Twice(), 50)
 
 
-def test_finishers():
+def test_reductions():
     half = p.RowIntervals(np.zeros(512, int), np.where(np.arange(512) < 256, 0, 512))  # whose rows have three sources
     plan = spattn.plan(p.strided(8) | p.DilatedWindow(30, 0, 4) & half, 512, tiling=spattn.Tiling(tile=(32, 64)))
-    found = find_finishers(plan)
+    found = find_reductions(plan)
     assert (found.slots <= -2).any() and len(found.merges.rows)
-    finisher = np.nonzero(found.slots <= -2)[0]
-    for slots in (changed(found.slots, finisher[0], 0), changed(found.slots, finisher[0], -1)):
+    reduction = np.nonzero(found.slots <= -2)[0]
+    for slots in (changed(found.slots, reduction[0], 0), changed(found.slots, reduction[0], -1)):
         with pytest.raises(AssertionError):
-            check_table("finishers", plan=plan, found=found._replace(slots=slots))
+            check_table("reductions", plan=plan, found=found._replace(slots=slots))
     with pytest.raises(AssertionError):
-        check_table("finishers", plan=plan, found=found._replace(priors=changed(found.priors, (0, 0), 1)))
+        check_table("reductions", plan=plan, found=found._replace(priors=changed(found.priors, (0, 0), 1)))
     merges = found.merges._replace(rows=changed(found.merges.rows, 0, found.merges.rows[1]))
     with pytest.raises(AssertionError):
-        check_table("finishers", plan=plan, found=found._replace(merges=merges))
+        check_table("reductions", plan=plan, found=found._replace(merges=merges))
 
 
 def test_passes():
@@ -86,20 +86,20 @@ def test_passes():
             check_table(table, plan=plan, made=other, cut=cut, **more)
 
 
-def test_sum_finishers():
+def test_sum_reductions():
     plan = spattn.plan(p.Full(), 5000, 200, tiling=spattn.Tiling(tile=(32, 64), workers=1))
     keys = by_keys(plan, 1, 1, 1, Cut.consecutive(plan, 16), 1, 16)
     arguments = keys.work["slot"], keys.work_indptr, keys.merges, 64, plan.kv_len
-    found = find_sum_finishers(*arguments)
+    found = find_sum_reductions(*arguments)
     assert (found.slots <= -2).any()
     given = dict(zip(("slots", "work_indptr", "merges", "rows"), arguments, strict=False))
-    check_table("sum finishers", **given, found=found)
+    check_table("sum reductions", **given, found=found)
     for other in (
         found._replace(rest_sources=changed(found.rest_sources, 0, found.rest_sources[1])),
         found._replace(slots=changed(found.slots, np.nonzero(found.slots <= -2)[0][0], 0)),
     ):
         with pytest.raises(AssertionError):
-            check_table("sum finishers", **given, found=other)
+            check_table("sum reductions", **given, found=other)
 
 
 def test_units(plan):

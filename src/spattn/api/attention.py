@@ -24,7 +24,7 @@ def attention(
     backend: str = "auto",
     return_lse: bool = False,
     precision: str | None = None,
-    layout: str = "bhnd",
+    layout: str = "bhsd",
     **others: Never,
 ) -> Any:
     r"""Softmax attention over the (query, key) pairs that a pattern allows.
@@ -51,8 +51,8 @@ def attention(
     precision : {None, "tf32"}, optional
         None keeps the full precision of the dtype. "tf32" rounds the operands of both products to TF32 (11 significant
         bits); it requires float32 inputs and the cuda backend.
-    layout : {"bhnd", "bnhd", "thd"}, optional
-        Axis order of q, k, v and out. "bhnd" is the order above; "bnhd" is (batch, length, heads, head_dim). If the
+    layout : {"bhsd", "bshd", "thd"}, optional
+        Axis order of q, k, v and out. "bhsd" is the order above; "bshd" is (batch, length, heads, head_dim). If the
         pattern has a grid, its axes may replace the length axis: (batch, heads, \*grid, head_dim). "thd" is
         (total, heads, head_dim): a packed batch of variable-length sequences. The pattern must separate the
         sequences, as :meth:`~spattn.patterns.Documents.from_cu_seqlens` does.
@@ -79,7 +79,7 @@ def attention(
         `q` is not float64; if the pattern differs between batch entries under :func:`torch.func.vmap`.
     RuntimeError
         If q, k or v is a dual tensor: forward-mode differentiation is not supported.
-    BackendUnavailable
+    BackendUnavailableError
         If the named backend cannot run on this machine.
 
     Warns
@@ -154,7 +154,7 @@ def attention_backward(
     scale: float | None = None,
     backend: str = "auto",
     precision: str | None = None,
-    layout: str = "bhnd",
+    layout: str = "bhsd",
 ) -> tuple[Any, Any, Any]:
     r"""Gradients of :func:`attention` with respect to q, k and v.
 
@@ -180,7 +180,7 @@ def attention_backward(
 
     Raises
     ------
-    TypeError, ValueError, RuntimeError, BackendUnavailable
+    TypeError, ValueError, RuntimeError, BackendUnavailableError
         As :func:`attention`, for all arrays.
 
     Notes

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ..arrays import autocast, compiling, kind_of, recorder, signature
+from ..arrays import autocast, cache_key, compiling, namespace_of, recorder
 from ..backends import GroupingBackend, PreparedGroup
 from ..dispatch import CONSTANT, as_pattern, backend_for, find_plan
 from ..patterns import Pattern
@@ -30,7 +30,7 @@ def grouped_attention(
     backend: str = "auto",
     return_lse: bool = False,
     precision: str | None = None,
-    layout: str = "bhnd",
+    layout: str = "bhsd",
 ) -> list[Any]:
     r"""Softmax attention for several problems of different lengths, batch sizes, heads and patterns.
 
@@ -48,7 +48,7 @@ def grouped_attention(
         Also return the log-sum-exp of each row's scores.
     precision : {None, "tf32"}, optional
         As for :func:`attention`.
-    layout : {"bhnd", "bnhd", "thd"}, optional
+    layout : {"bhsd", "bshd", "thd"}, optional
         As for :func:`attention`; the same for all problems.
 
     Returns
@@ -60,7 +60,7 @@ def grouped_attention(
     ------
     TypeError
         If `problems` is not a sequence of 4-tuples; as :func:`attention`.
-    ValueError, RuntimeError, BackendUnavailable
+    ValueError, RuntimeError, BackendUnavailableError
         As :func:`attention`. The message starts with the problem's index: ``problems[3]: k: expected …``.
 
     Warns
@@ -139,7 +139,7 @@ def _named(number: int) -> Iterator[None]:
 
 
 def _in_device_memory(x: Any) -> bool:
-    kind = kind_of(x)
+    kind = namespace_of(x)
     return kind is not None and kind.ordinal(x) is not None
 
 
@@ -182,7 +182,7 @@ def _find(given: list[_Problem], backend: str, precision: str | None, return_lse
     """Find groups among the problems; the result is cached with the plan of the first candidate."""
     signatures, named = {}, []
     for number, (q, k, v, pattern) in enumerate(given):
-        own = signature(q, k, v) if isinstance(pattern, CONSTANT) else None
+        own = cache_key(q, k, v) if isinstance(pattern, CONSTANT) else None
         if own is not None and _in_device_memory(q):
             signatures[number] = own
             if isinstance(pattern, str):  # the registry may map the name to another class later

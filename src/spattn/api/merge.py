@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..arrays import dtype_name, kind_of
+from ..arrays import dtype_name, namespace_of
 
 __all__ = ["merge_attentions"]
 
@@ -74,7 +74,7 @@ def _namespace(outs: Sequence[Any], lses: Sequence[Any]) -> Any:
         )
     for name, arrays in (("outs", outs), ("lses", lses)):
         for number, x in enumerate(arrays):
-            if kind_of(x) is None or kind_of(x) is not kind_of(outs[0]):
+            if namespace_of(x) is None or namespace_of(x) is not namespace_of(outs[0]):
                 raise TypeError(f"{name}[{number}]: expected an array like outs[0], got {type(x).__name__}")
             if dtype_name(x) != dtype_name(arrays[0]):
                 raise TypeError(f"{name}[{number}]: expected dtype {dtype_name(arrays[0])}, got {dtype_name(x)}")
@@ -82,7 +82,7 @@ def _namespace(outs: Sequence[Any], lses: Sequence[Any]) -> Any:
                 raise ValueError(f"{name}[{number}]: expected shape {tuple(arrays[0].shape)}, got {tuple(x.shape)}")
     if tuple(outs[0].shape[:-1]) != tuple(lses[0].shape):
         raise ValueError(f"lses: expected shape {tuple(outs[0].shape[:-1])}, got {tuple(lses[0].shape)}")
-    kind = kind_of(outs[0])
+    kind = namespace_of(outs[0])
     assert kind is not None, "checked above"
     return kind.functions()
 

@@ -127,7 +127,7 @@ def plan_for(
     v: Any,
     *,
     backend: str = "auto",
-    layout: str = "bhnd",
+    layout: str = "bhsd",
     max_bytes: int | None = None,
 ) -> Plan:
     """Compile the plan that :func:`spattn.attention` uses for the given arrays.
@@ -146,7 +146,7 @@ def plan_for(
 
     Raises
     ------
-    TypeError, ValueError, BackendUnavailable
+    TypeError, ValueError, BackendUnavailableError
         As :func:`spattn.attention` and :func:`plan`.
 
     Examples

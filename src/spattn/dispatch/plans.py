@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..arrays import check_plain, dtype_name, kind_of
+from ..arrays import check_plain, dtype_name, namespace_of
 from ..backends import Backend, load
 from ..patterns import Mask, Pattern
 from ..patterns.base.named import get
@@ -91,7 +91,7 @@ def as_pattern(pattern: Any, sizes: Sizes = (None, None, None, None)) -> Pattern
     if isinstance(pattern, str):
         return get(pattern)
     what = type(pattern).__name__
-    kind = kind_of(pattern)
+    kind = namespace_of(pattern)
     if kind is not None:
         if dtype_name(pattern) == "bool":
             check_plain("pattern", pattern)

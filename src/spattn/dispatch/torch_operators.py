@@ -144,11 +144,11 @@ def _over_a_batch(operator: Any, tensors: int) -> None:
 
     def fold(info: Any, dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         pattern, allowed = arguments[tensors : tensors + 2]
-        told_apart = allowed is not None and (dims[tensors + 1] is not None or allowed.shape[0] != 1)
-        if told_apart or from_json(pattern).sizes()[0] != 1:
+        per_head = allowed is not None and (dims[tensors + 1] is not None or allowed.shape[0] != 1)
+        if per_head or from_json(pattern).sizes()[0] != 1:
             raise ValueError(
                 "pattern: must not differ between batch entries under torch.func.vmap, got "
-                f"{'a mask tensor with a batch axis' if told_apart else from_json(pattern)}"
+                f"{'a mask tensor with a batch axis' if per_head else from_json(pattern)}"
             )
         size = info.batch_size
         given: list[Any] = [

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..arrays import dtype_name
 from ..arrays._xla import Buffer
-from ..arrays.kind import numpy_dtype
-from ..errors import BackendUnavailable
+from ..arrays.namespace import numpy_dtype
+from ..errors import BackendUnavailableError
 from . import _c_api as c_api
 
 __all__ = ["Execution", "new_error"]
@@ -26,7 +26,7 @@ class Execution:
 
     Raises
     ------
-    BackendUnavailable
+    BackendUnavailableError
         If the runtime's structs lack fields declared in ``_c_api``.
     """
 
@@ -41,7 +41,7 @@ class Execution:
     def _check_sizes(self) -> None:
         if not all(map(c_api.fits, (self._frame, self._api))):
             version = self._api.version
-            raise BackendUnavailable(
+            raise BackendUnavailableError(
                 "jaxlib: requires the XLA FFI 0.1 with device ordinals, got version "
                 f"{version.major}.{version.minor} with fields missing; run pip install --upgrade jax"
             )

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import numpy as np
 
 from .._util.index_checks import LONGEST
-from ..arrays import check_plain, dtype_name, kind_of, to_host
+from ..arrays import check_plain, dtype_name, namespace_of, to_host
 from .base.check import assign, integer
 from .base.pattern import Pattern
 from .base.registry import pattern_class
@@ -25,8 +25,8 @@ __all__ = [
     "DynamicKeyPadding",
     "DynamicVerticalSlash",
     "Form",
-    "Selected",
-    "Selection",
+    "MaskedPattern",
+    "DynamicMask",
     "selected",
 ]
 
@@ -65,7 +65,7 @@ class Form(NamedTuple):
     left: bool = False
 
 
-class Selection:
+class DynamicMask:
     """What is allowed by indices on a GPU; see the module's text.
 
     ``pattern & mask`` allows what both do, and a mask alone stands for ``Full() & mask``. Unions and complements need
@@ -110,19 +110,19 @@ class Selection:
         """
         raise NotImplementedError
 
-    def copied(self) -> Selection:
+    def copied(self) -> DynamicMask:
         """The same with arrays of its own, which nobody changes.
 
         Returns
         -------
-        Selection
+        DynamicMask
         """
-        fields = {name: value for name, value in vars(self).items() if kind_of(value) is not None}
+        fields = {name: value for name, value in vars(self).items() if namespace_of(value) is not None}
         own = {name: (value.clone if hasattr(value, "clone") else value.copy)() for name, value in fields.items()}
         return replace(self, **own)  # type: ignore[type-var]
 
-    def __and__(self, other: Any) -> Selected:
-        return Selected(other, self) if isinstance(other, Pattern) else NotImplemented
+    def __and__(self, other: Any) -> MaskedPattern:
+        return MaskedPattern(other, self) if isinstance(other, Pattern) else NotImplemented
 
     __rand__ = __and__
 
@@ -137,19 +137,19 @@ class Selection:
     def __repr__(self) -> str:
         found = []
         for name, value in vars(self).items():
-            array = f"<{dtype_name(value)} {tuple(value.shape)}>" if kind_of(value) is not None else repr(value)
+            array = f"<{dtype_name(value)} {tuple(value.shape)}>" if namespace_of(value) is not None else repr(value)
             found.append(f"{name}={array}")
         return f"{type(self).__name__}({', '.join(found)})"
 
 
 @dataclass(frozen=True, eq=False)
-class Selected:
+class MaskedPattern:
     """What a pattern and a selection both allow, as ``pattern & selection`` says.
 
     Parameters
     ----------
     pattern : Pattern
-    selection : Selection
+    selection : DynamicMask
 
     Raises
     ------
@@ -158,13 +158,13 @@ class Selected:
     """
 
     pattern: Pattern
-    selection: Selection
+    selection: DynamicMask
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, Pattern):
             raise TypeError(f"pattern: expected a Pattern, got {type(self.pattern).__name__}")
-        if not isinstance(self.selection, Selection):
-            raise TypeError(f"selection: expected a Selection, got {type(self.selection).__name__}")
+        if not isinstance(self.selection, DynamicMask):
+            raise TypeError(f"selection: expected a DynamicMask, got {type(self.selection).__name__}")
 
     def to_host(self, kv_len: int) -> Pattern:
         """The pattern that allows the same now; waits for the numbers.
@@ -180,8 +180,8 @@ class Selected:
         """
         return self.pattern & self.selection.to_host(kv_len)
 
-    def __and__(self, other: Any) -> Selected:
-        return Selected(self.pattern & other, self.selection) if isinstance(other, Pattern) else NotImplemented
+    def __and__(self, other: Any) -> MaskedPattern:
+        return MaskedPattern(self.pattern & other, self.selection) if isinstance(other, Pattern) else NotImplemented
 
     __rand__ = __and__
 
@@ -194,16 +194,16 @@ class Selected:
         raise TypeError(_HOST)
 
 
-def selected(pattern: Any) -> Selected | None:
+def selected(pattern: Any) -> MaskedPattern | None:
     """What a selection, or one of a pattern, allows; None for anything else."""
-    if isinstance(pattern, Selection):
-        return Selected(pattern_class("full")(), pattern)
-    return pattern if isinstance(pattern, Selected) else None
+    if isinstance(pattern, DynamicMask):
+        return MaskedPattern(pattern_class("full")(), pattern)
+    return pattern if isinstance(pattern, MaskedPattern) else None
 
 
 def _check(name: str, value: Any, axes: tuple[int, ...]) -> Any:
     """A device array of int32 or int64 with so many axes."""
-    kind = kind_of(value)
+    kind = namespace_of(value)
     if kind is None or kind.name == "jax":
         raise TypeError(f"{name}: expected a PyTorch or CuPy array on a GPU, got {type(value).__name__}")
     check_plain(name, value)
@@ -223,7 +223,7 @@ def _leading(value: Any, own: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DynamicKeyBlocks(Selection):
+class DynamicKeyBlocks(DynamicMask):
     """Lists of key blocks for each block of queries: :class:`spattn.patterns.KeyBlocks` of numbers on a GPU.
 
     Parameters
@@ -281,7 +281,7 @@ class DynamicKeyBlocks(Selection):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DynamicKeyPadding(Selection):
+class DynamicKeyPadding(DynamicMask):
     """The keys of sequences of different lengths: :class:`spattn.patterns.KeyPadding` of lengths on a GPU.
 
     Parameters
@@ -320,7 +320,7 @@ class DynamicKeyPadding(Selection):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DynamicDocuments(Selection):
+class DynamicDocuments(DynamicMask):
     """Keys of the query's own document: :class:`spattn.patterns.Documents` of cumulative lengths on a GPU.
 
     Parameters
@@ -363,7 +363,7 @@ class DynamicDocuments(Selection):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DynamicVerticalSlash(Selection):
+class DynamicVerticalSlash(DynamicMask):
     """Chosen key columns and diagonals, causal: :class:`spattn.patterns.VerticalSlash` of numbers on a GPU.
 
     Parameters
@@ -391,7 +391,7 @@ class DynamicVerticalSlash(Selection):
     def __post_init__(self) -> None:
         for name in ("columns", "diagonals"):
             _check(name, getattr(self, name), (1, 2, 3))
-        if kind_of(self.columns) is not kind_of(self.diagonals):
+        if namespace_of(self.columns) is not namespace_of(self.diagonals):
             raise TypeError(f"diagonals: expected an array like columns, got {type(self.diagonals).__name__}")
         if self.columns.shape[:-1] != self.diagonals.shape[:-1]:
             shapes = tuple(self.columns.shape), tuple(self.diagonals.shape)

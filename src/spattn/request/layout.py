@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["DEFAULT", "Layout"]
 
-DEFAULT = "bhnd"
+DEFAULT = "bhsd"
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,6 @@ class Layout:
 
 _LAYOUTS = {
     DEFAULT: Layout(("batch", "heads", "length", "head_dim"), 2),
-    "bnhd": Layout(("batch", "length", "heads", "head_dim"), 1),
+    "bshd": Layout(("batch", "length", "heads", "head_dim"), 1),
     "thd": Layout(("total", "heads", "head_dim"), 0),
 }

@@ -13,7 +13,7 @@ from ..index_set import AffineRows
 from ..patterns import Full, Pattern, from_json
 from ..schedule.compiler import plan as make_plan
 from .arrays import inputs
-from .budget import assert_within_budget, dense_mask, naive_orders
+from .bounds import assert_within_bound, dense_mask, naive_orders
 from .contract import check_plan, execute
 
 __all__ = ["Expectation", "check_pattern", "check_picture"]
@@ -177,7 +177,7 @@ class Expectation:
         assert out.dtype == self.dtype, f"{what}: out: expected {self.dtype}, got {out.dtype}"
         assert lse.dtype == np.promote_types(self.dtype, np.float32), f"{what}: lse: got {lse.dtype}"
         for name, got, want, low in zip(("out", "lse"), (out, lse), self.reference, self.naive, strict=True):
-            assert_within_budget(got, want, low, self.dtype, f"{what} {name} of {self.pattern!r}")
+            assert_within_bound(got, want, low, self.dtype, f"{what} {name} of {self.pattern!r}")
 
 
 def check_picture(pattern: Pattern, q_len: int, kv_len: int | None = None) -> None:

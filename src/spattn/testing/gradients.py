@@ -9,7 +9,7 @@ import numpy as np
 from .. import reference
 from ..patterns import Pattern
 from .arrays import random
-from .budget import assert_within_budget, dense_mask, naive, naive_gradients
+from .bounds import assert_within_bound, dense_mask, naive, naive_gradients
 
 __all__ = ["GradientExpectation", "naive_from_results"]
 
@@ -123,4 +123,4 @@ class GradientExpectation:
             Name of the implementation in messages.
         """
         for name, got, exact, low in zip(NAMES, gradients, self._exact, self._low, strict=True):
-            assert_within_budget(got, exact, list(low), self._dtype, f"{what} {name}".strip())
+            assert_within_bound(got, exact, list(low), self._dtype, f"{what} {name}".strip())

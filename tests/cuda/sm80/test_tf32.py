@@ -7,7 +7,7 @@ import pytest
 
 import spattn
 from spattn import Tiling, cuda, patterns, plan, reference
-from spattn.testing import assert_within_budget, dense_mask, inputs, naive
+from spattn.testing import assert_within_bound, dense_mask, inputs, naive
 
 pytestmark = pytest.mark.family("sm80")
 
@@ -101,7 +101,7 @@ def test_small_and_large_values(size):
     v *= np.float32(size)
     out, _ = cuda.forward(q, k, v, spattn.plan_for(patterns.Causal(), q, k, v, backend="cuda"), 0.125)
     low = naive(q, k, v, dense_mask(patterns.Causal(), 1, 2, 200, 200), 0.125)[0]
-    assert_within_budget(out, reference.attend(q, k, v, patterns.Causal(), 0.125)[0], low)
+    assert_within_bound(out, reference.attend(q, k, v, patterns.Causal(), 0.125)[0], low)
 
 
 @pytest.mark.gpu

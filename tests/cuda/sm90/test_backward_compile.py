@@ -9,7 +9,7 @@ import pytest
 
 from spattn.choose.specializations import ARCH
 from spattn.cuda.driver import compile
-from spattn.cuda.hopper_backward import builds, params
+from spattn.cuda.hopper_backward import params
 
 NVCC = compile.find_nvcc()
 pytestmark = [pytest.mark.family("sm90"), pytest.mark.skipif(NVCC is None, reason="nvcc was not found")]

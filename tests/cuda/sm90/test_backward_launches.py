@@ -83,7 +83,7 @@ def test_one_pass(launched, pattern):
 
 
 def test_two_passes_where_one_would_compute_much_in_vain(launched):
-    """Items go ahead of each other, but most steps have pairs in one of their two slabs of keys only."""
+    """Items go ahead of each other, but most steps have pairs in one of their two subtiles of keys only."""
     run(patterns.Neighborhood((128, 128), 13), 128 * 128, 2)
     assert launched.names == ["statistics", "backward by keys", "backward by queries"]
 
@@ -94,7 +94,7 @@ def test_rows_that_several_items_compute_are_summed(launched):
     assert launched.names[1:] == ["backward by keys", "backward by queries", "sum", "sum"]
 
 
-def test_finishers_sum_what_they_share_with_others(launched):
+def test_reductions_sum_what_they_share_with_others(launched):
     """All rows have two sources; those items that finish run last, after those of both passes that do not."""
     run(patterns.strided(16), 1000, 2)
     assert launched.names[1:] == ["backward by keys", "backward by queries"] * 2

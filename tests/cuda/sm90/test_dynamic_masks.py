@@ -301,12 +301,12 @@ def test_values_that_are_not_allowed(torch):
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("hopper_kernels")
-@pytest.mark.parametrize("layout", ["bhnd", "bnhd"])
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
 def test_recorded(torch, layout):
     """Gradients are those of what was allowed at the time of the call, whatever has become of the indices."""
     rng, arrays = np.random.default_rng(4), arrays_of(torch, 500, 500)
     dout = torch.randn_like(arrays[0])
-    if layout == "bnhd":
+    if layout == "bshd":
         *arrays, dout = (x.transpose(1, 2) for x in (*arrays, dout))
     chosen = patterns.Causal() & dynamic.DynamicKeyBlocks(on_gpu(torch)(blocks(rng, 500, 2, 2, 64, 64)), 64, 64)
     found = []

@@ -119,7 +119,7 @@ def test_long_columns(check_gradients):
 
 @pytest.mark.parametrize("pattern", [patterns.Full(), patterns.fixed(64, 4)], ids=repr)
 def test_long_items(check_gradients, passes, pattern):
-    """Those that would keep the last SMs busy are cut, and finishers add several parts to some of their rows."""
+    """Those that would keep the last SMs busy are cut, and reductions add several parts to some of their rows."""
     check_gradients(pattern, *inputs(1, 2, 2, 2100, 2100, 64, dtype="bfloat16"), kinds=("torch",))
 
 

@@ -121,7 +121,7 @@ class Composite(Pattern):
         return Ends(max(first), max(last), between(middle))
 
     def _bands_of_all(self, first: int, stop: int) -> list[tuple[Bands, ...]] | None:
-        """The clauses of each operand; None where one has none."""
+        """The conjuncts of each operand; None where one has none."""
         found = []
         for p in self.operands:
             own = p._bands(first, stop)

@@ -11,7 +11,7 @@ import numpy as np
 from ..._util.imports import whole_imports
 from ..._util.index_checks import check_lengths, q_offset
 from ..._util.ragged import offsets
-from ...arrays import dtype_name, kind_of
+from ...arrays import dtype_name, namespace_of
 from ...index_set import AffineRows, Runs
 from ..hints.bands import Bands
 from ..hints.lattice import Ends, Lattice, Span
@@ -323,12 +323,12 @@ class Pattern:
             raise ValueError(f"pattern: expected one for {batch} batch entries, got one for {own_batch}")
         if own_heads > 1 and heads % own_heads:
             raise ValueError(f"pattern: expected one for a divisor of {heads} heads, got one for {own_heads} heads")
-        told_apart = self._for_heads(heads)
-        own_heads = told_apart.sizes()[1]
+        per_head = self._for_heads(heads)
+        own_heads = per_head.sizes()[1]
         number: dict[Pattern, int] = {}
         index = np.array(
             [
-                [number.setdefault(told_apart.at(b, h), len(number)) for h in range(own_heads or heads)]
+                [number.setdefault(per_head.at(b, h), len(number)) for h in range(own_heads or heads)]
                 for b in range(own_batch or batch)
             ],
             dtype=np.int32,
@@ -423,7 +423,7 @@ class Pattern:
         return None if runs is None else [runs]
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
-        """Hint: clauses, all of which allow each allowed pair of the queries at ``[first, stop)``; None where there are
+        """Hint: conjuncts, all of which allow each allowed pair of the queries at ``[first, stop)``; None where there are
         none."""
         return None
 
@@ -470,7 +470,7 @@ def _operand(value: Any) -> Pattern | None:
     """What stands beside an operator, as a pattern: a bool array of any framework is a Mask. None if it is neither."""
     if isinstance(value, Pattern):
         return value
-    if kind_of(value) is None:
+    if namespace_of(value) is None:
         return None
     if dtype_name(value) != "bool":
         got = dtype_name(value)

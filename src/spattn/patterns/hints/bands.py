@@ -13,7 +13,7 @@ from ..base.check import REACH
 
 __all__ = ["NO_KEY_AHEAD", "NO_RANGES", "Bands", "either", "nearby", "same_keys"]
 
-_MOST_CLAUSES = 8
+_MOST_CONJUNCTS = 8
 
 
 class Bands(NamedTuple):
@@ -61,17 +61,17 @@ def same_keys(first: np.ndarray, stop: np.ndarray, near: np.ndarray = NO_RANGES)
 
 
 def either(operands: list[tuple[Bands, ...]]) -> tuple[Bands, ...] | None:
-    """What any of several patterns allows; None where that takes too many clauses."""
+    """What any of several patterns allows; None where that takes too many conjuncts."""
     found = operands[0]
     for more in operands[1:]:
-        if len(found) * len(more) > _MOST_CLAUSES:
+        if len(found) * len(more) > _MOST_CONJUNCTS:
             return None
         found = tuple(_joined(*pair) for pair in itertools.product(found, more))
     return found
 
 
 def _joined(one: Bands, other: Bands) -> Bands:
-    """The pairs that one of two clauses allows."""
+    """The pairs that one of two conjuncts allows."""
     near = np.concatenate([one.near, other.near])
     sides = [side for side in (one, other) if len(side.start) > 1]
     if len(sides) < 2:

@@ -12,7 +12,7 @@ from ..base.content import ByContent, frozen_array
 
 __all__ = ["BlockTable"]
 
-_EXACT_CELLS = 1 << 24  # the integral images of larger tables are made of coarser cells
+_FALLBACK_CELLS = 1 << 24  # the integral images of larger tables are made of coarser cells
 _COARSE = 64
 
 
@@ -78,7 +78,7 @@ class BlockTable(ByContent):
 
     @property
     def _coarse(self) -> int:
-        return _COARSE if self.cells.size > _EXACT_CELLS else 1
+        return _COARSE if self.cells.size > _FALLBACK_CELLS else 1
 
     @cached_property
     def _images(self) -> tuple[np.ndarray, np.ndarray]:

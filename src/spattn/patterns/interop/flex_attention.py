@@ -10,7 +10,7 @@ import numpy as np
 
 from ..._util.imports import whole_imports
 from ..._util.index_checks import LONGEST
-from ...errors import BackendUnavailable
+from ...errors import BackendUnavailableError
 from ..base.check import integer
 from ..base.content import ByContent, on_host
 from ..base.pattern import Pattern
@@ -108,7 +108,7 @@ def from_mask_mod(mask_mod: Callable[..., Any], *, batch: int | None = None, hea
 
     Raises
     ------
-    BackendUnavailable
+    BackendUnavailableError
         If PyTorch is not installed.
     TypeError
         If `mask_mod` is not callable or returns anything else, asks an index for its number (``if``, ``int()``),
@@ -152,7 +152,9 @@ def _traced(mask_mod: Callable[..., Any], batch: int | None = None, heads: int |
         with whole_imports:
             from ...trace.recorder import trace
     except ModuleNotFoundError as error:
-        raise BackendUnavailable("mask_mod: expected PyTorch, whose tensors it takes; pip install torch") from error
+        raise BackendUnavailableError(
+            "mask_mod: expected PyTorch, whose tensors it takes; pip install torch"
+        ) from error
     found = trace(mask_mod, 4)
     own = (0 if argument in found.used else 1 for argument in (_BATCH, _HEAD))
     return MaskMod(found, *(n or size for n, size in zip(given, own, strict=True)))

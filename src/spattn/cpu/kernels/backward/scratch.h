@@ -11,7 +11,7 @@ namespace SPATTN_ISA {
 // Row data of an item that all backward paths share.
 template <class T> struct GradientRows {
   Positions position;
-  ExactRowBuffer exact;  // its sum is dQ of a row
+  FallbackRowBuffer exact;  // its sum is dQ of a row
   T *lse2, *lse2_low;    // base-2 log-sum-exp as a sum of two; +inf for skipped rows
   T* delta;              // rowsum(dO o O), times the scale if dO has it
   bool* idle;            // rows without a gradient

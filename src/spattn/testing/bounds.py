@@ -12,10 +12,10 @@ from ..planning.contract.types import Plan
 from .arrays import eps
 
 __all__ = [
-    "assert_within_budget",
+    "assert_within_bound",
     "count_orders",
     "dense_mask",
-    "error_budget",
+    "error_bound",
     "naive",
     "naive_gradients",
     "naive_orders",
@@ -121,7 +121,7 @@ def naive_orders(
     scale: float | None = None,
     dtype: npt.DTypeLike | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Evaluate :func:`naive` in several orders: a list of ``out`` and a list of ``lse`` for :func:`error_budget`.
+    """Evaluate :func:`naive` in several orders: a list of ``out`` and a list of ``lse`` for :func:`error_bound`.
 
     A single evaluation of a small problem may be exact by chance; the maximum error over all orders counts.
 
@@ -233,7 +233,7 @@ def _swap(x: np.ndarray) -> np.ndarray:
     return np.swapaxes(x, -1, -2)
 
 
-def error_budget(reference64: np.ndarray, naive_lowprec: np.ndarray | list[np.ndarray], dtype: npt.DTypeLike) -> float:
+def error_bound(reference64: np.ndarray, naive_lowprec: np.ndarray | list[np.ndarray], dtype: npt.DTypeLike) -> float:
     """``2 · max|naive_lowprec - reference64| + eps(dtype) · max|reference64|`` over the finite reference values.
 
     Parameters
@@ -264,14 +264,14 @@ def error_budget(reference64: np.ndarray, naive_lowprec: np.ndarray | list[np.nd
     return float(2 * loss + eps(dtype) * np.abs(ref).max(initial=0))
 
 
-def assert_within_budget(
+def assert_within_bound(
     actual: np.ndarray,
     reference64: np.ndarray,
     naive_lowprec: np.ndarray | list[np.ndarray],
     dtype: npt.DTypeLike | None = None,
     what: str = "out",
 ) -> None:
-    """Assert that `actual` is within :func:`error_budget` and has the reference's NaN and infinities.
+    """Assert that `actual` is within :func:`error_bound` and has the reference's NaN and infinities.
 
     Parameters
     ----------
@@ -288,7 +288,7 @@ def assert_within_budget(
     wide, finite = actual.astype(reference64.dtype), np.isfinite(reference64)
     same = np.where(finite, np.isfinite(wide), (wide == reference64) | (np.isnan(wide) & np.isnan(reference64)))
     assert same.all(), f"{what}: {_first(~same, wide, reference64)}"
-    budget = error_budget(reference64, naive_lowprec, dtype)
+    budget = error_bound(reference64, naive_lowprec, dtype)
     error = np.abs(np.where(finite, wide, 0) - np.where(finite, reference64, 0))
     assert error.max(initial=0) <= budget, (
         f"{what}: error {error.max():.3g} exceeds the bound {budget:.3g}; "
