@@ -129,7 +129,7 @@ def test_other_backends():
     for backend in ("auto", "cpu", "reference"):
         with pytest.raises(
             ValueError,
-            match=r"a pattern of device arrays needs the backend 'cuda', got '(cpu|reference)'; use \.to_host",
+            match=r"requires backend 'cuda', got '(cpu|reference)'; use \.to_host",
         ):
             spattn.attention(q, q, q, dynamic.DynamicKeyPadding(torch.tensor([5])), backend=backend)
     with pytest.raises(TypeError, match="pattern: expected a Pattern.*got KeyPadding"):

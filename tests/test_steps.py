@@ -190,7 +190,7 @@ def test_a_plan_is_for_one_length():
     q, k, v = static()
     plan = spattn.plan_for(STREAMING, q, k[:, :, :300], v[:, :, :300], backend="cpu")
     assert all(map(np.array_equal, step(q, k, v, 300, plan), step(q, k, v, 300, STREAMING)))
-    with pytest.raises(ValueError, match="^pattern: expected a plan for lengths 1 × 301, got one for 1 × 300$"):
+    with pytest.raises(ValueError, match="^pattern: expected a plan for lengths 1 × 301, got a plan for 1 × 300$"):
         step(q, k, v, 301, plan)
 
 

@@ -198,7 +198,7 @@ def why_unavailable(name: str) -> str | None:
     try:
         module = module_of(name)
     except ImportError as error:
-        return f"{error}; build spattn with its compiled core: pip install . in a clone of its repository"
+        return f"{error}; build the compiled core: run pip install . in a clone of the spattn repository"
     return module.unavailable()
 
 

@@ -19,11 +19,11 @@ from spattn.testing import Expectation, inputs
 @pytest.mark.parametrize("q_len, kv_len", [(64, 65), (65, 64), (32, 32)])
 def test_fault_17_plan_for_other_lengths(q_len, kv_len):
     plan = spattn.plan(p.Causal(), 64)
-    with pytest.raises(ValueError, match=rf"lengths {q_len} × {kv_len}, got one for 64 × 64"):
+    with pytest.raises(ValueError, match=rf"lengths {q_len} × {kv_len}, got a plan for 64 × 64"):
         spattn.attention(*inputs(1, 1, 1, q_len, kv_len), plan)
     q, k, v = inputs(1, 1, 1, q_len, kv_len)
     out, lse = spattn.attention(q, k, v, return_lse=True)
-    with pytest.raises(ValueError, match=rf"lengths {q_len} × {kv_len}, got one for 64 × 64"):
+    with pytest.raises(ValueError, match=rf"lengths {q_len} × {kv_len}, got a plan for 64 × 64"):
         spattn.attention_backward(out, q, k, v, out, lse, plan)
 
 

@@ -77,12 +77,12 @@ def test_passes():
         full, bits = np.argwhere(made.masks == FULL), np.argwhere(made.masks >= 0)
         for at, value in ((full[0], EMPTY), (bits[0], EMPTY), (bits[-1], FULL)):
             other = dataclasses.replace(made, masks=changed(made.masks, tuple(at), value))
-            with pytest.raises(AssertionError, match="other pairs than the plan"):
+            with pytest.raises(AssertionError, match="pairs differ from the plan"):
                 check_table(table, plan=plan, made=other, cut=cut, **more)
         at = bits[0, 0]
         other = changed(made.entries, at, made.entries[np.argmax(made.entries != made.entries[at])])
         other = dataclasses.replace(made, entries=other)
-        with pytest.raises(AssertionError, match="other pairs than the plan"):
+        with pytest.raises(AssertionError, match="pairs differ from the plan"):
             check_table(table, plan=plan, made=other, cut=cut, **more)
 
 

@@ -1,4 +1,4 @@
-"""Dispatch a call: cached if one like it came before, otherwise checked, planned and prepared."""
+"""Run a call from the cache, or validate, plan and prepare it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CONSTANT", "attention", "attention_backward"]
 
-CONSTANT = (Pattern, Plan, str)  # what stays as it is; anything else is looked at anew by every call
+CONSTANT = (Pattern, Plan, str)  # immutable, so calls are cacheable; a mask may change between calls
 
 
 def attention(
@@ -41,9 +41,9 @@ def attention(
     layout: str = "bhsd",
     gradients: Callable[..., Any] | None = None,
 ) -> Any:
-    """(out, lse) or out, as :func:`spattn.attention` returns them; NotImplemented for tensors that PyTorch traces.
+    """Implement :func:`spattn.attention` on concrete arrays; return NotImplemented for traced PyTorch tensors.
 
-    `gradients` computes what autograd records, :func:`attention_backward` unless given.
+    `gradients` is the backward function for autograd, by default :func:`attention_backward`.
     """
     check_options(backend, return_lse, precision, layout)
     key = cache_key_of(q, k, v), backend, precision, return_lse, layout
@@ -66,7 +66,7 @@ def attention(
         if record is None:
             check_gradients("attention", call.kind, q=q, k=k, v=v)
         else:
-            # A copy of a mask, which nobody changes before the backward pass.
+            # Copy a mask: the caller may change it before the backward pass.
             constant = pattern if isinstance(pattern, Plan) else as_pattern(pattern, call.sizes)
             del options["scale"]
             record = functools.partial(
@@ -94,7 +94,7 @@ def attention_backward(
     precision: str | None = None,
     layout: str = "bhsd",
 ) -> Any:
-    """Gradients as :func:`spattn.attention_backward` returns them; NotImplemented for tensors that PyTorch traces."""
+    """Implement :func:`spattn.attention_backward`; return NotImplemented for traced PyTorch tensors."""
     check_options(backend, precision=precision, layout=layout)
     arrays = (dout, q, k, v, out, lse) if dlse is None else (dout, q, k, v, out, lse, dlse)
     key = cache_key_of(*arrays), backend, precision, layout
@@ -113,7 +113,7 @@ def attention_backward(
 
 
 class CachedCall(NamedTuple):
-    """A prepared call with what checks its scale; one that moves is for `least` keys or more."""
+    """Cached dispatch of a call; a length-polymorphic one requires at least `least` keys."""
 
     run: Callable[..., Any]
     scale: float
@@ -122,7 +122,7 @@ class CachedCall(NamedTuple):
 
 
 def _find_any_length(pattern: Any, key: tuple[Any, ...]) -> CachedCall | None:
-    """The call that was prepared for any number of keys, this one among them: a step of generation is like the last."""
+    """Find a length-polymorphic cached call: decode steps differ in kv_len only."""
     found = None if key[0] is None else of_any_length(key[0])
     if found is None:
         return None
@@ -139,8 +139,7 @@ def _prepare(
     backward: bool = False,
     record: Callable[..., Any] | None = None,
 ) -> CachedCall:
-    """What computes calls like this one, on record where `record` is given; kept where nothing that it depends on can
-    change behind the key."""
+    """Plan and prepare a call, wrapped in autograd if `record` is given; cache it if its key determines the result."""
     module = backend_for(call, backend)
     plan = find_plan(module, pattern, call, backward=backward)
     if module.LIMITS.predicts and may_lose(plan):
@@ -166,8 +165,7 @@ def _prepare(
 
 
 def _selected(pattern: Any) -> MaskedPattern | None:
-    """What a selection, or one of a pattern, allows; None for anything else. Of a class that nobody has imported there
-    is none."""
+    """Return `pattern` as a MaskedPattern, or None. No dynamic pattern can exist before its module is imported."""
     found = sys.modules.get("spattn.patterns.dynamic")
     return None if found is None else cast("MaskedPattern | None", found.selected(pattern))
 
@@ -185,10 +183,10 @@ def _attend_masked(
     precision: str | None,
     layout: str,
 ) -> tuple[Any, Any]:
-    """Attention over what a selection allows. Nothing of it is kept but the plan of the pattern; where it is recorded,
-    what the selection allows now is computed on the host when a gradient is asked for."""
+    """Attention with a dynamic mask. Only the plan of its static pattern is cached; the backward pass converts a
+    snapshot of the mask to a host pattern."""
     if traced(q, k, v):
-        raise TypeError("pattern: a pattern of device arrays cannot be part of a PyTorch graph; use .to_host(kv_len)")
+        raise TypeError("pattern: a pattern of device arrays is not supported in a PyTorch graph; use .to_host(kv_len)")
     record = recorder(q, k, v)
     wants_lse = return_lse or record is not None
     call = Call.of(q, k, v, scale=scale, precision=precision, return_lse=wants_lse, layout=layout)
@@ -199,7 +197,7 @@ def _attend_masked(
     if not module.LIMITS.selects:
         name = name_for(call, backend)
         raise ValueError(
-            f"pattern: a pattern of device arrays needs the backend 'cuda', got {name!r}; use .to_host(kv_len)"
+            f"pattern: a pattern of device arrays requires backend 'cuda', got {name!r}; use .to_host(kv_len)"
         )
     run: Callable[..., Any] = cast(DynamicMaskBackend, module).prepare_masked(call, chosen)
     if not call.layout.is_default:
@@ -217,7 +215,7 @@ def _attend_masked(
 
 
 def _through_numpy(kind: ArrayNamespace, run: Callable[..., Any]) -> Callable[..., Any]:
-    """The same of arrays of another kind in host memory."""
+    """Wrap a NumPy implementation for host arrays of another library."""
 
     def call(*operands: Any) -> tuple[Any, ...]:
         *arrays, scale = operands

@@ -1,5 +1,8 @@
-"""For people who write patterns or backends: inputs, error budgets, the plan contract as a program, and the properties
-that every pattern has. Hypothesis strategies are in :mod:`spattn.testing.strategies`."""
+"""Test utilities for authors of patterns and backends.
+
+Provides inputs, error bounds, a reference executor of plans, and the properties that every pattern must have.
+Hypothesis strategies are in :mod:`spattn.testing.strategies`.
+"""
 
 from .arrays import DTYPES, LAYOUTS, at_protected_page, eps, inputs, random
 from .bounds import assert_within_bound, count_orders, dense_mask, error_bound, naive, naive_gradients, naive_orders

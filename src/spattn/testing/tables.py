@@ -1,4 +1,4 @@
-"""Compare the tables that backends make of a plan with it; an observer for ``spattn._util.checks.observers``."""
+"""Check backend tables against their plan; an observer for ``spattn._util.checks.observers``."""
 
 from __future__ import annotations
 
@@ -19,26 +19,25 @@ from ..schedule.tasks import Listed
 
 __all__ = ["check_table"]
 
-_MOST_CELLS = MOST_CELLS >> 2  # these comparisons are loops of Python
-_Cells = tuple[np.ndarray, np.ndarray]  # row, and whether it is real
+_MOST_CELLS = MOST_CELLS >> 2  # lower, because these checks are Python loops
+_Cells = tuple[np.ndarray, np.ndarray]  # row or key, and whether the cell is real
 
 
 def check_table(table: str, **of: Any) -> None:
-    """AssertionError unless a table says what its plan says.
+    """Assert that a table is consistent with its plan.
 
     Parameters
     ----------
     table : str
-        "reductions", "sum reductions", "pass by queries", "pass by keys", "units", "tasks", "selected items" or
-        "joined".
+        "reductions", "sum reductions", "pass by queries", "pass by keys", "units", "tasks", "selected items" or "joined".
     **of
-        The table and what it was made of.
+        The table and its sources.
     """
     _CHECKS[table](**of)
 
 
 def _check_reductions(plan: Plan, found: Reductions) -> None:
-    """Items, reductions and merges write each row once, and read each row of the workspace once."""
+    """Check that items, in-kernel reductions and combines write each row once and read each workspace row once."""
     variants = np.repeat(np.arange(plan.variants), np.diff(plan.work_indptr))
     for variant in range(plan.variants):
         own = variants == variant
@@ -48,24 +47,24 @@ def _check_reductions(plan: Plan, found: Reductions) -> None:
         alone, reduces, partial = (slots[item] == -1), (slots[item] <= -2), (slots[item] >= 0)
         rows, of_row, sources = _merged(found.merges, variant)
         _assert_once(np.concatenate([row[alone], row[reduces], rows]), plan.q_len, "row")
-        place = work["slot"][item].astype(np.int64) * plan.block_q + cell  # where the row would lie in the workspace
+        place = work["slot"][item].astype(np.int64) * plan.block_q + cell  # workspace row of a partial
         prior = found.priors[-2 - slots[item[reduces]], cell[reduces]]
-        assert (prior >= 0).all(), "a reduction has no other source of a row"
+        assert (prior >= 0).all(), "an in-kernel reduction lacks the other partial of a row"
         read = np.concatenate([np.stack([prior, row[reduces]]), np.stack([sources, of_row])], axis=1)
-        # A reduction reads the place of an earlier item; its own rows never go there.
-        _assert_same(read, np.stack([place[partial], row[partial]]), "rows of the workspace and who reads them")
+        # A reducing item reads the partial of an earlier item and never writes its own to the workspace.
+        _assert_same(read, np.stack([place[partial], row[partial]]), "workspace rows written and read")
 
 
 def _check_sum_reductions(
     slots: np.ndarray, work_indptr: np.ndarray, merges: Merges, rows: int, found: SumReductions
 ) -> None:
-    """Each merge is done by one reduction, from the same sources in the same order, or is still there."""
+    """Check that each sum is done by one reducing item, with the same sources in the same order, or still listed."""
     for variant in range(len(work_indptr) - 1):
         of = slice(*work_indptr[variant : variant + 2])
         sums = {int(s[0]): tuple(s) for s in _sources(merges, variant) if len(s)}
         empty = sum(not len(s) for s in _sources(merges, variant))
         left = _sources(found.merges, variant)
-        assert sum(not len(s) for s in left) == empty, "an empty merge is lost"
+        assert sum(not len(s) for s in left) == empty, "an empty sum is lost"
         done = [tuple(s) for s in left if len(s)]
         for item in np.nonzero(found.slots[of] <= -2)[0] + work_indptr[variant]:
             number = -2 - int(found.slots[item])
@@ -76,11 +75,11 @@ def _check_sum_reductions(
                     done.append((first, *rest.tolist()))
                 else:
                     assert not len(rest), "padding has sources"
-        assert sorted(done) == sorted(sums.values()), "sums are not done once each"
+        assert sorted(done) == sorted(sums.values()), "a sum is not done exactly once"
 
 
 def _check_pass_by_queries(plan: Plan, made: Pass, subtiles: SubtileMasks) -> None:
-    """The pass allows the plan's pairs, each once, and has the plan's work items and merges."""
+    """Check that the dQ tables visit each pair of the plan once, with the plan's work items and split-KV partials."""
     assert np.array_equal(made.work["tile"], plan.work["query_tile"]) and made.slots == plan.slots
     assert np.array_equal(made.work["slot"], plan.work["slot"])
     if plan.q_len * plan.kv_len > _MOST_CELLS or plan.gathered:
@@ -104,7 +103,7 @@ def _check_pass_by_queries(plan: Plan, made: Pass, subtiles: SubtileMasks) -> No
 def _check_pass_by_keys(
     plan: Plan, made: Pass, subtiles: SubtileMasks, heads: tuple[int, int, int], together: int
 ) -> None:
-    """The pass allows the pairs of the plan, once for each query head of a key-value head."""
+    """Check that the dK/dV tables visit each pair of the plan once per query head of a key-value head."""
     batch, heads_q, heads_kv = heads
     if plan.q_len * plan.kv_len > _MOST_CELLS or plan.gathered:
         return
@@ -123,7 +122,7 @@ def _check_pass_by_keys(
 def _codes_by_keys(
     plan: Plan, made: Pass, subtiles: SubtileMasks, own: int, variants: np.ndarray, together: int
 ) -> np.ndarray:
-    """Pairs as (query head of the group, row, key)."""
+    """Encode pairs as (query head of the group, row, key)."""
     codes = [np.zeros(0, np.int64)]
     for item in made.work[made.work_indptr[own] : made.work_indptr[own + 1]]:
         tiles = range(item["tile"], min(item["tile"] + together, plan.views["tiles"][item["view"]]))
@@ -144,7 +143,7 @@ def _codes_by_keys(
 
 
 def _check_units(plan: Plan, split: Units, heads: tuple[int, int, int]) -> None:
-    """Each item of each query head is in one unit, whose keys hold all of the item's; units share no workspace."""
+    """Check that each item of each query head is in one unit, which covers its keys, and units share no workspace."""
     batch, heads_q, heads_kv = heads
     of_head = np.broadcast_to(plan.variant, (batch, heads_q)).reshape(batch, heads_kv, -1)
     for entry, head in np.ndindex(batch, heads_kv):
@@ -155,7 +154,7 @@ def _check_units(plan: Plan, split: Units, heads: tuple[int, int, int]) -> None:
         for unit in units:
             for item in split.work[items[unit["first"] : unit["last"]]]:
                 key = _keys_of_item(plan, item)
-                assert not len(key) or unit["begin"] <= key.min() <= key.max() < unit["end"], "keys outside of a unit"
+                assert not len(key) or unit["begin"] <= key.min() <= key.max() < unit["end"], "keys outside a unit"
     rows = np.diff(np.append(split.units["offset"], split.rows))
     assert (rows == split.units["end"] - split.units["begin"]).all(), "units share rows of the workspace"
 
@@ -170,7 +169,7 @@ def _keys_of_item(plan: Plan, item: np.void) -> np.ndarray:
 
 
 def _check_tasks(plan: Listed, chosen: np.ndarray, batch: int, heads_q: int, heads_kv: int, tasks: np.ndarray) -> None:
-    """Each chosen item runs once for each head that has its variant."""
+    """Check that each chosen item runs once for each head of its variant."""
     variant = np.broadcast_to(plan.variant, (batch, heads_q))
     of_item = np.repeat(np.arange(len(plan.work_indptr) - 1), np.diff(plan.work_indptr))
     assert chosen[tasks["item"]].all() and (of_item[tasks["item"]] == variant[tasks["batch"], tasks["head_q"]]).all()
@@ -181,19 +180,19 @@ def _check_tasks(plan: Listed, chosen: np.ndarray, batch: int, heads_q: int, hea
 
 
 def _check_masked_items(plan: Plan, items: Any) -> None:
-    """Heads of a variant and a selection have the variant's work items, and each list its own room."""
+    """Check that heads of a variant and a dynamic mask have the variant's work items, and lists do not overlap."""
     for pair in range(len(items.work_indptr) - 1):
         own = items.items[items.work_indptr[pair] : items.work_indptr[pair + 1]]
         variant = int(np.searchsorted(plan.work_indptr, own[0], side="right")) - 1 if len(own) else -1
         whole = np.arange(*plan.work_indptr[variant : variant + 2]) if len(own) else own
-        assert np.array_equal(own, whole), "a selection leaves work items out"
+        assert np.array_equal(own, whole), "a dynamic mask lacks work items"
     length = plan.work["end"] - plan.work["begin"]
     room = np.diff(items.starts)
     assert (room == items.work["end"]).all() and (0 <= room).all() and (room <= length[items.items]).all()
 
 
 def _check_joined(layouts: Any, joined: Any) -> None:
-    """The tables of a group are those of its problems, one behind the other, and point to their own."""
+    """Check that the tables of a group are its problems' tables concatenated, with indices adjusted."""
     for n, layout in enumerate(layouts):
         first = int(joined.items[n])
         work = joined.work[first : first + len(layout.work)]
@@ -215,7 +214,7 @@ def _check_joined(layouts: Any, joined: Any) -> None:
 
 
 def _merged(merges: Merges, variant: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows that a variant merges; the row of each source, and the sources."""
+    """Return the rows that a variant combines, the row of each source, and the sources."""
     own = slice(*merges.variants[variant : variant + 2])
     rows, count = merges.rows[own], np.diff(merges.indptr)[own]
     return rows, np.repeat(rows, count), merges.sources[merges.indptr[own.start] : merges.indptr[own.stop]]
@@ -228,7 +227,7 @@ def _sources(merges: Merges, variant: int) -> list[list[int]]:
 
 
 def _tile(plan: Plan, order: np.ndarray, variant: int, view: int, tile: int) -> _Cells:
-    """The rows, or keys, of a tile."""
+    """Return the rows or keys of a tile."""
     place, real = positions(plan.views[view], np.array([tile]))
     return (order[variant][place[0]] if order.size else place[0]), real[0]
 
@@ -239,7 +238,7 @@ def _subtile(plan: Plan, variant: int, view: int, tile: int, part: int) -> _Cell
 
 
 def _allowed(subtiles: SubtileMasks, numbers: np.ndarray, columns_first: bool) -> np.ndarray:
-    """The bits of some subtiles, whose queries lie below each other, or whose keys beside each other."""
+    """Concatenate the bits of sub-tiles, along queries or along keys."""
     whole = {FULL: True, EMPTY: False}
     shape = subtiles.cut.side, KEYS
     bits = [np.full(shape, whole[n]) if n < 0 else subtiles.bits[n] for n in numbers.tolist()]
@@ -247,7 +246,7 @@ def _allowed(subtiles: SubtileMasks, numbers: np.ndarray, columns_first: bool) -
 
 
 def _codes(plan: Plan, variant: int) -> np.ndarray:
-    """Sorted, each pair once."""
+    """Return the sorted codes of a variant's pairs."""
     return np.sort(np.concatenate([np.zeros(0, np.int64), *pair_codes(plan, variant)]))
 
 
@@ -261,7 +260,7 @@ def _assert_same(read: np.ndarray, written: np.ndarray, what: str) -> None:
 
 
 def _assert_same_codes(found: np.ndarray, expected: np.ndarray, what: str) -> None:
-    assert np.array_equal(np.sort(found), expected), f"{what}: other pairs than the plan, or a pair twice"
+    assert np.array_equal(np.sort(found), expected), f"{what}: pairs differ from the plan, or a pair repeats"
 
 
 _CHECKS: dict[str, Callable[..., None]] = {
