@@ -275,7 +275,9 @@ REASONS = {
     "refused: biases, of positions or in masks (−10000 at padding)": (
         "^model: .* learned position bias|^position_bias: |^attention_mask: expected 0 "
     ),
-    "refused: a model that computes with its mask": "^attention_mask: (this model computes with its mask|expected a mask for)",
+    "refused: a model that computes with its mask": (
+        "^attention_mask: (this model computes with its mask|expected a mask for)"
+    ),
     "refused: heads of more than 256 features, as published": "^head_dim: expected 1 … 256",
     "refused: no layer that calls the attention interface": "^model: .* none of its layers uses",
 }

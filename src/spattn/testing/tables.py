@@ -29,7 +29,8 @@ def check_table(table: str, **of: Any) -> None:
     Parameters
     ----------
     table : str
-        "reductions", "sum reductions", "pass by queries", "pass by keys", "units", "tasks", "selected items" or "joined".
+        "reductions", "sum reductions", "pass by queries", "pass by keys", "units", "tasks", "selected items" or
+        "joined".
     **of
         The table and its sources.
     """
