@@ -48,14 +48,14 @@ from mutator import Mutant, mutants_of
 ROOT = Path(__file__).resolve().parents[1]
 RULES = Path(__file__).with_suffix(".toml")
 SURVIVORS = Path(__file__).with_name("mutants_survivors.toml")
-TIME_LIMIT = 180  # seconds for the tests of one mutant: some loop for ever
+CPU_LIMIT, TIME_LIMIT = 150, 900  # seconds for the tests of a mutant: some loop for ever, a few wait for ever
 KINDS = {".py": "python"} | dict.fromkeys((".pyx", ".h", ".cpp"), "native") | dict.fromkeys((".cu", ".cuh"), "gpu")
 BAD = "SURVIVED", "stale", "unreliable"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Files, the tests that should notice their mutants, and the instruction set to compile besides the baseline."""
+    """Files, the tests that should notice their mutants (options of pytest too), and the instruction set to compile."""
 
     files: list[str]
     tests: list[str]
@@ -67,7 +67,7 @@ class Rule:
     def tests_of(self, file: str) -> list[str]:
         """The tests for a file, the one of its name first."""
         named = [test.format(name=Path(file).stem.lstrip("_")) for test in self.tests]
-        return [test for test in dict.fromkeys(named) if (ROOT / test.partition("::")[0]).exists()]
+        return [t for t in dict.fromkeys(named) if t.startswith("--") or (ROOT / t.partition("::")[0]).exists()]
 
 
 def kind_of(file: str) -> str | None:
@@ -179,7 +179,7 @@ class Tree:
             start_new_session=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            preexec_fn=limit_memory,
+            preexec_fn=set_limits,
         )
         try:
             output, _ = process.communicate(timeout=TIME_LIMIT)
@@ -190,10 +190,11 @@ class Tree:
         return process.returncode, output
 
 
-def limit_memory() -> None:
-    """No mutant allocates more than half of the machine's memory."""
+def set_limits() -> None:
+    """Limits a test process to CPU_LIMIT and to half of the machine's memory."""
     half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     resource.setrlimit(resource.RLIMIT_DATA, (half, half))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT + 5))
 
 
 def has_amx() -> bool:

@@ -12,6 +12,7 @@ from spattn import compiler, patterns, selections
 from spattn.cuda.hopper import select
 from spattn.plan._types import positions, tile_lists
 from spattn.selections import Form
+from spattn.testing.tables import check_table
 
 HOSTS = {
     "full": (patterns.Full(), 400, 400),
@@ -128,6 +129,21 @@ def test_items_of_variants():
         own = slice(items.work_indptr[pair], items.work_indptr[pair + 1])
         assert (items.selections[own] == selection).all()
         np.testing.assert_array_equal(items.items[own], np.arange(*plan.work_indptr[variant : variant + 2]))
+
+
+def test_changed_items_are_found():
+    pattern = patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30)))
+    plan = compiler.plan(pattern, 260, batch=2, heads=4)
+    items = select.items_of(plan, Form("lengths", 2, 1, (1,)), 2, 4, 260)
+    check_table("selected items", plan=plan, items=items)
+    rooms, starts = items.work.copy(), items.starts.copy()
+    rooms["end"][3] += 1
+    starts[4:] += 1  # the room of one item: one tile more than it has
+    fewer = items._replace(items=np.roll(items.items, 1))
+    longer = items._replace(work=rooms, starts=starts)
+    for changed in (fewer, longer, items._replace(work=rooms), items._replace(starts=starts)):
+        with pytest.raises(AssertionError):
+            check_table("selected items", plan=plan, items=changed)
 
 
 def test_too_many_tiles():
