@@ -206,11 +206,11 @@ def test_a_draw_does_not_depend_on_edits_elsewhere():
 @pytest.fixture
 def selection(tmp_path):
     (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "b.py").touch()
     (tmp_path / "src" / "_a.py").write_text("def one(x):\n    return x < 1\ndef example(x):\n    return x < 1\n")
     rules = tmp_path / "mutants.toml"
-    rules.write_text(
-        'skipped_functions = ["example"]\n[[rule]]\nfiles = ["src/*.py"]\ntests = ["tests/test_{name}.py"]\n'
-    )
+    skipped = 'skipped_functions = ["example"]\nskipped_files = ["*/b.py"]\n'
+    rules.write_text(skipped + '[[rule]]\nfiles = ["src/*.py"]\ntests = ["tests/test_{name}.py"]\n')
     return mutants.Selection(rules, tmp_path)
 
 
