@@ -30,7 +30,10 @@ PYTHON = {
         ["max(a), a.maximum(), a.any()", "min(a), a.minimum(), a.any()", "min(a), a.maximum(), a.all()"],
     ),
     "return": ("return a", ["None"]),
-    "keyword": ("return f(a, b=1, c=2), g(d=3)", ["f(a,  c=2), g(d=3)", "f(a, b=1), g(d=3)", "f(a, b=1, c=2), g()"]),
+    "keyword": (
+        "return f(a, b=1, c=2), g(d=3), zip(strict=True)",
+        [f"{calls}, zip(strict=True)" for calls in ("f(a,  c=2), g(d=3)", "f(a, b=1), g(d=3)", "f(a, b=1, c=2), g()")],
+    ),
 }
 
 

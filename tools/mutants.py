@@ -192,9 +192,9 @@ class Tree:
 
 
 def set_limits() -> None:
-    """Limits a test process to CPU_LIMIT and to half of the machine's memory."""
-    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    resource.setrlimit(resource.RLIMIT_DATA, (half, half))
+    """Limits a test process to CPU_LIMIT and to the machine's memory, or to what tests reserve, which is 17 GB."""
+    memory = max(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), 1 << 35)
+    resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT + 5))
 
 

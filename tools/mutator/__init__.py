@@ -13,7 +13,7 @@ A mutant is one edit of a source file. Operators:
     extreme    min and max;  any and all
     guard      if, elif, while: the condition is False
     return     return x: returns None                       (Python only)
-    keyword    a call without one of its keyword arguments  (Python only)
+    keyword    a call without one keyword argument, but strict= of zip  (Python only)
     statement  without a call, an assignment to an element or attribute, an assert, break, continue
 
 Type annotations, decorators, docstrings, messages (f-strings, raise, warnings.warn), comments, preprocessor lines,

@@ -166,7 +166,7 @@ class _Python(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         for keyword in node.keywords:
-            if keyword.arg is not None:
+            if keyword.arg not in (None, "strict"):  # zip(strict=True) is an assertion
                 self.keyword(keyword)
         self.generic_visit(node)
 
