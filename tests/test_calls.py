@@ -304,3 +304,12 @@ def test_a_name_means_the_class_that_has_it_now():
                 np.testing.assert_array_equal(spattn.attention(q, k, v, "of_a_cell"), spattn.attention(q, k, v, cls()))
     finally:
         _registry._REGISTRY.pop("of_a_cell", None)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_bytes_of_results(dtype):
+    q, k, v = (np.ones(shape, dtype) for shape in ((2, 4, 10, 8), (2, 2, 12, 8), (2, 2, 12, 6)))
+    out, lse = spattn.attention(q, k, v, p.Full(), return_lse=True)
+    assert Call.of(q, k, v).result_bytes() == out.nbytes + lse.nbytes
+    assert Call.of(q, k, v, return_lse=False).result_bytes() == out.nbytes
+    assert Call.of(q, k, v).result_bytes(backward=True) == q.nbytes + k.nbytes + v.nbytes
