@@ -313,3 +313,12 @@ def test_bytes_of_results(dtype):
     assert Call.of(q, k, v).result_bytes() == out.nbytes + lse.nbytes
     assert Call.of(q, k, v, return_lse=False).result_bytes() == out.nbytes
     assert Call.of(q, k, v).result_bytes(backward=True) == q.nbytes + k.nbytes + v.nbytes
+
+
+def test_a_repeated_call_is_a_hit():
+    arrays, pattern = [np.ones((1, 2, 10, 8), np.float32)] * 3, p.Causal()
+    spattn.attention(*arrays, pattern)
+    before = spattn.plan_cache_info()
+    spattn.attention(*arrays, pattern)
+    after = spattn.plan_cache_info()
+    assert (after.hits, after.misses) == (before.hits + 1, before.misses)
