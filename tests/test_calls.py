@@ -300,3 +300,21 @@ def test_a_name_means_the_class_that_has_it_now():
                 np.testing.assert_array_equal(spattn.attention(q, k, v, "of_a_cell"), spattn.attention(q, k, v, cls()))
     finally:
         _registry._REGISTRY.pop("of_a_cell", None)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_bytes_of_results(dtype):
+    q, k, v = (np.ones(shape, dtype) for shape in ((2, 4, 10, 8), (2, 2, 12, 8), (2, 2, 12, 6)))
+    out, lse = spattn.attention(q, k, v, p.Full(), return_lse=True)
+    assert Call.of(q, k, v).result_bytes() == out.nbytes + lse.nbytes
+    assert Call.of(q, k, v, return_lse=False).result_bytes() == out.nbytes
+    assert Call.of(q, k, v).result_bytes(backward=True) == q.nbytes + k.nbytes + v.nbytes
+
+
+def test_a_repeated_call_is_a_hit():
+    arrays, pattern = [np.ones((1, 2, 10, 8), np.float32)] * 3, p.Causal()
+    spattn.attention(*arrays, pattern)
+    before = spattn.plan_cache_info()
+    spattn.attention(*arrays, pattern)
+    after = spattn.plan_cache_info()
+    assert (after.hits, after.misses) == (before.hits + 1, before.misses)

@@ -65,8 +65,8 @@ def test_counts_of_one_worker_are_sums_over_its_items(pattern, workers, tiles):
 def test_a_short_launch_takes_its_longest_item():
     plan = spattn.plan(sp.Causal(), 2048, tiling=spattn.Tiling(tile=(64, 64)))
     counts = count_on_gpu(plan, Sizes(1, 1, 1, 64, 64), Kernel(64, 2, 64, 264, 1 << 16))
-    assert counts.weights >= 0.9 * 2048 * 64
-    assert counts.items >= 1
+    assert 0.9 * 2048 * 64 <= counts.weights <= 1.1 * 2048 * 64
+    assert 1 <= counts.items < 2  # of 32: those of one worker
 
 
 def test_plans_without_work_have_no_launch():

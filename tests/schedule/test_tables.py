@@ -50,6 +50,19 @@ def test_plans_that_allow_a_pair_twice(no_plans):
         spattn.plan(Twice(), 50)
 
 
+def test_plans_of_other_pairs_than_the_predicate(no_plans):
+    @dataclasses.dataclass(frozen=True)
+    class Fewer(p.Pattern):
+        def allows(self, q, k):
+            return q == q
+
+        def parts(self, q_len, kv_len):
+            return (p.authoring.Part(p.Causal()),)
+
+    with pytest.raises(ValueError, match="^plan: expected the pairs of the pattern's predicate"):
+        spattn.plan(Fewer(), 50)
+
+
 def test_reductions():
     half = p.RowIntervals(np.zeros(512, int), np.where(np.arange(512) < 256, 0, 512))  # whose rows have three sources
     plan = spattn.plan(p.strided(8) | p.DilatedWindow(30, 0, 4) & half, 512, tiling=spattn.Tiling(tile=(32, 64)))
@@ -63,6 +76,12 @@ def test_reductions():
         check_table("reductions", plan=plan, found=found._replace(priors=changed(found.priors, (0, 0), 1)))
     merges = found.merges._replace(rows=changed(found.merges.rows, 0, found.merges.rows[1]))
     with pytest.raises(AssertionError):
+        check_table("reductions", plan=plan, found=found._replace(merges=merges))
+    # A merge without sources, of a row that is written already.
+    ends, last = np.append(found.merges.indptr, found.merges.indptr[-1]), found.merges.variants[-1]
+    merges = found.merges._replace(rows=np.append(found.merges.rows, 0), indptr=ends)
+    with pytest.raises(AssertionError, match="a row is not written exactly once"):
+        merges = merges._replace(variants=changed(merges.variants, -1, last + 1))
         check_table("reductions", plan=plan, found=found._replace(merges=merges))
 
 
@@ -84,6 +103,16 @@ def test_passes():
         other = dataclasses.replace(made, entries=other)
         with pytest.raises(AssertionError, match="pairs differ from the plan"):
             check_table(table, plan=plan, made=other, cut=cut, **more)
+
+
+def test_a_pass_by_queries_of_other_slots(plan):
+    cut = Cut.consecutive(plan, 16)
+    made = by_queries(plan, cut)
+    work = made.work.copy()
+    work["slot"] = np.where(work["slot"] < 0, -1, work["slot"][::-1])
+    for other in (dataclasses.replace(made, slots=made.slots + 1), dataclasses.replace(made, work=work)):
+        with pytest.raises(AssertionError):
+            check_table("pass by queries", plan=plan, made=other, cut=cut)
 
 
 def test_sum_reductions():
@@ -110,6 +139,15 @@ def test_units(plan):
         own[field][number] += by
         with pytest.raises(AssertionError):
             check_table("units", plan=plan, split=dataclasses.replace(split, units=own), heads=HEADS)
+    own = split.units.copy()
+    own["begin"] += 1
+    own["end"] += 1
+    with pytest.raises(AssertionError, match="keys outside of a unit"):
+        check_table("units", plan=plan, split=dataclasses.replace(split, units=own), heads=HEADS)
+    own = split.units.copy()
+    own["offset"][1] -= 1
+    with pytest.raises(AssertionError, match="units share rows of the workspace"):
+        check_table("units", plan=plan, split=dataclasses.replace(split, units=own), heads=HEADS)
 
 
 def test_tasks(plan):
@@ -120,3 +158,10 @@ def test_tasks(plan):
     for other in (tasks[1:], np.append(tasks, tasks[:1]), changed(tasks, 0, tasks[1])):
         with pytest.raises(AssertionError):
             check_table("tasks", **own, tasks=other)
+    other = order_tasks(plan, changed(chosen, 1, False), *HEADS, 1000)
+    with pytest.raises(AssertionError):
+        check_table("tasks", **own | {"chosen": changed(chosen, 0, False)}, tasks=other)
+    other = tasks.copy()
+    other["head_kv"] ^= 1
+    with pytest.raises(AssertionError):
+        check_table("tasks", **own, tasks=other)

@@ -14,6 +14,7 @@ from spattn.patterns import dynamic
 from spattn.patterns.dynamic import Form
 from spattn.planning.contract.types import positions, tile_lists
 from spattn.schedule import compiler
+from spattn.testing.tables import check_table
 
 pytestmark = pytest.mark.family("sm90")
 
@@ -132,6 +133,22 @@ def test_items_of_variants():
         own = slice(items.work_indptr[pair], items.work_indptr[pair + 1])
         assert (items.selections[own] == selection).all()
         np.testing.assert_array_equal(items.items[own], np.arange(*plan.work_indptr[variant : variant + 2]))
+
+
+def test_changed_items_are_found():
+    pattern = patterns.PerHead((patterns.Causal(), patterns.SlidingWindow(30)))
+    plan = compiler.plan(pattern, 260, batch=2, heads=4)
+    items = select.items_of(plan, Form("lengths", 2, 1, (1,)), 2, 4, 260)
+    check_table("selected items", plan=plan, items=items)
+    rooms, starts = items.work.copy(), items.starts.copy()
+    rooms["end"][3] += 1
+    starts[4:] += 1  # the room of one item: one tile more than it has
+    twice = items.items.copy()
+    twice[1] = twice[0]  # which is as long or longer
+    longer = items._replace(work=rooms, starts=starts)
+    for changed in (items._replace(items=twice), longer, items._replace(work=rooms), items._replace(starts=starts)):
+        with pytest.raises(AssertionError):
+            check_table("selected items", plan=plan, items=changed)
 
 
 def test_too_many_tiles():

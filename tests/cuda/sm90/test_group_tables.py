@@ -14,6 +14,7 @@ from spattn.cuda.hopper.joined import join
 from spattn.cuda.hopper.layout import make_layout
 from spattn.planning.contract.validated import validated
 from spattn.schedule.tasks import order_tasks
+from spattn.testing.tables import check_table
 
 pytestmark = pytest.mark.family("sm90")
 
@@ -100,6 +101,31 @@ def test_every_item_reads_what_it_reads_by_itself(block_q):
             for a, b in zip(alone, found, strict=True):
                 np.testing.assert_array_equal(a, b)
     assert len(joined.work) == sum(len(layout.work) for layout in layouts)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("entries", "x"),
+        ("entry_masks", None),
+        ("masks", None),
+        ("query_views", "problem"),
+        ("key_views", "problem"),
+        ("query_views", "offset"),
+        ("key_views", "offset"),
+        ("priors", None),
+        ("work", "slot"),
+    ],
+)
+def test_a_changed_table_is_found(calls, name, field):
+    layouts = [group.part_of(call).layout for call in calls]
+    joined = join(layouts, offsets([layout.maps for layout in layouts])[:-1].tolist())
+    check_table("joined", layouts=layouts, joined=joined)
+    table = getattr(joined, name).copy()
+    changed = table if field is None else table[field]
+    changed[...] += 1
+    with pytest.raises(AssertionError):
+        check_table("joined", layouts=layouts, joined=joined._replace(**{name: table}))
 
 
 def test_tasks_are_those_of_all_problems(calls, uploaded):
