@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 
 from spattn import patterns as p
+from spattn.patterns.base.registry import pattern_class
 
 
 def allowed(pattern, i: int, j: int, q_len: int, kv_len: int) -> bool:
@@ -268,14 +269,13 @@ def deepspeed_local(x, r, c, n):
     return r - w <= c <= (r if x.attention == "unidirectional" else r + w)
 
 
-ds = p.deepspeed
 LAYOUTS = {
-    ds.dense: lambda x, r, c, n: True,
-    ds.fixed: deepspeed_fixed,
-    ds.variable: deepspeed_variable,
-    ds.bigbird: deepspeed_bigbird,
-    ds.bslongformer: deepspeed_bslongformer,
-    ds.local_sliding_window: deepspeed_local,
+    pattern_class("deepspeed_dense"): lambda x, r, c, n: True,
+    pattern_class("deepspeed_fixed"): deepspeed_fixed,
+    pattern_class("deepspeed_variable"): deepspeed_variable,
+    pattern_class("deepspeed_bigbird"): deepspeed_bigbird,
+    pattern_class("deepspeed_bslongformer"): deepspeed_bslongformer,
+    pattern_class("deepspeed_local_sliding_window"): deepspeed_local,
 }
 RULES = {
     p.Full: lambda x, q, k, n: True,
@@ -289,19 +289,21 @@ RULES = {
     p.Columns: lambda x, q, k, n: k % x.period in range(x.start, x.stop),
     p.Documents: documents,
     p.PeriodicWindow: periodic_window,
-    p.prefix_lm: lambda x, q, k, n: k < x.prefix or k <= q,
+    pattern_class("prefix_lm"): lambda x, q, k, n: k < x.prefix or k <= q,
     p.VerticalSlash: lambda x, q, k, n: (k in x.columns or q - k in x.diagonals) and k <= q,
     p.ColumnIntervals: column_intervals,
     p.Mask: masked,
     p.BlockLayout: block_layout,
     p.KeyBlocks: key_blocks,
     p.KeyPadding: lambda x, q, k, n: bool(x.valid.reshape(-1)[k]),
-    p.strided: lambda x, q, k, n: k <= q and (q - k < x.stride or (q - k) % x.stride == 0),
-    p.fixed: lambda x, q, k, n: k <= q and (k // x.block == q // x.block or k % x.block >= x.block - x.summary),
-    p.longformer: longformer,
+    pattern_class("strided"): lambda x, q, k, n: k <= q and (q - k < x.stride or (q - k) % x.stride == 0),
+    pattern_class("fixed"): lambda x, q, k, n: (
+        k <= q and (k // x.block == q // x.block or k % x.block >= x.block - x.summary)
+    ),
+    pattern_class("longformer"): longformer,
     p.BigBird: bigbird,
-    p.axial: axial,
-    p.windowed: windowed,
+    pattern_class("axial"): axial,
+    pattern_class("windowed"): windowed,
     p.Neighborhood: neighborhood,
     p.QueriesAt: queries_at,
     p.Prefix: prefix,
