@@ -159,7 +159,7 @@ def coordinates(position, grid):
 
 def axial(x, q, k, n):
     a, b = coordinates(q, x.grid), coordinates(k, x.grid)
-    return all(a[axis] == b[axis] for axis in range(len(x.grid)) if axis != x.axis)
+    return all(a[axis] == b[axis] for axis in range(len(x.grid)) if axis != x.axis % len(x.grid))
 
 
 def windowed(x, q, k, n):
@@ -169,7 +169,8 @@ def windowed(x, q, k, n):
         return rolled // w, c - s < 0
 
     a, b = coordinates(q, x.grid), coordinates(k, x.grid)
-    axes = zip(a, b, x.grid, x.window, x.shift, strict=True)
+    window, shift = (side if isinstance(side, tuple) else (side,) * len(x.grid) for side in (x.window, x.shift))
+    axes = zip(a, b, x.grid, window, shift, strict=True)
     return all(side(c, length, w, s) == side(d, length, w, s) for c, d, length, w, s in axes)
 
 

@@ -13,6 +13,8 @@ from ._launch import Launch, start
 from .device import Device, address
 from .errors import check
 
+__all__ = ["Kernel", "Launch", "Moving", "kernel", "start"]
+
 STATIC_SHARED_BYTES = 48 * 1024  # limit of shared memory without opt-in
 _CAPTURES_EARLY = 12030  # first driver that captures programmatic dependent launches
 

@@ -12,7 +12,7 @@ import numpy as np
 from .check import integers
 from .registry import DEEPEST, OPERATORS, pattern_class
 
-__all__ = ["decode", "encode"]
+__all__ = ["DEEPEST_DATA", "decode", "encode"]
 
 _LARGEST_ARRAY = 1 << 28
 _DTYPES = (
@@ -29,7 +29,7 @@ _DTYPES = (
     "float32",
     "float64",
 )
-_DEEPEST_DATA = 2 * DEEPEST  # a list of patterns is a level of its own
+DEEPEST_DATA = 2 * DEEPEST  # a list of patterns is a level of its own
 
 
 def encode(value: Any) -> Any:
@@ -71,8 +71,8 @@ def _decode_operator(symbol: str, fields: dict[str, Any], depth: int) -> Any:
 
 
 def _check_depth(depth: int) -> None:
-    if depth > _DEEPEST_DATA:
-        raise ValueError(f"data: expected lists and dicts nested at most {_DEEPEST_DATA} deep, got more")
+    if depth > DEEPEST_DATA:
+        raise ValueError(f"data: expected lists and dicts nested at most {DEEPEST_DATA} deep, got more")
 
 
 def _decode(value: Any, depth: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from ..._util.imports import whole_imports
-from .codec import decode
+from .codec import DEEPEST_DATA, decode
 from .pattern import Pattern
 
 __all__ = ["from_json"]
@@ -35,5 +35,8 @@ def from_json(text: str) -> Pattern:
     with whole_imports:  # late: `import spattn` takes little time
         import json
 
-    found: Pattern = decode(json.loads(text))
+    try:
+        found: Pattern = decode(json.loads(text))
+    except RecursionError as error:
+        raise ValueError(f"data: expected lists and dicts nested at most {DEEPEST_DATA} deep, got more") from error
     return found

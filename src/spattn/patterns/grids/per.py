@@ -321,7 +321,7 @@ class PerAxis(GridPattern):
     def _boxes(self, spans: list[tuple[np.ndarray, np.ndarray]], q: np.ndarray, kv_len: int) -> Runs | None:
         """The keys where each axis allows one span of coordinates."""
         grid = by_axis(self.grid)
-        most = tuple(int(count.max(initial=0)) for _, count in spans)
+        most = tuple(int(count.max(initial=1)) for _, count in spans)
         if len(q) * math.prod(most[:-1]) > _MOST_RUNS:
             return None
         start, count = zip(
