@@ -1,4 +1,4 @@
-"""What ``&``, ``|``, ``-`` and ``~`` make of patterns: patterns of any number of operands."""
+"""The operators ``&``, ``|`` and ``~``: n-ary compositions of patterns."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .registry import DEEPEST, OPERATORS, pattern_class
 
 __all__ = ["And", "Not", "Or", "nesting"]
 
-_MOST_TERMS = 1 << 16  # one object used twice counts twice: 40 doublings would take for ever
-_MOST_PARTS = 32  # each part of a union excludes all operands before it: more of them cost more than their views save
+_MOST_TERMS = 1 << 16  # counts repeated operands: p = p & q | p doubles the work each time
+_MOST_PARTS = 32  # each part of a union excludes all earlier operands; beyond this the views do not pay off
 
 
 def nesting(patterns: tuple[Pattern, ...]) -> dict[str, int]:
-    """The fields that tell how deep a pattern made of `patterns` nests and of how many it is made, all counted."""
+    """Return `_depth` and `_terms` of a pattern made of `patterns`, checked against their limits."""
     depth, terms = 1 + max(p._depth for p in patterns), sum(p._terms for p in patterns)
     if depth > DEEPEST:
         raise ValueError(f"pattern: expected operators nested at most {DEEPEST} deep, got {depth}")
@@ -38,19 +38,20 @@ def nesting(patterns: tuple[Pattern, ...]) -> dict[str, int]:
 
 
 def _joint_size(sizes: Iterable[int]) -> int:
-    """The size that serves every operand: 1 gives way to all, a smaller divisor to its multiple."""
+    """Broadcast sizes: 1 yields to any size, a divisor to its multiple, 0 means any number."""
     different = set(sizes)
     largest = max(different)
     if 0 in different and largest <= 1:
         return 0
     if any(size and largest % size for size in different):
-        made_for = sorted(different)
-        raise ValueError(f"pattern: its parts are made for {made_for} heads or batch entries, which do not fit")
+        raise ValueError(
+            f"pattern: expected one number of heads or batch entries in all operands, got {sorted(different)}"
+        )
     return largest
 
 
 def _each_head(pattern: Pattern, heads: int) -> Pattern:
-    """What each of so many heads attends to; batch entries are told apart as ever."""
+    """Expand a pattern to one pattern per head, keeping its batch entries."""
     per_head, per_batch = pattern_class("per_head"), pattern_class("per_batch")
     entries = tuple(per_head(tuple(pattern.at(b, h) for h in range(heads))) for b in range(pattern.sizes()[0] or 1))
     joined: Pattern = entries[0] if len(entries) == 1 else per_batch(entries)
@@ -59,19 +60,19 @@ def _each_head(pattern: Pattern, heads: int) -> Pattern:
 
 @dataclass(frozen=True, repr=False)
 class Composite(Pattern):
-    """Shared by the operators: everything but the predicate goes through to the operands."""
+    """Base of the operators: forwards everything but the predicate to the operands."""
 
     operands: tuple[Pattern, ...]
     symbol: ClassVar[str] = ""
-    _hash: ClassVar[int]  # of each object, and no field
+    _hash: ClassVar[int]  # per instance; not a dataclass field
 
     def __post_init__(self) -> None:
-        # The hash is kept: it is asked for at every call and by every larger composition.
+        # Cached: every call and every enclosing composition hashes the pattern.
         assign(self, **nesting(self.operands), _hash=hash((self.symbol, self.operands)))
 
     @classmethod
     def of(cls, *patterns: Pattern) -> Pattern:
-        """The patterns joined, each once in order of first appearance; operands of the same operator are taken in."""
+        """Join patterns: flatten operands of the same operator and drop repeats, keeping the order."""
         flat = dict.fromkeys(p for each in patterns for p in (each.operands if isinstance(each, cls) else (each,)))
         return cls(tuple(flat)) if len(flat) > 1 else next(iter(flat))
 
@@ -79,10 +80,10 @@ class Composite(Pattern):
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.operands,)  # not the hash: it differs from process to process
+        return type(self), (self.operands,)  # without the hash, which differs between processes
 
     def _with(self, operands: Iterable[Pattern]) -> Pattern:
-        """The same operator over other operands."""
+        """Apply the same operator to other operands."""
         operands = tuple(operands)
         unchanged = all(new is old for new, old in zip(operands, self.operands, strict=True))
         return self if unchanged else self.of(*operands)
@@ -113,7 +114,7 @@ class Composite(Pattern):
         return self._with(own)
 
     def _ends(self, q_len: int, between: Callable[[Iterable[bool]], bool]) -> Ends | None:
-        """The ends of all operands; `between` says what their keys between them are together."""
+        """Merge the ends of all operands; `between` combines their flags for the keys in the middle."""
         found = [p.ends(q_len) for p in self.operands]
         if None in found:
             return None
@@ -121,7 +122,7 @@ class Composite(Pattern):
         return Ends(max(first), max(last), between(middle))
 
     def _bands_of_all(self, first: int, stop: int) -> list[tuple[Bands, ...]] | None:
-        """The clauses of each operand; None where one has none."""
+        """Return the interval conjuncts of each operand, or None if one has none."""
         found = []
         for p in self.operands:
             own = p._bands(first, stop)
@@ -131,7 +132,7 @@ class Composite(Pattern):
         return found
 
     @property
-    def translation_invariant(self) -> bool:  # type: ignore[override]  # of its operands, not of its class
+    def translation_invariant(self) -> bool:  # type: ignore[override]  # per instance
         return all(p.translation_invariant for p in self.operands)
 
     def _description(self) -> dict[str, Any]:
@@ -148,7 +149,7 @@ class Or(Composite):
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         pieces: list[tuple[Part, ...]] = []
-        # Listed pairs come last: of them the others are cheaply excluded, not they of the others.
+        # Listed pairs last: filtering a list by the other operands is cheaper than the reverse.
         operands = sorted(self.operands, key=lambda p: p._lists_pairs)
         for p in operands:
             pieces.append(p.parts(q_len, kv_len))
@@ -192,7 +193,7 @@ class And(Composite):
         return functools.reduce(operator.and_, (allowed(p, q, k) for p in self.operands))
 
     @property
-    def _lists_pairs(self) -> bool:  # type: ignore[override]  # of its operands, not of its class
+    def _lists_pairs(self) -> bool:  # type: ignore[override]  # per instance
         return any(p._lists_pairs for p in self.operands)
 
     @property
@@ -200,7 +201,7 @@ class And(Composite):
         return any(p._has_order for p in self.operands)
 
     def _in_order(self, also: Pattern | None = None) -> Ordered | None:
-        """In the order of the first operand that has one."""
+        """Permute by the first operand that has a permutation."""
         more = () if also is None else (also,)
         for p in self.operands:
             others = (other for other in self.operands if other is not p)
@@ -229,7 +230,7 @@ class And(Composite):
         return (Part(self),)
 
     def runs(self, q: np.ndarray, kv_len: int) -> Runs | None:
-        """Where each operand allows one span of keys, what their spans share."""
+        """The intersection, if every operand allows a single interval of keys."""
         start, stop = np.zeros_like(q), np.full_like(q, kv_len)
         for p in self.operands:
             own = p.runs(q, kv_len)
@@ -261,13 +262,13 @@ class Not(Composite):
 
     @classmethod
     def of(cls, *patterns: Pattern) -> Pattern:
-        """The complement of one pattern; that of a complement is what it was made of."""
+        """Complement one pattern; a double complement cancels."""
         (pattern,) = patterns
         return pattern.operands[0] if isinstance(pattern, Not) else cls((pattern,))
 
     def allows(self, q: Any, k: Any) -> Any:
         result = allowed(self.operands[0], q, k)
-        return (not result) if isinstance(result, bool) else ~result  # Python integers compare to Python's bool
+        return (not result) if isinstance(result, bool) else ~result  # ~ of a Python bool is an int
 
     def ends(self, q_len: int) -> Ends | None:
         return self._ends(q_len, lambda middle: not all(middle))
@@ -284,8 +285,8 @@ def _whole(parts: tuple[Part, ...]) -> bool:
 
 
 def _filtered(part: Part, others: tuple[Pattern, ...]) -> tuple[Part, ...]:
-    """The part's pairs that all `others` allow; its shifts stay together only where no other can tell them apart: those
-    that move queries and keys equally far, for others that look at distances alone."""
+    """Intersect a part with `others`; shifts stay grouped only if they preserve distances and `others` depend on
+    distances alone."""
     pattern = And.of(part.pattern, *others)
     if len(part.shifts) == 1:
         return (part._replace(pattern=pattern, spans=None),)

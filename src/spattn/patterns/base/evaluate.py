@@ -1,4 +1,4 @@
-"""The index set of a pattern without a closed form: its predicate, evaluated on as few pairs as possible."""
+"""Evaluate predicates into index sets, restricted to candidate runs where possible."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .predicate import Predicate, allowed
 __all__ = ["evaluate", "pair_count"]
 
 _PAIRS_AT_ONCE = 1 << 20
-_SELECTING = 8  # to select a pair by closed forms costs as much as to evaluate the predicate on so many
+_SELECTING = 8  # predicate evaluations that cost as much as selecting one candidate pair
 
 
 class Bounded(Predicate, Protocol):
-    """A predicate that knows runs of keys which contain every allowed pair."""
+    """A predicate with candidate runs: a superset of the allowed pairs."""
 
     def _candidates(self, q: np.ndarray, kv_len: int) -> list[Runs] | None: ...
 
 
 def evaluate(pattern: Bounded, q: np.ndarray, kv_len: int) -> AffineRows:
-    """Evaluates the predicate strip by strip, where closed forms help on the pairs that they leave over."""
+    """Evaluate the predicate strip by strip, on candidate pairs only if they are few."""
     rows = max(1, _PAIRS_AT_ONCE // max(kv_len, 1))
     counts, columns = [np.zeros(1, np.int64)], [np.zeros(0, np.int64)]
     for first in range(0, len(q), rows):
@@ -34,12 +34,12 @@ def evaluate(pattern: Bounded, q: np.ndarray, kv_len: int) -> AffineRows:
 
 
 def pair_count(candidates: list[Runs]) -> int:
-    """Pairs of several runs, counted in each."""
+    """Count the pairs of several runs; overlaps count repeatedly."""
     return sum(int(runs.count.sum()) for runs in candidates)
 
 
 def _allowed_pairs(pattern: Bounded, q: np.ndarray, kv_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """(row, key) of the pairs that a pattern allows to queries `q`, sorted."""
+    """Return (row, key) of the allowed pairs of queries `q`, sorted."""
     shape = len(q), kv_len
     candidates = pattern._candidates(q, kv_len)
     if candidates is None or _SELECTING * pair_count(candidates) >= len(q) * kv_len:

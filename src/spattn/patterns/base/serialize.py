@@ -1,4 +1,4 @@
-"""Read serialized patterns."""
+"""Deserialize patterns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["from_json"]
 
 @functools.lru_cache(maxsize=32)
 def from_json(text: str) -> Pattern:
-    """Read what :meth:`Pattern.to_json` wrote; safe on untrusted data.
+    """Deserialize a pattern from :meth:`Pattern.to_json`; safe on untrusted data.
 
     Parameters
     ----------
@@ -23,7 +23,7 @@ def from_json(text: str) -> Pattern:
     Returns
     -------
     Pattern
-        Equal to the one that was written.
+        Equal to the serialized one.
 
     Raises
     ------
@@ -32,7 +32,7 @@ def from_json(text: str) -> Pattern:
     ValueError
         If it is not JSON, or does not describe a pattern.
     """
-    with whole_imports:  # late: `import spattn` takes little time
+    with whole_imports:  # late: keeps `import spattn` fast
         import json
 
     found: Pattern = decode(json.loads(text))
