@@ -1,4 +1,4 @@
-"""Look-ups by query and key at once in a table of which few cells are set."""
+"""Sparse boolean lookup tables by query and key."""
 
 from __future__ import annotations
 
@@ -10,25 +10,20 @@ import numpy as np
 
 __all__ = ["ListedCells", "SortedCells"]
 
-_MOST_BITS = (1 << 27) - 39  # a prime: of the blocks by which rectangles are asked
+_MOST_BITS = (1 << 27) - 39  # a prime; larger bitmaps wrap around
 
 
 class SortedCells:
-    """The set cells of a table of few, asked one by one or by small rectangles as a :class:`BlockTable` is.
+    """A sparse boolean table with the interface of :class:`BlockTable` for cells and small rectangles.
 
-    Parameters
-    ----------
-    codes : (n,) int64 array
-        ``row * columns + column`` of each cell, sorted and without repeats.
-    shape : (int, int)
-        Rows and columns of the table.
+    `codes` holds ``row * columns + column`` of each set cell, sorted and without repeats.
     """
 
     def __init__(self, codes: np.ndarray, shape: tuple[int, int]):
         self._codes, self._shape = codes, shape
 
     def contains(self, a: Any, b: Any) -> Any:
-        """Whether cell (a, b) is set; False out of range. `a` and `b` may be the planner's symbolic positions."""
+        """Whether cell (a, b) is set; False out of range. Accepts the planner's symbolic positions."""
         for side in (a, b):
             dispatch = getattr(side, "contains", None)
             if dispatch is not None:
@@ -42,16 +37,13 @@ class SortedCells:
         return inside & (self._codes[place] == code)
 
     def excerpts(self, a: np.ndarray, b: np.ndarray, height: int, width: int) -> np.ndarray:
-        """The cells from each (a, b) on, of at most 62 in all, as the bits of a number, row-major.
-
-        Each row of an excerpt is looked up once; the set cells in it follow one another.
-        """
+        """Return the height × width cells from each (a, b) on as a row-major bitmask of at most 62 bits."""
         bits, columns = np.zeros(len(a), np.int64), self._shape[1]
         if not len(self._codes):
             return bits
         for row in range(height):
             code = (a + row) * columns + b
-            low, high = np.maximum(-b, 0), np.minimum(columns - b, width)  # columns of the excerpt that there are
+            low, high = np.maximum(-b, 0), np.minimum(columns - b, width)  # excerpt columns inside the table
             high = np.where((0 <= a + row) & (a + row < self._shape[0]), high, 0)
             first = np.searchsorted(self._codes, code + low)
             for place in range(width):
@@ -65,15 +57,7 @@ class SortedCells:
 
 
 class ListedCells(SortedCells):
-    """The set cells of a table, asked for whole rectangles too, whose memory is not that of the table.
-
-    Parameters
-    ----------
-    row, column : (n,) int64 arrays
-        Of each cell.
-    shape : (int, int)
-        Rows and columns of the table.
-    """
+    """A sparse boolean table that also answers for large rectangles, from bitmaps of coarse blocks."""
 
     def __init__(self, row: np.ndarray, column: np.ndarray, shape: tuple[int, int]):
         super().__init__(np.unique(row * shape[1] + column), shape)
@@ -81,11 +65,10 @@ class ListedCells(SortedCells):
         self._made: dict[tuple[int, ...], np.ndarray] = {}
 
     def any_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
-        """Whether a cell of each rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` (inclusive) may be set.
+        """Whether each inclusive rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` may contain a set cell.
 
-        Blocks at least as long on either side as any rectangle are asked, of which each touches four at most: it may
-        say True where a cell is set beside the rectangle, and where a block of a very large table shares the bit of
-        another one.
+        Tests blocks at least as large as any rectangle, at most four per rectangle. May err towards True: for cells
+        next to the rectangle, and for blocks that share a bit in a wrapped bitmap.
         """
         sides = (a_lo, a_hi), (b_lo, b_hi)
         levels = [int((hi - lo).max(initial=0)).bit_length() for lo, hi in sides]
@@ -101,7 +84,7 @@ class ListedCells(SortedCells):
         return found & (a_lo <= a_hi) & (b_lo <= b_hi)
 
     def all_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
-        """Whether every cell of each rectangle (inclusive) is known to be set: of one cell, or of none."""
+        """Whether each inclusive rectangle is known to be full: single cells and empty rectangles only."""
         a_lo, a_hi, b_lo, b_hi = np.broadcast_arrays(a_lo, a_hi, b_lo, b_hi)
         found = (a_lo > a_hi) | (b_lo > b_hi)
         single = np.nonzero((a_lo == a_hi) & (b_lo == b_hi))[0]
@@ -109,11 +92,11 @@ class ListedCells(SortedCells):
         return found
 
     def _blocks(self, levels: Sequence[int]) -> list[int]:
-        """How many blocks of so many powers of two there are on each side."""
+        """Return the number of blocks per side at these power-of-two levels."""
         return [max(0, n - 1 >> level) + 1 for n, level in zip(self._shape, levels, strict=True)]
 
     def _bits(self, *levels: int) -> np.ndarray:
-        """A bit for each block, in rows of blocks as far as there are bits: whether a cell of it is set."""
+        """Return the bitmap of non-empty blocks, wrapped at `_MOST_BITS`."""
         if levels not in self._made:
             height, width = self._blocks(levels)
             bits = np.zeros(-(-min(height * width, _MOST_BITS) // 8), np.uint8)

@@ -1,4 +1,4 @@
-"""Look-ups by query and key at once."""
+"""Dense boolean lookup tables by query and key."""
 
 from __future__ import annotations
 
@@ -12,19 +12,13 @@ from ..base.content import ByContent, frozen_array
 
 __all__ = ["BlockTable"]
 
-_EXACT_CELLS = 1 << 24  # the integral images of larger tables are made of coarser cells
+_EXACT_CELLS = 1 << 24  # larger tables have integral images of coarse cells
 _COARSE = 64
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BlockTable(ByContent):
-    """A read-only boolean table over (rows, columns), False outside, that also answers for whole rectangles.
-
-    Parameters
-    ----------
-    cells : (rows, columns) bool array
-        Copied, unless nobody can change it.
-    """
+    """A read-only boolean table, False out of range, that also answers for whole rectangles."""
 
     cells: np.ndarray
 
@@ -32,7 +26,7 @@ class BlockTable(ByContent):
         object.__setattr__(self, "cells", frozen_array("cells", self.cells, bool, (2,)))
 
     def contains(self, a: Any, b: Any) -> Any:
-        """``cells[a, b]``; False out of range. `a` and `b` may be the planner's symbolic positions."""
+        """Return ``cells[a, b]``; False out of range. Accepts the planner's symbolic positions."""
         for side in (a, b):
             dispatch = getattr(side, "contains", None)
             if dispatch is not None:
@@ -42,22 +36,22 @@ class BlockTable(ByContent):
         row_exists, column_exists = (0 <= a) & (a < rows), (0 <= b) & (b < columns)
         if not self.cells.size:
             return row_exists & column_exists
-        # Each side is clipped before the two are broadcast: a tile has far fewer rows and columns than cells.
+        # Clip before broadcasting: a tile has far fewer rows and columns than cells.
         cell = np.clip(a, 0, rows - 1) * columns + np.clip(b, 0, columns - 1)
         found = self.cells.reshape(-1).take(cell)
         return found if row_exists.all() and column_exists.all() else found & row_exists & column_exists
 
     def excerpts(self, a: np.ndarray, b: np.ndarray, height: int, width: int) -> np.ndarray:
-        """The cells from each (a, b) on, of at most 62 in all, as the bits of a number, row-major."""
+        """Return the height × width cells from each (a, b) on as a row-major bitmask of at most 62 bits."""
         bits = np.zeros(len(a), np.int64)
         for row, column in np.ndindex(height, width):
             bits = 2 * bits + self.contains(a + row, b + column)
         return bits
 
     def any_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
-        """Whether a cell of each rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` (inclusive) may be set.
+        """Whether each inclusive rectangle ``[a_lo, a_hi] × [b_lo, b_hi]`` may contain a set cell.
 
-        Exact up to 2^24 cells; larger tables are asked by coarse cells and may say True too often.
+        Exact up to 2^24 cells; coarse cells of larger tables err towards True.
         """
         rows, columns = self.cells.shape
         a_lo, b_lo = np.maximum(a_lo, 0), np.maximum(b_lo, 0)
@@ -65,9 +59,9 @@ class BlockTable(ByContent):
         return _rectangle(self._images[0], self._coarse, a_lo, a_hi, b_lo, b_hi) > 0
 
     def all_in(self, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray) -> np.ndarray:
-        """Whether every cell of each rectangle (inclusive) is known to be set; cells out of range are not.
+        """Whether each inclusive rectangle is known to be full; cells out of range are unset.
 
-        Exact up to 2^24 cells; larger tables are asked by coarse cells and may say False too often.
+        Exact up to 2^24 cells; coarse cells of larger tables err towards False.
         """
         rows, columns = self.cells.shape
         a_lo, a_hi, b_lo, b_hi = np.broadcast_arrays(a_lo, a_hi, b_lo, b_hi)
@@ -82,7 +76,7 @@ class BlockTable(ByContent):
 
     @cached_property
     def _images(self) -> tuple[np.ndarray, np.ndarray]:
-        """Integral images of the cells with a set entry, and of those with one missing."""
+        """Integral images of the set cells and of the unset cells."""
         if self._coarse == 1:
             some = _integral(self.cells)
             every = np.multiply.outer(*(np.arange(n, dtype=np.int32) for n in some.shape))
@@ -91,7 +85,7 @@ class BlockTable(ByContent):
 
 
 def _coarsened(cells: np.ndarray) -> np.ndarray:
-    """Whether any entry of each square of 64 × 64 is set."""
+    """Whether any cell of each 64 × 64 square is set."""
     by_row = np.logical_or.reduceat(cells, np.arange(0, cells.shape[0], _COARSE), axis=0)
     return np.logical_or.reduceat(by_row, np.arange(0, cells.shape[1], _COARSE), axis=1)
 
@@ -107,7 +101,7 @@ def _integral(cells: np.ndarray) -> np.ndarray:
 def _rectangle(
     image: np.ndarray, coarse: int, a_lo: np.ndarray, a_hi: np.ndarray, b_lo: np.ndarray, b_hi: np.ndarray
 ) -> np.ndarray:
-    """Number of set (coarse) cells that each inclusive rectangle touches; 0 where it is empty."""
+    """Count the set (coarse) cells that each inclusive rectangle touches."""
     rows, columns = image.shape
     top, bottom = np.clip(a_lo // coarse, 0, rows - 1), np.clip(a_hi // coarse + 1, 0, rows - 1)
     left, right = np.clip(b_lo // coarse, 0, columns - 1), np.clip(b_hi // coarse + 1, 0, columns - 1)
