@@ -1,4 +1,4 @@
-"""The sparse transformer's factorised patterns (Child, Gray, Radford, Sutskever, arXiv:1904.10509 §4.2)."""
+"""Factorized patterns of the Sparse Transformer (Child et al., arXiv:1904.10509 §4.2)."""
 
 from __future__ import annotations
 
@@ -23,20 +23,13 @@ def strided(stride: Positive) -> Pattern:
     Parameters
     ----------
     stride : int
-        Length of the local window and distance of the column keys, in tokens.
+        Length of the local window, and distance between the column keys, in tokens.
 
     Returns
     -------
     Pattern
-        ``Causal() & (SlidingWindow(stride - 1, 0) | Stride(stride))``: about ``stride + p / stride`` keys for the query
-        at position p.
-
-    Raises
-    ------
-    TypeError
-        If `stride` is not an integer.
-    ValueError
-        If it is less than 1.
+        ``Causal() & (SlidingWindow(stride - 1, 0) | Stride(stride))``:
+        about ``stride + p / stride`` keys at position p.
 
     References
     ----------
@@ -54,26 +47,19 @@ def _random_fixed(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
 def fixed(block: Positive, summary: Positive) -> Pattern:
     """The query's own block and the last `summary` keys of every block before it.
 
-    For text and other data without a period, where the last tokens of a block can stand for it.
+    For text and other aperiodic data, where the last tokens of a block summarize it.
 
     Parameters
     ----------
     block : int
         Tokens of a block (the paper's stride).
     summary : int
-        Tokens at the end of each block that later blocks attend to (the paper's c).
+        Tokens at the end of each block that later blocks attend to (the paper's c), at most `block`.
 
     Returns
     -------
     Pattern
         ``Causal() & (BlockLocal(block) | Columns(block, block - summary, block))``.
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not an integer.
-    ValueError
-        If `block` is less than 1, or `summary` not in ``[1, block]``.
 
     References
     ----------

@@ -21,31 +21,24 @@ def _random(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
 
 @recipe("longformer", example=((8, 1, (0, 1)), 32), typical=((512, 1, 16), 16384), random=_random)
 def longformer(window: int, dilation: Positive = 1, global_tokens: Count | tuple[Count, ...] = ()) -> Pattern:
-    """A (dilated) window around each query and global tokens.
+    """A (dilated) window around each query, and global tokens.
 
     For long documents with a few tokens that must see everything, as in classification and question answering.
 
     Parameters
     ----------
     window : int
-        Keys of the window on both sides together, even, as in the paper and as Hugging Face's ``attention_window``:
-        each query has ``window // 2`` keys on either side and its own.
+        Even number of keys on both sides together, as in the paper and in Hugging Face's ``attention_window``: each
+        query has ``window // 2`` keys on either side and its own.
     dilation : int, optional
-        Distance of neighbouring keys of the window in tokens.
+        Distance between neighbouring keys of the window in tokens.
     global_tokens : int or tuple of int, optional
-        The first so many tokens, or these positions, attend to all keys and all queries attend to them.
+        Number of leading global tokens, or their positions: they attend to all keys, and all queries to them.
 
     Returns
     -------
     Pattern
         ``DilatedWindow(window // 2, window // 2, dilation) | GlobalTokens(global_tokens)``.
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not an integer, or a sequence of them for `global_tokens`.
-    ValueError
-        If `window` is odd or less than 2, `dilation` less than 1, or `global_tokens` or one of them negative.
 
     References
     ----------

@@ -25,24 +25,17 @@ def _random(draw: Any, sizes: Any) -> tuple[tuple[Any, ...], Any]:
 def prefix_lm(prefix: Count | tuple[Count, ...]) -> Pattern:
     """A prefix that every query sees, then causal: ``j < prefix or j <= p``.
 
-    For models that read their input in both directions and then generate.
+    For models that read their input bidirectionally and then generate.
 
     Parameters
     ----------
     prefix : int or tuple of int
-        Tokens of the prefix; a tuple has one for each batch entry.
+        Tokens of the prefix; a tuple has one per batch entry.
 
     Returns
     -------
     Pattern
         ``Causal() | Sinks(prefix)``, or :class:`PerBatch` of these.
-
-    Raises
-    ------
-    TypeError
-        If `prefix` is neither an integer nor a sequence of integers.
-    ValueError
-        If a prefix is negative or the sequence empty.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Compositions that people know by name."""
+"""Well-known compositions as functions."""
 
 from __future__ import annotations
 
@@ -20,46 +20,32 @@ def chunked_causal(chunk: int, offset: int = 0) -> Pattern:
     chunk : int
         Tokens of a chunk.
     offset : int, optional
-        Where a chunk starts: the padding before the first token, which chunks are counted from.
+        Start of the first chunk: the padding before the first token.
 
     Returns
     -------
     Pattern
-        A composition of registered ones.
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not an integer.
-    ValueError
-        If `chunk` is less than 1, or `offset` negative.
+        ``Causal() & BlockLocal(chunk, offset)``.
     """
     return Causal() & BlockLocal(chunk, offset)
 
 
 def a_shape(sinks: int, window: int) -> Pattern:
-    """The first `sinks` keys and the last `window` ones, the query's own included, causal.
+    """The first `sinks` keys and the last `window` ones, including the query's own, causal.
 
     StreamingLLM's mask (arXiv:2309.17453), the A-shape of MInference (arXiv:2407.02490).
 
     Parameters
     ----------
     sinks : int
-        How many of the first keys every query has.
+        Number of leading keys.
     window : int
-        How many of the last keys, the query's own included.
+        Number of last keys, including the query's own.
 
     Returns
     -------
     Pattern
-        A composition of registered ones.
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not an integer.
-    ValueError
-        If `sinks` is negative, or `window` less than 1.
+        ``Causal() & (Sinks(sinks) | SlidingWindow(window - 1, 0))``.
     """
     return Causal() & (Sinks(sinks) | SlidingWindow(integer("window", window, 1) - 1, 0))
 
@@ -72,21 +58,13 @@ def tri_shape(sinks: int, window: int, last: int, length: int) -> Pattern:
     sinks, window : int
         As for :func:`a_shape`.
     last : int
-        How many of the last queries have every earlier key.
+        Number of last queries that see every earlier key.
     length : int
         Length of the sequence in tokens.
 
     Returns
     -------
     Pattern
-        A composition of registered ones.
-
-    Raises
-    ------
-    TypeError
-        If a parameter is not an integer.
-    ValueError
-        If a number is negative, `window` less than 1, or `last` greater than `length`.
     """
     first = integer("length", length, 0) - integer("last", last, 0, length)
     last_queries = GlobalTokens(length, keys=False) - GlobalTokens(first, keys=False)
@@ -94,7 +72,7 @@ def tri_shape(sinks: int, window: int, last: int, length: int) -> Pattern:
 
 
 def shared_prefix(prefix: int, lengths: tuple[int, ...]) -> Pattern:
-    """A prefix of `prefix` tokens that every one of the documents after it continues, causal.
+    """Documents that each continue a common prefix, causal.
 
     Parameters
     ----------
@@ -106,26 +84,19 @@ def shared_prefix(prefix: int, lengths: tuple[int, ...]) -> Pattern:
     Returns
     -------
     Pattern
-        A composition of registered ones.
-
-    Raises
-    ------
-    TypeError
-        If `prefix` is not an integer, or `lengths` not a sequence of integers.
-    ValueError
-        If one of them is negative, or all together are more tokens than a sequence can have.
+        ``Causal() & (Sinks(prefix) | Documents((prefix, *lengths)))``.
     """
     documents = integer("prefix", prefix, 0), *integers("lengths", lengths, 0)
     return Causal() & (Sinks(prefix) | Documents(tuple(n for n in documents if n)))
 
 
 def gallery() -> dict[str, tuple[Pattern, int]]:
-    """Known compositions by name: a small pattern and a length to show it at.
+    """Return well-known compositions by name: a small pattern and a length to show it at.
 
     Returns
     -------
     dict of str to (Pattern, int)
-        A new dict at every call.
+        A new dict.
 
     Examples
     --------
