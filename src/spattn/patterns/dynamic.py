@@ -1,9 +1,9 @@
-"""Dynamic masks: patterns of indices that live on a GPU, read there by each call.
+"""Dynamic masks: patterns of device arrays that each call reads on the GPU.
 
-A model that chooses keys anew in every call has its choice in device memory. To plan it as a pattern the host would
-copy it and wait; instead kernels select the tiles of a plan by the mask, in the order of the stream. The arrays are not
-copied: a call, or a replayed graph, sees what they hold at that time. Where PyTorch records a gradient, a call keeps a
-copy, from which the backward makes the pattern.
+A model that selects keys in every call holds the indices in device memory; planning from them would copy to the host
+and synchronize. Instead, kernels filter a plan's tiles by the mask in stream order. The arrays are not copied: a call,
+or a replayed graph, reads their current values. If PyTorch records a gradient, the call keeps a copy, from which the
+backward makes the pattern.
 """
 
 from __future__ import annotations
@@ -31,59 +31,40 @@ __all__ = [
 ]
 
 
-_HOST = (
-    "a pattern of device arrays supports & with a pattern only; use .to_host(kv_len), which waits for the device, "
-    "for |, - and ~"
-)
+_HOST = "a dynamic mask supports & with a pattern only; for |, - and ~ use .to_host(kv_len), which synchronizes"
 
 
 class Form(NamedTuple):
-    """What of a selection is known without its numbers, as kernels and bounds need it.
+    """The statically known properties of a mask, for kernels and bounds."""
 
-    Attributes
-    ----------
-    name : {"blocks", "lengths", "documents", "lines"}
-    batch, heads : int
-        That are told apart.
-    counts : tuple of int
-        Numbers in a row of each array.
-    rows : int
-        Rows of an array of one batch entry and head.
-    block_q, block_kv : int
-        Tokens of a block, 1 where there are none.
-    left : bool
-        Whether padding stands before the keys.
-    """
-
-    name: str
+    name: str  # "blocks", "lengths", "documents" or "lines"
     batch: int
     heads: int
-    counts: tuple[int, ...]
-    rows: int = 1
-    block_q: int = 1
+    counts: tuple[int, ...]  # numbers per row of each array
+    rows: int = 1  # rows of an array per batch entry and head
+    block_q: int = 1  # tokens per block, 1 without blocks
     block_kv: int = 1
-    left: bool = False
+    left: bool = False  # whether padding precedes the keys
 
 
 class Selection:
-    """What is allowed by indices on a GPU; see the module's text.
+    """Base of dynamic masks: ``pattern & mask`` allows the pairs of both; a mask alone means ``Full() & mask``.
 
-    ``pattern & mask`` allows what both do, and a mask alone stands for ``Full() & mask``. Unions and complements need
-    the host: ``mask.to_host(kv_len)`` is an ordinary pattern.
+    Unions and complements need the host: ``mask.to_host(kv_len)`` is an ordinary pattern.
     """
 
     name: ClassVar[str]
 
     def arrays(self) -> tuple[Any, ...]:
-        """The arrays, each (batch or 1, heads or 1, rows, n), or without the first axes where nothing is told apart."""
+        """Return the arrays, (batch or 1, heads or 1, rows, n), or without the leading axes if shared."""
         raise NotImplementedError
 
     def form(self) -> Form:
-        """What is known of it without its numbers."""
+        """Return the statically known properties."""
         raise NotImplementedError
 
     def check(self, kv_len: int) -> None:
-        """Whether it is made for so many keys.
+        """Check that the mask supports this number of keys.
 
         Parameters
         ----------
@@ -93,11 +74,11 @@ class Selection:
         Raises
         ------
         ValueError
-            If it is not.
+            If it does not.
         """
 
     def to_host(self, kv_len: int) -> Pattern:
-        """The pattern that the numbers make now; waits for them.
+        """Return the pattern of the current values; synchronizes with the device.
 
         Parameters
         ----------
@@ -111,7 +92,7 @@ class Selection:
         raise NotImplementedError
 
     def copied(self) -> Selection:
-        """The same with arrays of its own, which nobody changes.
+        """Return the mask with copies of its arrays.
 
         Returns
         -------
@@ -144,17 +125,12 @@ class Selection:
 
 @dataclass(frozen=True, eq=False)
 class Selected:
-    """What a pattern and a selection both allow, as ``pattern & selection`` says.
+    """The intersection of a pattern and a dynamic mask, made by ``pattern & mask``.
 
     Parameters
     ----------
     pattern : Pattern
     selection : Selection
-
-    Raises
-    ------
-    TypeError
-        If they are not that.
     """
 
     pattern: Pattern
@@ -167,7 +143,7 @@ class Selected:
             raise TypeError(f"selection: expected a Selection, got {type(self.selection).__name__}")
 
     def to_host(self, kv_len: int) -> Pattern:
-        """The pattern that allows the same now; waits for the numbers.
+        """Return the pattern of the current values; synchronizes with the device.
 
         Parameters
         ----------
@@ -195,14 +171,14 @@ class Selected:
 
 
 def selected(pattern: Any) -> Selected | None:
-    """What a selection, or one of a pattern, allows; None for anything else."""
+    """Return a dynamic mask, or its intersection with a pattern, as a Selected; None for anything else."""
     if isinstance(pattern, Selection):
         return Selected(pattern_class("full")(), pattern)
     return pattern if isinstance(pattern, Selected) else None
 
 
 def _check(name: str, value: Any, axes: tuple[int, ...]) -> Any:
-    """A device array of int32 or int64 with so many axes."""
+    """Check that `value` is a device array of int32 or int64 with one of these numbers of axes."""
     kind = kind_of(value)
     if kind is None or kind.name == "jax":
         raise TypeError(f"{name}: expected a PyTorch or CuPy array on a GPU, got {type(value).__name__}")
@@ -217,30 +193,22 @@ def _check(name: str, value: Any, axes: tuple[int, ...]) -> Any:
 
 
 def _leading(value: Any, own: int) -> tuple[int, int]:
-    """Batch entries and heads that an array with so many axes of its own tells apart."""
+    """Return the batch entries and heads of an array with `own` trailing axes."""
     batch, heads = (1, 1, *value.shape[: value.ndim - own])[-2:]
     return int(batch), int(heads)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DynamicKeyBlocks(Selection):
-    """Lists of key blocks for each block of queries: :class:`spattn.patterns.KeyBlocks` of numbers on a GPU.
+    """A list of key blocks per query block: :class:`spattn.patterns.KeyBlocks` with indices on a GPU.
 
     Parameters
     ----------
     blocks : int array (batch, heads_kv, query blocks, n) on a GPU
-        Numbers of key blocks, in any order; others than those that there are stand for none. The leading axes may be
-        left out. A query's row is ``p // block_q``, so there are ``ceil(kv_len / block_q)`` rows.
+        Key block indices, in any order; indices out of range are ignored. The leading axes are optional. There are
+        ``ceil(kv_len / block_q)`` query blocks, which each call checks: a query's row is ``p // block_q``.
     block_q, block_kv : int
-        Tokens of a query block and of a key block.
-
-    Raises
-    ------
-    TypeError
-        If `blocks` is not of int32 or int64 on a GPU, or a size not an integer.
-    ValueError
-        If `blocks` has not two to four axes, or a size is less than 1; from the call, if its rows do not cover
-        `kv_len`.
+        Tokens per query block and per key block.
 
     References
     ----------
@@ -282,21 +250,14 @@ class DynamicKeyBlocks(Selection):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DynamicKeyPadding(Selection):
-    """The keys of sequences of different lengths: :class:`spattn.patterns.KeyPadding` of lengths on a GPU.
+    """Key padding of sequences of different lengths: :class:`spattn.patterns.KeyPadding` with lengths on a GPU.
 
     Parameters
     ----------
     lengths : int array (batch,) on a GPU
-        Keys that are no padding; fewer than none are none, and more than there are all.
+        Keys that are not padding, clipped to [0, kv_len].
     left : bool, optional
-        Whether the padding stands before the keys instead of behind them.
-
-    Raises
-    ------
-    TypeError
-        If `lengths` is not of int32 or int64 on a GPU, or `left` not a bool.
-    ValueError
-        If `lengths` has not one axis.
+        Whether the padding precedes the keys instead of following them.
     """
 
     lengths: Any
@@ -321,24 +282,17 @@ class DynamicKeyPadding(Selection):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DynamicDocuments(Selection):
-    """Keys of the query's own document: :class:`spattn.patterns.Documents` of cumulative lengths on a GPU.
+    """Keys of the query's own document: :class:`spattn.patterns.Documents` with cumulative lengths on a GPU.
 
     Parameters
     ----------
     cu_seqlens : int array (documents + 1,) or (batch, documents + 1) on a GPU
-        Where each document starts, and where the last one ends: ``0, n_0, n_0 + n_1, ...``. They must not fall.
-        Documents without tokens may stand anywhere, at the end to have the same number of them in every call.
-
-    Raises
-    ------
-    TypeError
-        If `cu_seqlens` is not of int32 or int64 on a GPU.
-    ValueError
-        If it has neither one nor two axes, or no number.
+        Start of each document, and the end of the last: ``0, n_0, n_0 + n_1, ...``; non-decreasing. Empty documents may
+        occur anywhere, for instance at the end, to keep the number of documents constant between calls.
 
     Notes
     -----
-    Tokens in front of the first document and past the last one attend to nothing and are seen by nobody.
+    Tokens before the first and past the last document neither attend nor are attended to.
     """
 
     cu_seqlens: Any
@@ -364,21 +318,14 @@ class DynamicDocuments(Selection):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DynamicVerticalSlash(Selection):
-    """Chosen key columns and diagonals, causal: :class:`spattn.patterns.VerticalSlash` of numbers on a GPU.
+    """Causal key columns and diagonals: :class:`spattn.patterns.VerticalSlash` with indices on a GPU.
 
     Parameters
     ----------
     columns : int array (batch, heads, n) on a GPU
-        Key positions; others than those that there are stand for none. The leading axes may be left out.
+        Key positions; positions out of range are ignored. The leading axes are optional.
     diagonals : int array (batch, heads, m) on a GPU
         Distances ``p - j >= 0`` in tokens, likewise.
-
-    Raises
-    ------
-    TypeError
-        If an array is not of int32 or int64 on a GPU.
-    ValueError
-        If one has not one to three axes, or their leading axes differ.
 
     References
     ----------

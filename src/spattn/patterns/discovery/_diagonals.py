@@ -1,4 +1,4 @@
-"""Candidates that fill diagonals: windows, strides, and diagonals without an order."""
+"""Diagonal candidates: windows, strides, and unordered diagonals."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ._pairs import Pairs
 __all__ = ["diagonals_without_order", "strides", "windows"]
 
 _MOST_RUNS = 1 << 23
-_SHORT = 8  # times shorter than the longest diagonal
-_AS_GOOD = 1.15  # a few tiles more for fewer lists of pairs
-_FEW = 4  # groups of diagonals, and diagonals of a group
+_SHORT = 8  # diagonals shorter than the longest by this factor cannot be told from noise
+_AS_GOOD = 1.15  # accepted growth in tiles for fewer listed pairs
+_FEW = 4  # most groups of diagonals, and the width of a narrow group
 
 
 class _Diagonals:
-    """The diagonals of which enough is there, numbered from the least distance on."""
+    """Diagonals and whether they are filled, numbered from the least distance on."""
 
     def __init__(self, evidence: Evidence):
         room, total, self.left = (each.diagonals for each in (evidence.room, evidence.total, evidence.left))
@@ -29,18 +29,18 @@ class _Diagonals:
         self.missing = room - total
         self.filled = evidence.filled(room, total, self.left)
         long = np.flatnonzero(_SHORT * room >= room.max(initial=0))
-        if evidence.fill < 1 and len(long):  # too short to tell noise: as the first and the last that are long
+        if evidence.fill < 1 and len(long):  # short diagonals copy the nearest long one
             self.filled[: long[0]], self.filled[long[-1] :] = self.filled[long[0]], self.filled[long[-1]]
 
     def candidate(self, base: Full | Stride, numbers: np.ndarray) -> Candidate:
-        """That of some diagonals as far apart as the keys of `base`."""
+        """Make the candidate of diagonals spaced as the keys of `base`."""
         step = base.stride if isinstance(base, Stride) else 1
         low = None if numbers[0] < step else int(numbers[0]) + self.least
         high = None if numbers[-1] + step >= self.count else int(numbers[-1]) + self.least
         return Candidate(base, low, high, int(self.left[numbers].sum()), int(self.missing[numbers].sum()))
 
     def fullest(self, base: Full | Stride, numbers: np.ndarray) -> Candidate | None:
-        """Of `numbers`, a group of neighbours that are all filled, the one with most pairs left."""
+        """Return the run of filled diagonals among `numbers` that has most uncovered pairs."""
         starts, stops = intervals(self.filled[numbers])
         if not len(starts):
             return None
@@ -50,7 +50,7 @@ class _Diagonals:
 
 
 def windows(evidence: Evidence) -> Iterator[Candidate]:
-    """Neighbouring diagonals, where there are many groups of them only wider ones."""
+    """Propose adjacent diagonals; ignore narrow groups if there are many groups."""
     diagonals = _Diagonals(evidence)
     starts, stops = intervals(diagonals.filled)
     if len(starts) > _FEW:
@@ -62,7 +62,7 @@ def windows(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def strides(evidence: Evidence) -> Iterator[Candidate]:
-    """Diagonals at equal distances, where their views cost fewer tiles than contiguous ones."""
+    """Propose evenly spaced diagonals if residue classes need fewer tiles than token order."""
     diagonals = _Diagonals(evidence)
     spacing = usual_spacing(intervals(diagonals.filled)[0])
     if spacing is None:
@@ -74,12 +74,12 @@ def strides(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _views_pay(new: int, step: int, pairs: Pairs) -> bool:
-    """Whether so many pairs on diagonals `step` apart meet fewer tiles in residue classes than in token order."""
+    """Whether `new` pairs on diagonals `step` apart intersect fewer tiles in residue classes than in token order."""
     block_q, block_kv = TILE
     queries, keys, diagonals = -(-pairs.q_len // step), -(-pairs.kv_len // step), -(-new // max(pairs.q_len, 1))
 
     def tiles(queries: int, keys: int, reach: int) -> int:
-        """Those of a band of so many diagonals."""
+        """Count the tiles of a band of `reach` diagonals."""
         return -(-queries // block_q) * min(-(-keys // block_kv), -(-(block_q + reach) // block_kv) + 1)
 
     in_order = min(tiles(pairs.q_len, pairs.kv_len, diagonals * step), diagonals * tiles(pairs.q_len, pairs.kv_len, 1))
@@ -87,7 +87,7 @@ def _views_pay(new: int, step: int, pairs: Pairs) -> bool:
 
 
 def diagonals_without_order(evidence: Evidence) -> Iterator[Candidate]:
-    """Causal diagonals in any order, as far as their closed form fits into one array."""
+    """Propose unordered causal diagonals, if their closed form fits into one array."""
     diagonals = _Diagonals(evidence)
     numbers = np.flatnonzero(diagonals.filled & (diagonals.left > 0))
     numbers = numbers[numbers + diagonals.least >= 0]

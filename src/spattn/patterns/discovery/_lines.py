@@ -1,4 +1,4 @@
-"""Candidates that fill columns or rows: keys that every query sees, and queries that see every key."""
+"""Column and row candidates: keys that every query sees, queries that see every key."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ._counts import Counts, Evidence, covered, intervals, usual_spacing
 __all__ = ["columns", "global_tokens", "rows"]
 
 _MOST_TOKENS = 1 << 12
-_SHORT = 8  # a line that is shorter by this factor than the longest tells nothing: any window fills it
+_SHORT = 8  # ignore lines shorter than the longest by this factor: any window fills them
 
 
 class _Lines:
-    """The columns, or the rows, of which enough is there, among all pairs (`low` is None) or the causal ones."""
+    """Columns or rows and whether they are filled, among all pairs (`low` is None) or the causal ones."""
 
     def __init__(self, evidence: Evidence, axis: str, low: int | None):
         self.low = low
@@ -28,12 +28,12 @@ class _Lines:
         self.chosen = evidence.filled(room, total, self.left) & (_SHORT * room >= room.max(initial=0))
 
     def candidate(self, base: Pattern, members: np.ndarray, cost: int = 0) -> Candidate:
-        """That of some lines."""
+        """Make the candidate of some lines."""
         new, missing = (int(each[members].sum()) for each in (self.left, self.missing))
         return Candidate(base, self.low, None, new, missing, cost)
 
     def members(self) -> np.ndarray:
-        """The chosen lines that have a pair left, and covered ones beside them: fewer groups are simpler."""
+        """Return the groups of filled lines that contain an uncovered pair; whole groups are simpler."""
         starts, stops = intervals(self.chosen)
         sums = np.append(0, np.cumsum(self.left))
         some_left = np.flatnonzero(sums[stops] > sums[starts])
@@ -42,7 +42,7 @@ class _Lines:
 
 
 def columns(evidence: Evidence) -> Iterator[Candidate]:
-    """Keys that all queries see, or all from theirs on: in every period, or at any places."""
+    """Propose keys that all (later) queries see, periodic or not."""
     for low in (None, 0):
         lines = _Lines(evidence, "keys", low)
         periodic = _period(lines.chosen)
@@ -51,7 +51,7 @@ def columns(evidence: Evidence) -> Iterator[Candidate]:
             found = lines.candidate(Columns(*periodic), (place >= periodic[1]) & (place < periodic[2]))
             if found.new and found.is_there(evidence.fill):
                 yield found
-                continue  # keys at other places are what is left then
+                continue  # other keys remain for the next round
         key = lines.members()
         if 0 < len(key) <= _MOST_TOKENS:
             tokens = _tokens(key)
@@ -60,7 +60,7 @@ def columns(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def rows(evidence: Evidence) -> Iterator[Candidate]:
-    """Queries that see all keys, or all up to theirs."""
+    """Propose queries that see all keys, or all earlier ones."""
     for low in (None, 0):
         lines = _Lines(evidence, "rows", low)
         lines.chosen &= evidence.pairs.q >= 0
@@ -70,7 +70,7 @@ def rows(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def global_tokens(evidence: Evidence) -> Iterator[Candidate]:
-    """Tokens that all queries see and that see all keys."""
+    """Propose tokens that all queries see and that see all keys."""
     pairs, q = evidence.pairs, evidence.pairs.q
     seen, seeing = _Lines(evidence, "keys", None), _Lines(evidence, "rows", None)
     row = np.flatnonzero(seeing.chosen & (q >= 0))
@@ -79,7 +79,7 @@ def global_tokens(evidence: Evidence) -> Iterator[Candidate]:
         return
 
     def count(each: Counts) -> int:
-        """Pairs in these rows, and in these columns of the other rows."""
+        """Count the pairs in these rows, and in these columns of the other rows."""
         runs = each.runs(None)
         others = np.flatnonzero(~np.isin(runs.q, key))
         of_columns = covered(runs.start[others], runs.stop[others], pairs.kv_len)
@@ -90,7 +90,7 @@ def global_tokens(evidence: Evidence) -> Iterator[Candidate]:
 
 
 def _period(chosen: np.ndarray) -> tuple[int, int, int] | None:
-    """(period, start, stop) of groups of equal width at equal distances, which most of the chosen keys form."""
+    """Return (period, start, stop) of evenly spaced groups of equal width that most chosen keys form."""
     starts, stops = intervals(chosen)
     spacing = usual_spacing(starts)
     if spacing is None:
@@ -101,6 +101,6 @@ def _period(chosen: np.ndarray) -> tuple[int, int, int] | None:
 
 
 def _tokens(positions: np.ndarray) -> int | tuple[int, ...]:
-    """How many of the first tokens these are, or which they are."""
+    """Return the number of tokens if they are the first ones, else the tokens."""
     prefix = positions[-1] == len(positions) - 1
     return len(positions) if prefix else tuple(positions.tolist())
