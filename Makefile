@@ -158,7 +158,7 @@ bench-compare same-bits: $(addprefix $(STAMPS)/,package test-requires)
 	rm -rf $(VENV)/compare/head
 	$(BIN)/python -m zipfile -e $(WHEELS)/spattn-*.whl $(VENV)/compare/head
 	base=$$(PYTHON=$(BIN)/python tools/package_of.sh $(VENV)/compare "$(BASE)") && $(BIN)/python \
-	  $(if $(filter same-bits,$@),benchmarks/same_bits.py --backend cpu --old,benchmarks/compare.py --base) "$$base" \
+	  $(if $(filter same-bits,$@),benchmarks/regressions/same_bits.py --backend cpu --old,benchmarks/regressions/compare.py --base) "$$base" \
 	  $(if $(filter same-bits,$@),--new,--head) $(VENV)/compare/head
 
 clean:

@@ -227,10 +227,10 @@ def test_share_of_other_programs_is_a_share():
 
 def test_readme_shows_the_committed_figures():
     root = Path(__file__).resolve().parents[1]
-    results = root / "benchmarks" / "results" / "demo_cpu.json"
-    if not results.exists():
-        pytest.skip("benchmarks/results/demo_cpu.json is not measured yet")
+    found = [json.loads(path.read_text()) for path in (root / "benchmarks" / "results").glob("demo_cpu-*.json")]
+    if not found:
+        pytest.skip("benchmarks/results/demo_cpu-MACHINE.json is not measured yet")
     readme = (root / "README.md").read_text()
-    for row in json.loads(results.read_text())["results"]:
+    for row in max(found, key=lambda record: record["date"])["results"]:
         if row["tokens"] == 16384:
             assert f"| {row['name']} | {row['pairs_percent']:.3g} % | {row['ms']:.4g} |" in readme

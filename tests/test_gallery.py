@@ -29,11 +29,11 @@ def test_page(gallery, name):
 @pytest.mark.parametrize(
     "name, shown, hidden",
     [
-        ("longformer", ["DilatedWindow(self.window // 2", "GlobalTokens("], []),
+        ("longformer", ["DilatedWindow(side, side, dilation)", "GlobalTokens("], []),
         ("causal", ["return k <= q"], []),
         ("neighborhood", ["def allows(", "def _span("], ["def runs("]),
         ("mask", ["def _table("], ["def sizes("]),
-        ("deepspeed_dense", ["def layout(", "np.ones"], ["raise ValueError"]),
+        ("deepspeed_dense", ["LengthLayout(block", "np.ones"], []),
         ("bigbird", ["def regular(", "def _side("], ["def block_runs("]),
     ],
 )
@@ -44,7 +44,7 @@ def test_definition_is_what_decides(gallery, name, shown, hidden):
 
 def test_table_of_uses(gallery):
     table = gallery._uses([gallery._registered("longformer")])
-    assert "Longformer <generated/pattern-longformer>" in table and "For long documents with a few tokens" in table
+    assert "longformer <generated/pattern-longformer>" in table and "For long documents with a few tokens" in table
 
 
 def test_plans_are_of_a_usual_size(gallery):

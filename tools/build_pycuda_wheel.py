@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Build a PyCUDA wheel without an NVIDIA driver, for GPU machines that reach no package registry.
-
-PyCUDA is published as source only and its extension links ``libcuda.so.1``, which only a driver installs. This script
-links against an empty library of that name instead: the wheel then finds the real one on the GPU machine.
+"""Build a PyCUDA wheel without an NVIDIA driver, for offline GPU machines.
 
     tools/build_pycuda_wheel.py --python /usr/bin/python3.12 --dest .whl --needs
 
-writes ``pycuda-*.whl`` and, with ``--needs``, the wheels it needs there into ``--dest``. Copy the folder over and run
+PyCUDA is published as source only and links ``libcuda.so.1``, which only a driver installs. This script links an empty
+library of that name instead; on the GPU machine the wheel loads the real one. Writes ``pycuda-*.whl`` and, with
+``--needs``, the wheels of its dependencies into ``--dest``. Copy the folder over and run
 ``python3 -m pip install --no-index --no-deps .whl/*.whl``.
 
-Needs here: the given Python with pip and venv, a C++ compiler, the CUDA toolkit's headers (no nvcc, no GPU).
+Requires the given Python with pip and venv, a C++ compiler and the CUDA toolkit's headers, but no nvcc and no GPU.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ BUILD_NEEDS = ("setuptools", "wheel", "numpy>=2")
 
 
 def run(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
-    """Run a command given as a list and stop at the first that fails."""
+    """Print and run a command; raise an error if it fails."""
     print("+", *command, flush=True)
     subprocess.run([str(part) for part in command], cwd=cwd, env=env, check=True)
 
 
 def empty_libcuda(folder: Path) -> Path:
-    """A shared library without symbols whose soname is the driver's."""
+    """Build an empty shared library with the driver's soname; return its folder."""
     folder.mkdir()
     source = folder / "empty.c"
     source.write_text("")
@@ -42,7 +41,7 @@ def empty_libcuda(folder: Path) -> Path:
 
 
 def unpack_source(python: Path, version: str, folder: Path) -> Path:
-    """Download PyCUDA's sdist and return the folder it unpacks to."""
+    """Download and unpack PyCUDA's sdist; return its folder."""
     run(
         python,
         "-m",
@@ -62,7 +61,7 @@ def unpack_source(python: Path, version: str, folder: Path) -> Path:
 
 
 def build(args: argparse.Namespace, workspace: Path) -> None:
-    """Build the wheel of `args` into ``args.dest``."""
+    """Build the wheel into ``args.dest``."""
     run(args.python, "-m", "venv", workspace / "venv")
     python = workspace / "venv" / "bin" / "python"
     run(python, "-m", "pip", "install", "--quiet", *BUILD_NEEDS)
@@ -77,7 +76,7 @@ def build(args: argparse.Namespace, workspace: Path) -> None:
         f"--cudadrv-lib-dir={library}",
         cwd=source,
     )
-    # Some linkers drop a library that resolves no symbol, and so would drop the empty one.
+    # Some linkers drop libraries that resolve no symbol, such as the empty one.
     env = dict(os.environ, CPATH=str(args.cuda_root / "include"), LDFLAGS="-Wl,--no-as-needed")
     run(python, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", args.dest, source, env=env)
     if args.needs:
@@ -85,13 +84,13 @@ def build(args: argparse.Namespace, workspace: Path) -> None:
 
 
 def main() -> None:
-    """Read the command line and build."""
+    """Parse the command line and build."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="interpreter the wheel is for")
-    parser.add_argument("--dest", type=Path, default=Path(".whl"), help="folder the wheels go to")
+    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="target interpreter of the wheel")
+    parser.add_argument("--dest", type=Path, default=Path(".whl"), help="output folder")
     parser.add_argument("--cuda-root", type=Path, default=Path("/usr/local/cuda"), help="CUDA toolkit")
-    parser.add_argument("--version", default="", help="a version specifier of PyCUDA such as '==2026.1'")
-    parser.add_argument("--needs", action="store_true", help=f"also fetch {', '.join(NEEDS)}")
+    parser.add_argument("--version", default="", help="version specifier of PyCUDA, such as '==2026.1'")
+    parser.add_argument("--needs", action="store_true", help=f"also download {', '.join(NEEDS)}")
     args = parser.parse_args()
     args.dest.mkdir(parents=True, exist_ok=True)
     args.dest = args.dest.resolve()

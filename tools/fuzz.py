@@ -1,13 +1,14 @@
-"""Every property at random, over and over: ``make fuzz COUNT=100000 MINUTES=60``.
+"""Run the property tests repeatedly with new seeds.
 
+    make fuzz COUNT=100000 MINUTES=60
     python tools/fuzz.py [--count 100000] [--minutes 60] [TEST ...]
 
-Runs the property tests in random order with the nightly profile, one after the other, until so many examples are drawn
-or so much time is over. Prints the seed and the number of examples of each; a failure can be had again by
+Runs the tests one after the other, in random order and with the nightly profile, until enough examples are drawn or the
+time is over. Prints the seed and the number of examples of each; to repeat a failure, run
 
     SPATTN_HYPOTHESIS_PROFILE=nightly python -m pytest --hypothesis-seed=SEED TEST
 
-The exit status is 1 if a property failed.
+Exits with 1 if a property failed.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-DRAWN = re.compile(r"- (\d+) passing(?: examples)?, (\d+) failing")  # as Hypothesis prints its statistics
+DRAWN = re.compile(r"- (\d+) passing(?: examples)?, (\d+) failing")  # format of Hypothesis' statistics
 
 
 def pytest(*arguments: str) -> subprocess.CompletedProcess:
+    """Run pytest on the property tests with the nightly profile."""
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "hypothesis and not gpu", *arguments],
         cwd=ROOT,
@@ -38,16 +40,16 @@ def pytest(*arguments: str) -> subprocess.CompletedProcess:
 
 
 def properties(tests: list[str]) -> list[str]:
-    """The test functions that draw examples."""
+    """Names of the property tests."""
     listed = pytest("--collect-only", "-o", "addopts=--import-mode=importlib -q", *tests)
     names = {line.partition("[")[0] for line in listed.stdout.splitlines() if "::" in line}
     if listed.returncode or not names:
-        sys.exit(f"fuzz: no property found\n{listed.stdout}{listed.stderr}")
+        sys.exit(f"fuzz: found no property test\n{listed.stdout}{listed.stderr}")
     return sorted(names)
 
 
 def draw(name: str) -> tuple[int, bool]:
-    """(examples drawn, whether the property held) for one test and a new seed."""
+    """Run one test with a new seed; return (number of examples, whether it passed)."""
     seed = random.SystemRandom().randrange(2**32)
     begin = time.monotonic()
     done = pytest(f"--hypothesis-seed={seed}", "--hypothesis-show-statistics", name)
@@ -62,10 +64,11 @@ def draw(name: str) -> tuple[int, bool]:
 
 
 def main() -> None:
+    """Run tests until the count or the time is reached."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=100_000, help="examples to draw at least")
-    parser.add_argument("--minutes", type=float, default=60, help="no test begins later than this")
-    parser.add_argument("tests", nargs="*", default=["tests"], help="files or tests, by default all")
+    parser.add_argument("--count", type=int, default=100_000, help="minimum number of examples")
+    parser.add_argument("--minutes", type=float, default=60, help="start no test after this time")
+    parser.add_argument("tests", nargs="*", default=["tests"], help="files or tests (default: all)")
     options = parser.parse_args()
     begin, drawn, failed = time.monotonic(), 0, 0
     for name in itertools.chain.from_iterable(shuffled(properties(options.tests))):
@@ -78,7 +81,7 @@ def main() -> None:
 
 
 def shuffled(names: list[str]):
-    """All names in one random order after another."""
+    """Endless random permutations of the names."""
     while True:
         yield random.SystemRandom().sample(names, len(names))
 

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Wheels for a GPU machine that reaches no package registry: spattn's and PyCUDA's, with what that needs, into .whl/.
+# Collect wheels for an offline GPU machine in .whl/: spattn, PyCUDA and its dependencies.
 #
-#     tools/gpu_bundle.sh ~/.pyenv/versions/3.12.1/bin/python      # the Python of that machine, in its minor version
+#     tools/gpu_bundle.sh ~/.pyenv/versions/3.12.1/bin/python      # a Python with the GPU machine's minor version
 #
-# Take the tree and .whl/ there and run tools/gpu_tests.sh. Needs here: that Python with pip and venv, a C++ compiler, the
-# CUDA toolkit's headers. No GPU.
+# Copy the tree and .whl/ to the GPU machine and run tools/gpu_tests.sh. Requires that Python with pip and venv, a C++
+# compiler and the CUDA toolkit's headers, but no GPU.
 set -eu
 cd "$(dirname "$0")/.."
-python=${1:?which python: see the head of this file}
+python=${1:?usage: tools/gpu_bundle.sh PYTHON}
 mkdir -p .whl
 rm -f .whl/spattn-*.whl
 "$python" -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir .whl .

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Every test that needs a GPU, on a machine with one: installs the wheels of tools/gpu_bundle.sh and writes a summary.
+# Run all GPU tests and write a summary.
 #
-#     tools/gpu_tests.sh FOLDER [pytest's arguments]      # into FOLDER/gpu_tests.txt; FOLDER/log has all of it
+#     tools/gpu_tests.sh FOLDER [PYTEST ARGUMENTS]      # summary: FOLDER/gpu_tests.txt; full output: FOLDER/log
 #
-# Tests read the tree, and import spattn from the wheel. Without wheels in .whl/ the spattn that is installed is tested.
+# Tests the spattn of the wheels in .whl/ (tools/gpu_bundle.sh), or the installed one if there are none.
 set -eu
 cd "$(dirname "$0")/.."
-out=${1:?where the summary goes}
+out=${1:?usage: tools/gpu_tests.sh FOLDER [PYTEST ARGUMENTS]}
 shift
 mkdir -p "$out"
 site=$(mktemp -d)

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Builds the package of a commit, once, and prints the folder that holds it:
+# Build the package of a commit, unless it is cached, and print the folder that holds it.
 #
 #   tools/package_of.sh FOLDER COMMIT      # FOLDER/<hash>/spattn
 #
-# $PYTHON has what pyproject.toml asks for to build.
+# $PYTHON has the build requirements of pyproject.toml.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(realpath -s "${PYTHON:-$(command -v python3)}")
 commit=$(git rev-parse --verify --quiet "$2^{commit}") || {
-  echo "package_of: expected a commit, got $2" >&2
+  echo "package_of: $2 is not a commit" >&2
   exit 1
 }
 folder=$(realpath --canonicalize-missing "$1")/$commit

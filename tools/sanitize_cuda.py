@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Run the CUDA kernels on small problems under compute-sanitizer: memory errors, races, misused barriers, stale memory.
+"""Run the CUDA kernels on small problems under compute-sanitizer.
 
     tools/sanitize_cuda.py [--kernels portable|auto] [--dtypes DTYPE ...] [--repeated] [--out FOLDER]
 
-prints one line a tool, writes each tool's whole report to ``--out``, and exits with 1 if any found something. NumPy
-arrays keep other libraries' kernels out of the reports. Problems cover full and partial tiles, several components,
-merges, both ways of the backward, rows that take the exact path, padding, aligned and misaligned rows; heads of a group
-in one query tile, lists in pieces, heads and batch entries that differ, and more tensor maps than the smaller parameter
-block holds; calls of PyTorch tensors that repeat, which launch in a way of their own (with ``--repeated`` these alone).
+Finds memory errors, races, misused barriers and uninitialized memory. Prints one line per tool, writes the reports to
+``--out``, and exits with 1 if a tool found something. NumPy arrays keep other libraries' kernels out of the reports.
+Problems cover full and partial tiles, several components, combined split-KV partials, fused and separate backward, rows
+of the float64 fallback, padding, aligned and misaligned rows, grouped heads in one query tile, per-head and per-batch
+patterns, and more tensor maps than the smaller parameter block holds; and repeated calls with PyTorch tensors, which
+use cached dispatch (``--repeated`` runs these only).
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ HEAD_DIMS = ((64, 64), (128, 128), (40, 24), (33, 35), (256, 256))
 
 
 def problems(dtypes: list[str]) -> None:
-    """Run everything once, in this process."""
+    """Run all problems once in this process."""
     from spattn import patterns
 
     # (pattern, batch, heads_q, heads_kv, q_len, kv_len)
-    every_head_dim = [(patterns.Causal(), 1, 2, 1, 70, 140), (patterns.Strided(16), 1, 2, 1, 130, 130)]
+    every_head_dim = [(patterns.Causal(), 1, 2, 1, 70, 140), (patterns.strided(16), 1, 2, 1, 130, 130)]
     every_head_dim.append((patterns.Neighborhood((10, 13), 5), 1, 2, 1, 130, 130))
     one_head_dim = [
         (patterns.Causal(), 1, 8, 2, 5, 1100),
-        (patterns.Longformer(32, global_tokens=(0, 5)), 1, 2, 1, 200, 200),
-        (patterns.PerHead((patterns.Causal(), patterns.Strided(16))), 1, 2, 1, 130, 130),
+        (patterns.longformer(32, global_tokens=(0, 5)), 1, 2, 1, 200, 200),
+        (patterns.PerHead((patterns.Causal(), patterns.strided(16))), 1, 2, 1, 130, 130),
         (patterns.Documents(((60, 70), (30, 40, 60))), 2, 2, 1, 130, 130),
         (patterns.Neighborhood((15, 15), 3, 5), 1, 2, 1, 225, 225),
     ]
@@ -49,9 +50,9 @@ def problems(dtypes: list[str]) -> None:
 
 
 def repeat(dtypes: list[str]) -> None:
-    """Calls of PyTorch tensors that repeat, each of which reads what the one before it wrote.
+    """Run repeated calls with PyTorch tensors, each reading the result of the one before.
 
-    Hopper kernels may start early and, of a group, side by side. PyTorch itself copies, and starts no kernel.
+    Hopper kernels may start early (programmatic dependent launch), those of a group concurrently. PyTorch only copies.
     """
     import torch
 
@@ -61,10 +62,10 @@ def repeat(dtypes: list[str]) -> None:
 
     cases = [
         (patterns.Causal(), 300),
-        (patterns.Strided(16), 300),
-        (patterns.Longformer(64, global_tokens=3), 300),
+        (patterns.strided(16), 300),
+        (patterns.longformer(64, global_tokens=3), 300),
         (patterns.Neighborhood((15, 15), 7), 225),
-        (patterns.Windowed((14, 14), 7), 196),
+        (patterns.windowed((14, 14), 7), 196),
     ]
     for dtype in set(dtypes) & {"float16", "bfloat16"}:
         found = []
@@ -81,7 +82,7 @@ def repeat(dtypes: list[str]) -> None:
 
 
 def attend(pattern, batch: int, heads_q: int, heads_kv: int, q_len: int, kv_len: int, *dims_and_dtype) -> None:
-    """One problem, forward by each precision of its dtype, and backward; rows that see key 3 take the exact path."""
+    """One problem, forward and backward. A NaN in V sends rows to the float64 fallback."""
     import numpy as np
 
     import spattn
@@ -93,17 +94,17 @@ def attend(pattern, batch: int, heads_q: int, heads_kv: int, q_len: int, kv_len:
     q, k, v = inputs(batch, heads_q, heads_kv, q_len, kv_len, *dims, dtype=dtype)
     v[:, 0, 3] = np.nan
     for precision in (None, "tf32") if dtype == "float32" else (None,):
-        cuda.forward(q, k, v, spattn.plan(pattern, backend="cuda", like=(q, k, v)), -0.2, precision=precision)
+        cuda.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend="cuda"), -0.2, precision=precision)
     out, lse = spattn.attention(q, k, v, pattern, scale=-0.2, backend="cuda", return_lse=True)
-    for one_pass in False, True:  # by the Hopper kernels, where a plan can be computed in both ways
+    for one_pass in False, True:  # selects the Hopper kernels' fused or separate backward
         spattn.clear_plan_cache()
         with mock.patch.multiple(prepared, _hardly_wait=lambda *args, one=one_pass: one, _SLOWER=0):
             spattn.attention_backward(out, q, k, v, out, lse, pattern, dlse=lse, scale=-0.2, backend="cuda")
 
 
 def check(tool: str, kernels: str, dtypes: list[str], repeated: bool, out: Path) -> bool:
-    """Run the problems under one tool; returns whether it found nothing."""
-    # cuda-bindings asks the driver for functions that it may not have; those answers are no errors of ours.
+    """Run the problems under one tool; return whether it found nothing."""
+    # API errors come from cuda-bindings, which queries optional driver functions.
     command = ["compute-sanitizer", "--report-api-errors", "no", "--tool", tool, sys.executable, __file__, "--inside"]
     command += ["--dtypes", *dtypes]
     if repeated:
@@ -118,12 +119,12 @@ def check(tool: str, kernels: str, dtypes: list[str], repeated: bool, out: Path)
 
 
 def main() -> None:
-    """Read the command line and run."""
+    """Parse the command line and run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kernels", nargs="*", default=["portable"], choices=["portable", "auto"])
     parser.add_argument("--tools", nargs="*", default=TOOLS, choices=TOOLS)
     parser.add_argument("--dtypes", nargs="*", default=DTYPES, choices=DTYPES)
-    parser.add_argument("--repeated", action="store_true", help="only calls that repeat, of PyTorch tensors")
+    parser.add_argument("--repeated", action="store_true", help="only repeated calls with PyTorch tensors")
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

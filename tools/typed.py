@@ -1,6 +1,6 @@
-"""Public names as a program of a user's calls them. Never run: ``make lint`` lets mypy read it.
+"""Type-check the public API: mypy reads this file in ``make lint``; it never runs.
 
-A parameter or result of the public interface that loses its type, or has a wrong one, is an error here.
+A public parameter or result that loses its type, or has a wrong one, is an error here.
 """
 
 from __future__ import annotations
@@ -17,34 +17,38 @@ from spattn import torch as spattn_torch
 from spattn import transformers as spattn_transformers
 
 
-@patterns.register("typed")
+@patterns.authoring.register("typed")
 @dataclass(frozen=True)
 class Typed(patterns.Pattern):
-    """Keeps its class through the decorator, or ``Typed(3).period`` would be an error."""
+    """Keeps its class through the decorator; otherwise ``Typed(3).period`` would be an error."""
 
     period: int
 
     def allows(self, q: Any, k: Any) -> Any:
-        same = patterns.apply(lambda p: p // self.period, q) == patterns.apply(lambda p: p // self.period, k)
-        return same | patterns.member(np.arange(3), q - k)
+        same = patterns.authoring.apply(lambda p: p // self.period, q) == patterns.authoring.apply(
+            lambda p: p // self.period, k
+        )
+        return same | patterns.authoring.member(np.arange(3), q - k)
 
 
 def compose() -> patterns.Pattern:
-    grids = patterns.Windowed((8, 8), 4, 2) | patterns.Neighborhood(64, 5, causal=True) & ~patterns.Axial((8, 8), 0)
+    grids = patterns.windowed((8, 8), 4, 2) | patterns.Neighborhood(64, 5, causal=True) & ~patterns.axial((8, 8), 0)
     named = patterns.a_shape(1, 2) | patterns.tri_shape(1, 2, 3, 8) | patterns.chunked_causal(4)
-    known = patterns.get("causal") | patterns.from_dict({}) | patterns.shared_prefix(3, (4, 5))
+    known = patterns.registry.get("causal") | patterns.from_dict({}) | patterns.shared_prefix(3, (4, 5))
     simple = patterns.SlidingWindow(None, 3) | patterns.DilatedWindow(3, dilation=2) | patterns.Stride(4, 1)
-    tokens = patterns.GlobalTokens((1, 2)) | patterns.Longformer(8, global_tokens=2) | patterns.Prefix(simple, 3)
+    tokens = patterns.GlobalTokens((1, 2)) | patterns.longformer(8, global_tokens=2) | patterns.Prefix(simple, 3)
     tokens = tokens | patterns.Documents((3, 4))
     arrays = patterns.Mask(np.ones((3, 3), bool)) | patterns.KeyBlocks(np.zeros((1, 1), int), 4, 4)
-    blocks = patterns.BigBird(4) | patterns.deepspeed.Fixed(4, attention="unidirectional")
+    blocks = patterns.BigBird(4) | patterns.deepspeed.fixed(4, attention="unidirectional")
     return grids | named - known | simple | tokens | arrays | blocks | patterns.PerHead((Typed(Typed(3).period),))
 
 
 def attend(pattern: patterns.Pattern) -> tuple[np.ndarray, ...]:
     q, k, v = testing.inputs(1, 2, q_len=9, dtype="bfloat16", layout=("bshd", "fortran", "gapped"))
-    plan = spattn.plan(pattern, 9, batch=1, heads=2, tile=(48, 64), max_bytes=spattn.plan_cache_info().max_bytes)
-    out, lse = cpu.forward(q, k, v, spattn.plan(pattern, backend="cpu", like=(q, k, v)), 0.1, isa="avx2")
+    plan = spattn.plan(
+        pattern, 9, tiling=spattn.Tiling(tile=(48, 64)), batch=1, heads=2, max_bytes=spattn.plan_cache_info().max_bytes
+    )
+    out, lse = cpu.forward(q, k, v, spattn.plan_for(pattern, q, k, v, backend="cpu"), 0.1, isa="avx2")
     dq, _, _ = cpu.backward(q, q, k, v, out, lse, plan, 0.1)
     exact, _ = reference.attend(q, k, v, pattern, dtype=np.longdouble)
     exact_dq, _, _ = reference.gradients(q, q, k, v, pattern)
@@ -78,5 +82,5 @@ def layer(pattern: patterns.Pattern, model: Any) -> patterns.Pattern:
 def index(pattern: patterns.Pattern) -> int:
     rows = index_set.AffineRows.from_runs(index_set.Runs.span(0, np.arange(4), 4), 4)
     same = index_set.AffineRows.from_csr(*rows.to_csr(), 4) == index_set.AffineRows.from_dense(rows.to_dense())
-    patterns.draw(pattern, 64, head=int(same))
+    patterns.show.draw(pattern, 64, head=int(same))
     return pattern.at(0, 0).bind(4, 4).sizes()[0] + len(rows.row(3))

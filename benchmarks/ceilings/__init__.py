@@ -1,8 +1,7 @@
-"""What one core of this machine can do, measured here and now.
+"""Measured peak rates of one CPU core: arithmetic, exponentials, memory reads.
 
-``Ceilings().sample("fma_fp32")`` runs one short loop of ceilings.c and keeps its rate; ``median`` is over all samples.
-The benchmarks sample between their contenders, so that a machine that slows down lowers the ceiling along with the
-results.
+``Ceilings().sample("fma_fp32")`` runs one short loop of ceilings.c and stores its rate; ``median`` is over all samples.
+Benchmarks sample between their contenders, so a machine that slows down lowers the ceiling along with the results.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import numpy as np
 
 _SOURCE = Path(__file__).with_name("ceilings.c")
 _FLAGS = ["-O3", "-march=native", "-funroll-loops", "-std=gnu11", "-shared", "-fPIC"]
-_SECONDS = 0.008  # of one sample: long against the clock's grain, short against a time slice
+_SECONDS = 0.008  # per sample: long against the clock resolution, short against a time slice
 _KIB, _MIB = 1 << 10, 1 << 20
 
 TITLES = {
@@ -42,7 +41,7 @@ _READ_BYTES = {"read_l1": 16 * _KIB, "read_l2": 512 * _KIB, "read_l3": 8 * _MIB,
 
 
 def build() -> ctypes.CDLL:
-    """Compile ceilings.c for this processor into the temporary directory and load it."""
+    """Compile ceilings.c for this processor into the temporary folder and load it."""
     compiler = os.environ.get("CC", "cc")
     key = hashlib.sha256(
         _SOURCE.read_bytes() + _version(compiler) + Path("/proc/cpuinfo").read_bytes()[:2000]
@@ -68,7 +67,7 @@ class Ceilings:
     Attributes
     ----------
     samples : dict of list of float
-        Rates in :data:`UNITS`; 0 where the machine has no such instruction.
+        Rates in :data:`UNITS`; 0 if the machine lacks the instruction.
     """
 
     def __init__(self):
@@ -79,11 +78,11 @@ class Ceilings:
 
     @property
     def vector_bits(self) -> int:
-        """Width of the vectors that the loops were compiled for."""
+        """Vector width that the loops were compiled for."""
         return 8 * self._library.vector_bytes()
 
     def sample(self, *names: str) -> None:
-        """Measure each once, by CPU time."""
+        """Measure each rate once, by CPU time."""
         for name in names:
             work = self._loop(name)
             if name not in self._rounds:
@@ -92,11 +91,11 @@ class Ceilings:
             self.samples.setdefault(name, []).append(done / seconds / 1e9)
 
     def median(self, name: str, last: int | None = None) -> float:
-        """Median rate of the samples, or of the `last` ones."""
+        """Median rate of all samples, or of the `last` ones."""
         return statistics.median(self.samples[name][-(last or 0) :])
 
     def reference(self, dtype: str) -> str:
-        """The arithmetic ceiling of a dtype: AMX from L1 where there is AMX, else the faster vector instruction."""
+        """Name of a dtype's arithmetic ceiling: AMX from L1 if available, else the faster vector instruction."""
         if dtype == "float32":
             return "fma_fp32"
         names = ("amx_l1", "dot_bf16", "fma_fp32")
@@ -108,7 +107,7 @@ class Ceilings:
         return max(names[1:], key=self.median)
 
     def rows(self) -> list[dict]:
-        """One row a ceiling that this machine has, for a results file."""
+        """One row per available ceiling, for a results file."""
         return [
             {
                 "what": TITLES[name],
@@ -141,7 +140,7 @@ class Ceilings:
         function = getattr(self._library, name)
         return lambda rounds: function(ctypes.c_int64(rounds))
 
-    @functools.cache  # noqa: B019 - one object a process
+    @functools.cache  # noqa: B019 - one object per process
     def _gemm(self, name: str):
         import torch
 
@@ -173,7 +172,7 @@ def _timed(work, rounds: int) -> tuple[float, int]:
 
 
 def _calibrate(work) -> int:
-    """Rounds that take about _SECONDS; one where the loop does nothing."""
+    """Rounds that take about _SECONDS; 1 if the instruction is missing."""
     rounds = 1
     while True:
         seconds, done = _timed(work, rounds)

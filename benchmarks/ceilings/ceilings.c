@@ -1,7 +1,7 @@
-// What one core of this machine can do: loops that do nothing but the operation they are named after.
+// Microbenchmarks of one core: each loop does only the operation that it is named after.
 //
-// Built by __init__.py with `cc -O3 -march=native`; every function returns how much work it did (flops, exponentials,
-// bytes) or 0 where the processor or the compiler has no such instruction, and leaves the timing to the caller.
+// Built by __init__.py with `cc -O3 -march=native`. Every function returns its work (flops, exponentials, bytes), or 0
+// if the processor or the compiler lacks the instruction; the caller measures the time.
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -23,7 +23,7 @@
 typedef float Vec __attribute__((vector_size(VECTOR_BYTES)));
 typedef int32_t Bits __attribute__((vector_size(VECTOR_BYTES)));
 
-// 12 chains hide a latency of four cycles at two operations a cycle and still fit AVX2's sixteen registers.
+// 12 chains hide a latency of four cycles at two operations per cycle and fit AVX2's sixteen registers.
 enum { kChains = 12 };
 
 static volatile float sink;
@@ -50,7 +50,7 @@ int64_t fma_fp32(int64_t rounds) {
   return rounds * kChains * LANES * 2;
 }
 
-// Flops of vdpbf16ps: two bfloat16 products a lane, accumulated in float32.
+// Flops of vdpbf16ps: two bfloat16 products per lane, accumulated in float32.
 int64_t dot_bf16(int64_t rounds) {
 #if defined(__AVX512BF16__)
   __m512 sums[kChains];
@@ -67,7 +67,7 @@ int64_t dot_bf16(int64_t rounds) {
 }
 
 #if defined(__AMX_BF16__) && defined(__linux__)
-// gcc 12 moves tile intrinsics across each other; nothing may cross this.
+// gcc 12 reorders tile intrinsics; nothing may cross this.
 #define FENCE() __asm__ volatile("" ::: "memory")
 
 typedef struct __attribute__((packed)) {
@@ -88,7 +88,7 @@ static int configure_tiles(void) {
   return 1;
 }
 
-// 2 × 2 blocking, every operand tile loaded from `panels` pairs of tiles of A and B before it is used.
+// 2 × 2 register blocking; operand tiles come from `panels` pairs of tiles of A and B.
 static inline __attribute__((always_inline)) int64_t multiply_tiles(int64_t rounds, int64_t panels, int load) {
   static char a[32 << 10] __attribute__((aligned(64))), b[32 << 10] __attribute__((aligned(64))), c[4][1024];
   if (!configure_tiles()) return 0;
@@ -139,13 +139,13 @@ int64_t amx_registers(int64_t rounds) {
   return multiply_tiles(rounds, 1, 0);
 }
 
-// Flops of AMX tile products that load every operand from L1 (16 KiB), as a kernel must.
+// Flops of AMX tile products that load every operand from L1 (16 KiB), as kernels do.
 int64_t amx_l1(int64_t rounds) {
   return multiply_tiles(rounds, 4, 1);
 }
 
-// 2^x as softmax needs it, rounded to nearest by a magic number: with AVX-512 16 powers in a register and a polynomial of
-// degree 3, else degree 6.
+// 2^x for softmax, rounded to nearest by a magic number. AVX-512: a table of 16 powers in a register and a polynomial of
+// degree 3; otherwise degree 6.
 #if defined(__AVX512F__)
 static inline Vec exp2_vector(Vec x) {
   const Vec powers = {1.0f,        1.04427378f, 1.09050773f, 1.13878863f, 1.18920712f, 1.24185781f,
@@ -173,7 +173,7 @@ static inline Vec exp2_vector(Vec x) {
 }
 #endif
 
-// Exponentials: 2^(scale·x − shift) over a buffer in L1, its row sum included, as a softmax without its maximum.
+// Exponentials: 2^(scale·x − shift) over a buffer in L1, with the row sum: a softmax without the maximum.
 int64_t exp_fp32(float* restrict values, float* restrict results, int64_t count, int64_t rounds) {
   const Vec* from = (const Vec*)values;
   Vec* to = (Vec*)results;
@@ -192,7 +192,7 @@ int64_t exp_fp32(float* restrict values, float* restrict results, int64_t count,
   return rounds * count;
 }
 
-// Bytes read, in order, from a buffer of `bytes` (a multiple of 512).
+// Bytes read sequentially from a buffer of `bytes` (a multiple of 512).
 int64_t read_memory(const char* buffer, int64_t bytes, int64_t rounds) {
   const Vec* from = (const Vec*)buffer;
   Vec sums[8];

@@ -1,1 +1,1 @@
-"""asv benchmarks, parametrised over the registry: a new pattern is measured without anybody editing this folder."""
+"""asv benchmarks over the pattern registry: a new pattern is included automatically."""

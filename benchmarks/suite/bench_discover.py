@@ -1,4 +1,4 @@
-"""Discovery: the time it takes to find the structure of a mask, and the useful share of the arithmetic of its plan."""
+"""Time of patterns.discover, and efficiency of the discovered pattern's plan."""
 
 from spattn import patterns as sp
 
@@ -7,14 +7,14 @@ from .problems import fresh_plan
 TOKENS = 2048
 PATTERNS = {
     "dilated 128 d=4": sp.DilatedWindow(128, dilation=4),
-    "strided 64": sp.Strided(64),
-    "fixed 64, 8": sp.Fixed(64, 8),
+    "strided 64": sp.strided(64),
+    "fixed 64, 8": sp.fixed(64, 8),
     "bigbird 64": sp.BigBird(64).at(0, 0),
 }
 
 
 class Discover:
-    """Regular masks as bits."""
+    """Regular patterns as boolean arrays."""
 
     params = list(PATTERNS)
     param_names = ["pattern"]

@@ -1,4 +1,4 @@
-"""Forward passes, plan cached: what a caller waits for from the second call on."""
+"""Forward passes with a cached plan."""
 
 import spattn
 
@@ -7,11 +7,11 @@ from .problems import LARGE, SMALL, arrays, problem
 
 def _require(backend):
     if backend not in spattn.available_backends():
-        raise NotImplementedError(f"backend {backend} is not available here")
+        raise NotImplementedError(f"backend {backend} is not available")
 
 
 class Forward:
-    """Every registered pattern at its example: the cost of a call."""
+    """Every registered pattern at its example, where call overhead dominates."""
 
     params = [SMALL, ("cpu", "cuda")]
     param_names = ["pattern", "backend"]
@@ -27,7 +27,7 @@ class Forward:
 
 
 class ForwardLarge(Forward):
-    """The patterns at a length where the kernel is what counts."""
+    """Long sequences, where the kernel dominates."""
 
     params = [list(LARGE), ("cpu", "cuda")]
     timeout = 300

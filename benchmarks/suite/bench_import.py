@@ -1,8 +1,8 @@
-"""``import spattn`` in a fresh interpreter, beside ``import numpy``, which it cannot undercut."""
+"""``import spattn`` in a fresh interpreter, with ``import numpy`` for comparison."""
 
 
 class Import:
-    """asv runs each of these strings in an interpreter of its own."""
+    """asv runs each string in a new interpreter."""
 
     def timeraw_import_spattn(self):
         return "import spattn"

@@ -1,10 +1,10 @@
-"""Planning: its time, its bytes, and the useful share of the arithmetic that it finds."""
+"""Planning: time, plan size and efficiency."""
 
 from .problems import LARGE, SMALL, fresh_plan, problem
 
 
 class Plan:
-    """Every registered pattern at its example, and the large ones."""
+    """Every registered pattern at its example, and the long sequences."""
 
     params = [*SMALL, *LARGE]
     param_names = ["pattern"]
@@ -27,7 +27,7 @@ class Plan:
 
 
 class PeakMemory:
-    """Resident memory of a process that plans."""
+    """Peak resident memory of a process that plans."""
 
     params = list(LARGE)
     param_names = ["pattern"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
+import operator
 import re
 import textwrap
 from pathlib import Path
@@ -17,11 +17,12 @@ import matplotlib.pyplot as plt
 
 import spattn
 from spattn import patterns
+from spattn.patterns.base.recipe import Recipe
 from spattn.patterns.base.registry import pattern_class
 from spattn.patterns.show.expression import signature
 
 FOLDER = Path("gallery") / "generated"
-PUBLIC_MODULES = ("spattn.patterns", "spattn.patterns.papers.deepspeed")
+PUBLIC_MODULES = ("spattn.patterns", "spattn.patterns.deepspeed", "spattn.patterns.authoring")
 LONGEST_REPR = 160
 _SMALL = 512  # tokens of a sequence that is a few tiles only
 MOST_HEADS = 3  # drawn side by side, for patterns that tell heads apart
@@ -66,7 +67,8 @@ def _registered(name: str) -> Entry:
     path = public_path(cls)
     title = path.removeprefix("spattn.patterns.")
     called = signature(name).removeprefix(name)  # without types, which are told by each parameter
-    text = [f"Registered as ``{name}``.", "", f".. autoclass:: {path}{called}", ""]
+    directive = "autofunction" if issubclass(cls, Recipe) else "autoclass"
+    text = [f"Registered as ``{name}``.", "", f".. {directive}:: {path}{called}", ""]
     return Entry(f"pattern-{name}", title, _use(cls), text, _definition(cls), cls.example(), cls.typical())
 
 
@@ -79,6 +81,8 @@ def _use(cls: type) -> str:
 
 def _definition(cls: type) -> str:
     """The class's own methods that decide what is allowed: ``allows``, or what its family's ``bind`` asks for."""
+    if issubclass(cls, Recipe):
+        return _recipe(cls)
     own, wanted, found = _own_methods(cls), ["allows", "bind"], []
     while wanted:
         name = wanted.pop(0)
@@ -91,6 +95,13 @@ def _definition(cls: type) -> str:
         wanted += [name for name in used if name in own and not hasattr(patterns.Pattern, name)]
     shown = (inspect.getsource(own[name]) for name in found if name in own and name != "bind")
     return "\n\n".join(textwrap.dedent(source).strip() for source in shown)
+
+
+def _recipe(cls: type[Recipe]) -> str:
+    """The function of a recipe without its decorator and docstring."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls.function))).body[0]
+    tree.decorator_list, tree.body = [], tree.body[1:]
+    return ast.unparse(tree)
 
 
 def _own_methods(cls: type) -> dict:
@@ -106,10 +117,16 @@ def _composition(name: str, known: tuple[patterns.Pattern, int]) -> Entry:
     return Entry(file, name, "", text, None, known, known)
 
 
+def _module(name: str):
+    """A public module; ``patterns.deepspeed`` is an attribute only."""
+    return operator.attrgetter(name.removeprefix("spattn."))(spattn)
+
+
 def public_path(cls: type) -> str:
     """The name under which users import a class."""
+    public = cls.public if issubclass(cls, Recipe) else cls
     for module in PUBLIC_MODULES:
-        if getattr(importlib.import_module(module), cls.__name__, None) is cls:
+        if getattr(_module(module), cls.__name__, None) is public:
             return f"{module}.{cls.__name__}"
     return f"{cls.__module__}.{cls.__qualname__}"
 

@@ -15,7 +15,9 @@ RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
 
 class ResultsTable(SphinxDirective):
-    """``.. results-table:: NAME [NAME …]`` with ``:columns: field = heading; …``: the same table of each file in turn.
+    """``.. results-table:: NAME [NAME …]`` with ``:columns: field = heading; …``: the same table for each file.
+
+    NAME is a file's name, such as ``peers_cuda-h200``, or without the machine if only one machine has it.
 
     ``:where: field = value; …`` keeps some rows. ``:split-by: field`` makes a table for each of its values.
     ``:no-source:`` leaves out where the figures come from, for a second table of the same file.
@@ -35,7 +37,15 @@ class ResultsTable(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """The tables, and after those of a file a line that says where and when it was measured."""
         names = self.arguments[0].split()
-        return [node for name in names for node in self._file(RESULTS / f"{name}.json", len(names) > 1)]
+        return [node for name in names for node in self._file(self._path(name), len(names) > 1)]
+
+    def _path(self, name: str) -> Path:
+        """``NAME.json``, or the only ``NAME-MACHINE.json``."""
+        path = RESULTS / f"{name}.json"
+        found = [path] if path.exists() else sorted(RESULTS.glob(f"{name}-*.json"))
+        if len(found) > 1:
+            raise self.error(f"{name}: expected a machine, one of {', '.join(each.stem for each in found)}")
+        return found[0] if found else path
 
     def _file(self, path: Path, headed: bool) -> list[nodes.Node]:
         if not path.exists():

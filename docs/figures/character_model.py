@@ -18,7 +18,7 @@ made, axes = figure(4, height=2.6, width=10.5)
 for axis, (name, (pattern, _, _)) in zip(axes, shown.items(), strict=False):
     show(axis, cells_of(pattern, np.arange(n), np.arange(n)), name)
 
-path = Path.cwd().parents[1] / "benchmarks" / "results" / "character_model.json"
+path = Path.cwd().parents[1] / "benchmarks" / "results" / "character_model-xeon-amx.json"
 record = json.loads(path.read_text()) if path.exists() else {"results": []}
 for row in record["results"]:
     _, colour, style = shown[row["name"]]

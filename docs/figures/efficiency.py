@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from common import INK, TILE
 
-path = Path.cwd().parents[1] / "benchmarks" / "results" / "plan_efficiency.json"
+path = Path.cwd().parents[1] / "benchmarks" / "results" / "plan_efficiency-epyc.json"
 results = json.loads(path.read_text())["results"] if path.exists() else []
 rows = [row for row in results if row["tokens"] == 16384]
 figure, axis = plt.subplots(figsize=(7, 0.5 + 0.42 * max(len(rows), 1)), layout="constrained")

@@ -13,7 +13,7 @@ COLOURS = {
     "SciPy CSR": "#7a9a5a",
 }
 
-path = Path.cwd().parents[1] / "benchmarks" / "results" / "peers_plan.json"
+path = Path.cwd().parents[1] / "benchmarks" / "results" / "peers_plan-xeon-amx.json"
 results = json.loads(path.read_text())["results"]
 names = list(dict.fromkeys(row["name"] for row in results))
 figure, axes = plt.subplots(

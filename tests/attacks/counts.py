@@ -1,6 +1,6 @@
 """Counters that stand for the cost of planning.
 
-A clock measures it too loosely for a test: benchmarks/attacks.py prints the times of the same problems.
+A clock measures it too loosely for a test: benchmarks/planning/attacks.py prints the times of the same problems.
 """
 
 from __future__ import annotations

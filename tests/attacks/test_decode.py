@@ -1,6 +1,6 @@
 """Steps of generation and training with new patterns: counts of plans and bytes.
 
-The counts stand for the times that benchmarks/attacks.py prints.
+The counts stand for the times that benchmarks/planning/attacks.py prints.
 """
 
 import numpy as np

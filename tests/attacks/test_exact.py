@@ -1,7 +1,7 @@
 """Wrong numbers and broken promises that reviewers found: results, errors, strides, memory.
 
 One finding has no test: with two threads on a machine whose cores are busy, a decoding step took 100 times as long,
-because threads spun while another process had their core. Only a clock sees that: benchmarks/busy_machine.py.
+because threads spun while another process had their core. Only a clock sees that: benchmarks/workloads/busy_machine.py.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """Plans that cost an evaluation of all cells, or miss the structure of a pattern.
 
 Counts stand for times here: cells that a predicate is evaluated on, and the efficiency of plans. The times are in
-benchmarks/attacks.py.
+benchmarks/planning/attacks.py.
 """
 
 import functools

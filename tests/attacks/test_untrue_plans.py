@@ -1,6 +1,6 @@
 """Attacks on plans: lattices that lie, plans that are changed, and the cost of planning.
 
-Times do not decide here; benchmarks/attacks.py prints them.
+Times do not decide here; benchmarks/planning/attacks.py prints them.
 """
 
 import dataclasses

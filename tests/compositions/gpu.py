@@ -1,4 +1,4 @@
-"""Compositions on a GPU: what the tests here and ``tools/gpu_compositions.py`` have in common.
+"""Compositions on a GPU: what the tests here and ``tools/attack_unions.py`` have in common.
 
 A problem is a composition with arrays, and what :mod:`.oracle` makes of them. Everything here also runs on PyTorch
 tensors in host memory, by the CPU's kernels, so that it can be tried where there is no GPU.

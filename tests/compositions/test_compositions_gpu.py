@@ -1,6 +1,6 @@
 """Compositions on a GPU: results and gradients of both families of kernels, groups and selections are those of masks.
 
-``tools/gpu_compositions.py`` runs thousands of the same in minutes.
+``tools/attack_unions.py`` runs thousands of the same in minutes.
 """
 
 from __future__ import annotations

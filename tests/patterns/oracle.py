@@ -270,12 +270,12 @@ def deepspeed_local(x, r, c, n):
 
 ds = p.deepspeed
 LAYOUTS = {
-    ds.Dense: lambda x, r, c, n: True,
-    ds.Fixed: deepspeed_fixed,
-    ds.Variable: deepspeed_variable,
-    ds.BigBird: deepspeed_bigbird,
-    ds.BSLongformer: deepspeed_bslongformer,
-    ds.LocalSlidingWindow: deepspeed_local,
+    ds.dense: lambda x, r, c, n: True,
+    ds.fixed: deepspeed_fixed,
+    ds.variable: deepspeed_variable,
+    ds.bigbird: deepspeed_bigbird,
+    ds.bslongformer: deepspeed_bslongformer,
+    ds.local_sliding_window: deepspeed_local,
 }
 RULES = {
     p.Full: lambda x, q, k, n: True,

@@ -44,13 +44,13 @@ VALUES = [
     (lambda: p.ColumnIntervals(np.zeros(3, int), np.zeros(4, int)), "stop: expected shape"),
     (lambda: p.ColumnIntervals(np.zeros(3, int), np.zeros(3, int), np.zeros(3, int)), "start2, stop2: expected both"),
     (lambda: p.PerHead(()), "patterns: expected at least one"),
-    (lambda: ds.Fixed(num_local_blocks=4, num_global_blocks=3), "num_global_blocks: expected a divisor of 4"),
-    (lambda: ds.Fixed(attention="unidirectional", horizontal_global_attention=True), "horizontal_global_attention"),
-    (lambda: ds.Fixed(num_different_global_patterns=5), "num_different_global_patterns: expected at most 4, got 5"),
-    (lambda: ds.Variable(local_window_blocks=()), "local_window_blocks: expected"),
-    (lambda: ds.BSLongformer(global_block_indices=(3,), global_block_end_indices=(3,)), "global_block_end_indices"),
-    (lambda: ds.Dense(0), "block: expected"),
-    (lambda: ds.BigBird(attention="both"), "attention: expected one of"),
+    (lambda: ds.fixed(num_local_blocks=4, num_global_blocks=3), "num_global_blocks: expected a divisor of 4"),
+    (lambda: ds.fixed(attention="unidirectional", horizontal_global_attention=True), "horizontal_global_attention"),
+    (lambda: ds.fixed(num_different_global_patterns=5), "num_different_global_patterns: expected at most 4, got 5"),
+    (lambda: ds.variable(local_window_blocks=()), "local_window_blocks: expected"),
+    (lambda: ds.bslongformer(global_block_indices=(3,), global_block_end_indices=(3,)), "global_block_end_indices"),
+    (lambda: ds.dense(0), "block: expected"),
+    (lambda: ds.bigbird(attention="both"), "attention: expected one of"),
 ]
 TYPES = [
     lambda: p.SlidingWindow(1.5),
@@ -65,7 +65,7 @@ TYPES = [
     lambda: p.PerHead(p.Causal()),
     lambda: p.PerHead(("causal",)),
     lambda: p.BigBird(4, causal=1),
-    lambda: ds.Fixed(attention=None),
+    lambda: ds.fixed(attention=None),
     lambda: p.Causal() & np.ones((2, 2)),
 ]
 LENGTHS = [
@@ -104,13 +104,13 @@ def test_lengths(pattern, length, message):
         pattern.index_set(length, length)
 
 
-@pytest.mark.parametrize("pattern", [p.BigBird(4, head=0), ds.Dense(), ds.Fixed(), ds.Variable(), ds.BSLongformer()])
+@pytest.mark.parametrize("pattern", [p.BigBird(4, head=0), ds.dense(), ds.fixed(), ds.variable(), ds.bslongformer()])
 def test_unbound(pattern):
     with pytest.raises(ValueError, match=r"\.bind\(q_len, kv_len\)"):
         pattern.allows(np.arange(3), np.arange(3))
 
 
-@pytest.mark.parametrize("pattern", [p.BigBird(4), ds.BigBird(), ds.Fixed(num_different_global_patterns=2)])
+@pytest.mark.parametrize("pattern", [p.BigBird(4), ds.bigbird(), ds.fixed(num_different_global_patterns=2)])
 def test_headless(pattern):
     with pytest.raises(ValueError, match=r"\.at\(batch, head\)"):
         pattern.bind(32, 32).allows(np.arange(3), np.arange(3))

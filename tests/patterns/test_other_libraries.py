@@ -332,8 +332,8 @@ def test_what_is_no_mask_of_xformers(other, got):
 
 ds = p.deepspeed
 CONFIGS = [
-    ({}, ds.Fixed()),
-    ({"mode": "dense", "block": 32}, ds.Dense(32)),
+    ({}, ds.fixed()),
+    ({"mode": "dense", "block": 32}, ds.dense(32)),
     (
         {
             "mode": "fixed",
@@ -345,7 +345,7 @@ CONFIGS = [
             "horizontal_global_attention": True,
             "num_different_global_patterns": 4,
         },
-        ds.Fixed(8, 4, 1, "bidirectional", True, 4),
+        ds.fixed(8, 4, 1, "bidirectional", True, 4),
     ),
     (
         {
@@ -354,14 +354,14 @@ CONFIGS = [
             "global_block_indices": [0, 5],
             "attention": "unidirectional",
         },
-        ds.Variable(16, 0, (2, 3), (0, 5), attention="unidirectional", head=0),
+        ds.variable(16, 0, (2, 3), (0, 5), attention="unidirectional", head=0),
     ),
-    ({"mode": "variable", "num_random_blocks": 2, "different_layout_per_head": True}, ds.Variable(num_random_blocks=2)),
-    ({"mode": "bigbird", "num_sliding_window_blocks": 5}, ds.BigBird(16, 0, 5, head=0)),
-    ({"mode": "bigbird", "num_random_blocks": 1}, ds.BigBird(head=0)),
+    ({"mode": "variable", "num_random_blocks": 2, "different_layout_per_head": True}, ds.variable(num_random_blocks=2)),
+    ({"mode": "bigbird", "num_sliding_window_blocks": 5}, ds.bigbird(16, 0, 5, head=0)),
+    ({"mode": "bigbird", "num_random_blocks": 1}, ds.bigbird(head=0)),
     (
         {"mode": "bslongformer", "global_block_indices": [0], "global_block_end_indices": [2]},
-        ds.BSLongformer(16, 3, (0,), (2,)),
+        ds.bslongformer(16, 3, (0,), (2,)),
     ),
 ]
 

@@ -1,7 +1,7 @@
 """Coefficients of the CPU cost model: nanoseconds for one of each feature.
 
-Output of ``benchmarks/price_cpu.py`` on a Xeon with AMX; bfloat16 with avx512bf16 on an EPYC (Zen 4), where that is the
-best instruction set.
+Output of ``benchmarks/costs/price_cpu.py`` on a Xeon with AMX; bfloat16 with avx512bf16 on an EPYC (Zen 4), where that
+is the best instruction set.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Cost model coefficients for compute capability 9.0, in nanoseconds.
 
-Measured by ``benchmarks/price_cuda.py``, which prints these lines.
+Measured by ``benchmarks/costs/price_cuda.py``, which prints these lines.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which plans the Hopper kernels are given: what was measured to be fast, found again without planning, and fitting.
 
-Times are medians of one H200 (``benchmarks/results/price_cuda.json`` has all of them).
+Times are medians of one H200 (``benchmarks/results/price_cuda-h200.json`` has all of them).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_what_was_measured_to_be_fast_is_chosen(card, pattern, tokens, head_dim,
     ("heads_q", "heads_kv", "batch", "pieces"), [(32, 8, 1, 16), (64, 8, 1, 16), (32, 32, 1, 4), (32, 8, 8, 2)]
 )
 def test_few_queries_are_cut_into_one_round_of_pieces(card, kv_len, heads_q, heads_kv, batch, pieces):
-    """17 pieces for each of 8 groups of heads, 136 on 132 SMs, took 1.4 times as long as 16 (decode_cuda.json)."""
+    """17 pieces for each of 8 groups of heads, 136 on 132 SMs, took 1.4 times as long as 16 (decode_cuda-h100.json)."""
     q, k = (
         np.broadcast_to(np.zeros((), ml_dtypes.bfloat16), (batch, *own))
         for own in ((heads_q, 1, 128), (heads_kv, kv_len, 128))

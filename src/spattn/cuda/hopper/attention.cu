@@ -10,7 +10,7 @@
 // Shared     kQueries query tiles and a ring of kStages K or V stages, in the order K0 K1 V0 K2 V1 ... V(n-1):
 //            224 KiB for head_dim 128, half of it with two CTAs per SM. The output leaves through its query tile.
 // Registers  200 per consumer thread, 104 or 56 per producer or writer thread, no spills (head_dim up to 128).
-// Test       tests/cuda/sm90/test_wgmma_forward.py      Benchmark  benchmarks/peers_cuda.py
+// Test       tests/cuda/sm90/test_wgmma_forward.py      Benchmark  benchmarks/peers/peers_cuda.py
 // Source     Shah et al., FlashAttention-3 (arXiv:2407.08608): ping-pong and overlap. Plan contract: planning/contract/types.py.
 
 #include "common/chain.cuh"

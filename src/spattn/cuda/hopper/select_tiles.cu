@@ -3,7 +3,7 @@
 // Grid       one CTA per new work item: a work item of the plan for each mask of its heads.
 // Target     sm_90a (no special instructions; shares the structs of attention.cu).
 // Order      new lists keep the plan's order; the index of a bitmask varies between runs, its bits do not.
-// Test       tests/cuda/sm90/test_dynamic_masks.py      Benchmark  benchmarks/replanning_cuda.py
+// Test       tests/cuda/sm90/test_dynamic_masks.py      Benchmark  benchmarks/planning/replanning_cuda.py
 // Source     Plan contract: planning/contract/types.py.
 
 #include "hopper/allowed.cuh"

@@ -11,7 +11,7 @@
 // registers 238 per thread at 128 queries, head_dim 128, float32; 128 with two CTAs per SM; no spills
 //           (tests/cuda/test_compile.py checks)
 // test      tests/cuda/sm80/test_mma_forward.py
-// benchmark benchmarks/fp32_cuda.py
+// benchmark benchmarks/kernels/fp32_cuda.py
 // source    online softmax: Milakov & Gimelshein, arXiv:1805.02867
 //
 // macros    SPATTN_DTYPE, SPATTN_HEAD_DIM, SPATTN_HEAD_DIM_V (padded to whole slices), SPATTN_BLOCK_Q, SPATTN_BLOCK_KV,

@@ -8,7 +8,7 @@
 // registers 240 to 255 per thread at 32 rows per warp; no spills (tests/cuda/test_compile.py checks) except the row
 //           sums at head_dim 128 on sm_90
 // test      tests/cuda/sm80/test_mma_forward.py
-// benchmark benchmarks/peers_cuda.py
+// benchmark benchmarks/peers/peers_cuda.py
 // source    online softmax: Milakov & Gimelshein, arXiv:1805.02867; two-barrier overlap of loads and products, and P in
 //           registers: FlashAttention-2, Dao, arXiv:2307.08691
 //

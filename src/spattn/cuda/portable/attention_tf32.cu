@@ -10,7 +10,7 @@
 // registers 186 per thread for one product at head_dim 128, 222 for three at 64, no spills; three at 128 and more take
 //           255 and spill 18 to 40 words in an iteration of thousands of instructions
 // test      tests/cuda/sm80/test_mma_forward.py, tests/cuda/sm80/test_tf32.py
-// benchmark benchmarks/fp32_cuda.py
+// benchmark benchmarks/kernels/fp32_cuda.py
 // source    three-product split, and frequent accumulation outside the tensor cores, which round towards zero: Ootomo &
 //           Yokota, arXiv:2203.03341
 //

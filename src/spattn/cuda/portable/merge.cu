@@ -6,7 +6,7 @@
 // dtypes    out: float16, bfloat16, float32 (workspace float32), float64 (workspace float64)
 // shared    none
 // test      tests/cuda/sm80/test_mma_forward.py
-// benchmark benchmarks/peers_cuda.py
+// benchmark benchmarks/peers/peers_cuda.py
 // source    the log-sum-exp identity of split softmax: Rabe & Staats, arXiv:2112.05682, §2
 //
 // macros    SPATTN_DTYPE

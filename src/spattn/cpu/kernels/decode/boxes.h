@@ -2,7 +2,7 @@
 // interleaved, to hide the latency of row maxima and logarithms. As all keys of a row are present, nothing is rescaled.
 //
 //   rows of S, P, O: box by box, within a box the cells of its query tile
-//   floor: multiply-adds; measured by benchmarks/grids_cpu.py
+//   floor: multiply-adds; measured by benchmarks/regressions/grids_cpu.py
 #pragma once
 #include "decode/decode.h"
 #include "finish/exact.h"

@@ -6,7 +6,7 @@
 // of one matrix and share each tile. A block of rows computes only the range of keys that any of its rows attends to.
 //
 //   rows of S, P, O: head by head of the task, within a head the cells of the query tile
-//   floor: bytes of K and V / memory bandwidth; measured by benchmarks/decode_cpu.py
+//   floor: bytes of K and V / memory bandwidth; measured by benchmarks/kernels/decode_cpu.py
 #pragma once
 #include "decode/interleaved.h"
 #include "decode/lines.h"

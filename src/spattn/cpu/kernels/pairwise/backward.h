@@ -4,7 +4,7 @@
 // of the item's unit, which no other thread writes.
 //
 //   floor: bytes of the pairs' rows of K, V, and twice of dK and dV / L2 bandwidth; measured by
-//   benchmarks/pairwise_cpu.py
+//   benchmarks/kernels/pairwise_cpu.py
 #pragma once
 #include "backward/backward.h"
 #include "backward/queries.h"

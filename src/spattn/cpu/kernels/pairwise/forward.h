@@ -4,7 +4,7 @@
 // only a list of keys: a chunk holds the keys of several tiles, and the products gather their rows of K and V. Only
 // allowed pairs are computed, except for padding of a chunk's last vector.
 //
-//   floor: bytes of the pairs' rows of K and V / L2 bandwidth; measured by benchmarks/pairwise_cpu.py
+//   floor: bytes of the pairs' rows of K and V / L2 bandwidth; measured by benchmarks/kernels/pairwise_cpu.py
 #pragma once
 #include "decode/decode.h"
 #include "kernels.h"

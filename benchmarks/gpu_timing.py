@@ -1,0 +1,103 @@
+"""Time of calls on a GPU, and the error of their results. Needs PyTorch."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+SETS = 2  # input sets; one at 16384 tokens is 201 MB, more than three times L2
+WARM, ROUNDS, TARGET_MS = 3, 15, 4.0
+ROWS = 48  # checked against float64, in two heads
+TOLERANCE = 8e-3  # relative error of a bfloat16 result, twice what rounding gives
+
+
+def host_us(call: Callable[[], object], calls: int = 400) -> float:
+    """Median host time of one call in µs; synchronizes now and then, so the queue never fills."""
+    import torch
+
+    taken = []
+    for number in range(calls + 50):
+        if number % 50 == 0:
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        taken.append(1e6 * (time.perf_counter() - start))
+    return statistics.median(taken[50:])
+
+
+def gpu_ms(call: Callable[[], object], rounds: int = 15, least_ms: float = 3.0) -> float:
+    """Median time of a call between two CUDA events around enough calls to last `least_ms`."""
+    import torch
+
+    start, stop = torch.cuda.Event(True), torch.cuda.Event(True)
+    repeats, times = 1, []
+    for number in range(rounds + 3):
+        start.record()
+        for _ in range(repeats):
+            call()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) / repeats)
+        if number < 3:
+            repeats = max(1, math.ceil(least_ms / times[-1]))
+    return statistics.median(times[3:])
+
+
+def graph_us(call: Callable[[], object], replays: int = 300, calls: int = 1) -> float:
+    """Time of a call in µs, in back-to-back replays of a CUDA graph of `calls` calls."""
+    import torch
+
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    return 1e3 * gpu_ms(graph.replay, 5, replays * 0.01) / calls
+
+
+def measure(calls: dict[str, Callable], rounds: int, target_ms: float = TARGET_MS) -> dict[str, list[float]]:
+    """Milliseconds of a call, once per round and contender; one measurement takes about `target_ms`.
+
+    Calls take the number of an input set, 0 to ``SETS - 1``.
+    """
+    import torch
+
+    def once(call, repeats):
+        start, stop = torch.cuda.Event(True), torch.cuda.Event(True)
+        start.record()
+        for i in range(repeats):
+            call(i % SETS)
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop) / repeats
+
+    for call in calls.values():
+        call(0)  # plans, compiles
+    repeats = {name: max(2, math.ceil(target_ms / once(call, WARM))) for name, call in calls.items()}
+    times = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            times[name].append(once(call, repeats[name]))
+    return times
+
+
+def worst_error(pattern, q, k, v, out) -> float:
+    """Largest relative error against float64 of sampled non-empty rows of the first and the last head."""
+    import torch
+
+    tokens = q.shape[2]
+    sampled = np.unique(np.r_[0, tokens - 1, np.random.default_rng(0).integers(0, tokens, ROWS)])
+    worst = 0.0
+    for head in (0, q.shape[1] - 1):
+        allows = pattern.at(0, head).bind(tokens, tokens).allows
+        allowed = np.broadcast_to(allows(sampled[:, None], np.arange(tokens)[None]), (len(sampled), tokens))
+        rows, allowed = sampled[allowed.any(1)], torch.from_numpy(allowed[allowed.any(1)]).to(q.device)
+        scores = q[0, head, rows].double() @ k[0, head].double().T * q.shape[3] ** -0.5
+        expected = scores.masked_fill(~allowed, -math.inf).softmax(-1) @ v[0, head].double()
+        error = torch.linalg.norm(out[0, head, rows].double() - expected) / torch.linalg.norm(expected)
+        worst = max(worst, float(error) if torch.isfinite(error) else math.inf)
+    return worst

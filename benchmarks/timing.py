@@ -1,0 +1,99 @@
+"""CPU time of calls, alone or in turns."""
+
+from __future__ import annotations
+
+import gc
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+SLOW_SECONDS = 8.0  # budget of one contender of one problem
+LEAST_RUNS = 3
+
+
+def repeated_ms(call: Callable[[], object], seconds: float, most: int) -> list[float]:
+    """Milliseconds of CPU time of each of several calls, after an untimed one.
+
+    As many calls as fit into `seconds`, at least 3 and at most `most`.
+    """
+    start = time.process_time()
+    call()
+    repeats = max(3, min(most, int(seconds / max(time.process_time() - start, 1e-6))))
+    taken = []
+    for _ in range(repeats):
+        start = time.process_time()
+        call()
+        taken.append(1e3 * (time.process_time() - start))
+    return taken
+
+
+def medians_in_turns(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median milliseconds of CPU time of calls that alternate, after an untimed one of each."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 1):
+        for name, call in calls.items():
+            start = time.process_time()
+            call()
+            if turn:
+                taken[name].append(1e3 * (time.process_time() - start))
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def interleave(
+    calls: dict[str, Callable[[], object]], rounds: int, between: Callable[[], None], slow_seconds: float = SLOW_SECONDS
+) -> dict[str, list[float]]:
+    """Milliseconds of CPU time of calls that alternate.
+
+    Parameters
+    ----------
+    calls : dict
+        Callables by name, already compiled and planned.
+    rounds : int
+        Each round runs every call once, in rotating order. A call too slow for all rounds runs in evenly spaced ones,
+        at least three times.
+    between : callable
+        Runs once per round, to sample the machine's ceilings.
+
+    Notes
+    -----
+    CPU time is the whole process's, so a contender cannot hide work in another thread.
+    """
+    names = list(calls)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    every = dict.fromkeys(names, 1)
+    for name in names:  # finish compilers' background work and collect their garbage before timing
+        calls[name]()
+    gc.collect()
+    gc.disable()
+    for turn in range(rounds):
+        between()
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            if turn % every[name]:
+                continue
+            start = time.process_time()
+            calls[name]()
+            times[name].append(1e3 * (time.process_time() - start))
+            if turn == 0:
+                every[name] = _spacing(times[name][0] / 1e3, rounds, slow_seconds)
+    gc.enable()
+    return times
+
+
+def _spacing(seconds: float, rounds: int, slow_seconds: float) -> int:
+    affordable = max(min(LEAST_RUNS, rounds), int(slow_seconds / max(seconds, 1e-9)))
+    return max(1, math.floor(rounds / affordable)) if affordable < rounds else 1
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    """Median, quartiles and extremes in milliseconds, and the number of runs."""
+    ordered = sorted(times)
+    quartiles = statistics.quantiles(ordered, n=4) if len(ordered) > 1 else [ordered[0]] * 3
+    values = {
+        "median_ms": statistics.median(ordered),
+        "least_ms": ordered[0],
+        "q1_ms": quartiles[0],
+        "q3_ms": quartiles[2],
+        "most_ms": ordered[-1],
+    }
+    return {key: round(value, 3) for key, value in values.items()} | {"runs": len(ordered)}
