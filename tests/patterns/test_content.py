@@ -97,7 +97,7 @@ def test_keeps_every_promise(dtype):
 
 @pytest.mark.parametrize("cls", [Forgotten, EqualityForgotten])
 def test_what_cannot_be_hashed_is_refused_in_words(cls):
-    message = "^cluster: expected a parameter that can be hashed, such as a tuple, got ndarray; .* ByContent"
+    message = "^cluster: expected a hashable value, such as a tuple, got ndarray; .* ByContent"
     with pytest.raises(TypeError, match=message):
         cls(NUMBERS)
     with pytest.raises(TypeError, match="got list"):

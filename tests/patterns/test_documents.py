@@ -30,7 +30,7 @@ def test_from_cu_seqlens_of_torch():
 @pytest.mark.parametrize(
     "cu_seqlens, error, message",
     [
-        ([], ValueError, "cu_seqlens: expected 0 and numbers that never fall, got"),
+        ([], ValueError, "cu_seqlens: expected non-decreasing numbers from 0, got"),
         ([1, 5], ValueError, "cu_seqlens: expected 0 and"),
         ([0, 5, 4], ValueError, "cu_seqlens: expected 0 and"),
         ([[0, 5]], ValueError, "cu_seqlens: expected 1-D"),

@@ -187,7 +187,7 @@ def test_copies_and_pickles():
     for again in (copy.deepcopy(pattern), pickle.loads(pickle.dumps(pattern))):
         assert again == pattern and again.index_set(8, 8) == pattern.index_set(8, 8)
     assert repr(pattern).startswith("QueriesAt(inner=MaskMod(<")
-    with pytest.raises(TypeError, match=r"^to_json\(\): expected a pattern made of parameters"):
+    with pytest.raises(TypeError, match=r"^to_json\(\): expected a pattern of parameters"):
         pattern.to_json()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import spattn
 from spattn import patterns as p
-from spattn.patterns.base import evaluate as _evaluate
+from spattn.patterns.base import predicate as _evaluate
 from spattn.patterns.base.predicate import member
 from spattn.planning.symbolic.symbols import combine
 from spattn.testing import check_plan, inputs

@@ -192,7 +192,7 @@ def test_what_is_refused(x):
         ({"dropout": 0.1}, TypeError, "^dropout: expected an argument of nn.MultiheadAttention, got 0.1"),
         ({"key_padding_mask": PADDING[:1]}, ValueError, r"^key_padding_mask: expected shape \(2, 20\), got \(1, 20\)"),
         ({"key_padding_mask": PADDING.int()}, TypeError, "^key_padding_mask: expected a tensor of bool or of floats"),
-        ({"key_padding_mask": PADDING * -3.5}, ValueError, "which is no bias"),
+        ({"key_padding_mask": PADDING * -3.5}, ValueError, "additive biases are not supported"),
         ({"query": x[0]}, ValueError, r"^query: expected shape \(batch, length, 32\), got \(20, 32\)"),
         ({"value": x[..., :31]}, ValueError, r"^value: expected shape \(batch, length, 32\), got \(2, 20, 31\)"),
         ({"key": x[:, 1:]}, ValueError, "^v: expected shape"),

@@ -1,4 +1,4 @@
-"""Patterns: which (query, key) pairs are allowed. Each is registered by a name, see :mod:`spattn.patterns.registry`."""
+"""Patterns of allowed (query, key) pairs, registered by name in :mod:`spattn.patterns.registry`."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -14,9 +14,7 @@ from .listed.masks import BlockLayout, KeyBlocks, Mask
 from .listed.pairs import CSR
 from .papers import deepspeed as deepspeed  # a public module
 from .papers.bigbird import BigBird
-from .papers.child import fixed, strided
-from .papers.longformer import longformer
-from .papers.prefix_lm import prefix_lm
+from .papers.recipes import a_shape, chunked_causal, fixed, longformer, prefix_lm, shared_prefix, strided, tri_shape
 from .sequence.basic import BlockLocal, Causal, Columns, Full, Sinks, Stride
 from .sequence.documents import Documents
 from .sequence.intervals import ColumnIntervals, RowIntervals
@@ -75,24 +73,13 @@ if TYPE_CHECKING:
     from . import registry as registry
     from . import show as show
     from .discovery import discover
-    from .papers.recipes import a_shape, chunked_causal, shared_prefix, tri_shape
-
-_FUNCTIONS = {
-    "a_shape": "papers.recipes",
-    "chunked_causal": "papers.recipes",
-    "discover": "discovery",
-    "shared_prefix": "papers.recipes",
-    "tri_shape": "papers.recipes",
-}
-_MODULES = ("authoring", "interop", "registry", "show")
 
 
 def __getattr__(name: str) -> object:
-    """Functions and modules that few programs use are imported at first use."""
-    if name in _MODULES:
-        with whole_imports:
-            return importlib.import_module(f"{__name__}.{name}")
-    if name not in _FUNCTIONS:
+    """Import rarely used modules, and discover(), on first access."""
+    if name not in ("authoring", "discover", "interop", "registry", "show"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with whole_imports:
-        return getattr(importlib.import_module(f"{__name__}.{_FUNCTIONS[name]}"), name)
+        if name == "discover":
+            return importlib.import_module(f"{__name__}.discovery").discover
+        return importlib.import_module(f"{__name__}.{name}")

@@ -34,6 +34,18 @@ __all__ = [
 _HOST = "a dynamic mask supports & with a pattern only; for |, - and ~ use .to_host(kv_len), which synchronizes"
 
 
+class _HostOnly:
+    """Rejects the operators that need the host."""
+
+    def __or__(self, other: Any) -> NoReturn:
+        raise TypeError(_HOST)
+
+    __ror__ = __sub__ = __rsub__ = __or__
+
+    def __invert__(self) -> NoReturn:
+        raise TypeError(_HOST)
+
+
 class Form(NamedTuple):
     """The statically known properties of a mask, for kernels and bounds."""
 
@@ -47,7 +59,7 @@ class Form(NamedTuple):
     left: bool = False  # whether padding precedes the keys
 
 
-class Selection:
+class Selection(_HostOnly):
     """Base of dynamic masks: ``pattern & mask`` allows the pairs of both; a mask alone means ``Full() & mask``.
 
     Unions and complements need the host: ``mask.to_host(kv_len)`` is an ordinary pattern.
@@ -107,14 +119,6 @@ class Selection:
 
     __rand__ = __and__
 
-    def __or__(self, other: Any) -> NoReturn:
-        raise TypeError(_HOST)
-
-    __ror__ = __sub__ = __rsub__ = __or__
-
-    def __invert__(self) -> NoReturn:
-        raise TypeError(_HOST)
-
     def __repr__(self) -> str:
         found = []
         for name, value in vars(self).items():
@@ -124,7 +128,7 @@ class Selection:
 
 
 @dataclass(frozen=True, eq=False)
-class Selected:
+class Selected(_HostOnly):
     """The intersection of a pattern and a dynamic mask, made by ``pattern & mask``.
 
     Parameters
@@ -160,14 +164,6 @@ class Selected:
         return Selected(self.pattern & other, self.selection) if isinstance(other, Pattern) else NotImplemented
 
     __rand__ = __and__
-
-    def __or__(self, other: Any) -> NoReturn:
-        raise TypeError(_HOST)
-
-    __ror__ = __sub__ = __rsub__ = __or__
-
-    def __invert__(self) -> NoReturn:
-        raise TypeError(_HOST)
 
 
 def selected(pattern: Any) -> Selected | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,9 +16,8 @@ from ..hints.bands import Bands, either
 from ..hints.lattice import Ends
 from ..hints.parts import whole_part
 from .check import assign
-from .evaluate import pair_count
 from .pattern import Ordered, Part, Pattern
-from .predicate import allowed
+from .predicate import allowed, pair_count
 from .registry import DEEPEST, OPERATORS, pattern_class
 
 __all__ = ["And", "Not", "Or", "nesting"]
@@ -64,6 +63,7 @@ class Composite(Pattern):
 
     operands: tuple[Pattern, ...]
     symbol: ClassVar[str] = ""
+    _between: ClassVar[Any]  # combines Ends.between of the operands
     _hash: ClassVar[int]  # per instance; not a dataclass field
 
     def __post_init__(self) -> None:
@@ -113,13 +113,12 @@ class Composite(Pattern):
             own = [p if size else _each_head(p, heads) for p, size in zip(own, sizes, strict=True)]
         return self._with(own)
 
-    def _ends(self, q_len: int, between: Callable[[Iterable[bool]], bool]) -> Ends | None:
-        """Merge the ends of all operands; `between` combines their flags for the keys in the middle."""
+    def ends(self, q_len: int) -> Ends | None:
         found = [p.ends(q_len) for p in self.operands]
         if None in found:
             return None
         first, last, middle = zip(*found, strict=True)
-        return Ends(max(first), max(last), between(middle))
+        return Ends(max(first), max(last), type(self)._between(middle))
 
     def _bands_of_all(self, first: int, stop: int) -> list[tuple[Bands, ...]] | None:
         """Return the interval conjuncts of each operand, or None if one has none."""
@@ -143,6 +142,7 @@ class Or(Composite):
     """Pairs allowed by any operand."""
 
     symbol = "|"
+    _between = any
 
     def allows(self, q: Any, k: Any) -> Any:
         return functools.reduce(operator.or_, (allowed(p, q, k) for p in self.operands))
@@ -163,9 +163,6 @@ class Or(Composite):
             others = ~Or.of(*operands[:number])
             parts += tuple(piece for p in pieces[number] for piece in _filtered(p, (others,)))
         return parts
-
-    def ends(self, q_len: int) -> Ends | None:
-        return self._ends(q_len, any)
 
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
         found = self._bands_of_all(first, stop)
@@ -188,6 +185,7 @@ class And(Composite):
     """Pairs allowed by all operands."""
 
     symbol = "&"
+    _between = all
 
     def allows(self, q: Any, k: Any) -> Any:
         return functools.reduce(operator.and_, (allowed(p, q, k) for p in self.operands))
@@ -239,9 +237,6 @@ class And(Composite):
             start, stop = np.maximum(start, own.start[:, 0]), np.minimum(stop, (own.start + own.count)[:, 0])
         return Runs.span(start, stop, kv_len)
 
-    def ends(self, q_len: int) -> Ends | None:
-        return self._ends(q_len, all)
-
     def _bands(self, first: int, stop: int) -> tuple[Bands, ...] | None:
         found = self._bands_of_all(first, stop)
         return None if found is None else tuple(itertools.chain.from_iterable(found))
@@ -259,6 +254,7 @@ class Not(Composite):
     """Pairs that its operand does not allow."""
 
     symbol = "~"
+    _between = staticmethod(lambda flags: not all(flags))
 
     @classmethod
     def of(cls, *patterns: Pattern) -> Pattern:
@@ -269,9 +265,6 @@ class Not(Composite):
     def allows(self, q: Any, k: Any) -> Any:
         result = allowed(self.operands[0], q, k)
         return (not result) if isinstance(result, bool) else ~result  # ~ of a Python bool is an int
-
-    def ends(self, q_len: int) -> Ends | None:
-        return self._ends(q_len, lambda middle: not all(middle))
 
     def __repr__(self) -> str:
         return f"~{self.operands[0]!r}"

@@ -16,8 +16,8 @@ from ...index_set import AffineRows, Runs
 from ..hints.bands import Bands
 from ..hints.lattice import Ends, Lattice, Span
 from .codec import decode, encode
-from .evaluate import evaluate
 from .parameters import check_parameters, default_value
+from .predicate import evaluate
 from .registry import OPERATORS, pattern_class
 
 __all__ = ["Ordered", "Part", "Pattern"]
@@ -74,8 +74,8 @@ class Pattern:
     TypeError
         If a parameter does not have its documented type or cannot be hashed. Masked arrays are never accepted.
     ValueError
-        If a parameter is out of range, or an array has another number of axes than documented. Both errors apply to
-        every pattern; the pages of subclasses list further ones.
+        If a parameter is out of range, arrays differ from the documented shapes, or patterns nest more than 64 deep.
+        These errors apply to every pattern; subclasses document only further ones.
     """
 
     name: ClassVar[str] = ""

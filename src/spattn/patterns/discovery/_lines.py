@@ -1,4 +1,4 @@
-"""Column and row candidates: keys that every query sees, queries that see every key."""
+"""Column and row candidates: global keys and queries, and the longest run of each row."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import numpy as np
 
 from ..base.pattern import Pattern
 from ..sequence.basic import Columns, Sinks
+from ..sequence.intervals import RowIntervals
 from ..sequence.tokens import GlobalTokens
 from ._candidate import Candidate
 from ._counts import Counts, Evidence, covered, intervals, usual_spacing
 
-__all__ = ["columns", "global_tokens", "rows"]
+__all__ = ["columns", "global_tokens", "longest_runs", "rows"]
 
 _MOST_TOKENS = 1 << 12
 _SHORT = 8  # ignore lines shorter than the longest by this factor: any window fills them
+_LEAST_RUN = 16  # keys; shorter runs are listed as pairs
+_LEAST_SHARE = 4  # the longest runs must hold a quarter of the uncovered pairs
 
 
 class _Lines:
@@ -87,6 +90,20 @@ def global_tokens(evidence: Evidence) -> Iterator[Candidate]:
 
     missing = len(key) * (pairs.kv_len + pairs.q_len - len(key)) - count(evidence.total)
     yield Candidate(GlobalTokens(_tokens(key)), None, None, count(evidence.left), missing, len(key))
+
+
+def longest_runs(evidence: Evidence) -> Iterator[Candidate]:
+    """Propose the longest uncovered run of each row."""
+    runs, rows = evidence.left.runs(None), evidence.pairs.q_len
+    length = runs.stop - runs.start
+    order = np.argsort(length, kind="stable")
+    order = order[length[order] >= _LEAST_RUN]
+    start, stop = np.zeros((2, rows), np.int64)
+    row = runs.q[order] - evidence.pairs.first
+    start[row], stop[row] = runs.start[order], runs.stop[order]  # the last assignment wins: the longest run
+    new = int((stop - start).sum())
+    if _LEAST_SHARE * new >= evidence.left.nnz:
+        yield Candidate(RowIntervals(start, stop), None, None, new, 0, 2 * rows)
 
 
 def _period(chosen: np.ndarray) -> tuple[int, int, int] | None:

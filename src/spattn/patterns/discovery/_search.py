@@ -17,8 +17,7 @@ from ._boxes import boxes
 from ._candidate import Candidate
 from ._counts import Counts, Evidence, room
 from ._diagonals import diagonals_without_order, strides, windows
-from ._irregular import longest_runs
-from ._lines import columns, global_tokens, rows
+from ._lines import columns, global_tokens, longest_runs, rows
 from ._pairs import Pairs
 
 __all__ = ["discovered"]

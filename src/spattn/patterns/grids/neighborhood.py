@@ -30,19 +30,13 @@ class Neighborhood(GridPattern):
     grid : int or tuple of int
         Tokens along each of one to three axes, in row-major order.
     kernel : int or tuple of int
-        Keys along each axis.
+        Keys along each axis; ``kernel * dilation`` must not exceed the axis.
     dilation : int or tuple of int, optional
         Distance between neighbouring keys along each axis.
     stride : int or tuple of int, optional
-        Queries along each axis that share the neighborhood of their leader.
+        Queries along each axis that share the neighborhood of their leader, at most `kernel`.
     causal : bool or tuple of bool, optional
         Whether coordinates after the query's are masked, per axis.
-
-    Raises
-    ------
-    ValueError
-        If ``kernel * dilation`` exceeds an axis, `stride` exceeds `kernel`, or a tuple has not one entry per axis. From
-        :meth:`bind`, if `kv_len` is not the number of tokens of the grid.
 
     Notes
     -----

@@ -114,13 +114,8 @@ class PerHead(Chosen):
     Parameters
     ----------
     patterns : tuple of Pattern
-        One per query head, or per group of neighbouring heads if their number divides the number of heads.
-
-    Raises
-    ------
-    ValueError
-        If `patterns` is empty, or one of them is for another number of heads. From :meth:`sizes`, if they are for
-        different numbers of batch entries.
+        One per query head, or per group of neighbouring heads if their number divides the number of heads. All must
+        support the same number of batch entries.
     """
 
     axis = 1
@@ -149,13 +144,7 @@ class PerBatch(Chosen):
     Parameters
     ----------
     patterns : tuple of Pattern
-        One per batch entry.
-
-    Raises
-    ------
-    ValueError
-        If `patterns` is empty, or one of them is for another number of batch entries. From :meth:`sizes`, if they are
-        for different numbers of heads.
+        One per batch entry. All must support the same number of heads.
 
     Examples
     --------
@@ -249,14 +238,7 @@ class PerAxis(GridPattern):
     grid : int or tuple of int
         Tokens along each axis, in row-major order.
     patterns : tuple of Pattern
-        One per axis, over the coordinates along it.
-
-    Raises
-    ------
-    ValueError
-        If there is not one pattern per axis, a pattern differs between heads or batch entries, or patterns nest more
-        than 64 deep. From :meth:`bind`, if `kv_len` is not the number of tokens of the grid, or a pattern does not fit
-        its axis.
+        One per axis, over the coordinates along it; the same for all heads and batch entries.
 
     Notes
     -----

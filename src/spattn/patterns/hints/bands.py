@@ -19,26 +19,14 @@ _MOST_CLAUSES = 8
 class Bands(NamedTuple):
     """Pairs whose key is in a run of the query's band, or whose distance is in an interval.
 
-    Runs and intervals may be unsorted, overlap and exceed the sequence.
-
-    Attributes
-    ----------
-    start : (bands + 1,) int64 array
-        Position of the first query of each band, and the end of the last band; non-decreasing. Other queries have no
-        runs.
-    indptr : (bands + 1,) int64 array
-        Offset of the first run of each band.
-    first, stop : (runs,) int64 arrays
-        First key of each run, and the key after its last.
-    near : (intervals, 2) int64 array
-        Half-open intervals of distances ``q - k``.
+    Runs and intervals may be unsorted, overlap and exceed the sequence. All arrays are int64.
     """
 
-    start: np.ndarray
-    indptr: np.ndarray
-    first: np.ndarray
-    stop: np.ndarray
-    near: np.ndarray
+    start: np.ndarray  # (bands + 1,) first position of each band, and the end of the last; non-decreasing
+    indptr: np.ndarray  # (bands + 1,) offset of the first run of each band
+    first: np.ndarray  # (runs,) first key of each run
+    stop: np.ndarray  # (runs,) the key after its last
+    near: np.ndarray  # (intervals, 2) half-open intervals of distances q - k
 
 
 _NOTHING = np.zeros(0, np.int64)

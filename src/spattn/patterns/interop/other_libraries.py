@@ -27,10 +27,7 @@ _DIRECTION = ("attention", "horizontal_global_attention")
 _WINDOW = "num_sliding_window_blocks"
 _MODES: dict[str, tuple[Callable[..., Pattern], tuple[str, ...]]] = {
     "dense": (deepspeed.dense, ()),
-    "fixed": (
-        deepspeed.fixed,
-        ("num_local_blocks", "num_global_blocks", *_DIRECTION, "num_different_global_patterns"),
-    ),
+    "fixed": (deepspeed.fixed, ("num_local_blocks", "num_global_blocks", *_DIRECTION, "num_different_global_patterns")),
     "variable": (deepspeed.variable, ("num_random_blocks", "local_window_blocks", *_GLOBAL, *_DIRECTION)),
     "bigbird": (deepspeed.bigbird, ("num_random_blocks", _WINDOW, "num_global_blocks")),
     "bslongformer": (deepspeed.bslongformer, (_WINDOW, *_GLOBAL)),

@@ -27,9 +27,7 @@ __all__ = ["Clusters"]
 
 
 @register(
-    "clusters",
-    example=lambda: ((np.arange(32) ** 2 % 7,), 32),
-    typical=lambda: ((np.arange(4096) ** 2 % 61,), 4096),
+    "clusters", example=lambda: ((np.arange(32) ** 2 % 7,), 32), typical=lambda: ((np.arange(4096) ** 2 % 61,), 4096)
 )
 @dataclass(frozen=True, eq=False, repr=False)
 class Clusters(ArrayPattern):
@@ -43,11 +41,6 @@ class Clusters(ArrayPattern):
         Cluster of each key; negative = none. Copied.
     q_labels : int array (q_len,), (heads, q_len) or (batch, heads, q_len), optional
         Cluster of each query, with the same leading axes; defaults to that of the key at its position.
-
-    Raises
-    ------
-    ValueError
-        If the leading axes differ.
 
     Notes
     -----

@@ -177,12 +177,7 @@ class BlockLayout(ArrayPattern):
     layout : bool array (rows, columns), (heads, rows, columns) or (batch, heads, rows, columns)
         Has ``ceil(kv_len / block_q)`` rows and ``ceil(kv_len / block_kv)`` columns; copied.
     block : int or (int, int)
-        Tokens per block, or tokens per query block and per key block: ``block_q, block_kv``.
-
-    Raises
-    ------
-    ValueError
-        If the layout is not square and `block` is one integer. From :meth:`bind`, if the blocks do not cover `kv_len`.
+        Tokens per block of a square layout, or tokens per query block and per key block: ``block_q, block_kv``.
     """
 
     layout: np.ndarray
@@ -253,12 +248,6 @@ class KeyBlocks(ArrayPattern):
         makes a :class:`~spattn.patterns.dynamic.DynamicKeyBlocks`, which each call reads on the device.
     block_q, block_kv : int
         Tokens per query block and per key block.
-
-    Raises
-    ------
-    ValueError
-        If an index is below -1. From :meth:`bind`, if the rows do not cover `kv_len`, or an index exceeds the last key
-        block.
 
     References
     ----------

@@ -18,9 +18,8 @@ from ..base.composition import And
 from ..base.content import ByContent, frozen_array
 from ..base.pattern import Part, Pattern
 from ..base.registry import register
-from ..hints.listed_cells import SortedCells
 from ..hints.parts import whole_part
-from ..hints.table import BlockTable
+from ..hints.table import BlockTable, SortedCells
 from .masks import ArrayPattern
 
 if TYPE_CHECKING:
@@ -50,17 +49,11 @@ class CSR(ByContent, Pattern):
     Parameters
     ----------
     indptr : (q_len + 1,) int array
-        Row i has the keys ``indices[indptr[i]:indptr[i + 1]]``; copied.
+        Row i has the keys ``indices[indptr[i]:indptr[i + 1]]``; rises from 0 to nnz; copied.
     indices : (nnz,) int array
         Keys by row, sorted and without repeats in each row; copied.
     kv_len : int
         Keys of the sequence.
-
-    Raises
-    ------
-    ValueError
-        If `indptr` does not rise from 0 to ``len(indices)``, or a row is unsorted, repeats a key or leaves
-        ``[0, kv_len)``. From :meth:`bind`, for other lengths.
 
     Notes
     -----
@@ -120,14 +113,8 @@ class RowRuns(ArrayPattern):
     Parameters
     ----------
     start, step, count : int arrays (q_len, runs), (heads, q_len, runs) or (batch, heads, q_len, runs)
-        Row i attends to the keys ``start[i, r] + step[i, r] * t, 0 <= t < count[i, r]`` of each run r; copied. A run
-        with count 0 is absent, with any start and step.
-
-    Raises
-    ------
-    ValueError
-        If the arrays' shapes differ. From :meth:`bind`, if there is not one row per query, a count is negative, a step
-        less than 1, a key outside the sequence, or in two runs of a row.
+        Row i attends to the keys ``start[i, r] + step[i, r] * t, 0 <= t < count[i, r]`` of each run r; copied. Runs of
+        a row must be disjoint, with step >= 1; a run with count 0 is absent, with any start and step.
 
     Notes
     -----

@@ -31,11 +31,6 @@ def from_pairs(row: npt.ArrayLike, key: npt.ArrayLike, q_len: int, kv_len: int) 
     -------
     CSR
 
-    Raises
-    ------
-    ValueError
-        If the arrays differ in length, or a row lies outside ``[0, q_len)`` or a key outside ``[0, kv_len)``.
-
     Examples
     --------
     >>> from_pairs([2, 0, 0], [1, 3, 0], 3, 4)

@@ -14,7 +14,7 @@ from ..base.check import reach
 from ..base.parameters import Count, Positive, Word
 from ..base.pattern import Pattern
 from ..base.registry import register
-from ..hints.listed_cells import ListedCells
+from ..hints.table import ListedCells
 
 __all__ = ["BigBird"]
 

@@ -39,14 +39,9 @@ class ColumnIntervals(ArrayPattern):
         Query positions ``start[j] <= p < stop[j]`` do not attend to key j; copied. If q_len = kv_len, positions are
         FlashMask's rows.
     start2, stop2 : int arrays of the same shape, optional
-        A second interval.
+        A second interval; both or neither.
     causal : bool, optional
         Whether keys after the query are masked.
-
-    Raises
-    ------
-    ValueError
-        If the arrays' shapes differ, or only one of `start2` and `stop2` is given.
 
     References
     ----------
@@ -109,11 +104,6 @@ class RowIntervals(ArrayPattern):
         Row i attends to the keys ``start[i] <= j < stop[i]``; copied. Bounds may exceed the keys.
     kv_len : int, optional
         The required number of keys; None accepts any.
-
-    Raises
-    ------
-    ValueError
-        If the arrays' shapes differ.
 
     Examples
     --------

@@ -41,13 +41,6 @@ class QueriesAt(ByContent, Pattern):
         Position of the first query, followed by the others; or of each query. Negative positions precede the first
         key.
 
-    Raises
-    ------
-    ValueError
-        If a position exceeds the longest sequence on either side, or patterns nest more than 64 deep. From
-        :meth:`bind`, if the number of positions is not `q_len`, or `inner` does not fit a sequence of all keys and
-        positions.
-
     Notes
     -----
     `inner` describes a sequence of ``max(kv_len, last position + 1)`` tokens; the keys are its first `kv_len`.

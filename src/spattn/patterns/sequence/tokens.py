@@ -139,12 +139,6 @@ class Prefix(Pattern):
     tokens : int
         Number of leading tokens that attend to every key and that every query attends to.
 
-    Raises
-    ------
-    ValueError
-        If patterns nest more than 64 deep. From :meth:`bind`, if `tokens` exceeds `kv_len`, or `inner` does not fit
-        the other tokens.
-
     Notes
     -----
     A plan has the views of `inner`, translated by the prefix. Each query tile adds one tile of prefix keys, and the

@@ -21,9 +21,25 @@ from .basic import always
 __all__ = ["DilatedWindow", "PeriodicWindow", "SlidingWindow"]
 
 
+class _Window(Pattern):
+    """Base of windows whose `right` defaults to `left`."""
+
+    left: Any
+    right: Any
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.right == "left":
+            assign(self, right=self.left)
+
+    @property
+    def _right(self) -> Any:  # under torch.compile's tracing `right` may keep its default
+        return self.left if self.right == "left" else self.right
+
+
 @register("sliding_window", typical=((256,), 16384))
 @dataclass(frozen=True)
-class SlidingWindow(Pattern):
+class SlidingWindow(_Window):
     """Keys at most `left` tokens before and at most `right` tokens after the query.
 
     For long sequences with mostly local dependencies, as in the local layers of language models.
@@ -58,15 +74,6 @@ class SlidingWindow(Pattern):
     right: Count | None | Literal["left"] = "left"
     translation_invariant = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.right == "left":
-            assign(self, right=self.left)
-
-    @property
-    def _right(self) -> int | None:
-        return self.left if self.right == "left" else self.right
-
     def allows(self, q: Any, k: Any) -> Any:
         if self.left is None and self._right is None:
             return always(q) & always(k)
@@ -90,7 +97,7 @@ class SlidingWindow(Pattern):
 
 @register("dilated_window", example=((3, "left", 3), 32), typical=((256, "left", 4), 16384))
 @dataclass(frozen=True)
-class DilatedWindow(Pattern):
+class DilatedWindow(_Window):
     """Every `dilation`-th key around the query: ``j = p + dilation * t, -left <= t <= right``.
 
     For a wider receptive field at the cost of a plain window.
@@ -114,16 +121,10 @@ class DilatedWindow(Pattern):
     dilation: Positive = 1
     translation_invariant = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.right == "left":
-            assign(self, right=self.left)
-
     def spans(self) -> tuple[int, int, int]:
         """Return the tokens from the query back to its first key, on to its last, and between keys."""
         step = reach(self.dilation)
-        right = self.left if self.right == "left" else self.right
-        back, ahead = (reach(n * self.dilation) // step * step for n in (self.left, right))
+        back, ahead = (reach(n * self.dilation) // step * step for n in (self.left, self._right))
         return back, ahead, step
 
     def allows(self, q: Any, k: Any) -> Any:
@@ -143,7 +144,7 @@ class DilatedWindow(Pattern):
 
 @register("periodic_window", example=((8, 1, "left", 3), 32), typical=((512, 32), 4096))
 @dataclass(frozen=True)
-class PeriodicWindow(Pattern):
+class PeriodicWindow(_Window):
     """Keys whose index within their period is near that of the query.
 
     For videos, where a token attends to its surroundings in every frame.
@@ -179,19 +180,13 @@ class PeriodicWindow(Pattern):
     right: Count | Literal["left"] = "left"
     offset: Count = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.right == "left":
-            assign(self, right=self.left)
-
     def _place(self, positions: Any) -> Any:
         """Return each position's index within its period."""
         return (positions - self.offset % self.period) % self.period
 
     def allows(self, q: Any, k: Any) -> Any:
-        right = self.left if self.right == "left" else self.right
         own, other = self._place(q), self._place(k)
-        return (own - reach(self.left) <= other) & (other <= own + reach(right))
+        return (own - reach(self.left) <= other) & (other <= own + reach(self._right))
 
     def parts(self, q_len: int, kv_len: int) -> tuple[Part, ...]:
         queries, keys = (self._lattices(first, kv_len) for first in (q_offset(q_len, kv_len), 0))
